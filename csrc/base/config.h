@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+namespace nvx {
+
+/// One NVX_* variable: all there is to know about it. The documentation's table is made from these rows.
+struct Variable {
+  const char* name;
+  const char* fallback;
+  const char* meaning;
+};
+
+std::span<const Variable> variables();
+
+/// The environment as this process read it first. Every rank of a group must agree on what affects_plan() covers.
+struct Config {
+  std::string debug;
+  std::string host_id;
+  std::string on_error;
+  std::string algorithm;
+  std::string cpu_level;
+  int64_t timeout_s;
+  int64_t spin_us;
+  int64_t staging_mb;
+  int64_t lease_kb;
+  int64_t one_shot_bytes;
+
+  /// Two ranks whose configurations hash differently would choose differently, and are refused.
+  uint64_t plan_hash() const;
+};
+
+/// Read once. Warns of NVX_* variables that nvx does not know, naming the nearest that it does.
+const Config& config();
+
+}  // namespace nvx

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace nvx {
+
+enum class Code {
+  kTimeout,      ///< a wait outlived its deadline
+  kMismatch,     ///< two ranks called different operations
+  kPeerDied,     ///< the process of a rank has ended
+  kPeerLeft,     ///< a rank has destroyed the group that this one still waits in
+  kPeerFailed,   ///< another rank reported a failure first; its words are repeated
+  kAborted,      ///< this process called abort()
+  kInterrupted,  ///< Ctrl-C on the main thread
+  kInvalid,      ///< an argument nobody can serve; the group stays usable
+  kSystem,       ///< the operating system refused something
+};
+
+const char* name(Code code);
+
+/// What set-up throws.
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  Code code() const { return code_; }
+
+ private:
+  Code code_;
+};
+
+/// What an operation in flight ends in. Copying is cheap; success holds nothing.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string what) : failure_(std::make_shared<const Failure>(Failure{code, std::move(what)})) {}
+
+  bool ok() const { return failure_ == nullptr; }
+  Code code() const { return failure_->code; }
+  const std::string& what() const { return failure_->what; }
+
+ private:
+  struct Failure {
+    Code code;
+    std::string what;
+  };
+  std::shared_ptr<const Failure> failure_;
+};
+
+/// "nvx: <what>: <strerror>", for a system call that failed just now.
+Error system_error(const std::string& what);
+
+}  // namespace nvx
+
+#define NVX_TRY(expression)                                                           \
+  do {                                                                                \
+    if (::nvx::Status nvx_status = (expression); !nvx_status.ok()) return nvx_status; \
+  } while (0)
+
+#define NVX_CHECK(condition, what)                                                              \
+  do {                                                                                          \
+    if (!(condition)) throw ::nvx::Error(::nvx::Code::kInvalid, std::string("nvx: ") + (what)); \
+  } while (0)

@@ -1,0 +1,31 @@
+#include "base/flag.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <ctime>
+
+namespace nvx {
+
+void ring(Flag& flag) {
+  flag.bell.fetch_add(1, std::memory_order_release);
+  syscall(SYS_futex, &flag.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void signal(Flag& flag, Stamp value) {
+  // Sequentially consistent with the sleeper's (raise sleepers, look again): one of the two sees the other.
+  flag.value.store(value, std::memory_order_seq_cst);
+  if (flag.sleepers.load(std::memory_order_seq_cst) != 0) ring(flag);
+}
+
+void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until) {
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - Clock::now());
+  const auto span = std::clamp<std::chrono::nanoseconds>(left, std::chrono::nanoseconds(1), kWatchInterval);
+  const timespec time{0, long(span.count())};
+  syscall(SYS_futex, &flag.bell, FUTEX_WAIT, seen, &time, nullptr, 0);
+}
+
+}  // namespace nvx

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+#include "base/deadline.h"
+
+namespace nvx {
+
+/// (epoch, step) in one number that only grows; compared modularly, so it may wrap.
+using Stamp = uint64_t;
+constexpr Stamp stamp(uint32_t epoch, uint32_t step) { return (Stamp(epoch) << 32) | step; }
+constexpr bool reached(Stamp value, Stamp want) { return int64_t(value - want) >= 0; }
+
+/// A counter in memory that several processes share: one writer of value, any number of sleepers.
+struct Flag {
+  std::atomic<Stamp> value;
+  std::atomic<uint32_t> sleepers;  ///< who raised it must be rung for
+  std::atomic<uint32_t> bell;      ///< the futex word: moves with every ring
+};
+static_assert(sizeof(Flag) == 16 && std::atomic<Stamp>::is_always_lock_free);
+
+/// Everything this thread wrote before is visible to whoever sees the value. Wakes those who sleep on the flag.
+void signal(Flag& flag, Stamp value);
+
+/// Wakes those who sleep on the flag though its value has not moved.
+void ring(Flag& flag);
+
+/// How long spinning has paid lately: doubled when a spin ended well, halved when it was in vain, because the peer is
+/// busy or its core is. Shared by the waits of a group; a lost update does not matter.
+class Patience {
+ public:
+  explicit Patience(std::chrono::nanoseconds most) : most_(most), span_(most.count()) {}
+  std::chrono::nanoseconds span() const { return std::chrono::nanoseconds(span_.load(std::memory_order_relaxed)); }
+  void paid() { span_.store(std::min<int64_t>(span().count() * 2, most_.count()), std::memory_order_relaxed); }
+  void in_vain() { span_.store(std::max<int64_t>(span().count() / 2, most_.count() / 64), std::memory_order_relaxed); }
+
+ private:
+  const std::chrono::nanoseconds most_;
+  std::atomic<int64_t> span_;
+};
+
+/// How long to spin before sleeping, when to give up, and whom to ask meanwhile.
+struct WaitRules {
+  Deadline deadline;
+  Patience* patience = nullptr;  ///< null: sleep at once
+  Watch* watch = nullptr;
+};
+
+enum class Waited { kReached, kTimedOut, kAlarmed };
+
+/// The interval at which a sleeper asks its watch; bounds how late a death or an abort is noticed.
+inline constexpr std::chrono::milliseconds kWatchInterval{50};
+
+/// Sleeps on the flag until it is rung or the watch interval has passed, unless its bell has moved since `seen`.
+void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until);
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+/// The one way to wait: for ready() to become true, sleeping on the flag that its makers ring. Ends in any case.
+/// ready() must load with acquire what it hands on; when it held, everything before the matching signal() is visible.
+template <class Ready>
+Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
+  if (ready()) return Waited::kReached;
+  if (rules.patience) {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return Waited::kReached;
+      relax();
+    }
+    const auto stop = Clock::now() + rules.patience->span();
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (ready()) return rules.patience->paid(), Waited::kReached;
+        relax();
+      }
+    } while (Clock::now() < stop);
+    rules.patience->in_vain();
+  }
+  for (;;) {
+    const uint32_t bell = flag.bell.load(std::memory_order_acquire);
+    flag.sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the last look: a signaller that we miss sees us
+    const bool now = ready();
+    if (!now) sleep_on(flag, bell, rules.deadline.end);
+    flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (now || ready()) return Waited::kReached;
+    if (rules.watch && rules.watch->alarmed(peer)) {
+      if (ready()) return Waited::kReached;
+      rules.watch->alarm(peer);
+      return Waited::kAlarmed;
+    }
+    if (rules.deadline.passed(Clock::now())) return ready() ? Waited::kReached : Waited::kTimedOut;
+  }
+}
+
+/// Waits until the flag has reached a stamp. What its writer wrote before that signal is then visible here.
+inline Waited wait(Flag& flag, Stamp want, int peer, const WaitRules& rules) {
+  return wait(
+      flag, [&] { return reached(flag.value.load(std::memory_order_seq_cst), want); }, peer, rules);
+}
+
+}  // namespace nvx

@@ -1,0 +1,178 @@
+#include "group/engine.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+
+namespace nvx {
+namespace {
+
+constexpr std::chrono::milliseconds kLookAround{50};
+constexpr std::chrono::seconds kIdleLife{5};
+
+Engine*& instance() {
+  static Engine* engine = new Engine;  // never destroyed: threads may still be inside while the process exits
+  return engine;
+}
+
+/// Threads do not cross a fork; the child begins with an engine of its own.
+void renew_after_fork() { instance() = new Engine; }
+
+}  // namespace
+
+bool Lane::begin_inline() {
+  MutexLock lock(mutex_);
+  if (held_ || !queue_.empty()) return false;
+  held_ = true;
+  return true;
+}
+
+void Lane::end_inline() {
+  MutexLock lock(mutex_);
+  held_ = false;
+  if (!queue_.empty()) find_thread();
+  if (waiters_) moved_.notify_all();
+}
+
+void Lane::submit(std::shared_ptr<Task> task) {
+  MutexLock lock(mutex_);
+  queue_.push_back(std::move(task));
+  if (!held_) find_thread();
+}
+
+void Lane::find_thread() {
+  if (scheduled_) return;
+  scheduled_ = true;
+  Engine::here().start([lane = shared_from_this()] { lane->drain(); });
+}
+
+void Lane::run_front(Carrier carrier) {
+  std::shared_ptr<Task> task = std::move(queue_.front());
+  queue_.pop_front();
+  held_ = true;
+  mutex_.unlock();
+  task->perform(carrier);
+  mutex_.lock();
+  held_ = false;
+  ++concluding_;
+  // What concludes may wait for an operation that is queued here, or will be: somebody else must be able to run it.
+  if (!queue_.empty() && task->conclusion_may_block()) find_thread();
+  if (waiters_) moved_.notify_all();
+  mutex_.unlock();
+  task->conclude();
+  task->done_.store(true, std::memory_order_release);
+  task.reset();  // with it may go the last of its group, so no lock is held
+  mutex_.lock();
+  --concluding_;
+  moved_.notify_all();
+}
+
+bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up) {
+  MutexLock lock(mutex_);
+  ++waiters_;
+  while (!task.done()) {
+    if (!held_ && !queue_.empty()) {
+      if (may_run == MayRun::kYes) {
+        run_front(Carrier::kCaller);
+        continue;
+      }
+      find_thread();  // an operation, once begun, could not be given up
+    }
+    lock.wait_for(moved_, kLookAround);
+    if (task.done()) break;
+    lock.unlock();
+    const bool stop = give_up && give_up();
+    lock.lock();
+    if (stop) break;
+  }
+  --waiters_;
+  if (!held_ && !queue_.empty()) find_thread();
+  return task.done();
+}
+
+void Lane::drain() {
+  MutexLock lock(mutex_);
+  scheduled_ = false;  // from here on, whoever needs a thread beside this one gets one
+  while (!held_ && !queue_.empty()) run_front(Carrier::kPool);
+  moved_.notify_all();
+}
+
+void Lane::await_idle(std::chrono::milliseconds span) {
+  const auto end = std::chrono::steady_clock::now() + span;
+  MutexLock lock(mutex_);
+  ++waiters_;
+  while (held_ && std::chrono::steady_clock::now() < end) lock.wait_for(moved_, std::chrono::milliseconds(10));
+  --waiters_;
+}
+
+void Lane::settle(std::chrono::milliseconds span) {
+  const auto end = std::chrono::steady_clock::now() + span;
+  MutexLock lock(mutex_);
+  ++waiters_;
+  while ((held_ || scheduled_ || concluding_ != 0 || !queue_.empty()) && std::chrono::steady_clock::now() < end) {
+    lock.wait_for(moved_, std::chrono::milliseconds(10));
+  }
+  --waiters_;
+}
+
+Engine& Engine::here() {
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, renew_after_fork);
+  (void)kRegistered;
+  return *instance();
+}
+
+void Engine::start(Job job) {
+  MutexLock lock(mutex_);
+  jobs_.push_back(std::move(job));
+  if (jobs_.size() > idle_) {
+    ++threads_;
+    std::thread([this] { work(); }).detach();
+  } else {
+    changed_.notify_one();
+  }
+}
+
+size_t Engine::threads() {
+  MutexLock lock(mutex_);
+  return threads_;
+}
+
+void Engine::work() {
+  pthread_setname_np(pthread_self(), "nvx");
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for the threads that the user knows
+  MutexLock lock(mutex_);
+  for (;;) {
+    if (!jobs_.empty()) {
+      const Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      job();
+      lock.lock();
+      continue;
+    }
+    if (stopping_) break;
+    ++idle_;
+    const auto since = std::chrono::steady_clock::now();
+    while (jobs_.empty() && !stopping_ && std::chrono::steady_clock::now() - since < kIdleLife) {
+      lock.wait_for(changed_, kIdleLife);
+    }
+    --idle_;
+    if (jobs_.empty()) break;
+  }
+  --threads_;
+  changed_.notify_all();
+}
+
+void Engine::stop(std::chrono::milliseconds span) {
+  const auto end = std::chrono::steady_clock::now() + span;
+  MutexLock lock(mutex_);
+  stopping_ = true;
+  changed_.notify_all();
+  while (threads_ != 0 && std::chrono::steady_clock::now() < end)
+    lock.wait_for(changed_, std::chrono::milliseconds(10));
+}
+
+}  // namespace nvx

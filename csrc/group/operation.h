@@ -1,0 +1,56 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "kernel/direct.h"
+#include "kernel/pad.h"
+
+namespace nvx {
+
+/// A piece for each rank; without allocation up to eight ranks.
+class Pieces {
+ public:
+  Pieces() = default;
+  explicit Pieces(size_t n) : size_(n) {
+    if (n > few_.size()) many_ = std::make_unique<kernel::Piece[]>(n);
+  }
+  kernel::Piece* data() { return many_ ? many_.get() : few_.data(); }
+  const kernel::Piece* data() const { return many_ ? many_.get() : few_.data(); }
+  kernel::Piece& operator[](size_t i) { return data()[i]; }
+  const kernel::Piece& operator[](size_t i) const { return data()[i]; }
+  size_t size() const { return size_; }
+
+ private:
+  size_t size_ = 0;
+  std::array<kernel::Piece, 8> few_{};
+  std::unique_ptr<kernel::Piece[]> many_;
+};
+
+/// One collective of one rank, in terms of memory. Which fields count depends on the collective:
+///   all_reduce, reduce     in, out, count (elements)
+///   reduce_scatter         send (a piece for each rank), out
+///   all_gather, broadcast  in, recv (all_gather: a piece of each rank; broadcast: the same piece for each)
+///   all_to_all             send, recv;   gather: send at the root's place, recv at the root;   scatter: the reverse
+struct Operation {
+  kernel::Collective collective = kernel::Collective::kNone;
+  DType dtype = DType::kBytes;
+  ReduceOp op = ReduceOp::kSum;
+  int root = -1;
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  size_t count = 0;    ///< elements; for the fingerprint too
+  uint64_t shape = 0;  ///< hash of what else must be alike on all ranks
+  double factor = 1;   ///< premul_sum
+  Pieces send;
+  Pieces recv;
+  std::chrono::milliseconds timeout{0};  ///< 0: the group's
+  uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
+};
+
+/// "all_reduce(sum, f32, 1024 elements)"
+std::string describe(const kernel::Fingerprint& fingerprint);
+
+}  // namespace nvx

@@ -1,0 +1,91 @@
+#include "group/plan.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "kernel/direct.h"
+#include "memory/leases.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Algorithm;
+using kernel::Collective;
+
+/// One row a collective: its algorithm for messages that fit the limit, and for larger ones.
+struct Row {
+  Collective collective;
+  const char* name;
+  Algorithm small;
+  size_t limit_for_2;   ///< bytes up to which `small` is used by 2 ranks ...
+  size_t limit_beyond;  ///< ... and by more: one-shot reads every rank's whole message
+  Algorithm large;
+};
+
+constexpr size_t kSlot = kernel::kSlotBytes;
+
+constexpr Row kTable[] = {
+    {Collective::kAllReduce, "all_reduce", Algorithm::kReduceOneShot, 32 << 10, 16 << 10, Algorithm::kReducePipelined},
+    {Collective::kReduce, "reduce", Algorithm::kReduceOneShot, 32 << 10, 16 << 10, Algorithm::kReducePipelined},
+    {Collective::kReduceScatter, "reduce_scatter", Algorithm::kReduceScatterOneShot, kSlot, kSlot,
+     Algorithm::kReduceScatterPipelined},
+    {Collective::kAllGather, "all_gather", Algorithm::kPublishOneShot, kSlot, kSlot, Algorithm::kPublishPipelined},
+    {Collective::kBroadcast, "broadcast", Algorithm::kPublishOneShot, kSlot, kSlot, Algorithm::kPublishPipelined},
+    {Collective::kAllToAll, "all_to_all", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
+    {Collective::kGather, "gather", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
+    {Collective::kScatter, "scatter", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
+    {Collective::kBarrier, "barrier", Algorithm::kBarrier, kSlot, kSlot, Algorithm::kBarrier},
+};
+
+const Row& row(Collective collective) {
+  for (const Row& r : kTable) {
+    if (r.collective == collective) return r;
+  }
+  return kTable[std::size(kTable) - 1];
+}
+
+/// A chunk should pass from core to core while it is still in the second-level cache, and the staging of all ranks
+/// together stay in the last one.
+size_t most_lease(const PlanFacts& facts) {
+  if (facts.lease_bytes) return std::max(facts.lease_bytes, LeasePool::kSmallest);
+  const size_t share = facts.l3_bytes * 3 / 4 / std::max<size_t>(facts.ranks, 1);
+  return std::clamp<size_t>(std::min(share, kernel::kDepth * facts.l2_bytes), 1 << 20, 12 << 20);
+}
+
+size_t lease_for(size_t bytes, const PlanFacts& facts) {
+  const size_t padded = bytes + 64 * facts.ranks;  // every part begins on a cache line
+  return std::clamp(std::bit_ceil(padded), LeasePool::kSmallest, most_lease(facts));
+}
+
+}  // namespace
+
+const char* name(Collective collective) { return collective == Collective::kNone ? "nothing" : row(collective).name; }
+
+size_t one_shot_limit(Collective collective, const PlanFacts& facts) {
+  const Row& r = row(collective);
+  if (r.small == r.large) return kSlot;
+  if (facts.force == PlanFacts::Force::kOneShot) return kSlot;
+  if (facts.force == PlanFacts::Force::kPipelined) return 0;
+  if (facts.one_shot_bytes) return std::min(facts.one_shot_bytes, kSlot);
+  return facts.ranks <= 2 ? r.limit_for_2 : r.limit_beyond;
+}
+
+Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const Row& r = row(collective);
+  if (bytes <= one_shot_limit(collective, facts) || bytes == 0) return {r.small, 0, "the message fits the slots"};
+  return {r.large, lease_for(bytes, facts), "the message is larger than one-shot pays for: chunks through staging"};
+}
+
+std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const Choice choice = plan(collective, bytes, facts);
+  std::string text = std::string(name(collective)) + " of " + std::to_string(bytes) + " bytes a rank, " +
+                     std::to_string(facts.ranks) + " ranks on one host: " + kernel::name(choice.algorithm) + " (" +
+                     choice.why + "; one-shot up to " + std::to_string(one_shot_limit(collective, facts)) +
+                     " bytes, override with NVX_ALGO or NVX_ONE_SHOT_BYTES";
+  if (choice.lease_bytes) {
+    text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, override with NVX_LEASE_KB";
+  }
+  return text + ")";
+}
+
+}  // namespace nvx

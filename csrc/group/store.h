@@ -1,0 +1,20 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace nvx {
+
+/// Where the ranks of a group first find each other. Keys are this group's own.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::vector<uint8_t>& value) = 0;
+  /// Waits for the key for at most this long; nothing when it has not come. Throws when the store itself fails.
+  virtual std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) = 0;
+};
+
+}  // namespace nvx

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memory/arena.h"
+
+namespace nvx {
+
+/// What each rank says of itself when a group is made. Fixed layout, little endian; comes from peers, so nothing in it
+/// is believed beyond what decode_table() checks and what local geometry allows.
+struct Hello {
+  static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
+  static constexpr uint16_t kWire = 1;            // protocol between ranks; moves when a layout in pad.h or here does
+
+  uint32_t magic = kMagic;
+  uint16_t wire = kWire;
+  uint16_t bytes = 0;  // sizeof(Hello)
+  int32_t rank = -1;
+  int32_t pid = 0;
+  uint64_t host = 0;  // hash of what tells hosts apart
+  ArenaId arena;
+  uint64_t pad_offset = 0;
+  uint64_t pad_bytes = 0;
+  uint64_t nonce = 0;      // of this set-up; rank 0's names the group
+  uint64_t plan_hash = 0;  // of the variables that all ranks must agree on
+  uint64_t l2_bytes = 0;
+  uint64_t l3_bytes = 0;
+  uint32_t cores = 0;
+  uint32_t reserved = 0;
+  char host_name[48] = {};
+  char door[48] = {};
+  char version[16] = {};
+};
+static_assert(sizeof(Hello) == 208);
+
+/// What this process knows of its machine, for a Hello.
+Hello describe_self(int rank);
+
+std::vector<uint8_t> encode(std::span<const Hello> hellos);
+
+/// The hellos in a value that some rank wrote. Throws Error naming what is wrong with it, and by whom.
+std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
+
+/// Who is where, and what every rank may count on. The same on every rank.
+struct Topology {
+  std::vector<Hello> ranks;
+  size_t cores = 1;     ///< of the host, as the rank with the fewest sees it
+  size_t l2_bytes = 0;  ///< least of all
+  size_t l3_bytes = 0;
+
+  /// Checks that all ranks speak one protocol, are configured alike, and are where this build can reach them.
+  static Topology from(std::vector<Hello> ranks);
+  std::string describe(int rank) const;  ///< "rank 3 (pid 4711, host a01)"
+};
+
+}  // namespace nvx

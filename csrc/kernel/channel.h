@@ -1,0 +1,107 @@
+#pragma once
+
+#include <atomic>
+#include <span>
+#include <vector>
+
+#include "kernel/exec.h"
+#include "kernel/pad.h"
+
+namespace nvx::kernel {
+
+/// Memory of one peer as it is mapped here, with the bounds that its leases must keep.
+struct PeerMemory {
+  std::byte* arena = nullptr;
+  size_t arena_bytes = 0;
+  std::byte* pad = nullptr;
+};
+
+/// What a rank calls, in the form in which ranks compare it, and its multiplier for premul_sum.
+struct Call {
+  Fingerprint fingerprint;
+  double factor = 1;
+};
+
+enum class Staging { kSlot, kLeased };
+
+/// The collective lane of one rank of a group: pads of all ranks, the epoch, and who is known to have finished what.
+/// Used by one thread at a time.
+///
+/// Rules of the lane (design: epochs only grow, credits):
+///  1. Every collective is one epoch on every rank. A rank announces it in arrival(e), which it may overwrite at e +
+///  kEpochs.
+///  2. A rank enters e only when all others are done with e - kEpochs; so nobody still reads what it overwrites. Where
+///  every
+///     rank hears from every rank, that follows from the arrivals and costs nothing; else it is waited for, as credit.
+///  3. Staging is leased; where it is, stands in the arrival. It is touched again only when all are done with the epoch
+///  that
+///     used it.
+class Channel {
+ public:
+  Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch);
+
+  int rank() const { return rank_; }
+  int size() const { return int(pads_.size()); }
+  /// The i-th of the others, i from 0: each rank begins after itself, so that not all knock at the same door.
+  int other(int i) const { return (rank_ + 1 + i) % size(); }
+  int others() const { return size() - 1; }
+  uint32_t epoch() const { return epoch_; }
+
+  Pad& pad(int rank) { return pads_[size_t(rank)]; }
+  Pad& mine() { return pads_[size_t(rank_)]; }
+
+  /// Opens the next epoch: what this rank will write to is free when it returns true.
+  bool enter(CpuExec& ex);
+  /// Says that this rank is there, what it calls, where its data will be, and that what its slot holds is written.
+  void arrive(CpuExec& ex, const Call& call, Staging staging);
+  /// Waits for one rank to have arrived and compares what it calls.
+  bool meet(CpuExec& ex, int peer);
+  bool meet_all(CpuExec& ex);
+  /// Closes the epoch: this rank reads nothing of it any more.
+  void leave(CpuExec& ex);
+
+  /// Where a small message of this epoch lies: inside the arrival, or in the slot.
+  std::byte* slot(int rank, size_t bytes) {
+    Pad& p = pad(rank);
+    return bytes <= kInlineBytes ? p.arrival(epoch_).payload : p.slot(epoch_);
+  }
+
+  /// The staging that this rank may use from now on; empty takes it away.
+  void lease(size_t offset, size_t bytes);
+  /// Staging of this rank, once nobody reads what an earlier epoch left there.
+  bool own_staging(CpuExec& ex, std::span<std::byte>* out);
+  /// Staging of a rank that has been met; false if what it claims is not in its arena.
+  bool staging(CpuExec& ex, int rank, std::span<std::byte>* out);
+  /// The last epoch that used this rank's lease. From any thread.
+  uint32_t leased_epoch() const { return leased_epoch_.load(std::memory_order_acquire); }
+
+  /// Where that staging begins, once staging() or own_staging() has found it in this epoch.
+  std::byte* staging_base(int rank) { return staging_[size_t(rank)]; }
+
+  /// True if every other rank is done with the epoch, by what is known or can be read now.
+  bool all_done(uint32_t epoch);
+  /// Waits for that.
+  bool wait_done(CpuExec& ex, uint32_t epoch);
+
+  /// Scratch for one pointer and one factor a rank.
+  std::vector<const void*>& sources() { return sources_; }
+  std::vector<double>& factors() { return factors_; }
+
+ private:
+  void refresh(CpuExec& ex);
+
+  int rank_;
+  uint32_t epoch_;
+  std::vector<PeerMemory> memory_;
+  std::vector<Pad> pads_;
+  std::vector<uint32_t> done_;  // the epoch that each rank is known to be done with
+  std::vector<std::byte*> staging_;
+  std::vector<const void*> sources_;
+  std::vector<double> factors_;
+  uint64_t history_ = 0;
+  uint64_t lease_offset_ = 0;
+  uint64_t lease_bytes_ = 0;
+  std::atomic<uint32_t> leased_epoch_;  // read by those who would like the lease
+};
+
+}  // namespace nvx::kernel

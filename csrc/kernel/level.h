@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "kernel/dtype.h"
+
+namespace nvx::kernel {
+
+/// dst[i] = round(op over srcs[0..ranks) [i]), summed in rank order, in the accumulator that kernel/reduce.h gives the
+/// type. dst may be the very same memory as one of srcs; any other overlap is not allowed. No alignment is assumed.
+/// factors holds one multiplier a rank for kPremulSum and is not read otherwise.
+using ReduceFn = void (*)(void* dst, const void* const* srcs, int ranks, size_t n, const double* factors);
+
+/// Copies n bytes between ranges that do not overlap.
+using CopyFn = void (*)(void* dst, const void* src, size_t n);
+
+/// The bulk loops, compiled once for each instruction-set level.
+struct Level {
+  const char* name;
+  CopyFn copy;
+  /// The same past the caches, where the machine can: a third faster into memory that no cache holds, and what the
+  /// caches hold stays there. Half as fast into memory that they do hold.
+  CopyFn stream;
+  ReduceFn (*reduce)(DType, ReduceOp);  // nullptr where the pair has no meaning
+};
+
+/// The levels that this machine can run, the best last. All give the same bits, NaN payloads and signs aside.
+std::span<const Level* const> levels();
+
+/// The best level this machine can run, or the one that NVX_CPU_LEVEL names; picked once.
+const Level& level();
+
+}  // namespace nvx::kernel

@@ -1,0 +1,268 @@
+#include "memory/neighbours.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "base/config.h"
+#include "base/error.h"
+
+namespace nvx {
+namespace {
+
+/// What one process tells another through a doorway, beside the two descriptors.
+struct Handover {
+  static constexpr uint32_t kMagic = 0x4e565831;  // "NVX1"
+  uint32_t magic;
+  uint32_t has_pidfd;
+  ArenaId id;
+};
+
+std::atomic<uint32_t> forks{0};
+
+struct Home {
+  Mutex mutex;
+  std::weak_ptr<Neighbours> neighbours GUARDED_BY(mutex);
+};
+
+Home*& home() {
+  static Home* here = new Home;  // never destroyed: groups may outlive static destructors
+  return here;
+}
+
+void forget_after_fork() {
+  forks.fetch_add(1, std::memory_order_relaxed);
+  home() = new Home;  // the parent's is left as it was, perhaps locked
+}
+
+sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const size_t n = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), n);
+  *length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + n);
+  return address;
+}
+
+bool same_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+}
+
+union Control {
+  cmsghdr header;
+  char bytes[CMSG_SPACE(2 * sizeof(int))];
+};
+
+bool send_handover(int socket, const Handover& handover, int memfd, int pidfd) {
+  Handover copy = handover;
+  const int fds[2] = {memfd, pidfd};
+  const size_t count = pidfd >= 0 ? 2 : 1;
+  Control control{};
+  iovec part{&copy, sizeof copy};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(count * sizeof(int));
+  std::memcpy(CMSG_DATA(head), fds, count * sizeof(int));
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == ssize_t(sizeof copy);
+}
+
+/// As large as it must be, and sealed so that it stays so: touching it can never fail later.
+bool is_arena(int memfd) {
+  struct stat facts {};
+  const int seals = fcntl(memfd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == Arena::kBytes;
+}
+
+/// Whatever descriptors came are owned by the result, also when the rest is refused.
+bool receive_handover(int socket, Handover* handover, Fd* memfd, Fd* pidfd) {
+  Control control{};
+  iovec part{handover, sizeof *handover};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    int fds[2] = {-1, -1};
+    const size_t count = std::min<size_t>((head->cmsg_len - CMSG_LEN(0)) / sizeof(int), 2);
+    std::memcpy(fds, CMSG_DATA(head), count * sizeof(int));
+    *memfd = Fd(fds[0]);
+    *pidfd = Fd(fds[1]);
+  }
+  return got == ssize_t(sizeof *handover) && handover->magic == Handover::kMagic && *memfd && is_arena(memfd->get());
+}
+
+Fd open_pidfd(pid_t pid) {
+#ifdef SYS_pidfd_open
+  return Fd(int(syscall(SYS_pidfd_open, pid, 0)));
+#else
+  (void)pid;
+  return Fd();
+#endif
+}
+
+}  // namespace
+
+uint32_t fork_generation() { return forks.load(std::memory_order_relaxed); }
+
+Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
+    : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid) {}
+
+bool Neighbour::dead() const {
+  if (!pidfd_) return kill(pid_, 0) != 0 && errno == ESRCH;  // a kernel without pidfds
+  pollfd ask{pidfd_.get(), POLLIN, 0};
+  return poll(&ask, 1, 0) == 1;
+}
+
+std::string Neighbour::how_it_ended(const std::string& before, const std::string& behind) const {
+  // A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
+  std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
+  std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= stat.size() || stat[name_end + 2] != 'Z') return "";
+  const size_t last = stat.find_last_of(' ');
+  const int status = std::atoi(stat.c_str() + last + 1);
+  if (WIFSIGNALED(status)) return before + "signal " + std::to_string(WTERMSIG(status)) + behind;
+  return before + "exit code " + std::to_string(WEXITSTATUS(status)) + behind;
+}
+
+Neighbours::Neighbours()
+    : leases_(arena_, size_t(std::max<int64_t>(config().staging_mb, 1)) << 20), own_pidfd_(open_pidfd(getpid())) {}
+
+std::shared_ptr<Neighbours> Neighbours::here() {
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, forget_after_fork);
+  (void)kRegistered;
+  Home& h = *home();
+  MutexLock lock(h.mutex);
+  std::shared_ptr<Neighbours> neighbours = h.neighbours.lock();
+  if (!neighbours) h.neighbours = neighbours = std::make_shared<Neighbours>();
+  return neighbours;
+}
+
+std::shared_ptr<Neighbour> Neighbours::find(const ArenaId& id) {
+  MutexLock lock(mutex_);
+  const auto it = known_.find(id);
+  return it == known_.end() ? nullptr : it->second.lock();
+}
+
+std::shared_ptr<Neighbour> Neighbours::adopt(std::shared_ptr<Neighbour> neighbour) {
+  MutexLock lock(mutex_);
+  std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+  known_[neighbour->id()] = neighbour;
+  return neighbour;
+}
+
+void Neighbours::meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing) {
+  MutexLock lock(mutex_);
+  met_[global_rank] = {neighbour, std::move(standing)};
+}
+
+std::shared_ptr<Neighbour> Neighbours::met(uint64_t global_rank) {
+  MutexLock lock(mutex_);
+  const auto it = met_.find(global_rank);
+  if (it == met_.end() || it->second.standing.expired()) return nullptr;
+  return it->second.neighbour.lock();
+}
+
+Doorway::Doorway(Neighbours& neighbours) : neighbours_(neighbours) {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != ssize_t(sizeof random)) throw system_error("getrandom failed");
+  char name[40];
+  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), static_cast<unsigned long long>(random));
+  name_ = name;
+  listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener_) throw system_error("cannot make a Unix socket");
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name_, &length);
+  if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      listen(listener_.get(), 4096) != 0) {
+    throw system_error("cannot listen on a Unix socket");
+  }
+}
+
+void Doorway::answer() {
+  for (;;) {
+    Fd guest(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!guest) return;
+    if (!same_user(guest.get())) continue;
+    const Arena& arena = neighbours_.arena();
+    const int pidfd = neighbours_.own_pidfd().get();
+    send_handover(guest.get(), {Handover::kMagic, pidfd >= 0, arena.id()}, arena.fd(), pidfd);
+  }
+}
+
+void Doorway::serve(std::chrono::microseconds span) {
+  pollfd ask{listener_.get(), POLLIN, 0};
+  const timespec time{0, long(span.count()) * 1000};
+  if (ppoll(&ask, 1, &time, nullptr) == 1) answer();
+}
+
+std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<Wanted>& wanted,
+                                                             const Deadline& deadline) {
+  std::map<ArenaId, std::shared_ptr<Neighbour>> got;
+  std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}};
+  std::vector<Fd> guests;
+  std::vector<Wanted> open;
+  for (const Wanted& want : wanted) {
+    Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    if (!guest) throw system_error("cannot make a Unix socket");
+    socklen_t length = 0;
+    const sockaddr_un address = abstract_address(want.door, &length);
+    if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 || !same_user(guest.get())) {
+      throw Error(Code::kPeerDied, "nvx: the process " + std::to_string(want.pid) +
+                                       " of this host cannot be reached over its Unix socket (" + std::strerror(errno) +
+                                       "): it has ended, or belongs to another user");
+    }
+    polls.push_back({guest.get(), POLLIN, 0});
+    guests.push_back(std::move(guest));
+    open.push_back(want);
+  }
+  while (got.size() < wanted.size()) {
+    if (deadline.passed(Clock::now())) {
+      throw Error(Code::kTimeout, "nvx: a process of this host did not hand over its shared memory in time");
+    }
+    if (poll(polls.data(), polls.size(), 100) < 0 && errno != EINTR) throw system_error("poll failed");
+    if (polls[0].revents) answer();
+    for (size_t i = 1; i < polls.size(); ++i) {
+      if (!polls[i].revents || polls[i].fd < 0) continue;
+      const Wanted& want = open[i - 1];
+      Handover handover{};
+      Fd memfd, pidfd;
+      if (!receive_handover(guests[i - 1].get(), &handover, &memfd, &pidfd) || handover.id != want.id) {
+        throw Error(Code::kPeerDied,
+                    "nvx: the process " + std::to_string(want.pid) +
+                        " of this host ended, or sent something else than its shared memory, during set-up");
+      }
+      got[want.id] = neighbours_.adopt(
+          std::make_shared<Neighbour>(want.id, memfd.get(), Arena::kBytes, std::move(pidfd), want.pid));
+      polls[i].fd = -1;
+    }
+  }
+  return got;
+}
+
+}  // namespace nvx

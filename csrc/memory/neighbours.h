@@ -1,0 +1,101 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "base/deadline.h"
+#include "base/handle.h"
+#include "base/mutex.h"
+#include "memory/arena.h"
+#include "memory/leases.h"
+
+namespace nvx {
+
+/// Another process of this host: its arena, mapped here, and a descriptor that tells when it has ended.
+class Neighbour {
+ public:
+  Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid);
+
+  const ArenaId& id() const { return id_; }
+  std::byte* at(size_t offset) const { return mapping_.base() + offset; }
+  size_t size() const { return mapping_.size(); }
+  bool dead() const;
+  /// "signal 9" or "exit code 1" between these, where the kernel still tells, else empty.
+  std::string how_it_ended(const std::string& before, const std::string& behind) const;
+  pid_t pid() const { return pid_; }
+
+ private:
+  ArenaId id_;
+  Mapping mapping_;
+  Fd pidfd_;
+  pid_t pid_;
+};
+
+/// What this process shares with the others of its host: its own arena and the arenas of those it has met. Made with
+/// the first group, gone with the last one.
+class Neighbours {
+ public:
+  static std::shared_ptr<Neighbours> here();
+
+  Arena& arena() { return arena_; }
+  LeasePool& leases() { return leases_; }
+  const Fd& own_pidfd() const { return own_pidfd_; }
+
+  std::shared_ptr<Neighbour> find(const ArenaId& id) EXCLUDES(mutex_);
+  std::shared_ptr<Neighbour> adopt(std::shared_ptr<Neighbour> neighbour) EXCLUDES(mutex_);
+
+  /// Which process is which rank of the whole job, as far as a group has shown: for as long as that group stands, as a
+  /// job may number its ranks anew after a failure.
+  void meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing)
+      EXCLUDES(mutex_);
+  std::shared_ptr<Neighbour> met(uint64_t global_rank) EXCLUDES(mutex_);
+
+  Neighbours();
+
+ private:
+  Arena arena_;
+  LeasePool leases_;
+  Fd own_pidfd_;
+  Mutex mutex_;
+  std::map<ArenaId, std::weak_ptr<Neighbour>> known_ GUARDED_BY(mutex_);
+  struct Met {
+    std::weak_ptr<Neighbour> neighbour;
+    std::weak_ptr<void> standing;
+  };
+  std::map<uint64_t, Met> met_ GUARDED_BY(mutex_);
+};
+
+/// Moves by one in a forked child: what was made before the fork belongs to the parent.
+uint32_t fork_generation();
+
+/// An abstract Unix socket on which this process hands its memfd and its pidfd to processes of the same user. Open
+/// during the set-up of one group only.
+class Doorway {
+ public:
+  struct Wanted {
+    ArenaId id;
+    std::string door;  ///< the name of that process's doorway
+    pid_t pid;
+  };
+
+  explicit Doorway(Neighbours& neighbours);
+  const std::string& name() const { return name_; }
+
+  /// Fetches what is wanted while serving those who want ours. Throws when the time is up.
+  std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline);
+
+  /// Serves whoever asks, for at most this long.
+  void serve(std::chrono::microseconds span);
+
+ private:
+  void answer();
+
+  Neighbours& neighbours_;
+  std::string name_;
+  Fd listener_;
+};
+
+}  // namespace nvx

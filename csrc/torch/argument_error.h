@@ -1,0 +1,28 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace nvx {
+
+/// A bad argument. gloo's users know it as RuntimeError, NCCL's as ValueError: in Python it is both.
+class ArgumentError : public c10::ValueError {
+ public:
+  using c10::ValueError::ValueError;
+};
+
+/// A tensor of the wrong type: TypeError and RuntimeError.
+class ArgumentTypeError : public c10::TypeError {
+ public:
+  using c10::TypeError::TypeError;
+};
+
+[[noreturn]] inline void throw_argument_error(const std::string& what) {
+  throw ArgumentError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, what);
+}
+[[noreturn]] inline void throw_argument_type_error(const std::string& what) {
+  throw ArgumentTypeError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, what);
+}
+
+}  // namespace nvx

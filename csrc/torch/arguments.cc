@@ -1,0 +1,384 @@
+#include "torch/arguments.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "base/hash.h"
+#include "torch/argument_error.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Piece;
+
+size_t bytes_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tensor.element_size(); }
+
+std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+/// Zero where all are alike, so that even and listed calls of the same sizes meet.
+uint64_t shape_of(const Pieces& pieces) {
+  Hash hash;
+  bool alike = true;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    hash.add(pieces[i].bytes);
+    alike &= pieces[i].bytes == pieces[0].bytes;
+  }
+  return alike ? 0 : hash.value();
+}
+
+ReduceOp op_of(const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND: return ReduceOp::kBand;
+    case c10d::ReduceOp::BOR: return ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
+    default: throw_argument_error("Unhandled ReduceOp");
+  }
+}
+
+/// The name of the operator as torch spells it.
+std::string op_name_of(ReduceOp op) {
+  std::string text = name(op);
+  for (char& c : text) c = char(std::toupper(c));
+  return text;
+}
+
+double factor_of(const c10d::ReduceOp& op) {
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(supplement,
+                    "ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
+  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
+}
+
+}  // namespace
+
+DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBool: return DType::kBool;
+    case at::kByte: return DType::kU8;
+    case at::kChar: return DType::kI8;
+    case at::kUInt16: return DType::kU16;
+    case at::kShort: return DType::kI16;
+    case at::kUInt32: return DType::kU32;
+    case at::kInt: return DType::kI32;
+    case at::kUInt64: return DType::kU64;
+    case at::kLong: return DType::kI64;
+    case at::kHalf: return DType::kF16;
+    case at::kBFloat16: return DType::kBF16;
+    case at::kFloat: return DType::kF32;
+    case at::kDouble: return DType::kF64;
+    case at::kComplexFloat: return DType::kC64;
+    case at::kComplexDouble: return DType::kC128;
+    case at::kFloat8_e4m3fn: return DType::kF8E4M3FN;
+    case at::kFloat8_e5m2: return DType::kF8E5M2;
+    case at::kFloat8_e4m3fnuz: return DType::kF8E4M3FNUZ;
+    case at::kFloat8_e5m2fnuz: return DType::kF8E5M2FNUZ;
+    case at::kFloat8_e8m0fnu: return DType::kF8E8M0FNU;
+    default: return DType::kBytes;
+  }
+}
+
+void Arguments::invalid(const std::string& what) const { throw_argument_error(std::string(name_) + ": " + what); }
+
+at::Tensor& Arguments::single(std::vector<at::Tensor>& tensors) const {
+  const auto fail = [this](const std::string& what) { invalid(what); };
+  c10d::assertNonEmpty(fail, tensors);
+  c10d::assertSingleElement(fail, tensors);
+  check_tensor(tensors[0]);
+  return tensors[0];
+}
+
+void Arguments::check_tensor(const at::Tensor& tensor) const {
+  if (!tensor.defined()) invalid("requires defined tensors");
+  if (tensor.layout() != at::kStrided) invalid("only supports dense tensors");
+  if (!tensor.device().is_cpu()) invalid("only supports CPU tensors");
+}
+
+void Arguments::one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const {
+  const std::string size = std::to_string(size_);
+  if (lists.size() != 1)
+    invalid("requires a single-element " + side + " list containing a list with " + size + " tensors.");
+  if (lists[0].size() == size_t(size_)) return;
+  const std::string side_first = side == "input" ? "Input" : "Output";
+  invalid("Incorrect " + side + " list size " + std::to_string(lists[0].size()) + ". " + side_first +
+          " list size should be " + size + ", same as size of the process group.");
+}
+
+void Arguments::check_root(int64_t root) const {
+  c10d::assertRootRank([this](const std::string& what) { invalid(what); }, root, size_);
+}
+
+void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
+  if (a.scalar_type() == b.scalar_type()) return;
+  throw_argument_type_error(std::string(name_) + ": output tensor must have the same type as input tensor (" +
+                            c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
+}
+
+Collective Arguments::begin(kernel::Collective collective, const at::Tensor& like) const {
+  Collective c;
+  c.operation.collective = collective;
+  c.operation.dtype = dtype_of(like);
+  return c;
+}
+
+const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor) const {
+  if (tensor.is_contiguous()) return memory_of(tensor);
+  const at::Tensor stand_in = tensor.contiguous();
+  c.stand_ins.push_back(stand_in);
+  return memory_of(stand_in);
+}
+
+void Arguments::check_writable(const at::Tensor& tensor) const {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    invalid("several elements of an output tensor share memory (it was expanded): clone() it first");
+  }
+}
+
+std::byte* Arguments::output(Collective& c, at::Tensor& tensor) const {
+  if (tensor.is_contiguous()) return memory_of(tensor);
+  check_writable(tensor);
+  const at::Tensor stand_in = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  c.copy_back.emplace_back(tensor, stand_in);
+  return memory_of(stand_in);
+}
+
+std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor) const {
+  if (tensor.is_contiguous()) return memory_of(tensor);
+  check_writable(tensor);
+  const at::Tensor stand_in = tensor.contiguous();
+  c.copy_back.emplace_back(tensor, stand_in);
+  return memory_of(stand_in);
+}
+
+void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
+  c.operation.op = op_of(op);
+  if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(op);
+  if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
+  const std::string op_name = op_name_of(c.operation.op);
+  if (tensor.scalar_type() == at::kBool)
+    throw_argument_type_error("Cannot use ReduceOp." + op_name + " with Boolean inputs");
+  const bool bitwise =
+      c.operation.op == ReduceOp::kBand || c.operation.op == ReduceOp::kBor || c.operation.op == ReduceOp::kBxor;
+  if (bitwise) throw_argument_error("Cannot use ReduceOp." + op_name + " with non-integral dtype");
+  throw_argument_type_error("Cannot use ReduceOp." + op_name + " with " + c10::toString(tensor.scalar_type()) +
+                            " inputs");
+}
+
+Collective Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const {
+  check_tensor(tensor);
+  Collective c = begin(kernel::Collective::kAllReduce, tensor);
+  reduces_with(c, op, tensor);
+  c.operation.out = in_place(c, tensor);
+  c.operation.in = c.operation.out;
+  c.operation.count = size_t(tensor.numel());
+  return c;
+}
+
+Collective Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const {
+  check_root(root);
+  Collective c = all_reduce(tensor, op);
+  c.operation.collective = kernel::Collective::kReduce;
+  c.operation.root = int(root);
+  if (root != rank_) {
+    for (auto& pair : c.copy_back) c.stand_ins.push_back(pair.second);
+    c.copy_back.clear();
+  }
+  return c;
+}
+
+Collective Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
+  check_tensor(tensor);
+  check_root(root);
+  Collective c = begin(kernel::Collective::kBroadcast, tensor);
+  c.operation.out = in_place(c, tensor);
+  c.operation.in = c.operation.out;
+  c.operation.count = size_t(tensor.numel());
+  c.operation.root = int(root);
+  c.operation.recv = Pieces(size_t(size_));
+  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {c.operation.out, bytes_of(tensor)};
+  return c;
+}
+
+Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& tensor) const {
+  check_tensor(tensor);
+  if (outputs.size() != size_t(size_))
+    invalid("invalid output tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
+            std::to_string(outputs.size()) + ")");
+  Collective c = begin(kernel::Collective::kAllGather, tensor);
+  c.operation.in = input(c, tensor);
+  c.operation.recv = Pieces(outputs.size());
+  for (size_t p = 0; p < outputs.size(); ++p) {
+    check_tensor(outputs[p]);
+    same_type(outputs[p], tensor);
+    c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
+    c.operation.count += size_t(outputs[p].numel());
+  }
+  if (outputs[size_t(rank_)].numel() != tensor.numel()) {
+    invalid("the input has " + std::to_string(tensor.numel()) + " elements, the output for this rank " +
+            std::to_string(outputs[size_t(rank_)].numel()));
+  }
+  c.operation.shape = shape_of(c.operation.recv);
+  return c;
+}
+
+Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) const {
+  check_tensor(in);
+  check_tensor(out);
+  same_type(out, in);
+  if (in.numel() * size_ != out.numel())
+    invalid("output tensor size must be equal to world_size times input tensor size");
+  Collective c = begin(kernel::Collective::kAllGather, in);
+  c.operation.in = input(c, in);
+  c.operation.count = size_t(out.numel());
+  c.operation.recv = Pieces(size_t(size_));
+  std::byte* base = output(c, out);
+  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
+  return c;
+}
+
+Collective Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tensor>& inputs,
+                                     const c10d::ReduceOp& op) const {
+  check_tensor(out);
+  if (inputs.size() != size_t(size_))
+    invalid("invalid input tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
+            std::to_string(inputs.size()) + ")");
+  Collective c = begin(kernel::Collective::kReduceScatter, out);
+  reduces_with(c, op, out);
+  c.operation.send = Pieces(inputs.size());
+  for (size_t p = 0; p < inputs.size(); ++p) {
+    check_tensor(inputs[p]);
+    same_type(out, inputs[p]);
+    c.operation.send[p] = {const_cast<std::byte*>(input(c, inputs[p])), bytes_of(inputs[p])};
+    c.operation.count += size_t(inputs[p].numel());
+  }
+  if (inputs[size_t(rank_)].numel() != out.numel()) {
+    invalid("the output has " + std::to_string(out.numel()) + " elements, the input for this rank " +
+            std::to_string(inputs[size_t(rank_)].numel()));
+  }
+  c.operation.shape = shape_of(c.operation.send);
+  c.operation.out = output(c, out);
+  return c;
+}
+
+Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) const {
+  check_tensor(in);
+  check_tensor(out);
+  same_type(out, in);
+  if (out.numel() * size_ != in.numel()) invalid("input tensor must be the same size as output size times world size");
+  Collective c = begin(kernel::Collective::kReduceScatter, in);
+  reduces_with(c, op, in);
+  c.operation.count = size_t(in.numel());
+  c.operation.send = Pieces(size_t(size_));
+  auto* base = const_cast<std::byte*>(input(c, in));
+  for (int p = 0; p < size_; ++p) c.operation.send[size_t(p)] = {base + size_t(p) * bytes_of(out), bytes_of(out)};
+  c.operation.out = output(c, out);
+  return c;
+}
+
+Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
+                             int64_t root) const {
+  const auto fail = [this](const std::string& what) { invalid(what); };
+  check_root(root);
+  check_tensor(tensor);
+  Collective c = begin(kernel::Collective::kGather, tensor);
+  c.operation.root = int(root);
+  c.operation.send = Pieces(size_t(size_));
+  c.operation.recv = Pieces(size_t(size_));
+  c.operation.send[size_t(root)] = {const_cast<std::byte*>(input(c, tensor)), bytes_of(tensor)};
+  if (root != rank_) {
+    if (!outputs.empty()) invalid("requires empty output on non-root");
+    return c;
+  }
+  one_per_rank(outputs, "output");
+  for (size_t p = 0; p < outputs[0].size(); ++p) {
+    at::Tensor& out = outputs[0][p];
+    check_tensor(out);
+    c10d::assertTypeMatch(fail, tensor.options(), outputs[0], p);
+    c.operation.recv[p] = {output(c, out), bytes_of(out)};
+  }
+  if (outputs[0][size_t(rank_)].numel() != tensor.numel())
+    c10d::assertSizesMatch(fail, tensor.sizes(), outputs[0], size_t(rank_));
+  return c;
+}
+
+Collective Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const {
+  const auto fail = [this](const std::string& what) { invalid(what); };
+  check_root(root);
+  check_tensor(out);
+  Collective c = begin(kernel::Collective::kScatter, out);
+  c.operation.root = int(root);
+  c.operation.send = Pieces(size_t(size_));
+  c.operation.recv = Pieces(size_t(size_));
+  c.operation.recv[size_t(root)] = {output(c, out), bytes_of(out)};
+  if (root != rank_) {
+    if (!inputs.empty()) invalid("requires empty input on non-root");
+    return c;
+  }
+  one_per_rank(inputs, "input");
+  for (size_t p = 0; p < inputs[0].size(); ++p) {
+    check_tensor(inputs[0][p]);
+    c10d::assertTypeMatch(fail, out.options(), inputs[0], p);
+    c.operation.send[p] = {const_cast<std::byte*>(input(c, inputs[0][p])), bytes_of(inputs[0][p])};
+  }
+  if (inputs[0][size_t(rank_)].numel() != out.numel())
+    c10d::assertSizesMatch(fail, out.sizes(), inputs[0], size_t(rank_));
+  return c;
+}
+
+Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const {
+  if (inputs.size() != size_t(size_))
+    invalid("input tensor list size " + std::to_string(inputs.size()) + " does not match world size " +
+            std::to_string(size_));
+  if (outputs.size() != size_t(size_))
+    invalid("output tensor list size " + std::to_string(outputs.size()) + " does not match world size " +
+            std::to_string(size_));
+  Collective c = begin(kernel::Collective::kAllToAll, inputs[0]);
+  c.operation.send = Pieces(inputs.size());
+  c.operation.recv = Pieces(outputs.size());
+  for (size_t p = 0; p < inputs.size(); ++p) {
+    check_tensor(inputs[p]);
+    check_tensor(outputs[p]);
+    same_type(inputs[0], inputs[p]);
+    same_type(outputs[p], inputs[0]);
+    c.operation.send[p] = {const_cast<std::byte*>(input(c, inputs[p])), bytes_of(inputs[p])};
+    c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
+  }
+  if (inputs[size_t(rank_)].numel() != outputs[size_t(rank_)].numel()) {
+    invalid("the input and the output for this rank itself differ in size");
+  }
+  return c;
+}
+
+Collective Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in, const std::vector<int64_t>& output_splits,
+                                      const std::vector<int64_t>& input_splits) const {
+  check_tensor(in);
+  check_tensor(out);
+  same_type(out, in);
+  c10d::checkSplitSizes(input_splits, in, size_);
+  c10d::checkSplitSizes(output_splits, out, size_);
+  Collective c = begin(kernel::Collective::kAllToAll, in);
+  const auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, std::byte* base) {
+    Pieces pieces{size_t(size_)};
+    const size_t total = bytes_of(tensor);
+    const size_t rows = tensor.dim() && tensor.size(0) ? size_t(tensor.size(0)) : 1;
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      const size_t bytes = splits.empty() ? total / pieces.size() : size_t(splits[p]) * (total / rows);
+      pieces[p] = {base, bytes};
+      base = base ? base + bytes : base;
+    }
+    return pieces;
+  };
+  c.operation.send = cut(in, input_splits, const_cast<std::byte*>(input(c, in)));
+  c.operation.recv = cut(out, output_splits, output(c, out));
+  if (c.operation.send[size_t(rank_)].bytes != c.operation.recv[size_t(rank_)].bytes) {
+    invalid("the input and the output split for this rank itself differ in size");
+  }
+  return c;
+}
+
+}  // namespace nvx

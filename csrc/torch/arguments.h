@@ -1,0 +1,56 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <string>
+#include <vector>
+
+#include "torch/work.h"
+
+namespace nvx {
+
+/// From tensors to memory: each function checks what torch's users expect to be checked, with the error classes and
+/// texts that they know, and describes the collective. Tensors that are not contiguous get a stand-in.
+class Arguments {
+ public:
+  /// name: "ProcessGroupNVX::allreduce"; begins the error texts.
+  Arguments(const char* name, int rank, int size) : name_(name), rank_(rank), size_(size) {}
+
+  Collective all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  Collective reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const;
+  Collective broadcast(at::Tensor& tensor, int64_t root) const;
+  Collective all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input) const;
+  Collective all_gather_base(at::Tensor& output, const at::Tensor& input) const;
+  Collective reduce_scatter(at::Tensor& output, const std::vector<at::Tensor>& inputs, const c10d::ReduceOp& op) const;
+  Collective reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
+  Collective gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& input, int64_t root) const;
+  Collective scatter(at::Tensor& output, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const;
+  Collective all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
+  Collective all_to_all_base(at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
+                             const std::vector<int64_t>& input_splits) const;
+
+  /// The one tensor of a list that must have one.
+  at::Tensor& single(std::vector<at::Tensor>& tensors) const;
+  void check_tensor(const at::Tensor& tensor) const;
+  [[noreturn]] void invalid(const std::string& what) const;
+
+ private:
+  Collective begin(kernel::Collective collective, const at::Tensor& like) const;
+  void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
+  void same_type(const at::Tensor& a, const at::Tensor& b) const;
+  void check_root(int64_t root) const;
+  /// One list with a tensor for each rank. `side` is "input" or "output".
+  void one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const;
+  void check_writable(const at::Tensor& tensor) const;
+  const std::byte* input(Collective& c, const at::Tensor& tensor) const;
+  std::byte* output(Collective& c, at::Tensor& tensor) const;
+  std::byte* in_place(Collective& c, at::Tensor& tensor) const;
+
+  const char* name_;
+  int rank_;
+  int size_;
+};
+
+DType dtype_of(const at::Tensor& tensor);
+
+}  // namespace nvx

@@ -1,0 +1,337 @@
+#include "torch/backend.h"
+
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+
+#include <set>
+
+#include "base/log.h"
+#include "torch/store.h"
+
+namespace nvx {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::set<ProcessGroupNVX*> groups;
+};
+
+Registry& registry() {
+  static Registry* r = new Registry;
+  return *r;
+}
+
+Collectives one(Collective&& c) {
+  Collectives all;
+  all.push_back(std::move(c));
+  return all;
+}
+
+GroupOptions group_options(int rank, int size, const ProcessGroupNVX::Options& options) {
+  GroupOptions facts{options.group_name.empty() ? "unnamed" : options.group_name,
+                     rank,
+                     size,
+                     options.timeout,
+                     options.global_ranks_in_group,
+                     0};
+  if (facts.global_ranks.empty()) {  // the default group
+    for (int r = 0; r < size; ++r) facts.global_ranks.push_back(uint64_t(r));
+  }
+  return facts;
+}
+
+int checked_rank(int rank, int size) {
+  TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "ProcessGroupNVX: rank ", rank, " of ", size,
+                    " ranks cannot be");
+  return rank;
+}
+
+std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                  const ProcessGroupNVX::Options& options) {
+  TorchStore torch_store(store);
+  try {
+    return std::make_shared<Group>(torch_store, group_options(rank, size, options));
+  } catch (const Error& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  }
+}
+
+}  // namespace
+
+ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                 c10::intrusive_ptr<Options> options)
+    : Backend(checked_rank(rank, size), size),
+      store_(std::move(store)),
+      options_(options ? std::move(options) : c10::make_intrusive<Options>()),
+      group_(make_group(store_, rank, size, *options_)) {
+  init();
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  r.groups.insert(this);
+}
+
+ProcessGroupNVX::~ProcessGroupNVX() {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  r.groups.erase(this);
+}
+
+void stop_everything() {
+  Engine::here().stop(std::chrono::milliseconds(100));
+  if (Engine::here().threads() == 0) return;
+  Registry& r = registry();
+  {
+    std::lock_guard<std::mutex> lock(r.mutex);
+    for (ProcessGroupNVX* pg : r.groups) pg->group().abort("its process exits");
+  }
+  Engine::here().stop(std::chrono::milliseconds(500));
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() {
+  return c10::make_intrusive<Options>(*options_);  // torch changes what it gets
+}
+
+NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind) {
+  std::function<void(NvxWork&)> on_end;
+  if (somebody_listens()) {
+    on_end = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](NvxWork& work) { self->tell(work); };
+  }
+  return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end)};
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collectives collectives, const Tensors& outputs,
+                                                      const Tensors& inputs, Mode mode) {
+  for (Collective& c : collectives) c.operation.number = group_->next_number();
+  const bool in_window = open_windows_.load(std::memory_order_acquire) != 0;
+  if (mode == Mode::kAsync || in_window) {
+    auto work = c10::make_intrusive<CollectiveWork>(group_, facts(kind), std::move(collectives), outputs, inputs);
+    // The lane keeps the work, and with it all tensors, until it has run.
+    group_->lane().submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
+    if (in_window) into_window(work, outputs);
+    return work;
+  }
+  for (Collective& c : collectives) {
+    const Status status = group_->execute(c.operation);
+    if (!status.ok()) {
+      if (status.code() != Code::kInvalid) run_abort_hooks();
+      raise(status);
+    }
+  }
+  copy_back(collectives);
+  if (!somebody_listens() && !timed_) return nullptr;
+  return c10::make_intrusive<DoneWork>(facts(kind), outputs);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, Collectives collectives, Tensors& outputs,
+                                                       Tensors& inputs, std::chrono::milliseconds timeout, Mode mode) {
+  if (const int64_t extra = extra_ms_.load(std::memory_order_relaxed); C10_UNLIKELY(extra > 0)) {
+    extra_ms_.fetch_sub(extra, std::memory_order_relaxed);
+    timeout = (timeout == c10d::kUnsetTimeout ? group_->timeout() : timeout) + std::chrono::milliseconds(extra);
+  }
+  if (timeout != c10d::kUnsetTimeout) {
+    for (Collective& c : collectives) c.operation.timeout = timeout;
+  }
+  if (C10_UNLIKELY(at::hasCallbacks())) return launch_recorded(kind, std::move(collectives), outputs, inputs, mode);
+  return issue(kind, std::move(collectives), outputs, inputs, mode);
+}
+
+/// As launch, when a profiler or an observer is on.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind, Collectives collectives,
+                                                                Tensors& outputs, Tensors& inputs, Mode mode) {
+  const auto count = [](const Tensors& tensors) {
+    int64_t n = 0;
+    for (const at::Tensor& tensor : tensors) n += tensor.numel();
+    return n;
+  };
+  const at::Tensor* any = !inputs.empty() ? &inputs[0] : !outputs.empty() ? &outputs[0] : nullptr;
+  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(group_->sequence() + 1), false),
+                          std::make_tuple(group_->name(), pg_desc_), inputs, outputs, rank_, kind.title + 4,
+                          count(inputs), count(outputs), any ? any->scalar_type() : at::kByte, std::vector<int64_t>(),
+                          std::vector<int64_t>(), 0, 1, size_);
+  if (mode == Mode::kAsync) return issue(kind, std::move(collectives), outputs, inputs, mode);
+  {
+    at::RecordFunction record(at::RecordScope::FUNCTION);
+    if (record.isActive()) {
+      record._setAsync();  // as every collective's event is, whoever carries it
+      const std::vector<c10::IValue> shown(inputs.begin(), inputs.end());
+      record.before(kind.title, c10::ArrayRef<const c10::IValue>(shown.data(), shown.size()));
+    }
+    return issue(kind, std::move(collectives), outputs, inputs, mode);
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::broadcast");
+  if (opts.rootTensor != 0) args.invalid("invalid root tensor: " + std::to_string(opts.rootTensor));
+  return launch({c10d::OpType::BROADCAST, "nvx:broadcast"}, one(args.broadcast(args.single(tensors), opts.rootRank)),
+                tensors, tensors, opts.timeout, mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::allreduce");
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].layout() == at::kSparse)
+    return all_reduce_sparse(tensors[0], opts);
+  return launch({c10d::OpType::ALLREDUCE, "nvx:all_reduce"}, one(args.all_reduce(args.single(tensors), opts.reduceOp)),
+                tensors, tensors, opts.timeout, mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return allreduce(tensors, opts);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_coalesced(Tensors& tensors,
+                                                                    const c10d::AllreduceCoalescedOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::allreduce_coalesced");
+  if (tensors.empty()) args.invalid("requires non-empty tensor list");
+  Collectives all;
+  for (at::Tensor& tensor : tensors) {
+    args.check_tensor(tensor);
+    if (tensor.scalar_type() != tensors[0].scalar_type()) args.invalid("tensors must all have the same type");
+    all.push_back(args.all_reduce(tensor, opts.reduceOp));
+  }
+  return launch({c10d::OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, std::move(all), tensors, tensors, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::reduce");
+  if (opts.rootTensor != 0) args.invalid("invalid root tensor: " + std::to_string(opts.rootTensor));
+  return launch({c10d::OpType::REDUCE, "nvx:reduce"},
+                one(args.reduce(args.single(tensors), opts.reduceOp, opts.rootRank)), tensors, tensors, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                          const c10d::AllgatherOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::allgather");
+  const auto fail = [&](const std::string& what) { args.invalid(what); };
+  c10d::assertNonEmpty(fail, inputs);
+  if (inputs.size() != outputs.size()) args.invalid("requires input/output tensor lists to have the same length");
+  return launch({c10d::OpType::ALLGATHER, "nvx:all_gather"}, one(args.all_gather(outputs[0], args.single(inputs))),
+                outputs[0], inputs, opts.timeout, mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                                const c10d::AllgatherOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::_allgather_base");
+  Tensors outputs{output}, inputs{input};
+  return launch({c10d::OpType::_ALLGATHER_BASE, "nvx:_all_gather_base"}, one(args.all_gather_base(output, input)),
+                outputs, inputs, opts.timeout, mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                                    const c10d::AllgatherOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::allgather_coalesced");
+  if (inputs.empty()) args.invalid("requires non-empty input tensor list");
+  if (outputs.size() != size_t(size_)) args.invalid("output lists should be equal to world size");
+  Collectives all;
+  Tensors flat;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensors column;
+    for (Tensors& list : outputs) {
+      if (list.size() != inputs.size())
+        args.invalid("invalid output size: (expected length " + std::to_string(inputs.size()) + ", got " +
+                     std::to_string(list.size()) + ")");
+      column.push_back(list[i]);
+    }
+    all.push_back(args.all_gather(column, inputs[i]));
+    flat.insert(flat.end(), column.begin(), column.end());
+  }
+  return launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:all_gather"}, std::move(all), flat, inputs, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                                const c10d::AllgatherOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::allgather_into_tensor_coalesced");
+  if (outputs.size() != inputs.size()) args.invalid("requires input/output tensor lists to have the same length");
+  Collectives all;
+  for (size_t i = 0; i < inputs.size(); ++i) all.push_back(args.all_gather_base(outputs[i], inputs[i]));
+  return launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, std::move(all), outputs, inputs,
+                opts.timeout, mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                       const c10d::GatherOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::gather");
+  c10d::assertSingleElementInput([&](const std::string& what) { args.invalid(what); }, inputs);
+  Collective c = args.gather(outputs, inputs[0], opts.rootRank);
+  Tensors none;
+  Tensors& flat = outputs.empty() ? none : outputs[0];
+  return launch({c10d::OpType::GATHER, "nvx:gather"}, one(std::move(c)), flat, inputs, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                        const c10d::ScatterOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::scatter");
+  c10d::assertSingleElementOutput([&](const std::string& what) { args.invalid(what); }, outputs);
+  Collective c = args.scatter(outputs[0], inputs, opts.rootRank);
+  Tensors none;
+  Tensors& flat = inputs.empty() ? none : inputs[0];
+  return launch({c10d::OpType::SCATTER, "nvx:scatter"}, one(std::move(c)), outputs, flat, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                               const c10d::ReduceScatterOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::reduce_scatter");
+  c10d::assertSingleElementOutput([&](const std::string& what) { args.invalid(what); }, outputs);
+  if (inputs.size() != 1) args.invalid("requires input/output tensor lists to have the same length");
+  return launch({c10d::OpType::REDUCE_SCATTER, "nvx:reduce_scatter"},
+                one(args.reduce_scatter(outputs[0], inputs[0], opts.reduceOp)), outputs, inputs[0], opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                                     const c10d::ReduceScatterOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::_reduce_scatter_base");
+  Tensors outputs{output}, inputs{input};
+  return launch({c10d::OpType::_REDUCE_SCATTER_BASE, "nvx:_reduce_scatter_base"},
+                one(args.reduce_scatter_base(output, input, opts.reduceOp)), outputs, inputs, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::reduce_scatter_tensor_coalesced");
+  if (outputs.size() != inputs.size()) args.invalid("requires input/output tensor lists to have the same length");
+  Collectives all;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    all.push_back(args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp));
+  return launch({c10d::OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, std::move(all), outputs, inputs,
+                opts.timeout, mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                              std::vector<int64_t>& output_splits,
+                                                              std::vector<int64_t>& input_splits,
+                                                              const c10d::AllToAllOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::alltoall_base");
+  Tensors outputs{output}, inputs{input};
+  return launch({c10d::OpType::ALLTOALL_BASE, "nvx:all_to_all"},
+                one(args.all_to_all_base(output, input, output_splits, input_splits)), outputs, inputs, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::alltoall(Tensors& outputs, Tensors& inputs,
+                                                         const c10d::AllToAllOptions& opts) {
+  const Arguments args = arguments("ProcessGroupNVX::alltoall");
+  return launch({c10d::OpType::ALLTOALL, "nvx:all_to_all"}, one(args.all_to_all(outputs, inputs)), outputs, inputs,
+                opts.timeout, mode(opts.asyncOp));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptions& opts) {
+  Collective c;
+  c.operation.collective = kernel::Collective::kBarrier;
+  Tensors none;
+  return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  const auto timeout = opts.timeout == c10d::kUnsetTimeout ? group_->timeout() : opts.timeout;
+  const Status status = group_->monitored_barrier(timeout, wait_all_ranks);
+  if (!status.ok()) raise(status);
+}
+
+}  // namespace nvx

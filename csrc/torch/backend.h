@@ -1,0 +1,143 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "torch/arguments.h"
+#include "torch/work.h"
+
+namespace nvx {
+
+/// nvx as torch sees it. Turns tensors into operations and operations' ends into torch's; decides nothing.
+class ProcessGroupNVX final : public c10d::Backend {
+ public:
+  struct Options final : c10d::Backend::Options {
+    explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
+        : c10d::Backend::Options("nvx", timeout) {}
+#ifdef C10D_BACKEND_HAS_HOOKS
+    c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
+#endif
+  };
+
+  ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options);
+  ~ProcessGroupNVX() override;
+
+  using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  const std::string getBackendName() const override { return "nvx"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override;
+  bool supportsSplitting() const override { return true; }
+  bool supportsCoalescing() const override { return true; }
+
+  IntrusiveWork broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  IntrusiveWork allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  IntrusiveWork allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  IntrusiveWork allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  IntrusiveWork reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  IntrusiveWork allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
+  IntrusiveWork _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
+  IntrusiveWork allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                    const c10d::AllgatherOptions& opts) override;
+  IntrusiveWork allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                const c10d::AllgatherOptions& opts) override;
+  IntrusiveWork gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  IntrusiveWork scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override;
+  IntrusiveWork reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                               const c10d::ReduceScatterOptions& opts) override;
+  IntrusiveWork _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                     const c10d::ReduceScatterOptions& opts) override;
+  IntrusiveWork reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                const c10d::ReduceScatterOptions& opts) override;
+  IntrusiveWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                              std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
+  IntrusiveWork alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  IntrusiveWork send(Tensors& tensors, int peer, int tag) override;
+  IntrusiveWork recv(Tensors& tensors, int peer, int tag) override;
+  IntrusiveWork recvAnysource(Tensors& tensors, int tag) override;
+  IntrusiveWork barrier(const c10d::BarrierOptions& opts) override;
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
+
+  void startCoalescing() override;
+  IntrusiveWork endCoalescing() override;
+
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
+
+  void setSequenceNumberForGroup() override {}
+  uint64_t getSequenceNumberForGroup() override { return group_->sequence(); }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  void enableCollectivesTiming() override { timed_ = true; }
+  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void waitForPendingWorks() override { group_->lane().settle(std::chrono::hours(24)); }
+  void eagerConnectSingleDevice(at::Device) override {}
+  c10d::ErrorType getError() override;
+  void abort() override;
+  void shutdown() override;
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+  IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override {
+    extra_ms_.fetch_add(timeout.count(), std::memory_order_relaxed);
+  }
+  bool supportsAbortHooks() const override { return true; }
+  void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t id) override;
+  bool supportsCompletionHooks() const override { return true; }
+  void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
+  void unregisterCompletionHook(int64_t id) override;
+#endif
+
+  Group& group() { return *group_; }
+
+ private:
+  struct Kind {
+    c10d::OpType type;
+    const char* title;  ///< "nvx:all_reduce"
+  };
+  enum class Mode { kAsync, kSync };
+  static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
+
+  Arguments arguments(const char* name) const { return {name, rank_, size_}; }
+  IntrusiveWork launch(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
+                       std::chrono::milliseconds timeout, Mode mode);
+  IntrusiveWork launch_recorded(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
+                                Mode mode);
+  IntrusiveWork issue(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
+                      Mode mode);
+  IntrusiveWork all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+  NvxWork::Facts facts(const Kind& kind);
+  bool somebody_listens() const { return listeners_.load(std::memory_order_acquire) != 0; }
+  void tell(NvxWork& work);
+  void into_window(const IntrusiveWork& work, const Tensors& outputs);
+  void run_abort_hooks();
+
+  struct Window {
+    std::vector<IntrusiveWork> works;
+    Tensors outputs;
+  };
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  c10::intrusive_ptr<Options> options_;
+  std::shared_ptr<Group> group_;
+  std::atomic<bool> timed_{false};
+  std::atomic<int> listeners_{0};
+  std::atomic<int64_t> extra_ms_{0};  // ephemeral: for the next operation only
+  std::atomic<int> open_windows_{0};
+  std::mutex mutex_;  // what follows; never held while a hook runs
+  std::map<std::thread::id, Window> windows_;
+  std::map<std::string, c10::weak_intrusive_ptr<ProcessGroupNVX>> children_;
+#ifdef C10D_BACKEND_HAS_HOOKS
+  std::map<int64_t, c10d::AbortHook> abort_hooks_;
+  std::map<int64_t, c10d::CompletionHook> completion_hooks_;
+#endif
+};
+
+/// Ends the pool's threads, aborting what blocks them. When the interpreter exits.
+void stop_everything();
+
+}  // namespace nvx

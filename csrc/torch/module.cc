@@ -1,0 +1,155 @@
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "base/config.h"
+#include "base/flag_round.h"
+#include "base/interrupt.h"
+#include "torch/argument_error.h"
+#include "torch/backend.h"
+#include "torch/null_backend.h"
+
+namespace nvx {
+namespace {
+
+namespace py = pybind11;
+
+template <class T, class... Bases>
+using Class = py::class_<T, c10::intrusive_ptr<T>, Bases...>;
+
+/// On the main thread: runs Python's signal handlers; true if one of them raised, which then stays set.
+bool interrupted() {
+  if (!Py_IsInitialized()) return false;
+  py::gil_scoped_acquire gil;
+  return PyErr_CheckSignals() != 0;
+}
+
+std::string explain_choice(const std::string& collective, size_t bytes, size_t ranks) {
+  PlanFacts facts;
+  facts.ranks = ranks;
+  const Hello self = describe_self(0);
+  facts.cores = self.cores;
+  if (self.l3_bytes) facts.l3_bytes = self.l3_bytes;
+  for (int c = int(kernel::Collective::kAllReduce); c <= int(kernel::Collective::kBarrier); ++c) {
+    if (collective == name(kernel::Collective(c))) return explain(kernel::Collective(c), bytes, facts);
+  }
+  C10_THROW_ERROR(ValueError, "nvx: there is no collective " + collective);
+}
+
+std::vector<std::tuple<std::string, std::string, std::string>> config_table() {
+  std::vector<std::tuple<std::string, std::string, std::string>> rows;
+  for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning);
+  return rows;
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = NVX_VERSION;
+  info["torch"] = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+  info["compiler"] = NVX_COMPILER;
+  info["build_type"] = NVX_BUILD_TYPE;
+  info["cuda"] = false;
+  info["cpu_level"] = kernel::level().name;
+  return info;
+}
+
+void set_timeout(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::chrono::milliseconds timeout) {
+  const auto backend = group->getBackend(c10::DeviceType::CPU);
+  auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
+  TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the CPU backend of this group is ", backend->getBackendName(), ", not nvx");
+  nvx->setTimeout(timeout);
+}
+
+/// For the bench: the seconds of one round of a flag between two ranks, negative when the other one does not answer.
+double time_flag_round(const py::buffer& shared, int side, int rounds) {
+  const py::buffer_info memory = shared.request(/*writable=*/true);
+  TORCH_CHECK_VALUE(size_t(memory.size * memory.itemsize) >= kFlagRoundBytes, "nvx: too small for a flag round");
+  py::gil_scoped_release release;
+  return flag_round(memory.ptr, side, rounds).count();
+}
+
+/// A class that is both, made as Python makes classes.
+py::object new_error(const char* name, PyObject* kind) {
+  const py::object type = py::module_::import("builtins").attr("type");
+  py::dict body;
+  body["__module__"] = "nvx";
+  return type(name, py::make_tuple(py::handle(kind), py::handle(PyExc_RuntimeError)), body);
+}
+
+/// Asked before torch's own translator, which would make them plain ValueError and TypeError.
+void register_errors(py::module_& m) {
+  m.attr("ArgumentError") = new_error("ArgumentError", PyExc_ValueError);
+  m.attr("ArgumentTypeError") = new_error("ArgumentTypeError", PyExc_TypeError);
+  static py::handle argument = py::object(m.attr("ArgumentError")).release();
+  static py::handle type = py::object(m.attr("ArgumentTypeError")).release();
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const ArgumentError& error) {
+      PyErr_SetString(argument.ptr(), error.what_without_backtrace());
+    } catch (const ArgumentTypeError& error) {
+      PyErr_SetString(type.ptr(), error.what_without_backtrace());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace nvx
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace nvx;
+  py::module_::import("torch._C._distributed_c10d");
+  using BackendOptions = c10d::Backend::Options;
+  register_errors(m);
+
+  Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
+  Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options")
+      .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def_readwrite("group_name", &ProcessGroupNVX::Options::group_name)
+      .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)
+      .def_readwrite("global_ranks_in_group", &ProcessGroupNVX::Options::global_ranks_in_group)
+      .def("__copy__",
+           [](const ProcessGroupNVX::Options& self) { return c10::make_intrusive<ProcessGroupNVX::Options>(self); })
+      .def("__deepcopy__", [](const ProcessGroupNVX::Options& self, const py::dict&) {
+        return c10::make_intrusive<ProcessGroupNVX::Options>(self);
+      });
+  group
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                       const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
+             return c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = py::none(),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly(
+          "options",
+          [](ProcessGroupNVX& self) {
+            return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
+          })
+      .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
+      .def("_set_default_timeout", &ProcessGroupNVX::setTimeout, py::arg("timeout"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("comm_split_count", [](ProcessGroupNVX&) { return 0; })
+      .def(
+          "perform_nocolor_split", [](ProcessGroupNVX&, const py::object&) {}, py::arg("device"),
+          "Members of a split make a communicator of their own; the others have nothing to do.");
+  Class<NullBackend, c10d::Backend>(m, "NullBackend", "Does nothing at all: what torch itself costs a call.")
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>&, int rank, int size) {
+             return c10::make_intrusive<NullBackend>(rank, size);
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"));
+  m.def("set_timeout", &set_timeout, py::arg("group"), py::arg("timeout"));
+  m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2);
+  m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
+  m.def("config_table", &config_table);
+  m.def("build_info", &build_info);
+  m.attr("torch_version") = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
+
+  interrupt_check.store(&interrupted);
+  py::module_::import("atexit").attr("register")(py::cpp_function([] {
+    py::gil_scoped_release release;
+    stop_everything();
+    interrupt_check.store(nullptr);
+  }));
+}

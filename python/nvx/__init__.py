@@ -1,0 +1,147 @@
+"""nvx: a torch.distributed backend.
+
+`import torch` is enough to have it: torch calls `_autoload` through an entry point, and `init_process_group("nvx")`
+works. Nothing here loads C++ or starts a thread before a group is made, and an error never breaks `import torch`.
+"""
+
+import copy
+import importlib
+import sys
+import warnings
+
+from ._version import __version__
+
+__all__ = ["Options", "explain", "monitored_barrier", "sequence_number", "set_timeout", "__version__"]
+
+
+def _build_facts():
+    """What the build wrote down: an object with TORCH, TORCH_FULL and CUDA, or None where nothing was built."""
+    try:
+        return importlib.import_module("nvx._built")
+    except ImportError:
+        return None
+
+
+def obstacle():
+    """One sentence that says why the C++ module cannot serve this torch, or None."""
+    import torch
+
+    built = _build_facts()
+    if built is None:
+        return (
+            f"nvx {__version__} has no compiled module: build it with `pip install --no-build-isolation .`"
+            " in its source directory."
+        )
+    if built.TORCH != ".".join(torch.__version__.split(".")[:2]):
+        return (
+            f"nvx {__version__} was built for torch {built.TORCH} and cannot serve torch {torch.__version__}:"
+            " build it again with `pip install --no-build-isolation --force-reinstall --no-deps .`"
+            " in its source directory."
+        )
+    return None
+
+
+def _load():
+    """The C++ module; loaded when the first group is made."""
+    loaded = sys.modules.get("nvx._C")
+    if loaded is not None:
+        return loaded
+    why_not = obstacle()
+    if why_not is not None:
+        raise RuntimeError(why_not)
+    from . import _C
+
+    return _C
+
+
+def _options(given, group):
+    """The user's options, completed with what torch knows of the group; another backend's give their timeout."""
+    options_class = _load().ProcessGroupNVX.Options
+    if given is None:
+        options = options_class(timeout=group.timeout)
+    elif isinstance(given, options_class):
+        options = copy.copy(given)  # the caller may make several groups with one object
+    else:
+        warnings.warn(
+            f"nvx takes nvx.Options as pg_options; of {type(given).__name__} only the timeout is used.",
+            stacklevel=4,
+        )
+        options = options_class(timeout=getattr(given, "_timeout", group.timeout))
+    options.group_name = group.group_id
+    options.global_ranks_in_group = list(group.global_ranks_in_group)
+    return options
+
+
+def _create(group, pg_options):
+    """What torch calls to make a group: `group` is a c10d DistributedBackendOptions."""
+    return _load().ProcessGroupNVX(group.store, group.group_rank, group.group_size, _options(pg_options, group))
+
+
+def _register():
+    """Makes "nvx" a name torch knows, and says whether it was new. Idempotent."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or "NVX" in dist.Backend._plugins:
+        return False
+    built = _build_facts()
+    devices = ["cpu", "cuda"] if built is not None and built.CUDA else ["cpu"]
+    dist.Backend.register_backend("nvx", _create, extended_api=True, devices=devices)
+    return True
+
+
+def _autoload():
+    """What torch calls at the end of `import torch`. Quick, idempotent, and never raises."""
+    try:
+        why_not = obstacle() if _register() else None
+        if why_not is not None:
+            warnings.warn(why_not, RuntimeWarning, stacklevel=2)
+    except Exception as error:  # an exception here would break `import torch` for the whole environment
+        warnings.warn(f"nvx could not register itself: {error}", RuntimeWarning, stacklevel=2)
+
+
+def set_timeout(timeout, group=None):
+    """Sets the timeout (a timedelta) of the nvx part of `group`, or of the default group.
+
+    torch's own `_set_pg_timeout` ignores backends it does not know the name of, up to 2.13.
+    """
+    import torch.distributed as dist
+
+    _load().set_timeout(group if group is not None else dist.group.WORLD, timeout)
+
+
+def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
+    """`torch.distributed.monitored_barrier` for groups that are not named gloo, which torch refuses up to 2.13."""
+    import torch.distributed as dist
+
+    group = group if group is not None else dist.group.WORLD
+    group.monitored_barrier(timeout if timeout is not None else _backend(group).options._timeout, wait_all_ranks)
+
+
+def sequence_number(group=None):
+    """How many collectives this rank has issued in `group`; torch up to 2.13 tells it of its own backends only."""
+    import torch.distributed as dist
+
+    return _backend(group if group is not None else dist.group.WORLD)._get_sequence_number_for_group()
+
+
+def _backend(group):
+    """The nvx part of a group."""
+    import torch
+
+    return group._get_backend(torch.device("cpu"))
+
+
+def explain(collective, nbytes, ranks):
+    """What nvx would run for this many bytes on this many ranks of one host, and why."""
+    return _load().explain(collective, nbytes, ranks)
+
+
+def __getattr__(name):
+    if name == "Options":
+        return _load().ProcessGroupNVX.Options
+    raise AttributeError(f"module 'nvx' has no attribute {name!r}")
+
+
+# Registers where no entry point does: a source tree on PYTHONPATH, or TORCH_DEVICE_BACKEND_AUTOLOAD=0. It comes last,
+# as importing torch from here runs the entry point against this half-made module.
+_autoload()

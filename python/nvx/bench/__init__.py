@@ -1,0 +1,13 @@
+"""`nvx bench`: what collectives and training steps take over nvx and over others, side by side in the
+same processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line (without `nvx bench` itself) and returns the exit status."""
+    from .cli import main as run
+
+    return run(arguments)

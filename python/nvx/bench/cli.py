@@ -1,0 +1,225 @@
+"""The command line of `nvx bench`, with nccl-tests' letters except where `-h` says otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import collectives, payload, sizes, world
+from .world import RENDEZVOUS, LaunchError
+
+ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
+COMMANDS = {
+    "train": "train", "init": "startup", "overlap": "overlap", "memory": "memory", "targets": "targets",
+    "plot": "plot",
+}  # fmt: skip
+_EPILOG = """other benchmarks (each has its own -h):
+  train      step time of DDP and FSDP2 on a communication-bound MLP
+  init       init_process_group and the first collective
+  overlap    a matrix product beside an asynchronous all_reduce
+  memory     resident memory a group, before and after use, and the CPU time of idle groups
+  targets    all of it, against nvx's speed goals
+  plot       PNG and SVG from a results file
+
+nccl-tests' letters, except -n (its iterations are --iters) and -t, -g, -G, which speak of GPUs.
+examples:
+  nvx bench all_reduce -n 2 -b 8 -e 64M -f 8 --vs gloo
+  nvx bench --all -n 4 --vs gloo,null -J results.json
+  torchrun --nproc-per-node 2 -m nvx.bench all_gather -b 1M -e 64M -f 4
+"""
+
+
+def _argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A converter whose ValueError text reaches the user."""
+
+    def checked(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+def _above(least: float, kind: type = int) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        value = kind(text)
+        if value < least:
+            raise ValueError(f"{text} is below {least}")
+        return value
+
+    return _argument(convert)
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.replace(" ", "").split(",") if name]
+
+
+def _dtypes(text: str) -> list[str]:
+    return list(payload.DTYPES) if text == "all" else [payload.dtype_of(name)[0] for name in _names(text)]
+
+
+def _ops(text: str) -> list[str]:
+    names = list(payload.OPS) if text == "all" else _names(text)
+    for name in names:
+        if name not in payload.OPS:
+            raise ValueError(f"no reduction '{name}': there are {', '.join(payload.OPS)}")
+    return names
+
+
+def _roots(text: str) -> list[int] | str:
+    return text if text == "all" else [int(name) for name in _names(text)]
+
+
+def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
+    """What every benchmark with ranks takes."""
+    parser.add_argument("-n", "--ranks", type=_above(1), default=2, help="ranks to start (default 2)")
+    parser.add_argument("--backend", default="nvx", help="the backend under test (default nvx)")
+    parser.add_argument(
+        "--vs", type=_argument(_names), default=_names(versus), metavar="A,B",
+        help=f"contenders measured beside it: {VERSUS_HELP} (default: {versus or 'none'})",
+    )  # fmt: skip
+    parser.add_argument("-T", "--timeout", type=_above(1, float), default=300.0, help="seconds an operation may take")
+    parser.add_argument("-J", "--json", "--output_file", metavar="FILE", help="write every figure to FILE")
+    parser.add_argument(RENDEZVOUS, help=argparse.SUPPRESS)
+
+
+VERSUS_HELP = "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi"
+
+
+def _sweep_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nvx bench", epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Times collectives and checks every element of their results.",
+    )  # fmt: skip
+    size = _argument(sizes.parse_size)
+    add = parser.add_argument
+    add("collectives", nargs="*", metavar="collective", help=", ".join(collectives.COLLECTIVES))
+    add("--all", action="store_true", help="every collective")
+    common(parser)
+    add("-b", "--minbytes", type=size, default=32 << 20, help="smallest size (default 32M)")
+    add("-e", "--maxbytes", type=size, default=32 << 20, help="largest size (default 32M)")
+    add("-f", "--stepfactor", type=_above(0, float), default=0, help="factor between sizes")
+    add("-i", "--stepbytes", type=size, default=1 << 20, help="step between sizes, where there is no factor")
+    add(
+        "--sizes",
+        type=_argument(lambda text: [sizes.parse_size(name) for name in _names(text)]),
+        help="a list instead",
+    )
+    add(
+        "--iters",
+        type=_above(0),
+        default=0,
+        help="iterations of each contender; 0 (default): as many as fill the blocks",
+    )
+    add(
+        "-w",
+        "--warmup_iters",
+        type=_above(0),
+        default=2,
+        help="calls not timed, before each block (default 2)",
+    )
+    add("-m", "--agg_iters", type=_above(1), default=1, help="operations in flight together in one iteration")
+    add("--blocks", type=_above(1), default=7, help="blocks of each contender, taking turns (default 7)")
+    add("--block-ms", type=_above(0, float), default=20.0, help="length of a block (default 20)")
+    add("-o", "--op", type=_argument(_ops), default=["sum"], help=f"{'/'.join(payload.OPS)}/all")
+    add("-d", "--datatype", type=_argument(_dtypes), default=["float"], help=f"{'/'.join(payload.DTYPES)}/all")
+    add("-r", "--root", type=_argument(_roots), default=[0], help="root ranks, or all")
+    add("-c", "--check", type=_above(0), default=1, help="checked runs before timing (default 1)")
+    add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="columns of single iterations")
+    add("-u", "--unalign", type=_above(0), default=0, help="index of the first element in its buffer")
+    add("--primary", action="store_true", help="only the first of out-of-place and in-place that torch has")
+    return parser
+
+
+def _sweep(arguments: list[str]) -> tuple[argparse.Namespace, Callable]:
+    from . import sweep
+
+    parser = _sweep_parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.all:
+        parsed.collectives = list(collectives.COLLECTIVES)
+        if "-b" not in arguments and "--minbytes" not in arguments:
+            parsed.sizes = parsed.sizes or ALL_SIZES
+    if not parsed.collectives:
+        parser.error("name a collective, or --all")
+    ranks = (world.placed() or (0, parsed.ranks))[1]
+    parsed.root = list(range(ranks)) if parsed.root == "all" else parsed.root
+    try:
+        parsed.collectives = [collectives.find(name).name for name in parsed.collectives]
+        sizes.scan(parsed.minbytes, parsed.maxbytes, parsed.stepfactor, parsed.stepbytes)
+        if not all(0 <= root < ranks for root in parsed.root):
+            raise ValueError(f"a root is outside 0..{ranks - 1}")
+    except ValueError as error:
+        parser.error(str(error))
+    return parsed, sweep.run
+
+
+def _command(name: str, arguments: list[str]) -> int:
+    """train, overlap: in ranks. init, memory, targets: start their own. plot: neither."""
+    module = importlib.import_module(f".{COMMANDS[name]}", __package__)
+    about = (module.__doc__ or "").strip()
+    parser = argparse.ArgumentParser(prog=f"nvx bench {name}", description=about)
+    if name != "plot":
+        common(parser, versus="" if name == "targets" else "gloo")
+    module.add_arguments(parser)
+    parsed = parser.parse_args(arguments[1:])
+    if hasattr(module, "run"):
+        return _in_ranks(parsed, module.run, arguments)
+    if getattr(parsed, "worker", None):
+        return _worker(module, parsed)
+    if world.placed() is not None and name != "plot":
+        raise LaunchError(f"{name} starts its own ranks: run it by itself, not under torchrun or mpirun")
+    return module.alone(parsed, world.shown_command(arguments))
+
+
+def _worker(module: Any, parsed: argparse.Namespace) -> int:
+    """A rank of a benchmark that starts fresh ones."""
+    if module.__name__.endswith("startup"):
+        return module.work(parsed)
+    me = world.join(parsed.rendezvous, parsed.timeout)
+    status = module.work(me, parsed)
+    me.leave()
+    return status
+
+
+def _in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -> int:
+    """Inside a rank: runs. Outside: starts the ranks, which come here again."""
+    if world.placed() is None:
+        if "deepspeed" in parsed.vs:
+            _build_deepspeed()
+        return world.launch(arguments, parsed.ranks, mpi="mpi" in parsed.vs)
+    me = world.join(parsed.rendezvous, parsed.timeout)
+    status = run(me, parsed, world.shown_command(arguments))
+    me.leave()
+    return status
+
+
+def _build_deepspeed() -> None:
+    """Once, before the ranks start and would wait for each other's compiler."""
+    from . import direct
+    from .peers import Unsupported
+
+    try:
+        print("# building deepspeed's shared-memory op (cached after the first time)", flush=True)
+        direct.load_deepspeed()
+    except (Unsupported, RuntimeError, OSError, ImportError) as error:
+        print(f"# deepspeed: {error}", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one benchmark; 0 all well, 1 a wrong result or a missed goal, 2 a usage or start-up error."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if given and given[0] in COMMANDS:
+            return _command(given[0], given)
+        parsed, run = _sweep(given)
+        return _in_ranks(parsed, run, given)
+    except LaunchError as error:
+        print(f"nvx bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

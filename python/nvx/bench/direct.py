@@ -1,0 +1,157 @@
+"""Contenders that torch does not drive, called directly: DeepSpeed's shared-memory all-reduce and Open
+MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .peers import Call, Case, Contender, Unsupported, repeat
+from .world import World, under_mpi
+
+DEEPSPEED_OP = "nvx_bench_deepspeed_shm"
+
+
+def _deepspeed_sources() -> Path:
+    spec = importlib.util.find_spec("deepspeed")
+    if spec is None or not spec.submodule_search_locations:
+        raise Unsupported("deepspeed is not installed: pip install --no-deps deepspeed")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "ops" / "csrc" / "cpu"
+    if not (folder / "comm" / "shm_interface.cpp").exists():
+        raise Unsupported("this deepspeed carries no csrc/cpu/comm/shm_interface.cpp")
+    return folder
+
+
+def load_deepspeed() -> Any:
+    """DeepSpeed's op, compiled from the installed package's own sources with the package's own flags (once;
+    then cached).
+
+    The package itself is not imported: it would bring its whole runtime into every rank."""
+    from torch.utils import cpp_extension
+
+    folder = _deepspeed_sources()
+    return cpp_extension.load(
+        name=DEEPSPEED_OP,
+        sources=[str(folder / "comm" / "shm_interface.cpp"), str(folder / "comm" / "shm.cpp")],
+        extra_include_paths=[str(folder / "includes")],
+        extra_cflags=["-O2", "-fopenmp"],
+        extra_ldflags=["-lrt"],
+    )
+
+
+class DeepSpeedContender(Contender):
+    """torch.ops.deepspeed.inference_all_reduce_: sums in place, three dtypes."""
+
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(name)
+        os.environ["LOCAL_SIZE"] = str(world.size)
+        # Its segments are named after the port and keep their contents: a number of this run's own.
+        os.environ["MASTER_PORT"] = str(int(world.from_first(os.getpid())))
+        load_deepspeed().initialize(world.size, world.rank)
+        self.op = torch.ops.deepspeed.inference_all_reduce_.default
+
+    def call(self, case: Case, times: int = 1) -> Call:
+        if case.row.name != "all_reduce" or case.op != "sum":
+            raise Unsupported("deepspeed's shared-memory op only sums, as an all_reduce")
+        if case.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise Unsupported(f"deepspeed's shared-memory op leaves {case.dtype} alone")
+        op, tensor = self.op, case.send
+
+        def once() -> None:
+            op(tensor)
+
+        return repeat(once, times)
+
+
+class MpiContender(Contender):
+    """MPI by mpi4py, on buffer views made beforehand, in place where torch's call is in place."""
+
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(name)
+        if not under_mpi():
+            raise Unsupported("MPI needs mpirun to start the ranks")
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.world = MPI.COMM_WORLD.Dup()
+        if (self.world.Get_rank(), self.world.Get_size()) != (world.rank, world.size):
+            raise Unsupported("MPI's ranks are not the launcher's")
+
+    def call(self, case: Case, times: int = 1) -> Call:
+        if case.row.name == "barrier":
+            once: Call = self.world.Barrier
+        else:
+            once = self._call(case)
+        return repeat(once, times)
+
+    def _buffer(self, case: Case, tensor: torch.Tensor) -> list:
+        """[memory, MPI datatype]; mpi4py divides the memory among the ranks where the call wants that."""
+        m = self.mpi
+        types = {
+            torch.float32: m.FLOAT, torch.float64: m.DOUBLE, torch.int8: m.INT8_T, torch.uint8: m.UINT8_T,
+            torch.int16: m.INT16_T, torch.int32: m.INT32_T, torch.int64: m.INT64_T, torch.complex64:
+            m.C_FLOAT_COMPLEX,
+        }  # fmt: skip
+        kind = types.get(case.dtype)
+        if kind is None and case.row.reduces:
+            raise Unsupported(f"MPI has no {case.dtype}")
+        if kind is None:
+            tensor, kind = tensor.view(torch.uint8), m.BYTE
+        return [m.memory.fromaddress(tensor.data_ptr(), tensor.nbytes), kind]
+
+    def _op(self, op: str) -> Any:
+        names = {"prod": "PROD"}
+        if op == "avg":
+            raise Unsupported("MPI has no AVG")
+        return getattr(self.mpi, names.get(op, op.upper()))
+
+    def _call(self, case: Case) -> Call:
+        world, root, name = self.world, case.root, case.row.name
+        send, receive = self._buffer(case, case.send), self._buffer(case, case.receive)
+        in_place, at_root = self.mpi.IN_PLACE, case.world.rank == root
+        source = in_place if case.variant == "in-place" else send
+        if name == "all_reduce":
+            op = self._op(case.op)
+            return lambda: world.Allreduce(in_place, receive, op)
+        if name == "reduce":
+            op = self._op(case.op)
+            return lambda: world.Reduce(in_place if at_root else send, receive if at_root else None, op, root)
+        if name == "reduce_scatter":
+            op = self._op(case.op)
+            if case.variant == "in-place":
+                raise Unsupported("MPI's in-place reduce-scatter leaves its block at the front")
+            return lambda: world.Reduce_scatter_block(send, receive, op)
+        return {
+            "broadcast": lambda: world.Bcast(receive, root),
+            "all_gather": lambda: world.Allgather(source, receive),
+            "all_to_all": lambda: world.Alltoall(send, receive),
+            "gather": lambda: world.Gather(send, receive if at_root else None, root),
+            "scatter": lambda: world.Scatter(send if at_root else None, receive, root),
+            "sendrecv": self._ping_pong(case, send, receive),
+        }[name]
+
+    def _ping_pong(self, case: Case, send: list, receive: list) -> Call:
+        world, peer = self.world, case.world.rank ^ 1
+
+        def first() -> None:
+            world.Send(send, peer)
+            world.Recv(receive, peer)
+
+        def second() -> None:
+            world.Recv(receive, peer)
+            world.Send(send, peer)
+
+        if peer >= case.world.size:
+            return lambda: None
+        return first if case.world.rank < peer else second
+
+    def close(self) -> None:
+        self.world.Free()
+
+
+def make(base: str, name: str, world: World) -> Contender:
+    return DeepSpeedContender(name, world) if base == "deepspeed" else MpiContender(name, world)

@@ -1,0 +1,234 @@
+"""nvx's speed goals, in one table, and the judgement of measured figures against them.
+
+A goal is a time that nvx should not exceed, made of what others took in the same run: ratios hold on any
+machine, times on none. "The call" is what torch itself takes over a backend that does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .sizes import show_size
+
+NVX = "nvx"
+KI, MI = 1 << 10, 1 << 20
+Find = Callable[[str], float | None]  # a contender's time in microseconds, None if it was not there
+
+
+@dataclass(frozen=True)
+class Bound:
+    """call + plus_us + share x (the fastest of peers)."""
+
+    share: float = 0.0
+    peers: tuple[str, ...] = ()
+    call: bool = False
+    plus_us: float = 0.0
+
+    def text(self) -> str:
+        terms = ["the call"] if self.call else []
+        terms += [f"{self.plus_us:g} us"] if self.plus_us else []
+        if self.peers:
+            whose = self.peers[0] if len(self.peers) == 1 else "the faster of " + " and ".join(self.peers)
+            terms.append(whose if self.share == 1 else f"1/{1 / self.share:.3g} of {whose}")
+        return " + ".join(terms)
+
+    def reached(self, measured: float | None, find: Find) -> str:
+        """The measured time in the bound's own terms."""
+        there = [time for time in map(find, self.peers) if time is not None]
+        call = find("null") if self.call else 0.0
+        if measured is None or call is None or (self.peers and not there):
+            return ""
+        rest = measured - call
+        terms = ["the call"] if self.call else []
+        if self.peers:
+            name = next(peer for peer in self.peers if find(peer) == min(there))
+            share = rest / min(there)
+            terms.append(f"1/{1 / share:.3g} of {name}" if 0 < share < 1 else f"{share:.3g} x {name}")
+        else:
+            terms.append(f"{rest:.2f} us")
+        return " + ".join(terms)
+
+    def microseconds(self, find: Find) -> tuple[float | None, str]:
+        """(the limit, who was missing); None where it cannot be said."""
+        total = self.plus_us
+        if self.call:
+            null = find("null")
+            if null is None:
+                return None, "null"
+            total += null
+        if not self.peers:
+            return total, ""
+        times = {peer: find(peer) for peer in self.peers}
+        there = [time for time in times.values() if time is not None]
+        missing = ", ".join(peer for peer, time in times.items() if time is None)
+        return (total + self.share * min(there) if there else None), missing
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One line of the verdict."""
+
+    what: str
+    ranks: int
+    size: int
+    bound: Bound
+
+    @property
+    def title(self) -> str:
+        size = "" if self.what == "barrier" else f", {show_size(self.size)}"
+        return f"{self.what}, {self.ranks} ranks{size}"
+
+
+def _against_gloo(what: Iterable[str], ranks: int, over: Mapping[int, float]) -> list[Goal]:
+    return [Goal(name, ranks, size, Bound(1 / times, ("gloo",))) for name in what for size, times in over.items()]
+
+
+SMALL = (8, 4 * KI, 64 * KI)
+FASTEST = ("deepspeed", "mpi")
+COLLECTIVE_GOALS: tuple[Goal, ...] = (
+    Goal("all_reduce", 2, 8, Bound(call=True, plus_us=1.5)),
+    Goal("all_reduce", 2, 4 * KI, Bound(call=True, plus_us=3)),
+    Goal("all_reduce", 2, 64 * KI, Bound(1, ("deepspeed",), call=True)),
+    Goal("all_reduce", 2, MI, Bound(1 / 1.3, ("deepspeed",), call=True)),
+    Goal("all_reduce", 2, 16 * MI, Bound(1 / 1.2, FASTEST)),
+    Goal("all_reduce", 2, 16 * MI, Bound(1 / 5, ("gloo",))),
+    Goal("all_reduce", 2, 64 * MI, Bound(1 / 1.6, FASTEST)),
+    Goal("all_reduce", 2, 64 * MI, Bound(1 / 4, ("gloo",))),
+    *_against_gloo(
+        ("reduce", "all_gather", "reduce_scatter"), 2,
+        dict.fromkeys(SMALL, 15) | {MI: 5, 16 * MI: 3, 64 * MI: 3},
+    ),
+    *_against_gloo(
+        ("broadcast", "all_to_all", "scatter", "gather"), 2,
+        dict.fromkeys(SMALL, 10) | {MI: 3, 16 * MI: 2, 64 * MI: 2},
+    ),
+    *_against_gloo(("sendrecv",), 2, dict.fromkeys(SMALL, 4) | {MI: 3, 16 * MI: 2, 64 * MI: 2}),
+    *_against_gloo(("barrier",), 2, {0: 15}),
+    *_against_gloo(
+        ("all_reduce", "all_gather", "reduce_scatter"), 4, dict.fromkeys(SMALL, 15) | {MI: 10, 16 * MI: 3}
+    ),
+    *_against_gloo(("barrier",), 4, {0: 15}),
+)  # fmt: skip
+
+STEP_SHARE = 1 / 2  # of gloo's, for a DDP and an FSDP2 step
+INIT_SHARE = 1.0  # of gloo's, for init_process_group and the first collective
+GROUP_BYTES = MI  # resident a rank and group, before use, and after it when many share the staging
+IDLE_CPU_SHARE = 0.001  # of a core: what reading the clock at both ends may cost
+SLOWED_ALLOWANCE = 0.0  # beyond what a matrix product slows beside gloo's all_reduce
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was asked, what came out. ``measured`` and ``limit`` carry ``unit``; ok is None where it
+    cannot be judged."""
+
+    title: str
+    bound: str
+    measured: float | None
+    limit: float | None
+    unit: str
+    note: str = ""
+    reached: str = ""
+
+    @property
+    def ok(self) -> bool | None:
+        if self.measured is None or self.limit is None:
+            return None
+        return self.measured <= self.limit
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "goal": self.title,
+            "at_most": self.bound,
+            "reached": self.reached,
+            "measured": self.measured,
+            "limit": self.limit,
+            "unit": self.unit,
+            "ok": self.ok,
+            "note": self.note,
+        }
+
+    def line(self) -> str:
+        word = {True: "ok", False: "short", None: "not judged"}[self.ok]
+        numbers = ("-" if value is None else f"{value:,.2f}" for value in (self.measured, self.limit))
+        measured, limit = numbers
+        return (
+            f"  {self.title:<34}  {measured:>12}  {limit:>12} {self.unit:<3}  {word:<10}  {self.bound:<40}  "
+            f"{self.reached}{f' ({self.note})' if self.note else ''}"
+        ).rstrip()
+
+
+HEADER = f"# {'goal':<34}  {'measured':>12}  {'at most':>12} {'':<3}  {'verdict':<10}  {'which is':<40}  reached"
+
+
+def _verdict(title: str, bound: Bound, find: Find, subject: str) -> Verdict:
+    measured = find(subject)
+    limit, missing = bound.microseconds(find)
+    note = f"no {missing}" if missing else ""
+    return Verdict(title, bound.text(), measured, limit, "us", note, bound.reached(measured, find))
+
+
+def judge_collectives(results: list[dict[str, Any]], subject: str = NVX) -> list[Verdict]:
+    """Every collective goal against the results of the sweeps."""
+    times: dict[tuple[str, int, int, str], float] = {}
+    for result in results:
+        key = (result["collective"], result["ranks"], result["size"], result["backend"])
+        times.setdefault(key, result["time_us"])  # the first variant is torch's usual one
+    verdicts = []
+    for goal in COLLECTIVE_GOALS:
+
+        def find(backend: str, goal: Goal = goal) -> float | None:
+            return times.get((goal.what, goal.ranks, _real_size(goal), backend))
+
+        verdicts.append(_verdict(goal.title, goal.bound, find, subject))
+    return verdicts
+
+
+def _real_size(goal: Goal) -> int:
+    """8 bytes are two floats: over four ranks a message made of parts holds one each."""
+    return max(goal.size, 4 * goal.ranks) if goal.what in ("all_gather", "reduce_scatter") else goal.size
+
+
+def _by_backend(results: list[dict[str, Any]], value: str, **where: str) -> Callable[[str], float | None]:
+    chosen = [each for each in results if all(each[key] == wanted for key, wanted in where.items())]
+    return lambda backend: next((each[value] for each in chosen if each["backend"] == backend), None)
+
+
+def judge_steps(results: list[dict[str, Any]], subject: str = NVX) -> list[Verdict]:
+    """Training steps against gloo's."""
+    out = []
+    for kind in ("ddp", "fsdp2"):
+        find = _by_backend(results, "time_us", kind=kind)
+        out.append(_verdict(f"{kind} step, 2 ranks", Bound(STEP_SHARE, ("gloo",)), find, subject))
+    return out
+
+
+def judge_init(results: list[dict[str, Any]], subject: str = NVX) -> list[Verdict]:
+    find = _by_backend(results, "fresh_us")
+    return [_verdict("init and first collective", Bound(INIT_SHARE, ("gloo",)), find, subject)]
+
+
+def judge_overlap(results: list[dict[str, Any]], subject: str = NVX) -> list[Verdict]:
+    find = _by_backend(results, "product_us")
+    gloo = find("gloo")
+    limit = None if gloo is None else gloo * (1 + SLOWED_ALLOWANCE)
+    return [Verdict("product beside all_reduce", "the product beside gloo's", find(subject), limit, "us")]
+
+
+def judge_memory(results: list[dict[str, Any]], idle_seconds: float, subject: str = NVX) -> list[Verdict]:
+    rows = (
+        ("group_bytes", "an idle group, unused"),
+        ("used_small_group_bytes", "an idle group, after 8 B"),
+        ("used_group_bytes", "an idle group, after large use"),
+    )
+    out = []
+    for key, title in rows:
+        measured = _by_backend(results, key)(subject)
+        kib = None if measured is None else measured / KI
+        out.append(Verdict(title, "resident a rank and group", kib, GROUP_BYTES / KI, "KiB"))
+    for key, title in (("idle_cpu_s", "idle groups, unused"), ("used_idle_cpu_s", "idle groups, used")):
+        measured = _by_backend(results, key)(subject)
+        share = None if measured is None else 100 * measured / idle_seconds
+        out.append(Verdict(title, "CPU time of the process", share, 100 * IDLE_CPU_SHARE, "%"))
+    return out

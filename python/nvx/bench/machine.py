@@ -1,0 +1,123 @@
+"""What a figure stands on: the machine, the versions and the state the two cores are in at this minute."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().strip().splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def _field(path: str, name: str) -> str:
+    try:
+        for line in Path(path).read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def _caches() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        kind = _first_line(f"{index}/type")
+        name = f"L{_first_line(f'{index}/level')}{'' if kind == 'Unified' else kind[:1].lower()}"
+        shared = _first_line(f"{index}/shared_cpu_list")
+        found[name] = f"{_first_line(f'{index}/size')} shared by cpus {shared}"
+    return found
+
+
+def cpu_model() -> str:
+    return _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+
+
+def describe() -> dict[str, Any]:
+    """The machine, without anything that names it."""
+    flags = _field("/proc/cpuinfo", "flags").split()
+    return {
+        "cpu": cpu_model(),
+        "architecture": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cores_online": os.cpu_count(),
+        "virtual": "hypervisor" in flags,
+        "simd": [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if flag in flags],
+        "caches": _caches(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "kernel": f"{platform.system()} {platform.release()}",
+        "governor": _first_line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, Any]:
+    """Everything whose version decides a figure; what is absent is left out."""
+    import torch
+
+    found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
+    found["libc"] = " ".join(platform.libc_ver())
+    for package in ("nvx", "deepspeed", "mpi4py", "numpy"):
+        if (version := _version(package)) is not None:
+            found[package] = version
+    if "mpi4py.MPI" in sys.modules:
+        found["mpi"] = sys.modules["mpi4py.MPI"].Get_library_version().splitlines()[0].strip(" ,\0")
+    native = sys.modules.get("nvx._C")
+    if native is not None and hasattr(native, "build_info"):
+        found["nvx_build"] = {key: str(value) for key, value in native.build_info().items()}
+    return found
+
+
+def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    """The head that every results file has."""
+    now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
+    return {
+        "schema": SCHEMA,
+        "what": what,
+        "command": command,
+        "when": now.isoformat(),
+        "machine": describe(),
+        "versions": versions(),
+        "arguments": arguments,
+        **rest,
+    }
+
+
+def write(path: str, contents: dict[str, Any]) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft.write_text(json.dumps(contents, indent=1) + "\n")
+    draft.replace(target)
+
+
+def read(path: str) -> dict[str, Any]:
+    """A results file; ValueError says what is wrong with another file."""
+    try:
+        contents = json.loads(Path(path).read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(contents, dict) or contents.get("schema") != SCHEMA:
+        raise ValueError(f"{path} was not written by this nvx bench (schema {SCHEMA})")
+    return contents

@@ -1,0 +1,160 @@
+"""`nvx bench memory`: what a group holds and what it costs while it does nothing.
+
+Resident memory of a rank, private and shared alike but without the pages of libraries, before there is a
+group, with one, with many, and after each has been used; and the CPU time of the whole process while it
+sleeps. Fresh processes for every contender, so that none profits from what another left behind."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from . import machine, sizes, world
+from .world import World
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--groups", type=int, default=64, help="groups held at once (default 64)")
+    parser.add_argument(
+        "-b", "--bytes", type=sizes.parse_size, default=16 << 20, help="all_reduced on each (default 16M)"
+    )
+    parser.add_argument("--idle", type=float, default=2.0, help="seconds of doing nothing (default 2)")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--into", help=argparse.SUPPRESS)
+
+
+def resident() -> dict[str, int]:
+    """Bytes: all that is mapped and present, less files (libraries); the part of it in shared memory;
+    proportional share."""
+    rollup = _kilobytes("/proc/self/smaps_rollup")
+    status = _kilobytes("/proc/self/status")
+    return {
+        "resident": rollup["Rss"] - status["RssFile"],
+        "shared": status["RssShmem"],
+        "proportional": rollup["Pss"],
+    }
+
+
+def _kilobytes(path: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line in Path(path).read_text().splitlines():
+        words = line.split()
+        if len(words) == 3 and words[2] == "kB":
+            found[words[0].rstrip(":")] = int(words[1]) * 1024
+    return found
+
+
+def idle_cpu(seconds: float) -> float:
+    """CPU seconds all threads of this process take while the caller sleeps."""
+    before = time.process_time()
+    time.sleep(seconds)
+    return time.process_time() - before
+
+
+def work(me: World, arguments: argparse.Namespace) -> int:
+    """One rank: the stages in order, each figure the worst of the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    from .peers import torch_backend
+
+    backend = torch_backend(arguments.worker)
+    tensor = torch.zeros(max(1, arguments.bytes // 4))
+    small = torch.zeros(2)
+    stages: dict[str, dict[str, float]] = {}
+
+    def stage(name: str, idle: bool = False) -> None:
+        gc.collect()
+        me.barrier()
+        cpu = idle_cpu(arguments.idle) if idle else 0.0
+        here = resident()
+        values = me.largest([*here.values(), cpu])
+        stages[name] = dict(zip([*here, "idle_cpu_s"], values, strict=True))
+        me.barrier()
+
+    me.barrier()
+    stage("none", idle=True)
+    groups = [dist.new_group(backend=backend)]
+    stage("one")
+    groups += [dist.new_group(backend=backend) for _ in range(arguments.groups - 1)]
+    stage("many", idle=True)
+    for group in groups:
+        dist.all_reduce(small, group=group)
+    stage("used_small")
+    for group in groups:
+        dist.all_reduce(tensor, group=group)
+    stage("used", idle=True)
+    if me.rank == 0:
+        Path(arguments.into).write_text(json.dumps(stages))
+    return 0
+
+
+def figures(name: str, stages: dict[str, dict[str, float]], groups: int) -> dict[str, Any]:
+    """What the stages say of one group. The first group also pays for what is there once a process."""
+
+    def grew(after: str, before: str) -> float:
+        return stages[after]["resident"] - stages[before]["resident"]
+
+    return {
+        "backend": name,
+        "first_group_bytes": grew("one", "none"),
+        "group_bytes": grew("many", "one") / max(1, groups - 1),
+        "used_small_group_bytes": grew("used_small", "none") / groups,
+        "used_group_bytes": grew("used", "none") / groups,
+        "used_bytes": grew("used", "none"),
+        "used_proportional_bytes": stages["used"]["proportional"] - stages["none"]["proportional"],
+        "idle_cpu_s": max(0.0, stages["many"]["idle_cpu_s"] - stages["none"]["idle_cpu_s"]),
+        "used_idle_cpu_s": max(0.0, stages["used"]["idle_cpu_s"] - stages["none"]["idle_cpu_s"]),
+        "stages": stages,
+    }
+
+
+def alone(arguments: argparse.Namespace, command: str) -> int:
+    """Starts fresh ranks for each contender and prints the table."""
+    results: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
+        for name in [arguments.backend, *arguments.vs]:
+            into = f"{folder}/{name}.json"
+            given = [
+                "memory", "--worker", name, "--into", into, "--groups", str(arguments.groups),
+                "-b", str(arguments.bytes), "--idle", str(arguments.idle), "-T", str(arguments.timeout),
+            ]  # fmt: skip
+            if world.launch(given, arguments.ranks):
+                print(f"nvx bench: a rank of {name} failed (its error is above)")
+                return 2
+            results.append(figures(name, json.loads(Path(into).read_text()), arguments.groups))
+    print(f"# {command}\n# {machine.cpu_model()}, {arguments.ranks} ranks, {arguments.groups} groups")
+    _show(results, sizes.show_size(arguments.bytes), arguments.idle)
+    if arguments.json:
+        given_arguments = {"groups": arguments.groups, "bytes": arguments.bytes, "idle_s": arguments.idle}
+        document = machine.document("memory", command, given_arguments, ranks=arguments.ranks)
+        machine.write(arguments.json, document | {"results": results})
+    return 0
+
+
+_COLUMNS = (
+    ("first group", "first_group_bytes"),
+    ("a further one", "group_bytes"),
+    ("each after 8 B", "used_small_group_bytes"),
+    ("each after {}", "used_group_bytes"),
+    ("all after it", "used_bytes"),
+    ("proportional", "used_proportional_bytes"),
+)
+
+
+def _show(results: list[dict[str, Any]], used: str, idle: float) -> None:
+    """KiB resident a rank, and milliseconds of CPU while it sleeps. What two ranks map counts in both, but in
+    the last column of memory each has its share."""
+    names = [*(name.format(used) for name, _ in _COLUMNS), "idle CPU", "after use"]
+    units = [*("(KiB)" for _ in _COLUMNS), *[f"(ms in {idle:g} s)"] * 2]
+    print(f"# {'backend':>12}  " + "  ".join(f"{name:>15}" for name in names))
+    print(f"# {'':>12}  " + "  ".join(f"{unit:>15}" for unit in units))
+    for each in results:
+        memory = "  ".join(f"{each[key] / 1024:15.1f}" for _, key in _COLUMNS)
+        cpu = "  ".join(f"{each[key] * 1e3:15.2f}" for key in ("idle_cpu_s", "used_idle_cpu_s"))
+        print(f"  {each['backend']:>12}  {memory}  {cpu}")

@@ -1,0 +1,124 @@
+"""`nvx bench overlap`: how much a matrix product slows while an all_reduce runs beside it.
+
+Each round starts an asynchronous all_reduce, multiplies as long as the slowest contender's all_reduce
+takes by itself, then waits. The product's own time is what counts: a contender that computes with the
+cores the product needs shows here."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import machine, report, sizes
+from .peers import TorchContender, enlist
+from .probe import flag_round
+from .runner import Effort, measure
+from .world import World
+
+ALONE = "alone"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-b", "--bytes", type=sizes.parse_size, default=16 << 20, help="of the all_reduce (default 16M)"
+    )
+    parser.add_argument("--side", type=int, default=512, help="rows and columns of the product (default 512)")
+    parser.add_argument("--iters", type=int, default=35, help="rounds of each contender (default 35)")
+    parser.add_argument("--blocks", type=int, default=7, help="blocks of each contender, taking turns (default 7)")
+
+
+class Round:
+    """One round over one contender (None: nothing runs beside it), and what its products took."""
+
+    def __init__(self, group: dist.ProcessGroup | None, tensor: torch.Tensor, multiply: Callable[[], None]) -> None:
+        self.group, self.tensor, self.multiply = group, tensor, multiply
+        self.products: list[float] = []
+
+    def __call__(self) -> None:
+        began = time.perf_counter()
+        work = dist.all_reduce(self.tensor, group=self.group, async_op=True) if self.group else None
+        self.multiply()
+        self.products.append(time.perf_counter() - began)
+        if work is not None:
+            work.wait()
+
+
+def products(side: int, times: int) -> Callable[[], None]:
+    left, right, out = torch.rand(side, side), torch.rand(side, side), torch.empty(side, side)
+
+    def multiply() -> None:
+        for _ in range(times):
+            torch.mm(left, right, out=out)
+
+    return multiply
+
+
+def enough_products(world: World, side: int, tensor: torch.Tensor, usable: list[TorchContender]) -> tuple[int, dict]:
+    """How many products last as long as the slowest contender's all_reduce, agreed; and what each takes
+    by itself."""
+    calls: list[Callable[[], object]] = [products(side, 1)]
+    calls += [functools.partial(dist.all_reduce, tensor, group=each.group) for each in usable]
+    timings = measure(world, calls, Effort(blocks=3, iterations=9))
+    slowest = max(timing.time for timing in timings[1:])
+    alone = {each.name: timing.time for each, timing in zip(usable, timings[1:], strict=True)}
+    return max(1, math.ceil(world.from_first(slowest / timings[0].time))), alone
+
+
+def run(world: World, arguments: argparse.Namespace, command: str) -> int:
+    contenders, refused = enlist([arguments.backend, *arguments.vs], world, arguments.timeout)
+    usable = [contender for contender in contenders if isinstance(contender, TorchContender)]
+    if arguments.backend in refused:
+        world.say(f"nvx bench: {arguments.backend}: {refused[arguments.backend]}")
+        return 2
+    document = machine.document("overlap", command, {"bytes": arguments.bytes, "side": arguments.side})
+    tensor = torch.zeros(max(1, arguments.bytes // 4))
+    times, alone = enough_products(world, arguments.side, tensor, usable)
+    product = f"{times} products of {arguments.side} x {arguments.side}"
+    shown = f"{world.size} ranks; {product} beside an all_reduce of {sizes.show_size(arguments.bytes)}"
+    world.say(report.opening(command, document, shown, [contender.name for contender in usable]))
+    round_trip = flag_round(world)
+    world.say(report.state(round_trip))
+    results = _rounds(world, arguments, times, tensor, usable, alone)
+    if arguments.json and world.rank == 0:
+        flags = None if round_trip is None else round(round_trip * 1e6, 4)
+        rest = {"ranks": world.size, "products": times, "flag_round_us": [flags], "results": results}
+        machine.write(arguments.json, document | rest)
+    for contender in contenders:
+        contender.close()
+    return 0
+
+
+def _rounds(
+    world: World, arguments: argparse.Namespace, times: int, tensor: torch.Tensor, usable:
+    list[TorchContender], alone: dict[str, float],
+) -> list[dict[str, Any]]:  # fmt: skip
+    multiply = products(arguments.side, times)
+    rounds = [Round(None, tensor, multiply), *(Round(each.group, tensor, multiply) for each in usable)]
+    timings = measure(world, rounds, Effort(arguments.blocks, arguments.iters, warmup=1))
+    took = [statistics.median(world.largest(each.products)) for each in rounds]
+    names = [ALONE, *(contender.name for contender in usable)]
+    world.say(f"# {'beside':>12}  {'product (ms)':>12}  {'slowed by':>9}  {'whole (ms)':>10}  {'by itself':>16}")
+    out: list[dict[str, Any]] = []
+    for name, product, timing in zip(names, took, timings, strict=True):
+        itself = alone.get(name)
+        slowed = product / took[0] - 1
+        out.append(
+            {
+                "backend": name,
+                "product_us": round(product * 1e6, 2),
+                "slowed_by": round(slowed, 4),
+                "all_reduce_alone_us": None if itself is None else round(itself * 1e6, 2),
+                **timing.in_microseconds(),
+            }
+        )
+        last = "" if itself is None else f"{itself * 1e3:.2f} ms"
+        world.say(f"  {name:>12}  {product * 1e3:12.2f}  {slowed:9.1%}  {timing.time * 1e3:10.2f}  {last:>16}")
+    return out

@@ -1,0 +1,258 @@
+"""The contenders: each turns a case into a call that runs it once. Those that torch drives are here, the
+others in direct.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from . import payload
+from .collectives import Collective, Variant, elements
+from .world import World
+
+Call = Callable[[], object]
+NULL = "null"
+NULL_BACKEND = "nvx_null"
+DIRECT = ("deepspeed", "mpi")
+
+
+class Unsupported(Exception):
+    """This contender cannot run this case, and why."""
+
+
+@dataclass
+class Case:
+    """One collective on one set of buffers, the same for every contender."""
+
+    row: Collective
+    nbytes: int
+    dtype_name: str
+    op: str
+    root: int
+    variant: Variant
+    world: World
+    unalign: int = 0
+    send: torch.Tensor = field(init=False)
+    receive: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dtype = payload.dtype_of(self.dtype_name)[1]
+        self.count = elements(self.row, self.nbytes, self.dtype.itemsize, self.world.size)
+        self.block = self.count // self.world.size
+        self.nbytes = self.count * self.dtype.itemsize
+        sends, receives = self._extent(self.row.sends), self._extent(self.row.receives)
+        if self.variant == "in-place":
+            whole = self._empty(self.count)
+            mine = slice(self.world.rank * self.block, (self.world.rank + 1) * self.block)
+            self.send = whole[mine] if self.row.sends == "block" else whole
+            self.receive = whole[mine] if self.row.receives == "block" else whole
+        else:
+            self.send, self.receive = self._empty(sends), self._empty(receives)
+
+    def _extent(self, extent: str) -> int:
+        return {"whole": self.count, "block": self.block, "nothing": 0}[extent]
+
+    def _empty(self, count: int) -> torch.Tensor:
+        return torch.zeros(count + self.unalign, dtype=self.dtype)[self.unalign :]
+
+    @property
+    def shown_count(self) -> int:
+        """nccl-tests' count: elements a rank contributes where the message is made of parts."""
+        return self.block if self.row.in_blocks else self.count
+
+    def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor[k * self.block : (k + 1) * self.block] for k in range(self.world.size)]
+
+    def prepare(self, salt: int) -> None:
+        """Inputs that make the result known, outputs that no result equals."""
+        payload.spoil(self.receive)
+        mine = payload.pattern(self.op, self.dtype, self.world.size, self.world.rank, salt)
+        payload.fill(self.send, payload.as_dtype(mine, self.dtype))
+
+    def rest(self) -> None:
+        """Inputs that stay what they are however often an in-place reduction is repeated."""
+        self.send.zero_()
+
+    def count_wrong(self, salt: int) -> int:
+        """Wrong elements of this rank's output, against the exact result."""
+        world = self.world
+        want = payload.expected(self.row, self.op, self.dtype, world.size, world.rank, self.root, self.block, salt)
+        return sum(
+            payload.wrong(self.receive[first:] if count < 0 else self.receive[first : first + count], period, at)
+            for first, count, period, at in want or ()
+        )
+
+
+class Contender:
+    """Something that can run cases. ``exact`` is false for what moves nothing."""
+
+    exact = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def call(self, case: Case, times: int = 1) -> Call:
+        """Runs the case ``times`` times, to their end, started together where that is possible; raises
+        Unsupported."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives back what the contender holds."""
+
+
+class TorchContender(Contender):
+    """A torch.distributed backend, over a process group of its own."""
+
+    def __init__(self, name: str, backend: str, world: World, timeout: float) -> None:
+        super().__init__(name)
+        self.exact = name.partition("#")[0] != NULL
+        self.world = world
+        self.group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout))
+
+    def call(self, case: Case, times: int = 1) -> Call:
+        start = _torch_calls(case, self.group)
+        if times == 1 or case.row.name == "sendrecv":
+            return repeat(start, times)
+        begin = _torch_calls(case, self.group, async_op=True)
+        rounds = range(times)
+
+        def aggregated() -> None:
+            for work in [begin() for _ in rounds]:
+                if work is not None:
+                    work.wait()
+
+        return aggregated
+
+    def close(self) -> None:
+        dist.destroy_process_group(self.group)
+
+
+def repeat(call: Call, times: int) -> Call:
+    """The call, ``times`` times in a row."""
+    if times == 1:
+        return call
+
+    def repeated() -> None:
+        for _ in range(times):
+            call()
+
+    return repeated
+
+
+def _reduce_op(op: str) -> dist.ReduceOp:
+    names = {"prod": "PRODUCT", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+    return getattr(dist.ReduceOp, names.get(op, op.upper()))
+
+
+def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -> Callable[[], dist.Work | None]:
+    """The torch call of a case, with nothing left to decide when it runs."""
+    send, receive, root, a = case.send, case.receive, case.root, async_op
+    name, at_root = case.row.name, case.world.rank == case.root
+    if name == "sendrecv":
+        return _ping_pong(case, group)
+    op = _reduce_op(case.op) if case.row.reduces else None
+    parts = None
+    if at_root and name in ("gather", "scatter"):
+        parts = case.parts(receive if name == "gather" else send)
+    # torch 2.13 renamed two calls and makes the old names warn at every call.
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    return {
+        "all_reduce": lambda: dist.all_reduce(send, op, group, a),
+        "reduce": lambda: dist.reduce(send, root, op, group, a),
+        "broadcast": lambda: dist.broadcast(send, root, group, a),
+        "all_gather": lambda: all_gather(receive, send, group, a),
+        "reduce_scatter": lambda: reduce_scatter(receive, send, op, group, a),
+        "all_to_all": lambda: dist.all_to_all_single(receive, send, None, None, group, a),
+        "gather": lambda: dist.gather(send, parts, root, group, a),
+        "scatter": lambda: dist.scatter(receive, parts, root, group, a),
+        "barrier": lambda: dist.barrier(group, a),
+    }[name]
+
+
+def _ping_pong(case: Case, group: dist.ProcessGroup) -> Callable[[], None]:
+    """A send and a recv on each of two neighbours, one after the other; a rank without a neighbour
+    stands by."""
+    send, receive, peer = case.send, case.receive, case.world.rank ^ 1
+
+    def first() -> None:
+        dist.send(send, peer, group)
+        dist.recv(receive, peer, group)
+
+    def second() -> None:
+        dist.recv(receive, peer, group)
+        dist.send(send, peer, group)
+
+    if peer >= case.world.size:
+        return lambda: None
+    return first if case.world.rank < peer else second
+
+
+def native() -> Any:
+    """nvx's C++ module, or None where it is not built (or is built for another torch)."""
+    import nvx
+
+    try:
+        return nvx._load()
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+
+
+def _native_null(store: dist.Store, rank: int, size: int, timeout: timedelta) -> object:
+    return native().NullBackend(store, rank, size)
+
+
+def null_backend() -> str:
+    """The backend that does nothing: nvx's, or torch's fake one (which copies in some calls) where nvx
+    is not built."""
+    if not hasattr(native(), "NullBackend"):
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401
+
+        return "fake"
+    if NULL_BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NULL_BACKEND, _native_null, devices=["cpu"])
+    return NULL_BACKEND
+
+
+def torch_backend(name: str) -> str:
+    """torch's name for a contender's base name, registered if it needs to be."""
+    if name == NULL:
+        return null_backend()
+    if name == "nvx":
+        import nvx  # noqa: F401  (importing it registers the name, if torch has not done so by itself)
+    if name not in dist.Backend.backend_list:
+        raise Unsupported(f"torch {torch.__version__} knows no backend '{name}'")
+    return name
+
+
+def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contender], dict[str, str]]:
+    """The contenders by name, and for each that cannot take part the reason. The same on every rank."""
+    able: list[Contender] = []
+    refused: dict[str, str] = {}
+    for position, base in enumerate(names):
+        again = names[:position].count(base)
+        name = f"{base}#{again + 1}" if again else base
+        contender, reason = None, ""
+        try:
+            contender = _make(base, name, world, timeout)
+        except (Unsupported, ImportError, RuntimeError, ValueError, OSError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = world.agreed(reason)
+        if reason or contender is None:
+            refused[name] = reason
+        else:
+            able.append(contender)
+    return able, refused
+
+
+def _make(base: str, name: str, world: World, timeout: float) -> Contender:
+    if base in DIRECT:
+        from . import direct
+
+        return direct.make(base, name, world)
+    return TorchContender(name, torch_backend(base), world, timeout)

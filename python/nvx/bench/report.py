@@ -1,0 +1,124 @@
+"""The printed table: nccl-tests' header and columns, then p50 and p99, then every peer's time and how
+many times ours it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NOT_APPLICABLE = "N/A"
+VARIANTS = ("out-of-place", "in-place")
+_FIXED = (
+    ("size", "(B)", 12),
+    ("count", "(elements)", 12),
+    ("type", "", 8),
+    ("redop", "", 6),
+    ("root", "", 6),
+)
+_TIMED = (("time", "(us)", 7), ("algbw", "(GB/s)", 6), ("busbw", "(GB/s)", 6), ("#wrong", "", 6))
+_PERCENTILES = (("p50", "(us)", 7), ("p99", "(us)", 7))
+_PER_ITERATION = (("i_min", "(us)", 7), ("i_max", "(us)", 7), ("i_p99", "(us)", 7), ("i_cv%", "(%)", 7))
+
+
+def number(value: float | None, width: int) -> str:
+    """As many decimals as fit, as nccl-tests prints its figures."""
+    if value is None:
+        return NOT_APPLICABLE.rjust(width)
+    for decimals in (2, 1, 0):
+        text = f"{value:{width}.{decimals}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:{width}.{1 if width >= 7 else 0}e}"
+
+
+class Table:
+    """Prints rows as they are measured."""
+
+    def __init__(self, main: str, peers: list[str], per_iteration: bool) -> None:
+        self.main = main
+        self.peers = peers
+        self.columns = (*_TIMED, *_PERCENTILES, *(_PER_ITERATION if per_iteration else ()))
+
+    def _join(self, cells: list[tuple[str, int]]) -> str:
+        return "  ".join(text.rjust(width) for text, width in cells)
+
+    def header(self) -> str:
+        group = sum(width + 2 for *_, width in self.columns) - 2
+        lead = sum(width + 2 for *_, width in _FIXED)
+        top = " " * lead + "  ".join(name.center(group) for name in VARIANTS)
+        top += "".join(f"  | {peer:>9}  {'x ' + self.main:>8}" for peer in self.peers)
+        lines = [top]
+        for line in (0, 1):
+            cells = [(column[line], column[2]) for column in (*_FIXED, *self.columns, *self.columns)]
+            text = self._join(cells)
+            text += "".join(f"  | {('time', '(us)')[line]:>9}  {'':>8}" for _ in self.peers)
+            lines.append(text)
+        return "\n".join("#" + text[1:].rstrip() for text in lines)
+
+    def row(self, shared: dict[str, Any], results: dict[tuple[str, str], dict[str, Any]]) -> str:
+        """One line; ``results`` by (contender, variant). Peers are compared in the first variant measured."""
+        fixed = (shared["size"], shared["count"], shared["type"], shared["redop"], shared["root"])
+        text = self._join([(str(value), column[2]) for value, column in zip(fixed, _FIXED, strict=True)])
+        for variant in VARIANTS:
+            text += "  " + self._figures(results.get((self.main, variant)))
+        first = next((variant for name, variant in results if name == self.main), VARIANTS[0])
+        ours = results.get((self.main, first))
+        for peer in self.peers:
+            text += self._peer(ours, results.get((peer, first)))
+        return text
+
+    def _figures(self, result: dict[str, Any] | None) -> str:
+        if result is None:
+            return self._join([(NOT_APPLICABLE, column[2]) for column in self.columns])
+        wrong = result["wrong"]
+        values: list[str] = [
+            number(result["time_us"], 7),
+            number(result["algbw"], 6),
+            number(result["busbw"], 6),
+            NOT_APPLICABLE if wrong is None else f"{wrong:g}",
+        ]
+        extra = ("p50_us", "p99_us", "min_us", "max_us", "p99_us", "cv_percent")
+        values += [number(result[key], 7) for key in extra[: len(self.columns) - len(values)]]
+        return self._join([(value, column[2]) for value, column in zip(values, self.columns, strict=True)])
+
+    def _peer(self, ours: dict[str, Any] | None, theirs: dict[str, Any] | None) -> str:
+        if theirs is None:
+            return f"  | {NOT_APPLICABLE:>9}  {'':>8}"
+        wrong = "!" if theirs["wrong"] else " "
+        times = f"{theirs['time_us'] / ours['time_us']:.3g}" if ours and ours["time_us"] else ""
+        return f"  | {number(theirs['time_us'], 8)}{wrong}  {times:>8}"
+
+
+def opening(command: str, document: dict[str, Any], effort: str, contenders: list[str]) -> str:
+    """What the figures stand on, before any of them."""
+    machine, versions = document["machine"], document["versions"]
+    cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
+    where = [machine["cpu"], cores, *(["virtual"] if machine["virtual"] else []), machine["kernel"]]
+    lines = (
+        command,
+        "machine: " + ", ".join(where),
+        "versions: " + ", ".join(f"{key} {value}" for key, value in versions.items() if isinstance(value, str)),
+        effort,
+        "contenders: " + ", ".join(contenders),
+    )
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def state(round_trip: float | None) -> str:
+    """The distance between the cores in this minute, which decides what small messages can take."""
+    if round_trip is None:
+        return "# flag round between ranks 0 and 1: not measured (one rank, or nvx's C++ part is not built)"
+    return f"# flag round between ranks 0 and 1: {round_trip * 1e6:.3f} us"
+
+
+def closing(what: str, wrong: int, checked: bool, busbw: list[float]) -> str:
+    """nccl-tests' last lines."""
+    verdict = ("FAILED" if wrong else "OK") if checked else "not checked"
+    mean = sum(busbw) / len(busbw) if busbw else 0.0
+    return "\n".join(
+        (
+            f"# {'Out of bounds values':<20} : {wrong} {verdict}",
+            f"# {'Avg bus bandwidth':<20} : {mean:g}",
+            "#",
+            f"# Collective test concluded: {what}",
+        )
+    )

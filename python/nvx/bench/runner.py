@@ -1,0 +1,130 @@
+"""How time is taken. Contenders take turns, block by block, in the same processes, so that a minute in
+which the machine is slow is slow for all; a block begins at a barrier of the control group and with
+calls that are not timed; a call costs what it cost its slowest rank; a contender's time is the median
+over its blocks."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .peers import Call
+from .world import World
+
+FEWEST, MOST = 3, 2000  # calls in one block, where the run chooses
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure. ``iterations`` is what each contender does in all; 0 lets a block last
+    ``block_seconds``."""
+
+    blocks: int = 7
+    iterations: int = 0
+    warmup: int = 1
+    block_seconds: float = 0.02
+
+
+@dataclass
+class Timing:
+    """One contender's figures for one case, in seconds a call."""
+
+    time: float
+    p50: float
+    p99: float
+    least: float
+    most: float
+    cv: float
+    calls: int
+    blocks: list[float] = field(default_factory=list)
+
+    def in_microseconds(self) -> dict[str, float | int | list[float]]:
+        """As the results file has it."""
+        return {
+            "time_us": _us(self.time), "p50_us": _us(self.p50), "p99_us": _us(self.p99), "min_us":
+            _us(self.least), "max_us": _us(self.most), "cv_percent": round(100 * self.cv, 2), "calls":
+            self.calls, "blocks_us": [_us(block) for block in self.blocks],
+        }  # fmt: skip
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 4)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """Nearest rank, of values in ascending order."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def summarize(blocks: Sequence[float], calls: Sequence[float]) -> Timing:
+    """Figures from each block's mean and every single call."""
+    ordered = sorted(calls)
+    mean = statistics.fmean(ordered)
+    spread = statistics.pstdev(ordered) / mean if mean else 0.0
+    return Timing(
+        statistics.median(blocks), percentile(ordered, 0.5), percentile(ordered, 0.99), ordered[0],
+        ordered[-1], spread, len(ordered), list(blocks),
+    )  # fmt: skip
+
+
+def timed(call: Call, stamps: list[int]) -> None:
+    """Runs ``call`` once between each two stamps."""
+    clock = time.perf_counter_ns
+    stamps[0] = clock()
+    for i in range(1, len(stamps)):
+        call()
+        stamps[i] = clock()
+
+
+def measure(world: World, calls: Sequence[Call], effort: Effort, aggregate: int = 1) -> list[Timing]:
+    """Times every call, interleaved, and returns the same figures on every rank."""
+    counts = [_calls_per_block(world, call, effort) for call in calls]
+    stamps = [[0] * (count + 1) for count in counts]
+    means: list[list[float]] = [[] for _ in calls]
+    singles: list[list[float]] = [[] for _ in calls]
+    for block in range(effort.blocks):
+        for turn in range(len(calls)):
+            which = (turn + block) % len(calls)
+            own = stamps[which]
+            _one_block(world, calls[which], effort.warmup, own)
+            means[which].append((own[-1] - own[0]) / counts[which] / 1e9)
+            singles[which].extend((own[i + 1] - own[i]) / 1e9 for i in range(counts[which]))
+    found: list[Timing] = []
+    for which in range(len(calls)):
+        slowest = world.largest([*means[which], *singles[which]])
+        slowest = [value / aggregate for value in slowest]
+        found.append(summarize(slowest[: effort.blocks], slowest[effort.blocks :]))
+    return found
+
+
+def _one_block(world: World, call: Call, warmup: int, stamps: list[int]) -> None:
+    world.barrier()
+    for _ in range(warmup):
+        call()
+    gc.disable()
+    try:
+        timed(call, stamps)
+    finally:
+        gc.enable()
+
+
+def _calls_per_block(world: World, call: Call, effort: Effort) -> int:
+    """How many calls fill a block, agreed by all ranks."""
+    if effort.iterations:
+        return max(1, round(effort.iterations / effort.blocks))
+    call()
+    count, once = 2, math.inf
+    while True:
+        world.barrier()
+        began = time.perf_counter()
+        for _ in range(count):
+            call()
+        once = min(once, world.largest([(time.perf_counter() - began) / count])[0])
+        if count * once > effort.block_seconds / 8 or count >= 64:
+            break
+        count *= 4
+    return min(MOST, max(FEWEST, round(effort.block_seconds / max(once, 1e-7))))

@@ -1,0 +1,50 @@
+"""Message sizes as nccl-tests takes them: "8", "64K", "1M", "2G" (powers of 1024), scanned by factor or
+by step."""
+
+from __future__ import annotations
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    """The bytes that ``text`` names; raises ValueError with what would have been right."""
+    body = text.strip().lower().removesuffix("ib").removesuffix("b")
+    unit = body[-1:] if body[-1:] in ("k", "m", "g") else ""
+    try:
+        size = float(body.removesuffix(unit)) * _UNITS[unit]
+    except ValueError:
+        raise ValueError(f"'{text}' is not a size: write 8, 64K, 1M or 2G") from None
+    if size < 0 or size != int(size):
+        raise ValueError(f"'{text}' is not a whole number of bytes")
+    return int(size)
+
+
+def scan(smallest: int, largest: int, factor: float = 0, step: int = 0) -> list[int]:
+    """Every size from ``smallest`` to ``largest``, multiplied by ``factor`` or, where that is 0, raised
+    by ``step``."""
+    if smallest > largest:
+        raise ValueError(f"the smallest size ({smallest}) is above the largest ({largest})")
+    if factor and (factor <= 1 or smallest < 1):
+        raise ValueError("a factor must be above 1 and start from at least 1 byte")
+    if not factor and step < 1:
+        raise ValueError("a step must be at least 1 byte")
+    sizes = [smallest]
+    while True:
+        after = int(sizes[-1] * factor) if factor else sizes[-1] + step
+        after = max(after, sizes[-1] + 1)
+        if after > largest:
+            return sizes
+        sizes.append(after)
+
+
+def show_size(size: int) -> str:
+    """The short name of a size, for plots and verdicts: 8 B, 64 KiB, 1.5 MiB."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:g} {name}"
+    return f"{size} B"
+
+
+def short_size(size: int) -> str:
+    """As ``parse_size`` takes it, for where there is little room: 8, 64K, 16M."""
+    return show_size(size).replace("iB", "").replace(" B", "").replace(" ", "")

@@ -1,0 +1,124 @@
+"""`nvx bench init`: from init_process_group to the end of the first all_reduce.
+
+Every sample is a set of fresh processes that have imported torch and nothing more, so that loading a
+backend counts; the contenders take turns. Beside it the same again in the same processes, after
+destroy_process_group."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from . import machine, world
+
+AGAIN = 3  # re-initialisations in each set of processes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--samples", type=int, default=5, help="sets of fresh processes of each contender (default 5)")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--into", help=argparse.SUPPRESS)
+
+
+class Meeting:
+    """Barriers and numbers over a file store: no process group may exist before the one that is timed."""
+
+    def __init__(self, path: str, rank: int, ranks: int) -> None:
+        import torch.distributed as dist
+
+        self.store = dist.FileStore(path, ranks)
+        self.rank, self.ranks, self.count = rank, ranks, 0
+
+    def largest(self, value: float) -> float:
+        """Also a barrier."""
+        self.count += 1
+        self.store.set(f"{self.count}/{self.rank}", repr(value))
+        return max(float(self.store.get(f"{self.count}/{rank}")) for rank in range(self.ranks))
+
+    def free_port(self) -> int:
+        """A port nobody listens on, named by rank 0."""
+        port = 0
+        if self.rank == 0:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+        return int(self.largest(port))
+
+
+def work(arguments: argparse.Namespace) -> int:
+    """One rank of one set: start, time, once fresh and then again."""
+    import torch
+    import torch.distributed as dist
+
+    from .peers import torch_backend
+
+    rank, ranks = world.placed() or (0, 1)
+    torch.set_num_threads(1)
+    backend = torch_backend(arguments.worker)
+    meeting = Meeting(arguments.rendezvous.removeprefix("file://"), rank, ranks)
+    took: list[float] = []
+    for _ in range(1 + AGAIN):
+        port = meeting.free_port()
+        tensor = torch.ones(2)
+        meeting.largest(0)
+        began = time.perf_counter()
+        dist.init_process_group(
+            backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
+            timeout=timedelta(seconds=arguments.timeout),
+        )  # fmt: skip
+        dist.all_reduce(tensor)
+        took.append(meeting.largest(time.perf_counter() - began))
+        if float(tensor[0]) != ranks and backend != "fake":
+            raise RuntimeError(f"the first all_reduce over {backend} gave {float(tensor[0])}, not {ranks}")
+        dist.destroy_process_group()
+    if rank == 0:
+        Path(arguments.into).write_text(json.dumps(took))
+    meeting.largest(0)
+    return 0
+
+
+def alone(arguments: argparse.Namespace, command: str) -> int:
+    """Starts the sets one after the other and prints what they took."""
+    names = [arguments.backend, *arguments.vs]
+    fresh: dict[str, list[float]] = {name: [] for name in names}
+    again: dict[str, list[float]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
+        for sample in range(arguments.samples):
+            for name in names:
+                into = f"{folder}/{name}-{sample}.json"
+                given = ["init", "--worker", name, "--into", into, "-T", str(arguments.timeout)]
+                if world.launch(given, arguments.ranks):
+                    print(f"nvx bench: a rank of {name} failed (its error is above)")
+                    return 2
+                first, *others = json.loads(Path(into).read_text())
+                fresh[name].append(first)
+                again[name] += others
+    print(
+        f"# {command}\n# {machine.cpu_model()}, {arguments.ranks} ranks, "
+        f"{arguments.samples} sets of fresh processes of each"
+    )
+    print(f"# {'backend':>12}  {'fresh (ms)':>10}  {'again (ms)':>10}  {'fresh, times ' + names[0]:>20}")
+    results: list[dict[str, Any]] = []
+    for name in names:
+        first, other = statistics.median(fresh[name]), statistics.median(again[name])
+        results.append(
+            {
+                "backend": name,
+                "fresh_us": first * 1e6,
+                "again_us": other * 1e6,
+                "all_fresh_us": [t * 1e6 for t in fresh[name]],
+            }
+        )
+        times = first / statistics.median(fresh[names[0]])
+        print(f"  {name:>12}  {first * 1e3:10.2f}  {other * 1e3:10.2f}  {times:20.2f}")
+    if arguments.json:
+        document = machine.document("init", command, {"samples": arguments.samples}, ranks=arguments.ranks)
+        machine.write(arguments.json, document | {"results": results})
+    return 0

@@ -1,0 +1,171 @@
+"""`nvx bench <collective>`: every size, dtype, operation and root asked for, every contender, checked
+and timed."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from . import collectives, machine, payload, report, sizes
+from .collectives import Collective
+from .peers import Call, Case, Contender, Unsupported, enlist
+from .probe import flag_round
+from .runner import Effort, measure
+from .world import World
+
+Result = dict[str, Any]
+
+
+class Sweep:
+    """One run of the bench, on every rank alike."""
+
+    def __init__(self, world: World, arguments: argparse.Namespace, command: str) -> None:
+        self.world, self.arguments, self.command = world, arguments, command
+        self.effort = Effort(arguments.blocks, arguments.iters, arguments.warmup_iters, arguments.block_ms / 1e3)
+        names = [arguments.backend, *arguments.vs]
+        self.contenders, self.refused = enlist(names, world, arguments.timeout)
+        self.results: list[Result] = []
+        self.notes: dict[str, str] = dict(self.refused)
+        self.rounds: list[float | None] = []
+        self.salt = 0
+
+    def run(self) -> int:
+        """Measures all, prints it on rank 0 and writes the file; 1 if any result was wrong."""
+        main = self.contenders[0].name if self.contenders else ""
+        if main != self.arguments.backend:
+            self.world.say(f"nvx bench: {self.arguments.backend}: {self.refused[self.arguments.backend]}")
+            return 2
+        document = machine.document("sweep", self.command, self._shown_arguments())
+        peers = [contender.name for contender in self.contenders[1:]]
+        effort = f"{self.world.size} ranks, one thread each; {_shown_effort(self.effort)}"
+        self.world.say(report.opening(self.command, document, effort, [main, *peers]))
+        for name, reason in self.refused.items():
+            self.world.say(f"# left out: {name} ({reason})")
+        for row in self._rows():
+            self._collective(row, report.Table(main, peers, bool(self.arguments.per_iter_timing)))
+        document |= {
+            "ranks": self.world.size,
+            "effort": asdict(self.effort),
+            "flag_round_us": [None if value is None else round(value * 1e6, 4) for value in self.rounds],
+            "notes": self.notes,
+            "results": self.results,
+        }
+        if self.arguments.json and self.world.rank == 0:
+            machine.write(self.arguments.json, document)
+        for contender in self.contenders:
+            contender.close()
+        return 1 if any(result["wrong"] for result in self.results) else 0
+
+    def _shown_arguments(self) -> dict[str, Any]:
+        hidden = ("rendezvous", "json", "run")
+        return {key: value for key, value in vars(self.arguments).items() if key not in hidden}
+
+    def _rows(self) -> list[Collective]:
+        return [collectives.find(name) for name in self.arguments.collectives]
+
+    def _sizes(self, row: Collective) -> list[int]:
+        asked = self.arguments
+        if row.sends == "nothing":
+            return [0]
+        if asked.sizes:
+            return asked.sizes
+        return sizes.scan(asked.minbytes, asked.maxbytes, asked.stepfactor, asked.stepbytes)
+
+    def _collective(self, row: Collective, table: report.Table) -> None:
+        say, before = self.world.say, len(self.results)
+        self.rounds.append(flag_round(self.world))
+        say(f"#\n# Collective test starting: {row.name}\n{report.state(self.rounds[-1])}")
+        say(table.header())
+        ops = self.arguments.op if row.reduces else ["none"]
+        roots = self.arguments.root if row.rooted else [-1]
+        for dtype in self.arguments.datatype:
+            for op in ops:
+                if op != "none" and not payload.meaningful(op, payload.DTYPES[dtype]):
+                    continue
+                for root in roots:
+                    for nbytes in self._sizes(row):
+                        say(self._line(row, nbytes, dtype, op, root, table))
+        mine = self.results[before:]
+        busbw = [result["busbw"] for result in mine if result["backend"] == table.main]
+        wrong = sum(result["wrong"] or 0 for result in mine)
+        for result in mine:
+            if result["wrong"] and result["backend"] != table.main:
+                where = f"{result['size']} B, {result['variant']}"
+                say(f"# wrong over {result['backend']}: {result['wrong']} at {where}")
+        say(report.closing(row.name, wrong, bool(self.arguments.check), busbw))
+
+    def _line(self, row: Collective, nbytes: int, dtype: str, op: str, root: int, table: report.Table) -> str:
+        found: dict[tuple[str, str], Result] = {}
+        shared: Result = {}
+        for variant in row.variants[: 1 if self.arguments.primary else None]:
+            case = Case(
+                row, nbytes, dtype, "sum" if op == "none" else op, max(root, 0), variant, self.world,
+                self.arguments.unalign,
+            )  # fmt: skip
+            shared = {
+                "collective": row.name, "size": case.nbytes, "count": case.shown_count, "type": dtype,
+                "redop": op, "root": root, "ranks": self.world.size,
+            }  # fmt: skip
+            for result in self._case(case, shared):
+                found[result["backend"], variant] = result
+                self.results.append(result)
+        return table.row(shared, found)
+
+    def _case(self, case: Case, shared: Result) -> list[Result]:
+        """Every contender on one case: first right, then fast."""
+        calls: list[tuple[Contender, Call, int | None]] = []
+        for contender in self.contenders:
+            call, wrong, reason = self._tried(contender, case)
+            reason = self.world.agreed(reason)
+            if reason or call is None:
+                self.notes[f"{contender.name} {case.row.name} {case.dtype_name} {case.op} {case.variant}"] = reason
+            else:
+                calls.append((contender, call, wrong))
+        case.rest()
+        timings = measure(self.world, [call for _, call, _ in calls], self.effort, self.arguments.agg_iters)
+        out: list[Result] = []
+        for (contender, _, wrong), timing in zip(calls, timings, strict=True):
+            algbw, busbw = collectives.bandwidth(case.row, case.nbytes, self.world.size, timing.time)
+            figures = timing.in_microseconds() | {
+                "algbw": round(algbw, 4),
+                "busbw": round(busbw, 4),
+                "wrong": wrong,
+            }
+            out.append({"backend": contender.name, "variant": case.variant, **shared, **figures})
+        return out
+
+    def _tried(self, contender: Contender, case: Case) -> tuple[Call | None, int | None, str]:
+        """(the call, wrong elements over all ranks or None where nothing is checked, why it cannot take
+        part)."""
+        wrong, call, reason = 0, None, ""
+        try:
+            call = contender.call(case, self.arguments.agg_iters)
+            once = contender.call(case)
+        except Unsupported as error:
+            return None, None, str(error)
+        checked = contender.exact and case.row.sends != "nothing" and self.arguments.check > 0
+        for _ in range(max(1, self.arguments.check)):
+            self.salt += 1
+            if checked:
+                case.prepare(self.salt)
+            try:
+                once()
+            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+                reason = str(error).strip().splitlines()[0]
+                break
+            wrong += case.count_wrong(self.salt) if checked else 0
+        return call, int(self.world.total([wrong])[0]) if checked else None, reason
+
+
+def _shown_effort(effort: Effort) -> str:
+    if effort.iterations:
+        return f"{effort.iterations} iterations in {effort.blocks} blocks, {effort.warmup} warm-up calls a block"
+    return (
+        f"{effort.blocks} blocks of about {effort.block_seconds * 1e3:g} ms a contender, "
+        f"{effort.warmup} warm-up calls a block"
+    )
+
+
+def run(world: World, arguments: argparse.Namespace, command: str) -> int:
+    return Sweep(world, arguments, command).run()

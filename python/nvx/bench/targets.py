@@ -1,0 +1,142 @@
+"""`nvx bench targets`: measures everything that a speed goal speaks of and prints one verdict a goal."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from . import goals, machine, world
+
+DEFAULT_FILE = "bench/results/targets.json"
+_SIZES_2 = "8,4K,64K,1M,16M,64M"
+_SIZES_4 = "8,4K,64K,1M,16M"
+_REST = "reduce broadcast all_gather reduce_scatter all_to_all gather scatter sendrecv barrier"
+PARTS: dict[str, str] = {
+    "all_reduce": f"all_reduce -n 2 --sizes {_SIZES_2} --primary --vs gloo,null,deepspeed,mpi",
+    "others": f"{_REST} -n 2 --sizes {_SIZES_2} --primary --vs gloo,null",
+    "four": f"all_reduce all_gather reduce_scatter barrier -n 4 --sizes {_SIZES_4} --primary --vs gloo",
+    "train": "train -n 2 --vs gloo",
+    "init": "init -n 2 --vs gloo",
+    "overlap": "overlap -n 2 --vs gloo",
+    "memory": "memory -n 2 --vs gloo",
+}
+_QUICK = {
+    **dict.fromkeys(("all_reduce", "others", "four"), "--blocks 2 --block-ms 4"),
+    "train": "--iters 2 --blocks 1",
+    "init": "--samples 1",
+    "overlap": "--iters 3 --blocks 1",
+    "memory": "--groups 4 --idle 0.3",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument(
+        "--quick", action="store_true", help="seconds instead of minutes: to see that it works, not how fast"
+    )
+    parser.add_argument("--judge", metavar="FILE", help="print the verdicts of a file of before instead of measuring")
+    parser.set_defaults(json=None)
+
+
+def measured(part: str, backend: str, quick: bool) -> dict[str, Any] | None:
+    """One part's results file; None if it failed, which it has said itself."""
+    with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
+        line = [*PARTS[part].split(), *(_QUICK[part].split() if quick else ()), "--backend", backend]
+        if part == "all_reduce" and not _has_mpi():
+            line[line.index("--vs") + 1] = line[line.index("--vs") + 1].removesuffix(",mpi")
+        print(f"\n# --- nvx bench {shlex.join(line)}", flush=True)
+        into = os.path.join(folder, "part.json")
+        environment = world.rank_environment(0, 1, 0)
+        for name in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+            "LOCAL_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ):
+            environment.pop(name)
+        done = subprocess.run([sys.executable, "-m", world.MODULE, *line, "-J", into], env=environment, check=False)
+        document = machine.read(into) if os.path.exists(into) else None
+        if document is not None:
+            document["command"] = shlex.join(["nvx", "bench", *line])
+            document["status"] = done.returncode
+        return document
+
+
+def _has_mpi() -> bool:
+    import importlib.util
+    import shutil
+
+    return shutil.which("mpirun") is not None and importlib.util.find_spec("mpi4py") is not None
+
+
+def judged(parts: dict[str, Any], subject: str) -> list[goals.Verdict]:
+    """Every goal that the measured parts allow to judge; those of parts that were not run are left out."""
+    sweeps = [part for part in ("all_reduce", "others", "four") if part in parts]
+    results = [result for part in sweeps for result in parts[part]["results"]]
+    verdicts = [
+        verdict for verdict in goals.judge_collectives(results, subject)
+        if len(sweeps) == 3 or verdict.measured is not None
+    ]  # fmt: skip
+    for part, judge in (
+        ("train", goals.judge_steps),
+        ("init", goals.judge_init),
+        ("overlap", goals.judge_overlap),
+    ):
+        if part in parts:
+            verdicts += judge(parts[part]["results"], subject)
+    if "memory" in parts:
+        memory = parts["memory"]
+        verdicts += goals.judge_memory(memory["results"], memory["arguments"]["idle_s"], subject)
+    return verdicts
+
+
+def show(document: dict[str, Any], verdicts: list[goals.Verdict]) -> int:
+    """Prints the table; 1 if a goal was missed or a result was wrong."""
+    rounds = [value for part in document["parts"].values() for value in part.get("flag_round_us") or () if value]
+    span = f"{min(rounds):.3f} to {max(rounds):.3f} us" if rounds else "not measured"
+    print(f"\n# {document['command']}, {document['when']}")
+    print(f"# {document['machine']['cpu']}, {document['machine']['cores']} cores; flag round {span}")
+    print(goals.HEADER)
+    for verdict in verdicts:
+        print(verdict.line())
+    tally = {word: sum(verdict.ok is word for verdict in verdicts) for word in (True, False, None)}
+    wrong = sum(
+        result.get("wrong") or 0 for part in document["parts"].values() for result in part["results"]
+        if result["backend"] == document["subject"]
+    )  # fmt: skip
+    print(f"# {tally[True]} ok, {tally[False]} short, {tally[None]} not judged; wrong elements: {wrong}")
+    return 1 if tally[False] or wrong else 0
+
+
+def alone(arguments: argparse.Namespace, command: str) -> int:
+    """Measures, judges, prints, and writes one file."""
+    if arguments.judge:
+        document = machine.read(arguments.judge)
+        return show(document, judged(document["parts"], document["subject"]))
+    names = arguments.parts.split(",")
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        print(f"nvx bench targets: no part '{unknown[0]}': there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    parts = {name: measured(name, arguments.backend, arguments.quick) for name in names}
+    failed = [name for name, part in parts.items() if part is None]
+    document = machine.document(
+        "targets", command, {"parts": names, "quick": arguments.quick}, subject=arguments.backend,
+        parts={name: part for name, part in parts.items() if part is not None}, failed=failed,
+    )  # fmt: skip
+    verdicts = judged(document["parts"], arguments.backend)
+    document["verdicts"] = [verdict.as_json() for verdict in verdicts]
+    machine.write(arguments.json or DEFAULT_FILE, document)
+    status = show(document, verdicts)
+    for name in failed:
+        print(f"# {name}: failed, no figures")
+    print(f"# written: {arguments.json or DEFAULT_FILE}")
+    return 1 if failed else status

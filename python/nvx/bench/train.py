@@ -1,0 +1,135 @@
+"""`nvx bench train`: whole training steps of a model whose time is communication, over each contender in
+turn.
+
+18 million parameters in six layers and a batch of four: the gradients of a step are 72 MB, its
+arithmetic is little."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import machine, report
+from .peers import TorchContender, enlist
+from .probe import flag_round
+from .runner import Effort, measure
+from .world import World
+
+WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 10)
+BATCH = 4
+KINDS = ("ddp", "fsdp2")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kinds", default=",".join(KINDS), help="ddp,fsdp2")
+    parser.add_argument("--iters", type=int, default=20, help="steps of each contender (default 20)")
+    parser.add_argument("--blocks", type=int, default=5, help="blocks of each contender, taking turns (default 5)")
+
+
+def model() -> nn.Sequential:
+    """The same weights wherever it is made."""
+    torch.manual_seed(20)
+    layers: list[nn.Module] = []
+    for narrow, wide in itertools.pairwise(WIDTHS):
+        layers += [nn.Linear(narrow, wide), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def wrapped(kind: str, contender: TorchContender) -> nn.Module:
+    """The model as DDP or FSDP2 runs it over this contender's group."""
+    plain = model()
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(plain, process_group=contender.group)
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(contender.group, "cpu")
+    for layer in plain:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(plain, mesh=mesh)
+    return plain
+
+
+def stepper(trained: nn.Module, rank: int) -> Callable[[], None]:
+    """One step: forward, backward, SGD. Every rank has data of its own, the same for every contender."""
+    shape = torch.Generator().manual_seed(rank + 1)
+    inputs = torch.randn(BATCH, WIDTHS[0], generator=shape)
+    wanted = torch.randint(WIDTHS[-1], (BATCH,), generator=shape)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3)
+    loss = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(trained(inputs), wanted).backward()
+        optimizer.step()
+
+    return step
+
+
+def weights(trained: nn.Module) -> torch.Tensor:
+    """Every weight this rank holds, in one vector."""
+    parts = []
+    for parameter in trained.parameters():
+        held = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        parts.append(held.detach().flatten())
+    return torch.cat(parts)
+
+
+def run(world: World, arguments: argparse.Namespace, command: str) -> int:
+    """Times the steps, checks that all contenders end in the same weights; 1 if they do not."""
+    contenders, refused = enlist([arguments.backend, *arguments.vs], world, arguments.timeout)
+    usable = [contender for contender in contenders if isinstance(contender, TorchContender)]
+    if arguments.backend in refused:
+        world.say(f"nvx bench: {arguments.backend}: {refused[arguments.backend]}")
+        return 2
+    document = machine.document("train", command, {"backend": arguments.backend, "vs": arguments.vs})
+    effort = Effort(arguments.blocks, arguments.iters, warmup=1)
+    names = [contender.name for contender in usable]
+    shown = f"{world.size} ranks, one thread each; {arguments.iters} steps in {arguments.blocks} blocks"
+    world.say(report.opening(command, document, shown, names))
+    round_trip = flag_round(world)
+    world.say(report.state(round_trip))
+    world.say(f"# {'step':>6}  {'backend':>12}  {'time (ms)':>10}  {'p50':>8}  {'p99':>8}  {'times':>6}  weights")
+    results: list[dict[str, Any]] = []
+    for kind in arguments.kinds.split(","):
+        results += _kind(world, kind, usable, effort)
+    if arguments.json and world.rank == 0:
+        flags = None if round_trip is None else round(round_trip * 1e6, 4)
+        machine.write(arguments.json, document | {"ranks": world.size, "flag_round_us": [flags], "results": results})
+    for contender in contenders:
+        contender.close()
+    return 0 if all(result["same_weights"] is not False for result in results) else 1
+
+
+def _kind(world: World, kind: str, usable: list[TorchContender], effort: Effort) -> list[dict[str, Any]]:
+    models = [wrapped(kind, contender) for contender in usable]
+    timings = measure(world, [stepper(trained, world.rank) for trained in models], effort)
+    ends = [weights(trained) for trained in models]
+    out: list[dict[str, Any]] = []
+    for contender, timing, end in zip(usable, timings, ends, strict=True):
+        off = float((end - ends[0]).abs().max())
+        off = world.largest([off])[0]
+        same = off <= 1e-5 if contender.exact and usable[0].exact else None
+        figures = timing.in_microseconds()
+        out.append(
+            {
+                "kind": kind,
+                "backend": contender.name,
+                "same_weights": same,
+                "weights_differ_by": off,
+                **figures,
+            }
+        )
+        shown = {None: "not compared", True: f"the same as {usable[0].name}'s", False: f"off by {off:.3g}"}[same]
+        ratio = timing.time / timings[0].time
+        world.say(
+            f"  {kind:>6}  {contender.name:>12}  {timing.time * 1e3:10.2f}  {timing.p50 * 1e3:8.2f}  "
+            f"{timing.p99 * 1e3:8.2f}  {ratio:6.2f}  {shown}"
+        )
+    return out

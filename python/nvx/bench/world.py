@@ -1,0 +1,233 @@
+"""The ranks of a benchmark: started by itself, by torchrun or by mpirun, and the gloo group that steers
+them.
+
+Steering never goes over what is being measured: barriers between blocks, agreed iteration counts and the
+slowest rank's time all travel over a gloo group of their own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+MODULE = "nvx.bench"
+RENDEZVOUS = "--rendezvous"
+_RANK_NAMES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+class LaunchError(RuntimeError):
+    """The ranks could not be started, with what to do about it."""
+
+
+def placed() -> tuple[int, int] | None:
+    """(rank, ranks) if a launcher already made this process one of several, by torchrun's or MPI's
+    variables."""
+    for rank, size in _RANK_NAMES:
+        if rank in os.environ and size in os.environ:
+            return int(os.environ[rank]), int(os.environ[size])
+    return None
+
+
+def under_mpi() -> bool:
+    return any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+
+
+def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What a rank finds in its environment. One thread a rank: the ranks share the cores with each
+    other's helpers."""
+    import nvx
+
+    source = str(Path(next(iter(nvx.__path__))).parent)
+    paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return dict(
+        os.environ,
+        PYTHONPATH=os.pathsep.join(dict.fromkeys(paths)),
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        LOCAL_WORLD_SIZE=str(ranks),
+        LOCAL_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1",
+    )
+
+
+def launch(arguments: Sequence[str], ranks: int, mpi: bool = False) -> int:
+    """Runs the command line again in every rank and returns the worst exit status. Nothing outlives the
+    call."""
+    with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
+        meeting = f"file://{folder}/store"
+        command = [sys.executable, "-m", MODULE, *arguments, RENDEZVOUS, meeting]
+        if mpi:
+            return _run_mpi(command, ranks)
+        return _run_ranks(command, ranks)
+
+
+def _run_mpi(command: list[str], ranks: int) -> int:
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        raise LaunchError("--vs mpi needs mpirun: apt install openmpi-bin libopenmpi-dev, then pip install mpi4py")
+    environment = rank_environment(0, ranks, _name_port())
+    for name in ("RANK", "LOCAL_RANK"):
+        environment.pop(name)
+    crowd = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    # Unbound: a binding would also hold the helper threads of every other contender to their rank's core.
+    start = [mpirun, "-n", str(ranks), "--bind-to", "none", *crowd, *root, *command]
+    return _wait_all([subprocess.Popen(start, env=environment)])
+
+
+def _run_ranks(command: list[str], ranks: int) -> int:
+    port = _name_port()
+    return _wait_all([subprocess.Popen(command, env=rank_environment(rank, ranks, port)) for rank in range(ranks)])
+
+
+def _name_port() -> int:
+    """A number that tells runs apart (nobody listens on it: the ranks meet in a file)."""
+    return 20000 + os.getpid() % 40000
+
+
+def _wait_all(children: list[subprocess.Popen]) -> int:
+    """The first failure ends all; so does an exception or a signal here."""
+    previous = signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        while True:
+            states = [child.poll() for child in children]
+            bad = [state for state in states if state]
+            if bad or all(state == 0 for state in states):
+                return abs(bad[0]) if bad else 0
+            time.sleep(0.02)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        _end(children)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _end(children: list[subprocess.Popen]) -> None:
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def shown_command(arguments: Sequence[str]) -> str:
+    """The command line as a person would type it, without what the launcher added."""
+    kept = list(arguments)
+    if RENDEZVOUS in kept:
+        at = kept.index(RENDEZVOUS)
+        del kept[at : at + 2]
+    return shlex.join(["nvx", "bench", *kept])
+
+
+@dataclass
+class World:
+    """This rank among the others, and the control group. Needs torch; made by ``join``."""
+
+    rank: int
+    size: int
+
+    def barrier(self) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Element by element, the largest over the ranks."""
+        return self._reduced(values, "max")
+
+    def smallest(self, values: Sequence[float]) -> list[float]:
+        return self._reduced(values, "min")
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return self._reduced(values, "sum")
+
+    def _reduced(self, values: Sequence[float], how: str) -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        ops = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN, "sum": dist.ReduceOp.SUM}
+        numbers = torch.tensor(list(values), dtype=torch.float64)
+        dist.all_reduce(numbers, op=ops[how])
+        return numbers.tolist()
+
+    def from_first(self, value: float) -> float:
+        """Rank 0's value on every rank."""
+        import torch
+        import torch.distributed as dist
+
+        number = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(number, src=0)
+        return float(number.item())
+
+    def agreed(self, reason: str) -> str:
+        """The first rank's non-empty reason, on every rank: what one could not do, none does."""
+        import torch.distributed as dist
+
+        reasons: list[str] = [""] * self.size
+        dist.all_gather_object(reasons, reason)
+        return next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text), "")
+
+    def say(self, text: str = "", end: str = "\n") -> None:
+        """Prints on rank 0 alone."""
+        if self.rank == 0:
+            print(text, end=end, flush=True)
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def join(rendezvous: str | None, timeout: float) -> World:
+    """Becomes one of the ranks: the default process group is the gloo control group."""
+    import torch
+    import torch.distributed as dist
+
+    place = placed()
+    if place is None:
+        raise LaunchError("not one of several ranks: start it with torchrun, mpirun or by itself")
+    rank, size = place
+    torch.set_num_threads(1)
+    if rendezvous is None and under_mpi() and "MASTER_ADDR" not in os.environ:
+        rendezvous = _meet_over_mpi()
+    dist.init_process_group(
+        "gloo",
+        init_method=rendezvous or "env://",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
+    )
+    return World(rank, size)
+
+
+def _meet_over_mpi() -> str:
+    """A bare mpirun gives no address to meet at: rank 0 names a file."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    name = tempfile.mkdtemp(prefix="nvx-bench-") if world.Get_rank() == 0 else None
+    return f"file://{world.bcast(name, root=0)}/store"

@@ -1,0 +1,1 @@
+"""What `nvx explain` and `nvx env` run."""

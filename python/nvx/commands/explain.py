@@ -1,0 +1,36 @@
+"""`nvx explain all_reduce 1M -n 2`: what would run, and why."""
+
+import argparse
+import sys
+
+import nvx
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def size(text):
+    """Bytes from 4096, 4K, 64M or 1G."""
+    unit = text[-1:].upper() if text[-1:].isalpha() else ""
+    number = text[: len(text) - len(unit)]
+    if unit not in UNITS or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 4096, 4K, 64M or 1G")
+    return int(number) * UNITS[unit]
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="nvx explain", description="Says what nvx would run, and why.")
+    parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
+    parser.add_argument("sizes", nargs="+", type=size, metavar="size", help="bytes of one rank: 4096, 4K, 64M")
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks on this host (default 2)")
+    options = parser.parse_args(arguments)
+    obstacle = nvx.obstacle()
+    if obstacle is not None:
+        print(f"nvx explain: {obstacle}", file=sys.stderr)
+        return 2
+    try:
+        for nbytes in options.sizes:
+            print(nvx.explain(options.collective, nbytes, options.ranks))
+    except (ValueError, RuntimeError) as error:
+        print(f"nvx explain: {error}", file=sys.stderr)
+        return 2
+    return 0

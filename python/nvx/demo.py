@@ -1,0 +1,210 @@
+"""`nvx demo`: trains one small model with DDP and with FSDP2 on two CPU ranks, over nvx and over gloo side by side.
+
+The model is bound by communication: 18 million parameters, batch 4. Every backend starts from the same weights and
+sees the same data; the two take turns in the same processes, a few steps each, so that what else the machine does hits
+both alike. It ends with a table of step times, and fails if the weights differ.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import os
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+import nvx
+
+BATCH = 4
+BATCHES = 2  # so few that the loss falls within the demo
+BACKENDS = ("nvx", "gloo")
+STRATEGIES = ("DDP", "FSDP2")
+TURN = 4  # steps one backend trains before the other has its turn
+
+
+def make_model():
+    """The same weights in every process and every call."""
+    torch.manual_seed(0)
+    widths = [512, 2048, 2048, 2048, 2048, 2048]
+    layers = []
+    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+
+
+def wrap(model, strategy, group):
+    if strategy == "DDP":
+        return nn.parallel.DistributedDataParallel(model, process_group=group)
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+class Trainer:
+    """One model under one strategy over one backend."""
+
+    def __init__(self, strategy, group):
+        self.model = wrap(make_model(), strategy, group)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2)
+        generator = torch.Generator().manual_seed(1 + dist.get_rank(group))
+        self.inputs = torch.randn(BATCHES, BATCH, 512, generator=generator)
+        self.labels = torch.randint(10, (BATCHES, BATCH), generator=generator)
+        self.times, self.losses = [], []
+
+    def step(self):
+        batch = len(self.times) % BATCHES
+        inputs, labels = self.inputs[batch], self.labels[batch]
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(inputs), labels)
+        loss.backward()
+        self.optimizer.step()
+        self.times.append(time.perf_counter() - start)
+        self.losses.append(loss.item())
+
+    def weights(self):
+        """Full tensors by name, gathered where they are sharded."""
+        module = getattr(self.model, "module", self.model)
+        full = {}
+        for name, value in module.state_dict().items():
+            full[name] = (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        return full
+
+
+class Bar:
+    """A progress bar on a terminal, a line now and then elsewhere."""
+
+    WIDTH = 30
+
+    def __init__(self, total):
+        self.total, self.done, self.shown = total, 0, -1
+        self.quiet = dist.get_rank() != 0
+        self.terminal = sys.stderr.isatty()
+
+    def advance(self, steps, label):
+        self.done += steps
+        tenth = 10 * self.done // self.total
+        if self.quiet or (not self.terminal and tenth == self.shown):
+            return
+        self.shown = tenth
+        filled = self.WIDTH * self.done // self.total
+        line = f"  [{'#' * filled}{'.' * (self.WIDTH - filled)}] {self.done}/{self.total} steps  {label:<16}"
+        end = "\r" if self.terminal and self.done < self.total else "\n"
+        print(line, end=end, file=sys.stderr, flush=True)
+
+
+@dataclasses.dataclass
+class Row:
+    strategy: str
+    millis: dict  # backend -> median step
+    losses: tuple  # first and last, over nvx
+    difference: float  # largest between the weights of the two backends; 0.0 is bitwise equal
+
+
+def largest_difference(a, b):
+    if all(torch.equal(a[name], b[name]) for name in a):
+        return 0.0
+    gap = max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+    return gap if gap > 0.0 else float("nan")  # unequal and yet no number apart: a NaN
+
+
+def train(strategy, groups, steps, warmup, bar):
+    trainers = {name: Trainer(strategy, group) for name, group in groups.items()}
+    done = 0
+    while done < warmup + steps:
+        turn = min(TURN, warmup + steps - done)
+        order = list(trainers) if (done // TURN) % 2 == 0 else list(trainers)[::-1]
+        for name in order:
+            for _ in range(turn):
+                trainers[name].step()
+            bar.advance(turn, f"{strategy} over {name}")
+        done += turn
+    millis = {name: 1e3 * statistics.median(t.times[warmup:]) for name, t in trainers.items()}
+    nvx_losses = trainers["nvx"].losses
+    weights = {name: t.weights() for name, t in trainers.items()}
+    return Row(strategy, millis, (nvx_losses[0], nvx_losses[-1]), largest_difference(*weights.values()))
+
+
+def table(rows, steps):
+    lines = [f"{'':8}{'nvx':>12}{'gloo':>12}{'nvx/gloo':>11}{'loss over nvx':>18}   weights after {steps} steps"]
+    for row in rows:
+        ratio = row.millis["nvx"] / row.millis["gloo"]
+        verdict = "the same, bit for bit" if row.difference == 0.0 else f"DIFFER by up to {row.difference:.3g}"
+        lines.append(
+            f"{row.strategy:8}{row.millis['nvx']:>9.1f} ms{row.millis['gloo']:>9.1f} ms{ratio:>11.2f}"
+            f"{row.losses[0]:>10.3f} ->{row.losses[1]:>5.2f}   {verdict}"
+        )
+    return "\n".join(lines)
+
+
+def run_rank(rank, ranks, rendezvous, steps, warmup, threads):
+    torch.set_num_threads(threads)
+    limit = datetime.timedelta(seconds=120)
+    dist.init_process_group("nvx", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks, timeout=limit)
+    groups = {"nvx": dist.group.WORLD, "gloo": dist.new_group(backend="gloo", timeout=limit)}
+    bar = Bar(len(STRATEGIES) * len(BACKENDS) * (steps + warmup))
+    rows = [train(strategy, groups, steps, warmup, bar) for strategy in STRATEGIES]
+    if rank == 0:
+        print(f"\nMedian step on rank 0, {ranks} ranks, {threads} thread(s) each:\n\n{table(rows, steps + warmup)}\n")
+    dist.barrier()  # over nvx, so that the table is out, and gloo's threads have let go of their tensors
+    dist.destroy_process_group()
+    if any(row.difference != 0.0 for row in rows):
+        sys.exit(1)
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(
+        prog="nvx demo", description="Trains a small model over nvx and over gloo, side by side."
+    )
+    parser.add_argument(
+        "--steps", type=int, default=32, help="timed steps of each strategy over each backend (default 32)"
+    )
+    parser.add_argument("--warmup", type=int, default=4, help="steps before the timed ones (default 4)")
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="processes (default 2)")
+    options = parser.parse_args(arguments)
+    if options.steps < 1 or options.warmup < 0 or options.ranks < 2:
+        parser.error("wants at least 1 step and 2 ranks")
+    return options
+
+
+def main(arguments=None):
+    options = parse(arguments)
+    obstacle = nvx.obstacle()
+    if obstacle is not None:
+        print(f"nvx demo: {obstacle}", file=sys.stderr)
+        return 2
+    threads = max(1, len(os.sched_getaffinity(0)) // options.ranks)
+    print(
+        f"nvx {nvx.__version__}, torch {torch.__version__}: training an MLP of 18M parameters, batch {BATCH} a rank, ",
+        end="",
+    )
+    print(
+        f"with {' and '.join(STRATEGIES)} on {options.ranks} CPU ranks over {' and '.join(BACKENDS)} in turns",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="nvx-demo-") as folder:
+        rendezvous = os.path.join(folder, "rendezvous")
+        work = (options.ranks, rendezvous, options.steps, options.warmup, threads)
+        try:
+            torch.multiprocessing.spawn(run_rank, args=work, nprocs=options.ranks)
+        except torch.multiprocessing.ProcessExitedException as ended:
+            print(f"nvx demo: {'the weights differ' if ended.exit_code == 1 else ended}", file=sys.stderr)
+            return 1
+        except torch.multiprocessing.ProcessRaisedException as raised:
+            print(f"nvx demo: a rank failed\n{raised}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""`nvx doctor`: does this build fit this torch, has this machine what nvx needs, does every collective work here?
+
+Each line is [OKAY], [WARN] or [FAIL]; whatever is not OKAY names its cause and one thing to do. The exit status is 0
+when all is well, 1 for warnings under --strict, 2 for a failure.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+
+import nvx
+
+SCHEMA = 1
+RANKS = 2
+HOOK_LIMIT_MS = 5.0
+
+
+@dataclasses.dataclass
+class Finding:
+    name: str
+    state: str  # OKAY, WARN or FAIL
+    text: str
+    hint: str = ""
+
+    def line(self):
+        return f"[{self.state}] {self.name}: {self.text}" + (f" -> {self.hint}" if self.hint else "")
+
+
+def okay(name, text):
+    return Finding(name, "OKAY", text)
+
+
+def check_versions():
+    text = f"nvx {nvx.__version__}, torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
+    return okay("versions", text)
+
+
+def check_build():
+    obstacle = nvx.obstacle()
+    if obstacle is not None:
+        return Finding("build", "FAIL", obstacle, "build nvx again, against this torch")
+    try:
+        module = nvx._load()
+    except ImportError as error:
+        return Finding("build", "FAIL", f"the C++ module does not load: {error}", "build nvx again, against this torch")
+    return okay("build", ", ".join(f"{key} {value}" for key, value in sorted(module.build_info().items())))
+
+
+def check_registration():
+    """In a process of its own, as a user's script would meet it."""
+    script = (
+        "import torch, time; t = time.perf_counter(); import nvx; nvx._autoload(); t = time.perf_counter() - t;"
+        "import sys; print('NVX' in torch.distributed.Backend._plugins, 'nvx._C' in sys.modules, 1e3 * t)"
+    )
+    alone = "import torch; print('NVX' in torch.distributed.Backend._plugins)"
+    with_hook = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=False)
+    timed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    fix = "install nvx with pip, and leave TORCH_DEVICE_BACKEND_AUTOLOAD unset; or import nvx in the script"
+    if with_hook.stdout.split() != ["True"]:
+        return Finding("registration", "WARN", "`import torch` alone does not register nvx", fix)
+    if timed.stdout.split()[:2] != ["True", "False"]:
+        return Finding("registration", "WARN", "the hook loads C++ before a group is made", "please report this")
+    millis = float(timed.stdout.split()[2])
+    return okay("registration", f"`import torch` is enough (a second call of the hook takes {millis:.2f} ms)")
+
+
+def check_cores():
+    cores = len(os.sched_getaffinity(0))
+    text = f"{cores} of {os.cpu_count()} cores are this process's"
+    if cores < 2:
+        return Finding(
+            "cores", "WARN", text, "ranks then take turns on one core: allow more (taskset, docker --cpuset-cpus)"
+        )
+    return okay("cores", text)
+
+
+def check_memfd():
+    try:
+        os.close(os.memfd_create("nvx-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except OSError as error:
+        return Finding(
+            "shared memory",
+            "FAIL",
+            f"memfd_create: {error}",
+            "nvx needs Linux 3.17 or newer and no seccomp filter on memfd_create",
+        )
+    return okay("shared memory", "memfd works; /dev/shm is not used, its size does not matter")
+
+
+def check_pidfd():
+    if not hasattr(os, "pidfd_open"):
+        return Finding("peer death", "WARN", "this Python has no pidfd_open to try it with")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return Finding("peer death", "WARN", f"pidfd_open: {error}", "Linux 5.3 or newer notices a dead rank at once")
+    return okay("peer death", "pidfd works: a dead rank is noticed at once")
+
+
+def memory_limit():
+    """Bytes this cgroup may use, or None: version 2 first, then version 1."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 1 << 60:
+            return int(text)
+    return None
+
+
+def check_memory():
+    limit = memory_limit()
+    if limit is None:
+        return okay("memory", "no cgroup limit")
+    text = f"the cgroup allows {limit >> 20} MiB, shared staging included"
+    if limit < 1 << 30:
+        return Finding("memory", "WARN", text, "raise it, or lower NVX_STAGING_MB")
+    return okay("memory", text)
+
+
+def check_files():
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 1024:
+        return Finding(
+            "open files", "WARN", f"limit {soft}", "ulimit -n 1024 or more: every peer of a host costs a few"
+        )
+    return okay("open files", f"limit {soft}")
+
+
+def check_loopback():
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=2).close()
+    except OSError as error:
+        return Finding("loopback", "FAIL", f"TCP to 127.0.0.1: {error}", "torchrun's store needs it: bring up `lo`")
+    return okay("loopback", "TCP to 127.0.0.1 works, as torchrun's store needs it")
+
+
+CHECKS = (
+    check_versions,
+    check_build,
+    check_registration,
+    check_cores,
+    check_memfd,
+    check_pidfd,
+    check_memory,
+    check_files,
+    check_loopback,
+)
+
+
+# Each smoke test: (rank, ranks) -> (what came out, what must). Small integers, so every sum is exact.
+
+
+def smoke_all_reduce(rank, ranks):
+    value = torch.arange(1000.0) + rank
+    dist.all_reduce(value)
+    return value, ranks * torch.arange(1000.0) + sum(range(ranks))
+
+
+def smoke_all_gather(rank, ranks):
+    out = torch.empty(ranks * 3)
+    dist.all_gather_into_tensor(out, torch.full((3,), float(rank)))
+    return out, torch.arange(float(ranks)).repeat_interleave(3)
+
+
+def smoke_reduce_scatter(rank, ranks):
+    out = torch.empty(3)
+    dist.reduce_scatter_tensor(out, torch.arange(3.0 * ranks))
+    return out, ranks * (torch.arange(3.0) + 3 * rank)
+
+
+def smoke_all_to_all(rank, ranks):
+    out = torch.empty(ranks)
+    dist.all_to_all_single(out, torch.arange(float(ranks)) + 10 * rank)
+    return out, 10 * torch.arange(float(ranks)) + rank
+
+
+def smoke_broadcast(rank, ranks):
+    value = torch.full((5,), float(rank))
+    dist.broadcast(value, src=ranks - 1)
+    return value, torch.full((5,), ranks - 1.0)
+
+
+def smoke_send_recv(rank, ranks):
+    value = torch.full((5,), -1.0)
+    sent = dist.isend(torch.full((5,), float(rank)), (rank + 1) % ranks)
+    dist.recv(value, (rank - 1) % ranks)
+    sent.wait()
+    return value, torch.full((5,), float((rank - 1) % ranks))
+
+
+def smoke_barrier(rank, ranks):
+    dist.barrier()
+    return torch.zeros(0), torch.zeros(0)
+
+
+SMOKE = (
+    smoke_all_reduce,
+    smoke_all_gather,
+    smoke_reduce_scatter,
+    smoke_all_to_all,
+    smoke_broadcast,
+    smoke_send_recv,
+    smoke_barrier,
+)
+
+
+def run_smoke(rank, ranks, folder):
+    """One rank: every smoke test in turn, the verdicts into a file of its own."""
+    warnings.simplefilter("ignore", FutureWarning)  # torch renames the _tensor calls; both names stay
+    limit = datetime.timedelta(seconds=30)
+    began = time.perf_counter()
+    dist.init_process_group("nvx", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=limit)
+    wrong = []
+    for test in SMOKE:
+        got, wanted = test(rank, ranks)
+        if not torch.equal(got, wanted):
+            wrong.append(test.__name__.removeprefix("smoke_"))
+    dist.destroy_process_group()
+    with open(f"{folder}/{rank}.json", "w") as file:
+        json.dump({"wrong": wrong, "seconds": time.perf_counter() - began}, file)
+
+
+def check_smoke():
+    names = ", ".join(test.__name__.removeprefix("smoke_") for test in SMOKE)
+    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
+        try:
+            torch.multiprocessing.spawn(run_smoke, args=(RANKS, folder), nprocs=RANKS)
+        except torch.multiprocessing.ProcessException as error:
+            last = str(error).strip().splitlines()[-1]
+            return Finding("collectives", "FAIL", f"a rank failed: {last}", "NVX_DEBUG=info nvx doctor says more")
+        verdicts = []
+        for rank in range(RANKS):
+            with open(f"{folder}/{rank}.json") as file:
+                verdicts.append(json.load(file))
+    wrong = sorted({name for verdict in verdicts for name in verdict["wrong"]})
+    if wrong:
+        return Finding("collectives", "FAIL", f"wrong results from {', '.join(wrong)}", "please report this")
+    seconds = max(verdict["seconds"] for verdict in verdicts)
+    return okay("collectives", f"{names} exact on {RANKS} ranks, with set-up {seconds:.2f} s")
+
+
+def examine():
+    """Every finding in order; the collectives only where the build can run them."""
+    findings = []
+    for check in CHECKS:
+        findings.append(check())
+        yield findings[-1]
+    if all(finding.state != "FAIL" for finding in findings):
+        yield check_smoke()
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(prog="nvx doctor", description="Checks this machine and this build of nvx.")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 on warnings")
+    options = parser.parse_args(arguments)
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not options.json:
+            print(finding.line(), flush=True)
+    states = {finding.state for finding in findings}
+    status = 2 if "FAIL" in states else 1 if "WARN" in states and options.strict else 0
+    if options.json:
+        print(
+            json.dumps(
+                {"schema": SCHEMA, "status": status, "findings": [dataclasses.asdict(f) for f in findings]}, indent=2
+            )
+        )
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

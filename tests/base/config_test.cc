@@ -1,0 +1,121 @@
+// The registry of variables: what is read, what is said of what cannot be, and what ranks must agree on.
+
+#include "base/config.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "base/error.h"
+#include "base/handle.h"
+#include "base/hash.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+/// What a fresh process with these variables writes to stderr while it reads its configuration, and what it then
+/// checks.
+std::string said_with(const std::vector<std::pair<const char*, const char*>>& set, const std::function<void()>& check) {
+  int pipes[2];
+  EXPECT_EQ(pipe(pipes), 0);
+  all_end_well(1, [&](int) {
+    dup2(pipes[1], STDERR_FILENO);
+    for (const auto& [name, value] : set) setenv(name, value, 1);
+    config();
+    check();
+  });
+  close(pipes[1]);
+  std::string said(4096, '\0');
+  said.resize(size_t(std::max<ssize_t>(read(pipes[0], said.data(), said.size()), 0)));
+  close(pipes[0]);
+  return said;
+}
+
+TEST(Config, NamesAreUniqueDocumentedAndFew) {
+  std::set<std::string> names;
+  for (const Variable& v : variables()) {
+    EXPECT_TRUE(names.insert(v.name).second) << v.name;
+    EXPECT_EQ(std::string(v.name).rfind("NVX_", 0), 0u);
+    EXPECT_NE(std::string(v.meaning), "");
+  }
+  EXPECT_LE(names.size(), 25u);
+}
+
+TEST(Config, ReadsWhatIsSet) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const std::string said =
+      said_with({{"NVX_ALGO", "pipelined"}, {"NVX_STAGING_MB", "16"}, {"NVX_HOST_ID", "left"}}, [] {
+        EXPECT_EQ(config().algorithm, "pipelined");
+        EXPECT_EQ(config().staging_mb, 16);
+        EXPECT_EQ(config().host_id, "left");
+        EXPECT_EQ(config().on_error, "raise");
+      });
+  EXPECT_EQ(said, "");
+}
+
+TEST(Config, SaysWhatItCannotRead) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const std::string said = said_with({{"NVX_STAGING_MB", "much"}}, [] { EXPECT_EQ(config().staging_mb, 32); });
+  EXPECT_NE(said.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << said;
+}
+
+TEST(Config, WarnsOfUnknownNamesAndKnowsTheNearest) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const std::string said = said_with({{"NVX_TIMEOUT", "3"}}, [] {});
+  EXPECT_NE(said.find("NVX_TIMEOUT is set"), std::string::npos) << said;
+  EXPECT_NE(said.find("did you mean NVX_TIMEOUT_S?"), std::string::npos) << said;
+}
+
+TEST(Config, WhatRanksMustAgreeOnIsInTheHash) {
+  Config one = config();
+  Config two = one;
+  EXPECT_EQ(one.plan_hash(), two.plan_hash());
+  two.algorithm = "one_shot";
+  EXPECT_NE(one.plan_hash(), two.plan_hash());
+  two = one;
+  two.one_shot_bytes = 17;
+  EXPECT_NE(one.plan_hash(), two.plan_hash());
+  two = one;
+  two.debug = "trace";
+  EXPECT_EQ(one.plan_hash(), two.plan_hash());
+}
+
+TEST(Hash, TellsOrderAndBordersApart) {
+  EXPECT_NE(Hash().add(1).add(2).value(), Hash().add(2).add(1).value());
+  EXPECT_NE(Hash().add("ab").add("c").value(), Hash().add("a").add("bc").value());
+  EXPECT_NE(Hash().add("").value(), Hash().value());
+  std::set<uint64_t> seen;
+  for (uint64_t i = 0; i < 10'000; ++i) seen.insert(Hash().add(i).value());
+  EXPECT_EQ(seen.size(), 10'000u);
+}
+
+TEST(Status, SuccessHoldsNothingAndFailureItsWords) {
+  const Status good;
+  EXPECT_TRUE(good.ok());
+  const Status bad(Code::kPeerDied, "nvx: gone");
+  const Status copy = bad;
+  EXPECT_FALSE(copy.ok());
+  EXPECT_EQ(copy.code(), Code::kPeerDied);
+  EXPECT_EQ(copy.what(), "nvx: gone");
+  for (int c = 0; c <= int(Code::kSystem); ++c) EXPECT_STRNE(name(Code(c)), "unknown");
+}
+
+TEST(Fd, ClosesOnceAndMoves) {
+  int pipes[2];
+  ASSERT_EQ(pipe(pipes), 0);
+  Fd reader(pipes[0]);
+  {
+    Fd writer(pipes[1]);
+    Fd moved(std::move(writer));
+    EXPECT_FALSE(writer);  // NOLINT: what a moved-from handle must be
+    EXPECT_EQ(moved.get(), pipes[1]);
+  }
+  char byte;
+  EXPECT_EQ(read(reader.get(), &byte, 1), 0) << "the writing end is still open";
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,135 @@
+// Flags and waits: order, wrap, sleep, ring, and that every wait ends.
+
+#include "base/flag.h"
+
+#include <gtest/gtest.h>
+
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+WaitRules within(milliseconds span, Watch* watch = nullptr) { return {Deadline::after(span), nullptr, watch}; }
+
+TEST(Stamp, ComparesModularly) {
+  for (const uint32_t epoch : {0u, 1u, 1u << 31, ~0u - 1}) {
+    const Stamp now = stamp(epoch, 5);
+    EXPECT_TRUE(reached(now, now));
+    EXPECT_TRUE(reached(now, stamp(epoch, 4)));
+    EXPECT_FALSE(reached(now, stamp(epoch, 6)));
+    EXPECT_FALSE(reached(now, stamp(epoch + 1, 0)));
+    EXPECT_TRUE(reached(stamp(epoch + 1, 0), now));
+    EXPECT_TRUE(reached(stamp(epoch + 3, 0), stamp(epoch, ~0u)));
+  }
+}
+
+/// What is written before a signal is there after the wait; whoever sleeps is woken. TSan sees if order rests on luck.
+TEST(Flag, CarriesWhatWasWrittenBefore) {
+  Flag ping{}, pong{};
+  int data = 0;
+  as_threads(2, [&](int rank) {
+    for (Stamp i = 1; i <= 2000; ++i) {
+      if (rank == 0) {
+        data = int(i);
+        signal(ping, i);
+        ASSERT_EQ(wait(pong, i, 1, within(milliseconds(20'000))), Waited::kReached);
+        ASSERT_EQ(data, int(i) + 1);
+      } else {
+        ASSERT_EQ(wait(ping, i, 0, within(milliseconds(20'000))), Waited::kReached);
+        ASSERT_EQ(data, int(i));
+        ++data;
+        signal(pong, i);
+      }
+    }
+  });
+}
+
+/// The signaller makes no system call for nobody, and misses no sleeper: thousands of meetings, each within the
+/// deadline and far sooner than the watch interval would explain.
+TEST(Flag, LosesNoWakeUp) {
+  Flag flags[3] = {};
+  const auto began = Clock::now();
+  as_threads(3, [&](int rank) {
+    for (Stamp i = 1; i <= 700; ++i) {
+      signal(flags[rank], i);
+      for (int r = 0; r < 3; ++r) ASSERT_EQ(wait(flags[r], i, r, within(milliseconds(20'000))), Waited::kReached);
+    }
+  });
+  EXPECT_LT(Clock::now() - began, 700 * kWatchInterval / 4)
+      << "wakes were late: only the watch interval ended the sleeps";
+  for (const Flag& flag : flags) EXPECT_EQ(flag.sleepers, 0u);
+}
+
+TEST(Flag, AWaitEndsAtItsDeadline) {
+  Flag flag{};
+  for (const int span : {1, 30, 120}) {
+    const auto began = Clock::now();
+    EXPECT_EQ(wait(flag, Stamp(1), 0, within(milliseconds(span))), Waited::kTimedOut);
+    EXPECT_GE(Clock::now() - began, milliseconds(span));
+    EXPECT_LT(Clock::now() - began, milliseconds(span + 2000));
+  }
+}
+
+class Alarm : public Watch {
+ public:
+  bool alarmed(int peer) override { return peer == 7 && on; }
+  void alarm(int peer) override { told = peer; }
+  std::atomic<bool> on{false};
+  int told = -1;
+};
+
+TEST(Flag, AnAlarmEndsAWaitAndTheCauseIsKept) {
+  Flag flag{};
+  Alarm alarm;
+  std::thread later([&] {
+    std::this_thread::sleep_for(milliseconds(30));
+    alarm.on = true;
+    ring(flag);
+  });
+  EXPECT_EQ(wait(flag, Stamp(1), 7, within(milliseconds(20'000), &alarm)), Waited::kAlarmed);
+  EXPECT_EQ(alarm.told, 7);
+  later.join();
+}
+
+/// A watch that finds the peer gone just when its last signal has come.
+class LastWord : public Alarm {
+ public:
+  explicit LastWord(Flag& flag) : flag_(flag) {}
+  bool alarmed(int) override {
+    signal(flag_, 1);
+    return true;
+  }
+
+ private:
+  Flag& flag_;
+};
+
+TEST(Flag, TheLastWordOfAPeerThatIsGoneCounts) {
+  Flag flag{};
+  LastWord watch(flag);
+  EXPECT_EQ(wait(flag, Stamp(1), 0, within(milliseconds(20'000), &watch)), Waited::kReached);
+  EXPECT_EQ(watch.told, -1) << "nothing has failed";
+}
+
+TEST(Patience, GrowsWhenItPaysAndShrinksWhenNot) {
+  Patience patience(std::chrono::microseconds(200));
+  for (int i = 0; i < 20; ++i) patience.in_vain();
+  const auto least = patience.span();
+  EXPECT_GT(least.count(), 0);
+  EXPECT_LT(least, std::chrono::microseconds(10));
+  patience.paid();
+  EXPECT_EQ(patience.span(), 2 * least);
+  for (int i = 0; i < 20; ++i) patience.paid();
+  EXPECT_EQ(patience.span(), std::chrono::microseconds(200));
+}
+
+TEST(Deadline, NothingOrTooMuchIsForever) {
+  EXPECT_FALSE(Deadline::after(milliseconds(0)).passed(Clock::now() + std::chrono::hours(100'000)));
+  EXPECT_FALSE(Deadline::after(milliseconds::max()).passed(Clock::now() + std::chrono::hours(100'000)));
+  EXPECT_TRUE(Deadline::after(milliseconds(5)).passed(Clock::now() + milliseconds(6)));
+}
+
+}  // namespace
+}  // namespace nvx::test

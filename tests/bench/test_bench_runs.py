@@ -1,0 +1,193 @@
+"""The bench as a user starts it, briefly, over backends that every torch has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PYTHON = str(Path(__file__).parents[2] / "python")
+BRIEF = ("--blocks", "2", "--iters", "4", "-w", "1")
+
+
+def bench(*arguments, launcher=(), timeout=180):
+    """Runs the bench in processes of its own, on this source tree or on what is installed."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    if os.environ.get("NVX_TEST_INSTALLED") is None:
+        environment["PYTHONPATH"] = os.pathsep.join([PYTHON, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    command = [*(launcher or (sys.executable,)), "-m", "nvx.bench", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_every_collective_is_right_and_timed(tmp_path):
+    path = tmp_path / "results.json"
+    done = bench("--all", "--sizes", "8,40000", "--backend", "gloo", "--vs", "gloo,null", *BRIEF, "-J", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = read(path)["results"]
+    assert {each["backend"] for each in results} == {"gloo", "gloo#2", "null"}
+    assert len({each["collective"] for each in results}) == 10
+    for each in results:
+        assert each["time_us"] > 0 and each["p99_us"] >= each["p50_us"] > 0
+        moves = each["backend"] != "null" and each["collective"] != "barrier"
+        assert each["wrong"] == (0 if moves else None)
+    gathers = [each for each in results if each["collective"] == "all_gather" and each["backend"] == "gloo"]
+    assert {each["variant"] for each in gathers} == {"out-of-place", "in-place"}
+    assert done.stdout.count("Out of bounds values : 0 OK") == 10
+
+
+def test_nvx_beside_gloo_and_the_call_alone(tmp_path):
+    from nvx.bench.peers import native
+
+    if native() is None:
+        pytest.skip("nvx's C++ module is not built for this torch")
+    path = tmp_path / "results.json"
+    done = bench("--all", "--sizes", "8,40000", "--vs", "gloo,null", *BRIEF, "-J", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = read(path)
+    assert {each["backend"] for each in document["results"]} == {"nvx", "gloo", "null"}
+    assert all(not each["wrong"] for each in document["results"])
+    assert all(0 < value < 1e6 for value in document["flag_round_us"])
+    assert document["versions"]["nvx_build"]["cpu_level"]
+
+
+def test_dtypes_operations_roots_and_unaligned_buffers(tmp_path):
+    path = tmp_path / "results.json"
+    done = bench(
+        "all_reduce", "broadcast", "-n", "3", "--sizes", "1000", "-d", "float,bf16,int32", "-o", "sum,max",
+        "-r", "all", "-u", "1", "-c", "2", "--backend", "gloo", *BRIEF, "-J", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = read(path)["results"]
+    reduced = {(each["type"], each["redop"]) for each in found if each["collective"] == "all_reduce"}
+    assert reduced == {(name, op) for name in ("float", "bfloat16", "int32") for op in ("sum", "max")}
+    roots = {(each["type"], each["root"]) for each in found if each["collective"] == "broadcast"}
+    assert roots == {(name, root) for name in ("float", "bfloat16", "int32") for root in range(3)}
+    assert all(each["wrong"] == 0 for each in found)
+
+
+def test_aggregated_operations(tmp_path):
+    done = bench("all_reduce", "sendrecv", "--sizes", "4K", "-m", "4", "--backend", "gloo", *BRIEF)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_a_backend_refuses_is_said_and_not_fatal(tmp_path):
+    path = tmp_path / "results.json"
+    done = bench("all_reduce", "--sizes", "4K", "-o", "sum,avg", "--backend", "gloo", *BRIEF, "-J", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = read(path)
+    if len(document["results"]) == 1:  # a gloo without AVG
+        assert any("avg" in name for name in document["notes"])
+    assert document["results"][0]["redop"] == "sum"
+
+
+def test_a_wrong_result_is_counted_and_fails(tmp_path):
+    """The do-nothing backend, measured as if it were a real one, gets every element wrong."""
+    script = tmp_path / "lying.py"
+    script.write_text(
+        "import sys, nvx.bench.peers as peers, nvx.bench.world as world\n"
+        "world.MODULE = 'lying'\n"
+        "real = peers.TorchContender.__init__\n"
+        "def lie(self, *given):\n"
+        "    real(self, *given)\n"
+        "    self.exact = True\n"
+        "peers.TorchContender.__init__ = lie\n"
+        "from nvx.bench import main\n"
+        "sys.exit(main())\n"
+    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), PYTHON]))
+    command = [sys.executable, str(script), "all_reduce", "--sizes", "4K", "--backend", "null", *BRIEF]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED" in done.stdout
+
+
+def test_under_torchrun(tmp_path):
+    path = tmp_path / "results.json"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone")
+    done = bench("all_gather", "--sizes", "4K", "--backend", "gloo", *BRIEF, "-J", str(path), launcher=torchrun)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read(path)["ranks"] == 2
+    assert "torch.distributed" not in read(path)["command"]
+
+
+def test_a_backend_that_is_not_there_is_named():
+    done = bench("all_reduce", "--sizes", "8", "--backend", "nosuch", *BRIEF)
+    assert done.returncode == 2
+    assert "knows no backend 'nosuch'" in done.stdout
+
+
+def test_a_missing_contender_is_left_out_and_said():
+    done = bench("all_reduce", "--sizes", "8", "--backend", "gloo", "--vs", "nosuch", *BRIEF)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "left out: nosuch" in done.stdout
+
+
+def test_training_steps_end_in_the_same_weights(tmp_path):
+    path = tmp_path / "train.json"
+    done = bench("train", "--backend", "gloo", "--vs", "gloo", "--iters", "2", "--blocks", "1", "-J", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = read(path)["results"]
+    assert [(each["kind"], each["backend"]) for each in results] == [
+        (kind, name) for kind in ("ddp", "fsdp2") for name in ("gloo", "gloo#2")
+    ]
+    assert all(each["same_weights"] for each in results)
+
+
+def test_overlap(tmp_path):
+    path = tmp_path / "overlap.json"
+    done = bench(
+        "overlap", "--backend", "gloo", "--vs", "", "-b", "1M", "--side", "128", "--iters", "4", "--blocks",
+        "2", "-J", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    alone, beside = read(path)["results"]
+    assert (alone["backend"], beside["backend"]) == ("alone", "gloo")
+    assert alone["slowed_by"] == 0 and beside["product_us"] > 0
+
+
+def test_init_and_memory(tmp_path):
+    path = tmp_path / "init.json"
+    done = bench("init", "--backend", "gloo", "--vs", "", "--samples", "1", "-J", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read(path)["results"][0]["fresh_us"] > 0
+    path = tmp_path / "memory.json"
+    done = bench(
+        "memory",
+        "--backend",
+        "gloo",
+        "--vs",
+        "",
+        "--groups",
+        "3",
+        "-b",
+        "64K",
+        "--idle",
+        "0.2",
+        "-J",
+        str(path),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    stages = read(path)["results"][0]["stages"]
+    assert list(stages) == ["none", "one", "many", "used_small", "used"]
+    assert all(stage["resident"] > 1 << 20 for stage in stages.values())
+
+
+def test_targets_writes_one_file_and_judges_it_again(tmp_path):
+    path = tmp_path / "targets.json"
+    done = bench("targets", "--backend", "gloo", "--parts", "init", "--quick", "-J", str(path))
+    document = read(path)
+    assert document["parts"]["init"]["command"].startswith("nvx bench init")
+    assert [verdict["goal"] for verdict in document["verdicts"]] == ["init and first collective"]
+    again = bench("targets", "--judge", str(path))
+    assert again.returncode == done.returncode
+    assert "init and first collective" in again.stdout

@@ -1,0 +1,347 @@
+"""The parts of the bench that need no ranks: sizes, factors, payloads, statistics, the printed table,
+goals, the plot."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nvx.bench import cli, collectives, goals, machine, payload, plot, report, runner, sizes, targets  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("8", 8),
+        ("64K", 65536),
+        ("64k", 65536),
+        ("1M", 1 << 20),
+        ("1.5M", 3 << 19),
+        ("2G", 2 << 30),
+        ("4KiB", 4096),
+    ],
+)
+def test_sizes_are_read_as_nccl_tests_reads_them(text, size):
+    assert sizes.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "M", "-8", "8T", "0.3", "eight"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match=r"size|bytes"):
+        sizes.parse_size(text)
+
+
+def test_sizes_are_shown_as_they_may_be_typed():
+    assert [sizes.show_size(size) for size in (8, 4096, 3 << 19, 2 << 30)] == [
+        "8 B",
+        "4 KiB",
+        "1.5 MiB",
+        "2 GiB",
+    ]
+    for size in (8, 4096, 3 << 19, 64 << 20):
+        assert sizes.parse_size(sizes.short_size(size)) == size
+
+
+def test_scan_by_factor_and_by_step():
+    assert sizes.scan(8, 64 << 10, factor=8) == [8, 64, 512, 4096, 32768]
+    assert sizes.scan(1 << 20, 4 << 20, step=1 << 20) == [n << 20 for n in (1, 2, 3, 4)]
+    assert sizes.scan(8, 8, factor=2) == [8]
+    assert sizes.scan(2, 9, factor=1.1) == [2, 3, 4, 5, 6, 7, 8, 9]  # always onwards
+    with pytest.raises(ValueError, match="above the largest"):
+        sizes.scan(16, 8, factor=2)
+    with pytest.raises(ValueError, match="factor"):
+        sizes.scan(8, 16, factor=1)
+
+
+# Copied from nccl-tests' documentation, not computed: name, ranks, busbw / algbw.
+FACTORS = [
+    ("all_reduce", 2, 1.0),
+    ("all_reduce", 4, 1.5),
+    ("all_reduce", 8, 1.75),
+    ("all_gather", 2, 0.5),
+    ("all_gather", 4, 0.75),
+    ("reduce_scatter", 2, 0.5),
+    ("reduce_scatter", 4, 0.75),
+    ("all_to_all", 4, 0.75),
+    ("gather", 4, 0.75),
+    ("scatter", 8, 0.875),
+    ("broadcast", 4, 1.0),
+    ("reduce", 4, 1.0),
+    ("sendrecv", 2, 1.0),
+]
+
+
+@pytest.mark.parametrize("name, ranks, factor", FACTORS)
+def test_bus_bandwidth_factors(name, ranks, factor):
+    algbw, busbw = collectives.bandwidth(collectives.find(name), 1 << 20, ranks, 1e-3)
+    moved = 2 if name == "sendrecv" else 1  # there and back
+    assert algbw == pytest.approx(moved * (1 << 20) / 1e-3 / 1e9)
+    assert busbw == pytest.approx(algbw * factor)
+
+
+def test_every_collective_has_a_factor_in_the_table():
+    assert {name for name, *_ in FACTORS} | {"barrier"} == set(collectives.COLLECTIVES)
+    assert collectives.bandwidth(collectives.find("barrier"), 0, 4, 1e-3) == (0.0, 0.0)
+
+
+def test_a_message_of_parts_holds_at_least_one_element_a_rank():
+    assert collectives.elements(collectives.find("all_gather"), 8, 4, 4) == 4
+    assert collectives.elements(collectives.find("all_to_all"), 100, 4, 4) == 24
+    assert collectives.elements(collectives.find("all_reduce"), 8, 4, 4) == 2
+    assert collectives.elements(collectives.find("barrier"), 8, 4, 4) == 0
+
+
+def exact_reduction(op, rows):
+    """One element at a time in Python's own numbers, which are exact."""
+    out = []
+    for column in zip(*rows, strict=True):
+        result = column[0]
+        for value in column[1:]:
+            result = {
+                "sum": result + value, "avg": result + value, "prod": result * value, "min": min(result,
+                value), "max": max(result, value), "band": result & value, "bor": result | value, "bxor":
+                result ^ value,
+            }[op]  # fmt: skip
+        out.append(result / len(rows) if op == "avg" else result)
+    return out
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize(
+    "name, op",
+    [
+        (name, op)
+        for name, dtype in payload.DTYPES.items()
+        for op in payload.OPS
+        if name != "bool" and payload.meaningful(op, dtype)
+    ],
+)
+def test_the_promised_result_is_the_exact_one(name, op, ranks):
+    dtype = payload.DTYPES[name]
+    rows = [payload.pattern(op, dtype, ranks, rank, salt=3)[:500].tolist() for rank in range(ranks)]
+    got = payload.reduced(op, dtype, ranks, salt=3)[:500]
+    wide = got.real if dtype.is_complex else got
+    assert wide.double().tolist() == exact_reduction(op, rows)
+    for rank, row in enumerate(rows):  # and the inputs themselves are exact in the dtype
+        held = payload.as_dtype(payload.pattern(op, dtype, ranks, rank, salt=3), dtype)[:500]
+        assert (held.real if dtype.is_complex else held).double().tolist() == row
+
+
+def test_patterns_of_ranks_and_salts_differ():
+    seen = [payload.pattern("sum", torch.float32, 4, rank, salt) for rank in range(4) for salt in (1, 2)]
+    for i, one in enumerate(seen):
+        assert all((one != other).float().mean() > 0.9 for other in seen[:i])
+
+
+@pytest.mark.parametrize("name", list(payload.DTYPES))
+@pytest.mark.parametrize("count", [1, 7, payload.PERIOD, 2 * payload.PERIOD + 5])
+def test_wrong_elements_are_counted_one_by_one(name, count):
+    dtype = payload.DTYPES[name]
+    period = payload.as_dtype(payload.pattern("sum", dtype, 2, 0), dtype)
+    tensor = torch.zeros(count + 1, dtype=dtype)[1:]
+    payload.fill(tensor, period, offset=3)
+    assert payload.wrong(tensor, period, offset=3) == 0
+    payload.spoil(tensor[count // 2 : count // 2 + 1])
+    assert payload.wrong(tensor, period, offset=3) == 1
+
+
+def test_data_in_the_wrong_place_is_wrong():
+    period = payload.pattern("sum", torch.float32, 2, 0).float()
+    tensor = torch.zeros(4096)
+    payload.fill(tensor, period)
+    swapped = torch.cat([tensor[1024:2048], tensor[:1024], tensor[2048:]])
+    assert payload.wrong(swapped, period) > 2000
+
+
+def test_nothing_is_promised_where_torch_promises_nothing():
+    def expected(name, rank):
+        return payload.expected(collectives.find(name), "sum", torch.float32, 3, rank, 1, 10, 0)
+
+    assert expected("reduce", 0) is None and expected("reduce", 1) is not None
+    assert expected("gather", 2) is None and len(expected("gather", 1)) == 3
+    assert expected("sendrecv", 2) is None  # no neighbour
+    assert expected("barrier", 0) is None
+
+
+def test_percentiles_are_nearest_rank():
+    values = [float(value) for value in range(1, 101)]
+    assert runner.percentile(values, 0.5) == 50
+    assert runner.percentile(values, 0.99) == 99
+    assert runner.percentile([7.0], 0.99) == 7
+    timing = runner.summarize([2.0, 9.0, 3.0], values)
+    assert (timing.time, timing.p50, timing.p99, timing.least, timing.most) == (3, 50, 99, 1, 100)
+    assert timing.calls == 100
+
+
+def result(backend="nvx", time=10.0, **rest):
+    base = {
+        "collective": "all_reduce", "size": 8, "count": 2, "type": "float", "redop": "sum", "root": -1,
+        "ranks": 2, "variant": "in-place", "time_us": time, "p50_us": time, "p99_us": 2 * time, "min_us":
+        time / 2, "max_us": 3 * time, "cv_percent": 5.0, "calls": 20, "blocks_us": [time, time * 1.1],
+        "algbw": 1.0, "busbw": 1.0, "wrong": 0,
+    }  # fmt: skip
+    return {**base, "backend": backend, **rest}
+
+
+def test_the_header_is_nccl_tests_and_the_row_stands_under_it():
+    table = report.Table("nvx", ["gloo"], per_iteration=False)
+    top, names, units = table.header().splitlines()
+    assert top.split() == ["#", "out-of-place", "in-place", "|", "gloo", "x", "nvx"]
+    figures = ["time", "algbw", "busbw", "#wrong", "p50", "p99"]
+    fixed = ["size", "count", "type", "redop", "root"]
+    assert names.replace("|", "").split()[1:] == [*fixed, *figures, *figures, "time"]
+    assert units.split()[:3] == ["#", "(B)", "(elements)"]
+    ours, theirs = result(), result("gloo", 250.0)
+    row = table.row(ours, {("nvx", "in-place"): ours, ("gloo", "in-place"): theirs})
+    cells = row.replace("|", "").split()
+    assert cells[:5] == ["8", "2", "float", "sum", "-1"]
+    assert cells[5:11] == ["N/A"] * 6
+    assert cells[11:17] == ["10.00", "1.00", "1.00", "0", "10.00", "20.00"]
+    assert cells[17:] == ["250.00", "25"]
+    assert row.index("250.00") + len("250.00") == units.rindex("(us)") + len("(us)") - 1
+
+
+def test_a_peers_wrong_result_is_marked():
+    table = report.Table("nvx", ["gloo"], per_iteration=False)
+    ours = result()
+    row = table.row(ours, {("nvx", "in-place"): ours, ("gloo", "in-place"): result("gloo", 20.0, wrong=3)})
+    assert "20.00!" in row
+    assert "N/A" in table.row(ours, {("nvx", "in-place"): ours}).split("|")[1]
+
+
+@pytest.mark.parametrize("value, text", [(1.234, "   1.23"), (123456.7, "123457"), (99999.94, "99999.9")])
+def test_figures_keep_to_their_width(value, text):
+    assert report.number(value, 7).strip() == text.strip()
+    assert len(report.number(value * 1e9, 7)) <= 7
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("all_redux", "no collective 'all_redux': there are all_reduce"),
+        ("", "name a collective, or --all"),
+        ("all_reduce -b 1M -e 8 -f 2", "above the largest"),
+        ("broadcast -r 5", "a root is outside 0..1"),
+        ("all_reduce -o sub", "no reduction 'sub': there are sum"),
+        ("all_reduce -d float128", "no dtype 'float128': there are float, double"),
+        ("all_reduce -b lots", "'lots' is not a size: write 8, 64K, 1M or 2G"),
+    ],
+)
+def test_command_lines_that_make_no_sense_end_with_2_and_say_why(capsys, line, said):
+    with pytest.raises(SystemExit) as end:
+        cli.main(line.split())
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_shown_command_is_what_a_person_typed():
+    from nvx.bench.world import shown_command
+
+    typed = ["all_reduce", "-b", "8", "--vs", "gloo"]
+    assert shown_command([*typed, "--rendezvous", "file:///tmp/x"]) == "nvx bench all_reduce -b 8 --vs gloo"
+
+
+def test_bounds_are_made_of_what_others_took():
+    times = {"null": 5.0, "deepspeed": 50.0, "mpi": 80.0, "gloo": 1500.0}
+    assert goals.Bound(call=True, plus_us=1.5).microseconds(times.get) == (6.5, "")
+    assert goals.Bound(0.5, ("deepspeed", "mpi")).microseconds(times.get) == (25.0, "")
+    assert goals.Bound(1, ("deepspeed",), call=True).microseconds(times.get) == (55.0, "")
+    assert goals.Bound(0.5, ("deepspeed", "mpi")).microseconds({"mpi": 80.0}.get) == (40.0, "deepspeed")
+    assert goals.Bound(0.5, ("deepspeed",)).microseconds({}.get) == (None, "deepspeed")
+    assert goals.Bound(call=True).microseconds({}.get) == (None, "null")
+
+
+def test_verdicts():
+    results = [result(time=6.0), result("null", 5.0), result("gloo", 200.0)]
+    first = goals.judge_collectives(results)[0]
+    assert (first.title, first.limit, first.ok) == ("all_reduce, 2 ranks, 8 B", 6.5, True)
+    assert first.reached == "the call + 1.00 us"
+    times = {"nvx": 25.0, "null": 5.0, "deepspeed": 50.0, "mpi": 40.0}
+    assert goals.Bound(0.5, ("deepspeed", "mpi")).reached(25.0, times.get) == "1/1.6 of mpi"
+    assert goals.Bound(1, ("deepspeed",), call=True).reached(25.0, times.get) == "the call + 1/2.5 of deepspeed"
+    assert goals.judge_collectives([result(time=7.0), result("null", 5.0)])[0].ok is False
+    assert goals.judge_collectives([result(time=7.0)])[0].ok is None
+    assert "not judged" in goals.judge_collectives([result(time=7.0)])[0].line()
+
+
+def test_every_goal_can_be_met_by_what_the_parts_measure():
+    """No goal asks for a size or a peer that no part of `nvx bench targets` measures."""
+    parser = cli._sweep_parser()
+    measured = set()
+    for part in ("all_reduce", "others", "four"):
+        parsed = parser.parse_args(targets.PARTS[part].split())
+        for name in parsed.collectives:
+            for size in parsed.sizes:
+                real = collectives.elements(collectives.find(name), size, 4, parsed.ranks) * 4
+                measured |= {(name, parsed.ranks, real, peer) for peer in ["nvx", *parsed.vs]}
+    for goal in goals.COLLECTIVE_GOALS:
+        needed = ["nvx", *goal.bound.peers, *(["null"] if goal.bound.call else [])]
+        for peer in needed:
+            assert (goal.what, goal.ranks, goals._real_size(goal), peer) in measured, goal
+
+
+def test_the_table_of_goals_covers_all_that_is_promised():
+    promised = {(goal.what, goal.ranks) for goal in goals.COLLECTIVE_GOALS}
+    assert {what for what, ranks in promised if ranks == 2} == set(collectives.COLLECTIVES)
+    crowded = {"all_reduce", "all_gather", "reduce_scatter", "barrier"}
+    assert {what for what, ranks in promised if ranks == 4} == crowded
+
+
+def test_memory_verdicts():
+    measured = {
+        "backend": "nvx", "group_bytes": 2e6, "used_small_group_bytes": 1e3, "used_group_bytes": 1e3,
+        "idle_cpu_s": 0.0, "used_idle_cpu_s": 0.5,
+    }  # fmt: skip
+    oks = [verdict.ok for verdict in goals.judge_memory([measured], idle_seconds=2.0)]
+    assert oks == [False, True, True, True, False]
+
+
+def test_results_files_are_whole_or_absent(tmp_path):
+    path = tmp_path / "deep" / "results.json"
+    machine.write(str(path), machine.document("sweep", "nvx bench all_reduce", {}, results=[]))
+    again = machine.read(str(path))
+    assert again["machine"]["cpu"] and again["machine"]["kernel"]
+    assert again["versions"]["torch"] == torch.__version__
+    assert list(path.parent.iterdir()) == [path]
+    path.write_text("{")
+    with pytest.raises(ValueError, match="not JSON"):
+        machine.read(str(path))
+    path.write_text(json.dumps({"schema": 0}))
+    with pytest.raises(ValueError, match="not written by this nvx bench"):
+        machine.read(str(path))
+
+
+def write_results(path, sizes_=(8, 4096, 1 << 20)):
+    results = []
+    for position, size in enumerate(sizes_):
+        results += [result(size=size, time=10.0 * (position + 1)), result("gloo", 100.0, size=size)]
+    machine.write(str(path), machine.document("sweep", "nvx bench all_reduce", {}, ranks=2, results=results))
+
+
+def test_plot_chooses_the_lines(tmp_path):
+    path = tmp_path / "results.json"
+    write_results(path)
+    drawn = plot.lines(plot.sweeps(machine.read(str(path))), "all_reduce")
+    assert {name: [point["size"] for point in points] for name, points in drawn.items()} == {
+        "nvx": [8, 4096, 1 << 20],
+        "gloo": [8, 4096, 1 << 20],
+    }
+
+
+def test_plot_writes_both_files(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "results.json"
+    write_results(path)
+    assert cli.main(["plot", str(path)]) == 0
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "results.svg").read_text()
+
+
+def test_plot_says_what_it_cannot_draw(tmp_path, capsys):
+    path = tmp_path / "other.json"
+    machine.write(str(path), machine.document("init", "nvx bench init", {}, results=[]))
+    assert cli.main(["plot", str(path)]) == 2
+    assert "has no sizes to plot" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""Torch's own DistributedTest, run against a backend of choice in ranks that stay alive."""

@@ -1,0 +1,121 @@
+"""Lets the tests say one backend's name and get another.
+
+`init_process_group` and `new_group` map the name on the way in, and `get_backend` maps it back on
+the way out. Everything below them is untouched: the process group is of type CUSTOM as for any
+plugin, and what torch itself builds out of gloo (the helper of the DETAIL wrapper) stays gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+# Tests in which the name is no alias but the subject, and so is told as it is.
+TRUTHFUL = {
+    "test_ddp_logging_data_cpu": "where the name is gloo it reads the thread count of gloo itself",
+}
+
+
+class Alias:
+    """`believed` is what the tests say, `real` what they get, there and for the names in `also`."""
+
+    def __init__(self, believed: str, real: str, also: tuple[str, ...] = ()):
+        self.believed, self.real = believed, real
+        self.names = {believed, *also}
+        self.lying = believed != real
+
+    @property
+    def title(self) -> str:
+        """What the backend calls itself in the profiler's event names."""
+        return self.real
+
+    def inward(self, name):
+        if not isinstance(name, str) or not self.lying:
+            return name
+        return ",".join(map(self._inward_one, name.lower().split(",")))
+
+    def _inward_one(self, name: str) -> str:
+        device, colon, backend = name.rpartition(":")
+        return device + colon + (self.real if backend in self.names else backend)
+
+    def outward(self, name):
+        return dist.Backend(self.believed) if self.lying and name == self.real else name
+
+    @contextlib.contextmanager
+    def telling_truth_in(self, test: str):
+        was, self.lying = self.lying, self.lying and test not in TRUTHFUL
+        try:
+            yield
+        finally:
+            self.lying = was
+
+
+def install(alias: Alias) -> None:
+    """Patches this process's torch. Call it before the test module is imported."""
+    for name in ("init_process_group", "new_group"):
+        _export(name, _mapping_backend(getattr(c10d, name), alias))
+    get_backend = c10d.get_backend
+
+    @functools.wraps(get_backend)
+    def told(group=None):
+        return alias.outward(get_backend(group))
+
+    _export("get_backend", told)
+    _name_plugin_in_ddp_log(alias)
+
+
+def install_in(tests, alias: Alias) -> None:
+    """Patches the imported test module: profiler titles carry the backend's real name."""
+    find = tests.get_profiling_event
+
+    @functools.wraps(find)
+    def find_real(event_name, *args, **kwargs):
+        head, colon, rest = event_name.partition(":")
+        if not colon or head != alias.believed:
+            return find(event_name, *args, **kwargs)
+        events = find(f"{alias.title}:{rest}", *args, **kwargs)
+        for event in events:  # some tests compare the name once more
+            event.name = event_name
+        return events
+
+    tests.get_profiling_event = find_real
+    for supported in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
+        getattr(tests, supported).append(alias.real)
+
+
+def _export(name, value) -> None:
+    setattr(c10d, name, value)
+    setattr(dist, name, value)
+
+
+def _mapping_backend(function, alias: Alias):
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def mapped(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        if "backend" in bound.arguments:
+            bound.arguments["backend"] = alias.inward(bound.arguments["backend"])
+        return function(*bound.args, **bound.kwargs)
+
+    return mapped
+
+
+def _name_plugin_in_ddp_log(alias: Alias) -> None:
+    """DDP's log calls every plugin "custom", and the tests compare it with `get_backend`."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    read = ddp._get_ddp_logging_data
+
+    @functools.wraps(read)
+    def named(self):
+        data = read(self)
+        if data.get("backend_name") == "custom":
+            data["backend_name"] = str(c10d.get_backend(self.process_group))
+        return data
+
+    ddp._get_ddp_logging_data = named

@@ -1,0 +1,158 @@
+"""The command line: which passes, which tests, what to write."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import multiprocessing
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+
+from tests.conformance.passes import PASSES
+
+
+def parse(argv) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
+    parser.add_argument("--backend", default="nvx", help="the backend under test (default nvx)")
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        metavar="MODULE",
+        help="import this first: it registers the backend (default: the backend's own name)",
+    )
+    parser.add_argument(
+        "--pass",
+        dest="passes",
+        action="append",
+        choices=list(PASSES),
+        help="; ".join(f"{p.name}: {p.purpose}" for p in PASSES.values()) + " (default: all)",
+    )
+    parser.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="tests upon torch's multi-process test classes, in place of DistributedTest",
+    )
+    parser.add_argument("-n", "--ranks", type=int, default=4)
+    parser.add_argument("-k", action="append", default=[], metavar="WORD", help="part of a name, or a glob")
+    parser.add_argument("-x", "--exact", action="append", default=[], metavar="TEST", help="this test")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds a test may take (120)")
+    parser.add_argument("--debug", choices=["OFF", "INFO", "DETAIL"], help="TORCH_DISTRIBUTED_DEBUG")
+    parser.add_argument("--fresh", action="store_true", help="new ranks for every test")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no line for a skipped test")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--junit", metavar="FILE")
+    parser.add_argument("--list", action="store_true", help="list the passes and stop")
+    return parser.parse_args(argv)
+
+
+def selector(words, exact):
+    """All tests where nothing is asked for."""
+
+    def selected(test: str) -> bool:
+        if test in exact or not (words or exact):
+            return True
+        return any(fnmatch.fnmatch(test, w) if re.search(r"[*?\[]", w) else w in test for w in words)
+
+    return selected
+
+
+def work(options) -> list:
+    """(pass, file) in order; the file is empty for DistributedTest."""
+    if options.file:
+        names = options.passes or ["gloo"]
+        return [(PASSES[name], os.path.abspath(file)) for name in names for file in options.file]
+    return [(PASSES[name], "") for name in options.passes or PASSES]
+
+
+def _import_once() -> None:
+    """What every pass imports and none of them reads the backend's name in."""
+    import torch.testing._internal.common_distributed  # noqa: F401
+
+
+def _host(spec, pipe) -> None:
+    from tests.conformance.host import host
+
+    os.setpgid(0, 0)
+    try:
+        host(spec, pipe.send)
+    finally:
+        pipe.close()
+
+
+def run_pass(spec, report) -> bool:
+    """In a process of its own. False where that process did not come to its end."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_host, args=(spec, theirs))
+    process.start()
+    theirs.close()
+    try:
+        report.begin(spec.one, ours.recv())
+        while True:
+            report.add(ours.recv())
+    except EOFError:
+        process.join()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.join()
+        raise
+    finally:
+        ours.close()
+    return process.exitcode == 0
+
+
+def main(argv=None) -> int:
+    options = parse(argv)
+    if options.list:
+        print("\n".join(f"{p.name:8} {p.purpose}" for p in PASSES.values()))
+        return 0
+    os.environ["OMP_NUM_THREADS"] = "1"  # the ranks already outnumber the cores
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else every test is skipped for want of 4 GPUs
+    if options.debug:
+        os.environ["TORCH_DISTRIBUTED_DEBUG"] = options.debug
+    _import_once()
+    from tests.conformance.host import Spec
+    from tests.conformance.report import Report
+
+    report = Report(options.backend, options.ranks, options.quiet)
+    room, begin, whole = tempfile.mkdtemp(prefix="conformance-"), time.monotonic(), True
+    imports = tuple(options.imports or ([] if options.backend == "gloo" else [options.backend]))
+    try:
+        for one, file in work(options):
+            spec = Spec(
+                one,
+                options.backend,
+                options.ranks,
+                options.timeout,
+                room,
+                room,
+                selector(options.k, options.exact),
+                report.ran() if one.believes else set(),
+                imports,
+                options.fresh,
+                file,
+            )
+            if not run_pass(spec, report):
+                whole = False
+                break
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+    seconds = time.monotonic() - begin
+    report.print_summary(seconds)
+    if options.json:
+        report.write_json(options.json, seconds)
+    if options.junit:
+        report.write_junit(options.junit, seconds)
+    if not whole:
+        print("a pass did not come to its end", file=sys.stderr)
+    if not any(r.outcome == "passed" for r in report.results):
+        print("nothing passed: is the selection right?", file=sys.stderr)
+        return 1
+    return 1 if report.failed() or not whole else 0

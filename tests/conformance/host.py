@@ -1,0 +1,201 @@
+"""The process of one pass: imports the tests once, forks the ranks, hands them one test at a time.
+
+A rank that hangs or dies costs new ranks, which are a fork and not an import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from pathlib import Path
+
+from tests.conformance import skips
+from tests.conformance.passes import Pass
+from tests.conformance.rank import ABSENT, FAILED, NO_TEST, SKIPPED, Verdict, serve
+
+GRACE = 5.0  # seconds the other ranks have to say their part once one has failed
+
+
+@dataclass
+class Spec:
+    """What a host is asked to do. `room` is its own empty folder."""
+
+    one: Pass
+    backend: str
+    world_size: int
+    timeout: float
+    room: str
+    logs: str
+    selected: object  # str -> bool
+    done: set = field(default_factory=set)  # what earlier passes ran
+    imports: tuple = ()
+    fresh: bool = False
+    file: str = ""  # tests to run in place of torch's DistributedTest
+
+
+@dataclass
+class Result:
+    test: str
+    one: str
+    outcome: str
+    seconds: float = 0.0
+    text: str = ""
+
+
+class Ranks:
+    """The live ranks of one host. `start` forks them, `stop` ends exactly these."""
+
+    def __init__(self, suite, logs: str):
+        self.suite, self.logs = suite, logs
+        self.members: list[tuple] = []  # (process, pipe)
+
+    def start(self) -> None:
+        context = multiprocessing.get_context("fork")
+        for rank in range(self.suite.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=self._child, args=(rank, theirs, [ours, *(p for _, p in self.members)]))
+            process.start()
+            theirs.close()
+            self.members.append((process, ours))
+
+    def _child(self, rank: int, pipe, others) -> None:
+        for other in others:  # else a rank would keep the host's ends open, and never see it go
+            other.close()
+        serve(self.suite, rank, pipe, self.log(rank))
+
+    def log(self, rank: int) -> str:
+        return f"{self.logs}/rank{rank}.log"
+
+    def stop(self) -> None:
+        for process, _ in self.members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        for process, pipe in self.members:
+            process.join()
+            pipe.close()
+        self.members = []
+
+    def run(self, test: str, room: str, timeout: float) -> list[Verdict]:
+        """One verdict a rank. After a verdict that is FAILED these ranks are not to be used."""
+        if not self.members:
+            self.start()
+        for _, pipe in self.members:
+            pipe.send((test, room))
+        verdicts: dict[int, Verdict] = {}
+        deadline = time.monotonic() + timeout
+        while len(verdicts) < len(self.members):
+            waiting = {p: r for r, (_, p) in enumerate(self.members) if r not in verdicts}
+            ready = connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self._trace(waiting.values(), verdicts, timeout)
+                break
+            for pipe in ready:
+                verdicts[waiting[pipe]] = self._hear(waiting[pipe], pipe)
+            if any(v.outcome == FAILED for v in verdicts.values()):
+                deadline = min(deadline, time.monotonic() + GRACE)
+        return [verdicts[rank] for rank in range(len(self.members))]
+
+    def _hear(self, rank: int, pipe) -> Verdict:
+        try:
+            return pipe.recv()
+        except EOFError:
+            process = self.members[rank][0]
+            process.join(5)
+            code = process.exitcode
+            how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+            return Verdict(FAILED, f"the process ended: {how}\n{self.tail(rank)}")
+
+    def _trace(self, missing, verdicts: dict, timeout: float) -> None:
+        """Has the ranks that said nothing write where they are, and takes that as their verdict."""
+        for rank in missing:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.members[rank][0].pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        said = any(v.outcome == FAILED for v in verdicts.values())
+        why = "still busy when another rank failed" if said else f"no answer in {timeout:.0f} s"
+        for rank in missing:
+            verdicts[rank] = Verdict(FAILED, f"{why}\n{self.tail(rank)}")
+
+    def tail(self, rank: int, lines: int = 60) -> str:
+        with contextlib.suppress(OSError):
+            return "\n".join(Path(self.log(rank)).read_text(errors="replace").splitlines()[-lines:])
+        return ""
+
+
+def load(spec: Spec):
+    if spec.file:
+        from tests.conformance.files import FileSuite
+
+        return FileSuite(spec)
+    from tests.conformance.distributed import DistributedSuite
+
+    return DistributedSuite(spec)
+
+
+def host(spec: Spec, say) -> None:
+    """Runs the pass; `say` is given the count first, then every Result."""
+    suite = load(spec)
+    names = [n for n in suite.names() if spec.selected(n) and n not in spec.done and spec.one.admits(n)]
+    gc.collect()
+    gc.freeze()  # what is imported stays: a rank's collections need not look at it
+    ranks = Ranks(suite, spec.logs)
+    try:
+        hello = _run(ranks, NO_TEST, spec)
+        if hello.outcome == FAILED:
+            raise RuntimeError(f"no group can be made over {spec.backend}:\n{hello.text}")
+        say(len(names))
+        for name in names:
+            why = _not_run(suite, spec, name)
+            say(Result(name, spec.one.name, SKIPPED, 0.0, why) if why else _run(ranks, name, spec))
+    finally:
+        ranks.stop()
+
+
+def _not_run(suite, spec: Spec, name: str) -> str | None:
+    return skips.reason(spec.one.name, name, spec.backend) or spec.one.needs_gpu(name) or suite.why_not(name)
+
+
+def _run(ranks: Ranks, name: str, spec: Spec) -> Result:
+    if spec.fresh or name in skips.NEEDS_NEW_RANKS:
+        ranks.stop()
+    room = tempfile.mkdtemp(dir=spec.room)
+    for folder in ("barrier", "test_dir"):
+        os.mkdir(f"{room}/{folder}")
+    begin = time.monotonic()
+    verdicts = ranks.run(name, room, spec.timeout)
+    seconds = time.monotonic() - begin
+    outcome, text = _judge(verdicts)
+    if outcome == FAILED:
+        ranks.stop()
+    shutil.rmtree(room, ignore_errors=True)
+    return Result(name, spec.one.name, outcome, seconds, text)
+
+
+def _judge(verdicts: list[Verdict]) -> tuple[str, str]:
+    """A test passes where all ranks pass it, and is skipped where all skip it."""
+    verdicts = [v for v in verdicts if v.outcome != ABSENT]
+    count = Counter(v.outcome for v in verdicts)
+    if len(count) == 1 and FAILED not in count:
+        return verdicts[0].outcome, verdicts[0].text
+    if FAILED not in count:
+        said = "; ".join(f"rank {r} {v.outcome} {v.text}" for r, v in enumerate(verdicts))
+        return FAILED, f"the ranks disagree: {said}"
+    return FAILED, _merge(verdicts)
+
+
+def _merge(verdicts: list[Verdict]) -> str:
+    """What the ranks said, ranks that said the same together."""
+    who = defaultdict(list)
+    for rank, verdict in enumerate(verdicts):
+        said = verdict.text.rstrip() if verdict.outcome == FAILED else verdict.outcome
+        who[said].append(str(rank))
+    return "\n".join(f"--- rank {', '.join(ranks)}\n{said}" for said, ranks in who.items())

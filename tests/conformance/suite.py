@@ -1,0 +1,92 @@
+"""What the suites share: how this process comes to believe a backend's name, and how a test's end is read."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+
+from tests.conformance.rank import FAILED, PASSED, SKIPPED, Verdict
+
+
+class Suite:
+    """Tests of one pass, imported in this process. Ranks are forked from it."""
+
+    world_size: int
+
+    def names(self) -> list[str]:
+        raise NotImplementedError
+
+    def why_not(self, name: str) -> str | None:
+        """Why the test cannot run, where that is known without running it."""
+        raise NotImplementedError
+
+    def run(self, rank: int, name: str, room: str) -> Verdict:
+        """In a rank. `room` is a folder that all ranks have for this test alone."""
+        raise NotImplementedError
+
+
+def pretend(spec):
+    """Readies this process for tests that read the backend's name at import, and returns the alias."""
+    believed = spec.one.believes or spec.backend
+    os.environ.update(
+        BACKEND=believed,
+        WORLD_SIZE=str(spec.world_size),
+        TEMP_DIR=spec.room,
+        INIT_METHOD=f"file://{spec.room}/again",
+        CUDA_VISIBLE_DEVICES="",
+        PYTORCH_PRINT_REPRO_ON_FAILURE="0",
+        MASTER_ADDR="127.0.0.1",
+    )
+    os.environ.pop("MASTER_PORT", None)
+    import torch  # noqa: F401  (before anything that registers a backend)
+
+    for module in spec.imports:
+        importlib.import_module(module)
+    from tests.conformance import alias as shim
+    from tests.conformance import lifted
+
+    if spec.one.lift_world_size:
+        lifted.world_size()
+    if spec.one.lift_gpu:
+        lifted.gpu()
+    alias = shim.Alias(believed, spec.backend, ("nccl",) if spec.one.lift_gpu else ())
+    shim.install(alias)
+    declare(spec.backend)
+    return alias
+
+
+def declare(backend: str) -> None:
+    """Tells the tests what the backend can do; what they do not know, they skip."""
+    from torch.testing._internal.common_distributed import DistTestCases
+
+    features = DistTestCases.backend_feature
+    for feature in ("gpu", "cuda", "ddp", "subgroup"):
+        features[feature] = features[feature] | {backend}
+    if backend != "gloo":
+        features["plugin"] = features["plugin"] | {backend}
+
+
+def skipped_at_import(test) -> str | None:
+    if getattr(test, "__unittest_skip__", False):
+        return test.__unittest_skip_why__ or "skipped without a reason"
+    return None
+
+
+def verdict_of_exit(code) -> Verdict:
+    """Torch's decorators skip by leaving the process with a code."""
+    from torch.testing._internal.common_distributed import TEST_SKIPS
+
+    for skip in TEST_SKIPS.values():
+        if skip.exit_code == code:
+            return Verdict(SKIPPED, skip.message)
+    return Verdict(PASSED) if not code else Verdict(FAILED, f"left with exit code {code}")
+
+
+def from_test_on(error: BaseException, file_name: str) -> str:
+    """The traceback from the first frame of that file on: what is above is the same in every one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = [i for i, frame in enumerate(frames) if frame.filename.endswith(file_name)]
+    for _ in range(inner[0] if inner else 0):
+        error.__traceback__ = error.__traceback__.tb_next
+    return "".join(traceback.format_exception(error))

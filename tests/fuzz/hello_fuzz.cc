@@ -1,0 +1,37 @@
+// The values that ranks find in the store: what anybody wrote there is refused with an Error or is a topology that
+// holds.
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "group/topology.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const size_t count = 1 + data[0] % 4;
+  std::vector<uint8_t> value(data + 1, data + size);
+  if (data[0] & 0x80) {
+    // Honest hellos with the input's bytes laid over them: so that the checks behind the magic are reached.
+    std::vector<nvx::Hello> honest(count);
+    for (size_t r = 0; r < count; ++r) {
+      honest[r].rank = int32_t(r);
+      honest[r].bytes = sizeof(nvx::Hello);
+    }
+    std::vector<uint8_t> laid = nvx::encode(honest);
+    for (size_t i = 0; i < value.size(); ++i) laid[i * 7 % laid.size()] ^= value[i];
+    value = laid;
+  }
+  try {
+    const std::vector<nvx::Hello> hellos = nvx::decode(value, count);
+    if (hellos.size() != count) std::abort();
+    const nvx::Topology topology = nvx::Topology::from(hellos);
+    for (size_t r = 0; r < count; ++r) {
+      if (topology.ranks[r].rank != int32_t(r) || topology.describe(int(r)).size() > 200) std::abort();
+      if (std::strlen(topology.ranks[r].door) >= sizeof(nvx::Hello::door)) std::abort();
+    }
+  } catch (const nvx::Error&) {
+  }
+  return 0;
+}

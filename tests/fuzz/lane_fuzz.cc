@@ -1,0 +1,71 @@
+// One collective beside a peer whose pad holds anything at all: rank 0 ends with a result or a verdict, reads nothing
+// that is not the lane's and writes nothing but its own.
+
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <cstdlib>
+
+#include "support/lanes.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Algorithm;
+using kernel::Collective;
+using kernel::Piece;
+
+constexpr size_t kMost = 20'000;
+
+void write_what_it_likes(FuzzedDataProvider& from, kernel::Pad pad, size_t arena_bytes,
+                         const kernel::Fingerprint& right) {
+  kernel::Arrival& there = pad.arrival(1);
+  there.fingerprint = right;
+  if (from.ConsumeIntegralInRange(0, 7) == 0) from.ConsumeData(&there.fingerprint, sizeof there.fingerprint);
+  const bool plausible = from.ConsumeBool();
+  const auto number = [&] {
+    return plausible ? from.ConsumeIntegralInRange<uint64_t>(0, arena_bytes) : from.ConsumeIntegral<uint64_t>();
+  };
+  there.lease_offset = number();
+  there.lease_bytes = number();
+  for (int r = 0; r < 2; ++r) pad.counts(1)[r] = plausible ? from.ConsumeIntegralInRange<uint64_t>(0, kMost) : number();
+  for (Flag* flag : {&there.flag, &pad.staged(), &pad.reduced(), &pad.fetched(), &pad.done()}) {
+    flag->value = from.ConsumeBool() ? stamp(1, from.ConsumeIntegral<uint8_t>()) : from.ConsumeIntegral<uint64_t>();
+  }
+}
+
+void run(FuzzedDataProvider& from) {
+  static Lanes& lanes = *new Lanes(2, 0, 8 << 10);
+  lanes.begin(0);
+  const auto algorithm = Algorithm(from.ConsumeIntegralInRange(0, int(Algorithm::kExchange)));
+  const size_t n = from.ConsumeIntegralInRange<size_t>(0, kMost / 8);
+  std::vector<std::byte> in(4 * n), out(8 * n);
+  std::vector<std::byte> pieces(8 * n);
+  const Piece send[] = {{pieces.data(), 4 * n}, {pieces.data() + 4 * n, 4 * n}};
+  const Piece recv[] = {{out.data(), 4 * n}, {out.data() + 4 * n, 4 * n}};
+  kernel::Work work;
+  work.call.fingerprint.collective = Collective(from.ConsumeIntegralInRange(0, int(Collective::kBarrier)));
+  work.call.fingerprint.root = from.ConsumeIntegralInRange(-1, 1);
+  work.call.fingerprint.count = n;
+  work.in = in.data();
+  work.out = out.data();
+  work.count = n;
+  work.send = send;
+  work.recv = recv;
+  work.meets_all = from.ConsumeBool();
+  work.meets = from.ConsumeIntegralInRange(-1, 1);
+  write_what_it_likes(from, lanes.pad(1), lanes.memory()[1].arena_bytes, work.call.fingerprint);
+  WaitRules rules;
+  rules.deadline.end = Clock::now();  // what is not there yet will not come
+  CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[0].factors().data(), rules);
+  if (launch_cpu(algorithm, ex, lanes[0], work) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
+  if (!lanes.guards_are_whole()) std::abort();
+}
+
+}  // namespace
+}  // namespace nvx::test
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FuzzedDataProvider from(data, size);
+  nvx::test::run(from);
+  return 0;
+}

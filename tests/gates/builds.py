@@ -1,0 +1,228 @@
+"""Gates that compile. Every variant is a CMake build of the core and its tests (no torch), in a folder of its
+own, so that a second run compiles only what changed."""
+
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from common import Failed, Skipped, shut_if
+
+CLANG = ("-DCMAKE_CXX_COMPILER=clang++-14", "-DCMAKE_C_COMPILER=clang-14")
+GCC = ("-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_C_COMPILER=gcc")
+
+# No suppressions: what a sanitizer says of our code is mended, not muted.
+SANITIZER_RULES = {
+    "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
+    "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1:detect_leaks=1",
+    "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+}
+
+
+def configure(context, variant, *options):
+    """Configures the core in a folder of its own and returns the folder."""
+    folder = context.build_dir / variant
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    if not (context.root / "CMakeLists.txt").is_file():
+        raise Skipped("no CMakeLists.txt here")
+    common = ["-DNVX_WERROR=ON", "-DNVX_PYTHON=OFF"]
+    command = ["cmake", "-S", context.root, "-B", folder, *generator, *common, *options]
+    context.run(command, "configuring")
+    return folder
+
+
+def compile_all(context, folder, *targets):
+    wanted = ["--target", *targets] if targets else []
+    context.run(["cmake", "--build", folder, "--parallel", str(context.jobs), *wanted], "compiling")
+
+
+def build(context, variant, *options):
+    folder = configure(context, variant, "-DNVX_TESTS=ON", *options)
+    compile_all(context, folder)
+    return folder
+
+
+def run_tests(context, folder, wrapper=(), minutes=10, at_once=None):
+    """Runs every gtest program of a build, several beside each other, and says how many tests passed. What
+    fails, fails with the program's last words."""
+    programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())
+    if not programs:
+        raise Skipped("there are no C++ tests to run")
+    environment = {**os.environ, **SANITIZER_RULES, "GTEST_BRIEF": "1", "GTEST_FAIL_FAST": "1"}
+
+    def run(program):
+        command = [*wrapper, str(program)]
+        try:
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=minutes * 60,
+                env=environment,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as late:
+            said = (late.stdout or b"").decode(errors="replace")
+            raise Failed(f"{program.name} took more than {minutes} minutes", said[-4000:]) from None
+        if done.returncode != 0:
+            raise Failed(f"{program.name} failed (exit code {done.returncode})", telling_lines(done.stdout))
+        return [sum(map(int, re.findall(rf"{end}\s+\] (\d+) test", done.stdout))) for end in ("PASSED", "SKIPPED")]
+
+    with concurrent.futures.ThreadPoolExecutor(at_once or context.jobs) as pool:
+        passed, skipped = map(sum, zip(*pool.map(run, programs), strict=True))
+    if passed == 0:
+        raise Failed("the test programs ran no test")
+    return f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
+
+
+def telling_lines(output):
+    """What a failed program said when it first complained, and its last words."""
+    lines = [line for line in output.splitlines() if line.strip() and "Skipped" not in line]
+    complaint = re.compile(r": Failure|Sanitizer|runtime error|terminate called|Assertion")
+    first = next((i for i, line in enumerate(lines) if complaint.search(line)), len(lines))
+    return "\n".join(lines[first : first + 70] + ["..."] + lines[max(first + 70, len(lines) - 10) :])
+
+
+def gcc(context):
+    return run_tests(context, build(context, "gcc", *GCC))
+
+
+def clang(context):
+    return run_tests(context, build(context, "clang", *CLANG))
+
+
+def tsan(context):
+    return run_tests(
+        context, build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
+    )
+
+
+def asan(context):
+    sanitize = ("-DNVX_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
+    return run_tests(context, build(context, "asan", *CLANG, *sanitize))
+
+
+def no_cuda(context):
+    """As on a machine without nvcc. Where this interpreter has torch, the torch module is built too."""
+    found = subprocess.run(
+        [sys.executable, context.root / "cmake" / "find_torch.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    with_torch = found.returncode == 0
+    output = context.build_dir / "no_cuda" / "module"
+    torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
+    os.environ["NVX_CUDA"] = "0"
+    try:
+        folder = configure(context, "no_cuda", *GCC, *(torch if with_torch else ()))
+        compile_all(context, folder)
+    finally:
+        del os.environ["NVX_CUDA"]
+    objects = [p for p in (*output.glob("*.so"), folder / "libnvx_core.a") if p.is_file()]
+    for program in objects:
+        symbols = context.run(["nm", "-u", program], "nm")
+        shut_if(
+            sorted(set(re.findall(r"\b(?:cuda[A-Z]|cu[A-Z]|nccl[A-Z])\w+", symbols))),
+            f"CUDA symbols in {program.name}",
+        )
+    return f"with torch {found.stdout.split(';')[1]}" if with_torch else "the core alone: this python has no torch"
+
+
+def fuzz(context):
+    """Every target for NVX_FUZZ_SECONDS, as many beside each other as there are cores."""
+    sources = context.sources(".cc", under=("tests",))
+    targets = [f.stem for f in sources if f.stem.endswith("_fuzz")]
+    if not targets:
+        raise Skipped("there is no tests/fuzz/*_fuzz.cc")
+    seconds = int(os.environ.get("NVX_FUZZ_SECONDS", "60"))
+    sanitize = ("-DNVX_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNVX_FUZZ=ON")
+    folder = configure(context, "fuzz", *CLANG, *sanitize)
+    compile_all(context, folder, *targets)
+
+    def run(target):
+        corpus, found = folder / "corpus" / target, folder / "found" / target
+        for place in (corpus, found):
+            place.mkdir(parents=True, exist_ok=True)
+        seeds = context.root / "tests" / "fuzz" / "seeds" / target
+        command = [
+            folder / target,
+            f"-max_total_time={seconds}",
+            "-timeout=60",
+            "-rss_limit_mb=2048",
+            "-print_final_stats=1",
+            f"-artifact_prefix={found}/",
+            corpus,
+            *([seeds] if seeds.is_dir() else []),
+        ]
+        said = context.run(command, target, env={**os.environ, **SANITIZER_RULES}, timeout=seconds + 120)
+        runs = re.search(r"number_of_executed_units: (\d+)", said)
+        return f"{target.removesuffix('_fuzz')} {int(runs.group(1)):,} runs" if runs else target
+
+    with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
+        return f"{seconds} s each: " + ", ".join(pool.map(run, sorted(targets)))
+
+
+def aarch64(context):
+    if not pathlib.Path("/usr/src/googletest").is_dir():
+        raise Skipped("not installed: googletest's sources (--install installs them)")
+    toolchain = context.root / "cmake" / "aarch64-linux-gnu.cmake"
+    folder = build(context, "aarch64", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}")
+    emulator = (context.tool("qemu-aarch64"), "-L", "/usr/aarch64-linux-gnu")
+    return run_tests(context, folder, wrapper=("env", "NVX_TEST_EMULATED=1", *emulator))
+
+
+def docs(context):
+    """docs/environment.md holds the table that the registry prints; nothing reads a variable beside it."""
+    folder = configure(context, "gcc", *GCC, "-DNVX_TESTS=ON")
+    compile_all(context, folder, "nvx_core")
+    program = folder / "print_variables"
+    source = context.root / "tests" / "gates" / "print_variables.cc"
+    command = [
+        "g++",
+        "-std=c++20",
+        f"-I{context.root / 'csrc'}",
+        source,
+        folder / "libnvx_core.a",
+        "-o",
+        program,
+        "-pthread",
+    ]
+    context.run(command, "compiling print_variables.cc")
+    table = context.run([program], "print_variables")
+    known = set(re.findall(r"`(NVX_\w+)`", table))
+    if len(known) > 25:
+        raise Failed(f"{len(known)} variables (at most 25)")
+    page = context.root / "docs" / "environment.md"
+    text = page.read_text() if page.is_file() else "# Environment variables\n\n"
+    begin, end = (
+        "<!-- made from csrc/base/config.cc by tests/gates/run docs --fix -->\n",
+        "<!-- end of the table -->\n",
+    )
+    wanted = begin + table + end
+    if wanted not in text:
+        if not context.fix:
+            raise Failed("docs/environment.md is not what the registry says; run: tests/gates/run docs --fix")
+        kept = re.split(f"{re.escape(begin)}.*?{re.escape(end)}", text, flags=re.DOTALL)
+        page.parent.mkdir(exist_ok=True)
+        page.write_text((kept[0] + wanted + kept[1]) if len(kept) == 2 else text + wanted)
+    shut_if(strays(context, known), "variables that the registry does not know")
+    return f"{len(known)} variables"
+
+
+def strays(context, known):
+    """Environment variables of nvx that are read or promised somewhere but not in the registry."""
+    asks = re.compile(r"""(?:getenv\(|environ(?:\.get)?[\[(]|setdefault\()\s*["'](NVX_\w+)["']""")
+    found = []
+    for f in context.sources(".cc", ".h", ".cu", ".py", under=("csrc", "python")):
+        for name in set(asks.findall(context.read(f))) - known:
+            found.append(f"{f}: reads {name}")
+    for f in context.sources(".md"):
+        for name in set(re.findall(r"`(NVX_[A-Z0-9_]+)(?:=[^`]*)?`", context.read(f))) - known:
+            found.append(f"{f}: speaks of {name}")
+    return [s for s in found if "NVX_TEST_" not in s and "NVX_FUZZ" not in s]

@@ -1,0 +1,107 @@
+"""Gates over the text of the tree. Each rule is a function of (path, text) or of what ctags found, so that
+selftest can hand it a breach."""
+
+import pathlib
+import statistics
+
+import doors as door_rules
+import names as name_rules
+import words as word_rules
+from common import Failed, shut_if
+
+CODE = (".cc", ".h", ".cu", ".py")
+
+
+def format_cpp(context):
+    files = context.sources(".cc", ".h", ".cu", under=("csrc", "tests"))
+    mode = ["-i"] if context.fix else ["--dry-run", "-Werror", "--ferror-limit=3"]
+    if files:
+        context.run([context.tool("clang-format-14"), *mode, *files], "clang-format", cwd=context.root)
+    return f"{len(files)} files"
+
+
+def ruff(context):
+    tool = context.tool("ruff")
+    fixes = (["--fix"], []) if context.fix else ([], ["--check"])
+    scripts = [f for f in context.files if not f.suffix and context.read(f).startswith("#!/usr/bin/env python3")]
+    context.run([tool, "check", "-q", *fixes[0], ".", *scripts], "ruff check", cwd=context.root)
+    context.run([tool, "format", "-q", *fixes[1], ".", *scripts], "ruff format", cwd=context.root)
+
+
+def doors(context):
+    files = context.sources(".cc", ".h", ".cu", under=("csrc",))
+    breaches = [b for f in files for b in door_rules.breaches(f.relative_to("csrc").as_posix(), context.read(f))]
+    shut_if(breaches, "includes that no door leads to")
+    return f"{len(files)} files of {len({f.parts[1] for f in files})} rooms"
+
+
+def sizes(context):
+    files = context.sources(*CODE)
+    lines = {f: context.read(f).count("\n") for f in files}
+    breaches = [f"{f}: {n} lines (at most 600)" for f, n in lines.items() if n > 600]
+    functions = [(t["end"] - t["line"] + 1, t) for t in context.tags(files, kinds="f") if "end" in t]
+    breaches += long_functions(functions)
+    shut_if(breaches, "files or functions too long")
+    if functions:
+        spans = sorted(n for n, _ in functions)
+        return (
+            f"{len(spans)} functions: median {statistics.median(spans):.0f} lines, "
+            f"p99 {spans[len(spans) * 99 // 100]}, longest {spans[-1]}; longest file {max(lines.values())}"
+        )
+
+
+def long_functions(functions):
+    """None over 100 lines; over 80, at most one in a hundred."""
+
+    def say(n, tag, most):
+        return f"{tag['path']}:{tag['line']}: {tag['name']}() has {n} lines (at most {most})"
+
+    breaches = [say(n, tag, 100) for n, tag in functions if n > 100]
+    long = [(n, tag) for n, tag in functions if 80 < n <= 100]
+    if len(long) * 100 > len(functions):
+        breaches += [say(n, tag, 80) for n, tag in long]
+    return breaches
+
+
+def names(context):
+    breaches = [b for f in context.files for b in name_rules.file_breaches(f)]
+    tags = context.tags(context.sources(".cc", ".h", ".cu", under=("csrc", "tests")), kinds="cdfgstu")
+    breaches += [b for tag in tags for b in name_rules.tag_breaches(tag)]
+    shut_if(breaches, "names against the style")
+    return f"{len(context.files)} files, {len(tags)} names"
+
+
+def words(context):
+    private, origin = word_rules.private_words(context.root)
+    breaches = []
+    for f in context.files:
+        if not word_rules.is_binary(context.root / f):
+            breaches += word_rules.breaches(f.as_posix(), context.read(f), private)
+        breaches += word_rules.breaches(f.as_posix(), f.as_posix(), private)
+    shut_if(breaches, "words that do not belong in the tree")
+    return f"{len(context.files)} files; {origin}"
+
+
+def selftest(context):
+    """A rule that cannot fail is no rule: each is shown one breach and one near miss."""
+    cases = [
+        *[(door_rules.breaches(p, t), bad, f"doors: {p}: {t}") for p, t, bad in door_rules.EXAMPLES],
+        *[(name_rules.file_breaches(pathlib.Path(p)), bad, f"names: {p}") for p, bad in name_rules.FILE_EXAMPLES],
+        *[(name_rules.tag_breaches(tag), bad, f"names: {tag}") for tag, bad in name_rules.TAG_EXAMPLES],
+        *[
+            (word_rules.breaches("x", t, word_rules.EXAMPLE_PRIVATE), bad, f"words: {t}")
+            for t, bad in word_rules.EXAMPLES
+        ],
+    ]
+    tag = {"path": "x.cc", "line": 1, "name": "f"}
+    for spans, bad in (
+        ([101], True),
+        ([100] + [5] * 99, False),
+        ([81] * 2 + [5] * 98, True),
+        ([80] * 3, False),
+    ):
+        cases.append((long_functions([(n, tag) for n in spans]), bad, f"sizes: {spans[:3]}"))
+    wrong = [f"{what}: {found or 'let through'}" for found, bad, what in cases if bool(found) != bad]
+    if wrong:
+        raise Failed("a rule misjudges its examples", "\n".join(wrong))
+    return f"{len(cases)} breaches and near misses, all judged rightly"

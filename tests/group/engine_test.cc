@@ -1,0 +1,153 @@
+// The lane's order and the pool's threads.
+
+#include "group/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+class Note : public Task {
+ public:
+  Note(std::function<void(Carrier)> act) : act_(std::move(act)) {}
+  void perform(Carrier carrier) override { act_(carrier); }
+
+ private:
+  std::function<void(Carrier)> act_;
+};
+
+std::shared_ptr<Note> note(std::function<void(Carrier)> act) { return std::make_shared<Note>(std::move(act)); }
+
+TEST(Lane, TasksRunOnceAndInOrder) {
+  const auto lane = std::make_shared<Lane>();
+  std::vector<int> order;  // one at a time, so no lock
+  std::vector<std::shared_ptr<Note>> tasks;
+  for (int i = 0; i < 200; ++i) {
+    tasks.push_back(note([&order, i](Carrier) { order.push_back(i); }));
+    lane->submit(tasks.back());
+  }
+  for (const auto& task : tasks) EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
+  ASSERT_EQ(order.size(), 200u);
+  for (int i = 0; i < 200; ++i) EXPECT_EQ(order[size_t(i)], i);
+}
+
+TEST(Lane, RunsWithoutAnybodyWaiting) {
+  const auto lane = std::make_shared<Lane>();
+  const auto task = note([](Carrier carrier) { EXPECT_EQ(carrier, Carrier::kPool); });
+  lane->submit(task);
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
+}
+
+TEST(Lane, WhoeverHoldsItInlineKeepsOthersOut) {
+  const auto lane = std::make_shared<Lane>();
+  ASSERT_TRUE(lane->begin_inline());
+  EXPECT_FALSE(lane->begin_inline());
+  std::atomic<bool> ran{false};
+  const auto task = note([&](Carrier) { ran = true; });
+  lane->submit(task);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_FALSE(ran);
+  EXPECT_FALSE(lane->begin_inline());
+  lane->end_inline();
+  EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
+  EXPECT_TRUE(ran);
+  lane->settle(milliseconds(5000));
+  EXPECT_TRUE(lane->begin_inline());
+  lane->end_inline();
+}
+
+TEST(Lane, AWaitThatGivesUpComesBack) {
+  const auto lane = std::make_shared<Lane>();
+  std::atomic<bool> go_on{false};
+  const auto stuck =
+      note([&](Carrier) { EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return go_on.load(); })); });
+  const auto behind = note([](Carrier) {});
+  lane->submit(stuck);
+  lane->submit(behind);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_FALSE(lane->wait(*behind, Lane::MayRun::kNo, [] { return true; }));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(2));
+  go_on = true;
+  EXPECT_TRUE(lane->wait(*behind, Lane::MayRun::kYes, nullptr));
+}
+
+TEST(Lane, MayGoWhileATaskIsQueued) {
+  auto lane = std::make_shared<Lane>();
+  const auto task = note([](Carrier) {});
+  lane->submit(task);
+  lane.reset();  // the pool's thread keeps it until it is drained
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
+}
+
+/// A task of one lane may wait for a task of any other: no two lanes share a thread.
+TEST(Engine, NoLaneWaitsForAnotherOnesThread) {
+  constexpr int kLanes = 16;
+  std::vector<std::shared_ptr<Lane>> lanes;
+  std::atomic<int> came{0};
+  std::vector<std::shared_ptr<Note>> tasks;
+  for (int i = 0; i < kLanes; ++i) {
+    lanes.push_back(std::make_shared<Lane>());
+    tasks.push_back(note([&](Carrier) {
+      ++came;
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return came == kLanes; }));
+    }));
+    lanes.back()->submit(tasks.back());
+  }
+  for (const auto& task : tasks) EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return task->done(); }));
+  EXPECT_GE(Engine::here().threads(), size_t(1));
+}
+
+TEST(Engine, ManyThreadsSubmitAndWait) {
+  const auto lane = std::make_shared<Lane>();
+  int count = 0;  // guarded by the lane
+  as_threads(4, [&](int) {
+    for (int i = 0; i < 300; ++i) {
+      if (i % 3 == 0 && lane->begin_inline()) {
+        ++count;
+        lane->end_inline();
+        continue;
+      }
+      const auto task = note([&](Carrier) { ++count; });
+      lane->submit(task);
+      EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
+    }
+  });
+  EXPECT_EQ(count, 4 * 300);
+}
+
+TEST(Engine, AForkedChildHasOneOfItsOwn) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const auto warm = std::make_shared<Lane>();
+  const auto task = note([](Carrier) {});
+  warm->submit(task);
+  ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
+  all_end_well(1, [](int) {
+    EXPECT_EQ(Engine::here().threads(), 0u);
+    const auto lane = std::make_shared<Lane>();
+    const auto mine = note([](Carrier) {});
+    lane->submit(mine);
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return mine->done(); }));
+  });
+}
+
+/// Last, because the process has no pool that stays afterwards.
+TEST(EngineStop, EndsTheIdleThreadsAndRunsWhatComesLater) {
+  const auto lane = std::make_shared<Lane>();
+  const auto task = note([](Carrier) {});
+  lane->submit(task);
+  ASSERT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
+  Engine::here().stop(std::chrono::seconds(10));
+  EXPECT_EQ(Engine::here().threads(), 0u);
+  const auto late = note([](Carrier) {});
+  lane->submit(late);
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return late->done(); }));
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,341 @@
+// What a group says and does when something goes wrong: who is named, how soon, and what still works.
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include "support/groups.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+using std::chrono::milliseconds;
+
+Play all_reduce_of(size_t n, DType dtype = DType::kF32) {
+  return {.collective = Collective::kAllReduce, .dtype = dtype, .counts = {n}};
+}
+
+Status run(Group& group, const Play& play) {
+  Side side(play, group.rank(), group.size());
+  Operation operation = operation_of(play, side, group.size());
+  return group.execute(operation);
+}
+
+#define EXPECT_SAYS(status, text) \
+  EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()
+
+class Sizes : public testing::TestWithParam<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Elements, Sizes, testing::Values(10, 200'000));
+
+TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
+  MemoryStore store;
+  constexpr int kRanks = 3;
+  as_threads(kRanks, [&](int rank) {
+    Group group(store, options("mismatch", rank, kRanks));
+    const Status status = run(group, all_reduce_of(GetParam(), rank == 1 ? DType::kI32 : DType::kF32));
+    ASSERT_FALSE(status.ok());
+    EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
+    EXPECT_SAYS(status, "collective mismatch in group mismatch");
+    EXPECT_SAYS(status, "rank 1 (pid");
+    EXPECT_SAYS(status, "all_reduce(sum, i32");
+    EXPECT_SAYS(status, "all_reduce(sum, f32");
+    EXPECT_TRUE(group.failed());
+    const Status later = barrier(group);
+    ASSERT_FALSE(later.ok()) << "the first failure stays";
+    EXPECT_SAYS(later, "mismatch");
+  });
+}
+
+TEST_P(Sizes, ATimeoutNamesWhoIsMissing) {
+  MemoryStore store;
+  constexpr int kRanks = 4;
+  std::atomic<int> waiting{kRanks - 2};
+  as_threads(kRanks, [&](int rank) {
+    Group group(store, options("timeout", rank, kRanks));
+    if (rank >= 2) {
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waiting == 0; }));
+      return;
+    }
+    group.set_timeout(milliseconds(200));
+    const auto began = Clock::now();
+    const Status status = run(group, all_reduce_of(GetParam()));
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
+    --waiting;
+    ASSERT_FALSE(status.ok());
+    EXPECT_TRUE(status.code() == Code::kTimeout || status.code() == Code::kPeerFailed) << status.what();
+    EXPECT_SAYS(status, "timed out in all_reduce");
+    EXPECT_SAYS(status, "rank 2 (pid");
+    EXPECT_SAYS(status, "rank 3 (pid");
+    EXPECT_EQ(status.what().find("waiting for rank 0"), std::string::npos) << status.what();
+  });
+}
+
+TEST_P(Sizes, AKilledRankIsNamedInUnderASecond) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  constexpr int kRanks = 3;
+  const auto endings = as_processes(kRanks, [&](int rank) {
+    Group group(store, options("killed", rank, kRanks));
+    ASSERT_EQ(perform(group, all_reduce_of(GetParam())), "");
+    if (rank == 1) raise(SIGKILL);
+    const auto began = Clock::now();
+    const Status status = run(group, all_reduce_of(GetParam()));
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
+    ASSERT_FALSE(status.ok());
+    EXPECT_TRUE(status.code() == Code::kPeerDied || status.code() == Code::kPeerFailed) << status.what();
+    EXPECT_SAYS(status, "rank 1 (pid");
+    EXPECT_SAYS(status, "has ended");
+  });
+  EXPECT_TRUE(endings[0].well());
+  EXPECT_EQ(endings[1].signal, SIGKILL);
+  EXPECT_TRUE(endings[2].well());
+}
+
+TEST(Failure, ARankThatExitsWithoutDestroyIsNamed) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  const auto endings = as_processes(2, [&](int rank) {
+    Group* group = new Group(store, options("exited", rank, 2));
+    if (rank == 1) _exit(3);
+    const Status status = barrier(*group);
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "rank 1 (pid");
+    delete group;
+  });
+  EXPECT_TRUE(endings[0].well());
+  EXPECT_EQ(endings[1].exit_code, 3);
+}
+
+/// A forked child has the object, and must neither use the group nor harm it.
+TEST(Failure, AForkedChildIsRefusedAndHarmsNobody) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  all_end_well(2, [&](int rank) {
+    auto group = std::make_unique<Group>(store, options("forked", rank, 2));
+    if (rank == 0) {
+      all_end_well(1, [&](int) {
+        const Status status = barrier(*group);
+        ASSERT_FALSE(status.ok());
+        EXPECT_SAYS(status, "forked");
+        group->abort("in the child");
+        group.reset();
+      });
+    }
+    EXPECT_TRUE(barrier(*group).ok());
+  });
+}
+
+TEST(Failure, WhoLeavesWhileWaitedForIsNamed) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("left", rank, 2));
+    if (rank == 1) return;
+    const Status status = barrier(group);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), Code::kPeerLeft);
+    EXPECT_SAYS(status, "rank 1 (pid");
+  });
+}
+
+/// What a rank signalled before it left still counts: leaving right after one's last operation is no failure.
+TEST(Failure, LeavingAfterTheLastOperationIsNone) {
+  for (int round = 0; round < 30; ++round) {
+    MemoryStore store;
+    as_threads(3, [&](int rank) {
+      Group group(store, options("last", rank, 3));
+      ASSERT_EQ(perform(group, all_reduce_of(round % 2 ? 50'000 : 100)), "");
+      ASSERT_EQ(perform(group, {.collective = Collective::kBroadcast, .root = round % 3, .counts = {1000, 1000, 1000}}),
+                "");
+    });
+  }
+}
+
+TEST(Failure, AbortEndsWhatIsInFlightHereAndThere) {
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    Group group(store, options("aborted", rank, 3));
+    if (rank == 2) {
+      std::this_thread::sleep_for(milliseconds(100));
+      group.abort("because the test says so");
+      group.abort("a second time");
+      std::this_thread::sleep_for(milliseconds(300));
+      return;
+    }
+    std::thread aborter;
+    if (rank == 0) {
+      aborter = std::thread([&] {
+        std::this_thread::sleep_for(milliseconds(50));
+        group.abort("on rank 0");
+      });
+    }
+    const auto began = Clock::now();
+    const Status status = barrier(group);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "was aborted on rank");
+    if (aborter.joinable()) aborter.join();
+  });
+}
+
+TEST(Failure, DestroyDoesNotWaitForPeers) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    auto group = std::make_unique<Group>(store, options("destroy", rank, 2));
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(1500));
+      return;
+    }
+    const auto began = Clock::now();
+    group.reset();
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
+  });
+}
+
+/// A queued call, as the torch layer makes them, of an operation whose memory the task owns.
+class Queued : public Task {
+ public:
+  Queued(Group& group, const Play& play)
+      : side_(play, group.rank(), group.size()), group_(group), operation_(operation_of(play, side_, group.size())) {}
+  void perform(Carrier carrier) override {
+    status_ = group_.run(operation_, carrier);
+    ended = true;
+  }
+  const Status& status() const { return status_; }
+  std::string verdict() { return side_.verdict(); }
+  std::atomic<bool> ended{false};
+
+ private:
+  Side side_;
+  Group& group_;
+  Operation operation_;
+  Status status_;
+};
+
+/// The group's memory must not go while its own operation on a pool thread still uses it.
+TEST(Failure, DestroyEndsItsOwnOperationsInFlight) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    auto group = std::make_unique<Group>(store, options("in flight", rank, 2));
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(2500));
+      return;
+    }
+    const auto task = std::make_shared<Queued>(*group, all_reduce_of(100'000));
+    group->lane().submit(task);
+    std::this_thread::sleep_for(milliseconds(50));
+    const auto began = Clock::now();
+    group.reset();
+    EXPECT_TRUE(task->ended) << "the group is gone, its operation still runs";
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
+    EXPECT_TRUE(!task->ended || !task->status().ok());
+    EXPECT_TRUE(eventually(milliseconds(5000), [&] { return task->done(); }));
+  });
+}
+
+TEST(Failure, QueuedOperationsEndWithTheFirstFailure) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("queued", rank, 2));
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(200));
+      return;
+    }
+    std::vector<std::shared_ptr<Queued>> tasks;
+    for (int i = 0; i < 5; ++i) {
+      tasks.push_back(std::make_shared<Queued>(group, all_reduce_of(10)));
+      group.lane().submit(tasks.back());
+    }
+    for (const auto& task : tasks) {
+      ASSERT_TRUE(group.lane().wait(*task, nvx::Lane::MayRun::kYes, nullptr));
+      EXPECT_FALSE(task->status().ok());
+      EXPECT_SAYS(task->status(), "rank 1 (pid");
+    }
+  });
+}
+
+TEST(Failure, QueuedOperationsRunInOrderBesideCalls) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("order", rank, 2));
+    std::vector<std::shared_ptr<Queued>> tasks;
+    for (size_t i = 0; i < 20; ++i) {
+      Play play = all_reduce_of(i % 2 ? 30'000 : 30 + i);
+      play.round = i;
+      tasks.push_back(std::make_shared<Queued>(group, play));
+      group.lane().submit(tasks.back());
+      const bool calls = i % 5 == 4;
+      ASSERT_EQ(calls ? perform(group, all_reduce_of(77)) : "", "");
+    }
+    for (const auto& task : tasks) {
+      ASSERT_TRUE(group.lane().wait(*task, nvx::Lane::MayRun::kYes, nullptr));
+      ASSERT_TRUE(task->status().ok()) << task->status().what();
+      EXPECT_EQ(task->verdict(), "");
+    }
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
+  MemoryStore store;
+  constexpr int kRanks = 4;
+  std::atomic<bool> over{false};
+  as_threads(kRanks, [&](int rank) {
+    Group group(store, options("monitored", rank, kRanks));
+    ASSERT_TRUE(group.monitored_barrier(milliseconds(10'000), /*name_all=*/true).ok());
+    EXPECT_TRUE(rank < 2 || eventually(milliseconds(10'000), [&] { return over.load(); }));
+    const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 200 : 400), /*name_all=*/true);
+    EXPECT_FALSE(status.ok());
+    if (rank == 0) {
+      EXPECT_SAYS(status, "Ranks 2, 3 failed to pass monitoredBarrier");
+      over = true;
+    }
+    EXPECT_FALSE(group.failed());
+    EXPECT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(SetUp, ARankThatDoesNotComeEndsItInTime) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    GroupOptions alone = options("alone", rank, 3);
+    alone.timeout = milliseconds(300);
+    const auto began = Clock::now();
+    EXPECT_THROW(Group(store, alone), Error);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
+  });
+}
+
+TEST(SetUp, AGroupCanBeMadeAgainAfterAFailure) {
+  MemoryStore broken, store;
+  as_threads(2, [&](int rank) {
+    GroupOptions alone = options("broken", rank, 3);
+    alone.timeout = milliseconds(100);
+    EXPECT_THROW(Group(broken, alone), Error);
+    Group group(store, options("again", rank, 2));
+    EXPECT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(SetUp, WhatIsNoHelloIsRefused) {
+  for (const std::vector<uint8_t>& rubbish : {std::vector<uint8_t>{}, std::vector<uint8_t>(sizeof(Hello), 0xff)}) {
+    MemoryStore store;
+    store.set("nvx/1", rubbish);
+    EXPECT_THROW(Group(store, options("rubbish", 0, 2)), Error);
+  }
+}
+
+/// A hello that is well formed and lies about where its memory is.
+TEST(SetUp, AHelloThatDescribesImpossibleMemoryIsRefused) {
+  for (const uint64_t offset :
+       {uint64_t(Arena::kBytes), uint64_t(Arena::kBytes) - 4096, ~uint64_t(0) - 4095, uint64_t(17)}) {
+    MemoryStore store;
+    Hello liar = describe_self(1);
+    liar.arena = Neighbours::here()->arena().id();
+    liar.pad_offset = offset;
+    store.set("nvx/1", encode({&liar, 1}));
+    EXPECT_THROW(Group(store, options("liar", 0, 2)), Error) << offset;
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,190 @@
+// Groups end to end: ranks that find each other through a store, as threads and as processes, and every collective
+// between them, through whatever the plan chooses.
+
+#include "group/group.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "support/groups.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+using std::chrono::milliseconds;
+
+constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
+                                       Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
+                                       Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
+
+std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
+  std::vector<Play> plays;
+  uint64_t round = 0;
+  for (const size_t n : sizes) {
+    for (const Collective collective : kCollectives) {
+      Play play{.collective = collective, .counts = std::vector<size_t>(size_t(ranks), n), .round = ++round};
+      if (collective >= Collective::kAllToAll || collective == Collective::kAllGather) play.counts.back() += round % 5;
+      const bool rooted = collective == Collective::kReduce || collective == Collective::kBroadcast ||
+                          collective == Collective::kGather || collective == Collective::kScatter;
+      if (rooted) play.root = int(round) % ranks;
+      play.shift = round % 3;
+      plays.push_back(play);
+    }
+  }
+  return plays;
+}
+
+class Groups : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Groups, testing::Values(1, 2, 3, 5));
+
+TEST_P(Groups, OfThreadsRunEveryCollective) {
+  MemoryStore store;
+  const auto plays = plays_at({0, 1, 1000, 20'001, 100'000}, GetParam());
+  as_threads(GetParam(), [&](int rank) {
+    Group group(store, options("threads", rank, GetParam(), uint32_t(-20)));
+    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
+    EXPECT_EQ(group.sequence(), plays.size());
+    ASSERT_TRUE(barrier(group).ok());  // nobody leaves while others still run
+  });
+}
+
+TEST_P(Groups, OfProcessesRunEveryCollective) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  const auto plays = plays_at({0, 1, 1000, 20'001, 100'000}, GetParam());
+  all_end_well(GetParam(), [&](int rank) {
+    Group group(store, options("processes", rank, GetParam(), (1u << 31) - 20));
+    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+/// Many groups over the same ranks, used in an order that differs by rank: no group waits for another one.
+TEST(Group, ManyAtOnceInAnyOrder) {
+  constexpr int kRanks = 2, kGroups = 12;
+  std::vector<MemoryStore> stores(kGroups);
+  as_threads(kRanks, [&](int rank) {
+    std::vector<std::unique_ptr<Group>> groups;
+    for (int g = 0; g < kGroups; ++g)
+      groups.push_back(std::make_unique<Group>(stores[size_t(g)], options("g", rank, kRanks)));
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kGroups; ++i) {
+      const int g = rank == 0 ? i : kGroups - 1 - i;
+      threads.emplace_back([&, g] {
+        for (uint64_t round = 0; round < 6; ++round) {
+          const size_t n = round % 2 ? 100'000 : 10;
+          EXPECT_EQ(
+              perform(*groups[size_t(g)], {.collective = Collective::kAllReduce, .counts = {n, n}, .round = round}),
+              "");
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (auto& group : groups) EXPECT_TRUE(barrier(*group).ok());
+  });
+}
+
+/// Several threads of a rank may call into one group; what they call is the same on all ranks, so any order is right.
+TEST(Group, ThreadsOfARankTakeTurns) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("turns", rank, 2));
+    const auto work = [&] {
+      for (int i = 0; i < 20; ++i) {
+        EXPECT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {5000, 5000}}), "");
+      }
+    };
+    std::thread second(work);
+    work();
+    second.join();
+  });
+}
+
+TEST(Group, AnUndefinedReductionIsRefusedAndTheGroupStaysUsable) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("refused", rank, 2));
+    Operation o;
+    o.collective = Collective::kAllReduce;
+    o.dtype = DType::kF32;
+    o.op = ReduceOp::kBand;
+    o.send = Pieces(2);
+    o.recv = Pieces(2);
+    const Status status = group.execute(o);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), Code::kInvalid);
+    EXPECT_NE(status.what().find("band is not defined for f32"), std::string::npos) << status.what();
+    EXPECT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(Group, GivesBackAllItsMemory) {
+  const std::shared_ptr<Neighbours> here = Neighbours::here();
+  const size_t before = here->arena().used();
+  for (int round = 0; round < 3; ++round) {
+    MemoryStore store;
+    as_threads(2, [&](int rank) {
+      Group group(store, options("memory", rank, 2));
+      ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {1'000'000, 0}}), "");
+      Bytes bytes(100'000);
+      const auto mail = message(1 - rank, 7, bytes.data(), bytes.size());
+      rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      ASSERT_TRUE(barrier(group).ok());
+    });
+    here->arena().free(here->arena().allocate(1));  // looks at what is buried
+    EXPECT_EQ(here->arena().used(), before);
+  }
+}
+
+/// Staging of all groups together stays within its bound, and whoever asks gets some.
+TEST(Group, ManyGroupsShareTheStaging) {
+  constexpr size_t kGroups = 24, kCount = 1'500'000;  // each would like 8 MiB
+  std::vector<MemoryStore> stores(kGroups);
+  const std::shared_ptr<Neighbours> here = Neighbours::here();
+  const size_t pads = kGroups * 2 * 512 * 1024;
+  as_threads(2, [&](int rank) {
+    std::vector<std::unique_ptr<Group>> groups;
+    for (MemoryStore& store : stores) groups.push_back(std::make_unique<Group>(store, options("share", rank, 2)));
+    std::vector<float> data(kCount, 1);
+    for (auto& group : groups) {
+      Operation o;
+      o.collective = Collective::kAllReduce;
+      o.dtype = DType::kF32;
+      o.in = o.out = reinterpret_cast<std::byte*>(data.data());
+      o.count = kCount;
+      o.send = Pieces(2);
+      o.recv = Pieces(2);
+      const Status status = group->execute(o);
+      ASSERT_TRUE(status.ok()) << status.what();
+      EXPECT_LE(here->arena().used(), (size_t(64) << 20) + 2 * kGroups * LeasePool::kSmallest + pads);
+    }
+    EXPECT_TRUE(data == std::vector<float>(kCount, float(1 << kGroups)));
+    for (auto& group : groups) ASSERT_TRUE(barrier(*group).ok());
+  });
+}
+
+/// The time that mailed and collective operations of one group take does not add up to a deadlock.
+TEST(Group, CollectivesAndMailGoApart) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("apart", rank, 2));
+    Bytes out(300'000, std::byte(rank + 1)), in(300'000);
+    const auto receive = message(1 - rank, 1, in.data(), in.size());
+    group.mail().receive(receive, Carrier::kPool);
+    ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {50'000, 0}}), "");
+    const auto send = message(1 - rank, 1, out.data(), out.size());
+    group.mail().send(send, Carrier::kPool);
+    ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {50'000, 0}}), "");
+    ASSERT_TRUE(group.mail().wait(*send).ok());
+    ASSERT_TRUE(group.mail().wait(*receive).ok());
+    EXPECT_EQ(in[0], std::byte(2 - rank));
+    EXPECT_TRUE(in == Bytes(300'000, std::byte(2 - rank)));
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,157 @@
+"""An sdist builds, a wheel builds from it, and what it installs works by itself. Without torch, the line to type."""
+
+import configparser
+import email
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+
+HOOK = "import sys, setuptools.build_meta as backend; print(backend.build_{kind}(sys.argv[1]))"
+
+
+def run(command, *, cwd, **environment):
+    ended = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    return ended
+
+
+def build(kind, source, into):
+    into.mkdir(exist_ok=True)
+    ended = run([sys.executable, "-c", HOOK.format(kind=kind), into], cwd=source)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    return into / ended.stdout.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    return tmp_path_factory.mktemp("build")
+
+
+@pytest.fixture(scope="module")
+def sdist(root, work):
+    """Made from a copy: setuptools writes beside its input."""
+    copy = work / "checkout"
+    ignored = shutil.ignore_patterns(".git", ".venv", "build*", "dist", "__pycache__", "*.egg-info", ".hypothesis")
+    shutil.copytree(root, copy, ignore=ignored, symlinks=True)
+    return build("sdist", copy, work / "sdist")
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist, work):
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work / "unpacked", filter="data")
+    return next((work / "unpacked").iterdir())
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked, work):
+    return build("wheel", unpacked, work / "wheel")
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, work):
+    """A folder that holds what the wheel installs and nothing else."""
+    target = work / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def test_sdist_has_the_sources_and_nothing_built(sdist):
+    with tarfile.open(sdist) as archive:
+        names = ["/".join(name.split("/")[1:]) for name in archive.getnames()]
+    for wanted in ("CMakeLists.txt", "LICENSE", "README.md", "Makefile", "cmake/find_torch.py", "csrc/kernel/dtype.h",
+                   "python/nvx/__init__.py", "scripts/run.sh", "tests/install/test_build.py"):  # fmt: skip
+        assert wanted in names
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc", "_built.py"))]
+
+
+def test_wheel_names_the_torch_it_serves(wheel):
+    import torch
+
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        fields = email.message_from_bytes(archive.read(metadata))
+    minor = ".".join(torch.__version__.split(".")[:2])
+    assert f"torch=={minor}.*" in fields.get_all("Requires-Dist")
+    assert fields["Requires-Python"] == ">=3.10"
+    assert fields["License"] == "BSD-3-Clause"
+
+
+def test_wheel_has_both_entry_points_and_the_command(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("entry_points.txt"))
+        parser = configparser.ConfigParser(delimiters="=")
+        parser.read_string(archive.read(name).decode())
+    assert parser["torch.backends"]["nvx"] == "nvx:_autoload"
+    assert parser["torch.distributed.backends"]["nvx"] == "nvx:_register"
+    assert parser["console_scripts"]["nvx"] == "nvx.cli:main"
+
+
+def test_module_exports_its_entry_alone_and_carries_no_path(installed):
+    (module,) = (installed / "nvx").glob("_C.*.so")
+    names = run(["nm", "-D", "--defined-only", module], cwd=installed).stdout.split("\n")
+    assert [line.split()[-1] for line in names if line] == ["PyInit__C"]
+    dynamic = run(["readelf", "-d", module], cwd=installed).stdout
+    assert "RPATH" not in dynamic and "RUNPATH" not in dynamic
+    assert "libnccl" not in dynamic and "libcudart" not in dynamic
+
+
+def test_wheel_works_by_itself(python, installed):
+    code = """
+import torch, torch.distributed as dist
+dist.init_process_group("nvx", store=dist.HashStore(), rank=0, world_size=1)
+value = torch.arange(4.0)
+dist.all_reduce(value)
+import nvx
+print(nvx.__file__, value.tolist())
+"""
+    assert python.output(code, path=installed) == f"{installed}/nvx/__init__.py [0.0, 1.0, 2.0, 3.0]"
+
+
+def test_build_type_and_cmake_arguments_are_honoured(unpacked, work):
+    """Configures only: a compiler that does not exist ends it early, and the cache shows what arrived."""
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", work / "x", "--build-temp", work / "y"]
+    ended = run(command, cwd=unpacked, CMAKE_ARGS="-DCMAKE_CXX_COMPILER=no-such-compiler", CMAKE_BUILD_TYPE="Debug")
+    assert ended.returncode != 0
+    assert "-DCMAKE_BUILD_TYPE=Debug" in ended.stdout
+    assert "no-such-compiler" in ended.stdout + ended.stderr
+
+
+@pytest.fixture
+def without_torch(tmp_path):
+    """An interpreter that has setuptools and no torch."""
+    assert run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], cwd=tmp_path).returncode == 0
+    import setuptools
+
+    modules = pathlib.Path(setuptools.__file__).parent.parent
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("setuptools", "_distutils_hack", "pkg_resources", "wheel", "packaging"):
+        for found in (modules / name, *modules.glob(f"{name}-*.dist-info")):
+            if found.exists():
+                (tools / found.name).symlink_to(found)
+    return tmp_path / "venv" / "bin" / "python", tools
+
+
+def test_without_torch_it_says_what_to_type(unpacked, without_torch, work):
+    python, tools = without_torch
+    ended = run([python, "-c", HOOK.format(kind="wheel"), work / "none"], cwd=unpacked, PYTHONPATH=str(tools))
+    assert ended.returncode != 0
+    said = ended.stdout + ended.stderr
+    assert "\n    pip install --no-build-isolation .\n" in said
+    assert "nvx is built against the torch you run" in said
+    assert "Traceback" not in said.split("nvx is built against")[1]

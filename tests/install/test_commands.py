@@ -1,0 +1,119 @@
+"""The command line, the doctor, the demo and the Makefile."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from nvx import cli, demo, doctor
+
+
+def nvx(*arguments, timeout=300):
+    command = [sys.executable, "-m", "nvx.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_usage_lists_the_commands_there_are(capsys):
+    assert cli.main([]) == 0
+    listed = re.findall(r"^  (\w+) ", capsys.readouterr().out, re.MULTILINE)
+    assert listed == list(cli.commands())
+    assert {"demo", "doctor", "explain", "env"} <= set(listed)
+
+
+def test_a_command_that_is_not_installed_is_not_listed(monkeypatch, capsys):
+    monkeypatch.setitem(cli.COMMANDS, "absent", ("nvx.no_such_module", "does nothing"))
+    assert cli.main(["absent"]) == 2
+    assert "no command 'absent'" in capsys.readouterr().err
+    assert "absent" not in cli.commands()
+
+
+@pytest.mark.parametrize("command", list(cli.commands()))
+def test_every_command_has_help(command):
+    ended = nvx(command, "--help")
+    assert ended.returncode == 0, ended.stderr
+    assert "usage:" in ended.stdout
+
+
+def test_doctor_passes_here_and_says_so_in_json():
+    ended = nvx("doctor", "--json")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    report = json.loads(ended.stdout)
+    assert report["schema"] == doctor.SCHEMA
+    states = {finding["name"]: finding["state"] for finding in report["findings"]}
+    assert states["build"] == states["registration"] == states["collectives"] == "OKAY"
+
+
+def test_doctor_gives_a_hint_with_whatever_is_wrong(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: doctor.Finding("disk", "FAIL", "on fire", "call someone"),))
+    assert doctor.main([]) == 2
+    assert capsys.readouterr().out == "[FAIL] disk: on fire -> call someone\n"
+
+
+def test_doctor_fails_on_warnings_only_when_strict(monkeypatch):
+    monkeypatch.setattr(doctor, "CHECKS", (lambda: doctor.Finding("disk", "WARN", "warm", "open a window"),))
+    monkeypatch.setattr(doctor, "check_smoke", lambda: doctor.okay("collectives", "not run"))
+    assert doctor.main([]) == 0
+    assert doctor.main(["--strict"]) == 1
+
+
+def test_doctor_says_which_collective_is_wrong(monkeypatch, tmp_path):
+    def verdicts(function, args, nprocs):
+        for rank in range(nprocs):
+            (tmp_path / f"{rank}.json").write_text(json.dumps({"wrong": ["broadcast"] * rank, "seconds": 0.1}))
+
+    monkeypatch.setattr(torch.multiprocessing, "spawn", verdicts)
+    monkeypatch.setattr(doctor.tempfile.TemporaryDirectory, "__enter__", lambda self: str(tmp_path))
+    found = doctor.check_smoke()
+    assert (found.state, found.text) == ("FAIL", "wrong results from broadcast")
+
+
+def test_demo_trains_to_the_same_weights():
+    ended = nvx("demo", "--steps", "3", "--warmup", "1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = re.findall(
+        r"^(DDP|FSDP2) +[\d.]+ ms +[\d.]+ ms +[\d.]+ .*the same, bit for bit$", ended.stdout, re.MULTILINE
+    )
+    assert rows == ["DDP", "FSDP2"]
+    assert "16/16 steps" in ended.stderr
+
+
+def test_demo_sees_a_difference_in_the_weights():
+    same = {"a": torch.ones(3), "b": torch.zeros(2)}
+    off = {"a": torch.ones(3), "b": torch.tensor([0.0, 0.25])}
+    broken = {"a": torch.full((3,), float("nan")), "b": torch.zeros(2)}
+    assert demo.largest_difference(same, {name: value.clone() for name, value in same.items()}) == 0.0
+    assert demo.largest_difference(same, off) == 0.25
+    assert demo.largest_difference(same, broken) != 0.0
+    row = demo.Row("DDP", {"nvx": 1.0, "gloo": 2.0}, (2.3, 0.4), 0.25)
+    assert "DIFFER by up to 0.25" in demo.table([row], 3)
+
+
+def test_explain_reads_sizes_as_people_write_them():
+    from nvx.commands.explain import size
+
+    assert [size(text) for text in ("8", "4K", "64m", "1G")] == [8, 4096, 64 << 20, 1 << 30]
+    ended = nvx("explain", "all_reduce", "8", "64M", "-n", "2")
+    assert ended.returncode == 0, ended.stderr
+    assert len(ended.stdout.strip().splitlines()) >= 2
+
+
+def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
+    monkeypatch.setenv("NVX_DEBUG", "warn")
+    assert cli.main(["env"]) == 0
+    told = capsys.readouterr().out
+    assert "NVX_DEBUG\n" in told and "set to 'warn'" in told
+    assert 0 < len(re.findall(r"^NVX_\w+$", told, re.MULTILINE)) <= 25
+
+
+def test_make_help_names_every_target(root):
+    told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
+    for target in ("demo", "test", "check", "bench", "conformance"):
+        assert f"make {target} " in told
+
+
+def test_the_script_refuses_an_unknown_target(root):
+    ended = subprocess.run([root / "scripts" / "run.sh", "dance"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "nvx: no target dance: demo, test, check, bench or conformance\n"

@@ -1,0 +1,162 @@
+"""What `import torch` does where nvx is installed: registers it, quickly, once, without C++, and whatever happens."""
+
+import importlib.util
+import pathlib
+import shutil
+
+import pytest
+import torch
+
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+ONE_RANK = """
+import torch, torch.distributed as dist
+dist.init_process_group("nvx", store=dist.HashStore(), rank=0, world_size=1)
+value = torch.arange(4.0)
+dist.all_reduce(value)
+print(dist.get_backend(), value.tolist())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the installed package, first on the path, to spoil."""
+    installed = pathlib.Path(importlib.util.find_spec("nvx").origin).parent
+    shutil.copytree(installed, tmp_path / "nvx", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def built_for(package, minor):
+    facts = package / "nvx" / "_built.py"
+    lines = [line for line in facts.read_text().splitlines() if not line.startswith("TORCH =")]
+    facts.write_text("\n".join([*lines, f'TORCH = "{minor}"', ""]))
+
+
+def test_both_entry_points_are_there(python):
+    code = """
+from importlib.metadata import entry_points
+for group in ("torch.backends", "torch.distributed.backends"):
+    print(group, [e.value for e in entry_points(group=group) if e.name == "nvx"])
+"""
+    lines = python.output(code).splitlines()
+    assert lines == ["torch.backends ['nvx:_autoload']", "torch.distributed.backends ['nvx:_register']"]
+
+
+def test_import_torch_is_enough(python):
+    assert python.output(ONE_RANK) == "nvx [0.0, 1.0, 2.0, 3.0]"
+
+
+def test_import_nvx_is_enough_without_autoload(python):
+    told = python.output("import nvx\n" + ONE_RANK, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert told == "nvx [0.0, 1.0, 2.0, 3.0]"
+
+
+@pytest.mark.skipif(TORCH < (2, 14), reason="torch finds backends by name from 2.14 on")
+def test_the_name_alone_is_enough_without_autoload(python):
+    assert python.output(ONE_RANK, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "nvx [0.0, 1.0, 2.0, 3.0]"
+
+
+def test_import_nvx_first_warns_of_nothing(python):
+    python.output("import nvx, torch", flags=("-W", "error:nvx"))
+
+
+def test_leaves_the_defaults_alone(python):
+    code = "import torch.distributed as dist; print(dist.Backend.default_device_backend_map['cpu'])"
+    assert python.output(code) == "gloo"
+
+
+def test_is_idempotent(python):
+    code = """
+import torch, nvx
+from torch.distributed import Backend
+before = Backend._plugins["NVX"], list(Backend.backend_list), dict(Backend.default_device_backend_map)
+nvx._autoload(); nvx._autoload(); nvx._register()
+print(before == (Backend._plugins["NVX"], list(Backend.backend_list), dict(Backend.default_device_backend_map)))
+print(before[1].count("nvx"))
+"""
+    assert python.output(code).split() == ["True", "1"]
+
+
+def test_loads_no_cpp_and_starts_no_thread(python):
+    code = """
+import os, sys
+import torch
+before = len(os.listdir("/proc/self/task"))
+import nvx; nvx._autoload()
+print("NVX" in torch.distributed.Backend._plugins, "nvx._C" in sys.modules)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert python.output(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split() == ["True", "False", "0"]
+
+
+def test_takes_under_five_milliseconds(python):
+    code = """
+import time
+import torch
+start = time.process_time()
+import nvx; nvx._autoload()
+print(1e3 * (time.process_time() - start))
+"""
+    # Of processor time, the best of three fresh processes: the machine may be busy, the hook must not be.
+    assert min(float(python.output(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) for _ in range(3)) < 5.0
+
+
+def test_a_failure_does_not_break_import_torch(python, package):
+    init = package / "nvx" / "__init__.py"
+    init.write_text(
+        init.read_text().replace("def _register():", "def _register():\n    raise OSError('broken on purpose')\n")
+    )
+    ended = python("import torch; print(torch.ones(1).item())", path=package)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "1.0")
+    assert "nvx could not register itself: broken on purpose" in ended.stderr
+
+
+def test_a_build_for_another_minor_says_so_in_one_sentence(python, package):
+    built_for(package, "2.9")
+    ended = python("import torch; print('alive')", path=package)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "alive")
+    said = [line for line in ended.stderr.splitlines() if "was built for torch 2.9 and cannot serve torch 2." in line]
+    assert len(said) == 1, ended.stderr
+    assert "pip install --no-build-isolation" in said[0]
+
+
+def test_a_build_for_another_minor_is_refused_in_the_same_words(python, package):
+    built_for(package, "2.9")
+    ended = python(ONE_RANK, path=package)
+    assert ended.returncode != 0
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "was built for torch 2.9 and cannot serve torch 2." in last
+    assert "undefined symbol" not in ended.stderr
+
+
+def test_a_package_that_was_never_built_says_what_to_type(python, package):
+    (package / "nvx" / "_built.py").unlink()
+    ended = python(ONE_RANK, path=package)
+    last = ended.stderr.strip().splitlines()[-1]
+    assert ended.returncode != 0
+    assert "no compiled module" in last and "pip install --no-build-isolation ." in last
+
+
+def test_options_of_another_backend_give_their_timeout(python):
+    code = """
+import datetime, torch, torch.distributed as dist
+foreign = dist.ProcessGroupGloo._Options() if hasattr(dist, "ProcessGroupGloo") else None
+foreign._timeout = datetime.timedelta(seconds=77)
+dist.init_process_group("nvx", store=dist.HashStore(), rank=0, world_size=1, pg_options=foreign)
+print(dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+"""
+    assert float(python.output(code)) == 77.0
+
+
+def test_one_options_object_serves_several_groups(python):
+    code = """
+import datetime, nvx, torch.distributed as dist
+options = nvx.Options(timeout=datetime.timedelta(seconds=55))
+dist.init_process_group("nvx", store=dist.HashStore(), rank=0, world_size=1, pg_options=options)
+other = dist.new_group(backend="nvx", pg_options=options)
+parts = [nvx._backend(group).options for group in (dist.group.WORLD, other)]
+print(parts[0].group_name != parts[1].group_name, [part._timeout.total_seconds() for part in parts])
+print(repr(options.group_name))
+"""
+    assert python.output(code).splitlines() == ["True [55.0, 55.0]", "''"]

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "group/group.h"
+#include "group/mailbox.h"
+#include "support/plays.h"
+#include "support/ranks.h"
+
+/// Groups of threads or of forked processes, and their operations.
+namespace nvx::test {
+
+inline GroupOptions options(const std::string& name, int rank, int size, uint32_t first_epoch = 0) {
+  GroupOptions options;
+  options.name = name;
+  options.rank = rank;
+  options.size = size;
+  options.timeout = std::chrono::seconds(60);
+  options.first_epoch = first_epoch;
+  return options;
+}
+
+/// The operation of one rank's side of a play.
+inline Operation operation_of(const Play& play, const Side& side, int ranks) {
+  const kernel::Fingerprint f = side.fingerprint();
+  Operation o;
+  o.collective = play.collective;
+  o.dtype = play.dtype;
+  o.op = play.op;
+  o.root = play.root;
+  o.in = side.in();
+  o.out = side.out();
+  o.count = play.collective == kernel::Collective::kAllReduce || play.collective == kernel::Collective::kReduce
+                ? play.counts[0]
+                : size_t(f.count);
+  o.factor = side.factor();
+  o.send = Pieces(size_t(ranks));
+  o.recv = Pieces(size_t(ranks));
+  for (size_t r = 0; r < size_t(ranks); ++r) {
+    o.send[r] = side.send()[r];
+    o.recv[r] = side.recv()[r];
+  }
+  return o;
+}
+
+/// Runs a play in a group on this rank's thread. What went wrong, or nothing.
+inline std::string perform(Group& group, const Play& play) {
+  Side side(play, group.rank(), group.size());
+  Operation operation = operation_of(play, side, group.size());
+  const Status status = group.execute(operation);
+  return status.ok() ? side.verdict() : status.what();
+}
+
+/// Where all ranks have come.
+inline Status barrier(Group& group) {
+  Operation operation;
+  operation.collective = kernel::Collective::kBarrier;
+  operation.send = Pieces(size_t(group.size()));
+  operation.recv = Pieces(size_t(group.size()));
+  return group.execute(operation);
+}
+
+inline std::shared_ptr<Message> message(int peer, int64_t tag, std::byte* data, size_t bytes) {
+  auto message = std::make_shared<Message>();
+  message->peer = peer;
+  message->tag = tag;
+  message->data = data;
+  message->bytes = bytes;
+  return message;
+}
+
+}  // namespace nvx::test

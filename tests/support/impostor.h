@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstring>
+
+#include "support/groups.h"
+
+namespace nvx::test {
+
+/// A rank 1 of 2 that is nothing but memory: it has come to the store and has a pad, in which a test writes what it
+/// likes. For trying what a rank can be made to do by a peer that lies.
+class Impostor : public MemoryStore {
+ public:
+  Impostor() : neighbours_(Neighbours::here()) {
+    span_ = neighbours_->arena().allocate(kernel::PadLayout(2).bytes());
+    Hello hello = describe_self(1);
+    hello.arena = neighbours_->arena().id();
+    hello.pad_offset = span_.offset;
+    hello.pad_bytes = span_.bytes;
+    MemoryStore::set("nvx/1", encode({&hello, 1}));
+  }
+  ~Impostor() override { neighbours_->arena().free(span_); }
+
+  /// Rank 0 publishes the table of all ranks: what an honest rank 1 would do then.
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (key == "nvx/table") {
+      kernel::PadHeader& header = pad().header();
+      header.group = decode(value, 2)[0].nonce;
+      header.rank = 1;
+      header.presence = kernel::Presence::kHere;
+      signal(header.ready.flag, 1);
+    }
+    MemoryStore::set(key, value);
+  }
+
+  kernel::Pad pad() const { return {neighbours_->arena().at(span_.offset), 2}; }
+  std::byte* bytes() const { return neighbours_->arena().at(span_.offset); }
+  size_t size() const { return kernel::PadLayout(2).bytes(); }
+  /// Rank 0's pad lies in the same arena.
+  void leave() { pad().header().presence = kernel::Presence::kLeft; }
+
+ private:
+  std::shared_ptr<Neighbours> neighbours_;
+  Span span_;
+};
+
+}  // namespace nvx::test

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "base/hash.h"
+#include "kernel/dtype.h"
+#include "kernel/level.h"
+
+/// What ranks put in, and what must come out. Every rank can work out every other's input.
+namespace nvx::test {
+
+using Bytes = std::vector<std::byte>;
+
+/// Which bits of an element's bytes are free, and which are set: no sum of a few such elements is infinite, none is
+/// NaN.
+struct Taming {
+  uint8_t keep[16];
+  uint8_t set[16];
+
+  explicit Taming(DType dtype) {
+    const bool real = dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kF64;
+    const size_t width = dtype == DType::kC64 ? 4 : dtype == DType::kC128 ? 8 : size_of(dtype);
+    for (size_t i = 0; i < 16; ++i) {
+      keep[i] = 0xff, set[i] = 0;
+      const bool top = i % width == width - 1;
+      if (dtype == DType::kBool) keep[i] = 1;
+      if (dtype >= DType::kF8E4M3FN) keep[i] = 0xbf;
+      if (dtype == DType::kF8E8M0FNU) keep[i] = 7, set[i] = 0x78;
+      if ((real || dtype == DType::kC64 || dtype == DType::kC128) && top) keep[i] = 0x81, set[i] = 0x3c;  // near one
+    }
+  }
+};
+
+/// n elements of a rank's input in round `round`; other ranks, rounds and places have others.
+inline Bytes input(DType dtype, size_t n, int rank, uint64_t round) {
+  Bytes bytes(n * size_of(dtype));
+  const Taming taming(dtype);
+  const uint64_t seed = Hash().add(uint64_t(rank)).add(round).value();
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    const uint8_t bits = uint8_t((seed ^ (i * 0x9e3779b97f4a7c15u)) >> 37);
+    bytes[i] = std::byte((bits & taming.keep[i % 16]) | taming.set[i % 16]);
+  }
+  return bytes;
+}
+
+/// The reduction of all ranks' elements [first, first + n) in one go, straight from their inputs.
+inline Bytes reduced(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, size_t first, size_t n,
+                     const std::vector<double>& factors) {
+  Bytes out(n * size_of(dtype));
+  std::vector<const void*> sources;
+  for (const Bytes& in : inputs) sources.push_back(in.data() + first * size_of(dtype));
+  if (n != 0) kernel::level().reduce(dtype, op)(out.data(), sources.data(), int(inputs.size()), n, factors.data());
+  return out;
+}
+
+/// Memory of the caller's, at an odd address, with painted bytes before and behind it.
+class Tensor {
+ public:
+  explicit Tensor(size_t bytes, size_t shift = 0)
+      : all_(bytes + 2 * kGuard, std::byte(0xEE)), shift_(shift), bytes_(bytes) {}
+  explicit Tensor(const Bytes& from, size_t shift = 0) : Tensor(from.size(), shift) {
+    if (!from.empty()) std::memcpy(data(), from.data(), from.size());
+  }
+
+  std::byte* data() { return all_.data() + kGuard / 2 + shift_; }
+  size_t size() const { return bytes_; }
+  bool holds(const Bytes& want) { return want.size() == bytes_ && std::memcmp(data(), want.data(), bytes_) == 0; }
+  bool guards_are_whole() const {
+    const size_t before = kGuard / 2 + shift_;
+    for (size_t i = 0; i < all_.size(); ++i) {
+      if ((i < before || i >= before + bytes_) && all_[i] != std::byte(0xEE)) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kGuard = 128;
+
+  Bytes all_;
+  size_t shift_;
+  size_t bytes_;
+};
+
+}  // namespace nvx::test

@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kernel/channel.h"
+#include "kernel/direct.h"
+#include "kernel/launch.h"
+
+/// The kernels without a group: pads and staging of all ranks in plain memory, a channel each.
+namespace nvx::test {
+
+using kernel::Channel;
+using kernel::CpuExec;
+
+/// The memory of all ranks. Bytes that no kernel may write are painted, and checked.
+class Lanes {
+ public:
+  static constexpr size_t kLease = 24 << 10;  // small: a few KiB go through in several chunks
+
+  explicit Lanes(int ranks, uint32_t first_epoch = 0, size_t lease_bytes = kLease) : lease_bytes_(lease_bytes) {
+    const kernel::PadLayout layout{size_t(ranks)};
+    for (int r = 0; r < ranks; ++r) {
+      const size_t bytes = layout.bytes() + lease_bytes + kGuard;
+      arenas_.emplace_back(new (std::align_val_t(4096)) std::byte[bytes]{});
+      std::byte* base = arenas_.back().get();
+      std::memset(base + layout.bytes() + lease_bytes, kPaint, kGuard);
+      memory_.push_back({base, layout.bytes() + lease_bytes, base});
+    }
+    begin(first_epoch);
+  }
+  Lanes(const Lanes&) = delete;
+
+  /// Everything but what lies in slots and staging as it was at first.
+  void begin(uint32_t first_epoch) {
+    const kernel::PadLayout layout(memory_.size());
+    channels_.clear();
+    for (int r = 0; r < int(memory_.size()); ++r) {
+      std::memset(memory_[size_t(r)].pad, 0, layout.slots());
+      const kernel::Pad p = pad(r);
+      for (Flag* flag : {&p.done(), &p.staged(), &p.reduced(), &p.fetched()}) flag->value = stamp(first_epoch, 0);
+      for (uint32_t e = 0; e < kernel::kEpochs; ++e) p.arrival(e).flag.value = stamp(first_epoch, 0);
+      channels_.push_back(std::make_unique<Channel>(r, memory_, first_epoch));
+      channels_.back()->lease(layout.bytes(), lease_bytes_);
+    }
+  }
+
+  int size() const { return int(channels_.size()); }
+  Channel& operator[](int rank) { return *channels_[size_t(rank)]; }
+  std::span<const kernel::PeerMemory> memory() const { return memory_; }
+  kernel::Pad pad(int rank) { return {memory_[size_t(rank)].pad, memory_.size()}; }
+
+  bool guards_are_whole() const {
+    for (const kernel::PeerMemory& memory : memory_) {
+      for (size_t i = 0; i < kGuard; ++i) {
+        if (memory.arena[memory.arena_bytes + i] != std::byte(kPaint)) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kGuard = 4096;
+  static constexpr int kPaint = 0xA5;
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t(4096)); }
+  };
+
+  size_t lease_bytes_;
+  std::vector<std::unique_ptr<std::byte[], Free>> arenas_;
+  std::vector<kernel::PeerMemory> memory_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+};
+
+/// An Exec that dawdles before its verbs, by a seed of its own: so that ranks meet in every order.
+class SlowExec : public CpuExec {
+ public:
+  SlowExec(const CpuExec& plain, uint32_t seed) : CpuExec(plain), random_(seed) {}
+
+  void signal(Flag& flag, Stamp value) {
+    dawdle();
+    CpuExec::signal(flag, value);
+  }
+  bool wait(Flag& flag, Stamp want, int peer) {
+    dawdle();
+    return CpuExec::wait(flag, want, peer);
+  }
+  void copy(void* dst, const void* src, size_t bytes) {
+    dawdle();
+    CpuExec::copy(dst, src, bytes);
+  }
+  void reduce(void* dst, const void* const* srcs, int ranks, size_t n) {
+    dawdle();
+    CpuExec::reduce(dst, srcs, ranks, n);
+  }
+
+ private:
+  void dawdle() {
+    const uint32_t die = random_() % 8;
+    if (die == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 300));
+    if (die == 1) std::this_thread::yield();
+  }
+
+  std::minstd_rand random_;
+};
+
+inline WaitRules rules_of(std::chrono::milliseconds span) { return {Deadline::after(span), {}, nullptr}; }
+
+}  // namespace nvx::test

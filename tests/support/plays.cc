@@ -1,0 +1,170 @@
+#include "support/plays.h"
+
+#include <numeric>
+
+namespace nvx::test {
+
+using kernel::Collective;
+using kernel::Piece;
+
+namespace {
+
+const char* name_of(Collective collective) {
+  constexpr const char* kNames[] = {"nothing",   "all_reduce", "reduce", "reduce_scatter", "all_gather",
+                                    "broadcast", "all_to_all", "gather", "scatter",        "barrier"};
+  return kNames[size_t(collective)];
+}
+
+size_t sum(const std::vector<size_t>& counts) { return std::accumulate(counts.begin(), counts.end(), size_t(0)); }
+
+}  // namespace
+
+std::string describe(const Play& play) {
+  std::string text = std::string(name_of(play.collective)) + " " + name(play.dtype) + " " + name(play.op) + " root " +
+                     std::to_string(play.root) + " counts";
+  for (const size_t n : play.counts) text += " " + std::to_string(n);
+  return text + " shift " + std::to_string(play.shift) + (play.in_place ? " in place" : "") + " round " +
+         std::to_string(play.round);
+}
+
+size_t Side::piece(int from, int to) const {
+  const bool root_sends = play_.collective == Collective::kScatter;
+  switch (play_.collective) {
+    case Collective::kAllToAll: return play_.counts[size_t(2 * from + to) % play_.counts.size()];
+    case Collective::kGather: return to == play_.root ? play_.counts[size_t(from)] : 0;
+    case Collective::kScatter: return root_sends && from == play_.root ? play_.counts[size_t(to)] : 0;
+    case Collective::kReduceScatter: return play_.counts[size_t(to)];
+    case Collective::kAllGather: return play_.counts[size_t(from)];
+    case Collective::kBroadcast: return play_.counts[0];
+    default: return 0;
+  }
+}
+
+size_t Side::elements_in(int rank) const {
+  switch (play_.collective) {
+    case Collective::kBarrier:
+    case Collective::kNone: return 0;
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+    case Collective::kBroadcast: return play_.counts[0];
+    case Collective::kAllGather: return play_.counts[size_t(rank)];
+    default: break;
+  }
+  size_t n = 0;
+  for (int to = 0; to < ranks_; ++to) n += piece(rank, to);
+  return n;
+}
+
+/// What rank `from` sends to rank `to`, cut out of its input.
+Bytes Side::slice_of(int from, int to) const {
+  const Bytes all = input_of(from);
+  if (play_.collective == Collective::kAllGather || play_.collective == Collective::kBroadcast) return all;
+  size_t first = 0;
+  for (int p = 0; p < to; ++p) first += piece(from, p);
+  const auto begin = all.begin() + long(first * width());
+  return {begin, begin + long(piece(from, to) * width())};
+}
+
+bool Side::receives() const {
+  const bool rooted = play_.collective == Collective::kReduce || play_.collective == Collective::kGather;
+  return play_.collective != Collective::kBarrier && (!rooted || rank_ == play_.root);
+}
+
+Bytes Side::want() const {
+  if (!receives()) return {};
+  std::vector<Bytes> inputs;
+  for (int r = 0; r < ranks_; ++r) inputs.push_back(input_of(r));
+  switch (play_.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return reduced(play_.dtype, play_.op, inputs, 0, play_.counts[0], factors_);
+    case Collective::kReduceScatter: {
+      const size_t first = std::accumulate(play_.counts.begin(), play_.counts.begin() + rank_, size_t(0));
+      return reduced(play_.dtype, play_.op, inputs, first, play_.counts[size_t(rank_)], factors_);
+    }
+    case Collective::kBroadcast: return inputs[size_t(play_.root)];
+    default: break;
+  }
+  Bytes all;
+  for (int from = 0; from < ranks_; ++from) {
+    const Bytes part = slice_of(from, rank_);
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+Side::Side(const Play& play, int rank, int ranks)
+    : play_(play), rank_(rank), ranks_(ranks), factors_(size_t(ranks)), in_(0), out_(0) {
+  for (int r = 0; r < ranks; ++r) factors_[size_t(r)] = 0.5 + 0.25 * r;
+  in_ = Tensor(input_of(rank), play.shift);
+  out_ = Tensor(want().size(), play.shift);
+  in_data_ = in_.data();
+  out_data_ = receives() ? out_.data() : nullptr;
+  if (play.collective == Collective::kBroadcast && rank != play.root) in_data_ = nullptr;
+  if (play.in_place) place_in_place();
+  lay_out_pieces();
+}
+
+/// The input becomes the part of the output that torch's in-place calls make it.
+void Side::place_in_place() {
+  const Collective c = play_.collective;
+  const bool whole = c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kBroadcast;
+  if (!receives() || !in_data_ || (!whole && c != Collective::kAllGather)) return;
+  size_t first = 0;
+  for (int r = 0; c == Collective::kAllGather && r < rank_; ++r) first += play_.counts[size_t(r)] * width();
+  if (in_.size() != 0) std::memcpy(out_.data() + first, in_.data(), in_.size());
+  in_data_ = out_.data() + first;
+}
+
+void Side::lay_out_pieces() {
+  std::byte* from = const_cast<std::byte*>(in_data_);
+  std::byte* to = out_data_;
+  for (int r = 0; r < ranks_; ++r) {
+    const bool publishes = play_.collective == Collective::kAllGather || play_.collective == Collective::kBroadcast;
+    const size_t there = publishes ? 0 : piece(rank_, r) * width();
+    const size_t here = play_.collective == Collective::kReduceScatter ? 0 : piece(r, rank_) * width();
+    send_.push_back({from, there});
+    recv_.push_back({to, here});
+    if (from) from += there;
+    if (to && play_.collective != Collective::kBroadcast) to += here;
+  }
+}
+
+kernel::Fingerprint Side::fingerprint() const {
+  const bool reduces = play_.collective == Collective::kAllReduce || play_.collective == Collective::kReduce ||
+                       play_.collective == Collective::kReduceScatter;
+  const bool pairwise = play_.collective >= Collective::kAllToAll;
+  kernel::Fingerprint f;
+  f.collective = play_.collective;
+  f.dtype = play_.dtype;
+  f.op = reduces ? play_.op : ReduceOp::kSum;
+  f.root = play_.root;
+  f.count = pairwise ? 0 : sum(play_.counts);
+  return f;
+}
+
+kernel::Work Side::work() const {
+  kernel::Work work;
+  work.call = {fingerprint(), factor()};
+  work.in = in_data_;
+  work.out = out_data_;
+  work.count = elements_in(rank_);
+  work.send = send_.data();
+  work.recv = recv_.data();
+  if (play_.collective == Collective::kGather) work.meets_all = play_.root == rank_;
+  if (play_.collective == Collective::kScatter) {
+    work.meets_all = false;
+    work.meets = play_.root == rank_ ? -1 : play_.root;
+  }
+  return work;
+}
+
+std::string Side::verdict() {
+  const std::string where = "rank " + std::to_string(rank_) + " of " + std::to_string(ranks_) + ", " + describe(play_);
+  if (!out_.guards_are_whole() || !in_.guards_are_whole()) return where + ": wrote outside its tensors";
+  if (receives() && !out_.holds(want())) return where + ": wrong output";
+  const bool keeps_input = in_data_ == in_.data();
+  if (keeps_input && !in_.holds(input_of(rank_))) return where + ": changed its input";
+  return "";
+}
+
+}  // namespace nvx::test

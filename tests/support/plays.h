@@ -1,0 +1,68 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernel/direct.h"
+#include "kernel/launch.h"
+#include "kernel/pad.h"
+#include "support/inputs.h"
+
+namespace nvx::test {
+
+/// One collective over all ranks, described so that every rank can build its side of it and knows what must come out.
+struct Play {
+  kernel::Collective collective = kernel::Collective::kBarrier;
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+  int root = -1;               ///< reduce, broadcast, gather, scatter
+  std::vector<size_t> counts;  ///< elements by rank; counts[0] where all ranks have the same tensor
+  size_t shift = 0;            ///< bytes that the tensors are off from alignment
+  bool in_place = false;       ///< input and output are the same memory, where that can be
+  uint64_t round = 0;          ///< other rounds have other inputs
+};
+
+std::string describe(const Play& play);
+
+/// One rank's memory in a play.
+class Side {
+ public:
+  Side(const Play& play, int rank, int ranks);
+
+  kernel::Work work() const;
+  kernel::Fingerprint fingerprint() const;
+  double factor() const { return factors_[size_t(rank_)]; }
+  size_t width() const { return size_of(play_.dtype); }
+  const std::vector<kernel::Piece>& send() const { return send_; }
+  const std::vector<kernel::Piece>& recv() const { return recv_; }
+  const std::byte* in() const { return in_data_; }
+  std::byte* out() const { return out_data_; }
+  size_t count() const { return play_.counts[0]; }
+
+  /// What is wrong with the output; empty if nothing is.
+  std::string verdict();
+
+ private:
+  /// Elements that rank `from` has for rank `to`, for the collectives that move pieces.
+  size_t piece(int from, int to) const;
+  size_t elements_in(int rank) const;
+  Bytes input_of(int rank) const { return input(play_.dtype, elements_in(rank), rank, play_.round); }
+  Bytes slice_of(int from, int to) const;
+  Bytes want() const;
+  bool receives() const;
+  void lay_out_pieces();
+  void place_in_place();
+
+  Play play_;
+  int rank_;
+  int ranks_;
+  std::vector<double> factors_;
+  Tensor in_;
+  Tensor out_;
+  const std::byte* in_data_ = nullptr;
+  std::byte* out_data_ = nullptr;
+  std::vector<kernel::Piece> send_;
+  std::vector<kernel::Piece> recv_;
+};
+
+}  // namespace nvx::test

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "group/store.h"
+
+/// Where the ranks of tests meet.
+namespace nvx::test {
+
+/// A store for the threads of one process.
+class MemoryStore : public Store {
+ public:
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::vector<uint8_t>> values_;
+};
+
+/// A store for the processes of one host: a file a key, in a folder that goes with the store in the process that made
+/// it.
+class FolderStore : public Store {
+ public:
+  FolderStore();
+  ~FolderStore() override;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override;
+
+ private:
+  std::string path(const std::string& key) const;
+
+  std::string folder_;
+  pid_t owner_;
+};
+
+/// Sleeps until the condition holds, at most this long; whether it did.
+bool eventually(std::chrono::milliseconds most, const std::function<bool()>& condition);
+
+}  // namespace nvx::test

@@ -1,0 +1,385 @@
+"""What goes wrong between ranks must be named on every rank, soon, and leave the process usable."""
+
+import os
+import re
+import signal
+import socket
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import meet, on_ranks, only_nvx
+
+pytestmark = only_nvx
+CPU = torch.device("cpu")
+ODD = 1  # the rank that does something else, or dies
+
+
+def caught(call, within):
+    """The DistBackendError that call raises, and that it came soon."""
+    started = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as raised:
+        call()
+    took = time.monotonic() - started
+    assert took < within, f"only after {took:.2f} s: {raised.value}"
+    return str(raised.value)
+
+
+# --- disagreement -------------------------------------------------------------------------------------------
+
+
+def ones(count=10, dtype=torch.float32):
+    return torch.ones(count, dtype=dtype)
+
+
+def gathered(count, world):
+    return [ones(count) for _ in range(world)]
+
+
+MISMATCHES = {
+    # name: (what the others call, what the odd rank calls, the words of both sides)
+    "operation": (
+        lambda g, w: dist.all_reduce(ones(), group=g),
+        lambda g, w: dist.broadcast(ones(), 0, group=g),
+        ("all_reduce", "broadcast"),
+    ),
+    "barrier": (
+        lambda g, w: dist.all_reduce(ones(), group=g),
+        lambda g, w: dist.barrier(g),
+        ("all_reduce", "barrier"),
+    ),
+    "dtype": (
+        lambda g, w: dist.all_reduce(ones(), group=g),
+        lambda g, w: dist.all_reduce(ones(dtype=torch.int32), group=g),
+        ("f32", "i32"),
+    ),
+    "count": (
+        lambda g, w: dist.all_reduce(ones(10), group=g),
+        lambda g, w: dist.all_reduce(ones(11), group=g),
+        ("10", "11"),
+    ),
+    "large count": (
+        lambda g, w: dist.all_reduce(ones(700_000), group=g),
+        lambda g, w: dist.all_reduce(ones(3), group=g),
+        ("700000", "3"),
+    ),
+    "reduce operator": (
+        lambda g, w: dist.all_reduce(ones(), group=g),
+        lambda g, w: dist.all_reduce(ones(), dist.ReduceOp.MAX, group=g),
+        ("sum", "max"),
+    ),
+    "root": (
+        lambda g, w: dist.broadcast(ones(), 0, group=g),
+        lambda g, w: dist.broadcast(ones(), 2, group=g),
+        ("0", "2"),
+    ),
+    "root of reduce": (
+        lambda g, w: dist.reduce(ones(), 0, group=g),
+        lambda g, w: dist.reduce(ones(), 1, group=g),
+        ("0", "1"),
+    ),
+    "gathered count": (
+        lambda g, w: dist.all_gather_into_tensor(ones(10 * w), ones(10), group=g),
+        lambda g, w: dist.all_gather_into_tensor(ones(12 * w), ones(12), group=g),
+        ("30", "36"),
+    ),
+    "scattered count": (
+        lambda g, w: dist.reduce_scatter_tensor(ones(5), ones(5 * w), group=g),
+        lambda g, w: dist.reduce_scatter_tensor(ones(6), ones(6 * w), group=g),
+        ("15", "18"),
+    ),
+    "parts of all_gather": (
+        lambda g, w: dist.all_gather(gathered(10, w), ones(10), group=g),
+        lambda g, w: dist.all_gather(gathered(12, w), ones(12), group=g),
+        ("30", "36"),
+    ),
+    "exchanged count": (
+        lambda g, w: dist.all_to_all_single(ones(2 * w), ones(2 * w), group=g),
+        lambda g, w: dist.all_to_all_single(ones(4 * w), ones(4 * w), group=g),
+        ("8 bytes", "16 bytes"),
+    ),
+}
+
+
+def mismatch(rank, world, name):
+    usual, odd, words = MISMATCHES[name]
+    group = dist.new_group()
+    dist.all_reduce(ones(), group=group)
+
+    def call():
+        (odd if rank == ODD else usual)(group, world)
+        dist.barrier(group)  # a rank that could return must hear of it at its next call
+
+    text = caught(call, within=3)
+    first = text.splitlines()[0]
+    assert first.startswith("nvx: "), text
+    for word in words:
+        assert re.search(rf"\b{word}\b", first), f"{name}: {word!r} is not in {first!r}"
+    assert f"rank {rank}" in first, text
+    others = [r for r in range(world) if r != rank and f"rank {r}" in first]
+    assert others, f"no other rank in {first!r}"
+    assert rank == ODD or ODD in others, f"the rank that differs is not named: {first!r}"
+    caught(lambda: dist.all_reduce(ones(), group=group), within=0.5)
+    meet("saw it")
+    total = ones()
+    dist.all_reduce(total)
+    assert total.tolist() == [float(world)] * 10
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_mismatch(ranks, name):
+    ranks.run(mismatch, world=3, name=name, limit=30)
+
+
+@pytest.mark.parametrize("name", ["count", "dtype"])
+def test_mismatch_of_a_message(ranks, name):
+    ranks.run(message_mismatch, world=2, name=name)
+
+
+def message_mismatch(rank, world, name):
+    """The receiver learns that the message is not what it has room for; nothing is written."""
+    group = dist.new_group()
+    if rank == 0:
+        work = dist.isend(ones(10), 1, group=group)
+        meet("received")
+        del work
+        return
+    output = ones(11) * 7 if name == "count" else torch.full((10,), 7, dtype=torch.int32)
+    text = caught(lambda: dist.recv(output, 0, group=group), within=3)
+    assert text.startswith("nvx: ") and "rank 0" in text.splitlines()[0], text
+    for word in ("10", "11") if name == "count" else ("f32", "i32"):
+        assert re.search(rf"\b{word}\b", text.splitlines()[0]), text
+    assert output.unique().tolist() == [7]
+    meet("received")
+
+
+@on_ranks(3)
+def test_one_rank_calls_more_often(rank, world):
+    """The odd rank issues a collective that nobody else does: a timeout that names those who did not come."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.all_reduce(ones(), group=group)
+    if rank == ODD:
+        first = caught(lambda: dist.all_reduce(ones(), group=group), within=3).splitlines()[0]
+        assert "rank 0" in first and "rank 2" in first, first
+    meet("saw it")
+
+
+# --- death --------------------------------------------------------------------------------------------------
+
+
+def die(how, folder):
+    with open(os.path.join(folder, "died"), "w") as note:
+        note.write(f"{time.monotonic()} {os.getpid()}")
+    if how == "os._exit":
+        os._exit(3)
+    os.kill(os.getpid(), getattr(signal, how))
+    time.sleep(60)
+
+
+def assert_death_named(text, rank, folder):
+    heard = time.monotonic()
+    with open(os.path.join(folder, "died")) as note:
+        died, pid = note.read().split()
+    first = text.splitlines()[0]
+    assert first.startswith("nvx: "), text
+    assert f"rank {ODD}" in first, text
+    assert pid in first, f"the pid {pid} is not in {first!r}"
+    assert socket.gethostname() in text, text
+    assert f"rank {rank}" in text, text
+    assert heard - float(died) < 1.0, f"heard of it after {heard - float(died):.2f} s"
+
+
+BLOCKED_IN = {
+    "all_reduce": lambda g, w: dist.all_reduce(ones(), group=g),
+    "large all_reduce": lambda g, w: dist.all_reduce(ones(3_000_000), group=g),
+    "barrier": lambda g, w: dist.barrier(g),
+    "all_gather": lambda g, w: dist.all_gather(gathered(1000, w), ones(1000), group=g),
+    "all_to_all": lambda g, w: dist.all_to_all_single(ones(1000 * w), ones(1000 * w), group=g),
+    "broadcast": lambda g, w: dist.broadcast(ones(70_001), ODD, group=g),
+    "recv": lambda g, w: dist.recv(ones(), ODD, group=g),
+    "recv from anybody": lambda g, w: dist.recv(ones(), group=g),
+    "asynchronous": lambda g, w: dist.all_reduce(ones(70_001), group=g, async_op=True).wait(),
+    "asynchronous, future": lambda g, w: dist.all_reduce(ones(), group=g, async_op=True).get_future().wait(),
+    "monitored_barrier": lambda g, w: (g or dist.group.WORLD).monitored_barrier(timedelta(seconds=20)),
+}
+
+
+def death(rank, world, how, where, folder):
+    for _ in range(3):
+        dist.all_reduce(ones())
+    dist.barrier()
+    if rank == ODD:
+        time.sleep(0.2)  # the others are in the middle of it
+        die(how, folder)
+    kind = RuntimeError if where == "asynchronous, future" else dist.DistBackendError
+    with pytest.raises(kind) as raised:
+        BLOCKED_IN[where](None, world)
+        dist.barrier()  # whoever needed nothing of the dead rank hears of it at the next call
+    assert_death_named(str(raised.value).removeprefix("DistBackendError: "), rank, folder)
+    started = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match=f"rank {ODD}"):
+        dist.all_reduce(ones())
+    dist.destroy_process_group()
+    assert time.monotonic() - started < 0.5
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "os._exit", "SIGSEGV"])
+def test_death(ranks, tmp_path, how):
+    ranks.run(death, world=3, how=how, where="all_reduce", folder=str(tmp_path), dies={ODD}, limit=20)
+
+
+@pytest.mark.parametrize("where", [name for name in BLOCKED_IN if name != "all_reduce"])
+def test_death_while_blocked_in(ranks, tmp_path, where):
+    ranks.run(death, world=3, how="SIGKILL", where=where, folder=str(tmp_path), dies={ODD}, limit=20)
+
+
+def death_while_idle(rank, world, folder):
+    dist.all_reduce(ones())
+    if rank == ODD:
+        die("SIGKILL", folder)
+    time.sleep(0.5)
+    text = caught(lambda: dist.all_reduce(ones()), within=0.5)
+    assert f"rank {ODD}" in text.splitlines()[0], text
+
+
+def test_death_while_idle(ranks, tmp_path):
+    ranks.run(death_while_idle, world=3, folder=str(tmp_path), dies={ODD})
+
+
+def death_in_new_group(rank, world, folder):
+    """Death while the others set a group up: they hear of it long before the store's timeout."""
+    dist.all_reduce(ones())
+    dist.barrier()
+    if rank == ODD:
+        time.sleep(0.2)
+        die("SIGKILL", folder)
+    with pytest.raises(RuntimeError) as raised:
+        group = dist.new_group(use_local_synchronization=True)
+        dist.all_reduce(ones(), group=group)
+    assert f"rank {ODD}" in str(raised.value), str(raised.value)
+    with open(os.path.join(folder, "died")) as note:
+        assert time.monotonic() - float(note.read().split()[0]) < 5.0
+
+
+def test_death_while_a_group_is_made(ranks, tmp_path):
+    ranks.run(death_in_new_group, world=3, folder=str(tmp_path), dies={ODD}, limit=20)
+
+
+def death_of_one_group_only(rank, world, folder):
+    """A group without the dead rank goes on."""
+    beside = dist.new_group([0, 2])
+    dist.all_reduce(ones())
+    if rank == ODD:
+        die("SIGKILL", folder)
+    caught(lambda: dist.all_reduce(ones()), within=2)
+    for _ in range(5):
+        total = ones()
+        dist.all_reduce(total, group=beside)
+        assert total.tolist() == [2.0] * 10
+
+
+def test_death_does_not_touch_other_groups(ranks, tmp_path):
+    ranks.run(death_of_one_group_only, world=3, folder=str(tmp_path), dies={ODD})
+
+
+def death_after_fork(rank, world, folder):
+    """The dead rank's child lives on, with every descriptor it inherited."""
+    dist.all_reduce(ones())
+    dist.barrier()
+    if rank == ODD:
+        if os.fork() == 0:
+            time.sleep(4)
+            os._exit(0)
+        time.sleep(0.2)
+        die("SIGKILL", folder)
+    text = caught(lambda: dist.all_reduce(ones()), within=3)
+    assert_death_named(text, rank, folder)
+
+
+def test_death_is_seen_although_a_child_lives(ranks, tmp_path):
+    ranks.run(death_after_fork, world=3, folder=str(tmp_path), dies={ODD}, limit=20)
+
+
+# --- a new life ---------------------------------------------------------------------------------------------
+
+
+def survivors_start_again(rank, world, folder):
+    dist.all_reduce(ones())
+    if rank == ODD:
+        die("SIGKILL", folder)
+    caught(lambda: dist.all_reduce(ones()), within=2)
+    dist.destroy_process_group()
+    mine = rank if rank < ODD else rank - 1
+    for life in range(5):
+        store = dist.FileStore(os.path.join(folder, f"life-{life}"), world - 1)
+        dist.init_process_group("nvx", store=store, rank=mine, world_size=world - 1)
+        total = torch.full((70_001,), mine + 1.0)
+        dist.all_reduce(total)
+        assert total.unique().tolist() == [world * (world - 1) / 2]
+        dist.destroy_process_group()
+
+
+def second_life(rank, world, folder):
+    """The survivors' ranks move up; one of them is late. Nobody may take it for the dead one of the first life."""
+    former = dist.group.WORLD  # somebody may still hold it
+    dist.all_reduce(ones())
+    if rank == 0:
+        die("SIGKILL", folder)
+    caught(lambda: dist.all_reduce(ones()), within=2)
+    dist.destroy_process_group()
+    if rank == world - 1:
+        time.sleep(1.0)
+    store = dist.FileStore(os.path.join(folder, "second"), world - 1)
+    dist.init_process_group("nvx", store=store, rank=rank - 1, world_size=world - 1)
+    if rank == world - 1:
+        time.sleep(1.0)
+    group = dist.new_group()
+    total = ones()
+    dist.all_reduce(total, group=group)
+    assert total.tolist() == [world - 1.0] * 10
+    del former
+
+
+def test_a_late_rank_in_a_second_life(ranks, tmp_path):
+    ranks.run(second_life, world=3, folder=str(tmp_path), dies={0})
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_survivors_start_again(ranks, tmp_path, world):
+    ranks.run(survivors_start_again, world=world, folder=str(tmp_path), dies={ODD})
+
+
+@on_ranks(2)
+def test_the_process_lives_on_after_each_failure(rank, world):
+    """Failed groups, one after the other, in the process that goes on."""
+    for turn in range(5):
+        group = dist.new_group()
+        text = caught(
+            lambda: dist.all_reduce(ones(10 + rank), group=group) or dist.barrier(group),  # noqa: B023
+            within=3,
+        )
+        assert "nvx: " in text
+        meet(f"turn {turn}")
+        dist.destroy_process_group(group)
+    total = ones()
+    dist.all_reduce(total)
+    assert total.tolist() == [2.0] * 10
+
+
+# --- not a failure ------------------------------------------------------------------------------------------
+
+
+@on_ranks(3)
+def test_a_stopped_rank_is_waited_for(rank, world):
+    pids = [None] * world
+    dist.all_gather_object(pids, os.getpid())
+    if rank == 0:
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(1.0)
+        os.kill(pids[1], signal.SIGCONT)
+    for _ in range(20):
+        total = torch.full((5000,), rank + 1.0)
+        dist.all_reduce(total)
+        assert total.unique().tolist() == [6.0]

@@ -1,0 +1,165 @@
+"""What torch 2.14 and 2.15 added to a backend: the _single family, hooks, the flight recorder, ephemeral timeouts."""
+
+import pickle
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import OVER_NVX, TORCH, meet, on_ranks
+from reference import assert_same, wild_bits
+
+pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 15), reason="for nvx on torch 2.15 and later")
+CPU = torch.device("cpu")
+
+
+def backend_of(group=None):
+    return (group or dist.group.WORLD)._get_backend(CPU)
+
+
+# --- the _single family -----------------------------------------------------------------------------------------------
+
+
+@on_ranks(2, 3)
+def test_gather_single(rank, world):
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        for count in (0, 1, 7, 70_001):
+            inputs = [wild_bits(dtype, count, r) for r in range(world)]
+            for root in range(world):
+                output = torch.zeros(world, count, dtype=dtype) if rank == root else None
+                dist.gather_single(inputs[rank], output, dst=root)
+                if rank == root:
+                    assert_same(output, torch.stack(inputs), f"gather_single {dtype} {count} to {root}")
+            work = dist.gather_single(inputs[rank], output, dst=world - 1, async_op=True)
+            work.wait()
+            if rank == world - 1:
+                assert_same(output, torch.stack(inputs), f"gather_single {dtype} {count}, async")
+
+
+@on_ranks(3)
+def test_single_names_of_the_backend(rank, world):
+    backend = backend_of()
+    whole = torch.zeros(world, 2)
+    backend.all_gather_single(whole, torch.full((2,), float(rank))).wait()
+    assert whole.tolist() == [[0, 0], [1, 1], [2, 2]]
+    part = torch.zeros(2)
+    backend.reduce_scatter_single(part, whole).wait()
+    assert part.tolist() == [3.0 * rank] * 2
+    output = torch.zeros(world)
+    backend.all_to_all_single(output, torch.arange(float(world)) + 10 * rank, [], []).wait()
+    assert output.tolist() == [10.0 * source + rank for source in range(world)]
+    outputs, parts = [torch.zeros(world, n) for n in (1, 4)], [torch.zeros(n) for n in (1, 4)]
+    backend.all_gather_single_coalesced(outputs, [torch.full((n,), float(rank)) for n in (1, 4)]).wait()
+    for tensor in outputs:
+        assert tensor[:, 0].tolist() == [0.0, 1.0, 2.0]
+    backend.reduce_scatter_single_coalesced(parts, [t.clone() for t in outputs]).wait()
+    for tensor in parts:
+        assert tensor.unique().tolist() == [3.0 * rank]
+
+
+# --- hooks ------------------------------------------------------------------------------------------------------------
+
+
+def recorded():
+    """The entries of torch's own recorder for collectives."""
+    entries = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(backend="nvx")).get("entries", [])
+    return [e for e in entries if "all_" in e["profiling_name"]]
+
+
+@on_ranks(2)
+def test_flight_recorder(rank, world):
+    """No finished operation looks as if it hung."""
+    before = len(recorded())
+    for _ in range(3):
+        dist.all_reduce(torch.ones(5))
+        dist.all_reduce(torch.ones(5), async_op=True).wait()
+    dist.all_gather_into_tensor(torch.zeros(10), torch.ones(5))
+    dist.barrier()
+    end = time.monotonic() + 5
+    while unfinished := [e for e in recorded()[before:] if e["state"] != "completed"]:
+        assert time.monotonic() < end, unfinished
+        time.sleep(0.01)
+    names = [e["profiling_name"].split(":")[-1] for e in recorded()[before:]]
+    assert names.count("all_reduce") == 6
+
+
+@on_ranks(2)
+def test_flight_recorder_shows_what_hangs(rank, world):
+    group = dist.new_group()
+    before = len(recorded())
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+        time.sleep(0.1)
+        assert [e["state"] == "completed" for e in recorded()[before:]] == [False]
+    meet("looked")
+    if rank == 1:
+        work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+    work.wait()
+
+
+@on_ranks(2)
+def test_abort_hooks(rank, world):
+    """Called when a collective times out and before an abort; not for a group that is well."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    backend = backend_of(group)
+    assert backend.supports_abort_hooks
+    called, dropped = threading.Event(), threading.Event()
+    backend.register_abort_hook(1, called.set)
+    backend.register_abort_hook(2, dropped.set)
+    backend.unregister_abort_hook(2)
+    dist.all_reduce(torch.ones(3), group=group)
+    assert not called.is_set()
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.ones(3), group=group)
+        assert called.wait(2)
+        backend.abort()
+        backend.shutdown()
+        backend.unregister_abort_hook(1)  # torch does so after shutdown
+        assert not dropped.is_set()
+    meet("done")
+
+
+@on_ranks(2)
+def test_abort_hook_before_an_abort(rank, world):
+    backend = backend_of(dist.new_group())
+    called = threading.Event()
+    backend.register_abort_hook(7, called.set)
+    backend.abort()
+    assert called.is_set()
+
+
+# --- timeouts ---------------------------------------------------------------------------------------------------------
+
+
+@on_ranks(2)
+def test_ephemeral_timeout(rank, world):
+    """It lengthens what is issued next, and goes when that has completed."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        backend_of(group)._add_ephemeral_timeout(timedelta(seconds=20))
+    else:
+        time.sleep(1.2)
+    total = torch.ones(3)
+    dist.all_reduce(total, group=group)
+    assert total.tolist() == [2.0] * 3
+    if rank == 0:
+        started = time.monotonic()
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(total, group=group)
+        assert time.monotonic() - started < 3.0
+    meet("done")
+
+
+@on_ranks(2)
+def test_what_nvx_does_not_offer_is_said(rank, world):
+    backend = backend_of()
+    if not backend.supports_window:
+        with pytest.raises(RuntimeError, match="nvx|not support|implement"):
+            backend.new_window(torch.ones(3))
+    if not backend.supports_reconfigure:
+        with pytest.raises(RuntimeError, match="nvx|not support|implement"):
+            backend.get_reconfigure_handle()
+    dist.barrier()

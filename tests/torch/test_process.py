@@ -1,0 +1,367 @@
+"""The process around the ranks: its exit, its children, its interrupts, and what it must not leak."""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import BACKEND, on_ranks, only_nvx
+from torch.utils.data import DataLoader, TensorDataset
+
+# --- exit ---------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+if {backend!r} == "nvx":
+    import nvx
+store, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group({backend!r}, store=dist.FileStore(store, 2), rank=rank, world_size=2)
+total = torch.ones(70_001)
+dist.all_reduce(total)
+assert total.unique().tolist() == [2.0]
+{body}
+print("end", time.monotonic(), flush=True)
+"""
+
+
+def start(folder, body, **environment):
+    code = PROGRAM.format(backend=BACKEND, body=body)
+    store = os.path.join(folder, f"store-{time.monotonic_ns()}")
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code, store, str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
+        for rank in range(2)
+    ]
+
+
+def finish(processes, limit=60):
+    """(exit code, stdout, stderr) of each; nobody is left behind."""
+    try:
+        return [(p.communicate(timeout=limit), p.returncode, time.monotonic()) for p in processes]
+    finally:
+        for p in processes:
+            if p.poll() is None:
+                os.kill(p.pid, signal.SIGKILL)
+                p.wait()
+
+
+def seconds_after_end(out, ended):
+    return ended - float(out.split("end ")[1].split()[0])
+
+
+@pytest.fixture
+def exit_limit(tmp_path):
+    """Two seconds, and what torch itself needs to leave on this machine as busy as it is now."""
+    plain = finish(start(tmp_path, "dist.destroy_process_group()"))
+    return 2.0 + max(seconds_after_end(out, ended) for (out, _), _, ended in plain)
+
+
+@only_nvx
+def test_exit_without_destroy(tmp_path, exit_limit):
+    """With a second group, an asynchronous operation nobody waited for, and a tensor in its callback."""
+    body = """
+group = dist.new_group()
+works = [dist.all_reduce(torch.ones(1000), group=group, async_op=True) for _ in range(5)]
+works[0].get_future().then(lambda f: f.value())
+dist.barrier()
+"""
+    for (out, err), code, ended in finish(start(tmp_path, body)):
+        assert code == 0, err
+        assert seconds_after_end(out, ended) < exit_limit
+        assert err.strip() == "", err
+
+
+def test_exit_code_with_a_receive_that_never_comes(tmp_path, exit_limit):
+    body = """
+work = dist.irecv(torch.ones(3), 1 - rank)
+print("end", time.monotonic(), flush=True)
+sys.exit(7)
+"""
+    for (out, err), code, ended in finish(start(tmp_path, body)):
+        assert code == 7, err
+        assert seconds_after_end(out, ended) < exit_limit
+        assert err.strip() == "", err
+
+
+@only_nvx
+def test_an_exception_in_one_rank(tmp_path):
+    body = """
+if rank == 1:
+    raise KeyError("the reason")
+started = time.monotonic()
+try:
+    dist.all_reduce(torch.ones(3))
+finally:
+    print("waited", time.monotonic() - started, flush=True)
+"""
+    results = finish(start(tmp_path, body))
+    (out, err), code, _ = results[0]
+    assert code == 1
+    assert "nvx: " in err and "rank 1" in err, err
+    (out, err), code, _ = results[1]
+    assert code == 1
+    assert "KeyError: 'the reason'" in err
+    assert "nvx" not in err.split("KeyError")[-1], err
+
+
+@only_nvx
+def test_interrupt(tmp_path, exit_limit):
+    """Ctrl-C in a rank that waits for a peer."""
+    body = """
+if rank == 1:
+    time.sleep(3)
+    os._exit(0)
+print("waiting", flush=True)
+dist.all_reduce(torch.ones(3))
+"""
+    processes = start(tmp_path, body)
+    assert processes[0].stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    processes[0].send_signal(signal.SIGINT)
+    started = time.monotonic()
+    (_, err), code, ended = finish(processes)[0]
+    assert "KeyboardInterrupt" in err, err
+    assert code in (130, -signal.SIGINT)
+    assert ended - started < exit_limit
+
+
+@only_nvx
+def test_on_error_abort(tmp_path):
+    """NVX_ON_ERROR=abort: a failure ends the process, as jobs that restart from outside want it."""
+    body = """
+if rank == 1:
+    os._exit(5)
+dist.all_reduce(torch.ones(3))
+print("must not get here")
+"""
+    (out, err), code, _ = finish(start(tmp_path, body, NVX_ON_ERROR="abort"))[0]
+    assert code == -signal.SIGABRT, (code, err)
+    assert "nvx: " in err and "rank 1" in err, err
+    assert "must not get here" not in out
+
+
+# --- fork ---------------------------------------------------------------------------------------------------
+
+
+@on_ranks(2)
+def test_data_loader_with_workers(rank, world):
+    data = TensorDataset(torch.arange(64.0).view(16, 4))
+    for _ in range(2):
+        for (x,) in DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="fork"):
+            total = x.clone()
+            dist.all_reduce(total)
+            assert torch.equal(total, x * 2)
+            work = dist.all_reduce(total, async_op=True)
+            work.wait()
+            assert torch.equal(total, x * 4)
+
+
+def in_child(call):
+    """Runs call in a forked child; the child's exit code."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            code = call()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@only_nvx
+@on_ranks(2)
+def test_a_child_that_exits_leaves_the_group_alone(rank, world):
+    """Its exit handlers run, its copy of the group is destroyed: the parent's must not notice."""
+
+    def leave():
+        atexit._run_exitfuncs()
+        return 0
+
+    def destroy():
+        dist.destroy_process_group()
+        return 0
+
+    work = dist.all_reduce(torch.ones(70_001), async_op=True)
+    for call in (leave, destroy):
+        assert in_child(call) == 0
+        total = torch.ones(1000)
+        dist.all_reduce(total)
+        assert total.unique().tolist() == [2.0]
+    work.wait()
+
+
+@only_nvx
+@on_ranks(2)
+def test_a_child_cannot_speak_for_its_parent(rank, world):
+    """A forked child that uses the group gets an error, at once; the parent's group goes on."""
+
+    def use():
+        try:
+            dist.all_reduce(torch.ones(3))
+        except (RuntimeError, ValueError) as error:
+            return 0 if "fork" in str(error) else 1
+        return 2
+
+    started = time.monotonic()
+    assert in_child(use) == 0
+    assert time.monotonic() - started < 2.0
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    assert total.unique().tolist() == [2.0]
+
+
+# --- leaks --------------------------------------------------------------------------------------------------
+
+
+def belongings():
+    """What a process may leak: descriptors, threads, mappings, resident KiB, names in /dev/shm."""
+    with open("/proc/self/statm") as statm:
+        resident = int(statm.read().split()[1]) * 4
+    with open("/proc/self/maps") as maps:
+        mapped = sum(1 for _ in maps)
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "mappings": mapped,
+        "resident KiB": resident,
+        "shared names": len(os.listdir("/dev/shm")),
+    }
+
+
+def assert_nothing_leaked(before, what):
+    end = time.monotonic() + 15  # idle threads of the pool live for some seconds
+    while True:
+        after = belongings()
+        grown = {name: after[name] - before[name] for name in before}
+        allowed = {"mappings": 8, "resident KiB": 2048}
+        leaks = {name: more for name, more in grown.items() if more > allowed.get(name, 0)}
+        if not leaks:
+            return
+        assert time.monotonic() < end, f"{what} leaked {leaks}"
+        time.sleep(0.05)
+
+
+def one_life(rank, world, store, number):
+    store = dist.PrefixStore(f"life-{number}", store)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world)
+    total = torch.full((1000,), rank + 1.0)
+    dist.all_reduce(total)
+    dist.all_reduce(total, async_op=True).wait()
+    works = [dist.isend(total, (rank + 1) % world), dist.irecv(torch.zeros(1000), (rank - 1) % world)]
+    for work in works:
+        work.wait()
+    dist.destroy_process_group()
+
+
+def hundred_lives(rank, world, path):
+    store = dist.FileStore(path, world)
+    for number in range(10):
+        one_life(rank, world, store, number)
+    before = belongings()
+    for number in range(10, 110):
+        one_life(rank, world, store, number)
+    assert_nothing_leaked(before, "100 groups made and destroyed")
+
+
+@only_nvx
+def test_a_hundred_lives_leak_nothing(ranks, tmp_path):
+    ranks.run(hundred_lives, world=2, kind="bare", path=str(tmp_path / "store"))
+
+
+@only_nvx
+@on_ranks(2)
+def test_subgroups_leak_nothing(rank, world):
+    def turn():
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(10), group=group)
+        dist.all_reduce(torch.ones(10), group=group, async_op=True).wait()
+        dist.barrier()
+        dist.destroy_process_group(group)
+
+    for _ in range(5):
+        turn()
+    before = belongings()
+    for _ in range(40):
+        turn()
+    assert_nothing_leaked(before, "40 subgroups")
+
+
+@only_nvx
+@on_ranks(2)
+def test_operations_leak_nothing(rank, world):
+    def turn():
+        for count in (1, 1000, 70_001):
+            dist.all_reduce(torch.ones(count))
+            dist.all_reduce(torch.ones(count), async_op=True).wait()
+            dist.all_gather([torch.ones(count) for _ in range(world)], torch.ones(count))
+
+    for _ in range(50):
+        turn()
+    before = belongings()
+    for _ in range(300):
+        turn()
+    assert_nothing_leaked(before, "2700 operations")
+
+
+@only_nvx
+@on_ranks(2)
+def test_idle_threads_go(rank, world):
+    """Asynchronous work on many groups needs threads; they go when it is done, and idle groups cost none."""
+    groups = [dist.new_group() for _ in range(8)]
+    before = threading.active_count(), len(os.listdir("/proc/self/task"))
+    for work in [dist.all_reduce(torch.ones(1000), group=g, async_op=True) for g in groups]:
+        work.wait()
+    spent = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - spent < 0.05, "an idle group takes CPU time"
+    end = time.monotonic() + 15
+    while len(os.listdir("/proc/self/task")) > before[1] + 1:
+        assert time.monotonic() < end, f"{len(os.listdir('/proc/self/task'))} threads, {before[1]} before"
+        time.sleep(0.1)
+
+
+# --- import -------------------------------------------------------------------------------------------------
+
+
+@only_nvx
+def test_import_is_light():
+    """Registering loads no C++, starts no thread and takes no time to speak of."""
+    code = """
+import sys, time, os
+import torch, torch.distributed
+before = len(os.listdir("/proc/self/task"))
+started = time.perf_counter()
+import nvx
+took = time.perf_counter() - started
+assert "nvx._C" not in sys.modules
+assert "NVX" in torch.distributed.Backend._plugins
+assert len(os.listdir("/proc/self/task")) == before
+assert took < 0.05, took
+"""
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("world", [2])
+def test_pool_children_are_not_daemons(ranks, world):
+    """The DataLoader test above needs ranks that may have children."""
+    assert ranks.run(may_have_children, world=world, kind="bare") == [True] * world
+
+
+def may_have_children():
+    import multiprocessing
+
+    return not multiprocessing.current_process().daemon

@@ -1,0 +1,203 @@
+"""all_reduce, reduce and reduce_scatter: every dtype x operation x count x offset, bit for bit."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import OVER_NVX, on_ranks, only_nvx
+from reference import (
+    BITWISE,
+    COMPLEX,
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    OPS,
+    SMALL_FLOATS,
+    assert_guards,
+    assert_same,
+    gloo_can,
+    meaningful,
+    placed,
+    premul_sum,
+    reduce_op,
+    reduced,
+    small_numbers,
+    wild_bits,
+)
+
+ALL_OPS = [*OPS, *BITWISE, "premul_sum"]
+PLACES = [(0, 0), (1, 1), (7, 3), (1000, 0), (1000, 5)]  # (count, elements off the start of the allocation)
+
+
+def cells():
+    """Every (dtype, op) that means something, over nvx; over gloo those it serves."""
+    for dtype in DTYPES:
+        for op in ALL_OPS:
+            if meaningful(dtype, op) and (OVER_NVX or gloo_can(dtype, op)):
+                yield dtype, op
+
+
+def check_all_reduce(inputs, op, offset, rank, what):
+    tensor = placed(inputs[rank], offset)
+    dist.all_reduce(tensor, reduce_op(op))
+    assert_same(tensor, reduced(inputs, op), f"all_reduce {what}")
+    assert_guards(tensor, f"all_reduce {what}")
+
+
+def check_reduce(inputs, op, offset, rank, what):
+    root = (inputs[0].numel() + offset) % len(inputs)
+    tensor = placed(inputs[rank], offset)
+    dist.reduce(tensor, root, reduce_op(op))
+    if rank == root:
+        assert_same(tensor, reduced(inputs, op), f"reduce to {root} {what}")
+    assert_guards(tensor, f"reduce to {root} {what}")
+
+
+def check_reduce_scatter(inputs, op, offset, rank, what):
+    """inputs hold world equal parts each; both forms, into an output at another offset."""
+    world = len(inputs)
+    want = reduced(inputs, op).chunk(world)[rank] if inputs[0].numel() else inputs[0]
+    output = placed(torch.zeros_like(want), (offset * 3) % 16)
+    source = placed(inputs[rank], offset)
+    dist.reduce_scatter_tensor(output, source, reduce_op(op))
+    assert_same(output, want, f"reduce_scatter_tensor {what}")
+    assert_guards(output, f"reduce_scatter_tensor {what}")
+    assert_same(source, inputs[rank], f"reduce_scatter_tensor {what}: its input")
+    output = placed(torch.zeros_like(want), offset)
+    parts = list(source.chunk(world)) if source.numel() else [source.clone() for _ in range(world)]
+    dist.reduce_scatter(output, parts, reduce_op(op))
+    assert_same(output, want, f"reduce_scatter {what}")
+    assert_same(source, inputs[rank], f"reduce_scatter {what}: its input")
+
+
+@on_ranks(2, 3, 4, limit=120)
+def test_every_dtype_and_op(rank, world):
+    for dtype, op in cells():
+        for count, offset in PLACES:
+            what = f"{dtype} {op} count {count} offset {offset}"
+            inputs = [small_numbers(dtype, count, r) for r in range(world)]
+            check_all_reduce(inputs, op, offset, rank, what)
+            check_reduce(inputs, op, offset, rank, what)
+            inputs = [small_numbers(dtype, count * world, r, salt=1) for r in range(world)]
+            check_reduce_scatter(inputs, op, offset, rank, what)
+
+
+@only_nvx
+@on_ranks(2, 3, 4, limit=120)
+def test_any_bits(rank, world):
+    """Not only exact numbers: rank order, one rounding, infinities, NaN, denormals, wrapping integers."""
+    for dtype, op in cells():
+        if dtype in COMPLEX or dtype in INTEGERS and op == "avg":
+            continue
+        for count in (7, 1000, 5003):
+            inputs = [wild_bits(dtype, count * world, r) for r in range(world)]
+            if dtype in FLOATS and op in ("min", "max"):  # which zero is the smaller is nobody's promise
+                inputs = [torch.where(t.float() == 0, torch.zeros(()).to(dtype), t) for t in inputs]
+            what = f"{dtype} {op} count {count}, any bits"
+            check_all_reduce(inputs, op, count % 3, rank, what)
+            check_reduce_scatter(inputs, op, count % 3, rank, what)
+
+
+@on_ranks(2, 4, limit=120)
+def test_large(rank, world):
+    for dtype in DTYPES:
+        if not OVER_NVX and not gloo_can(dtype, "sum"):
+            continue
+        inputs = [small_numbers(dtype, 70_001, r) for r in range(world)]
+        check_all_reduce(inputs, "sum", 1, rank, f"{dtype} count 70001")
+    for dtype, op in (
+        (torch.float32, "sum"),
+        (torch.float32, "avg"),
+        (torch.bfloat16, "sum"),
+        (torch.uint8, "max"),
+    ):
+        if not OVER_NVX and not gloo_can(dtype, op):
+            continue
+        inputs = [small_numbers(dtype, 2_000_003, r) for r in range(world)]
+        check_all_reduce(inputs, op, 3, rank, f"{dtype} {op} count 2000003")
+        check_reduce(inputs, op, 3, rank, f"{dtype} {op} count 2000003")
+        inputs = [small_numbers(dtype, 500_009 * world, r) for r in range(world)]
+        check_reduce_scatter(inputs, op, 1, rank, f"{dtype} {op} count 500009 each")
+
+
+@only_nvx
+@on_ranks(2, 3, 4)
+def test_same_bits_at_every_size(rank, world):
+    """The same elements give the same bits, alone or in a large tensor, whatever algorithm carries them."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float8_e4m3fn):
+        inputs = [wild_bits(dtype, 300_007, r) for r in range(world)]
+        whole = inputs[rank].clone()
+        dist.all_reduce(whole)
+        assert_same(whole, reduced(inputs, "sum"), f"{dtype} whole")
+        for start, count in ((0, 1), (5, 64), (777, 4_099), (1, 131_071)):
+            part = placed(inputs[rank][start : start + count], 1)
+            dist.all_reduce(part)
+            assert_same(part, whole[start : start + count], f"{dtype} [{start}, +{count})")
+
+
+@only_nvx
+@on_ranks(3)
+def test_premul_sum_takes_any_factor(rank, world):
+    inputs = [small_numbers(torch.float64, 100, r) for r in range(world)]
+    for factor in (2.0, 0.5, -3.0, torch.tensor([4.0])):
+        tensor = inputs[rank].clone()
+        dist.all_reduce(tensor, premul_sum(factor))
+        scaled = [t * float(factor) for t in inputs]
+        assert_same(tensor, scaled[0] + scaled[1] + scaled[2], f"factor {factor}")
+    for factor, dtype in ((1 / 3, torch.float32), (1 / 3, torch.float64), (1 / 7, torch.bfloat16)):
+        parts = [wild_bits(dtype, 100, r) for r in range(world)]
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor, premul_sum(factor))
+        wide = [t.float() if dtype in SMALL_FLOATS else t for t in parts]
+        want = (wide[0] * factor + wide[1] * factor + wide[2] * factor).to(dtype)
+        assert_same(tensor, want, f"{dtype} factor {factor}")
+
+
+@only_nvx
+@on_ranks(2)
+def test_what_has_no_meaning_is_refused(rank, world):
+    """An argument error on every rank, before anything is sent: the group serves the next call."""
+    for dtype in DTYPES:
+        for op in ALL_OPS:
+            if meaningful(dtype, op) or (dtype in INTEGERS and op == "premul_sum"):
+                continue
+            with pytest.raises((ValueError, TypeError)):
+                dist.all_reduce(small_numbers(dtype, 4, rank), reduce_op(op))
+            if dtype not in COMPLEX:  # reduce shows nvx the complex numbers whole, and their product is one
+                with pytest.raises((ValueError, TypeError)):
+                    dist.reduce(small_numbers(dtype, 4, rank), 0, reduce_op(op))
+    with pytest.raises(TypeError, match="ReduceOp.AVG with Boolean"):
+        dist.all_reduce(torch.ones(3, dtype=torch.bool), dist.ReduceOp.AVG)
+    with pytest.raises(ValueError, match=r"Cannot use ReduceOp.BAND"):
+        dist.all_reduce(torch.ones(3), dist.ReduceOp.BAND)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2.0] * 3
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_reduce_scatter_of_uneven_lists(rank, world):
+    """reduce_scatter_v: rank r receives the sum of part r, and the parts differ in size; some are empty."""
+    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
+        for sizes in ([5, 1, 9], [0, 3, 70_001], [4, 0, 0], [1, 2, 3]):
+            for op in ("sum", "avg", "max"):
+                parts = [
+                    [small_numbers(dtype, sizes[r], source, salt=r) for r in range(world)] for source in range(world)
+                ]
+                output = torch.zeros(sizes[rank], dtype=dtype)
+                dist.reduce_scatter(output, parts[rank], reduce_op(op))
+                want = reduced([parts[source][rank] for source in range(world)], op)
+                assert_same(output, want, f"reduce_scatter_v {dtype} {op} {sizes}")
+
+
+@on_ranks(2, 3)
+def test_all_reduce_coalesced(rank, world):
+    dtype = torch.float32
+    for op in ("sum", "max") + (("avg", "premul_sum") if OVER_NVX else ()):
+        sizes = [(3,), (0,), (7, 11), (70_001,)] if OVER_NVX else [(3,), (7, 11), (70_001,)]
+        tensors = [small_numbers(dtype, torch.Size(s).numel(), rank, i).view(s) for i, s in enumerate(sizes)]
+        work = dist.all_reduce_coalesced(tensors, reduce_op(op), async_op=True)
+        work.wait()
+        for i, (tensor, shape) in enumerate(zip(tensors, sizes, strict=True)):
+            inputs = [small_numbers(dtype, torch.Size(shape).numel(), r, i).view(shape) for r in range(world)]
+            assert_same(tensor, reduced(inputs, op), f"all_reduce_coalesced {op} tensor {i}")

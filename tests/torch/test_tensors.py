@@ -1,0 +1,392 @@
+"""Tensors as users have them: empty, aliased, strided, channels-last, sparse; and refused arguments."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import OVER_NVX, on_ranks, on_threads, only_nvx
+from reference import assert_same, reduced, small_numbers, wild_bits
+
+F32 = torch.float32
+
+
+def numbers(rank, *shape, dtype=F32):
+    return small_numbers(dtype, torch.Size(shape).numel(), rank).view(shape)
+
+
+def total(world, *shape, dtype=F32):
+    return sum(numbers(r, *shape, dtype=dtype) for r in range(world))
+
+
+# --- empty --------------------------------------------------------------------------------------------------
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_empty_tensors_in_every_collective(rank, world):
+    for shape in ((0,), (0, 4), (3, 0, 2)):
+        empty = torch.empty(shape)
+        dist.all_reduce(empty)
+        dist.broadcast(empty, 0)
+        dist.reduce(empty, world - 1)
+        dist.all_gather([torch.empty(shape) for _ in range(world)], empty)
+        dist.gather(empty, [torch.empty(shape) for _ in range(world)] if rank == 0 else None, dst=0)
+        dist.scatter(empty, [torch.empty(shape) for _ in range(world)] if rank == 0 else None, src=0)
+        dist.reduce_scatter(empty, [torch.empty(shape) for _ in range(world)])
+        dist.all_to_all([torch.empty(shape) for _ in range(world)], [torch.empty(shape) for _ in range(world)])
+    flat = torch.empty(0)
+    dist.all_gather_into_tensor(torch.empty(0), flat)
+    dist.reduce_scatter_tensor(torch.empty(0), flat)
+    dist.all_to_all_single(torch.empty(0), flat)
+    dist.all_reduce_coalesced([torch.empty(0), torch.empty(0)])
+    works = [dist.isend(flat, (rank + 1) % world), dist.irecv(torch.empty(0), (rank - 1) % world)]
+    for work in works:
+        work.wait()
+    check = torch.tensor([1])
+    dist.all_reduce(check)
+    assert check.item() == world
+
+
+# --- aliased ------------------------------------------------------------------------------------------------
+
+
+@on_ranks(2, 3)
+def test_gathers_in_place(rank, world):
+    """The input is the rank's own slot of the output."""
+    for count in (1, 1000, 70_001):
+        want = [wild_bits(torch.int64, count, r) for r in range(world)]
+        whole = torch.zeros(world * count, dtype=torch.int64)
+        slots = list(whole.chunk(world))
+        slots[rank].copy_(want[rank])
+        dist.all_gather_into_tensor(whole, slots[rank])
+        assert_same(whole, torch.cat(want), "all_gather_into_tensor in place")
+        whole.zero_()
+        slots[rank].copy_(want[rank])
+        dist.all_gather(slots, slots[rank])
+        assert_same(whole, torch.cat(want), "all_gather in place")
+        whole.zero_()
+        slots[rank].copy_(want[rank])
+        dist.gather(slots[rank], slots if rank == 0 else None, dst=0)
+        if rank == 0:
+            assert_same(whole, torch.cat(want), "gather in place")
+
+
+@on_ranks(2, 3)
+def test_scatters_in_place(rank, world):
+    for count in (1, 1000, 70_001):
+        inputs = [numbers(r, world, count) for r in range(world)]
+        want = sum(inputs)[rank]
+        whole = inputs[rank].clone()
+        if OVER_NVX:
+            dist.reduce_scatter_tensor(whole[rank], whole)
+            assert_same(whole[rank], want, "reduce_scatter_tensor in place")
+            whole = inputs[rank].clone()
+        dist.reduce_scatter(whole[rank], list(whole.unbind()))
+        assert_same(whole[rank], want, "reduce_scatter in place")
+        whole = inputs[0].clone()
+        output = whole[0] if rank == 0 else torch.zeros(count)
+        dist.scatter(output, list(whole.unbind()) if rank == 0 else None, src=0)
+        assert_same(output, inputs[0][rank], "scatter in place")
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_all_to_all_in_place(rank, world):
+    for count in (1, 1000, 70_001):
+        sent = [wild_bits(F32, world * count, r).view(world, count) for r in range(world)]
+        tensor = sent[rank].clone()
+        dist.all_to_all_single(tensor, tensor)
+        assert_same(tensor, torch.stack([s[rank] for s in sent]), "all_to_all_single in place")
+
+
+@only_nvx
+@on_ranks(3)
+def test_one_output_given_several_times(rank, world):
+    """Which rank's data stays is open, but it must be one of them whole, and nothing else may break."""
+    inputs = [torch.full((1000,), float(r)) for r in range(world)]
+    shared = torch.full((1000,), -1.0)
+    dist.all_gather([shared] * world, inputs[rank])
+    assert shared.unique().numel() == 1
+    assert shared[0].item() in range(world)
+
+
+@on_ranks(2)
+def test_the_same_input_sent_to_everybody(rank, world):
+    same = numbers(rank, 500)
+    output = torch.zeros(500)
+    dist.reduce_scatter(output, [same] * world)
+    assert_same(output, total(world, 500), "reduce_scatter")
+
+
+# --- strides ------------------------------------------------------------------------------------------------
+
+
+STRIDED = {
+    "transposed": lambda t: t.view(30, 40).t(),
+    "every second": lambda t: t.repeat_interleave(2)[::2],
+    "inner columns": lambda t: t.view(30, 40).repeat(1, 2)[:, :40],
+}
+
+
+@contextmanager
+def may_refuse():
+    """A strided tensor is served right, or refused as torch's backends refuse it; never served wrong."""
+    try:
+        yield
+    except (ValueError, RuntimeError) as error:
+        assert "contiguous" in str(error) or "dense" in str(error), error
+
+
+def strided(rank, world, make):
+    tensor = make(numbers(rank, 1200))
+    with may_refuse():
+        dist.all_reduce(tensor)
+        assert_same(tensor.contiguous(), make(total(world, 1200)).contiguous(), "all_reduce")
+    tensor = make(numbers(rank, 1200))
+    with may_refuse():
+        dist.broadcast(tensor, 1)
+        assert_same(tensor.contiguous(), make(numbers(1, 1200)).contiguous(), "broadcast")
+    sources = [make(numbers(r, 1200)) for r in range(world)]
+    with may_refuse():
+        outputs = [make(torch.zeros(1200)) for _ in range(world)]
+        dist.all_gather(outputs, sources[rank])
+        for r in range(world):
+            assert_same(outputs[r].contiguous(), sources[r].contiguous(), "all_gather")
+    with may_refuse():
+        outputs = [make(torch.zeros(1200)) for _ in range(world)] if rank == 0 else None
+        dist.gather(sources[rank], outputs, dst=0)
+        for r in range(world) if rank == 0 else ():
+            assert_same(outputs[r].contiguous(), sources[r].contiguous(), "gather")
+    with may_refuse():
+        output = make(torch.zeros(1200))
+        dist.scatter(output, sources if rank == 0 else None, src=0)
+        assert_same(output.contiguous(), sources[rank].contiguous(), "scatter")
+
+
+@only_nvx
+@pytest.mark.parametrize("how", STRIDED)
+@on_ranks(2)
+def test_strided_tensors(rank, world, how):
+    strided(rank, world, STRIDED[how])
+    after = torch.tensor([1])
+    dist.all_reduce(after)
+    assert after.item() == world
+
+
+@on_ranks(2)
+def test_channels_last(rank, world):
+    tensor = numbers(rank, 2, 8, 5, 5).contiguous(memory_format=torch.channels_last)
+    dist.all_reduce(tensor)
+    assert_same(tensor, total(world, 2, 8, 5, 5), "all_reduce channels_last")
+    assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+@only_nvx
+@on_ranks(2)
+def test_expanded_tensors(rank, world):
+    source = numbers(rank, 5, 1).expand(5, 7)
+    with may_refuse():
+        outputs = [torch.zeros(5, 7) for _ in range(world)]
+        dist.all_gather(outputs, source)
+        for r in range(world):
+            assert_same(outputs[r], numbers(r, 5, 1).expand(5, 7).contiguous(), "all_gather expanded")
+    with pytest.raises(ValueError, match="contiguous|dense|overlap|share memory"):
+        dist.all_reduce(source)
+
+
+@on_ranks(2)
+def test_zero_dimensional_tensors(rank, world):
+    tensor = torch.tensor(rank + 1.0)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 3.0
+    if OVER_NVX:
+        whole = torch.zeros(world)
+        dist.all_gather_into_tensor(whole, torch.tensor(float(rank)))
+        assert whole.tolist() == [0.0, 1.0]
+
+
+@on_ranks(2)
+def test_tensors_that_require_grad_are_changed_in_place(rank, world):
+    tensor = torch.ones(4, requires_grad=True)
+    with torch.no_grad():
+        dist.all_reduce(tensor)
+    assert tensor.detach().tolist() == [2.0] * 4
+
+
+# --- sparse -------------------------------------------------------------------------------------------------
+
+
+def sparse(rank, dtype, rows=50, width=3, duplicates=False):
+    """rank r has 2r + 1 rows that overlap the others' (rank 0 has none of the last ones)."""
+    index = torch.arange(2 * rank + 1) * (rank + 1) % rows
+    if duplicates:
+        index = torch.cat([index, index])
+    values = small_numbers(dtype, index.numel() * width, rank).view(-1, width)
+    return torch.sparse_coo_tensor(index.unsqueeze(0), values, (rows, width), check_invariants=True)
+
+
+@on_ranks(2, 3, 4)
+def test_sparse_all_reduce(rank, world):
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        for duplicates in (False, True):
+            tensor = sparse(rank, dtype, duplicates=duplicates)
+            dist.all_reduce(tensor)
+            want = sum(sparse(r, dtype, duplicates=duplicates).to_dense() for r in range(world))
+            assert tensor.is_sparse
+            assert_same(tensor.to_dense(), want, f"sparse {dtype} duplicates {duplicates}")
+
+
+@on_ranks(3)
+def test_sparse_all_reduce_of_nothing_and_async(rank, world):
+    shape = (6, 4)
+    only_one = torch.zeros(shape).to_sparse() if rank != 1 else torch.eye(6, 4).to_sparse()
+    work = dist.all_reduce(only_one, async_op=True)
+    work.wait()
+    assert_same(work.result()[0].to_dense(), torch.eye(6, 4), "two sparse dims, one rank has entries")
+
+
+@only_nvx
+@on_ranks(2)
+def test_sparse_takes_sum_alone(rank, world):
+    with pytest.raises((ValueError, RuntimeError), match="(?i)sum|sparse"):
+        dist.all_reduce(sparse(rank, torch.float32), dist.ReduceOp.MAX)
+    tensor = sparse(rank, torch.float32)
+    dist.all_reduce(tensor)
+
+
+# --- what the bare backend sees -----------------------------------------------------------------------------
+
+
+@only_nvx
+@on_threads(2, 3)
+def test_complex_tensors_reach_the_backend_whole(pg, rank, world):
+    """torch.distributed shows complex tensors as pairs of reals; callers of the group itself do not."""
+    inputs = [small_numbers(torch.complex64, 1001, r) for r in range(world)]
+    tensor = inputs[rank].clone()
+    pg.allreduce([tensor]).wait()
+    assert_same(tensor, sum(inputs), "complex sum")
+    tensor = inputs[rank].clone()
+    pg.allreduce([tensor], dist.ReduceOp.PRODUCT).wait()
+    assert_same(tensor, reduced(inputs, "product"), "complex product")
+    tensor = inputs[rank].clone()
+    pg.broadcast([tensor]).wait()
+    assert_same(tensor, inputs[0], "complex broadcast")
+    with pytest.raises((ValueError, TypeError)):
+        pg.allreduce([tensor], dist.ReduceOp.MAX).wait()
+
+
+@only_nvx
+@on_threads(2)
+def test_the_backend_refuses_lists_of_the_wrong_length(pg, rank, world):
+    ones = [torch.ones(3), torch.ones(3)]
+    for call in (
+        lambda: pg.allreduce(ones),
+        lambda: pg.allreduce([]),
+        lambda: pg.broadcast(ones),
+        lambda: pg.allgather([[torch.ones(3)]], [torch.ones(3)]),
+        lambda: pg.allgather([ones], ones),
+        lambda: pg.reduce_scatter([torch.ones(3)], [[torch.ones(3)]]),
+        lambda: pg.send(ones, 0, 0),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            call()
+    for root in (-1, world):
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        with pytest.raises(ValueError, match=f"(?i)invalid root rank.*{root}"):
+            pg.broadcast([torch.ones(3)], options)
+    tensor = torch.ones(3)
+    pg.allreduce([tensor]).wait()
+    assert tensor.tolist() == [2.0] * 3
+
+
+# --- refused arguments --------------------------------------------------------------------------------------
+
+WRONG = {
+    "all_gather_into_tensor size": (
+        lambda w: dist.all_gather_into_tensor(torch.zeros(w * 4 - 1), torch.zeros(4)),
+        ValueError,
+        "output tensor size must be equal to world_size times input tensor size",
+    ),
+    "all_gather_into_tensor dtype": (
+        lambda w: dist.all_gather_into_tensor(torch.zeros(w * 4, dtype=torch.float64), torch.zeros(4)),
+        TypeError,
+        "output tensor must have the same type as input tensor",
+    ),
+    "reduce_scatter_tensor size": (
+        lambda w: dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(w * 4 + 1)),
+        ValueError,
+        "input tensor must be the same size as output size times world size",
+    ),
+    "reduce_scatter_tensor dtype": (
+        lambda w: dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(w * 4, dtype=torch.float64)),
+        TypeError,
+        "must (be|have) the same type as",
+    ),
+    "all_gather length": (
+        lambda w: dist.all_gather([torch.zeros(4)] * (w + 1), torch.zeros(4)),
+        ValueError,
+        r"length|size of the process group|list",
+    ),
+    "reduce_scatter length": (
+        lambda w: dist.reduce_scatter(torch.zeros(4), [torch.zeros(4)] * (w - 1)),
+        ValueError,
+        r"length|size of the process group|list",
+    ),
+    "gather length": (
+        lambda w: at_root(dist.gather, torch.zeros(4), [torch.zeros(4)] * (w + 1), 0),
+        ValueError,
+        "Incorrect output list size|not the root",
+    ),
+    "scatter length": (
+        lambda w: at_root(dist.scatter, torch.zeros(4), [torch.zeros(4)] * (w + 1), 0),
+        ValueError,
+        "Incorrect input list size|not the root",
+    ),
+    "all_to_all length": (
+        lambda w: dist.all_to_all([torch.zeros(4)] * (w + 1), [torch.zeros(4)] * (w + 1)),
+        (ValueError, RuntimeError),
+        r"length|size|list",
+    ),
+    "all_to_all_single splits count": (
+        lambda w: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [1] * (w + 1), [1] * (w + 1)),
+        (ValueError, RuntimeError),
+        "Number of tensor splits not equal to group size",
+    ),
+    "all_to_all_single splits sum": (
+        lambda w: dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [1] * w, [1] * w),
+        (ValueError, RuntimeError),
+        "Split sizes doesn't match total dim 0 size",
+    ),
+    "all_to_all_single indivisible": (
+        lambda w: dist.all_to_all_single(torch.zeros(w * 2 + 1), torch.zeros(w * 2 + 1)),
+        (ValueError, RuntimeError),
+        "does not divide equally across group size",
+    ),
+    "all_to_all_single dtype": (
+        lambda w: dist.all_to_all_single(torch.zeros(w), torch.zeros(w, dtype=torch.float64)),
+        (ValueError, TypeError, RuntimeError),
+        "(?i)type",
+    ),
+}
+
+
+def at_root(call, *args):
+    """Only the root can tell that its list is wrong; the others must not enter what it refuses."""
+    if dist.get_rank() != 0:
+        raise ValueError("not the root")
+    call(*args)
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_refused_arguments(rank, world):
+    """The class and the words torch's users know; on every rank alike, and the group serves on."""
+    for name, (call, kind, words) in WRONG.items():
+        with pytest.raises(kind, match=words) as raised:
+            call(world)
+        assert not isinstance(raised.value, dist.DistBackendError), name
+        after = torch.tensor([1])
+        dist.all_reduce(after)
+        assert after.item() == world, name
