@@ -12,15 +12,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-PYTHON = str(Path(__file__).parents[2] / "python")
+try:
+    import nvx
+except ImportError:  # not installed: the parts that need no compiled module run from the source tree
+    WHERE = Path(__file__).parents[2] / "python"
+else:
+    WHERE = Path(nvx.__file__).parents[1]
 BRIEF = ("--blocks", "2", "--iters", "4", "-w", "1")
 
 
 def bench(*arguments, launcher=(), timeout=180):
-    """Runs the bench in processes of its own, on this source tree or on what is installed."""
+    """Runs the bench in processes of its own, on the nvx that this process imports."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    if os.environ.get("NVX_TEST_INSTALLED") is None:
-        environment["PYTHONPATH"] = os.pathsep.join([PYTHON, environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join([str(WHERE), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     command = [*(launcher or (sys.executable,)), "-m", "nvx.bench", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -66,7 +67,7 @@ class Tensor {
 
   std::byte* data() { return all_.data() + kGuard / 2 + shift_; }
   size_t size() const { return bytes_; }
-  bool holds(const Bytes& want) { return want.size() == bytes_ && std::memcmp(data(), want.data(), bytes_) == 0; }
+  bool holds(const Bytes& want) { return std::equal(want.begin(), want.end(), data(), data() + bytes_); }
   bool guards_are_whole() const {
     const size_t before = kGuard / 2 + shift_;
     for (size_t i = 0; i < all_.size(); ++i) {
