@@ -16,7 +16,7 @@ namespace nvx::net {
 /// A process at the other end of a link, numbered by this side in the order in which it was added.
 using PeerId = uint32_t;
 
-inline constexpr size_t kMostHeader = 64;
+inline constexpr size_t kMostHeader = 80;
 
 /// One message on its way out. It and its body stay where they are, unchanged, until done() has been called for it.
 struct Post {

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+
+namespace nvx::net {
+
+enum class Kind : uint8_t {
+  kFirst,   ///< the first segment of a schedule's message; a First follows the header
+  kNext,    ///< a later segment of it
+  kCredit,  ///< `value` bytes of what the receiver of this sent have been taken in
+  kPoison,  ///< the sender's group has failed; the body says why
+  kPing,    ///< of a process, not of a group: are you there?
+  kPong,    ///< yes
+  kMail,    ///< a send's announcement; a MailHead follows the header, and a small message is in the body
+  kTaken,   ///< `value` announcements have been read
+  kGrant,   ///< the large message of this number may be sent
+  kParcel,  ///< a segment of a large message
+};
+
+/// Before every message between hosts. Fixed layout, little endian; comes from peers, so every field is checked against
+/// what this side knows before it is used.
+struct WireHeader {
+  static constexpr uint8_t kMagic = 0x6e;
+  static constexpr uint8_t kWire = 1;  ///< moves when a layout in this file does
+
+  uint8_t magic = kMagic;
+  uint8_t wire = kWire;
+  Kind kind = Kind::kPing;
+  uint8_t reserved = 0;
+  uint32_t from = 0;   ///< rank in the group
+  uint32_t to = 0;     ///< rank in the group
+  uint32_t op = 0;     ///< which of the group's operations over the wire
+  uint64_t group = 0;  ///< its nonce
+  union {
+    struct {
+      uint16_t run;      ///< which of the operation's schedules
+      uint16_t message;  ///< the how-manieth of this pair of ranks in the run
+      uint32_t segment;  ///< the how-manieth of the message
+    };
+    uint64_t value;  ///< credits, grants, numbers
+  };
+
+  WireHeader() : value(0) {}
+};
+static_assert(sizeof(WireHeader) == 32);
+
+/// What a rank is calling, in the form in which ranks compare it.
+using Label = std::array<std::byte, 32>;
+
+struct First {
+  Label label;
+  uint64_t bytes;  ///< of the whole message
+};
+static_assert(sizeof(First) == 40);
+
+struct MailHead {
+  int64_t tag;
+  uint64_t bytes;
+  uint64_t number;  ///< of the message in its pair, from 1
+  uint8_t dtype;
+  uint8_t carries_data;
+  uint8_t reserved[6];
+};
+static_assert(sizeof(MailHead) == 32);
+
+/// The header at the beginning of what has come; nothing if it is no header of this version.
+inline std::optional<WireHeader> read_header(std::span<const std::byte> bytes) {
+  WireHeader header;
+  if (bytes.size() < sizeof header) return std::nullopt;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  if (header.magic != WireHeader::kMagic || header.wire != WireHeader::kWire || header.kind > Kind::kParcel)
+    return std::nullopt;
+  return header;
+}
+
+/// What follows the header, if all of it is there.
+template <class T>
+std::optional<T> read_behind_header(std::span<const std::byte> bytes) {
+  T value;
+  if (bytes.size() != sizeof(WireHeader) + sizeof value) return std::nullopt;
+  std::memcpy(&value, bytes.data() + sizeof(WireHeader), sizeof value);
+  return value;
+}
+
+}  // namespace nvx::net
