@@ -1,0 +1,76 @@
+#include "schedule/catalog.h"
+
+#include "schedule/bruck.h"
+#include "schedule/dissemination.h"
+#include "schedule/halving_doubling.h"
+#include "schedule/linear.h"
+#include "schedule/pairwise.h"
+#include "schedule/ring.h"
+#include "schedule/scatter_all_gather.h"
+#include "schedule/tree.h"
+
+namespace nvx::schedule {
+namespace {
+
+template <class S>
+constexpr Row row(Collective collective, const char* name) {
+  return {collective,
+          name,
+          S::steps,
+          S::at,
+          S::scratch,
+          S::legal,
+          {.order = S::kOrder, .messages = S::messages, .depth = S::depth, .sent = S::sent}};
+}
+
+constexpr Row kCatalog[] = {
+    row<PairAllReduce>(Collective::kAllReduce, "pair"),
+    row<DirectAllReduce>(Collective::kAllReduce, "direct"),
+    row<RecursiveDoublingAllReduce>(Collective::kAllReduce, "recursive_doubling"),
+    row<HalvingDoublingAllReduce>(Collective::kAllReduce, "halving_doubling"),
+    row<RingAllReduce>(Collective::kAllReduce, "ring"),
+    row<PairwiseReduceScatter>(Collective::kReduceScatter, "pairwise"),
+    row<HalvingReduceScatter>(Collective::kReduceScatter, "halving"),
+    row<RingReduceScatter>(Collective::kReduceScatter, "ring"),
+    row<DirectAllGather>(Collective::kAllGather, "direct"),
+    row<BruckAllGather>(Collective::kAllGather, "bruck"),
+    row<RingAllGather>(Collective::kAllGather, "ring"),
+    row<BinomialBroadcast>(Collective::kBroadcast, "binomial"),
+    row<ChainBroadcast>(Collective::kBroadcast, "chain"),
+    row<ScatterAllGatherBroadcast>(Collective::kBroadcast, "scatter_all_gather"),
+    row<BinomialReduce>(Collective::kReduce, "binomial"),
+    row<ChainReduce>(Collective::kReduce, "chain"),
+    row<LinearGather>(Collective::kGather, "linear"),
+    row<LinearScatter>(Collective::kScatter, "linear"),
+    row<BruckAllToAll>(Collective::kAllToAll, "bruck"),
+    row<PairwiseAllToAll>(Collective::kAllToAll, "pairwise"),
+    row<DisseminationBarrier>(Collective::kBarrier, "dissemination"),
+};
+
+}  // namespace
+
+std::span<const Row> catalog() { return kCatalog; }
+
+const Row* find(Collective collective, std::string_view name) {
+  for (const Row& r : kCatalog) {
+    if (r.collective == collective && r.name == name) return &r;
+  }
+  return nullptr;
+}
+
+const char* name(Collective collective) {
+  switch (collective) {
+    case Collective::kAllReduce: return "all_reduce";
+    case Collective::kReduceScatter: return "reduce_scatter";
+    case Collective::kAllGather: return "all_gather";
+    case Collective::kBroadcast: return "broadcast";
+    case Collective::kReduce: return "reduce";
+    case Collective::kGather: return "gather";
+    case Collective::kScatter: return "scatter";
+    case Collective::kAllToAll: return "all_to_all";
+    case Collective::kBarrier: return "barrier";
+  }
+  return "nothing";
+}
+
+}  // namespace nvx::schedule

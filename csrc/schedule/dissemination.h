@@ -1,0 +1,27 @@
+#pragma once
+
+#include "schedule/catalog.h"
+
+namespace nvx::schedule {
+
+/// In round k everybody tells the rank 2^k further that it, and whoever it has heard of, is there. A byte travels and
+/// not nothing: it goes where the next round sends from, and so makes that round wait.
+struct DisseminationBarrier : AnyLayout {
+  static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(log2_up(l.size)); }
+
+  static constexpr Step at(const Layout& l, int rank, uint64_t i) {
+    const int distance = 1 << i;
+    return {.send_to = mod(rank + distance, l.size),
+            .send = {kScratch, i, 1},
+            .recv_from = mod(rank - distance, l.size),
+            .recv = {kScratch, i + 1, 1}};
+  }
+
+  static constexpr size_t scratch(const Layout& l, int) { return size_t(log2_up(l.size)) + 1; }
+  static constexpr Order kOrder = Order::kNone;
+  static constexpr uint64_t messages(int size) { return uint64_t(log2_up(size)); }
+  static constexpr uint64_t depth(int size) { return uint64_t(log2_up(size)); }
+  static constexpr size_t sent(const Layout& l) { return size_t(log2_up(l.size)); }
+};
+
+}  // namespace nvx::schedule

@@ -1,0 +1,185 @@
+#pragma once
+
+#include "schedule/catalog.h"
+
+/// Rounds between partners whose distance halves or doubles: as few messages one after another as there can be. They
+/// need a power of two, the core; each rank beyond it gives its input to a neighbour, and gets its result from there.
+namespace nvx::schedule {
+
+/// Of 2 * extra ranks every second one stands aside, and the others are the first places of the core. So the ranks that
+/// a run of places stands for are a run as well.
+struct Fold {
+  int core, extra;
+
+  static constexpr Fold of(int size) {
+    const int core = 1 << log2_down(size);
+    return {core, size - core};
+  }
+  constexpr bool aside(int rank) const { return rank < 2 * extra && rank % 2 == 1; }
+  constexpr bool stands_for_two(int rank) const { return rank < 2 * extra && rank % 2 == 0; }
+  constexpr int place(int rank) const { return rank < 2 * extra ? rank / 2 : rank - extra; }
+  /// The first rank that a place stands for; the place after the last one stands for `size`.
+  constexpr int rank(int place) const { return place < extra ? 2 * place : place + extra; }
+  constexpr int rounds() const { return log2_down(core); }
+};
+
+struct FoldedRound {
+  Fold fold;
+  int place, k;
+  Place from;  ///< where the sum stands so far: in the input, until something has been added to it
+};
+
+/// An all_reduce of a core, with the ranks aside served before and after.
+template <class Core>
+struct FoldedAllReduce : AnyLayout {
+  static constexpr uint64_t steps(const Layout& l, int rank) {
+    const Fold fold = Fold::of(l.size);
+    if (l.size == 1) return 1;
+    return fold.aside(rank) ? 2 : uint64_t(Core::rounds(fold) + 2 * fold.stands_for_two(rank));
+  }
+
+  static constexpr Step at(const Layout& l, int rank, uint64_t i) {
+    const Range input = l.whole().in(kInput), output = l.whole().in(kOutput);
+    const Fold fold = Fold::of(l.size);
+    if (l.size == 1) return move(rank, input, output);
+    if (fold.aside(rank)) {
+      return i == 0 ? Step{.send_to = rank - 1, .send = input} : Step{.recv_from = rank - 1, .recv = output};
+    }
+    const bool two = fold.stands_for_two(rank);
+    const int k = int(i) - two;
+    if (k < 0) return {.recv_from = rank + 1, .recv = output, .reduce = true, .with = input};
+    if (k == Core::rounds(fold)) return {.send_to = rank + 1, .send = output};
+    return Core::round(l, {fold, fold.place(rank), k, k == 0 && !two ? kInput : kOutput});
+  }
+
+  static constexpr Order kOrder = Core::kOrder;
+  static constexpr uint64_t messages(int size) { return depth(size); }
+  static constexpr uint64_t depth(int size) {
+    const Fold fold = Fold::of(size);
+    return uint64_t(Core::rounds(fold) + 2 * (fold.extra > 0));
+  }
+  static constexpr size_t sent(const Layout& l) {
+    const Fold fold = Fold::of(l.size);
+    return Core::sent(l, fold) + (fold.extra > 0 ? l.bytes : 0);
+  }
+};
+
+/// Partners exchange all they have. For small messages.
+struct DoublingCore {
+  static constexpr int rounds(const Fold& fold) { return fold.rounds(); }
+
+  static constexpr Step round(const Layout& l, const FoldedRound& r) {
+    const int partner = r.fold.rank(r.place ^ (1 << r.k));
+    return {.send_to = partner,
+            .send = l.whole().in(r.from),
+            .recv_from = partner,
+            .recv = l.whole().in(kOutput),
+            .reduce = true,
+            .with = l.whole().in(r.from)};
+  }
+
+  static constexpr Order kOrder = Order::kUniform;
+  static constexpr size_t sent(const Layout& l, const Fold& fold) { return size_t(fold.rounds()) * l.bytes; }
+};
+using RecursiveDoublingAllReduce = FoldedAllReduce<DoublingCore>;
+
+/// Partners split what they share: each adds up its half, until every place has one part; then the parts go back the
+/// way they came. Hardly more bytes than a ring. (Rabenseifner)
+struct HalvingDoublingCore {
+  static constexpr int rounds(const Fold& fold) { return 2 * fold.rounds(); }
+
+  static constexpr Step round(const Layout& l, const FoldedRound& r) {
+    const bool halving = r.k < r.fold.rounds();
+    const int distance = halving ? r.fold.core >> (r.k + 1) : 1 << (r.k - r.fold.rounds());
+    const int mine = r.place & ~(distance - 1), theirs = mine ^ distance;  // where the two runs of parts begin
+    const Block own = l.parts(mine, mine + distance, r.fold.core);
+    const Block other = l.parts(theirs, theirs + distance, r.fold.core);
+    const int partner = r.fold.rank(r.place ^ distance);
+    if (!halving) {
+      return {.send_to = partner, .send = own.in(kOutput), .recv_from = partner, .recv = other.in(kOutput)};
+    }
+    return {.send_to = partner,
+            .send = other.in(r.from),
+            .recv_from = partner,
+            .recv = own.in(kOutput),
+            .reduce = true,
+            .with = own.in(r.from)};
+  }
+
+  static constexpr Order kOrder = Order::kByPlace;
+  static constexpr size_t sent(const Layout& l, const Fold& fold) {
+    return 2 * size_t(fold.core - 1) * l.part(l.bytes, 0, fold.core).bytes;
+  }
+};
+using HalvingDoublingAllReduce = FoldedAllReduce<HalvingDoublingCore>;
+
+/// The first half of the above, over blocks, which must touch: a rank ends with the sum of its own block, and of its
+/// neighbour's aside. Sums grow in scratch, in the order of the blocks.
+struct HalvingReduceScatter : AnyLayout {
+  static constexpr bool legal(const Layout& l) { return touch(l.blocks); }
+
+  static constexpr uint64_t steps(const Layout& l, int rank) {
+    const Fold fold = Fold::of(l.size);
+    if (l.size == 1) return 1;
+    return fold.aside(rank) ? 2 : uint64_t(fold.rounds() + 3 * fold.stands_for_two(rank));
+  }
+
+  static constexpr Step at(const Layout& l, int rank, uint64_t i) {
+    const Fold fold = Fold::of(l.size);
+    const Range result = l.own(rank).in(kOutput);
+    if (l.size == 1) return move(rank, run(l, 0, 1, kInput), result);
+    if (fold.aside(rank)) {
+      return i == 0 ? Step{.send_to = rank - 1, .send = run(l, 0, l.size, kInput)}
+                    : Step{.recv_from = rank - 1, .recv = result};
+    }
+    const bool two = fold.stands_for_two(rank);
+    const int k = int(i) - two;
+    if (k < 0) {
+      return {.recv_from = rank + 1,
+              .recv = run(l, 0, l.size, kScratch),
+              .reduce = true,
+              .with = run(l, 0, l.size, kInput)};
+    }
+    if (k == fold.rounds()) return {.send_to = rank + 1, .send = run(l, rank + 1, rank + 2, kScratch)};
+    if (k > fold.rounds()) return move(rank, run(l, rank, rank + 1, kScratch), result);
+    return halve(l, {fold, fold.place(rank), k, k == 0 && !two ? kInput : kScratch}, result);
+  }
+
+  static constexpr size_t scratch(const Layout& l, int rank) {
+    const Fold fold = Fold::of(l.size);
+    return fold.aside(rank) || (l.size == 2) || l.size == 1 ? 0 : total(l.blocks);
+  }
+  static constexpr Order kOrder = Order::kByPlace;
+  static constexpr uint64_t messages(int size) { return depth(size); }
+  static constexpr uint64_t depth(int size) {
+    const Fold fold = Fold::of(size);
+    return uint64_t(fold.rounds() + 2 * (fold.extra > 0));
+  }
+  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+
+ private:
+  /// The blocks first .. last - 1; in scratch, they begin at 0.
+  static constexpr Range run(const Layout& l, int first, int last, Place place) {
+    const Block from = l.block(first), to = l.block(last - 1);
+    return {place, from.offset - (place == kScratch ? l.block(0).offset : 0), to.end() - from.offset};
+  }
+
+  /// A round of the core. The last one of a place that stands for one rank leaves the result where it belongs.
+  static constexpr Step halve(const Layout& l, const FoldedRound& r, Range result) {
+    const int distance = r.fold.core >> (r.k + 1);
+    const int mine = r.place & ~(distance - 1), theirs = mine ^ distance;
+    const auto blocks = [&](int place, Place in) {
+      return run(l, r.fold.rank(place), r.fold.rank(place + distance), in);
+    };
+    const bool last = distance == 1 && r.place >= r.fold.extra;
+    const int partner = r.fold.rank(r.place ^ distance);
+    return {.send_to = partner,
+            .send = blocks(theirs, r.from),
+            .recv_from = partner,
+            .recv = last ? result : blocks(mine, kScratch),
+            .reduce = true,
+            .with = blocks(mine, r.from)};
+  }
+};
+
+}  // namespace nvx::schedule

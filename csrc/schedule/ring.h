@@ -1,0 +1,89 @@
+#pragma once
+
+#include "schedule/catalog.h"
+
+/// Every rank sends to the next and receives from the one before. The fewest bytes, neighbours only, and as many
+/// messages one after another as there are ranks: for large messages between few.
+namespace nvx::schedule {
+
+struct RingNeighbours {
+  static constexpr int next(const Layout& l, int rank) { return rank + 1 == l.size ? 0 : rank + 1; }
+  static constexpr int before(const Layout& l, int rank) { return rank == 0 ? l.size - 1 : rank - 1; }
+};
+
+/// Chunk c sets out from rank c, gathers sums, is whole at rank c - 1, then goes round once more. A rank adds its own
+/// input as a chunk comes by, so nothing is copied beforehand.
+struct RingAllReduce : AnyLayout, RingNeighbours {
+  static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : 2 * uint64_t(l.size - 1); }
+
+  static constexpr Step at(const Layout& l, int rank, uint64_t i) {
+    if (l.size == 1) return move(rank, l.whole().in(kInput), l.whole().in(kOutput));
+    const bool gather = i >= uint64_t(l.size - 1);
+    const int k = int(gather ? i - uint64_t(l.size - 1) : i);
+    const Block out = l.chunk(mod(rank - k + gather, l.size)), in = l.chunk(mod(rank - k - !gather, l.size));
+    return {.send_to = next(l, rank),
+            .send = out.in(i == 0 ? kInput : kOutput),
+            .recv_from = before(l, rank),
+            .recv = in.in(kOutput),
+            .reduce = !gather,
+            .with = gather ? Range{} : in.in(kInput)};
+  }
+
+  static constexpr Order kOrder = Order::kByPlace;
+  static constexpr uint64_t messages(int size) { return 2 * uint64_t(size - 1); }
+  static constexpr uint64_t depth(int size) { return messages(size); }
+  static constexpr size_t sent(const Layout& l) { return 2 * size_t(l.size - 1) * l.chunk(0).bytes; }
+};
+
+/// Block b sets out from rank b + 1 and gathers sums until it is at home. On its way it lies in one of three slots: the
+/// next may come in while the last is still going out.
+struct RingReduceScatter : AnyLayout, RingNeighbours {
+  static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : uint64_t(l.size - 1); }
+
+  static constexpr Step at(const Layout& l, int rank, uint64_t i) {
+    if (l.size == 1) return move(rank, l.block(rank).in(kInput), l.own(rank).in(kOutput));
+    const int k = int(i);
+    const Block out = l.block(mod(rank - 1 - k, l.size)), in = l.block(mod(rank - 2 - k, l.size));
+    return {.send_to = next(l, rank),
+            .send = k == 0 ? out.in(kInput) : slot(l, k - 1, out.bytes),
+            .recv_from = before(l, rank),
+            .recv = k == l.size - 2 ? l.own(rank).in(kOutput) : slot(l, k, in.bytes),
+            .reduce = true,
+            .with = in.in(kInput)};
+  }
+
+  static constexpr int kSlots = 3;
+  static constexpr Range slot(const Layout& l, int k, size_t bytes) {
+    return {kScratch, size_t(k % kSlots) * longest(l.blocks), bytes};
+  }
+  static constexpr size_t scratch(const Layout& l, int) {
+    const int used = l.size - 2 < kSlots ? l.size - 2 : kSlots;
+    return used > 0 ? size_t(used) * longest(l.blocks) : 0;
+  }
+
+  static constexpr Order kOrder = Order::kByPlace;
+  static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
+  static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
+  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+};
+
+/// Block b goes round from rank b. The own one is copied last, while the last message is on its way.
+struct RingAllGather : AnyLayout, RingNeighbours {
+  static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(l.size); }
+
+  static constexpr Step at(const Layout& l, int rank, uint64_t i) {
+    const int k = int(i);
+    if (k == l.size - 1) return move(rank, l.own(rank).in(kInput), l.block(rank).in(kOutput));
+    return {.send_to = next(l, rank),
+            .send = k == 0 ? l.own(rank).in(kInput) : l.block(mod(rank - k, l.size)).in(kOutput),
+            .recv_from = before(l, rank),
+            .recv = l.block(mod(rank - k - 1, l.size)).in(kOutput)};
+  }
+
+  static constexpr Order kOrder = Order::kNone;
+  static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
+  static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
+  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+};
+
+}  // namespace nvx::schedule
