@@ -30,7 +30,7 @@ struct BruckAllGather : AnyLayout {
   static constexpr Order kOrder = Order::kNone;
   static constexpr uint64_t messages(int size) { return uint64_t(log2_up(size)); }
   static constexpr uint64_t depth(int size) { return uint64_t(log2_up(size)); }
-  static constexpr size_t sent(const Layout& l) { return total(l.blocks) - longest(l.blocks); }
+  static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 
  private:
   static constexpr Range held(const Layout& l, int first, int blocks) {

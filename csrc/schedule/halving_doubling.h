@@ -155,7 +155,9 @@ struct HalvingReduceScatter : AnyLayout {
     const Fold fold = Fold::of(size);
     return uint64_t(fold.rounds() + 2 * (fold.extra > 0));
   }
-  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+  static constexpr size_t sent(const Layout& l) {
+    return Fold::of(l.size).extra > 0 ? total(l.blocks) : all_but_one(l.blocks);
+  }
 
  private:
   /// The blocks first .. last - 1; in scratch, they begin at 0.

@@ -37,7 +37,7 @@ struct LinearScatter : AnyLayout {
   static constexpr Order kOrder = Order::kNone;
   static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return size > 1; }
-  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+  static constexpr size_t sent(const Layout& l) { return total(l.blocks) - l.block(l.root).bytes; }
 };
 
 }  // namespace nvx::schedule

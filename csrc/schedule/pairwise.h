@@ -23,7 +23,7 @@ struct PairwiseAllToAll : EachOther {
   }
 
   static constexpr Order kOrder = Order::kNone;
-  static constexpr size_t sent(const Layout& l) { return total(l.to); }
+  static constexpr size_t sent(const Layout& l) { return all_but_one(l.to); }
 };
 
 struct DirectAllGather : EachOther {
@@ -95,7 +95,7 @@ struct PairwiseReduceScatter : EachOther {
 
   static constexpr size_t scratch(const Layout& l, int rank) { return size_t(l.size - 1) * l.block(rank).bytes; }
   static constexpr Order kOrder = Order::kRank;
-  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+  static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 };
 
 /// Everybody gets all of everybody's input, and adds in the order of the ranks.

@@ -44,18 +44,17 @@ struct RingReduceScatter : AnyLayout, RingNeighbours {
     if (l.size == 1) return move(rank, l.block(rank).in(kInput), l.own(rank).in(kOutput));
     const int k = int(i);
     const Block out = l.block(mod(rank - 1 - k, l.size)), in = l.block(mod(rank - 2 - k, l.size));
+    const size_t room = longest(l.blocks);
     return {.send_to = next(l, rank),
-            .send = k == 0 ? out.in(kInput) : slot(l, k - 1, out.bytes),
+            .send = k == 0 ? out.in(kInput) : Range{kScratch, slot(k - 1) * room, out.bytes},
             .recv_from = before(l, rank),
-            .recv = k == l.size - 2 ? l.own(rank).in(kOutput) : slot(l, k, in.bytes),
+            .recv = k == l.size - 2 ? l.own(rank).in(kOutput) : Range{kScratch, slot(k) * room, in.bytes},
             .reduce = true,
             .with = in.in(kInput)};
   }
 
   static constexpr int kSlots = 3;
-  static constexpr Range slot(const Layout& l, int k, size_t bytes) {
-    return {kScratch, size_t(k % kSlots) * longest(l.blocks), bytes};
-  }
+  static constexpr size_t slot(int k) { return size_t(k % kSlots); }
   static constexpr size_t scratch(const Layout& l, int) {
     const int used = l.size - 2 < kSlots ? l.size - 2 : kSlots;
     return used > 0 ? size_t(used) * longest(l.blocks) : 0;
@@ -64,7 +63,7 @@ struct RingReduceScatter : AnyLayout, RingNeighbours {
   static constexpr Order kOrder = Order::kByPlace;
   static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
-  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+  static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 };
 
 /// Block b goes round from rank b. The own one is copied last, while the last message is on its way.
@@ -83,7 +82,7 @@ struct RingAllGather : AnyLayout, RingNeighbours {
   static constexpr Order kOrder = Order::kNone;
   static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return uint64_t(size - 1); }
-  static constexpr size_t sent(const Layout& l) { return total(l.blocks); }
+  static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 };
 
 }  // namespace nvx::schedule

@@ -122,6 +122,13 @@ constexpr size_t total(std::span<const Block> blocks) {
   return sum;
 }
 
+/// What all blocks but one have together, at most.
+constexpr size_t all_but_one(std::span<const Block> blocks) {
+  size_t least = blocks[0].bytes;
+  for (const Block& b : blocks) least = b.bytes < least ? b.bytes : least;
+  return total(blocks) - least;
+}
+
 /// a modulo n, from 0 to n - 1 whatever the sign of a.
 constexpr int mod(int a, int n) {
   const int rest = a % n;

@@ -1,0 +1,82 @@
+// Every row of the catalog, played on symbols by all ranks under an executor that may take its liberties.
+
+#include <gtest/gtest.h>
+
+#include "support/verify.h"
+
+namespace nvx::schedule {
+
+void PrintTo(const Row& row, std::ostream* out) { *out << name(row.collective) << " " << row.name; }
+
+}  // namespace nvx::schedule
+
+namespace nvx::test {
+namespace {
+
+using schedule::catalog;
+using schedule::Row;
+
+constexpr int kMostRanks = 33;
+constexpr int kWindows[] = {1, 2, 4, 16};
+constexpr size_t kWidths[] = {1, 4, 16};
+
+class Proof : public testing::TestWithParam<Row> {
+ protected:
+  /// Under a window of each size, with all else drawn from `seed_`: each must give the same.
+  void prove(const Asked& asked) {
+    const Row& row = GetParam();
+    const Shape shape = shape_of(asked);
+    if (!legal(row, shape)) return;
+    const Script script = write_out(row, shape);
+    uint64_t trees = 0;
+    for (const int window : kWindows) {
+      const Conditions conditions{.window = window,
+                                  .memory = draw() % 2 ? Memory::kShared : Memory::kApart,
+                                  .timing = Timing(draw() % 3),
+                                  .late = int(draw() % uint64_t(asked.size + 1)) - 1,
+                                  .seed = draw()};
+      const Outcome outcome = play(script, conditions);
+      ASSERT_EQ(breach(row, shape, outcome), "");
+      if (window == kWindows[0]) trees = outcome.trees;
+      ASSERT_EQ(outcome.trees, trees) << "another order of combining; " << shape.text() << conditions.text();
+      ++played_;
+    }
+  }
+
+  void prove_counts(Asked asked) {
+    const size_t n = size_t(asked.size);
+    for (const size_t elements : {size_t(0), size_t(1), n - 1, n, n + 1, 3 * n + 2}) {
+      asked.elements = elements;
+      asked.width = kWidths[draw() % 3];
+      asked.seed = draw();
+      ASSERT_NO_FATAL_FAILURE(prove(asked));
+    }
+  }
+
+  uint64_t draw() { return mix(++drawn_, 7) >> 8; }
+
+  uint64_t drawn_ = 0, played_ = 0;
+};
+
+TEST_P(Proof, HoldsForAnyRanksCountsWindowsAndTimings) {
+  const auto collective = GetParam().collective;
+  for (int size = 1; size <= kMostRanks; ++size) {
+    for (const int root : {0, size / 2, size - 1}) {
+      if (root > 0 && (!has_root(collective) || (root == size / 2 && root == size - 1))) continue;
+      for (const Blocks blocks : kAllBlocks) {
+        if (blocks != Blocks::kEqual && !has_blocks(collective)) continue;
+        prove_counts({.collective = collective, .size = size, .elements = 0, .root = root, .blocks = blocks});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+  EXPECT_GT(played_, 0u);
+  RecordProperty("played", int(played_));
+}
+
+INSTANTIATE_TEST_SUITE_P(Catalog, Proof, testing::ValuesIn(catalog().begin(), catalog().end()), [](const auto& info) {
+  return std::string(name(info.param.collective)) + "_" + info.param.name;
+});
+
+}  // namespace
+}  // namespace nvx::test
