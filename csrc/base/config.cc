@@ -17,8 +17,14 @@ namespace {
 constexpr Variable kVariables[] = {
     {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every operation)"},
     {"NVX_HOST_ID", "", "overrides which host this rank is on: ranks with the same text share a host"},
+    {"NVX_SOCKET_IFNAME", "",
+     "network interfaces between hosts: prefixes of names, names behind '=', what to leave out behind '^'; empty: "
+     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else UCX's choice"},
+    {"NVX_LIBUCP", "",
+     "the libucp.so.0 to load, or its folder; empty: one with RDMA where there is RDMA, else the newest"},
     {"NVX_ON_ERROR", "raise", "what a failed operation does: raise a Python exception, or abort the process"},
     {"NVX_TIMEOUT_S", "0", "seconds an operation may wait, instead of the group's timeout; 0 keeps the group's"},
+    {"NVX_LIVENESS_S", "10", "seconds after which a rank of another host that is waited for and gives no sign is lost"},
     {"NVX_SPIN_US", "-1", "microseconds a waiter spins before it sleeps; -1: 200, or 0 where ranks outnumber cores"},
     {"NVX_ALGO", "", "forces one_shot or pipelined wherever both are possible"},
     {"NVX_ONE_SHOT_BYTES", "-1",
@@ -70,6 +76,7 @@ void warn_of_unknown() {
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string name(*entry, std::strcspn(*entry, "="));
     if (name.rfind("NVX_", 0) != 0 || name.rfind("NVX_TEST_", 0) == 0) continue;
+    if (name.rfind("NVX_UCX_", 0) == 0) continue;  // UCX's own: settings for the UCX inside nvx alone
     const Variable* nearest = kVariables;
     for (const Variable& v : kVariables) {
       if (edit_distance(name, v.name) < edit_distance(name, nearest->name)) nearest = &v;
@@ -84,10 +91,13 @@ Config read() {
   warn_of_unknown();
   return {.debug = text("NVX_DEBUG"),
           .host_id = text("NVX_HOST_ID"),
+          .socket_ifname = text("NVX_SOCKET_IFNAME"),
+          .libucp = text("NVX_LIBUCP"),
           .on_error = text("NVX_ON_ERROR"),
           .algorithm = text("NVX_ALGO"),
           .cpu_level = text("NVX_CPU_LEVEL"),
           .timeout_s = number("NVX_TIMEOUT_S"),
+          .liveness_s = number("NVX_LIVENESS_S"),
           .spin_us = number("NVX_SPIN_US"),
           .staging_mb = number("NVX_STAGING_MB"),
           .lease_kb = number("NVX_LEASE_KB"),

@@ -19,10 +19,13 @@ std::span<const Variable> variables();
 struct Config {
   std::string debug;
   std::string host_id;
+  std::string socket_ifname;
+  std::string libucp;
   std::string on_error;
   std::string algorithm;
   std::string cpu_level;
   int64_t timeout_s;
+  int64_t liveness_s;
   int64_t spin_us;
   int64_t staging_mb;
   int64_t lease_kb;

@@ -3,8 +3,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,7 +11,7 @@
 
 namespace nvx::net {
 
-/// A process at the other end of a link, numbered by this side in the order in which it was added.
+/// A process at the other end of a link, numbered by this side in the order in which it was added. Never used again.
 using PeerId = uint32_t;
 
 inline constexpr size_t kMostHeader = 80;
@@ -28,52 +26,73 @@ struct Post {
   void* owner = nullptr;  ///< the sender's own
 };
 
-/// Who a link talks to. Called inside progress() or post(), one call at a time; must not call the link back except for
-/// post().
+/// Who a link talks to. Called inside progress() and close() only, by the thread that runs them, one call at a time. Of
+/// the link's methods, it may call post() alone.
 class Receiver {
  public:
   virtual ~Receiver() = default;
-  /// Where the body of a large message should go, which the link then fetches; null lets the link find room itself.
-  /// Called before arrived(), for some messages.
+  /// Where the body of a message should go, which the link then fetches; null lets the link find room itself. Asked for
+  /// messages longer than the sender's segment_bytes() as a rule, never required for others. The memory is the link's
+  /// until arrived() or dropped(), of which exactly one follows.
   virtual std::byte* place(std::span<const std::byte> header, size_t bytes) = 0;
-  /// A message has come, whole. body is where place() said, or the link's own memory, valid during this call only.
+  /// A message has come, whole. body is where place() said, or the link's own memory, valid during this call only and
+  /// aligned to nothing.
   virtual void arrived(std::span<const std::byte> header, std::span<const std::byte> body) = 0;
-  /// The link has read the post's body for the last time. Called exactly once for each post, also after a loss.
+  /// A message that place() was asked for will not come: its peer is lost or forgotten, or the link closes. Nothing
+  /// writes to that memory from here on.
+  virtual void dropped(std::span<const std::byte> header, std::byte* where) {
+    (void)header;
+    (void)where;
+  }
+  /// The link has read the post for the last time; where the status is good, it is on its way. Called exactly once for
+  /// each post, also after a loss.
   virtual void done(Post& post, const Status& status) = 0;
-  /// Nothing can be sent to this peer any more, and nothing will come from it. At most once a peer.
+  /// Nothing can be sent to this peer any more, and nothing will come from it: its process has ended or closed its
+  /// link, or cannot be reached. At most once a peer. Noticed by itself once a message went either way; before, only
+  /// when something is posted.
   virtual void lost(PeerId peer, const std::string& why) = 0;
 };
 
 /// Moves messages between processes. Each arrives whole and once, in any order, or its peer is lost. Used by one thread
-/// at a time, except for wake().
+/// at a time, except for sleep() and wake(). In a forked child it does nothing but end every post in a failure.
 class Link {
  public:
   virtual ~Link() = default;
-  /// Ends everything: posts that are open are done(), with a failure, before this returns. Bounded.
+  /// Whom to tell; before anything else is done with the link.
+  virtual void listen(Receiver& receiver) = 0;
+  /// Ends everything. What was done() well still goes out where that takes under a second; open posts are done(), and
+  /// places dropped(), before this returns. The peers lose this link. Nothing is called after it. Also what the
+  /// destructor does.
   virtual void close() = 0;
 
-  /// For the other side's add(). Carries what it needs to refuse an address that it cannot reach.
+  /// For the other side's add(). Carries what that needs to refuse an address that it cannot reach.
   virtual std::vector<std::byte> address() const = 0;
-  /// Knows a peer from now on; connects when first needed. Throws Error if this side could never talk to it.
+  /// Knows a peer from now on; connects when first needed. Throws Error if this side could never talk to it. The same
+  /// process may be added again, as another peer.
   virtual PeerId add(std::span<const std::byte> address) = 0;
-  /// Gives up what is kept for a peer. It is not lost() by that, and may not be posted to any more.
+  /// Gives up what is kept for a peer, lost or not. It may not be posted to any more and is not lost() any more. What
+  /// was done() well still goes out in later calls of progress(); what is open has ended there after a quarter of a
+  /// second, one way or the other. The peer does not lose this side, though what it is sending may fail: either may
+  /// connect again.
   virtual void forget(PeerId peer) = 0;
 
-  /// Begins to send. Never blocks; done() may be called before it returns.
+  /// Begins to send. Never blocks, never fails: what goes wrong is told to done().
   virtual void post(Post& post) = 0;
-  /// Moves what can be moved without waiting; true if anything did.
+  /// Moves what can be moved without waiting; true if anything did, so that calling it again may pay.
   virtual bool progress() = 0;
 
-  /// Prepares to sleep: true if nothing has come since the last progress(), so that sleeping is right.
+  /// Prepares to sleep. False if progress() has something to do; where it is true, whatever comes ends the sleep, also
+  /// if it has come unnoticed already.
   virtual bool arm() = 0;
-  /// Sleeps until something may have come, wake() is called, or the span is over. The only call beside wake() that may
-  /// run while another thread uses the link.
+  /// Sleeps until something may have come, wake() is called, or the span is over. Several threads may sleep while
+  /// another uses the link. What one of them is woken for another may have dealt with, so the span is to be short.
   virtual void sleep(std::chrono::microseconds span) = 0;
-  /// Ends a sleep, now or the next one. From any thread.
+  /// Ends the sleeps going on or, if there is none, the next one. From any thread, as long as the link is not closed.
   virtual void wake() = 0;
 
-  /// The largest body that goes out as one piece; longer ones are the sender's to cut. Larger pieces than this are
-  /// fetched by the receiver (rendezvous) where that is faster.
+  /// What to cut long bodies into: with several of these in flight the link is as fast as it gets. The same at both
+  /// ends of every link of a kind. A longer post works, and is as a rule fetched by its receiver (rendezvous), so
+  /// done() waits for that.
   virtual size_t segment_bytes() const = 0;
 
   /// "UCX 1.22.0 (/usr/lib/libucp.so.0), tcp on eth0, host memory"

@@ -1,0 +1,117 @@
+#include "net/interfaces.h"
+
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string_view>
+
+#include "base/config.h"
+
+namespace nvx::net {
+namespace {
+
+constexpr char kRdmaDevices[] = "/sys/class/infiniband";
+
+std::vector<std::string> listed(const std::string& folder) {
+  std::vector<std::string> names;
+  DIR* dir = opendir(folder.c_str());
+  if (!dir) return names;
+  while (const dirent* entry = readdir(dir)) {
+    if (entry->d_name[0] != '.') names.emplace_back(entry->d_name);
+  }
+  closedir(dir);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool is_bridge(const std::string& name) { return access(("/sys/class/net/" + name + "/bridge").c_str(), F_OK) == 0; }
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) {
+    if (!part.empty()) parts.push_back(part);
+  }
+  return parts;
+}
+
+const char* set_in_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value && *value ? value : nullptr;
+}
+
+}  // namespace
+
+std::vector<Interface> interfaces() {
+  std::vector<Interface> found;
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return found;
+  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) {
+    constexpr unsigned kActive = IFF_UP | IFF_RUNNING;
+    if (!entry->ifa_addr || (entry->ifa_flags & kActive) != kActive) continue;
+    if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6) continue;
+    const auto same = [&](const Interface& known) { return known.name == entry->ifa_name; };
+    if (std::any_of(found.begin(), found.end(), same)) continue;
+    found.push_back({entry->ifa_name, (entry->ifa_flags & IFF_LOOPBACK) != 0, is_bridge(entry->ifa_name)});
+  }
+  freeifaddrs(first);
+  return found;
+}
+
+std::vector<std::string> rdma_ports() {
+  std::vector<std::string> active;
+  for (const std::string& device : listed(kRdmaDevices)) {
+    const std::string ports = std::string(kRdmaDevices) + "/" + device + "/ports";
+    for (const std::string& port : listed(ports)) {
+      std::ifstream file(ports + "/" + port + "/state");
+      std::string state;
+      std::getline(file, state);  // "4: ACTIVE"
+      if (state.find("ACTIVE") != std::string::npos) active.push_back(device + ":" + port);
+    }
+  }
+  return active;
+}
+
+bool has_rdma() { return !listed(kRdmaDevices).empty(); }
+
+InterfaceRule interface_rule() {
+  if (const std::string& own = config().socket_ifname; !own.empty()) return {"NVX_SOCKET_IFNAME", own, false};
+  if (const char* text = set_in_environment("GLOO_SOCKET_IFNAME")) return {"GLOO_SOCKET_IFNAME", text, true};
+  if (const char* text = set_in_environment("NCCL_SOCKET_IFNAME")) return {"NCCL_SOCKET_IFNAME", text, false};
+  return {};
+}
+
+std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present) {
+  const bool anything_else =
+      std::any_of(present.begin(), present.end(), [](const Interface& i) { return !i.loopback; });
+  std::string_view text = rule.text;
+  const auto begins_with = [&](char mark) {
+    if (rule.exact || !text.starts_with(mark)) return false;
+    text.remove_prefix(1);
+    return true;
+  };
+  const bool leaves_out = begins_with('^');
+  const bool exact = begins_with('=') || rule.exact;
+  const std::vector<std::string> names = split(std::string(text));
+  const auto named = [&](const Interface& interface) {
+    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return exact ? interface.name == name : interface.name.starts_with(name);
+    });
+  };
+  const auto plain = [&](const Interface& i) { return !i.bridge && !(i.loopback && anything_else); };
+  std::vector<std::string> chosen;
+  for (const Interface& interface : present) {
+    if (!rule.variable ? plain(interface) : leaves_out ? plain(interface) && !named(interface) : named(interface))
+      chosen.push_back(interface.name);
+  }
+  return chosen;
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <memory>
+
+#include "net/link.h"
+
+namespace nvx::net {
+
+/// What goes wrong on the way from one link to another. Shares of messages are between 0 and 1. Delays and orders are
+/// what every link may do; duplicates, truncated and lost messages break the contract, as a hostile peer might.
+struct Faults {
+  int most_delay = 0;                    ///< calls of the receiver's progress() that a message is late, at most
+  std::chrono::microseconds latency{0};  ///< time that every message takes at least
+  size_t bytes_per_progress = 0;         ///< what a progress() takes in before it leaves the rest for later; 0: all
+  double reorder = 0;                    ///< overtakes all that waits already
+  double duplicate = 0;
+  double truncate = 0;
+  double lose = 0;
+  uint64_t cut_after = 0;  ///< messages after which the two lose each other; 0: never
+};
+
+/// Links between places of one process, for tests and simulations: complete, and as unreliable as wanted. What happens
+/// to which message follows from the seed alone, as long as one thread uses all of the links.
+class LoopbackNet {
+ public:
+  struct Options {
+    uint64_t seed = 1;
+    Faults faults;  ///< of every direction, until set otherwise
+    size_t segment_bytes = 64 << 10;
+    size_t place_above = 64 << 10;  ///< longer bodies are fetched by the receiver, from the post, with place()
+  };
+
+  LoopbackNet();
+  explicit LoopbackNet(const Options& options);
+  ~LoopbackNet();
+  LoopbackNet(const LoopbackNet&) = delete;
+  LoopbackNet& operator=(const LoopbackNet&) = delete;
+
+  /// A link of a place of its own. The net must outlive it.
+  std::unique_ptr<Link> open();
+
+  /// Links are numbered here in the order in which they were opened.
+  void set_faults(int from, int to, const Faults& faults);
+  /// As if the way between two had broken: they lose each other, and what was on its way is gone.
+  void cut(int a, int b);
+  /// As if its process had been killed: all others lose it, and it moves nothing any more.
+  void kill(int link);
+
+  struct Counts {
+    uint64_t posted = 0, delivered = 0, bytes = 0, lost = 0, duplicated = 0, truncated = 0;
+  };
+  Counts counts() const;
+
+ private:
+  class Place;
+  class Shared;
+  std::unique_ptr<Shared> shared_;
+};
+
+}  // namespace nvx::net

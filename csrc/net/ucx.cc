@@ -1,0 +1,589 @@
+#include "net/ucx.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "net/bell.h"
+#include "net/ucx_worker.h"
+
+namespace nvx::net {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// With its header the largest that UCX receives over TCP without putting it together from pieces: measured, half as
+/// fast again as 256 KiB.
+constexpr size_t kSegmentBytes = 63 << 10;
+/// The most that a peer may make this side keep for a message that nobody gave a place.
+constexpr size_t kMostUnplaced = 64 << 20;
+/// Links that said hello before they were added here; more of them are only noticed later, by what is posted to them.
+constexpr size_t kMostStrangers = 65536;
+/// How long what was posted to a peer may stay open when the peer is forgotten, and when it is lost or being closed.
+constexpr milliseconds kPatienceWithOpen{250};
+constexpr milliseconds kPatienceWithUcx{1000};
+/// How long the rest of what was done() may take to go out after forget(), and in close().
+constexpr milliseconds kPatienceToFlush{10000};
+constexpr milliseconds kPatienceToClose{500};
+
+enum MessageId : unsigned { kMessage, kSign };
+
+/// What links say to each other, beside messages.
+struct Sign {
+  enum Kind : uint32_t {
+    kHello,  ///< the first word on a connection: who this is. The other side connects too, and so notices a death.
+    kLeave,  ///< the last one: this side needs the connection no more
+    kClose,  ///< the last one of all
+  };
+  Kind kind;
+  uint32_t turn;  ///< which connection to this peer it is
+  LinkNonce from;
+};
+
+LinkNonce fresh_nonce() {
+  LinkNonce nonce;
+  if (getrandom(nonce.data(), sizeof nonce, 0) != ssize_t(sizeof nonce)) throw system_error("getrandom failed");
+  return nonce;
+}
+
+class UcxLink final : public Link {
+ public:
+  UcxLink();
+  ~UcxLink() override { close(); }
+
+  void listen(Receiver& receiver) override { receiver_ = &receiver; }
+  void close() override;
+  std::vector<std::byte> address() const override;
+  PeerId add(std::span<const std::byte> address) override;
+  void forget(PeerId peer) override;
+  void post(Post& post) override;
+  bool progress() override;
+  bool arm() override;
+  void sleep(std::chrono::microseconds span) override;
+  void wake() override;
+  size_t segment_bytes() const override { return kSegmentBytes; }
+  std::string describe() const override { return description_; }
+
+ private:
+  struct Peer {
+    PeerId id;
+    LinkNonce nonce;
+    std::vector<std::byte> worker_address;
+    ucp_ep_h endpoint = nullptr;
+    uint32_t turn = 0;        // endpoints made so far
+    uint32_t their_turn = 0;  // of the other side's latest hello
+    bool lost = false;
+    ucs_status_t broken = UCS_OK;  // what UCX said in passing; dealt with when it may be called again
+  };
+  /// A post or a sign on its way out. Lives until UCX has called back, whatever became of the post meanwhile.
+  struct Sent {
+    UcxLink* link;
+    Post* post;
+    PeerId peer;
+    Sign sign;
+    ucp_ep_h closes;  // with this, nothing keeps the endpoint from being closed
+    size_t slot;      // in open_
+  };
+  /// A large message on its way in.
+  struct Fetch {
+    UcxLink* link;
+    std::vector<std::byte> header;
+    std::byte* where;
+    size_t bytes;
+    bool placed;
+    std::vector<std::byte> own;
+    ucs_status_t status;
+  };
+  /// Something to be told in progress(): the end of a post, or without one the loss of a peer.
+  struct News {
+    Post* post;
+    Status status;
+    PeerId peer;
+    std::string why;
+  };
+  bool usable() const { return !closed_ && worker_->mine(); }
+  Peer* find(PeerId peer) const { return peer < peers_.size() ? peers_[peer].get() : nullptr; }
+
+  bool connect(Peer& peer);
+  void send(Peer& peer, Post& post);
+  void send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes = nullptr);
+  bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
+             size_t bytes);
+  Sent& take_sent(Post* post, PeerId peer);
+  void release(Sent& sent);
+  void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
+  void end_overdue_posts();
+  void lose(Peer& peer, const std::string& why);
+  void part(Peer& peer, Sign::Kind last_word, milliseconds patience);
+  void drop(Peer& peer);
+  void settle();
+  void heed(const Sign& sign);
+  void greet(Peer& peer);
+  bool tell();
+  bool tell_fetches();
+  void drain();
+  std::string why(ucs_status_t status) const { return ucx_.explain(status); }
+
+  ucs_status_t arrive(std::span<const std::byte> header, void* data, size_t bytes, const ucp_am_recv_param_t& param);
+  ucs_status_t fetch(std::span<const std::byte> header, void* descriptor, size_t bytes);
+  void end_fetch(Fetch& fetch, ucs_status_t status);
+  static ucs_status_t on_message(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                 const ucp_am_recv_param_t* param) noexcept;
+  static ucs_status_t on_sign(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
+                              const ucp_am_recv_param_t* param) noexcept;
+  static void on_sent(void* request, ucs_status_t status, void* sent) noexcept;
+  static void on_fetched(void* request, ucs_status_t status, size_t bytes, void* fetch) noexcept;
+  static void on_broken(void* link, ucp_ep_h endpoint, ucs_status_t status) noexcept;
+
+  const LinkNonce nonce_ = fresh_nonce();
+  const std::unique_ptr<UcxWorker> worker_;
+  const UcxLibrary& ucx_;
+  const std::string description_;
+  const std::vector<std::byte> address_;
+
+  Bell bell_;
+  Receiver* receiver_ = nullptr;
+  bool closed_ = false;
+  bool calling_ = false;  // UCX is on the stack, so endpoints cannot be made
+  bool breakage_ = false;
+  std::atomic<int> quiet_{0};  // calls of progress since a sleep, or since something moved
+
+  std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
+  std::multimap<LinkNonce, PeerId> by_nonce_;
+  std::set<LinkNonce> strangers_;
+  std::deque<Sent> sent_;
+  std::vector<Sent*> free_, open_;
+  std::map<PeerId, Clock::time_point> overdue_;  // when what is open to a lost or forgotten peer ends in any case
+  std::vector<Fetch*> fetches_, fetched_;
+  std::vector<Post*> waiting_;  // for an endpoint
+  std::vector<PeerId> to_greet_;
+  std::vector<Sign> signs_;
+  std::vector<News> news_;
+};
+
+UcxLink::UcxLink()
+    : worker_(std::make_unique<UcxWorker>()),
+      ucx_(worker_->ucx()),
+      description_(worker_->describe()),
+      address_(encode_address({ucx_.version, nonce_, worker_->address()})) {
+  const auto handle = [&](unsigned id, ucp_am_recv_callback_t callback) {
+    ucp_am_handler_param_t param{};
+    param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                       UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+    param.id = id;
+    param.flags = UCP_AM_FLAG_WHOLE_MSG;
+    param.cb = callback;
+    param.arg = this;
+    if (ucx_.worker_set_am_recv_handler(worker_->get(), &param) != UCS_OK)
+      throw Error(Code::kSystem, "nvx: UCX takes no handler of active messages");
+  };
+  handle(kMessage, on_message);
+  handle(kSign, on_sign);
+  NVX_LOG(kInfo, "%s", description_.c_str());
+}
+
+std::vector<std::byte> UcxLink::address() const { return address_; }
+
+PeerId UcxLink::add(std::span<const std::byte> bytes) {
+  const std::optional<UcxAddress> address = decode_address(bytes);
+  NVX_CHECK(address, "a peer's address is damaged, or of another version of nvx: have all ranks use the same nvx");
+  const std::string refusal = why_not_together(ucx_.version, address->version);
+  NVX_CHECK(refusal.empty(), refusal);
+  const auto id = PeerId(peers_.size());
+  peers_.push_back(std::make_unique<Peer>());
+  Peer& peer = *peers_.back();
+  peer.id = id;
+  peer.nonce = address->nonce;
+  peer.worker_address.assign(address->worker.begin(), address->worker.end());
+  by_nonce_.emplace(peer.nonce, id);
+  if (strangers_.erase(peer.nonce) != 0) to_greet_.push_back(id);
+  return id;
+}
+
+void UcxLink::forget(PeerId id) {
+  Peer* peer = find(id);
+  if (!peer) return;
+  if (usable() && peer->endpoint) {
+    const bool open = std::any_of(open_.begin(), open_.end(), [&](const Sent* s) { return s->peer == id && s->post; });
+    const milliseconds patience = open ? kPatienceWithOpen : kPatienceToFlush;
+    part(*peer, Sign::kLeave, patience);
+    overdue_[id] = Clock::now() + patience + kPatienceWithUcx;
+  }
+  std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
+  const auto [first, last] = by_nonce_.equal_range(peer->nonce);
+  for (auto it = first; it != last; ++it) {
+    if (it->second != id) continue;
+    by_nonce_.erase(it);
+    break;
+  }
+  peers_[id].reset();
+}
+
+bool UcxLink::connect(Peer& peer) {
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(peer.worker_address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = on_broken;
+  params.err_handler.arg = this;
+  const ucs_status_t status = ucx_.ep_create(worker_->get(), &params, &peer.endpoint);
+  if (status != UCS_OK) {
+    peer.endpoint = nullptr;
+    lose(peer, why(status));
+    return false;
+  }
+  ++peer.turn;
+  return true;
+}
+
+void UcxLink::post(Post& post) {
+  Peer* peer = find(post.to);
+  if (!usable()) {
+    end_post(post, Status(Code::kAborted,
+                          "nvx: the link is closed, or belongs to the process that this one was forked "
+                          "from"));
+  } else if (!peer || peer->lost || peer->broken != UCS_OK) {
+    end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost"));
+  } else if (!peer->endpoint && calling_) {
+    waiting_.push_back(&post);
+  } else {
+    if (!peer->endpoint && connect(*peer)) send_sign(*peer, peer->endpoint, Sign::kHello);
+    send(*peer, post);
+  }
+}
+
+void UcxLink::send(Peer& peer, Post& post) {
+  if (peer.lost) {
+    end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost"));
+    return;
+  }
+  Sent& sent = take_sent(&post, peer.id);
+  if (begin(sent, peer.endpoint, kMessage, post.header, post.header_bytes, post.body, post.bytes)) return;
+  if (peer.broken == UCS_OK) peer.broken = UCS_ERR_IO_ERROR;
+  breakage_ = true;
+}
+
+void UcxLink::send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes) {
+  Sent& sent = take_sent(nullptr, peer.id);
+  sent.sign = {kind, peer.turn, nonce_};
+  sent.closes = closes;
+  begin(sent, endpoint, kSign, &sent.sign, sizeof sent.sign, nullptr, 0);
+}
+
+/// False if UCX refuses. The post has then ended, as it has if nothing is left to do.
+bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes,
+                    const void* body, size_t bytes) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.send = on_sent;
+  param.user_data = &sent;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  // Over TCP a fetch costs a round trip and gains nothing; with RDMA, UCX knows from which size on it pays.
+  if (bytes > kSegmentBytes) {
+    param.flags = UCP_AM_SEND_FLAG_RNDV;
+  } else if (!worker_->has_rdma()) {
+    param.flags = UCP_AM_SEND_FLAG_EAGER;
+  }
+  void* request = ucx_.am_send_nbx(endpoint, id, header, header_bytes, body, bytes, &param);
+  if (UCS_PTR_IS_PTR(request)) return true;
+  const ucs_status_t status = UCS_PTR_RAW_STATUS(request);
+  if (sent.post) end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + why(status)));
+  release(sent);
+  return status == UCS_OK;
+}
+
+UcxLink::Sent& UcxLink::take_sent(Post* post, PeerId peer) {
+  if (free_.empty()) free_.push_back(&sent_.emplace_back());
+  Sent& sent = *free_.back();
+  free_.pop_back();
+  sent = {this, post, peer, {}, nullptr, open_.size()};
+  open_.push_back(&sent);
+  return sent;
+}
+
+void UcxLink::release(Sent& sent) {
+  if (sent.closes) worker_->ready_to_close(sent.closes);
+  open_.back()->slot = sent.slot;
+  std::swap(open_[sent.slot], open_.back());
+  open_.pop_back();
+  free_.push_back(&sent);
+}
+
+void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexcept {
+  Sent& sent = *static_cast<Sent*>(argument);
+  UcxLink& link = *sent.link;
+  link.ucx_.request_free(request);
+  if (sent.post) {
+    link.end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.why(status)));
+  }
+  // Canceled are the posts of an endpoint that this side has closed; any other failure means that something is missing.
+  Peer* peer = link.find(sent.peer);
+  if (status != UCS_OK && status != UCS_ERR_CANCELED && peer && peer->broken == UCS_OK) {
+    peer->broken = status;
+    link.breakage_ = true;
+  }
+  link.release(sent);
+}
+
+void UcxLink::on_broken(void* argument, ucp_ep_h endpoint, ucs_status_t status) noexcept {
+  UcxLink& link = *static_cast<UcxLink*>(argument);
+  for (const std::unique_ptr<Peer>& peer : link.peers_) {
+    if (!peer || peer->endpoint != endpoint || peer->broken != UCS_OK) continue;
+    peer->broken = status;
+    link.breakage_ = true;
+  }
+}
+
+ucs_status_t UcxLink::on_message(void* argument, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                 const ucp_am_recv_param_t* param) noexcept {
+  UcxLink& link = *static_cast<UcxLink*>(argument);
+  const bool refused = link.closed_ || header_bytes > kMostHeader;
+  if (refused) return param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? UCS_ERR_REJECTED : UCS_OK;
+  return link.arrive({static_cast<const std::byte*>(header), header_bytes}, data, bytes, *param);
+}
+
+ucs_status_t UcxLink::arrive(std::span<const std::byte> header, void* data, size_t bytes,
+                             const ucp_am_recv_param_t& param) {
+  if (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) return fetch(header, data, bytes);
+  receiver_->arrived(header, {static_cast<const std::byte*>(data), bytes});
+  return UCS_OK;
+}
+
+ucs_status_t UcxLink::fetch(std::span<const std::byte> header, void* descriptor, size_t bytes) {
+  std::byte* place = receiver_->place(header, bytes);
+  if (!place && bytes > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // which is what its sender is told
+  auto fetch = std::make_unique<Fetch>(
+      Fetch{this, {header.begin(), header.end()}, place, bytes, place != nullptr, {}, UCS_INPROGRESS});
+  if (!place) {
+    fetch->own.resize(std::max<size_t>(bytes, 1));
+    fetch->where = fetch->own.data();
+  }
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.recv_am = on_fetched;
+  param.user_data = fetch.get();
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  // UCX may call back before it returns.
+  Fetch* begun = fetches_.emplace_back(fetch.release());
+  void* request = ucx_.am_recv_data_nbx(worker_->get(), descriptor, begun->where, bytes, &param);
+  if (!UCS_PTR_IS_PTR(request)) end_fetch(*begun, UCS_PTR_RAW_STATUS(request));
+  return UCS_INPROGRESS;
+}
+
+void UcxLink::end_fetch(Fetch& fetch, ucs_status_t status) {
+  fetch.status = status;
+  std::erase(fetches_, &fetch);
+  fetched_.push_back(&fetch);
+}
+
+void UcxLink::on_fetched(void* request, ucs_status_t status, size_t, void* argument) noexcept {
+  Fetch* fetch = static_cast<Fetch*>(argument);
+  UcxLink& link = *fetch->link;
+  link.ucx_.request_free(request);
+  link.end_fetch(*fetch, status);
+}
+
+ucs_status_t UcxLink::on_sign(void* argument, const void* header, size_t header_bytes, void*, size_t,
+                              const ucp_am_recv_param_t*) noexcept {
+  UcxLink& link = *static_cast<UcxLink*>(argument);
+  Sign sign;
+  if (link.closed_ || header_bytes != sizeof sign) return UCS_OK;
+  std::memcpy(&sign, header, sizeof sign);
+  link.signs_.push_back(sign);
+  return UCS_OK;
+}
+
+void UcxLink::heed(const Sign& sign) {
+  const auto [first, last] = by_nonce_.equal_range(sign.from);
+  if (first == last) {
+    if (sign.kind != Sign::kHello) {
+      strangers_.erase(sign.from);
+    } else if (strangers_.size() < kMostStrangers) {
+      strangers_.insert(sign.from);
+    }
+    return;
+  }
+  for (auto it = first; it != last; ++it) {
+    Peer& peer = *peers_[it->second];
+    if (peer.lost) continue;
+    switch (sign.kind) {
+      case Sign::kHello:
+        peer.their_turn = std::max(peer.their_turn, sign.turn);
+        greet(peer);
+        return;  // one connection, one peer
+      case Sign::kLeave:
+        drop(peer);
+        if (peer.their_turn > sign.turn) greet(peer);
+        break;
+      case Sign::kClose: lose(peer, "its process has closed its link"); break;
+    }
+  }
+}
+
+/// With an endpoint of its own, this side too is told when the connection breaks.
+void UcxLink::greet(Peer& peer) {
+  if (!peer.endpoint && !peer.lost) connect(peer);
+}
+
+void UcxLink::lose(Peer& peer, const std::string& why) {
+  if (peer.lost) return;
+  peer.lost = true;
+  news_.push_back({nullptr, Status(), peer.id, why});
+  drop(peer);
+  overdue_[peer.id] = Clock::now() + kPatienceWithUcx;
+}
+
+/// Closes a peer's endpoint, if it has one.
+void UcxLink::drop(Peer& peer) {
+  if (peer.endpoint) worker_->retire(std::exchange(peer.endpoint, nullptr), milliseconds(0));
+}
+
+/// The same with a last word, behind which everything goes out that was sent. It is said twice: UCX keeps at most one
+/// small message back per connection, so with the second one the first has left this process, and all before it.
+void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds patience) {
+  if (peer.broken != UCS_OK || !peer.endpoint) {
+    drop(peer);
+    return;
+  }
+  ucp_ep_h endpoint = std::exchange(peer.endpoint, nullptr);
+  worker_->retire(endpoint, patience);
+  send_sign(peer, endpoint, last_word);
+  send_sign(peer, endpoint, last_word, /*closes=*/endpoint);
+}
+
+/// UCX should have ended these by now. It has let go of their endpoints, so nothing reads the posts any more.
+void UcxLink::end_overdue_posts() {
+  const auto now = Clock::now();
+  std::erase_if(overdue_, [&](const auto& entry) {
+    bool any = false;
+    for (Sent* sent : open_) {
+      if (sent->peer != entry.first || !sent->post) continue;
+      any = true;
+      if (now < entry.second) return false;
+      end_post(*std::exchange(sent->post, nullptr), Status(Code::kPeerDied, "nvx: the peer is lost"));
+    }
+    return !any || now >= entry.second;
+  });
+}
+
+/// Does what had to wait until UCX was off the stack.
+void UcxLink::settle() {
+  for (const Sign& sign : std::exchange(signs_, {})) heed(sign);
+  if (std::exchange(breakage_, false)) {
+    for (const std::unique_ptr<Peer>& peer : peers_) {
+      if (peer && peer->broken != UCS_OK && !peer->lost) lose(*peer, why(peer->broken));
+    }
+  }
+  for (const PeerId id : std::exchange(to_greet_, {})) {
+    if (Peer* peer = find(id)) greet(*peer);
+  }
+  for (Post* waiting : std::exchange(waiting_, {})) post(*waiting);
+  worker_->bury();
+  if (!overdue_.empty()) end_overdue_posts();
+}
+
+bool UcxLink::progress() {
+  if (!usable()) return tell();
+  calling_ = true;
+  const bool moved = ucx_.worker_progress(worker_->get()) != 0;
+  calling_ = false;
+  quiet_.store(moved ? 0 : quiet_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  settle();
+  const bool fetched = tell_fetches();
+  return tell() || fetched || moved;
+}
+
+bool UcxLink::tell_fetches() {
+  const std::vector<Fetch*> fetched = std::exchange(fetched_, {});
+  for (Fetch* item : fetched) {
+    const std::unique_ptr<Fetch> fetch(item);
+    if (fetch->status == UCS_OK && !closed_) {
+      receiver_->arrived(fetch->header, {fetch->where, fetch->bytes});
+    } else if (fetch->placed) {
+      receiver_->dropped(fetch->header, fetch->where);
+    }
+  }
+  return !fetched.empty();
+}
+
+bool UcxLink::tell() {
+  if (news_.empty()) return false;
+  for (const News& item : std::exchange(news_, {})) {
+    if (item.post) {
+      receiver_->done(*item.post, item.status);
+    } else if (!closed_ && find(item.peer)) {
+      receiver_->lost(item.peer, item.why);
+    }
+  }
+  return true;
+}
+
+/// What breaks is dealt with by UCX in the calls after the one in which it saw it, and that one does not count as
+/// moving anything, nor does the rest end a sleep.
+bool UcxLink::arm() {
+  if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
+  if (!usable()) return true;
+  return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;
+}
+
+void UcxLink::sleep(std::chrono::microseconds span) {
+  if (!closed_ && worker_->mine()) {
+    bell_.sleep(worker_->fd(), span);
+    quiet_.store(0, std::memory_order_relaxed);
+  } else {
+    std::this_thread::sleep_for(span);
+  }
+}
+
+void UcxLink::wake() {
+  if (worker_->mine()) bell_.ring();
+}
+
+/// Sends what is left, closes all endpoints and waits, but never for long.
+void UcxLink::drain() {
+  for (const std::unique_ptr<Peer>& peer : peers_) {
+    if (peer) part(*peer, Sign::kClose, kPatienceToClose);
+  }
+  worker_->hurry(kPatienceToClose);
+  const auto give_up = Clock::now() + kPatienceToClose + kPatienceWithUcx;
+  const auto has_post = [](const Sent* sent) { return sent->post != nullptr; };
+  while (Clock::now() < give_up) {
+    const bool moved = ucx_.worker_progress(worker_->get()) != 0, buried = worker_->bury();
+    if (buried && fetches_.empty() && std::none_of(open_.begin(), open_.end(), has_post)) break;
+    if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
+  }
+}
+
+void UcxLink::close() {
+  if (closed_) return;
+  closed_ = true;
+  if (worker_->mine()) drain();
+  worker_->close();
+  for (Sent* sent : open_) {
+    if (sent->post) end_post(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
+  }
+  for (Post* post : waiting_) end_post(*post, Status(Code::kAborted, "nvx: the link was closed"));
+  fetched_.insert(fetched_.end(), fetches_.begin(), fetches_.end());
+  fetches_.clear();
+  tell_fetches();
+  tell();
+}
+
+}  // namespace
+
+std::unique_ptr<Link> open_ucx() { return std::make_unique<UcxLink>(); }
+
+bool built_with_ucx() { return true; }
+
+}  // namespace nvx::net

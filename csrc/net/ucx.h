@@ -1,0 +1,19 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "net/link.h"
+
+namespace nvx::net {
+
+/// A link over UCX: RDMA where there is a NIC for it, else TCP. Throws Error where there is no UCX, with what to type.
+std::unique_ptr<Link> open_ucx();
+
+/// Whether open_ucx() could work: nvx was built with UCX's headers.
+bool built_with_ucx();
+
+/// One more place where a libucp.so.0 may be: a file or its folder. Counts until the first link is opened.
+void add_ucx_candidate(std::string path);
+
+}  // namespace nvx::net

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "net/ucx_address.h"
+
+namespace nvx::net {
+
+/// A libucp.so.0 of this machine, not loaded.
+struct UcxCandidate {
+  std::string path;    ///< without links
+  UcxVersion version;  ///< as its file says; 0.0.0 if that is not to be found
+  bool rdma = false;   ///< it has a module for RDMA
+};
+
+/// What this file is, if it is one. A folder stands for the libucp.so.0 in it.
+std::vector<UcxCandidate> look_at(const std::string& path);
+
+/// Wherever one may be: the loader's folders, UCX_HOME, HPCX_UCX_DIR, the Python package libucx beside nvx, and these.
+std::vector<UcxCandidate> find_ucx(std::span<const std::string> more);
+
+/// Best first: with RDMA where the machine has RDMA, then the newer. What is too old is left out.
+std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool machine_has_rdma);
+
+/// The libucp of any version that is in this process already, or empty. Two of one SONAME share libucs, and crash.
+std::string loaded_ucx();
+
+}  // namespace nvx::net

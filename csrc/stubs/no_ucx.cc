@@ -1,0 +1,16 @@
+#include "base/error.h"
+#include "net/ucx.h"
+
+namespace nvx::net {
+
+std::unique_ptr<Link> open_ucx() {
+  throw Error(Code::kSystem,
+              "nvx: this build has no UCX, which ranks on several hosts need. Build nvx where UCX's headers are: "
+              "'pip install libucx-cu13' or 'apt-get install libucx-dev', then 'pip install --no-build-isolation .'");
+}
+
+bool built_with_ucx() { return false; }
+
+void add_ucx_candidate(std::string) {}
+
+}  // namespace nvx::net

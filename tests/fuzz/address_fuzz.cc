@@ -1,0 +1,32 @@
+// The value in the store by which ranks of other hosts are reached: what anybody wrote there is refused, or is an
+// address that comes back the same.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+
+#include "net/ucx_address.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace nvx::net;
+  const std::span<const std::byte> input = std::as_bytes(std::span(data, size));
+  if (const auto address = decode_address(input)) {
+    const std::vector<std::byte> again = encode_address(*address);
+    if (!std::equal(again.begin(), again.end(), input.begin(), input.end())) std::abort();
+    why_not_together({1, 16, 0}, address->version);
+  }
+  // An honest address of these bytes, which the checksum would keep the fuzzer from finding, with one of them changed.
+  if (size < 3) return 0;
+  const std::vector<std::byte> honest = encode_address({{data[0], data[1], 0}, {1, 2}, input.subspan(2)});
+  const auto back = decode_address(honest);
+  if (!back || back->version != UcxVersion{data[0], data[1], 0} || back->worker.size() != size - 2) std::abort();
+  std::vector<std::byte> damaged = honest;
+  const size_t at = (data[0] * size_t(256) + data[1]) % damaged.size();
+  damaged[at] ^= std::byte(data[2] | 1);
+  if (const auto other = decode_address(damaged);
+      other && other->worker.data() + other->worker.size() > damaged.data() + damaged.size()) {
+    std::abort();
+  }
+  return 0;
+}

@@ -1,0 +1,142 @@
+// What a UCX link decides before UCX comes in: which library, which interfaces, whom to talk to.
+
+#include <algorithm>
+#include <fstream>
+
+#include "gtest/gtest.h"
+#include "net/interfaces.h"
+#include "net/ucx_address.h"
+#include "net/ucx_search.h"
+
+namespace nvx::net::test {
+namespace {
+
+std::vector<std::byte> some_bytes(size_t count) {
+  std::vector<std::byte> made(count);
+  for (size_t i = 0; i < count; ++i) made[i] = std::byte(i * 37);
+  return made;
+}
+
+TEST(UcxAddress, ComesBackAsItWent) {
+  const std::vector<std::byte> worker = some_bytes(79);
+  const std::vector<std::byte> bytes = encode_address({{1, 13, 1}, {5, 7}, worker});
+  const UcxAddress back = decode_address(bytes).value();
+  EXPECT_EQ(back.version, (UcxVersion{1, 13, 1}));
+  EXPECT_EQ(back.nonce, (LinkNonce{5, 7}));
+  EXPECT_TRUE(std::equal(back.worker.begin(), back.worker.end(), worker.begin(), worker.end()));
+}
+
+TEST(UcxAddress, RefusesEveryDamage) {
+  const std::vector<std::byte> worker = some_bytes(79);
+  const std::vector<std::byte> bytes = encode_address({{1, 13, 1}, {5, 7}, worker});
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    EXPECT_FALSE(decode_address(std::span(bytes).first(i))) << i;
+    std::vector<std::byte> damaged = bytes;
+    damaged[i] ^= std::byte(0x10);
+    const bool in_version_or_nonce = (i >= 8 && i < 20) || (i >= 24 && i < 40);
+    EXPECT_EQ(decode_address(damaged).has_value(), in_version_or_nonce) << i;
+  }
+  EXPECT_FALSE(decode_address(encode_address({{1, 13, 1}, {5, 7}, {}})));
+  EXPECT_FALSE(decode_address(encode_address({{1, 13, 1}, {5, 7}, some_bytes(70'000)})));
+}
+
+TEST(UcxAddress, MixesVersionsOnOneSideOf116Only) {
+  struct Row {
+    UcxVersion mine, theirs;
+    bool together;
+  };
+  constexpr Row kRows[] = {
+      {{1, 13, 1}, {1, 13, 1}, true},  {{1, 13, 0}, {1, 15, 0}, true},  {{1, 16, 0}, {1, 22, 0}, true},
+      {{1, 15, 0}, {1, 16, 0}, false}, {{1, 22, 0}, {1, 13, 1}, false}, {{2, 0, 0}, {1, 20, 1}, true},
+  };
+  for (const Row& row : kRows) {
+    EXPECT_EQ(why_not_together(row.mine, row.theirs).empty(), row.together)
+        << row.mine.text() << " with " << row.theirs.text();
+  }
+}
+
+TEST(UcxSearch, PrefersRdmaWhereThereIsRdmaThenTheNewer) {
+  const UcxCandidate old{"/old", {1, 12, 1}, true}, system{"/system", {1, 16, 0}, true},
+      wheel{"/wheel", {1, 22, 0}, false}, nameless{"/nameless", {}, false};
+  const auto paths = [&](bool rdma) {
+    std::vector<std::string> found;
+    for (const UcxCandidate& candidate : in_order({nameless, old, system, wheel}, rdma))
+      found.push_back(candidate.path);
+    return found;
+  };
+  EXPECT_EQ(paths(true), (std::vector<std::string>{"/system", "/wheel", "/nameless"}));
+  EXPECT_EQ(paths(false), (std::vector<std::string>{"/wheel", "/system", "/nameless"}));
+}
+
+TEST(UcxSearch, ReadsTheVersionFromAFile) {
+  const std::string folder = testing::TempDir() + "nvx_ucx_search";
+  ASSERT_EQ(system(("mkdir -p " + folder + "/ucx").c_str()), 0);
+  const std::string path = folder + "/libucp.so.0";
+  const auto write = [&](const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; };
+  const auto version = [&] { return look_at(folder).at(0).version; };
+  std::string file = "ELF|GLIBC_2.2.5|xx1.2|q1.22.0| 1.19.0 |";
+  std::replace(file.begin(), file.end(), '|', '\0');
+  write(file);
+  EXPECT_EQ(version(), (UcxVersion{1, 22, 0}));
+  write("nothing of the kind 1.2.3.4.");
+  EXPECT_EQ(version(), UcxVersion());
+  write("");
+  EXPECT_EQ(version(), UcxVersion());
+  EXPECT_FALSE(look_at(path).at(0).rdma);
+  std::ofstream(folder + "/ucx/libuct_ib.so.0") << "x";
+  EXPECT_TRUE(look_at(path).at(0).rdma);
+  EXPECT_TRUE(look_at(folder + "/nowhere").empty());
+  EXPECT_TRUE(look_at(folder + "/ucx").empty());
+  ASSERT_EQ(system(("rm -r " + folder).c_str()), 0);
+}
+
+TEST(UcxSearch, FindsWhatItIsPointedTo) {
+  for (const UcxCandidate& candidate : find_ucx({})) {
+    const std::string paths[] = {candidate.path};
+    const std::vector<UcxCandidate> again = find_ucx(paths);
+    EXPECT_EQ(std::count_if(again.begin(), again.end(), [&](const auto& c) { return c.path == candidate.path; }), 1);
+    EXPECT_EQ(candidate.version.major, 1u) << candidate.path;
+  }
+}
+
+TEST(Interfaces, AreChosenAsNcclAndGlooSay) {
+  const std::vector<Interface> present = {{"lo", true, false},
+                                          {"eth0", false, false},
+                                          {"eth1", false, false},
+                                          {"ib0", false, false},
+                                          {"docker0", false, true}};
+  struct Row {
+    const char* variable;
+    const char* text;
+    const char* chosen;
+  };
+  constexpr Row kRows[] = {
+      {nullptr, "", "eth0 eth1 ib0 "},
+      {"NVX_SOCKET_IFNAME", "eth", "eth0 eth1 "},
+      {"NVX_SOCKET_IFNAME", "=eth", ""},
+      {"NVX_SOCKET_IFNAME", "=eth1", "eth1 "},
+      {"NVX_SOCKET_IFNAME", "eth0,ib", "eth0 ib0 "},
+      {"NVX_SOCKET_IFNAME", "^eth0,ib", "eth1 "},
+      {"NVX_SOCKET_IFNAME", "^=eth", "eth0 eth1 ib0 "},
+      {"NVX_SOCKET_IFNAME", "lo", "lo "},
+      {"NVX_SOCKET_IFNAME", "docker0", "docker0 "},
+      {"GLOO_SOCKET_IFNAME", "eth", ""},
+      {"GLOO_SOCKET_IFNAME", "eth1,eth0", "eth0 eth1 "},
+  };
+  for (const Row& row : kRows) {
+    const bool exact = row.variable && row.variable[0] == 'G';
+    std::string chosen;
+    for (const std::string& name : choose({row.variable, row.text, exact}, present)) chosen += name + " ";
+    EXPECT_EQ(chosen, row.chosen) << row.text;
+  }
+  const std::vector<Interface> alone = {{"lo", true, false}};
+  EXPECT_EQ(choose({}, alone), std::vector<std::string>{"lo"});
+}
+
+TEST(Interfaces, AreThere) {
+  const std::vector<Interface> present = interfaces();
+  EXPECT_TRUE(std::any_of(present.begin(), present.end(), [](const Interface& i) { return !i.name.empty(); }));
+}
+
+}  // namespace
+}  // namespace nvx::net::test
