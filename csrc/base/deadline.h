@@ -32,4 +32,13 @@ class Watch {
   virtual void alarm(int peer) = 0;
 };
 
+/// What a waiter moves along while it waits: what it waits for here may depend on what comes from another host.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  /// Moves what can be moved now. Called between two looks of a waiter that spins, and about a thousand times a second
+  /// by one that sleeps.
+  virtual void drive() = 0;
+};
+
 }  // namespace nvx

@@ -46,6 +46,7 @@ struct WaitRules {
   Deadline deadline;
   Patience* patience = nullptr;  ///< null: sleep at once
   Watch* watch = nullptr;
+  Driver* driver = nullptr;  ///< null: nothing else depends on this waiter
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
@@ -55,6 +56,9 @@ inline constexpr std::chrono::milliseconds kWatchInterval{50};
 
 /// Sleeps on the flag until it is rung or the watch interval has passed, unless its bell has moved since `seen`.
 void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until);
+
+/// The longest sleep of a waiter that has something to drive.
+inline constexpr std::chrono::milliseconds kDriveInterval{1};
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -80,16 +84,22 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
         if (ready()) return rules.patience->paid(), Waited::kReached;
         relax();
       }
+      if (rules.driver) rules.driver->drive();
     } while (Clock::now() < stop);
     rules.patience->in_vain();
   }
+  auto next_look = Clock::time_point::min();
   for (;;) {
+    if (rules.driver) rules.driver->drive();
+    const auto until = rules.driver ? std::min(rules.deadline.end, Clock::now() + kDriveInterval) : rules.deadline.end;
     const uint32_t bell = flag.bell.load(std::memory_order_acquire);
     flag.sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the last look: a signaller that we miss sees us
     const bool now = ready();
-    if (!now) sleep_on(flag, bell, rules.deadline.end);
+    if (!now) sleep_on(flag, bell, until);
     flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (now || ready()) return Waited::kReached;
+    if (rules.driver && Clock::now() < next_look && !rules.deadline.passed(Clock::now())) continue;
+    next_look = Clock::now() + kWatchInterval;
     if (rules.watch && rules.watch->alarmed(peer)) {
       if (ready()) return Waited::kReached;
       rules.watch->alarm(peer);

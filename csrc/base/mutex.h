@@ -16,6 +16,8 @@
 #define ACQUIRE(...) NVX_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define RELEASE(...) NVX_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) NVX_THREAD_ANNOTATION(try_acquire_capability(__VA_ARGS__))
+#define RETURN_CAPABILITY(x) NVX_THREAD_ANNOTATION(lock_returned(x))
+#define ASSERT_CAPABILITY(x) NVX_THREAD_ANNOTATION(assert_capability(x))
 #define EXCLUDES(...) NVX_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
 
 namespace nvx {
@@ -26,6 +28,8 @@ class CAPABILITY("mutex") Mutex {
   void lock() ACQUIRE() { mutex_.lock(); }
   void unlock() RELEASE() { mutex_.unlock(); }
   bool try_lock() TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+  /// Tells the checker what a caller that it cannot see through has promised.
+  void held_by_caller() const ASSERT_CAPABILITY(this) {}
 
  private:
   friend class MutexLock;

@@ -10,16 +10,19 @@
 namespace nvx::net {
 
 enum class Kind : uint8_t {
-  kFirst,   ///< the first segment of a schedule's message; a First follows the header
-  kNext,    ///< a later segment of it
-  kCredit,  ///< `value` bytes of what the receiver of this sent have been taken in
-  kPoison,  ///< the sender's group has failed; the body says why
-  kPing,    ///< of a process, not of a group: are you there?
-  kPong,    ///< yes
-  kMail,    ///< a send's announcement; a MailHead follows the header, and a small message is in the body
-  kTaken,   ///< `value` announcements have been read
-  kGrant,   ///< the large message of this number may be sent
-  kParcel,  ///< a segment of a large message
+  kFirst,       ///< the first segment of a schedule's message; a First follows the header
+  kNext,        ///< a later segment of it
+  kCredit,      ///< `value` bytes of what the receiver of this sent have been taken in
+  kPoison,      ///< the sender's group has failed; the body says why
+  kPing,        ///< of a process, not of a group: are you there?
+  kPong,        ///< yes
+  kMail,        ///< a send's announcement; a MailHead follows the header, and a small message is in the body
+  kTaken,       ///< `value` announcements have been read
+  kGrant,       ///< the large message of this number may be sent
+  kParcel,      ///< a segment of a large message
+  kLabel,       ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
+  kMonitorIn,   ///< has come to the monitored barrier of number `value`
+  kMonitorOut,  ///< all have come to it
 };
 
 /// Before every message between hosts. Fixed layout, little endian; comes from peers, so every field is checked against
@@ -73,7 +76,7 @@ inline std::optional<WireHeader> read_header(std::span<const std::byte> bytes) {
   WireHeader header;
   if (bytes.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.magic != WireHeader::kMagic || header.wire != WireHeader::kWire || header.kind > Kind::kParcel)
+  if (header.magic != WireHeader::kMagic || header.wire != WireHeader::kWire || header.kind > Kind::kMonitorOut)
     return std::nullopt;
   return header;
 }

@@ -1,0 +1,297 @@
+#include "net/executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace nvx::net {
+namespace {
+
+constexpr int kLooksBetweenLabels = 20;  ///< about a second
+
+bool overlap(const std::byte* a, size_t an, const std::byte* b, size_t bn) {
+  return an != 0 && bn != 0 && a < b + bn && b < a + an;
+}
+
+}  // namespace
+
+Run::Run(Port& port, Errand errand)
+    : port_(port),
+      errand_(std::move(errand)),
+      steps_(errand_.row->steps(errand_.layout, errand_.place)),
+      sent_to_(errand_.members.size()),
+      got_from_(errand_.members.size()) {
+  port_.mutex().held_by_caller();
+  errand_.window = std::clamp(errand_.window, 1, kMostWindow);
+  port_.open(*this);
+}
+
+Run::~Run() {
+  port_.mutex().held_by_caller();
+  abandon();
+  port_.close(*this);
+}
+
+std::byte* Run::at(const schedule::Range& range) const {
+  switch (range.place) {
+    // What schedules write is never the input, except through an output that is the same memory.
+    case schedule::Place::kInput: return const_cast<std::byte*>(errand_.input) + range.offset;
+    case schedule::Place::kOutput: return errand_.output + range.offset;
+    case schedule::Place::kScratch: return errand_.scratch + range.offset;
+  }
+  return nullptr;
+}
+
+Progress Run::advance() {
+  port_.mutex().held_by_caller();
+  if (verdict_.cause != Verdict::Cause::kNone || port_.failed()) return Progress::kFailed;
+  do {
+    for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMostWindow]);
+    if (came_early_) port_.offer_early(*this);
+    reap();
+  } while (begin_next());
+  if (verdict_.cause != Verdict::Cause::kNone) return Progress::kFailed;
+  return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
+}
+
+/// Steps end in the order in which they began, so that the window is a ring.
+void Run::reap() {
+  while (first_ != behind_ && flights_[first_ % kMostWindow].over()) ++first_;
+}
+
+bool Run::begin_next() {
+  if (next_ == steps_ || behind_ - first_ >= uint32_t(errand_.window)) return false;
+  schedule::Step step = errand_.row->at(errand_.layout, errand_.place, next_);
+  if (absent(step.send_to)) step.send_to = -1;
+  if (absent(step.recv_from)) step.recv_from = -1;
+  const bool inside = step.send_to == errand_.place;
+  if (inside && !step.reduce && at(step.send) == at(step.recv)) return ++next_, true;  // it is there already
+  if (!clear_for(step)) return false;
+  ++next_;
+  if (inside) {
+    move_inside(step);
+  } else if (step.send_to >= 0 || step.recv_from >= 0) {
+    begin(step);
+  }
+  return true;
+}
+
+bool Run::clear_for(const schedule::Step& step) const {
+  const bool sends = step.send_to >= 0, receives = step.recv_from >= 0;
+  const Span reads = sends ? span(step.send) : Span{}, writes = receives ? span(step.recv) : Span{};
+  const Span with = receives && step.reduce ? span(step.with) : Span{};
+  const auto meet = [](const Span& a, const Span& b) { return overlap(a.data, a.bytes, b.data, b.bytes); };
+  for (uint32_t i = first_; i != behind_; ++i) {
+    const Flight& flight = flights_[i % kMostWindow];
+    if (!flight.received_all) {
+      const Span written = span(flight.step.recv);
+      if (meet(reads, written) || meet(writes, written) || meet(with, written)) return false;
+      if (flight.step.reduce && meet(writes, span(flight.step.with))) return false;
+    }
+    if (!flight.sends_over() && meet(writes, span(flight.step.send))) return false;
+  }
+  return true;
+}
+
+void Run::move_inside(const schedule::Step& step) {
+  std::byte* to = at(step.recv);
+  const std::byte* from = at(step.send);
+  if (step.recv.bytes == 0) return;
+  if (step.reduce) {
+    const void* sources[] = {at(step.with), from};
+    errand_.reduce(to, sources, 2, step.recv.bytes / errand_.layout.width, nullptr);
+  } else if (to != from) {
+    std::memmove(to, from, step.recv.bytes);
+  }
+}
+
+void Run::begin(const schedule::Step& step) {
+  port_.mutex().held_by_caller();
+  Flight& flight = flights_[behind_ % kMostWindow];
+  flight = Flight{};
+  flight.step = step;
+  if (step.send_to >= 0) {
+    flight.posted_all = false;
+    flight.out_number = sent_to_[size_t(step.send_to)]++;
+  }
+  if (step.recv_from >= 0) {
+    flight.received_all = false;
+    flight.in_number = got_from_[size_t(step.recv_from)]++;
+  }
+  ++behind_;
+  post(flight);
+}
+
+/// Hands segments to the link while the receiver has room for them.
+bool Run::post(Flight& flight) {
+  port_.mutex().held_by_caller();
+  if (flight.posted_all) return false;
+  const int rank = rank_of(flight.step.send_to);
+  const std::byte* data = at(flight.step.send);
+  const size_t total = flight.step.send.bytes, segment = port_.wire().segment_bytes();
+  do {
+    const size_t bytes = std::min(segment, total - flight.posted);
+    if (!port_.spend(rank, bytes)) return false;
+    WireHeader header;
+    header.kind = flight.posted == 0 ? Kind::kFirst : Kind::kNext;
+    header.op = errand_.op;
+    header.run = errand_.run;
+    header.message = flight.out_number;
+    header.segment = uint32_t(flight.posted / segment);
+    const First first{errand_.label, total};
+    const auto behind = std::as_bytes(std::span(&first, header.kind == Kind::kFirst ? 1 : 0));
+    const std::byte* body = data + flight.posted;
+    flight.posted += bytes;
+    flight.posted_all = flight.posted == total;
+    ++flight.unread;
+    port_.send(rank, header, behind, {body, bytes}, this, uint64_t(&flight - flights_.data()));
+  } while (!flight.posted_all);
+  return true;
+}
+
+void Run::sent(uint64_t cookie, const Status& status) {
+  Flight& flight = flights_[cookie];
+  --flight.unread;
+  if (!status.ok()) refuse({Verdict::Cause::kLost, rank_of(flight.step.send_to), {}, 0, 0});
+}
+
+Run::Flight* Run::flight_of(uint32_t rank, uint16_t number) {
+  for (uint32_t i = first_; i != behind_; ++i) {
+    Flight& flight = flights_[i % kMostWindow];
+    if (!flight.received_all && flight.in_number == number && rank_of(flight.step.recv_from) == int(rank))
+      return &flight;
+  }
+  return nullptr;
+}
+
+Run::Taken Run::refuse(Verdict verdict) {
+  if (verdict_.cause == Verdict::Cause::kNone) verdict_ = verdict;
+  return Taken::kNever;
+}
+
+/// Whether the message has such a segment, of this length.
+bool Run::fits(const Flight& flight, uint32_t number, size_t bytes) const {
+  const size_t total = flight.step.recv.bytes, segment = port_.wire().segment_bytes(), offset = number * segment;
+  return (offset < total || number == 0) && bytes == std::min(segment, total - offset);
+}
+
+/// Whether the segment has not come before; it has from here on.
+bool Run::claim(Flight& flight, uint32_t number) {
+  const size_t total = flight.step.recv.bytes, segment = port_.wire().segment_bytes();
+  flight.seen.resize(std::max<size_t>(1, (total + segment - 1) / segment));
+  if (flight.seen[number]) return false;
+  return flight.seen[number] = true;
+}
+
+Run::Taken Run::take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body) {
+  Flight* flight = flight_of(header.from, header.message);
+  const size_t offset = size_t(header.segment) * port_.wire().segment_bytes();
+  const bool fitting = flight && fits(*flight, header.segment, body.size());
+  const bool fetched = fitting && flight->fetching != 0 && body.data() == at(flight->step.recv) + offset;
+  if (fetched) --flight->fetching;
+  if (first.has_value() != (header.segment == 0)) return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
+  if (first && first->label != errand_.label)
+    return refuse({Verdict::Cause::kMismatch, int(header.from), first->label, 0, 0});
+  if (!flight) return Taken::kLater;
+  if (first && first->bytes != flight->step.recv.bytes)
+    return refuse({Verdict::Cause::kCounts, int(header.from), {}, flight->step.recv.bytes, first->bytes});
+  if (!fitting) return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
+  // The message out of the same step is read before anything is written over it.
+  if (!flight->sends_over() && overlap(at(flight->step.recv) + offset, body.size(), at(flight->step.send),
+                                       flight->step.send_to >= 0 ? flight->step.send.bytes : 0)) {
+    return Taken::kLater;
+  }
+  if (!fetched && !claim(*flight, header.segment))
+    return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
+  store(*flight, offset, body);
+  return Taken::kYes;
+}
+
+void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) {
+  std::byte* to = at(flight.step.recv) + offset;
+  if (body.empty()) {
+    // only order
+  } else if (flight.step.reduce) {
+    const void* sources[] = {at(flight.step.with) + offset, body.data()};
+    errand_.reduce(to, sources, 2, body.size() / errand_.layout.width, nullptr);
+  } else if (to != body.data()) {
+    std::memcpy(to, body.data(), body.size());
+  }
+  flight.received += body.size();
+  flight.received_all = flight.received == flight.step.recv.bytes;
+}
+
+/// Only what is stored as it comes can be fetched straight to its place.
+std::byte* Run::place(const WireHeader& header, size_t bytes) {
+  Flight* flight = flight_of(header.from, header.message);
+  if (!flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
+  if (!fits(*flight, header.segment, bytes) || !claim(*flight, header.segment)) return nullptr;
+  ++flight->fetching;
+  return at(flight->step.recv) + size_t(header.segment) * port_.wire().segment_bytes();
+}
+
+void Run::dropped(const WireHeader& header) {
+  Flight* flight = flight_of(header.from, header.message);
+  if (!flight || flight->fetching == 0) return;
+  --flight->fetching;
+  flight->seen[header.segment] = false;
+}
+
+std::vector<int> Run::waits_for() const {
+  std::vector<int> ranks;
+  for (uint32_t i = first_; i != behind_; ++i) {
+    const Flight& flight = flights_[i % kMostWindow];
+    if (!flight.received_all) ranks.push_back(rank_of(flight.step.recv_from));
+    if (!flight.sends_over()) ranks.push_back(rank_of(flight.step.send_to));
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+std::vector<int> Run::unheard() const {
+  port_.mutex().held_by_caller();
+  std::vector<int> ranks;
+  for (uint32_t i = first_; i != behind_; ++i) {
+    const Flight& flight = flights_[i % kMostWindow];
+    if (flight.received_all) continue;
+    const int rank = rank_of(flight.step.recv_from);
+    if (!port_.has_called(rank, errand_.op) && std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
+      ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Run::look() {
+  port_.mutex().held_by_caller();
+  for (const int rank : waits_for()) {
+    if (port_.fate(rank)) {
+      refuse({Verdict::Cause::kLost, rank, {}, 0, 0});
+      continue;
+    }
+    port_.ask(rank);
+    if (looks_ % kLooksBetweenLabels == 0) port_.show_label(rank, errand_.op);
+  }
+  ++looks_;
+  if (const auto clash = port_.clash(errand_.op))
+    refuse({Verdict::Cause::kMismatch, clash->first, clash->second, 0, 0});
+}
+
+void Run::abandon() {
+  port_.mutex().held_by_caller();
+  port_.wire().mutex().held_by_caller();
+  const auto busy = [](const Flight& flight) { return flight.unread != 0 || flight.fetching != 0; };
+  const auto any_busy = [&] { return std::any_of(flights_.begin(), flights_.end(), busy); };
+  const auto patient = Clock::now() + std::chrono::milliseconds(200);
+  while (any_busy() && Clock::now() < patient) port_.wire().progress();
+  if (!any_busy()) return;
+  for (Flight& flight : flights_) {
+    if (flight.unread != 0) port_.sever(rank_of(flight.step.send_to));
+    if (flight.fetching != 0) port_.sever(rank_of(flight.step.recv_from));
+  }
+  const auto bound = Clock::now() + std::chrono::seconds(2);
+  while (any_busy() && Clock::now() < bound) port_.wire().progress();
+  port_.wire().disown(this);
+  for (Flight& flight : flights_) flight.unread = flight.fetching = 0;  // it has been waited for once
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernel/launch.h"
+#include "net/port.h"
+#include "schedule/catalog.h"
+
+namespace nvx::net {
+
+enum class Progress { kPending, kDone, kFailed };
+
+/// One schedule, with everything that it reads and writes.
+struct Errand {
+  const schedule::Row* row = nullptr;
+  schedule::Layout layout;
+  int place = 0;                 ///< this rank's among those that take part
+  std::span<const int> members;  ///< ranks of the group, by place
+  std::span<const char> absent;  ///< by place: steps with these are left out on both sides; may be empty
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  std::byte* scratch = nullptr;
+  kernel::ReduceFn reduce = nullptr;
+  Label label{};
+  uint32_t op = 0;   ///< number of the group's operation over the wire
+  uint16_t run = 0;  ///< which of its errands
+  int window = 4;    ///< steps in flight
+};
+
+/// Advances one schedule over a port. The only code in nvx that moves a collective's bytes between hosts. Never blocks;
+/// guarded by the wire's lock.
+///
+/// The hazard rule: a step begins when nothing it reads or writes is still being written by a step in flight, and
+/// nothing it writes is still being read by one. What arrives for a step that has not begun waits in the port.
+class Run final : public Sender {
+ public:
+  /// Why a run has failed, beyond what the port knows.
+  struct Verdict {
+    enum class Cause { kNone, kMismatch, kCounts, kGarbage, kLost } cause = Cause::kNone;
+    int rank = -1;
+    Label theirs{};
+    uint64_t mine = 0, other = 0;  ///< kCounts: bytes expected here, bytes offered
+  };
+
+  Run(Port& port, Errand errand);
+  ~Run() override;
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  Progress advance();
+  const Verdict& verdict() const { return verdict_; }
+  /// The ranks whose messages it waits for, or which have not taken in what it sends; nobody when it is done.
+  std::vector<int> waits_for() const;
+  /// Those of them that are to send something and of which nothing shows that they have called.
+  std::vector<int> unheard() const;
+  /// Looks after the ranks that it waits for: asks them for a sign of life, and fails with the first that is lost.
+  void look();
+  /// Gives up: when this returns nobody reads or writes its memory any more. Bounded.
+  void abandon();
+
+ private:
+  friend class Port;
+
+  static constexpr int kMostWindow = 16;
+
+  /// A step in flight.
+  struct Flight {
+    schedule::Step step;
+    uint16_t out_number = 0, in_number = 0;
+    size_t posted = 0;       // bytes of the message out that the link has
+    bool posted_all = true;  // also of a message of no bytes
+    int unread = 0;          // posts that the link still reads
+    size_t received = 0;
+    bool received_all = true;
+    int fetching = 0;        // segments that the link is writing to their place
+    std::vector<bool> seen;  // segments that have come, or are being fetched
+
+    bool sends_over() const { return posted_all && unread == 0; }
+    bool over() const { return sends_over() && received_all; }
+  };
+  struct Span {
+    const std::byte* data;
+    size_t bytes;
+  };
+
+  enum class Taken { kYes, kLater, kNever };
+  /// A segment for this run; `later` if its step has not begun.
+  Taken take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
+  std::byte* place(const WireHeader& header, size_t bytes);
+  void dropped(const WireHeader& header);
+
+  void sent(uint64_t cookie, const Status& status) override;
+  bool begin_next();
+  bool clear_for(const schedule::Step& step) const;
+  void move_inside(const schedule::Step& step);
+  void begin(const schedule::Step& step);
+  bool post(Flight& flight);
+  void reap();
+  Flight* flight_of(uint32_t rank, uint16_t number);
+  bool fits(const Flight& flight, uint32_t segment, size_t bytes) const;
+  bool claim(Flight& flight, uint32_t segment);
+  void store(Flight& flight, size_t offset, std::span<const std::byte> body);
+  Taken refuse(Verdict verdict);
+  std::byte* at(const schedule::Range& range) const;
+  Span span(const schedule::Range& range) const { return {at(range), range.bytes}; }
+  bool absent(int place) const { return place >= 0 && !errand_.absent.empty() && errand_.absent[size_t(place)]; }
+  int rank_of(int place) const { return errand_.members[size_t(place)]; }
+
+  Port& port_;
+  Errand errand_;
+  uint64_t next_ = 0;
+  const uint64_t steps_;
+  std::array<Flight, kMostWindow> flights_;
+  uint32_t first_ = 0, behind_ = 0;           // flights_[first_ .. behind_) modulo its size
+  std::vector<uint16_t> sent_to_, got_from_;  // messages by place
+  int looks_ = 0;
+  bool came_early_ = false;  // the port keeps segments for this run
+  Verdict verdict_;
+};
+
+}  // namespace nvx::net

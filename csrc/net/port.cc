@@ -1,0 +1,481 @@
+#include "net/port.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "net/executor.h"
+
+namespace nvx::net {
+namespace {
+
+constexpr uint64_t kCredit = 4 << 20;          ///< bytes that a rank may be sent before it has taken them in
+constexpr uint64_t kCreditStep = kCredit / 4;  ///< it says so in steps of this many
+constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body: bounds how many wait
+constexpr size_t kMostLetterBytes = 1 << 10;
+constexpr uint64_t kMostLetters = 16 << 10;  ///< of a rank, unread: as many messages may be granted at once
+
+/// Modular, as the numbers may wrap.
+bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
+
+}  // namespace
+
+/// Parcels are numbered by their place in the list of those on their way.
+class Port::ParcelSender final : public Sender {
+ public:
+  explicit ParcelSender(Port& port) : port_(port) {}
+  void sent(uint64_t cookie, const Status& status) override {
+    port_.mutex().held_by_caller();
+    for (auto it = port_.outgoing_.begin(); it != port_.outgoing_.end(); ++it) {
+      if (it->id != cookie) continue;
+      --it->busy;
+      it->failed |= !status.ok();  // what has become of the rank is told elsewhere
+      if (it->busy == 0 && it->moved == it->bytes && !it->failed) {
+        port_.sent_.emplace_back(it->rank, it->number);
+        port_.outgoing_.erase(it);
+      }
+      port_.poke_();  // there is room for more, or an end to tell of
+      return;
+    }
+  }
+
+ private:
+  Port& port_;
+};
+
+Port::Port(std::shared_ptr<Wire> wire, uint64_t group, int rank, int size)
+    : wire_(std::move(wire)),
+      group_(group),
+      rank_(rank),
+      ranks_(size_t(size)),
+      poke_([] {}),
+      parcel_sender_(std::make_unique<ParcelSender>(*this)) {
+  MutexLock lock(wire_->mutex_);
+  wire_->ports_[{group, uint32_t(rank)}] = this;
+}
+
+Port::~Port() {
+  MutexLock lock(wire_->mutex_);
+  drop_mail();
+  leave();
+}
+
+void Port::connect(int rank, std::span<const std::byte> address) {
+  Rank& there = ranks_[size_t(rank)];
+  there.peer = wire_->connect(address);
+  there.known = true;
+}
+
+void Port::leave() {
+  left_ = true;
+  early_.clear();
+  const auto it = wire_->ports_.find({group_, uint32_t(rank_)});
+  if (it != wire_->ports_.end() && it->second == this) wire_->ports_.erase(it);
+}
+
+// --- runs
+
+void Port::open(Run& run) {
+  runs_.push_back(&run);
+  for (const Early& early : early_)
+    run.came_early_ |= early.header.op == run.errand_.op && early.header.run == run.errand_.run;
+}
+
+void Port::close(Run& run) { std::erase(runs_, &run); }
+
+void Port::end_operation(uint32_t op) {
+  ended_ = op;
+  std::erase_if(early_, [&](const Early& early) {
+    wire_->mutex_.held_by_caller();
+    if (!before(early.header.op, op)) return false;
+    if (early.first && !stray_) stray_ = {int(early.header.from), early.first->label};
+    let_go(early);
+    return true;
+  });
+}
+
+std::optional<std::pair<int, Label>> Port::stray() { return std::exchange(stray_, std::nullopt); }
+
+bool Port::spend(int rank, size_t bytes) {
+  Rank& there = ranks_[size_t(rank)];
+  const uint64_t cost = bytes + kSegmentCost;
+  // Of less than a step the receiver need not tell: so it must not stop anybody.
+  if (there.owed >= kCreditStep && there.owed + cost > kCredit) return false;
+  there.owed += cost;
+  return true;
+}
+
+void Port::took_in(int rank, size_t bytes) {
+  Rank& there = ranks_[size_t(rank)];
+  there.taken_in += bytes + kSegmentCost;
+  if (there.taken_in < kCreditStep) return;
+  WireHeader header;
+  header.kind = Kind::kCredit;
+  header.value = std::exchange(there.taken_in, 0);
+  send(rank, header, {}, {}, nullptr, 0);
+}
+
+void Port::send(int rank, WireHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
+                Sender* sender, uint64_t cookie) {
+  Rank& there = ranks_[size_t(rank)];
+  if (!there.known) {  // whoever says to be that rank
+    if (sender) sender->sent(cookie, Status(Code::kPeerDied, "nvx: no address is known"));
+    return;
+  }
+  there.acquainted = true;
+  header.group = group_;
+  header.from = uint32_t(rank_);
+  header.to = uint32_t(rank);
+  wire_->send(there.peer, header, behind, body, sender, cookie);
+}
+
+void Port::ask(int rank) {
+  Rank& there = ranks_[size_t(rank)];
+  if (there.known) wire_->ask(there.peer, group_, rank_, rank);
+}
+
+void Port::sever(int rank) {
+  if (ranks_[size_t(rank)].known) wire_->sever(ranks_[size_t(rank)].peer, "an operation that failed still sent to it");
+}
+
+// --- what comes
+
+void Port::arrived(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+  if (header.from >= ranks_.size() || int(header.from) == rank_ || left_) return;
+  Rank& from = ranks_[header.from];
+  from.acquainted = true;
+  switch (header.kind) {
+    case Kind::kFirst:
+    case Kind::kNext: return take_segment(header, whole, body);
+    case Kind::kCredit: from.owed -= std::min(from.owed, header.value); return;
+    case Kind::kPoison:
+      return fail({int(header.from), /*told=*/true, /*left=*/false,
+                   std::string(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostLetterBytes))});
+    case Kind::kParcel: return take_parcel(header, body);
+    case Kind::kLabel: return take_label(header, whole);
+    case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
+    case Kind::kMonitorOut: monitored_out_ = std::max(monitored_out_, header.value); return;
+    case Kind::kMail:
+    case Kind::kTaken:
+    case Kind::kGrant: break;
+    default: return;
+  }
+  Letter letter{header.kind, int(header.from), header.value, {}, {}};
+  if (header.kind == Kind::kMail) {
+    const auto head = read_behind_header<MailHead>(whole);
+    if (!head || body.size() > kMostLetterBytes || (head->carries_data && body.size() != head->bytes)) return;
+    letter.head = *head;
+    letter.body.assign(body.begin(), body.end());
+  }
+  if (++from.letters > kMostLetters) {
+    if (from.known) wire_->sever(from.peer, "it sends more than it may");
+    return;
+  }
+  letters_.push_back(std::move(letter));
+  poke_();
+}
+
+void Port::take_segment(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+  std::optional<First> first;
+  if (header.kind == Kind::kFirst) first = read_behind_header<First>(whole);
+  note_called(header);
+  if (before(header.op, ended_)) {
+    if (first && !stray_) stray_ = {int(header.from), first->label};
+    return took_in(int(header.from), body.size());
+  }
+  for (Run* run : runs_) {
+    if (run->errand_.op != header.op || run->errand_.run != header.run) continue;
+    if (run->take(header, first, body) != Run::Taken::kLater) return took_in(int(header.from), body.size());
+    run->came_early_ = true;
+    break;
+  }
+  if (keep(int(header.from), body.size())) early_.push_back({header, first, {body.begin(), body.end()}});
+}
+
+/// Whether there is room for a segment that came early. Who keeps to the credit finds some.
+bool Port::keep(int rank, size_t bytes) {
+  Rank& there = ranks_[size_t(rank)];
+  if (there.kept + bytes > kCredit + kCreditStep + wire_->segment_bytes()) {
+    if (there.known) wire_->sever(there.peer, "it sends more than it may");
+    return false;
+  }
+  there.kept += bytes + kSegmentCost;
+  return true;
+}
+
+void Port::let_go(const Early& early) {
+  ranks_[early.header.from].kept -= early.body.size() + kSegmentCost;
+  took_in(int(early.header.from), early.body.size());
+}
+
+void Port::offer_early(Run& run) {
+  run.came_early_ = false;
+  for (auto it = early_.begin(); it != early_.end();) {
+    const WireHeader& header = it->header;
+    if (header.op != run.errand_.op || header.run != run.errand_.run) {
+      ++it;
+    } else if (run.take(header, it->first, it->body) == Run::Taken::kLater) {
+      run.came_early_ = true;
+      ++it;
+    } else {
+      let_go(*it);
+      it = early_.erase(it);
+    }
+  }
+}
+
+std::byte* Port::place(const WireHeader& header, size_t bytes) {
+  if (left_ || header.from >= ranks_.size()) return nullptr;
+  if (header.kind == Kind::kParcel) {
+    Parcel* const parcel = parcel_of(header, bytes);
+    if (!parcel || parcel->seen[header.segment]) return nullptr;
+    parcel->seen[header.segment] = true;
+    ++parcel->busy;
+    return parcel->data + size_t(header.segment) * wire_->segment_bytes();
+  }
+  for (Run* run : runs_) {
+    if (run->errand_.op == header.op && run->errand_.run == header.run) return run->place(header, bytes);
+  }
+  return nullptr;
+}
+
+void Port::dropped(const WireHeader& header, const std::byte* where) {
+  for (Parcel& parcel : incoming_) {
+    if (where < parcel.data || where >= parcel.data + parcel.bytes) continue;
+    --parcel.busy;
+    parcel.seen[size_t(where - parcel.data) / wire_->segment_bytes()] = false;
+    return;
+  }
+  for (Run* run : runs_) {
+    if (run->errand_.op == header.op && run->errand_.run == header.run) run->dropped(header);
+  }
+}
+
+void Port::note_called(const WireHeader& header) {
+  uint32_t& called = ranks_[header.from].called;
+  if (before(called, header.op)) called = header.op;
+}
+
+void Port::begin_operation(uint32_t op, const Label& label) { called_[op % called_.size()] = {op, label}; }
+
+void Port::show_label(int rank, uint32_t op, Asks asks) {
+  const Called& called = called_[op % called_.size()];
+  if (called.op != op) return;
+  WireHeader header;
+  header.kind = Kind::kLabel;
+  header.op = op;
+  header.value = asks == Asks::kYes;
+  send(rank, header, std::as_bytes(std::span(&called.label, 1)), {}, nullptr, 0);
+}
+
+/// Compared with what was called here under that number, if anything was yet. The one who showed it may wait for what
+/// will never come, so it is shown the other one.
+void Port::take_label(const WireHeader& header, std::span<const std::byte> whole) {
+  const auto label = read_behind_header<Label>(whole);
+  const Called& called = called_[header.op % called_.size()];
+  if (!label) return;
+  note_called(header);
+  if (called.op != header.op) return;
+  if (called.label == *label) {
+    if (header.value != 0) show_label(int(header.from), header.op, Asks::kNo);
+    return;
+  }
+  const bool news = !clash_ || clash_->second.op != header.op;
+  if (news) clash_ = {int(header.from), {header.op, *label}};
+  if (news && before(header.op, ended_) && !stray_) stray_ = {int(header.from), *label};
+  if (news) show_label(int(header.from), header.op);
+}
+
+std::optional<std::pair<int, Label>> Port::clash(uint32_t op) const {
+  if (!clash_ || clash_->second.op != op) return std::nullopt;
+  return std::pair(clash_->first, clash_->second.label);
+}
+
+// --- failure
+
+void Port::fail(Failure failure) {
+  if (failed_.load(std::memory_order_relaxed) || left_) return;
+  failure_ = std::move(failure);
+  failed_.store(true, std::memory_order_release);
+  if (hear_) hear_(*failure_);
+  poke_();
+}
+
+void Port::on_failure(std::function<void(const Failure&)> hear) {
+  hear_ = std::move(hear);
+  if (failure_) hear_(*failure_);
+}
+
+std::optional<Port::Failure> Port::fate(int rank) {
+  const Rank& there = ranks_[size_t(rank)];
+  if (!there.known) return std::nullopt;
+  if (there.left) return Failure{rank, false, true, ""};
+  const std::string& lost = wire_->lost_because(there.peer);
+  if (lost.empty()) return std::nullopt;
+  return Failure{rank, false, false, lost};
+}
+
+void Port::poison(const std::string& why, const std::vector<int>& ranks) {
+  WireHeader header;
+  header.kind = Kind::kPoison;
+  const std::span<const char> text(why.data(), std::min(why.size(), Wire::kMostCopied));
+  for (const int rank : ranks) {
+    if (ranks_[size_t(rank)].known) send(rank, header, {}, std::as_bytes(text), nullptr, 0);
+  }
+}
+
+std::vector<int> Port::acquaintances() const {
+  std::vector<int> ranks;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r].acquainted && ranks_[r].known) ranks.push_back(int(r));
+  }
+  return ranks;
+}
+
+// --- monitored barrier
+
+void Port::monitor_in(int rank, uint64_t turn) {
+  WireHeader header;
+  header.kind = Kind::kMonitorIn;
+  header.value = turn;
+  send(rank, header, {}, {}, nullptr, 0);
+}
+
+void Port::monitor_out(int rank, uint64_t turn) {
+  WireHeader header;
+  header.kind = Kind::kMonitorOut;
+  header.value = turn;
+  send(rank, header, {}, {}, nullptr, 0);
+}
+
+// --- mail
+
+std::optional<Port::Letter> Port::next_letter() {
+  if (letters_.empty()) return std::nullopt;
+  Letter letter = std::move(letters_.front());
+  letters_.pop_front();
+  --ranks_[size_t(letter.from)].letters;
+  return letter;
+}
+
+void Port::announce(int rank, const MailHead& head, std::span<const std::byte> body) {
+  WireHeader header;
+  header.kind = Kind::kMail;
+  send(rank, header, std::as_bytes(std::span(&head, 1)), body, nullptr, 0);
+}
+
+void Port::tell_taken(int rank, uint64_t count) {
+  WireHeader header;
+  header.kind = Kind::kTaken;
+  header.value = count;
+  send(rank, header, {}, {}, nullptr, 0);
+}
+
+void Port::grant(int rank, uint64_t number, std::byte* data, size_t bytes) {
+  incoming_.push_back({next_parcel_++, rank, number, data, bytes});
+  incoming_.back().seen.resize((bytes + wire_->segment_bytes() - 1) / wire_->segment_bytes());
+  WireHeader header;
+  header.kind = Kind::kGrant;
+  header.value = number;
+  send(rank, header, {}, {}, nullptr, 0);
+}
+
+void Port::send_parcel(int rank, uint64_t number, const std::byte* data, size_t bytes) {
+  outgoing_.push_back({next_parcel_++, rank, number, const_cast<std::byte*>(data), bytes});
+  push_parcels();
+}
+
+/// A few segments of each parcel at a time: the rest follows when the link has read them.
+void Port::push_parcels() {
+  constexpr int kMostUnread = 8;
+  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
+    Parcel& parcel = *it++;  // it may be over, and gone, before send() returns
+    while (parcel.moved != parcel.bytes && parcel.busy < kMostUnread && !parcel.failed) {
+      const size_t bytes = std::min(wire_->segment_bytes(), parcel.bytes - parcel.moved);
+      WireHeader header;
+      header.kind = Kind::kParcel;
+      header.op = uint32_t(parcel.number);
+      header.segment = uint32_t(parcel.moved / wire_->segment_bytes());
+      const std::byte* data = parcel.data + parcel.moved;
+      parcel.moved += bytes;
+      ++parcel.busy;
+      const bool last = parcel.moved == parcel.bytes;
+      send(parcel.rank, header, {}, {data, bytes}, parcel_sender_.get(), parcel.id);
+      if (last) break;
+    }
+  }
+}
+
+/// The granted message that a segment of this length belongs to.
+Port::Parcel* Port::parcel_of(const WireHeader& header, size_t bytes) {
+  const size_t segment = wire_->segment_bytes();
+  for (Parcel& parcel : incoming_) {
+    if (parcel.rank != int(header.from) || uint32_t(parcel.number) != header.op) continue;
+    const bool fits = header.segment < parcel.seen.size() &&
+                      bytes == std::min(segment, parcel.bytes - size_t(header.segment) * segment);
+    return fits ? &parcel : nullptr;
+  }
+  return nullptr;
+}
+
+void Port::take_parcel(const WireHeader& header, std::span<const std::byte> body) {
+  Parcel* const parcel = parcel_of(header, body.size());
+  if (!parcel) return;
+  std::byte* const to = parcel->data + size_t(header.segment) * wire_->segment_bytes();
+  if (parcel->busy != 0 && body.data() == to) {
+    --parcel->busy;
+  } else if (parcel->seen[header.segment]) {
+    return;
+  } else {
+    parcel->seen[header.segment] = true;
+    std::memcpy(to, body.data(), body.size());
+  }
+  parcel->moved += body.size();
+  if (parcel->moved != parcel->bytes) return;
+  received_.emplace_back(parcel->rank, parcel->number);
+  std::erase_if(incoming_, [&](const Parcel& p) { return &p == parcel; });
+  poke_();
+}
+
+std::optional<std::pair<int, uint64_t>> Port::next_sent() {
+  push_parcels();
+  if (sent_.empty()) return std::nullopt;
+  const auto next = sent_.front();
+  sent_.pop_front();
+  return next;
+}
+
+std::optional<std::pair<int, uint64_t>> Port::next_received() {
+  if (received_.empty()) return std::nullopt;
+  const auto next = received_.front();
+  received_.pop_front();
+  return next;
+}
+
+bool Port::parcels_busy() const {
+  const auto busy = [](const Parcel& p) { return p.busy != 0; };
+  return std::any_of(outgoing_.begin(), outgoing_.end(), busy) || std::any_of(incoming_.begin(), incoming_.end(), busy);
+}
+
+void Port::drop_mail() {
+  for (Rank& rank : ranks_) rank.letters = 0;
+  letters_.clear();
+  for (Parcel& parcel : outgoing_) parcel.failed = true;                          // no more of it goes out
+  for (Parcel& parcel : incoming_) parcel.seen.assign(parcel.seen.size(), true);  // nor in
+  const auto patient = Clock::now() + std::chrono::milliseconds(200);
+  while (parcels_busy() && Clock::now() < patient) wire_->progress();
+  for (const std::list<Parcel>* parcels : {&outgoing_, &incoming_}) {
+    for (const Parcel& parcel : *parcels) {
+      if (parcel.busy != 0) sever(parcel.rank);
+    }
+  }
+  const auto bound = Clock::now() + std::chrono::seconds(2);
+  while (parcels_busy() && Clock::now() < bound) wire_->progress();
+  wire_->disown(parcel_sender_.get());
+  outgoing_.clear();
+  incoming_.clear();
+  sent_.clear();
+  received_.clear();
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,190 @@
+#pragma once
+
+#include <functional>
+#include <list>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "net/wire.h"
+
+namespace nvx::net {
+
+class Run;
+
+/// A group's place at the wire, for one rank: who its ranks are, which of its runs are open, what came too early, its
+/// mail. All of it is guarded by the wire's lock, which the caller holds; but failed() may be asked at any time.
+class Port {
+ public:
+  /// What became of a rank, or what another one says of the group.
+  struct Failure {
+    int rank = -1;
+    bool told = false;  ///< the rank has failed the group; else the rank itself is lost
+    bool left = false;  ///< the rank has destroyed the group
+    std::string why;
+  };
+  /// Mail that has come, in the order in which it came.
+  struct Letter {
+    Kind kind;
+    int from;
+    uint64_t value;
+    MailHead head;
+    std::vector<std::byte> body;
+  };
+
+  Port(std::shared_ptr<Wire> wire, uint64_t group, int rank, int size);
+  ~Port();
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+
+  Wire& wire() { return *wire_; }
+  /// The wire's.
+  Mutex& mutex() RETURN_CAPABILITY(wire_->mutex_) { return wire_->mutex_; }
+  int rank() const { return rank_; }
+
+  void connect(int rank, std::span<const std::byte> address) REQUIRES(wire_->mutex_);
+  /// From here on nothing is sent or taken in. Peers that ask are told so.
+  void leave() REQUIRES(wire_->mutex_);
+
+  // --- runs
+  void open(Run& run) REQUIRES(wire_->mutex_);
+  void close(Run& run) REQUIRES(wire_->mutex_);
+  /// Gives a run what has come for it before its time, as far as that has come now.
+  void offer_early(Run& run) REQUIRES(wire_->mutex_);
+  /// The operation that begins, and what is called. What the last ones were is kept for those who ask.
+  void begin_operation(uint32_t op, const Label& label) REQUIRES(wire_->mutex_);
+  /// Shows a rank that is waited for what is called here: if it calls, or called, something else, both sides learn so.
+  enum class Asks { kYes, kNo };
+  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(wire_->mutex_);
+  bool has_called(int rank, uint32_t op) const REQUIRES(wire_->mutex_) {
+    return int32_t(ranks_[size_t(rank)].called - op) >= 0;
+  }
+  /// A rank that calls something else as this operation, and what.
+  std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(wire_->mutex_);
+  /// Operations before this one are over here: what still comes for them is a mismatch, or late.
+  void end_operation(uint32_t op) REQUIRES(wire_->mutex_);
+  /// A label that came for an operation which is over here, and is not what was called: who sent it.
+  std::optional<std::pair<int, Label>> stray() REQUIRES(wire_->mutex_);
+  /// Whether a segment of this size may go to a rank now; counted as sent if so. What a rank has not taken in yet is
+  /// bounded by the credit, except that one segment may go however long it is; so are those of no bytes.
+  bool spend(int rank, size_t bytes) REQUIRES(wire_->mutex_);
+  void took_in(int rank, size_t bytes) REQUIRES(wire_->mutex_);
+  void send(int rank, WireHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
+            Sender* sender, uint64_t cookie) REQUIRES(wire_->mutex_);
+  /// Asks the ranks for a sign of life.
+  void ask(int rank) REQUIRES(wire_->mutex_);
+  /// For a run that ends badly: its bodies must not be read any more when this returns.
+  void sever(int rank) REQUIRES(wire_->mutex_);
+
+  // --- failure
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  const std::optional<Failure>& failure() const REQUIRES(wire_->mutex_) { return failure_; }
+  /// Told once when another rank fails the group, with the wire's lock held, on whatever thread drives the wire.
+  void on_failure(std::function<void(const Failure&)> hear) REQUIRES(wire_->mutex_);
+  /// What is known of a rank: lost, or left; nothing while it is there.
+  std::optional<Failure> fate(int rank) REQUIRES(wire_->mutex_);
+  /// Tells these ranks why the group has failed here.
+  void poison(const std::string& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex_);
+  /// The ranks that something has been sent to or has come from.
+  std::vector<int> acquaintances() const REQUIRES(wire_->mutex_);
+
+  // --- monitored barrier
+  void monitor_in(int rank, uint64_t turn) REQUIRES(wire_->mutex_);
+  void monitor_out(int rank, uint64_t turn) REQUIRES(wire_->mutex_);
+  /// The last barrier that a rank has come to, and the last one that rank 0 has let all leave.
+  uint64_t monitored_in(int rank) const REQUIRES(wire_->mutex_) { return ranks_[size_t(rank)].monitored; }
+  uint64_t monitored_out() const REQUIRES(wire_->mutex_) { return monitored_out_; }
+
+  // --- mail
+  void on_mail(std::function<void()> poke) REQUIRES(wire_->mutex_) { poke_ = std::move(poke); }
+  std::optional<Letter> next_letter() REQUIRES(wire_->mutex_);
+  void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(wire_->mutex_);
+  void tell_taken(int rank, uint64_t count) REQUIRES(wire_->mutex_);
+  void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(wire_->mutex_);
+  /// Sends a granted message; the number comes up in next_sent() when its body may be changed.
+  void send_parcel(int rank, uint64_t number, const std::byte* data, size_t bytes) REQUIRES(wire_->mutex_);
+  std::optional<std::pair<int, uint64_t>> next_sent() REQUIRES(wire_->mutex_);
+  std::optional<std::pair<int, uint64_t>> next_received() REQUIRES(wire_->mutex_);
+  /// Lets go of all memory of messages. Bounded.
+  void drop_mail() REQUIRES(wire_->mutex_);
+
+ private:
+  friend class Wire;
+
+  struct Rank {
+    PeerId peer = 0;
+    bool known = false;  // has an address
+    bool acquainted = false;
+    bool left = false;
+    uint64_t monitored = 0;
+    uint64_t owed = 0;      // cost of what was sent and it has not said that it took in
+    uint32_t called = 0;    // the last operation that it is known to have called
+    uint64_t kept = 0;      // cost of what came from it too early
+    uint64_t letters = 0;   // from it that nobody has read
+    uint64_t taken_in = 0;  // cost of what came from it and it has not been told of
+  };
+  struct Early {
+    WireHeader header;
+    std::optional<First> first;
+    std::vector<std::byte> body;
+  };
+  /// A large message, granted and not over.
+  struct Parcel {
+    uint64_t id;
+    int rank;
+    uint64_t number;
+    std::byte* data;
+    size_t bytes;
+    size_t moved = 0;
+    int busy = 0;  // segments that the link still reads, or writes
+    bool failed = false;
+    std::vector<bool> seen{};  // that have come, or are being fetched
+  };
+  class ParcelSender;
+
+  void arrived(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+      REQUIRES(wire_->mutex_);
+  std::byte* place(const WireHeader& header, size_t bytes) REQUIRES(wire_->mutex_);
+  void dropped(const WireHeader& header, const std::byte* where) REQUIRES(wire_->mutex_);
+  void take_segment(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+      REQUIRES(wire_->mutex_);
+  bool keep(int rank, size_t bytes) REQUIRES(wire_->mutex_);
+  void let_go(const Early& early) REQUIRES(wire_->mutex_);
+  void note_called(const WireHeader& header) REQUIRES(wire_->mutex_);
+  void take_label(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(wire_->mutex_);
+  void take_parcel(const WireHeader& header, std::span<const std::byte> body) REQUIRES(wire_->mutex_);
+  Parcel* parcel_of(const WireHeader& header, size_t bytes) REQUIRES(wire_->mutex_);
+  bool parcels_busy() const REQUIRES(wire_->mutex_);
+  void fail(Failure failure) REQUIRES(wire_->mutex_);
+  void push_parcels() REQUIRES(wire_->mutex_);
+
+  std::shared_ptr<Wire> wire_;
+  const uint64_t group_;
+  const int rank_;
+  std::vector<Rank> ranks_;
+  std::vector<Run*> runs_;
+  std::list<Early> early_;
+  uint32_t ended_ = 0;  // operations before this one are over here
+  std::optional<std::pair<int, Label>> stray_;
+  struct Called {
+    uint32_t op = 0;
+    Label label{};
+  };
+  std::array<Called, 16> called_{};  // by op
+  std::optional<std::pair<int, Called>> clash_;
+  bool left_ = false;
+  std::atomic<bool> failed_{false};
+  std::optional<Failure> failure_;
+  std::function<void(const Failure&)> hear_;
+
+  uint64_t monitored_out_ = 0;
+  std::function<void()> poke_;  // may be called with the wire's lock held
+  std::deque<Letter> letters_;
+  std::list<Parcel> outgoing_;
+  std::list<Parcel> incoming_;
+  uint64_t next_parcel_ = 0;
+  std::unique_ptr<ParcelSender> parcel_sender_;
+  std::deque<std::pair<int, uint64_t>> sent_, received_;
+};
+
+}  // namespace nvx::net

@@ -1,0 +1,331 @@
+#include "net/wire.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "net/port.h"
+#include "net/ucx.h"
+
+namespace nvx::net {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{1000};     ///< of the attendant, when nothing happens
+constexpr std::chrono::milliseconds kAfterglow{20};  ///< how long after the last drive it stays close
+constexpr std::chrono::milliseconds kGlance{1};      ///< its steps meanwhile
+constexpr std::chrono::milliseconds kAskInterval{1000};
+
+ProcessId random_id() {
+  ProcessId id = 0;
+  if (getrandom(&id, sizeof id, 0) != ssize_t(sizeof id)) throw system_error("getrandom failed");
+  return id;
+}
+
+std::chrono::milliseconds silence() { return std::chrono::seconds(std::max<int64_t>(config().liveness_s, 1)); }
+
+int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
+
+/// What a ping carries: who asks, so that the answer finds its way.
+struct Sign {
+  ProcessId process;
+};
+
+}  // namespace
+
+std::shared_ptr<Wire> Wire::here() {
+  // Never closed but by the end of the process: peers may ask this one for a sign of life between two groups.
+  static Mutex mutex;
+  static std::shared_ptr<Wire>* wire = new std::shared_ptr<Wire>;
+  static pid_t owner = 0;
+  MutexLock lock(mutex);
+  if (owner != getpid()) {
+    if (*wire) wire = new std::shared_ptr<Wire>;  // a forked child: the parent's link is not its own
+    owner = getpid();
+  }
+  if (!*wire) *wire = std::make_shared<Wire>(open_ucx(), silence());
+  return *wire;
+}
+
+Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
+    : link_(std::move(link)), segment_bytes_(link_->segment_bytes()), silence_(silence), process_(random_id()) {
+  link_->listen(*this);
+  attendant_ = std::thread([this] { attend(); });
+}
+
+Wire::~Wire() { close(); }
+
+void Wire::close() {
+  {
+    MutexLock lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    link_->wake();
+    stirred_.notify_all();
+    closing_.notify_all();
+  }
+  attendant_.join();
+  MutexLock lock(mutex_);
+  link_->close();
+}
+
+std::vector<std::byte> Wire::address() {
+  MutexLock lock(mutex_);
+  std::vector<std::byte> address(sizeof process_);
+  std::memcpy(address.data(), &process_, sizeof process_);
+  const std::vector<std::byte> of_link = link_->address();
+  address.insert(address.end(), of_link.begin(), of_link.end());
+  return address;
+}
+
+std::string Wire::describe() {
+  MutexLock lock(mutex_);
+  return link_->describe();
+}
+
+PeerId Wire::connect(std::span<const std::byte> address) {
+  ProcessId process = 0;
+  if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: a rank's address on the wire is too short");
+  std::memcpy(&process, address.data(), sizeof process);
+  const auto it = by_process_.find(process);
+  if (it != by_process_.end() && peers_[it->second].lost.empty()) return it->second;
+  const PeerId id = PeerId(peers_.size());
+  peers_.emplace_back();
+  peers_.back().process = process;
+  peers_.back().link = link_->add(address.subspan(sizeof process));
+  by_process_[process] = id;
+  by_link_.resize(std::max<size_t>(by_link_.size(), peers_.back().link + 1));
+  by_link_[peers_.back().link] = id;
+  return id;
+}
+
+void Wire::send(PeerId to, const WireHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
+                Sender* sender, uint64_t cookie) {
+  if (closed_ || !peers_[to].lost.empty()) {
+    if (sender) sender->sent(cookie, Status(Code::kPeerDied, peers_[to].lost));
+    return;
+  }
+  if (free_.empty()) {
+    outgoing_.emplace_back();
+    free_.push_back(&outgoing_.back());
+  }
+  Outgoing& out = *free_.back();
+  free_.pop_back();
+  out.sender = sender;
+  out.cookie = cookie;
+  out.post.to = peers_[to].link;
+  out.post.owner = &out;
+  std::memcpy(out.post.header, &header, sizeof header);
+  if (!behind.empty()) std::memcpy(out.post.header + sizeof header, behind.data(), behind.size());
+  out.post.header_bytes = uint8_t(sizeof header + behind.size());
+  out.post.body = body.data();
+  out.post.bytes = body.size();
+  if (!sender && !body.empty()) {
+    std::memcpy(out.copied.data(), body.data(), body.size());
+    out.post.body = out.copied.data();
+  }
+  link_->post(out.post);
+}
+
+void Wire::done(Post& post, const Status& status) {
+  Outgoing* out = static_cast<Outgoing*>(post.owner);
+  if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
+  free_.push_back(out);
+}
+
+void Wire::disown(const Sender* sender) {
+  for (Outgoing& out : outgoing_) {
+    if (out.sender == sender) out.sender = nullptr;
+  }
+}
+
+bool Wire::progress() {
+  driven_ns_.store(now_ns(), std::memory_order_relaxed);
+  if (closed_) return false;
+  bool moved = false;
+  while (link_->progress()) moved = true;
+  for (const PeerId peer : std::exchange(to_forget_, {})) link_->forget(peer);
+  if (moved) stir();
+  return moved;
+}
+
+bool Wire::glance() {
+  if (!mutex_.try_lock()) return false;
+  const bool moved = progress();
+  mutex_.unlock();
+  return moved;
+}
+
+/// Something has moved: whoever sleeps may have waited for it.
+void Wire::stir() {
+  ++stirs_;
+  if (sleepers_ == 0) return;
+  stirred_.notify_all();
+  if (lookout_) link_->wake();
+}
+
+void Wire::nap(std::chrono::microseconds span) {
+  MutexLock lock(mutex_);
+  if (closed_) return;
+  ++sleepers_;
+  if (lookout_) {
+    lock.wait_for(stirred_, span);
+  } else if (link_->arm()) {
+    lookout_ = true;
+    lock.unlock();
+    link_->sleep(span);
+    lock.lock();
+    lookout_ = false;
+  }
+  --sleepers_;
+}
+
+// --- what comes
+
+Port* Wire::port_of(const WireHeader& header) {
+  const auto it = ports_.find({header.group, header.to});
+  return it == ports_.end() ? nullptr : it->second;
+}
+
+std::byte* Wire::place(std::span<const std::byte> bytes, size_t size) {
+  const auto header = read_header(bytes);
+  Port* port = header ? port_of(*header) : nullptr;
+  if (!port) return nullptr;
+  port->mutex().held_by_caller();
+  return port->place(*header, size);
+}
+
+void Wire::dropped(std::span<const std::byte> bytes, std::byte* where) {
+  const auto header = read_header(bytes);
+  Port* port = header ? port_of(*header) : nullptr;
+  if (!port) return;
+  port->mutex().held_by_caller();
+  port->dropped(*header, where);
+}
+
+void Wire::arrived(std::span<const std::byte> whole, std::span<const std::byte> body) {
+  const auto header = read_header(whole);
+  if (!header) return;
+  if (header->kind == Kind::kPing || header->kind == Kind::kPong) return answer(*header, whole);
+  Port* port = port_of(*header);
+  if (!port) return;  // its group is gone here
+  port->mutex().held_by_caller();
+  port->arrived(*header, whole, body);
+  if (header->from < port->ranks_.size() && port->ranks_[header->from].known)
+    hear(peers_[port->ranks_[header->from].peer]);
+}
+
+void Wire::hear(Peer& peer) {
+  if (peer.warned) {
+    NVX_LOG(kWarn, "the process that gave no sign of life for %.1f s is back",
+            std::chrono::duration<double>(Clock::now() - peer.asked_first).count());
+  }
+  peer.waits_for_sign = peer.warned = false;
+}
+
+/// A ping is answered by whoever asked for, with whether its group is still there; a pong is noted.
+void Wire::answer(const WireHeader& header, std::span<const std::byte> whole) {
+  const auto sign = read_behind_header<Sign>(whole);
+  if (!sign) return;
+  const auto it = by_process_.find(sign->process);
+  if (it == by_process_.end()) return;
+  hear(peers_[it->second]);
+  if (header.kind == Kind::kPong) {
+    Port* port = port_of(header);
+    if (port && header.value == 0 && header.from < port->ranks_.size()) port->ranks_[header.from].left = true;
+    return;
+  }
+  WireHeader pong = header;
+  pong.kind = Kind::kPong;
+  std::swap(pong.from, pong.to);
+  pong.value = port_of(header) ? 1 : 0;
+  const Sign mine{process_};
+  send(it->second, pong, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+}
+
+void Wire::ask(PeerId id, uint64_t group, int from, int to) {
+  Peer& peer = peers_[id];
+  const auto now = Clock::now();
+  if (!peer.lost.empty()) return;
+  if (peer.waits_for_sign) {
+    const auto silent = now - peer.asked_first;
+    if (silent > silence_) {
+      const auto s = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
+      return lose(id, "has given no sign of life for " + std::to_string(s) + " s");
+    }
+    if (silent > silence_ * 3 / 10 && !peer.warned) {
+      peer.warned = true;
+      NVX_LOG(kWarn, "rank %d gives no sign of life for %.1f s; it is given up after %.0f s", to,
+              std::chrono::duration<double>(silent).count(), std::chrono::duration<double>(silence_).count());
+    }
+  }
+  if (now - peer.asked < kAskInterval) return;
+  if (!peer.waits_for_sign) peer.asked_first = now;
+  peer.asked = now;
+  peer.waits_for_sign = true;
+  WireHeader ping;
+  ping.kind = Kind::kPing;
+  ping.group = group;
+  ping.from = uint32_t(from);
+  ping.to = uint32_t(to);
+  const Sign mine{process_};
+  send(id, ping, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+}
+
+// --- failure
+
+const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
+
+void Wire::lost(PeerId link, const std::string& why) {
+  if (link < by_link_.size()) lose(by_link_[link], why);
+}
+
+void Wire::sever(PeerId peer, const std::string& why) { lose(peer, why); }
+
+void Wire::lose(PeerId id, const std::string& why) {
+  Peer& peer = peers_[id];
+  if (!peer.lost.empty()) return;
+  peer.lost = why.empty() ? "is lost" : why;
+  NVX_LOG(kInfo, "a process on another host is lost: %s", peer.lost.c_str());
+  to_forget_.push_back(peer.link);  // this may be a call of the link's
+  stir();
+}
+
+// --- the attendant
+
+/// While somebody waits, the link is driven by who waits. In between this thread answers, and pushes out what the last
+/// operation left in the link: every millisecond shortly after an operation, and when the link says so later on.
+void Wire::attend() {
+  pthread_setname_np(pthread_self(), "nvx-wire");
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  for (;;) {
+    const auto idle = std::chrono::nanoseconds(now_ns() - driven_ns_.load(std::memory_order_relaxed));
+    MutexLock lock(mutex_);
+    if (closed_) return;
+    if (idle < kGlance || lookout_) {
+      lock.wait_for(closing_, kGlance);
+      continue;
+    }
+    const int64_t driven = driven_ns_.load(std::memory_order_relaxed);
+    const bool moved = progress();
+    if (!moved) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
+    if (idle < kAfterglow) {
+      lock.wait_for(closing_, kGlance);
+    } else if (!lookout_ && link_->arm()) {
+      lookout_ = true;
+      lock.unlock();
+      link_->sleep(kTick);
+      lock.lock();
+      lookout_ = false;
+    }
+  }
+}
+
+}  // namespace nvx::net

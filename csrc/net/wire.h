@@ -1,0 +1,179 @@
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/flag.h"
+#include "base/mutex.h"
+#include "net/header.h"
+#include "net/link.h"
+
+namespace nvx::net {
+
+class Port;
+
+/// Told when the link has read a body for the last time. With the wire's lock held.
+class Sender {
+ public:
+  virtual ~Sender() = default;
+  virtual void sent(uint64_t cookie, const Status& status) = 0;
+};
+
+/// A process's name on the wire, before its link's address.
+using ProcessId = uint64_t;
+
+/// What this process has to do with others over a link: one link, one lock, one thread that looks after it while nobody
+/// waits, shared by the ports of all groups. Whoever waits drives the link; of several that sleep one sleeps in the
+/// link and wakes the rest.
+class Wire final : private Receiver {
+ public:
+  /// This process's, opened when first asked for and kept until the process ends. Throws Error.
+  static std::shared_ptr<Wire> here();
+
+  Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
+  ~Wire() override;
+  /// Ends the thread and the link. Bounded; nothing moves any more afterwards.
+  void close() EXCLUDES(mutex_);
+
+  /// Held by whoever touches a port or a run.
+  Mutex& mutex() RETURN_CAPABILITY(mutex_) { return mutex_; }
+  std::vector<std::byte> address() EXCLUDES(mutex_);
+  std::string describe() EXCLUDES(mutex_);
+  size_t segment_bytes() const { return segment_bytes_; }
+
+  /// The process at that address. Throws Error if the link could never reach it.
+  PeerId connect(std::span<const std::byte> address) REQUIRES(mutex_);
+
+  /// Sends a header, what follows it, and a body. The body is copied where no sender waits for its end, and must then
+  /// be small. Goes nowhere if the peer is lost; a sender is told.
+  void send(PeerId to, const WireHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
+            Sender* sender, uint64_t cookie) REQUIRES(mutex_);
+  static constexpr size_t kMostCopied = 1024;
+  /// Nobody is told any more of what this sender has sent.
+  void disown(const Sender* sender) REQUIRES(mutex_);
+  /// Closes what is open to a peer: it is lost.
+  void sever(PeerId peer, const std::string& why) REQUIRES(mutex_);
+
+  /// Moves what can be moved now. True if anything did.
+  bool progress() REQUIRES(mutex_);
+  /// As progress(), if nobody else is at it.
+  bool glance() EXCLUDES(mutex_);
+
+  /// Returns when ready() does, which is asked with the lock held, when the deadline has passed, or the watch alarms;
+  /// the link is driven meanwhile. look(), with the lock held, is called about twenty times a second by a sleeper.
+  template <class Ready, class Look>
+  Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
+
+  /// Sleeps in the link for at most this long, or until somebody else who sleeps there has found something.
+  void nap(std::chrono::microseconds span) EXCLUDES(mutex_);
+
+  /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
+  void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
+
+  /// Empty while the peer can be talked to; else what has become of it.
+  const std::string& lost_because(PeerId peer) REQUIRES(mutex_);
+
+ private:
+  friend class Port;
+
+  struct Peer {
+    ProcessId process = 0;
+    PeerId link = 0;
+    std::string lost;  // why, once it is
+    Clock::time_point asked{};
+    Clock::time_point asked_first{};  // of the questions that wait for an answer
+    bool waits_for_sign = false;
+    bool warned = false;
+  };
+  /// A message on its way out, with room for what is copied.
+  struct Outgoing {
+    Post post;
+    Sender* sender = nullptr;
+    uint64_t cookie = 0;
+    std::array<std::byte, kMostCopied> copied;
+  };
+  using PortKey = std::pair<uint64_t, uint32_t>;  // group, rank here
+
+  std::byte* place(std::span<const std::byte> header, size_t bytes) override REQUIRES(mutex_);
+  void arrived(std::span<const std::byte> header, std::span<const std::byte> body) override REQUIRES(mutex_);
+  void dropped(std::span<const std::byte> header, std::byte* where) override REQUIRES(mutex_);
+  void done(Post& post, const Status& status) override REQUIRES(mutex_);
+  void lost(PeerId peer, const std::string& why) override REQUIRES(mutex_);
+
+  void answer(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(mutex_);
+  void hear(Peer& peer) REQUIRES(mutex_);
+  void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
+  Port* port_of(const WireHeader& header) REQUIRES(mutex_);
+  void stir() REQUIRES(mutex_);
+  void attend() EXCLUDES(mutex_);
+
+  Mutex mutex_;
+  std::unique_ptr<Link> link_;
+  const size_t segment_bytes_;
+  const std::chrono::milliseconds silence_;
+  const ProcessId process_;
+  std::deque<Peer> peers_ GUARDED_BY(mutex_);  // by PeerId
+  std::unordered_map<ProcessId, PeerId> by_process_ GUARDED_BY(mutex_);
+  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);  // the link has numbers of its own
+  std::map<PortKey, Port*> ports_ GUARDED_BY(mutex_);
+  std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
+  std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
+  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);  // by the link's numbers
+  std::condition_variable stirred_, closing_;
+  uint64_t stirs_ GUARDED_BY(mutex_) = 0;
+  int sleepers_ GUARDED_BY(mutex_) = 0;
+  bool lookout_ GUARDED_BY(mutex_) = false;  // somebody sleeps in the link
+  bool closed_ GUARDED_BY(mutex_) = false;
+  std::atomic<int64_t> driven_ns_{0};  // when somebody last drove the link
+  std::thread attendant_;
+};
+
+/// How long a sleep in the link may take while an operation waits: an event that was missed costs this much.
+inline constexpr std::chrono::microseconds kMostNap{1000};
+
+template <class Ready, class Look>
+Waited Wire::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
+  const auto attempt = [&] {
+    MutexLock lock(mutex_);
+    progress();
+    return ready();
+  };
+  if (attempt()) return Waited::kReached;
+  if (rules.patience) {
+    const auto stop = Clock::now() + rules.patience->span();
+    do {
+      for (int i = 0; i < 4; ++i) {
+        if (attempt()) return rules.patience->paid(), Waited::kReached;
+        relax();
+      }
+    } while (Clock::now() < stop);
+    rules.patience->in_vain();
+  }
+  auto next_look = Clock::now() + kWatchInterval;
+  for (;;) {
+    nap(kMostNap);
+    if (attempt()) return Waited::kReached;
+    const auto now = Clock::now();
+    if (rules.deadline.passed(now)) return Waited::kTimedOut;
+    if (now < next_look) continue;
+    next_look = now + kWatchInterval;
+    {
+      MutexLock lock(mutex_);
+      look();
+    }
+    if (rules.watch && rules.watch->alarmed(peer)) {
+      if (attempt()) return Waited::kReached;
+      rules.watch->alarm(peer);
+      return Waited::kAlarmed;
+    }
+  }
+}
+
+}  // namespace nvx::net

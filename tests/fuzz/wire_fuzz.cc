@@ -1,0 +1,119 @@
+// A wire with a port, an open run and mail, and whatever messages come: nothing is written that is not the run's or the
+// message's, nothing is kept without bound, and everything ends.
+
+#include <fuzzer/FuzzedDataProvider.h>
+
+#include <cstdlib>
+
+#include "kernel/level.h"
+#include "net/executor.h"
+#include "support/scripted_link.h"
+
+namespace nvx::test {
+namespace {
+
+using net::Kind;
+using net::WireHeader;
+
+constexpr size_t kSegment = 64, kBytes = 160;
+constexpr uint64_t kGroup = 5;
+
+Sent make_up(FuzzedDataProvider& from) {
+  WireHeader header;
+  header.kind = Kind(from.ConsumeIntegralInRange(0, int(Kind::kMonitorOut) + 1));
+  header.group = from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<uint64_t>() : kGroup;
+  header.from = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>() : 1);
+  header.to = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>() : 0);
+  header.op = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>()
+                                                              : from.ConsumeIntegralInRange(0, 3));
+  header.value = from.ConsumeBool() ? from.ConsumeIntegral<uint64_t>() : 0;
+  if (from.ConsumeBool()) {
+    header.run = header.message = 0;
+    header.segment = from.ConsumeIntegralInRange<uint32_t>(0, 4);
+  }
+  Sent sent;
+  append(sent.header, header);
+  const bool honest = from.ConsumeBool();
+  if (honest && header.kind == Kind::kFirst) {
+    append(sent.header, net::First{{}, from.ConsumeBool() ? kBytes : from.ConsumeIntegral<uint64_t>()});
+  } else if (honest && header.kind == Kind::kMail) {
+    append(sent.header, net::MailHead{0,
+                                      from.ConsumeIntegral<uint64_t>(),
+                                      from.ConsumeIntegral<uint8_t>(),
+                                      from.ConsumeIntegral<uint8_t>(),
+                                      from.ConsumeIntegral<uint8_t>(),
+                                      {}});
+  } else {
+    const auto bytes = from.ConsumeBytes<uint8_t>(from.ConsumeIntegralInRange<size_t>(0, net::kMostHeader - 32));
+    for (const uint8_t byte : bytes) append(sent.header, byte);
+  }
+  if (from.ConsumeIntegralInRange(0, 30) == 0) sent.header.resize(from.ConsumeIntegralInRange<size_t>(0, 40));
+  constexpr size_t kLengths[] = {0, 1, 32, kSegment, kSegment + 1, 1500};
+  sent.body.resize(from.ConsumeBool() ? kSegment : from.PickValueInArray(kLengths));
+  return sent;
+}
+
+/// All memory that may be written, each of its own size, for AddressSanitizer to watch.
+struct Memory {
+  Bytes input = Bytes(kBytes), output = Bytes(kBytes), scratch, parcel = Bytes(150), letter = Bytes(100);
+};
+
+void play(FuzzedDataProvider& from) {
+  Memory memory;
+  const schedule::Row& row = schedule::catalog()[from.ConsumeIntegralInRange<size_t>(0, 4)];
+  const schedule::Row* const rows[] = {&row, schedule::find(schedule::Collective::kBroadcast, "binomial")};
+  auto* const link = new ScriptedLink(kSegment);
+  const auto wire = std::make_shared<net::Wire>(std::unique_ptr<net::Link>(link), std::chrono::milliseconds(200));
+  net::Port port(wire, kGroup, 0, 3);
+  MutexLock lock(wire->mutex());
+  port.mutex().held_by_caller();
+  Bytes address(16);
+  port.connect(1, address);
+  link->fetches = from.ConsumeBool();
+  const int members[] = {0, 1};
+  net::Errand errand;
+  errand.row = rows[from.ConsumeBool()];
+  errand.layout.size = 2;
+  errand.layout.root = 1;
+  errand.layout.width = 4;
+  errand.layout.bytes = kBytes;
+  errand.members = members;
+  memory.scratch.resize(errand.row->scratch(errand.layout, 0));
+  errand.input = memory.input.data();
+  errand.output = memory.output.data();
+  errand.scratch = memory.scratch.data();
+  errand.reduce = kernel::level().reduce(DType::kI32, ReduceOp::kSum);
+  errand.op = 1;
+  auto run = std::make_unique<net::Run>(port, errand);
+  port.grant(1, 1, memory.parcel.data(), memory.parcel.size());
+  port.send_parcel(1, 2, memory.letter.data(), memory.letter.size());
+  for (int step = 0; step < 60 && from.remaining_bytes() > 0; ++step) {
+    link->to_come.push_back(make_up(from));
+    switch (from.ConsumeIntegralInRange(0, 15)) {
+      case 0: link->finish_fetches(); break;
+      case 1: (void)port.next_letter(); break;
+      case 2: (void)port.next_sent(), (void)port.next_received(); break;
+      case 3: run->look(); break;
+      case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
+      case 5: link->reads_posts = from.ConsumeBool(); break;
+      case 6: port.end_operation(from.ConsumeIntegralInRange<uint32_t>(0, 3)); break;
+      default: break;
+    }
+    wire->progress();
+    run->advance();
+  }
+  link->finish_fetches();
+  link->reads_posts = true;
+  run.reset();
+  port.drop_mail();
+  lock.unlock();
+}
+
+}  // namespace
+}  // namespace nvx::test
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FuzzedDataProvider from(data, size);
+  nvx::test::play(from);
+  return 0;
+}

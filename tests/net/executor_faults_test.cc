@@ -1,0 +1,351 @@
+// One run beside a peer that does not keep to what was agreed, or goes: what the run then says, and whose memory it
+// touches afterwards.
+
+#include <gtest/gtest.h>
+
+#include "support/errands.h"
+#include "support/ranks.h"
+#include "support/scripted_link.h"
+
+namespace nvx::test {
+namespace {
+
+using net::First;
+using net::Kind;
+using net::Progress;
+using net::WireHeader;
+using schedule::Collective;
+using Cause = net::Run::Verdict::Cause;
+
+constexpr size_t kSegment = 64;
+constexpr uint64_t kGroup = 5;
+
+/// Rank 0 of 2 and the link under it, nothing else; all on one thread. A run adds up 40 integers with rank 1, or takes
+/// them from it: messages of three segments, the last of them shorter.
+class Alone {
+ public:
+  static constexpr size_t kElements = 40, kBytes = 4 * kElements;
+
+  explicit Alone(const char* schedule = "pair", Collective collective = Collective::kAllReduce)
+      : row_(*schedule::find(collective, schedule)),
+        link_(*new ScriptedLink(kSegment)),
+        wire_(std::make_shared<net::Wire>(std::unique_ptr<net::Link>(&link_), std::chrono::milliseconds(200))),
+        port_(std::make_unique<net::Port>(wire_, kGroup, 0, 3)),
+        lock_(std::make_unique<MutexLock>(wire_->mutex())) {
+    hold();
+    Bytes address(16);
+    for (int rank = 1; rank < 3; ++rank) {
+      address[0] = std::byte(rank);
+      port_->connect(rank, address);
+    }
+    Shape shape = shape_of({collective, 2, kElements, 4, /*root=*/1});
+    part_ = std::make_unique<Part>(shape, 0, Memory::kApart, 0);
+  }
+  ~Alone() {
+    hold();
+    run_.reset();
+    lock_.reset();
+    port_.reset();
+  }
+
+  ScriptedLink& link() { return link_; }
+  net::Run& run() { return *run_; }
+  std::optional<net::Port::Failure> fate() { return hold(), port_->fate(1); }
+  std::optional<std::pair<int, net::Label>> stray() { return hold(), port_->stray(); }
+
+  net::Run& begin(uint32_t op = 1) {
+    hold();
+    run_ = std::make_unique<net::Run>(*port_, part_->errand(row_, op, 4));
+    advance();
+    return *run_;
+  }
+  Progress advance() {
+    hold();
+    Progress progress = run_->advance();
+    for (int i = 0; i < 5; ++i) wire_->progress(), progress = run_->advance();
+    return progress;
+  }
+  void end() {
+    hold();
+    run_.reset();
+    part_.reset();
+  }
+  void end_operation(uint32_t op) {
+    hold();
+    run_.reset();
+    port_->end_operation(op + 1);
+  }
+
+  /// A segment as rank 1 would send it.
+  Sent segment(size_t k, uint32_t op = 1, size_t total = kBytes) const {
+    WireHeader header = header_of(k == 0 ? Kind::kFirst : Kind::kNext);
+    header.op = op;
+    header.segment = uint32_t(k);
+    Sent sent;
+    append(sent.header, header);
+    if (k == 0) append(sent.header, First{label(1), total});
+    sent.body = Bytes(std::min(kSegment, kBytes - k * kSegment), std::byte(1));
+    return sent;
+  }
+  static WireHeader header_of(Kind kind) {
+    WireHeader header;
+    header.kind = kind;
+    header.group = kGroup;
+    header.from = 1;
+    header.to = 0;
+    return header;
+  }
+  Progress come(const std::vector<Sent>& messages) {
+    for (const Sent& message : messages) link_.to_come.push_back(message);
+    return advance();
+  }
+  void hold() const ASSERT_CAPABILITY(port_->mutex()) ASSERT_CAPABILITY(wire_->mutex()) {
+    port_->mutex().held_by_caller();
+    wire_->mutex().held_by_caller();
+  }
+
+ private:
+  const schedule::Row& row_;
+  ScriptedLink& link_;
+  std::shared_ptr<net::Wire> wire_;
+  std::unique_ptr<net::Port> port_;
+  std::unique_ptr<MutexLock> lock_;
+  std::unique_ptr<Part> part_;
+  std::unique_ptr<net::Run> run_;
+};
+
+/// As rank 1 sends it, with one thing changed.
+template <class Change>
+Sent changed(Sent message, Change change) {
+  WireHeader header = message.read();
+  change(header);
+  std::memcpy(message.header.data(), &header, sizeof header);
+  return message;
+}
+
+TEST(RunFaults, AnyOrderOfSegmentsIsRight) {
+  Alone alone;
+  alone.begin();
+  EXPECT_EQ(alone.come({alone.segment(2), alone.segment(0)}), Progress::kPending);
+  EXPECT_EQ(alone.run().waits_for(), std::vector<int>{1});
+  EXPECT_EQ(alone.come({alone.segment(1)}), Progress::kDone);
+}
+
+TEST(RunFaults, AnotherLabelIsAMismatchThatTellsIt) {
+  Alone alone;
+  alone.begin();
+  Sent other = alone.segment(0);
+  other.header[sizeof(WireHeader)] = std::byte(9);
+  EXPECT_EQ(alone.come({other}), Progress::kFailed);
+  EXPECT_EQ(alone.run().verdict().cause, Cause::kMismatch);
+  EXPECT_EQ(alone.run().verdict().rank, 1);
+  EXPECT_EQ(alone.run().verdict().theirs, label(9));
+}
+
+TEST(RunFaults, AnotherLengthIsTold) {
+  Alone alone;
+  alone.begin();
+  EXPECT_EQ(alone.come({alone.segment(0, 1, 4000)}), Progress::kFailed);
+  EXPECT_EQ(alone.run().verdict().cause, Cause::kCounts);
+  EXPECT_EQ(alone.run().verdict().mine, Alone::kBytes);
+  EXPECT_EQ(alone.run().verdict().other, 4000u);
+}
+
+TEST(RunFaults, WhatBelongsToNoMessageIsGarbage) {
+  const auto verdict_on = [](auto make) {
+    Alone alone;
+    alone.begin();
+    EXPECT_EQ(alone.come(make(alone)), Progress::kFailed);
+    EXPECT_EQ(alone.run().verdict().rank, 1);
+    return alone.run().verdict().cause;
+  };
+  using Messages = std::vector<Sent>;
+  EXPECT_EQ(verdict_on([](Alone& a) {
+              return Messages{a.segment(0), a.segment(1), a.segment(1)};
+            }),
+            Cause::kGarbage)
+      << "twice the same";
+  EXPECT_EQ(verdict_on([](Alone& a) { return Messages{a.segment(0), a.segment(0)}; }), Cause::kGarbage);
+  for (const size_t bytes : {size_t(0), size_t(63), size_t(65)}) {
+    EXPECT_EQ(verdict_on([&](Alone& a) {
+                Sent cut = a.segment(1);
+                cut.body.resize(bytes);
+                return Messages{cut};
+              }),
+              Cause::kGarbage)
+        << bytes;
+  }
+  for (const uint32_t number : {3u, 4u, 0x7fffffffu, 0xffffffffu}) {
+    EXPECT_EQ(verdict_on([&](Alone& a) {
+                return Messages{changed(a.segment(1), [&](WireHeader& h) { h.segment = number; })};
+              }),
+              Cause::kGarbage)
+        << number;
+  }
+  EXPECT_EQ(verdict_on([](Alone& a) { return Messages{changed(a.segment(1), [](WireHeader& h) { h.segment = 0; })}; }),
+            Cause::kGarbage)
+      << "the beginning of a message without its label";
+  EXPECT_EQ(verdict_on([](Alone& a) {
+              Sent bare = a.segment(0);
+              bare.header.resize(sizeof(WireHeader) + 7);
+              return Messages{bare};
+            }),
+            Cause::kGarbage);
+}
+
+/// Nobody may fail a run, or end it, whom it has nothing to do with.
+TEST(RunFaults, WhatIsForNobodyHereIsLeftAlone) {
+  Alone alone;
+  alone.begin();
+  std::vector<Sent> strangers;
+  const auto stranger = [&](auto change) { strangers.push_back(changed(alone.segment(0), change)); };
+  stranger([](WireHeader& h) { h.magic ^= 1; });
+  stranger([](WireHeader& h) { h.wire += 1; });
+  stranger([](WireHeader& h) { h.kind = Kind(77); });
+  stranger([](WireHeader& h) { h.from = 0; });
+  stranger([](WireHeader& h) { h.from = 3; });
+  stranger([](WireHeader& h) { h.from = 0xffffffff; });
+  stranger([](WireHeader& h) { h.from = 2; });
+  stranger([](WireHeader& h) { h.to = 1; });
+  stranger([](WireHeader& h) { h.group += 1; });
+  stranger([](WireHeader& h) { h.op = 2; });
+  stranger([](WireHeader& h) { h.run = 1; });
+  stranger([](WireHeader& h) { h.message = 1; });
+  strangers.push_back({Bytes(31), {}});
+  strangers.push_back({{}, {}});
+  for (Kind kind = Kind::kFirst; kind <= Kind::kMonitorOut; kind = Kind(int(kind) + 1)) {
+    if (kind == Kind::kPoison || kind == Kind::kFirst || kind == Kind::kNext) continue;
+    Sent bare;
+    append(bare.header, Alone::header_of(kind));
+    strangers.push_back(bare);
+  }
+  EXPECT_EQ(alone.come(strangers), Progress::kPending);
+  EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1), alone.segment(2)}), Progress::kDone);
+  EXPECT_EQ(alone.come({alone.segment(0), alone.segment(1)}), Progress::kDone) << "too late to be told apart";
+}
+
+TEST(RunFaults, ALostPeerIsNamed) {
+  for (const bool reads : {true, false}) {
+    Alone alone;
+    alone.link().reads_posts = reads;
+    alone.begin();
+    alone.come({alone.segment(0)});
+    alone.link().to_lose.push_back(0);
+    alone.advance();
+    alone.hold();
+    alone.run().look();
+    EXPECT_EQ(alone.advance(), Progress::kFailed);
+    EXPECT_EQ(alone.run().verdict().cause, Cause::kLost);
+    EXPECT_EQ(alone.run().verdict().rank, 1);
+    EXPECT_NE(alone.fate()->why.find("the test says so"), std::string::npos);
+  }
+}
+
+/// As AddressSanitizer sees it: the link writes and reads a last time where it is told to forget.
+TEST(RunFaults, AbandonedPostsEndInTime) {
+  for (const bool minds : {true, false}) {
+    Alone alone;
+    alone.link().reads_posts = false;
+    alone.link().minds_forget = minds;
+    alone.begin();
+    ASSERT_GT(alone.link().open_posts(), 0u);
+    const auto began = Clock::now();
+    if (minds) {
+      alone.end();
+      EXPECT_EQ(alone.link().open_posts(), 0u);
+    } else {
+      alone.hold();
+      alone.run().abandon();  // the memory stays: this link breaks its word
+      alone.link().reads_posts = true;
+      alone.advance();
+    }
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
+  }
+}
+
+TEST(RunFaults, AbandonedFetchesEndInTime) {
+  for (const bool refused : {false, true}) {
+    Alone alone("binomial", Collective::kBroadcast);
+    alone.link().fetches = true;
+    alone.begin();
+    alone.come({alone.segment(0), alone.segment(2)});
+    ASSERT_EQ(alone.link().open_fetches(), 2u);
+    if (refused) {  // the run fails with fetches under way
+      alone.link().fetches = false;
+      Sent cut = alone.segment(1);
+      cut.body.resize(3);
+      EXPECT_EQ(alone.come({cut}), Progress::kFailed);
+    }
+    const auto began = Clock::now();
+    alone.end();
+    EXPECT_EQ(alone.link().open_fetches(), 0u);
+    EXPECT_LT(Clock::now() - began, std::chrono::milliseconds(1000));
+  }
+}
+
+/// Whatever becomes of a segment, its place has been given back when it has arrived.
+TEST(RunFaults, RefusedFetchesAreOver) {
+  Alone alone("binomial", Collective::kBroadcast);
+  alone.link().fetches = true;
+  alone.begin();
+  alone.come({alone.segment(1), alone.segment(1)});
+  alone.link().finish_fetches();
+  EXPECT_EQ(alone.advance(), Progress::kFailed);
+  EXPECT_EQ(alone.run().verdict().cause, Cause::kGarbage);
+  const auto began = Clock::now();
+  alone.end();
+  EXPECT_LT(Clock::now() - began, std::chrono::milliseconds(100)) << "waits for fetches that are over";
+  EXPECT_FALSE(alone.fate()) << "and gives up a peer for them";
+}
+
+TEST(RunFaults, FetchedSegmentsAreRight) {
+  Alone alone("binomial", Collective::kBroadcast);
+  alone.link().fetches = true;
+  alone.begin();
+  alone.come({alone.segment(2), alone.segment(0), alone.segment(1)});
+  alone.link().finish_fetches();
+  EXPECT_EQ(alone.advance(), Progress::kDone);
+}
+
+/// What comes for an operation that is over here was sent by somebody who called something else.
+TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
+  Alone alone;
+  alone.hold();
+  alone.end_operation(1);
+  Sent other = alone.segment(0);
+  other.header[sizeof(WireHeader)] = std::byte(9);
+  alone.begin(2);
+  alone.come({other, alone.segment(1)});
+  const auto stray = alone.stray();
+  ASSERT_TRUE(stray);
+  EXPECT_EQ(stray->first, 1);
+  EXPECT_EQ(stray->second, label(9));
+  // The same if it came before its time, and nobody asked for it.
+  alone.come({alone.segment(0, 3)});
+  EXPECT_FALSE(alone.stray());
+  alone.end_operation(2);
+  alone.end_operation(3);
+  EXPECT_TRUE(alone.stray());
+}
+
+/// An honest peer stops at its credit. One that does not is given up before it has filled the memory.
+TEST(RunFaults, WhoIgnoresTheCreditIsGivenUp) {
+  for (const bool of_bytes : {true, false}) {
+    Alone alone;
+    alone.begin();
+    size_t kept = 0;
+    alone.hold();
+    for (uint32_t op = 2; op < 20'000 && !alone.fate(); ++op) {
+      Sent early = alone.segment(0, op);
+      early.body.resize(of_bytes ? 64 << 10 : 0);
+      alone.come({early});
+      kept += early.body.size() + 1;
+    }
+    ASSERT_TRUE(alone.fate());
+    EXPECT_LT(kept, size_t(9) << 20);
+    EXPECT_NE(alone.fate()->why.find("more than it may"), std::string::npos) << alone.fate()->why;
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,244 @@
+// Every schedule of the catalog run for real, over links that are slow, disorderly, and cut everything into small
+// pieces; and several runs beside each other.
+
+#include "net/executor.h"
+
+#include <gtest/gtest.h>
+
+#include "support/errands.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using net::Progress;
+using schedule::Collective;
+using schedule::Row;
+
+/// What may happen to messages on a net that keeps its promises.
+struct Weather {
+  const char* name;
+  net::LoopbackNet::Options options;
+};
+
+Weather weather(const char* name, size_t segment, size_t place_above, int delay, double reorder) {
+  Weather w{name, {}};
+  w.options.seed = 11;
+  w.options.segment_bytes = segment;
+  w.options.place_above = place_above;
+  w.options.faults.most_delay = delay;
+  w.options.faults.reorder = reorder;
+  return w;
+}
+
+const Weather kWeathers[] = {
+    weather("calm", 64 << 10, 64 << 10, 0, 0),
+    weather("in_pieces", 32, 1 << 20, 0, 0),
+    weather("fetched", 48, 0, 0, 0),
+    weather("disorderly", 32, 1 << 20, 6, 0.4),
+    weather("disorderly_and_fetched", 32, 20, 6, 0.4),
+};
+void PrintTo(const Weather& w, std::ostream* out) { *out << w.name; }
+
+/// Runs an errand on all ranks, one after the other on this thread, as often as it takes. What went wrong, or nothing.
+class RoundRobin {
+ public:
+  explicit RoundRobin(Wires& wires) : wires_(wires), ports_(wires.ports(/*group=*/77)) {
+    for (int r = 0; r < wires.ranks(); ++r) locks_.push_back(std::make_unique<MutexLock>(wires.wire(r).mutex()));
+    for (const auto& port : ports_) {
+      port->mutex().held_by_caller();
+      port->end_operation(op_ + 1);
+    }
+  }
+  ~RoundRobin() { locks_.clear(); }
+
+  std::string run(const Row& row, const Shape& shape, Memory memory, int window) {
+    ++op_;
+    std::vector<std::unique_ptr<Part>> parts;
+    std::vector<std::unique_ptr<net::Run>> runs;
+    for (int r = 0; r < shape.size; ++r) {
+      parts.push_back(std::make_unique<Part>(shape, r, memory, op_));
+      // Some begin when others have already sent.
+      if (op_ % 3 == 0) turn(runs);
+      runs.push_back(std::make_unique<net::Run>(*ports_[size_t(r)], parts.back()->errand(row, op_, window)));
+    }
+    for (int turns = 0; !turn(runs); ++turns) {
+      if (turns > 100'000) return "does not end";
+    }
+    for (int r = 0; r < shape.size; ++r) {
+      if (runs[size_t(r)]->verdict().cause != net::Run::Verdict::Cause::kNone) return "has failed";
+      if (!runs[size_t(r)]->waits_for().empty()) return "waits for somebody though it is done";
+      if (const std::string wrong = parts[size_t(r)]->verdict(); !wrong.empty()) return wrong;
+    }
+    runs.clear();
+    for (const auto& port : ports_) {
+      port->mutex().held_by_caller();
+      port->end_operation(op_ + 1);
+      if (port->stray()) return "something is left over";
+    }
+    return "";
+  }
+
+ private:
+  /// Everybody moves; true if all are done.
+  bool turn(std::vector<std::unique_ptr<net::Run>>& runs) {
+    bool all = true;
+    for (size_t r = 0; r < runs.size(); ++r) {
+      net::Wire& wire = wires_.wire(int(r));
+      wire.mutex().held_by_caller();
+      wire.progress();
+      all &= runs[r]->advance() == Progress::kDone;
+    }
+    return all;
+  }
+
+  Wires& wires_;
+  std::vector<std::unique_ptr<net::Port>> ports_;
+  std::vector<std::unique_ptr<MutexLock>> locks_;  // nobody else drives the links
+  uint32_t op_ = uint32_t(-5);                     // numbers wrap
+};
+
+class Schedules : public testing::TestWithParam<Weather> {};
+INSTANTIATE_TEST_SUITE_P(Weather, Schedules, testing::ValuesIn(kWeathers),
+                         [](const auto& weather) { return weather.param.name; });
+
+TEST_P(Schedules, RunAsTheyArePromised) {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    Wires wires(ranks, GetParam().options);
+    RoundRobin together(wires);
+    uint64_t seed = 0;
+    for (const Row& row : schedule::catalog()) {
+      for (const size_t elements : {size_t(0), size_t(ranks) - 1, size_t(ranks), size_t(ranks) * 37 + 5}) {
+        for (const Blocks blocks : {Blocks::kEqual, Blocks::kNearly, Blocks::kLoose}) {
+          const Asked asked{row.collective, ranks, elements, 4, int(++seed % uint64_t(ranks)), blocks, seed};
+          const Shape shape = shape_of(asked);
+          if (!legal(row, shape) || (blocks != Blocks::kEqual && !has_blocks(row.collective))) continue;
+          for (const int window : {1, 2, 4, 16}) {
+            const Memory memory = (seed + uint64_t(window)) % 2 ? Memory::kApart : Memory::kShared;
+            ASSERT_EQ(together.run(row, shape, memory, window), "")
+                << row.name << " window " << window << (memory == Memory::kShared ? " in place, " : ", ")
+                << shape.text();
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Schedules, RunInThreads) {
+  constexpr int kRanks = 5;
+  Wires wires(kRanks, GetParam().options);
+  const auto ports = wires.ports(78);
+  as_threads(kRanks, [&](int rank) {
+    net::Port& port = *ports[size_t(rank)];
+    uint32_t op = 0;
+    for (const Row& row : schedule::catalog()) {
+      for (const size_t elements : {size_t(3), size_t(2000)}) {
+        const Shape shape = shape_of({row.collective, kRanks, elements, 4, int(op % kRanks), Blocks::kEqual, op});
+        if (!legal(row, shape)) continue;
+        Part part(shape, rank, op % 2 ? Memory::kApart : Memory::kShared, op);
+        OpenRun run(port, part.errand(row, ++op, 4));
+        ASSERT_EQ(run.drive(), Progress::kDone) << row.name;
+        run.end_operation(op);
+        ASSERT_EQ(part.verdict(), "") << row.name;
+      }
+    }
+  });
+}
+
+/// Several runs of one operation, and runs of several groups, each drives the others' while it waits.
+TEST(Runs, GoOnBesideEachOther) {
+  constexpr int kRanks = 4, kGroups = 3, kOps = 6;
+  net::LoopbackNet::Options options = kWeathers[3].options;
+  Wires wires(kRanks, options);
+  std::vector<std::vector<std::unique_ptr<net::Port>>> ports;
+  for (int g = 0; g < kGroups; ++g) ports.push_back(wires.ports(uint64_t(100 + g)));
+  const Row& row = *schedule::find(Collective::kAllReduce, "ring");
+  const Shape shape = shape_of({Collective::kAllReduce, kRanks, 999, 4});
+  as_threads(kRanks, [&](int rank) {
+    std::deque<Part> parts;
+    std::deque<OpenRun> runs;
+    for (int i = 0; i < kOps * kGroups; ++i) {
+      const int g = (i + rank) % kGroups;  // not in the same order everywhere
+      net::Port& port = *ports[size_t(g)][size_t(rank)];
+      parts.emplace_back(shape, rank, Memory::kShared, uint64_t(g * 100 + i / kGroups));
+      runs.emplace_back(port, parts.back().errand(row, 1 + uint32_t(i / kGroups / 2), 2, uint16_t(i / kGroups % 2)));
+    }
+    bool all = false;
+    WaitRules rules;
+    rules.deadline = Deadline::after(std::chrono::seconds(20));
+    const auto ended = [&] {
+      all = true;
+      for (OpenRun& run : runs) all &= run->advance() == Progress::kDone;
+      return all;
+    };
+    wires.wire(rank).wait(
+        ended, [] {}, -1, rules);
+    ASSERT_TRUE(all);
+    runs.clear();
+    for (const Part& part : parts) EXPECT_EQ(part.verdict(), "");
+  });
+}
+
+/// What a root may send before its receivers take anything in is bounded; then everything comes all the same.
+class Ahead : public testing::TestWithParam<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Bytes, Ahead, testing::Values(0, 40, 100'000, 3'000'000));
+
+TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
+  constexpr size_t kCredit = 4 << 20, kSegment = 64 << 10;
+  const size_t bytes = GetParam();
+  const uint32_t ops = bytes < 1000 ? 10'000 : uint32_t(20'000'000 / bytes);
+  Wires wires(2);
+  const auto ports = wires.ports(79);
+  const Row& row = *schedule::find(Collective::kBroadcast, "binomial");
+  const Shape shape = shape_of({Collective::kBroadcast, 2, bytes / 4, 4});
+  std::atomic<bool> stopped{false};
+  std::atomic<uint32_t> sent{0};
+  as_threads(2, [&](int rank) {
+    net::Port& port = *ports[size_t(rank)];
+    if (rank == 1) {
+      uint32_t before = 1;  // it has stopped when it has done nothing for a while
+      eventually(std::chrono::seconds(10), [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        return sent != 0 && std::exchange(before, sent.load()) == sent;
+      });
+      const net::LoopbackNet::Counts counts = wires.net().counts();
+      EXPECT_LT(sent, ops) << "nothing stops the root";
+      EXPECT_LE(counts.bytes, kCredit + kSegment);
+      EXPECT_LE(counts.posted, 5000) << "messages of no bytes cost memory too";
+      stopped = true;
+    }
+    for (uint32_t op = 1; op <= ops; ++op) {
+      Part part(shape, rank, Memory::kApart, op);
+      OpenRun run(port, part.errand(row, op, 4));
+      ASSERT_EQ(run.drive(), Progress::kDone) << op;
+      if (rank == 0) ++sent;
+      run.end_operation(op);
+      ASSERT_TRUE(op % 997 != 0 || part.verdict().empty());
+    }
+  });
+  EXPECT_TRUE(stopped);
+}
+
+/// A segment may be longer than what the receiver keeps to itself before it tells of it.
+TEST(Runs, SegmentsLongerThanTheCreditGoOneByOne) {
+  net::LoopbackNet::Options options;
+  options.segment_bytes = options.place_above = 5 << 20;
+  Wires wires(2, options);
+  const auto ports = wires.ports(80);
+  const Row& row = *schedule::find(Collective::kAllReduce, "pair");
+  as_threads(2, [&](int rank) {
+    net::Port& port = *ports[size_t(rank)];
+    for (uint32_t op = 1; op <= 6; ++op) {
+      const Shape shape = shape_of({Collective::kAllReduce, 2, op % 2 ? size_t(100) : size_t(3 << 20), 4});
+      Part part(shape, rank, Memory::kApart, op);
+      OpenRun run(port, part.errand(row, op, 4));
+      ASSERT_EQ(run.drive(std::chrono::seconds(5)), Progress::kDone) << op;
+      run.end_operation(op);
+      ASSERT_EQ(part.verdict(), "");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,178 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernel/level.h"
+#include "net/executor.h"
+#include "net/loopback.h"
+#include "support/inputs.h"
+#include "support/verify.h"
+
+/// Errands of a group of which every rank is a port of its own, at a wire of its own, all in this process.
+namespace nvx::test {
+
+/// A label that tells apart what is called; no more.
+inline net::Label label(uint8_t what) {
+  net::Label label{};
+  label[0] = std::byte(what);
+  return label;
+}
+
+/// Wires, and what stands at them.
+class Wires {
+ public:
+  explicit Wires(int ranks, net::LoopbackNet::Options options = {},
+                 std::chrono::milliseconds silence = std::chrono::seconds(10))
+      : net_(options) {
+    for (int r = 0; r < ranks; ++r) wires_.push_back(std::make_shared<net::Wire>(net_.open(), silence));
+  }
+  int ranks() const { return int(wires_.size()); }
+  net::LoopbackNet& net() { return net_; }
+  net::Wire& wire(int rank) { return *wires_[size_t(rank)]; }
+  /// A port for every rank, all acquainted.
+  std::vector<std::unique_ptr<net::Port>> ports(uint64_t group) {
+    std::vector<std::unique_ptr<net::Port>> ports;
+    for (int r = 0; r < ranks(); ++r) {
+      ports.push_back(std::make_unique<net::Port>(wires_[size_t(r)], group, r, ranks()));
+    }
+    for (int r = 0; r < ranks(); ++r) {
+      for (int other = 0; other < ranks(); ++other) {
+        if (other == r) continue;
+        const std::vector<std::byte> address = wire(other).address();
+        net::Port& port = *ports[size_t(r)];
+        MutexLock lock(port.mutex());
+        port.connect(other, address);
+      }
+    }
+    return ports;
+  }
+
+ private:
+  net::LoopbackNet net_;
+  std::vector<std::shared_ptr<net::Wire>> wires_;
+};
+
+/// What one rank has in an errand: integers of four bytes, of which every rank knows all others'.
+class Part {
+ public:
+  Part(const Shape& shape, int rank, Memory memory, uint64_t round)
+      : shape_(shape), rank_(rank), round_(round), apart_(memory == Memory::kApart) {
+    const size_t in = shape.input_bytes(rank), out = shape.output_bytes(rank);
+    const Overlay o = apart_ ? Overlay{.input = 0, .output = in} : overlay(shape, rank);
+    in_ = o.input;
+    out_ = o.output;
+    memory_ = Bytes(std::max(in_ + in, out_ + out) + kGuard, std::byte(0xEE));
+    const Bytes input = input_of(rank);
+    if (in != 0) std::memcpy(memory_.data() + in_, input.data(), in);
+    before_ = memory_;
+    for (int r = 0; r < shape.size; ++r) members_.push_back(r);
+    layout_ = shape_.layout(rank);
+  }
+  Part(const Part&) = delete;
+  Part& operator=(const Part&) = delete;
+
+  net::Errand errand(const schedule::Row& row, uint32_t op, int window, uint16_t run = 0) {
+    scratch_.resize(row.scratch(layout_, rank_));
+    net::Errand e;
+    e.row = &row;
+    e.layout = layout_;
+    e.place = rank_;
+    e.members = members_;
+    e.input = memory_.data() + in_;
+    e.output = memory_.data() + out_;
+    e.scratch = scratch_.data();
+    e.reduce = kernel::level().reduce(DType::kI32, ReduceOp::kSum);
+    e.label = label(1);
+    e.op = op;
+    e.run = run;
+    e.window = window;
+    return e;
+  }
+
+  /// Empty if this rank has what it is due, and nothing else is changed.
+  std::string verdict() const {
+    Bytes want = before_;
+    for (const Due& due : contract(shape_, rank_)) {
+      const Bytes value = value_of(due);
+      if (!value.empty()) std::memcpy(want.data() + out_ + due.output.offset, value.data(), value.size());
+    }
+    if (memory_ == want) return "";
+    const auto at = size_t(std::mismatch(memory_.begin(), memory_.end(), want.begin()).first - memory_.begin());
+    return "rank " + std::to_string(rank_) + " has another byte at " + std::to_string(at) + " (input at " +
+           std::to_string(in_) + ", output at " + std::to_string(out_) + ") of " + shape_.text();
+  }
+
+ private:
+  static constexpr size_t kGuard = 16;
+
+  Bytes input_of(int rank) const {
+    Bytes bytes(shape_.input_bytes(rank));
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = std::byte(mix(uint64_t(rank) * 1000 + round_, i) >> 20);
+    return bytes;
+  }
+  Bytes value_of(const Due& due) const {
+    const auto of = [&](int rank) {
+      const Bytes all = input_of(rank);
+      const auto begin = all.begin() + long(due.input_offset);
+      return Bytes(begin, begin + long(due.output.bytes));
+    };
+    if (due.source != kEverybody) return of(due.source);
+    std::vector<Bytes> inputs;
+    for (int r = 0; r < shape_.size; ++r) inputs.push_back(of(r));
+    return reduced(DType::kI32, ReduceOp::kSum, inputs, 0, due.output.bytes / 4, {});
+  }
+
+  const Shape shape_;
+  const int rank_;
+  const uint64_t round_;
+  const bool apart_;
+  size_t in_ = 0, out_ = 0;
+  Bytes memory_, before_, scratch_;
+  std::vector<int> members_;
+  schedule::Layout layout_;
+};
+
+/// A run, begun and ended with its wire's lock held.
+class OpenRun {
+ public:
+  OpenRun(net::Port& port, net::Errand errand) : port_(port) {
+    MutexLock lock(port_.mutex());
+    run_ = std::make_unique<net::Run>(port_, std::move(errand));
+    run_->advance();
+  }
+  OpenRun(OpenRun&&) = default;
+  ~OpenRun() {
+    if (run_) end();
+  }
+  net::Run& operator*() { return *run_; }
+  net::Run* operator->() { return run_.get(); }
+
+  /// Drives it on this thread until it has ended, one way or the other; kPending: the time was up.
+  net::Progress drive(std::chrono::milliseconds span = std::chrono::seconds(20)) {
+    net::Progress progress = net::Progress::kPending;
+    WaitRules rules;
+    rules.deadline = Deadline::after(span);
+    port_.wire().wait([&] { return (progress = run_->advance()) != net::Progress::kPending; }, [&] { run_->look(); },
+                      -1, rules);
+    return progress;
+  }
+  /// Nobody touches its memory afterwards.
+  void end() {
+    MutexLock lock(port_.mutex());
+    run_.reset();
+  }
+  /// The same, and the operation is over on this rank.
+  void end_operation(uint32_t op) {
+    end();
+    MutexLock lock(port_.mutex());
+    port_.end_operation(op + 1);
+  }
+
+ private:
+  net::Port& port_;
+  std::unique_ptr<net::Run> run_;
+};
+
+}  // namespace nvx::test
