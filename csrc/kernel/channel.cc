@@ -48,8 +48,16 @@ bool Channel::wait_done(CpuExec& ex, uint32_t epoch) {
     if (epoch_reached(done_[size_t(peer)], epoch)) continue;
     if (!ex.wait(pad(peer).done(), stamp(epoch, 0), peer)) return false;
     done_[size_t(peer)] = epoch;
+    if (!compare(ex, peer, epoch)) return false;
   }
   return true;
+}
+
+/// Whether a rank that is done with this epoch, and was not met since, called there what this rank did, and before it.
+/// Its word is still there: it is less than kEpochs ahead of this rank, which is at most kEpochs ahead of the epoch.
+bool Channel::compare(CpuExec& ex, int peer, uint32_t epoch) {
+  if (std::memcmp(&pad(peer).recent(epoch), &mine().recent(epoch), sizeof(Fingerprint)) == 0) return true;
+  return ex.fail({Verdict::Cause::kMismatch, Waited::kReached, peer, stamp(epoch, 0), 0, 0, 0});
 }
 
 bool Channel::enter(CpuExec& ex) {
@@ -80,6 +88,7 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   here.lease_offset = lease_offset_;
   here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
   here.factor = call.factor;
+  mine().recent(epoch_) = here.fingerprint;
   history_ = next_history(here.fingerprint);
   ex.signal(here.flag, stamp(epoch_, 0));
 }
@@ -89,10 +98,8 @@ bool Channel::meet(CpuExec& ex, int peer) {
   if (!ex.wait(there.flag, stamp(epoch_, 0), peer)) return false;
   // A rank that has arrived at e is done with e - 1.
   if (!epoch_reached(done_[size_t(peer)], epoch_ - 1)) done_[size_t(peer)] = epoch_ - 1;
-  if (std::memcmp(&there.fingerprint, &mine().arrival(epoch_).fingerprint, sizeof(Fingerprint)) != 0) {
-    return ex.fail({Verdict::Cause::kMismatch, Waited::kReached, peer, stamp(epoch_, 0), 0, 0, 0});
-  }
-  return true;
+  if (std::memcmp(&there.fingerprint, &mine().arrival(epoch_).fingerprint, sizeof(Fingerprint)) == 0) return true;
+  return ex.fail({Verdict::Cause::kMismatch, Waited::kReached, peer, stamp(epoch_, 0), 0, 0, 0});
 }
 
 bool Channel::meet_all(CpuExec& ex) {

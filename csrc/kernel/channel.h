@@ -16,10 +16,11 @@ struct PeerMemory {
   std::byte* pad = nullptr;
 };
 
-/// What a rank calls, in the form in which ranks compare it, and its multiplier for premul_sum.
+/// What a rank calls, in the form in which ranks compare it, and what the algorithm is to do about it.
 struct Call {
   Fingerprint fingerprint;
-  double factor = 1;
+  double factor = 1;  ///< premul_sum's multiplier of this rank
+  int root = -1;      ///< of the algorithm, as the channel numbers ranks
 };
 
 enum class Staging { kSlot, kLeased };
@@ -36,6 +37,8 @@ enum class Staging { kSlot, kLeased };
 ///  3. Staging is leased; where it is, stands in the arrival. It is touched again only when all are done with the epoch
 ///  that
 ///     used it.
+///  4. Ranks that meet compare what they call. Where they do not, as around a root, they compare at the credit: what
+///  the other one called at e - kEpochs.
 class Channel {
  public:
   Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch);
@@ -89,6 +92,7 @@ class Channel {
 
  private:
   void refresh(CpuExec& ex);
+  bool compare(CpuExec& ex, int peer, uint32_t epoch);
 
   int rank_;
   uint32_t epoch_;

@@ -47,7 +47,7 @@ NVX_HD void collect_factors(Channel& ch, const Call& call) {
 template <class Exec, class Channel>
 NVX_HD bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
   const size_t bytes = n * ex.width();
-  const int root = call.fingerprint.root;
+  const int root = call.root;
   const bool reads = root < 0 || root == ch.rank();
   if (!ch.enter(ex)) return false;
   if (root != ch.rank()) ex.copy(ch.slot(ch.rank(), bytes), in, bytes);
@@ -93,7 +93,7 @@ NVX_HD bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, con
 /// used by all.
 template <class Exec, class Channel>
 NVX_HD bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
-  const int root = call.fingerprint.root;
+  const int root = call.root;
   const bool writes = root < 0 || root == ch.rank();
   const size_t bytes = out[ch.rank()].bytes;
   if (!ch.enter(ex)) return false;
@@ -280,7 +280,7 @@ class ReducePipeline {
 template <class Exec, class Channel>
 NVX_HD bool reduce_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
   const WholeSlices slices{in, out, n * ex.width(), size_t(ch.size())};
-  const int root = call.fingerprint.root;
+  const int root = call.root;
   return ReducePipeline(ex, ch, slices, root < 0 ? Fetch::kEverybody : Fetch::kRoot, root).run(call);
 }
 
@@ -293,7 +293,7 @@ NVX_HD bool reduce_scatter_pipelined(Exec& ex, Channel& ch, const Call& call, co
 /// Every writer stages its piece chunk by chunk; everyone copies chunk k of all while chunk k + 1 is being staged.
 template <class Exec, class Channel>
 NVX_HD bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
-  const int me = ch.rank(), root = call.fingerprint.root;
+  const int me = ch.rank(), root = call.root;
   const bool writes = root < 0 || root == me;
   const auto step = [&](size_t chunks) { return stamp(ch.epoch(), uint32_t(chunks)); };
   const auto listens = [&](int p) { return p != me && (root < 0 || root == p); };
@@ -320,6 +320,7 @@ NVX_HD bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std
     if (k < own.chunks) {
       for (int i = 0; k >= own.depth && i < ch.others(); ++i) {
         const int p = ch.other(i);
+        if (k == own.depth && !ch.meet(ex, p)) return false;  // who calls something else will never fetch
         if (!ex.wait(ch.pad(p).fetched(), step(k - own.depth + 1), p)) return false;
       }
       const size_t at = k * own.part, bytes = std::min(own.part, out[me].bytes - at);
@@ -446,9 +447,9 @@ class ExchangePipeline {
     for (int i = 0; i < ch_.others(); ++i) {
       const int p = ch_.other(i);
       // Whoever had a part in the chunk that this one replaces must have fetched it.
-      if (k >= own_.depth && what_.send[p].bytes > (k - own_.depth) * own_.part &&
-          !ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) {
-        return false;
+      if (k >= own_.depth && what_.send[p].bytes > (k - own_.depth) * own_.part) {
+        if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // who calls something else never will
+        if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
       }
       const size_t at = std::min(what_.send[p].bytes, k * own_.part);
       ex_.copy(mine_.data() + own_.slot(k, ranks_) + size_t(p) * own_.part, advance(what_.send[p], at),

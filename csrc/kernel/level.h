@@ -12,6 +12,9 @@ namespace nvx::kernel {
 /// factors holds one multiplier a rank for kPremulSum and is not read otherwise.
 using ReduceFn = void (*)(void* dst, const void* const* srcs, int ranks, size_t n, const double* factors);
 
+/// data[i] = data[i] / by, as kAvg divides: for sums that were put together from sums.
+using DivideFn = void (*)(void* data, size_t n, int by);
+
 /// Copies n bytes between ranges that do not overlap.
 using CopyFn = void (*)(void* dst, const void* src, size_t n);
 
@@ -23,6 +26,7 @@ struct Level {
   /// caches hold stays there. Half as fast into memory that they do hold.
   CopyFn stream;
   ReduceFn (*reduce)(DType, ReduceOp);  // nullptr where the pair has no meaning
+  DivideFn (*divide)(DType);            // nullptr where kAvg has none
 };
 
 /// The levels that this machine can run, the best last. All give the same bits, NaN payloads and signs aside.

@@ -39,8 +39,9 @@ struct Fingerprint {
 };
 static_assert(sizeof(Fingerprint) == 32);
 
-inline constexpr size_t kLine = 128;    ///< two cache lines: the adjacent-line prefetcher pairs them
-inline constexpr uint32_t kEpochs = 4;  ///< operations whose arrivals and slots are kept apart
+inline constexpr size_t kLine = 128;              ///< two cache lines: the adjacent-line prefetcher pairs them
+inline constexpr uint32_t kEpochs = 4;            ///< operations whose arrivals and slots are kept apart
+inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::wait_done
 inline constexpr size_t kInlineBytes = 176;
 inline constexpr size_t kSlotBytes = 64 << 10;
 
@@ -122,7 +123,8 @@ class PadLayout {
   static constexpr size_t staged() { return done() + sizeof(FlagLine); }
   static constexpr size_t reduced() { return staged() + sizeof(FlagLine); }
   static constexpr size_t fetched() { return reduced() + sizeof(FlagLine); }
-  static constexpr size_t arrivals() { return fetched() + sizeof(FlagLine); }
+  static constexpr size_t recent() { return fetched() + sizeof(FlagLine); }
+  static constexpr size_t arrivals() { return round(recent() + kRecent * sizeof(Fingerprint)); }
   static constexpr size_t counts() { return arrivals() + kEpochs * sizeof(Arrival); }
   constexpr size_t outboxes() const { return round(counts() + kEpochs * ranks_ * sizeof(uint64_t)); }
   constexpr size_t inboxes() const { return outboxes() + ranks_ * sizeof(Outbox); }
@@ -148,6 +150,10 @@ class Pad {
   Flag& staged() const { return at<Flag>(PadLayout::staged()); }
   Flag& reduced() const { return at<Flag>(PadLayout::reduced()); }
   Flag& fetched() const { return at<Flag>(PadLayout::fetched()); }
+  /// What the owner called at this epoch or one shortly before it; there when its arrival is.
+  Fingerprint& recent(uint32_t epoch) const {
+    return at<Fingerprint>(PadLayout::recent() + epoch % kRecent * sizeof(Fingerprint));
+  }
   Arrival& arrival(uint32_t epoch) const {
     return at<Arrival>(PadLayout::arrivals() + epoch % kEpochs * sizeof(Arrival));
   }

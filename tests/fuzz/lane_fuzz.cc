@@ -45,6 +45,7 @@ void run(FuzzedDataProvider& from) {
   kernel::Work work;
   work.call.fingerprint.collective = Collective(from.ConsumeIntegralInRange(0, int(Collective::kBarrier)));
   work.call.fingerprint.root = from.ConsumeIntegralInRange(-1, 1);
+  work.call.root = work.call.fingerprint.root;
   work.call.fingerprint.count = n;
   work.in = in.data();
   work.out = out.data();

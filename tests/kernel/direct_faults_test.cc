@@ -144,6 +144,45 @@ TEST(Faults, AMismatchThatOneRankCouldNotSeeIsSeenAtItsNextOperation) {
   });
 }
 
+/// Each is its own root and waits for nobody: they find out when they wait for one another's credit.
+TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
+  for (const Way& way :
+       {Way{Collective::kBroadcast, Algorithm::kPublishOneShot, 0},
+        Way{Collective::kReduce, Algorithm::kReduceOneShot, 1}, Way{Collective::kScatter, Algorithm::kExchange, 0},
+        Way{Collective::kGather, Algorithm::kExchange, 1}}) {
+    for (const uint32_t first : {uint32_t(0), uint32_t(-3)}) {
+      Lanes lanes(2, first);
+      as_threads(2, [&](int rank) {
+        const int root = way.root == 0 ? rank : 1 - rank;
+        Side side({.collective = way.collective, .root = root, .counts = {10, 10}}, rank, 2);
+        for (uint32_t i = 0; i < kernel::kEpochs; ++i) {
+          EXPECT_EQ(run(lanes, rank, way.algorithm, side, milliseconds(5000)).cause, Verdict::Cause::kNone);
+        }
+        const Verdict verdict = run(lanes, rank, way.algorithm, side, milliseconds(5000));
+        EXPECT_EQ(verdict.cause, Verdict::Cause::kMismatch) << int(way.collective);
+        EXPECT_EQ(verdict.wanted, stamp(first + 1, 0)) << "the first operation that differed";
+      });
+    }
+  }
+}
+
+/// A root that streams does not wait to the end of its patience for somebody who has left another operation already.
+TEST(Faults, ARootThatStreamsSeesWhoCalledSomethingElse) {
+  for (const Way& way : {Way{Collective::kBroadcast, Algorithm::kPublishPipelined, 0},
+                         Way{Collective::kScatter, Algorithm::kExchange, 0}}) {
+    Lanes lanes(2);
+    as_threads(2, [&](int rank) {
+      Side large({.collective = way.collective, .root = 0, .counts = {200'000, 200'000}}, rank, 2);
+      Side small({.collective = Collective::kBroadcast, .root = 1, .counts = {1, 1}}, rank, 2);
+      const auto began = Clock::now();
+      const Verdict verdict = rank == 0 ? run(lanes, rank, way.algorithm, large, milliseconds(20'000))
+                                        : run(lanes, rank, Algorithm::kPublishOneShot, small, milliseconds(20'000));
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
+      EXPECT_EQ(verdict.cause, rank == 0 ? Verdict::Cause::kMismatch : Verdict::Cause::kNone);
+    });
+  }
+}
+
 TEST(Faults, CountsThatDifferByPairAreNamed) {
   for (const size_t n : {size_t(50), size_t(30000)}) {
     Lanes lanes(2);

@@ -144,7 +144,7 @@ kernel::Fingerprint Side::fingerprint() const {
 
 kernel::Work Side::work() const {
   kernel::Work work;
-  work.call = {fingerprint(), factor()};
+  work.call = {fingerprint(), factor(), play_.root};
   work.in = in_data_;
   work.out = out_data_;
   work.count = elements_in(rank_);

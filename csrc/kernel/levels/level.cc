@@ -329,6 +329,41 @@ inline ReduceFn reduce(DType type, ReduceOp op) {
   return nullptr;
 }
 
+template <class T>
+void divide_each(void* data, size_t n, int by) {
+  auto* d = static_cast<Loose<T>*>(data);
+  for (size_t i = 0; i < n; ++i) d[i].value = finish<ReduceOp::kAvg, T>(Rule<T>::widen(d[i].value), by);
+}
+template <class F>
+void divide_parts(void* data, size_t n, int by) {
+  divide_each<F>(data, 2 * n, by);
+}
+
+inline DivideFn divide(DType type) {
+  switch (type) {
+    case DType::kU8: return divide_each<uint8_t>;
+    case DType::kI8: return divide_each<int8_t>;
+    case DType::kU16: return divide_each<uint16_t>;
+    case DType::kI16: return divide_each<int16_t>;
+    case DType::kU32: return divide_each<uint32_t>;
+    case DType::kI32: return divide_each<int32_t>;
+    case DType::kU64: return divide_each<uint64_t>;
+    case DType::kI64: return divide_each<int64_t>;
+    case DType::kF16: return divide_each<F16>;
+    case DType::kBF16: return divide_each<BF16>;
+    case DType::kF32: return divide_each<float>;
+    case DType::kF64: return divide_each<double>;
+    case DType::kC64: return divide_parts<float>;
+    case DType::kC128: return divide_parts<double>;
+    case DType::kF8E4M3FN: return divide_each<F8E4M3FN>;
+    case DType::kF8E5M2: return divide_each<F8E5M2>;
+    case DType::kF8E4M3FNUZ: return divide_each<F8E4M3FNUZ>;
+    case DType::kF8E5M2FNUZ: return divide_each<F8E5M2FNUZ>;
+    case DType::kF8E8M0FNU: return divide_each<F8E8M0FNU>;
+    default: return nullptr;
+  }
+}
+
 /// A plain loop: the C library's copy has other costs when the source was just written by another core.
 inline void copy(void* dst, const void* src, size_t n) {
   auto* d = static_cast<char*>(dst);
@@ -384,7 +419,7 @@ inline void stream(void* dst, const void* src, size_t n) { copy(dst, src, n); }
 #define NVX_NAME(x) NVX_NAME_(x)
 #define NVX_NAME_(x) #x
 extern const Level kLevel;
-const Level kLevel = {NVX_NAME(NVX_LEVEL), copy, stream, reduce};
+const Level kLevel = {NVX_NAME(NVX_LEVEL), copy, stream, reduce, divide};
 
 }  // namespace NVX_LEVEL
 }  // namespace nvx::kernel
