@@ -11,6 +11,8 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "group/mailbox.h"
+#include "group/spread.h"
+#include "net/port.h"
 
 namespace nvx {
 namespace {
@@ -20,13 +22,16 @@ using kernel::Presence;
 
 bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
 
-/// What a peer wrote about its failure, as printable text of bounded length.
-std::string read_note(const kernel::FailureNote& note) {
-  std::string text(note.text, strnlen(note.text, sizeof note.text));
+std::string printable(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20) c = ' ';
   }
   return text;
+}
+
+/// What a peer wrote about its failure, as printable text of bounded length.
+std::string read_note(const kernel::FailureNote& note) {
+  return printable(std::string(note.text, strnlen(note.text, sizeof note.text)));
 }
 
 std::string seconds(const Deadline& deadline) {
@@ -54,12 +59,16 @@ Group::~Group() {
   if (fork_generation_ != nvx::fork_generation()) {
     // A forked child: all of this belongs to the parent, and its memory is not mapped here. It is left as it is.
     mailbox_.release();
+    spread_.release();
+    port_.release();
     new auto(std::move(peers_));
     new auto(std::move(neighbours_));
     return;
   }
   leave();
   mailbox_.reset();
+  spread_.reset();
+  port_.reset();
   neighbours_->leases().leave(this);
   {
     MutexLock lock(lease_mutex_);
@@ -70,7 +79,7 @@ Group::~Group() {
 }
 
 std::function<bool()> Group::everybody_gone() const {
-  return [peers = peers_, memory = memory_, id = id_, own = rank()] {
+  return [peers = peers_, memory = memory_, id = id_, own = seat()] {
     for (size_t r = 0; r < peers.size(); ++r) {
       if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
       const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();
@@ -80,9 +89,9 @@ std::function<bool()> Group::everybody_gone() const {
   };
 }
 
-bool Group::gone(int peer) const {
-  if (dead(peer)) return true;
-  const kernel::PadHeader& header = pad(peer).header();
+bool Group::gone(int seat) const {
+  if (dead(seat)) return true;
+  const kernel::PadHeader& header = pad(seat).header();
   return header.group != id_ || header.presence.load() == Presence::kLeft;
 }
 
@@ -162,8 +171,8 @@ void Group::rest_lease() {
 }
 
 bool Group::read_by_all(uint32_t epoch) const {
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank() && !reached(pad(r).done().value.load(std::memory_order_seq_cst), stamp(epoch, 0)) && !gone(r))
+  for (int s = 0; s < seats(); ++s) {
+    if (s != seat() && !reached(pad(s).done().value.load(std::memory_order_seq_cst), stamp(epoch, 0)) && !gone(s))
       return false;
   }
   return true;
@@ -186,16 +195,29 @@ Status Group::check_alive() const {
   return {};
 }
 
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
+         collective == Collective::kReduceScatter;
+}
+
+kernel::Fingerprint Operation::fingerprint() const {
+  return {collective, dtype, reduces(collective) ? op : ReduceOp::kSum, 0, root, count, shape, 0};
+}
+
 Status Group::run(Operation& o, Carrier carrier) {
   NVX_TRY(check_alive());
-  const bool reduces = o.collective == Collective::kAllReduce || o.collective == Collective::kReduce ||
-                       o.collective == Collective::kReduceScatter;
-  const kernel::ReduceFn reduce = reduces ? kernel::level().reduce(o.dtype, o.op) : nullptr;
-  if (reduces && !reduce) {
+  if (reduces(o.collective) && !kernel::level().reduce(o.dtype, o.op)) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
-  const size_t bytes = staged_bytes(o);
-  const Choice choice = plan(o.collective, bytes, facts_);
+  if (o.number == 0) o.number = next_number();
+  if (spread_) return spread_->run(o, carrier);
+  const WaitRules rules = this->rules(o.timeout, carrier);
+  return run_stage({o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data()}, o,
+                   rules);
+}
+
+Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules& rules) {
+  const Choice choice = plan(stage.collective, stage.bytes, facts_);
   const bool leases = choice.lease_bytes != 0;
   if (leases) {
     try {
@@ -207,21 +229,23 @@ Status Group::run(Operation& o, Carrier carrier) {
     channel_->lease(lease_.offset, lease_.bytes);
   }
   NVX_LOG(kTrace, "group %s #%llu %s %zu bytes: %s", name().c_str(), static_cast<unsigned long long>(o.number),
-          nvx::name(o.collective), bytes, kernel::name(choice.algorithm));
-  const WaitRules rules = this->rules(o.timeout, carrier);
+          nvx::name(stage.collective), stage.bytes, kernel::name(choice.algorithm));
+  // Sums of several hosts are divided when all of them are together.
+  const ReduceOp op = spread_ && o.op == ReduceOp::kAvg ? ReduceOp::kSum : o.op;
+  const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, op) : nullptr;
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_->factors().data(), rules);
   kernel::Work work;
-  work.call.fingerprint = {o.collective, o.dtype, reduces ? o.op : ReduceOp::kSum, 0, o.root, o.count, o.shape, 0};
-  work.call.factor = o.factor;
-  work.in = o.in;
-  work.out = o.out;
-  work.count = o.count;
-  work.send = o.send.data();
-  work.recv = o.recv.data();
-  if (o.collective == Collective::kGather) work.meets_all = o.root == rank();
-  if (o.collective == Collective::kScatter && o.root != rank()) work.meets_all = false, work.meets = o.root;
-  if (o.collective == Collective::kScatter && o.root == rank()) work.meets_all = false;
-  if (o.number == 0) o.number = next_number();
+  work.call = {o.fingerprint(), o.factor, stage.root};
+  work.in = stage.in;
+  work.out = stage.out;
+  work.count = stage.count;
+  work.send = stage.send;
+  work.recv = stage.recv;
+  if (stage.collective == Collective::kGather) work.meets_all = stage.root == seat();
+  if (stage.collective == Collective::kScatter) {
+    work.meets_all = false;
+    if (stage.root != seat()) work.meets = stage.root;
+  }
   const bool ended_well = kernel::launch_cpu(choice.algorithm, ex, *channel_, work);
   if (leases) rest_lease();
   if (ended_well) return {};
@@ -230,26 +254,27 @@ Status Group::run(Operation& o, Carrier carrier) {
 
 std::string Group::missing_ranks() {
   std::string text;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
-    kernel::Arrival& there = pad(r).arrival(channel_->epoch());
+  for (int s = 0; s < seats(); ++s) {
+    if (s == seat()) continue;
+    kernel::Arrival& there = pad(s).arrival(channel_->epoch());
     if (reached(there.flag.value.load(std::memory_order_seq_cst), stamp(channel_->epoch(), 0))) continue;
-    text += (text.empty() ? "" : ", ") + topology_.describe(r);
+    text += (text.empty() ? "" : ", ") + describe_seat(s);
   }
   return text;
 }
 
 Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, const Deadline& deadline) {
-  const kernel::Fingerprint& mine = pad(rank()).arrival(channel_->epoch()).fingerprint;
-  const std::string what = describe({o.collective, o.dtype, o.op, 0, o.root, o.count, o.shape, 0});
+  const std::string what = describe(o.fingerprint());
   const std::string number = "#" + std::to_string(o.number);
   const std::string context =
       "this is rank " + std::to_string(rank()) + " in " + what + " " + number + " of group " + name();
-  const std::string peer = v.peer >= 0 ? topology_.describe(v.peer) : "";
+  const std::string peer = v.peer >= 0 ? describe_seat(v.peer) : "";
   switch (v.cause) {
     case kernel::Verdict::Cause::kMismatch: {
-      const kernel::Fingerprint& theirs = pad(v.peer).arrival(channel_->epoch()).fingerprint;
-      std::string cause = "collective mismatch in group " + name() + " at " + number + ": " +
+      const uint32_t epoch = uint32_t(v.wanted >> 32);
+      const kernel::Fingerprint mine = own_pad().recent(epoch), theirs = pad(v.peer).recent(epoch);
+      const char* where = epoch == channel_->epoch() ? " at " : " before ";
+      std::string cause = "collective mismatch in group " + name() + where + number + ": " +
                           topology_.describe(rank()) + " called " + describe(mine) + ", " + peer + " called " +
                           describe(theirs);
       if (describe(mine) == describe(theirs)) {
@@ -267,28 +292,45 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
                   context + ". Next: compare the split sizes of the two ranks");
     case kernel::Verdict::Cause::kBadLease:
       return fail(Code::kMismatch, peer + " describes staging memory that it cannot have", context);
-    default: return explain_wait(v.how, v.peer, what + " " + number, missing_ranks(), deadline);
+    default:
+      return explain_wait(v.how, v.peer >= 0 ? here()[size_t(v.peer)] : -1, what + " " + number, missing_ranks(),
+                          deadline);
   }
 }
 
-Status Group::explain_wait(Waited how, int peer, const std::string& what, const std::string& missing,
+Status Group::explain_wait(Waited how, int who, const std::string& what, const std::string& missing,
                            const Deadline& deadline) {
   const std::string context = "this is rank " + std::to_string(rank()) + " in " + what + " of group " + name() +
                               ", waited " + seconds(deadline);
+  if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed()) {
     const Status status = failure();
     return {status.code(), status.what() + "; " + context};
   }
-  const std::string whom = !missing.empty() ? missing : peer >= 0 ? topology_.describe(peer) : "the peers";
+  const std::string whom = !missing.empty() ? missing : who >= 0 ? topology_.describe(who) : "the peers";
   return fail(Code::kTimeout,
               "timed out in " + what + " of group " + name() + " after " + seconds(deadline) + ", waiting for " + whom,
               context + ". Next: look at what these ranks do, and at the timeout of the group");
 }
 
-/// The first rank that has noted a failure, or -1.
+/// Whether another rank has failed the group within the time of doubt; if so, its words are this group's.
+bool Group::told_in_time() {
+  const auto end = Clock::now() + doubt_;
+  do {
+    if (told_by() >= 0 || port_->failed()) {
+      alarm(-1);
+      return failed();
+    }
+    port_->wire().nap(std::chrono::milliseconds(1));
+    port_->wire().glance();
+  } while (Clock::now() < end);
+  return false;
+}
+
+/// The first seat that has noted a failure, or -1.
 int Group::told_by() const {
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank() && pad(r).header().failure.state.load(std::memory_order_acquire) == 2) return r;
+  for (int s = 0; s < seats(); ++s) {
+    if (s != seat() && pad(s).header().failure.state.load(std::memory_order_acquire) == 2) return s;
   }
   return -1;
 }
@@ -300,23 +342,31 @@ bool Group::look_for_interrupt() {
   return true;
 }
 
-bool Group::alarmed(int peer) {
-  if (failed() || closed() || told_by() >= 0) return true;
+bool Group::alarmed(int seat) {
+  if (failed() || closed() || told_by() >= 0 || (port_ && port_->failed())) return true;
   if (look_for_interrupt()) return true;
-  if (peer >= 0) return peer != rank() && gone(peer);
+  if (seat >= 0) return seat != this->seat() && gone(seat);
   // Waiting for any: one that has died may be the one; those that left in good order are missed when all have.
-  bool somebody = false;
-  for (int r = 0; r < size(); ++r) {
-    if (r != rank() && dead(r) && pad(r).header().presence.load() == Presence::kHere) return true;
-    somebody |= r == rank() ? size() == 1 : !gone(r);
+  bool somebody = port_ != nullptr;
+  for (int s = 0; s < seats(); ++s) {
+    if (s != this->seat() && dead(s) && pad(s).header().presence.load() == Presence::kHere) return true;
+    somebody |= s == this->seat() ? seats() == 1 : !gone(s);
   }
   return !somebody;
 }
 
-void Group::alarm(int peer) {
+void Group::alarm(int seat) {
   if (failed()) return;
-  if (const int r = told_by(); r >= 0) {
-    (void)fail(Code::kPeerFailed, read_note(pad(r).header().failure), "told by rank " + std::to_string(r));
+  if (const int s = told_by(); s >= 0) {
+    (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
+               "told by rank " + std::to_string(here()[size_t(s)]));
+    return;
+  }
+  if (port_ && port_->failed()) {
+    MutexLock lock(port_->mutex());
+    const net::Port::Failure failure = *port_->failure();
+    lock.unlock();
+    (void)fail(Code::kPeerFailed, printable(failure.why), "told by rank " + std::to_string(failure.rank));
     return;
   }
   if (closed()) {
@@ -325,17 +375,21 @@ void Group::alarm(int peer) {
                "");
     return;
   }
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank() || (peer >= 0 && r != peer) || !gone(r)) continue;
-    if (pad(r).header().group == id_ && pad(r).header().presence.load() != Presence::kLeft) {
-      (void)fail(Code::kPeerDied, topology_.describe(r) + " has ended" + peers_[size_t(r)]->how_it_ended(" (", ")"),
+  for (int s = 0; s < seats(); ++s) {
+    if (s == this->seat() || (seat >= 0 && s != seat) || !gone(s)) continue;
+    if (pad(s).header().group == id_ && pad(s).header().presence.load() != Presence::kLeft) {
+      (void)fail(Code::kPeerDied, describe_seat(s) + " has ended" + peers_[size_t(s)]->how_it_ended(" (", ")"),
                  "Next: see that rank's log; killed by the kernel? dmesg | grep -i kill");
     } else {
-      (void)fail(Code::kPeerLeft,
-                 topology_.describe(r) + " has destroyed group " + name() + ", in which it is still waited for", "");
+      fail_as_left(here()[size_t(s)]);
     }
     return;
   }
+}
+
+void Group::fail_as_left(int rank) {
+  (void)fail(Code::kPeerLeft,
+             topology_.describe(rank) + " has destroyed group " + name() + ", in which it is still waited for", "");
 }
 
 Status Group::failure() const {
@@ -343,14 +397,11 @@ Status Group::failure() const {
   return failure_;
 }
 
-Status Group::fail(Code code, const std::string& cause, const std::string& context) {
-  MutexLock lock(failure_mutex_);
-  if (!failure_.ok()) return failure_;
-  failure_ = Status(code, "nvx: " + cause + (context.empty() ? "" : "; " + context));
-  failed_.store(true, std::memory_order_release);
-  standing_.reset();
-  kernel::Pad own = pad(rank());
+/// For the ranks of this host to read. The first note stays.
+void Group::note_failure(Code code, const std::string& cause) {
+  kernel::Pad own = own_pad();
   kernel::FailureNote& note = own.header().failure;
+  if (note.state.load(std::memory_order_relaxed) != 0) return;
   note.state.store(1, std::memory_order_relaxed);
   note.code = uint32_t(code);
   std::snprintf(note.text, sizeof note.text, "%s", cause.c_str());
@@ -359,11 +410,41 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
                      &own.done(), &own.staged(), &own.reduced(), &own.fetched(), &own.header().monitored_out.flag}) {
     ring(*flag);  // whoever sleeps for this rank looks around now
   }
+}
+
+/// What a rank of another host says is passed on at once: this rank itself may be busy with something else, and so hear
+/// of it late, while its neighbours wait for it.
+void Group::pass_on(const net::Port::Failure& failure) {
+  MutexLock lock(failure_mutex_);
+  if (failure_.ok()) note_failure(Code::kPeerFailed, printable(failure.why));
+}
+
+Status Group::fail(Code code, const std::string& cause, const std::string& context) {
+  MutexLock lock(failure_mutex_);
+  if (!failure_.ok()) return failure_;
+  failure_ = Status(code, "nvx: " + cause + (context.empty() ? "" : "; " + context));
+  failed_.store(true, std::memory_order_release);
+  standing_.reset();
+  note_failure(code, cause);
   if (!closed()) {
-    for (int r = 0; r < size(); ++r) ring(pad(r).header().mail_bell.flag);
+    for (int s = 0; s < seats(); ++s) ring(pad(s).header().mail_bell.flag);
   }
+  lock.unlock();
+  tell_other_hosts(cause);
+  lock.lock();
   NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
   return failure_;
+}
+
+/// Best effort: the ranks that this one has talked to, and one of each host, which tells the others of its host.
+void Group::tell_other_hosts(const std::string& cause) {
+  if (!port_ || closed()) return;
+  MutexLock lock(port_->mutex());
+  std::vector<int> ranks = port_->acquaintances();
+  for (const std::vector<int>& host : topology_.hosts) ranks.push_back(host.front());
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  port_->poison(cause, ranks);
 }
 
 void Group::abort(const std::string& why) {
@@ -378,7 +459,11 @@ void Group::leave() {
   if (fork_generation_ != nvx::fork_generation() || left_.exchange(true)) return;
   lane_->await_idle(std::chrono::seconds(10));
   mailbox_->close();
-  pad(rank()).header().presence.store(Presence::kLeft);
+  if (port_) {
+    MutexLock lock(port_->mutex());
+    port_->leave();
+  }
+  own_pad().header().presence.store(Presence::kLeft);
   MutexLock lock(failure_mutex_);
   standing_.reset();
 }
@@ -388,10 +473,8 @@ Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all
   const WaitRules rules = this->rules(timeout, Carrier::kCaller);
   const Stamp turn = ++monitored_;
   const std::string context = "; this is rank " + std::to_string(rank()) + " in monitored_barrier of group " + name();
-  Flag& out = pad(0).header().monitored_out.flag;
   if (rank() != 0) {
-    signal(pad(rank()).header().monitored_in.flag, turn);
-    if (wait(out, turn, 0, rules) == Waited::kReached) return {};
+    if (check_in(turn, rules) == Waited::kReached) return {};
     if (failed()) return {failure().code(), failure().what() + context};
     return {Code::kTimeout,
             "nvx: Rank " + std::to_string(rank()) +
@@ -402,18 +485,67 @@ Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all
   std::string missing;
   int count = 0;
   for (int r = 1; r < size(); ++r) {
-    if (wait(pad(r).header().monitored_in.flag, turn, r, rules) == Waited::kReached) continue;
+    if (await_check_in(r, turn, rules) == Waited::kReached) continue;
     missing += (missing.empty() ? "" : ", ") + std::to_string(r);
     ++count;
     if (!name_all) break;
   }
   if (count == 0) {
-    signal(out, turn);
+    signal(own_pad().header().monitored_out.flag, turn);
+    if (!port_) return {};
+    MutexLock lock(port_->mutex());
+    for (int r = 1; r < size(); ++r) {
+      if (seat_of(r) < 0) port_->monitor_out(r, turn);
+    }
     return {};
   }
   return {Code::kTimeout, std::string("nvx: ") + (count == 1 && !name_all ? "Rank " : "Ranks ") + missing +
                               " failed to pass monitoredBarrier in " + seconds(rules.deadline) +
                               (failed() ? ": " + failure().what().substr(5) + context : "")};
+}
+
+/// Tells rank 0, and waits to be let go.
+Waited Group::check_in(Stamp turn, const WaitRules& rules) {
+  if (const int s = seat_of(0); s >= 0) {
+    signal(own_pad().header().monitored_in.flag, turn);
+    return wait(pad(s).header().monitored_out.flag, turn, s, rules);
+  }
+  {
+    MutexLock lock(port_->mutex());
+    port_->monitor_in(0, turn);
+  }
+  return await_far(
+      0, [&] { return port_->mutex().held_by_caller(), port_->monitored_out() >= turn; }, rules);
+}
+
+/// Waits for what a rank of another host will say, unless it is lost.
+Waited Group::await_far(int rank, const std::function<bool()>& said, const WaitRules& rules) {
+  std::optional<net::Port::Failure> fate;
+  const auto ended = [&] {
+    port_->mutex().held_by_caller();
+    return said() || (fate = port_->fate(rank));
+  };
+  const auto look = [&] { port_->mutex().held_by_caller(), port_->ask(rank); };
+  const Waited how = port_->wire().wait(ended, look, -1, rules);
+  if (how != Waited::kReached || !fate) return how;
+  (void)fail_by_fate(*fate);
+  return Waited::kAlarmed;
+}
+
+Waited Group::await_check_in(int rank, Stamp turn, const WaitRules& rules) {
+  if (const int s = seat_of(rank); s >= 0) return wait(pad(s).header().monitored_in.flag, turn, s, rules);
+  return await_far(
+      rank, [&] { return port_->mutex().held_by_caller(), port_->monitored_in(rank) >= turn; }, rules);
+}
+
+/// For a wait on a rank of another host, of which the port knows what has become of it.
+Status Group::fail_by_fate(const net::Port::Failure& fate) {
+  if (fate.left) {
+    fail_as_left(fate.rank);
+    return failure();
+  }
+  return fail(Code::kPeerDied, topology_.describe(fate.rank) + " is lost: " + fate.why,
+              "Next: see that rank's log; is its host up, and reachable from here?");
 }
 
 }  // namespace nvx

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,10 +16,12 @@
 #include "group/topology.h"
 #include "kernel/channel.h"
 #include "memory/neighbours.h"
+#include "net/port.h"
 
 namespace nvx {
 
 class Mailbox;
+class Spread;
 
 struct GroupOptions {
   std::string name;
@@ -26,11 +30,27 @@ struct GroupOptions {
   std::chrono::milliseconds timeout{0};  ///< of an operation, and of set-up; 0: none
   std::vector<uint64_t> global_ranks;    ///< of the ranks, if known: whom to look after during set-up
   uint32_t first_epoch = 0;              ///< where the counters begin; tests begin near their wrap
+  std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
+  std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
+};
+
+/// One step of a collective inside a host, as the kernels see it: roots and pieces by seat.
+struct Stage {
+  kernel::Collective collective = kernel::Collective::kNone;  ///< the row of the plan
+  int root = -1;
+  size_t bytes = 0;  ///< what the plan is asked about
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  size_t count = 0;
+  const kernel::Piece* send = nullptr;
+  const kernel::Piece* recv = nullptr;
 };
 
 /// The ranks of one process group, seen from one of them. Owns all that the group has: its pad, its staging, its order
-/// of operations, its mail. Collectives go through the lane, one at a time; mail goes apart from them. The first
-/// failure stays.
+/// of operations, its mail, its port to other hosts. Collectives go through the lane, one at a time; mail goes apart
+/// from them. The first failure stays.
+///
+/// A rank's seat is its index among the ranks of its host: what is shared inside the host is numbered by seat.
 class Group : public Watch, public LeaseHolder, public std::enable_shared_from_this<Group> {
  public:
   /// Meets the other ranks through the store; returns when all have mapped each other. Throws Error.
@@ -49,6 +69,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Status execute(Operation& operation);
   /// Runs a collective on this thread, which holds the lane.
   Status run(Operation& operation, Carrier carrier);
+  /// One step of it inside the host. `operation` is what the user called, for the fingerprint and for errors.
+  Status run_stage(const Stage& stage, const Operation& operation, const WaitRules& rules);
   Lane& lane() { return *lane_; }
   Mailbox& mail() { return *mailbox_; }
 
@@ -82,16 +104,33 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// How an operation with this timeout of its own waits.
   WaitRules rules(std::chrono::milliseconds own, Carrier carrier);
 
-  bool alarmed(int peer) override;
-  void alarm(int peer) override;
+  bool alarmed(int seat) override;
+  void alarm(int seat) override;
   Span yield() override;
 
-  /// The status for a wait on a peer that ended badly. waited_for: ", and for ranks 2, 3" or so.
-  Status explain_wait(Waited how, int peer, const std::string& what, const std::string& missing,
+  /// The status for a wait on a rank (-1: on any) that ended badly; missing: who has not come, if that is known.
+  Status explain_wait(Waited how, int rank, const std::string& what, const std::string& missing,
                       const Deadline& deadline);
 
-  kernel::Pad pad(int rank) const { return {memory_[size_t(rank)].pad, memory_.size()}; }
-  const kernel::PeerMemory& memory(int rank) const { return memory_[size_t(rank)]; }
+  /// How long a wait that has run out of time listens for a rank that knows better who is missing.
+  void doubt(std::chrono::milliseconds span) { doubt_ = span; }
+  /// Fails the group for what has become of a rank of another host.
+  Status fail_by_fate(const net::Port::Failure& fate);
+
+  /// The ranks of this host, by seat.
+  const std::vector<int>& here() const { return topology_.hosts[size_t(topology_.host_of[size_t(rank())])]; }
+  int seat() const { return topology_.seat_of[size_t(rank())]; }
+  int seats() const { return int(memory_.size()); }
+  /// -1 for a rank of another host.
+  int seat_of(int rank) const {
+    return topology_.host_of[size_t(rank)] == topology_.host_of[size_t(this->rank())] ? topology_.seat_of[size_t(rank)]
+                                                                                      : -1;
+  }
+  kernel::Pad pad(int seat) const { return {memory_[size_t(seat)].pad, memory_.size()}; }
+  kernel::Pad own_pad() const { return pad(seat()); }
+  const kernel::PeerMemory& memory(int seat) const { return memory_[size_t(seat)]; }
+  /// Null where all ranks are on one host.
+  net::Port* port() { return port_.get(); }
   Neighbours& neighbours() { return *neighbours_; }
   /// Holds when no peer can touch any more what this group exported.
   std::function<bool()> everybody_gone() const;
@@ -99,9 +138,13 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
  private:
   void meet(Store& store);
   std::vector<Hello> exchange_hellos(Store& store, const std::string& door, const Deadline& deadline);
-  std::vector<uint8_t> fetch(Store& store, const std::string& key, const Deadline& deadline);
+  std::string key(const std::string& what) const { return "nvx/" + std::to_string(generation_) + "/" + what; }
+  std::optional<std::vector<uint8_t>> fetch(Store& store, const std::string& what, int writer,
+                                            const Deadline& deadline);
+  void catch_up(Store& store, int rank);
   void map_peers(Doorway& door, const Deadline& deadline);
   void await_ready(Doorway& door, const Deadline& deadline);
+  void open_port(Store& store, const Deadline& deadline);
   Status check_alive() const;
 
   size_t staged_bytes(const Operation& operation) const;
@@ -110,21 +153,33 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Status explain_verdict(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
   std::string missing_ranks();
   bool read_by_all(uint32_t epoch) const;
-  bool gone(int peer) const;
-  bool dead(int peer) const { return peers_[size_t(peer)] && peers_[size_t(peer)]->dead(); }
+  bool gone(int seat) const;
+  bool dead(int seat) const { return peers_[size_t(seat)] && peers_[size_t(seat)]->dead(); }
   int told_by() const;
+  void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);
+  void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
+  void tell_other_hosts(const std::string& cause);
+  void fail_as_left(int rank);
+  Waited check_in(Stamp turn, const WaitRules& rules);
+  Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
+  bool told_in_time();
+  Waited await_check_in(int rank, Stamp turn, const WaitRules& rules);
+  std::string describe_seat(int seat) const { return topology_.describe(here()[size_t(seat)]); }
 
   GroupOptions options_;
   uint32_t fork_generation_;
   std::shared_ptr<Neighbours> neighbours_;
+  int64_t generation_ = 0;  // how often this rank has set the group up in its store, this time included
   Span pad_span_;
   Topology topology_;
   PlanFacts facts_;
   uint64_t id_ = 0;
-  std::vector<std::shared_ptr<Neighbour>> peers_;  // null for ranks of this process
-  std::vector<kernel::PeerMemory> memory_;
+  std::vector<std::shared_ptr<Neighbour>> peers_;  // by seat; null for ranks of this process
+  std::vector<kernel::PeerMemory> memory_;         // by seat
   std::unique_ptr<kernel::Channel> channel_;
   std::shared_ptr<Lane> lane_;
+  std::unique_ptr<net::Port> port_;
+  std::unique_ptr<Spread> spread_;  // with the port
   std::unique_ptr<Mailbox> mailbox_;
 
   std::unique_ptr<Patience> patience_;  // null: never spin
@@ -137,6 +192,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::shared_ptr<bool> standing_ =
       std::make_shared<bool>(true);  // until this rank leaves or fails; see Neighbours::meet
   uint64_t monitored_ = 0;           // monitored barriers begun
+  std::chrono::milliseconds doubt_{0};
 
   Mutex lease_mutex_;
   Span lease_ GUARDED_BY(lease_mutex_);

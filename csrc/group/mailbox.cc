@@ -17,6 +17,7 @@ constexpr size_t kMostStream = 2 << 20;
 constexpr std::chrono::milliseconds kGlance{1};  // how late an attendant that lingers finds new messages
 constexpr std::chrono::milliseconds kLinger{50};
 constexpr uint64_t kMostGranted = kEnvelopes;  // the ring of grants
+constexpr uint64_t kFarEnvelopes = 64;         // announcements to another host that it has not read
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
 
@@ -25,7 +26,11 @@ void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(val
 
 }  // namespace
 
-Mailbox::Mailbox(Group& group) : group_(group), peers_(size_t(group.size())), to_grant_(size_t(group.size())) {}
+Mailbox::Mailbox(Group& group) : group_(group), peers_(size_t(group.size())), to_grant_(size_t(group.size())) {
+  if (!group.port()) return;
+  MutexLock lock(group.port()->mutex());
+  group.port()->on_mail([this] { poke(group_.rank()); });
+}
 
 Mailbox::~Mailbox() {
   close();
@@ -44,7 +49,7 @@ void Mailbox::close() {
 }
 
 void Mailbox::poke(int peer) {
-  Flag& bell = group_.pad(peer).header().mail_bell.flag;
+  Flag& bell = group_.pad(group_.seat_of(peer)).header().mail_bell.flag;
   bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers: only a counter of reasons to look
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
 }
@@ -78,7 +83,13 @@ void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
 bool Mailbox::advance() {
   if (open_.empty()) return false;
   bool moved = false;
+  if (group_.port()) moved |= read_port();
   for (int peer = 0; peer < int(peers_.size()); ++peer) {
+    if (far(peer)) {
+      moved |= announce_far(peer);
+      moved |= grant_far(peer);
+      continue;
+    }
     moved |= announce(peer);
     moved |= take(peer);
     moved |= grant(peer);
@@ -92,8 +103,8 @@ bool Mailbox::advance() {
 bool Mailbox::announce(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.unannounced.empty()) return false;
-  kernel::Outbox& box = group_.pad(group_.rank()).outbox(rank);
-  const uint64_t taken = load(group_.pad(rank).inbox(group_.rank()).taken);
+  kernel::Outbox& box = group_.own_pad().outbox(group_.seat_of(rank));
+  const uint64_t taken = load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).taken);
   bool moved = false;
   while (!peer.unannounced.empty() && peer.announced - taken < kEnvelopes) {
     const std::shared_ptr<Message> message = peer.unannounced.front();
@@ -119,7 +130,7 @@ bool Mailbox::announce(int rank) {
 
 bool Mailbox::take(int rank) {
   Peer& peer = peers_[size_t(rank)];
-  kernel::Outbox& box = group_.pad(rank).outbox(group_.rank());
+  kernel::Outbox& box = group_.pad(group_.seat_of(rank)).outbox(group_.seat());
   const uint64_t posted = load(box.posted);
   if (posted == peer.taken || posted - peer.taken > kEnvelopes) return false;
   while (peer.taken != posted) {
@@ -132,21 +143,26 @@ bool Mailbox::take(int rank) {
       early.data.assign(envelope.payload, envelope.payload + bytes);
       early.bytes = bytes;
     }
-    const auto fits = [&](const std::shared_ptr<Message>& m) {
-      return (m->peer == rank || m->peer == kAnySource) && m->tag == early.tag;
-    };
-    const auto found = std::find_if(receives_.begin(), receives_.end(), fits);
-    if (found == receives_.end()) {
-      early_.push_back(std::move(early));
-      continue;
-    }
-    const std::shared_ptr<Message> receive = *found;
-    receives_.erase(found);
-    accept(receive, std::move(early));
+    come(std::move(early));
   }
-  publish(group_.pad(group_.rank()).inbox(rank).taken, peer.taken);
+  publish(group_.own_pad().inbox(group_.seat_of(rank)).taken, peer.taken);
   poke(rank);
   return true;
+}
+
+/// A message, to the first receive that it fits.
+void Mailbox::come(Early&& early) {
+  const auto fits = [&](const std::shared_ptr<Message>& m) {
+    return (m->peer == early.peer || m->peer == kAnySource) && m->tag == early.tag;
+  };
+  const auto found = std::find_if(receives_.begin(), receives_.end(), fits);
+  if (found == receives_.end()) {
+    early_.push_back(std::move(early));
+    return;
+  }
+  const std::shared_ptr<Message> receive = *found;
+  receives_.erase(found);
+  accept(receive, std::move(early));
 }
 
 bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
@@ -187,7 +203,7 @@ bool Mailbox::grant(int rank) {
   auto& waiting = to_grant_[size_t(rank)];
   Peer& peer = peers_[size_t(rank)];
   if (waiting.empty() || peer.arriving.size() >= kMostGranted) return false;
-  kernel::Inbox& box = group_.pad(group_.rank()).inbox(rank);
+  kernel::Inbox& box = group_.own_pad().inbox(group_.seat_of(rank));
   while (!waiting.empty() && peer.arriving.size() < kMostGranted) {
     box.grants[peer.granted++ % kEnvelopes] = waiting.front().second;
     peer.arriving.push_back(waiting.front().first);
@@ -201,7 +217,7 @@ bool Mailbox::grant(int rank) {
 bool Mailbox::read_grants(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.ungranted.empty()) return false;
-  const kernel::Inbox& box = group_.pad(rank).inbox(group_.rank());
+  const kernel::Inbox& box = group_.pad(group_.seat_of(rank)).inbox(group_.seat());
   const uint64_t granted = load(box.granted);
   if (granted == peer.grants_seen || granted - peer.grants_seen > kEnvelopes) return false;
   while (peer.grants_seen != granted) {
@@ -218,12 +234,12 @@ bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
   if (peer.lease && peer.lease_wanted >= wanted) return true;
   if (peer.lease) {
     // Only between messages: the receiver reads where it is when it reads the next chunk.
-    if (load(group_.pad(rank).inbox(group_.rank()).consumed) != peer.streamed) return false;
+    if (load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).consumed) != peer.streamed) return false;
     group_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
   }
   peer.lease_wanted = wanted;
   peer.lease = group_.neighbours().leases().acquire(wanted, nullptr);
-  kernel::Outbox& box = group_.pad(group_.rank()).outbox(rank);
+  kernel::Outbox& box = group_.own_pad().outbox(group_.seat_of(rank));
   box.lease_offset = peer.lease.offset;
   box.lease_bytes = peer.lease.bytes;
   return true;
@@ -241,13 +257,13 @@ bool Mailbox::stream(int rank) {
       peer.streaming.pop_front();
       continue;
     }
-    if (peer.streamed - load(group_.pad(rank).inbox(group_.rank()).consumed) >= kStreamDepth) break;
+    if (peer.streamed - load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).consumed) >= kStreamDepth) break;
     const size_t slot = peer.lease.bytes / kStreamDepth;
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
     kernel::level().copy(chunk, message->data + message->moved_, bytes);
     message->moved_ += bytes;
-    publish(group_.pad(group_.rank()).outbox(rank).streamed, ++peer.streamed);
+    publish(group_.own_pad().outbox(group_.seat_of(rank)).streamed, ++peer.streamed);
     poke(rank);
     moved = true;
     if (message->moved_ == message->bytes) {
@@ -261,13 +277,13 @@ bool Mailbox::stream(int rank) {
 bool Mailbox::consume(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.arriving.empty()) return false;
-  const kernel::Outbox& box = group_.pad(rank).outbox(group_.rank());
+  const kernel::Outbox& box = group_.pad(group_.seat_of(rank)).outbox(group_.seat());
   bool moved = false;
   while (!peer.arriving.empty() && load(box.streamed) != peer.consumed) {
     const std::shared_ptr<Message> message = peer.arriving.front();
     const uint64_t lease_offset = box.lease_offset, lease_bytes = box.lease_bytes;
     const size_t slot = size_t(lease_bytes) / kStreamDepth;
-    const kernel::PeerMemory& memory = group_.memory(rank);
+    const kernel::PeerMemory& memory = group_.memory(group_.seat_of(rank));
     if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
       finish(message, group_.fail(Code::kMismatch,
                                   group_.topology().describe(rank) + " describes staging memory that it cannot have",
@@ -279,7 +295,7 @@ bool Mailbox::consume(int rank) {
     const std::byte* chunk = memory.arena + lease_offset + peer.consumed % kStreamDepth * slot;
     kernel::level().copy(message->data + message->moved_, chunk, bytes);
     message->moved_ += bytes;
-    publish(group_.pad(group_.rank()).inbox(rank).consumed, ++peer.consumed);
+    publish(group_.own_pad().inbox(group_.seat_of(rank)).consumed, ++peer.consumed);
     poke(rank);
     moved = true;
     if (message->moved_ == message->bytes) {
@@ -288,6 +304,117 @@ bool Mailbox::consume(int rank) {
     }
   }
   return moved;
+}
+
+bool Mailbox::announce_far(int rank) {
+  Peer& peer = peers_[size_t(rank)];
+  if (peer.unannounced.empty()) return false;
+  MutexLock lock(group_.port()->mutex());
+  bool moved = false;
+  while (!peer.unannounced.empty() && peer.announced - peer.taken_there < kFarEnvelopes) {
+    const std::shared_ptr<Message> message = peer.unannounced.front();
+    peer.unannounced.pop_front();
+    net::MailHead head{};
+    head.tag = message->tag;
+    head.bytes = message->bytes;
+    head.number = ++peer.announced;
+    head.dtype = uint8_t(message->dtype);
+    head.carries_data = message->bytes <= kernel::kEnvelopePayload;
+    group_.port()->announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
+    if (head.carries_data) {
+      finish(message, {});
+    } else {
+      peer.ungranted[peer.announced] = message;
+    }
+    moved = true;
+  }
+  return moved;
+}
+
+bool Mailbox::grant_far(int rank) {
+  auto& waiting = to_grant_[size_t(rank)];
+  if (waiting.empty()) return false;
+  MutexLock lock(group_.port()->mutex());
+  for (const auto& [message, number] : waiting) {
+    peers_[size_t(rank)].parcels_in[number] = message;
+    group_.port()->grant(rank, number, message->data, message->bytes);
+  }
+  waiting.clear();
+  return true;
+}
+
+bool Mailbox::read_port() {
+  bool moved = false;
+  for (;;) {
+    std::optional<net::Port::Letter> letter;
+    std::optional<std::pair<int, uint64_t>> sent, received;
+    {
+      MutexLock lock(group_.port()->mutex());
+      letter = group_.port()->next_letter();
+      sent = group_.port()->next_sent();
+      received = group_.port()->next_received();
+    }
+    if (!letter && !sent && !received) return moved;
+    moved = true;
+    if (letter) read_letter(std::move(*letter));
+    if (sent) {
+      if (const auto found = peers_[size_t(sent->first)].parcels_out.extract(sent->second)) finish(found.mapped(), {});
+    }
+    if (received) {
+      const auto found = peers_[size_t(received->first)].parcels_in.extract(received->second);
+      if (found) finish(found.mapped(), {});
+    }
+  }
+}
+
+/// In the order in which they were sent, each once, whatever the link does.
+void Mailbox::read_mail(net::Port::Letter&& letter) {
+  Peer& peer = peers_[size_t(letter.from)];
+  const net::MailHead& head = letter.head;
+  if (head.number <= peer.taken || head.number > peer.taken + kFarEnvelopes) return;
+  const DType dtype = head.dtype < kernel::kDTypeCount ? DType(head.dtype) : DType::kBytes;
+  peer.ahead.try_emplace(head.number, Early{letter.from, head.number, head.tag, dtype, size_t(head.bytes),
+                                            head.carries_data != 0, std::move(letter.body)});
+  while (!peer.ahead.empty() && peer.ahead.begin()->first == peer.taken + 1) {
+    ++peer.taken;
+    ++peer.untold;
+    come(std::move(peer.ahead.extract(peer.ahead.begin()).mapped()));
+  }
+  if (peer.untold < kFarEnvelopes / 2) return;
+  MutexLock lock(group_.port()->mutex());
+  group_.port()->tell_taken(letter.from, std::exchange(peer.untold, 0));
+}
+
+void Mailbox::read_letter(net::Port::Letter&& letter) {
+  if (!far(letter.from)) return;
+  Peer& peer = peers_[size_t(letter.from)];
+  switch (letter.kind) {
+    case net::Kind::kMail: return read_mail(std::move(letter));
+    case net::Kind::kTaken: peer.taken_there += letter.value; return;
+    case net::Kind::kGrant: {
+      const auto found = peer.ungranted.extract(letter.value);
+      if (!found) return;
+      const std::shared_ptr<Message> message = found.mapped();
+      peer.parcels_out[letter.value] = message;
+      MutexLock lock(group_.port()->mutex());
+      group_.port()->send_parcel(letter.from, letter.value, message->data, message->bytes);
+      return;
+    }
+    default: return;
+  }
+}
+
+/// What has become of the rank of another host that a message is with; it is asked for a sign of life.
+std::optional<net::Port::Failure> Mailbox::fate(const Message& message) {
+  if (!group_.port()) return std::nullopt;
+  MutexLock lock(group_.port()->mutex());
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    if (!far(rank) || (message.peer >= 0 && message.peer != rank)) continue;
+    group_.port()->ask(rank);
+    const auto fate = group_.port()->fate(rank);
+    if (fate && (message.peer == rank || !fate->left)) return fate;
+  }
+  return std::nullopt;
 }
 
 void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
@@ -305,6 +432,12 @@ void Mailbox::fail_all(const Status& status) {
     peer.ungranted.clear();
     peer.streaming.clear();
     peer.arriving.clear();
+    peer.parcels_out.clear();
+    peer.parcels_in.clear();
+  }
+  if (group_.port()) {
+    MutexLock lock(group_.port()->mutex());
+    group_.port()->drop_mail();
   }
   while (!open_.empty()) finish(std::shared_ptr<Message>(*open_.begin()), status);
 }
@@ -319,7 +452,7 @@ void Mailbox::deliver() {
     message->done_.store(true, std::memory_order_release);
   }
   finished.clear();
-  if (group_.pad(group_.rank()).header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
+  if (group_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
     poke(group_.rank());  // other threads of this rank may wait for one of these
   }
   mutex_.lock();
@@ -334,12 +467,16 @@ void Mailbox::check_times() {
   }
   for (const std::shared_ptr<Message>& message : open) {
     const bool late = message->deadline_.passed(Clock::now());
-    if (!late && !group_.alarmed(message->peer)) continue;
+    const int seat = message->peer >= 0 ? group_.seat_of(message->peer) : -1;
+    const std::optional<net::Port::Failure> gone = fate(*message);
+    if (!late && !gone && !(seat >= 0 || !far(message->peer) ? group_.alarmed(seat) : group_.alarmed(group_.seat())))
+      continue;
     MutexLock lock(mutex_);
     while (advance()) {
     }
     if (!open_.contains(message)) continue;  // it came while we looked
-    if (!late) group_.alarm(message->peer);
+    if (gone) (void)group_.fail_by_fate(*gone);
+    if (!late) group_.alarm(seat);
     const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     fail_all(group_.explain_wait(how, message->peer, message->receives_ ? "recv" : "send", "", message->deadline_));
     return;
@@ -349,7 +486,7 @@ void Mailbox::check_times() {
 /// One round of a driver: move what can be moved, then sleep until a peer pokes. True when the message is done, or with
 /// none, when nothing is left to do.
 bool Mailbox::turn(Message* message, Carrier carrier) {
-  Flag& bell = group_.pad(group_.rank()).header().mail_bell.flag;
+  Flag& bell = group_.own_pad().header().mail_bell.flag;
   const Stamp seen = bell.value.load(std::memory_order_seq_cst);
   {
     MutexLock lock(mutex_);
@@ -364,7 +501,11 @@ bool Mailbox::turn(Message* message, Carrier carrier) {
   const auto stirred = [&] {
     return bell.value.load(std::memory_order_seq_cst) != seen || (message && message->done());
   };
-  if (nvx::wait(bell, stirred, -1, rules) == Waited::kReached) return message && message->done();
+  const bool from_afar = group_.port() && (!message || message->peer < 0 || far(message->peer));
+  const Waited how = from_afar ? group_.port()->wire().wait(
+                                     stirred, [] {}, -1, rules)
+                               : nvx::wait(bell, stirred, -1, rules);
+  if (how == Waited::kReached) return message && message->done();
   check_times();
   MutexLock lock(mutex_);
   deliver();

@@ -3,7 +3,9 @@
 #include <deque>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -12,12 +14,12 @@
 #include "base/flag.h"
 #include "base/mutex.h"
 #include "group/engine.h"
+#include "group/group.h"
 #include "kernel/pad.h"
 #include "memory/arena.h"
+#include "net/port.h"
 
 namespace nvx {
-
-class Group;
 
 constexpr int kAnySource = -1;
 
@@ -48,6 +50,8 @@ struct Message {
 /// A sender announces each message in an envelope; small ones carry their data, and are done at once. For a large one
 /// the receiver grants the message when it has a receive for it, and the sender then streams it through leased staging,
 /// one message of a pair after the other in the order of the grants: so no message waits for one that nobody receives.
+/// Ranks of this host do so through memory; with those of other hosts the same goes through the port, whose parcels
+/// need no staging.
 class Mailbox {
  public:
   explicit Mailbox(Group& group);
@@ -94,6 +98,11 @@ class Mailbox {
     uint64_t granted = 0;
     std::deque<std::shared_ptr<Message>> arriving;  // granted, in that order
     uint64_t consumed = 0;
+    // of another host, by number
+    uint64_t taken_there = 0;         ///< announcements that it has read
+    uint64_t untold = 0;              ///< of its announcements, read here and not told
+    std::map<uint64_t, Early> ahead;  ///< announcements that came before those in front of them
+    std::unordered_map<uint64_t, std::shared_ptr<Message>> parcels_out, parcels_in;
   };
   using Finished = std::vector<std::shared_ptr<Message>>;
 
@@ -103,6 +112,14 @@ class Mailbox {
   bool read_grants(int peer) REQUIRES(mutex_);
   bool stream(int peer) REQUIRES(mutex_);
   bool take(int peer) REQUIRES(mutex_);
+  void come(Early&& early) REQUIRES(mutex_);
+  bool announce_far(int peer) REQUIRES(mutex_);
+  bool grant_far(int peer) REQUIRES(mutex_);
+  bool read_port() REQUIRES(mutex_);
+  void read_letter(net::Port::Letter&& letter) REQUIRES(mutex_);
+  void read_mail(net::Port::Letter&& letter) REQUIRES(mutex_);
+  bool far(int peer) const { return peer >= 0 && group_.seat_of(peer) < 0; }
+  std::optional<net::Port::Failure> fate(const Message& message);
   bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
   bool accept(const std::shared_ptr<Message>& receive, Early&& early) REQUIRES(mutex_);
   bool grant(int peer) REQUIRES(mutex_);

@@ -48,7 +48,13 @@ struct Operation {
   Pieces recv;
   std::chrono::milliseconds timeout{0};  ///< 0: the group's
   uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
+
+  /// In the form in which ranks compare it.
+  kernel::Fingerprint fingerprint() const;
 };
+
+/// Whether it combines the ranks' elements.
+bool reduces(kernel::Collective collective);
 
 /// "all_reduce(sum, f32, 1024 elements)"
 std::string describe(const kernel::Fingerprint& fingerprint);

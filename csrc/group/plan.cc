@@ -76,6 +76,66 @@ Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
   return {r.large, lease_for(bytes, facts), "the message is larger than one-shot pays for: chunks through staging"};
 }
 
+namespace {
+
+using Across = schedule::Collective;
+
+constexpr size_t kAny = SIZE_MAX;
+
+/// The first row that fits decides. Rings need the fewest bytes and reduce each byte once, but a step for every host;
+/// beyond a few hosts the steps cost more than the bytes.
+struct BridgeRow {
+  Across collective;
+  size_t most_bytes;
+  size_t most_hosts;
+  const char* schedule;
+  bool by_leader;
+  const char* why;
+  bool wants_alike = false;  ///< blocks of the same size
+};
+
+constexpr BridgeRow kBridges[] = {
+    {Across::kAllReduce, 16 << 10, 2, "pair", true, "small, two hosts: one exchange"},
+    {Across::kAllReduce, 16 << 10, kAny, "recursive_doubling", true, "small: the fewest steps"},
+    {Across::kAllReduce, kAny, 8, "ring", false, "large, few hosts: every byte is reduced once"},
+    {Across::kAllReduce, kAny, kAny, "halving_doubling", false,
+     "large, many hosts: the fewest steps for the fewest bytes"},
+    {Across::kReduceScatter, 16 << 10, kAny, "halving", false, "small: the fewest steps"},
+    {Across::kReduceScatter, kAny, 8, "ring", false, "large, few hosts: every byte is reduced once"},
+    {Across::kReduceScatter, kAny, kAny, "halving", false, "large, many hosts: the fewest steps for the fewest bytes"},
+    {Across::kAllGather, kAny, 4, "direct", false, "few hosts: every block goes straight to where it is due"},
+    {Across::kAllGather, 16 << 10, kAny, "bruck", false, "small: the fewest steps", /*wants_alike=*/true},
+    {Across::kAllGather, kAny, kAny, "ring", false, "large: the fewest bytes, one neighbour"},
+    {Across::kBroadcast, 64 << 10, kAny, "binomial", true, "small: the fewest steps"},
+    {Across::kBroadcast, kAny, 8, "chain", true, "large, few hosts: slices follow each other down the chain"},
+    {Across::kBroadcast, kAny, kAny, "scatter_all_gather", true, "large, many hosts: the fewest bytes a host"},
+    {Across::kReduce, 64 << 10, kAny, "binomial", true, "small: the fewest steps"},
+    {Across::kReduce, kAny, kAny, "chain", true, "large: slices follow each other up the chain"},
+    {Across::kGather, kAny, kAny, "linear", false, "every block goes straight to where it is due"},
+    {Across::kScatter, kAny, kAny, "linear", false, "every block goes straight to where it is due"},
+    {Across::kAllToAll, kAny, kAny, "pairwise", false, "every block goes straight to where it is due"},
+    {Across::kBarrier, kAny, kAny, "dissemination", true, "the fewest steps"},
+};
+
+/// Slices are as long as keeps every rail's messages worth their headers, and no longer, so that steps inside a host
+/// and between hosts overlap.
+constexpr size_t kMessage = 512 << 10;
+
+}  // namespace
+
+Bridge plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blocks blocks) {
+  for (const BridgeRow& r : kBridges) {
+    if (r.collective != collective || bytes > r.most_bytes || facts.hosts > r.most_hosts) continue;
+    if (r.wants_alike && blocks != Blocks::kAlike) continue;
+    const bool cuts = collective == Across::kAllReduce || collective == Across::kReduceScatter;
+    const size_t parts = cuts ? std::max<size_t>(std::min<size_t>(facts.hosts, 8), 1) : 1;
+    const size_t rails = collective == Across::kAllReduce ? std::max<size_t>(facts.rails, 1) : 1;
+    const size_t slice = collective == Across::kReduceScatter ? kMessage : kMessage * parts * rails;
+    return {schedule::find(collective, r.schedule), slice, r.by_leader, r.why};
+  }
+  return {nullptr, 0, false, ""};
+}
+
 std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Choice choice = plan(collective, bytes, facts);
   std::string text = std::string(name(collective)) + " of " + std::to_string(bytes) + " bytes a rank, " +

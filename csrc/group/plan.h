@@ -5,12 +5,15 @@
 
 #include "kernel/launch.h"
 #include "kernel/pad.h"
+#include "schedule/catalog.h"
 
 namespace nvx {
 
 /// What a plan may depend on: the same on every rank.
 struct PlanFacts {
-  size_t ranks = 1;
+  size_t ranks = 1;  ///< of this host
+  size_t hosts = 1;
+  size_t rails = 1;  ///< ranks of every host that can carry what goes between hosts
   size_t cores = 1;
   size_t l2_bytes = 1 << 20;
   size_t l3_bytes = 32 << 20;
@@ -28,6 +31,20 @@ struct Choice {
 /// Pure: the same question gets the same answer on every rank. bytes: the most that one rank puts into its slot, and
 /// would stage in all.
 Choice plan(kernel::Collective collective, size_t bytes, const PlanFacts& facts);
+
+/// How a collective goes between hosts.
+struct Bridge {
+  const schedule::Row* row;
+  size_t slice;    ///< bytes of the whole that go as one schedule; several are on their way at a time
+  bool by_leader;  ///< one rank of each host does it alone; else each rail does its part
+  const char* why;
+};
+
+/// Pure, as plan(). bytes: of the whole for what is reduced or broadcast; of the largest block for what is gathered or
+/// exchanged. The same on every host, also where these differ in their numbers of ranks.
+enum class Blocks { kAlike, kOfAnySize };
+Bridge plan_between(schedule::Collective collective, size_t bytes, const PlanFacts& facts,
+                    Blocks blocks = Blocks::kAlike);
 
 /// Where one-shot ends, in bytes.
 size_t one_shot_limit(kernel::Collective collective, const PlanFacts& facts);

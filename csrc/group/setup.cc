@@ -9,20 +9,29 @@
 #include "base/log.h"
 #include "group/group.h"
 #include "group/mailbox.h"
+#include "group/spread.h"
+#include "net/port.h"
 
 namespace nvx {
 namespace {
 
-constexpr const char* kTableKey = "nvx/table";
-std::string hello_key(int rank) { return "nvx/" + std::to_string(rank); }
+/// What ranks write into the store is of one set-up: a store, and a prefix in it, may serve several, one after another.
+constexpr const char* kTable = "table";
+constexpr const char* kAddresses = "addresses";
+std::string hello_of(int rank) { return std::to_string(rank); }
+std::string address_of(int rank) { return "address/" + std::to_string(rank); }
+std::string generation_of(int rank) { return "nvx/generation/" + std::to_string(rank); }
 
 std::chrono::milliseconds set_up_time(const GroupOptions& options) {
   return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(std::chrono::hours(24));
 }
 
-PlanFacts facts_of(const Topology& topology) {
+/// Where hosts have different numbers of ranks, the plan inside a host follows its own: nobody else has to agree.
+PlanFacts facts_of(const Topology& topology, int rank) {
   PlanFacts facts;
-  facts.ranks = topology.ranks.size();
+  facts.ranks = topology.hosts[size_t(topology.host_of[size_t(rank)])].size();
+  facts.hosts = topology.hosts.size();
+  facts.rails = topology.rails();
   facts.cores = topology.cores;
   if (topology.l2_bytes) facts.l2_bytes = topology.l2_bytes;
   if (topology.l3_bytes) facts.l3_bytes = topology.l3_bytes;
@@ -64,13 +73,19 @@ Group::Group(Store& store, const GroupOptions& options)
     neighbours_->arena().free(pad_span_);
     throw;
   }
-  channel_ = std::make_unique<kernel::Channel>(rank(), memory_, options.first_epoch);
+  channel_ = std::make_unique<kernel::Channel>(seat(), memory_, options.first_epoch);
+  if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
   mailbox_ = std::make_unique<Mailbox>(*this);
+  if (port_) {
+    MutexLock lock(port_->mutex());
+    port_->on_failure([this](const net::Port::Failure& failure) { pass_on(failure); });
+  }
   neighbours_->leases().join(this);
   if (rank() == 0) {
-    NVX_LOG(kInfo, "group %s: %d ranks on host %s, %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
-            this->size(), topology_.ranks[0].host_name, topology_.cores, topology_.l3_bytes >> 10,
-            kernel::level().name);
+    NVX_LOG(kInfo,
+            "group %s: %d ranks, %zu of them on host %s; %zu hosts; %zu cores, L3 %zu KiB; copy and reduce loops: %s",
+            name().c_str(), this->size(), here().size(), topology_.ranks[0].host_name, topology_.hosts.size(),
+            topology_.cores, topology_.l3_bytes >> 10, kernel::level().name);
     NVX_LOG(kInfo, "group %s: %s", name().c_str(), explain(kernel::Collective::kAllReduce, 1 << 20, facts_).c_str());
   }
 }
@@ -83,20 +98,23 @@ void Group::meet(Store& store) {
   begin_counters(own, options_.first_epoch);
   Doorway door(*neighbours_);
   topology_ = Topology::from(exchange_hellos(store, door.name(), deadline));
-  facts_ = facts_of(topology_);
+  facts_ = facts_of(topology_, rank());
   if (const auto spin = spin_of(facts_); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
   id_ = topology_.ranks[0].nonce;
   own.header().group = id_;
   map_peers(door, deadline);
   await_ready(door, deadline);
+  if (topology_.hosts.size() > 1) open_port(store, deadline);
 }
 
-/// A value that another rank writes. Waits in slices, to see if a rank that this process has met before has ended
-/// meanwhile.
-std::vector<uint8_t> Group::fetch(Store& store, const std::string& key, const Deadline& deadline) {
+/// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if a rank
+/// that this process has met before has ended meanwhile.
+std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string& what, int writer,
+                                                 const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
   for (;;) {
-    if (auto value = store.get(key, kSlice)) return *std::move(value);
+    if (auto value = store.get(key(what), kSlice)) return value;
+    if (store.add(generation_of(writer), 0) > generation_) return store.get(key(what), kSlice);
     for (const uint64_t global : options_.global_ranks) {
       const std::shared_ptr<Neighbour> met = neighbours_->met(global);
       if (met && met->dead()) {
@@ -108,57 +126,81 @@ std::vector<uint8_t> Group::fetch(Store& store, const std::string& key, const De
     if (deadline.passed(Clock::now())) {
       throw Error(Code::kTimeout, "nvx: the ranks of group " + name() + " did not all come in " +
                                       std::to_string(int64_t(deadline.elapsed_s())) + " s: rank " +
-                                      std::to_string(rank()) + " waits for the key " + key + " in the store");
+                                      std::to_string(rank()) + " waits for the key " + key(what) + " in the store");
     }
   }
 }
 
+/// Ranks count their set-ups alike, unless one has died in one, or given it up, and begun again: then nobody can have
+/// finished that one, and who is behind follows.
+void Group::catch_up(Store& store, int rank) {
+  const int64_t theirs = store.add(generation_of(rank), 0);
+  generation_ = store.add(generation_of(this->rank()), theirs - generation_);
+}
+
 std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door, const Deadline& deadline) {
-  Hello self = describe_self(rank());
+  Hello self = describe_self(rank(), options_.host);
   self.arena = neighbours_->arena().id();
   self.pad_offset = pad_span_.offset;
   self.pad_bytes = pad_span_.bytes;
   std::memcpy(self.door, door.data(), std::min(door.size(), sizeof self.door - 1));
   if (size() == 1) return {self};
-  if (rank() != 0) {
-    store.set(hello_key(rank()), encode({&self, 1}));
-    return decode(fetch(store, kTableKey, deadline), size_t(size()));
+  generation_ = store.add(generation_of(rank()), 1);
+  while (rank() != 0) {
+    store.set(key(hello_of(rank())), encode({&self, 1}));
+    if (const auto table = fetch(store, kTable, 0, deadline)) {
+      std::vector<Hello> hellos = decode(*table, size_t(size()));
+      if (hellos[size_t(rank())].nonce == self.nonce) return hellos;
+      throw Error(Code::kMismatch, "nvx: the store holds the table of another set-up of group " + name() +
+                                       ": was it used before, by ranks that it has forgotten?");
+    }
+    catch_up(store, 0);
   }
   std::vector<Hello> hellos{self};
-  for (int r = 1; r < size(); ++r) hellos.push_back(decode(fetch(store, hello_key(r), deadline), 1).front());
-  store.set(kTableKey, encode(hellos));
+  for (int r = 1; r < size(); ++r) {
+    if (const auto hello = fetch(store, hello_of(r), r, deadline)) {
+      hellos.push_back(decode(*hello, 1).front());
+      continue;
+    }
+    catch_up(store, r);
+    hellos.resize(1);
+    r = 0;
+  }
+  store.set(key(kTable), encode(hellos));
   return hellos;
 }
 
 void Group::map_peers(Doorway& door, const Deadline& deadline) {
   const ArenaId own = neighbours_->arena().id();
   std::vector<Doorway::Wanted> wanted;
-  peers_.resize(topology_.ranks.size());
-  for (size_t r = 0; r < peers_.size(); ++r) {
-    const Hello& hello = topology_.ranks[r];
-    if (hello.arena == own || (peers_[r] = neighbours_->find(hello.arena))) continue;
+  peers_.resize(here().size());
+  for (size_t s = 0; s < peers_.size(); ++s) {
+    const Hello& hello = topology_.ranks[size_t(here()[s])];
+    if (hello.arena == own || (peers_[s] = neighbours_->find(hello.arena))) continue;
     const auto same = [&](const Doorway::Wanted& w) { return w.id == hello.arena; };
     if (std::none_of(wanted.begin(), wanted.end(), same)) wanted.push_back({hello.arena, hello.door, pid_t(hello.pid)});
   }
   const auto fetched = door.fetch(wanted, deadline);
-  const size_t bytes = kernel::PadLayout(topology_.ranks.size()).bytes();
-  for (size_t r = 0; r < peers_.size(); ++r) {
+  const size_t bytes = kernel::PadLayout(peers_.size()).bytes();
+  for (size_t s = 0; s < peers_.size(); ++s) {
+    const size_t r = size_t(here()[s]);
     const Hello& hello = topology_.ranks[r];
-    if (const auto it = fetched.find(hello.arena); it != fetched.end()) peers_[r] = it->second;
+    if (const auto it = fetched.find(hello.arena); it != fetched.end()) peers_[s] = it->second;
     if (hello.pad_offset % 4096 != 0 || hello.pad_offset > Arena::kBytes || bytes > Arena::kBytes - hello.pad_offset) {
       throw Error(Code::kMismatch, "nvx: " + topology_.describe(int(r)) + " describes memory that it cannot have");
     }
-    if (r < options_.global_ranks.size() && peers_[r])
-      neighbours_->meet(options_.global_ranks[r], peers_[r], standing_);
-    std::byte* arena = peers_[r] ? peers_[r]->at(0) : neighbours_->arena().at(0);
+    if (r < options_.global_ranks.size() && peers_[s])
+      neighbours_->meet(options_.global_ranks[r], peers_[s], standing_);
+    std::byte* arena = peers_[s] ? peers_[s]->at(0) : neighbours_->arena().at(0);
     memory_.push_back({arena, Arena::kBytes, arena + hello.pad_offset});
   }
 }
 
 void Group::await_ready(Doorway& door, const Deadline& deadline) {
-  signal(pad(rank()).header().ready.flag, 1);
-  for (int r = 0; r < size(); ++r) {
-    const kernel::PadHeader& header = pad(r).header();
+  signal(own_pad().header().ready.flag, 1);
+  for (int s = 0; s < seats(); ++s) {
+    const int r = here()[size_t(s)];
+    const kernel::PadHeader& header = pad(s).header();
     for (int looks = 0; !reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1); ++looks) {
       if (looks < 200) {
         relax();
@@ -166,7 +208,7 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
       }
       door.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
       if (looks % 64 != 0) continue;
-      if (peers_[size_t(r)] && peers_[size_t(r)]->dead()) {
+      if (peers_[size_t(s)] && peers_[size_t(s)]->dead()) {
         throw Error(Code::kPeerDied,
                     "nvx: " + topology_.describe(r) + " ended while group " + name() + " was being set up");
       }
@@ -180,6 +222,44 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
                   "nvx: the memory of " + topology_.describe(r) + " belongs to another group than " + name());
     }
   }
+}
+
+/// A rank gives its address away when its port is open: so nothing can come for a group that is not there yet.
+void Group::open_port(Store& store, const Deadline& deadline) {
+  const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::here();
+  port_ = std::make_unique<net::Port>(wire, id_, rank(), size());
+  std::vector<std::vector<std::byte>> addresses(static_cast<size_t>(size()));
+  addresses[size_t(rank())] = wire->address();
+  const auto as_value = [](std::span<const std::byte> bytes) {
+    const auto* begin = reinterpret_cast<const uint8_t*>(bytes.data());
+    return std::vector<uint8_t>(begin, begin + bytes.size());
+  };
+  const auto address = [&](const std::string& what, int writer) {
+    if (auto value = fetch(store, what, writer, deadline)) return *std::move(value);
+    throw Error(Code::kPeerFailed, "nvx: " + topology_.describe(writer) + " has begun anew to set up group " + name());
+  };
+  if (rank() != 0) {
+    store.set(key(address_of(rank())), as_value(addresses[size_t(rank())]));
+    addresses = decode_addresses(address(kAddresses, 0), size_t(size()));
+  } else {
+    for (int r = 1; r < size(); ++r) {
+      const std::vector<uint8_t> value = address(address_of(r), r);
+      const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+      addresses[size_t(r)].assign(begin, begin + value.size());
+    }
+    store.set(key(kAddresses), encode_addresses(addresses));
+  }
+  for (int r = 0; r < size(); ++r) {
+    if (seat_of(r) >= 0) continue;
+    try {
+      MutexLock lock(port_->mutex());
+      port_->connect(r, addresses[size_t(r)]);
+    } catch (const Error& error) {
+      throw Error(error.code(), std::string(error.what()) + " (" + topology_.describe(r) + ", seen from " +
+                                    topology_.describe(rank()) + ")");
+    }
+  }
+  if (rank() == 0) NVX_LOG(kInfo, "group %s: between hosts: %s", name().c_str(), wire->describe().c_str());
 }
 
 }  // namespace nvx

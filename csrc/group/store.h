@@ -15,6 +15,8 @@ class Store {
   virtual void set(const std::string& key, const std::vector<uint8_t>& value) = 0;
   /// Waits for the key for at most this long; nothing when it has not come. Throws when the store itself fails.
   virtual std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) = 0;
+  /// Adds to the number under this key, which begins at 0, and returns the sum: add(key, 0) reads it.
+  virtual int64_t add(const std::string& key, int64_t n) = 0;
 };
 
 }  // namespace nvx

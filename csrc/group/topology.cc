@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "base/config.h"
@@ -26,8 +27,8 @@ std::string read_line(const char* path) {
 }
 
 /// Ranks share a host when they share a kernel and a network namespace, or say so.
-uint64_t host_hash() {
-  if (!config().host_id.empty()) return Hash().add(config().host_id).value();
+uint64_t host_hash(const std::string& said) {
+  if (!said.empty()) return Hash().add(said).value();
   struct stat net {};
   stat("/proc/self/ns/net", &net);
   return Hash().add(read_line("/proc/sys/kernel/random/boot_id")).add(uint64_t(net.st_ino)).value();
@@ -68,12 +69,13 @@ bool terminated(const char (&field)[N]) {
 
 }  // namespace
 
-Hello describe_self(int rank) {
+Hello describe_self(int rank, const std::string& host) {
+  const std::string& said = host.empty() ? config().host_id : host;
   Hello hello;
   hello.bytes = sizeof(Hello);
   hello.rank = rank;
   hello.pid = int32_t(getpid());
-  hello.host = host_hash();
+  hello.host = host_hash(said);
   hello.plan_hash = config().plan_hash();
   hello.cores = usable_cores();
   hello.l2_bytes = cache_bytes(2);
@@ -82,7 +84,7 @@ Hello describe_self(int rank) {
     throw system_error("getrandom failed");
   char name[48] = {};
   gethostname(name, sizeof name - 1);
-  put(hello.host_name, sizeof hello.host_name, config().host_id.empty() ? name : config().host_id);
+  put(hello.host_name, sizeof hello.host_name, said.empty() ? name : said);
   put(hello.version, sizeof hello.version, NVX_VERSION);
   return hello;
 }
@@ -114,6 +116,63 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
   return hellos;
 }
 
+namespace {
+
+/// Before the addresses of all ranks, each of which follows behind its length.
+struct AddressesHead {
+  static constexpr uint32_t kMagic = 0x6178766e;  // "nvxa"
+  uint32_t magic = kMagic;
+  uint32_t count = 0;
+};
+constexpr size_t kMostAddress = 16 << 10;
+
+[[noreturn]] void damaged_addresses() {
+  throw Error(Code::kMismatch, "nvx: the ranks' addresses in the store are damaged, or of another version of nvx");
+}
+
+}  // namespace
+
+std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses) {
+  const AddressesHead head{AddressesHead::kMagic, uint32_t(addresses.size())};
+  std::vector<uint8_t> value(sizeof head);
+  std::memcpy(value.data(), &head, sizeof head);
+  for (const std::vector<std::byte>& address : addresses) {
+    const uint32_t bytes = uint32_t(address.size());
+    const size_t at = value.size();
+    value.resize(at + sizeof bytes + bytes);
+    std::memcpy(value.data() + at, &bytes, sizeof bytes);
+    if (bytes) std::memcpy(value.data() + at + sizeof bytes, address.data(), bytes);
+  }
+  return value;
+}
+
+std::vector<std::vector<std::byte>> decode_addresses(std::span<const uint8_t> value, size_t count) {
+  AddressesHead head;
+  if (value.size() < sizeof head) damaged_addresses();
+  std::memcpy(&head, value.data(), sizeof head);
+  if (head.magic != AddressesHead::kMagic || head.count != count) damaged_addresses();
+  value = value.subspan(sizeof head);
+  std::vector<std::vector<std::byte>> addresses;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bytes = 0;
+    if (value.size() < sizeof bytes) damaged_addresses();
+    std::memcpy(&bytes, value.data(), sizeof bytes);
+    value = value.subspan(sizeof bytes);
+    if (bytes > kMostAddress || bytes > value.size()) damaged_addresses();
+    const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+    addresses.emplace_back(begin, begin + bytes);
+    value = value.subspan(bytes);
+  }
+  if (!value.empty()) damaged_addresses();
+  return addresses;
+}
+
+size_t Topology::rails() const {
+  size_t least = ranks.size();
+  for (const std::vector<int>& host : hosts) least = std::min(least, host.size());
+  return least;
+}
+
 Topology Topology::from(std::vector<Hello> ranks) {
   Topology topology;
   topology.cores = ranks.front().cores;
@@ -129,15 +188,24 @@ Topology Topology::from(std::vector<Hello> ranks) {
       throw Error(Code::kMismatch, "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) +
                                        " differ in NVX_ALGO or NVX_ONE_SHOT_BYTES; set the same on all ranks");
     }
-    if (hello.host != first.host) {
-      throw Error(Code::kInvalid, "nvx: " + topology.describe(0) + " and " + topology.describe(int(i)) +
-                                      " are on different hosts, and this version of nvx serves ranks of one host only");
-    }
     topology.cores = std::min<size_t>(topology.cores, hello.cores);
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);
     topology.l3_bytes = std::min<size_t>(topology.l3_bytes, hello.l3_bytes);
   }
+  topology.sort_by_host();
   return topology;
+}
+
+void Topology::sort_by_host() {
+  std::map<uint64_t, int> known;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const auto [host, fresh] = known.emplace(ranks[i].host, int(hosts.size()));
+    if (fresh) hosts.emplace_back();
+    std::vector<int>& there = hosts[size_t(host->second)];
+    host_of.push_back(host->second);
+    seat_of.push_back(int(there.size()));
+    there.push_back(int(i));
+  }
 }
 
 std::string Topology::describe(int rank) const {

@@ -13,7 +13,7 @@ namespace nvx {
 /// is believed beyond what decode_table() checks and what local geometry allows.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
-  static constexpr uint16_t kWire = 1;            // protocol between ranks; moves when a layout in pad.h or here does
+  static constexpr uint16_t kWire = 2;            // protocol between ranks; moves when a layout in pad.h or here does
 
   uint32_t magic = kMagic;
   uint16_t wire = kWire;
@@ -36,24 +36,36 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 208);
 
-/// What this process knows of its machine, for a Hello.
-Hello describe_self(int rank);
+/// What this process knows of its machine, for a Hello. host: overrides which it is on, unless empty.
+Hello describe_self(int rank, const std::string& host = {});
 
 std::vector<uint8_t> encode(std::span<const Hello> hellos);
 
 /// The hellos in a value that some rank wrote. Throws Error naming what is wrong with it, and by whom.
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
 
+/// All ranks' addresses on the wire as one value, and back. Throws Error if it is damaged.
+std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses);
+std::vector<std::vector<std::byte>> decode_addresses(std::span<const uint8_t> value, size_t count);
+
 /// Who is where, and what every rank may count on. The same on every rank.
 struct Topology {
   std::vector<Hello> ranks;
-  size_t cores = 1;     ///< of the host, as the rank with the fewest sees it
-  size_t l2_bytes = 0;  ///< least of all
+  std::vector<std::vector<int>> hosts;  ///< the ranks of each, ascending; hosts in the order of their first ranks
+  std::vector<int> host_of;             ///< by rank
+  std::vector<int> seat_of;             ///< by rank: its index among the ranks of its host
+  size_t cores = 1;                     ///< of the host, as the rank with the fewest sees it
+  size_t l2_bytes = 0;                  ///< least of all
   size_t l3_bytes = 0;
 
-  /// Checks that all ranks speak one protocol, are configured alike, and are where this build can reach them.
+  /// Checks that all ranks speak one protocol and are configured alike, and sorts them by host.
   static Topology from(std::vector<Hello> ranks);
+  /// As many ranks as every host has at least: each of them can carry a part of what goes between hosts.
+  size_t rails() const;
   std::string describe(int rank) const;  ///< "rank 3 (pid 4711, host a01)"
+
+ private:
+  void sort_by_host();
 };
 
 }  // namespace nvx

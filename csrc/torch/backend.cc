@@ -27,12 +27,12 @@ Collectives one(Collective&& c) {
 }
 
 GroupOptions group_options(int rank, int size, const ProcessGroupNVX::Options& options) {
-  GroupOptions facts{options.group_name.empty() ? "unnamed" : options.group_name,
-                     rank,
-                     size,
-                     options.timeout,
-                     options.global_ranks_in_group,
-                     0};
+  GroupOptions facts;
+  facts.name = options.group_name.empty() ? "unnamed" : options.group_name;
+  facts.rank = rank;
+  facts.size = size;
+  facts.timeout = options.timeout;
+  facts.global_ranks = options.global_ranks_in_group;
   if (facts.global_ranks.empty()) {  // the default group
     for (int r = 0; r < size; ++r) facts.global_ranks.push_back(uint64_t(r));
   }

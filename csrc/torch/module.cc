@@ -7,6 +7,7 @@
 #include "base/config.h"
 #include "base/flag_round.h"
 #include "base/interrupt.h"
+#include "net/ucx.h"
 #include "torch/argument_error.h"
 #include "torch/backend.h"
 #include "torch/null_backend.h"
@@ -51,6 +52,7 @@ py::dict build_info() {
   info["compiler"] = NVX_COMPILER;
   info["build_type"] = NVX_BUILD_TYPE;
   info["cuda"] = false;
+  info["ucx"] = net::built_with_ucx();
   info["cpu_level"] = kernel::level().name;
   return info;
 }

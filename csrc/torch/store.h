@@ -23,6 +23,7 @@ class TorchStore final : public Store {
     }
     return store_->get(key);
   }
+  int64_t add(const std::string& key, int64_t n) override { return store_->add(key, n); }
 
  private:
   c10::intrusive_ptr<c10d::Store> store_;

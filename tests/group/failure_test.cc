@@ -46,6 +46,22 @@ TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
   });
 }
 
+TEST_P(Sizes, RootsThatDifferAreNamedSoon) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("roots", rank, 2));
+    const size_t n = rank == 0 ? GetParam() : 10;
+    const Play play{.collective = Collective::kBroadcast, .root = rank, .counts = {n, n}};
+    Status status;
+    for (int i = 0; i < 5 && status.ok(); ++i) status = run(group, play);
+    ASSERT_FALSE(status.ok());
+    EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
+    EXPECT_SAYS(status, "collective mismatch in group roots");
+    EXPECT_SAYS(status, "root 0)");
+    EXPECT_SAYS(status, "root 1)");
+  });
+}
+
 TEST_P(Sizes, ATimeoutNamesWhoIsMissing) {
   MemoryStore store;
   constexpr int kRanks = 4;
@@ -316,10 +332,43 @@ TEST(SetUp, AGroupCanBeMadeAgainAfterAFailure) {
   });
 }
 
+/// The store may be the same, with what the earlier group has written.
+TEST(SetUp, AGroupCanBeMadeAgainInTheSameStore) {
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    for (int round = 0; round < 20; ++round) {
+      Group group(store, options("again", rank, 3));
+      ASSERT_EQ(perform(group, all_reduce_of(round % 2 ? 50'000 : 100)), "");
+    }
+  });
+}
+
+/// A rank that died in a set-up and comes back counts another generation than those who waited for it.
+TEST(SetUp, RanksThatAreBehindFollow) {
+  for (int ahead = 0; ahead < 3; ++ahead) {
+    MemoryStore store;
+    store.add("nvx/generation/" + std::to_string(ahead), 2);
+    as_threads(3, [&](int rank) {
+      for (int round = 0; round < 3; ++round) {
+        Group group(store, options("behind", rank, 3));
+        ASSERT_EQ(perform(group, all_reduce_of(100)), "");
+      }
+    });
+  }
+}
+
+/// A table in which this rank is another one than it is now.
+TEST(SetUp, ATableOfAnotherSetUpIsRefused) {
+  MemoryStore store;
+  const std::vector<Hello> old{describe_self(0), describe_self(1)};
+  store.set("nvx/1/table", encode(old));
+  EXPECT_THROW(Group(store, options("old", 1, 2)), Error);
+}
+
 TEST(SetUp, WhatIsNoHelloIsRefused) {
   for (const std::vector<uint8_t>& rubbish : {std::vector<uint8_t>{}, std::vector<uint8_t>(sizeof(Hello), 0xff)}) {
     MemoryStore store;
-    store.set("nvx/1", rubbish);
+    store.set("nvx/1/1", rubbish);
     EXPECT_THROW(Group(store, options("rubbish", 0, 2)), Error);
   }
 }
@@ -332,7 +381,7 @@ TEST(SetUp, AHelloThatDescribesImpossibleMemoryIsRefused) {
     Hello liar = describe_self(1);
     liar.arena = Neighbours::here()->arena().id();
     liar.pad_offset = offset;
-    store.set("nvx/1", encode({&liar, 1}));
+    store.set("nvx/1/1", encode({&liar, 1}));
     EXPECT_THROW(Group(store, options("liar", 0, 2)), Error) << offset;
   }
 }

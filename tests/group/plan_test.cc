@@ -110,5 +110,95 @@ TEST(Plan, ExplainsItself) {
   }
 }
 
+struct ExpectedBridge {
+  schedule::Collective collective;
+  size_t hosts;
+  size_t rails;
+  size_t bytes;
+  const char* schedule;
+  size_t slice_kb;
+  bool by_leader;
+};
+
+using Across = schedule::Collective;
+
+// clang-format off
+constexpr ExpectedBridge kBridges[] = {
+    // collective          hosts  rails    bytes    schedule            slice KiB  by leader
+    {Across::kAllReduce,       2,     2,        8,  "pair",                  2048,  true},
+    {Across::kAllReduce,       2,     2,   16 * K,  "pair",                  2048,  true},
+    {Across::kAllReduce,       2,     2, 16*K + 1,  "ring",                  2048,  false},
+    {Across::kAllReduce,       2,     8,   64 * M,  "ring",                  8192,  false},
+    {Across::kAllReduce,       3,     1,   16 * K,  "recursive_doubling",    1536,  true},
+    {Across::kAllReduce,       8,     4,   64 * M,  "ring",                 16384,  false},
+    {Across::kAllReduce,       9,     4,   64 * M,  "halving_doubling",     16384,  false},
+    {Across::kAllReduce,    1000,     8,        8,  "recursive_doubling",   32768,  true},
+    {Across::kReduceScatter,   2,     2,   16 * K,  "halving",                512,  false},
+    {Across::kReduceScatter,   2,     2,    1 * M,  "ring",                   512,  false},
+    {Across::kReduceScatter,  64,     2,    1 * M,  "halving",                512,  false},
+    {Across::kAllGather,       4,     2,    1 * M,  "direct",                 512,  false},
+    {Across::kAllGather,       5,     2,   16 * K,  "bruck",                  512,  false},
+    {Across::kAllGather,       5,     2,    1 * M,  "ring",                   512,  false},
+    {Across::kBroadcast,       5,     2,   64 * K,  "binomial",               512,  true},
+    {Across::kBroadcast,       5,     2,    1 * M,  "chain",                  512,  true},
+    {Across::kBroadcast,      50,     2,    1 * M,  "scatter_all_gather",     512,  true},
+    {Across::kReduce,         50,     2,   64 * K,  "binomial",               512,  true},
+    {Across::kReduce,         50,     2,    1 * M,  "chain",                  512,  true},
+    {Across::kGather,         50,     2,    1 * M,  "linear",                 512,  false},
+    {Across::kScatter,        50,     2,    1 * M,  "linear",                 512,  false},
+    {Across::kAllToAll,       50,     2,    1 * M,  "pairwise",               512,  false},
+    {Across::kBarrier,        50,     2,        0,  "dissemination",          512,  true},
+};
+// clang-format on
+
+std::string row_between(const ExpectedBridge& e, const char* schedule, size_t slice_kb, bool by_leader) {
+  char text[160];
+  std::snprintf(text, sizeof text, "%-15s %4zu hosts %2zu rails %9zu B  %-20s slices of %6zu KiB%s",
+                schedule::name(e.collective), e.hosts, e.rails, e.bytes, schedule, slice_kb,
+                by_leader ? ", one rank of each host" : "");
+  return text;
+}
+
+TEST(PlanBetween, IsThisTable) {
+  for (const ExpectedBridge& e : kBridges) {
+    PlanFacts facts = machine(e.rails);
+    facts.hosts = e.hosts;
+    facts.rails = e.rails;
+    const Bridge bridge = plan_between(e.collective, e.bytes, facts);
+    ASSERT_NE(bridge.row, nullptr);
+    EXPECT_EQ(row_between(e, bridge.row->name, bridge.slice >> 10, bridge.by_leader),
+              row_between(e, e.schedule, e.slice_kb, e.by_leader));
+  }
+}
+
+/// Blocks that differ in length go where lengths do not matter.
+TEST(PlanBetween, BlocksOfAnySizeTakeAScheduleThatServesThem) {
+  PlanFacts facts = machine(2);
+  facts.hosts = 5;
+  facts.rails = 2;
+  EXPECT_STREQ(plan_between(Across::kAllGather, 100, facts, Blocks::kAlike).row->name, "bruck");
+  EXPECT_STREQ(plan_between(Across::kAllGather, 100, facts, Blocks::kOfAnySize).row->name, "ring");
+}
+
+/// Every collective has a way between any number of hosts, with slices that hold something, and says why.
+TEST(PlanBetween, ServesEveryQuestion) {
+  for (int c = 0; c <= int(Across::kBarrier); ++c) {
+    for (const size_t hosts : {1, 2, 3, 8, 9, 10'000}) {
+      for (const size_t rails : {1, 2, 8}) {
+        PlanFacts facts = machine(rails);
+        facts.hosts = hosts;
+        facts.rails = rails;
+        for (size_t bytes = 0; bytes < (size_t(1) << 40); bytes = bytes * 9 + 1) {
+          const Bridge bridge = plan_between(Across(c), bytes, facts);
+          ASSERT_NE(bridge.row, nullptr);
+          EXPECT_EQ(bridge.row->collective, Across(c));
+          EXPECT_GE(bridge.slice, 64 * K);
+          EXPECT_NE(std::string(bridge.why), "");
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nvx

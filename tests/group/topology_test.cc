@@ -69,8 +69,7 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   expect_refused(twice, "say that they are rank 0");
   std::vector<Hello> apart = hellos(3);
   apart[2].host ^= 1;
-  expect_refused(apart, "rank 2 (pid");
-  expect_refused(apart, "different hosts");
+  EXPECT_EQ(Topology::from(apart).hosts.size(), 2u);
   std::vector<Hello> otherwise = hellos(2);
   otherwise[1].plan_hash ^= 1;
   expect_refused(otherwise, "NVX_ALGO");

@@ -16,13 +16,13 @@ class Impostor : public MemoryStore {
     hello.arena = neighbours_->arena().id();
     hello.pad_offset = span_.offset;
     hello.pad_bytes = span_.bytes;
-    MemoryStore::set("nvx/1", encode({&hello, 1}));
+    MemoryStore::set("nvx/1/1", encode({&hello, 1}));
   }
   ~Impostor() override { neighbours_->arena().free(span_); }
 
   /// Rank 0 publishes the table of all ranks: what an honest rank 1 would do then.
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    if (key == "nvx/table") {
+    if (key == "nvx/1/table") {
       kernel::PadHeader& header = pad().header();
       header.group = decode(value, 2)[0].nonce;
       header.rank = 1;

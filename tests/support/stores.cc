@@ -1,5 +1,7 @@
 #include "support/stores.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +28,11 @@ std::optional<std::vector<uint8_t>> MemoryStore::get(const std::string& key, std
     return std::nullopt;
   }
   return values_[key];
+}
+
+int64_t MemoryStore::add(const std::string& key, int64_t n) {
+  const std::lock_guard lock(mutex_);
+  return numbers_[key] += n;
 }
 
 FolderStore::FolderStore() : owner_(getpid()) {
@@ -57,6 +64,17 @@ std::optional<std::vector<uint8_t>> FolderStore::get(const std::string& key, std
   }
   std::ifstream file(path(key), std::ios::binary);
   return std::vector<uint8_t>{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+int64_t FolderStore::add(const std::string& key, int64_t n) {
+  const int file = open((path(key) + ".number").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0 || flock(file, LOCK_EX) != 0) throw system_error("cannot open a number");
+  int64_t sum = 0;
+  if (pread(file, &sum, sizeof sum, 0) < 0) throw system_error("cannot read a number");
+  sum += n;
+  if (pwrite(file, &sum, sizeof sum, 0) != ssize_t(sizeof sum)) throw system_error("cannot write a number");
+  close(file);
+  return sum;
 }
 
 bool eventually(std::chrono::milliseconds most, const std::function<bool()>& condition) {

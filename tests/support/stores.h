@@ -21,11 +21,13 @@ class MemoryStore : public Store {
  public:
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override;
+  int64_t add(const std::string& key, int64_t n) override;
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::vector<uint8_t>> values_;
+  std::map<std::string, int64_t> numbers_;
 };
 
 /// A store for the processes of one host: a file a key, in a folder that goes with the store in the process that made
@@ -36,6 +38,7 @@ class FolderStore : public Store {
   ~FolderStore() override;
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override;
+  int64_t add(const std::string& key, int64_t n) override;
 
  private:
   std::string path(const std::string& key) const;

@@ -1,0 +1,252 @@
+// The machinery that the collectives over several hosts share: steps, errands, ends. The collectives themselves are in
+// spread_reduce.cc and spread_move.cc.
+
+#include "group/spread.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/log.h"
+#include "kernel/level.h"
+
+namespace nvx {
+namespace {
+
+/// A rank that waits may wait for one that waits itself: so when time is up, those who wait for a rank's first arrival
+/// speak at once, those who wait for another host a little later, and those in a later step last.
+constexpr std::chrono::milliseconds kDoubtOfHosts{500};
+constexpr std::chrono::milliseconds kDoubtOfSteps{1000};
+
+constexpr size_t kKeptRoom = 1 << 20;  ///< scratch that a group keeps between operations
+
+net::Label label_of(const kernel::Fingerprint& fingerprint) {
+  net::Label label;
+  static_assert(sizeof label == sizeof fingerprint);
+  std::memcpy(label.data(), &fingerprint, sizeof label);
+  return label;
+}
+
+kernel::Fingerprint fingerprint_of(const net::Label& label) {
+  kernel::Fingerprint fingerprint;
+  std::memcpy(&fingerprint, label.data(), sizeof fingerprint);
+  return fingerprint;
+}
+
+}  // namespace
+
+Spread::Spread(Group& group, net::Port& port)
+    : group_(group), port_(port), host_(size_t(group.topology().host_of[size_t(group.rank())])) {}
+
+Spread::~Spread() {
+  MutexLock lock(port_.mutex());
+  active_.clear();
+}
+
+Status Spread::run(Operation& o, Carrier carrier) {
+  Call call{o, group_.rules(o.timeout, carrier), size_of(o.dtype), label_of(o.fingerprint())};
+  call.rules.driver = this;
+  group_.doubt(std::chrono::milliseconds(0));
+  ++op_;
+  {
+    MutexLock lock(port_.mutex());
+    port_.begin_operation(op_, call.label);
+  }
+  if (reduces(o.collective)) {
+    const bool sums = o.op == ReduceOp::kAvg || o.op == ReduceOp::kPremulSum;
+    call.combine = kernel::level().reduce(o.dtype, sums ? ReduceOp::kSum : o.op);
+    if (o.op == ReduceOp::kAvg) call.divide = kernel::level().divide(o.dtype);
+  }
+  const auto carry_out = [&]() -> Status {
+    switch (o.collective) {
+      case kernel::Collective::kAllReduce: return all_reduce(call);
+      case kernel::Collective::kReduce: return reduce(call);
+      case kernel::Collective::kReduceScatter: return reduce_scatter(call);
+      case kernel::Collective::kAllGather: return all_gather(call);
+      case kernel::Collective::kBroadcast: return broadcast(call);
+      case kernel::Collective::kAllToAll: return all_to_all(call);
+      case kernel::Collective::kGather: return gather(call);
+      case kernel::Collective::kScatter: return scatter(call);
+      case kernel::Collective::kBarrier: return barrier(call);
+      case kernel::Collective::kNone: break;
+    }
+    return {};
+  };
+  Status status = carry_out();
+  std::optional<std::pair<int, net::Label>> stray;
+  {
+    MutexLock lock(port_.mutex());
+    active_.clear();
+    port_.end_operation(op_ + 1);
+    stray = port_.stray();
+  }
+  if (room_.size() > kKeptRoom) std::vector<std::byte>().swap(room_);
+  if (!status.ok() || !stray || stray->second == call.label) return status;
+  return group_.fail(Code::kMismatch,
+                     "collective mismatch in group " + group_.name() + " at #" + std::to_string(o.number) + ": " +
+                         group_.topology().describe(group_.rank()) + " called " + describe(o.fingerprint()) + ", " +
+                         group_.topology().describe(stray->first) + " called " +
+                         describe(fingerprint_of(stray->second)),
+                     "Next: make all ranks call the same collectives in the same order");
+}
+
+/// Called by whoever waits for a step inside the host.
+void Spread::drive() {
+  if (active_.empty() || !port_.mutex().try_lock()) return;
+  port_.wire().mutex().held_by_caller();
+  port_.wire().progress();
+  for (const auto& active : active_) {
+    if (active->run) active->run->advance();
+  }
+  port_.mutex().unlock();
+}
+
+Status Spread::stage(Call& call, kernel::Collective collective, int root, size_t bytes, const std::byte* in,
+                     std::byte* out, size_t count, const Pieces* send, const Pieces* recv) {
+  const Status status = group_.run_stage(
+      {collective, root, bytes, in, out, count, send ? send->data() : nullptr, recv ? recv->data() : nullptr}, call.o,
+      call.rules);
+  group_.doubt(kDoubtOfSteps);
+  return status;
+}
+
+const std::byte* Spread::own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room) {
+  if (call.o.op != ReduceOp::kPremulSum || bytes == 0) return in;
+  const void* sources[] = {in};
+  kernel::level().reduce(call.o.dtype, ReduceOp::kPremulSum)(room, sources, 1, bytes / call.width, &call.o.factor);
+  return room;
+}
+
+std::byte* Spread::room(size_t bytes) {
+  if (room_.size() < bytes) room_.resize(bytes);
+  return room_.data();
+}
+
+// --- who carries what
+
+int Spread::rank_at(size_t host, size_t seat) const {
+  const std::vector<int>& there = group_.topology().hosts[host];
+  return seat < there.size() ? there[seat] : -1;
+}
+
+Spread::Line Spread::rail(size_t seat) const {
+  Line line{{}, int(host_)};
+  for (size_t host = 0; host < group_.topology().hosts.size(); ++host) line.members.push_back(rank_at(host, seat));
+  return line;
+}
+
+Spread::Line Spread::leaders() const { return rail(0); }
+
+Spread::Line Spread::line_to(int root) const {
+  Line line = leaders();
+  line.members[size_t(group_.topology().host_of[size_t(root)])] = root;
+  return line;
+}
+
+size_t Spread::rounds() const {
+  size_t most = 0;
+  for (const std::vector<int>& host : group_.topology().hosts) most = std::max(most, host.size());
+  return (most + rails() - 1) / rails();
+}
+
+// --- errands
+
+net::Errand Spread::errand(Call& call, const schedule::Row* row, const Line& line) const {
+  net::Errand e;
+  e.row = row;
+  e.layout.size = int(line.members.size());
+  e.layout.width = call.width;
+  e.place = line.place;
+  e.reduce = call.combine;
+  e.label = call.label;
+  e.op = op_;
+  return e;
+}
+
+/// The errand's members and blocks are to lie in the active one, which outlives its run.
+Spread::Active& Spread::begin(Call& call, net::Errand errand) {
+  Active& active = *active_.back();
+  errand.run = call.runs++;
+  errand.members = active.members;
+  errand.absent = active.absent;
+  active.scratch.resize(errand.row->scratch(errand.layout, errand.place));
+  errand.scratch = active.scratch.data();
+  MutexLock lock(port_.mutex());
+  active.run = std::make_unique<net::Run>(port_, std::move(errand));
+  active.run->advance();
+  return active;
+}
+
+Status Spread::finish(Call& call) {
+  net::Run& run = *active_.front()->run;
+  net::Progress progress = net::Progress::kPending;
+  const auto ended = [&] {
+    for (const auto& active : active_) {
+      if (active->run) active->run->advance();
+    }
+    progress = run.advance();
+    return progress != net::Progress::kPending;
+  };
+  group_.doubt(kDoubtOfHosts);
+  const Waited how = port_.wire().wait(
+      ended, [&] { run.look(); }, -1, call.rules);
+  if (how != Waited::kReached || progress == net::Progress::kFailed) return explain(call, run, how);
+  MutexLock lock(port_.mutex());
+  active_.pop_front();
+  return {};
+}
+
+Status Spread::finish_all(Call& call) {
+  while (!active_.empty()) NVX_TRY(finish(call));
+  return {};
+}
+
+Status Spread::explain(Call& call, const net::Run& run, Waited how) {
+  const std::string number = "#" + std::to_string(call.o.number), what = describe(call.o.fingerprint());
+  const std::string me = group_.topology().describe(group_.rank());
+  const std::string context = "this is rank " + std::to_string(group_.rank()) + " in " + what + " " + number;
+  using Cause = net::Run::Verdict::Cause;
+  net::Run::Verdict v;
+  std::string missing;
+  std::optional<net::Port::Failure> fate;
+  {
+    MutexLock lock(port_.mutex());
+    v = run.verdict();
+    std::vector<int> ranks = run.unheard();
+    if (ranks.empty()) {  // they have called too, and wait for others: these are to speak first
+      ranks = run.waits_for();
+      group_.doubt(kDoubtOfSteps);
+    }
+    for (const int rank : ranks) {
+      missing += (missing.empty() ? "" : ", ") + group_.topology().describe(rank);
+    }
+    if (v.cause == Cause::kLost) fate = port_.fate(v.rank);
+  }
+  const std::string peer = v.rank >= 0 ? group_.topology().describe(v.rank) : "";
+  switch (v.cause) {
+    case Cause::kMismatch:
+      return group_.fail(Code::kMismatch,
+                         "collective mismatch in group " + group_.name() + " at " + number + ": " + me + " called " +
+                             what + ", " + peer + " called " + describe(fingerprint_of(v.theirs)),
+                         context + ". Next: make all ranks call the same collectives in the same order");
+    case Cause::kCounts:
+      return group_.fail(Code::kMismatch,
+                         "collective mismatch in group " + group_.name() + " at " + number + ": in " + what + " " + me +
+                             " expects " + std::to_string(v.mine) + " bytes from " + peer + ", which sends " +
+                             std::to_string(v.other) + " bytes",
+                         context + ". Next: compare the split sizes of the two ranks");
+    case Cause::kGarbage:
+      return group_.fail(Code::kMismatch, peer + " sends what belongs to no message of " + what, context);
+    case Cause::kLost: {
+      const Status status = group_.fail_by_fate(fate.value_or(net::Port::Failure{v.rank, false, false, "was closed"}));
+      return {status.code(), status.what() + "; " + context};
+    }
+    case Cause::kNone: break;
+  }
+  if (how == Waited::kReached) {
+    group_.alarm(-1);  // another rank has failed the group
+    how = Waited::kAlarmed;
+  }
+  return group_.explain_wait(how, -1, what + " " + number, missing, call.rules.deadline);
+}
+
+}  // namespace nvx

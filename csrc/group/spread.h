@@ -1,0 +1,101 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "group/group.h"
+#include "net/executor.h"
+
+namespace nvx {
+
+/// The collectives of a group whose ranks are on several hosts: what each is made of, in steps inside the host, which
+/// run on the channel, and errands between hosts, which run on the port. Both overlap: who waits for a step drives the
+/// errands.
+///
+/// The seats that every host has carry what goes between hosts, each on a rail of its own; where hosts have different
+/// numbers of ranks, a seat beyond them hands what is its own to the rail `seat % rails`.
+class Spread final : private Driver {
+ public:
+  Spread(Group& group, net::Port& port);
+  ~Spread() override;
+
+  /// Runs a collective on this thread, which holds the group's lane.
+  Status run(Operation& operation, Carrier carrier);
+
+ private:
+  /// The operation in hand.
+  struct Call {
+    Operation& o;
+    WaitRules rules;
+    size_t width;
+    net::Label label;
+    kernel::ReduceFn combine = nullptr;
+    kernel::DivideFn divide = nullptr;  ///< null: nothing to divide
+    uint16_t runs = 0;                  ///< errands begun
+  };
+  /// An errand on its way, and where its blocks are while it is.
+  struct Active {
+    std::vector<schedule::Block> blocks, more_blocks;
+    std::vector<int> members;
+    std::vector<char> absent;
+    std::vector<std::byte> scratch, input;
+    std::unique_ptr<net::Run> run;
+  };
+  /// A rank of each host, and which of them this rank is.
+  struct Line {
+    std::vector<int> members;
+    int place = 0;
+  };
+
+  void drive() override;
+
+  Status all_reduce(Call& call);
+  Status all_reduce_by_leader(Call& call, const Bridge& bridge);
+  Status all_reduce_on_rails(Call& call, const Bridge& bridge);
+  Status reduce(Call& call);
+  Status broadcast(Call& call);
+  Status all_gather(Call& call);
+  Status reduce_scatter(Call& call);
+  Status gather(Call& call);
+  Status scatter(Call& call);
+  Status all_to_all(Call& call);
+  Status barrier(Call& call);
+  const std::byte* lay_out_terms(Call& call, Active& active, const schedule::Row& row, const schedule::Layout& shape,
+                                 const std::function<kernel::Piece(size_t)>& term);
+  void set_apart(Operation& o, std::vector<std::byte>& room) const;
+  Status exchange_inside(Call& call, kernel::Collective collective, int root_seat);
+
+  Status stage(Call& call, kernel::Collective collective, int root, size_t bytes, const std::byte* in, std::byte* out,
+               size_t count, const Pieces* send, const Pieces* recv);
+  /// This rank's input, ready to be combined with others': scaled where the operation scales.
+  const std::byte* own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room);
+
+  net::Errand errand(Call& call, const schedule::Row* row, const Line& line) const;
+  Active& begin(Call& call, net::Errand errand);
+  /// Ends the errand that was begun first.
+  Status finish(Call& call);
+  Status finish_all(Call& call);
+  Status explain(Call& call, const net::Run& run, Waited how);
+
+  Line leaders() const;
+  Line line_to(int root) const;  ///< the root on its host, leaders on the others
+  Line rail(size_t seat) const;
+  Line others_of(int root) const;
+  int rank_at(size_t host, size_t seat) const;  ///< -1: that host has no such seat
+  size_t seats() const { return size_t(group_.seats()); }
+  size_t seat() const { return size_t(group_.seat()); }
+  size_t rails() const { return group_.plan_facts().rails; }
+  size_t rounds() const;  ///< how often every rail is used until each rank has been served
+  bool carries() const { return seat() < rails(); }
+  std::byte* room(size_t bytes);
+
+  Group& group_;
+  net::Port& port_;
+  const size_t host_;
+  uint32_t op_ = 0;
+  std::deque<std::unique_ptr<Active>> active_;
+  std::vector<std::byte> room_;
+};
+
+}  // namespace nvx

@@ -1,0 +1,301 @@
+// What a group over several hosts says and does when something goes wrong: who is named, how soon, and what still
+// works.
+
+#include <gtest/gtest.h>
+
+#include "support/hosts.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+using std::chrono::milliseconds;
+
+const std::vector<int> kTwoOfTwo{0, 0, 1, 1};
+
+Play play_of(Collective collective, size_t n, int ranks, int root = -1) {
+  return {
+      .collective = collective, .dtype = DType::kI32, .root = root, .counts = std::vector<size_t>(size_t(ranks), n)};
+}
+
+Status run(Group& group, const Play& play) {
+  Side side(play, group.rank(), group.size());
+  Operation operation = operation_of(play, side, group.size());
+  return group.execute(operation);
+}
+
+#define EXPECT_SAYS(status, text) \
+  EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()
+
+/// Takes the time of something, and fails if it was too long.
+class Within {
+ public:
+  explicit Within(milliseconds most) : most_(most) {}
+  ~Within() { EXPECT_LT(Clock::now() - began_, most_); }
+
+ private:
+  const milliseconds most_;
+  const Clock::time_point began_ = Clock::now();
+};
+
+class FarSizes : public testing::TestWithParam<size_t> {};
+INSTANTIATE_TEST_SUITE_P(Elements, FarSizes, testing::Values(10, 400'000));
+
+TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
+  Hosts hosts({0, 1, 1, 2});
+  MemoryStore store;
+  std::atomic<int> over{0};
+  as_threads(4, [&](int rank) {
+    Group group(store, hosts.options("dies", rank));
+    ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 4)), "");
+    if (rank == 3) {
+      hosts.net().kill(3);
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return over == 3; }));
+      return;
+    }
+    {
+      const Within time(milliseconds(3000));
+      const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 4));
+      ASSERT_FALSE(status.ok());
+      EXPECT_TRUE(status.code() == Code::kPeerDied || status.code() == Code::kPeerFailed) << status.what();
+      EXPECT_SAYS(status, "rank 3 (pid");
+      EXPECT_SAYS(status, "host2");
+    }
+    ++over;
+  });
+}
+
+TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
+  Hosts hosts({0, 1});
+  MemoryStore store, again;
+  as_threads(2, [&](int rank) {
+    {
+      Group group(store, hosts.options("cut", rank));
+      ASSERT_EQ(perform(group, play_of(Collective::kBroadcast, GetParam(), 2, 0)), "");
+      ASSERT_TRUE(barrier(group).ok());
+      if (rank == 0) hosts.net().cut(0, 1);
+      const Within time(milliseconds(3000));
+      const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 2));
+      ASSERT_FALSE(status.ok());
+      EXPECT_SAYS(status, rank == 0 ? "rank 1 (pid" : "rank 0 (pid");
+    }
+    Group group(again, hosts.options("again", rank));
+    EXPECT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 2)), "");
+    EXPECT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
+  Hosts hosts(kTwoOfTwo);
+  MemoryStore store;
+  as_threads(4, [&](int rank) {
+    Group group(store, hosts.options("mismatch", rank));
+    Play play = play_of(Collective::kAllReduce, GetParam(), 4);
+    if (rank >= 2) play.op = ReduceOp::kMax;
+    const Within time(milliseconds(4000));
+    const Status status = run(group, play);
+    ASSERT_FALSE(status.ok());
+    EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
+    EXPECT_SAYS(status, "collective mismatch in group mismatch");
+    EXPECT_SAYS(status, "all_reduce(sum, i32");
+    EXPECT_SAYS(status, "all_reduce(max, i32");
+    EXPECT_SAYS(status, "host0");
+    EXPECT_SAYS(status, "host1");
+  });
+}
+
+/// At this operation or, on a rank that had already returned, at its next.
+TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
+  Hosts hosts({0, 1});
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, hosts.options("roots", rank));
+    const Within time(milliseconds(4000));
+    Status status = run(group, play_of(Collective::kBroadcast, GetParam(), 2, rank));
+    if (status.ok()) status = barrier(group);
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "collective mismatch");
+    EXPECT_SAYS(status, "root 0");
+    EXPECT_SAYS(status, "root 1");
+  });
+}
+
+TEST_P(FarSizes, AnotherCollectiveIsAMismatch) {
+  Hosts hosts(kTwoOfTwo);
+  MemoryStore store;
+  as_threads(4, [&](int rank) {
+    Group group(store, hosts.options("others", rank));
+    const Within time(milliseconds(4000));
+    const Collective mine = rank < 2 ? Collective::kReduceScatter : Collective::kAllGather;
+    Status status = run(group, play_of(mine, GetParam(), 4));
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "collective mismatch");
+    EXPECT_SAYS(status, "reduce_scatter(");
+    EXPECT_SAYS(status, "all_gather(");
+  });
+}
+
+TEST_P(FarSizes, OtherSplitSizesAreToldPairByPair) {
+  for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
+    Hosts hosts({0, 1});
+    MemoryStore store;
+    as_threads(2, [&](int rank) {
+      Group group(store, hosts.options("splits", rank));
+      const bool all = collective == Collective::kAllToAll;
+      Play play = play_of(collective, GetParam(), 2, all ? -1 : 0);
+      if (rank == 1) play.counts = {GetParam() + 1, GetParam() + 1};
+      const Within time(milliseconds(4000));
+      Status status = run(group, play);
+      if (status.ok()) status = barrier(group);
+      ASSERT_FALSE(status.ok()) << describe(play);
+      EXPECT_SAYS(status, std::to_string(GetParam() * 4) + " bytes");
+      EXPECT_SAYS(status, std::to_string(GetParam() * 4 + 4) + " bytes");
+    });
+  }
+}
+
+TEST_P(FarSizes, WhoLeavesWhileWaitedForIsNamed) {
+  Hosts hosts({0, 1, 1});
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    Group group(store, hosts.options("left", rank));
+    ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 3)), "");
+    if (rank == 0) return;
+    const Within time(milliseconds(4000));
+    const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 3));
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "rank 0 (pid");
+    EXPECT_SAYS(status, "destroyed");
+  });
+}
+
+/// Leaving right after one's last operation is no failure, of anybody's.
+TEST(SpreadFailure, LeavingAfterTheLastOperationIsNone) {
+  Hosts hosts({0, 0, 1, 2});
+  for (int round = 0; round < 15; ++round) {
+    MemoryStore store;
+    as_threads(4, [&](int rank) {
+      Group group(store, hosts.options("last", rank));
+      ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, round % 2 ? 50'000 : 100, 4)), "");
+      ASSERT_EQ(perform(group, play_of(Collective::kBroadcast, 3000, 4, round % 4)), "");
+    });
+  }
+}
+
+TEST(SpreadFailure, AbortReachesAllRanksOfAllHosts) {
+  Hosts hosts({0, 0, 1, 1, 2, 2});
+  MemoryStore store;
+  std::atomic<int> over{0};
+  as_threads(6, [&](int rank) {
+    Group group(store, hosts.options("aborted", rank));
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(200));
+      group.abort("because the test says so");
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return over == 5; }));
+      return;
+    }
+    {
+      const Within time(milliseconds(2200));
+      const Status status = run(group, play_of(Collective::kAllReduce, 100'000, 6));
+      ASSERT_FALSE(status.ok());
+      EXPECT_SAYS(status, "was aborted on rank 1");
+      EXPECT_SAYS(status, "because the test says so");
+    }
+    ++over;
+  });
+}
+
+/// Who waits for a rank of its own host, which is busy elsewhere, hears of it too.
+TEST(SpreadFailure, AbortReachesWhoWaitsForABusyNeighbour) {
+  Hosts hosts(kTwoOfTwo);
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(4, [&](int rank) {
+    Group group(store, hosts.options("busy", rank));
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 0) {
+      std::this_thread::sleep_for(milliseconds(200));
+      group.abort("early");
+    }
+    if (rank != 3) {
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return over.load(); }));
+      return;
+    }
+    group.set_timeout(milliseconds(5000));
+    {
+      const Within time(milliseconds(2200));
+      const Status status = barrier(group);
+      ASSERT_FALSE(status.ok());
+      EXPECT_SAYS(status, "was aborted on rank 0");
+    }
+    over = true;
+  });
+}
+
+TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
+  Hosts hosts({0, 0, 1, 2});
+  MemoryStore store;
+  std::atomic<int> waiting{3};
+  as_threads(4, [&](int rank) {
+    Group group(store, hosts.options("timeout", rank));
+    if (rank == 3) {
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waiting == 0; }));
+      return;
+    }
+    group.set_timeout(milliseconds(400));
+    {
+      const Within time(milliseconds(3000));
+      const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 4));
+      ASSERT_FALSE(status.ok());
+      EXPECT_TRUE(status.code() == Code::kTimeout || status.code() == Code::kPeerFailed) << status.what();
+      EXPECT_SAYS(status, "timed out in all_reduce");
+      EXPECT_SAYS(status, "rank 3 (pid");
+      EXPECT_SAYS(status, "host2");
+    }
+    --waiting;
+  });
+}
+
+TEST(SpreadFailure, SilenceIsLossAfterAWhile) {
+  Hosts hosts({0, 1}, {}, milliseconds(1500));
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, hosts.options("silent", rank));
+    ASSERT_TRUE(barrier(group).ok());
+    net::Faults deaf;
+    deaf.lose = 1;
+    hosts.net().set_faults(rank, 1 - rank, deaf);
+    const auto began = Clock::now();
+    const Status status = run(group, play_of(Collective::kAllReduce, 1000, 2));
+    EXPECT_GT(Clock::now() - began, milliseconds(1400));
+    EXPECT_LT(Clock::now() - began, milliseconds(4000));
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, rank == 0 ? "rank 1 (pid" : "rank 0 (pid");
+    EXPECT_SAYS(status, "no sign of life");
+  });
+}
+
+TEST(SpreadFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
+  Hosts hosts(kTwoOfTwo);
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(4, [&](int rank) {
+    Group group(store, hosts.options("monitored", rank));
+    ASSERT_TRUE(group.monitored_barrier(milliseconds(10'000), /*name_all=*/true).ok());
+    const bool missing = rank == 1 || rank == 3;
+    EXPECT_TRUE(!missing || eventually(milliseconds(10'000), [&] { return over.load(); }));
+    const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 300 : 600), /*name_all=*/true);
+    EXPECT_FALSE(status.ok());
+    if (rank == 0) {
+      EXPECT_SAYS(status, "Ranks 1, 3 failed to pass monitoredBarrier");
+      over = true;
+    }
+    EXPECT_FALSE(group.failed());
+    EXPECT_TRUE(barrier(group).ok());
+    EXPECT_TRUE(group.monitored_barrier(milliseconds(10'000), /*name_all=*/false).ok());
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

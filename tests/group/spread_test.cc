@@ -1,0 +1,95 @@
+// Every collective over ranks of several hosts, of every shape: the hosts are threads' own, and the net between them is
+// as unkind as a net may be.
+
+#include "group/spread.h"
+
+#include <gtest/gtest.h>
+
+#include "support/hosts.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+
+constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
+                                       Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
+                                       Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
+
+/// Integers: their sums do not depend on who adds to whom first.
+std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
+  std::vector<Play> plays;
+  uint64_t round = 0;
+  for (const size_t n : sizes) {
+    for (const Collective collective : kCollectives) {
+      Play play{.collective = collective, .dtype = DType::kI32, .counts = std::vector<size_t>(size_t(ranks), n)};
+      play.round = ++round;
+      constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kBxor, ReduceOp::kProduct};
+      play.op = kOps[round % std::size(kOps)];
+      const bool by_rank = collective >= Collective::kAllToAll || collective == Collective::kAllGather ||
+                           collective == Collective::kReduceScatter;
+      if (by_rank) play.counts.back() += round % 5, play.counts[0] += round % 3;
+      const bool rooted = collective == Collective::kReduce || collective == Collective::kBroadcast ||
+                          collective == Collective::kGather || collective == Collective::kScatter;
+      if (rooted) play.root = int(round) % ranks;
+      play.shift = round % 3;
+      play.in_place = round % 2 == 0;
+      plays.push_back(play);
+    }
+  }
+  return plays;
+}
+
+struct Shape {
+  const char* name;
+  std::vector<int> host_of;
+};
+void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
+
+const Shape kShapes[] = {
+    {"two_of_one", {0, 1}},
+    {"three_of_one", {0, 1, 2}},
+    {"five_of_one", {0, 1, 2, 3, 4}},
+    {"two_of_two", {0, 0, 1, 1}},
+    {"two_of_two_interleaved", {0, 1, 0, 1}},
+    {"three_of_two", {0, 0, 1, 1, 2, 2}},
+    {"uneven", {0, 0, 0, 1}},
+    {"uneven_two_rails", {0, 0, 0, 0, 0, 1, 1}},
+    {"uneven_out_of_order", {2, 0, 1, 0, 2, 0, 1, 0}},
+};
+
+class Spreads : public testing::TestWithParam<Shape> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Spreads, testing::ValuesIn(kShapes),
+                         [](const auto& shape) { return shape.param.name; });
+
+TEST_P(Spreads, RunEveryCollective) {
+  Hosts hosts(GetParam().host_of);
+  MemoryStore store;
+  const auto plays =
+      plays_at({0, 1, 7, 3000, 60'001, size_t(1'400'000 / hosts.ranks() / hosts.ranks())}, hosts.ranks());
+  as_threads(hosts.ranks(), [&](int rank) {
+    Group group(store, hosts.options("spread", rank, uint32_t(-20)));
+    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST_P(Spreads, RunEveryCollectiveOverASlowAndDisorderlyNet) {
+  net::LoopbackNet::Options options;
+  options.seed = 7;
+  options.segment_bytes = 4 << 10;
+  options.place_above = 2 << 10;
+  options.faults.most_delay = 5;
+  options.faults.reorder = 0.2;
+  Hosts hosts(GetParam().host_of, options);
+  MemoryStore store;
+  const auto plays = plays_at({1, 7, 3000, 20'001}, hosts.ranks());
+  as_threads(hosts.ranks(), [&](int rank) {
+    Group group(store, hosts.options("spread", rank));
+    for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

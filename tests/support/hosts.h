@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "net/loopback.h"
+#include "net/wire.h"
+#include "support/groups.h"
+
+/// Groups of threads that play ranks of several hosts: each rank has a wire of its own, all of them over one net.
+namespace nvx::test {
+
+class Hosts {
+ public:
+  /// The host of each rank.
+  explicit Hosts(std::vector<int> host_of, net::LoopbackNet::Options options = {},
+                 std::chrono::milliseconds silence = std::chrono::seconds(10))
+      : host_of_(std::move(host_of)), net_(options) {
+    for (size_t r = 0; r < host_of_.size(); ++r) wires_.push_back(std::make_shared<net::Wire>(net_.open(), silence));
+  }
+
+  int ranks() const { return int(host_of_.size()); }
+  net::LoopbackNet& net() { return net_; }
+
+  GroupOptions options(const std::string& name, int rank, uint32_t first_epoch = 0) const {
+    return options_of(name, rank, ranks(), size_t(rank), first_epoch);
+  }
+  /// For a group of some of them: rank there, of so many, for the one that is `who` here.
+  GroupOptions options_of(const std::string& name, int rank, int size, size_t who, uint32_t first_epoch = 0) const {
+    GroupOptions o = test::options(name, rank, size, first_epoch);
+    o.host = "host" + std::to_string(host_of_[who]);
+    o.wire = [wire = wires_[who]] { return wire; };
+    return o;
+  }
+
+ private:
+  std::vector<int> host_of_;
+  net::LoopbackNet net_;
+  std::vector<std::shared_ptr<net::Wire>> wires_;
+};
+
+}  // namespace nvx::test
