@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/run.sh demo|test|check|bench|conformance: finds or installs what the target needs, builds nvx, runs it. The Makefile calls it.
+# scripts/run.sh demo|test|test-hosts|check|bench|conformance: finds or installs what the target needs, builds nvx, runs it. The Makefile calls it.
 #
 # The active environment is used where it has a torch that nvx serves, and is left as it is: nvx and the test tools go to
 # build/site. Otherwise .venv is made, and everything goes there. As root on Debian or Ubuntu, missing system packages are
@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
-target=${1:?usage: scripts/run.sh demo|test|check|bench|conformance}
+target=${1:?usage: scripts/run.sh demo|test|test-hosts|check|bench|conformance}
 jobs=${MAX_JOBS:-$(nproc)}
 logs=$root/build/logs
 
@@ -17,7 +17,10 @@ die() { printf 'nvx: %s\n' "$*" >&2; exit 1; }
 
 has() { command -v "$1" >/dev/null 2>&1; }
 
-case $target in demo | test | check | bench | conformance) ;; *) die "no target $target: demo, test, check, bench or conformance" ;; esac
+case $target in
+  demo | test | test-hosts | check | bench | conformance) ;;
+  *) die "no target $target: demo, test, test-hosts, check, bench or conformance" ;;
+esac
 mkdir -p "$logs"
 
 # --- the system ----------------------------------------------------------------------------------------------------------
@@ -28,6 +31,8 @@ missing_packages() {
   has ccache || echo ccache
   has cmake || echo cmake
   has ninja || echo ninja-build
+  has_header ucp/api/ucp.h || echo libucx-dev
+  if [ "$1" = test-hosts ]; then has ip || echo iproute2; fi
   [ "$1" = test ] || return 0
   has_header gtest/gtest.h || echo libgtest-dev
   has_header gmock/gmock.h || echo libgmock-dev
@@ -149,7 +154,7 @@ python_step() {
     install_packages python3-dev
   fi
   case $target in
-    test | conformance) add_missing pytest=pytest pytest_timeout=pytest-timeout hypothesis=hypothesis numpy=numpy psutil=psutil ;;
+    test | test-hosts | conformance) add_missing expecttest=expecttest pytest=pytest pytest_timeout=pytest-timeout hypothesis=hypothesis numpy=numpy psutil=psutil ;;
   esac
 }
 
@@ -185,6 +190,15 @@ run_check() { "$py" tests/gates/run --install --jobs "$jobs"; }
 
 run_conformance() { "$py" -m tests.conformance; }
 
+# The ranks of tests/torch once more, on two hosts by name: what crosses between them goes over UCX and loopback.
+run_python_tests_on_two_hosts() {
+  if ! "$py" -c "import sys; from nvx._C import build_info; sys.exit(not build_info()['ucx'])"; then
+    note "SKIPPED: this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
+    return 0
+  fi
+  NVX_TEST_HOSTS=2 "$py" -m pytest tests/torch -m "not slow" --timeout 600 --junitxml="$root/build/results/python-on-two-hosts.xml" -q
+}
+
 run_cpp_tests() {
   if ! has_header gtest/gtest.h; then
     note "C++ tests SKIPPED: no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
@@ -199,7 +213,11 @@ run_cpp_tests() {
 }
 
 run_python_tests() {
-  "$py" -m pytest tests -m "not slow" --ignore=tests/gates --timeout 600 --durations=10 --junitxml="$root/build/results/python.xml" -q "$@"
+  "$py" -m pytest tests -m "not slow" --ignore=tests/gates --ignore=tests/hosts --timeout 600 --durations=10 --junitxml="$root/build/results/python.xml" -q "$@"
+}
+
+run_test_hosts() {
+  "$py" -m pytest tests/hosts --timeout 600 --durations=5 --junitxml="$root/build/results/hosts.xml" -q -rs
 }
 
 run_test() {
@@ -209,6 +227,8 @@ run_test() {
   run_cpp_tests || failed=1
   say "Python tests"
   run_python_tests || failed=1
+  say "Python tests, ranks on two hosts by name"
+  run_python_tests_on_two_hosts || failed=1
   "$py" scripts/count_tests.py build/results
   return $failed
 }
@@ -221,4 +241,4 @@ if [ "$target" != check ]; then
   build_step
 fi
 say "make $target"
-"run_$target"
+"run_${target//-/_}"

@@ -108,7 +108,7 @@ def test_a_wrong_result_is_counted_and_fails(tmp_path):
         "from nvx.bench import main\n"
         "sys.exit(main())\n"
     )
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), PYTHON]))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(tmp_path), str(WHERE)]))
     command = [sys.executable, str(script), "all_reduce", "--sizes", "4K", "--backend", "null", *BRIEF]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
 
+from nvx.bench.hosts import enter as enter_namespace
+
 from tests.conformance import skips
 from tests.conformance.passes import Pass
 from tests.conformance.rank import ABSENT, FAILED, NO_TEST, SKIPPED, Verdict, serve
@@ -70,6 +72,7 @@ class Ranks:
     def _child(self, rank: int, pipe, others) -> None:
         for other in others:  # else a rank would keep the host's ends open, and never see it go
             other.close()
+        spread(rank)
         serve(self.suite, rank, pipe, self.log(rank))
 
     def log(self, rank: int) -> str:
@@ -129,6 +132,16 @@ class Ranks:
         with contextlib.suppress(OSError):
             return "\n".join(Path(self.log(rank)).read_text(errors="replace").splitlines()[-lines:])
         return ""
+
+
+def spread(rank: int) -> None:
+    """NVX_TEST_NETNS=a,b: ranks are in these network namespaces by turns. NVX_TEST_HOSTS=2: they only say so."""
+    names = [name for name in os.environ.get("NVX_TEST_NETNS", "").split(",") if name]
+    count = int(os.environ.get("NVX_TEST_HOSTS", "1"))
+    if names:
+        enter_namespace(names[rank % len(names)])
+    elif count > 1:
+        os.environ["NVX_HOST_ID"] = f"host{rank % count}"
 
 
 def load(spec: Spec):

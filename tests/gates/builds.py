@@ -134,6 +134,15 @@ def no_cuda(context):
     return f"with torch {found.stdout.split(';')[1]}" if with_torch else "the core alone: this python has no torch"
 
 
+def no_ucx(context):
+    """As on a machine without UCX's headers: one host is served, several are refused with the line to type."""
+    folder = configure(context, "no_ucx", *GCC, "-DNVX_UCX=OFF", "-DNVX_TESTS=ON")
+    compile_all(context, folder, "nvx_core", "net_test")
+    symbols = context.run(["nm", folder / "libnvx_core.a"], "nm")
+    shut_if(sorted(set(re.findall(r"\b(?:ucp|ucs|uct)_\w+", symbols))), "UCX symbols in libnvx_core.a")
+    return run_tests(context, folder)
+
+
 def fuzz(context):
     """Every target for NVX_FUZZ_SECONDS, as many beside each other as there are cores."""
     sources = context.sources(".cc", under=("tests",))

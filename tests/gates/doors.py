@@ -19,7 +19,7 @@ HATCHES = {"net": {"kernel/launch.h"}}
 # Headers of others: what they look like, and the files that may include them.
 OUTSIDERS = (
     ("torch and Python", r"(ATen|c10|torch|pybind11|caffe2)/|Python\.h$", r"torch/"),
-    ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/ucx\.cc$"),
+    ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/(ucx\.cc|ucx_(library|worker)\.(cc|h))$"),
     ("NCCL", r"nccl\.h$", r"torch/nccl_delegate\.(cc|h)$"),
     (
         "CUDA",
@@ -72,6 +72,8 @@ EXAMPLES = (
     ("net/executor.cc", '#include "kernel/exec.h"', True),
     ("net/executor.cc", "#include <ucp/api/ucp.h>", True),
     ("net/ucx.cc", "#include <ucp/api/ucp.h>", False),
+    ("net/ucx_worker.h", "#include <ucp/api/ucp.h>", False),
+    ("net/ucx.h", "#include <ucp/api/ucp.h>", True),
     ("memory/shm.cc", "#include <cuda_runtime.h>", True),
     ("memory/copy_cuda.cc", "#include <cuda_runtime.h>", False),
     ("group/group.h", "#include <torch/csrc/distributed/c10d/Backend.hpp>", True),

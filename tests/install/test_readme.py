@@ -27,7 +27,7 @@ def test_the_commands_it_names_exist(root):
     assert set(re.findall(r"\bnvx (doctor|bench|explain|env|demo|topo)\b", text)) <= set(cli.commands())
     makefile = (root / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", text, re.MULTILINE):
-        assert re.search(rf"^[\w ]*\b{target}\b[\w ]*:", makefile, re.MULTILINE), target
+        assert re.search(rf"^[\w -]*\b{target}\b[\w -]*:", makefile, re.MULTILINE), target
 
 
 def test_the_pages_it_links_exist(root):

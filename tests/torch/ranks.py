@@ -13,6 +13,8 @@ failed test are killed by pid and replaced; those of a good one serve the next t
 re-initialisation.
 
 NVX_TEST_BACKEND=gloo runs the same suite over gloo: a test that fails there too is wrong itself.
+NVX_TEST_HOSTS=2 tells every second rank that it is on another host, so that the suite also goes over the wire;
+NVX_TEST_NETNS=a,b puts the ranks into these network namespaces by turns, which are hosts of their own.
 """
 
 import contextlib
@@ -38,6 +40,7 @@ from multiprocessing.connection import wait as wait_for_any
 import pytest
 import torch
 import torch.distributed as dist
+from nvx.bench.hosts import enter as enter_namespace
 
 BACKEND = os.environ.get("NVX_TEST_BACKEND", "nvx")
 OVER_NVX = BACKEND == "nvx"
@@ -46,6 +49,8 @@ TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT = 60.0  # seconds a test may take before its ranks are killed
 GRACE = 3.0  # seconds the other ranks get after the first of them failed
+HOSTS = int(os.environ.get("NVX_TEST_HOSTS", "1"))
+NAMESPACES = [name for name in os.environ.get("NVX_TEST_NETNS", "").split(",") if name]
 PRELOAD = [
     "numpy",
     "pytest",
@@ -60,6 +65,10 @@ PRELOAD = [
 ]
 PR_SET_PDEATHSIG = 1
 
+SEVERAL_HOSTS = HOSTS > 1 or bool(NAMESPACES)
+one_host = pytest.mark.skipif(
+    SEVERAL_HOSTS, reason="between hosts every host rounds once: the bits are not those of rank order"
+)
 only_nvx = pytest.mark.skipif(not OVER_NVX, reason=f"{BACKEND} does not promise this")
 
 
@@ -203,8 +212,12 @@ def attempt(job):
         return Outcome(False, text=traceback.format_exc())
 
 
-def serve(conn, paths, stacks):
+def serve(conn, paths, stacks, host):
     """The life of a rank process: jobs in, outcomes out, until the test run ends or dies."""
+    if host in NAMESPACES:
+        enter_namespace(host)
+    elif host:
+        os.environ["NVX_HOST_ID"] = host
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = [path for path in paths if path not in sys.path]
@@ -305,7 +318,9 @@ class Ranks:
         while len(self.members) < count:
             ours, theirs = self.context.Pipe()
             stacks = os.path.join(self.folder, f"stacks-{next(self.numbers)}")
-            process = self.context.Process(target=serve, args=(theirs, [HERE, *sys.path], stacks))
+            hosts = NAMESPACES or ([f"host{h}" for h in range(HOSTS)] if HOSTS > 1 else [""])
+            host = hosts[len(self.members) % len(hosts)]
+            process = self.context.Process(target=serve, args=(theirs, [HERE, *sys.path], stacks, host))
             process.start()
             theirs.close()
             self.members.append(Member(process, ours, stacks))

@@ -81,6 +81,21 @@ def test_env_method(ranks):
     ranks.run(env_method, world=2, kind="bare", port=store.port)
 
 
+def made_again(rank, world, port):
+    """As a program does that torchrun started, where every life of the default group is under the same prefix."""
+    server = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    for life in range(4):
+        dist.init_process_group(BACKEND, store=dist.PrefixStore("same", server), rank=rank, world_size=world)
+        assert sum_over(None, float(life)) == world * life
+        dist.destroy_process_group()
+
+
+@only_nvx
+def test_the_default_group_made_again_under_the_same_prefix(ranks):
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks.run(made_again, world=3, kind="bare", port=store.port)
+
+
 @only_nvx
 @on_ranks(2)
 def test_registered_names(rank, world):
@@ -115,6 +130,16 @@ def test_groups_that_only_their_members_make(rank, world):
     if rank == 3:
         alone = dist.new_group([3], use_local_synchronization=True)
         assert sum_over(alone) == 3.0
+
+
+@only_nvx
+@on_ranks(2)
+def test_a_group_that_its_members_make_again(rank, world):
+    """Destroyed and made anew, it has the name, and so the keys in the store, of the one before."""
+    for _ in range(3):
+        group = dist.new_group([0, 1], use_local_synchronization=True)
+        assert sum_over(group) == 1.0
+        dist.destroy_process_group(group)
 
 
 @on_ranks(4)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import OVER_NVX, on_ranks, only_nvx
+from ranks import OVER_NVX, on_ranks, one_host, only_nvx
 from reference import (
     BITWISE,
     COMPLEX,
@@ -69,6 +69,7 @@ def check_reduce_scatter(inputs, op, offset, rank, what):
     assert_same(source, inputs[rank], f"reduce_scatter {what}: its input")
 
 
+@one_host
 @on_ranks(2, 3, 4, limit=120)
 def test_every_dtype_and_op(rank, world):
     for dtype, op in cells():
@@ -81,6 +82,7 @@ def test_every_dtype_and_op(rank, world):
             check_reduce_scatter(inputs, op, offset, rank, what)
 
 
+@one_host
 @only_nvx
 @on_ranks(2, 3, 4, limit=120)
 def test_any_bits(rank, world):
@@ -119,6 +121,7 @@ def test_large(rank, world):
         check_reduce_scatter(inputs, op, 1, rank, f"{dtype} {op} count 500009 each")
 
 
+@one_host
 @only_nvx
 @on_ranks(2, 3, 4)
 def test_same_bits_at_every_size(rank, world):

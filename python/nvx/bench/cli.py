@@ -77,6 +77,10 @@ def _roots(text: str) -> list[int] | str:
 def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
     """What every benchmark with ranks takes."""
     parser.add_argument("-n", "--ranks", type=_above(1), default=2, help="ranks to start (default 2)")
+    parser.add_argument(
+        "--hosts", type=_above(1), default=1,
+        help="hosts to spread them over, made on this machine: network namespaces where that is allowed (default 1)",
+    )  # fmt: skip
     parser.add_argument("--backend", default="nvx", help="the backend under test (default nvx)")
     parser.add_argument(
         "--vs", type=_argument(_names), default=_names(versus), metavar="A,B",
@@ -191,7 +195,7 @@ def _in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -
     if world.placed() is None:
         if "deepspeed" in parsed.vs:
             _build_deepspeed()
-        return world.launch(arguments, parsed.ranks, mpi="mpi" in parsed.vs)
+        return world.launch(arguments, parsed.ranks, mpi="mpi" in parsed.vs, hosts=parsed.hosts)
     me = world.join(parsed.rendezvous, parsed.timeout)
     status = run(me, parsed, world.shown_command(arguments))
     me.leave()

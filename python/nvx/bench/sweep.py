@@ -7,7 +7,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from . import collectives, machine, payload, report, sizes
+from . import collectives, hosts, machine, payload, report, sizes
 from .collectives import Collective
 from .peers import Call, Case, Contender, Unsupported, enlist
 from .probe import flag_round
@@ -38,7 +38,7 @@ class Sweep:
             return 2
         document = machine.document("sweep", self.command, self._shown_arguments())
         peers = [contender.name for contender in self.contenders[1:]]
-        effort = f"{self.world.size} ranks, one thread each; {_shown_effort(self.effort)}"
+        effort = f"{self.world.size} ranks{hosts.layout()}, one thread each; {_shown_effort(self.effort)}"
         self.world.say(report.opening(self.command, document, effort, [main, *peers]))
         for name, reason in self.refused.items():
             self.world.say(f"# left out: {name} ({reason})")

@@ -15,9 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+
+from . import hosts
 
 MODULE = "nvx.bench"
 RENDEZVOUS = "--rendezvous"
@@ -66,7 +69,7 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     )
 
 
-def launch(arguments: Sequence[str], ranks: int, mpi: bool = False) -> int:
+def launch(arguments: Sequence[str], ranks: int, mpi: bool = False, hosts: int = 1) -> int:
     """Runs the command line again in every rank and returns the worst exit status. Nothing outlives the
     call."""
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
@@ -74,7 +77,7 @@ def launch(arguments: Sequence[str], ranks: int, mpi: bool = False) -> int:
         command = [sys.executable, "-m", MODULE, *arguments, RENDEZVOUS, meeting]
         if mpi:
             return _run_mpi(command, ranks)
-        return _run_ranks(command, ranks)
+        return _run_ranks(command, ranks) if hosts == 1 else _run_on_hosts(command, ranks, hosts)
 
 
 def _run_mpi(command: list[str], ranks: int) -> int:
@@ -94,6 +97,31 @@ def _run_mpi(command: list[str], ranks: int) -> int:
 def _run_ranks(command: list[str], ranks: int) -> int:
     port = _name_port()
     return _wait_all([subprocess.Popen(command, env=rank_environment(rank, ranks, port)) for rank in range(ranks)])
+
+
+def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
+    """The ranks on so many hosts of this machine's own making."""
+    port = _name_port()
+    why = hosts.why_no_namespaces()
+    with ExitStack() as stack:
+        made = stack.enter_context(hosts.Hosts(count)) if why is None else None
+        if made is None:
+            print(f"nvx bench: {why}: the ranks only say that they are on {count} hosts, and meet on loopback")
+        children = []
+        for rank in range(ranks):
+            host = hosts.host_of(rank, ranks, count)
+            environment = rank_environment(rank, ranks, port)
+            environment[hosts.LAYOUT] = f"{count} {'namespaces' if made else 'names'}"
+            on_host = [r for r in range(ranks) if hosts.host_of(r, ranks, count) == host]
+            environment["LOCAL_RANK"] = str(on_host.index(rank))
+            environment["LOCAL_WORLD_SIZE"] = str(len(on_host))
+            if made:
+                environment.update(made.environment())
+            else:
+                environment["NVX_HOST_ID"] = f"host{host}"
+            line = made.inside(host, command) if made else command
+            children.append(subprocess.Popen(line, env=environment))
+        return _wait_all(children)
 
 
 def _name_port() -> int:

@@ -1,0 +1,128 @@
+"""Several hosts on one machine: network namespaces, each with one interface, joined by a bridge.
+
+Needs root and iproute2; without them ranks only say that they are on different hosts (NVX_HOST_ID), and meet on the
+loopback interface."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+INTERFACE = "nvx0"
+LAYOUT = "BENCH_HOSTS"  # tells the ranks how many hosts there are, and of what kind
+
+
+def why_no_namespaces() -> str | None:
+    """None where namespaces can be made here."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need iproute2 (on Debian: apt-get install iproute2)"
+    name = f"nvx-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
+    if made.returncode != 0:
+        return f"a network namespace cannot be made here: {made.stderr.strip()}"
+    subprocess.run(["ip", "netns", "delete", name], check=False)
+    return None
+
+
+def _ip(*arguments: str, inside: str | None = None) -> None:
+    within = ["-n", inside] if inside else []
+    done = subprocess.run(["ip", *within, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"ip {' '.join([*within, *arguments])}: {done.stderr.strip()}")
+
+
+class Hosts:
+    """Namespaces host0, host1 ... with addresses 10.77.0.1, 10.77.0.2 ...; gone when the context ends."""
+
+    _made = itertools.count()
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.tag = f"nvx-{os.getpid()}-{next(self._made)}"
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+    def name(self, host: int) -> str:
+        return f"{self.tag}-{host}"
+
+    def address(self, host: int) -> str:
+        return f"10.77.0.{host + 1}"
+
+    def inside(self, host: int, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command on that host."""
+        return ["ip", "netns", "exec", self.name(host), *command]
+
+    def environment(self) -> dict[str, str]:
+        """What makes every backend use the interface between the hosts."""
+        return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
+
+    def set_link(self, host: int, state: str) -> None:
+        """state: up or down."""
+        _ip("link", "set", INTERFACE, state, inside=self.name(host))
+
+    def _make(self) -> None:
+        for host in range(self.count):
+            _ip("netns", "add", self.name(host))
+        self._join()
+        for host in range(self.count):
+            _ip("address", "add", f"{self.address(host)}/24", "dev", INTERFACE, inside=self.name(host))
+            _ip("link", "set", INTERFACE, "up", inside=self.name(host))
+            _ip("link", "set", "lo", "up", inside=self.name(host))
+
+    def _join(self) -> None:
+        """Gives each host its interface. Two are joined by one veth pair, more by a bridge."""
+        if self.count == 2:
+            _ip("link", "add", INTERFACE, "type", "veth", "peer", "name", "peer0", inside=self.name(0))
+            _ip("link", "set", "peer0", "netns", self.name(1), inside=self.name(0))
+            _ip("link", "set", "peer0", "name", INTERFACE, inside=self.name(1))
+            return
+        switch = f"{self.tag}-s"
+        _ip("netns", "add", switch)
+        _ip("link", "add", "bridge0", "type", "bridge", inside=switch)
+        _ip("link", "set", "bridge0", "up", inside=switch)
+        for host in range(self.count):
+            port = f"port{host}"
+            _ip("link", "add", port, "type", "veth", "peer", "name", INTERFACE, inside=switch)
+            _ip("link", "set", INTERFACE, "netns", self.name(host), inside=switch)
+            _ip("link", "set", port, "master", "bridge0", "up", inside=switch)
+
+    def _remove(self) -> None:
+        for name in [*(self.name(host) for host in range(self.count)), f"{self.tag}-s"]:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def enter(name: str) -> None:
+    """Moves this process to a namespace, which makes it a rank of that host. Threads that run already stay."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}") as namespace:
+        if libc.setns(namespace.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
+
+
+def host_of(rank: int, ranks: int, hosts: int) -> int:
+    """Ranks fill one host after the other."""
+    return rank * hosts // ranks
+
+
+def layout() -> str:
+    """For a rank: how its ranks are spread, in words; nothing where they are on one host."""
+    count, _, kind = os.environ.get(LAYOUT, "").partition(" ")
+    if not count:
+        return ""
+    joined = "in network namespaces joined by veth" if kind == "namespaces" else "by name only, joined by loopback"
+    return f" on {count} hosts ({joined})"

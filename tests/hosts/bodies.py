@@ -1,0 +1,189 @@
+"""What the ranks of tests/hosts do. Run as a program: the body's name, the folder to meet in, its arguments as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import nvx  # noqa: F401  (registers itself where the package is not installed)
+import torch
+import torch.distributed as dist
+
+FOLDER = Path()
+
+
+def come_to(name):
+    (FOLDER / f"{name}{dist.get_rank()}").touch()
+
+
+def begin(timeout=60.0, name="store"):
+    store = dist.FileStore(str(FOLDER / name), int(os.environ["WORLD_SIZE"]))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("nvx", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
+    return rank, world
+
+
+def check_collectives(rank, world, rounds=3, sizes=(1, 1000, 300_000)):
+    """A few of each kind, exactly right; returns what must be the same on all ranks."""
+    total = world * (world + 1) // 2
+    for _ in range(rounds):
+        for size in sizes:
+            x = torch.full((size,), float(rank + 1))
+            dist.all_reduce(x)
+            assert torch.all(x == total), "all_reduce"
+            parts = [torch.empty(size) for _ in range(world)]
+            dist.all_gather(parts, torch.full((size,), float(rank)))
+            assert all(torch.all(part == r) for r, part in enumerate(parts)), "all_gather"
+            out = torch.empty(size)
+            dist.reduce_scatter(out, [torch.full((size,), float(rank + r)) for r in range(world)])
+            assert torch.all(out == total - world + world * rank), "reduce_scatter"
+            root = size % world
+            x = torch.full((size,), float(rank))
+            dist.broadcast(x, root)
+            assert torch.all(x == root), "broadcast"
+            outs = [torch.empty(size) for _ in range(world)]
+            dist.all_to_all(outs, [torch.full((size,), float(100 * rank + r)) for r in range(world)])
+            assert all(torch.all(got == 100 * r + rank) for r, got in enumerate(outs)), "all_to_all"
+            send = dist.isend(torch.full((size,), float(rank)), (rank + 1) % world)
+            x = torch.empty(size)
+            dist.recv(x, (rank - 1) % world)
+            send.wait()
+            assert torch.all(x == (rank - 1) % world), "send and recv"
+        dist.barrier()
+    return total
+
+
+def collectives(rounds=3, sizes=(1, 1000, 300_000)):
+    rank, world = begin()
+    value = check_collectives(rank, world, rounds, sizes)
+    dist.destroy_process_group()
+    return value
+
+
+def endure(seconds):
+    """Collectives one after the other while the network is shaken, from a given moment on."""
+    rank, world = begin()
+    check_collectives(rank, world, 1)
+    come_to("ready")
+    done, end = 0, time.monotonic() + seconds
+    go_on = torch.ones(1)
+    while go_on.item() > 0:
+        check_collectives(rank, world, 1, (1, 5000, 100_000))
+        go_on = torch.tensor([float(time.monotonic() < end)])
+        dist.broadcast(go_on, 0)
+        done += 1
+    dist.destroy_process_group()
+    return done
+
+
+def until_failure(what="all_reduce", timeout=60.0, again=False):
+    """Collectives until one fails: its words, when, and whether a new group works after that."""
+    rank, world = begin(timeout)
+    check_collectives(rank, world, 1, (1,))
+    come_to("ready")
+    x = torch.ones(1 << 20 if what == "large all_reduce" else 4)
+    try:
+        while True:
+            if what == "recv":
+                dist.recv(x, world - 1) if rank != world - 1 else time.sleep(0.01)
+            elif what == "barrier":
+                dist.barrier()
+            else:
+                dist.all_reduce(x)
+    except dist.DistBackendError as error:
+        told = {"words": str(error), "when": time.time()}
+    if again:
+        dist.distributed_c10d._abort_process_group() if hasattr(dist.distributed_c10d, "_abort_process_group") else None
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        rank, world = begin(timeout, "second")
+        check_collectives(rank, world, 1)
+        dist.destroy_process_group()
+    return told
+
+
+def mismatched():
+    rank, world = begin()
+    check_collectives(rank, world, 1, (1,))
+    try:
+        if rank == world - 1:
+            dist.broadcast(torch.ones(7), 0)
+        else:
+            dist.all_reduce(torch.ones(7))
+        dist.all_reduce(torch.ones(7))
+    except dist.DistBackendError as error:
+        return str(error)
+    return ""
+
+
+def many_groups(count):
+    """Made and dropped: descriptors and memory before and after."""
+    rank, world = begin()
+    check_collectives(rank, world, 1)
+
+    def held():
+        descriptors = len(os.listdir("/proc/self/fd"))
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return descriptors, pages * os.sysconf("SC_PAGE_SIZE")
+
+    def one():
+        group = dist.new_group(list(range(world)))
+        dist.all_reduce(torch.ones(4), group=group)
+        dist.destroy_process_group(group)
+
+    for _ in range(20):
+        one()
+    before = held()
+    for _ in range(count):
+        one()
+    after = held()
+    dist.destroy_process_group()
+    return [before, after]
+
+
+def training(kind):
+    """A few steps of a small model; the weights' sum must be the same on all ranks, and that of one process."""
+    rank, world = begin()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    if kind == "ddp":
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for step in range(5):
+        torch.manual_seed(step)
+        batch, target = torch.randn(8 * world, 64), torch.randn(8 * world, 8)
+        mine = slice(8 * rank, 8 * rank + 8)
+        loss = torch.nn.functional.mse_loss(wrapped(batch[mine]), target[mine])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    total = 0.0
+    for parameter in model.parameters():
+        whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+        total += whole.detach().double().abs().sum().item()
+    dist.destroy_process_group()
+    return round(total, 4)
+
+
+def main():
+    global FOLDER
+    body, folder, arguments = sys.argv[1:]
+    FOLDER = Path(folder)
+    torch.set_num_threads(1)
+    value = globals()[body](**json.loads(arguments))
+    rank = os.environ["RANK"]
+    (FOLDER / f"result{rank}.part").write_text(json.dumps(value))
+    (FOLDER / f"result{rank}.part").rename(FOLDER / f"result{rank}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""nvx between hosts: network namespaces joined by veth, whose link is cut and shaken, and whose ranks are stopped and
+killed. Needs root; `make test-hosts` runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from nvx.bench.hosts import Hosts, why_no_namespaces
+
+from tests.hosts.shaker import ShakenHosts
+from tests.hosts.world import Cluster
+
+WHY_NOT = why_no_namespaces()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+@pytest.fixture(scope="module", params=[2])
+def hosts(request):
+    with Hosts(request.param) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(hosts, tmp_path):
+    made = Cluster(hosts, tmp_path)
+    yield made
+    made.end()
+    for host in range(hosts.count):
+        hosts.set_link(host, "up")
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 5])
+def test_every_kind_of_collective(cluster, ranks):
+    assert len(set(cluster.start("collectives", ranks).results())) == 1
+
+
+def test_three_hosts(tmp_path):
+    with Hosts(3) as hosts:
+        cluster = Cluster(hosts, tmp_path)
+        try:
+            assert len(set(cluster.start("collectives", 3, rounds=1).results())) == 1
+        finally:
+            cluster.end()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_training_over_two_hosts_of_two(cluster, kind):
+    assert len(set(cluster.start("training", 4, kind=kind).results())) == 1
+
+
+def test_a_mismatch_is_named_on_every_rank(cluster):
+    for words in cluster.start("mismatched", 2).results():
+        assert "all_reduce" in words and "broadcast" in words, words
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "large all_reduce", "barrier", "recv"])
+def test_a_killed_rank_is_named_everywhere_in_two_seconds(cluster, what):
+    ranks = 4 if what == "all_reduce" else 2
+    cluster.start("until_failure", ranks, what=what)
+    cluster.wait_for("ready")
+    time.sleep(0.3)
+    killed = time.time()
+    cluster.send(ranks - 1, signal.SIGKILL)
+    for told in cluster.results(without=(ranks - 1,))[: ranks - 1]:
+        assert f"rank {ranks - 1} (pid" in told["words"], told["words"]
+        assert told["when"] - killed < 2, f"heard after {told['when'] - killed:.2f} s"
+
+
+@contextlib.contextmanager
+def shaken(folder, **manner):
+    with ShakenHosts(**manner) as hosts:
+        cluster = Cluster(hosts, folder)
+        try:
+            yield cluster
+        finally:
+            cluster.end()
+
+
+def test_a_host_that_falls_silent_is_named_in_time(tmp_path):
+    with shaken(tmp_path) as cluster:
+        cluster.start("until_failure", 2, environment={"NVX_LIVENESS_S": 3})
+        cluster.wait_for("ready")
+        cluster.hosts.fall_silent()
+        silent = time.time()
+        for rank, told in enumerate(cluster.results(60)):
+            assert f"rank {1 - rank} (pid" in told["words"], told["words"]
+            assert 2 < told["when"] - silent < 8, f"heard after {told['when'] - silent:.2f} s"
+
+
+def test_a_rank_that_stands_still_for_five_seconds_is_waited_for(cluster):
+    cluster.start("endure", 2, seconds=8)
+    cluster.wait_for("ready")
+    cluster.send(1, signal.SIGSTOP)
+    time.sleep(5)
+    cluster.send(1, signal.SIGCONT)
+    assert min(cluster.results()) > 1
+    assert "gives no sign of life" in cluster.logs()
+
+
+def test_a_link_that_is_down_for_three_seconds(cluster, hosts):
+    cluster.start("endure", 2, seconds=6)
+    cluster.wait_for("ready")
+    hosts.set_link(1, "down")
+    time.sleep(3)
+    hosts.set_link(1, "up")
+    assert min(cluster.results(180)) > 1
+
+
+def test_loss_and_jitter_change_no_bit(tmp_path):
+    with shaken(tmp_path, loss=0.01, jitter_ms=50) as cluster:
+        assert len(set(cluster.start("collectives", 2, rounds=1, sizes=(1, 1000, 30_000)).results(300))) == 1
+
+
+def test_after_a_failure_a_new_group_works(cluster, hosts):
+    """Both ranks live on; what ends is the time, as one of them is late."""
+    cluster.start("until_failure", 2, timeout=2.0, again=True)
+    cluster.wait_for("ready")
+    cluster.send(1, signal.SIGSTOP)
+    threading.Timer(4, cluster.send, (1, signal.SIGCONT)).start()
+    for told in cluster.results(60):
+        assert "rank" in told["words"]
+
+
+def test_groups_made_and_dropped_leave_nothing(cluster):
+    for before, after in cluster.start("many_groups", 2, count=300).results(300):
+        assert after[0] <= before[0], "descriptors"
+        assert after[1] - before[1] < 8 << 20, "memory"

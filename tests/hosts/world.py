@@ -1,0 +1,84 @@
+"""Ranks on hosts of this machine's own making: network namespaces joined by veth. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nvx.bench.hosts import Hosts, host_of
+
+ROOT = Path(__file__).parents[2]
+
+
+class Cluster:
+    """Processes that run one body of bodies.py each, on their hosts. What they return is in `results`."""
+
+    def __init__(self, hosts: Hosts, folder: Path) -> None:
+        self.hosts, self.folder = hosts, folder
+        self.ranks: list[subprocess.Popen] = []
+
+    def start(self, body: str, ranks: int, environment: dict | None = None, **arguments: object) -> Cluster:
+        import nvx
+
+        for rank in range(ranks):
+            variables = dict(
+                os.environ,
+                **self.hosts.environment(),
+                PYTHONPATH=os.pathsep.join([str(ROOT), str(Path(nvx.__file__).parents[1])]),
+                RANK=str(rank),
+                WORLD_SIZE=str(ranks),
+                OMP_NUM_THREADS="1",
+                **{name: str(value) for name, value in (environment or {}).items()},
+            )
+            command = [sys.executable, "-m", "tests.hosts.bodies", body, str(self.folder), json.dumps(arguments)]
+            line = self.hosts.inside(host_of(rank, ranks, self.hosts.count), command)
+            with open(self.folder / f"rank{rank}.log", "wb") as log:
+                self.ranks.append(subprocess.Popen(line, env=variables, stdout=log, stderr=subprocess.STDOUT))
+        return self
+
+    def wait_for(self, name: str, seconds: float = 60) -> None:
+        """Until every rank that lives has come to that place in its body."""
+        end = time.monotonic() + seconds
+        while any(not (self.folder / f"{name}{rank}").exists() for rank in range(len(self.ranks))):
+            assert time.monotonic() < end, f"not all ranks came to {name}\n{self.logs()}"
+            assert all(rank.poll() is None for rank in self.ranks), f"a rank ended early\n{self.logs()}"
+            time.sleep(0.01)
+
+    def send(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self.ranks[rank].pid, number)
+
+    def results(self, seconds: float = 120, without: tuple[int, ...] = ()) -> list:
+        """What the ranks returned; those in `without` must have ended badly."""
+        end = time.monotonic() + seconds
+        values = []
+        for rank, process in enumerate(self.ranks):
+            try:
+                code = process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"rank {rank} hangs\n{self.logs()}") from None
+            if rank in without:
+                assert code != 0
+                values.append(None)
+                continue
+            assert code == 0, f"rank {rank} ended with {code}\n{self.logs()}"
+            values.append(json.loads((self.folder / f"result{rank}").read_text()))
+        return values
+
+    def logs(self) -> str:
+        def tail(rank: int) -> str:
+            return (self.folder / f"rank{rank}.log").read_text(errors="replace")[-3000:]
+
+        return "\n".join(f"--- rank {rank}\n{tail(rank)}" for rank in range(len(self.ranks)))
+
+    def end(self) -> None:
+        for process in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
