@@ -71,12 +71,17 @@ TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
 TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
   Hosts hosts({0, 1});
   MemoryStore store, again;
+  std::atomic<int> past{0};
   as_threads(2, [&](int rank) {
     {
       Group group(store, hosts.options("cut", rank));
       ASSERT_EQ(perform(group, play_of(Collective::kBroadcast, GetParam(), 2, 0)), "");
       ASSERT_TRUE(barrier(group).ok());
-      if (rank == 0) hosts.net().cut(0, 1);
+      ++past;  // what is on its way when the cut comes is gone: both must have heard of the barrier
+      if (rank == 0) {
+        EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 2; }));
+        hosts.net().cut(0, 1);
+      }
       const Within time(milliseconds(3000));
       const Status status = run(group, play_of(Collective::kAllReduce, GetParam(), 2));
       ASSERT_FALSE(status.ok());
