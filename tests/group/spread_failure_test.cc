@@ -47,11 +47,13 @@ INSTANTIATE_TEST_SUITE_P(Elements, FarSizes,
 TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
   Hosts hosts({0, 1, 1, 2});
   MemoryStore store;
-  std::atomic<int> over{0};
+  std::atomic<int> past{0}, over{0};
   as_threads(4, [&](int rank) {
     Group group(store, hosts.options("dies", rank));
     ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 4)), "");
+    ++past;  // what a rank has sent dies with it: all must have their sums
     if (rank == 3) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 4; }));
       hosts.net().kill(3);
       EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return over == 3; }));
       return;
