@@ -46,8 +46,8 @@ def build(context, variant, *options):
 
 
 def run_tests(context, folder, wrapper=(), minutes=10, at_once=None, rooms=()):
-    """Runs the gtest programs of a build, or of some of its rooms, several beside each other, and says how many tests passed. What
-    fails, fails with the program's last words."""
+    """Runs the gtest programs of a build, or of some of its rooms, several beside each other, and says how many
+    tests passed. What fails, fails with the program's last words."""
     programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())
     programs = [p for p in programs if not rooms or p.name.removesuffix("_test") in rooms]
     if not programs:
@@ -184,7 +184,8 @@ def aarch64(context):
     toolchain = context.root / "cmake" / "aarch64-linux-gnu.cmake"
     folder = build(context, "aarch64", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}")
     emulator = (context.tool("qemu-aarch64"), "-L", "/usr/aarch64-linux-gnu")
-    # What differs by architecture: memory order, bulk loops, layouts. Links and hosts bound times that no emulator keeps.
+    # What differs by architecture: memory order, bulk loops, layouts. Tests of links and hosts bound times that no
+    # emulator keeps.
     wrapper = ("env", "NVX_TEST_EMULATED=1", "GTEST_FILTER=-*Spread*:*Far*", *emulator)
     return run_tests(context, folder, wrapper=wrapper, rooms=("base", "kernel", "memory", "group", "schedule"))
 
