@@ -65,9 +65,9 @@ void Wire::close() {
     MutexLock lock(mutex_);
     if (closed_) return;
     closed_ = true;
+    closing_.store(true, std::memory_order_release);
     link_->wake();
     stirred_.notify_all();
-    closing_.notify_all();
   }
   attendant_.join();
   MutexLock lock(mutex_);
@@ -298,34 +298,33 @@ void Wire::lose(PeerId id, const std::string& why) {
 
 // --- the attendant
 
-/// While somebody waits, the link is driven by who waits. In between this thread answers, and pushes out what the last
-/// operation left in the link: every millisecond shortly after an operation, and when the link says so later on.
+/// While somebody waits, the link is driven by who waits, and this thread keeps away from the lock. In between it
+/// answers, and pushes out what the last operation left in the link: every millisecond shortly after an operation, and
+/// when the link says so later on.
 void Wire::attend() {
   pthread_setname_np(pthread_self(), "nvx-wire");
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
-  for (;;) {
+  while (!closing_.load(std::memory_order_acquire)) {
     const auto idle = std::chrono::nanoseconds(now_ns() - driven_ns_.load(std::memory_order_relaxed));
-    MutexLock lock(mutex_);
-    if (closed_) return;
-    if (idle < kGlance || lookout_) {
-      lock.wait_for(closing_, kGlance);
-      continue;
-    }
-    const int64_t driven = driven_ns_.load(std::memory_order_relaxed);
-    const bool moved = progress();
-    if (!moved) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
-    if (idle < kAfterglow) {
-      lock.wait_for(closing_, kGlance);
-    } else if (!lookout_ && link_->arm()) {
-      lookout_ = true;
-      lock.unlock();
-      link_->sleep(kTick);
-      lock.lock();
-      lookout_ = false;
-    }
+    if (idle < kGlance || !attend_once(idle < kAfterglow)) std::this_thread::sleep_for(kGlance);
   }
+}
+
+/// True if it has slept.
+bool Wire::attend_once(bool afterglow) {
+  MutexLock lock(mutex_);
+  if (closed_ || lookout_) return false;
+  const int64_t driven = driven_ns_.load(std::memory_order_relaxed);
+  if (!progress()) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
+  if (afterglow || !link_->arm()) return false;
+  lookout_ = true;
+  lock.unlock();
+  link_->sleep(kTick);
+  lock.lock();
+  lookout_ = false;
+  return true;
 }
 
 }  // namespace nvx::net

@@ -113,6 +113,7 @@ class Wire final : private Receiver {
   Port* port_of(const WireHeader& header) REQUIRES(mutex_);
   void stir() REQUIRES(mutex_);
   void attend() EXCLUDES(mutex_);
+  bool attend_once(bool afterglow) EXCLUDES(mutex_);
 
   Mutex mutex_;
   std::unique_ptr<Link> link_;
@@ -126,12 +127,13 @@ class Wire final : private Receiver {
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
   std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);  // by the link's numbers
-  std::condition_variable stirred_, closing_;
+  std::condition_variable stirred_;
   uint64_t stirs_ GUARDED_BY(mutex_) = 0;
   int sleepers_ GUARDED_BY(mutex_) = 0;
   bool lookout_ GUARDED_BY(mutex_) = false;  // somebody sleeps in the link
   bool closed_ GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> driven_ns_{0};  // when somebody last drove the link
+  std::atomic<bool> closing_{false};
   std::thread attendant_;
 };
 

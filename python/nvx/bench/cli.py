@@ -91,7 +91,9 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
     parser.add_argument(RENDEZVOUS, help=argparse.SUPPRESS)
 
 
-VERSUS_HELP = "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi"
+VERSUS_HELP = (
+    "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi, socket (what TCP moves)"
+)
 
 
 def _sweep_parser() -> argparse.ArgumentParser:

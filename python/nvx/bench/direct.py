@@ -1,5 +1,5 @@
-"""Contenders that torch does not drive, called directly: DeepSpeed's shared-memory all-reduce and Open
-MPI."""
+"""Contenders that torch does not drive, called directly: DeepSpeed's shared-memory all-reduce, Open MPI, and
+(in sockets.py) a raw socket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .peers import Call, Case, Contender, Unsupported, repeat
+from .peers import SOCKET, Call, Case, Contender, Unsupported, repeat
 from .world import World, under_mpi
 
 DEEPSPEED_OP = "nvx_bench_deepspeed_shm"
@@ -154,4 +154,8 @@ class MpiContender(Contender):
 
 
 def make(base: str, name: str, world: World) -> Contender:
+    if base == SOCKET:
+        from .sockets import SocketContender
+
+        return SocketContender(name, world)
     return DeepSpeedContender(name, world) if base == "deepspeed" else MpiContender(name, world)

@@ -18,7 +18,8 @@ from .world import World
 Call = Callable[[], object]
 NULL = "null"
 NULL_BACKEND = "nvx_null"
-DIRECT = ("deepspeed", "mpi")
+SOCKET = "socket"
+DIRECT = ("deepspeed", "mpi", SOCKET)
 
 
 class Unsupported(Exception):
