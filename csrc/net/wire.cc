@@ -147,8 +147,7 @@ void Wire::disown(const Sender* sender) {
 bool Wire::progress() {
   driven_ns_.store(now_ns(), std::memory_order_relaxed);
   if (closed_) return false;
-  bool moved = false;
-  while (link_->progress()) moved = true;
+  const bool moved = link_->progress();
   for (const PeerId peer : std::exchange(to_forget_, {})) link_->forget(peer);
   if (moved) stir();
   return moved;

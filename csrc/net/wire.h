@@ -61,7 +61,7 @@ class Wire final : private Receiver {
   /// Closes what is open to a peer: it is lost.
   void sever(PeerId peer, const std::string& why) REQUIRES(mutex_);
 
-  /// Moves what can be moved now. True if anything did.
+  /// Moves what can be moved now. True if anything did, so that calling it again may pay.
   bool progress() REQUIRES(mutex_);
   /// As progress(), if nobody else is at it.
   bool glance() EXCLUDES(mutex_);
