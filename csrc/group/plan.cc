@@ -118,8 +118,8 @@ constexpr BridgeRow kBridges[] = {
 };
 
 /// Slices are as long as keeps every rail's messages worth their headers, and no longer, so that steps inside a host
-/// and between hosts overlap.
-constexpr size_t kMessage = 512 << 10;
+/// and between hosts overlap. Whole segments of TCP's, so that none is a stub.
+constexpr size_t kMessage = 8 * (63 << 10);
 
 }  // namespace
 

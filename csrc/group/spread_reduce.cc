@@ -130,13 +130,17 @@ Status Spread::reduce(Call& call) {
                slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
   const Line line = line_to(o.root);
   const int mine = line.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
-  const bool speaks = mine == group_.rank(), alone = seats() == 1;
-  std::byte* const sum = group_.rank() == o.root ? o.out : speaks ? room(bytes) : nullptr;
+  const bool speaks = mine == group_.rank(), alone = seats() == 1, is_root = group_.rank() == o.root;
+  // Who is not the root needs its sums until they have gone up: no more of them than slices on their way.
+  constexpr size_t kSums = kSlicesInFlight + 1;
+  std::byte* const sums = speaks && !is_root ? room(std::min(bytes, kSums * slice)) : nullptr;
   for (size_t k = 0; k < slices; ++k) {
     const size_t at = k * slice, length = std::min(slice, bytes - at);
+    if (active_.size() == kSums) NVX_TRY(finish(call));
+    std::byte* const sum = is_root ? o.out + at : speaks ? sums + k % kSums * slice : nullptr;
     if (!alone) {
-      NVX_TRY(stage(call, Collective::kReduce, group_.topology().seat_of[size_t(mine)], length, o.in + at,
-                    sum ? sum + at : nullptr, length / call.width, nullptr, nullptr));
+      NVX_TRY(stage(call, Collective::kReduce, group_.topology().seat_of[size_t(mine)], length, o.in + at, sum,
+                    length / call.width, nullptr, nullptr));
     }
     if (!speaks) continue;
     active_.push_back(std::make_unique<Active>());
@@ -144,13 +148,12 @@ Status Spread::reduce(Call& call) {
     net::Errand e = errand(call, bridge.row, line);
     e.layout.bytes = length;
     e.layout.root = root_host;
-    e.input = alone ? own_term(call, o.in + at, length, sum + at) : sum + at;
-    e.output = sum + at;
+    e.input = alone ? own_term(call, o.in + at, length, sum) : sum;
+    e.output = sum;
     begin(call, std::move(e));
-    if (active_.size() > kSlicesInFlight) NVX_TRY(finish(call));
   }
   NVX_TRY(finish_all(call));
-  if (call.divide && group_.rank() == o.root) call.divide(o.out, o.count, group_.size());
+  if (call.divide && is_root) call.divide(o.out, o.count, group_.size());
   return {};
 }
 
@@ -201,10 +204,10 @@ Status Spread::reduce_scatter(Call& call) {
     const size_t at = std::min(whole.bytes, k * slice);
     return {advance(whole, at), std::min(slice, whole.bytes - at)};
   };
-  std::vector<std::byte> for_others;  // of ranks that this rail stands for
-  if (rounds() > 1 && carries()) for_others.resize(rounds() * longest);
+  // The results of ranks that this rail stands for. Outlives the errands, also when one of them fails.
+  std::byte* const for_others = rounds() > 1 && carries() ? room(rounds() * longest) : nullptr;
   const auto result = [&](size_t round, size_t k) {
-    return round == 0 ? o.out + k * slice : for_others.data() + round * longest + k * slice;
+    return round == 0 ? o.out + k * slice : for_others + round * longest + k * slice;
   };
   for (size_t k = 0; k < slices; ++k) {
     for (size_t round = 0; round < rounds(); ++round) {

@@ -211,7 +211,10 @@ void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) 
   if (body.empty()) {
     // only order
   } else if (flight.step.reduce) {
+    // In the order of the places: of two zeros or two NaNs an operator keeps one by its position, and both sides of an
+    // exchange are to keep the same one.
     const void* sources[] = {at(flight.step.with) + offset, body.data()};
+    if (flight.step.recv_from < errand_.place) std::swap(sources[0], sources[1]);
     errand_.reduce(to, sources, 2, body.size() / errand_.layout.width, nullptr);
   } else if (to != body.data()) {
     std::memcpy(to, body.data(), body.size());
@@ -281,8 +284,11 @@ void Run::abandon() {
   port_.wire().mutex().held_by_caller();
   const auto busy = [](const Flight& flight) { return flight.unread != 0 || flight.fetching != 0; };
   const auto any_busy = [&] { return std::any_of(flights_.begin(), flights_.end(), busy); };
-  const auto patient = Clock::now() + std::chrono::milliseconds(200);
-  while (any_busy() && Clock::now() < patient) port_.wire().progress();
+  port_.wire().await_flow([&] {
+    int open = 0;
+    for (const Flight& flight : flights_) open += flight.unread + flight.fetching;
+    return open;
+  });
   if (!any_busy()) return;
   for (Flight& flight : flights_) {
     if (flight.unread != 0) port_.sever(rank_of(flight.step.send_to));

@@ -14,6 +14,8 @@ namespace nvx::net {
 
 enum class Progress { kPending, kDone, kFailed };
 
+inline constexpr int kMostWindow = 16;
+
 /// One schedule, with everything that it reads and writes.
 struct Errand {
   const schedule::Row* row = nullptr;
@@ -26,9 +28,9 @@ struct Errand {
   std::byte* scratch = nullptr;
   kernel::ReduceFn reduce = nullptr;
   Label label{};
-  uint32_t op = 0;   ///< number of the group's operation over the wire
-  uint16_t run = 0;  ///< which of its errands
-  int window = 4;    ///< steps in flight
+  uint32_t op = 0;           ///< number of the group's operation over the wire
+  uint16_t run = 0;          ///< which of its errands
+  int window = kMostWindow;  ///< steps in flight
 };
 
 /// Advances one schedule over a port. The only code in nvx that moves a collective's bytes between hosts. Never blocks;
@@ -64,8 +66,6 @@ class Run final : public Sender {
 
  private:
   friend class Port;
-
-  static constexpr int kMostWindow = 16;
 
   /// A step in flight.
   struct Flight {

@@ -462,8 +462,14 @@ void Port::drop_mail() {
   letters_.clear();
   for (Parcel& parcel : outgoing_) parcel.failed = true;                          // no more of it goes out
   for (Parcel& parcel : incoming_) parcel.seen.assign(parcel.seen.size(), true);  // nor in
-  const auto patient = Clock::now() + std::chrono::milliseconds(200);
-  while (parcels_busy() && Clock::now() < patient) wire_->progress();
+  wire_->await_flow([&] {
+    wire_->mutex_.held_by_caller();
+    int open = 0;
+    for (const std::list<Parcel>* parcels : {&outgoing_, &incoming_}) {
+      for (const Parcel& parcel : *parcels) open += parcel.busy;
+    }
+    return open;
+  });
   for (const std::list<Parcel>* parcels : {&outgoing_, &incoming_}) {
     for (const Parcel& parcel : *parcels) {
       if (parcel.busy != 0) sever(parcel.rank);

@@ -24,7 +24,7 @@ using std::chrono::milliseconds;
 /// With its header the largest that UCX receives over TCP without putting it together from pieces: measured, half as
 /// fast again as 256 KiB.
 constexpr size_t kSegmentBytes = 63 << 10;
-/// The most that a peer may make this side keep for a message that nobody gave a place.
+/// The most that peers may make this side keep for messages that nobody gave a place.
 constexpr size_t kMostUnplaced = 64 << 20;
 /// Links that said hello before they were added here; more of them are only noticed later, by what is posted to them.
 constexpr size_t kMostStrangers = 65536;
@@ -362,7 +362,9 @@ ucs_status_t UcxLink::arrive(std::span<const std::byte> header, void* data, size
 
 ucs_status_t UcxLink::fetch(std::span<const std::byte> header, void* descriptor, size_t bytes) {
   std::byte* place = receiver_->place(header, bytes);
-  if (!place && bytes > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // which is what its sender is told
+  size_t unplaced = bytes;
+  for (const Fetch* open : fetches_) unplaced += open->own.size();
+  if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // which is what its sender is told
   auto fetch = std::make_unique<Fetch>(
       Fetch{this, {header.begin(), header.end()}, place, bytes, place != nullptr, {}, UCS_INPROGRESS});
   if (!place) {
@@ -495,13 +497,14 @@ void UcxLink::settle() {
 
 bool UcxLink::progress() {
   if (!usable()) return tell();
+  const bool told = tell();  // what ended while it was posted is over before what answers it comes
   calling_ = true;
   const bool moved = ucx_.worker_progress(worker_->get()) != 0;
   calling_ = false;
   quiet_.store(moved ? 0 : quiet_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   settle();
   const bool fetched = tell_fetches();
-  return tell() || fetched || moved;
+  return tell() || told || fetched || moved;
 }
 
 bool UcxLink::tell_fetches() {

@@ -153,6 +153,18 @@ bool Wire::progress() {
   return moved;
 }
 
+void Wire::await_flow(const std::function<int()>& open) {
+  constexpr std::chrono::milliseconds kPatience{200}, kMost{3000};
+  const auto bound = Clock::now() + kMost;
+  auto patient = Clock::now() + kPatience;
+  for (int left = open(); left != 0 && Clock::now() < std::min(patient, bound);) {
+    progress();
+    const int now = open();
+    if (now < left) patient = Clock::now() + kPatience;
+    left = now;
+  }
+}
+
 bool Wire::glance() {
   if (!mutex_.try_lock()) return false;
   const bool moved = progress();
@@ -170,6 +182,15 @@ void Wire::stir() {
 
 void Wire::nap(std::chrono::microseconds span) {
   MutexLock lock(mutex_);
+  sleep(lock, span);
+}
+
+void Wire::nap_since(uint64_t seen, std::chrono::microseconds span) {
+  MutexLock lock(mutex_);
+  if (stirs_ == seen) sleep(lock, span);
+}
+
+void Wire::sleep(MutexLock& lock, std::chrono::microseconds span) {
   if (closed_) return;
   ++sleepers_;
   if (lookout_) {
@@ -251,6 +272,7 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
   Peer& peer = peers_[id];
   const auto now = Clock::now();
   if (!peer.lost.empty()) return;
+  if (now - peer.asked > 3 * kAskInterval) peer.waits_for_sign = peer.warned = false;  // nobody has asked since
   if (peer.waits_for_sign) {
     const auto silent = now - peer.asked_first;
     if (silent > silence_) {
@@ -318,11 +340,8 @@ bool Wire::attend_once(bool afterglow) {
   const int64_t driven = driven_ns_.load(std::memory_order_relaxed);
   if (!progress()) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
   if (afterglow || !link_->arm()) return false;
-  lookout_ = true;
   lock.unlock();
-  link_->sleep(kTick);
-  lock.lock();
-  lookout_ = false;
+  link_->sleep(kTick);  // not as the lookout: who waits for something is to be woken by it itself
   return true;
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -63,6 +64,9 @@ class Wire final : private Receiver {
 
   /// Moves what can be moved now. True if anything did, so that calling it again may pay.
   bool progress() REQUIRES(mutex_);
+  /// Drives the link until nothing is open of what somebody gives up, or nothing of it has ended for a while: a slow
+  /// link is not a dead one. Bounded.
+  void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
   /// As progress(), if nobody else is at it.
   bool glance() EXCLUDES(mutex_);
 
@@ -71,7 +75,7 @@ class Wire final : private Receiver {
   template <class Ready, class Look>
   Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
-  /// Sleeps in the link for at most this long, or until somebody else who sleeps there has found something.
+  /// Sleeps in the link for at most this long, or until somebody else who drives it has found something.
   void nap(std::chrono::microseconds span) EXCLUDES(mutex_);
 
   /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
@@ -112,6 +116,9 @@ class Wire final : private Receiver {
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
   Port* port_of(const WireHeader& header) REQUIRES(mutex_);
   void stir() REQUIRES(mutex_);
+  /// As nap(), unless the link has been stirred since.
+  void nap_since(uint64_t seen, std::chrono::microseconds span) EXCLUDES(mutex_);
+  void sleep(MutexLock& lock, std::chrono::microseconds span) REQUIRES(mutex_);
   void attend() EXCLUDES(mutex_);
   bool attend_once(bool afterglow) EXCLUDES(mutex_);
 
@@ -128,7 +135,7 @@ class Wire final : private Receiver {
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
   std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);  // by the link's numbers
   std::condition_variable stirred_;
-  uint64_t stirs_ GUARDED_BY(mutex_) = 0;
+  uint64_t stirs_ GUARDED_BY(mutex_) = 0;  // moves with whatever has come or gone
   int sleepers_ GUARDED_BY(mutex_) = 0;
   bool lookout_ GUARDED_BY(mutex_) = false;  // somebody sleeps in the link
   bool closed_ GUARDED_BY(mutex_) = false;
@@ -139,17 +146,22 @@ class Wire final : private Receiver {
 
 /// How long a sleep in the link may take while an operation waits: an event that was missed costs this much.
 inline constexpr std::chrono::microseconds kMostNap{1000};
+/// The least that a waiter with any patience spins: less than an exchange takes would never be paid back, and patience
+/// that has been spent in vain would never return.
+inline constexpr std::chrono::microseconds kLeastSpin{50};
 
 template <class Ready, class Look>
 Waited Wire::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
+  uint64_t seen = 0;
   const auto attempt = [&] {
     MutexLock lock(mutex_);
     progress();
+    seen = stirs_;
     return ready();
   };
   if (attempt()) return Waited::kReached;
   if (rules.patience) {
-    const auto stop = Clock::now() + rules.patience->span();
+    const auto stop = Clock::now() + std::max<std::chrono::nanoseconds>(rules.patience->span(), kLeastSpin);
     do {
       for (int i = 0; i < 4; ++i) {
         if (attempt()) return rules.patience->paid(), Waited::kReached;
@@ -160,7 +172,7 @@ Waited Wire::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
   }
   auto next_look = Clock::now() + kWatchInterval;
   for (;;) {
-    nap(kMostNap);
+    nap_since(seen, kMostNap);
     if (attempt()) return Waited::kReached;
     const auto now = Clock::now();
     if (rules.deadline.passed(now)) return Waited::kTimedOut;

@@ -93,5 +93,32 @@ TEST_P(Spreads, RunEveryCollectiveOverASlowAndDisorderlyNet) {
   });
 }
 
+/// Of two zeros of unlike sign MIN and MAX keep one by its position: the same one everywhere.
+TEST(SpreadZeros, AreTheSameOnAllRanks) {
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 2, 3, 4}}) {
+    for (const size_t n : {size_t(3), size_t(30'000)}) {
+      const size_t ranks = host_of.size();
+      Hosts hosts(host_of);
+      MemoryStore store;
+      std::vector<std::vector<float>> out(ranks, std::vector<float>(n));
+      as_threads(int(ranks), [&](int rank) {
+        Group group(store, hosts.options("zeros", rank));
+        std::vector<float>& mine = out[size_t(rank)];
+        for (size_t i = 0; i < n; ++i) mine[i] = (i + size_t(rank)) % 2 ? 0.0f : -0.0f;
+        Operation o;
+        o.collective = Collective::kAllReduce;
+        o.dtype = DType::kF32;
+        o.op = ReduceOp::kMax;
+        o.count = n;
+        o.in = reinterpret_cast<const std::byte*>(mine.data());
+        o.out = reinterpret_cast<std::byte*>(mine.data());
+        ASSERT_TRUE(group.execute(o).ok());
+      });
+      for (size_t r = 1; r < ranks; ++r)
+        EXPECT_EQ(std::memcmp(out[r].data(), out[0].data(), n * sizeof(float)), 0) << ranks << " ranks, " << n;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace nvx::test
