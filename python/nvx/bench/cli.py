@@ -92,7 +92,8 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
 
 
 VERSUS_HELP = (
-    "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi, socket (what TCP moves)"
+    "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi, "
+    "socket (what TCP moves)"
 )
 
 
