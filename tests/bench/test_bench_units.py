@@ -271,16 +271,16 @@ def test_every_goal_can_be_met_by_what_the_parts_measure():
     """No goal asks for a size or a peer that no part of `nvx bench targets` measures."""
     parser = cli._sweep_parser()
     measured = set()
-    for part in ("all_reduce", "others", "four"):
+    for part in ("all_reduce", "others", "four", "far", "far_others", "far_four"):
         parsed = parser.parse_args(targets.PARTS[part].split())
         for name in parsed.collectives:
             for size in parsed.sizes:
                 real = collectives.elements(collectives.find(name), size, 4, parsed.ranks) * 4
-                measured |= {(name, parsed.ranks, real, peer) for peer in ["nvx", *parsed.vs]}
-    for goal in goals.COLLECTIVE_GOALS:
+                measured |= {(name, parsed.ranks, parsed.hosts, real, peer) for peer in ["nvx", *parsed.vs]}
+    for goal in goals.COLLECTIVE_GOALS + goals.HOST_GOALS:
         needed = ["nvx", *goal.bound.peers, *(["null"] if goal.bound.call else [])]
         for peer in needed:
-            assert (goal.what, goal.ranks, goals._real_size(goal), peer) in measured, goal
+            assert (goal.what, goal.ranks, goal.hosts, goals._real_size(goal), peer) in measured, goal
 
 
 def test_the_table_of_goals_covers_all_that_is_promised():

@@ -73,15 +73,18 @@ class Goal:
     ranks: int
     size: int
     bound: Bound
+    hosts: int = 1
 
     @property
     def title(self) -> str:
         size = "" if self.what == "barrier" else f", {show_size(self.size)}"
-        return f"{self.what}, {self.ranks} ranks{size}"
+        return f"{self.what}, {self.ranks} ranks{f' {self.hosts} hosts' if self.hosts > 1 else ''}{size}"
 
 
-def _against_gloo(what: Iterable[str], ranks: int, over: Mapping[int, float]) -> list[Goal]:
-    return [Goal(name, ranks, size, Bound(1 / times, ("gloo",))) for name in what for size, times in over.items()]
+def _against_gloo(what: Iterable[str], ranks: int, over: Mapping[int, float], hosts: int = 1) -> list[Goal]:
+    return [
+        Goal(name, ranks, size, Bound(1 / times, ("gloo",)), hosts) for name in what for size, times in over.items()
+    ]
 
 
 SMALL = (8, 4 * KI, 64 * KI)
@@ -109,6 +112,19 @@ COLLECTIVE_GOALS: tuple[Goal, ...] = (
         ("all_reduce", "all_gather", "reduce_scatter"), 4, dict.fromkeys(SMALL, 15) | {MI: 10, 16 * MI: 3}
     ),
     *_against_gloo(("barrier",), 4, {0: 15}),
+)  # fmt: skip
+
+# Between hosts the kernel's TCP is the bound: what a raw socket moves, in both directions at once, over one connection.
+SOCKET = ("socket",)
+HOST_GOALS: tuple[Goal, ...] = (
+    *(Goal("all_reduce", 2, size, Bound(call=True, plus_us=15), 2) for size in (8, KI)),
+    *_against_gloo(("all_reduce",), 2, {8: 6, KI: 6, 64 * KI: 2, MI: 1.5, 16 * MI: 1.3}, 2),
+    Goal("all_reduce", 2, 16 * MI, Bound(1 / 0.85, SOCKET), 2),
+    *_against_gloo(
+        ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "sendrecv"), 2,
+        {8: 4, KI: 4, MI: 1.3, 16 * MI: 1.3}, 2,
+    ),
+    *_against_gloo(("all_reduce",), 4, {8: 4, KI: 4, 64 * KI: 4, 16 * MI: 1.5}, 2),
 )  # fmt: skip
 
 STEP_SHARE = 1 / 2  # of gloo's, for a DDP and an FSDP2 step
@@ -154,12 +170,12 @@ class Verdict:
         numbers = ("-" if value is None else f"{value:,.2f}" for value in (self.measured, self.limit))
         measured, limit = numbers
         return (
-            f"  {self.title:<34}  {measured:>12}  {limit:>12} {self.unit:<3}  {word:<10}  {self.bound:<40}  "
+            f"  {self.title:<38}  {measured:>12}  {limit:>12} {self.unit:<3}  {word:<10}  {self.bound:<40}  "
             f"{self.reached}{f' ({self.note})' if self.note else ''}"
         ).rstrip()
 
 
-HEADER = f"# {'goal':<34}  {'measured':>12}  {'at most':>12} {'':<3}  {'verdict':<10}  {'which is':<40}  reached"
+HEADER = f"# {'goal':<38}  {'measured':>12}  {'at most':>12} {'':<3}  {'verdict':<10}  {'which is':<40}  reached"
 
 
 def _verdict(title: str, bound: Bound, find: Find, subject: str) -> Verdict:
@@ -169,14 +185,16 @@ def _verdict(title: str, bound: Bound, find: Find, subject: str) -> Verdict:
     return Verdict(title, bound.text(), measured, limit, "us", note, bound.reached(measured, find))
 
 
-def judge_collectives(results: list[dict[str, Any]], subject: str = NVX) -> list[Verdict]:
-    """Every collective goal against the results of the sweeps."""
+def judge_collectives(
+    results: list[dict[str, Any]], subject: str = NVX, table: tuple[Goal, ...] = COLLECTIVE_GOALS
+) -> list[Verdict]:
+    """Every goal of a table of collectives against the results of the sweeps."""
     times: dict[tuple[str, int, int, str], float] = {}
     for result in results:
         key = (result["collective"], result["ranks"], result["size"], result["backend"])
         times.setdefault(key, result["time_us"])  # the first variant is torch's usual one
     verdicts = []
-    for goal in COLLECTIVE_GOALS:
+    for goal in table:
 
         def find(backend: str, goal: Goal = goal) -> float | None:
             return times.get((goal.what, goal.ranks, _real_size(goal), backend))

@@ -15,18 +15,23 @@ from . import goals, machine, world
 DEFAULT_FILE = "bench/results/targets.json"
 _SIZES_2 = "8,4K,64K,1M,16M,64M"
 _SIZES_4 = "8,4K,64K,1M,16M"
+_SIZES_FAR = "8,1K,64K,1M,16M"
 _REST = "reduce broadcast all_gather reduce_scatter all_to_all gather scatter sendrecv barrier"
 PARTS: dict[str, str] = {
     "all_reduce": f"all_reduce -n 2 --sizes {_SIZES_2} --primary --vs gloo,null,deepspeed,mpi",
     "others": f"{_REST} -n 2 --sizes {_SIZES_2} --primary --vs gloo,null",
     "four": f"all_reduce all_gather reduce_scatter barrier -n 4 --sizes {_SIZES_4} --primary --vs gloo",
+    "far": f"all_reduce -n 2 --hosts 2 --sizes {_SIZES_FAR} --primary --vs gloo,null,socket",
+    "far_others": f"all_gather reduce_scatter broadcast all_to_all sendrecv -n 2 --hosts 2 --sizes {_SIZES_FAR} "
+    "--primary --vs gloo",
+    "far_four": f"all_reduce -n 4 --hosts 2 --sizes {_SIZES_FAR} --primary --vs gloo",
     "train": "train -n 2 --vs gloo",
     "init": "init -n 2 --vs gloo",
     "overlap": "overlap -n 2 --vs gloo",
     "memory": "memory -n 2 --vs gloo",
 }
 _QUICK = {
-    **dict.fromkeys(("all_reduce", "others", "four"), "--blocks 2 --block-ms 4"),
+    **dict.fromkeys(("all_reduce", "others", "four", "far", "far_others", "far_four"), "--blocks 2 --block-ms 4"),
     "train": "--iters 2 --blocks 1",
     "init": "--samples 1",
     "overlap": "--iters 3 --blocks 1",
@@ -79,12 +84,17 @@ def _has_mpi() -> bool:
 
 def judged(parts: dict[str, Any], subject: str) -> list[goals.Verdict]:
     """Every goal that the measured parts allow to judge; those of parts that were not run are left out."""
-    sweeps = [part for part in ("all_reduce", "others", "four") if part in parts]
-    results = [result for part in sweeps for result in parts[part]["results"]]
-    verdicts = [
-        verdict for verdict in goals.judge_collectives(results, subject)
-        if len(sweeps) == 3 or verdict.measured is not None
-    ]  # fmt: skip
+    verdicts: list[goals.Verdict] = []
+    for names, table in (
+        (("all_reduce", "others", "four"), goals.COLLECTIVE_GOALS),
+        (("far", "far_others", "far_four"), goals.HOST_GOALS),
+    ):
+        sweeps = [part for part in names if part in parts]
+        results = [result for part in sweeps for result in parts[part]["results"]]
+        verdicts += [
+            verdict for verdict in goals.judge_collectives(results, subject, table)
+            if len(sweeps) == len(names) or verdict.measured is not None
+        ]  # fmt: skip
     for part, judge in (
         ("train", goals.judge_steps),
         ("init", goals.judge_init),
