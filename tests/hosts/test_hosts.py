@@ -4,10 +4,14 @@ killed. Needs root; `make test-hosts` runs it."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +20,7 @@ pytest.importorskip("torch")
 from nvx.bench.hosts import Hosts, why_no_namespaces
 
 from tests.hosts.shaker import ShakenHosts
-from tests.hosts.world import Cluster
+from tests.hosts.world import ROOT, Cluster
 
 WHY_NOT = why_no_namespaces()
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
@@ -54,6 +58,24 @@ def test_three_hosts(tmp_path):
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_training_over_two_hosts_of_two(cluster, kind):
     assert len(set(cluster.start("training", 4, kind=kind).results())) == 1
+
+
+def test_torchs_distributed_test_with_ranks_on_both_hosts(hosts, tmp_path):
+    """All passes of tests/conformance, ranks on the hosts by turns."""
+    import nvx
+
+    environment = dict(
+        os.environ,
+        **hosts.environment(),
+        NVX_TEST_NETNS=f"{hosts.name(0)},{hosts.name(1)}",
+        PYTHONPATH=os.pathsep.join([str(ROOT), str(Path(nvx.__file__).parents[1])]),
+    )
+    report = tmp_path / "conformance.json"
+    command = [sys.executable, "-m", "tests.conformance", "--quiet", "--json", str(report)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    outcomes = [test["outcome"] for test in json.loads(report.read_text())["tests"]]
+    assert outcomes.count("passed") > 150
 
 
 def test_a_mismatch_is_named_on_every_rank(cluster):
@@ -132,6 +154,6 @@ def test_after_a_failure_a_new_group_works(cluster, hosts):
 
 
 def test_groups_made_and_dropped_leave_nothing(cluster):
-    for before, after in cluster.start("many_groups", 2, count=300).results(300):
+    for before, after in cluster.start("many_groups", 2, count=1000).results(300):
         assert after[0] <= before[0], "descriptors"
         assert after[1] - before[1] < 8 << 20, "memory"

@@ -13,6 +13,8 @@ import subprocess
 from collections.abc import Sequence
 
 INTERFACE = "nvx0"
+_NEW_NETWORK, _NEW_MOUNTS = 0x40000000, 0x00020000  # clone(2)'s flags
+_SLAVE_ALL, _DETACH = 0x4000 | 0x80000, 2  # MS_REC | MS_SLAVE, and MNT_DETACH
 LAYOUT = "BENCH_HOSTS"  # tells the ranks how many hosts there are, and of what kind
 
 
@@ -110,8 +112,12 @@ def enter(name: str) -> None:
     """Moves this process to a namespace, which makes it a rank of that host. Threads that run already stay."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{name}") as namespace:
-        if libc.setns(namespace.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+        if libc.setns(namespace.fileno(), _NEW_NETWORK) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
+    # As `ip netns exec` does: /sys is to show this host's interfaces, which is where UCX looks for them.
+    if libc.unshare(_NEW_MOUNTS) == 0 and libc.mount(b"none", b"/", None, _SLAVE_ALL, None) == 0:
+        libc.umount2(b"/sys", _DETACH)
+        libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None)
 
 
 def host_of(rank: int, ranks: int, hosts: int) -> int:
