@@ -4,9 +4,12 @@
 
 namespace nvx {
 
-/// Set by the language that hosts nvx: true when the user wants the main thread to stop what it does (Ctrl-C). Called
-/// on the main thread only, at most about ten times a second, by waiters.
+/// Set by the language that hosts nvx: true when the user wants the main thread to stop what it does (Ctrl-C).
 using InterruptCheck = bool (*)();
 inline std::atomic<InterruptCheck> interrupt_check{nullptr};
+
+/// Whether the user wants this thread to stop. Asks on the main thread only, and there at most ten times a second,
+/// however often it is called; in between, and elsewhere: false.
+bool interrupted();
 
 }  // namespace nvx

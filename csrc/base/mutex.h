@@ -47,10 +47,10 @@ class SCOPED_CAPABILITY MutexLock {
   void unlock() RELEASE() { lock_.unlock(); }
   void lock() ACQUIRE() { lock_.lock(); }
 
-  /// Sleeps until notified, the time is up, or for no reason at all: ask your condition again.
+  /// Sleeps until notified, the time is up, or for no reason at all: ask your condition again. Whoever sets the wall
+  /// clock does not change how long that is.
   void wait_for(std::condition_variable& cv, std::chrono::nanoseconds span) {
-    cv.wait_until(lock_, std::chrono::system_clock::now() +
-                             std::chrono::duration_cast<std::chrono::system_clock::duration>(span));
+    cv.wait_until(lock_, std::chrono::steady_clock::now() + span);
   }
 
  private:

@@ -4,6 +4,10 @@
 #include <signal.h>
 
 #include <chrono>
+#include <system_error>
+
+#include "base/contain.h"
+#include "base/log.h"
 
 namespace nvx {
 namespace {
@@ -31,20 +35,26 @@ bool Lane::begin_inline() {
 void Lane::end_inline() {
   MutexLock lock(mutex_);
   held_ = false;
-  if (!queue_.empty()) find_thread();
   if (waiters_) moved_.notify_all();
+  if (!queue_.empty()) find_somebody();
 }
 
 void Lane::submit(std::shared_ptr<Task> task) {
   MutexLock lock(mutex_);
   queue_.push_back(std::move(task));
-  if (!held_) find_thread();
+  if (!held_) find_somebody();
 }
 
-void Lane::find_thread() {
-  if (scheduled_) return;
-  scheduled_ = true;
-  Engine::here().start([lane = shared_from_this()] { lane->drain(); });
+/// True if there is one, or will be at once.
+bool Lane::find_thread() {
+  if (!scheduled_) scheduled_ = Engine::here().start([lane = shared_from_this()] { lane->drain(); });
+  return scheduled_;
+}
+
+/// Somebody may wait for what an operation leads to, and nobody for the operation itself: so it is not left lying.
+void Lane::find_somebody() {
+  if (find_thread()) return;
+  while (!held_ && !queue_.empty()) run_front(Carrier::kPool);
 }
 
 void Lane::run_front(Carrier carrier) {
@@ -52,15 +62,17 @@ void Lane::run_front(Carrier carrier) {
   queue_.pop_front();
   held_ = true;
   mutex_.unlock();
-  task->perform(carrier);
+  contain("an operation", [&] { task->perform(carrier); });
   mutex_.lock();
   held_ = false;
   ++concluding_;
   // What concludes may wait for an operation that is queued here, or will be: somebody else must be able to run it.
-  if (!queue_.empty() && task->conclusion_may_block()) find_thread();
+  bool blocks = true;
+  contain("an operation's end", [&] { blocks = task->conclusion_may_block(); });
+  if (!queue_.empty() && blocks) find_thread();
   if (waiters_) moved_.notify_all();
   mutex_.unlock();
-  task->conclude();
+  contain("an operation's end", [&] { task->conclude(); });
   task->done_.store(true, std::memory_order_release);
   task.reset();  // with it may go the last of its group, so no lock is held
   mutex_.lock();
@@ -73,21 +85,22 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
   ++waiters_;
   while (!task.done()) {
     if (!held_ && !queue_.empty()) {
-      if (may_run == MayRun::kYes) {
+      // An operation, once begun, could not be given up.
+      if (may_run == MayRun::kYes || !find_thread()) {
         run_front(Carrier::kCaller);
         continue;
       }
-      find_thread();  // an operation, once begun, could not be given up
     }
     lock.wait_for(moved_, kLookAround);
     if (task.done()) break;
     lock.unlock();
-    const bool stop = give_up && give_up();
+    bool stop = false;
+    contain("a waiter's question", [&] { stop = give_up && give_up(); });
     lock.lock();
     if (stop) break;
   }
   --waiters_;
-  if (!held_ && !queue_.empty()) find_thread();
+  if (!held_ && !queue_.empty()) find_somebody();
   return task.done();
 }
 
@@ -122,15 +135,35 @@ Engine& Engine::here() {
   return *instance();
 }
 
-void Engine::start(Job job) {
+bool Engine::start(Job job) {
   MutexLock lock(mutex_);
+  if (threads_ > most_ || (jobs_.size() >= idle_ && !make_thread())) return false;
   jobs_.push_back(std::move(job));
-  if (jobs_.size() > idle_) {
-    ++threads_;
+  changed_.notify_one();
+  return true;
+}
+
+bool Engine::make_thread() {
+  try {
+    if (threads_ >= most_) throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
     std::thread([this] { work(); }).detach();
-  } else {
-    changed_.notify_one();
+  } catch (const std::system_error& error) {
+    static std::atomic<bool> said{false};
+    if (!said.exchange(true)) {
+      NVX_LOG(kWarn,
+              "no thread for asynchronous operations can be made (%s): they run in the threads that call or wait. "
+              "Next: look at the limits of processes and threads (ulimit -u, pids.max of the cgroup)",
+              error.what());
+    }
+    return false;
   }
+  ++threads_;
+  return true;
+}
+
+void Engine::limit(size_t most) {
+  MutexLock lock(mutex_);
+  most_ = most;
 }
 
 size_t Engine::threads() {
@@ -146,10 +179,11 @@ void Engine::work() {
   MutexLock lock(mutex_);
   for (;;) {
     if (!jobs_.empty()) {
-      const Job job = std::move(jobs_.front());
+      Job job = std::move(jobs_.front());
       jobs_.pop_front();
       lock.unlock();
-      job();
+      contain("a job", job);
+      job = nullptr;  // with it may go the last of a group, so no lock is held
       lock.lock();
       continue;
     }

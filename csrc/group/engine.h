@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -20,7 +21,8 @@ enum class Carrier { kCaller, kPool };
 class Task {
  public:
   virtual ~Task() = default;
-  /// Carries the operation out. Called once, with no lock held. Does not throw.
+  /// Carries the operation out. Called once, with no lock held. What it throws, and what the others throw, goes no
+  /// further.
   virtual void perform(Carrier carrier) = 0;
   /// Tells whoever wants to know, when the lane is free for the next operation. Called once, after perform.
   virtual void conclude() {}
@@ -41,11 +43,12 @@ class Lane : public std::enable_shared_from_this<Lane> {
   bool begin_inline() EXCLUDES(mutex_);
   void end_inline() EXCLUDES(mutex_);
 
-  /// Queues a task behind those already there, and finds a thread for it unless a waiter comes first.
+  /// Queues a task behind those already there, and finds a thread for it unless a waiter comes first. Where the process
+  /// can have no thread, the caller runs it, or whoever holds the lane now does when that is done.
   void submit(std::shared_ptr<Task> task) EXCLUDES(mutex_);
 
   /// Returns when the task is done, or when give_up() says so; it is asked about ten times a second. A task that has
-  /// not begun, and those before it, are run here, unless the caller must be able to give up.
+  /// not begun, and those before it, are run here, unless the caller must be able to give up and there is a thread.
   enum class MayRun { kYes, kNo };
   bool wait(Task& task, MayRun may_run, const std::function<bool()>& give_up) EXCLUDES(mutex_);
 
@@ -60,7 +63,8 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
  private:
   void run_front(Carrier carrier) REQUIRES(mutex_);
-  void find_thread() REQUIRES(mutex_);
+  bool find_thread() REQUIRES(mutex_);
+  void find_somebody() REQUIRES(mutex_);
 
   Mutex mutex_;
   std::condition_variable moved_;
@@ -79,20 +83,25 @@ class Engine {
 
   static Engine& here();
 
-  void start(Job job) EXCLUDES(mutex_);
+  /// False if there is no thread for it, and none can be made: then the job is dropped.
+  bool start(Job job) EXCLUDES(mutex_);
   size_t threads() EXCLUDES(mutex_);
+  /// As if the process could have no more threads than this, those that are idle included; for tests.
+  void limit(size_t most) EXCLUDES(mutex_);
 
   /// Ends the idle threads and waits for the busy ones for at most this long. At interpreter exit.
   void stop(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
  private:
   void work();
+  bool make_thread() REQUIRES(mutex_);
 
   Mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_ GUARDED_BY(mutex_);
   size_t idle_ GUARDED_BY(mutex_) = 0;
   size_t threads_ GUARDED_BY(mutex_) = 0;
+  size_t most_ GUARDED_BY(mutex_) = SIZE_MAX;
   bool stopping_ GUARDED_BY(mutex_) = false;
 };
 

@@ -1,8 +1,5 @@
 #include "group/group.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -20,7 +17,13 @@ namespace {
 using kernel::Collective;
 using kernel::Presence;
 
-bool on_main_thread() { return syscall(SYS_gettid) == getpid(); }
+}  // namespace
+
+std::string seconds(const Deadline& deadline) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f s", deadline.elapsed_s());
+  return text;
+}
 
 std::string printable(std::string text) {
   for (char& c : text) {
@@ -29,18 +32,9 @@ std::string printable(std::string text) {
   return text;
 }
 
-/// What a peer wrote about its failure, as printable text of bounded length.
 std::string read_note(const kernel::FailureNote& note) {
   return printable(std::string(note.text, strnlen(note.text, sizeof note.text)));
 }
-
-std::string seconds(const Deadline& deadline) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f s", deadline.elapsed_s());
-  return text;
-}
-
-}  // namespace
 
 std::string describe(const kernel::Fingerprint& f) {
   std::string text = f.collective <= Collective::kBarrier ? name(f.collective) : "an unknown operation";
@@ -56,8 +50,10 @@ std::string describe(const kernel::Fingerprint& f) {
 }
 
 Group::~Group() {
-  if (fork_generation_ != nvx::fork_generation()) {
-    // A forked child: all of this belongs to the parent, and its memory is not mapped here. It is left as it is.
+  if (forked()) {
+    // All of this belongs to the parent: its memory is not mapped here, and its threads, which do not exist here, may
+    // hold its locks. It is left as it is.
+    new auto(std::move(lane_));
     mailbox_.release();
     spread_.release();
     port_.release();
@@ -83,7 +79,8 @@ std::function<bool()> Group::everybody_gone() const {
     for (size_t r = 0; r < peers.size(); ++r) {
       if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
       const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();
-      if (header.group == id && header.presence.load() != Presence::kLeft) return false;
+      const bool of_this_group = header.group == id || header.group == 0;  // 0: it does not know its group's name yet
+      if (of_this_group && header.presence.load() == Presence::kHere) return false;
     }
     return true;
   };
@@ -120,7 +117,16 @@ class QueuedCall final : public Task {
 
 }  // namespace
 
+/// A forked child has none of the parent's threads, which may hold the lane for ever: operations go through one of its
+/// own, to be refused.
+Lane& Group::lane() {
+  if (!forked()) return *lane_;
+  static const auto refusals = std::make_shared<Lane>();
+  return *refusals;
+}
+
 Status Group::execute(Operation& operation) {
+  if (forked()) return check_alive();
   if (lane_->begin_inline()) {
     Status status = run(operation, Carrier::kCaller);
     lane_->end_inline();
@@ -184,8 +190,10 @@ Span Group::yield() {
   return std::exchange(lease_, Span{});
 }
 
+bool Group::forked() const { return fork_generation_ != nvx::fork_generation(); }
+
 Status Group::check_alive() const {
-  if (fork_generation_ != nvx::fork_generation()) {
+  if (forked()) {
     return {Code::kInvalid,
             "nvx: this process was forked from rank " + std::to_string(rank()) +
                 "; a group does not cross a fork. Start ranks with spawn, or init_process_group in the child"};
@@ -210,10 +218,14 @@ Status Group::run(Operation& o, Carrier carrier) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
   if (o.number == 0) o.number = next_number();
-  if (spread_) return spread_->run(o, carrier);
-  const WaitRules rules = this->rules(o.timeout, carrier);
-  return run_stage({o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data()}, o,
-                   rules);
+  try {
+    if (spread_) return spread_->run(o, carrier);
+    const WaitRules rules = this->rules(o.timeout, carrier);
+    return run_stage({o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data()}, o,
+                     rules);
+  } catch (const std::bad_alloc&) {
+    return fail(Code::kSystem, topology_.describe(rank()) + " has no memory left for " + describe(o.fingerprint()), "");
+  }
 }
 
 Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules& rules) {
@@ -336,8 +348,7 @@ int Group::told_by() const {
 }
 
 bool Group::look_for_interrupt() {
-  const InterruptCheck interrupted = interrupt_check.load(std::memory_order_relaxed);
-  if (!interrupted || !on_main_thread() || !interrupted()) return false;
+  if (forked() || !interrupted()) return false;
   (void)fail(Code::kInterrupted, "interrupted by the user on " + topology_.describe(rank()), "");
   return true;
 }
@@ -393,19 +404,24 @@ void Group::fail_as_left(int rank) {
 }
 
 Status Group::failure() const {
+  if (forked()) return check_alive();
   MutexLock lock(failure_mutex_);
   return failure_;
 }
 
-/// For the ranks of this host to read. The first note stays.
-void Group::note_failure(Code code, const std::string& cause) {
-  kernel::Pad own = own_pad();
-  kernel::FailureNote& note = own.header().failure;
+void write_note(kernel::FailureNote& note, Code code, const std::string& text) {
   if (note.state.load(std::memory_order_relaxed) != 0) return;
   note.state.store(1, std::memory_order_relaxed);
   note.code = uint32_t(code);
-  std::snprintf(note.text, sizeof note.text, "%s", cause.c_str());
+  std::snprintf(note.text, sizeof note.text, "%s", text.c_str());
   note.state.store(2, std::memory_order_release);
+}
+
+/// For the ranks of this host to read. The first note stays; who has left in good order has nothing to note.
+void Group::note_failure(Code code, const std::string& cause) {
+  kernel::Pad own = own_pad();
+  if (own.header().presence.load(std::memory_order_relaxed) == Presence::kLeft) return;
+  write_note(own.header().failure, code, cause);
   for (Flag* flag : {&own.arrival(0).flag, &own.arrival(1).flag, &own.arrival(2).flag, &own.arrival(3).flag,
                      &own.done(), &own.staged(), &own.reduced(), &own.fetched(), &own.header().monitored_out.flag}) {
     ring(*flag);  // whoever sleeps for this rank looks around now
@@ -420,6 +436,7 @@ void Group::pass_on(const net::Port::Failure& failure) {
 }
 
 Status Group::fail(Code code, const std::string& cause, const std::string& context) {
+  if (forked()) return check_alive();
   MutexLock lock(failure_mutex_);
   if (!failure_.ok()) return failure_;
   failure_ = Status(code, "nvx: " + cause + (context.empty() ? "" : "; " + context));
@@ -448,7 +465,6 @@ void Group::tell_other_hosts(const std::string& cause) {
 }
 
 void Group::abort(const std::string& why) {
-  if (fork_generation_ != nvx::fork_generation()) return;
   (void)fail(Code::kAborted,
              "group " + name() + " was aborted on " + topology_.describe(rank()) + (why.empty() ? "" : ": " + why), "");
 }
@@ -456,86 +472,16 @@ void Group::abort(const std::string& why) {
 /// Peers use their memory again once this rank has left, so it must have stopped looking at it by then: what is in
 /// flight ends first, within a watch interval.
 void Group::leave() {
-  if (fork_generation_ != nvx::fork_generation() || left_.exchange(true)) return;
+  if (forked() || left_.exchange(true)) return;
   lane_->await_idle(std::chrono::seconds(10));
   mailbox_->close();
   if (port_) {
     MutexLock lock(port_->mutex());
     port_->leave();
   }
-  own_pad().header().presence.store(Presence::kLeft);
   MutexLock lock(failure_mutex_);
+  own_pad().header().presence.store(Presence::kLeft);
   standing_.reset();
-}
-
-Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all) {
-  NVX_TRY(check_alive());
-  const WaitRules rules = this->rules(timeout, Carrier::kCaller);
-  const Stamp turn = ++monitored_;
-  const std::string context = "; this is rank " + std::to_string(rank()) + " in monitored_barrier of group " + name();
-  if (rank() != 0) {
-    if (check_in(turn, rules) == Waited::kReached) return {};
-    if (failed()) return {failure().code(), failure().what() + context};
-    return {Code::kTimeout,
-            "nvx: Rank " + std::to_string(rank()) +
-                " successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
-                "rank 0. Please check rank 0 logs for faulty rank."};
-  }
-  if (timeout.count() <= 0) return {Code::kTimeout, "nvx: Rank 0 timed out in monitoredBarrier after 0 ms"};
-  std::string missing;
-  int count = 0;
-  for (int r = 1; r < size(); ++r) {
-    if (await_check_in(r, turn, rules) == Waited::kReached) continue;
-    missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    ++count;
-    if (!name_all) break;
-  }
-  if (count == 0) {
-    signal(own_pad().header().monitored_out.flag, turn);
-    if (!port_) return {};
-    MutexLock lock(port_->mutex());
-    for (int r = 1; r < size(); ++r) {
-      if (seat_of(r) < 0) port_->monitor_out(r, turn);
-    }
-    return {};
-  }
-  return {Code::kTimeout, std::string("nvx: ") + (count == 1 && !name_all ? "Rank " : "Ranks ") + missing +
-                              " failed to pass monitoredBarrier in " + seconds(rules.deadline) +
-                              (failed() ? ": " + failure().what().substr(5) + context : "")};
-}
-
-/// Tells rank 0, and waits to be let go.
-Waited Group::check_in(Stamp turn, const WaitRules& rules) {
-  if (const int s = seat_of(0); s >= 0) {
-    signal(own_pad().header().monitored_in.flag, turn);
-    return wait(pad(s).header().monitored_out.flag, turn, s, rules);
-  }
-  {
-    MutexLock lock(port_->mutex());
-    port_->monitor_in(0, turn);
-  }
-  return await_far(
-      0, [&] { return port_->mutex().held_by_caller(), port_->monitored_out() >= turn; }, rules);
-}
-
-/// Waits for what a rank of another host will say, unless it is lost.
-Waited Group::await_far(int rank, const std::function<bool()>& said, const WaitRules& rules) {
-  std::optional<net::Port::Failure> fate;
-  const auto ended = [&] {
-    port_->mutex().held_by_caller();
-    return said() || (fate = port_->fate(rank));
-  };
-  const auto look = [&] { port_->mutex().held_by_caller(), port_->ask(rank); };
-  const Waited how = port_->wire().wait(ended, look, -1, rules);
-  if (how != Waited::kReached || !fate) return how;
-  (void)fail_by_fate(*fate);
-  return Waited::kAlarmed;
-}
-
-Waited Group::await_check_in(int rank, Stamp turn, const WaitRules& rules) {
-  if (const int s = seat_of(rank); s >= 0) return wait(pad(s).header().monitored_in.flag, turn, s, rules);
-  return await_far(
-      rank, [&] { return port_->mutex().held_by_caller(), port_->monitored_in(rank) >= turn; }, rules);
 }
 
 /// For a wait on a rank of another host, of which the port knows what has become of it.

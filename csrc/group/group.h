@@ -71,7 +71,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Status run(Operation& operation, Carrier carrier);
   /// One step of it inside the host. `operation` is what the user called, for the fingerprint and for errors.
   Status run_stage(const Stage& stage, const Operation& operation, const WaitRules& rules);
-  Lane& lane() { return *lane_; }
+  Lane& lane();
   Mailbox& mail() { return *mailbox_; }
 
   /// Rank 0 waits for all and tells them; the error there names who is missing, the first one or all of them. The group
@@ -88,6 +88,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// Says goodbye: peers that still wait for this rank are told. Does not wait for them. Idempotent.
   void leave();
 
+  /// Whether this is a child that was forked from the rank's process: to it the group is nothing, and all that it calls
+  /// says so or does nothing.
+  bool forked() const;
+  /// Why no operation can begin, or ok.
+  Status check_alive() const;
   /// Whether this rank has left.
   bool closed() const { return left_.load(std::memory_order_acquire); }
   /// Fails the group if this is the main thread and the user wants it to stop.
@@ -145,7 +150,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void map_peers(Doorway& door, const Deadline& deadline);
   void await_ready(Doorway& door, const Deadline& deadline);
   void open_port(Store& store, const Deadline& deadline);
-  Status check_alive() const;
+  void check_seats();
+  void look_for_failures(Store& store);
+  void look_for_deaths();
+  [[noreturn]] void end_as_told(const std::string& note);
+  void give_up(Store& store, Code code, const std::string& why);
 
   size_t staged_bytes(const Operation& operation) const;
   void hold_lease(size_t bytes);
@@ -169,6 +178,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   GroupOptions options_;
   uint32_t fork_generation_;
   std::shared_ptr<Neighbours> neighbours_;
+  std::string told_;        // set-up: what another rank has said of its failure
   int64_t generation_ = 0;  // how often this rank has set the group up in its store, this time included
   Span pad_span_;
   Topology topology_;
@@ -199,5 +209,13 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool lease_in_use_ GUARDED_BY(lease_mutex_) = false;
   size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // what was asked for when the pool gave lease_
 };
+
+/// Why a rank has given the group up, for the others; the first note stays. And what a peer wrote there, as printable
+/// text of bounded length.
+void write_note(kernel::FailureNote& note, Code code, const std::string& text);
+std::string read_note(const kernel::FailureNote& note);
+std::string printable(std::string text);
+/// "1.50 s", since an operation began.
+std::string seconds(const Deadline& deadline);
 
 }  // namespace nvx

@@ -14,10 +14,8 @@ using kernel::kEnvelopes;
 
 constexpr size_t kStreamDepth = 4;
 constexpr size_t kMostStream = 2 << 20;
-constexpr std::chrono::milliseconds kGlance{1};  // how late an attendant that lingers finds new messages
-constexpr std::chrono::milliseconds kLinger{50};
 constexpr uint64_t kMostGranted = kEnvelopes;  // the ring of grants
-constexpr uint64_t kFarEnvelopes = 64;         // announcements to another host that it has not read
+constexpr uint64_t kMostKept = 4 << 20;        // bytes of a peer that nobody receives; a few envelopes more may come
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
 
@@ -27,6 +25,7 @@ void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(val
 }  // namespace
 
 Mailbox::Mailbox(Group& group) : group_(group), peers_(size_t(group.size())), to_grant_(size_t(group.size())) {
+  group.neighbours().leases().join(this);
   if (!group.port()) return;
   MutexLock lock(group.port()->mutex());
   group.port()->on_mail([this] { poke(group_.rank()); });
@@ -34,18 +33,21 @@ Mailbox::Mailbox(Group& group) : group_(group), peers_(size_t(group.size())), to
 
 Mailbox::~Mailbox() {
   close();
+  group_.neighbours().leases().leave(this);
   MutexLock lock(mutex_);
-  while (attended_) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
+  while (attendants_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
   for (Peer& peer : peers_) {
     if (peer.lease) group_.neighbours().leases().bury(peer.lease, group_.everybody_gone());
   }
 }
 
 void Mailbox::close() {
+  if (group_.forked()) return;
   MutexLock lock(mutex_);
   if (!open_.empty())
     fail_all(Status(Code::kPeerLeft, "nvx: group " + group_.name() + " was destroyed with messages in flight"));
-  deliver();
+  Shift shift{Role::kPasserBy, Carrier::kPool};
+  deliver(shift);
 }
 
 void Mailbox::poke(int peer) {
@@ -62,6 +64,7 @@ void Mailbox::receive(const std::shared_ptr<Message>& message, Carrier carrier) 
 }
 
 void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
+  if (group_.forked()) return refuse(*message);
   MutexLock lock(mutex_);
   message->deadline_ = group_.rules(message->timeout, carrier).deadline;
   open_.insert(message);
@@ -74,17 +77,34 @@ void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
   } else if (!match_early(message)) {
     receives_.push_back(message);
   }
-  while (advance()) {
-  }
+  Shift shift{Role::kPasserBy, carrier};
+  move(shift.next_look);
   if (carrier == Carrier::kPool && !open_.empty()) find_attendant();
-  deliver();
+  deliver(shift);
 }
 
+/// In a forked child, where the parent's threads may hold the lock for ever.
+void Mailbox::refuse(Message& message) {
+  message.status_ = group_.check_alive();
+  message.done_.store(true, std::memory_order_release);
+  call(message);
+}
+
+/// Moves what can be moved, but only until then: peers may send without end. True if there may be more.
+bool Mailbox::move(Clock::time_point until) {
+  while (advance()) {
+    if (Clock::now() >= until) return true;
+  }
+  return false;
+}
+
+/// Once the group has failed no peer's memory is touched any more.
 bool Mailbox::advance() {
   if (open_.empty()) return false;
   bool moved = false;
-  if (group_.port()) moved |= read_port();
+  if (group_.port() && !group_.failed()) moved |= read_port();
   for (int peer = 0; peer < int(peers_.size()); ++peer) {
+    if (group_.failed()) return false;
     if (far(peer)) {
       moved |= announce_far(peer);
       moved |= grant_far(peer);
@@ -100,11 +120,15 @@ bool Mailbox::advance() {
   return moved;
 }
 
+/// A message of no bytes has nothing that could be sent later.
+bool Mailbox::carries(size_t bytes, bool full) { return bytes == 0 || (bytes <= kernel::kEnvelopePayload && !full); }
+
 bool Mailbox::announce(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.unannounced.empty()) return false;
   kernel::Outbox& box = group_.own_pad().outbox(group_.seat_of(rank));
-  const uint64_t taken = load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).taken);
+  const kernel::Inbox& there = group_.pad(group_.seat_of(rank)).inbox(group_.seat());
+  const uint64_t taken = load(there.taken);
   bool moved = false;
   while (!peer.unannounced.empty() && peer.announced - taken < kEnvelopes) {
     const std::shared_ptr<Message> message = peer.unannounced.front();
@@ -114,7 +138,7 @@ bool Mailbox::announce(int rank) {
     envelope.tag = message->tag;
     envelope.bytes = message->bytes;
     envelope.dtype = message->dtype;
-    envelope.carries_data = message->bytes <= kernel::kEnvelopePayload;
+    envelope.carries_data = carries(message->bytes, load(there.full) != 0);
     if (envelope.carries_data) {
       if (message->bytes) std::memcpy(envelope.payload, message->data, message->bytes);
       finish(message, {});
@@ -157,12 +181,36 @@ void Mailbox::come(Early&& early) {
   };
   const auto found = std::find_if(receives_.begin(), receives_.end(), fits);
   if (found == receives_.end()) {
-    early_.push_back(std::move(early));
+    keep(std::move(early));
     return;
   }
   const std::shared_ptr<Message> receive = *found;
   receives_.erase(found);
   accept(receive, std::move(early));
+}
+
+void Mailbox::keep(Early&& early) {
+  Peer& peer = peers_[size_t(early.peer)];
+  peer.kept += early.data.size();
+  if (!peer.full && peer.kept > kMostKept) tell_full(early.peer, true);
+  early_.push_back(std::move(early));
+}
+
+void Mailbox::let_go(const Early& early) {
+  Peer& peer = peers_[size_t(early.peer)];
+  peer.kept -= early.data.size();
+  if (peer.full && peer.kept < kMostKept / 2) tell_full(early.peer, false);
+}
+
+/// What comes unasked is bounded: the sender keeps the data of more until it is received.
+void Mailbox::tell_full(int rank, bool full) {
+  peers_[size_t(rank)].full = full;
+  if (far(rank)) {
+    MutexLock lock(group_.port()->mutex());
+    group_.port()->tell_taken(rank, net::Taken::value(std::exchange(peers_[size_t(rank)].untold, 0), full));
+  } else {
+    publish(group_.own_pad().inbox(group_.seat_of(rank)).full, full);
+  }
 }
 
 bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
@@ -172,6 +220,7 @@ bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
   if (found == early_.end()) return false;
   Early early = std::move(*found);
   early_.erase(found);
+  let_go(early);
   return accept(receive, std::move(early));
 }
 
@@ -238,11 +287,24 @@ bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
     group_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
   }
   peer.lease_wanted = wanted;
-  peer.lease = group_.neighbours().leases().acquire(wanted, nullptr);
+  peer.lease = group_.neighbours().leases().acquire(wanted, this);
   kernel::Outbox& box = group_.own_pad().outbox(group_.seat_of(rank));
   box.lease_offset = peer.lease.offset;
   box.lease_bytes = peer.lease.bytes;
   return true;
+}
+
+Span Mailbox::yield() {
+  if (group_.forked() || !mutex_.try_lock()) return {};  // whoever holds it may wait for the pool
+  Span span;
+  for (int rank = 0; rank < int(peers_.size()) && !span && !group_.failed() && !group_.closed(); ++rank) {
+    Peer& peer = peers_[size_t(rank)];
+    if (!peer.lease || !peer.streaming.empty()) continue;
+    if (load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).consumed) != peer.streamed) continue;
+    span = std::exchange(peer.lease, Span{});
+  }
+  mutex_.unlock();
+  return span;
 }
 
 bool Mailbox::stream(int rank) {
@@ -255,7 +317,7 @@ bool Mailbox::stream(int rank) {
     } catch (const Error& error) {
       finish(message, group_.fail(error.code(), error.what() + 5, "in send"));
       peer.streaming.pop_front();
-      continue;
+      return true;
     }
     if (peer.streamed - load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).consumed) >= kStreamDepth) break;
     const size_t slot = peer.lease.bytes / kStreamDepth;
@@ -306,119 +368,9 @@ bool Mailbox::consume(int rank) {
   return moved;
 }
 
-bool Mailbox::announce_far(int rank) {
-  Peer& peer = peers_[size_t(rank)];
-  if (peer.unannounced.empty()) return false;
-  MutexLock lock(group_.port()->mutex());
-  bool moved = false;
-  while (!peer.unannounced.empty() && peer.announced - peer.taken_there < kFarEnvelopes) {
-    const std::shared_ptr<Message> message = peer.unannounced.front();
-    peer.unannounced.pop_front();
-    net::MailHead head{};
-    head.tag = message->tag;
-    head.bytes = message->bytes;
-    head.number = ++peer.announced;
-    head.dtype = uint8_t(message->dtype);
-    head.carries_data = message->bytes <= kernel::kEnvelopePayload;
-    group_.port()->announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
-    if (head.carries_data) {
-      finish(message, {});
-    } else {
-      peer.ungranted[peer.announced] = message;
-    }
-    moved = true;
-  }
-  return moved;
-}
-
-bool Mailbox::grant_far(int rank) {
-  auto& waiting = to_grant_[size_t(rank)];
-  if (waiting.empty()) return false;
-  MutexLock lock(group_.port()->mutex());
-  for (const auto& [message, number] : waiting) {
-    peers_[size_t(rank)].parcels_in[number] = message;
-    group_.port()->grant(rank, number, message->data, message->bytes);
-  }
-  waiting.clear();
-  return true;
-}
-
-bool Mailbox::read_port() {
-  bool moved = false;
-  for (;;) {
-    std::optional<net::Port::Letter> letter;
-    std::optional<std::pair<int, uint64_t>> sent, received;
-    {
-      MutexLock lock(group_.port()->mutex());
-      letter = group_.port()->next_letter();
-      sent = group_.port()->next_sent();
-      received = group_.port()->next_received();
-    }
-    if (!letter && !sent && !received) return moved;
-    moved = true;
-    if (letter) read_letter(std::move(*letter));
-    if (sent) {
-      if (const auto found = peers_[size_t(sent->first)].parcels_out.extract(sent->second)) finish(found.mapped(), {});
-    }
-    if (received) {
-      const auto found = peers_[size_t(received->first)].parcels_in.extract(received->second);
-      if (found) finish(found.mapped(), {});
-    }
-  }
-}
-
-/// In the order in which they were sent, each once, whatever the link does.
-void Mailbox::read_mail(net::Port::Letter&& letter) {
-  Peer& peer = peers_[size_t(letter.from)];
-  const net::MailHead& head = letter.head;
-  if (head.number <= peer.taken || head.number > peer.taken + kFarEnvelopes) return;
-  const DType dtype = head.dtype < kernel::kDTypeCount ? DType(head.dtype) : DType::kBytes;
-  peer.ahead.try_emplace(head.number, Early{letter.from, head.number, head.tag, dtype, size_t(head.bytes),
-                                            head.carries_data != 0, std::move(letter.body)});
-  while (!peer.ahead.empty() && peer.ahead.begin()->first == peer.taken + 1) {
-    ++peer.taken;
-    ++peer.untold;
-    come(std::move(peer.ahead.extract(peer.ahead.begin()).mapped()));
-  }
-  if (peer.untold < kFarEnvelopes / 2) return;
-  MutexLock lock(group_.port()->mutex());
-  group_.port()->tell_taken(letter.from, std::exchange(peer.untold, 0));
-}
-
-void Mailbox::read_letter(net::Port::Letter&& letter) {
-  if (!far(letter.from)) return;
-  Peer& peer = peers_[size_t(letter.from)];
-  switch (letter.kind) {
-    case net::Kind::kMail: return read_mail(std::move(letter));
-    case net::Kind::kTaken: peer.taken_there += letter.value; return;
-    case net::Kind::kGrant: {
-      const auto found = peer.ungranted.extract(letter.value);
-      if (!found) return;
-      const std::shared_ptr<Message> message = found.mapped();
-      peer.parcels_out[letter.value] = message;
-      MutexLock lock(group_.port()->mutex());
-      group_.port()->send_parcel(letter.from, letter.value, message->data, message->bytes);
-      return;
-    }
-    default: return;
-  }
-}
-
-/// What has become of the rank of another host that a message is with; it is asked for a sign of life.
-std::optional<net::Port::Failure> Mailbox::fate(const Message& message) {
-  if (!group_.port()) return std::nullopt;
-  MutexLock lock(group_.port()->mutex());
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    if (!far(rank) || (message.peer >= 0 && message.peer != rank)) continue;
-    group_.port()->ask(rank);
-    const auto fate = group_.port()->fate(rank);
-    if (fate && (message.peer == rank || !fate->left)) return fate;
-  }
-  return std::nullopt;
-}
-
 void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
   message->status_ = std::move(status);
+  message->done_.store(true, std::memory_order_release);
   open_.erase(message);
   finished_.push_back(message);
 }
@@ -440,128 +392,6 @@ void Mailbox::fail_all(const Status& status) {
     group_.port()->drop_mail();
   }
   while (!open_.empty()) finish(std::shared_ptr<Message>(*open_.begin()), status);
-}
-
-void Mailbox::deliver() {
-  if (finished_.empty()) return;
-  Finished finished = std::move(finished_);
-  finished_.clear();
-  mutex_.unlock();
-  for (const std::shared_ptr<Message>& message : finished) {
-    if (const auto finished = std::move(message->finished)) finished(*message);  // and let go of what it holds
-    message->done_.store(true, std::memory_order_release);
-  }
-  finished.clear();
-  if (group_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
-    poke(group_.rank());  // other threads of this rank may wait for one of these
-  }
-  mutex_.lock();
-}
-
-/// Ends what has become pointless or too late. Called when a sleeper looks around; the watch may run hooks, so no lock.
-void Mailbox::check_times() {
-  std::vector<std::shared_ptr<Message>> open;
-  {
-    MutexLock lock(mutex_);
-    open.assign(open_.begin(), open_.end());
-  }
-  for (const std::shared_ptr<Message>& message : open) {
-    const bool late = message->deadline_.passed(Clock::now());
-    const int seat = message->peer >= 0 ? group_.seat_of(message->peer) : -1;
-    const std::optional<net::Port::Failure> gone = fate(*message);
-    if (!late && !gone && !(seat >= 0 || !far(message->peer) ? group_.alarmed(seat) : group_.alarmed(group_.seat())))
-      continue;
-    MutexLock lock(mutex_);
-    while (advance()) {
-    }
-    if (!open_.contains(message)) continue;  // it came while we looked
-    if (gone) (void)group_.fail_by_fate(*gone);
-    if (!late) group_.alarm(seat);
-    const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
-    fail_all(group_.explain_wait(how, message->peer, message->receives_ ? "recv" : "send", "", message->deadline_));
-    return;
-  }
-}
-
-/// One round of a driver: move what can be moved, then sleep until a peer pokes. True when the message is done, or with
-/// none, when nothing is left to do.
-bool Mailbox::turn(Message* message, Carrier carrier) {
-  Flag& bell = group_.own_pad().header().mail_bell.flag;
-  const Stamp seen = bell.value.load(std::memory_order_seq_cst);
-  {
-    MutexLock lock(mutex_);
-    while (advance()) {
-    }
-    deliver();
-    if (message ? message->done() : open_.empty()) return true;
-  }
-  WaitRules rules = group_.rules({}, carrier);
-  rules.watch = nullptr;
-  rules.deadline.end = std::min(rules.deadline.end, Clock::now() + kWatchInterval);
-  const auto stirred = [&] {
-    return bell.value.load(std::memory_order_seq_cst) != seen || (message && message->done());
-  };
-  const bool from_afar = group_.port() && (!message || message->peer < 0 || far(message->peer));
-  const Waited how = from_afar ? group_.port()->wire().wait(
-                                     stirred, [] {}, -1, rules)
-                               : nvx::wait(bell, stirred, -1, rules);
-  if (how == Waited::kReached) return message && message->done();
-  check_times();
-  MutexLock lock(mutex_);
-  deliver();
-  return message ? message->done() : open_.empty();
-}
-
-Status Mailbox::wait(Message& message) {
-  if (message.done()) return message.status();
-  {
-    MutexLock lock(mutex_);
-    ++waiters_;
-  }
-  poke(group_.rank());  // an attendant that sleeps makes room
-  while (!turn(&message, Carrier::kCaller)) {
-  }
-  MutexLock lock(mutex_);
-  if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
-  return message.status();
-}
-
-void Mailbox::settle(std::chrono::milliseconds span) {
-  const auto end = Clock::now() + span;
-  const auto empty = [this] {
-    MutexLock lock(mutex_);
-    return open_.empty();
-  };
-  while (!empty() && Clock::now() < end && !group_.failed()) turn(nullptr, Carrier::kPool);
-}
-
-void Mailbox::find_attendant() {
-  if (attended_) return;
-  attended_ = true;
-  // The group stays while its attendant is there, even if a callback lets go of the last reference.
-  Engine::here().start([this, group = group_.weak_from_this().lock()] { attend(); });
-}
-
-/// Lingers a little when there is nothing to do, so that a stream of messages does not wake a thread for each.
-void Mailbox::attend() {
-  Clock::time_point idle_since = Clock::now();
-  for (;;) {
-    {
-      MutexLock lock(mutex_);
-      if (open_.empty() || waiters_ != 0) {
-        if (open_.empty() && Clock::now() - idle_since > kLinger) {
-          attended_ = false;
-          waiters_gone_.notify_all();
-          return;
-        }
-        if (!open_.empty()) idle_since = Clock::now();
-        lock.wait_for(waiters_gone_, open_.empty() ? kGlance : kWatchInterval);
-        continue;
-      }
-    }
-    turn(nullptr, Carrier::kPool);
-    idle_since = Clock::now();
-  }
 }
 
 }  // namespace nvx

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "group/group.h"
 #include "kernel/pad.h"
 #include "memory/arena.h"
+#include "memory/leases.h"
 #include "net/port.h"
 
 namespace nvx {
@@ -31,7 +33,11 @@ struct Message {
   std::byte* data = nullptr;
   size_t bytes = 0;
   std::chrono::milliseconds timeout{0};
-  std::function<void(const Message&)> finished;  ///< called once, with no lock held, on whatever thread
+  /// Called once when the message is done, with no lock held, on whatever thread. May wait for other messages, and for
+  /// this one. What it throws goes no further.
+  std::function<void(const Message&)> finished;
+  /// Whether finished() may wait for anything, or run code of the user's; if not, calling it costs less. Empty: it may.
+  std::function<bool()> may_block;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Status& status() const { return status_; }  ///< once done
@@ -39,6 +45,8 @@ struct Message {
  private:
   friend class Mailbox;
   std::atomic<bool> done_{false};
+  std::atomic<bool> told_{false};          // finished() has returned
+  std::atomic<std::thread::id> teller_{};  // who calls it, or has
   Status status_;
   bool receives_ = false;
   size_t moved_ = 0;  // bytes streamed so far
@@ -47,21 +55,23 @@ struct Message {
 
 /// Sends and receives of one rank: apart from the collectives, in order per pair and tag, matched as they come.
 ///
-/// A sender announces each message in an envelope; small ones carry their data, and are done at once. For a large one
-/// the receiver grants the message when it has a receive for it, and the sender then streams it through leased staging,
-/// one message of a pair after the other in the order of the grants: so no message waits for one that nobody receives.
-/// Ranks of this host do so through memory; with those of other hosts the same goes through the port, whose parcels
-/// need no staging.
-class Mailbox {
+/// A sender announces each message in an envelope; small ones carry their data, and are done at once, unless the
+/// receiver has so many of the sender's that nobody receives that it takes in no more: then they are sent as large ones
+/// are. For a large one the receiver grants the message when it has a receive for it, and the sender then streams it
+/// through leased staging, one message of a pair after the other in the order of the grants: so no message waits for
+/// one that nobody receives. Ranks of this host do so through memory; with those of other hosts the same goes through
+/// the port, whose parcels need no staging.
+class Mailbox : public LeaseHolder {
  public:
   explicit Mailbox(Group& group);
-  ~Mailbox();
+  ~Mailbox() override;
 
   /// Begin. What can be done at once is done; the rest goes on whenever somebody waits, or on a pool thread.
   void send(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
   void receive(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
 
-  /// Drives everything until the message is done; then its status.
+  /// Drives everything until the message is done and its finished() has returned; then its status. That is at once for
+  /// the thread that is inside that very finished().
   Status wait(Message& message) EXCLUDES(mutex_);
 
   /// Ends everything that is open; from then on no peer's memory is touched.
@@ -69,6 +79,9 @@ class Mailbox {
 
   /// Drives everything until nothing is open, for at most this long.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
+
+  /// The staging of a peer to which nothing is on its way.
+  Span yield() override EXCLUDES(mutex_);
 
  private:
   /// A message that came before its receive.
@@ -93,7 +106,10 @@ class Mailbox {
     uint64_t streamed = 0;
     Span lease;
     size_t lease_wanted = 0;
+    bool full_there = false;  ///< of another host: as Inbox::full
     // in
+    uint64_t kept = 0;  ///< bytes that came with announcements, for which there is no receive yet
+    bool full = false;  ///< and has said that these are enough
     uint64_t taken = 0;
     uint64_t granted = 0;
     std::deque<std::shared_ptr<Message>> arriving;  // granted, in that order
@@ -104,22 +120,34 @@ class Mailbox {
     std::map<uint64_t, Early> ahead;  ///< announcements that came before those in front of them
     std::unordered_map<uint64_t, std::shared_ptr<Message>> parcels_out, parcels_in;
   };
-  using Finished = std::vector<std::shared_ptr<Message>>;
+  /// What a thread that moves the mail along is to the others: one of those who wait for a message of theirs, the one
+  /// that does it when nobody waits, or nobody in particular.
+  enum class Role { kPasserBy, kWaiter, kAttendant };
+  struct Shift {
+    Role role;
+    Carrier carrier;
+    Clock::time_point next_look = Clock::now() + kWatchInterval;
+  };
 
   void begin(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
+  bool move(Clock::time_point until) REQUIRES(mutex_);
   bool advance() REQUIRES(mutex_);
+  static bool carries(size_t bytes, bool full);
   bool announce(int peer) REQUIRES(mutex_);
   bool read_grants(int peer) REQUIRES(mutex_);
   bool stream(int peer) REQUIRES(mutex_);
   bool take(int peer) REQUIRES(mutex_);
   void come(Early&& early) REQUIRES(mutex_);
+  void keep(Early&& early) REQUIRES(mutex_);
+  void let_go(const Early& early) REQUIRES(mutex_);
+  void tell_full(int peer, bool full) REQUIRES(mutex_);
   bool announce_far(int peer) REQUIRES(mutex_);
   bool grant_far(int peer) REQUIRES(mutex_);
   bool read_port() REQUIRES(mutex_);
   void read_letter(net::Port::Letter&& letter) REQUIRES(mutex_);
   void read_mail(net::Port::Letter&& letter) REQUIRES(mutex_);
   bool far(int peer) const { return peer >= 0 && group_.seat_of(peer) < 0; }
-  std::optional<net::Port::Failure> fate(const Message& message);
+  std::optional<net::Port::Failure> fate(int peer) EXCLUDES(mutex_);
   bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
   bool accept(const std::shared_ptr<Message>& receive, Early&& early) REQUIRES(mutex_);
   bool grant(int peer) REQUIRES(mutex_);
@@ -129,10 +157,15 @@ class Mailbox {
   void check_times() EXCLUDES(mutex_);
   void fail_all(const Status& status) REQUIRES(mutex_);
   void poke(int peer);
-  void deliver() REQUIRES(mutex_);
-  void find_attendant() REQUIRES(mutex_);
+  void deliver(Shift& shift) REQUIRES(mutex_);
+  void tell(Message& message, Shift& shift) EXCLUDES(mutex_);
+  static void call(Message& message);
+  void refuse(Message& message);
+  void give_way(Shift& shift) EXCLUDES(mutex_);
+  static bool over(const Message& message);
+  bool find_attendant() REQUIRES(mutex_);
   void attend() EXCLUDES(mutex_);
-  bool turn(Message* message, Carrier carrier) EXCLUDES(mutex_);
+  void turn(Message* message, Shift& shift) EXCLUDES(mutex_);
 
   Group& group_;
   Mutex mutex_;
@@ -141,9 +174,11 @@ class Mailbox {
   std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
   std::list<Early> early_ GUARDED_BY(mutex_);
   std::vector<std::deque<std::pair<std::shared_ptr<Message>, uint64_t>>> to_grant_ GUARDED_BY(mutex_);
-  Finished finished_ GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);         // done, and nobody has been told
+  std::atomic<Clock::time_point> next_look_{Clock::now() + kWatchInterval};  // many short waits make a long time
   int waiters_ GUARDED_BY(mutex_) = 0;
   bool attended_ GUARDED_BY(mutex_) = false;
+  int attendants_ GUARDED_BY(mutex_) = 0;  // threads that are it, will be, or have handed it over and are not gone
   std::condition_variable waiters_gone_;
 };
 

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "base/config.h"
+#include "base/contain.h"
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "group/group.h"
 #include "group/mailbox.h"
@@ -18,6 +20,8 @@ namespace {
 /// What ranks write into the store is of one set-up: a store, and a prefix in it, may serve several, one after another.
 constexpr const char* kTable = "table";
 constexpr const char* kAddresses = "addresses";
+constexpr const char* kFailures = "failures";  // how many ranks have given up; the first one says why
+constexpr const char* kFailure = "failure";
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
 std::string generation_of(int rank) { return "nvx/generation/" + std::to_string(rank); }
@@ -67,15 +71,16 @@ Group::Group(Store& store, const GroupOptions& options)
   pad_span_ = neighbours_->arena().allocate(kernel::PadLayout(size).bytes());
   try {
     meet(store);
-  } catch (...) {
-    // Nobody can have read this pad's slots yet; whoever maps it finds that its rank has left.
-    memory_.clear();
-    neighbours_->arena().free(pad_span_);
+    channel_ = std::make_unique<kernel::Channel>(seat(), memory_, options.first_epoch);
+    if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
+    mailbox_ = std::make_unique<Mailbox>(*this);
+  } catch (const Error& error) {
+    give_up(store, error.code(), error.what());
+    throw;
+  } catch (const std::exception& error) {
+    give_up(store, Code::kSystem, error.what());
     throw;
   }
-  channel_ = std::make_unique<kernel::Channel>(seat(), memory_, options.first_epoch);
-  if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
-  mailbox_ = std::make_unique<Mailbox>(*this);
   if (port_) {
     MutexLock lock(port_->mutex());
     port_->on_failure([this](const net::Port::Failure& failure) { pass_on(failure); });
@@ -102,27 +107,91 @@ void Group::meet(Store& store) {
   if (const auto spin = spin_of(facts_); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
   id_ = topology_.ranks[0].nonce;
   own.header().group = id_;
-  map_peers(door, deadline);
-  await_ready(door, deadline);
+  try {
+    map_peers(door, deadline);
+    await_ready(door, deadline);
+  } catch (const Error& error) {
+    if (error.code() == Code::kPeerDied || error.code() == Code::kPeerLeft) look_for_failures(store);
+    throw;
+  }
   if (topology_.hosts.size() > 1) open_port(store, deadline);
 }
 
-/// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if a rank
-/// that this process has met before has ended meanwhile.
+/// Tells whoever waits for this rank. Peers may have mapped its pad, or do so yet: it rests until they cannot look at
+/// it any more, and until then they find there that its rank has left, and why.
+void Group::give_up(Store& store, Code code, const std::string& why) {
+  const std::string note = !told_.empty() ? told_
+                                          : "rank " + std::to_string(rank()) + " (pid " + std::to_string(getpid()) +
+                                                ") gave up making group " + name() + ": " +
+                                                (why.starts_with("nvx: ") ? why.substr(5) : why);
+  const kernel::Pad own(neighbours_->arena().at(pad_span_.offset), size_t(size()));
+  write_note(own.header().failure, code, note);
+  own.header().presence.store(kernel::Presence::kLeft);
+  contain("the store, told that a group cannot be made,", [&] {
+    if (generation_ == 0 || store.add(key(kFailures), 1) != 1) return;
+    store.set(key(kFailure), {note.begin(), note.end()});
+  });
+  if (port_) contain("the wire, told that a group cannot be made,", [&] { tell_other_hosts(note); });
+  mailbox_.reset();
+  spread_.reset();
+  port_.reset();
+  if (!topology_.ranks.empty() && memory_.size() == here().size())
+    return neighbours_->arena().bury(pad_span_, everybody_gone());
+  neighbours_->arena().bury(pad_span_,
+                            [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
+}
+
+void Group::end_as_told(const std::string& note) {
+  told_ = printable(note);
+  throw Error(Code::kPeerFailed,
+              "nvx: " + told_ + "; this is rank " + std::to_string(rank()) + ", which was making it");
+}
+
+/// Throws if a rank has given this set-up up, wherever it is.
+void Group::look_for_failures(Store& store) {
+  constexpr std::chrono::milliseconds kSlice{200};
+  if (generation_ == 0 || store.add(key(kFailures), 0) == 0) return;
+  if (const auto note = store.get(key(kFailure), kSlice)) end_as_told({note->begin(), note->end()});
+}
+
+/// Throws if a rank that this process has met in another group has ended meanwhile.
+void Group::look_for_deaths() {
+  const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::opened();
+  for (const uint64_t global : options_.global_ranks) {
+    const std::string who = "nvx: global rank " + std::to_string(global);
+    const std::string when = " while group " + name() + " was being made";
+    const std::shared_ptr<Neighbour> met = neighbours_->met(global);
+    if (met && met->dead()) {
+      throw Error(Code::kPeerDied,
+                  who + " (pid " + std::to_string(met->pid()) + ") has ended" + met->how_it_ended(" (", ")") + when);
+    }
+    if (!wire) continue;
+    MutexLock lock(wire->mutex());
+    const std::string lost = wire->fate(global);
+    if (!lost.empty()) throw Error(Code::kPeerDied, who + " is lost: " + lost + "," + when);
+  }
+}
+
+/// For what the set-up waits for on the main thread.
+static void stop_if_interrupted(const std::string& group) {
+  if (interrupted())
+    throw Error(Code::kInterrupted, "nvx: interrupted by the user while group " + group + " was being made");
+}
+
+/// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if
+/// somebody has ended or given up meanwhile; the store is asked for that less often when it takes long, as all ranks
+/// do.
 std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string& what, int writer,
                                                  const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
-  for (;;) {
+  for (int slice = 0;; ++slice) {
     if (auto value = store.get(key(what), kSlice)) return value;
-    if (store.add(generation_of(writer), 0) > generation_) return store.get(key(what), kSlice);
-    for (const uint64_t global : options_.global_ranks) {
-      const std::shared_ptr<Neighbour> met = neighbours_->met(global);
-      if (met && met->dead()) {
-        throw Error(Code::kPeerDied, "nvx: global rank " + std::to_string(global) + " (pid " +
-                                         std::to_string(met->pid()) + ") has ended" + met->how_it_ended(" (", ")") +
-                                         " while group " + name() + " was being made");
-      }
+    stop_if_interrupted(name());
+    if (slice < 10 || slice % 5 == 0) {
+      if (store.add(generation_of(writer), 0) > generation_) return store.get(key(what), kSlice);
+      look_for_failures(store);
     }
+    look_for_deaths();
     if (deadline.passed(Clock::now())) {
       throw Error(Code::kTimeout, "nvx: the ranks of group " + name() + " did not all come in " +
                                       std::to_string(int64_t(deadline.elapsed_s())) + " s: rank " +
@@ -208,10 +277,8 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
       }
       door.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
       if (looks % 64 != 0) continue;
-      if (peers_[size_t(s)] && peers_[size_t(s)]->dead()) {
-        throw Error(Code::kPeerDied,
-                    "nvx: " + topology_.describe(r) + " ended while group " + name() + " was being set up");
-      }
+      stop_if_interrupted(name());
+      check_seats();
       if (deadline.passed(Clock::now())) {
         throw Error(Code::kTimeout,
                     "nvx: " + topology_.describe(r) + " did not finish setting up group " + name() + " in time");
@@ -220,6 +287,27 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
     if (header.group != id_ || header.rank != r) {
       throw Error(Code::kMismatch,
                   "nvx: the memory of " + topology_.describe(r) + " belongs to another group than " + name());
+    }
+  }
+}
+
+/// Throws if any rank of this host cannot become ready: those that wait for it, and for others that wait for it, end
+/// alike.
+void Group::check_seats() {
+  for (int s = 0; s < seats(); ++s) {
+    if (s == seat()) continue;
+    const kernel::PadHeader& header = pad(s).header();
+    const std::string who = "nvx: " + describe_seat(s);
+    const bool of_this_group = header.group == id_ || header.group == 0;  // 0: it does not know the name yet
+    if (of_this_group && header.failure.state.load(std::memory_order_acquire) == 2)
+      end_as_told(read_note(header.failure));
+    const kernel::Presence presence = header.presence.load();
+    const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
+    if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
+      throw Error(Code::kPeerLeft, who + " has given up making group " + name());
+    if (dead(s) && presence == kernel::Presence::kHere) {
+      throw Error(Code::kPeerDied, who + " ended" + peers_[size_t(s)]->how_it_ended(" (", ")") + " while group " +
+                                       name() + " was being set up");
     }
   }
 }
@@ -254,6 +342,7 @@ void Group::open_port(Store& store, const Deadline& deadline) {
     try {
       MutexLock lock(port_->mutex());
       port_->connect(r, addresses[size_t(r)]);
+      if (size_t(r) < options_.global_ranks.size()) port_->meet(r, options_.global_ranks[size_t(r)], standing_);
     } catch (const Error& error) {
       throw Error(error.code(), std::string(error.what()) + " (" + topology_.describe(r) + ", seen from " +
                                     topology_.describe(rank()) + ")");

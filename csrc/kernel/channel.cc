@@ -31,17 +31,6 @@ Channel::Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epo
   for (const PeerMemory& peer : memory_) pads_.emplace_back(peer.pad, peers.size());
 }
 
-bool Channel::all_done(uint32_t epoch) {
-  for (int i = 0; i < others(); ++i) {
-    const int peer = other(i);
-    uint32_t& known = done_[size_t(peer)];
-    if (epoch_reached(known, epoch)) continue;
-    known = uint32_t(pad(peer).done().value.load(std::memory_order_seq_cst) >> 32);
-    if (!epoch_reached(known, epoch)) return false;
-  }
-  return true;
-}
-
 bool Channel::wait_done(CpuExec& ex, uint32_t epoch) {
   for (int i = 0; i < others(); ++i) {
     const int peer = other(i);

@@ -81,9 +81,7 @@ class Channel {
   /// Where that staging begins, once staging() or own_staging() has found it in this epoch.
   std::byte* staging_base(int rank) { return staging_[size_t(rank)]; }
 
-  /// True if every other rank is done with the epoch, by what is known or can be read now.
-  bool all_done(uint32_t epoch);
-  /// Waits for that.
+  /// Waits for every other rank to be done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
   /// Scratch for one pointer and one factor a rank.

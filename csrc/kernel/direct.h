@@ -112,6 +112,11 @@ NVX_HD bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std:
 
 inline constexpr size_t kDepth = 3;  ///< chunks in flight: one being staged, one reduced, one fetched
 
+/// Lengths and numbers of chunks beyond these are nobody's: what peers write is held against them before it is computed
+/// with, so that no product of such numbers overflows.
+inline constexpr size_t kLongest = size_t(1) << 48;
+inline constexpr size_t kMostChunks = size_t(1) << 31;
+
 /// How an operation of this many bytes goes through staging: at once if it fits, else in chunks through kDepth slots.
 struct Geometry {
   size_t part;    ///< bytes of one rank's part of a chunk
@@ -119,16 +124,18 @@ struct Geometry {
   size_t depth;   ///< slots
 
   /// longest: bytes of the longest part that has to go through; parts: of how many a slot consists. Parts are whole
-  /// cache lines, which no element straddles.
+  /// cache lines, which no element straddles. What is too long for anybody has no chunks.
   static NVX_HD Geometry of(size_t staging, size_t longest, size_t parts) {
     constexpr size_t kAlign = 64;
+    if (longest > kLongest) return {0, 0, kDepth};
     const size_t whole = ceil_div(longest, kAlign) * kAlign;
-    if (whole * parts <= staging) return {whole, longest ? size_t(1) : size_t(0), 1};
+    if (whole <= staging / parts) return {whole, longest ? size_t(1) : size_t(0), 1};
     const size_t most = staging / kDepth / parts / kAlign * kAlign;
     const size_t chunks = most ? ceil_div(longest, most) : 0;
+    if (chunks > kMostChunks) return {0, 0, kDepth};
     return {chunks ? ceil_div(ceil_div(longest, chunks), kAlign) * kAlign : 0, chunks, kDepth};
   }
-  /// False where the staging is too small for even a cache line of each part.
+  /// False where the staging is too small, or the part too long.
   bool possible(size_t longest) const { return longest == 0 || chunks != 0; }
   size_t slot(size_t chunk, size_t parts) const { return chunk % depth * parts * part; }
 };
@@ -424,12 +431,12 @@ class ExchangePipeline {
     }
     uint64_t before = 0, total = 0;
     for (int q = 0; q < ch_.size(); ++q) {
+      const uint64_t bytes = counts[q];
       if (q == ch_.rank()) before = total;
-      total += counts[q];
+      if (bytes > kSlotBytes - total) return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, p, 0, 0, 0, 0});
+      total += bytes;
     }
-    if (total > kSlotBytes || before > kSlotBytes || offered > kSlotBytes - before) {
-      return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, p, 0, 0, 0, 0});
-    }
+    if (offered > total - before) return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, p, 0, 0, 0, 0});
     ex_.copy(what_.recv[p].data, ch_.slot(p, total) + before, offered);
     return true;
   }

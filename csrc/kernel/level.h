@@ -22,9 +22,6 @@ using CopyFn = void (*)(void* dst, const void* src, size_t n);
 struct Level {
   const char* name;
   CopyFn copy;
-  /// The same past the caches, where the machine can: a third faster into memory that no cache holds, and what the
-  /// caches hold stays there. Half as fast into memory that they do hold.
-  CopyFn stream;
   ReduceFn (*reduce)(DType, ReduceOp);  // nullptr where the pair has no meaning
   DivideFn (*divide)(DType);            // nullptr where kAvg has none
 };

@@ -110,6 +110,7 @@ struct alignas(kLine) Inbox {
   FlagLine taken;     ///< envelopes read
   FlagLine granted;   ///< messages asked for
   FlagLine consumed;  ///< chunks read, over all messages of the pair
+  FlagLine full;      ///< 1: what came unasked is enough, so announcements are to carry no data
   uint64_t grants[kEnvelopes];
 };
 

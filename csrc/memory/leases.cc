@@ -47,7 +47,9 @@ void LeasePool::reclaim(size_t wanted, const LeaseHolder* asker) {
   for (LeaseHolder* holder : holders_) {
     if (leased_ + wanted <= most_) return;
     if (holder == asker) continue;
-    if (const Span span = holder->yield()) {
+    while (leased_ + wanted > most_) {
+      const Span span = holder->yield();
+      if (!span) break;
       leased_ -= span.bytes;
       arena_.free(span);
     }

@@ -12,7 +12,7 @@ namespace nvx {
 class LeaseHolder {
  public:
   virtual ~LeaseHolder() = default;
-  /// Takes the span away if it is idle and no peer still reads it; an empty span otherwise. Never blocks.
+  /// Takes a span away that is idle and that no peer still reads; an empty one if there is none. Never blocks.
   virtual Span yield() = 0;
 };
 

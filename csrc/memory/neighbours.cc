@@ -20,6 +20,7 @@
 
 #include "base/config.h"
 #include "base/error.h"
+#include "base/interrupt.h"
 
 namespace nvx {
 namespace {
@@ -242,6 +243,7 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     open.push_back(want);
   }
   while (got.size() < wanted.size()) {
+    if (interrupted()) throw Error(Code::kInterrupted, "nvx: interrupted by the user during set-up");
     if (deadline.passed(Clock::now())) {
       throw Error(Code::kTimeout, "nvx: a process of this host did not hand over its shared memory in time");
     }

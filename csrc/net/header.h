@@ -17,7 +17,7 @@ enum class Kind : uint8_t {
   kPing,        ///< of a process, not of a group: are you there?
   kPong,        ///< yes
   kMail,        ///< a send's announcement; a MailHead follows the header, and a small message is in the body
-  kTaken,       ///< `value` announcements have been read
+  kTaken,       ///< `value` announcements have been read, see Taken
   kGrant,       ///< the large message of this number may be sent
   kParcel,      ///< a segment of a large message
   kLabel,       ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
@@ -29,7 +29,7 @@ enum class Kind : uint8_t {
 /// what this side knows before it is used.
 struct WireHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kWire = 1;  ///< moves when a layout in this file does
+  static constexpr uint8_t kWire = 2;  ///< moves when a layout in this file does
 
   uint8_t magic = kMagic;
   uint8_t wire = kWire;
@@ -60,6 +60,12 @@ struct First {
   uint64_t bytes;  ///< of the whole message
 };
 static_assert(sizeof(First) == 40);
+
+/// The value of kTaken: how many announcements have been read, and whether later ones may carry data.
+struct Taken {
+  static constexpr uint64_t kFull = uint64_t(1) << 63;  ///< what came unasked is enough
+  static constexpr uint64_t value(uint64_t count, bool full) { return count | (full ? kFull : 0); }
+};
 
 struct MailHead {
   int64_t tag;

@@ -43,6 +43,10 @@ class Port {
   int rank() const { return rank_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(wire_->mutex_);
+  /// Which rank of the whole job that one is; see Wire::meet.
+  void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing) REQUIRES(wire_->mutex_) {
+    wire_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing));
+  }
   /// From here on nothing is sent or taken in. Peers that ask are told so.
   void leave() REQUIRES(wire_->mutex_);
 

@@ -38,18 +38,42 @@ struct Sign {
 
 }  // namespace
 
-std::shared_ptr<Wire> Wire::here() {
-  // Never closed but by the end of the process: peers may ask this one for a sign of life between two groups.
-  static Mutex mutex;
-  static std::shared_ptr<Wire>* wire = new std::shared_ptr<Wire>;
-  static pid_t owner = 0;
-  MutexLock lock(mutex);
-  if (owner != getpid()) {
-    if (*wire) wire = new std::shared_ptr<Wire>;  // a forked child: the parent's link is not its own
-    owner = getpid();
+namespace {
+
+/// Never closed but by the end of the process: peers may ask this one for a sign of life between two groups.
+struct Home {
+  Mutex mutex;
+  std::shared_ptr<Wire>* wire GUARDED_BY(mutex) = new std::shared_ptr<Wire>;
+  pid_t owner GUARDED_BY(mutex) = 0;
+
+  std::shared_ptr<Wire>& current() REQUIRES(mutex) {
+    if (owner != getpid()) {
+      if (*wire) wire = new std::shared_ptr<Wire>;  // a forked child: the parent's link is not its own
+      owner = getpid();
+    }
+    return *wire;
   }
-  if (!*wire) *wire = std::make_shared<Wire>(open_ucx(), silence());
-  return *wire;
+};
+
+Home& home() {
+  static Home* const home = new Home;
+  return *home;
+}
+
+}  // namespace
+
+std::shared_ptr<Wire> Wire::here() {
+  Home& h = home();
+  MutexLock lock(h.mutex);
+  std::shared_ptr<Wire>& wire = h.current();
+  if (!wire) wire = std::make_shared<Wire>(open_ucx(), silence());
+  return wire;
+}
+
+std::shared_ptr<Wire> Wire::opened() {
+  Home& h = home();
+  MutexLock lock(h.mutex);
+  return h.current();
 }
 
 Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
@@ -299,6 +323,18 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
 }
 
 // --- failure
+
+void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing) {
+  met_[global_rank] = {peer, std::move(standing)};
+}
+
+std::string Wire::fate(uint64_t global_rank) {
+  const auto it = met_.find(global_rank);
+  if (it == met_.end() || it->second.standing.expired()) return "";
+  ask(it->second.peer, /*group=*/0, /*from=*/0, int(global_rank));
+  progress();
+  return peers_[it->second.peer].lost;
+}
 
 const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
 

@@ -37,6 +37,8 @@ class Wire final : private Receiver {
  public:
   /// This process's, opened when first asked for and kept until the process ends. Throws Error.
   static std::shared_ptr<Wire> here();
+  /// The same if it has been opened, or nothing.
+  static std::shared_ptr<Wire> opened();
 
   Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
   ~Wire() override;
@@ -80,6 +82,11 @@ class Wire final : private Receiver {
 
   /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
   void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
+
+  /// Which process is which rank of the whole job, as far as a group has shown, for as long as that group stands.
+  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing) REQUIRES(mutex_);
+  /// Asks a rank that has been met for a sign of life. What has become of it if it is lost, else empty.
+  std::string fate(uint64_t global_rank) REQUIRES(mutex_);
 
   /// Empty while the peer can be talked to; else what has become of it.
   const std::string& lost_because(PeerId peer) REQUIRES(mutex_);
@@ -129,6 +136,11 @@ class Wire final : private Receiver {
   const ProcessId process_;
   std::deque<Peer> peers_ GUARDED_BY(mutex_);  // by PeerId
   std::unordered_map<ProcessId, PeerId> by_process_ GUARDED_BY(mutex_);
+  struct Met {
+    PeerId peer;
+    std::weak_ptr<void> standing;
+  };
+  std::unordered_map<uint64_t, Met> met_ GUARDED_BY(mutex_);
   std::vector<PeerId> by_link_ GUARDED_BY(mutex_);  // the link has numbers of its own
   std::map<PortKey, Port*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);

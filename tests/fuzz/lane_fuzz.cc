@@ -1,4 +1,4 @@
-// One collective beside a peer whose pad holds anything at all: rank 0 ends with a result or a verdict, reads nothing
+// One collective beside a peer whose pad holds anything at all: it ends with a result or a verdict, reads nothing
 // that is not the lane's and writes nothing but its own.
 
 #include <fuzzer/FuzzedDataProvider.h>
@@ -17,7 +17,7 @@ using kernel::Piece;
 constexpr size_t kMost = 20'000;
 
 void write_what_it_likes(FuzzedDataProvider& from, kernel::Pad pad, size_t arena_bytes,
-                         const kernel::Fingerprint& right) {
+                         const kernel::Fingerprint& right, int me) {
   kernel::Arrival& there = pad.arrival(1);
   there.fingerprint = right;
   if (from.ConsumeIntegralInRange(0, 7) == 0) from.ConsumeData(&there.fingerprint, sizeof there.fingerprint);
@@ -27,7 +27,10 @@ void write_what_it_likes(FuzzedDataProvider& from, kernel::Pad pad, size_t arena
   };
   there.lease_offset = number();
   there.lease_bytes = number();
+  // Mostly what is expected here, so that what is not for this rank is computed with.
+  const bool expected = from.ConsumeIntegralInRange(0, 3) != 0;
   for (int r = 0; r < 2; ++r) pad.counts(1)[r] = plausible ? from.ConsumeIntegralInRange<uint64_t>(0, kMost) : number();
+  if (expected) pad.counts(1)[me] = right.count * 4;
   for (Flag* flag : {&there.flag, &pad.staged(), &pad.reduced(), &pad.fetched(), &pad.done()}) {
     flag->value = from.ConsumeBool() ? stamp(1, from.ConsumeIntegral<uint8_t>()) : from.ConsumeIntegral<uint64_t>();
   }
@@ -54,11 +57,12 @@ void run(FuzzedDataProvider& from) {
   work.recv = recv;
   work.meets_all = from.ConsumeBool();
   work.meets = from.ConsumeIntegralInRange(-1, 1);
-  write_what_it_likes(from, lanes.pad(1), lanes.memory()[1].arena_bytes, work.call.fingerprint);
+  const int me = from.ConsumeIntegralInRange(0, 1);  // the one beside which the other's parts lie first, or last
+  write_what_it_likes(from, lanes.pad(1 - me), lanes.memory()[size_t(1 - me)].arena_bytes, work.call.fingerprint, me);
   WaitRules rules;
   rules.deadline.end = Clock::now();  // what is not there yet will not come
-  CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[0].factors().data(), rules);
-  if (launch_cpu(algorithm, ex, lanes[0], work) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
+  CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[me].factors().data(), rules);
+  if (launch_cpu(algorithm, ex, lanes[me], work) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
   if (!lanes.guards_are_whole()) std::abort();
 }
 

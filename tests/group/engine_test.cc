@@ -15,11 +15,16 @@ using std::chrono::milliseconds;
 
 class Note : public Task {
  public:
-  Note(std::function<void(Carrier)> act) : act_(std::move(act)) {}
+  Note(std::function<void(Carrier)> act, std::function<void()> end = nullptr)
+      : act_(std::move(act)), end_(std::move(end)) {}
   void perform(Carrier carrier) override { act_(carrier); }
+  void conclude() override {
+    if (end_) end_();
+  }
 
  private:
   std::function<void(Carrier)> act_;
+  std::function<void()> end_;
 };
 
 std::shared_ptr<Note> note(std::function<void(Carrier)> act) { return std::make_shared<Note>(std::move(act)); }
@@ -134,6 +139,70 @@ TEST(Engine, AForkedChildHasOneOfItsOwn) {
     lane->submit(mine);
     EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return mine->done(); }));
   });
+}
+
+TEST(Lane, WhatThrowsHarmsNobody) {
+  const auto lane = std::make_shared<Lane>();
+  for (const bool waits : {true, false}) {
+    const auto performs = note([](Carrier) { throw std::runtime_error("of an operation"); });
+    const auto concludes = std::make_shared<Note>([](Carrier) {}, [] { throw 7; });
+    for (const auto& task : {performs, concludes}) {
+      lane->submit(task);
+      if (waits) {
+        EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
+      }
+      EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
+    }
+  }
+}
+
+/// A process that has used up its threads.
+class NoThreads : public testing::Test {
+ protected:
+  NoThreads() { Engine::here().limit(0); }
+  ~NoThreads() override { Engine::here().limit(SIZE_MAX); }
+};
+
+TEST_F(NoThreads, WhoSubmitsRunsIt) {
+  EXPECT_FALSE(Engine::here().start([] {}));
+  const auto lane = std::make_shared<Lane>();
+  for (int i = 0; i < 3; ++i) {
+    const auto task = note([](Carrier) {});
+    lane->submit(task);
+    EXPECT_TRUE(task->done());
+  }
+}
+
+TEST_F(NoThreads, WhoHoldsTheLaneRunsWhatWasQueuedMeanwhile) {
+  const auto lane = std::make_shared<Lane>();
+  ASSERT_TRUE(lane->begin_inline());
+  const auto task = note([](Carrier) {});
+  lane->submit(task);
+  EXPECT_FALSE(task->done());
+  lane->end_inline();
+  EXPECT_TRUE(task->done());
+}
+
+TEST_F(NoThreads, AWaiterRunsItThoughItWouldRatherGiveUp) {
+  const auto lane = std::make_shared<Lane>();
+  ASSERT_TRUE(lane->begin_inline());
+  const auto task = note([](Carrier) {});
+  std::atomic<bool> waits{false};
+  std::thread waiter([&] { EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kNo, [&] { return waits = true, false; })); });
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return waits.load(); }));
+  lane->submit(task);
+  lane->end_inline();
+  waiter.join();
+}
+
+TEST_F(NoThreads, ComeBackWhenTheSystemHasSomeAgain) {
+  const auto lane = std::make_shared<Lane>();
+  lane->submit(note([](Carrier) {}));
+  Engine::here().limit(SIZE_MAX);
+  const auto task = note([](Carrier carrier) { EXPECT_EQ(carrier, Carrier::kPool); });
+  lane->submit(task);
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
+  EXPECT_GE(Engine::here().threads(), size_t(1));
 }
 
 /// Last, because the process has no pool that stays afterwards.

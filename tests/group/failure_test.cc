@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include "base/interrupt.h"
 #include "support/groups.h"
 
 namespace nvx::test {
@@ -122,6 +123,54 @@ TEST(Failure, ARankThatExitsWithoutDestroyIsNamed) {
   EXPECT_EQ(endings[1].exit_code, 3);
 }
 
+/// A queued call, as the torch layer makes them, of an operation whose memory the task owns.
+class Queued : public Task {
+ public:
+  Queued(Group& group, const Play& play)
+      : side_(play, group.rank(), group.size()), group_(group), operation_(operation_of(play, side_, group.size())) {}
+  void perform(Carrier carrier) override {
+    status_ = group_.run(operation_, carrier);
+    ended = true;
+  }
+  const Status& status() const { return status_; }
+  std::string verdict() { return side_.verdict(); }
+  std::atomic<bool> ended{false};
+
+ private:
+  Side side_;
+  Group& group_;
+  Operation operation_;
+  Status status_;
+};
+
+/// All that a group has to offer, none of which is there in a forked child.
+void use_in_child(Group& group) {
+  const Status status = barrier(group);
+  ASSERT_FALSE(status.ok());
+  EXPECT_SAYS(status, "forked");
+  EXPECT_SAYS(group.monitored_barrier(milliseconds(5000), /*name_all=*/true), "forked");
+  EXPECT_SAYS(group.fail(Code::kSystem, "in the child", ""), "forked");
+  EXPECT_FALSE(group.failed());
+  group.abort("in the child");
+  EXPECT_SAYS(group.failure(), "forked");
+  for (const bool sends : {true, false}) {
+    Bytes memory(10);
+    const auto mail = message(1 - group.rank(), 0, memory.data(), memory.size());
+    bool finished = false;
+    mail->finished = [&](const Message&) { finished = true; };
+    sends ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
+    EXPECT_SAYS(group.mail().wait(*mail), "forked");
+    EXPECT_TRUE(finished);
+  }
+  const auto task = std::make_shared<Queued>(group, all_reduce_of(10));
+  group.lane().submit(task);
+  ASSERT_TRUE(group.lane().wait(*task, nvx::Lane::MayRun::kYes, nullptr));
+  EXPECT_SAYS(task->status(), "forked");
+  group.mail().settle(milliseconds(1000));
+  group.mail().close();
+  group.leave();
+}
+
 /// A forked child has the object, and must neither use the group nor harm it.
 TEST(Failure, AForkedChildIsRefusedAndHarmsNobody) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
@@ -130,10 +179,7 @@ TEST(Failure, AForkedChildIsRefusedAndHarmsNobody) {
     auto group = std::make_unique<Group>(store, options("forked", rank, 2));
     if (rank == 0) {
       all_end_well(1, [&](int) {
-        const Status status = barrier(*group);
-        ASSERT_FALSE(status.ok());
-        EXPECT_SAYS(status, "forked");
-        group->abort("in the child");
+        use_in_child(*group);
         group.reset();
       });
     }
@@ -164,6 +210,29 @@ TEST(Failure, LeavingAfterTheLastOperationIsNone) {
                 "");
     });
   }
+}
+
+/// Who has left in good order tells nobody of what becomes of it later.
+TEST(Failure, WhoHasLeftFailsNobody) {
+  MemoryStore store;
+  std::atomic<bool> failed{false};
+  as_threads(3, [&](int rank) {
+    Group group(store, options("good order", rank, 3));
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 0) {
+      group.leave();
+      group.abort("after it has left");
+      failed = true;
+      return;
+    }
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return failed.load(); }));
+    Bytes memory(10);
+    if (rank == 2) std::this_thread::sleep_for(milliseconds(300));  // the other one looks around meanwhile
+    const auto mail = message(3 - rank, 0, memory.data(), memory.size());
+    rank == 2 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
+    const Status status = group.mail().wait(*mail);
+    EXPECT_TRUE(status.ok()) << status.what();
+  });
 }
 
 TEST(Failure, AbortEndsWhatIsInFlightHereAndThere) {
@@ -206,26 +275,6 @@ TEST(Failure, DestroyDoesNotWaitForPeers) {
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
   });
 }
-
-/// A queued call, as the torch layer makes them, of an operation whose memory the task owns.
-class Queued : public Task {
- public:
-  Queued(Group& group, const Play& play)
-      : side_(play, group.rank(), group.size()), group_(group), operation_(operation_of(play, side_, group.size())) {}
-  void perform(Carrier carrier) override {
-    status_ = group_.run(operation_, carrier);
-    ended = true;
-  }
-  const Status& status() const { return status_; }
-  std::string verdict() { return side_.verdict(); }
-  std::atomic<bool> ended{false};
-
- private:
-  Side side_;
-  Group& group_;
-  Operation operation_;
-  Status status_;
-};
 
 /// The group's memory must not go while its own operation on a pool thread still uses it.
 TEST(Failure, DestroyEndsItsOwnOperationsInFlight) {
@@ -319,6 +368,82 @@ TEST(SetUp, ARankThatDoesNotComeEndsItInTime) {
     EXPECT_THROW(Group(store, alone), Error);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
   });
+}
+
+/// A store that fails or stalls a rank when everybody has come, and may have mapped everybody.
+class BadStore : public Store {
+ public:
+  BadStore(Store& good, std::function<void()> act) : good_(good), act_(std::move(act)) {}
+  void set(const std::string& key, const std::vector<uint8_t>& value) override { good_.set(key, value); }
+  int64_t add(const std::string& key, int64_t n) override { return good_.add(key, n); }
+  std::optional<std::vector<uint8_t>> get(const std::string& key, milliseconds span) override {
+    auto value = good_.get(key, span);
+    if (value && key.ends_with("/table")) act_();
+    return value;
+  }
+
+ private:
+  Store& good_;
+  std::function<void()> act_;
+};
+
+[[noreturn]] void lose_the_store() { throw Error(Code::kSystem, "nvx: the store is gone"); }
+
+/// What making the group throws, which must be soon.
+std::string set_up_error(Store& store, const GroupOptions& options) {
+  const auto began = Clock::now();
+  try {
+    Group group(store, options);
+  } catch (const Error& error) {
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << error.what();
+    return error.what();
+  }
+  return "nothing";
+}
+
+/// ... also on a rank that waits for somebody else, who is late.
+TEST(SetUp, ARankThatFailsIsNamedWithTheReason) {
+  MemoryStore store;
+  std::atomic<int> told{0};
+  BadStore late(store, [&] { EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return told == 3; })); });
+  BadStore bad(store, lose_the_store);
+  as_threads(4, [&](int rank) {
+    Store& mine = rank == 1 ? static_cast<Store&>(late) : rank == 3 ? static_cast<Store&>(bad) : store;
+    const std::string error = set_up_error(mine, options("named", rank, 4));
+    ++told;
+    EXPECT_NE(error.find("the store is gone"), std::string::npos) << error;
+    if (rank != 3) {
+      EXPECT_NE(error.find("rank 3 (pid"), std::string::npos) << error;
+    }
+  });
+}
+
+/// True on the main thread from now on, as after Ctrl-C.
+class Interrupted {
+ public:
+  Interrupted() {
+    interrupt_check = [] { return true; };
+  }
+  ~Interrupted() { interrupt_check = nullptr; }
+};
+
+TEST(SetUp, EndsWhenTheUserWantsIt) {
+  const Interrupted interrupted;
+  MemoryStore store;
+  const std::string error = set_up_error(store, options("interrupted", 0, 2));
+  EXPECT_NE(error.find("interrupted by the user"), std::string::npos) << error;
+}
+
+TEST(SetUp, WaitingForAnotherRanksMemoryEndsWhenTheUserWantsIt) {
+  const auto neighbours = Neighbours::here();
+  Doorway mine(*neighbours), closed(*neighbours);
+  const Interrupted interrupted;
+  try {
+    mine.fetch({{ArenaId{1, 2}, closed.name(), getpid()}}, Deadline::after(milliseconds(60'000)));
+    ADD_FAILURE() << "nobody answers there";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kInterrupted) << error.what();
+  }
 }
 
 TEST(SetUp, AGroupCanBeMadeAgainAfterAFailure) {

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "support/groups.h"
+#include "support/hosts.h"
 #include "support/impostor.h"
 
 namespace nvx::test {
@@ -181,6 +182,158 @@ TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
   });
 }
 
+/// A callback that waits for what another message brings about, on whatever thread it runs.
+TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
+  for (const Carrier carrier : {Carrier::kPool, Carrier::kCaller}) {
+    MemoryStore store;
+    as_threads(2, [&](int rank) {
+      Group group(store, options("blocks", rank, 2));
+      std::atomic<bool> waited{false};
+      std::vector<Bytes> memory(2, Bytes(3'000'000));
+      std::vector<Mail> mails;
+      for (size_t i = 0; i < 2; ++i) {
+        mails.push_back(message(1 - rank, int64_t(i), memory[i].data(), i == 0 ? 10 : memory[i].size()));
+      }
+      mails[0]->finished = [&](const Message&) {
+        waited = eventually(milliseconds(20'000), [&] { return mails[1]->done(); });
+      };
+      if (rank == 0) {
+        group.mail().receive(mails[1], carrier);
+        group.mail().receive(mails[0], carrier);
+      } else {  // the one that is waited for comes only after the other
+        mails[0]->finished = nullptr;
+        group.mail().send(mails[0], carrier);
+        std::this_thread::sleep_for(milliseconds(100));
+        group.mail().send(mails[1], carrier);
+      }
+      if (carrier == Carrier::kPool) {
+        EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return mails[1]->done(); }));
+      }
+      for (const Mail& mail : mails) EXPECT_TRUE(group.mail().wait(*mail).ok());
+      EXPECT_EQ(waited, rank == 0);
+      ASSERT_TRUE(barrier(group).ok());
+    });
+  }
+}
+
+/// A callback may wait for its own message, which is done, and for others that are, but of which nobody was told yet.
+TEST(Mailbox, ACallbackMayWaitForMessages) {
+  MemoryStore store;
+  Group group(store, options("waits", 0, 1));
+  Bytes memory(100);
+  std::vector<Mail> mails;
+  for (int i = 0; i < 4; ++i) mails.push_back(message(0, i, memory.data(), memory.size()));
+  std::atomic<int> ended{0};
+  for (const Mail& mail : mails) {
+    mail->finished = [&](const Message&) {
+      for (const Mail& any : mails) EXPECT_FALSE(group.mail().wait(*any).ok());
+      ++ended;
+    };
+    group.mail().receive(mail, Carrier::kCaller);
+  }
+  group.abort("so that all end at once");
+  for (const Mail& mail : mails) EXPECT_FALSE(group.mail().wait(*mail).ok());
+  EXPECT_EQ(ended, 4) << "who waits returns when the callback has";
+}
+
+TEST(Mailbox, ACallbackThatThrowsHarmsNobody) {
+  MemoryStore store;
+  Group group(store, options("throws", 0, 1));
+  Bytes out(100), in(100);
+  for (const bool by_pool : {false, true}) {
+    const Mail send = message(0, 0, out.data(), out.size()), receive = message(0, 0, in.data(), in.size());
+    send->finished = [](const Message&) { throw std::runtime_error("of a callback"); };
+    receive->finished = [](const Message&) { throw 7; };
+    group.mail().send(send, Carrier::kPool);
+    group.mail().receive(receive, Carrier::kPool);
+    if (by_pool) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return receive->done(); }));
+    }
+    EXPECT_TRUE(group.mail().wait(*send).ok());
+    EXPECT_TRUE(group.mail().wait(*receive).ok());
+  }
+}
+
+/// Where no thread can be made, mail is moved by whoever waits.
+TEST(Mailbox, GoesOnWithoutThreads) {
+  MemoryStore store;
+  Engine::here().limit(0);
+  as_threads(2, [&](int rank) {
+    Group group(store, options("no threads", rank, 2));
+    Bytes out = letter(rank, 1 - rank, 0, 3'000'000), in(3'000'000);
+    const Mail receive = message(1 - rank, 0, in.data(), in.size()),
+               send = message(1 - rank, 0, out.data(), out.size());
+    std::atomic<int> finished{0};
+    receive->finished = send->finished = [&](const Message&) { ++finished; };
+    group.mail().receive(receive, Carrier::kPool);
+    group.mail().send(send, Carrier::kPool);
+    EXPECT_TRUE(group.mail().wait(*send).ok());
+    EXPECT_TRUE(group.mail().wait(*receive).ok());
+    EXPECT_EQ(finished, 2);
+    EXPECT_TRUE(in == letter(1 - rank, rank, 0, 3'000'000));
+    ASSERT_TRUE(barrier(group).ok());
+  });
+  Engine::here().limit(SIZE_MAX);
+}
+
+/// Staging that no message needs is there for other groups.
+TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("rests", rank, 2));
+    for (int round = 0; round < 2; ++round) {
+      Bytes memory = rank == 0 ? letter(0, 1, 0, 1'000'000) : Bytes(1'000'000);
+      const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
+      rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      EXPECT_TRUE(memory == letter(0, 1, 0, 1'000'000));
+      ASSERT_TRUE(barrier(group).ok());
+      const Span span = group.mail().yield();
+      EXPECT_EQ(bool(span), rank == 0);
+      if (span) group.neighbours().leases().release(span);
+      EXPECT_FALSE(group.mail().yield());
+    }
+  });
+}
+
+/// What nobody receives is held by its sender, beyond some: and is received in its order when somebody does.
+void flood(const std::function<GroupOptions(int)>& options_of) {
+  constexpr size_t kFlood = 8000, kLetter = 900, kMostKept = 6 << 20;
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options_of(rank));
+    Bytes last(10), all = rank == 1 ? letter(1, 0, 0, kFlood * kLetter) : Bytes(kFlood * kLetter);
+    const Mail mail = message(1 - rank, 1, last.data(), last.size());
+    std::vector<Mail> mails;
+    for (size_t i = 0; i < kFlood; ++i) mails.push_back(message(1 - rank, 7, all.data() + i * kLetter, kLetter));
+    if (rank == 0) {
+      group.mail().receive(mail, Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      ASSERT_TRUE(barrier(group).ok());
+      for (const Mail& one : mails) group.mail().receive(one, Carrier::kCaller);
+    } else {
+      for (const Mail& one : mails) group.mail().send(one, Carrier::kPool);
+      group.mail().send(mail, Carrier::kPool);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      const auto done = [](const Mail& one) { return one->done(); };
+      EXPECT_LT(size_t(std::count_if(mails.begin(), mails.end(), done)) * kLetter, kMostKept);
+      ASSERT_TRUE(barrier(group).ok());
+    }
+    for (const Mail& one : mails) ASSERT_TRUE(group.mail().wait(*one).ok());
+    EXPECT_TRUE(all == letter(1, 0, 0, kFlood * kLetter));
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(Mailbox, AFloodThatNobodyReceivesIsBounded) {
+  flood([](int rank) { return options("flood", rank, 2); });
+}
+
+TEST(Mailbox, AFloodFromAnotherHostIsBounded) {
+  Hosts hosts({0, 1});
+  flood([&](int rank) { return hosts.options("far flood", rank); });
+}
+
 // ---- when something goes wrong
 
 TEST(MailFailure, SizesThatDifferAreNamed) {
@@ -214,6 +367,38 @@ TEST(MailFailure, ATimeoutNamesTheSender) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kTimeout);
     EXPECT_NE(status.what().find("rank 1 (pid"), std::string::npos) << status.what();
+    over = true;
+  });
+}
+
+/// Time passes for a receive though other mail keeps coming.
+TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store, options("steady", rank, 2));
+    Bytes memory(100), other(100);
+    if (rank == 1) {
+      const auto end = Clock::now() + std::chrono::seconds(20);
+      while (!over && Clock::now() < end) {
+        const Mail mail = message(0, 1, memory.data(), memory.size());
+        group.mail().send(mail, Carrier::kCaller);
+        if (!group.mail().wait(*mail).ok()) break;
+      }
+      return;
+    }
+    const Mail late = message(1, 0, memory.data(), memory.size());
+    late->timeout = milliseconds(300);
+    group.mail().receive(late, Carrier::kCaller);
+    const auto began = Clock::now();
+    while (!late->done() && Clock::now() - began < std::chrono::seconds(15)) {
+      const Mail mail = message(1, 1, other.data(), other.size());
+      group.mail().receive(mail, Carrier::kCaller);
+      if (!group.mail().wait(*mail).ok()) break;
+    }
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
+    ASSERT_TRUE(late->done());
+    EXPECT_EQ(late->status().code(), Code::kTimeout);
     over = true;
   });
 }

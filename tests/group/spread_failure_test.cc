@@ -322,5 +322,68 @@ TEST(SpreadFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
   });
 }
 
+/// What making the group throws, which must be long before the time of the set-up is over.
+std::string set_up_error(Store& store, const GroupOptions& options) {
+  const Within time(milliseconds(20'000));
+  try {
+    Group group(store, options);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+/// A store that fails a rank when all have come.
+class LostStore : public Store {
+ public:
+  explicit LostStore(Store& good) : good_(good) {}
+  void set(const std::string& key, const std::vector<uint8_t>& value) override { good_.set(key, value); }
+  int64_t add(const std::string& key, int64_t n) override { return good_.add(key, n); }
+  std::optional<std::vector<uint8_t>> get(const std::string& key, milliseconds span) override {
+    auto value = good_.get(key, span);
+    if (value && key.ends_with("/table")) throw Error(Code::kSystem, "nvx: the store is gone");
+    return value;
+  }
+
+ private:
+  Store& good_;
+};
+
+TEST(FarSetUp, ARankThatFailsIsNamedOnAllHosts) {
+  Hosts hosts({0, 1, 2});
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    LostStore lost(store);
+    const std::string error = set_up_error(rank == 2 ? static_cast<Store&>(lost) : store, hosts.options("far", rank));
+    EXPECT_NE(error.find("the store is gone"), std::string::npos) << error;
+    if (rank != 2) {
+      EXPECT_NE(error.find("rank 2 (pid"), std::string::npos) << error;
+    }
+  });
+}
+
+/// Ranks of another group know each other, and so whether one that does not come is still there.
+TEST(FarSetUp, ARankThatIsLostIsNotWaitedFor) {
+  Hosts hosts({0, 1, 2});
+  MemoryStore store, second;
+  std::atomic<int> past{0}, over{0};
+  as_threads(3, [&](int rank) {
+    GroupOptions first = hosts.options("first", rank), then = hosts.options("then", rank);
+    first.global_ranks = then.global_ranks = {10, 11, 12};
+    Group group(store, first);
+    EXPECT_TRUE(barrier(group).ok());
+    ++past;  // what a rank has sent dies with it
+    if (rank == 2) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 3; }));
+      hosts.net().kill(2);
+      EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return over == 2; }));
+      return;
+    }
+    const std::string error = set_up_error(second, then);
+    EXPECT_NE(error.find("global rank 12 is lost"), std::string::npos) << error;
+    ++over;
+  });
+}
+
 }  // namespace
 }  // namespace nvx::test

@@ -235,6 +235,51 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
   }
 }
 
+/// Numbers of which sums and products overflow are refused like any others that cannot be.
+TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
+  constexpr uint64_t kLies[] = {uint64_t(1) << 63, (uint64_t(1) << 63) + 64, ~uint64_t(0),
+                                uint64_t(0) - 400, (uint64_t(1) << 48) + 1,  uint64_t(1) << 40};
+  for (const uint64_t lie : kLies) {
+    for (const bool leased : {true, false}) {
+      Lanes lanes(3);
+      // Rank 0 offers rank 2 what it expects, and has lies for the others.
+      Side side({.collective = Collective::kAllToAll, .counts = {100, 100, 100}}, 2, 3);
+      kernel::Arrival& there = lanes.pad(0).arrival(1);
+      there.fingerprint = side.fingerprint();
+      lanes.pad(0).counts(1)[0] = lie;
+      lanes.pad(0).counts(1)[1] = leased ? 0 : uint64_t(0) - lie;
+      lanes.pad(0).counts(1)[2] = side.recv()[0].bytes;
+      there.lease_offset = kernel::PadLayout(3).bytes();
+      there.lease_bytes = leased ? 4096 : 0;
+      signal(there.flag, stamp(1, 0));
+      kernel::Work work = side.work();
+      work.meets_all = false;
+      work.meets = 0;
+      const WaitRules rules = rules_of(milliseconds(500));
+      CpuExec ex(4, nullptr, nullptr, rules);
+      EXPECT_FALSE(launch_cpu(Algorithm::kExchange, ex, lanes[2], work)) << lie << " " << leased;
+      EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kBadLease) << lie << " " << leased;
+    }
+  }
+}
+
+TEST(Faults, GeometryOfAnyNumbersStaysInsideItsStaging) {
+  for (const size_t staging : {size_t(0), size_t(63), size_t(4096), size_t(1) << 30}) {
+    for (const size_t parts : {size_t(1), size_t(3), size_t(1000)}) {
+      for (int bit = 0; bit < 64; ++bit) {
+        for (const size_t longest :
+             {(size_t(1) << bit) - 1, size_t(1) << bit, (size_t(1) << bit) + 1, ~size_t(0) << bit}) {
+          const auto g = kernel::Geometry::of(staging, longest, parts);
+          if (!g.possible(longest)) continue;
+          ASSERT_LE(longest, kernel::kLongest);
+          ASSERT_LE(g.part, staging / parts / g.depth);
+          ASSERT_GE(g.part * g.chunks, longest);
+        }
+      }
+    }
+  }
+}
+
 // ---- Negative controls: with a rule of the lane broken, wrong sums must appear. A lane that needed no rule, or a test
 // that
 // ---- could not see, would pass these.

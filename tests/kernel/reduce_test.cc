@@ -527,9 +527,5 @@ TEST(Copy, MovesExactlyTheBytes) {
   for (const Level* l : levels()) moves_exactly_the_bytes(l->name, l->copy);
 }
 
-TEST(Stream, MovesExactlyTheBytes) {
-  for (const Level* l : levels()) moves_exactly_the_bytes(l->name, l->stream);
-}
-
 }  // namespace
 }  // namespace nvx::kernel

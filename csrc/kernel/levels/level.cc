@@ -384,42 +384,10 @@ inline void copy(void* dst, const void* src, size_t n) {
   put(last, tail);
 }
 
-#ifdef __x86_64__
-inline void put_past_caches(char* at, Words w) {
-#if defined(__AVX512F__)
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(at), (__m512i)w);
-#elif defined(__AVX__)
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(at), (__m256i)w);
-#else
-  _mm_stream_si128(reinterpret_cast<__m128i*>(at), (__m128i)w);
-#endif
-}
-
-/// Stores past the caches are ordered by nothing but the fence at the end, which lets any later signal speak for them.
-inline void stream(void* dst, const void* src, size_t n) {
-  if (n < 16 * kVector) return copy(dst, src, n);
-  auto* d = static_cast<char*>(dst);
-  auto* s = static_cast<const char*>(src);
-  const size_t head = kVector - reinterpret_cast<uintptr_t>(d) % kVector;
-  copy(d, s, head);
-  d += head, s += head, n -= head;
-  const auto from = [](const char* at) { return reinterpret_cast<const Loose<Words>*>(at)->value; };
-  for (; n >= 4 * kVector; d += 4 * kVector, s += 4 * kVector, n -= 4 * kVector) {
-    const Words w = from(s), x = from(s + kVector), y = from(s + 2 * kVector), z = from(s + 3 * kVector);
-    put_past_caches(d, w), put_past_caches(d + kVector, x);
-    put_past_caches(d + 2 * kVector, y), put_past_caches(d + 3 * kVector, z);
-  }
-  copy(d, s, n);
-  _mm_sfence();
-}
-#else
-inline void stream(void* dst, const void* src, size_t n) { copy(dst, src, n); }
-#endif
-
 #define NVX_NAME(x) NVX_NAME_(x)
 #define NVX_NAME_(x) #x
 extern const Level kLevel;
-const Level kLevel = {NVX_NAME(NVX_LEVEL), copy, stream, reduce, divide};
+const Level kLevel = {NVX_NAME(NVX_LEVEL), copy, reduce, divide};
 
 }  // namespace NVX_LEVEL
 }  // namespace nvx::kernel

@@ -1,0 +1,23 @@
+#include "base/interrupt.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "base/deadline.h"
+
+namespace nvx {
+
+bool interrupted() {
+  constexpr std::chrono::milliseconds kInterval{100};
+  const InterruptCheck check = interrupt_check.load(std::memory_order_relaxed);
+  if (!check || syscall(SYS_gettid) != getpid()) return false;
+  static Clock::time_point next{};  // the main thread's
+  const auto now = Clock::now();
+  if (now < next) return false;
+  next = now + kInterval;
+  return check();
+}
+
+}  // namespace nvx

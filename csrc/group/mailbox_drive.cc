@@ -1,0 +1,198 @@
+// Who moves the mail along, and when; who is told; what ends a message that does not come.
+
+#include <map>
+
+#include "base/contain.h"
+#include "group/mailbox.h"
+
+namespace nvx {
+namespace {
+
+constexpr std::chrono::milliseconds kGlance{1};  // how late an attendant that lingers finds new messages
+constexpr std::chrono::milliseconds kLinger{50};
+
+}  // namespace
+
+/// Nothing is left to wait for, or this thread would wait for itself.
+bool Mailbox::over(const Message& message) {
+  return message.told_.load(std::memory_order_acquire) ||
+         (message.done() && message.teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());
+}
+
+/// One at a time, so that who is called, and waits for another one that is done, finds that one still to be told.
+void Mailbox::deliver(Shift& shift) {
+  if (finished_.empty()) return;
+  const Role role = shift.role;
+  while (!finished_.empty()) {
+    const std::shared_ptr<Message> message = std::move(finished_.front());
+    finished_.pop_front();
+    mutex_.unlock();
+    tell(*message, shift);
+    mutex_.lock();
+  }
+  if (role == Role::kWaiter && shift.role != role) {
+    ++waiters_;
+    shift.role = role;
+  }
+}
+
+void Mailbox::tell(Message& message, Shift& shift) {
+  bool blocks = message.finished != nullptr;
+  contain("a message's may_block", [&] { blocks = blocks && (!message.may_block || message.may_block()); });
+  if (blocks) give_way(shift);
+  call(message);
+  if (group_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
+    poke(group_.rank());  // other threads of this rank may wait for this one
+  }
+}
+
+void Mailbox::call(Message& message) {
+  message.teller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  if (const auto finished = std::move(message.finished)) {  // and let go of what it holds
+    contain("a message's finished", [&] { finished(message); });
+  }
+  message.may_block = nullptr;
+  message.told_.store(true, std::memory_order_seq_cst);
+}
+
+/// What this thread will do now may take long, or wait for other mail: somebody else must move that meanwhile.
+void Mailbox::give_way(Shift& shift) {
+  MutexLock lock(mutex_);
+  if (open_.empty()) return;
+  if (shift.role == Role::kWaiter) --waiters_;
+  if (shift.role == Role::kAttendant) attended_ = false;
+  if (find_attendant() || shift.role != Role::kAttendant) {
+    shift.role = Role::kPasserBy;
+  } else {
+    attended_ = true;  // there is no thread for another one
+  }
+  if (waiters_ == 0) waiters_gone_.notify_all();
+}
+
+/// Ends what has become pointless or too late. Called by whoever moves the mail, once a watch interval, whatever comes
+/// meanwhile; the watch may run hooks, so no lock.
+void Mailbox::check_times() {
+  struct Look {
+    std::optional<net::Port::Failure> gone;
+    bool alarmed = false;
+  };
+  std::vector<std::pair<std::shared_ptr<Message>, int>> open;
+  std::map<int, Look> looks;  // by peer
+  {
+    MutexLock lock(mutex_);
+    for (const auto& message : open_) open.emplace_back(message, message->peer);
+  }
+  for (const auto& [message, peer] : open) {
+    const bool late = message->deadline_.passed(Clock::now());
+    const int seat = peer >= 0 ? group_.seat_of(peer) : -1;
+    const auto [look, fresh] = looks.try_emplace(peer);
+    if (fresh) look->second = {fate(peer), group_.alarmed(far(peer) ? group_.seat() : seat)};
+    const auto& [gone, alarmed] = look->second;
+    if (!late && !gone && !alarmed) continue;
+    MutexLock lock(mutex_);
+    move(Clock::now() + kWatchInterval);
+    if (!open_.contains(message)) continue;  // it came while we looked
+    if (gone) (void)group_.fail_by_fate(*gone);
+    if (!late) group_.alarm(seat);
+    const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
+    fail_all(group_.explain_wait(how, message->peer, message->receives_ ? "recv" : "send", "", message->deadline_));
+    return;
+  }
+}
+
+/// One round: looks around if this thread has not for a while, or nobody has, moves what can be moved, and tells who is
+/// to be told. If that was nothing, sleeps until a peer pokes, or until it is time.
+void Mailbox::turn(Message* message, Shift& shift) {
+  Flag& bell = group_.own_pad().header().mail_bell.flag;
+  const Stamp seen = bell.value.load(std::memory_order_seq_cst);
+  const auto now = Clock::now();
+  if (group_.failed() || now >= shift.next_look || now >= next_look_.load(std::memory_order_relaxed)) {
+    shift.next_look = now + kWatchInterval;
+    next_look_.store(shift.next_look, std::memory_order_relaxed);
+    check_times();
+  }
+  bool from_afar = false;
+  {
+    MutexLock lock(mutex_);
+    const bool more = move(shift.next_look);
+    const Role role = shift.role;
+    deliver(shift);
+    if (more || shift.role != role || (message ? over(*message) : open_.empty())) return;
+    from_afar = group_.port() && (!message || message->peer < 0 || far(message->peer));
+  }
+  const auto stirred = [&] {
+    if (message && (over(*message) || message->done())) return over(*message);
+    return bell.value.load(std::memory_order_seq_cst) != seen || group_.failed();
+  };
+  WaitRules rules = group_.rules({}, shift.carrier);
+  rules.watch = nullptr;
+  rules.deadline.end = std::min(rules.deadline.end, shift.next_look);
+  if (from_afar) {
+    (void)group_.port()->wire().wait(
+        stirred, [] {}, -1, rules);
+  } else {
+    (void)nvx::wait(bell, stirred, -1, rules);
+  }
+}
+
+Status Mailbox::wait(Message& message) {
+  if (over(message)) return message.status();
+  if (group_.forked()) return group_.check_alive();
+  Shift shift{Role::kWaiter, Carrier::kCaller};
+  {
+    MutexLock lock(mutex_);
+    ++waiters_;
+  }
+  poke(group_.rank());  // an attendant that sleeps makes room
+  while (!over(message)) turn(&message, shift);
+  MutexLock lock(mutex_);
+  if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
+  return message.status();
+}
+
+void Mailbox::settle(std::chrono::milliseconds span) {
+  if (group_.forked()) return;
+  const auto end = Clock::now() + span;
+  const auto empty = [this] {
+    MutexLock lock(mutex_);
+    return open_.empty();
+  };
+  Shift shift{Role::kPasserBy, Carrier::kPool};
+  while (!empty() && Clock::now() < end && !group_.failed()) turn(nullptr, shift);
+}
+
+/// True if there is one, or will be at once.
+bool Mailbox::find_attendant() {
+  if (attended_) return true;
+  // The group stays while its attendant is there, even if a callback lets go of the last reference.
+  attended_ = Engine::here().start([this, group = group_.weak_from_this().lock()] { attend(); });
+  if (attended_) ++attendants_;
+  return attended_;
+}
+
+/// Lingers a little when there is nothing to do, so that a stream of messages does not wake a thread for each.
+void Mailbox::attend() {
+  Shift shift{Role::kAttendant, Carrier::kPool};
+  Clock::time_point idle_since = Clock::now();
+  while (shift.role == Role::kAttendant) {
+    {
+      MutexLock lock(mutex_);
+      if (open_.empty() || waiters_ != 0) {
+        if (open_.empty() && Clock::now() - idle_since > kLinger) {
+          attended_ = false;
+          break;
+        }
+        if (!open_.empty()) idle_since = Clock::now();
+        lock.wait_for(waiters_gone_, open_.empty() ? kGlance : kWatchInterval);
+        continue;
+      }
+    }
+    turn(nullptr, shift);
+    idle_since = Clock::now();
+  }
+  MutexLock lock(mutex_);
+  --attendants_;
+  waiters_gone_.notify_all();
+}
+
+}  // namespace nvx

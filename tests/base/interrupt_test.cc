@@ -1,0 +1,42 @@
+// How often the language that hosts nvx is asked whether the user wants to stop.
+
+#include "base/interrupt.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+namespace nvx::test {
+namespace {
+
+std::atomic<int> asked{0};
+
+class Interrupt : public testing::Test {
+ protected:
+  Interrupt() {
+    asked = 0;
+    interrupt_check = [] { return ++asked > 0; };
+  }
+  ~Interrupt() override { interrupt_check = nullptr; }
+};
+
+TEST_F(Interrupt, IsAskedForAtMostTenTimesASecond) {
+  const auto began = std::chrono::steady_clock::now();
+  int heard = 0;
+  while (heard < 4) heard += interrupted();
+  EXPECT_GE(std::chrono::steady_clock::now() - began, std::chrono::milliseconds(300));
+  EXPECT_EQ(asked, 4);
+}
+
+TEST_F(Interrupt, IsAskedForOnTheMainThreadOnly) {
+  std::thread([] {
+    for (int i = 0; i < 1000; ++i) EXPECT_FALSE(interrupted());
+  }).join();
+  EXPECT_EQ(asked, 0);
+}
+
+TEST(InterruptUnset, NobodyIsAsked) { EXPECT_FALSE(interrupted()); }
+
+}  // namespace
+}  // namespace nvx::test
