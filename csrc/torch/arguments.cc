@@ -15,6 +15,20 @@ size_t bytes_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tens
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
+/// Whether its memory holds its elements, in order and as they are.
+bool plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+at::Tensor empty_stand_in(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+at::Tensor stand_in_of(const at::Tensor& tensor) {
+  const Movement movement;
+  at::Tensor copy = empty_stand_in(tensor);
+  copy.copy_(tensor);
+  return copy;
+}
+
 /// Zero where all are alike, so that even and listed calls of the same sizes meet.
 uint64_t shape_of(const Pieces& pieces) {
   Hash hash;
@@ -127,8 +141,8 @@ Collective Arguments::begin(kernel::Collective collective, const at::Tensor& lik
 }
 
 const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor) const {
-  if (tensor.is_contiguous()) return memory_of(tensor);
-  const at::Tensor stand_in = tensor.contiguous();
+  if (plain(tensor)) return memory_of(tensor);
+  const at::Tensor stand_in = stand_in_of(tensor);
   c.stand_ins.push_back(stand_in);
   return memory_of(stand_in);
 }
@@ -140,17 +154,17 @@ void Arguments::check_writable(const at::Tensor& tensor) const {
 }
 
 std::byte* Arguments::output(Collective& c, at::Tensor& tensor) const {
-  if (tensor.is_contiguous()) return memory_of(tensor);
+  if (plain(tensor)) return memory_of(tensor);
   check_writable(tensor);
-  const at::Tensor stand_in = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  const at::Tensor stand_in = empty_stand_in(tensor);
   c.copy_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }
 
 std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor) const {
-  if (tensor.is_contiguous()) return memory_of(tensor);
+  if (plain(tensor)) return memory_of(tensor);
   check_writable(tensor);
-  const at::Tensor stand_in = tensor.contiguous();
+  const at::Tensor stand_in = stand_in_of(tensor);
   c.copy_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }

@@ -32,7 +32,7 @@ namespace {
 at::Tensor& message_tensor(const Arguments& args, std::vector<at::Tensor>& tensors, int tag) {
   if (tag < 0) args.invalid("Tag must be nonnegative");
   at::Tensor& tensor = args.single(tensors);
-  if (!tensor.is_contiguous()) args.invalid("input tensor has to be contiguous");
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) args.invalid("input tensor has to be contiguous");
   return tensor;
 }
 

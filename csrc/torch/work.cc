@@ -51,6 +51,7 @@ Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
 }
 
 void copy_back(Collectives& collectives) {
+  const Movement movement;
   for (Collective& c : collectives) {
     for (auto& [user, stand_in] : c.copy_back) user.copy_(stand_in);
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -25,6 +26,11 @@ struct Collective {
   std::vector<at::Tensor> stand_ins;
 };
 using Collectives = c10::SmallVector<Collective, 1>;
+
+/// While it lives, tensors are memory to this thread: nothing is recorded for autograd, and it does not matter whether
+/// a tensor requires grad, belongs to inference mode, or is moved on a thread that knows nothing of the caller's modes.
+/// So a stand-in changes its tensor exactly as writing into its memory does.
+using Movement = at::AutoDispatchBelowADInplaceOrView;
 
 Status run_in_order(Group& group, Collectives& collectives, Carrier carrier);
 void copy_back(Collectives& collectives);
