@@ -30,7 +30,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::T
 namespace {
 
 at::Tensor& message_tensor(const Arguments& args, std::vector<at::Tensor>& tensors, int tag) {
-  if (tag < 0) args.invalid("Tag must be nonnegative");
+  if (tag < 0) args.invalid("Tag must be nonnegative, not " + std::to_string(tag));
   at::Tensor& tensor = args.single(tensors);
   if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) args.invalid("input tensor has to be contiguous");
   return tensor;
@@ -228,19 +228,12 @@ void ProcessGroupNVX::tell(NvxWork& work) {
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather_single(at::Tensor& output, at::Tensor& input,
                                                               const c10d::GatherOptions& opts) {
-  Tensors inputs{input};
-  std::vector<Tensors> outputs;
-  if (opts.rootRank == rank_) {
-    if (output.numel() != input.numel() * size_) {
-      arguments("ProcessGroupNVX::gather_single")
-          .invalid("output tensor size must be equal to world_size times input tensor size");
-    }
-    const at::Tensor flat = output.view({-1});
-    outputs.emplace_back();
-    for (int r = 0; r < size_; ++r)
-      outputs[0].push_back(flat.slice(0, r * input.numel(), (r + 1) * input.numel()).view(input.sizes()));
-  }
-  return gather(outputs, inputs, opts);
+  Collectives all;
+  all.push_back(arguments("ProcessGroupNVX::gather_single").gather_base(output, input, opts.rootRank));
+  Tensors inputs{input}, outputs;
+  if (opts.rootRank == rank_) outputs.push_back(output);
+  return launch({c10d::OpType::GATHER, "nvx:gather"}, std::move(all), outputs, inputs, opts.timeout,
+                mode(opts.asyncOp));
 }
 
 void ProcessGroupNVX::registerAbortHook(int64_t id, c10d::AbortHook hook) {

@@ -28,6 +28,7 @@ bool interrupted() {
 }
 
 std::string explain_choice(const std::string& collective, size_t bytes, size_t ranks) {
+  TORCH_CHECK_VALUE(ranks >= 1, "nvx: there must be a rank");
   PlanFacts facts;
   facts.ranks = ranks;
   const Hello self = describe_self(0);
@@ -58,6 +59,7 @@ py::dict build_info() {
 }
 
 void set_timeout(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::chrono::milliseconds timeout) {
+  TORCH_CHECK_VALUE(group, "nvx.set_timeout: this rank is in no such group");
   const auto backend = group->getBackend(c10::DeviceType::CPU);
   auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
   TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the CPU backend of this group is ", backend->getBackendName(), ", not nvx");

@@ -365,6 +365,32 @@ WRONG = {
         (ValueError, RuntimeError),
         "does not divide equally across group size",
     ),
+    "all_to_all_single a split that a negative one makes up for": (
+        lambda w: dist.all_to_all_single(torch.zeros(12), torch.zeros(12), None, [13] + [0] * (w - 2) + [-1]),
+        ValueError,
+        r"input_split_sizes\[0\] is 13",
+    ),
+    "all_to_all_single negative first": (
+        lambda w: dist.all_to_all_single(torch.zeros(12), torch.zeros(12), [-3, 15] + [0] * (w - 2), None),
+        ValueError,
+        r"output_split_sizes\[0\] is negative: -3",
+    ),
+    "all_to_all_single splits that overflow": (
+        lambda w: dist.all_to_all_single(torch.zeros(12), torch.zeros(12), [2**63 - 1] * 2 + [14] * (w - 2), None),
+        ValueError,
+        f"output_split_sizes.0. is {2**63 - 1}",
+    ),
+    "all_to_all_single of a scalar": (
+        lambda w: dist.all_to_all_single(torch.zeros(()), torch.zeros(())),
+        ValueError,
+        "no dimension 0",
+    ),
+    "negative tag": (lambda w: dist.send(torch.zeros(3), (dist.get_rank() + 1) % w, tag=-2), ValueError, "(?i)tag.*-2"),
+    "all_gather_into_tensor that overflows": (
+        lambda w: dist.all_gather_into_tensor(torch.zeros(0), torch.zeros(1).expand(2**62)),
+        ValueError,
+        "output tensor size must be equal to world_size times input tensor size",
+    ),
     "all_to_all_single dtype": (
         lambda w: dist.all_to_all_single(torch.zeros(w), torch.zeros(w, dtype=torch.float64)),
         (ValueError, TypeError, RuntimeError),
@@ -429,7 +455,7 @@ def moved(tensor, how, polled):
 @pytest.mark.parametrize("how", MOVES)
 @on_ranks(2)
 def test_leaves_that_require_grad(rank, world, how):
-    """torch's own backends write into memory, so nothing asks whether a leaf may change; strided ones are no different."""
+    """Who writes into memory need not ask whether a leaf may change; strided leaves are no different."""
     for polled in (False, True):
         want = numbers(rank, 2, 8, 5, 5)
         moved(want, how, polled)
@@ -479,9 +505,9 @@ def test_negative_and_conjugate_views(pg, rank, world):
     """Tensors whose memory holds something else than their elements."""
     tensor = torch._neg_view(numbers(rank, 1000))
     pg.allreduce([tensor]).wait()
-    assert_same(tensor.resolve_neg(), -total(world, 1000), "negative view")
+    assert torch.equal(tensor.resolve_neg(), -total(world, 1000))
     tensor = numbers(rank, 1000, dtype=torch.complex64).conj()
     pg.allreduce([tensor]).wait()
-    assert_same(tensor.resolve_conj(), total(world, 1000, dtype=torch.complex64).conj().resolve_conj(), "conjugate")
+    assert torch.equal(tensor.resolve_conj(), total(world, 1000, dtype=torch.complex64).conj().resolve_conj())
     with pytest.raises(ValueError, match="contiguous"):
         pg.send([torch._neg_view(numbers(rank, 10))], 1 - rank, 0)
