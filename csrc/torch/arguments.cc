@@ -15,6 +15,20 @@ size_t bytes_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tens
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
+/// Whether its memory holds its elements, in order and as they are.
+bool plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+at::Tensor empty_stand_in(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+at::Tensor stand_in_of(const at::Tensor& tensor) {
+  const Movement movement;
+  at::Tensor copy = empty_stand_in(tensor);
+  copy.copy_(tensor);
+  return copy;
+}
+
 /// Zero where all are alike, so that even and listed calls of the same sizes meet.
 uint64_t shape_of(const Pieces& pieces) {
   Hash hash;
@@ -113,6 +127,39 @@ void Arguments::check_root(int64_t root) const {
   c10d::assertRootRank([this](const std::string& what) { invalid(what); }, root, size_);
 }
 
+/// Each split is within dimension 0 before they are summed, so no sum overflows.
+void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor,
+                             const std::string& side) const {
+  if (tensor.dim() == 0) invalid("the " + side + " tensor has no dimension 0 that could be split");
+  const int64_t rows = tensor.size(0);
+  const std::string of_rows = " (the " + side + " tensor has " + std::to_string(rows) + " rows)";
+  if (splits.empty()) {
+    if (rows % size_ != 0) invalid("Tensor's dim 0 does not divide equally across group size" + of_rows);
+    return;
+  }
+  const std::string name = side + "_split_sizes";
+  if (splits.size() != size_t(size_)) {
+    invalid("Number of tensor splits not equal to group size: " + name + " has " + std::to_string(splits.size()) +
+            ", the group " + std::to_string(size_));
+  }
+  int64_t left = rows;
+  for (size_t p = 0; p < splits.size(); ++p) {
+    if (splits[p] < 0) invalid(name + "[" + std::to_string(p) + "] is negative: " + std::to_string(splits[p]));
+    if (splits[p] > left) {
+      invalid("Split sizes doesn't match total dim 0 size: " + name + "[" + std::to_string(p) + "] is " +
+              std::to_string(splits[p]) + of_rows);
+    }
+    left -= splits[p];
+  }
+  if (left != 0)
+    invalid("Split sizes doesn't match total dim 0 size: " + name + " leaves " + std::to_string(left) + of_rows);
+}
+
+/// Whether whole has as many elements as all ranks' parts together; a product might overflow.
+bool Arguments::times_size(const at::Tensor& whole, const at::Tensor& part) const {
+  return whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel();
+}
+
 void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
   if (a.scalar_type() == b.scalar_type()) return;
   throw_argument_type_error(std::string(name_) + ": output tensor must have the same type as input tensor (" +
@@ -127,8 +174,8 @@ Collective Arguments::begin(kernel::Collective collective, const at::Tensor& lik
 }
 
 const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor) const {
-  if (tensor.is_contiguous()) return memory_of(tensor);
-  const at::Tensor stand_in = tensor.contiguous();
+  if (plain(tensor)) return memory_of(tensor);
+  const at::Tensor stand_in = stand_in_of(tensor);
   c.stand_ins.push_back(stand_in);
   return memory_of(stand_in);
 }
@@ -140,17 +187,17 @@ void Arguments::check_writable(const at::Tensor& tensor) const {
 }
 
 std::byte* Arguments::output(Collective& c, at::Tensor& tensor) const {
-  if (tensor.is_contiguous()) return memory_of(tensor);
+  if (plain(tensor)) return memory_of(tensor);
   check_writable(tensor);
-  const at::Tensor stand_in = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  const at::Tensor stand_in = empty_stand_in(tensor);
   c.copy_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }
 
 std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor) const {
-  if (tensor.is_contiguous()) return memory_of(tensor);
+  if (plain(tensor)) return memory_of(tensor);
   check_writable(tensor);
-  const at::Tensor stand_in = tensor.contiguous();
+  const at::Tensor stand_in = stand_in_of(tensor);
   c.copy_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }
@@ -230,8 +277,7 @@ Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) con
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
-  if (in.numel() * size_ != out.numel())
-    invalid("output tensor size must be equal to world_size times input tensor size");
+  if (!times_size(out, in)) invalid("output tensor size must be equal to world_size times input tensor size");
   Collective c = begin(kernel::Collective::kAllGather, in);
   c.operation.in = input(c, in);
   c.operation.count = size_t(out.numel());
@@ -269,7 +315,7 @@ Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in,
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
-  if (out.numel() * size_ != in.numel()) invalid("input tensor must be the same size as output size times world size");
+  if (!times_size(in, out)) invalid("input tensor must be the same size as output size times world size");
   Collective c = begin(kernel::Collective::kReduceScatter, in);
   reduces_with(c, op, in);
   c.operation.count = size_t(in.numel());
@@ -303,6 +349,23 @@ Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, cons
   }
   if (outputs[0][size_t(rank_)].numel() != tensor.numel())
     c10d::assertSizesMatch(fail, tensor.sizes(), outputs[0], size_t(rank_));
+  return c;
+}
+
+Collective Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
+  check_root(root);
+  check_tensor(in);
+  Collective c = begin(kernel::Collective::kGather, in);
+  c.operation.root = int(root);
+  c.operation.send = Pieces(size_t(size_));
+  c.operation.recv = Pieces(size_t(size_));
+  c.operation.send[size_t(root)] = {const_cast<std::byte*>(input(c, in)), bytes_of(in)};
+  if (root != rank_) return c;
+  check_tensor(out);
+  same_type(out, in);
+  if (!times_size(out, in)) invalid("output tensor size must be equal to world_size times input tensor size");
+  std::byte* base = output(c, out);
+  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
   return c;
 }
 
@@ -359,8 +422,8 @@ Collective Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in, con
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
-  c10d::checkSplitSizes(input_splits, in, size_);
-  c10d::checkSplitSizes(output_splits, out, size_);
+  check_splits(input_splits, in, "input");
+  check_splits(output_splits, out, "output");
   Collective c = begin(kernel::Collective::kAllToAll, in);
   const auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, std::byte* base) {
     Pieces pieces{size_t(size_)};

@@ -24,6 +24,8 @@ class Arguments {
   Collective reduce_scatter(at::Tensor& output, const std::vector<at::Tensor>& inputs, const c10d::ReduceOp& op) const;
   Collective reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
   Collective gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& input, int64_t root) const;
+  /// The root's output holds what all ranks' inputs do, one after the other; the other ranks' is not looked at.
+  Collective gather_base(at::Tensor& output, const at::Tensor& input, int64_t root) const;
   Collective scatter(at::Tensor& output, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const;
   Collective all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
   Collective all_to_all_base(at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
@@ -39,6 +41,8 @@ class Arguments {
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
   void check_root(int64_t root) const;
+  void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
+  bool times_size(const at::Tensor& whole, const at::Tensor& part) const;
   /// One list with a tensor for each rank. `side` is "input" or "output".
   void one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const;
   void check_writable(const at::Tensor& tensor) const;

@@ -1,23 +1,31 @@
 #include "torch/backend.h"
 
+#include <pthread.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
 #include <set>
 
-#include "base/log.h"
+#include "torch/interrupt.h"
 #include "torch/store.h"
 
 namespace nvx {
 namespace {
 
 struct Registry {
-  std::mutex mutex;
-  std::set<ProcessGroupNVX*> groups;
+  Mutex mutex;
+  std::set<ProcessGroupNVX*> groups GUARDED_BY(mutex);
 };
 
+Registry*& registry_here() {
+  static Registry* r = new Registry;  // never destroyed: groups may outlive static destructors
+  return r;
+}
+
 Registry& registry() {
-  static Registry* r = new Registry;
-  return *r;
+  // A forked child begins with one of its own: the parent's was perhaps locked.
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { registry_here() = new Registry; });
+  (void)kRegistered;
+  return *registry_here();
 }
 
 Collectives one(Collective&& c) {
@@ -47,6 +55,7 @@ int checked_rank(int rank, int size) {
 
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const ProcessGroupNVX::Options& options) {
+  TORCH_CHECK_VALUE(store, "ProcessGroupNVX: needs a store");
   TorchStore torch_store(store);
   try {
     return std::make_shared<Group>(torch_store, group_options(rank, size, options));
@@ -61,17 +70,17 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank
                                  c10::intrusive_ptr<Options> options)
     : Backend(checked_rank(rank, size), size),
       store_(std::move(store)),
-      options_(options ? std::move(options) : c10::make_intrusive<Options>()),
-      group_(make_group(store_, rank, size, *options_)) {
+      group_(make_group(store_, rank, size, options ? *options : Options())),
+      options_(options ? *options : Options()) {
   init();
   Registry& r = registry();
-  std::lock_guard<std::mutex> lock(r.mutex);
+  MutexLock lock(r.mutex);
   r.groups.insert(this);
 }
 
 ProcessGroupNVX::~ProcessGroupNVX() {
   Registry& r = registry();
-  std::lock_guard<std::mutex> lock(r.mutex);
+  MutexLock lock(r.mutex);
   r.groups.erase(this);
 }
 
@@ -80,14 +89,16 @@ void stop_everything() {
   if (Engine::here().threads() == 0) return;
   Registry& r = registry();
   {
-    std::lock_guard<std::mutex> lock(r.mutex);
+    MutexLock lock(r.mutex);
     for (ProcessGroupNVX* pg : r.groups) pg->group().abort("its process exits");
   }
   Engine::here().stop(std::chrono::milliseconds(500));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() {
-  return c10::make_intrusive<Options>(*options_);  // torch changes what it gets
+  origin_.check(rank_);
+  MutexLock lock(mutex_);
+  return c10::make_intrusive<Options>(options_);  // torch changes what it gets
 }
 
 NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind) {
@@ -98,15 +109,18 @@ NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind) {
   return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end)};
 }
 
+void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work, const Tensors& outputs) {
+  work->count_in(pending_);
+  group_->lane().submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
+  if (open_windows_.load(std::memory_order_acquire) != 0) into_window(work, outputs);
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                                       const Tensors& inputs, Mode mode) {
   for (Collective& c : collectives) c.operation.number = group_->next_number();
-  const bool in_window = open_windows_.load(std::memory_order_acquire) != 0;
-  if (mode == Mode::kAsync || in_window) {
+  if (mode == Mode::kAsync || open_windows_.load(std::memory_order_acquire) != 0) {
     auto work = c10::make_intrusive<CollectiveWork>(group_, facts(kind), std::move(collectives), outputs, inputs);
-    // The lane keeps the work, and with it all tensors, until it has run.
-    group_->lane().submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
-    if (in_window) into_window(work, outputs);
+    hand_over(work, outputs);
     return work;
   }
   for (Collective& c : collectives) {
@@ -117,19 +131,24 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
     }
   }
   copy_back(collectives);
+  raise_interrupt();  // that was noticed while the operation still ended well
   if (!somebody_listens() && !timed_) return nullptr;
   return c10::make_intrusive<DoneWork>(facts(kind), outputs);
 }
 
+std::chrono::milliseconds ProcessGroupNVX::timeout_of(std::chrono::milliseconds given) {
+  const bool own = given != c10d::kUnsetTimeout;
+  if (extra_ms_.load(std::memory_order_relaxed) == 0) [[likely]]
+    return own ? given : std::chrono::milliseconds(0);
+  const std::chrono::milliseconds extra(extra_ms_.exchange(0, std::memory_order_relaxed));
+  return std::min(own ? given : group_->timeout(), kLongestTimeout) + extra;
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, Collectives collectives, Tensors& outputs,
                                                        Tensors& inputs, std::chrono::milliseconds timeout, Mode mode) {
-  if (const int64_t extra = extra_ms_.load(std::memory_order_relaxed); C10_UNLIKELY(extra > 0)) {
-    extra_ms_.fetch_sub(extra, std::memory_order_relaxed);
-    timeout = (timeout == c10d::kUnsetTimeout ? group_->timeout() : timeout) + std::chrono::milliseconds(extra);
-  }
-  if (timeout != c10d::kUnsetTimeout) {
-    for (Collective& c : collectives) c.operation.timeout = timeout;
-  }
+  origin_.check(rank_);
+  timeout = timeout_of(timeout);
+  for (Collective& c : collectives) c.operation.timeout = timeout;
   if (C10_UNLIKELY(at::hasCallbacks())) return launch_recorded(kind, std::move(collectives), outputs, inputs, mode);
   return issue(kind, std::move(collectives), outputs, inputs, mode);
 }
@@ -329,9 +348,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptio
 }
 
 void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  origin_.check(rank_);
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? group_->timeout() : opts.timeout;
   const Status status = group_->monitored_barrier(timeout, wait_all_ranks);
   if (!status.ok()) raise(status);
+  raise_interrupt();
 }
 
 }  // namespace nvx

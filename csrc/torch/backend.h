@@ -6,7 +6,9 @@
 #include <memory>
 #include <thread>
 
+#include "base/mutex.h"
 #include "torch/arguments.h"
+#include "torch/origin.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -68,11 +70,11 @@ class ProcessGroupNVX final : public c10d::Backend {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
   void setSequenceNumberForGroup() override {}
-  uint64_t getSequenceNumberForGroup() override { return group_->sequence(); }
+  uint64_t getSequenceNumberForGroup() override { return checked_group().sequence(); }
   void setTimeout(std::chrono::milliseconds timeout) override;
   void enableCollectivesTiming() override { timed_ = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
-  void waitForPendingWorks() override { group_->lane().settle(std::chrono::hours(24)); }
+  void waitForPendingWorks() override;
   void eagerConnectSingleDevice(at::Device) override {}
   c10d::ErrorType getError() override;
   void abort() override;
@@ -80,9 +82,7 @@ class ProcessGroupNVX final : public c10d::Backend {
 
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
-  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override {
-    extra_ms_.fetch_add(timeout.count(), std::memory_order_relaxed);
-  }
+  void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
   bool supportsAbortHooks() const override { return true; }
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;
@@ -99,7 +99,10 @@ class ProcessGroupNVX final : public c10d::Backend {
     const char* title;  ///< "nvx:all_reduce"
   };
   enum class Mode { kAsync, kSync };
+  using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
+
+  static constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365 * 100);  // sums fit
 
   Arguments arguments(const char* name) const { return {name, rank_, size_}; }
   IntrusiveWork launch(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
@@ -108,6 +111,10 @@ class ProcessGroupNVX final : public c10d::Backend {
                                 Mode mode);
   IntrusiveWork issue(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
                       Mode mode);
+  /// To the group's lane, which keeps the work, and with it all tensors, until it has run.
+  void hand_over(const c10::intrusive_ptr<LaneWork>& work, const Tensors& outputs);
+  /// Of an operation that was called with this one: 0 for the group's.
+  std::chrono::milliseconds timeout_of(std::chrono::milliseconds given);
   IntrusiveWork all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   NvxWork::Facts facts(const Kind& kind);
@@ -115,25 +122,33 @@ class ProcessGroupNVX final : public c10d::Backend {
   void tell(NvxWork& work);
   void into_window(const IntrusiveWork& work, const Tensors& outputs);
   void run_abort_hooks();
+  /// Not in a forked child.
+  Group& checked_group() const {
+    origin_.check(rank_);
+    return *group_;
+  }
 
   struct Window {
     std::vector<IntrusiveWork> works;
     Tensors outputs;
   };
 
-  c10::intrusive_ptr<c10d::Store> store_;
-  c10::intrusive_ptr<Options> options_;
-  std::shared_ptr<Group> group_;
+  const Origin origin_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<Group> group_;
+  const NvxWork::Pending pending_ = std::make_shared<std::atomic<int64_t>>(0);
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
   std::atomic<int64_t> extra_ms_{0};  // ephemeral: for the next operation only
   std::atomic<int> open_windows_{0};
-  std::mutex mutex_;  // what follows; never held while a hook runs
-  std::map<std::thread::id, Window> windows_;
-  std::map<std::string, c10::weak_intrusive_ptr<ProcessGroupNVX>> children_;
+  Mutex mutex_;  // never held while a hook runs
+  Options options_ GUARDED_BY(mutex_);
+  std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);
+  std::map<std::string, c10::weak_intrusive_ptr<ProcessGroupNVX>> children_ GUARDED_BY(mutex_);
+  std::shared_ptr<const CompletionHook> completion_hook_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
-  std::map<int64_t, c10d::AbortHook> abort_hooks_;
-  std::map<int64_t, c10d::CompletionHook> completion_hooks_;
+  std::map<int64_t, c10d::AbortHook> abort_hooks_ GUARDED_BY(mutex_);
+  std::map<int64_t, c10d::CompletionHook> completion_hooks_ GUARDED_BY(mutex_);
 #endif
 };
 

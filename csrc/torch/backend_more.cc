@@ -1,9 +1,11 @@
 // The parts of the backend that are not collectives: messages, windows, sparse tensors, splitting, hooks, the end.
 
-#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "torch/backend.h"
+#include "torch/hook.h"
+#include "torch/interrupt.h"
+#include "torch/sparse.h"
 
 namespace nvx {
 namespace {
@@ -14,7 +16,7 @@ constexpr std::chrono::milliseconds kGrace{300};
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag,
                                                          bool receives) {
-  if (group_->failed()) raise(group_->failure());
+  if (checked_group().failed()) raise(group_->failure());
   auto message = std::make_shared<Message>();
   message->peer = peer;
   message->tag = tag;
@@ -22,6 +24,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::T
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = size_t(tensor.numel()) * tensor.element_size();
   auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message));
+  work->count_in(pending_);
   work->begin(receives);
   if (open_windows_.load(std::memory_order_acquire) != 0) into_window(work, receives ? Tensors{tensor} : Tensors{});
   return work;
@@ -30,9 +33,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::T
 namespace {
 
 at::Tensor& message_tensor(const Arguments& args, std::vector<at::Tensor>& tensors, int tag) {
-  if (tag < 0) args.invalid("Tag must be nonnegative");
+  if (tag < 0) args.invalid("Tag must be nonnegative, not " + std::to_string(tag));
   at::Tensor& tensor = args.single(tensors);
-  if (!tensor.is_contiguous()) args.invalid("input tensor has to be contiguous");
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) args.invalid("input tensor has to be contiguous");
   return tensor;
 }
 
@@ -62,14 +65,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::recvAnysource(Tensors& tensors, 
 }
 
 void ProcessGroupNVX::startCoalescing() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  origin_.check(rank_);
+  MutexLock lock(mutex_);
   // A window that an exception left open ends here: torch does not close it.
   const auto [window, fresh] = windows_.insert_or_assign(std::this_thread::get_id(), Window{});
   if (fresh) open_windows_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::into_window(const IntrusiveWork& work, const Tensors& outputs) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto window = windows_.find(std::this_thread::get_id());
   if (window == windows_.end()) return;  // another thread's
   window->second.works.push_back(work);
@@ -77,9 +81,10 @@ void ProcessGroupNVX::into_window(const IntrusiveWork& work, const Tensors& outp
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
+  origin_.check(rank_);
   Window window;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto open = windows_.find(std::this_thread::get_id());
     if (open == windows_.end()) return nullptr;
     window = std::move(open->second);
@@ -92,89 +97,70 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
                                          std::move(window.outputs));
 }
 
-/// Ranks may hold different numbers of indices: sizes first, then indices and values of all, summed here in rank order.
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& tensor,
                                                                   const c10d::AllreduceOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::allreduce");
   if (opts.reduceOp != c10d::ReduceOp::SUM)
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
-  const at::Tensor mine = tensor.coalesce();
-  const auto gather = [&](const at::Tensor& in) {
-    at::Tensor out = at::empty({size_ * in.numel()}, in.options());
-    Collective c = args.all_gather_base(out, in);
-    if (opts.timeout != c10d::kUnsetTimeout) c.operation.timeout = opts.timeout;
-    const Status status = group_->execute(c.operation);
-    if (!status.ok()) raise(status);
-    return out;
-  };
-  const int64_t dims = mine.sparse_dim();
-  std::vector<int64_t> described{mine._nnz(), dims, mine.dense_dim()};
-  described.insert(described.end(), mine.sizes().begin(), mine.sizes().end());
-  const at::Tensor facts_of_all = gather(at::tensor(described, at::kLong)).view({size_, int64_t(described.size())});
-  int64_t most = 0;
-  for (int64_t r = 0; r < size_; ++r) {
-    most = std::max(most, facts_of_all[r][0].item<int64_t>());
-    const at::Tensor shape = facts_of_all[r].slice(0, 1);
-    if (!shape.equal(facts_of_all[0].slice(0, 1))) args.invalid("sparse tensors of all ranks must have the same shape");
-  }
-  const at::Tensor values = mine.values();
-  at::Tensor padded_indices = at::zeros({most, dims}, mine.indices().options());
-  std::vector<int64_t> shape = values.sizes().vec();
-  shape[0] = most;
-  at::Tensor padded_values = at::zeros(shape, values.options());
-  padded_indices.slice(0, 0, mine._nnz()).copy_(mine.indices().t());
-  padded_values.slice(0, 0, mine._nnz()).copy_(values);
-  const at::Tensor all_indices = gather(padded_indices).view({size_, most, dims});
-  shape.insert(shape.begin(), size_);
-  const at::Tensor all_values = gather(padded_values).view(shape);
-  std::vector<at::Tensor> indices, parts;
-  for (int64_t r = 0; r < size_; ++r) {
-    const int64_t nnz = facts_of_all[r][0].item<int64_t>();
-    indices.push_back(all_indices[r].slice(0, 0, nnz).t());
-    parts.push_back(all_values[r].slice(0, 0, nnz));
-  }
-  const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices, 1), at::cat(parts, 0), mine.sizes()).coalesce();
-  tensor.copy_(sum);
-  Tensors outputs{tensor};
-  if (!opts.asyncOp && open_windows_ == 0) return nullptr;
-  auto work = c10::make_intrusive<DoneWork>(facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}), outputs);
-  if (open_windows_ != 0) into_window(work, outputs);
+  if (!tensor.device().is_cpu()) args.invalid("only supports CPU tensors");
+  origin_.check(rank_);
+  const SparseWork::Call call{timeout_of(opts.timeout), group_->next_number()};
+  const auto work = c10::make_intrusive<SparseWork>(group_, facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
+                                                    args, tensor, call);
+  hand_over(work, {tensor});
+  if (opts.asyncOp || open_windows_ != 0) return work;
+  work->wait(std::chrono::milliseconds(0));
   return work;
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                          const std::vector<int>& ranks,
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts) {
+  origin_.check(rank_);
   const auto me = std::find(ranks.begin(), ranks.end(), rank_);
   if (me == ranks.end()) return nullptr;
   const std::string name = opts ? opts->group_name : "";
   {
     // torch up to 2.13 splits once for each device type, with the same store and name.
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto known = children_.find(name);
     if (known != children_.end()) {
       if (auto child = known->second.lock()) return child;
     }
   }
-  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : options_->timeout);
+  auto options = c10::make_intrusive<Options>(opts ? opts->timeout : group_->timeout());
   options->group_name = name;
   if (opts) {
     options->group_desc = opts->group_desc;
     options->global_ranks_in_group = opts->global_ranks_in_group;
   }
   auto child = c10::make_intrusive<ProcessGroupNVX>(store, int(me - ranks.begin()), int(ranks.size()), options);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   children_.insert_or_assign(name, c10::weak_intrusive_ptr<ProcessGroupNVX>(child));
   return child;
 }
 
 void ProcessGroupNVX::setTimeout(std::chrono::milliseconds timeout) {
-  options_->timeout = timeout;
-  group_->set_timeout(timeout);
+  checked_group().set_timeout(timeout);
+  MutexLock lock(mutex_);
+  options_.timeout = timeout;
+}
+
+/// What was issued before, sends and receives too, and what concludes it. Ctrl-C ends the waiting.
+void ProcessGroupNVX::waitForPendingWorks() {
+  constexpr std::chrono::milliseconds kLookAround{50};
+  origin_.check(rank_);
+  while (pending_->load(std::memory_order_acquire) != 0) {
+    group_->lane().settle(kLookAround);
+    group_->mail().settle(kLookAround);  // which is over at once where the group has failed
+    group_->look_for_interrupt();
+    raise_interrupt();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 c10d::ErrorType ProcessGroupNVX::getError() {
-  if (!group_->failed()) return c10d::ErrorType::SUCCESS;
+  if (!checked_group().failed()) return c10d::ErrorType::SUCCESS;
   switch (group_->failure().code()) {
     case Code::kTimeout: return c10d::ErrorType::TIMEOUT;
     case Code::kPeerDied:
@@ -184,43 +170,60 @@ c10d::ErrorType ProcessGroupNVX::getError() {
   }
 }
 
+/// These two do nothing in a forked child: torch calls them where a group is destroyed there, and that is no mistake.
 void ProcessGroupNVX::abort() {
+  if (origin_.elsewhere()) return;
   run_abort_hooks();
   group_->abort("");
 }
 
 /// What the user never waited for gets a moment to end well, as its peers may wait for it. Then it ends.
 void ProcessGroupNVX::shutdown() {
+  if (origin_.elsewhere()) return;
   const auto end = Clock::now() + kGrace;
   group_->lane().settle(kGrace);
   group_->mail().settle(std::max(std::chrono::milliseconds(0),
                                  std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now())));
   group_->leave();
+  raise_interrupt();
 }
 
-void ProcessGroupNVX::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
-  TORCH_CHECK(onCompletionHook_ == nullptr, "ProcessGroupNVX OnCompletion hook already registered");
-  onCompletionHook_ = std::move(hook);
+void ProcessGroupNVX::registerOnCompletionHook(CompletionHook&& hook) {
+  origin_.check(rank_);
+  MutexLock lock(mutex_);
+  TORCH_CHECK(!completion_hook_, "ProcessGroupNVX OnCompletion hook already registered");
+  onCompletionHook_ = hook;  // only for torch to see that there is one
+  completion_hook_ = std::make_shared<const CompletionHook>(std::move(hook));
   listeners_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::tell(NvxWork& work) {
-  if (onCompletionHook_) {
-    const std::chrono::duration<float> active = work.ended() - work.began();
-    onCompletionHook_(
-        std::make_shared<c10d::WorkInfo>(work.type(), work.getSequencenumber(), work.began(), work.ended(), active));
+  std::shared_ptr<const CompletionHook> old_hook;
+  {
+    MutexLock lock(mutex_);
+    old_hook = completion_hook_;
+  }
+  if (old_hook) {
+    run_hook("a completion hook", [&] {
+      const std::chrono::duration<float> active = work.ended() - work.began();
+      (*old_hook)(
+          std::make_shared<c10d::WorkInfo>(work.type(), work.getSequencenumber(), work.began(), work.ended(), active));
+    });
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
-  if (work.exception()) return;
+  if (!work.status().ok()) {
+    if (work.status().code() != Code::kInvalid) run_abort_hooks();
+    return;
+  }
   std::vector<c10d::CompletionHook> hooks;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [id, hook] : completion_hooks_) hooks.push_back(hook);
   }
   c10d::CompletionHookArgs args;
   args.completionKey = work.getCompletionKey();
   if (timed_) args.duration_ms = std::chrono::duration<float, std::milli>(work.ended() - work.began()).count();
-  for (const c10d::CompletionHook& hook : hooks) hook(args);
+  for (const c10d::CompletionHook& hook : hooks) run_hook("a completion hook", [&] { hook(args); });
 #endif
 }
 
@@ -228,39 +231,42 @@ void ProcessGroupNVX::tell(NvxWork& work) {
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather_single(at::Tensor& output, at::Tensor& input,
                                                               const c10d::GatherOptions& opts) {
-  Tensors inputs{input};
-  std::vector<Tensors> outputs;
-  if (opts.rootRank == rank_) {
-    if (output.numel() != input.numel() * size_) {
-      arguments("ProcessGroupNVX::gather_single")
-          .invalid("output tensor size must be equal to world_size times input tensor size");
-    }
-    const at::Tensor flat = output.view({-1});
-    outputs.emplace_back();
-    for (int r = 0; r < size_; ++r)
-      outputs[0].push_back(flat.slice(0, r * input.numel(), (r + 1) * input.numel()).view(input.sizes()));
-  }
-  return gather(outputs, inputs, opts);
+  Collectives all;
+  all.push_back(arguments("ProcessGroupNVX::gather_single").gather_base(output, input, opts.rootRank));
+  Tensors inputs{input}, outputs;
+  if (opts.rootRank == rank_) outputs.push_back(output);
+  return launch({c10d::OpType::GATHER, "nvx:gather"}, std::move(all), outputs, inputs, opts.timeout,
+                mode(opts.asyncOp));
+}
+
+void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  const int64_t span = std::clamp<int64_t>(timeout.count(), 0, kLongestTimeout.count());
+  extra_ms_.store(std::min(extra_ms_.load(std::memory_order_relaxed) + span, kLongestTimeout.count()),
+                  std::memory_order_relaxed);
 }
 
 void ProcessGroupNVX::registerAbortHook(int64_t id, c10d::AbortHook hook) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  abort_hooks_[id] = std::move(hook);
+  origin_.check(rank_);
+  MutexLock lock(mutex_);
+  if (abort_hooks_.insert_or_assign(id, std::move(hook)).second) listeners_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::unregisterAbortHook(int64_t id) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  abort_hooks_.erase(id);
+  if (origin_.elsewhere()) return;
+  MutexLock lock(mutex_);
+  if (abort_hooks_.erase(id)) listeners_.fetch_sub(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  origin_.check(rank_);
+  MutexLock lock(mutex_);
   if (completion_hooks_.insert_or_assign(id, std::move(hook)).second)
     listeners_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::unregisterCompletionHook(int64_t id) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  if (origin_.elsewhere()) return;
+  MutexLock lock(mutex_);
   if (completion_hooks_.erase(id)) listeners_.fetch_sub(1, std::memory_order_release);
 }
 
@@ -270,10 +276,10 @@ void ProcessGroupNVX::run_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
   std::vector<c10d::AbortHook> hooks;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const auto& [id, hook] : abort_hooks_) hooks.push_back(hook);
   }
-  for (const c10d::AbortHook& hook : hooks) hook();
+  for (const c10d::AbortHook& hook : hooks) run_hook("an abort hook", hook);
 #endif
 }
 

@@ -10,6 +10,7 @@
 #include "net/ucx.h"
 #include "torch/argument_error.h"
 #include "torch/backend.h"
+#include "torch/interrupt.h"
 #include "torch/null_backend.h"
 
 namespace nvx {
@@ -20,14 +21,8 @@ namespace py = pybind11;
 template <class T, class... Bases>
 using Class = py::class_<T, c10::intrusive_ptr<T>, Bases...>;
 
-/// On the main thread: runs Python's signal handlers; true if one of them raised, which then stays set.
-bool interrupted() {
-  if (!Py_IsInitialized()) return false;
-  py::gil_scoped_acquire gil;
-  return PyErr_CheckSignals() != 0;
-}
-
 std::string explain_choice(const std::string& collective, size_t bytes, size_t ranks) {
+  TORCH_CHECK_VALUE(ranks >= 1, "nvx: there must be a rank");
   PlanFacts facts;
   facts.ranks = ranks;
   const Hello self = describe_self(0);
@@ -58,6 +53,7 @@ py::dict build_info() {
 }
 
 void set_timeout(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::chrono::milliseconds timeout) {
+  TORCH_CHECK_VALUE(group, "nvx.set_timeout: this rank is in no such group");
   const auto backend = group->getBackend(c10::DeviceType::CPU);
   auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
   TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the CPU backend of this group is ", backend->getBackendName(), ", not nvx");
@@ -148,7 +144,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("build_info", &build_info);
   m.attr("torch_version") = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
 
-  interrupt_check.store(&interrupted);
+  interrupt_check.store(&run_signal_handlers);
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     py::gil_scoped_release release;
     stop_everything();

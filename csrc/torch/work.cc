@@ -1,11 +1,12 @@
 #include "torch/work.h"
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/utils/pybind.h>
 
 #include "base/config.h"
 #include "base/log.h"
 #include "torch/argument_error.h"
+#include "torch/hook.h"
+#include "torch/interrupt.h"
 
 namespace nvx {
 namespace {
@@ -19,27 +20,29 @@ uint64_t next_completion_key() {
   return keys.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// Ctrl-C: Python's own exception, which the interrupt check has left set on the main thread.
-void raise_interrupt() {
-  pybind11::gil_scoped_acquire gil;
-  if (PyErr_Occurred()) throw pybind11::error_already_set();
-}
-
-}  // namespace
-
-void raise(const Status& status) {
+[[noreturn]] void raise_failure(const Status& status) {
   if (status.code() == Code::kInvalid) throw_argument_error(status.what());
-  if (status.code() == Code::kInterrupted) raise_interrupt();
-  if (config().on_error == "abort") {
+  if (config().on_error == "abort" && status.code() != Code::kInterrupted) {
     log_line("%s (NVX_ON_ERROR=abort)", status.what().c_str());
     std::abort();
   }
   C10_THROW_ERROR(DistBackendError, status.what());
 }
 
+[[noreturn]] void raise_late(std::chrono::milliseconds timeout) {
+  C10_THROW_ERROR(DistBackendError, "nvx: Work.wait() timed out after " + std::to_string(timeout.count()) + " ms");
+}
+
+}  // namespace
+
+void raise(const Status& status) {
+  raise_interrupt();
+  raise_failure(status);
+}
+
 std::exception_ptr exception_of(const Status& status) {
   try {
-    raise(status);
+    raise_failure(status);
   } catch (...) {
     return std::current_exception();
   }
@@ -51,6 +54,7 @@ Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
 }
 
 void copy_back(Collectives& collectives) {
+  const Movement movement;
   for (Collective& c : collectives) {
     for (auto& [user, stand_in] : c.copy_back) user.copy_(stand_in);
   }
@@ -62,8 +66,14 @@ NvxWork::NvxWork(Facts facts, std::vector<at::Tensor> outputs, const std::option
       outputs_(std::move(outputs)),
       completion_key_(next_completion_key()) {}
 
+void NvxWork::count_in(const Pending& pending) {
+  pending_ = pending;
+  pending_->fetch_add(1, std::memory_order_relaxed);
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
-  std::unique_lock<std::mutex> lock(future_mutex_);
+  origin_.check(facts_.rank);
+  MutexLock lock(future_mutex_);
   if (future_) return future_;
   future_ = new_future();
   const auto future = future_;
@@ -79,27 +89,30 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
 
 void NvxWork::end(const Status& status) {
   ended_ = Clock::now();
-  interrupted_ = !status.ok() && status.code() == Code::kInterrupted;
+  status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
-  finish(error);
+  run_hook("an observer of an operation's end", [&] { finish(error); });
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
-    std::lock_guard<std::mutex> lock(future_mutex_);
+    MutexLock lock(future_mutex_);
     over_ = true;
     future = future_;
   }
-  if (future && error) future->setError(error);
-  if (future && !error) future->markCompleted(c10::IValue(outputs_));
-  if (facts_.on_end) facts_.on_end(*this);
+  run_hook("a callback of an operation's future", [&] {
+    if (future && error) future->setError(error);
+    if (future && !error) future->markCompleted(c10::IValue(outputs_));
+  });
+  if (facts_.on_end) run_hook("a hook for an operation's end", [&] { facts_.on_end(*this); });
+  if (pending_) pending_->fetch_sub(1, std::memory_order_release);
 }
 
 bool NvxWork::watched() {
-  std::lock_guard<std::mutex> lock(future_mutex_);
+  MutexLock lock(future_mutex_);
   return future_ != nullptr || facts_.on_end;
 }
 
 void NvxWork::check() {
-  if (interrupted_) raise_interrupt();  // the exception is set on the thread that was interrupted: this one
+  raise_interrupt();
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
 }
 
@@ -109,42 +122,62 @@ float NvxWork::getDuration() const {
   return std::chrono::duration<float, std::milli>(ended_ - began_).count();
 }
 
-CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives,
-                               std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs)
-    : NvxWork(std::move(facts), std::move(outputs), inputs),
-      group_(std::move(group)),
-      collectives_(std::move(collectives)),
-      inputs_(std::move(inputs)) {}
+LaneWork::LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
+                   const std::optional<std::vector<at::Tensor>>& recorded)
+    : NvxWork(std::move(facts), std::move(outputs), recorded), group_(std::move(group)) {}
 
-void CollectiveWork::perform(Carrier carrier) {
-  status_ = run_in_order(*group_, collectives_, carrier);
+void LaneWork::perform(Carrier carrier) {
   try {
-    if (status_.ok()) copy_back(collectives_);
+    outcome_ = carry_out(*group_, carrier);
+  } catch (const ArgumentError& error) {
+    outcome_ = Status(Code::kInvalid, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    status_ = Status(Code::kSystem, std::string("nvx: copying a result back failed: ") + error.what());
+    outcome_ = group_->fail(Code::kSystem, std::string("carrying an operation out failed: ") + error.what(), "");
   }
 }
 
-void CollectiveWork::conclude() {
-  inputs_.clear();
-  collectives_.clear();
-  end(status_);
+void LaneWork::conclude() {
+  let_go();
+  end(outcome_);
 }
 
-bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+bool LaneWork::wait(std::chrono::milliseconds timeout) {
   if (!done()) {
+    origin_.check(facts_.rank);
     const bool bounded = timeout.count() > 0;
-    const auto limit = Clock::now() + timeout;
+    const Deadline limit = Deadline::after(timeout);
     const auto late = [&] {
       group_->look_for_interrupt();  // which ends the operation
-      return bounded && Clock::now() >= limit;
+      return bounded && limit.passed(Clock::now());
     };
     if (!group_->lane().wait(*this, bounded ? Lane::MayRun::kNo : Lane::MayRun::kYes, late)) {
-      C10_THROW_ERROR(DistBackendError, "nvx: Work.wait() timed out after " + std::to_string(timeout.count()) + " ms");
+      raise_interrupt();
+      raise_late(timeout);
     }
   }
   check();
   return true;
+}
+
+void LaneWork::abort() {
+  if (!origin_.elsewhere()) group_->abort("Work.abort()");
+}
+
+CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives,
+                               std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs)
+    : LaneWork(std::move(group), std::move(facts), std::move(outputs), inputs),
+      collectives_(std::move(collectives)),
+      inputs_(std::move(inputs)) {}
+
+Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
+  NVX_TRY(run_in_order(group, collectives_, carrier));
+  copy_back(collectives_);
+  return {};
+}
+
+void CollectiveWork::let_go() {
+  inputs_.clear();
+  collectives_.clear();
 }
 
 MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message)
@@ -164,16 +197,25 @@ void MessageWork::begin(bool receives) {
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
+  if (!message_->done()) origin_.check(facts_.rank);
   if (timeout.count() > 0) {
-    const auto limit = Clock::now() + timeout;
-    while (!message_->done() && Clock::now() < limit) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    const Deadline limit = Deadline::after(timeout);
+    for (int look = 1; !message_->done() && !limit.passed(Clock::now()); ++look) {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      if (look % 256 == 0) group_->look_for_interrupt();  // which ends the operation
+    }
     if (!message_->done()) {
-      C10_THROW_ERROR(DistBackendError, "nvx: Work.wait() timed out after " + std::to_string(timeout.count()) + " ms");
+      raise_interrupt();
+      raise_late(timeout);
     }
   }
-  (void)group_->mail().wait(*message_);
+  if (!origin_.elsewhere()) (void)group_->mail().wait(*message_);
   check();
   return true;
+}
+
+void MessageWork::abort() {
+  if (!origin_.elsewhere()) group_->abort("Work.abort()");
 }
 
 WindowWork::WindowWork(Facts facts, std::vector<c10::intrusive_ptr<c10d::Work>> works, std::vector<at::Tensor> outputs)
@@ -194,8 +236,17 @@ std::exception_ptr WindowWork::exception() const {
   return nullptr;
 }
 
+/// The timeout is that of all together.
 bool WindowWork::wait(std::chrono::milliseconds timeout) {
-  for (const auto& work : works_) work->wait(timeout);
+  const Deadline limit = Deadline::after(timeout);
+  for (const auto& work : works_) {
+    if (timeout.count() > 0) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit.end - std::max(limit.start, Clock::now()));
+      work->wait(std::clamp(left, std::chrono::milliseconds(1), timeout));
+    } else {
+      work->wait(timeout);
+    }
+  }
   if (!Work::isCompleted()) end({});
   return true;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -7,13 +8,17 @@
 #include <string>
 #include <vector>
 
+#include "base/mutex.h"
 #include "group/group.h"
 #include "group/mailbox.h"
+#include "torch/origin.h"
 
 namespace nvx {
 
-/// Raises what a status says as the exception that torch's users know. NVX_ON_ERROR=abort ends the process instead.
+/// Raises what a status says as the exception that torch's users know; on the main thread an interrupt goes first.
+/// NVX_ON_ERROR=abort ends the process instead, unless it was the user who interrupted it.
 [[noreturn]] void raise(const Status& status);
+/// The same, not raised, and as every thread sees it.
 std::exception_ptr exception_of(const Status& status);
 
 /// One collective, or several in a row, with the tensors that must live until it is done.
@@ -25,6 +30,11 @@ struct Collective {
   std::vector<at::Tensor> stand_ins;
 };
 using Collectives = c10::SmallVector<Collective, 1>;
+
+/// While it lives, tensors are memory to this thread: nothing is recorded for autograd, and it does not matter whether
+/// a tensor requires grad, belongs to inference mode, or is moved on a thread that knows nothing of the caller's modes.
+/// So a stand-in changes its tensor exactly as writing into its memory does.
+using Movement = at::AutoDispatchBelowADInplaceOrView;
 
 Status run_in_order(Group& group, Collectives& collectives, Carrier carrier);
 void copy_back(Collectives& collectives);
@@ -40,6 +50,8 @@ class NvxWork : public c10d::Work {
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
   };
+  /// How many works have been begun and not ended.
+  using Pending = std::shared_ptr<std::atomic<int64_t>>;
 
   NvxWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded);
 
@@ -56,45 +68,69 @@ class NvxWork : public c10d::Work {
   const char* title() const { return facts_.title; }
   Clock::time_point began() const { return began_; }
   Clock::time_point ended() const { return ended_; }
+  /// What it ended in, once it has.
+  const Status& status() const { return status_; }
+  /// Counts it there until it has ended. Before it begins.
+  void count_in(const Pending& pending);
 
  protected:
-  /// Marks the work as ended and tells those who asked. Called once, with no lock held.
+  /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing.
   void end(const Status& status);
   /// Whether somebody's code runs when it ends.
   bool watched();
-  /// For a wait: raises if the work failed.
+  /// For a wait: raises if the work failed, or was made in the process that this one was forked from.
   void check();
 
   Facts facts_;
   std::vector<at::Tensor> outputs_;
+  const Origin origin_;
 
  private:
   const uint64_t completion_key_;  // an address would be used again
-  Clock::time_point began_ = Clock::now();
-  Clock::time_point ended_{};
-  std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  const Clock::time_point began_ = Clock::now();
+  Clock::time_point ended_{};  // these two: written before over_
+  Status status_;
+  Pending pending_;
+  Mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_ GUARDED_BY(future_mutex_);
   std::atomic<bool> over_{false};
-  std::atomic<bool> interrupted_{false};
 };
 
-/// Collectives that run in the group's lane; or that have run already.
-class CollectiveWork final : public NvxWork, public Task {
+/// What the group's lane carries out, in its turn.
+class LaneWork : public NvxWork, public Task {
+ public:
+  LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
+           const std::optional<std::vector<at::Tensor>>& recorded);
+
+  void perform(Carrier carrier) final;
+  void conclude() final;
+  bool conclusion_may_block() final { return watched(); }
+  bool wait(std::chrono::milliseconds timeout) final;
+  void abort() final;
+
+ protected:
+  /// What is thrown here fails the group: the other ranks would wait for this one in vain.
+  virtual Status carry_out(Group& group, Carrier carrier) = 0;
+  /// Lets go of what only the operation needed.
+  virtual void let_go() = 0;
+
+ private:
+  std::shared_ptr<Group> group_;
+  Status outcome_;
+};
+
+/// Collectives.
+class CollectiveWork final : public LaneWork {
  public:
   CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives, std::vector<at::Tensor> outputs,
                  std::vector<at::Tensor> inputs);
 
-  void perform(Carrier carrier) override;
-  void conclude() override;
-  bool conclusion_may_block() override { return watched(); }
-  bool wait(std::chrono::milliseconds timeout) override;
-  void abort() override { group_->abort("Work.abort()"); }
-
  private:
-  std::shared_ptr<Group> group_;
+  Status carry_out(Group& group, Carrier carrier) override;
+  void let_go() override;
+
   Collectives collectives_;
   std::vector<at::Tensor> inputs_;
-  Status status_;
 };
 
 /// A work that was over before it was made: what a synchronous call returns to those who need an object.
@@ -115,7 +151,7 @@ class MessageWork final : public NvxWork {
 
   bool wait(std::chrono::milliseconds timeout) override;
   int sourceRank() const override { return message_->peer; }
-  void abort() override { group_->abort("Work.abort()"); }
+  void abort() override;
 
  private:
   std::shared_ptr<Group> group_;

@@ -1,5 +1,6 @@
 """Tensors as users have them: empty, aliased, strided, channels-last, sparse; and refused arguments."""
 
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -364,6 +365,32 @@ WRONG = {
         (ValueError, RuntimeError),
         "does not divide equally across group size",
     ),
+    "all_to_all_single a split that a negative one makes up for": (
+        lambda w: dist.all_to_all_single(torch.zeros(12), torch.zeros(12), None, [13] + [0] * (w - 2) + [-1]),
+        ValueError,
+        r"input_split_sizes\[0\] is 13",
+    ),
+    "all_to_all_single negative first": (
+        lambda w: dist.all_to_all_single(torch.zeros(12), torch.zeros(12), [-3, 15] + [0] * (w - 2), None),
+        ValueError,
+        r"output_split_sizes\[0\] is negative: -3",
+    ),
+    "all_to_all_single splits that overflow": (
+        lambda w: dist.all_to_all_single(torch.zeros(12), torch.zeros(12), [2**63 - 1] * 2 + [14] * (w - 2), None),
+        ValueError,
+        f"output_split_sizes.0. is {2**63 - 1}",
+    ),
+    "all_to_all_single of a scalar": (
+        lambda w: dist.all_to_all_single(torch.zeros(()), torch.zeros(())),
+        ValueError,
+        "no dimension 0",
+    ),
+    "negative tag": (lambda w: dist.send(torch.zeros(3), (dist.get_rank() + 1) % w, tag=-2), ValueError, "(?i)tag.*-2"),
+    "all_gather_into_tensor that overflows": (
+        lambda w: dist.all_gather_into_tensor(torch.zeros(0), torch.zeros(1).expand(2**62)),
+        ValueError,
+        "output tensor size must be equal to world_size times input tensor size",
+    ),
     "all_to_all_single dtype": (
         lambda w: dist.all_to_all_single(torch.zeros(w), torch.zeros(w, dtype=torch.float64)),
         (ValueError, TypeError, RuntimeError),
@@ -390,3 +417,97 @@ def test_refused_arguments(rank, world):
         after = torch.tensor([1])
         dist.all_reduce(after)
         assert after.item() == world, name
+
+
+# --- autograd and inference mode ----------------------------------------------------------------------------
+
+
+def channels_last(tensor):
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def leaf(rank):
+    return torch.nn.Parameter(channels_last(numbers(rank, 2, 8, 5, 5)))
+
+
+MOVES = {
+    "broadcast": lambda t, a: dist.broadcast(t, 0, async_op=a),
+    "all_reduce": lambda t, a: dist.all_reduce(t, async_op=a),
+    "reduce": lambda t, a: dist.reduce(t, 0, async_op=a),
+    "scatter": lambda t, a: dist.scatter(t, [t.detach().clone()] * 2 if dist.get_rank() == 0 else None, async_op=a),
+    "all_gather": lambda t, a: dist.all_gather([t, t.detach().clone()], t.detach().clone(), async_op=a),
+    "all_to_all_single": lambda t, a: dist.all_to_all_single(t, t.detach().clone(), async_op=a),
+}
+
+
+def moved(tensor, how, polled):
+    """Done by the caller, or by a thread of nvx's while the caller only looks."""
+    work = MOVES[how](tensor, polled)
+    end = time.monotonic() + 20
+    while polled and not work.is_completed():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    if polled:
+        work.wait()
+
+
+@only_nvx
+@pytest.mark.parametrize("how", MOVES)
+@on_ranks(2)
+def test_leaves_that_require_grad(rank, world, how):
+    """Who writes into memory need not ask whether a leaf may change; strided leaves are no different."""
+    for polled in (False, True):
+        want = numbers(rank, 2, 8, 5, 5)
+        moved(want, how, polled)
+        for guard in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+            parameter = leaf(rank)
+            with guard():
+                moved(parameter, how, polled)
+            assert parameter.is_leaf and parameter.requires_grad
+            assert_same(parameter.detach(), want, f"{how} in {guard.__name__}, polled {polled}")
+            (parameter * 2).sum().backward()
+            assert parameter.grad.unique().tolist() == [2.0]
+
+
+@only_nvx
+@pytest.mark.parametrize("how", MOVES)
+@on_ranks(2)
+def test_inference_tensors(rank, world, how):
+    for polled in (False, True):
+        want = numbers(rank, 2, 8, 5, 5)
+        moved(want, how, polled)
+        for inside in (False, True):
+            with torch.inference_mode():
+                tensor = channels_last(numbers(rank, 2, 8, 5, 5))
+                if inside:
+                    moved(tensor, how, polled)
+            if not inside:
+                moved(tensor, how, polled)
+            assert tensor.is_inference()
+            assert_same(tensor.clone(), want, f"{how} inside {inside}, polled {polled}")
+
+
+@only_nvx
+@on_ranks(2)
+def test_strided_sources_leave_no_graph(rank, world):
+    """What is only read may require grad too: gathered values are plain data."""
+    source = leaf(rank)
+    outputs = [torch.zeros(2, 8, 5, 5) for _ in range(world)]
+    dist.all_gather(outputs, source)
+    for r in range(world):
+        assert not outputs[r].requires_grad
+        assert_same(outputs[r], numbers(r, 2, 8, 5, 5), "all_gather")
+
+
+@only_nvx
+@on_threads(2)
+def test_negative_and_conjugate_views(pg, rank, world):
+    """Tensors whose memory holds something else than their elements."""
+    tensor = torch._neg_view(numbers(rank, 1000))
+    pg.allreduce([tensor]).wait()
+    assert torch.equal(tensor.resolve_neg(), -total(world, 1000))
+    tensor = numbers(rank, 1000, dtype=torch.complex64).conj()
+    pg.allreduce([tensor]).wait()
+    assert torch.equal(tensor.resolve_conj(), total(world, 1000, dtype=torch.complex64).conj().resolve_conj())
+    with pytest.raises(ValueError, match="contiguous"):
+        pg.send([torch._neg_view(numbers(rank, 10))], 1 - rank, 0)

@@ -1,0 +1,43 @@
+#include "torch/interrupt.h"
+
+#include <sys/syscall.h>
+#include <torch/csrc/utils/pybind.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <exception>
+#include <utility>
+
+namespace nvx {
+namespace {
+
+/// Touched on the main thread only, but for the flag, which makes asking cheap.
+struct Kept {
+  std::atomic<bool> something{false};
+  std::exception_ptr raised;
+};
+
+Kept& kept() {
+  static Kept* here = new Kept;  // never destroyed: Python may be gone by then
+  return *here;
+}
+
+}  // namespace
+
+bool run_signal_handlers() {
+  if (!Py_IsInitialized()) return false;
+  pybind11::gil_scoped_acquire gil;
+  const pybind11::error_scope undisturbed;  // what somebody up the stack is about to raise
+  if (PyErr_CheckSignals() == 0) return false;
+  kept().raised = std::make_exception_ptr(pybind11::error_already_set());
+  kept().something.store(true, std::memory_order_release);
+  return true;
+}
+
+void raise_interrupt() {
+  if (!kept().something.load(std::memory_order_relaxed) || syscall(SYS_gettid) != getpid()) return;
+  kept().something.store(false, std::memory_order_relaxed);
+  std::rethrow_exception(std::exchange(kept().raised, nullptr));
+}
+
+}  // namespace nvx

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "memory/neighbours.h"
+#include "torch/argument_error.h"
+
+namespace nvx {
+
+/// Which process something was made in. A forked child has copies of its parent's groups and works, but neither the
+/// memory behind them nor the threads that held their locks at the fork: nothing of them may be touched there.
+class Origin {
+ public:
+  bool elsewhere() const { return generation_ != fork_generation(); }
+  void check(int rank) const {
+    if (!elsewhere()) return;
+    throw_argument_error("nvx: this process was forked from rank " + std::to_string(rank) +
+                         "; a group does not cross a fork. Start ranks with spawn, or init_process_group in the child");
+  }
+
+ private:
+  uint32_t generation_ = fork_generation();
+};
+
+}  // namespace nvx

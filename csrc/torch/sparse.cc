@@ -1,0 +1,64 @@
+#include "torch/sparse.h"
+
+#include <algorithm>
+
+namespace nvx {
+
+SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments, const at::Tensor& tensor,
+                       Call call)
+    : LaneWork(std::move(group), std::move(facts), {tensor}, std::nullopt),
+      arguments_(arguments),
+      call_(call),
+      tensor_(tensor) {}
+
+Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) const {
+  std::vector<int64_t> shape = in.sizes().vec();
+  shape.insert(shape.begin(), group.size());
+  out = at::empty(shape, in.options());
+  Collective c = arguments_.all_gather_base(out, in);
+  c.operation.timeout = call_.timeout;
+  c.operation.number = call_.number;
+  return group.run(c.operation, carrier);
+}
+
+/// How many entries each rank has, when all have the same shape.
+Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine,
+                                std::vector<int64_t>& entries) const {
+  std::vector<int64_t> described{mine._nnz(), mine.sparse_dim(), mine.dense_dim()};
+  described.insert(described.end(), mine.sizes().begin(), mine.sizes().end());
+  at::Tensor all;
+  NVX_TRY(gather(group, carrier, at::tensor(described, at::kLong), all));
+  for (int64_t r = 0; r < group.size(); ++r) {
+    if (!all[r].slice(0, 1).equal(all[0].slice(0, 1)))
+      arguments_.invalid("sparse tensors of all ranks must have the same shape");
+    entries.push_back(all[r][0].item<int64_t>());
+  }
+  return {};
+}
+
+Status SparseWork::carry_out(Group& group, Carrier carrier) {
+  const Movement movement;
+  const at::Tensor mine = tensor_.coalesce();
+  std::vector<int64_t> entries;
+  NVX_TRY(gather_sizes(group, carrier, mine, entries));
+  const int64_t most = *std::max_element(entries.begin(), entries.end());
+  const at::Tensor values = mine.values();
+  std::vector<int64_t> shape = values.sizes().vec();
+  shape[0] = most;
+  at::Tensor padded_indices = at::zeros({most, mine.sparse_dim()}, mine.indices().options());
+  at::Tensor padded_values = at::zeros(shape, values.options());
+  padded_indices.slice(0, 0, mine._nnz()).copy_(mine.indices().t());
+  padded_values.slice(0, 0, mine._nnz()).copy_(values);
+  at::Tensor all_indices, all_values;
+  NVX_TRY(gather(group, carrier, padded_indices, all_indices));
+  NVX_TRY(gather(group, carrier, padded_values, all_values));
+  std::vector<at::Tensor> indices, parts;
+  for (int64_t r = 0; r < group.size(); ++r) {
+    indices.push_back(all_indices[r].slice(0, 0, entries[size_t(r)]).t());
+    parts.push_back(all_values[r].slice(0, 0, entries[size_t(r)]));
+  }
+  tensor_.copy_(at::sparse_coo_tensor(at::cat(indices, 1), at::cat(parts, 0), mine.sizes()).coalesce());
+  return {};
+}
+
+}  // namespace nvx

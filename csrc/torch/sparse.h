@@ -1,0 +1,31 @@
+#pragma once
+
+#include "torch/arguments.h"
+#include "torch/work.h"
+
+namespace nvx {
+
+/// The all-reduce of a sparse tensor. Ranks may hold different numbers of indices: what each has is gathered first,
+/// then indices and values of all, which every rank sums in rank order.
+class SparseWork final : public LaneWork {
+ public:
+  struct Call {
+    std::chrono::milliseconds timeout;
+    uint64_t number;
+  };
+
+  SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments, const at::Tensor& tensor,
+             Call call);
+
+ private:
+  Status carry_out(Group& group, Carrier carrier) override;
+  void let_go() override { tensor_.reset(); }
+  Status gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) const;
+  Status gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) const;
+
+  const Arguments arguments_;
+  const Call call_;
+  at::Tensor tensor_;
+};
+
+}  // namespace nvx
