@@ -9,7 +9,7 @@
 
 namespace nvx {
 
-bool interrupted() {
+bool stop_wanted() {
   constexpr std::chrono::milliseconds kInterval{100};
   const InterruptCheck check = interrupt_check.load(std::memory_order_relaxed);
   if (!check || syscall(SYS_gettid) != getpid()) return false;

@@ -10,6 +10,6 @@ inline std::atomic<InterruptCheck> interrupt_check{nullptr};
 
 /// Whether the user wants this thread to stop. Asks on the main thread only, and there at most ten times a second,
 /// however often it is called; in between, and elsewhere: false.
-bool interrupted();
+bool stop_wanted();
 
 }  // namespace nvx

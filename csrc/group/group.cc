@@ -79,7 +79,8 @@ std::function<bool()> Group::everybody_gone() const {
     for (size_t r = 0; r < peers.size(); ++r) {
       if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
       const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();
-      const bool of_this_group = header.group == id || header.group == 0;  // 0: it does not know its group's name yet
+      const uint64_t group = header.group;
+      const bool of_this_group = group == id || group == 0;  // 0: it does not know its group's name yet
       if (of_this_group && header.presence.load() == Presence::kHere) return false;
     }
     return true;
@@ -348,7 +349,7 @@ int Group::told_by() const {
 }
 
 bool Group::look_for_interrupt() {
-  if (forked() || !interrupted()) return false;
+  if (forked() || !stop_wanted()) return false;
   (void)fail(Code::kInterrupted, "interrupted by the user on " + topology_.describe(rank()), "");
   return true;
 }

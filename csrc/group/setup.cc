@@ -174,7 +174,7 @@ void Group::look_for_deaths() {
 
 /// For what the set-up waits for on the main thread.
 static void stop_if_interrupted(const std::string& group) {
-  if (interrupted())
+  if (stop_wanted())
     throw Error(Code::kInterrupted, "nvx: interrupted by the user while group " + group + " was being made");
 }
 
@@ -298,7 +298,8 @@ void Group::check_seats() {
     if (s == seat()) continue;
     const kernel::PadHeader& header = pad(s).header();
     const std::string who = "nvx: " + describe_seat(s);
-    const bool of_this_group = header.group == id_ || header.group == 0;  // 0: it does not know the name yet
+    const uint64_t group = header.group;
+    const bool of_this_group = group == id_ || group == 0;  // 0: it does not know the name yet
     if (of_this_group && header.failure.state.load(std::memory_order_acquire) == 2)
       end_as_told(read_note(header.failure));
     const kernel::Presence presence = header.presence.load();

@@ -71,7 +71,7 @@ struct FailureNote {
 enum class Presence : uint32_t { kAbsent, kHere, kLeft };
 
 struct alignas(kLine) PadHeader {
-  uint64_t group;  ///< hash of the group's name and of its set-up: a recycled pad shows another one
+  std::atomic<uint64_t> group;  ///< names the set-up: a recycled pad shows another one, a fresh one 0
   std::atomic<Presence> presence;
   int32_t rank;
   FailureNote failure;

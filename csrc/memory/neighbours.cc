@@ -243,7 +243,7 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     open.push_back(want);
   }
   while (got.size() < wanted.size()) {
-    if (interrupted()) throw Error(Code::kInterrupted, "nvx: interrupted by the user during set-up");
+    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: interrupted by the user during set-up");
     if (deadline.passed(Clock::now())) {
       throw Error(Code::kTimeout, "nvx: a process of this host did not hand over its shared memory in time");
     }
