@@ -344,3 +344,81 @@ def test_object_collectives(rank, world):
     shared = list(objects) if rank == world - 1 else [None] * world
     dist.broadcast_object_list(shared, src=world - 1)
     assert shared == objects
+
+
+# --- long times, and what is pending --------------------------------------------------------------------------
+
+
+@only_nvx
+@pytest.mark.parametrize("span", [timedelta.max, timedelta(days=100_000_000), timedelta(days=400)])
+@on_ranks(2)
+def test_timeouts_as_long_as_can_be(rank, world, span):
+    """What the clock cannot add is no timeout, and not one that has passed."""
+    group = dist.new_group(timeout=span)
+    for _ in range(2):
+        if rank == 1:
+            time.sleep(0.3)
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        assert work.wait(span)
+        if rank == 1:
+            time.sleep(0.3)
+            dist.send(torch.ones(3), 0, group=group)
+        else:
+            assert dist.irecv(torch.ones(3), 1, group=group).wait(span)
+        own_backend(group).set_timeout(span)
+        if span != timedelta.max:  # which torch makes negative
+            group.monitored_barrier(span)
+
+
+@only_nvx
+@on_ranks(2)
+def test_timeout_of_a_window_counts_once(rank, world):
+    if rank == 0:
+        group = dist.group.WORLD
+        group._start_coalescing(CPU)
+        for tag in range(4):
+            dist.irecv(torch.ones(3), 1, tag=tag)
+        work = group._end_coalescing(CPU)
+        late(0.5, lambda: work.wait(timedelta(seconds=0.5)))
+    meet("late")
+    if rank == 1:
+        for tag in range(4):
+            dist.send(torch.ones(3), 0, tag=tag)
+    else:
+        work.wait()
+
+
+@only_nvx
+@on_ranks(2)
+def test_pending_works_are_waited_for(rank, world):
+    """Collectives, sends and receives, and what concludes them."""
+    seen = []
+    if rank == 1:
+        time.sleep(0.5)
+    works = [dist.all_reduce(torch.ones(3), async_op=True), dist.isend(torch.ones(2_000_003), 1 - rank)]
+    works.append(dist.irecv(torch.ones(2_000_003), 1 - rank))
+    for work in works:
+        work.get_future().add_done_callback(lambda f: seen.append(1))
+    dist.group.WORLD._wait_for_pending_works()
+    assert all(work.is_completed() for work in works)
+    assert len(seen) == 3
+
+
+@only_nvx
+@on_ranks(2)
+def test_set_timeout_while_operations_are_issued(rank, world):
+    group = dist.new_group()
+    done = threading.Event()
+
+    def change():
+        while not done.is_set():
+            own_backend(group).set_timeout(timedelta(seconds=30))
+            assert own_backend(group).options._timeout == timedelta(seconds=30)
+
+    own_backend(group).set_timeout(timedelta(seconds=30))
+    thread = threading.Thread(target=change)
+    thread.start()
+    for turn in range(500):
+        dist.all_reduce(torch.ones(3), group=group, async_op=turn % 5 == 0)
+    done.set()
+    thread.join()

@@ -131,6 +131,29 @@ def test_abort_hook_before_an_abort(rank, world):
     assert called.is_set()
 
 
+def fail(*_):
+    raise ZeroDivisionError("of the hook's own")
+
+
+@on_ranks(2)
+def test_abort_hooks_that_raise(rank, world):
+    """They hurt nobody: not the error that the user sees, not the other hooks, not the process."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    backend = backend_of(group)
+    aborted = threading.Event()
+    backend.register_abort_hook(1, fail)
+    backend.register_abort_hook(2, aborted.set)
+    if rank == 0:
+        with pytest.raises(dist.DistBackendError, match="rank 1"):
+            dist.all_reduce(torch.ones(3), group=group, async_op=True).wait()
+        assert aborted.wait(2), "an asynchronous operation that fails calls the abort hooks too"
+        aborted.clear()
+        backend.abort()
+        assert aborted.is_set()
+    meet("done")
+    dist.barrier()
+
+
 # --- timeouts ---------------------------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import BACKEND, on_ranks, only_nvx
+from ranks import BACKEND, meet, on_ranks, only_nvx
 from torch.utils.data import DataLoader, TensorDataset
 
 # --- exit ---------------------------------------------------------------------------------------------------
@@ -220,6 +221,62 @@ def test_a_child_cannot_speak_for_its_parent(rank, world):
     total = torch.ones(1000)
     dist.all_reduce(total)
     assert total.unique().tolist() == [2.0]
+
+
+@only_nvx
+@on_ranks(2)
+def test_nothing_of_a_group_is_touched_in_a_child(rank, world):
+    """Every call says so, with operations of all kinds in flight at the fork; leaving and forgetting is quiet."""
+    group = dist.new_group()
+    backend = group._get_backend(torch.device("cpu"))
+    tensor, sparse = torch.ones(3), torch.eye(3).to_sparse()
+    options = dist.BarrierOptions()
+    if rank == 0:
+        work, message = dist.all_reduce(torch.ones(3), group=group, async_op=True), dist.irecv(torch.ones(3), 1, group)
+        calls = [
+            lambda: backend.allreduce([tensor]),
+            lambda: backend.allreduce([sparse]),
+            lambda: backend.barrier(options),
+            lambda: backend.send([tensor], 1, 0),
+            lambda: backend.recv([tensor], 1, 0),
+            lambda: backend.recv_anysource([tensor], 0),
+            lambda: group.monitored_barrier(timedelta(seconds=1)),
+            lambda: group._start_coalescing(torch.device("cpu")),
+            lambda: backend._get_sequence_number_for_group(),
+            lambda: backend.set_timeout(timedelta(seconds=1)),
+            lambda: backend.options,
+            lambda: backend.get_error(),
+            lambda: group._wait_for_pending_works(),
+            lambda: work.wait(),
+            lambda: work.wait(timedelta(seconds=5)),
+            lambda: work.get_future(),
+            lambda: message.wait(),
+            lambda: message.wait(timedelta(seconds=5)),
+        ]
+
+        def use():
+            quiet = 0
+            for number, call in enumerate(calls):
+                try:
+                    call()
+                    quiet = quiet or 10 + number
+                except (RuntimeError, ValueError) as error:
+                    quiet = quiet or (0 if "fork" in str(error) else 50 + number)
+            backend.abort()
+            backend.shutdown()
+            return quiet
+
+        started = time.monotonic()
+        code = in_child(use)
+        assert code == 0, f"call {code - 10 if code < 50 else code - 50}"
+        assert time.monotonic() - started < 5.0
+    meet("child has gone")
+    if rank == 1:
+        dist.all_reduce(torch.ones(3), group=group)
+        dist.send(torch.ones(3), 0, group)
+    else:
+        work.wait()
+        message.wait()
 
 
 # --- leaks --------------------------------------------------------------------------------------------------

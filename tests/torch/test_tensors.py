@@ -249,6 +249,34 @@ def test_sparse_all_reduce_of_nothing_and_async(rank, world):
 
 @only_nvx
 @on_ranks(2)
+def test_sparse_async_does_not_wait_for_the_others(rank, world):
+    if rank == 1:
+        time.sleep(1.0)
+    tensors = [sparse(rank, F32), torch.ones(3, requires_grad=True).detach(), sparse(rank, F32)]
+    started = time.monotonic()
+    works = [dist.all_reduce(t, async_op=True) for t in tensors]
+    assert time.monotonic() - started < 0.5
+    works[-1].wait()
+    assert all(work.is_completed() for work in works)
+    want = sum(sparse(r, F32).to_dense() for r in range(world))
+    assert_same(tensors[0].to_dense(), want, "first")
+    assert_same(tensors[2].to_dense(), want, "last")
+    assert tensors[1].tolist() == [2.0] * 3
+
+
+@only_nvx
+@on_ranks(2)
+def test_sparse_of_unlike_shapes(rank, world):
+    """An error on every rank, and the group serves on."""
+    with pytest.raises(ValueError, match="same shape"):
+        dist.all_reduce(sparse(rank, F32, rows=50 + rank))
+    leaf = sparse(rank, F32).requires_grad_()
+    dist.all_reduce(leaf)
+    assert_same(leaf.detach().to_dense(), sum(sparse(r, F32).to_dense() for r in range(world)), "leaf")
+
+
+@only_nvx
+@on_ranks(2)
 def test_sparse_takes_sum_alone(rank, world):
     with pytest.raises((ValueError, RuntimeError), match="(?i)sum|sparse"):
         dist.all_reduce(sparse(rank, torch.float32), dist.ReduceOp.MAX)
