@@ -328,7 +328,7 @@ Status Group::explain_wait(Waited how, int who, const std::string& what, const s
 
 /// Whether another rank has failed the group within the time of doubt; if so, its words are this group's.
 bool Group::told_in_time() {
-  const auto end = Clock::now() + doubt_;
+  const auto end = Clock::now() + doubt_.load(std::memory_order_relaxed);
   do {
     if (told_by() >= 0 || port_->failed()) {
       alarm(-1);
@@ -448,18 +448,21 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
     for (int s = 0; s < seats(); ++s) ring(pad(s).header().mail_bell.flag);
   }
   lock.unlock();
-  tell_other_hosts(cause);
+  tell_other_hosts(code, cause);
   lock.lock();
   NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
   return failure_;
 }
 
-/// Best effort: the ranks that this one has talked to, and one of each host, which tells the others of its host.
-void Group::tell_other_hosts(const std::string& cause) {
+/// Best effort: the ranks that this one has talked to, and one of each host, which tells the others of its host. Who
+/// only passes on what it was told need not tell all hosts again.
+void Group::tell_other_hosts(Code code, const std::string& cause) {
   if (!port_ || closed()) return;
   MutexLock lock(port_->mutex());
   std::vector<int> ranks = port_->acquaintances();
-  for (const std::vector<int>& host : topology_.hosts) ranks.push_back(host.front());
+  if (code != Code::kPeerFailed) {
+    for (const std::vector<int>& host : topology_.hosts) ranks.push_back(host.front());
+  }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   port_->poison(cause, ranks);

@@ -118,7 +118,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
                       const Deadline& deadline);
 
   /// How long a wait that has run out of time listens for a rank that knows better who is missing.
-  void doubt(std::chrono::milliseconds span) { doubt_ = span; }
+  void doubt(std::chrono::milliseconds span) { doubt_.store(span, std::memory_order_relaxed); }
   /// Fails the group for what has become of a rank of another host.
   Status fail_by_fate(const net::Port::Failure& fate);
 
@@ -167,7 +167,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   int told_by() const;
   void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);
   void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
-  void tell_other_hosts(const std::string& cause);
+  void tell_other_hosts(Code code, const std::string& cause);
   void fail_as_left(int rank);
   Waited check_in(Stamp turn, const WaitRules& rules);
   Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
@@ -202,7 +202,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::shared_ptr<bool> standing_ =
       std::make_shared<bool>(true);  // until this rank leaves or fails; see Neighbours::meet
   uint64_t monitored_ = 0;           // monitored barriers begun
-  std::chrono::milliseconds doubt_{0};
+  std::atomic<std::chrono::milliseconds> doubt_{std::chrono::milliseconds(0)};
 
   Mutex lease_mutex_;
   Span lease_ GUARDED_BY(lease_mutex_);

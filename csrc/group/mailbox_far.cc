@@ -116,13 +116,17 @@ void Mailbox::read_letter(net::Port::Letter&& letter) {
 std::optional<net::Port::Failure> Mailbox::fate(int peer) {
   if (!group_.port()) return std::nullopt;
   MutexLock lock(group_.port()->mutex());
+  std::optional<net::Port::Failure> left;
+  bool somebody = group_.seats() > 1;
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (!far(rank) || (peer >= 0 && peer != rank)) continue;
     group_.port()->ask(rank);
     const auto fate = group_.port()->fate(rank);
     if (fate && (peer == rank || !fate->left)) return fate;
+    if (fate) left = fate;
+    somebody |= !fate;
   }
-  return std::nullopt;
+  return somebody ? std::nullopt : left;  // who left in good order is missed when nobody else can send
 }
 
 }  // namespace nvx

@@ -131,7 +131,9 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
     if (generation_ == 0 || store.add(key(kFailures), 1) != 1) return;
     store.set(key(kFailure), {note.begin(), note.end()});
   });
-  if (port_) contain("the wire, told that a group cannot be made,", [&] { tell_other_hosts(note); });
+  if (port_)
+    contain("the wire, told that a group cannot be made,",
+            [&] { tell_other_hosts(told_.empty() ? code : Code::kPeerFailed, note); });
   mailbox_.reset();
   spread_.reset();
   port_.reset();

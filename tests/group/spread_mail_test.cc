@@ -90,6 +90,26 @@ TEST(SpreadMail, TagsAreApart) {
   });
 }
 
+TEST(SpreadMail, AnySourceEndsWhenNobodyIsLeftToSend) {
+  Hosts hosts({0, 1, 2});
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(3, [&](int rank) {
+    Group group(store, hosts.options("nobody", rank));
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank != 0) {
+      group.leave();
+      EXPECT_TRUE(eventually(std::chrono::seconds(60), [&] { return over.load(); }));  // its process lives on
+      return;
+    }
+    Bytes memory(10);
+    const auto message = mail(kAnySource, 1, memory);
+    group.mail().receive(message, Carrier::kCaller);
+    EXPECT_EQ(group.mail().wait(*message).code(), Code::kPeerLeft);
+    over = true;
+  });
+}
+
 TEST(SpreadMail, AnySourceTakesFromBothSides) {
   constexpr int kRanks = 4, kEach = 20;
   Hosts hosts({0, 0, 1, 1});
