@@ -64,8 +64,8 @@ std::string op_name_of(ReduceOp op) {
 
 double factor_of(const c10d::ReduceOp& op) {
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  TORCH_CHECK_VALUE(supplement,
-                    "ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
+  if (!supplement)
+    throw_argument_error("ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
 

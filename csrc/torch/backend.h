@@ -69,6 +69,10 @@ class ProcessGroupNVX final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts) override;
 
+  c10::intrusive_ptr<c10d::Backend> merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank,
+                                          const int& size) override;
+
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return checked_group().sequence(); }
   void setTimeout(std::chrono::milliseconds timeout) override;
@@ -118,6 +122,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   NvxWork::Facts facts(const Kind& kind);
+  c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size);
   bool somebody_listens() const { return listeners_.load(std::memory_order_acquire) != 0; }
   void tell(NvxWork& work);
   void into_window(const IntrusiveWork& work, const Tensors& outputs);

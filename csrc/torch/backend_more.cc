@@ -119,9 +119,23 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
   origin_.check(rank_);
   const auto me = std::find(ranks.begin(), ranks.end(), rank_);
   if (me == ranks.end()) return nullptr;
+  return child(store, opts, int(me - ranks.begin()), int(ranks.size()));
+}
+
+/// The ranks of several groups, which torch has numbered anew, meet over a store of their own.
+c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_ptr<c10d::Store>& store,
+                                                         const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                                         const int& rank, const int& size) {
+  origin_.check(rank_);
+  return child(store, opts, rank, size);
+}
+
+c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_ptr<c10d::Store>& store,
+                                                         const c10::intrusive_ptr<c10d::Backend::Options>& opts,
+                                                         int rank, int size) {
   const std::string name = opts ? opts->group_name : "";
   {
-    // torch up to 2.13 splits once for each device type, with the same store and name.
+    // torch up to 2.13 asks once for each device type, with the same store and name.
     MutexLock lock(mutex_);
     const auto known = children_.find(name);
     if (known != children_.end()) {
@@ -134,7 +148,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
     options->group_desc = opts->group_desc;
     options->global_ranks_in_group = opts->global_ranks_in_group;
   }
-  auto child = c10::make_intrusive<ProcessGroupNVX>(store, int(me - ranks.begin()), int(ranks.size()), options);
+  auto child = c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
   MutexLock lock(mutex_);
   children_.insert_or_assign(name, c10::weak_intrusive_ptr<ProcessGroupNVX>(child));
   return child;

@@ -1,5 +1,6 @@
 #include "torch/work.h"
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 
 #include "base/config.h"
@@ -85,6 +86,11 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
     future->markCompleted(c10::IValue(outputs_));
   }
   return future;
+}
+
+void NvxWork::blockCurrentStream() {
+  if (at::hasCUDA()) return Work::blockCurrentStream();
+  wait(std::chrono::milliseconds(0));
 }
 
 void NvxWork::end(const Status& status) {

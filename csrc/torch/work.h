@@ -63,6 +63,8 @@ class NvxWork : public c10d::Work {
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
   void synchronize() override {}
+  /// Without a stream the caller is what waits.
+  void blockCurrentStream() override;
 
   c10d::OpType type() const { return facts_.type; }
   const char* title() const { return facts_.title; }

@@ -11,7 +11,16 @@ import warnings
 
 from ._version import __version__
 
-__all__ = ["Options", "explain", "monitored_barrier", "sequence_number", "set_timeout", "__version__"]
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "Options",
+    "explain",
+    "monitored_barrier",
+    "sequence_number",
+    "set_timeout",
+    "__version__",
+]
 
 
 def _build_facts():
@@ -139,6 +148,8 @@ def explain(collective, nbytes, ranks):
 def __getattr__(name):
     if name == "Options":
         return _load().ProcessGroupNVX.Options
+    if name in ("ArgumentError", "ArgumentTypeError"):
+        return getattr(_load(), name)
     raise AttributeError(f"module 'nvx' has no attribute {name!r}")
 
 

@@ -280,6 +280,21 @@ def test_device_mesh(rank, world):
     assert sum_over(flat.get_group()) == 6.0
 
 
+@only_nvx
+@on_ranks(3)
+def test_groups_merged(rank, world):
+    """Two groups become one of all their ranks."""
+    parts = [dist.new_group([0, 1]), dist.new_group([2])]
+    own = parts[rank // 2]
+    store = dist.PrefixStore("merge", dist.distributed_c10d._get_default_store())
+    merged = own.merge_remote_group(store, world, timedelta(seconds=20), "merged", "of two")
+    assert merged.size() == world
+    total = torch.tensor([rank + 1.0])
+    merged.allreduce([total]).wait()
+    assert total.item() == 6.0
+    assert sum_over(own) == (1.0 if rank < 2 else 2.0)
+
+
 # --- the class itself ---------------------------------------------------------------------------------------
 
 

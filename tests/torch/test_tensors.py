@@ -438,6 +438,12 @@ def at_root(call, *args):
 @on_ranks(2, 3)
 def test_refused_arguments(rank, world):
     """The class and the words torch's users know; on every rank alike, and the group serves on."""
+    import nvx
+
+    with pytest.raises(nvx.ArgumentError):
+        dist.all_to_all_single(torch.zeros(1), torch.zeros(1))
+    with pytest.raises(nvx.ArgumentTypeError):
+        dist.reduce_scatter_tensor(torch.zeros(1), torch.zeros(world, dtype=torch.int8))
     for name, (call, kind, words) in WRONG.items():
         with pytest.raises(kind, match=words) as raised:
             call(world)

@@ -119,6 +119,20 @@ def test_collectives_run_in_the_order_of_issue(rank, world):
 
 @only_nvx
 @on_ranks(2)
+def test_blocking_the_current_stream(rank, world):
+    """Without a stream the caller itself waits."""
+    if rank == 1:
+        time.sleep(0.2)
+    tensor = torch.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    if not torch.cuda.is_available():
+        work.block_current_stream()
+        assert tensor.tolist() == [2.0] * 3
+    work.wait()
+
+
+@only_nvx
+@on_ranks(2)
 def test_synchronous_after_asynchronous(rank, world):
     tensor = torch.ones(70_001)
     works = [dist.all_reduce(tensor, async_op=True) for _ in range(5)]
