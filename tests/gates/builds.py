@@ -45,7 +45,7 @@ def build(context, variant, *options):
     return folder
 
 
-def run_tests(context, folder, wrapper=(), minutes=10, at_once=None, rooms=()):
+def run_tests(context, folder, wrapper=(), minutes=20, at_once=None, rooms=()):
     """Runs the gtest programs of a build, or of some of its rooms, several beside each other, and says how many
     tests passed. What fails, fails with the program's last words."""
     programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())

@@ -41,7 +41,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Groups, testing::Values(1, 2, 3, 5));
 
 TEST_P(Groups, OfThreadsRunEveryCollective) {
   MemoryStore store;
-  const auto plays = plays_at({0, 1, 1000, 20'001, 100'000}, GetParam());
+  const auto plays = plays_at({0, 1, 1000, as_fast(100'000, 5'000), 20'001}, GetParam());
   as_threads(GetParam(), [&](int rank) {
     Group group(store, options("threads", rank, GetParam(), uint32_t(-20)));
     for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
@@ -74,7 +74,7 @@ TEST(Group, ManyAtOnceInAnyOrder) {
       const int g = rank == 0 ? i : kGroups - 1 - i;
       threads.emplace_back([&, g] {
         for (uint64_t round = 0; round < 6; ++round) {
-          const size_t n = round % 2 ? 100'000 : 10;
+          const size_t n = round % 2 ? as_fast(100'000, 20'000) : 10;
           EXPECT_EQ(
               perform(*groups[size_t(g)], {.collective = Collective::kAllReduce, .counts = {n, n}, .round = round}),
               "");
@@ -127,7 +127,7 @@ TEST(Group, GivesBackAllItsMemory) {
     MemoryStore store;
     as_threads(2, [&](int rank) {
       Group group(store, options("memory", rank, 2));
-      ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {1'000'000, 0}}), "");
+      ASSERT_EQ(perform(group, {.collective = Collective::kAllReduce, .counts = {as_fast(1'000'000, 200'000), 0}}), "");
       Bytes bytes(100'000);
       const auto mail = message(1 - rank, 7, bytes.data(), bytes.size());
       rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
@@ -141,10 +141,11 @@ TEST(Group, GivesBackAllItsMemory) {
 
 /// Staging of all groups together stays within its bound, and whoever asks gets some.
 TEST(Group, ManyGroupsShareTheStaging) {
-  constexpr size_t kGroups = 24, kCount = 1'500'000;  // each would like 8 MiB
-  std::vector<MemoryStore> stores(kGroups);
+  constexpr size_t kCount = 1'500'000;  // each would like 8 MiB
+  const size_t how_many = as_fast(24, 12);
+  std::vector<MemoryStore> stores(how_many);
   const std::shared_ptr<Neighbours> here = Neighbours::here();
-  const size_t pads = kGroups * 2 * 512 * 1024;
+  const size_t pads = how_many * 2 * 512 * 1024;
   as_threads(2, [&](int rank) {
     std::vector<std::unique_ptr<Group>> groups;
     for (MemoryStore& store : stores) groups.push_back(std::make_unique<Group>(store, options("share", rank, 2)));
@@ -159,9 +160,9 @@ TEST(Group, ManyGroupsShareTheStaging) {
       o.recv = Pieces(2);
       const Status status = group->execute(o);
       ASSERT_TRUE(status.ok()) << status.what();
-      EXPECT_LE(here->arena().used(), (size_t(64) << 20) + 2 * kGroups * LeasePool::kSmallest + pads);
+      EXPECT_LE(here->arena().used(), (size_t(64) << 20) + 2 * how_many * LeasePool::kSmallest + pads);
     }
-    EXPECT_TRUE(data == std::vector<float>(kCount, float(1 << kGroups)));
+    EXPECT_TRUE(data == std::vector<float>(kCount, float(1 << how_many)));
     for (auto& group : groups) ASSERT_TRUE(barrier(*group).ok());
   });
 }
