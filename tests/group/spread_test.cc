@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Spreads, testing::ValuesIn(kShapes),
 TEST_P(Spreads, RunEveryCollective) {
   Hosts hosts(GetParam().host_of);
   MemoryStore store;
-  std::vector<size_t> sizes{0, 1, 7, 3000, 60'001};
+  std::vector<size_t> sizes{0, 1, 7, 3000, as_fast(60'001, 12'001)};
   // Large ones only where they do not take minutes: not under ThreadSanitizer, nor in an emulator.
   if (!why_no_processes()) sizes.push_back(size_t(1'400'000 / hosts.ranks() / hosts.ranks()));
   const auto plays = plays_at(sizes, hosts.ranks());
@@ -85,7 +85,7 @@ TEST_P(Spreads, RunEveryCollectiveOverASlowAndDisorderlyNet) {
   options.faults.reorder = 0.2;
   Hosts hosts(GetParam().host_of, options);
   MemoryStore store;
-  const auto plays = plays_at({1, 7, 3000, 20'001}, hosts.ranks());
+  const auto plays = plays_at({1, 7, 3000, as_fast(20'001, 8'001)}, hosts.ranks());
   as_threads(hosts.ranks(), [&](int rank) {
     Group group(store, hosts.options("spread", rank));
     for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");

@@ -229,7 +229,7 @@ TEST(Runs, SegmentsLongerThanTheCreditGoOneByOne) {
   const Row& row = *schedule::find(Collective::kAllReduce, "pair");
   as_threads(2, [&](int rank) {
     net::Port& port = *ports[size_t(rank)];
-    for (uint32_t op = 1; op <= 6; ++op) {
+    for (uint32_t op = 1; op <= (why_no_processes() ? 2u : 6u); ++op) {
       const Shape shape = shape_of({Collective::kAllReduce, 2, op % 2 ? size_t(100) : size_t(11 << 17), 4});
       Part part(shape, rank, Memory::kApart, op);
       OpenRun run(port, part.errand(row, op, 4));
