@@ -15,6 +15,7 @@
 #include "group/store.h"
 #include "group/topology.h"
 #include "kernel/channel.h"
+#include "memory/handout.h"
 #include "memory/neighbours.h"
 #include "net/port.h"
 
@@ -31,6 +32,7 @@ struct GroupOptions {
   std::vector<uint64_t> global_ranks;    ///< of the ranks, if known: whom to look after during set-up
   uint32_t first_epoch = 0;              ///< where the counters begin; tests begin near their wrap
   std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
+  int shared_reads_from = 32;            ///< ranks from which on one of each host reads the store for the others
   std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
 };
 
@@ -146,6 +148,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::string key(const std::string& what) const { return "nvx/" + std::to_string(generation_) + "/" + what; }
   std::optional<std::vector<uint8_t>> fetch(Store& store, const std::string& what, int writer,
                                             const Deadline& deadline);
+  std::optional<std::vector<uint8_t>> take(Store& store, const std::string& what, std::chrono::milliseconds span);
+  void choose_reader(Store& store, uint64_t host);
   void catch_up(Store& store, int rank);
   void map_peers(Doorway& door, const Deadline& deadline);
   void await_ready(Doorway& door, const Deadline& deadline);
@@ -178,8 +182,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   GroupOptions options_;
   uint32_t fork_generation_;
   std::shared_ptr<Neighbours> neighbours_;
-  std::string told_;        // set-up: what another rank has said of its failure
-  int64_t generation_ = 0;  // how often this rank has set the group up in its store, this time included
+  std::string told_;                  // set-up: what another rank has said of its failure
+  std::unique_ptr<Handout> handout_;  // during set-up, of the rank that reads the store for its host; ...
+  std::unique_ptr<Receipt> receipt_;  // ... and of the ranks for which it does
+  int64_t generation_ = 0;            // how often this rank has set the group up in its store, this time included
   Span pad_span_;
   Topology topology_;
   PlanFacts facts_;

@@ -103,6 +103,7 @@ void Group::meet(Store& store) {
   begin_counters(own, options_.first_epoch);
   Doorway door(*neighbours_);
   topology_ = Topology::from(exchange_hellos(store, door.name(), deadline));
+  door.hand_out(handout_.get());
   facts_ = facts_of(topology_, rank());
   if (const auto spin = spin_of(facts_); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
   id_ = topology_.ranks[0].nonce;
@@ -115,6 +116,8 @@ void Group::meet(Store& store) {
     throw;
   }
   if (topology_.hosts.size() > 1) open_port(store, deadline);
+  handout_.reset();
+  receipt_.reset();
 }
 
 /// Tells whoever waits for this rank. Peers may have mapped its pad, or do so yet: it rests until they cannot look at
@@ -180,6 +183,33 @@ static void stop_if_interrupted(const std::string& group) {
     throw Error(Code::kInterrupted, "nvx: interrupted by the user while group " + group + " was being made");
 }
 
+/// Of many ranks, the first that comes on each host reads the store for all of it, so that the store hands out one
+/// table a host. Where that rank is gone, or late, the others read for themselves.
+void Group::choose_reader(Store& store, uint64_t host) {
+  constexpr std::chrono::milliseconds kSpan{2000};
+  handout_.reset();
+  receipt_.reset();
+  if (size() < options_.shared_reads_from || rank() == 0) return;
+  const std::string reader = key("reader/" + std::to_string(host));
+  if (store.add(reader + "/asked", 1) == 1) {
+    handout_ = std::make_unique<Handout>();
+    store.set(reader, {handout_->name().begin(), handout_->name().end()});
+  } else if (const auto named = store.get(reader, kSpan)) {
+    receipt_ = std::make_unique<Receipt>(std::string(named->begin(), named->end()));
+  }
+}
+
+/// What rank 0 writes for all, from the store or from who reads it for this host.
+std::optional<std::vector<uint8_t>> Group::take(Store& store, const std::string& what, std::chrono::milliseconds span) {
+  if (receipt_ && receipt_->open()) {
+    auto value = receipt_->next(span);
+    if (value || receipt_->open()) return value;
+  }
+  auto value = store.get(key(what), span);
+  if (value && handout_) handout_->give(*value);
+  return value;
+}
+
 /// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if
 /// somebody has ended or given up meanwhile; the store is asked for that less often when it takes long, as all ranks
 /// do.
@@ -187,7 +217,7 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
                                                  const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
-    if (auto value = store.get(key(what), kSlice)) return value;
+    if (auto value = take(store, what, kSlice)) return value;
     stop_if_interrupted(name());
     if (slice < 10 || slice % 5 == 0) {
       if (store.add(generation_of(writer), 0) > generation_) return store.get(key(what), kSlice);
@@ -219,6 +249,7 @@ std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door,
   generation_ = store.add(generation_of(rank()), 1);
   while (rank() != 0) {
     store.set(key(hello_of(rank())), encode({&self, 1}));
+    choose_reader(store, self.host);
     if (const auto table = fetch(store, kTable, 0, deadline)) {
       std::vector<Hello> hellos = decode(*table, size_t(size()));
       if (hellos[size_t(rank())].nonce == self.nonce) return hellos;

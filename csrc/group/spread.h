@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -63,6 +64,7 @@ class Spread final : private Driver {
   Status barrier(Call& call);
   const std::byte* lay_out_terms(Call& call, Active& active, const schedule::Row& row, const schedule::Layout& shape,
                                  const std::function<kernel::Piece(size_t)>& term);
+  Status tell_packed(Call& call, const std::function<kernel::Piece(size_t host, size_t seat)>& block);
   void set_apart(Operation& o, std::vector<std::byte>& room) const;
   Status exchange_inside(Call& call, kernel::Collective collective, int root_seat);
 

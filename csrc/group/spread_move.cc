@@ -13,6 +13,7 @@ using kernel::Piece;
 using Across = schedule::Collective;
 
 constexpr size_t kSlicesInFlight = 4;
+constexpr size_t kMostPacked = 16 << 10;  ///< bytes of a rail up to which a copy costs less than a step inside the host
 
 /// Pieces as offsets from the lowest of them.
 std::byte* lay_out(const std::vector<Piece>& pieces, std::vector<schedule::Block>& blocks) {
@@ -105,6 +106,8 @@ Status Spread::all_gather(Call& call) {
     begin(call, std::move(e));
   };
   const auto tell_inside = [&](size_t round, size_t k) -> Status {
+    if (longest * hosts <= kMostPacked)
+      return tell_packed(call, [&](size_t host, size_t s) { return block(host, round, s, k); });
     for (size_t host = 0; host < hosts; ++host) {
       Pieces recv(seats());
       size_t most = 0;
@@ -123,6 +126,34 @@ Status Spread::all_gather(Call& call) {
     const size_t done = i - kSlicesInFlight;
     if (carries()) NVX_TRY(finish(call));
     if (seats() > 1) NVX_TRY(tell_inside(done % rounds(), done / rounds()));
+  }
+  return {};
+}
+
+/// What every rail has gathered, to all ranks of the host in one step however many hosts there are.
+Status Spread::tell_packed(Call& call, const std::function<Piece(size_t host, size_t seat)>& block) {
+  const size_t hosts = group_.topology().hosts.size();
+  Pieces recv(seats());
+  size_t total = 0, most = 0;
+  for (size_t s = 0; s < seats(); ++s) {
+    for (size_t host = 0; host < hosts; ++host) recv[s].bytes += block(host, s).bytes;
+    total += recv[s].bytes;
+    most = std::max(most, recv[s].bytes);
+  }
+  std::byte* at = room(total);
+  for (size_t s = 0; s < seats(); ++s) at = (recv[s].data = at) + recv[s].bytes;
+  const auto move = [&](size_t s, bool pack) {
+    std::byte* packed = recv[s].data;
+    for (size_t host = 0; host < hosts; ++host) {
+      const Piece piece = block(host, s);
+      if (piece.bytes != 0) std::memcpy(pack ? packed : piece.data, pack ? piece.data : packed, piece.bytes);
+      packed += piece.bytes;
+    }
+  };
+  move(seat(), /*pack=*/true);
+  NVX_TRY(stage(call, Collective::kAllGather, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv));
+  for (size_t s = 0; s < seats(); ++s) {
+    if (s != seat()) move(s, /*pack=*/false);
   }
   return {};
 }

@@ -4,11 +4,8 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/random.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -21,6 +18,8 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "memory/handout.h"
+#include "memory/unix_socket.h"
 
 namespace nvx {
 namespace {
@@ -50,45 +49,6 @@ void forget_after_fork() {
   home() = new Home;  // the parent's is left as it was, perhaps locked
 }
 
-sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const size_t n = std::min(name.size(), sizeof(address.sun_path) - 1);
-  std::memcpy(address.sun_path + 1, name.data(), n);
-  *length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + n);
-  return address;
-}
-
-bool same_user(int socket) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
-}
-
-union Control {
-  cmsghdr header;
-  char bytes[CMSG_SPACE(2 * sizeof(int))];
-};
-
-bool send_handover(int socket, const Handover& handover, int memfd, int pidfd) {
-  Handover copy = handover;
-  const int fds[2] = {memfd, pidfd};
-  const size_t count = pidfd >= 0 ? 2 : 1;
-  Control control{};
-  iovec part{&copy, sizeof copy};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = CMSG_SPACE(count * sizeof(int));
-  cmsghdr* head = CMSG_FIRSTHDR(&message);
-  head->cmsg_level = SOL_SOCKET;
-  head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(count * sizeof(int));
-  std::memcpy(CMSG_DATA(head), fds, count * sizeof(int));
-  return sendmsg(socket, &message, MSG_NOSIGNAL) == ssize_t(sizeof copy);
-}
-
 /// As large as it must be, and sealed so that it stays so: touching it can never fail later.
 bool is_arena(int memfd) {
   struct stat facts {};
@@ -96,25 +56,12 @@ bool is_arena(int memfd) {
   return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == Arena::kBytes;
 }
 
-/// Whatever descriptors came are owned by the result, also when the rest is refused.
 bool receive_handover(int socket, Handover* handover, Fd* memfd, Fd* pidfd) {
-  Control control{};
-  iovec part{handover, sizeof *handover};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof control.bytes;
-  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
-    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
-    int fds[2] = {-1, -1};
-    const size_t count = std::min<size_t>((head->cmsg_len - CMSG_LEN(0)) / sizeof(int), 2);
-    std::memcpy(fds, CMSG_DATA(head), count * sizeof(int));
-    *memfd = Fd(fds[0]);
-    *pidfd = Fd(fds[1]);
-  }
-  return got == ssize_t(sizeof *handover) && handover->magic == Handover::kMagic && *memfd && is_arena(memfd->get());
+  Fd fds[2];
+  if (!receive_packet(socket, handover, sizeof *handover, fds)) return false;
+  *memfd = std::move(fds[0]);
+  *pidfd = std::move(fds[1]);
+  return handover->magic == Handover::kMagic && *memfd && is_arena(memfd->get());
 }
 
 Fd open_pidfd(pid_t pid) {
@@ -189,51 +136,39 @@ std::shared_ptr<Neighbour> Neighbours::met(uint64_t global_rank) {
   return it->second.neighbour.lock();
 }
 
-Doorway::Doorway(Neighbours& neighbours) : neighbours_(neighbours) {
-  uint64_t random = 0;
-  if (getrandom(&random, sizeof random, 0) != ssize_t(sizeof random)) throw system_error("getrandom failed");
-  char name[40];
-  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), static_cast<unsigned long long>(random));
-  name_ = name;
-  listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!listener_) throw system_error("cannot make a Unix socket");
-  socklen_t length = 0;
-  const sockaddr_un address = abstract_address(name_, &length);
-  if (bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
-      listen(listener_.get(), 4096) != 0) {
-    throw system_error("cannot listen on a Unix socket");
-  }
-}
+Doorway::Doorway(Neighbours& neighbours)
+    : neighbours_(neighbours), name_(fresh_socket_name()), listener_(listen_on(name_)) {}
 
 void Doorway::answer() {
-  for (;;) {
-    Fd guest(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!guest) return;
-    if (!same_user(guest.get())) continue;
-    const Arena& arena = neighbours_.arena();
-    const int pidfd = neighbours_.own_pidfd().get();
-    send_handover(guest.get(), {Handover::kMagic, pidfd >= 0, arena.id()}, arena.fd(), pidfd);
+  const Arena& arena = neighbours_.arena();
+  const int fds[] = {arena.fd(), neighbours_.own_pidfd().get()};
+  const bool has_pidfd = fds[1] >= 0;
+  const Handover handover{Handover::kMagic, has_pidfd, arena.id()};
+  for (Fd guest;;) {
+    const Came came = accept_from(listener_.get(), &guest);
+    if (came == Came::kNobody) break;
+    if (came == Came::kGuest)
+      (void)send_packet(guest.get(), &handover, sizeof handover, std::span(fds, has_pidfd ? 2 : 1));
   }
+  if (handout_) handout_->serve();
 }
 
 void Doorway::serve(std::chrono::microseconds span) {
-  pollfd ask{listener_.get(), POLLIN, 0};
+  pollfd asks[] = {{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}};
   const timespec time{0, long(span.count()) * 1000};
-  if (ppoll(&ask, 1, &time, nullptr) == 1) answer();
+  if (ppoll(asks, 2, &time, nullptr) >= 1) answer();
 }
 
 std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<Wanted>& wanted,
                                                              const Deadline& deadline) {
   std::map<ArenaId, std::shared_ptr<Neighbour>> got;
-  std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}};
+  std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}};
+  const size_t first = polls.size();
   std::vector<Fd> guests;
   std::vector<Wanted> open;
   for (const Wanted& want : wanted) {
-    Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-    if (!guest) throw system_error("cannot make a Unix socket");
-    socklen_t length = 0;
-    const sockaddr_un address = abstract_address(want.door, &length);
-    if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 || !same_user(guest.get())) {
+    Fd guest = connect_to(want.door);
+    if (!guest) {
       throw Error(Code::kPeerDied, "nvx: the process " + std::to_string(want.pid) +
                                        " of this host cannot be reached over its Unix socket (" + std::strerror(errno) +
                                        "): it has ended, or belongs to another user");
@@ -248,13 +183,13 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
       throw Error(Code::kTimeout, "nvx: a process of this host did not hand over its shared memory in time");
     }
     if (poll(polls.data(), polls.size(), 100) < 0 && errno != EINTR) throw system_error("poll failed");
-    if (polls[0].revents) answer();
-    for (size_t i = 1; i < polls.size(); ++i) {
+    if (polls[0].revents || polls[1].revents) answer();
+    for (size_t i = first; i < polls.size(); ++i) {
       if (!polls[i].revents || polls[i].fd < 0) continue;
-      const Wanted& want = open[i - 1];
+      const Wanted& want = open[i - first];
       Handover handover{};
       Fd memfd, pidfd;
-      if (!receive_handover(guests[i - 1].get(), &handover, &memfd, &pidfd) || handover.id != want.id) {
+      if (!receive_handover(guests[i - first].get(), &handover, &memfd, &pidfd) || handover.id != want.id) {
         throw Error(Code::kPeerDied,
                     "nvx: the process " + std::to_string(want.pid) +
                         " of this host ended, or sent something else than its shared memory, during set-up");

@@ -14,6 +14,8 @@
 
 namespace nvx {
 
+class Handout;
+
 /// Another process of this host: its arena, mapped here, and a descriptor that tells when it has ended.
 class Neighbour {
  public:
@@ -84,6 +86,9 @@ class Doorway {
   explicit Doorway(Neighbours& neighbours);
   const std::string& name() const { return name_; }
 
+  /// Whoever comes for this is served too, from here on.
+  void hand_out(Handout* handout) { handout_ = handout; }
+
   /// Fetches what is wanted while serving those who want ours. Throws when the time is up.
   std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline);
 
@@ -96,6 +101,7 @@ class Doorway {
   Neighbours& neighbours_;
   std::string name_;
   Fd listener_;
+  Handout* handout_ = nullptr;
 };
 
 }  // namespace nvx

@@ -1,0 +1,118 @@
+#include "memory/unix_socket.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace nvx {
+namespace {
+
+constexpr size_t kMostFds = 2;
+
+union Control {
+  cmsghdr header;
+  char bytes[CMSG_SPACE(kMostFds * sizeof(int))];
+};
+
+sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const size_t n = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), n);
+  *length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + n);
+  return address;
+}
+
+bool same_user(int socket) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+}
+
+}  // namespace
+
+std::string fresh_socket_name() {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != ssize_t(sizeof random)) throw system_error("getrandom failed");
+  char name[40];
+  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), static_cast<unsigned long long>(random));
+  return name;
+}
+
+Fd listen_on(const std::string& name) {
+  Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener) throw system_error("cannot make a Unix socket");
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      listen(listener.get(), 4096) != 0) {
+    throw system_error("cannot listen on a Unix socket");
+  }
+  return listener;
+}
+
+Fd connect_to(const std::string& name) {
+  Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!guest) throw system_error("cannot make a Unix socket");
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
+  if (same_user(guest.get())) return guest;
+  errno = EPERM;
+  return {};
+}
+
+Came accept_from(int listener, Fd* guest) {
+  *guest = Fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (!*guest) return Came::kNobody;
+  return same_user(guest->get()) ? Came::kGuest : Came::kStranger;
+}
+
+bool send_packet(int socket, const void* data, size_t bytes, std::span<const int> fds) {
+  Control control{};
+  iovec part{const_cast<void*>(data), bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+  cmsghdr* head = CMSG_FIRSTHDR(&message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(fds.size_bytes());
+  std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
+  return sendmsg(socket, &message, MSG_NOSIGNAL) == ssize_t(bytes);
+}
+
+bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
+  Control control{};
+  iovec part{data, bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    int came[kMostFds] = {-1, -1};
+    const size_t count = std::min<size_t>((head->cmsg_len - CMSG_LEN(0)) / sizeof(int), kMostFds);
+    std::memcpy(came, CMSG_DATA(head), count * sizeof(int));
+    for (size_t i = 0; i < count; ++i) {
+      Fd owned(came[i]);
+      if (i < fds.size()) fds[i] = std::move(owned);
+    }
+  }
+  return got == ssize_t(bytes);
+}
+
+}  // namespace nvx
