@@ -64,6 +64,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
+  /// Which ranks of the whole job these are; empty where that is not known.
+  const std::vector<uint64_t>& global_ranks() const { return options_.global_ranks; }
   const Topology& topology() const { return topology_; }
   const PlanFacts& plan_facts() const { return facts_; }
 
@@ -113,6 +115,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
 
   bool alarmed(int seat) override;
   void alarm(int seat) override;
+  /// Whether the rank has ended, or left.
+  bool gone(int seat) const;
   Span yield() override;
 
   /// The status for a wait on a rank (-1: on any) that ended badly; missing: who has not come, if that is known.
@@ -156,7 +160,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void open_port(Store& store, const Deadline& deadline);
   void check_seats();
   void look_for_failures(Store& store);
-  void look_for_deaths();
+  void look_for_deaths(int writer);
   [[noreturn]] void end_as_told(const std::string& note);
   void give_up(Store& store, Code code, const std::string& why);
 
@@ -166,7 +170,6 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Status explain_verdict(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
   std::string missing_ranks();
   bool read_by_all(uint32_t epoch) const;
-  bool gone(int seat) const;
   bool dead(int seat) const { return peers_[size_t(seat)] && peers_[size_t(seat)]->dead(); }
   int told_by() const;
   void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);

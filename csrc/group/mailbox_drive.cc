@@ -58,10 +58,10 @@ void Mailbox::call(Message& message) {
 /// What this thread will do now may take long, or wait for other mail: somebody else must move that meanwhile.
 void Mailbox::give_way(Shift& shift) {
   MutexLock lock(mutex_);
-  if (open_.empty()) return;
   if (shift.role == Role::kWaiter) --waiters_;
   if (shift.role == Role::kAttendant) attended_ = false;
-  if (find_attendant() || shift.role != Role::kAttendant) {
+  // Where nothing is open, what is posted meanwhile finds a thread itself.
+  if (open_.empty() || find_attendant() || shift.role != Role::kAttendant) {
     shift.role = Role::kPasserBy;
   } else {
     attended_ = true;  // there is no thread for another one
@@ -121,7 +121,10 @@ void Mailbox::turn(Message* message, Shift& shift) {
     from_afar = group_.port() && (!message || message->peer < 0 || far(message->peer));
   }
   const auto stirred = [&] {
-    if (message && (over(*message) || message->done())) return over(*message);
+    if (message && message->done()) {  // others tell of it, or this thread is to
+      return over(*message) || message->teller_.load(std::memory_order_relaxed) == std::thread::id() ||
+             bell.value.load(std::memory_order_seq_cst) != seen;
+    }
     return bell.value.load(std::memory_order_seq_cst) != seen || group_.failed();
   };
   WaitRules rules = group_.rules({}, shift.carrier);
@@ -187,7 +190,11 @@ void Mailbox::attend() {
         continue;
       }
     }
-    turn(nullptr, shift);
+    try {
+      turn(nullptr, shift);
+    } catch (const std::bad_alloc&) {
+      (void)group_.fail(Code::kSystem, "a rank has no memory left for the messages that come to it", "");
+    }
     idle_since = Clock::now();
   }
   MutexLock lock(mutex_);

@@ -117,7 +117,8 @@ std::optional<net::Port::Failure> Mailbox::fate(int peer) {
   if (!group_.port()) return std::nullopt;
   MutexLock lock(group_.port()->mutex());
   std::optional<net::Port::Failure> left;
-  bool somebody = group_.seats() > 1;
+  bool somebody = false;
+  for (int s = 0; s < group_.seats(); ++s) somebody |= s != group_.seat() && !group_.gone(s);
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (!far(rank) || (peer >= 0 && peer != rank)) continue;
     group_.port()->ask(rank);

@@ -159,10 +159,12 @@ void Group::look_for_failures(Store& store) {
   if (const auto note = store.get(key(kFailure), kSlice)) end_as_told({note->begin(), note->end()});
 }
 
-/// Throws if a rank that this process has met in another group has ended meanwhile.
-void Group::look_for_deaths() {
+/// Throws if a rank that this process has met in another group has ended meanwhile. Of those on other hosts only the
+/// one that is waited for is looked after: to ask means to connect.
+void Group::look_for_deaths(int writer) {
   const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::opened();
-  for (const uint64_t global : options_.global_ranks) {
+  for (size_t r = 0; r < options_.global_ranks.size(); ++r) {
+    const uint64_t global = options_.global_ranks[r];
     const std::string who = "nvx: global rank " + std::to_string(global);
     const std::string when = " while group " + name() + " was being made";
     const std::shared_ptr<Neighbour> met = neighbours_->met(global);
@@ -170,7 +172,7 @@ void Group::look_for_deaths() {
       throw Error(Code::kPeerDied,
                   who + " (pid " + std::to_string(met->pid()) + ") has ended" + met->how_it_ended(" (", ")") + when);
     }
-    if (!wire) continue;
+    if (!wire || int(r) != writer) continue;
     MutexLock lock(wire->mutex());
     const std::string lost = wire->fate(global);
     if (!lost.empty()) throw Error(Code::kPeerDied, who + " is lost: " + lost + "," + when);
@@ -206,7 +208,11 @@ std::optional<std::vector<uint8_t>> Group::take(Store& store, const std::string&
     if (value || receipt_->open()) return value;
   }
   auto value = store.get(key(what), span);
-  if (value && handout_) handout_->give(*value);
+  try {
+    if (value && handout_) handout_->give(*value);
+  } catch (const Error&) {
+    handout_.reset();  // the others read for themselves
+  }
   return value;
 }
 
@@ -223,7 +229,7 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
       if (store.add(generation_of(writer), 0) > generation_) return store.get(key(what), kSlice);
       look_for_failures(store);
     }
-    look_for_deaths();
+    look_for_deaths(writer);
     if (deadline.passed(Clock::now())) {
       throw Error(Code::kTimeout, "nvx: the ranks of group " + name() + " did not all come in " +
                                       std::to_string(int64_t(deadline.elapsed_s())) + " s: rank " +

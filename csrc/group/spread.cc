@@ -71,14 +71,14 @@ Status Spread::run(Operation& o, Carrier carrier) {
     }
     return {};
   };
-  Status status = carry_out();
-  std::optional<std::pair<int, net::Label>> stray;
-  {
-    MutexLock lock(port_.mutex());
-    active_.clear();
-    port_.end_operation(op_ + 1);
-    stray = port_.stray();
+  Status status;
+  try {
+    status = carry_out();
+  } catch (...) {
+    (void)end();
+    throw;
   }
+  const std::optional<std::pair<int, net::Label>> stray = end();
   if (room_.size() > kKeptRoom) std::vector<std::byte>().swap(room_);
   if (!status.ok() || !stray || stray->second == call.label) return status;
   return group_.fail(Code::kMismatch,
@@ -89,13 +89,26 @@ Status Spread::run(Operation& o, Carrier carrier) {
                      "Next: make all ranks call the same collectives in the same order");
 }
 
-/// Called by whoever waits for a step inside the host.
+/// When it returns, nothing of the operation's memory is touched any more. What was called under its number, and was
+/// something else.
+std::optional<std::pair<int, net::Label>> Spread::end() {
+  MutexLock lock(port_.mutex());
+  active_.clear();
+  port_.end_operation(op_ + 1);
+  return port_.stray();
+}
+
+/// Called by whoever waits for a step inside the host; a sleeper does so seldom, so all that has come is taken in.
 void Spread::drive() {
+  constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;
   port_.wire().mutex().held_by_caller();
-  port_.wire().progress();
-  for (const auto& active : active_) {
-    if (active->run) active->run->advance();
+  bool moved = true;
+  for (int i = 0; moved && i < kMostMoves; ++i) {
+    moved = port_.wire().progress();
+    for (const auto& active : active_) {
+      if (active->run) active->run->advance();
+    }
   }
   port_.mutex().unlock();
 }

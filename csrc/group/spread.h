@@ -50,6 +50,7 @@ class Spread final : private Driver {
   };
 
   void drive() override;
+  std::optional<std::pair<int, net::Label>> end();
 
   Status all_reduce(Call& call);
   Status all_reduce_by_leader(Call& call, const Bridge& bridge);

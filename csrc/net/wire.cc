@@ -189,9 +189,17 @@ void Wire::await_flow(const std::function<int()>& open) {
   }
 }
 
+/// For those who come by seldom: all that has come, within bounds.
+bool Wire::sweep() {
+  constexpr int kMostMoves = 64;
+  bool moved = false;
+  for (int i = 0; i < kMostMoves && progress(); ++i) moved = true;
+  return moved;
+}
+
 bool Wire::glance() {
   if (!mutex_.try_lock()) return false;
-  const bool moved = progress();
+  const bool moved = sweep();
   mutex_.unlock();
   return moved;
 }
@@ -204,18 +212,9 @@ void Wire::stir() {
   if (lookout_) link_->wake();
 }
 
-void Wire::nap(std::chrono::microseconds span) {
+void Wire::nap(std::chrono::microseconds span, std::optional<uint64_t> seen) {
   MutexLock lock(mutex_);
-  sleep(lock, span);
-}
-
-void Wire::nap_since(uint64_t seen, std::chrono::microseconds span) {
-  MutexLock lock(mutex_);
-  if (stirs_ == seen) sleep(lock, span);
-}
-
-void Wire::sleep(MutexLock& lock, std::chrono::microseconds span) {
-  if (closed_) return;
+  if (closed_ || (seen && stirs_ != *seen)) return;
   ++sleepers_;
   if (lookout_) {
     lock.wait_for(stirred_, span);
@@ -374,7 +373,7 @@ bool Wire::attend_once(bool afterglow) {
   MutexLock lock(mutex_);
   if (closed_ || lookout_) return false;
   const int64_t driven = driven_ns_.load(std::memory_order_relaxed);
-  if (!progress()) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
+  if (!sweep()) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
   if (afterglow || !link_->arm()) return false;
   lock.unlock();
   link_->sleep(kTick);  // not as the lookout: who waits for something is to be woken by it itself

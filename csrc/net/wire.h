@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -69,7 +70,7 @@ class Wire final : private Receiver {
   /// Drives the link until nothing is open of what somebody gives up, or nothing of it has ended for a while: a slow
   /// link is not a dead one. Bounded.
   void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
-  /// As progress(), if nobody else is at it.
+  /// As sweep(), if nobody else is at it.
   bool glance() EXCLUDES(mutex_);
 
   /// Returns when ready() does, which is asked with the lock held, when the deadline has passed, or the watch alarms;
@@ -77,8 +78,9 @@ class Wire final : private Receiver {
   template <class Ready, class Look>
   Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
-  /// Sleeps in the link for at most this long, or until somebody else who drives it has found something.
-  void nap(std::chrono::microseconds span) EXCLUDES(mutex_);
+  /// Sleeps in the link for at most this long, or until somebody else who drives it has found something; not at all if
+  /// somebody has since stirs_ was `seen`.
+  void nap(std::chrono::microseconds span, std::optional<uint64_t> seen = std::nullopt) EXCLUDES(mutex_);
 
   /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
   void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
@@ -122,10 +124,8 @@ class Wire final : private Receiver {
   void hear(Peer& peer) REQUIRES(mutex_);
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
   Port* port_of(const WireHeader& header) REQUIRES(mutex_);
+  bool sweep() REQUIRES(mutex_);
   void stir() REQUIRES(mutex_);
-  /// As nap(), unless the link has been stirred since.
-  void nap_since(uint64_t seen, std::chrono::microseconds span) EXCLUDES(mutex_);
-  void sleep(MutexLock& lock, std::chrono::microseconds span) REQUIRES(mutex_);
   void attend() EXCLUDES(mutex_);
   bool attend_once(bool afterglow) EXCLUDES(mutex_);
 
@@ -184,7 +184,7 @@ Waited Wire::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
   }
   auto next_look = Clock::now() + kWatchInterval;
   for (;;) {
-    nap_since(seen, kMostNap);
+    nap(kMostNap, seen);
     if (attempt()) return Waited::kReached;
     const auto now = Clock::now();
     if (rules.deadline.passed(now)) return Waited::kTimedOut;

@@ -1,5 +1,6 @@
 #include "torch/arguments.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
@@ -111,6 +112,12 @@ void Arguments::check_tensor(const at::Tensor& tensor) const {
   if (!tensor.defined()) invalid("requires defined tensors");
   if (tensor.layout() != at::kStrided) invalid("only supports dense tensors");
   if (!tensor.device().is_cpu()) invalid("only supports CPU tensors");
+  // A storage may have been made smaller under its tensors, as FSDP does with parameters that it frees.
+  const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                                         size_t(tensor.storage_offset()));
+  const size_t there = tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
+  if (tensor.numel() != 0 && there < needed)
+    invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) + " bytes");
 }
 
 void Arguments::one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const {

@@ -41,7 +41,7 @@ GroupOptions group_options(int rank, int size, const ProcessGroupNVX::Options& o
   facts.size = size;
   facts.timeout = options.timeout;
   facts.global_ranks = options.global_ranks_in_group;
-  if (facts.global_ranks.empty()) {  // the default group
+  if (facts.global_ranks.empty() && !options.ranks_unknown) {  // the default group
     for (int r = 0; r < size; ++r) facts.global_ranks.push_back(uint64_t(r));
   }
   return facts;
@@ -60,6 +60,7 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
   try {
     return std::make_shared<Group>(torch_store, group_options(rank, size, options));
   } catch (const Error& error) {
+    raise_interrupt();
     C10_THROW_ERROR(DistBackendError, error.what());
   }
 }

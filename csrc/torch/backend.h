@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/version.h>
+
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <map>
@@ -19,6 +21,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
         : c10d::Backend::Options("nvx", timeout) {}
+    /// Nobody knows which ranks of the job these are: of a group that was made of several.
+    bool ranks_unknown = false;
 #ifdef C10D_BACKEND_HAS_HOOKS
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
 #endif
@@ -87,9 +91,11 @@ class ProcessGroupNVX final : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
-  bool supportsAbortHooks() const override { return true; }
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  bool supportsAbortHooks() const override { return true; }
   bool supportsCompletionHooks() const override { return true; }
   void registerCompletionHook(int64_t id, c10d::CompletionHook hook) override;
   void unregisterCompletionHook(int64_t id) override;
@@ -123,7 +129,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   NvxWork::Facts facts(const Kind& kind);
   c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store,
-                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size);
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,
+                                          std::vector<uint64_t> global_ranks);
   bool somebody_listens() const { return listeners_.load(std::memory_order_acquire) != 0; }
   void tell(NvxWork& work);
   void into_window(const IntrusiveWork& work, const Tensors& outputs);
@@ -154,6 +161,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::shared_ptr<const CompletionHook> completion_hook_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
   std::map<int64_t, c10d::AbortHook> abort_hooks_ GUARDED_BY(mutex_);
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   std::map<int64_t, c10d::CompletionHook> completion_hooks_ GUARDED_BY(mutex_);
 #endif
 };

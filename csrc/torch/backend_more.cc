@@ -119,7 +119,12 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
   origin_.check(rank_);
   const auto me = std::find(ranks.begin(), ranks.end(), rank_);
   if (me == ranks.end()) return nullptr;
-  return child(store, opts, int(me - ranks.begin()), int(ranks.size()));
+  // torch leaves the list of this group in the options, or none.
+  std::vector<uint64_t> global;
+  if (const auto& mine = group_->global_ranks(); !mine.empty()) {
+    for (const int rank : ranks) global.push_back(mine.at(size_t(rank)));
+  }
+  return child(store, opts, int(me - ranks.begin()), int(ranks.size()), std::move(global));
 }
 
 /// The ranks of several groups, which torch has numbered anew, meet over a store of their own.
@@ -127,27 +132,30 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_pt
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                          const int& rank, const int& size) {
   origin_.check(rank_);
-  return child(store, opts, rank, size);
+  return child(store, opts, rank, size, {});
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_ptr<c10d::Store>& store,
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
-                                                         int rank, int size) {
+                                                         int rank, int size, std::vector<uint64_t> global_ranks) {
   const std::string name = opts ? opts->group_name : "";
   {
     // torch up to 2.13 asks once for each device type, with the same store and name.
     MutexLock lock(mutex_);
     const auto known = children_.find(name);
     if (known != children_.end()) {
-      if (auto child = known->second.lock()) return child;
+      const auto child = known->second.lock();
+      if (child && child->store_ == store && child->getRank() == rank && child->getSize() == size &&
+          !child->group_->closed()) {
+        return child;
+      }
     }
   }
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : group_->timeout());
   options->group_name = name;
-  if (opts) {
-    options->group_desc = opts->group_desc;
-    options->global_ranks_in_group = opts->global_ranks_in_group;
-  }
+  if (opts) options->group_desc = opts->group_desc;
+  options->ranks_unknown = global_ranks.empty();
+  options->global_ranks_in_group = std::move(global_ranks);
   auto child = c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
   MutexLock lock(mutex_);
   children_.insert_or_assign(name, c10::weak_intrusive_ptr<ProcessGroupNVX>(child));
@@ -229,6 +237,8 @@ void ProcessGroupNVX::tell(NvxWork& work) {
     if (work.status().code() != Code::kInvalid) run_abort_hooks();
     return;
   }
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   std::vector<c10d::CompletionHook> hooks;
   {
     MutexLock lock(mutex_);
@@ -270,6 +280,10 @@ void ProcessGroupNVX::unregisterAbortHook(int64_t id) {
   MutexLock lock(mutex_);
   if (abort_hooks_.erase(id)) listeners_.fetch_sub(1, std::memory_order_release);
 }
+
+#endif
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 
 void ProcessGroupNVX::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
   origin_.check(rank_);

@@ -123,6 +123,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly(
           "options",
           [](ProcessGroupNVX& self) {
+            py::gil_scoped_release unlocked;  // hooks take it while the group's lock is held
             return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
           })
       .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
@@ -137,7 +138,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
              return c10::make_intrusive<NullBackend>(rank, size);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"));
-  m.def("set_timeout", &set_timeout, py::arg("group"), py::arg("timeout"));
+  m.def("set_timeout", &set_timeout, py::arg("group"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2);
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);

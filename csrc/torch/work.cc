@@ -195,6 +195,7 @@ void MessageWork::begin(bool receives) {
   // The message keeps this work, and with it the tensor, until it has ended: a send may never be waited for.
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
   message_->finished = [self](const Message& message) { self->end(message.status()); };
+  message_->may_block = [self] { return self->watched(); };
   if (receives) {
     group_->mail().receive(message_, Carrier::kPool);
   } else {
@@ -264,6 +265,7 @@ c10::intrusive_ptr<c10::ivalue::Future> WindowWork::getFuture() {
   const auto all = c10::collectAll(futures);
   auto future = new_future();
   all->addCallback([future, outputs = outputs_](c10::ivalue::Future& done) {
+    if (done.hasError()) return future->setError(done.exception_ptr());
     for (const c10::IValue& part : done.value().toListRef()) {
       const auto one = part.toFuture();
       if (one->hasError()) return future->setError(one->exception_ptr());

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <torch/version.h>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -59,7 +61,7 @@ class NvxWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   float getDuration() const override;
   uint64_t getSequencenumber() const override { return facts_.sequence; }
-#ifdef C10D_BACKEND_HAS_HOOKS
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
   void synchronize() override {}

@@ -372,6 +372,20 @@ def test_timeouts_as_long_as_can_be(rank, world, span):
 
 @only_nvx
 @on_ranks(2)
+def test_future_of_a_window_that_fails_ends(rank, world):
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    if rank == 0:
+        group._start_coalescing(CPU)
+        for tag in range(3):
+            dist.irecv(torch.ones(3), 1, group, tag=tag)
+        future = group._end_coalescing(CPU).get_future()
+        with pytest.raises(RuntimeError, match="timed out"):
+            future.wait()
+    meet("failed")
+
+
+@only_nvx
+@on_ranks(2)
 def test_timeout_of_a_window_counts_once(rank, world):
     if rank == 0:
         group = dist.group.WORLD

@@ -545,3 +545,16 @@ def test_negative_and_conjugate_views(pg, rank, world):
     assert torch.equal(tensor.resolve_conj(), total(world, 1000, dtype=torch.complex64).conj().resolve_conj())
     with pytest.raises(ValueError, match="contiguous"):
         pg.send([torch._neg_view(numbers(rank, 10))], 1 - rank, 0)
+
+
+@only_nvx
+@on_ranks(2)
+def test_a_tensor_whose_storage_was_made_smaller_is_refused(rank, world):
+    tensor = torch.ones(100)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="storage of 0 bytes"):
+        dist.all_reduce(tensor)
+    tensor.untyped_storage().resize_(400)
+    tensor.fill_(rank)
+    dist.all_reduce(tensor)
+    assert_same(tensor, torch.full((100,), 1.0))
