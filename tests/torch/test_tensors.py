@@ -251,12 +251,13 @@ def test_sparse_all_reduce_of_nothing_and_async(rank, world):
 @on_ranks(2)
 def test_sparse_async_does_not_wait_for_the_others(rank, world):
     if rank == 1:
-        time.sleep(1.0)
+        time.sleep(2.0)
     tensors = [sparse(rank, F32), torch.ones(3, requires_grad=True).detach(), sparse(rank, F32)]
     started = time.monotonic()
     works = [dist.all_reduce(t, async_op=True) for t in tensors]
-    assert time.monotonic() - started < 0.5
-    works[-1].wait()
+    assert time.monotonic() - started < 1.0
+    for work in reversed(works):
+        work.wait()  # an earlier one may still be telling of its end on a thread of its own
     assert all(work.is_completed() for work in works)
     want = sum(sparse(r, F32).to_dense() for r in range(world))
     assert_same(tensors[0].to_dense(), want, "first")
