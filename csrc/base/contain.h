@@ -8,18 +8,31 @@
 
 namespace nvx {
 
-/// Runs what somebody else has written, for whom nobody here could catch: what it throws is said, and goes no further.
-template <class Act>
-void contain(const char* what, Act&& act) {
+/// Runs what somebody else has written, for whom nobody here could catch: what it throws goes to say(), as the
+/// std::exception that it is, or null where it is none, and no further.
+template <class Act, class Say>
+void contain_and(Act&& act, Say&& say) {
   try {
     act();
   } catch (const std::exception& error) {
-    NVX_LOG(kWarn, "%s threw an exception, which goes no further: %s", what, error.what());
+    say(&error);
   } catch (abi::__forced_unwind&) {
     throw;  // the end of a thread is no exception, and must not be stopped
   } catch (...) {
-    NVX_LOG(kWarn, "%s threw something that is no std::exception, which goes no further", what);
+    say(static_cast<const std::exception*>(nullptr));
   }
+}
+
+/// The same, and it is logged.
+template <class Act>
+void contain(const char* what, Act&& act) {
+  contain_and(act, [&](const std::exception* error) {
+    if (error) {
+      NVX_LOG(kWarn, "%s threw an exception, which goes no further: %s", what, error->what());
+    } else {
+      NVX_LOG(kWarn, "%s threw something that is no std::exception, which goes no further", what);
+    }
+  });
 }
 
 }  // namespace nvx

@@ -12,7 +12,6 @@ using kernel::Collective;
 using kernel::Piece;
 using Across = schedule::Collective;
 
-constexpr size_t kSlicesInFlight = 4;
 constexpr size_t kMostPacked = 16 << 10;  ///< bytes of a rail up to which a copy costs less than a step inside the host
 
 /// Pieces as offsets from the lowest of them.

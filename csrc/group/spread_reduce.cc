@@ -12,8 +12,6 @@ namespace {
 using kernel::Collective;
 using Across = schedule::Collective;
 
-constexpr size_t kSlicesInFlight = 4;
-
 /// The part of a slice that rail `i` of `rails` carries.
 schedule::Block part_of(size_t bytes, size_t width, size_t i, size_t rails) {
   schedule::Layout layout;

@@ -333,16 +333,22 @@ Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in,
   return c;
 }
 
-Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
-                             int64_t root) const {
-  const auto fail = [this](const std::string& what) { invalid(what); };
+/// What every rank gives; where it goes is the root's to say.
+Collective Arguments::begin_gather(const at::Tensor& in, int64_t root) const {
   check_root(root);
-  check_tensor(tensor);
-  Collective c = begin(kernel::Collective::kGather, tensor);
+  check_tensor(in);
+  Collective c = begin(kernel::Collective::kGather, in);
   c.operation.root = int(root);
   c.operation.send = Pieces(size_t(size_));
   c.operation.recv = Pieces(size_t(size_));
-  c.operation.send[size_t(root)] = {const_cast<std::byte*>(input(c, tensor)), bytes_of(tensor)};
+  c.operation.send[size_t(root)] = {const_cast<std::byte*>(input(c, in)), bytes_of(in)};
+  return c;
+}
+
+Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
+                             int64_t root) const {
+  const auto fail = [this](const std::string& what) { invalid(what); };
+  Collective c = begin_gather(tensor, root);
   if (root != rank_) {
     if (!outputs.empty()) invalid("requires empty output on non-root");
     return c;
@@ -360,13 +366,7 @@ Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, cons
 }
 
 Collective Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
-  check_root(root);
-  check_tensor(in);
-  Collective c = begin(kernel::Collective::kGather, in);
-  c.operation.root = int(root);
-  c.operation.send = Pieces(size_t(size_));
-  c.operation.recv = Pieces(size_t(size_));
-  c.operation.send[size_t(root)] = {const_cast<std::byte*>(input(c, in)), bytes_of(in)};
+  Collective c = begin_gather(in, root);
   if (root != rank_) return c;
   check_tensor(out);
   same_type(out, in);

@@ -38,6 +38,7 @@ class Arguments {
 
  private:
   Collective begin(kernel::Collective collective, const at::Tensor& like) const;
+  Collective begin_gather(const at::Tensor& in, int64_t root) const;
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
   void check_root(int64_t root) const;

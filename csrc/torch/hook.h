@@ -1,11 +1,8 @@
 #pragma once
 
-#include <cxxabi.h>
-
 #include <atomic>
-#include <exception>
 
-#include "base/log.h"
+#include "base/contain.h"
 
 namespace nvx {
 
@@ -14,16 +11,14 @@ namespace nvx {
 template <class Call>
 void run_hook(const char* whose, Call&& call) {
   static std::atomic<bool> said{false};  // one for each place: each has a Call of its own
-  try {
-    call();
-  } catch (const std::exception& error) {
-    if (!said.exchange(true)) log_line("%s threw, and nvx goes on without it: %s", whose, error.what());
-  } catch (abi::__forced_unwind&) {
-    throw;  // the end of a thread, which must not be stopped
-  } catch (...) {
-    if (!said.exchange(true))
+  contain_and(call, [&](const std::exception* error) {
+    if (said.exchange(true)) return;
+    if (error) {
+      log_line("%s threw, and nvx goes on without it: %s", whose, error->what());
+    } else {
       log_line("%s threw something that is no std::exception, and nvx goes on without it", whose);
-  }
+    }
+  });
 }
 
 }  // namespace nvx
