@@ -121,7 +121,7 @@ bool Mailbox::advance() {
 }
 
 /// A message of no bytes has nothing that could be sent later.
-bool Mailbox::carries(size_t bytes, bool full) { return bytes == 0 || (bytes <= kernel::kEnvelopePayload && !full); }
+bool Mailbox::carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
 
 bool Mailbox::announce(int rank) {
   Peer& peer = peers_[size_t(rank)];
@@ -138,7 +138,7 @@ bool Mailbox::announce(int rank) {
     envelope.tag = message->tag;
     envelope.bytes = message->bytes;
     envelope.dtype = message->dtype;
-    envelope.carries_data = carries(message->bytes, load(there.full) != 0);
+    envelope.carries_data = carries(message->bytes, kernel::kEnvelopePayload, load(there.full) != 0);
     if (envelope.carries_data) {
       if (message->bytes) std::memcpy(envelope.payload, message->data, message->bytes);
       finish(message, {});
@@ -205,12 +205,9 @@ void Mailbox::let_go(const Early& early) {
 /// What comes unasked is bounded: the sender keeps the data of more until it is received.
 void Mailbox::tell_full(int rank, bool full) {
   peers_[size_t(rank)].full = full;
-  if (far(rank)) {
-    MutexLock lock(group_.port()->mutex());
-    group_.port()->tell_taken(rank, net::Taken::value(std::exchange(peers_[size_t(rank)].untold, 0), full));
-  } else {
-    publish(group_.own_pad().inbox(group_.seat_of(rank)).full, full);
-  }
+  if (!far(rank)) return publish(group_.own_pad().inbox(group_.seat_of(rank)).full, full);
+  ++peers_[size_t(rank)].told.turns;
+  tell_taken(rank);
 }
 
 bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {

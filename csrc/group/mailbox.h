@@ -106,7 +106,6 @@ class Mailbox : public LeaseHolder {
     uint64_t streamed = 0;
     Span lease;
     size_t lease_wanted = 0;
-    bool full_there = false;  ///< of another host: as Inbox::full
     // in
     uint64_t kept = 0;  ///< bytes that came with announcements, for which there is no receive yet
     bool full = false;  ///< and has said that these are enough
@@ -115,8 +114,8 @@ class Mailbox : public LeaseHolder {
     std::deque<std::shared_ptr<Message>> arriving;  // granted, in that order
     uint64_t consumed = 0;
     // of another host, by number
-    uint64_t taken_there = 0;         ///< announcements that it has read
-    uint64_t untold = 0;              ///< of its announcements, read here and not told
+    net::Taken there;                 ///< what it has told of
+    net::Taken told;                  ///< what it has been told of
     std::map<uint64_t, Early> ahead;  ///< announcements that came before those in front of them
     std::unordered_map<uint64_t, std::shared_ptr<Message>> parcels_out, parcels_in;
   };
@@ -132,7 +131,7 @@ class Mailbox : public LeaseHolder {
   void begin(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
   bool move(Clock::time_point until) REQUIRES(mutex_);
   bool advance() REQUIRES(mutex_);
-  static bool carries(size_t bytes, bool full);
+  static bool carries(size_t bytes, size_t most, bool full);
   bool announce(int peer) REQUIRES(mutex_);
   bool read_grants(int peer) REQUIRES(mutex_);
   bool stream(int peer) REQUIRES(mutex_);
@@ -141,6 +140,7 @@ class Mailbox : public LeaseHolder {
   void keep(Early&& early) REQUIRES(mutex_);
   void let_go(const Early& early) REQUIRES(mutex_);
   void tell_full(int peer, bool full) REQUIRES(mutex_);
+  void tell_taken(int peer) REQUIRES(mutex_);
   bool announce_far(int peer) REQUIRES(mutex_);
   bool grant_far(int peer) REQUIRES(mutex_);
   bool read_port() REQUIRES(mutex_);

@@ -7,7 +7,7 @@
 namespace nvx {
 namespace {
 
-constexpr uint64_t kFarEnvelopes = 64;  // announcements to another host that it has not read
+constexpr uint32_t kFarEnvelopes = 64;  // announcements to another host that it has not read
 
 }  // namespace
 
@@ -16,7 +16,7 @@ bool Mailbox::announce_far(int rank) {
   if (peer.unannounced.empty()) return false;
   MutexLock lock(group_.port()->mutex());
   bool moved = false;
-  while (!peer.unannounced.empty() && peer.announced - peer.taken_there < kFarEnvelopes) {
+  while (!peer.unannounced.empty() && uint32_t(peer.announced) - peer.there.count < kFarEnvelopes) {
     const std::shared_ptr<Message> message = peer.unannounced.front();
     peer.unannounced.pop_front();
     net::MailHead head{};
@@ -24,7 +24,7 @@ bool Mailbox::announce_far(int rank) {
     head.bytes = message->bytes;
     head.number = ++peer.announced;
     head.dtype = uint8_t(message->dtype);
-    head.carries_data = carries(message->bytes, peer.full_there);
+    head.carries_data = carries(message->bytes, net::Wire::kMostCopied, peer.there.full());
     group_.port()->announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
     if (head.carries_data) {
       finish(message, {});
@@ -82,12 +82,16 @@ void Mailbox::read_mail(net::Port::Letter&& letter) {
                                             head.carries_data != 0, std::move(letter.body)});
   while (!peer.ahead.empty() && peer.ahead.begin()->first == peer.taken + 1) {
     ++peer.taken;
-    ++peer.untold;
     come(std::move(peer.ahead.extract(peer.ahead.begin()).mapped()));
   }
-  if (peer.untold < kFarEnvelopes / 2) return;
+  if (uint32_t(peer.taken) - peer.told.count >= kFarEnvelopes / 2) tell_taken(letter.from);
+}
+
+void Mailbox::tell_taken(int rank) {
+  Peer& peer = peers_[size_t(rank)];
+  peer.told.count = uint32_t(peer.taken);
   MutexLock lock(group_.port()->mutex());
-  group_.port()->tell_taken(letter.from, net::Taken::value(std::exchange(peer.untold, 0), peer.full));
+  group_.port()->tell_taken(rank, peer.told);
 }
 
 void Mailbox::read_letter(net::Port::Letter&& letter) {
@@ -96,9 +100,7 @@ void Mailbox::read_letter(net::Port::Letter&& letter) {
   switch (letter.kind) {
     case net::Kind::kMail: return read_mail(std::move(letter));
     case net::Kind::kTaken:
-      peer.taken_there += letter.value & ~net::Taken::kFull;
-      peer.full_there = (letter.value & net::Taken::kFull) != 0;
-      return;
+      return peer.there.learn(net::Taken::of(letter.value));
     case net::Kind::kGrant: {
       const auto found = peer.ungranted.extract(letter.value);
       if (!found) return;

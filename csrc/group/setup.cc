@@ -64,12 +64,12 @@ void begin_counters(kernel::Pad pad, uint32_t epoch) {
 Group::Group(Store& store, const GroupOptions& options)
     : options_(options),
       fork_generation_(nvx::fork_generation()),
-      neighbours_(Neighbours::here()),
       lane_(std::make_shared<Lane>()),
       timeout_ms_(config().timeout_s > 0 ? config().timeout_s * 1000 : options.timeout.count()) {
-  const size_t size = size_t(options.size);
-  pad_span_ = neighbours_->arena().allocate(kernel::PadLayout(size).bytes());
   try {
+    if (size() > 1) generation_ = store.add(generation_of(rank()), 1);  // first, as failures are told under it
+    neighbours_ = Neighbours::here();
+    pad_span_ = neighbours_->arena().allocate(kernel::PadLayout(size_t(size())).bytes());
     meet(store);
     channel_ = std::make_unique<kernel::Channel>(seat(), memory_, options.first_epoch);
     if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
@@ -127,9 +127,11 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
                                           : "rank " + std::to_string(rank()) + " (pid " + std::to_string(getpid()) +
                                                 ") gave up making group " + name() + ": " +
                                                 (why.starts_with("nvx: ") ? why.substr(5) : why);
-  const kernel::Pad own(neighbours_->arena().at(pad_span_.offset), size_t(size()));
-  write_note(own.header().failure, code, note);
-  own.header().presence.store(kernel::Presence::kLeft);
+  if (pad_span_) {
+    const kernel::Pad own(neighbours_->arena().at(pad_span_.offset), size_t(size()));
+    write_note(own.header().failure, code, note);
+    own.header().presence.store(kernel::Presence::kLeft);
+  }
   contain("the store, told that a group cannot be made,", [&] {
     if (generation_ == 0 || store.add(key(kFailures), 1) != 1) return;
     store.set(key(kFailure), {note.begin(), note.end()});
@@ -140,6 +142,7 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
   mailbox_.reset();
   spread_.reset();
   port_.reset();
+  if (!pad_span_) return;
   if (!topology_.ranks.empty() && memory_.size() == here().size())
     return neighbours_->arena().bury(pad_span_, everybody_gone());
   neighbours_->arena().bury(pad_span_,
@@ -252,7 +255,6 @@ std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door,
   self.pad_bytes = pad_span_.bytes;
   std::memcpy(self.door, door.data(), std::min(door.size(), sizeof self.door - 1));
   if (size() == 1) return {self};
-  generation_ = store.add(generation_of(rank()), 1);
   while (rank() != 0) {
     store.set(key(hello_of(rank())), encode({&self, 1}));
     choose_reader(store, self.host);

@@ -93,6 +93,11 @@ Status Spread::run(Operation& o, Carrier carrier) {
 /// something else.
 std::optional<std::pair<int, net::Label>> Spread::end() {
   MutexLock lock(port_.mutex());
+  std::vector<net::Run*> open;
+  for (const auto& active : active_) {
+    if (active->run) open.push_back(active->run.get());
+  }
+  if (!open.empty()) net::Run::abandon(port_, open);
   active_.clear();
   port_.end_operation(op_ + 1);
   return port_.stray();

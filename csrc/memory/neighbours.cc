@@ -126,14 +126,17 @@ std::shared_ptr<Neighbour> Neighbours::adopt(std::shared_ptr<Neighbour> neighbou
 
 void Neighbours::meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing) {
   MutexLock lock(mutex_);
-  met_[global_rank] = {neighbour, std::move(standing)};
+  std::vector<Met>& met = met_[global_rank];
+  std::erase_if(met, [](const Met& m) { return m.standing.expired(); });
+  met.push_back({neighbour, std::move(standing)});
 }
 
 std::shared_ptr<Neighbour> Neighbours::met(uint64_t global_rank) {
   MutexLock lock(mutex_);
   const auto it = met_.find(global_rank);
-  if (it == met_.end() || it->second.standing.expired()) return nullptr;
-  return it->second.neighbour.lock();
+  if (it == met_.end()) return nullptr;
+  std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
+  return it->second.empty() ? nullptr : it->second.back().neighbour.lock();
 }
 
 Doorway::Doorway(Neighbours& neighbours)

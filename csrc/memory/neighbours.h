@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/deadline.h"
 #include "base/handle.h"
@@ -67,7 +68,7 @@ class Neighbours {
     std::weak_ptr<Neighbour> neighbour;
     std::weak_ptr<void> standing;
   };
-  std::map<uint64_t, Met> met_ GUARDED_BY(mutex_);
+  std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
 };
 
 /// Moves by one in a forked child: what was made before the fork belongs to the parent.

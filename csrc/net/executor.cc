@@ -27,7 +27,8 @@ Run::Run(Port& port, Errand errand)
 
 Run::~Run() {
   port_.mutex().held_by_caller();
-  abandon();
+  Run* const self[] = {this};
+  abandon(port_, self);
   port_.close(*this);
 }
 
@@ -47,8 +48,7 @@ Progress Run::advance() {
   do {
     for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMostWindow]);
     if (came_early_) port_.offer_early(*this);
-    reap();
-  } while (begin_next());
+  } while (make_way());
   if (verdict_.cause != Verdict::Cause::kNone) return Progress::kFailed;
   return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
 }
@@ -73,6 +73,15 @@ bool Run::begin_next() {
     begin(step);
   }
   return true;
+}
+
+/// Begins the steps that have become possible. False if there were none.
+bool Run::make_way() {
+  reap();
+  if (verdict_.cause != Verdict::Cause::kNone) return false;
+  bool began = false;
+  while (begin_next()) began = true;
+  return began;
 }
 
 bool Run::clear_for(const schedule::Step& step) const {
@@ -184,6 +193,7 @@ bool Run::claim(Flight& flight, uint32_t number) {
 
 Run::Taken Run::take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body) {
   Flight* flight = flight_of(header.from, header.message);
+  if (!flight && make_way()) flight = flight_of(header.from, header.message);
   const size_t offset = size_t(header.segment) * port_.wire().segment_bytes();
   const bool fitting = flight && fits(*flight, header.segment, body.size());
   const bool fetched = fitting && flight->fetching != 0 && body.data() == at(flight->step.recv) + offset;
@@ -279,25 +289,40 @@ void Run::look() {
     refuse({Verdict::Cause::kMismatch, clash->first, clash->second, 0, 0});
 }
 
-void Run::abandon() {
+/// Segments that the link reads or writes.
+int Run::in_link() const {
+  int open = 0;
+  for (const Flight& flight : flights_) open += flight.in_link();
+  return open;
+}
+
+/// Closes what is open to those that the link still has segments for.
+void Run::cut_off() {
   port_.mutex().held_by_caller();
-  port_.wire().mutex().held_by_caller();
-  const auto busy = [](const Flight& flight) { return flight.unread != 0 || flight.fetching != 0; };
-  const auto any_busy = [&] { return std::any_of(flights_.begin(), flights_.end(), busy); };
-  port_.wire().await_flow([&] {
-    int open = 0;
-    for (const Flight& flight : flights_) open += flight.unread + flight.fetching;
-    return open;
-  });
-  if (!any_busy()) return;
-  for (Flight& flight : flights_) {
+  for (const Flight& flight : flights_) {
     if (flight.unread != 0) port_.sever(rank_of(flight.step.send_to));
     if (flight.fetching != 0) port_.sever(rank_of(flight.step.recv_from));
   }
+}
+
+void Run::abandon(Port& port, std::span<Run* const> runs) {
+  port.mutex().held_by_caller();
+  port.wire().mutex().held_by_caller();
+  for (Run* run : runs) run->next_ = run->steps_;  // nothing more begins
+  const auto in_link = [&] {
+    int open = 0;
+    for (const Run* run : runs) open += run->in_link();
+    return open;
+  };
+  port.wire().await_flow(in_link);
+  if (in_link() == 0) return;
+  for (Run* run : runs) run->cut_off();
   const auto bound = Clock::now() + std::chrono::seconds(2);
-  while (any_busy() && Clock::now() < bound) port_.wire().progress();
-  port_.wire().disown(this);
-  for (Flight& flight : flights_) flight.unread = flight.fetching = 0;  // it has been waited for once
+  while (in_link() != 0 && Clock::now() < bound) port.wire().progress();
+  for (Run* run : runs) {
+    port.wire().disown(run);
+    for (Flight& flight : run->flights_) flight.unread = flight.fetching = 0;  // it has been waited for once
+  }
 }
 
 }  // namespace nvx::net

@@ -61,8 +61,8 @@ class Run final : public Sender {
   std::vector<int> unheard() const;
   /// Looks after the ranks that it waits for: asks them for a sign of life, and fails with the first that is lost.
   void look();
-  /// Gives up: when this returns nobody reads or writes its memory any more. Bounded.
-  void abandon();
+  /// Gives these runs of a port up: when this returns nobody reads or writes their memory any more. Bounded.
+  static void abandon(Port& port, std::span<Run* const> runs);
 
  private:
   friend class Port;
@@ -81,6 +81,7 @@ class Run final : public Sender {
 
     bool sends_over() const { return posted_all && unread == 0; }
     bool over() const { return sends_over() && received_all; }
+    int in_link() const { return unread + fetching; }
   };
   struct Span {
     const std::byte* data;
@@ -93,7 +94,10 @@ class Run final : public Sender {
   std::byte* place(const WireHeader& header, size_t bytes);
   void dropped(const WireHeader& header);
 
+  int in_link() const;
+  void cut_off();
   void sent(uint64_t cookie, const Status& status) override;
+  bool make_way();
   bool begin_next();
   bool clear_for(const schedule::Step& step) const;
   void move_inside(const schedule::Step& step);

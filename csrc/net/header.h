@@ -17,7 +17,7 @@ enum class Kind : uint8_t {
   kPing,        ///< of a process, not of a group: are you there?
   kPong,        ///< yes
   kMail,        ///< a send's announcement; a MailHead follows the header, and a small message is in the body
-  kTaken,       ///< `value` announcements have been read, see Taken
+  kTaken,       ///< announcements have been read, `value` is a Taken
   kGrant,       ///< the large message of this number may be sent
   kParcel,      ///< a segment of a large message
   kLabel,       ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
@@ -29,7 +29,7 @@ enum class Kind : uint8_t {
 /// what this side knows before it is used.
 struct WireHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kWire = 2;  ///< moves when a layout in this file does
+  static constexpr uint8_t kWire = 3;  ///< moves when a layout in this file does
 
   uint8_t magic = kMagic;
   uint8_t wire = kWire;
@@ -61,10 +61,20 @@ struct First {
 };
 static_assert(sizeof(First) == 40);
 
-/// The value of kTaken: how many announcements have been read, and whether later ones may carry data.
+/// The value of kTaken, whole each time: letters may overtake each other, and then the later one holds. Both count
+/// modulo 2^32.
 struct Taken {
-  static constexpr uint64_t kFull = uint64_t(1) << 63;  ///< what came unasked is enough
-  static constexpr uint64_t value(uint64_t count, bool full) { return count | (full ? kFull : 0); }
+  uint32_t count = 0;  ///< announcements that have been read
+  uint32_t turns = 0;  ///< how often the reader has changed its mind about data that comes unasked
+
+  bool full() const { return turns % 2 != 0; }  ///< what came is enough: later announcements carry no data
+  uint64_t value() const { return uint64_t(turns) << 32 | count; }
+  static Taken of(uint64_t value) { return {uint32_t(value), uint32_t(value >> 32)}; }
+  /// What is known after another one has come.
+  void learn(const Taken& news) {
+    if (int32_t(news.count - count) > 0) count = news.count;
+    if (int32_t(news.turns - turns) > 0) turns = news.turns;
+  }
 };
 
 struct MailHead {

@@ -364,10 +364,10 @@ void Port::announce(int rank, const MailHead& head, std::span<const std::byte> b
   send(rank, header, std::as_bytes(std::span(&head, 1)), body, nullptr, 0);
 }
 
-void Port::tell_taken(int rank, uint64_t count) {
+void Port::tell_taken(int rank, const Taken& taken) {
   WireHeader header;
   header.kind = Kind::kTaken;
-  header.value = count;
+  header.value = taken.value();
   send(rank, header, {}, {}, nullptr, 0);
 }
 

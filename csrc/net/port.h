@@ -103,7 +103,7 @@ class Port {
   void on_mail(std::function<void()> poke) REQUIRES(wire_->mutex_) { poke_ = std::move(poke); }
   std::optional<Letter> next_letter() REQUIRES(wire_->mutex_);
   void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(wire_->mutex_);
-  void tell_taken(int rank, uint64_t count) REQUIRES(wire_->mutex_);
+  void tell_taken(int rank, const Taken& taken) REQUIRES(wire_->mutex_);
   void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(wire_->mutex_);
   /// Sends a granted message; the number comes up in next_sent() when its body may be changed.
   void send_parcel(int rank, uint64_t number, const std::byte* data, size_t bytes) REQUIRES(wire_->mutex_);

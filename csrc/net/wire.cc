@@ -179,10 +179,15 @@ bool Wire::progress() {
 
 void Wire::await_flow(const std::function<int()>& open) {
   constexpr std::chrono::milliseconds kPatience{200}, kMost{3000};
+  constexpr std::chrono::microseconds kPause{50};
   const auto bound = Clock::now() + kMost;
   auto patient = Clock::now() + kPatience;
   for (int left = open(); left != 0 && Clock::now() < std::min(patient, bound);) {
-    progress();
+    if (!progress()) {  // others need the wire meanwhile
+      mutex_.unlock();
+      std::this_thread::sleep_for(kPause);
+      mutex_.lock();
+    }
     const int now = open();
     if (now < left) patient = Clock::now() + kPatience;
     left = now;
@@ -324,15 +329,20 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
 // --- failure
 
 void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing) {
-  met_[global_rank] = {peer, std::move(standing)};
+  std::vector<Met>& met = met_[global_rank];
+  std::erase_if(met, [](const Met& m) { return m.standing.expired(); });
+  met.push_back({peer, std::move(standing)});
 }
 
 std::string Wire::fate(uint64_t global_rank) {
   const auto it = met_.find(global_rank);
-  if (it == met_.end() || it->second.standing.expired()) return "";
-  ask(it->second.peer, /*group=*/0, /*from=*/0, int(global_rank));
+  if (it == met_.end()) return "";
+  std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
+  if (it->second.empty()) return "";
+  const PeerId peer = it->second.back().peer;
+  ask(peer, /*group=*/0, /*from=*/0, int(global_rank));
   progress();
-  return peers_[it->second.peer].lost;
+  return peers_[peer].lost;
 }
 
 const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }

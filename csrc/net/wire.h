@@ -68,7 +68,7 @@ class Wire final : private Receiver {
   /// Moves what can be moved now. True if anything did, so that calling it again may pay.
   bool progress() REQUIRES(mutex_);
   /// Drives the link until nothing is open of what somebody gives up, or nothing of it has ended for a while: a slow
-  /// link is not a dead one. Bounded.
+  /// link is not a dead one. Bounded. Lets others have the lock in between.
   void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
   /// As sweep(), if nobody else is at it.
   bool glance() EXCLUDES(mutex_);
@@ -140,7 +140,7 @@ class Wire final : private Receiver {
     PeerId peer;
     std::weak_ptr<void> standing;
   };
-  std::unordered_map<uint64_t, Met> met_ GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
   std::vector<PeerId> by_link_ GUARDED_BY(mutex_);  // the link has numbers of its own
   std::map<PortKey, Port*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);

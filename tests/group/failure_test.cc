@@ -418,6 +418,45 @@ TEST(SetUp, ARankThatFailsIsNamedWithTheReason) {
   });
 }
 
+/// All of this process's arena that is free, while it lives.
+class FullArena {
+ public:
+  FullArena() {
+    for (size_t bytes = Arena::kBytes; bytes >= 4096;) {
+      try {
+        spans_.push_back(neighbours_->arena().allocate(bytes));
+      } catch (const Error&) {
+        bytes /= 2;
+      }
+    }
+  }
+  ~FullArena() {
+    for (const Span& span : spans_) neighbours_->arena().free(span);
+  }
+
+ private:
+  std::shared_ptr<Neighbours> neighbours_ = Neighbours::here();
+  std::vector<Span> spans_;
+};
+
+/// A rank that has not come as far as to write anything of itself into the store.
+TEST(SetUp, ARankThatFailsAtOnceIsNamedWithTheReason) {
+  MemoryStore store;
+  const auto neighbours = Neighbours::here();
+  const size_t before = neighbours->arena().used();
+  std::string error;
+  std::thread waiting([&] { error = set_up_error(store, options("at once", 0, 2)); });
+  EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return neighbours->arena().used() != before; }));
+  {
+    const FullArena full;
+    const std::string own = set_up_error(store, options("at once", 1, 2));
+    EXPECT_NE(own.find("full"), std::string::npos) << own;
+  }
+  waiting.join();
+  EXPECT_NE(error.find("rank 1 (pid"), std::string::npos) << error;
+  EXPECT_NE(error.find("full"), std::string::npos) << error;
+}
+
 /// True on the main thread from now on, as after Ctrl-C.
 class Interrupted {
  public:

@@ -184,6 +184,43 @@ TEST(SpreadMail, AFloodWaitsForItsReceiver) {
   });
 }
 
+/// Of what has been read, the latest news holds, in whatever order it comes, also when the counts wrap.
+TEST(SpreadMail, OldNewsChangeNothing) {
+  net::Taken known{0xfffffff0u, 0xffffffffu};
+  EXPECT_TRUE(known.full());
+  const net::Taken later{8, 0}, latest{8, 1};
+  known.learn(net::Taken::of(latest.value()));
+  EXPECT_EQ(known.count, 8u);
+  EXPECT_TRUE(known.full());
+  known.learn(net::Taken::of(later.value()));
+  EXPECT_TRUE(known.full());
+  known.learn({0xfffffff8u, 0xffffffffu});
+  EXPECT_EQ(known.count, 8u);
+  known.learn({9, 2});
+  EXPECT_EQ(known.count, 9u);
+  EXPECT_FALSE(known.full());
+}
+
+/// What fits into a letter needs no grant: one message over the net, and nothing back.
+TEST(SpreadMail, WhatFitsIntoALetterIsSentAtOnce) {
+  Hosts hosts({0, 1});
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, hosts.options("letter", rank));
+    Bytes memory(net::Wire::kMostCopied);
+    const auto one = mail(1 - rank, 5, memory);
+    if (rank == 0) {
+      group.mail().send(one, Carrier::kPool);
+      EXPECT_TRUE(one->done());
+      ASSERT_TRUE(barrier(group).ok());
+    } else {
+      ASSERT_TRUE(barrier(group).ok());
+      group.mail().receive(one, Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*one).ok()) << one->status().what();
+    }
+  });
+}
+
 TEST(SpreadMail, ALostPeerEndsWhatIsOpen) {
   for (const bool sends : {true, false}) {
     Hosts hosts({0, 1});

@@ -244,6 +244,20 @@ TEST(Neighbours, WhatIsNoArenaIsRefused) {
   }
 }
 
+/// A rank stays known while any group stands that has shown it, whichever of them ends first.
+TEST(Neighbours, AreKnownAsLongAsAGroupStands) {
+  const auto here = Neighbours::here();
+  const auto neighbour = std::make_shared<Neighbour>(ArenaId{5, 6}, here->arena().fd(), 4096, Fd(), getpid());
+  auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
+  here->meet(3, neighbour, first);
+  here->meet(3, neighbour, second);
+  second.reset();
+  EXPECT_EQ(here->met(3), neighbour);
+  first.reset();
+  EXPECT_EQ(here->met(3), nullptr);
+  EXPECT_EQ(here->met(4), nullptr);
+}
+
 TEST(Neighbours, ADoorThatIsShutIsAnError) {
   Doorway mine(*Neighbours::here());
   try {

@@ -50,6 +50,7 @@ class Alone {
 
   ScriptedLink& link() { return link_; }
   net::Run& run() { return *run_; }
+  net::Port& port() { return *port_; }
   std::optional<net::Port::Failure> fate() { return hold(), port_->fate(1); }
   std::optional<std::pair<int, net::Label>> stray() { return hold(), port_->stray(); }
 
@@ -255,7 +256,8 @@ TEST(RunFaults, AbandonedPostsEndInTime) {
       EXPECT_EQ(alone.link().open_posts(), 0u);
     } else {
       alone.hold();
-      alone.run().abandon();  // the memory stays: this link breaks its word
+      net::Run* const runs[] = {&alone.run()};
+      net::Run::abandon(alone.port(), runs);  // the memory stays: this link breaks its word
       alone.link().reads_posts = true;
       alone.advance();
     }
