@@ -99,8 +99,7 @@ void Mailbox::read_letter(net::Port::Letter&& letter) {
   Peer& peer = peers_[size_t(letter.from)];
   switch (letter.kind) {
     case net::Kind::kMail: return read_mail(std::move(letter));
-    case net::Kind::kTaken:
-      return peer.there.learn(net::Taken::of(letter.value));
+    case net::Kind::kTaken: return peer.there.learn(net::Taken::of(letter.value));
     case net::Kind::kGrant: {
       const auto found = peer.ungranted.extract(letter.value);
       if (!found) return;

@@ -141,7 +141,7 @@ class Wire final : private Receiver {
     std::weak_ptr<void> standing;
   };
   std::unordered_map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
-  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);  // the link has numbers of its own
+  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);                         // the link has numbers of its own
   std::map<PortKey, Port*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
