@@ -475,6 +475,8 @@ void Group::abort(const std::string& why) {
 
 /// Peers use their memory again once this rank has left, so it must have stopped looking at it by then: what is in
 /// flight ends first, within a watch interval.
+void Group::close_links() { net::Wire::close_opened(); }
+
 void Group::leave() {
   if (forked() || left_.exchange(true)) return;
   lane_->await_idle(std::chrono::seconds(10));

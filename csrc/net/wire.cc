@@ -40,7 +40,7 @@ struct Sign {
 
 namespace {
 
-/// Never closed but by the end of the process: peers may ask this one for a sign of life between two groups.
+/// Never closed before the end of the process: peers may ask this one for a sign of life between two groups.
 struct Home {
   Mutex mutex;
   std::shared_ptr<Wire>* wire GUARDED_BY(mutex) = new std::shared_ptr<Wire>;
@@ -74,6 +74,10 @@ std::shared_ptr<Wire> Wire::opened() {
   Home& h = home();
   MutexLock lock(h.mutex);
   return h.current();
+}
+
+void Wire::close_opened() {
+  if (const std::shared_ptr<Wire> wire = opened()) wire->close();
 }
 
 Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)

@@ -40,6 +40,8 @@ class Wire final : private Receiver {
   static std::shared_ptr<Wire> here();
   /// The same if it has been opened, or nothing.
   static std::shared_ptr<Wire> opened();
+  /// At the end of the process: sends what is left, says goodbye, ends the link. Bounded.
+  static void close_opened();
 
   Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
   ~Wire() override;
