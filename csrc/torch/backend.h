@@ -133,7 +133,7 @@ class ProcessGroupNVX final : public c10d::Backend {
                                           std::vector<uint64_t> global_ranks);
   bool somebody_listens() const { return listeners_.load(std::memory_order_acquire) != 0; }
   void tell(NvxWork& work);
-  void into_window(const IntrusiveWork& work, const Tensors& outputs);
+  void into_window(const c10::intrusive_ptr<NvxWork>& work, const Tensors& outputs);
   void run_abort_hooks();
   /// Not in a forked child.
   Group& checked_group() const {
@@ -142,7 +142,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   }
 
   struct Window {
-    std::vector<IntrusiveWork> works;
+    std::vector<c10::intrusive_ptr<NvxWork>> works;
     Tensors outputs;
   };
 

@@ -72,7 +72,7 @@ void ProcessGroupNVX::startCoalescing() {
   if (fresh) open_windows_.fetch_add(1, std::memory_order_release);
 }
 
-void ProcessGroupNVX::into_window(const IntrusiveWork& work, const Tensors& outputs) {
+void ProcessGroupNVX::into_window(const c10::intrusive_ptr<NvxWork>& work, const Tensors& outputs) {
   MutexLock lock(mutex_);
   const auto window = windows_.find(std::this_thread::get_id());
   if (window == windows_.end()) return;  // another thread's
@@ -93,8 +93,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
   }
   if (window.works.empty()) return nullptr;
   if (window.works.size() == 1) return window.works.front();
-  return c10::make_intrusive<WindowWork>(facts({c10d::OpType::COALESCED, nullptr}), std::move(window.works),
-                                         std::move(window.outputs));
+  auto all = c10::make_intrusive<WindowWork>(facts({c10d::OpType::COALESCED, nullptr}), std::move(window.works),
+                                             std::move(window.outputs));
+  all->begin();
+  return all;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& tensor,
@@ -168,11 +170,12 @@ void ProcessGroupNVX::setTimeout(std::chrono::milliseconds timeout) {
   options_.timeout = timeout;
 }
 
-/// What was issued before, sends and receives too, and what concludes it. Ctrl-C ends the waiting.
+/// What was issued before, sends and receives too, and what concludes it; but not what has ended and calls this. Ctrl-C
+/// ends the waiting.
 void ProcessGroupNVX::waitForPendingWorks() {
   constexpr std::chrono::milliseconds kLookAround{50};
   origin_.check(rank_);
-  while (pending_->load(std::memory_order_acquire) != 0) {
+  while (pending_->load(std::memory_order_acquire) != NvxWork::told_here(pending_)) {
     group_->lane().settle(kLookAround);
     group_->mail().settle(kLookAround);  // which is over at once where the group has failed
     group_->look_for_interrupt();
