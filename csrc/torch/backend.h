@@ -10,6 +10,7 @@
 
 #include "base/mutex.h"
 #include "torch/arguments.h"
+#include "torch/hook.h"
 #include "torch/origin.h"
 #include "torch/work.h"
 
@@ -154,16 +155,16 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::atomic<int> listeners_{0};
   std::atomic<int64_t> extra_ms_{0};  // ephemeral: for the next operation only
   std::atomic<int> open_windows_{0};
-  Mutex mutex_;  // never held while a hook runs
+  Mutex mutex_;  // never held while a hook runs, is copied or goes
   Options options_ GUARDED_BY(mutex_);
   std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);
   std::map<std::string, c10::weak_intrusive_ptr<ProcessGroupNVX>> children_ GUARDED_BY(mutex_);
   std::shared_ptr<const CompletionHook> completion_hook_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
-  std::map<int64_t, c10d::AbortHook> abort_hooks_ GUARDED_BY(mutex_);
+  Hooks<c10d::AbortHook> abort_hooks_;
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  std::map<int64_t, c10d::CompletionHook> completion_hooks_ GUARDED_BY(mutex_);
+  Hooks<c10d::CompletionHook> completion_hooks_;
 #endif
 };
 

@@ -215,11 +215,17 @@ void ProcessGroupNVX::shutdown() {
 
 void ProcessGroupNVX::registerOnCompletionHook(CompletionHook&& hook) {
   origin_.check(rank_);
+  CompletionHook seen = hook;  // only for torch to see that there is one
+  auto kept = std::make_shared<const CompletionHook>(std::move(hook));
   MutexLock lock(mutex_);
-  TORCH_CHECK(!completion_hook_, "ProcessGroupNVX OnCompletion hook already registered");
-  onCompletionHook_ = hook;  // only for torch to see that there is one
-  completion_hook_ = std::make_shared<const CompletionHook>(std::move(hook));
-  listeners_.fetch_add(1, std::memory_order_release);
+  const bool first = completion_hook_ == nullptr;
+  if (first) {
+    onCompletionHook_.swap(seen);
+    completion_hook_.swap(kept);
+    listeners_.fetch_add(1, std::memory_order_release);
+  }
+  lock.unlock();
+  TORCH_CHECK(first, "ProcessGroupNVX OnCompletion hook already registered");
 }
 
 void ProcessGroupNVX::tell(NvxWork& work) {
@@ -242,15 +248,10 @@ void ProcessGroupNVX::tell(NvxWork& work) {
   }
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  std::vector<c10d::CompletionHook> hooks;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [id, hook] : completion_hooks_) hooks.push_back(hook);
-  }
   c10d::CompletionHookArgs args;
   args.completionKey = work.getCompletionKey();
   if (timed_) args.duration_ms = std::chrono::duration<float, std::milli>(work.ended() - work.began()).count();
-  for (const c10d::CompletionHook& hook : hooks) run_hook("a completion hook", [&] { hook(args); });
+  for (const auto& hook : completion_hooks_.all()) run_hook("a completion hook", [&] { (*hook)(args); });
 #endif
 }
 
@@ -274,14 +275,11 @@ void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeo
 
 void ProcessGroupNVX::registerAbortHook(int64_t id, c10d::AbortHook hook) {
   origin_.check(rank_);
-  MutexLock lock(mutex_);
-  if (abort_hooks_.insert_or_assign(id, std::move(hook)).second) listeners_.fetch_add(1, std::memory_order_release);
+  if (abort_hooks_.put(id, std::move(hook))) listeners_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::unregisterAbortHook(int64_t id) {
-  if (origin_.elsewhere()) return;
-  MutexLock lock(mutex_);
-  if (abort_hooks_.erase(id)) listeners_.fetch_sub(1, std::memory_order_release);
+  if (!origin_.elsewhere() && abort_hooks_.drop(id)) listeners_.fetch_sub(1, std::memory_order_release);
 }
 
 #endif
@@ -290,27 +288,18 @@ void ProcessGroupNVX::unregisterAbortHook(int64_t id) {
 
 void ProcessGroupNVX::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
   origin_.check(rank_);
-  MutexLock lock(mutex_);
-  if (completion_hooks_.insert_or_assign(id, std::move(hook)).second)
-    listeners_.fetch_add(1, std::memory_order_release);
+  if (completion_hooks_.put(id, std::move(hook))) listeners_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::unregisterCompletionHook(int64_t id) {
-  if (origin_.elsewhere()) return;
-  MutexLock lock(mutex_);
-  if (completion_hooks_.erase(id)) listeners_.fetch_sub(1, std::memory_order_release);
+  if (!origin_.elsewhere() && completion_hooks_.drop(id)) listeners_.fetch_sub(1, std::memory_order_release);
 }
 
 #endif
 
 void ProcessGroupNVX::run_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
-  std::vector<c10d::AbortHook> hooks;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [id, hook] : abort_hooks_) hooks.push_back(hook);
-  }
-  for (const c10d::AbortHook& hook : hooks) run_hook("an abort hook", hook);
+  for (const auto& hook : abort_hooks_.all()) run_hook("an abort hook", *hook);
 #endif
 }
 
