@@ -69,10 +69,12 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
 
 ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                  c10::intrusive_ptr<Options> options)
-    : Backend(checked_rank(rank, size), size),
-      store_(std::move(store)),
-      group_(make_group(store_, rank, size, options ? *options : Options())),
-      options_(options ? *options : Options()) {
+    : ProcessGroupNVX(store, make_group(store, checked_rank(rank, size), size, options ? *options : Options()),
+                      options ? *options : Options()) {}
+
+ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
+                                 const Options& options)
+    : Backend(group->rank(), group->size()), store_(std::move(store)), group_(std::move(group)), options_(options) {
   init();
   Registry& r = registry();
   MutexLock lock(r.mutex);

@@ -30,6 +30,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   };
 
   ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options);
+  /// Serves a group that there is.
+  ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const Options& options);
   ~ProcessGroupNVX() override;
 
   using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
@@ -158,7 +160,11 @@ class ProcessGroupNVX final : public c10d::Backend {
   Mutex mutex_;  // never held while a hook runs, is copied or goes
   Options options_ GUARDED_BY(mutex_);
   std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);
-  std::map<std::string, c10::weak_intrusive_ptr<ProcessGroupNVX>> children_ GUARDED_BY(mutex_);
+  struct Child {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::weak_ptr<Group> group;
+  };
+  std::map<std::string, Child> children_ GUARDED_BY(mutex_);  // by name
   std::shared_ptr<const CompletionHook> completion_hook_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
   Hooks<c10d::AbortHook> abort_hooks_;

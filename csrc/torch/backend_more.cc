@@ -141,26 +141,24 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_pt
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                          int rank, int size, std::vector<uint64_t> global_ranks) {
   const std::string name = opts ? opts->group_name : "";
+  std::shared_ptr<Group> there;
   {
     // torch up to 2.13 asks once for each device type, with the same store and name.
     MutexLock lock(mutex_);
     const auto known = children_.find(name);
-    if (known != children_.end()) {
-      const auto child = known->second.lock();
-      if (child && child->store_ == store && child->getRank() == rank && child->getSize() == size &&
-          !child->group_->closed()) {
-        return child;
-      }
-    }
+    if (known != children_.end() && known->second.store == store) there = known->second.group.lock();
   }
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : group_->timeout());
   options->group_name = name;
   if (opts) options->group_desc = opts->group_desc;
   options->ranks_unknown = global_ranks.empty();
   options->global_ranks_in_group = std::move(global_ranks);
+  if (there && there->rank() == rank && there->size() == size && !there->closed())
+    return c10::make_intrusive<ProcessGroupNVX>(store, std::move(there), *options);
   auto child = c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
   MutexLock lock(mutex_);
-  children_.insert_or_assign(name, c10::weak_intrusive_ptr<ProcessGroupNVX>(child));
+  std::erase_if(children_, [](const auto& known) { return known.second.group.expired(); });
+  children_.insert_or_assign(name, Child{store, child->group_});
   return child;
 }
 
