@@ -174,6 +174,7 @@ void ProcessGroupNVX::waitForPendingWorks() {
   constexpr std::chrono::milliseconds kLookAround{50};
   origin_.check(rank_);
   while (pending_->load(std::memory_order_acquire) != NvxWork::told_here(pending_)) {
+    if (group_->lane().held_here()) raise(group_->inside_itself());
     group_->lane().settle(kLookAround);
     group_->mail().settle(kLookAround);  // which is over at once where the group has failed
     group_->look_for_interrupt();

@@ -194,6 +194,7 @@ void LaneWork::conclude() {
 bool LaneWork::wait(std::chrono::milliseconds timeout) {
   if (!done() && !told_here()) {
     origin_.check(facts_.rank);
+    if (group_->lane().held_here()) raise(group_->inside_itself());
     const bool bounded = timeout.count() > 0;
     const Deadline limit = Deadline::after(timeout);
     const auto late = [&] {
