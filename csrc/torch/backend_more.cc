@@ -17,16 +17,18 @@ constexpr std::chrono::milliseconds kGrace{300};
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag,
                                                          bool receives) {
   if (checked_group().failed()) raise(group_->failure());
+  Term term = term_of(c10d::kUnsetTimeout);
   auto message = std::make_shared<Message>();
+  message->timeout = term.timeout;
   message->peer = peer;
   message->tag = tag;
   message->dtype = dtype_of(tensor);
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = size_t(tensor.numel()) * tensor.element_size();
-  auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message));
+  auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message), std::move(term.claim));
   work->count_in(pending_);
   work->begin(receives);
-  if (open_windows_.load(std::memory_order_acquire) != 0) into_window(work, receives ? Tensors{tensor} : Tensors{});
+  into_window(work);
   return work;
 }
 
@@ -64,20 +66,52 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::recvAnysource(Tensors& tensors, 
                   tag, /*receives=*/true);
 }
 
+/// A window that is still open was left so by an exception: torch does not close it, and what was issued in it has run
+/// or will, like all that was issued since.
 void ProcessGroupNVX::startCoalescing() {
   origin_.check(rank_);
+  Window left;
   MutexLock lock(mutex_);
-  // A window that an exception left open ends here: torch does not close it.
-  const auto [window, fresh] = windows_.insert_or_assign(std::this_thread::get_id(), Window{});
+  const auto [window, fresh] = windows_.try_emplace(std::this_thread::get_id());
+  left = std::exchange(window->second, Window());
   if (fresh) open_windows_.fetch_add(1, std::memory_order_release);
+  lock.unlock();
+  if (!fresh) {
+    NVX_LOG(kWarn,
+            "group %s: a coalescing window is begun, and the one before it was never ended, as when an exception comes "
+            "out of it: nobody waits for the %zu operations issued since as for one",
+            group_->name().c_str(), left.issued);
+  }
 }
 
-void ProcessGroupNVX::into_window(const c10::intrusive_ptr<NvxWork>& work, const Tensors& outputs) {
+bool ProcessGroupNVX::collects() {
+  if (open_windows_.load(std::memory_order_acquire) == 0) [[likely]]
+    return false;
+  MutexLock lock(mutex_);
+  return windows_.contains(std::this_thread::get_id());
+}
+
+void ProcessGroupNVX::into_window(const c10::intrusive_ptr<NvxWork>& work) {
+  if (open_windows_.load(std::memory_order_acquire) == 0) [[likely]]
+    return;
+  std::vector<c10::intrusive_ptr<NvxWork>> gone;
   MutexLock lock(mutex_);
   const auto window = windows_.find(std::this_thread::get_id());
   if (window == windows_.end()) return;  // another thread's
-  window->second.works.push_back(work);
-  window->second.outputs.insert(window->second.outputs.end(), outputs.begin(), outputs.end());
+  window->second.add(work, gone);
+  lock.unlock();
+}
+
+void ProcessGroupNVX::Window::add(const c10::intrusive_ptr<NvxWork>& work,
+                                  std::vector<c10::intrusive_ptr<NvxWork>>& gone) {
+  if (works.size() >= most) {
+    const auto first = std::stable_partition(works.begin(), works.end(), [](const auto& w) { return !w->settled(); });
+    gone.assign(std::move_iterator(first), std::move_iterator(works.end()));
+    works.erase(first, works.end());
+    most = std::max(most, 2 * works.size());
+  }
+  works.push_back(work);
+  ++issued;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
@@ -93,8 +127,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
   }
   if (window.works.empty()) return nullptr;
   if (window.works.size() == 1) return window.works.front();
+  Tensors outputs;
+  for (const auto& work : window.works) {
+    if (work->type() == c10d::OpType::SEND) continue;
+    const Tensors own = work->result();
+    outputs.insert(outputs.end(), own.begin(), own.end());
+  }
   auto all = c10::make_intrusive<WindowWork>(facts({c10d::OpType::COALESCED, nullptr}), std::move(window.works),
-                                             std::move(window.outputs));
+                                             std::move(outputs));
   all->begin();
   return all;
 }
@@ -106,11 +146,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& te
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
   if (!tensor.device().is_cpu()) args.invalid("only supports CPU tensors");
   origin_.check(rank_);
-  const SparseWork::Call call{timeout_of(opts.timeout), group_->next_number()};
+  Term term = term_of(opts.timeout);
+  SparseWork::Call call{term.timeout, group_->next_number(), std::move(term.claim)};
   const auto work = c10::make_intrusive<SparseWork>(group_, facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
-                                                    args, tensor, call);
-  hand_over(work, {tensor});
-  if (opts.asyncOp || open_windows_ != 0) return work;
+                                                    args, tensor, std::move(call));
+  hand_over(work);
+  if (opts.asyncOp || collects()) return work;
   work->wait(std::chrono::milliseconds(0));
   return work;
 }
@@ -266,11 +307,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather_single(at::Tensor& output
                 mode(opts.asyncOp));
 }
 
-void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
-  const int64_t span = std::clamp<int64_t>(timeout.count(), 0, kLongestTimeout.count());
-  extra_ms_.store(std::min(extra_ms_.load(std::memory_order_relaxed) + span, kLongestTimeout.count()),
-                  std::memory_order_relaxed);
-}
+void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeout) { extensions_->add(timeout); }
 
 void ProcessGroupNVX::registerAbortHook(int64_t id, c10d::AbortHook hook) {
   origin_.check(rank_);

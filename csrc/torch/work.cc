@@ -112,6 +112,7 @@ bool NvxWork::belong_to(c10::intrusive_ptr<WindowWork> window) {
 
 c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   origin_.check(facts_.rank);
+  asked_for_ = true;
   MutexLock lock(future_mutex_);
   if (future_) return future_;
   future_ = new_future();
@@ -161,7 +162,10 @@ bool NvxWork::watched() {
   return future_ != nullptr || facts_.on_end || (window_ && window_->watched());
 }
 
+bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
+
 void NvxWork::check() {
+  asked_for_ = true;
   raise_interrupt();
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
 }
@@ -231,15 +235,20 @@ void CollectiveWork::let_go() {
   collectives_.clear();
 }
 
-MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message)
+MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
+                         Extensions::Claim claim)
     : NvxWork(std::move(facts), {tensor}, std::vector<at::Tensor>{tensor}),
       group_(std::move(group)),
-      message_(std::move(message)) {}
+      message_(std::move(message)),
+      claim_(std::move(claim)) {}
 
 void MessageWork::begin(bool receives) {
   // The message keeps this work, and with it the tensor, until it has ended: a send may never be waited for.
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-  message_->finished = [self](const Message& message) { self->end(message.status()); };
+  message_->finished = [self](const Message& message) {
+    self->claim_.reset();
+    self->end(message.status());
+  };
   message_->may_block = [self] { return self->watched(); };
   if (receives) {
     group_->mail().receive(message_, Carrier::kPool);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "group/extensions.h"
 #include "group/group.h"
 #include "group/mailbox.h"
 #include "torch/origin.h"
@@ -30,6 +31,7 @@ struct Collective {
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
   /// Contiguous copies of inputs.
   std::vector<at::Tensor> stand_ins;
+  Extensions::Claim claim;
 };
 using Collectives = c10::SmallVector<Collective, 1>;
 
@@ -84,6 +86,8 @@ class NvxWork : public c10d::Work {
   bool belong_to(c10::intrusive_ptr<WindowWork> window);
   /// Whether somebody's code runs when it ends.
   bool watched();
+  /// Whether it has ended well, and somebody has waited for it or asked for its future: nothing is left to be told.
+  bool settled() const;
 
  protected:
   /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing.
@@ -110,6 +114,7 @@ class NvxWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> future_ GUARDED_BY(future_mutex_);
   c10::intrusive_ptr<WindowWork> window_ GUARDED_BY(future_mutex_);  // until the end
   std::atomic<bool> over_{false};
+  std::atomic<bool> asked_for_{false};  // waited for to the end, or its future asked for
 };
 
 /// What the group's lane carries out, in its turn.
@@ -161,7 +166,8 @@ class DoneWork final : public NvxWork {
 /// One send or receive.
 class MessageWork final : public NvxWork {
  public:
-  MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message);
+  MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
+              Extensions::Claim claim);
   /// Begins it; apart from the constructor because its end may come at once.
   void begin(bool receives);
 
@@ -172,6 +178,7 @@ class MessageWork final : public NvxWork {
  private:
   std::shared_ptr<Group> group_;
   std::shared_ptr<Message> message_;
+  Extensions::Claim claim_;
 };
 
 /// All works of a coalescing window, as one. It ends when the last of them has ended, whoever waits for it, or nobody:

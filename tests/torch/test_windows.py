@@ -1,7 +1,10 @@
 """Coalescing windows and the one work that they give; and works that are waited for by what they call at their end."""
 
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -168,3 +171,97 @@ def test_a_callback_may_wait_for_the_work_before_it(rank, world):
     future = first.get_future().then(lambda f: second.wait())
     future.wait()
     eventually(lambda: inner == [True])
+
+
+# --- windows that an exception leaves open ----------------------------------------------------------------------------
+
+
+def leave_open(group=None):
+    with pytest.raises(ZeroDivisionError), dist.distributed_c10d._coalescing_manager(group, CPU):
+        dist.isend(torch.ones(3), 1 - dist.get_rank(), group)
+        dist.irecv(torch.zeros(3), 1 - dist.get_rank(), group)
+        raise ZeroDivisionError
+    dist.distributed_c10d._world.pg_coalesce_state.pop(group or dist.group.WORLD)  # where torch keeps collecting
+
+
+def all_goes_on(world):
+    for count in (3, 70_001):
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor)
+        assert tensor.unique().tolist() == [float(world)]
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work.wait()
+        assert tensor.unique().tolist() == [float(world**2)]
+        assert dist.all_reduce(tensor, async_op=True).get_future().wait()[0].unique().tolist() == [float(world**3)]
+    here, there, other = torch.ones(3), torch.zeros(3), 1 - dist.get_rank()
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, here, other), dist.P2POp(dist.irecv, there, other)]):
+        work.wait()
+    assert there.tolist() == [1.0] * 3
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_what_follows_an_open_window_runs(rank, world):
+    for _ in range(3):
+        leave_open()
+        all_goes_on(world)
+
+
+@on_ranks(2)
+def test_an_open_window_keeps_no_tensors_for_ever(rank, world):
+    """A window holds what it was not asked about by itself; what has been waited for may go."""
+    leave_open()
+    kept = []
+    for turn in range(500):
+        tensor = torch.ones(3)
+        kept.append(weakref.ref(tensor.untyped_storage()))
+        if turn % 3 == 0:
+            dist.all_reduce(tensor)
+        elif turn % 3 == 1:
+            dist.all_reduce(tensor, async_op=True).wait()
+        else:
+            dist.all_reduce(tensor, async_op=True).get_future().wait()
+        del tensor
+    assert sum(ref() is not None for ref in kept) < 200
+    group = dist.group.WORLD
+    group._start_coalescing(CPU)
+    assert group._end_coalescing(CPU) is None
+
+
+@on_ranks(2)
+def test_a_large_window_forgets_nothing(rank, world):
+    tensors = [torch.ones(3) for _ in range(300)]
+    work = window([lambda t=t: dist.all_reduce(t, async_op=True) for t in tensors])
+    assert work.wait()
+    assert len(work.result()) == 300
+    assert all(t.tolist() == [2.0] * 3 for t in tensors)
+
+
+@on_ranks(2)
+def test_another_threads_window_changes_nothing_here(rank, world):
+    group = dist.new_group()
+    backend = group._get_backend(CPU)
+    thread = threading.Thread(target=lambda: group._start_coalescing(CPU))
+    thread.start()
+    thread.join()
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    assert backend.allreduce([torch.ones(3)], options) is None or TORCH >= (2, 15)
+
+
+def test_an_open_window_is_said(tmp_path):
+    script = (
+        "import sys, nvx, torch, torch.distributed as dist\n"
+        "dist.init_process_group('nvx', init_method='file://' + sys.argv[1], rank=0, world_size=1)\n"
+        "group, cpu = dist.group.WORLD, torch.device('cpu')\n"
+        "group._start_coalescing(cpu)\n"
+        "group._get_backend(cpu).allreduce([torch.ones(3)])\n"
+        "group._start_coalescing(cpu)\n"
+        "assert group._end_coalescing(cpu) is None\n"
+        "group._start_coalescing(cpu)\n"
+        "group._end_coalescing(cpu)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    said = [line for line in ran.stderr.splitlines() if "coalescing window" in line]
+    assert len(said) == 1 and "the 1 operations" in said[0], ran.stderr
