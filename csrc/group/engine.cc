@@ -27,22 +27,27 @@ void renew_after_fork() { instance() = new Engine; }
 
 bool Lane::begin_inline() {
   MutexLock lock(mutex_);
-  if (held_ || !queue_.empty()) return false;
-  held_ = true;
+  if (held() || !queue_.empty()) return false;
+  holder_ = std::this_thread::get_id();
   return true;
 }
 
 void Lane::end_inline() {
   MutexLock lock(mutex_);
-  held_ = false;
+  holder_ = {};
   if (waiters_) moved_.notify_all();
   if (!queue_.empty()) find_somebody();
+}
+
+bool Lane::held_here() {
+  MutexLock lock(mutex_);
+  return holder_ == std::this_thread::get_id();
 }
 
 void Lane::submit(std::shared_ptr<Task> task) {
   MutexLock lock(mutex_);
   queue_.push_back(std::move(task));
-  if (!held_) find_somebody();
+  if (!held()) find_somebody();
 }
 
 /// True if there is one, or will be at once.
@@ -54,17 +59,17 @@ bool Lane::find_thread() {
 /// Somebody may wait for what an operation leads to, and nobody for the operation itself: so it is not left lying.
 void Lane::find_somebody() {
   if (find_thread()) return;
-  while (!held_ && !queue_.empty()) run_front(Carrier::kPool);
+  while (!held() && !queue_.empty()) run_front(Carrier::kPool);
 }
 
 void Lane::run_front(Carrier carrier) {
   std::shared_ptr<Task> task = std::move(queue_.front());
   queue_.pop_front();
-  held_ = true;
+  holder_ = std::this_thread::get_id();
   mutex_.unlock();
   contain("an operation", [&] { task->perform(carrier); });
   mutex_.lock();
-  held_ = false;
+  holder_ = {};
   ++concluding_;
   // What concludes may wait for an operation that is queued here, or will be: somebody else must be able to run it.
   bool blocks = true;
@@ -84,7 +89,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
   MutexLock lock(mutex_);
   ++waiters_;
   while (!task.done()) {
-    if (!held_ && !queue_.empty()) {
+    if (!held() && !queue_.empty()) {
       // An operation, once begun, could not be given up.
       if (may_run == MayRun::kYes || !find_thread()) {
         run_front(Carrier::kCaller);
@@ -100,30 +105,32 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
     if (stop) break;
   }
   --waiters_;
-  if (!held_ && !queue_.empty()) find_somebody();
+  if (!held() && !queue_.empty()) find_somebody();
   return task.done();
 }
 
 void Lane::drain() {
   MutexLock lock(mutex_);
   scheduled_ = false;  // from here on, whoever needs a thread beside this one gets one
-  while (!held_ && !queue_.empty()) run_front(Carrier::kPool);
+  while (!held() && !queue_.empty()) run_front(Carrier::kPool);
   moved_.notify_all();
 }
 
 void Lane::await_idle(std::chrono::milliseconds span) {
   const auto end = std::chrono::steady_clock::now() + span;
   MutexLock lock(mutex_);
+  if (holder_ == std::this_thread::get_id()) return;
   ++waiters_;
-  while (held_ && std::chrono::steady_clock::now() < end) lock.wait_for(moved_, std::chrono::milliseconds(10));
+  while (held() && std::chrono::steady_clock::now() < end) lock.wait_for(moved_, std::chrono::milliseconds(10));
   --waiters_;
 }
 
 void Lane::settle(std::chrono::milliseconds span) {
   const auto end = std::chrono::steady_clock::now() + span;
   MutexLock lock(mutex_);
+  if (holder_ == std::this_thread::get_id()) return;
   ++waiters_;
-  while ((held_ || scheduled_ || concluding_ != 0 || !queue_.empty()) && std::chrono::steady_clock::now() < end) {
+  while ((held() || scheduled_ || concluding_ != 0 || !queue_.empty()) && std::chrono::steady_clock::now() < end) {
     lock.wait_for(moved_, std::chrono::milliseconds(10));
   }
   --waiters_;

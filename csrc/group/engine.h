@@ -42,6 +42,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// A synchronous call on an idle lane: true means that the caller holds it and runs its operation at once.
   bool begin_inline() EXCLUDES(mutex_);
   void end_inline() EXCLUDES(mutex_);
+  /// Whether this thread holds the lane already: it is inside an operation, in what that lets run while it waits. To
+  /// wait for the lane would be to wait for itself.
+  bool held_here() EXCLUDES(mutex_);
 
   /// Queues a task behind those already there, and finds a thread for it unless a waiter comes first. Where the process
   /// can have no thread, the caller runs it, or whoever holds the lane now does when that is done.
@@ -49,19 +52,22 @@ class Lane : public std::enable_shared_from_this<Lane> {
 
   /// Returns when the task is done, or when give_up() says so; it is asked about ten times a second. A task that has
   /// not begun, and those before it, are run here, unless the caller must be able to give up and there is a thread.
+  /// Not for who holds the lane.
   enum class MayRun { kYes, kNo };
   bool wait(Task& task, MayRun may_run, const std::function<bool()>& give_up) EXCLUDES(mutex_);
 
   /// Runs what is queued until nothing is. For the pool's threads.
   void drain() EXCLUDES(mutex_);
 
-  /// Returns when no operation is running, or at the end of the span. What concludes one may call this.
+  /// Returns when no operation of another thread is running, or at the end of the span. What concludes one may call
+  /// this.
   void await_idle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
-  /// Returns when nothing is queued, running or concluding, or at the end of the span.
+  /// Returns when nothing is queued, running or concluding, or at the end of the span; at once for who holds the lane.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
  private:
+  bool held() const REQUIRES(mutex_) { return holder_ != std::thread::id(); }
   void run_front(Carrier carrier) REQUIRES(mutex_);
   bool find_thread() REQUIRES(mutex_);
   void find_somebody() REQUIRES(mutex_);
@@ -69,7 +75,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Mutex mutex_;
   std::condition_variable moved_;
   std::deque<std::shared_ptr<Task>> queue_ GUARDED_BY(mutex_);
-  bool held_ GUARDED_BY(mutex_) = false;
+  std::thread::id holder_ GUARDED_BY(mutex_);  // none: nobody
   bool scheduled_ GUARDED_BY(mutex_) = false;
   int waiters_ GUARDED_BY(mutex_) = 0;
   int concluding_ GUARDED_BY(mutex_) = 0;

@@ -129,14 +129,24 @@ Lane& Group::lane() {
 Status Group::execute(Operation& operation) {
   if (forked()) return check_alive();
   if (lane_->begin_inline()) {
+    if (operation.number == 0) operation.number = next_number();
     Status status = run(operation, Carrier::kCaller);
     lane_->end_inline();
     return status;
   }
+  if (lane_->held_here()) return inside_itself();
+  if (operation.number == 0) operation.number = next_number();
   const auto call = std::make_shared<QueuedCall>(*this, operation);
   lane_->submit(call);
   lane_->wait(*call, Lane::MayRun::kYes, [this] { return look_for_interrupt(), false; });
   return call->status();
+}
+
+Status Group::inside_itself() const {
+  return {Code::kInvalid, "nvx: this was called on " + topology_.describe(rank()) + " inside an operation of group " +
+                              name() +
+                              " that has not ended, as by a signal handler that runs while that waits, and would wait "
+                              "for it in vain. Next: call it when the operation has returned, or abort the group"};
 }
 
 size_t Group::staged_bytes(const Operation& o) const {
@@ -214,6 +224,12 @@ kernel::Fingerprint Operation::fingerprint() const {
 }
 
 Status Group::run(Operation& o, Carrier carrier) {
+  Status status = carry_out(o, carrier);
+  if (parts_later_) part();
+  return status;
+}
+
+Status Group::carry_out(Operation& o, Carrier carrier) {
   NVX_TRY(check_alive());
   if (reduces(o.collective) && !kernel::level().reduce(o.dtype, o.op)) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
@@ -479,7 +495,16 @@ void Group::close_links() { net::Wire::close_opened(); }
 
 void Group::leave() {
   if (forked() || left_.exchange(true)) return;
+  if (lane_->held_here()) {
+    parts_later_ = true;
+    return;
+  }
   lane_->await_idle(std::chrono::seconds(10));
+  part();
+}
+
+void Group::part() {
+  parts_later_ = false;
   mailbox_->close();
   if (port_) {
     MutexLock lock(port_->mutex());

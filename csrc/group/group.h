@@ -69,8 +69,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   const Topology& topology() const { return topology_; }
   const PlanFacts& plan_facts() const { return facts_; }
 
-  /// Runs a collective on the caller's thread at once if the lane is free, and behind what is queued otherwise.
+  /// Runs a collective on the caller's thread at once if the lane is free, and behind what is queued otherwise. Refuses
+  /// one from inside another one of this group, as a signal handler may call it that runs while that waits.
   Status execute(Operation& operation);
+  /// What is said then, of whatever would wait for its own end.
+  Status inside_itself() const;
   /// Runs a collective on this thread, which holds the lane.
   Status run(Operation& operation, Carrier carrier);
   /// One step of it inside the host. `operation` is what the user called, for the fingerprint and for errors.
@@ -92,7 +95,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// At the end of the process: other hosts get what is on its way to them, as far as a second or so allows, and learn
   /// that this process ends.
   static void close_links();
-  /// Says goodbye: peers that still wait for this rank are told. Does not wait for them. Idempotent.
+  /// Says goodbye: peers that still wait for this rank are told. Does not wait for them. Idempotent. From inside an
+  /// operation of this group: refuses what comes, ends that operation, and says goodbye when it has ended.
   void leave();
 
   /// Whether this is a child that was forked from the rank's process: to it the group is nothing, and all that it calls
@@ -167,6 +171,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   [[noreturn]] void end_as_told(const std::string& note);
   void give_up(Store& store, Code code, const std::string& why);
 
+  Status carry_out(Operation& operation, Carrier carrier);
+  void part();
   size_t staged_bytes(const Operation& operation) const;
   void hold_lease(size_t bytes);
   void rest_lease();
@@ -209,6 +215,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> failed_{false};
   std::atomic<bool> left_{false};
+  bool parts_later_ = false;  // has left from inside an operation; of the thread that holds the lane
   mutable Mutex failure_mutex_;
   Status failure_ GUARDED_BY(failure_mutex_);
   std::shared_ptr<bool> standing_ =

@@ -69,10 +69,12 @@ std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, 
 
 ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                  c10::intrusive_ptr<Options> options)
-    : Backend(checked_rank(rank, size), size),
-      store_(std::move(store)),
-      group_(make_group(store_, rank, size, options ? *options : Options())),
-      options_(options ? *options : Options()) {
+    : ProcessGroupNVX(store, make_group(store, checked_rank(rank, size), size, options ? *options : Options()),
+                      options ? *options : Options()) {}
+
+ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
+                                 const Options& options)
+    : Backend(group->rank(), group->size()), store_(std::move(store)), group_(std::move(group)), options_(options) {
   init();
   Registry& r = registry();
   MutexLock lock(r.mutex);
@@ -112,18 +114,18 @@ NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind) {
   return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end)};
 }
 
-void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work, const Tensors& outputs) {
+void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work) {
   work->count_in(pending_);
   group_->lane().submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
-  if (open_windows_.load(std::memory_order_acquire) != 0) into_window(work, outputs);
+  into_window(work);
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                                       const Tensors& inputs, Mode mode) {
-  for (Collective& c : collectives) c.operation.number = group_->next_number();
-  if (mode == Mode::kAsync || open_windows_.load(std::memory_order_acquire) != 0) {
+  if (mode == Mode::kAsync || collects()) {
+    for (Collective& c : collectives) c.operation.number = group_->next_number();
     auto work = c10::make_intrusive<CollectiveWork>(group_, facts(kind), std::move(collectives), outputs, inputs);
-    hand_over(work, outputs);
+    hand_over(work);
     return work;
   }
   for (Collective& c : collectives) {
@@ -139,19 +141,24 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
   return c10::make_intrusive<DoneWork>(facts(kind), outputs);
 }
 
-std::chrono::milliseconds ProcessGroupNVX::timeout_of(std::chrono::milliseconds given) {
-  const bool own = given != c10d::kUnsetTimeout;
-  if (extra_ms_.load(std::memory_order_relaxed) == 0) [[likely]]
-    return own ? given : std::chrono::milliseconds(0);
-  const std::chrono::milliseconds extra(extra_ms_.exchange(0, std::memory_order_relaxed));
-  return std::min(own ? given : group_->timeout(), kLongestTimeout) + extra;
+ProcessGroupNVX::Term ProcessGroupNVX::term_of(std::chrono::milliseconds given) {
+  const auto own = std::max(given, std::chrono::milliseconds(0));  // c10d::kUnsetTimeout is negative
+  Extensions::Share share = extensions_->begin();
+  if (share.extra.count() == 0) [[likely]]
+    return {own, nullptr};
+  const auto plain = own.count() != 0 ? own : group_->timeout();
+  if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // no timeout is the longest
+  return {std::min(plain, Extensions::kMost) + share.extra, std::move(share.until_it_ends)};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, Collectives collectives, Tensors& outputs,
                                                        Tensors& inputs, std::chrono::milliseconds timeout, Mode mode) {
   origin_.check(rank_);
-  timeout = timeout_of(timeout);
-  for (Collective& c : collectives) c.operation.timeout = timeout;
+  const Term term = term_of(timeout);
+  for (Collective& c : collectives) {
+    c.operation.timeout = term.timeout;
+    c.claim = term.claim;
+  }
   if (C10_UNLIKELY(at::hasCallbacks())) return launch_recorded(kind, std::move(collectives), outputs, inputs, mode);
   return issue(kind, std::move(collectives), outputs, inputs, mode);
 }

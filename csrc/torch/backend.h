@@ -9,7 +9,9 @@
 #include <thread>
 
 #include "base/mutex.h"
+#include "group/extensions.h"
 #include "torch/arguments.h"
+#include "torch/hook.h"
 #include "torch/origin.h"
 #include "torch/work.h"
 
@@ -29,6 +31,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   };
 
   ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options);
+  /// Serves a group that there is.
+  ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const Options& options);
   ~ProcessGroupNVX() override;
 
   using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
@@ -112,8 +116,6 @@ class ProcessGroupNVX final : public c10d::Backend {
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
-  static constexpr std::chrono::milliseconds kLongestTimeout = std::chrono::hours(24 * 365 * 100);  // sums fit
-
   Arguments arguments(const char* name) const { return {name, rank_, size_}; }
   IntrusiveWork launch(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
@@ -122,9 +124,13 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork issue(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
                       Mode mode);
   /// To the group's lane, which keeps the work, and with it all tensors, until it has run.
-  void hand_over(const c10::intrusive_ptr<LaneWork>& work, const Tensors& outputs);
-  /// Of an operation that was called with this one: 0 for the group's.
-  std::chrono::milliseconds timeout_of(std::chrono::milliseconds given);
+  void hand_over(const c10::intrusive_ptr<LaneWork>& work);
+  /// The timeout of an operation that was called with this one (0: the group's), and what it keeps until it has ended.
+  struct Term {
+    std::chrono::milliseconds timeout;
+    Extensions::Claim claim;
+  };
+  Term term_of(std::chrono::milliseconds given);
   IntrusiveWork all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   NvxWork::Facts facts(const Kind& kind);
@@ -133,7 +139,9 @@ class ProcessGroupNVX final : public c10d::Backend {
                                           std::vector<uint64_t> global_ranks);
   bool somebody_listens() const { return listeners_.load(std::memory_order_acquire) != 0; }
   void tell(NvxWork& work);
-  void into_window(const IntrusiveWork& work, const Tensors& outputs);
+  /// Whether this thread has a window open.
+  bool collects() EXCLUDES(mutex_);
+  void into_window(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
   void run_abort_hooks();
   /// Not in a forked child.
   Group& checked_group() const {
@@ -141,29 +149,39 @@ class ProcessGroupNVX final : public c10d::Backend {
     return *group_;
   }
 
+  /// What a thread has issued since it began to coalesce. Operations run as ever: the window only remembers them, to be
+  /// waited for as one. An exception may leave it open for good, so it lets go of what has ended well and somebody has
+  /// asked for by itself.
   struct Window {
-    std::vector<IntrusiveWork> works;
-    Tensors outputs;
+    void add(const c10::intrusive_ptr<NvxWork>& work, std::vector<c10::intrusive_ptr<NvxWork>>& gone);
+
+    std::vector<c10::intrusive_ptr<NvxWork>> works;
+    size_t issued = 0;
+    size_t most = 64;  ///< how many to have before looking which may go
   };
 
   const Origin origin_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<Group> group_;
   const NvxWork::Pending pending_ = std::make_shared<std::atomic<int64_t>>(0);
+  const std::shared_ptr<Extensions> extensions_ = std::make_shared<Extensions>();
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
-  std::atomic<int64_t> extra_ms_{0};  // ephemeral: for the next operation only
   std::atomic<int> open_windows_{0};
-  Mutex mutex_;  // never held while a hook runs
+  Mutex mutex_;  // never held while a hook runs, is copied or goes
   Options options_ GUARDED_BY(mutex_);
   std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);
-  std::map<std::string, c10::weak_intrusive_ptr<ProcessGroupNVX>> children_ GUARDED_BY(mutex_);
+  struct Child {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::weak_ptr<Group> group;
+  };
+  std::map<std::string, Child> children_ GUARDED_BY(mutex_);  // by name
   std::shared_ptr<const CompletionHook> completion_hook_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
-  std::map<int64_t, c10d::AbortHook> abort_hooks_ GUARDED_BY(mutex_);
+  Hooks<c10d::AbortHook> abort_hooks_;
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  std::map<int64_t, c10d::CompletionHook> completion_hooks_ GUARDED_BY(mutex_);
+  Hooks<c10d::CompletionHook> completion_hooks_;
 #endif
 };
 

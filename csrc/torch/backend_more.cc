@@ -17,16 +17,18 @@ constexpr std::chrono::milliseconds kGrace{300};
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag,
                                                          bool receives) {
   if (checked_group().failed()) raise(group_->failure());
+  Term term = term_of(c10d::kUnsetTimeout);
   auto message = std::make_shared<Message>();
+  message->timeout = term.timeout;
   message->peer = peer;
   message->tag = tag;
   message->dtype = dtype_of(tensor);
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = size_t(tensor.numel()) * tensor.element_size();
-  auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message));
+  auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message), std::move(term.claim));
   work->count_in(pending_);
   work->begin(receives);
-  if (open_windows_.load(std::memory_order_acquire) != 0) into_window(work, receives ? Tensors{tensor} : Tensors{});
+  into_window(work);
   return work;
 }
 
@@ -64,20 +66,52 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::recvAnysource(Tensors& tensors, 
                   tag, /*receives=*/true);
 }
 
+/// A window that is still open was left so by an exception: torch does not close it, and what was issued in it has run
+/// or will, like all that was issued since.
 void ProcessGroupNVX::startCoalescing() {
   origin_.check(rank_);
+  Window left;
   MutexLock lock(mutex_);
-  // A window that an exception left open ends here: torch does not close it.
-  const auto [window, fresh] = windows_.insert_or_assign(std::this_thread::get_id(), Window{});
+  const auto [window, fresh] = windows_.try_emplace(std::this_thread::get_id());
+  left = std::exchange(window->second, Window());
   if (fresh) open_windows_.fetch_add(1, std::memory_order_release);
+  lock.unlock();
+  if (!fresh) {
+    NVX_LOG(kWarn,
+            "group %s: a coalescing window is begun, and the one before it was never ended, as when an exception comes "
+            "out of it: nobody waits for the %zu operations issued since as for one",
+            group_->name().c_str(), left.issued);
+  }
 }
 
-void ProcessGroupNVX::into_window(const IntrusiveWork& work, const Tensors& outputs) {
+bool ProcessGroupNVX::collects() {
+  if (open_windows_.load(std::memory_order_acquire) == 0) [[likely]]
+    return false;
+  MutexLock lock(mutex_);
+  return windows_.contains(std::this_thread::get_id());
+}
+
+void ProcessGroupNVX::into_window(const c10::intrusive_ptr<NvxWork>& work) {
+  if (open_windows_.load(std::memory_order_acquire) == 0) [[likely]]
+    return;
+  std::vector<c10::intrusive_ptr<NvxWork>> gone;
   MutexLock lock(mutex_);
   const auto window = windows_.find(std::this_thread::get_id());
   if (window == windows_.end()) return;  // another thread's
-  window->second.works.push_back(work);
-  window->second.outputs.insert(window->second.outputs.end(), outputs.begin(), outputs.end());
+  window->second.add(work, gone);
+  lock.unlock();
+}
+
+void ProcessGroupNVX::Window::add(const c10::intrusive_ptr<NvxWork>& work,
+                                  std::vector<c10::intrusive_ptr<NvxWork>>& gone) {
+  if (works.size() >= most) {
+    const auto first = std::stable_partition(works.begin(), works.end(), [](const auto& w) { return !w->settled(); });
+    gone.assign(std::move_iterator(first), std::move_iterator(works.end()));
+    works.erase(first, works.end());
+    most = std::max(most, 2 * works.size());
+  }
+  works.push_back(work);
+  ++issued;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
@@ -93,8 +127,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
   }
   if (window.works.empty()) return nullptr;
   if (window.works.size() == 1) return window.works.front();
-  return c10::make_intrusive<WindowWork>(facts({c10d::OpType::COALESCED, nullptr}), std::move(window.works),
-                                         std::move(window.outputs));
+  Tensors outputs;
+  for (const auto& work : window.works) {
+    if (work->type() == c10d::OpType::SEND) continue;
+    const Tensors own = work->result();
+    outputs.insert(outputs.end(), own.begin(), own.end());
+  }
+  auto all = c10::make_intrusive<WindowWork>(facts({c10d::OpType::COALESCED, nullptr}), std::move(window.works),
+                                             std::move(outputs));
+  all->begin();
+  return all;
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& tensor,
@@ -104,11 +146,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& te
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
   if (!tensor.device().is_cpu()) args.invalid("only supports CPU tensors");
   origin_.check(rank_);
-  const SparseWork::Call call{timeout_of(opts.timeout), group_->next_number()};
+  Term term = term_of(opts.timeout);
+  SparseWork::Call call{term.timeout, group_->next_number(), std::move(term.claim)};
   const auto work = c10::make_intrusive<SparseWork>(group_, facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
-                                                    args, tensor, call);
-  hand_over(work, {tensor});
-  if (opts.asyncOp || open_windows_ != 0) return work;
+                                                    args, tensor, std::move(call));
+  hand_over(work);
+  if (opts.asyncOp || collects()) return work;
   work->wait(std::chrono::milliseconds(0));
   return work;
 }
@@ -139,26 +182,24 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_pt
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                          int rank, int size, std::vector<uint64_t> global_ranks) {
   const std::string name = opts ? opts->group_name : "";
+  std::shared_ptr<Group> there;
   {
     // torch up to 2.13 asks once for each device type, with the same store and name.
     MutexLock lock(mutex_);
     const auto known = children_.find(name);
-    if (known != children_.end()) {
-      const auto child = known->second.lock();
-      if (child && child->store_ == store && child->getRank() == rank && child->getSize() == size &&
-          !child->group_->closed()) {
-        return child;
-      }
-    }
+    if (known != children_.end() && known->second.store == store) there = known->second.group.lock();
   }
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : group_->timeout());
   options->group_name = name;
   if (opts) options->group_desc = opts->group_desc;
   options->ranks_unknown = global_ranks.empty();
   options->global_ranks_in_group = std::move(global_ranks);
+  if (there && there->rank() == rank && there->size() == size && !there->closed())
+    return c10::make_intrusive<ProcessGroupNVX>(store, std::move(there), *options);
   auto child = c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
   MutexLock lock(mutex_);
-  children_.insert_or_assign(name, c10::weak_intrusive_ptr<ProcessGroupNVX>(child));
+  std::erase_if(children_, [](const auto& known) { return known.second.group.expired(); });
+  children_.insert_or_assign(name, Child{store, child->group_});
   return child;
 }
 
@@ -168,11 +209,13 @@ void ProcessGroupNVX::setTimeout(std::chrono::milliseconds timeout) {
   options_.timeout = timeout;
 }
 
-/// What was issued before, sends and receives too, and what concludes it. Ctrl-C ends the waiting.
+/// What was issued before, sends and receives too, and what concludes it; but not what has ended and calls this. Ctrl-C
+/// ends the waiting.
 void ProcessGroupNVX::waitForPendingWorks() {
   constexpr std::chrono::milliseconds kLookAround{50};
   origin_.check(rank_);
-  while (pending_->load(std::memory_order_acquire) != 0) {
+  while (pending_->load(std::memory_order_acquire) != NvxWork::told_here(pending_)) {
+    if (group_->lane().held_here()) raise(group_->inside_itself());
     group_->lane().settle(kLookAround);
     group_->mail().settle(kLookAround);  // which is over at once where the group has failed
     group_->look_for_interrupt();
@@ -212,11 +255,17 @@ void ProcessGroupNVX::shutdown() {
 
 void ProcessGroupNVX::registerOnCompletionHook(CompletionHook&& hook) {
   origin_.check(rank_);
+  CompletionHook seen = hook;  // only for torch to see that there is one
+  auto kept = std::make_shared<const CompletionHook>(std::move(hook));
   MutexLock lock(mutex_);
-  TORCH_CHECK(!completion_hook_, "ProcessGroupNVX OnCompletion hook already registered");
-  onCompletionHook_ = hook;  // only for torch to see that there is one
-  completion_hook_ = std::make_shared<const CompletionHook>(std::move(hook));
-  listeners_.fetch_add(1, std::memory_order_release);
+  const bool first = completion_hook_ == nullptr;
+  if (first) {
+    onCompletionHook_.swap(seen);
+    completion_hook_.swap(kept);
+    listeners_.fetch_add(1, std::memory_order_release);
+  }
+  lock.unlock();
+  TORCH_CHECK(first, "ProcessGroupNVX OnCompletion hook already registered");
 }
 
 void ProcessGroupNVX::tell(NvxWork& work) {
@@ -239,15 +288,10 @@ void ProcessGroupNVX::tell(NvxWork& work) {
   }
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-  std::vector<c10d::CompletionHook> hooks;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [id, hook] : completion_hooks_) hooks.push_back(hook);
-  }
   c10d::CompletionHookArgs args;
   args.completionKey = work.getCompletionKey();
   if (timed_) args.duration_ms = std::chrono::duration<float, std::milli>(work.ended() - work.began()).count();
-  for (const c10d::CompletionHook& hook : hooks) run_hook("a completion hook", [&] { hook(args); });
+  for (const auto& hook : completion_hooks_.all()) run_hook("a completion hook", [&] { (*hook)(args); });
 #endif
 }
 
@@ -263,22 +307,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather_single(at::Tensor& output
                 mode(opts.asyncOp));
 }
 
-void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
-  const int64_t span = std::clamp<int64_t>(timeout.count(), 0, kLongestTimeout.count());
-  extra_ms_.store(std::min(extra_ms_.load(std::memory_order_relaxed) + span, kLongestTimeout.count()),
-                  std::memory_order_relaxed);
-}
+void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeout) { extensions_->add(timeout); }
 
 void ProcessGroupNVX::registerAbortHook(int64_t id, c10d::AbortHook hook) {
   origin_.check(rank_);
-  MutexLock lock(mutex_);
-  if (abort_hooks_.insert_or_assign(id, std::move(hook)).second) listeners_.fetch_add(1, std::memory_order_release);
+  if (abort_hooks_.put(id, std::move(hook))) listeners_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::unregisterAbortHook(int64_t id) {
-  if (origin_.elsewhere()) return;
-  MutexLock lock(mutex_);
-  if (abort_hooks_.erase(id)) listeners_.fetch_sub(1, std::memory_order_release);
+  if (!origin_.elsewhere() && abort_hooks_.drop(id)) listeners_.fetch_sub(1, std::memory_order_release);
 }
 
 #endif
@@ -287,27 +324,18 @@ void ProcessGroupNVX::unregisterAbortHook(int64_t id) {
 
 void ProcessGroupNVX::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
   origin_.check(rank_);
-  MutexLock lock(mutex_);
-  if (completion_hooks_.insert_or_assign(id, std::move(hook)).second)
-    listeners_.fetch_add(1, std::memory_order_release);
+  if (completion_hooks_.put(id, std::move(hook))) listeners_.fetch_add(1, std::memory_order_release);
 }
 
 void ProcessGroupNVX::unregisterCompletionHook(int64_t id) {
-  if (origin_.elsewhere()) return;
-  MutexLock lock(mutex_);
-  if (completion_hooks_.erase(id)) listeners_.fetch_sub(1, std::memory_order_release);
+  if (!origin_.elsewhere() && completion_hooks_.drop(id)) listeners_.fetch_sub(1, std::memory_order_release);
 }
 
 #endif
 
 void ProcessGroupNVX::run_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
-  std::vector<c10d::AbortHook> hooks;
-  {
-    MutexLock lock(mutex_);
-    for (const auto& [id, hook] : abort_hooks_) hooks.push_back(hook);
-  }
-  for (const c10d::AbortHook& hook : hooks) run_hook("an abort hook", hook);
+  for (const auto& hook : abort_hooks_.all()) run_hook("an abort hook", *hook);
 #endif
 }
 

@@ -2,7 +2,6 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/version.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "base/config.h"
 #include "base/flag_round.h"
@@ -52,11 +51,10 @@ py::dict build_info() {
   return info;
 }
 
-void set_timeout(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::chrono::milliseconds timeout) {
-  TORCH_CHECK_VALUE(group, "nvx.set_timeout: this rank is in no such group");
-  const auto backend = group->getBackend(c10::DeviceType::CPU);
+void set_timeout(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
   auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
-  TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the CPU backend of this group is ", backend->getBackendName(), ", not nvx");
+  TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the CPU backend of this group is ",
+                    backend ? backend->getBackendName() : "none", ", not nvx");
   nvx->setTimeout(timeout);
 }
 
@@ -123,7 +121,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly(
           "options",
           [](ProcessGroupNVX& self) {
-            py::gil_scoped_release unlocked;  // hooks take it while the group's lock is held
+            py::gil_scoped_release unlocked;  // Python's lock is taken last, or alone
             return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
           })
       .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
@@ -138,7 +136,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
              return c10::make_intrusive<NullBackend>(rank, size);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"));
-  m.def("set_timeout", &set_timeout, py::arg("group"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+  m.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2);
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);

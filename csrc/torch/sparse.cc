@@ -8,8 +8,13 @@ SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Argument
                        Call call)
     : LaneWork(std::move(group), std::move(facts), {tensor}, std::nullopt),
       arguments_(arguments),
-      call_(call),
+      call_(std::move(call)),
       tensor_(tensor) {}
+
+void SparseWork::let_go() {
+  tensor_.reset();
+  call_.claim.reset();
+}
 
 Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) const {
   std::vector<int64_t> shape = in.sizes().vec();

@@ -12,6 +12,7 @@ class SparseWork final : public LaneWork {
   struct Call {
     std::chrono::milliseconds timeout;
     uint64_t number;
+    Extensions::Claim claim;
   };
 
   SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments, const at::Tensor& tensor,
@@ -19,12 +20,12 @@ class SparseWork final : public LaneWork {
 
  private:
   Status carry_out(Group& group, Carrier carrier) override;
-  void let_go() override { tensor_.reset(); }
+  void let_go() override;
   Status gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) const;
   Status gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) const;
 
   const Arguments arguments_;
-  const Call call_;
+  Call call_;
   at::Tensor tensor_;
 };
 

@@ -61,6 +61,24 @@ void copy_back(Collectives& collectives) {
   }
 }
 
+/// Stands on the stack of the thread that tells of a work's end, while it does.
+class NvxWork::Telling {
+ public:
+  explicit Telling(const NvxWork& work) : work_(work), outer_(std::exchange(innermost_, this)) {}
+  ~Telling() { innermost_ = outer_; }
+  Telling(const Telling&) = delete;
+  Telling& operator=(const Telling&) = delete;
+
+  const NvxWork& work() const { return work_; }
+  const Telling* outer() const { return outer_; }
+
+ private:
+  const NvxWork& work_;
+  const Telling* const outer_;
+};
+
+thread_local const NvxWork::Telling* NvxWork::innermost_ = nullptr;
+
 NvxWork::NvxWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded)
     : Work(facts.rank, facts.type, recorded ? facts.title : nullptr, recorded),
       facts_(std::move(facts)),
@@ -72,8 +90,29 @@ void NvxWork::count_in(const Pending& pending) {
   pending_->fetch_add(1, std::memory_order_relaxed);
 }
 
+bool NvxWork::told_here() const {
+  for (const Telling* t = innermost_; t; t = t->outer()) {
+    if (&t->work() == this) return true;
+  }
+  return false;
+}
+
+int64_t NvxWork::told_here(const Pending& pending) {
+  int64_t count = 0;
+  for (const Telling* t = innermost_; t; t = t->outer()) count += t->work().pending_ == pending;
+  return count;
+}
+
+bool NvxWork::belong_to(c10::intrusive_ptr<WindowWork> window) {
+  MutexLock lock(future_mutex_);
+  if (over_) return false;
+  window_ = std::move(window);
+  return true;
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   origin_.check(facts_.rank);
+  asked_for_ = true;
   MutexLock lock(future_mutex_);
   if (future_) return future_;
   future_ = new_future();
@@ -98,26 +137,35 @@ void NvxWork::end(const Status& status) {
   status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
   run_hook("an observer of an operation's end", [&] { finish(error); });
+  const Telling telling(*this);
   c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::intrusive_ptr<WindowWork> window;
   {
     MutexLock lock(future_mutex_);
     over_ = true;
     future = future_;
+    window = std::move(window_);
   }
   run_hook("a callback of an operation's future", [&] {
     if (future && error) future->setError(error);
     if (future && !error) future->markCompleted(c10::IValue(outputs_));
   });
-  if (facts_.on_end) run_hook("a hook for an operation's end", [&] { facts_.on_end(*this); });
+  // What is called keeps the group: a work that somebody holds on to need not.
+  if (const auto on_end = std::exchange(facts_.on_end, nullptr))
+    run_hook("a hook for an operation's end", [&] { on_end(*this); });
+  if (window) window->one_has_ended();
   if (pending_) pending_->fetch_sub(1, std::memory_order_release);
 }
 
 bool NvxWork::watched() {
   MutexLock lock(future_mutex_);
-  return future_ != nullptr || facts_.on_end;
+  return future_ != nullptr || facts_.on_end || (window_ && window_->watched());
 }
 
+bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
+
 void NvxWork::check() {
+  asked_for_ = true;
   raise_interrupt();
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
 }
@@ -148,8 +196,9 @@ void LaneWork::conclude() {
 }
 
 bool LaneWork::wait(std::chrono::milliseconds timeout) {
-  if (!done()) {
+  if (!done() && !told_here()) {
     origin_.check(facts_.rank);
+    if (group_->lane().held_here()) raise(group_->inside_itself());
     const bool bounded = timeout.count() > 0;
     const Deadline limit = Deadline::after(timeout);
     const auto late = [&] {
@@ -186,15 +235,20 @@ void CollectiveWork::let_go() {
   collectives_.clear();
 }
 
-MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message)
+MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
+                         Extensions::Claim claim)
     : NvxWork(std::move(facts), {tensor}, std::vector<at::Tensor>{tensor}),
       group_(std::move(group)),
-      message_(std::move(message)) {}
+      message_(std::move(message)),
+      claim_(std::move(claim)) {}
 
 void MessageWork::begin(bool receives) {
   // The message keeps this work, and with it the tensor, until it has ended: a send may never be waited for.
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-  message_->finished = [self](const Message& message) { self->end(message.status()); };
+  message_->finished = [self](const Message& message) {
+    self->claim_.reset();
+    self->end(message.status());
+  };
   message_->may_block = [self] { return self->watched(); };
   if (receives) {
     group_->mail().receive(message_, Carrier::kPool);
@@ -225,28 +279,26 @@ void MessageWork::abort() {
   if (!origin_.elsewhere()) group_->abort("Work.abort()");
 }
 
-WindowWork::WindowWork(Facts facts, std::vector<c10::intrusive_ptr<c10d::Work>> works, std::vector<at::Tensor> outputs)
-    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), works_(std::move(works)) {}
+WindowWork::WindowWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs)
+    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), works_(std::move(works)), open_(works_.size()) {}
 
-bool WindowWork::isCompleted() {
-  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
-}
-
-bool WindowWork::isSuccess() const {
-  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
-}
-
-std::exception_ptr WindowWork::exception() const {
+void WindowWork::begin() {
   for (const auto& work : works_) {
-    if (const std::exception_ptr error = work->exception()) return error;
+    if (!work->belong_to(c10::intrusive_ptr<WindowWork>::reclaim_copy(this))) one_has_ended();
   }
-  return nullptr;
+}
+
+void WindowWork::one_has_ended() {
+  if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const auto failed = std::find_if(works_.begin(), works_.end(), [](const auto& work) { return !work->status().ok(); });
+  end(failed == works_.end() ? Status() : (*failed)->status());
 }
 
 /// The timeout is that of all together.
 bool WindowWork::wait(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
   for (const auto& work : works_) {
+    if (told_here()) break;
     if (timeout.count() > 0) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit.end - std::max(limit.start, Clock::now()));
       work->wait(std::clamp(left, std::chrono::milliseconds(1), timeout));
@@ -254,25 +306,10 @@ bool WindowWork::wait(std::chrono::milliseconds timeout) {
       work->wait(timeout);
     }
   }
-  if (!Work::isCompleted()) end({});
+  check();
   return true;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> WindowWork::getFuture() {
-  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
-  for (const auto& work : works_) futures.push_back(work->getFuture());
-  const auto all = c10::collectAll(futures);
-  auto future = new_future();
-  all->addCallback([future, outputs = outputs_](c10::ivalue::Future& done) {
-    if (done.hasError()) return future->setError(done.exception_ptr());
-    for (const c10::IValue& part : done.value().toListRef()) {
-      const auto one = part.toFuture();
-      if (one->hasError()) return future->setError(one->exception_ptr());
-    }
-    future->markCompleted(c10::IValue(outputs));
-  });
-  return future;
-}
+void WindowWork::abort() { works_.front()->abort(); }
 
 }  // namespace nvx

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "group/extensions.h"
 #include "group/group.h"
 #include "group/mailbox.h"
 #include "torch/origin.h"
@@ -30,6 +31,7 @@ struct Collective {
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
   /// Contiguous copies of inputs.
   std::vector<at::Tensor> stand_ins;
+  Extensions::Claim claim;
 };
 using Collectives = c10::SmallVector<Collective, 1>;
 
@@ -40,6 +42,8 @@ using Movement = at::AutoDispatchBelowADInplaceOrView;
 
 Status run_in_order(Group& group, Collectives& collectives, Carrier carrier);
 void copy_back(Collectives& collectives);
+
+class WindowWork;
 
 /// What every kind of nvx work has: its outputs as a result and as a future, its times, and who is told of its end.
 class NvxWork : public c10d::Work {
@@ -76,12 +80,20 @@ class NvxWork : public c10d::Work {
   const Status& status() const { return status_; }
   /// Counts it there until it has ended. Before it begins.
   void count_in(const Pending& pending);
+  /// How many of those counted there have ended, and this thread is just telling somebody so.
+  static int64_t told_here(const Pending& pending);
+  /// Has the window hear of the end; false, and nothing, where that has come. Of one window at most.
+  bool belong_to(c10::intrusive_ptr<WindowWork> window);
+  /// Whether somebody's code runs when it ends.
+  bool watched();
+  /// Whether it has ended well, and somebody has waited for it or asked for its future: nothing is left to be told.
+  bool settled() const;
 
  protected:
   /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing.
   void end(const Status& status);
-  /// Whether somebody's code runs when it ends.
-  bool watched();
+  /// Whether this thread is telling somebody that the work has ended: to wait for it would be to wait for itself.
+  bool told_here() const;
   /// For a wait: raises if the work failed, or was made in the process that this one was forked from.
   void check();
 
@@ -90,6 +102,9 @@ class NvxWork : public c10d::Work {
   const Origin origin_;
 
  private:
+  class Telling;
+  static thread_local const Telling* innermost_;
+
   const uint64_t completion_key_;  // an address would be used again
   const Clock::time_point began_ = Clock::now();
   Clock::time_point ended_{};  // these two: written before over_
@@ -97,7 +112,9 @@ class NvxWork : public c10d::Work {
   Pending pending_;
   Mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_ GUARDED_BY(future_mutex_);
+  c10::intrusive_ptr<WindowWork> window_ GUARDED_BY(future_mutex_);  // until the end
   std::atomic<bool> over_{false};
+  std::atomic<bool> asked_for_{false};  // waited for to the end, or its future asked for
 };
 
 /// What the group's lane carries out, in its turn.
@@ -149,7 +166,8 @@ class DoneWork final : public NvxWork {
 /// One send or receive.
 class MessageWork final : public NvxWork {
  public:
-  MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message);
+  MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
+              Extensions::Claim claim);
   /// Begins it; apart from the constructor because its end may come at once.
   void begin(bool receives);
 
@@ -160,21 +178,24 @@ class MessageWork final : public NvxWork {
  private:
   std::shared_ptr<Group> group_;
   std::shared_ptr<Message> message_;
+  Extensions::Claim claim_;
 };
 
-/// All works of a coalescing window, as one.
+/// All works of a coalescing window, as one. It ends when the last of them has ended, whoever waits for it, or nobody:
+/// in the failure of the first that failed, if any did.
 class WindowWork final : public NvxWork {
  public:
-  WindowWork(Facts facts, std::vector<c10::intrusive_ptr<c10d::Work>> works, std::vector<at::Tensor> outputs);
+  WindowWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs);
+  /// Listens to the works; apart from the constructor because they keep it until they have ended.
+  void begin();
+  void one_has_ended();
 
-  bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
   bool wait(std::chrono::milliseconds timeout) override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  void abort() override;
 
  private:
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  const std::vector<c10::intrusive_ptr<NvxWork>> works_;
+  std::atomic<size_t> open_;
 };
 
 }  // namespace nvx

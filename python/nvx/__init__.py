@@ -115,7 +115,7 @@ def set_timeout(timeout, group=None):
     """
     import torch.distributed as dist
 
-    _load().set_timeout(group if group is not None else dist.group.WORLD, timeout)
+    _load().set_timeout(_backend(group if group is not None else dist.group.WORLD), timeout)
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
@@ -134,10 +134,14 @@ def sequence_number(group=None):
 
 
 def _backend(group):
-    """The nvx part of a group."""
+    """The nvx part of a group, also where TORCH_DISTRIBUTED_DEBUG=DETAIL has put a wrapper round it."""
     import torch
+    import torch.distributed as dist
 
-    return group._get_backend(torch.device("cpu"))
+    if not isinstance(group, dist.ProcessGroup):
+        raise ValueError("nvx: this rank is in no such group")
+    backend = group._get_backend(torch.device("cpu"))
+    return getattr(backend, "wrapped_pg", backend)
 
 
 def explain(collective, nbytes, ranks):

@@ -67,6 +67,27 @@ TEST(Lane, WhoeverHoldsItInlineKeepsOthersOut) {
   lane->end_inline();
 }
 
+TEST(Lane, KnowsTheThreadThatHoldsIt) {
+  const auto lane = std::make_shared<Lane>();
+  EXPECT_FALSE(lane->held_here());
+  ASSERT_TRUE(lane->begin_inline());
+  EXPECT_TRUE(lane->held_here());
+  std::thread([&] { EXPECT_FALSE(lane->held_here()); }).join();
+  const auto began = std::chrono::steady_clock::now();
+  lane->await_idle(std::chrono::seconds(10));  // neither waits for this thread itself
+  lane->settle(std::chrono::seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+  lane->end_inline();
+  EXPECT_FALSE(lane->held_here());
+  bool during = false, after = true;
+  const auto task =
+      std::make_shared<Note>([&](Carrier) { during = lane->held_here(); }, [&] { after = lane->held_here(); });
+  lane->submit(task);
+  EXPECT_TRUE(lane->wait(*task, Lane::MayRun::kYes, nullptr));
+  EXPECT_TRUE(during);
+  EXPECT_FALSE(after);
+}
+
 TEST(Lane, AWaitThatGivesUpComesBack) {
   const auto lane = std::make_shared<Lane>();
   std::atomic<bool> go_on{false};

@@ -1,6 +1,8 @@
 """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch puts its checking wrapper and a gloo group round every nvx group."""
 
 import contextlib
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -115,3 +117,42 @@ def test_training_and_functional_collectives(rank, world):
         subgroup = dist.new_group([1])
         assert dist.get_backend(subgroup if rank == 1 else group) == BACKEND
     dist.destroy_process_group(group)
+
+
+@only_nvx
+@on_ranks(2)
+def test_what_nvx_says_of_a_group_reaches_through_the_wrapper(rank, world):
+    import nvx
+
+    with detail() as group:
+        nvx.monitored_barrier(group)
+        before = nvx.sequence_number(group)
+        dist.all_reduce(torch.ones(3), group=group)
+        assert nvx.sequence_number(group) == before + 1
+        nvx.set_timeout(timedelta(seconds=0.5), group)
+        backend = nvx._backend(group)
+        assert backend.options._timeout == timedelta(seconds=0.5)
+        if rank == 0:
+            started = time.monotonic()
+            with pytest.raises(dist.DistBackendError, match="timed out"):
+                backend.allreduce([torch.ones(3)]).wait()  # the wrapper itself would wait for gloo first
+            assert time.monotonic() - started < 3.0
+        else:
+            time.sleep(1.0)
+
+
+@only_nvx
+@on_ranks(2)
+def test_groups_that_nvx_can_say_nothing_of(rank, world):
+    import nvx
+
+    with detail():
+        over_gloo = dist.new_group(backend="gloo")
+        only_one = dist.new_group([1])
+    with pytest.raises(ValueError, match="gloo|ProcessGroupWrapper"):
+        nvx.set_timeout(timedelta(seconds=1), over_gloo)
+    if rank == 0:
+        for call in (lambda: nvx.set_timeout(timedelta(seconds=1), only_one), lambda: nvx.sequence_number(only_one)):
+            with pytest.raises(ValueError, match="in no such group"):
+                call()
+    dist.barrier()

@@ -1,8 +1,11 @@
 """Groups: every spelling and store, subgroups, splits, the DETAIL wrapper; each apart from the others."""
 
 import copy
+import gc
 import importlib
 import os
+import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -263,6 +266,35 @@ def test_split(rank, world):
 
 @only_nvx
 @on_ranks(2)
+def test_a_split_that_nobody_has_any_more_is_gone(rank, world):
+    """The group that it was split from keeps nothing of it."""
+
+    class Hook:
+        def __call__(self, info):
+            pass
+
+    for turn in range(3):
+        hook = Hook()
+        seen = weakref.ref(hook)
+        part = split([[0, 1]], f"part {turn}")
+        part._register_on_completion_hook(hook)
+        del hook
+        assert split_sum(part, 1) == 2.0
+        if part in dist.distributed_c10d._world.pg_map:
+            dist.destroy_process_group(part)
+        else:
+            part.shutdown()
+        del part
+        end = time.monotonic() + 10
+        while seen() is not None:
+            gc.collect()
+            assert time.monotonic() < end, "the hook of a group that is gone is still there"
+            time.sleep(0.01)
+    assert sum_over(None) == 1.0
+
+
+@only_nvx
+@on_ranks(2)
 def test_no_color_split_is_harmless(rank, world):
     backend = dist.group.WORLD._get_backend(CPU)
     if rank == 1:
@@ -323,7 +355,7 @@ def test_nonsense_is_refused_at_construction(rank):
         nvx_c().ProcessGroupNVX(None, "0", 1)
     with pytest.raises(ValueError, match="store"):
         make_backend(None, 0, 1)
-    with pytest.raises(ValueError, match="group"):
+    with pytest.raises(ValueError, match="not nvx"):
         nvx_c().set_timeout(None, timedelta(seconds=1))
     with pytest.raises(ValueError, match="rank"):
         nvx_c().explain("all_reduce", 8, 0)

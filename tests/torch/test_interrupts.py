@@ -1,5 +1,6 @@
 """Ctrl-C while something blocks: it comes out as KeyboardInterrupt, at once, whatever became of the operation."""
 
+import contextlib
 import os
 import random
 import signal
@@ -156,4 +157,124 @@ def test_interrupts_at_any_moment(rank, world):
         meet(f"turn {turn}")
     total = torch.ones(3)
     dist.all_reduce(total)
+    assert total.tolist() == [2.0] * 3
+
+
+# --- handlers that call nvx -------------------------------------------------------------------------------------------
+
+
+def handled(call, handler):
+    """Runs call with handler run once while it blocks."""
+    before = signal.signal(signal.SIGUSR2, lambda *_: handler())
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGUSR2))
+    timer.start()
+    try:
+        return call()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR2, before)
+
+
+WITHIN = {
+    "all_reduce": lambda g: dist.all_reduce(torch.ones(3), group=g),
+    "large all_reduce": lambda g: dist.all_reduce(torch.ones(2_000_003), group=g),
+    "barrier": lambda g: dist.barrier(g),
+}
+CALLED = {
+    "all_reduce": lambda g: dist.all_reduce(torch.ones(3), group=g),
+    "barrier": lambda g: dist.barrier(g),
+    "sparse all_reduce": lambda g: dist.all_reduce(torch.eye(3).to_sparse(), group=g),
+    "wait": lambda g: dist.all_reduce(torch.ones(3), group=g, async_op=True).wait(),
+    "wait with a timeout": lambda g: dist.all_reduce(torch.ones(3), group=g, async_op=True).wait(LONG),
+    "pending works": lambda g: [dist.all_reduce(torch.ones(3), group=g, async_op=True), g._wait_for_pending_works()],
+}
+
+
+@pytest.mark.parametrize("called", CALLED)
+@on_ranks(2)
+def test_a_handler_that_calls_into_its_own_group_is_told_so(rank, world, called):
+    """And the operation that it came in on ends as if nothing had been; what the handler has queued comes after it."""
+    store = dist.distributed_c10d._get_default_store()
+    for within in WITHIN:
+        group = dist.new_group()
+        said = []
+
+        def handler(group=group, said=said, within=within):
+            started = time.monotonic()
+            with pytest.raises(RuntimeError, match="inside an operation of group") as raised:
+                CALLED[called](group)
+            said.append((time.monotonic() - started, str(raised.value)))
+            store.set(f"{called} {within}", "1")
+
+        if rank == 0:
+            handled(lambda within=within, group=group: WITHIN[within](group), handler)
+            assert len(said) == 1 and said[0][0] < 1.0, said
+        else:
+            store.wait([f"{called} {within}"], timedelta(seconds=20))
+            WITHIN[within](group)
+        meet(f"{within} is over")
+        if called in ("all_reduce", "barrier"):
+            total = torch.ones(3)
+            dist.all_reduce(total, group=group)
+            assert total.tolist() == [2.0] * 3
+            backend = group._get_backend(torch.device("cpu"))
+            numbers = [None] * world
+            dist.all_gather_object(numbers, backend._get_sequence_number_for_group())
+            assert numbers[0] == numbers[1], "what was refused does not count"
+        else:
+            group._get_backend(torch.device("cpu")).abort()
+        meet("next")
+
+
+@pytest.mark.parametrize("within", [*WITHIN, "wait", "recv", "wait for a message"])
+@pytest.mark.parametrize("how", ["abort", "shutdown", "destroy"])
+@on_ranks(2)
+def test_a_handler_may_end_the_group(rank, world, within, how):
+    group = dist.new_group()
+    if rank == 0:
+        took = []
+
+        def handler():
+            started = time.monotonic()
+            if how == "destroy":
+                dist.destroy_process_group(group)
+            else:
+                getattr(group._get_backend(torch.device("cpu")), how)()
+            took.append(time.monotonic() - started)
+
+        started = time.monotonic()
+        # torch's own wrapper of a message that fails asks for the group, which it has forgotten, and raises ValueError.
+        with pytest.raises((dist.DistBackendError, ValueError), match="abort|destroy|not initialized"):
+            handled(lambda: {**BLOCKING, **WITHIN}[within](group), handler)
+        assert took and took[0] < 1.0, took
+        assert time.monotonic() - started < 2.5
+    meet("ended")
+    if rank == 1:  # what rank 0 had sent before may be enough for it; if not, it is told
+        with contextlib.suppress(dist.DistBackendError):
+            WITHIN.get(within, WITHIN["barrier"])(group)
+    world_serves_on()
+
+
+@on_ranks(2)
+def test_a_handler_may_use_other_groups_and_messages(rank, world):
+    group, other = dist.new_group(), dist.new_group()
+    store = dist.distributed_c10d._get_default_store()
+    got = []
+
+    def exchange():
+        total, there = torch.ones(3), torch.zeros(3)
+        dist.all_reduce(total, group=other)
+        works = [dist.isend(torch.full((3,), float(rank)), 1 - rank, group), dist.irecv(there, 1 - rank, group)]
+        for work in works:
+            work.wait()
+        got.extend([total.tolist(), there.tolist()])
+        store.set("exchanged", "1")
+
+    total = torch.ones(3)
+    if rank == 0:
+        handled(lambda: dist.all_reduce(total, group=group), exchange)
+    else:
+        exchange()
+        dist.all_reduce(total, group=group)
+    assert got == [[2.0] * 3, [1.0 - rank] * 3]
     assert total.tolist() == [2.0] * 3

@@ -177,6 +177,66 @@ def test_ephemeral_timeout(rank, world):
 
 
 @on_ranks(2)
+def test_ephemeral_timeout_of_all_until_the_first_has_ended(rank, world):
+    """Of collectives and messages that are issued meanwhile; and where there is no timeout it does not make one."""
+    group = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank == 0:
+        backend_of(group)._add_ephemeral_timeout(timedelta(seconds=20))
+    else:
+        time.sleep(1.2)
+    tensors = [torch.ones(3) for _ in range(3)]
+    works = [dist.all_reduce(t, group=group, async_op=True) for t in tensors]
+    there = torch.zeros(3)
+    works += [dist.irecv(there, 1 - rank, group), dist.isend(torch.ones(3), 1 - rank, group)]
+    if rank == 1:
+        time.sleep(0.3)
+    for work in works:
+        work.wait()
+    assert [t.tolist() for t in [*tensors, there]] == [[2.0] * 3] * 3 + [[1.0] * 3]
+    if rank == 0:
+        started = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="timed out"):
+            dist.recv(there, 1, group)
+        assert time.monotonic() - started < 3.0
+    meet("timed out")
+    forever = dist.new_group(timeout=timedelta.max)  # which torch makes negative: no timeout
+    if rank == 0:
+        backend_of(forever)._add_ephemeral_timeout(timedelta(seconds=0.2))
+    else:
+        time.sleep(1.0)
+    dist.all_reduce(there, group=forever)
+
+
+@on_ranks(2)
+def test_hooks_come_and_go_while_operations_end(rank, world):
+    group = dist.new_group()
+    backend = backend_of(group)
+    over = threading.Event()
+
+    def change(number):
+        while not over.is_set():
+            backend.register_completion_hook(number, lambda args: None)
+            backend.register_abort_hook(number, lambda: None)
+            assert backend.options._timeout
+            backend.register_completion_hook(number, lambda args: None)  # takes the place of the other one
+            backend.unregister_completion_hook(number)
+            backend.unregister_abort_hook(number)
+
+    threads = [threading.Thread(target=change, args=(n,)) for n in (11, 12)]
+    for thread in threads:
+        thread.start()
+    for turn in range(300):
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=turn % 2 == 0)
+        if work is not None:
+            work.wait()
+    over.set()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    dist.barrier(group)
+
+
+@on_ranks(2)
 def test_what_nvx_does_not_offer_is_said(rank, world):
     backend = backend_of()
     if not backend.supports_window:

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "base/mutex.h"
+
+namespace nvx {
+
+/// Time that is added to the timeouts of a group's operations for a while. What somebody adds counts for every
+/// operation that begins from then on, until the first of these has ended; what is added later counts as well, and goes
+/// apart.
+class Extensions : public std::enable_shared_from_this<Extensions> {
+ public:
+  /// Beyond this it makes no difference, and sums still fit.
+  static constexpr std::chrono::milliseconds kMost = std::chrono::hours(24 * 365 * 100);
+
+  /// Keeps, as long as it lives, what has been added before an operation and after the one before it. May be null.
+  using Claim = std::shared_ptr<const void>;
+  struct Share {
+    std::chrono::milliseconds extra{0};
+    Claim until_it_ends;
+  };
+
+  void add(std::chrono::milliseconds span) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    const int64_t most = kMost.count();
+    sum_.store(std::min(sum_.load() + std::clamp<int64_t>(span.count(), 0, most), most));
+  }
+
+  /// For an operation that begins.
+  Share begin() EXCLUDES(mutex_) {
+    if (sum_.load(std::memory_order_relaxed) == 0) [[likely]]
+      return {};
+    MutexLock lock(mutex_);
+    const int64_t sum = sum_.load(), unclaimed = sum - claimed_;
+    if (unclaimed == 0) return {std::chrono::milliseconds(sum), nullptr};
+    claimed_ = sum;
+    return {std::chrono::milliseconds(sum), std::make_shared<const Owner>(shared_from_this(), unclaimed)};
+  }
+
+ private:
+  struct Owner {
+    Owner(std::shared_ptr<Extensions> whose, int64_t span) : whose(std::move(whose)), span(span) {}
+    ~Owner() { whose->end(span); }
+    Owner(const Owner&) = delete;
+    Owner& operator=(const Owner&) = delete;
+
+    const std::shared_ptr<Extensions> whose;
+    const int64_t span;
+  };
+
+  void end(int64_t span) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    sum_.store(sum_.load() - span);
+    claimed_ -= span;
+  }
+
+  Mutex mutex_;
+  std::atomic<int64_t> sum_{0};  // milliseconds; written with the lock held
+  int64_t claimed_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace nvx
