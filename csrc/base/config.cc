@@ -45,6 +45,18 @@ std::string text(const char* name) {
   return "";
 }
 
+/// One of these words; the first is the default.
+std::string choice(const char* name, std::initializer_list<const char*> words) {
+  const std::string set = text(name);
+  std::string list;
+  for (const char* word : words) {
+    if (strcasecmp(set.c_str(), word) == 0) return word;
+    if (*word) list += (list.empty() ? "" : ", ") + std::string(word);
+  }
+  NVX_LOG(kWarn, "%s=%s is none of %s; the default is used", name, set.c_str(), list.c_str());
+  return *words.begin();
+}
+
 int64_t number(const char* name) {
   const std::string set = text(name);
   char* end = nullptr;
@@ -81,20 +93,22 @@ void warn_of_unknown() {
     for (const Variable& v : kVariables) {
       if (edit_distance(name, v.name) < edit_distance(name, nearest->name)) nearest = &v;
     }
-    if (name != nearest->name) {
-      NVX_LOG(kWarn, "%s is set, but nvx has no such variable; did you mean %s?", name.c_str(), nearest->name);
-    }
+    if (name == nearest->name) continue;
+    constexpr size_t kTypo = 3;  // letters
+    const bool near = edit_distance(name, nearest->name) <= kTypo;
+    NVX_LOG(kWarn, "%s is set, but nvx has no such variable; %s%s", name.c_str(),
+            near ? "did you mean " : "`nvx env` lists them", near ? nearest->name : "");
   }
 }
 
 Config read() {
   warn_of_unknown();
-  return {.debug = text("NVX_DEBUG"),
+  return {.debug = choice("NVX_DEBUG", {"warn", "info", "trace"}),
           .host_id = text("NVX_HOST_ID"),
           .socket_ifname = text("NVX_SOCKET_IFNAME"),
           .libucp = text("NVX_LIBUCP"),
-          .on_error = text("NVX_ON_ERROR"),
-          .algorithm = text("NVX_ALGO"),
+          .on_error = choice("NVX_ON_ERROR", {"raise", "abort"}),
+          .algorithm = choice("NVX_ALGO", {"", "one_shot", "pipelined"}),
           .cpu_level = text("NVX_CPU_LEVEL"),
           .timeout_s = number("NVX_TIMEOUT_S"),
           .liveness_s = number("NVX_LIVENESS_S"),

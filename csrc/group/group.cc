@@ -327,6 +327,16 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
   }
 }
 
+Status met_in(const Status& status, const std::string& context) {
+  const std::string& text = status.what();
+  for (const char* end : {"; Next: ", ". Next: "}) {
+    const size_t at = text.find(end);
+    if (at != std::string::npos)
+      return {status.code(), text.substr(0, at) + "; " + context + ". " + text.substr(at + 2)};
+  }
+  return {status.code(), text + "; " + context};
+}
+
 Status Group::explain_wait(Waited how, int who, const std::string& what, const std::string& missing,
                            const Deadline& deadline) {
   const std::string context = "this is rank " + std::to_string(rank()) + " in " + what + " of group " + name() +
@@ -334,12 +344,12 @@ Status Group::explain_wait(Waited how, int who, const std::string& what, const s
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed()) {
     const Status status = failure();
-    return {status.code(), status.what() + "; " + context};
+    return met_in(status, context);
   }
   const std::string whom = !missing.empty() ? missing : who >= 0 ? topology_.describe(who) : "the peers";
   return fail(Code::kTimeout,
               "timed out in " + what + " of group " + name() + " after " + seconds(deadline) + ", waiting for " + whom,
-              context + ". Next: look at what these ranks do, and at the timeout of the group");
+              context + ". Next: look at what these ranks do; is the timeout long enough (NVX_TIMEOUT_S, nvx.set_timeout)?");
 }
 
 /// Whether another rank has failed the group within the time of doubt; if so, its words are this group's.
@@ -406,8 +416,11 @@ void Group::alarm(int seat) {
   for (int s = 0; s < seats(); ++s) {
     if (s == this->seat() || (seat >= 0 && s != seat) || !gone(s)) continue;
     if (pad(s).header().group == id_ && pad(s).header().presence.load() != Presence::kLeft) {
-      (void)fail(Code::kPeerDied, describe_seat(s) + " has ended" + peers_[size_t(s)]->how_it_ended(" (", ")"),
-                 "Next: see that rank's log; killed by the kernel? dmesg | grep -i kill");
+      const std::string how = peers_[size_t(s)]->how_it_ended(" (", ")");
+      const bool killed = how.find("signal 9") != std::string::npos;
+      (void)fail(Code::kPeerDied, describe_seat(s) + " has ended" + how,
+                 std::string("Next: see that rank's log") +
+                     (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
     } else {
       fail_as_left(here()[size_t(s)]);
     }
@@ -417,7 +430,9 @@ void Group::alarm(int seat) {
 
 void Group::fail_as_left(int rank) {
   (void)fail(Code::kPeerLeft,
-             topology_.describe(rank) + " has destroyed group " + name() + ", in which it is still waited for", "");
+             topology_.describe(rank) + " has left group " + name() +
+                 ", in which it is still waited for: it has destroyed the group, or its process ends",
+             "Next: see that rank's log");
 }
 
 Status Group::failure() const {

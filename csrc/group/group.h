@@ -234,6 +234,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
 void write_note(kernel::FailureNote& note, Code code, const std::string& text);
 std::string read_note(const kernel::FailureNote& note);
 std::string printable(std::string text);
+/// The status, and where it was met: before the advice that its text may end with.
+Status met_in(const Status& status, const std::string& context);
 /// "1.50 s", since an operation began.
 std::string seconds(const Deadline& deadline);
 

@@ -56,7 +56,7 @@ int checked_rank(int rank, int size) {
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const ProcessGroupNVX::Options& options) {
   TORCH_CHECK_VALUE(store, "ProcessGroupNVX: needs a store");
-  TorchStore torch_store(store);
+  TorchStore torch_store(store, size);
   try {
     return std::make_shared<Group>(torch_store, group_options(rank, size, options));
   } catch (const Error& error) {

@@ -27,13 +27,17 @@ std::string explain_choice(const std::string& collective, size_t bytes, size_t r
   const Hello self = describe_self(0);
   facts.cores = self.cores;
   if (self.l3_bytes) facts.l3_bytes = self.l3_bytes;
+  std::string known;
   for (int c = int(kernel::Collective::kAllReduce); c <= int(kernel::Collective::kBarrier); ++c) {
-    if (collective == name(kernel::Collective(c))) return explain(kernel::Collective(c), bytes, facts);
+    const char* one = name(kernel::Collective(c));
+    if (collective == one) return explain(kernel::Collective(c), bytes, facts);
+    known += std::string(known.empty() ? "" : ", ") + one;
   }
-  C10_THROW_ERROR(ValueError, "nvx: there is no collective " + collective);
+  C10_THROW_ERROR(ValueError, "nvx: there is no collective " + collective + "; there are " + known);
 }
 
 std::vector<std::tuple<std::string, std::string, std::string>> config_table() {
+  (void)config();  // warns of what is set wrongly
   std::vector<std::tuple<std::string, std::string, std::string>> rows;
   for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning);
   return rows;

@@ -92,7 +92,7 @@ class NvxWork : public c10d::Work {
  protected:
   /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing.
   void end(const Status& status);
-  /// Whether this thread is telling somebody that the work has ended: to wait for it would be to wait for itself.
+  /// Whether it has ended while this thread tells of an end, its own or another: who hears of one may wait for this.
   bool told_here() const;
   /// For a wait: raises if the work failed, or was made in the process that this one was forked from.
   void check();

@@ -162,6 +162,17 @@ def test_a_callback_may_wait_for_its_own_failure(rank, world):
     meet("failed")
 
 
+@on_ranks(2)
+def test_a_callback_may_wait_for_the_work_before_it(rank, world):
+    first = dist.all_reduce(torch.ones(3), async_op=True)
+    second = dist.all_reduce(torch.ones(3), async_op=True)
+    inner = []
+    second.get_future().add_done_callback(lambda f: inner.append(first.wait()))
+    future = first.get_future().then(lambda f: second.wait())
+    future.wait()
+    eventually(lambda: inner == [True])
+
+
 # --- windows that an exception leaves open ----------------------------------------------------------------------------
 
 

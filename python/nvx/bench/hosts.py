@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -39,6 +40,18 @@ def _ip(*arguments: str, inside: str | None = None) -> None:
         raise RuntimeError(f"ip {' '.join([*within, *arguments])}: {done.stderr.strip()}")
 
 
+def _remove_orphans() -> None:
+    """What processes have left behind that were killed while they had hosts."""
+    try:
+        names = os.listdir("/run/netns")
+    except FileNotFoundError:
+        return
+    for name in names:
+        owner = re.fullmatch(r"nvx-(\d+)-.*", name)
+        if owner and not os.path.exists(f"/proc/{owner[1]}"):
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
 class Hosts:
     """Namespaces host0, host1 ... with addresses 10.77.0.1, 10.77.0.2 ...; gone when the context ends."""
 
@@ -49,6 +62,7 @@ class Hosts:
         self.tag = f"nvx-{os.getpid()}-{next(self._made)}"
 
     def __enter__(self) -> Hosts:
+        _remove_orphans()
         try:
             self._make()
         except BaseException:

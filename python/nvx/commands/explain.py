@@ -31,6 +31,6 @@ def main(arguments=None):
         for nbytes in options.sizes:
             print(nvx.explain(options.collective, nbytes, options.ranks))
     except (ValueError, RuntimeError) as error:
-        print(f"nvx explain: {error}", file=sys.stderr)
+        print(f"nvx explain: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
         return 2
     return 0
