@@ -33,3 +33,10 @@ foreach(dir ${rooms})
       PROPERTIES TIMEOUT 300 LABELS ${room})
   endif()
 endforeach()
+
+# What nvx declares of libcuda itself is held against cuda.h where there is one. Its folder comes last: nothing else of
+# it is wanted.
+find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
+if(TARGET memory_test AND NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
+  target_compile_options(memory_test PRIVATE -idirafter ${NVX_CUDA_HEADER_DIR})
+endif()
