@@ -1,12 +1,12 @@
 #include "memory/device_check.h"
 
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
+#include <functional>
 #include <system_error>
 #include <thread>
 
 #include "base/error.h"
+#include "memory/apart.h"
 #include "memory/device_memory.h"
 
 namespace nvx {
@@ -40,34 +40,12 @@ std::string in_time(const Deadline& deadline) {
          " ms";
 }
 
-/// One check, on a thread that may never come back.
+/// One check. Throws Error where the driver refuses.
 class Errand {
  public:
   Errand(std::shared_ptr<DeviceDriver> driver, const PairCheck& check, const Deadline& deadline)
       : driver_(std::move(driver)), check_(check), deadline_(deadline) {}
 
-  void run() {
-    PairVerdict verdict;
-    try {
-      verdict = move_data();
-    } catch (const Error& error) {
-      verdict = {PairState::kRefused, std::string(error.what()).substr(5)};
-    }
-    const std::lock_guard lock(mutex_);
-    verdict_ = std::move(verdict);
-    ended_ = true;
-    end_.notify_all();
-  }
-
-  PairVerdict await() {
-    constexpr std::chrono::milliseconds kGrace{250};  // for who has seen the deadline pass and says so
-    std::unique_lock lock(mutex_);
-    if (!end_.wait_until(lock, deadline_.end + kGrace, [&] { return ended_; }))
-      return {PairState::kHung, "a call of the driver did not return within " + in_time(deadline_)};
-    return verdict_;
-  }
-
- private:
   PairVerdict move_data() {
     const int device = check_.device;
     const auto buffer = DeviceRegion::pin(driver_, device, make_host_window(kCheckBytes).get(), kCheckBytes);
@@ -94,6 +72,7 @@ class Errand {
     return {};
   }
 
+ private:
   /// False when it has not drained in time.
   bool drain(DeviceQueue queue) {
     for (bool done = false;;) {
@@ -107,22 +86,24 @@ class Errand {
   const std::shared_ptr<DeviceDriver> driver_;
   const PairCheck check_;
   const Deadline deadline_;
-  std::mutex mutex_;
-  std::condition_variable end_;
-  bool ended_ = false;
-  PairVerdict verdict_;
 };
 
 }  // namespace
 
 PairVerdict run_check(const std::shared_ptr<DeviceDriver>& driver, const PairCheck& check, const Deadline& deadline) {
-  const auto errand = std::make_shared<Errand>(driver, check, deadline);
+  const std::function<PairVerdict()> work = [driver, check, deadline]() -> PairVerdict {
+    try {
+      return Errand(driver, check, deadline).move_data();
+    } catch (const Error& error) {
+      return {PairState::kRefused, std::string(error.what()).substr(5)};
+    }
+  };
   try {
-    std::thread([errand] { errand->run(); }).detach();
+    if (auto verdict = run_apart(work, deadline)) return *std::move(verdict);
+    return {PairState::kHung, "a call of the driver did not return within " + in_time(deadline)};
   } catch (const std::system_error&) {
     return {PairState::kRefused, "the system gives no thread to check with"};
   }
-  return errand->await();
 }
 
 }  // namespace nvx
