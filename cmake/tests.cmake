@@ -34,9 +34,11 @@ foreach(dir ${rooms})
   endif()
 endforeach()
 
-# What nvx declares of libcuda itself is held against cuda.h where there is one. Its folder comes last: nothing else of
-# it is wanted.
+# What nvx declares of libcuda and NVML itself is held against cuda.h and nvml.h where they are. Their folder comes last:
+# nothing else of it is wanted.
 find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
-if(TARGET memory_test AND NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
-  target_compile_options(memory_test PRIVATE -idirafter ${NVX_CUDA_HEADER_DIR})
+if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc
+    ${PROJECT_SOURCE_DIR}/tests/group/nvml_library_test.cc
+    PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
 endif()

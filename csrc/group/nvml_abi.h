@@ -11,7 +11,7 @@ using Result = int;
 using Device = void*;
 
 constexpr Result kSuccess = 0;
-constexpr unsigned kMostLanes = 18;
+constexpr unsigned kMostLanes = 36;
 constexpr int kCapabilityValid = 5;
 constexpr int kLaneToSwitch = 2;
 constexpr int kPeerRead = 0;
