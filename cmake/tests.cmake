@@ -42,3 +42,14 @@ if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
     ${PROJECT_SOURCE_DIR}/tests/group/nvml_library_test.cc
     PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
 endif()
+
+# A libcuda that a test can load, to try what loads the real one.
+if(TARGET memory_test)
+  add_library(nvx_fake_cuda MODULE ${PROJECT_SOURCE_DIR}/tests/memory/fake_cuda.c)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/memory/fake_cuda.c PROPERTIES LANGUAGE CXX)
+  set_target_properties(nvx_fake_cuda PROPERTIES CXX_VISIBILITY_PRESET default)
+  target_link_libraries(nvx_fake_cuda PRIVATE nvx_flags)
+  add_dependencies(memory_test nvx_fake_cuda)
+  set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc APPEND
+    PROPERTY COMPILE_DEFINITIONS NVX_FAKE_CUDA="$<TARGET_FILE:nvx_fake_cuda>")
+endif()

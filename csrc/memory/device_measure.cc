@@ -27,6 +27,7 @@ double best_of(int rounds, const std::function<bool()>& round) {
 }
 
 PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline) {
+  demand_reach(*driver, from, to);
   const auto target = DeviceRegion::make(driver, to, ShareKind::kPointer, kLarge);
   const auto source = DeviceRegion::make(driver, from, ShareKind::kPointer, kLarge);
   target->open_to(from);

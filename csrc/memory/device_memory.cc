@@ -41,6 +41,12 @@ void demand(const DeviceDriver& driver, DriverCode code, const std::string& call
     throw Error(Code::kSystem, "nvx: " + call + " on GPU " + std::to_string(device) + ": " + driver.words(code));
 }
 
+void demand_reach(DeviceDriver& driver, int device, int peer) {
+  bool can = device == peer;
+  if (!can) demand(driver, driver.can_reach(device, peer, &can), "cuDeviceCanAccessPeer", device);
+  NVX_CHECK(can, "the driver says that GPU " + std::to_string(device) + " cannot reach GPU " + std::to_string(peer));
+}
+
 void Undo::forget() {
   static Mutex mutex;
   static auto* const kLeft = new std::vector<std::function<void()>>;  // with what they hold on to

@@ -15,6 +15,9 @@ namespace nvx {
 /// Throws Error with the driver's words if it refused: "nvx: <call> on GPU 1: <words>".
 void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device);
 
+/// Throws Error if the driver says of itself that one device cannot reach the other's memory.
+void demand_reach(DeviceDriver& driver, int device, int peer);
+
 /// What must be undone, the last first; undoes it when it goes.
 class Undo {
  public:

@@ -19,9 +19,13 @@ void put(char (&field)[N], const std::string& text) {
   std::memset(field + n, 0, N - n);
 }
 
+/// It comes from a peer and goes into messages.
 template <size_t N>
 std::string text_of(const char (&field)[N]) {
-  return {field, strnlen(field, N)};
+  std::string text(field, strnlen(field, N));
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
 }
 
 template <class T>
@@ -309,7 +313,10 @@ PairVerdict Meeting::reach(size_t r, ShareKind kind, const Fd& fd, DevicePtr* at
       DeviceArena* const arena = home_.made(cards_[r].device);
       NVX_CHECK(arena && arena->id() == offer.arena, "it is not what this process has made for that GPU");
       const DeviceRegion& theirs = kind == ShareKind::kHost ? arena->window() : arena->region();
-      if (kind != ShareKind::kHost) theirs.open_to(options_.device);
+      if (kind != ShareKind::kHost) {
+        demand_reach(*home_.driver(), options_.device, cards_[r].device);
+        theirs.open_to(options_.device);
+      }
       *at = theirs.base();
     } else {
       region = this->import(r, kind, fd);
@@ -417,7 +424,7 @@ void Meeting::share_arenas() {
   const DevicePtr mine = share_.arena_->region().base();
   for (size_t r = 0; r < ranks(); ++r) {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : kind;
-    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, ""};
+    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, cards_[r].uuid == own().uuid, ""};
     for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
       if (cards_[r].home != cards_[b].home)
         pairs_[r * ranks() + b] = {PairState::kRefused, share_.agreement_.why_not_better};
@@ -468,7 +475,12 @@ void Meeting::share_windows() {
   }
   for (size_t r = 0; r < ranks(); ++r) {
     if (with[r])
-      share_.peers_[r] = {ShareKind::kHost, at[r], own.base(), offers_[r].bytes, pairs_[me() * ranks() + r].why};
+      share_.peers_[r] = {ShareKind::kHost,
+                          at[r],
+                          own.base(),
+                          offers_[r].bytes,
+                          share_.peers_[r].same_gpu,
+                          pairs_[me() * ranks() + r].why};
   }
 }
 

@@ -14,7 +14,6 @@ using Pointer = unsigned long long;
 using Allocation = unsigned long long;
 
 constexpr Result kSuccess = 0;
-constexpr Result kInvalidValue = 1;
 constexpr Result kNotReady = 600;
 constexpr Result kPeerAccessAlreadyEnabled = 704;
 

@@ -24,7 +24,7 @@ TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
 
 TEST(DeviceMeasure, WhatCannotBeMeasuredHasAReason) {
   const std::pair<Truth, const char*> kTruths[] = {
-      {Truth::kRefuses, "cuCtxEnablePeerAccess on GPU 0: fake refusal 217"},
+      {Truth::kRefuses, "the driver says that GPU 0 cannot reach GPU 1"},
       {Truth::kHangs, "a copy did not end in time"},
       {Truth::kBlocks, "a call of the driver did not return in time"},
   };

@@ -123,6 +123,34 @@ TEST(DeviceShare, RanksOfOneProcessUsePointers) {
   EXPECT_EQ(process.driver->open_books(), "");
 }
 
+/// Two GPUs of one process that cannot reach each other; a third one that both can.
+TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
+  Process process(3);
+  process.driver->pairs(0, 1, Truth::kRefuses);
+  const SharedTable table(3);
+  as_threads(3, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const DeviceShare share(*process.home, exchange, options_of(rank, 3, rank));
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(share.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
+    }
+    EXPECT_EQ(share.complaints().find("the driver says that GPU 0 cannot reach GPU 1") != std::string::npos, rank < 2);
+    write_and_look(share, exchange, rank, 3);
+  });
+  process.home.reset();
+  EXPECT_EQ(process.driver->open_books(), "");
+}
+
+/// One process may stand alone.
+TEST(DeviceShare, OneRankHasItselfAlone) {
+  Process process(1);
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  const DeviceShare share(*process.home, exchange, options_of(0, 1, 0));
+  EXPECT_EQ(share.peer(0).theirs, share.peer(0).mine);
+  write_and_look(share, exchange, 0, 1);
+}
+
 /// What a machine lacks, and the kind that is left.
 const std::pair<std::vector<ShareKind>, ShareKind> kLacking[] = {
     {{}, ShareKind::kFabric},
@@ -180,6 +208,7 @@ TEST(DeviceShare, SeveralRanksShareOneGpu) {
                                  : r / 2 == rank / 2 ? ShareKind::kFabric
                                                      : ShareKind::kHost;
       EXPECT_EQ(share.peer(r).kind, expected) << r << ": " << share.peer(r).why_not_better;
+      EXPECT_EQ(share.peer(r).same_gpu, r / 2 == rank / 2);
     }
     write_and_look(share, exchange, rank, 4);
   });
@@ -431,6 +460,17 @@ TEST(DeviceArena, ADeviceThatRefusesToFillCostsNoMemory) {
   process.driver->refuse("fill", 0);
   EXPECT_EQ(arena.used(), 0u);
   EXPECT_EQ(arena.allocate(4 * M).bytes, 4 * M);
+}
+
+/// Where there is no driver, it says so each time it is asked.
+TEST(DeviceArena, TheProcessHasOneHomeWhereThereIsADriver) {
+  for (int turn = 0; turn < 2; ++turn) {
+    try {
+      EXPECT_EQ(&DeviceHome::here(), &DeviceHome::here());
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("NVIDIA driver"), std::string::npos) << error.what();
+    }
+  }
 }
 
 TEST(DeviceArena, TheMemoryOfAllGroupsIsBounded) {

@@ -2,11 +2,16 @@
 
 #include "memory/driver_library.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <type_traits>
 
 #include "base/error.h"
+#include "memory/device_arena.h"
+#include "memory/device_measure.h"
+#include "memory/device_share.h"
 #include "memory/driver_abi.h"
 
 #if __has_include(<cuda.h>)
@@ -33,6 +38,63 @@ TEST(DriverLibrary, AnotherLibraryIsNone) {
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("libm.so.6 has no cuInit"), std::string::npos) << error.what();
   }
+}
+
+int ask(const char* name) {
+  void* handle = dlopen(NVX_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<int (*)()>(dlsym(handle, name))();
+}
+
+TEST(DriverLibrary, DescribesWhatTheDriverTells) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  int count = 0;
+  ASSERT_EQ(driver->count(&count), 0);
+  EXPECT_EQ(count, 2);
+  DeviceFacts facts;
+  ASSERT_EQ(driver->describe(1, &facts), 0);
+  EXPECT_EQ(facts.name, "Fake 11");
+  EXPECT_EQ(facts.bus, "0000:0B:00.0");
+  EXPECT_EQ(facts.uuid[15], 11);
+  EXPECT_EQ(facts.bytes, size_t(11) << 30);
+  EXPECT_FALSE(facts.can[int(ShareKind::kFabric)]) << "an attribute that an old driver does not know";
+  EXPECT_TRUE(facts.can[int(ShareKind::kFd)]);
+  EXPECT_NE(driver->describe(2, &facts), 0);
+  EXPECT_EQ(driver->words(1), "FAKE_INVALID (as a test wants it)");
+  EXPECT_EQ(driver->words(9), "error 9");
+}
+
+/// Every kind of memory, through the functions that the driver exports: made, exported, imported, written and read.
+TEST(DriverLibrary, EachKindGoesThrough) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  constexpr size_t kBytes = 4 << 20;
+  for (const ShareKind kind : {ShareKind::kFd, ShareKind::kIpc}) {
+    EXPECT_TRUE(probe_share_kinds(driver, 0).has(kind)) << probe_share_kinds(driver, 0).why_not[int(kind)];
+    const auto region = DeviceRegion::make(driver, 0, kind, kBytes);
+    const auto seen = kind == ShareKind::kFd
+                          ? DeviceRegion::import_fd(driver, 1, region->export_fd().get(), kBytes)
+                          : DeviceRegion::import_handle(driver, 1, kind, region->export_handle(), kBytes);
+    const Deadline deadline = Deadline::after(std::chrono::milliseconds(20'000));
+    EXPECT_TRUE(run_check(driver, {0, 0, 0, region->base() + kCheckBytes, 5}, deadline).fine());
+    EXPECT_TRUE(run_check(driver, {1, seen->base() + kCheckBytes, 5, 0, 0}, deadline).fine());
+    EXPECT_EQ(run_check(driver, {1, seen->base() + kCheckBytes, 6, 0, 0}, deadline).state, PairState::kCorrupt);
+  }
+  EXPECT_EQ(ask("fake_depth"), 0) << "each call leaves the thread's contexts as they were";
+  EXPECT_FALSE(probe_share_kinds(driver, 0).has(ShareKind::kFabric));
+  EXPECT_GT(measure_pair(driver, 0, 1, Deadline::after(std::chrono::milliseconds(60'000))).gb_s, 0);
+}
+
+TEST(DriverLibrary, KeepsOneContextADevice) {
+  const int before = ask("fake_retained");
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  DeviceHome home(driver, 4 << 20);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (const int device : {0, 1}) {
+      DeviceArena& arena = home.arena(device, ShareKind::kPointer);
+      arena.free(arena.allocate(4096));
+    }
+    EXPECT_EQ(driver->enable_peer(0, 1), 0) << "that it was enabled before is no error";
+  }
+  EXPECT_EQ(ask("fake_retained"), before + 2);
 }
 
 #ifdef CUDA_VERSION
@@ -92,7 +154,7 @@ EXPECT_SHAPE(cuStreamQuery, cuStreamQuery);
 EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
 EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
 
-static_assert(cuda::kSuccess == CUDA_SUCCESS && cuda::kInvalidValue == CUDA_ERROR_INVALID_VALUE);
+static_assert(cuda::kSuccess == CUDA_SUCCESS);
 static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(cuda::kPeerAccessAlreadyEnabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 static_assert(cuda::kAttributeCanMapHost == CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);
