@@ -36,7 +36,7 @@ SharedTable::Cell& SharedTable::cell(int round, int rank) const {
 std::vector<std::vector<std::byte>> SharedExchange::all_gather(std::span<const std::byte> mine) {
   if (round_ >= kRounds || mine.size() > kMost) throw Error(Code::kInvalid, "nvx: too much for this table");
   SharedTable::Cell& own = table_.cell(round_, rank_);
-  std::memcpy(own.data, mine.data(), mine.size());
+  if (!mine.empty()) std::memcpy(own.data, mine.data(), mine.size());
   own.bytes.store(uint32_t(mine.size()) + 1, std::memory_order_release);
   std::vector<std::vector<std::byte>> all;
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(20'000));
