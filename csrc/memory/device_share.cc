@@ -133,6 +133,7 @@ class Meeting {
   bool same_process(size_t r) const { return cards_[r].home == own().home; }
   bool same_host(size_t r) const { return cards_[r].host == own().host; }
 
+  ShareKind kind_to_make() const;
   Offer prepare(const DeviceRegion& region, ShareKind kind);
   void hand_over(int fd, const std::vector<bool>& to);
   void exchange_offers(const Offer& mine);
@@ -154,6 +155,7 @@ class Meeting {
   const ShareOptions options_;
   const std::string door_name_;
   Fd door_;
+  ShareProbe probe_;
   std::vector<DeviceCard> cards_;
   std::vector<Offer> offers_;
   std::vector<PairVerdict> pairs_;  // rank by rank: how a pair fares with its arenas
@@ -187,7 +189,8 @@ void Meeting::introduce() {
   card.device = options_.device;
   card.host = options_.host;
   card.home = home_.id();
-  ShareProbe probe = probe_share_kinds(home_.driver(), options_.device);
+  ShareProbe& probe = probe_;
+  probe = probe_share_kinds(home_.driver(), options_.device);
   if (const DeviceArena* made = home_.made(options_.device)) {
     for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
       if (made->region().kind() == kind || !probe.has(kind)) continue;
@@ -208,6 +211,17 @@ void Meeting::introduce() {
       throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
   }
   share_.agreement_ = agree_on_kind(cards_);
+}
+
+/// Where nobody outside this process can map the arena now, later groups may have members that can: the kind that most
+/// processes have, then.
+ShareKind Meeting::kind_to_make() const {
+  const ShareKind agreed = share_.agreement_.kind;
+  if (agreed != ShareKind::kPointer && agreed != ShareKind::kHost) return agreed;
+  for (const ShareKind kind : {ShareKind::kFd, ShareKind::kFabric, ShareKind::kIpc}) {
+    if (probe_.has(kind)) return kind;
+  }
+  return ShareKind::kPointer;
 }
 
 /// This rank's pattern where the others will read it, and what they need to find it.
@@ -398,9 +412,8 @@ std::vector<PairVerdict> Meeting::verify(const DeviceRegion& region, ShareKind k
 }
 
 void Meeting::share_arenas() {
-  // Where nobody can map anybody's device memory, what each has is its own.
   const ShareKind agreed = share_.agreement_.kind;
-  const ShareKind kind = agreed == ShareKind::kHost ? ShareKind::kPointer : agreed;
+  const ShareKind kind = kind_to_make();
   std::vector<bool> over_socket(ranks()), with(ranks());
   for (size_t r = 0; r < ranks(); ++r) {
     with[r] = r != me() && (agreed != ShareKind::kHost || same_process(r));
@@ -411,7 +424,7 @@ void Meeting::share_arenas() {
     share_.arena_ = &home_.arena(options_.device, kind);
     check_ = share_.arena_->allocate((ranks() + 1) * kCheckBytes);
     offer = prepare(share_.arena_->region(), kind);
-    if (kind == ShareKind::kFd) hand_over(share_.arena_->region().export_fd().get(), over_socket);
+    if (agreed == ShareKind::kFd) hand_over(share_.arena_->region().export_fd().get(), over_socket);
   } catch (const Error& error) {
     offer.ok = 0;
     put(offer.said, std::string(error.what()).substr(5));

@@ -118,7 +118,7 @@ TEST(DeviceShare, RanksOfOneProcessUsePointers) {
     write_and_look(share, exchange, rank, kRanks);
   });
   EXPECT_EQ(process.home->made(0)->used(), 0u);
-  EXPECT_EQ(process.driver->open_books(), "3 allocations ");
+  EXPECT_EQ(process.driver->open_books(), "3 memories 3 reservations 3 mappings ");
   process.home.reset();
   EXPECT_EQ(process.driver->open_books(), "");
 }
@@ -360,6 +360,31 @@ TEST(DeviceShare, AnArenaIsMadeOnceForAllGroups) {
     EXPECT_EQ(process.driver->calls_of("import_fabric"), imported);
     (void)exchange.all_gather({});
   });
+}
+
+/// A group of one process comes first; what it has made can be mapped by the members of later groups.
+TEST(DeviceShare, WhoWasAloneFirstIsReachedAsWell) {
+  const struct {
+    std::vector<ShareKind> lacking;
+    ShareKind kind;
+  } kRows[] = {{{}, ShareKind::kFd},
+               {{ShareKind::kFd}, ShareKind::kFabric},
+               {{ShareKind::kFd, ShareKind::kFabric}, ShareKind::kIpc}};
+  for (const auto& row : kRows) {
+    const SharedTable own[2] = {SharedTable(1), SharedTable(1)};
+    const SharedTable both(2);
+    as_threads(2, [&](int rank) {
+      Process process(2);
+      for (const ShareKind lack : row.lacking) process.driver->lacks(lack);
+      SharedExchange alone(own[rank], 0), exchange(both, rank);
+      const DeviceShare first(*process.home, alone, options_of(0, 1, rank));
+      EXPECT_EQ(first.agreement().kind, ShareKind::kPointer);
+      const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+      EXPECT_EQ(share.agreement().kind, row.kind) << share.agreement().why_not_better;
+      EXPECT_EQ(&share.arena(), &first.arena());
+      write_and_look(share, exchange, rank, 2);
+    });
+  }
 }
 
 /// A third rank comes that cannot export what the first two have made their arenas with.
