@@ -33,3 +33,23 @@ foreach(dir ${rooms})
       PROPERTIES TIMEOUT 300 LABELS ${room})
   endif()
 endforeach()
+
+# What nvx declares of libcuda and NVML itself is held against cuda.h and nvml.h where they are. Their folder comes last:
+# nothing else of it is wanted.
+find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
+if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc
+    ${PROJECT_SOURCE_DIR}/tests/group/nvml_library_test.cc
+    PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
+endif()
+
+# A libcuda that a test can load, to try what loads the real one.
+if(TARGET memory_test)
+  add_library(nvx_fake_cuda MODULE ${PROJECT_SOURCE_DIR}/tests/memory/fake_cuda.c)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/memory/fake_cuda.c PROPERTIES LANGUAGE CXX)
+  set_target_properties(nvx_fake_cuda PROPERTIES CXX_VISIBILITY_PRESET default)
+  target_link_libraries(nvx_fake_cuda PRIVATE nvx_flags)
+  add_dependencies(memory_test nvx_fake_cuda)
+  set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc APPEND
+    PROPERTY COMPILE_DEFINITIONS NVX_FAKE_CUDA="$<TARGET_FILE:nvx_fake_cuda>")
+endif()

@@ -9,6 +9,7 @@
 #include "net/ucx.h"
 #include "torch/argument_error.h"
 #include "torch/backend.h"
+#include "torch/inspect.h"
 #include "torch/interrupt.h"
 #include "torch/null_backend.h"
 
@@ -145,6 +146,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);
   m.def("build_info", &build_info);
+  register_inspection(m);
   m.attr("torch_version") = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
 
   interrupt_check.store(&run_signal_handlers);

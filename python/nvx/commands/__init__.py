@@ -1,1 +1,1 @@
-"""What `nvx explain` and `nvx env` run."""
+"""What `nvx explain`, `nvx env` and `nvx topo` run."""

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/nvml.h"
+#include "memory/device_measure.h"
+
+namespace nvx {
+
+/// What is joined less well than it should be, and the command that shows it.
+struct GpuWarning {
+  std::string name;  ///< "nvlink-half"
+  std::string text;
+  std::string command;
+};
+
+struct GpuPair {
+  int a = 0;
+  int b = 0;
+  GpuPath path = GpuPath::kUnknown;
+  int lanes = 0;  ///< of NVLink that are up between them
+  bool through_switch = false;
+  std::string no_peer_access;  ///< why the driver refuses it; empty where it does not
+  double expected_gb_s = 0;    ///< in one direction; 0: not known
+  PairSpeed measured;          ///< from a to b; all zero where nobody has measured
+
+  std::string transport;       ///< how their ranks would share memory
+  std::string why_not_better;  ///< empty where nothing is
+
+  std::string label() const;  ///< as `nvidia-smi topo -m` writes it: NV18, PIX, SYS ...
+};
+
+/// The GPUs of this machine and how they are joined.
+struct GpuTopology {
+  std::string driver;
+  std::vector<GpuFacts> gpus;
+  std::vector<GpuPair> pairs;  ///< a < b, in order
+  std::vector<GpuWarning> warnings;
+  std::string none;  ///< why there are no GPUs here; empty where there are
+
+  const GpuPair& pair(int a, int b) const;
+};
+
+/// What NVML tells, and what follows from it.
+GpuTopology look_at_gpus(Nvml& nvml);
+/// Of this machine; without a driver, or without GPUs, `none` says why. Never throws for want of them.
+GpuTopology look_at_gpus();
+
+/// Measures every pair, the devices of the driver being found by their buses, and judges anew.
+void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline);
+
+/// What a PCIe link carries in one direction; 0 where it is not known.
+double pcie_gb_s(PcieLink link);
+
+}  // namespace nvx

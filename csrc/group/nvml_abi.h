@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// What nvx calls in libnvidia-ml.so.1, written down so that no header of it is needed to build. Where one is there, a
+/// test holds all of this against it.
+namespace nvx::nvml {
+
+using Result = int;
+using Device = void*;
+
+constexpr Result kSuccess = 0;
+constexpr unsigned kMostLanes = 36;
+constexpr int kCapabilityValid = 5;
+constexpr int kLaneToSwitch = 2;
+constexpr int kPeerRead = 0;
+constexpr int kPeerWrite = 1;
+constexpr unsigned kFieldLaneSpeed = 90;  // MB/s of one lane in one direction
+
+struct PciInfo {
+  char bus_legacy[16];
+  unsigned domain;
+  unsigned bus;
+  unsigned device;
+  unsigned device_id;
+  unsigned subsystem_id;
+  char bus_id[32];
+};
+static_assert(sizeof(PciInfo) == 68);
+
+struct FieldValue {
+  unsigned field;
+  unsigned scope;
+  int64_t timestamp;
+  int64_t latency_us;
+  int type;
+  Result result;
+  union {
+    double real;
+    unsigned number;
+    uint64_t large;
+  } value;
+};
+static_assert(sizeof(FieldValue) == 40 && offsetof(FieldValue, value) == 32);
+
+/// The functions, under the names of their exports.
+struct Api {
+  Result (*nvmlInit_v2)();
+  Result (*nvmlShutdown)();
+  const char* (*nvmlErrorString)(Result result);
+  Result (*nvmlSystemGetDriverVersion)(char* version, unsigned bytes);
+  Result (*nvmlDeviceGetCount_v2)(unsigned* count);
+  Result (*nvmlDeviceGetHandleByIndex_v2)(unsigned index, Device* device);
+  Result (*nvmlDeviceGetName)(Device device, char* name, unsigned bytes);
+  Result (*nvmlDeviceGetUUID)(Device device, char* uuid, unsigned bytes);
+  Result (*nvmlDeviceGetPciInfo_v3)(Device device, PciInfo* info);
+  Result (*nvmlDeviceGetCurrPcieLinkGeneration)(Device device, unsigned* generation);
+  Result (*nvmlDeviceGetCurrPcieLinkWidth)(Device device, unsigned* width);
+  Result (*nvmlDeviceGetMaxPcieLinkGeneration)(Device device, unsigned* generation);
+  Result (*nvmlDeviceGetMaxPcieLinkWidth)(Device device, unsigned* width);
+  Result (*nvmlDeviceGetNvLinkState)(Device device, unsigned lane, int* active);
+  Result (*nvmlDeviceGetNvLinkVersion)(Device device, unsigned lane, unsigned* version);
+  Result (*nvmlDeviceGetNvLinkCapability)(Device device, unsigned lane, int capability, unsigned* has);
+  Result (*nvmlDeviceGetNvLinkRemotePciInfo_v2)(Device device, unsigned lane, PciInfo* info);
+  Result (*nvmlDeviceGetNvLinkRemoteDeviceType)(Device device, unsigned lane, int* type);
+  Result (*nvmlDeviceGetFieldValues)(Device device, int count, FieldValue* values);
+  Result (*nvmlDeviceGetTopologyCommonAncestor)(Device a, Device b, int* level);
+  Result (*nvmlDeviceGetP2PStatus)(Device a, Device b, int capability, int* status);
+};
+
+}  // namespace nvx::nvml

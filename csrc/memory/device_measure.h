@@ -1,0 +1,21 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/deadline.h"
+#include "memory/device_driver.h"
+
+namespace nvx {
+
+/// What one device reaches when it writes to another one's memory.
+struct PairSpeed {
+  double gb_s = 0;      ///< of large copies
+  double us = 0;        ///< until a small one is known to be done, the calls included
+  std::string why_not;  ///< not measured, for this reason
+};
+
+/// Both devices are this process's. Nothing outlives it, unless the driver hangs: then it returns all the same.
+PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline);
+
+}  // namespace nvx

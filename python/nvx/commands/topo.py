@@ -1,0 +1,218 @@
+"""`nvx topo`: what this machine has, how its GPUs are joined, and what nvx would use of it.
+
+The matrix and its signs are those of `nvidia-smi topo -m`. Nothing is started that outlives the command. With
+--measure, copies between the GPUs are timed.
+"""
+
+import argparse
+import glob
+import json
+import os
+import sys
+
+import nvx
+
+SCHEMA = 1
+SIZES = (4 << 10, 1 << 20, 64 << 20)
+
+LEGEND = (
+    ("X", "the GPU itself"),
+    ("SYS", "PCIe, and the interconnect of processors between NUMA nodes"),
+    ("NODE", "PCIe, and the way between host bridges of one NUMA node"),
+    ("PHB", "PCIe, through one host bridge (the processor)"),
+    ("PXB", "PCIe, through several switches but no host bridge"),
+    ("PIX", "PCIe, through one switch at most"),
+    ("NV#", "so many NVLinks together"),
+)
+
+
+def first_line(path):
+    try:
+        with open(path) as file:
+            return file.readline().strip()
+    except OSError:
+        return ""
+
+
+def numbered(pattern):
+    """What matches, in the order of the numbers at their ends."""
+    return sorted(glob.glob(pattern), key=lambda path: int("".join(c for c in os.path.basename(path) if c.isdigit())))
+
+
+def caches(cpu="/sys/devices/system/cpu/cpu0"):
+    found = []
+    for index in numbered(f"{cpu}/cache/index[0-9]*"):
+        kind = first_line(f"{index}/type")
+        name = f"L{first_line(f'{index}/level')}" + {"Data": "d", "Instruction": "i"}.get(kind, "")
+        found.append(
+            {"name": name, "size": first_line(f"{index}/size"), "cpus": first_line(f"{index}/shared_cpu_list")}
+        )
+    return found
+
+
+def numa_nodes(folder="/sys/devices/system/node"):
+    nodes = []
+    for node in numbered(f"{folder}/node[0-9]*"):
+        total = first_line(f"{node}/meminfo").split()
+        mib = int(total[-2]) >> 10 if len(total) > 2 and total[-2].isdigit() else None
+        name = os.path.basename(node)
+        nodes.append({"node": int(name[4:]), "cpus": first_line(f"{node}/cpulist"), "memory_mib": mib})
+    return nodes
+
+
+def gather(measure=False):
+    """All that is shown, as --json prints it."""
+    from ..doctor import memory_limit
+
+    core = nvx._load()
+    processor = core.processor()
+    settings = {name: os.environ.get(name) or default for name, default, _ in core.config_table()}
+    return {
+        "schema": SCHEMA,
+        "host": {
+            "name": processor["host"],
+            "cores": processor["cores"],
+            "cores_online": os.cpu_count(),
+            "caches": caches(),
+            "numa": numa_nodes(),
+        },
+        "inside_host": {
+            "transport": "shared memory",
+            "cgroup_limit_bytes": memory_limit(),
+            "staging_mib": settings["NVX_STAGING_MB"],
+            "level": processor["level"],
+            "levels": processor["levels"],
+            "plans": [nvx.explain("all_reduce", size, max(2, processor["cores"])) for size in SIZES],
+        },
+        "between_hosts": core.network(),
+        "cuda_tensors": bool(core.build_info()["cuda"]),
+        "gpus": core.gpu_topology(measure),
+    }
+
+
+def host_lines(host):
+    held = {}
+    for cache in host["caches"]:
+        held.setdefault(cache["name"], f"{cache['name']} {cache['size']} (cpus {cache['cpus']})")
+    lines = [f"host {host['name']}: {host['cores']} of {host['cores_online']} cores are this process's"]
+    lines.append(f"  caches  {', '.join(held.values()) or 'not told'}")
+    for node in host["numa"]:
+        memory = "" if node["memory_mib"] is None else f", {node['memory_mib']} MiB"
+        lines.append(f"  NUMA node {node['node']}: cpus {node['cpus'] or 'none'}{memory}")
+    return lines
+
+
+def inside_lines(inside):
+    limit = inside["cgroup_limit_bytes"]
+    bound = "no cgroup limit" if limit is None else f"the cgroup allows {limit >> 20} MiB in all"
+    lines = ["CPU tensors, inside this host: shared memory"]
+    lines.append(
+        f"  a memfd a process, not /dev/shm; staging at most {inside['staging_mib']} MiB a process"
+        f" (NVX_STAGING_MB); {bound}"
+    )
+    lines.append(f"  loops   {inside['level']} of {', '.join(inside['levels'])} (NVX_CPU_LEVEL)")
+    lines += [f"  {plan}" for plan in inside["plans"]]
+    return lines
+
+
+def between_lines(between):
+    if between["link"]:
+        lines = [f"CPU tensors, between hosts: {between['link']}"]
+    else:
+        lines = [f"CPU tensors, between hosts: none: {between['none']}"]
+    for candidate in between["ucx_found"]:
+        rdma = " with RDMA" if candidate["rdma"] else ""
+        lines.append(f"  found   UCX {candidate['version']}{rdma}: {candidate['path']}")
+    lines.append(f"  RDMA    {', '.join(between['rdma_ports']) or 'no active port'}")
+    return lines
+
+
+def columns(rows):
+    """Rows of cells as lines, each column as wide as its widest cell."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def matrix_lines(gpus, pairs):
+    labels = {}
+    for pair in pairs:
+        a, b = pair["gpus"]
+        labels[a, b] = labels[b, a] = pair["label"]
+    count = range(len(gpus))
+    rows = [["", *(f"GPU{i}" for i in count), "CPU Affinity", "NUMA Affinity"]]
+    for i in count:
+        row = ["X" if i == j else labels[i, j] for j in count]
+        numa = "N/A" if gpus[i]["numa"] < 0 else str(gpus[i]["numa"])
+        rows.append([f"GPU{i}", *row, gpus[i]["cpus"] or "N/A", numa])
+    return columns(rows)
+
+
+def pair_lines(pairs):
+    rows = [["pair", "joined by", "should give", "measured", "shares", "why not better"]]
+    for pair in pairs:
+        a, b = pair["gpus"]
+        by = pair["label"] + (" (NVSwitch)" if pair["nvswitch"] else "")
+        should = f"{pair['expected_gb_s']:.0f} GB/s" if pair["expected_gb_s"] else "not known"
+        measured = pair["why_not_measured"] or "-"
+        if pair["measured_gb_s"] is not None:
+            measured = f"{pair['measured_gb_s']:.0f} GB/s, {pair['measured_us']:.1f} us"
+        rows.append([f"{a}-{b}", by, should, measured, pair["transport"], pair["why_not_better"] or "-"])
+    return columns(rows)
+
+
+def pcie(link):
+    return f"gen {link['generation']} x{link['width']}"
+
+
+def gpu_lines(report):
+    found = report["gpus"]
+    if found["none"]:
+        return [f"GPUs: none: {found['none']}"]
+    lines = [f"GPUs, driver {found['driver']}"]
+    for i, gpu in enumerate(found["gpus"]):
+        nvlink = "no NVLink"
+        if gpu["nvlink_lanes"]:
+            up = f"{len(gpu['nvlink_lanes_up'])} of {gpu['nvlink_lanes']} lanes up"
+            version = f" {gpu['nvlink_version']}" if gpu["nvlink_version"] else ""
+            nvlink = f"NVLink{version}, {up}" + (f", {gpu['lane_gb_s']:.0f} GB/s each" if gpu["lane_gb_s"] else "")
+        lines.append(
+            f"  GPU{i}  {gpu['name']}, {gpu['bus']}, PCIe {pcie(gpu['pcie'])} (at most {pcie(gpu['pcie_most'])}),"
+            f" {nvlink}"
+        )
+    lines += ["", *matrix_lines(found["gpus"], found["pairs"]), ""]
+    lines += columns([[f"  {sign}", meaning] for sign, meaning in LEGEND])
+    if found["pairs"]:
+        lines += ["", *pair_lines(found["pairs"])]
+    if found["why_not_measured"]:
+        lines.append(f"not measured: {found['why_not_measured']}")
+    for warning in found["warnings"]:
+        lines.append(f"[WARN] {warning['name']}: {warning['text']} -> {warning['command']}")
+    if not report["cuda_tensors"]:
+        lines.append("This build of nvx serves CPU tensors only: the table says what these GPUs could share.")
+    return lines
+
+
+def text(report):
+    blocks = (
+        host_lines(report["host"]),
+        inside_lines(report["inside_host"]),
+        between_lines(report["between_hosts"]),
+        gpu_lines(report),
+    )
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="nvx topo", description="Shows this machine, how its GPUs are joined, and what nvx would use."
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    parser.add_argument("--measure", action="store_true", help="time copies between the GPUs, for at most a minute")
+    options = parser.parse_args(arguments)
+    obstacle = nvx.obstacle()
+    if obstacle is not None:
+        print(f"nvx topo: {obstacle}", file=sys.stderr)
+        return 2
+    report = gather(options.measure)
+    print(json.dumps(report, indent=2) if options.json else text(report))
+    return 0

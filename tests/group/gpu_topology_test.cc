@@ -1,0 +1,133 @@
+// What is made of what NVML tells: which way two GPUs take, what that should give, and what is wrong with it.
+
+#include "group/gpu_topology.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "support/fake_driver.h"
+#include "support/fake_nvml.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::vector<std::string> names(const GpuTopology& topology) {
+  std::vector<std::string> all;
+  for (const GpuWarning& warning : topology.warnings) all.push_back(warning.name);
+  return all;
+}
+
+TEST(GpuTopology, ASwitchJoinsAllPairsAlike) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 8; ++gpu) nvml.add("H100", 18, 18);
+  const GpuTopology topology = look_at_gpus(nvml);
+  ASSERT_EQ(topology.pairs.size(), 28u);
+  for (const GpuPair& pair : topology.pairs) {
+    EXPECT_EQ(pair.label(), "NV18");
+    EXPECT_TRUE(pair.through_switch);
+    EXPECT_EQ(pair.expected_gb_s, 450);
+    EXPECT_EQ(pair.transport, "GPU memory over NVLink");
+    EXPECT_EQ(pair.why_not_better, "");
+  }
+  EXPECT_EQ(names(topology), std::vector<std::string>());
+  EXPECT_EQ(&topology.pair(5, 2), &topology.pair(2, 5));
+}
+
+/// Two bridged pairs on two sockets.
+TEST(GpuTopology, BridgesJoinSomeAndPcieTheRest) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 4; ++gpu) nvml.add("A100");
+  nvml.bridge(0, 1, 12);
+  nvml.bridge(2, 3, 12);
+  nvml.paths[{0, 1}] = GpuPath::kPix;
+  nvml.paths[{0, 2}] = GpuPath::kPxb;
+  nvml.paths[{0, 3}] = GpuPath::kPhb;
+  nvml.paths[{1, 2}] = GpuPath::kSys;
+  nvml.refused[{1, 2}] = "the chipset does not support peer access";
+  const GpuTopology topology = look_at_gpus(nvml);
+  const struct {
+    int a, b;
+    const char *label, *transport, *why;
+    double expected;
+  } kTable[] = {
+      {0, 1, "NV12", "GPU memory over NVLink", "", 300},
+      {0, 2, "PXB", "GPU memory over PCIe", "no NVLink is up between them", 63.008},
+      {0, 3, "PHB", "GPU memory over PCIe", "no NVLink is up between them", 63.008},
+      {1, 2, "SYS", "pinned host memory", "no GPU memory over PCIe: the chipset does not support peer access", 63.008},
+      {1, 3, "NODE", "GPU memory over PCIe", "no NVLink is up between them", 63.008},
+      {2, 3, "NV12", "GPU memory over NVLink", "", 300},
+  };
+  for (const auto& row : kTable) {
+    const GpuPair& pair = topology.pair(row.a, row.b);
+    EXPECT_EQ(pair.label(), row.label);
+    EXPECT_EQ(pair.transport, row.transport) << row.a << row.b;
+    EXPECT_EQ(pair.why_not_better, row.why);
+    EXPECT_NEAR(pair.expected_gb_s, row.expected, 1e-6);
+  }
+  EXPECT_EQ(names(topology), std::vector<std::string>());
+}
+
+TEST(GpuTopology, HalfOfWhatItShouldBeIsANamedWarning) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 4; ++gpu) nvml.add("H100", 18, 18);
+  nvml.add("H100", 9, 18);
+  nvml.add("H100", 17, 18).pcie_now.width = 8;
+  const GpuTopology topology = look_at_gpus(nvml);
+  ASSERT_GE(topology.warnings.size(), 3u);
+  EXPECT_EQ(topology.warnings[0].name, "nvlink-half");
+  EXPECT_EQ(topology.warnings[0].text, "GPU 4 (H100) has 9 of 18 NVLinks up, another one of its kind 18");
+  EXPECT_EQ(topology.warnings[0].command, "nvidia-smi nvlink -s -i 4");
+  EXPECT_EQ(topology.warnings[1].name, "nvlink-lanes-down");
+  EXPECT_EQ(topology.warnings[2].name, "nvlink-pair-half");
+  EXPECT_EQ(topology.warnings[2].text, "GPU 0 and GPU 4 are joined by 9 NVLinks, other pairs here by 18");
+  EXPECT_EQ(topology.warnings.back().name, "pcie-width-half");
+  EXPECT_EQ(topology.warnings.back().text, "GPU 5 (H100) has a PCIe link of x8 where it could have x16");
+}
+
+/// An idle GPU lowers its PCIe generation, and a board for bridges without one has no lane up: nothing is wrong.
+TEST(GpuTopology, WhatIsNormalIsNoWarning) {
+  FakeNvml nvml;
+  nvml.add("A100", 0, 12);
+  nvml.add("A100", 0, 12);
+  EXPECT_EQ(names(look_at_gpus(nvml)), std::vector<std::string>());
+}
+
+TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
+  FakeNvml nvml;
+  nvml.add("H100", 18, 18).lane_gb_s = 1e6;
+  nvml.add("H100", 18, 18).lane_gb_s = 1e6;
+  nvml.add("H100", 18, 18).lane_gb_s = 1e6;
+  GpuTopology topology = look_at_gpus(nvml);
+  const auto driver = std::make_shared<FakeDriver>(2);  // the third one is hidden from CUDA
+  measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)));
+  EXPECT_GT(topology.pair(0, 1).measured.gb_s, 0);
+  EXPECT_GT(topology.pair(0, 1).measured.us, 0);
+  EXPECT_EQ(topology.pair(0, 2).measured.why_not, "CUDA_VISIBLE_DEVICES hides one of them");
+  ASSERT_EQ(names(topology), std::vector<std::string>{"bandwidth-half"});
+  EXPECT_NE(topology.warnings[0].text.find("where NV18 should give 18000000"), std::string::npos)
+      << topology.warnings[0].text;
+  EXPECT_EQ(topology.warnings[0].command, "nvidia-smi nvlink -s");
+  EXPECT_EQ(driver->open_books(), "");
+}
+
+TEST(GpuTopology, SaysWhyThereIsNone) {
+  FakeNvml nvml;
+  EXPECT_EQ(look_at_gpus(nvml).none, "the NVIDIA driver 580.1 sees no GPU");
+  EXPECT_THROW((void)nvml_library("libnvidia-ml-that-is-not-there.so.1"), Error);
+  EXPECT_THROW((void)nvml_library("libm.so.6"), Error);
+  const GpuTopology here = look_at_gpus();
+  EXPECT_EQ(here.gpus.empty(), !here.none.empty());
+}
+
+TEST(GpuTopology, PcieLinksCarryWhatTheirGenerationGives) {
+  EXPECT_NEAR(pcie_gb_s({3, 16}), 15.76, 0.01);
+  EXPECT_NEAR(pcie_gb_s({4, 16}), 31.5, 0.01);
+  EXPECT_NEAR(pcie_gb_s({5, 8}), 31.5, 0.01);
+  EXPECT_EQ(pcie_gb_s({}), 0);
+  EXPECT_EQ(pcie_gb_s({9, 1}), pcie_gb_s({6, 1}));
+}
+
+}  // namespace
+}  // namespace nvx::test

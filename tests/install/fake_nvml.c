@@ -1,0 +1,83 @@
+/* Stands for libnvidia-ml.so.1: three GPUs on one NVSwitch. The last one has half its lanes up and a narrow PCIe link,
+ * and the driver lets it and the first one not reach each other. */
+
+#include <stdio.h>
+#include <string.h>
+
+enum { kGpus = 3, kLanes = 18, kSuccess = 0, kInvalid = 2 };
+
+struct pci_info {
+  char bus_legacy[16];
+  unsigned domain, bus, device, device_id, subsystem_id;
+  char bus_id[32];
+};
+struct field_value {
+  unsigned field, scope;
+  long long timestamp, latency;
+  int type, result;
+  union {
+    double real;
+    unsigned number;
+    unsigned long long large;
+  } value;
+};
+
+static int index_of(void* device) { return (int)(size_t)device - 1; }
+static int up(void* device, unsigned lane) { return lane < (index_of(device) == 2 ? 9u : 18u); }
+static int bus(unsigned number, struct pci_info* info) {
+  memset(info, 0, sizeof *info);
+  snprintf(info->bus_legacy, sizeof info->bus_legacy, "0000:%02X:00.0", number);
+  return kSuccess;
+}
+
+int nvmlInit_v2(void) { return kSuccess; }
+int nvmlShutdown(void) { return kSuccess; }
+const char* nvmlErrorString(int result) { return result ? "refused" : "done"; }
+int nvmlSystemGetDriverVersion(char* version, unsigned bytes) { return snprintf(version, bytes, "580.95") < 0; }
+int nvmlDeviceGetCount_v2(unsigned* count) { return *count = kGpus, kSuccess; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  if (index >= kGpus) return kInvalid;
+  *device = (void*)(size_t)(index + 1);
+  return kSuccess;
+}
+int nvmlDeviceGetName(void* device, char* name, unsigned bytes) {
+  return snprintf(name, bytes, "Fake H100 \"%d\"", index_of(device)) < 0;
+}
+int nvmlDeviceGetUUID(void* device, char* uuid, unsigned bytes) {
+  return snprintf(uuid, bytes, "GPU-%d", index_of(device)) < 0;
+}
+int nvmlDeviceGetPciInfo_v3(void* device, struct pci_info* info) { return bus(0xfa + index_of(device), info); }
+int nvmlDeviceGetCurrPcieLinkGeneration(void* device, unsigned* value) { return *value = device ? 1 : 0, kSuccess; }
+int nvmlDeviceGetCurrPcieLinkWidth(void* device, unsigned* value) {
+  return *value = index_of(device) == 2 ? 4 : 16, kSuccess;
+}
+int nvmlDeviceGetMaxPcieLinkGeneration(void* device, unsigned* value) { return *value = device ? 5 : 0, kSuccess; }
+int nvmlDeviceGetMaxPcieLinkWidth(void* device, unsigned* value) { return *value = device ? 16 : 0, kSuccess; }
+int nvmlDeviceGetNvLinkState(void* device, unsigned lane, int* active) {
+  if (lane >= kLanes) return kInvalid;
+  return *active = up(device, lane), kSuccess;
+}
+int nvmlDeviceGetNvLinkVersion(void* device, unsigned lane, unsigned* version) {
+  return *version = device && lane < kLanes ? 6 : 0, kSuccess;
+}
+int nvmlDeviceGetNvLinkCapability(void* device, unsigned lane, int capability, unsigned* has) {
+  return *has = device && lane < kLanes && capability == 5, kSuccess;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void* device, unsigned lane, struct pci_info* info) {
+  return device && lane < kLanes ? bus(0xa0, info) : kInvalid;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void* device, unsigned lane, int* type) {
+  return *type = device && lane < kLanes ? 2 : 255, kSuccess;
+}
+int nvmlDeviceGetFieldValues(void* device, int count, struct field_value* values) {
+  if (!device || count != 1 || values->field != 90) return kInvalid;
+  values->result = kSuccess;
+  values->value.number = 26562;
+  return kSuccess;
+}
+int nvmlDeviceGetTopologyCommonAncestor(void* a, void* b, int* level) {
+  return *level = index_of(a) + index_of(b) == 1 ? 10 : 50, kSuccess;
+}
+int nvmlDeviceGetP2PStatus(void* a, void* b, int capability, int* status) {
+  return *status = capability == 1 && index_of(a) + index_of(b) == 2 ? 1 : 0, kSuccess;
+}

@@ -1,0 +1,130 @@
+"""`nvx topo`: on this machine, and over an NVML that plays one with GPUs."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+from nvx.commands import topo
+
+HERE = pathlib.Path(__file__).parent
+
+
+def run(*arguments, **environment):
+    command = [sys.executable, "-m", "nvx.cli", "topo", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+
+
+@pytest.fixture(scope="module")
+def fake_nvml(tmp_path_factory):
+    """A folder with a libnvidia-ml.so.1 that the loader finds first, and no libcuda that could be loaded."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler here")
+    folder = tmp_path_factory.mktemp("nvml")
+    source, library = HERE / "fake_nvml.c", folder / "libnvidia-ml.so.1"
+    (folder / "libcuda.so.1").write_text("not a library")
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source], check=True)
+    return folder
+
+
+def pair(a, b, **facts):
+    plain = {
+        "gpus": (a, b),
+        "label": "NV18",
+        "nvswitch": True,
+        "expected_gb_s": 450.0,
+        "measured_gb_s": None,
+        "measured_us": None,
+        "why_not_measured": "",
+        "transport": "GPU memory over NVLink",
+        "why_not_better": "",
+    }
+    return {**plain, **facts}
+
+
+def test_the_matrix_is_as_nvidia_smi_has_it():
+    gpus = [{"cpus": "0-31", "numa": 0}, {"cpus": "0-31", "numa": 0}, {"cpus": "", "numa": -1}]
+    pairs = [pair(0, 1), pair(0, 2, label="SYS"), pair(1, 2, label="PIX")]
+    assert "\n".join(topo.matrix_lines(gpus, pairs)) == (
+        "      GPU0  GPU1  GPU2  CPU Affinity  NUMA Affinity\n"
+        "GPU0  X     NV18  SYS   0-31          0\n"
+        "GPU1  NV18  X     PIX   0-31          0\n"
+        "GPU2  SYS   PIX   X     N/A           N/A"
+    )
+    assert [sign for sign, _ in topo.LEGEND] == ["X", "SYS", "NODE", "PHB", "PXB", "PIX", "NV#"]
+
+
+def test_each_pair_says_what_it_shares_and_why_nothing_better():
+    pairs = [
+        pair(0, 1, measured_gb_s=391.4, measured_us=8.25),
+        pair(0, 2, label="PHB", nvswitch=False, expected_gb_s=0.0, transport="pinned host memory", why_not_better="no"),
+        pair(1, 2, why_not_measured="hidden"),
+    ]
+    assert "\n".join(topo.pair_lines(pairs)) == (
+        "pair  joined by        should give  measured          shares                  why not better\n"
+        "0-1   NV18 (NVSwitch)  450 GB/s     391 GB/s, 8.2 us  GPU memory over NVLink  -\n"
+        "0-2   PHB              not known    -                 pinned host memory      no\n"
+        "1-2   NV18 (NVSwitch)  450 GB/s     hidden            GPU memory over NVLink  -"
+    )
+
+
+def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
+    (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
+    shown = run(LD_LIBRARY_PATH=str(tmp_path))
+    assert shown.returncode == 0, shown.stderr
+    for begin in ("host ", "CPU tensors, inside this host: shared memory", "CPU tensors, between hosts:", "GPUs: none"):
+        assert f"\n{begin}" in "\n" + shown.stdout, shown.stdout
+    assert "NVX_STAGING_MB" in shown.stdout and "cores are this process's" in shown.stdout
+    told = json.loads(run("--json", LD_LIBRARY_PATH=str(tmp_path)).stdout)
+    assert told["schema"] == topo.SCHEMA
+    assert told["gpus"]["gpus"] == [] and "no NVIDIA driver here" in told["gpus"]["none"]
+    assert told["host"]["cores"] >= 1 and told["host"]["numa"] == topo.numa_nodes()
+    assert told["inside_host"]["level"] in told["inside_host"]["levels"]
+    assert bool(told["between_hosts"]["link"]) != bool(told["between_hosts"]["none"])
+
+
+def test_what_nvml_tells_goes_through_the_library_into_the_table(fake_nvml):
+    shown = run(LD_LIBRARY_PATH=str(fake_nvml))
+    assert shown.returncode == 0, shown.stderr
+    lines = [line.rstrip() for line in shown.stdout.splitlines()]
+    start = lines.index("GPUs, driver 580.95")
+    assert lines[start + 1 : start + 9] == [
+        '  GPU0  Fake H100 "0", 0000:fa:00.0, PCIe gen 1 x16 (at most gen 5 x16),'
+        " NVLink 4.0, 18 of 18 lanes up, 27 GB/s each",
+        '  GPU1  Fake H100 "1", 0000:fb:00.0, PCIe gen 1 x16 (at most gen 5 x16),'
+        " NVLink 4.0, 18 of 18 lanes up, 27 GB/s each",
+        '  GPU2  Fake H100 "2", 0000:fc:00.0, PCIe gen 1 x4 (at most gen 5 x16),'
+        " NVLink 4.0, 9 of 18 lanes up, 27 GB/s each",
+        "",
+        "      GPU0  GPU1  GPU2  CPU Affinity  NUMA Affinity",
+        "GPU0  X     NV18  NV9   N/A           N/A",
+        "GPU1  NV18  X     NV9   N/A           N/A",
+        "GPU2  NV9   NV9   X     N/A           N/A",
+    ]
+    refused = "no GPU memory over NVLink: the chipset does not support peer access"
+    assert any(line.startswith("0-2") and line.endswith(f"pinned host memory      {refused}") for line in lines), lines
+    warnings = [line for line in lines if line.startswith("[WARN]")]
+    assert warnings == [
+        '[WARN] nvlink-half: GPU 2 (Fake H100 "2") has 9 of 18 NVLinks up -> nvidia-smi nvlink -s -i 2',
+        '[WARN] pcie-width-half: GPU 2 (Fake H100 "2") has a PCIe link of x4 where it could have x16'
+        " -> nvidia-smi -q -d PCIE -i 2",
+    ]
+
+
+def test_json_holds_the_pairs_and_what_could_not_be_measured(fake_nvml):
+    told = json.loads(run("--json", "--measure", LD_LIBRARY_PATH=str(fake_nvml)).stdout)["gpus"]
+    assert [(tuple(p["gpus"]), p["label"], p["pcie_path"]) for p in told["pairs"]] == [
+        ((0, 1), "NV18", "PIX"),
+        ((0, 2), "NV9", "SYS"),
+        ((1, 2), "NV9", "SYS"),
+    ]
+    assert told["pairs"][0]["expected_gb_s"] == pytest.approx(18 * 26.562)
+    assert told["pairs"][0]["measured_gb_s"] is None
+    assert told["gpus"][2]["nvlink_lanes_up"] == list(range(9))
+    assert [warning["name"] for warning in told["warnings"]] == ["nvlink-half", "pcie-width-half"]
+    assert "driver" in told["why_not_measured"]

@@ -1,0 +1,54 @@
+// What is measured between two GPUs, over a driver that plays them.
+
+#include "memory/device_measure.h"
+
+#include <gtest/gtest.h>
+
+#include "support/fake_driver.h"
+#include "support/stores.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using Truth = FakeDriver::Truth;
+
+TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
+  const auto driver = std::make_shared<FakeDriver>(2);
+  const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)));
+  EXPECT_EQ(speed.why_not, "");
+  EXPECT_GT(speed.gb_s, 0);
+  EXPECT_GT(speed.us, 0);
+  EXPECT_EQ(driver->open_books(), "");
+}
+
+TEST(DeviceMeasure, WhatCannotBeMeasuredHasAReason) {
+  const std::pair<Truth, const char*> kTruths[] = {
+      {Truth::kRefuses, "the driver says that GPU 0 cannot reach GPU 1"},
+      {Truth::kHangs, "a copy did not end in time"},
+      {Truth::kBlocks, "a call of the driver did not return in time"},
+  };
+  for (const auto& [truth, why] : kTruths) {
+    const auto driver = std::make_shared<FakeDriver>(2);
+    driver->pair(0, 1, truth);
+    const auto began = Clock::now();
+    EXPECT_EQ(measure_pair(driver, 0, 1, Deadline::after(milliseconds(200))).why_not, why);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
+    driver->come_back();
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&, truth = truth] {
+      return truth == Truth::kHangs || driver->open_books().empty();
+    })) << driver->open_books();
+  }
+}
+
+TEST(DeviceMeasure, WhicheverCallFailsTheBooksBalance) {
+  const auto driver = std::make_shared<FakeDriver>(2);
+  for (int n = 0; n < 12; ++n) {
+    driver->fail_call(n);
+    (void)measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)));
+    EXPECT_EQ(driver->open_books(), "") << n;
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test

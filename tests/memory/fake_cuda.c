@@ -1,0 +1,109 @@
+/* Stands for libcuda.so.1, of two GPUs: the calls that nvx makes of it, over host memory. It is as strict as the real one
+ * where nvx could go wrong: what needs a current context fails without one, and a flag or a type that is not the one
+ * that is meant fails too. Compiled as C++, though its names are not this house's. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+extern "C" {
+
+enum { kDone = 0, kInvalid = 1, kNoContext = 201, kAlready = 704, kNotReady = 600 };
+enum { kDevices = 2, kPosixFd = 1 };
+
+struct location { int type, id; };
+struct properties {
+  int type, handle_types;
+  struct location where;
+  void* metadata;
+  unsigned char flags[8];
+};
+struct access { struct location where; int flags; };
+struct handle { char bytes[64]; };
+
+static thread_local long stack[8];
+static thread_local int depth = 0;
+static int retained = 0;
+static int peers = 0;
+static int polls = 0;
+
+/* For the test: how many contexts this thread has current, and how often one was retained. */
+int fake_depth(void) { return depth; }
+int fake_retained(void) { return retained; }
+
+static int need(void) { return depth > 0 ? kDone : kNoContext; }
+
+int cuInit(unsigned flags) { return flags; }
+int cuGetErrorName(int error, const char** name) { return *name = error == kInvalid ? "FAKE_INVALID" : 0, *name ? 0 : 1; }
+int cuGetErrorString(int error, const char** text) { return *text = error ? "as a test wants it" : "", 0; }
+int cuDeviceGetCount(int* count) { return *count = kDevices, kDone; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal + 10, ordinal < kDevices ? kDone : kInvalid; }
+int cuDeviceGetName(char* name, int bytes, int device) { return snprintf(name, bytes, "Fake %d", device) < 0; }
+int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, device, 16), kDone; }
+int cuDeviceGetPCIBusId(char* id, int bytes, int device) { return snprintf(id, bytes, "0000:%02X:00.0", device) < 0; }
+int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = size_t(device) << 30, kDone; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  return *value = attribute == 102 || attribute == 103 || attribute == 19, attribute == 128 ? kInvalid : kDone;
+}
+int cuDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, kDone; }
+int cuDevicePrimaryCtxRetain(long* context, int device) { return ++retained, *context = device, kDone; }
+int cuCtxPushCurrent_v2(long context) { return stack[depth++] = context, kDone; }
+int cuCtxPopCurrent_v2(long* context) { return depth ? (*context = stack[--depth], kDone) : kNoContext; }
+int cuCtxEnablePeerAccess(long peer, unsigned) {
+  if (need() || peer == stack[depth - 1]) return kInvalid;
+  return peers++ ? kAlready : kDone;
+}
+
+int cuMemGetAllocationGranularity(size_t* bytes, const struct properties* asked, int option) {
+  return *bytes = 2 << 20, asked->type == 1 && asked->where.type == 1 && option == 0 ? kDone : kInvalid;
+}
+int cuMemCreate(unsigned long long* memory, size_t bytes, const struct properties* asked, unsigned long long) {
+  if (asked->type != 1 || asked->handle_types != kPosixFd || asked->where.type != 1) return kInvalid;
+  int fd = memfd_create("fake", MFD_CLOEXEC);
+  return *memory = 1000 + fd, ftruncate(fd, bytes) == 0 ? kDone : kInvalid;
+}
+int cuMemRelease(unsigned long long memory) { return close(memory - 1000); }
+int cuMemAddressReserve(char** at, size_t bytes, size_t, unsigned long long, unsigned long long) {
+  *at = (char*)mmap(0, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return kDone;
+}
+int cuMemAddressFree(char* at, size_t bytes) { return munmap(at, bytes); }
+int cuMemMap(char* at, size_t bytes, size_t offset, unsigned long long memory, unsigned long long) {
+  return mmap(at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory - 1000, offset) == at ? kDone : kInvalid;
+}
+int cuMemUnmap(char* at, size_t bytes) {
+  return mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at ? kDone : kInvalid;
+}
+int cuMemSetAccess(char* at, size_t bytes, const struct access* to, size_t count) {
+  if (count != 1 || to->where.type != 1 || to->flags != 3) return kInvalid;
+  return mprotect(at, bytes, PROT_READ | PROT_WRITE);
+}
+int cuMemExportToShareableHandle(int* fd, unsigned long long memory, int type, unsigned long long) {
+  return *fd = dup(memory - 1000), type == kPosixFd ? kDone : kInvalid;
+}
+int cuMemImportFromShareableHandle(unsigned long long* memory, void* fd, int type) {
+  return *memory = 1000 + dup((int)(long)fd), type == kPosixFd ? kDone : kInvalid;
+}
+
+int cuMemAlloc_v2(void** at, size_t bytes) { return *at = need() ? 0 : calloc(1, bytes), need(); }
+int cuMemFree_v2(void* at) { return free(at), need(); }
+int cuIpcGetMemHandle(struct handle* handle, void* at) { return memcpy(handle, &at, sizeof at), need(); }
+int cuIpcOpenMemHandle_v2(void** at, struct handle handle, unsigned flags) {
+  return memcpy(at, &handle, sizeof *at), flags == 1 ? need() : kInvalid;
+}
+int cuIpcCloseMemHandle(void*) { return need(); }
+int cuMemHostRegister_v2(void*, size_t, unsigned flags) { return flags == 3 ? need() : kInvalid; }
+int cuMemHostUnregister(void*) { return need(); }
+int cuMemHostGetDevicePointer_v2(void** at, void* memory, unsigned flags) { return *at = memory, flags ? kInvalid : need(); }
+int cuStreamCreate(long* stream, unsigned flags) { return *stream = 77, flags == 1 ? need() : kInvalid; }
+int cuStreamDestroy_v2(long stream) { return stream == 77 ? need() : kInvalid; }
+int cuStreamQuery(long stream) { return stream != 77 ? kInvalid : polls++ % 3 == 0 ? kNotReady : need(); }
+int cuMemcpyAsync(void* to, const void* from, size_t bytes, long stream) {
+  return memcpy(to, from, bytes), stream == 77 ? need() : kInvalid;
+}
+int cuMemsetD8Async(void* to, unsigned char value, size_t count, long stream) {
+  return memset(to, value, count), stream == 77 ? need() : kInvalid;
+}
+}

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string>
+
+#include "memory/device_share.h"
+
+namespace nvx::test {
+
+/// A table in memory that forked processes share, for ranks as processes or as threads: make it before they part, and
+/// give each rank a SharedExchange on it.
+class SharedTable {
+ public:
+  explicit SharedTable(int ranks);
+  ~SharedTable();
+  SharedTable(const SharedTable&) = delete;
+  SharedTable& operator=(const SharedTable&) = delete;
+
+  int ranks() const { return ranks_; }
+
+ private:
+  friend class SharedExchange;
+  struct Cell;
+  Cell& cell(int round, int rank) const;
+
+  int ranks_;
+  void* memory_;
+};
+
+class SharedExchange : public Exchange {
+ public:
+  SharedExchange(const SharedTable& table, int rank) : table_(table), rank_(rank) {}
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
+
+ private:
+  const SharedTable& table_;
+  int rank_;
+  int round_ = 0;
+};
+
+}  // namespace nvx::test

@@ -1,0 +1,436 @@
+#include "support/fake_driver.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace nvx::test {
+namespace {
+
+constexpr size_t kGranule = 2 << 20;
+constexpr DriverCode kInvalid = 1, kNoMemory = 2, kBadHandle = 400, kNotAllowed = 217, kIllegalAddress = 700;
+
+using Lock = std::unique_lock<std::mutex>;
+
+void* pointer(DevicePtr at) { return reinterpret_cast<void*>(at); }
+DevicePtr address(void* memory) { return reinterpret_cast<DevicePtr>(memory); }
+
+Fd new_memory(int device, size_t bytes) {
+  const std::string name = "gpu" + std::to_string(device);
+  Fd fd(memfd_create(name.c_str(), MFD_CLOEXEC));
+  if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0) return {};
+  return fd;
+}
+
+/// Which device's memory that is, wherever the descriptor has come from; -1: none's.
+int owner_of(int fd) {
+  char name[64] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  if (readlink(link.c_str(), name, sizeof name - 1) < 0) return -1;
+  const char* digits = std::strstr(name, "memfd:gpu");
+  return digits ? std::atoi(digits + std::strlen("memfd:gpu")) : -1;
+}
+
+size_t size_of(int fd) {
+  struct stat facts {};
+  return fstat(fd, &facts) == 0 ? size_t(facts.st_size) : 0;
+}
+
+void* map_anywhere(int fd, size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
+/// What stands for a handle that other processes can open.
+struct Ticket {
+  uint64_t magic = 0x7469636b6574;
+  int64_t pid = 0;
+  int64_t fd = 0;
+  const void* maker = nullptr;
+};
+
+HandleBytes ticket_for(int fd, const void* maker) {
+  const Ticket ticket{Ticket().magic, getpid(), fd, maker};
+  HandleBytes handle{};
+  std::memcpy(handle.data(), &ticket, sizeof ticket);
+  return handle;
+}
+
+Fd redeem(const HandleBytes& handle, const void* not_by) {
+  Ticket ticket;
+  std::memcpy(&ticket, handle.data(), sizeof ticket);
+  if (ticket.magic != Ticket().magic || (ticket.pid == getpid() && ticket.maker == not_by)) return {};
+  const std::string path = "/proc/" + std::to_string(ticket.pid) + "/fd/" + std::to_string(ticket.fd);
+  return Fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+}
+
+}  // namespace
+
+void FakeDriver::pair(int from, int to, Truth truth) {
+  Lock lock(mutex_);
+  truths_[{from, to}] = truth;
+}
+
+void FakeDriver::lacks(ShareKind kind) {
+  Lock lock(mutex_);
+  lacking_.insert(kind);
+}
+
+void FakeDriver::refuse(const std::string& call, DriverCode code) {
+  Lock lock(mutex_);
+  if (code) {
+    refused_[call] = code;
+  } else {
+    refused_.erase(call);
+  }
+}
+
+void FakeDriver::fail_call(int n) {
+  Lock lock(mutex_);
+  fails_at_ = n < 0 ? -1 : calls_ + n;
+}
+
+int FakeDriver::calls() const {
+  Lock lock(mutex_);
+  return calls_;
+}
+
+int FakeDriver::calls_of(const std::string& call) const {
+  Lock lock(mutex_);
+  const auto it = counts_.find(call);
+  return it == counts_.end() ? 0 : it->second;
+}
+
+std::string FakeDriver::open_books() const {
+  Lock lock(mutex_);
+  std::string open;
+  const auto list = [&](const char* what, size_t count) {
+    if (count) open += std::to_string(count) + " " + what + " ";
+  };
+  list("memories", memories_.size());
+  list("reservations", reserved_.size());
+  constexpr const char* kHow[] = {"mappings", "allocations", "opened handles", "pinned ranges"};
+  for (int how = 0; how < 4; ++how) {
+    size_t count = 0;
+    for (const auto& [at, range] : ranges_) count += int(range.how) == how;
+    list(kHow[how], count);
+  }
+  list("queues", queues_.size());
+  return open;
+}
+
+void FakeDriver::come_back() {
+  Lock lock(mutex_);
+  came_back_ = true;
+  back_.notify_all();
+}
+
+DriverCode FakeDriver::enter(const char* call) {
+  ++counts_[call];
+  if (calls_++ == fails_at_) return 999;
+  const auto it = refused_.find(call);
+  return it == refused_.end() ? 0 : it->second;
+}
+
+FakeDriver::Truth FakeDriver::truth(int from, int to) const {
+  const auto it = truths_.find({from, to});
+  return from == to || it == truths_.end() ? Truth::kWorks : it->second;
+}
+
+const FakeDriver::Range* FakeDriver::find(DevicePtr at, size_t bytes) const {
+  auto it = ranges_.upper_bound(at);
+  if (it == ranges_.begin()) return nullptr;
+  --it;
+  return at + bytes <= it->first + it->second.bytes ? &it->second : nullptr;
+}
+
+bool FakeDriver::may(int device, const Range& range) const {
+  switch (range.how) {
+    case Range::How::kPinned: return true;
+    case Range::How::kAllocated: return range.owner == device || enabled_.count({device, range.owner});
+    default: return range.allowed.count(device) != 0;
+  }
+}
+
+std::string FakeDriver::words(DriverCode code) const { return "fake refusal " + std::to_string(code); }
+
+DriverCode FakeDriver::count(int* devices) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("count")) return code;
+  *devices = devices_;
+  return 0;
+}
+
+DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("describe")) return code;
+  if (device < 0 || device >= devices_) return 101;
+  facts->uuid.fill(uint8_t(device + 1));
+  facts->name = "Fake GPU";
+  char bus[24];
+  std::snprintf(bus, sizeof bus, "0000:%02x:00.0", device + 1);
+  facts->bus = bus;
+  facts->bytes = size_t(1) << 30;
+  for (int kind = 0; kind < kShareKinds; ++kind) facts->can[kind] = !lacking_.count(ShareKind(kind));
+  return 0;
+}
+
+DriverCode FakeDriver::granularity(int, ShareKind, size_t* bytes) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("granularity")) return code;
+  *bytes = kGranule;
+  return 0;
+}
+
+DriverCode FakeDriver::create(int device, ShareKind kind, size_t bytes, DeviceMemory* memory) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("create")) return code;
+  if (bytes == 0 || bytes % kGranule) return kInvalid;
+  if (lacking_.count(kind)) return 801;
+  Fd fd = new_memory(device, bytes);
+  if (!fd) return kNoMemory;
+  *memory = next_++;
+  memories_[*memory] = {std::move(fd), device, kind};
+  return 0;
+}
+
+DriverCode FakeDriver::release(DeviceMemory memory) {
+  Lock lock(mutex_);
+  const DriverCode code = enter("release");
+  if (!memories_.erase(memory)) std::abort();  // given back twice
+  return code;
+}
+
+DriverCode FakeDriver::reserve(size_t bytes, size_t, DevicePtr* at) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("reserve")) return code;
+  void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return kNoMemory;
+  *at = address(memory);
+  reserved_[*at] = bytes;
+  return 0;
+}
+
+DriverCode FakeDriver::unreserve(DevicePtr at, size_t bytes) {
+  Lock lock(mutex_);
+  const DriverCode code = enter("unreserve");
+  if (!reserved_.count(at) || reserved_[at] != bytes || ranges_.count(at)) std::abort();
+  reserved_.erase(at);
+  munmap(pointer(at), bytes);
+  return code;
+}
+
+DriverCode FakeDriver::map(DevicePtr at, size_t bytes, DeviceMemory memory) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("map")) return code;
+  const auto it = memories_.find(memory);
+  if (it == memories_.end() || !reserved_.count(at) || size_of(it->second.fd.get()) != bytes) return kInvalid;
+  if (mmap(pointer(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, it->second.fd.get(), 0) == MAP_FAILED)
+    return kNoMemory;
+  ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd()};
+  return 0;
+}
+
+DriverCode FakeDriver::unmap(DevicePtr at, size_t bytes) {
+  Lock lock(mutex_);
+  const DriverCode code = enter("unmap");
+  if (!ranges_.erase(at)) std::abort();
+  mmap(pointer(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  return code;
+}
+
+DriverCode FakeDriver::allow(DevicePtr at, size_t, int device) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("allow")) return code;
+  const auto it = ranges_.find(at);
+  if (it == ranges_.end()) return kInvalid;
+  if (truth(device, it->second.owner) == Truth::kRefuses) return kNotAllowed;
+  it->second.allowed.insert(device);
+  return 0;
+}
+
+DriverCode FakeDriver::export_fd(DeviceMemory memory, Fd* fd) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("export_fd")) return code;
+  const auto it = memories_.find(memory);
+  if (it == memories_.end() || it->second.kind != ShareKind::kFd) return kBadHandle;
+  *fd = Fd(fcntl(it->second.fd.get(), F_DUPFD_CLOEXEC, 0));
+  return *fd ? 0 : kNoMemory;
+}
+
+DriverCode FakeDriver::export_fabric(DeviceMemory memory, HandleBytes* handle) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("export_fabric")) return code;
+  const auto it = memories_.find(memory);
+  if (it == memories_.end() || it->second.kind != ShareKind::kFabric) return kBadHandle;
+  *handle = ticket_for(it->second.fd.get(), this);
+  return 0;
+}
+
+DriverCode FakeDriver::take(Fd fd, DeviceMemory* memory) {
+  const int owner = fd ? owner_of(fd.get()) : -1;
+  if (owner < 0) return kBadHandle;
+  *memory = next_++;
+  memories_[*memory] = {std::move(fd), owner, ShareKind::kPointer};
+  return 0;
+}
+
+DriverCode FakeDriver::import_fd(int, int fd, DeviceMemory* memory) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("import_fd")) return code;
+  return take(Fd(fcntl(fd, F_DUPFD_CLOEXEC, 0)), memory);
+}
+
+DriverCode FakeDriver::import_fabric(int, const HandleBytes& handle, DeviceMemory* memory) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("import_fabric")) return code;
+  return take(redeem(handle, nullptr), memory);
+}
+
+DriverCode FakeDriver::allocate(int device, size_t bytes, DevicePtr* at) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("allocate")) return code;
+  Fd fd = new_memory(device, bytes);
+  void* memory = fd ? map_anywhere(fd.get(), bytes) : nullptr;
+  if (!memory) return kNoMemory;
+  *at = address(memory);
+  ranges_[*at] = {Range::How::kAllocated, bytes, device, {}, std::move(fd)};
+  return 0;
+}
+
+DriverCode FakeDriver::close(DevicePtr at, Range::How how) {
+  const auto it = ranges_.find(at);
+  if (it == ranges_.end() || it->second.how != how) std::abort();
+  munmap(pointer(at), it->second.bytes);
+  ranges_.erase(it);
+  return 0;
+}
+
+DriverCode FakeDriver::free(int, DevicePtr at) {
+  Lock lock(mutex_);
+  const DriverCode code = enter("free");
+  close(at, Range::How::kAllocated);
+  return code;
+}
+
+DriverCode FakeDriver::export_ipc(int, DevicePtr at, HandleBytes* handle) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("export_ipc")) return code;
+  const auto it = ranges_.find(at);
+  if (it == ranges_.end() || it->second.how != Range::How::kAllocated) return kInvalid;
+  *handle = ticket_for(it->second.fd.get(), this);
+  return 0;
+}
+
+/// As with the real one, who has exported it cannot open it.
+DriverCode FakeDriver::open_ipc(int device, const HandleBytes& handle, DevicePtr* at) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("open_ipc")) return code;
+  Fd fd = redeem(handle, this);
+  const int owner = fd ? owner_of(fd.get()) : -1;
+  if (owner < 0) return kBadHandle;
+  if (truth(device, owner) == Truth::kRefuses) return kNotAllowed;
+  const size_t bytes = size_of(fd.get());
+  void* memory = map_anywhere(fd.get(), bytes);
+  if (!memory) return kNoMemory;
+  *at = address(memory);
+  ranges_[*at] = {Range::How::kOpened, bytes, owner, {device}, std::move(fd)};
+  return 0;
+}
+
+DriverCode FakeDriver::close_ipc(int, DevicePtr at) {
+  Lock lock(mutex_);
+  const DriverCode code = enter("close_ipc");
+  close(at, Range::How::kOpened);
+  return code;
+}
+
+DriverCode FakeDriver::can_reach(int device, int peer, bool* can) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("can_reach")) return code;
+  *can = truth(device, peer) != Truth::kRefuses;
+  return 0;
+}
+
+DriverCode FakeDriver::enable_peer(int device, int peer) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("enable_peer")) return code;
+  if (truth(device, peer) == Truth::kRefuses) return kNotAllowed;
+  enabled_.insert({device, peer});
+  return 0;
+}
+
+DriverCode FakeDriver::pin(int, void* memory, size_t bytes, DevicePtr* at) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("pin")) return code;
+  *at = address(memory);
+  ranges_[*at] = {Range::How::kPinned, bytes, -1, {}, Fd()};
+  return 0;
+}
+
+DriverCode FakeDriver::unpin(int, void* memory) {
+  Lock lock(mutex_);
+  const DriverCode code = enter("unpin");
+  if (!ranges_.erase(address(memory))) std::abort();
+  return code;
+}
+
+DriverCode FakeDriver::open_queue(int device, DeviceQueue* queue) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("open_queue")) return code;
+  *queue = next_++;
+  queues_[*queue] = {device};
+  return 0;
+}
+
+DriverCode FakeDriver::close_queue(int, DeviceQueue queue) {
+  Lock lock(mutex_);
+  const DriverCode code = enter("close_queue");
+  if (!queues_.erase(queue)) std::abort();
+  return code;
+}
+
+DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("copy")) return code;
+  const Range *target = find(to, bytes), *source = find(from, bytes);
+  if (!queues_.count(queue) || !target || !source) return kInvalid;
+  if (!may(device, *target) || !may(device, *source)) return kIllegalAddress;
+  Truth worst = Truth::kWorks;
+  for (const Range* range : {target, source}) {
+    if (range->how == Range::How::kPinned) continue;
+    if (const Truth t = truth(device, range->owner); t != Truth::kWorks) worst = t;
+  }
+  const bool writes = target->how != Range::How::kPinned && target->owner != device;
+  if (worst == Truth::kBlocks) back_.wait(lock, [&] { return came_back_; });
+  if (worst == Truth::kHangs) queues_[queue].hangs = true;
+  if (queues_[queue].hangs && !came_back_) return 0;
+  std::memcpy(pointer(to), pointer(from), bytes);
+  if (worst == Truth::kCorrupts || (worst == Truth::kCorruptsWrites && writes))
+    static_cast<uint8_t*>(pointer(to))[bytes / 2] ^= 0x10;
+  return 0;
+}
+
+DriverCode FakeDriver::fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("fill")) return code;
+  const Range* target = find(to, bytes);
+  if (!queues_.count(queue) || !target) return kInvalid;
+  if (!may(device, *target)) return kIllegalAddress;
+  std::memset(pointer(to), value, bytes);
+  return 0;
+}
+
+DriverCode FakeDriver::drained(int, DeviceQueue queue, bool* done) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter("drained")) return code;
+  *done = came_back_ || !queues_.at(queue).hangs;
+  return 0;
+}
+
+}  // namespace nvx::test

@@ -1,0 +1,120 @@
+#pragma once
+
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "memory/device_driver.h"
+
+namespace nvx::test {
+
+/// A driver that plays several GPUs. Their memory is a memfd each time, so that it goes from process to process as a
+/// device's does; an address is one of this process. It keeps books on all that it gives.
+class FakeDriver : public DeviceDriver {
+ public:
+  /// What becomes of one device's use of another one's memory, whatever the driver says of it beforehand.
+  enum class Truth {
+    kWorks,
+    kRefuses,   ///< it cannot be allowed
+    kHangs,     ///< copies are begun and never end
+    kBlocks,    ///< the call that begins a copy never returns
+    kCorrupts,  ///< a bit of what arrives is another one
+    kCorruptsWrites,
+  };
+
+  explicit FakeDriver(int devices) : devices_(devices) {}
+
+  void pair(int from, int to, Truth truth);
+  void pairs(int a, int b, Truth truth) { pair(a, b, truth), pair(b, a, truth); }
+  /// The driver says that it has not got this.
+  void lacks(ShareKind kind);
+  /// Every such call is refused with this code.
+  void refuse(const std::string& call, DriverCode code);
+  /// The n-th call from now on is refused, whatever it is; what gives back gives back all the same.
+  void fail_call(int n);
+  int calls() const;
+  /// What was not given back: empty when the books balance.
+  std::string open_books() const;
+  /// How often a call was made.
+  int calls_of(const std::string& call) const;
+  /// Whoever blocks goes on, and queues that hang drain.
+  void come_back();
+
+  std::string words(DriverCode code) const override;
+  DriverCode count(int* devices) override;
+  DriverCode describe(int device, DeviceFacts* facts) override;
+  DriverCode granularity(int device, ShareKind kind, size_t* bytes) override;
+  DriverCode create(int device, ShareKind kind, size_t bytes, DeviceMemory* memory) override;
+  DriverCode release(DeviceMemory memory) override;
+  DriverCode reserve(size_t bytes, size_t alignment, DevicePtr* at) override;
+  DriverCode unreserve(DevicePtr at, size_t bytes) override;
+  DriverCode map(DevicePtr at, size_t bytes, DeviceMemory memory) override;
+  DriverCode unmap(DevicePtr at, size_t bytes) override;
+  DriverCode allow(DevicePtr at, size_t bytes, int device) override;
+  DriverCode export_fd(DeviceMemory memory, Fd* fd) override;
+  DriverCode export_fabric(DeviceMemory memory, HandleBytes* handle) override;
+  DriverCode import_fd(int device, int fd, DeviceMemory* memory) override;
+  DriverCode import_fabric(int device, const HandleBytes& handle, DeviceMemory* memory) override;
+  DriverCode allocate(int device, size_t bytes, DevicePtr* at) override;
+  DriverCode free(int device, DevicePtr at) override;
+  DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) override;
+  DriverCode open_ipc(int device, const HandleBytes& handle, DevicePtr* at) override;
+  DriverCode close_ipc(int device, DevicePtr at) override;
+  DriverCode can_reach(int device, int peer, bool* can) override;
+  DriverCode enable_peer(int device, int peer) override;
+  DriverCode pin(int device, void* memory, size_t bytes, DevicePtr* at) override;
+  DriverCode unpin(int device, void* memory) override;
+  DriverCode open_queue(int device, DeviceQueue* queue) override;
+  DriverCode close_queue(int device, DeviceQueue queue) override;
+  DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) override;
+  DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) override;
+  DriverCode drained(int device, DeviceQueue queue, bool* done) override;
+
+ private:
+  struct Memory {
+    Fd fd;
+    int owner = 0;
+    ShareKind kind = ShareKind::kPointer;
+  };
+  /// Addresses that mean something.
+  struct Range {
+    enum class How { kMapped, kAllocated, kOpened, kPinned } how;
+    size_t bytes = 0;
+    int owner = 0;
+    std::set<int> allowed;
+    Fd fd;
+  };
+
+  DriverCode enter(const char* call);
+  Truth truth(int from, int to) const;
+  const Range* find(DevicePtr at, size_t bytes) const;
+  bool may(int device, const Range& range) const;
+  DriverCode take(Fd fd, DeviceMemory* memory);
+  DriverCode close(DevicePtr at, Range::How how);
+
+  const int devices_;
+  mutable std::mutex mutex_;
+  std::condition_variable back_;
+  std::map<std::pair<int, int>, Truth> truths_;
+  std::set<ShareKind> lacking_;
+  std::map<std::string, DriverCode> refused_;
+  std::map<std::string, int> counts_;
+  std::set<std::pair<int, int>> enabled_;
+  int calls_ = 0;
+  int fails_at_ = -1;
+  bool came_back_ = false;
+  uint64_t next_ = 1;
+  std::map<DeviceMemory, Memory> memories_;
+  std::map<DevicePtr, size_t> reserved_;
+  std::map<DevicePtr, Range> ranges_;
+  struct Queue {
+    int device;
+    bool hangs = false;
+  };
+  std::map<DeviceQueue, Queue> queues_;
+};
+
+}  // namespace nvx::test
