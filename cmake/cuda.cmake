@@ -1,0 +1,51 @@
+# The CUDA kernels. Sets NVX_CUDA_ON, and enables the language then. AUTO builds them where the torch at hand has CUDA and
+# nvcc is found (CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda); the core alone is built with them only when asked.
+# The environment's NVX_CUDA=0 turns them off.
+set(NVX_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where torch has CUDA and nvcc is found), ON (or fail), OFF")
+set(TORCH_CUDA_ARCH_LIST "$ENV{TORCH_CUDA_ARCH_LIST}" CACHE STRING "Architectures, as torch writes them: 8.0;9.0+PTX")
+set(NVX_CUDA_ON OFF)
+if(NVX_CUDA STREQUAL "OFF" OR "$ENV{NVX_CUDA}" STREQUAL "0" OR CMAKE_CROSSCOMPILING)
+  return()
+endif()
+if(NVX_CUDA STREQUAL "AUTO" AND NOT NVX_TORCH_CUDA)
+  return()
+endif()
+
+find_program(NVX_NVCC nvcc HINTS "${CUDAToolkit_ROOT}/bin" "$ENV{CUDA_HOME}/bin" PATHS /usr/local/cuda/bin)
+if(NOT NVX_NVCC)
+  set(missing "no nvcc here: set CUDA_HOME to a CUDA toolkit to have kernels for CUDA tensors")
+  if(NVX_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "nvx: ${missing}")
+  endif()
+  message(WARNING "nvx: torch has CUDA ${NVX_TORCH_CUDA}, but ${missing}. This build serves CPU tensors only")
+  return()
+endif()
+
+# 8.0;9.0+PTX, with blanks or semicolons between, becomes what CMake calls 80-real;90-real;90-virtual.
+set(architectures 80-real 90-real 100-real 120-real 80-virtual)
+if(TORCH_CUDA_ARCH_LIST)
+  set(architectures "")
+  string(REGEX REPLACE "[ ;]+" ";" wanted "${TORCH_CUDA_ARCH_LIST}")
+  foreach(one ${wanted})
+    if(NOT one MATCHES "^([0-9]+)\\.([0-9][af]?)(\\+PTX)?$")
+      message(FATAL_ERROR "nvx: TORCH_CUDA_ARCH_LIST: ${one} is not of the form 9.0 or 9.0+PTX")
+    endif()
+    list(APPEND architectures "${CMAKE_MATCH_1}${CMAKE_MATCH_2}-real")
+    if(CMAKE_MATCH_3)
+      list(APPEND architectures "${CMAKE_MATCH_1}${CMAKE_MATCH_2}-virtual")
+    endif()
+  endforeach()
+endif()
+set(CMAKE_CUDA_COMPILER ${NVX_NVCC})
+set(CMAKE_CUDA_ARCHITECTURES ${architectures})
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+enable_language(CUDA)
+set(NVX_CUDA_ON ON)
+list(JOIN architectures " " shown)
+message(STATUS "nvx: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${shown}")
+
+# The host's rules of arithmetic on the device too: no contraction, IEEE division, subnormal numbers kept.
+add_library(nvx_cuda_flags INTERFACE)
+target_compile_options(nvx_cuda_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--expt-relaxed-constexpr;--threads=2;-Xptxas=-v>")
