@@ -6,6 +6,9 @@ foreach(room base kernel memory group net schedule stubs)
   list(APPEND sources ${room_sources})
 endforeach()
 list(FILTER sources EXCLUDE REGEX "/(cuda_[a-z_]*|[a-z_]*_cuda)\\.cc$")
+if(NVX_CUDA_ON)
+  list(FILTER sources EXCLUDE REGEX "/stubs/no_cuda\\.cc$")
+endif()
 include(ucx)
 if(NVX_UCX_INCLUDE)
   list(FILTER sources EXCLUDE REGEX "/stubs/no_ucx\\.cc$")
@@ -24,6 +27,18 @@ if(NVX_UCX_INCLUDE)
 endif()
 target_link_libraries(nvx_core PUBLIC nvx_flags ${CMAKE_DL_LIBS})
 target_compile_definitions(nvx_core PUBLIC NVX_VERSION="${PROJECT_VERSION}")
+
+# The kernels, apart from the rest: nvcc knows none of its flags. The host's rules of arithmetic hold on the device too:
+# no contraction, and nvcc's own defaults, IEEE division and subnormal numbers.
+if(NVX_CUDA_ON)
+  file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/kernel/*.cu)
+  add_library(nvx_cuda OBJECT ${cuda_sources})
+  target_include_directories(nvx_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
+  target_compile_options(nvx_cuda PRIVATE --fmad=false --expt-relaxed-constexpr --threads=2)
+  set_target_properties(nvx_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON CUDA_RUNTIME_LIBRARY Static)
+  target_sources(nvx_core PRIVATE $<TARGET_OBJECTS:nvx_cuda>)
+  target_link_libraries(nvx_core PUBLIC CUDA::cudart_static)
+endif()
 
 # The bulk loops, one object a level; kernel picks one at load time. NVX_LEVELS tells it which exist.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")

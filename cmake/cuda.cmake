@@ -45,7 +45,5 @@ set(NVX_CUDA_ON ON)
 list(JOIN architectures " " shown)
 message(STATUS "nvx: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${shown}")
 
-# The host's rules of arithmetic on the device too: no contraction, IEEE division, subnormal numbers kept.
-add_library(nvx_cuda_flags INTERFACE)
-target_compile_options(nvx_cuda_flags INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:--fmad=false;--expt-relaxed-constexpr;--threads=2;-Xptxas=-v>")
+# The runtime is the kernels' own: nothing of torch's libraries is linked, nor looked for when the module is loaded.
+find_package(CUDAToolkit REQUIRED)
