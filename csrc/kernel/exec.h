@@ -141,7 +141,7 @@ class TileExec : public Machine {
     return false;
   }
 
-  /// By one lane of each block. The last of them tells the host that the operation has ended.
+  /// By one lane of each block, once a launch. The last of them tells the host that this epoch has ended.
   NVX_HD void count_out(uint32_t epoch) {
     if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);

@@ -22,27 +22,18 @@ using Single = Parcel<1, 16>;
 using Several = Parcel<kLaunchJobs, kLaunchPieces>;
 static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
 
-/// The operations of one rank, as one of its blocks does them. Which algorithms a kernel knows is fixed where it is
-/// compiled: code that it cannot reach it does not carry.
-template <class Run>
-__device__ void run_jobs(const DeviceChannel& channel, const Job* jobs, uint32_t count, const Piece* table, int tile,
-                         Run run) {
-  for (uint32_t i = 0; i < count; ++i) {
-    auto* rank = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
-    CudaExec ex(CudaMachine(tile, int(channel.shape.blocks)), rank, channel.control, jobs[i].patience_ns);
-    PushChannel ch(ex, channel);
-    if (!run(ex, ch, jobs[i], table)) return;
-  }
-}
+// Which algorithms a kernel knows is fixed where it is compiled: code that it cannot reach it does not carry.
 
 __global__ void __launch_bounds__(kLanes) run_reduction(const __grid_constant__ Single parcel) {
-  run_jobs(parcel.channel, parcel.jobs, 1, parcel.table, int(blockIdx.x),
-           [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_reducing(ex, ch, job, table); });
+  run_jobs<PushRules>(
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
+      [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_reducing(ex, ch, job, table); });
 }
 
 __global__ void __launch_bounds__(kLanes) run_exchange(const __grid_constant__ Single parcel) {
-  run_jobs(parcel.channel, parcel.jobs, 1, parcel.table, int(blockIdx.x),
-           [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_exchanging(ex, ch, job, table); });
+  run_jobs<PushRules>(
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
+      [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_exchanging(ex, ch, job, table); });
 }
 
 /// Several operations of any kind, or those of several ranks.
@@ -51,7 +42,8 @@ __global__ void __launch_bounds__(kLanes) run_several(const __grid_constant__ Se
   const uint32_t blocks = parcel.channel.shape.blocks;
   const FusedRank self{parcel.channel, parcel.jobs, parcel.count, parcel.table};
   const FusedRank& rank = parcel.fused ? parcel.fused[blockIdx.x / blocks] : self;
-  run_jobs(rank.channel, rank.jobs, rank.count, rank.table, int(blockIdx.x % blocks), run);
+  const CudaMachine machine(int(blockIdx.x % blocks), int(blocks));
+  run_jobs<PushRules>(machine, rank.channel, rank.jobs, rank.count, rank.table, run);
 }
 
 struct Row {

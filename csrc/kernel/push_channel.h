@@ -108,6 +108,10 @@ class PushChannel {
       own().epoch = epoch_;
     }
     ex_.sync();
+  }
+
+  /// Closes the launch, of which this was the last operation: the host learns of it when all blocks have come here.
+  NVX_HD void retire() {
     if (ex_.lane() == 0) ex_.count_out(epoch_);
   }
 

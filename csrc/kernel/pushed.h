@@ -286,4 +286,19 @@ NVX_HD bool run_pushed(Exec& ex, Channel& ch, const Job& job, PieceTable table) 
   return job.algorithm <= Pushed::kReduceChunks ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
 }
 
+/// All that one lane does in a launch: operations of a rank, one after the other, each by `run`, which is run_pushed or
+/// a part of it. Whether all ended well.
+template <class Rules, class Machine, class Run>
+NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const Job* jobs, uint32_t count,
+                     PieceTable table, Run run) {
+  for (uint32_t i = 0; i < count; ++i) {
+    auto* rank = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
+    TileExec<Machine> ex(machine, rank, channel.control, jobs[i].patience_ns);
+    PushChannel<TileExec<Machine>, Rules> ch(ex, channel);
+    if (!run(ex, ch, jobs[i], table)) return false;
+    if (i + 1 == count) ch.retire();
+  }
+  return true;
+}
+
 }  // namespace nvx::kernel

@@ -114,14 +114,20 @@ TEST(Pushed, OrderOfArrivalDoesNotMatter) {
   }
 }
 
-/// The epoch that all blocks have ended is told to the host.
+/// The host learns the epoch that all blocks have ended, however far some of them are ahead of others.
 TEST(Pushed, TheHostLearnsWhatHasEnded) {
-  Twins twins({{2, 3, 64, 256}, 2, 41, 0});
-  perform_all(twins,
-              {{Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},
-               {Pushed::kReduceChunks, play_of(Collective::kAllReduce, 700, 2, 1)}},
-              1);
-  for (int r = 0; r < 2; ++r) EXPECT_EQ(twins.control(r).finished, 43u);
+  const Plan plan = {{Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},
+                     {Pushed::kReduceChunks, play_of(Collective::kAllReduce, 700, 2, 1)},
+                     {Pushed::kReducePackets, play_of(Collective::kAllReduce, 40, 2, 2)}};
+  for (const size_t at_once : {size_t(1), size_t(3)}) {
+    Twins twins({{2, 3, 64, 256}, 2, 41, 0});
+    twins.mischief(1) = {Mischief::Kind::kNone, 300, 7};
+    perform_all(twins, plan, at_once);
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_EQ(twins.control(r).finished, 44u);
+      EXPECT_EQ(twins.state(r).left, 0u);
+    }
+  }
 }
 
 }  // namespace

@@ -188,15 +188,11 @@ class Twins {
     for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
     std::atomic<int> well{0};
     const auto lane = [&](int b, int l) {
-      bool ok = true;
-      for (const kernel::Job& job : jobs) {
-        TwinExec ex(TwinMachine(b, blocks, l, lanes, *crossings[size_t(b)], mischief(rank)), &state(rank), at.control,
-                    job.patience_ns);
-        kernel::PushChannel<TwinExec, Rules> ch(ex, at);
-        ok = ok && kernel::run_pushed(ex, ch, job, table);
-        if (!ok) break;
-      }
-      well += ok;
+      const TwinMachine machine(b, blocks, l, lanes, *crossings[size_t(b)], mischief(rank));
+      const auto run = [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
+        return kernel::run_pushed(ex, ch, job, pieces);
+      };
+      well += kernel::run_jobs<Rules>(machine, at, jobs.data(), uint32_t(jobs.size()), table, run);
     };
     std::vector<std::thread> threads;
     for (int i = 1; i < blocks * lanes; ++i) threads.emplace_back(lane, i / lanes, i % lanes);
