@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "kernel/launch_cuda.h"
 #include "support/pushes.h"
 #include "support/ranks.h"
 
@@ -128,6 +129,13 @@ TEST(Pushed, TheHostLearnsWhatHasEnded) {
       EXPECT_EQ(twins.state(r).left, 0u);
     }
   }
+}
+
+TEST(Launch, SaysWhyItCannot) {
+  std::vector<kernel::KernelFacts> facts;
+  const Status status = kernel::load_cuda(&facts);
+  if (status.ok()) GTEST_SKIP() << "there is a device here";
+  EXPECT_EQ(status.what().rfind("nvx: ", 0), 0u) << status.what();
 }
 
 }  // namespace
