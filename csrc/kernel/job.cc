@@ -85,6 +85,7 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
 bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table) {
   const Collective collective = job.fingerprint.collective;
   if (reduces(algorithm) != is_reduction(collective)) return false;
+  if (reduces(algorithm) && !level().reduce(job.fingerprint.dtype, job.fingerprint.op)) return false;
   if (algorithm == Pushed::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;
   size_t most = 0;
   for (uint32_t p = 0; p < shape.ranks; ++p) {

@@ -77,7 +77,8 @@ using PieceTable = const Piece*;
 Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
            Piece* table);
 
-/// Whether the algorithm can do the collective, and in the case of packets whether they hold it.
+/// Whether the algorithm can do the collective on this type, and in the case of packets whether they hold it. What a
+/// launch is given must be so. Where counts differ by rank the answer does too: there chunks are what all can agree on.
 bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table);
 
 }  // namespace nvx::kernel

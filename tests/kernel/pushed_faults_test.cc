@@ -222,6 +222,22 @@ struct NoCredits : kernel::PushRules {
   static constexpr bool kCredits = false;
 };
 
+struct NoMeeting : kernel::PushRules {
+  static constexpr bool kMeets = false;
+};
+
+TEST(PushedControls, WithoutMeetingAMismatchGoesUnseen) {
+  Twins twins(small(2));
+  as_threads(2, [&](int rank) {
+    Play play{.collective = Collective::kAllReduce, .counts = {40, 40}};
+    play.op = rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+    Batch batch(twins, rank);
+    batch.add(Pushed::kReducePackets, play);
+    EXPECT_EQ(batch.run<NoMeeting>(), "") << "each gets what it asks for, and no verdict tells that they differ";
+    EXPECT_EQ(twins.control(rank).verdict.state, 0u);
+  });
+}
+
 /// A packet that is overwritten is waited for in vain.
 TEST(PushedControls, WithoutTheDoubleBufferPacketsAreLost) {
   const auto plays = many(Pushed::kReducePackets, Collective::kAllReduce, 100);
