@@ -131,6 +131,23 @@ TEST(Pushed, TheHostLearnsWhatHasEnded) {
   }
 }
 
+/// Packets hold so much, an operator is for some types, and an algorithm for some collectives.
+TEST(Launch, WhatAnAlgorithmCannotDoIsRefused) {
+  Twins twins({{2, 1, 64, 256}, 1, 0, 0});  // 32 packs from each rank
+  const auto sum = [](size_t n) { return Play{.collective = Collective::kAllReduce, .counts = {n, n}}; };
+  EXPECT_TRUE(fits(twins, Pushed::kReducePackets, sum(128)));
+  EXPECT_FALSE(fits(twins, Pushed::kReducePackets, sum(129)));
+  EXPECT_TRUE(fits(twins, Pushed::kReducePacketsTwoShot, sum(128)));
+  EXPECT_FALSE(fits(twins, Pushed::kReducePacketsTwoShot, sum(129)));
+  EXPECT_TRUE(fits(twins, Pushed::kReduceChunks, sum(100'000)));
+  EXPECT_FALSE(fits(twins, Pushed::kExchangeChunks, sum(1)));
+  EXPECT_FALSE(fits(twins, Pushed::kReduceChunks, play_of(Collective::kAllGather, 1, 2, 0)));
+  kernel::Work work;
+  work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, 0, -1, 1, 0, 0};
+  const Job job = kernel::job_of(Pushed::kReduceChunks, work, 0, 1, 4, 0, nullptr);
+  EXPECT_FALSE(kernel::can_do(Pushed::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
+}
+
 TEST(Launch, SaysWhyItCannot) {
   std::vector<kernel::KernelFacts> facts;
   const Status status = kernel::load_cuda(&facts);
