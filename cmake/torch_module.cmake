@@ -1,31 +1,8 @@
-# The Python module nvx._C, from csrc/torch. torch is asked where it is, never imported, and never found through its own
-# CMake package: that one drags a CUDA toolkit in behind a CUDA wheel.
+# The Python module nvx._C, from csrc/torch, where torch was found.
+if(NOT NVX_TORCH_DIR)
+  return()
+endif()
 file(GLOB torch_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/torch/*.cc)
-if(NVX_PYTHON STREQUAL "OFF" OR CMAKE_CROSSCOMPILING)
-  return()
-endif()
-
-if(NVX_PYTHON STREQUAL "ON")
-  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
-else()
-  find_package(Python 3.10 QUIET COMPONENTS Interpreter Development.Module)
-endif()
-if(Python_FOUND)
-  execute_process(COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/find_torch.py
-    OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_rc OUTPUT_STRIP_TRAILING_WHITESPACE)
-endif()
-if(NOT Python_FOUND OR NOT torch_rc EQUAL 0)
-  if(NVX_PYTHON STREQUAL "ON")
-    message(FATAL_ERROR "nvx: ${Python_EXECUTABLE} has no torch. Install it, then build again. ${torch_error}")
-  endif()
-  message(STATUS "nvx: no Python with torch here: building the core alone (-DPython_EXECUTABLE=... names one)")
-  return()
-endif()
-list(GET torch_facts 0 NVX_TORCH_DIR)
-list(GET torch_facts 1 NVX_TORCH_VERSION)
-list(GET torch_facts 2 NVX_TORCH_MINOR)
-list(GET torch_facts 3 NVX_TORCH_CUDA)
-
 set(NVX_BUILD_CUDA "")
 message(STATUS "nvx: torch ${NVX_TORCH_VERSION} in ${NVX_TORCH_DIR}")
 if(NVX_TORCH_CUDA AND NOT "$ENV{NVX_CUDA}" STREQUAL "0")

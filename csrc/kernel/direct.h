@@ -6,6 +6,7 @@
 
 #include "kernel/channel.h"
 #include "kernel/exec.h"
+#include "kernel/piece.h"
 
 /// The collectives inside a host, written in the verbs of Exec alone. Every function runs on every rank of the group at
 /// its next epoch, returns false when a wait has ended badly (the verdict is in the Exec), and leaves results that
@@ -14,16 +15,6 @@
 /// Small messages go through the slots of the pads ("one shot"), large ones in chunks through leased staging
 /// ("pipelined").
 namespace nvx::kernel {
-
-/// A rank's share of a buffer.
-struct Piece {
-  std::byte* data = nullptr;
-  size_t bytes = 0;
-};
-
-inline std::byte* advance(const Piece& piece, size_t bytes) { return piece.data ? piece.data + bytes : nullptr; }
-
-constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
 /// Everyone has come when the first one leaves.
 template <class Exec, class Channel>

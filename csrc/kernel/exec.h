@@ -5,27 +5,21 @@
 #include <cstdint>
 
 #include "base/flag.h"
+#include "kernel/device_pad.h"
 #include "kernel/level.h"
+#include "kernel/verdict.h"
 
 #if defined(__CUDACC__)
+#include <cuda/atomic>
 #define NVX_HD __host__ __device__
+#define NVX_APART __host__ __device__ __noinline__
 #else
 #define NVX_HD
+#define NVX_APART __attribute__((noinline))
 #endif
+// NVX_APART: compiled once for all kernels, which would take minutes each otherwise.
 
 namespace nvx::kernel {
-
-/// Why an algorithm returned false.
-struct Verdict {
-  enum class Cause { kNone, kWait, kMismatch, kBadLease, kCounts };
-  Cause cause = Cause::kNone;
-  Waited how = Waited::kReached;
-  int peer = -1;
-  Stamp wanted = 0;
-  Stamp seen = 0;
-  uint64_t mine = 0;    ///< kCounts: bytes expected here ...
-  uint64_t theirs = 0;  ///< ... and offered there
-};
 
 /// The verbs of an algorithm, played by one thread of the host: one tile of one lane, bulk work by the level's wide
 /// loops.
@@ -80,5 +74,166 @@ class CpuExec {
   const WaitRules& rules_;
   Verdict verdict_;
 };
+
+/// What a lane waits for, and what it has seen instead.
+struct Awaited {
+  int peer;
+  Stamp wanted;
+  Stamp seen;
+};
+
+/// What two ranks that do not agree have said to each other.
+struct Quarrel {
+  uint64_t mine[kGreetingWords];
+  uint64_t theirs[kGreetingWords];
+};
+
+/// The verbs of the pushed algorithms (kernel/pushed.h), for one lane of a tile of many. Machine is what a lane is made
+/// of: a thread of a CUDA block, or a thread of the host that plays one. A wait is one lane's, and ends; what it means
+/// for the tile, the tile decides with all().
+template <class Machine>
+class TileExec : public Machine {
+ public:
+  NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns)
+      : Machine(machine), rank_(rank), control_(control), patience_ns_(patience_ns), began_ns_(Machine::now_ns()) {}
+
+  /// Another block of this rank has failed, or an operation before this one.
+  NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }
+
+  /// Until ready() holds. False: it does not, and the verdict says why.
+  template <class Ready>
+  NVX_HD bool wait(Awaited& awaited, Ready ready) {
+    for (uint32_t turn = 1; !ready(); ++turn) {
+      Machine::relax();
+      if (turn % Machine::kGlance != 0) continue;
+      const Waited end = look(turn);
+      if (end == Waited::kReached) continue;
+      return ready() || fail({Verdict::Cause::kWait, end, awaited.peer, awaited.wanted, awaited.seen, 0, 0}, 0);
+    }
+    return true;
+  }
+
+  /// Until a peer has raised its counter that far. What it wrote before is then visible to this lane, and to the tile
+  /// once they have met.
+  NVX_HD bool wait_for(const Stamp& counter, Stamp want, int peer, Stamp* seen = nullptr) {
+    Awaited awaited{peer, want, 0};
+    const bool ok = wait(awaited, [&] { return reached(awaited.seen = Machine::acquire(counter), want); });
+    if (seen) *seen = awaited.seen;
+    return ok;
+  }
+
+  /// Keeps the verdict if it is the rank's first. Always false.
+  NVX_APART bool fail(const Verdict& verdict, uint32_t epoch, const Quarrel* quarrel = nullptr) {
+    if (!Machine::claim(rank_->failed)) return false;
+    DeviceVerdict& told = control_->verdict;
+    told.cause = verdict.cause;
+    told.how = verdict.how;
+    told.peer = verdict.peer;
+    told.block = uint32_t(Machine::tile());
+    told.epoch = epoch;
+    told.wanted = verdict.wanted;
+    told.seen = verdict.seen;
+    for (uint32_t i = 0; quarrel && i < kGreetingWords; ++i) {
+      told.mine[i] = quarrel->mine[i];
+      told.theirs[i] = quarrel->theirs[i];
+    }
+    Machine::signal(told.state, DeviceVerdict::kReadable);
+    return false;
+  }
+
+  /// By one lane of each block, once a launch. The last of them tells the host that this epoch has ended.
+  NVX_HD void count_out(uint32_t epoch) {
+    if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
+    Machine::store(rank_->left, 0);
+    Machine::signal(control_->finished, epoch);
+  }
+
+ private:
+  /// Whether to give up; kReached: not yet.
+  NVX_APART Waited look(uint32_t turn) const {
+    if (has_failed() || (turn % Machine::kLook == 0 && Machine::load_host(control_->abort) != 0))
+      return Waited::kAlarmed;
+    const bool late = patience_ns_ != 0 && Machine::now_ns() - began_ns_ > patience_ns_;
+    return late ? Waited::kTimedOut : Waited::kReached;
+  }
+
+  RankState* rank_;
+  Control* control_;
+  uint64_t patience_ns_;
+  uint64_t began_ns_;
+};
+
+#if defined(__CUDACC__)
+/// A thread of a CUDA block. A rank's blocks may be some of a grid's.
+class CudaMachine {
+ public:
+  /// Turns of a wait after which it looks at its rank and the clock, and across the bus at the host.
+  static constexpr uint32_t kGlance = 32, kLook = 1024;
+
+  __device__ CudaMachine(int tile, int tiles) : tile_(tile), tiles_(tiles) {}
+
+  __device__ int lane() const { return int(threadIdx.x); }
+  __device__ int lanes() const { return int(blockDim.x); }
+  __device__ int tile() const { return tile_; }
+  __device__ int tiles() const { return tiles_; }
+  __device__ void sync() const { __syncthreads(); }
+  __device__ bool all(bool mine) const { return __syncthreads_and(mine); }
+
+  /// Both halves in one access of 16 bytes, which promises no more than each half's being whole.
+  __device__ Packet peek_packet(const Packet* from) const {
+    Packet p;
+    asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(p.halves[0]), "=l"(p.halves[1]) : "l"(from) : "memory");
+    return p;
+  }
+  __device__ void put_packet(Packet* to, const Packet& p) const {
+    asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(p.halves[0]), "l"(p.halves[1]) : "memory");
+  }
+
+  /// What this lane's tile wrote before it last met is visible to whoever acquires the value, on any device.
+  __device__ void signal(Stamp& at, Stamp value) const {
+    system_ref<Stamp>(at).store(value, cuda::std::memory_order_release);
+  }
+  __device__ void signal(uint32_t& at, uint32_t value) const {
+    system_ref<uint32_t>(at).store(value, cuda::std::memory_order_release);
+  }
+  __device__ Stamp acquire(const Stamp& at) const {
+    return system_ref<Stamp>(const_cast<Stamp&>(at)).load(cuda::std::memory_order_acquire);
+  }
+  __device__ uint32_t load_host(const uint32_t& at) const {
+    return system_ref<uint32_t>(const_cast<uint32_t&>(at)).load(cuda::std::memory_order_relaxed);
+  }
+
+  // Among the blocks of this rank.
+  __device__ uint32_t load(const uint32_t& at) const {
+    return device_ref(const_cast<uint32_t&>(at)).load(cuda::std::memory_order_relaxed);
+  }
+  __device__ void store(uint32_t& at, uint32_t value) const {
+    device_ref(at).store(value, cuda::std::memory_order_relaxed);
+  }
+  __device__ bool claim(uint32_t& at) const {
+    uint32_t free = 0;
+    return device_ref(at).compare_exchange_strong(free, 1, cuda::std::memory_order_acq_rel,
+                                                  cuda::std::memory_order_relaxed);
+  }
+  __device__ uint32_t add(uint32_t& at) const { return device_ref(at).fetch_add(1, cuda::std::memory_order_acq_rel); }
+
+  __device__ uint64_t now_ns() const {
+    uint64_t ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+  }
+  __device__ void relax() const {}
+
+ private:
+  template <class Word>
+  using system_ref = cuda::atomic_ref<Word, cuda::thread_scope_system>;
+  using device_ref = cuda::atomic_ref<uint32_t, cuda::thread_scope_device>;
+
+  int tile_;
+  int tiles_;
+};
+
+using CudaExec = TileExec<CudaMachine>;
+#endif
 
 }  // namespace nvx::kernel

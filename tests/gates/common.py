@@ -35,6 +35,8 @@ IGNORED_MACROS = [
     word
     for macro in (
         "NVX_HD",
+        "NVX_APART",
+        "__launch_bounds__+",
         "SCOPED_CAPABILITY",
         "CAPABILITY+",
         "GUARDED_BY+",

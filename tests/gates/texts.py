@@ -5,6 +5,7 @@ import pathlib
 import statistics
 
 import doors as door_rules
+import kernels as kernel_rules
 import names as name_rules
 import words as word_rules
 from common import Failed, shut_if
@@ -86,6 +87,7 @@ def selftest(context):
     """A rule that cannot fail is no rule: each is shown one breach and one near miss."""
     cases = [
         *[(door_rules.breaches(p, t), bad, f"doors: {p}: {t}") for p, t, bad in door_rules.EXAMPLES],
+        *[(kernel_rules.text_breaches(t), bad, f"cuda: {t}") for t, bad in kernel_rules.EXAMPLES],
         *[(name_rules.file_breaches(pathlib.Path(p)), bad, f"names: {p}") for p, bad in name_rules.FILE_EXAMPLES],
         *[(name_rules.tag_breaches(tag), bad, f"names: {tag}") for tag, bad in name_rules.TAG_EXAMPLES],
         *[

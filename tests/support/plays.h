@@ -37,6 +37,7 @@ class Side {
   const std::vector<kernel::Piece>& recv() const { return recv_; }
   const std::byte* in() const { return in_data_; }
   std::byte* out() const { return out_data_; }
+  size_t out_bytes() const { return out_.size(); }
   size_t count() const { return play_.counts[0]; }
 
   /// What is wrong with the output; empty if nothing is.

@@ -1,0 +1,26 @@
+# Which torch the module is for: NVX_TORCH_DIR, _VERSION, _MINOR and _CUDA, or none of them. torch is asked where it is,
+# never imported, and never found through its own CMake package: that one drags a CUDA toolkit in behind a CUDA wheel.
+if(NVX_PYTHON STREQUAL "OFF" OR CMAKE_CROSSCOMPILING)
+  return()
+endif()
+
+if(NVX_PYTHON STREQUAL "ON")
+  find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+else()
+  find_package(Python 3.10 QUIET COMPONENTS Interpreter Development.Module)
+endif()
+if(Python_FOUND)
+  execute_process(COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/find_torch.py
+    OUTPUT_VARIABLE torch_facts ERROR_VARIABLE torch_error RESULT_VARIABLE torch_rc OUTPUT_STRIP_TRAILING_WHITESPACE)
+endif()
+if(NOT Python_FOUND OR NOT torch_rc EQUAL 0)
+  if(NVX_PYTHON STREQUAL "ON")
+    message(FATAL_ERROR "nvx: ${Python_EXECUTABLE} has no torch. Install it, then build again. ${torch_error}")
+  endif()
+  message(STATUS "nvx: no Python with torch here: building the core alone (-DPython_EXECUTABLE=... names one)")
+  return()
+endif()
+list(GET torch_facts 0 NVX_TORCH_DIR)
+list(GET torch_facts 1 NVX_TORCH_VERSION)
+list(GET torch_facts 2 NVX_TORCH_MINOR)
+list(GET torch_facts 3 NVX_TORCH_CUDA)

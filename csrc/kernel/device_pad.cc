@@ -1,0 +1,35 @@
+#include "kernel/device_pad.h"
+
+#include <cstring>
+
+namespace nvx::kernel {
+
+void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* pad) {
+  const DevicePad layout{shape};
+  std::memset(pad, 0, layout.offset(Part::kStaging));
+  // No stamp that a buffer starts with is ever waited for there: those of even epochs are even, those of odd ones odd.
+  std::memset(pad, 0xff, layout.offset(Part::kGreetingsOdd));
+  for (uint32_t block = 0; block < shape.blocks; ++block) {
+    for (uint32_t sender = 0; sender < shape.ranks; ++sender) {
+      const PeerLine line{first_chunk, first_chunk, stamp(first_epoch, 0)};
+      std::memcpy(pad + layout.offset(Part::kLines, block, sender), &line, sizeof line);
+    }
+  }
+}
+
+void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* const* pads,
+                  std::byte* state) {
+  const DeviceState layout{shape};
+  std::memset(state, 0, layout.bytes());
+  std::memcpy(state + DeviceState::pads(), pads, shape.ranks * sizeof(std::byte*));
+  for (uint32_t block = 0; block < shape.blocks; ++block) {
+    const BlockState first{first_epoch, 0, 0, {}};
+    std::memcpy(state + layout.blocks() + block * sizeof first, &first, sizeof first);
+    for (uint32_t peer = 0; peer < shape.ranks; ++peer) {
+      const PipeState pipe{first_chunk, first_chunk, first_epoch, {}};
+      std::memcpy(state + layout.pipe(block, peer), &pipe, sizeof pipe);
+    }
+  }
+}
+
+}  // namespace nvx::kernel

@@ -1,0 +1,183 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel/pad.h"
+#include "kernel/verdict.h"
+
+/// What ranks write into each other's device memory, and what each keeps to itself: every layout of the pushed
+/// algorithms, stated once for the device and for the host. All of it is plain memory; who accesses it how is the
+/// Exec's affair.
+///
+/// A channel is cut into blocks, and the same block of all ranks is a world of its own: it has its own epoch, packets,
+/// chunks and flags, and never waits for another block.
+namespace nvx::kernel {
+
+/// 16 bytes of anything: what a lane moves at a time.
+struct alignas(16) [[gnu::may_alias]] Pack {
+  uint64_t words[2];
+};
+
+/// 8 bytes of data between stamps: each half is 4 bytes of data below, their stamp above, and is written at once. So
+/// data needs no flag and no order: who sees the stamp sees the data.
+struct alignas(16) Packet {
+  uint64_t halves[2];
+};
+inline constexpr size_t kPacketBytes = 8;
+
+/// What every rank says to every other at the start of an operation, as packets.
+struct Greeting {
+  Fingerprint fingerprint;
+  double factor;   ///< premul_sum's multiplier of the sender
+  uint64_t bytes;  ///< what the sender has for this receiver, where ranks compare that pair by pair
+};
+inline constexpr uint32_t kGreetingWords = sizeof(Greeting) / kPacketBytes;
+inline constexpr uint32_t kFingerprintWords = sizeof(Fingerprint) / kPacketBytes;
+inline constexpr uint32_t kHistoryWord = 3, kFactorWord = 4, kBytesWord = 5;
+static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, history) == kHistoryWord * kPacketBytes &&
+              offsetof(Greeting, factor) == kFactorWord * kPacketBytes &&
+              offsetof(Greeting, bytes) == kBytesWord * kPacketBytes);
+inline constexpr uint32_t kGreetingPackets = 8;  ///< room for the words, in a line of its own
+
+/// Counters of one peer: it alone writes them, in the memory of the one who waits for them.
+struct alignas(kLine) PeerLine {
+  Stamp posted;  ///< chunks that the peer has written for me, ever
+  Stamp credit;  ///< chunks of mine that the peer has read, ever
+  Stamp done;    ///< the last operation it is done with that some ranks could leave unheard; below, what it had called
+};
+
+inline constexpr uint32_t kBuffers = 2;        ///< operations whose packets are kept apart
+inline constexpr uint32_t kChunks = 4;         ///< chunks from one rank to another that may be unread
+inline constexpr uint32_t kDigests = 8;        ///< operations of which a block remembers what it called
+inline constexpr uint32_t kRestamp = 1 << 24;  ///< operations after which every packet is stamped anew
+
+constexpr bool is_power_of_two(uint64_t n) { return n != 0 && (n & (n - 1)) == 0; }
+// Epochs, stamps and chunk counters wrap. What is derived from them by a remainder goes on smoothly only so; and a
+// stamp may be taken for another one only when it is as old as the whole range, which restamping rules out by far.
+static_assert(is_power_of_two(kBuffers) && is_power_of_two(kChunks) && is_power_of_two(kDigests));
+static_assert(is_power_of_two(kRestamp) && kRestamp > kBuffers && uint64_t(kRestamp) < (uint64_t(1) << 31));
+static_assert(kDigests >= 2 * kBuffers);
+// reduce_pushed has two chunks of one pair under way while it waits for a third and a fourth.
+static_assert(kChunks >= 4);
+
+/// The measures of a channel. Agreed by all ranks, and never changed.
+struct DeviceShape {
+  uint32_t ranks = 1;
+  uint32_t blocks = 1;
+  uint32_t packets = 64;        ///< that one block can get from one rank in one operation; even
+  uint32_t chunk_bytes = 4096;  ///< a multiple of the pack
+
+  constexpr bool sound() const {
+    return ranks > 0 && blocks > 0 && packets % 2 == 0 && chunk_bytes > 0 && chunk_bytes % sizeof(Pack) == 0;
+  }
+};
+
+/// What a rank's pad consists of; in each part one cell a block and sender.
+enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, kLines, kStaging, kEnd };
+
+/// Where everything is in a pad. Its owner reads it, the others write to it.
+struct DevicePad {
+  DeviceShape shape;
+
+  constexpr size_t cell(Part part) const {
+    const size_t bytes[] = {kGreetingPackets * sizeof(Packet),
+                            shape.packets * sizeof(Packet),
+                            kGreetingPackets * sizeof(Packet),
+                            shape.packets * sizeof(Packet),
+                            sizeof(PeerLine),
+                            size_t(kChunks) * shape.chunk_bytes};
+    return (bytes[size_t(part)] + kLine - 1) / kLine * kLine;
+  }
+  constexpr size_t offset(Part part) const {
+    size_t sum = 0;
+    for (uint32_t i = 0; i < uint32_t(part); ++i) sum += cell(Part(i)) * shape.ranks * shape.blocks;
+    return sum;
+  }
+  /// What sender has for this block.
+  constexpr size_t offset(Part part, uint32_t block, uint32_t sender) const {
+    return offset(part) + (size_t(block) * shape.ranks + sender) * cell(part);
+  }
+  /// The parts of which there is one a buffer.
+  static constexpr Part of(Part part, uint32_t buffer) { return Part(uint32_t(part) + 2 * buffer); }
+  constexpr size_t bytes() const { return offset(Part::kEnd); }
+};
+static_assert(uint32_t(Part::kGreetingsOdd) == uint32_t(Part::kGreetings) + 2 &&
+              uint32_t(Part::kPacketsOdd) == uint32_t(Part::kPackets) + 2 && kBuffers == 2);
+
+/// Of a rank, for itself: memory that no peer has mapped.
+struct alignas(kLine) RankState {
+  uint32_t failed;  ///< 1 after the first failure: no block of a later operation writes anything
+  uint32_t left;    ///< blocks that have ended the operation under way
+};
+
+struct alignas(kLine) BlockState {
+  uint32_t epoch;  ///< the last operation of this block
+  uint32_t reserved;
+  uint64_t history;            ///< hash of all operations so far
+  uint32_t digests[kDigests];  ///< ... after each of the last ones, by epoch
+};
+
+/// Of a block, with one peer.
+struct PipeState {
+  Stamp sent;      ///< chunks, ever
+  Stamp taken;     ///< chunks, ever
+  uint32_t heard;  ///< the last operation in which the peer was met
+  uint32_t reserved[3];
+};
+
+struct DeviceState {
+  DeviceShape shape;
+
+  static constexpr size_t rank() { return 0; }
+  /// The pads of all ranks, as addresses here.
+  static constexpr size_t pads() { return rank() + sizeof(RankState); }
+  constexpr size_t blocks() const { return round(pads() + shape.ranks * sizeof(uint64_t)); }
+  constexpr size_t pipes() const { return blocks() + shape.blocks * sizeof(BlockState); }
+  constexpr size_t pipe(uint32_t block, uint32_t peer) const {
+    return pipes() + (size_t(block) * shape.ranks + peer) * sizeof(PipeState);
+  }
+  constexpr size_t bytes() const { return round(pipe(shape.blocks, 0)); }
+
+ private:
+  static constexpr size_t round(size_t n) { return (n + kLine - 1) / kLine * kLine; }
+};
+
+/// Why a rank's kernel gave up, for the host. The first failure of a rank is the one that is kept.
+struct DeviceVerdict {
+  static constexpr uint32_t kReadable = 1;
+  uint32_t state;  ///< kReadable when there is one
+  Verdict::Cause cause;
+  Waited how;
+  int32_t peer;
+  uint32_t block;
+  uint32_t epoch;
+  Stamp wanted;
+  Stamp seen;
+  uint64_t mine[kGreetingWords];    ///< kMismatch and kCounts: the greeting expected ...
+  uint64_t theirs[kGreetingWords];  ///< ... and the one received
+};
+
+/// In memory of the host that the device reaches too.
+struct alignas(kLine) Control {
+  uint32_t abort;  ///< the host raises it, and every wait ends
+  alignas(kLine) DeviceVerdict verdict;
+  alignas(kLine) uint64_t finished;  ///< the last epoch that all blocks have ended
+};
+
+/// One rank's end of a channel, as kernels are handed it.
+struct DeviceChannel {
+  DeviceShape shape;
+  uint32_t rank = 0;
+  std::byte* state = nullptr;
+  Control* control = nullptr;
+};
+
+/// Writes what a pad and a state must hold before the first operation, which is first_epoch + 1. first_chunk is where
+/// chunk counters begin. Staging needs nothing: pad points to offset(Part::kStaging) bytes. pads: by rank, where
+/// kernels of this rank find them.
+void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* pad);
+void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* const* pads,
+                  std::byte* state);
+
+}  // namespace nvx::kernel

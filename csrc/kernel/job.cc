@@ -1,0 +1,105 @@
+#include "kernel/job.h"
+
+#include <algorithm>
+
+namespace nvx::kernel {
+namespace {
+
+using Kind = Pieces::Kind;
+
+constexpr const char* kNames[] = {"reduce_packets", "reduce_packets_two_shot", "reduce_chunks", "exchange_packets",
+                                  "exchange_chunks"};
+static_assert(std::size(kNames) == kPushedCount);
+
+bool reduces(Pushed algorithm) { return algorithm <= Pushed::kReduceChunks; }
+
+bool is_reduction(Collective c) {
+  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
+}
+
+/// The bytes that the fullest block has to take of a piece.
+size_t fullest(const Piece& piece, uint32_t blocks) { return Pieces::slice(piece, 0, blocks).bytes; }
+
+}  // namespace
+
+const char* name(Pushed algorithm) { return kNames[size_t(algorithm)]; }
+
+Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
+           Piece* table) {
+  Job job;
+  job.fingerprint = work.call.fingerprint;
+  job.factor = work.call.factor;
+  job.root = work.call.root;
+  job.algorithm = algorithm;
+  std::byte* const in = const_cast<std::byte*>(work.in);  // it is read only: pieces are of both sides
+  const bool is_root = job.root == int(rank);
+  const uint64_t bytes = work.count * width;
+  const auto listed = [&](const Piece* pieces, uint32_t at) {
+    std::copy(pieces, pieces + ranks, table + at);
+    return Pieces{Kind::kTable, index + at, nullptr, 0};
+  };
+  const auto only_root = [&](const Piece* pieces) {
+    const Piece& piece = pieces[job.root];
+    return Pieces{Kind::kOnly, uint32_t(job.root), piece.data, piece.bytes};
+  };
+  switch (work.call.fingerprint.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: {
+      const Kind kind = algorithm == Pushed::kReducePackets ? Kind::kSame : Kind::kSplit;
+      job.send = {kind, 0, in, bytes};
+      if (job.root < 0 || is_root) job.recv = {kind, 0, work.out, bytes};
+      break;
+    }
+    case Collective::kReduceScatter:
+      job.send = listed(work.send, 0);
+      job.recv = {Kind::kOnly, rank, work.out, work.send[rank].bytes};
+      break;
+    case Collective::kAllGather:
+      job.send = {Kind::kSame, 0, in, work.recv[rank].bytes};
+      job.recv = listed(work.recv, ranks);
+      break;
+    case Collective::kBroadcast: {
+      const Piece& whole = work.recv[rank];
+      if (is_root) job.send = {Kind::kSame, 0, in, whole.bytes};
+      job.recv = {Kind::kOnly, uint32_t(job.root), whole.data, whole.bytes};
+      break;
+    }
+    case Collective::kAllToAll:
+      job.send = listed(work.send, 0);
+      job.recv = listed(work.recv, ranks);
+      break;
+    case Collective::kGather:
+      job.send = only_root(work.send);
+      if (is_root) job.recv = listed(work.recv, ranks);
+      break;
+    case Collective::kScatter:
+      if (is_root) job.send = listed(work.send, 0);
+      job.recv = only_root(work.recv);
+      break;
+    case Collective::kBarrier:
+    case Collective::kNone: break;
+  }
+  return job;
+}
+
+bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table) {
+  const Collective collective = job.fingerprint.collective;
+  if (reduces(algorithm) != is_reduction(collective)) return false;
+  if (reduces(algorithm) && !level().reduce(job.fingerprint.dtype, job.fingerprint.op)) return false;
+  if (algorithm == Pushed::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;
+  size_t most = 0;
+  for (uint32_t p = 0; p < shape.ranks; ++p) {
+    most = std::max({most, fullest(job.send.of(p, shape.ranks, table), shape.blocks),
+                     fullest(job.recv.of(p, shape.ranks, table), shape.blocks)});
+  }
+  // Packets come in pairs: a pack each.
+  const size_t packs = ceil_div(most, sizeof(Pack));
+  switch (algorithm) {
+    case Pushed::kReducePackets:
+    case Pushed::kExchangePackets: return 2 * packs <= shape.packets;
+    case Pushed::kReducePacketsTwoShot: return 4 * packs <= shape.packets;
+    default: return true;
+  }
+}
+
+}  // namespace nvx::kernel

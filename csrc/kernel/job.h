@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernel/device_pad.h"
+#include "kernel/launch.h"
+#include "kernel/piece.h"
+
+namespace nvx::kernel {
+
+/// The algorithms that push into their peers' memory: kernel/pushed.h.
+enum class Pushed : uint8_t {
+  kReducePackets,         ///< all to all who read: all_reduce and reduce in one trip; reduce_scatter
+  kReducePacketsTwoShot,  ///< all_reduce in two trips, for more than a few KiB
+  kReduceChunks,          ///< the same in chunks, of any length: all_reduce, reduce, reduce_scatter
+  kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier; send and recv
+  kExchangeChunks,        ///< the same in chunks
+};
+inline constexpr size_t kPushedCount = 5;
+
+const char* name(Pushed algorithm);
+
+/// Where each rank's piece lies, without a list where there is a rule.
+struct Pieces {
+  enum class Kind : uint32_t {
+    kNone,   ///< nobody has one
+    kSame,   ///< one for all
+    kOnly,   ///< one, of rank `index`
+    kEven,   ///< all of `bytes`, one behind the other
+    kSplit,  ///< `bytes` in all, cut between packs
+    kTable,  ///< listed from `index`
+  };
+  Kind kind = Kind::kNone;
+  uint32_t index = 0;
+  std::byte* base = nullptr;
+  uint64_t bytes = 0;
+
+  NVX_APART Piece of(uint32_t rank, uint32_t ranks, const Piece* table) const {
+    switch (kind) {
+      case Kind::kNone: break;
+      case Kind::kSame: return {base, bytes};
+      case Kind::kOnly: return rank == index ? Piece{base, bytes} : Piece{};
+      case Kind::kEven: return {base + rank * bytes, bytes};
+      case Kind::kSplit: return slice({base, bytes}, rank, ranks);
+      case Kind::kTable: return table[index + rank];
+    }
+    return {};
+  }
+
+  /// The i-th of n slices of a piece. They begin between packs, so that no element straddles two.
+  NVX_HD static Piece slice(const Piece& piece, uint32_t i, uint32_t n) {
+    const size_t packs = ceil_div(piece.bytes, sizeof(Pack));
+    const size_t share = packs / n, more = packs % n;
+    const size_t first = (share * i + (i < more ? i : more)) * sizeof(Pack);
+    const size_t last = first + (share + (i < more ? 1 : 0)) * sizeof(Pack);
+    if (first >= piece.bytes) return {piece.data, 0};
+    return {piece.data + first, (last < piece.bytes ? last : piece.bytes) - first};
+  }
+};
+
+/// One operation of one rank.
+struct Job {
+  Fingerprint fingerprint;  ///< the history is filled in by the channel
+  double factor = 1;
+  int32_t root = -1;
+  Pushed algorithm = Pushed::kExchangePackets;
+  Pieces send;               ///< what goes to each rank; to itself too
+  Pieces recv;               ///< where each rank's part of the result goes
+  uint64_t patience_ns = 0;  ///< how long a kernel may wait; 0: until it is aborted
+};
+
+/// What a launch is handed beside jobs: the pieces that they list.
+using PieceTable = const Piece*;
+
+/// The job that does what `work` says, of elements of `width` bytes. Lists of pieces are written to table, which has
+/// room for 2 * ranks, and are named as if it began at `index`.
+Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
+           Piece* table);
+
+/// Whether the algorithm can do the collective on this type, and in the case of packets whether they hold it. What a
+/// launch is given must be so. Where counts differ by rank the answer does too: there chunks are what all can agree on.
+bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table);
+
+}  // namespace nvx::kernel

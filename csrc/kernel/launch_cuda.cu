@@ -1,0 +1,117 @@
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <string>
+
+#include "kernel/launch_cuda.h"
+#include "kernel/pushed.h"
+
+namespace nvx::kernel {
+namespace {
+
+/// What a kernel is handed. It travels with the launch, so a graph keeps a copy of its own.
+template <size_t kJobs, size_t kPieces>
+struct Parcel {
+  DeviceChannel channel;
+  const FusedRank* fused;  ///< several ranks, in the device's memory, instead of this one
+  uint32_t count;
+  Job jobs[kJobs];
+  Piece table[kPieces];
+};
+using Single = Parcel<1, 16>;
+using Several = Parcel<kLaunchJobs, kLaunchPieces>;
+static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
+
+// Which algorithms a kernel knows is fixed where it is compiled: code that it cannot reach it does not carry.
+
+__global__ void __launch_bounds__(kLanes) run_reduction(const __grid_constant__ Single parcel) {
+  run_jobs<PushRules>(
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
+      [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_reducing(ex, ch, job, table); });
+}
+
+__global__ void __launch_bounds__(kLanes) run_exchange(const __grid_constant__ Single parcel) {
+  run_jobs<PushRules>(
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
+      [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_exchanging(ex, ch, job, table); });
+}
+
+/// Several operations of any kind, or those of several ranks.
+__global__ void __launch_bounds__(kLanes) run_several(const __grid_constant__ Several parcel) {
+  const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_pushed(ex, ch, job, table); };
+  const uint32_t blocks = parcel.channel.shape.blocks;
+  const FusedRank self{parcel.channel, parcel.jobs, parcel.count, parcel.table};
+  const FusedRank& rank = parcel.fused ? parcel.fused[blockIdx.x / blocks] : self;
+  const CudaMachine machine(int(blockIdx.x % blocks), int(blocks));
+  run_jobs<PushRules>(machine, rank.channel, rank.jobs, rank.count, rank.table, run);
+}
+
+struct Row {
+  const char* name;
+  const void* kernel;
+};
+
+/// The launch table.
+enum Kernel : size_t { kReduction, kExchange, kSeveral };
+const Row kRows[] = {
+    {"reduction", reinterpret_cast<const void*>(run_reduction)},
+    {"exchange", reinterpret_cast<const void*>(run_exchange)},
+    {"several", reinterpret_cast<const void*>(run_several)},
+};
+
+Status status_of(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  return {Code::kSystem, std::string("nvx: ") + what + ": " + cudaGetErrorString(error)};
+}
+
+template <class Parcel>
+Status launch(size_t row, const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
+              cudaStream_t stream) {
+  Parcel parcel{channel, nullptr, uint32_t(jobs.size()), {}, {}};
+  std::copy(jobs.begin(), jobs.end(), parcel.jobs);
+  std::copy(table.begin(), table.end(), parcel.table);
+  void* arguments[] = {&parcel};
+  return status_of(cudaLaunchKernel(kRows[row].kernel, dim3(channel.shape.blocks), dim3(kLanes), arguments, 0, stream),
+                   kRows[row].name);
+}
+
+}  // namespace
+
+Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
+                   void* stream) {
+  if (jobs.empty()) return {};
+  if (jobs.size() > kLaunchJobs || table.size() > kLaunchPieces) {
+    return {Code::kInvalid, "nvx: more jobs or pieces than one launch holds"};
+  }
+  const bool single = jobs.size() == 1 && table.size() <= std::size(Single().table);
+  const auto on = static_cast<cudaStream_t>(stream);
+  if (!single) return launch<Several>(kSeveral, channel, jobs, table, on);
+  return launch<Single>(jobs[0].algorithm <= Pushed::kReduceChunks ? kReduction : kExchange, channel, jobs, table, on);
+}
+
+Status load_cuda(std::vector<KernelFacts>* facts) {
+  int device = 0, processors = 0;
+  NVX_TRY(status_of(cudaGetDevice(&device), "cudaGetDevice"));
+  NVX_TRY(status_of(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device attributes"));
+  for (const Row& row : kRows) {
+    cudaFuncAttributes a{};
+    int blocks = 0;
+    NVX_TRY(status_of(cudaFuncGetAttributes(&a, row.kernel), row.name));
+    NVX_TRY(
+        status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, /*dynamic=*/0), row.name));
+    facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
+  }
+  return {};
+}
+
+Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, void* stream) {
+  Several parcel{};
+  parcel.fused = ranks;
+  parcel.channel.shape.blocks = blocks;
+  void* arguments[] = {&parcel};
+  return status_of(cudaLaunchCooperativeKernel(kRows[kSeveral].kernel, dim3(count * blocks), dim3(kLanes), arguments, 0,
+                                               static_cast<cudaStream_t>(stream)),
+                   "a fused launch");
+}
+
+}  // namespace nvx::kernel

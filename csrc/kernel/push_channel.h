@@ -1,0 +1,288 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/hash.h"
+#include "kernel/job.h"
+#include "kernel/packs.h"
+
+namespace nvx::kernel {
+
+/// What the protocol stands on. Tests replace one at a time, to see something break.
+struct PushRules {
+  static constexpr uint32_t kSlots = kBuffers;  ///< buffers that are really there
+  static constexpr uint32_t kStampMask = ~uint32_t(0);
+  static constexpr uint32_t kRestampEvery = kRestamp;
+  static constexpr bool kCredits = true;  ///< chunks and packets wait until there is room for them
+  static constexpr bool kMeets = true;    ///< greetings are waited for
+};
+
+/// One block of a rank's end of a channel, played by the lanes of a tile together. A lane's view of it: every lane has
+/// one of its own.
+///
+/// Rules of the lane:
+///  1. Every operation is one epoch on every rank and block. In it a rank greets every other one, and may send packets
+///     to it, in buffer epoch % kBuffers.
+///  2. A rank writes to a peer's buffer when that peer is done with epoch - kBuffers: it was met in the epoch after
+///  that
+///     one, or says so in its line. It says so after operations in which not everybody meets everybody.
+///  3. Chunks from one rank to another go through kChunks slots in the reader's memory, numbered for ever. The reader
+///     gives each one back.
+///  4. Ranks that meet compare their greetings; those that do not, what they had called before, at the line of rule 2.
+///  5. What follows an await is the tile's, what precedes a post or a release is the whole tile's too.
+template <class Exec, class Rules = PushRules>
+class PushChannel {
+ public:
+  NVX_HD PushChannel(Exec& ex, const DeviceChannel& at)
+      : ex_(ex), at_(at), pad_{at.shape}, state_{at.shape}, ranks_(at.shape.ranks), block_(uint32_t(ex.tile())) {}
+
+  NVX_HD uint32_t rank() const { return at_.rank; }
+  NVX_HD uint32_t ranks() const { return ranks_; }
+  NVX_HD uint32_t others() const { return ranks_ - 1; }
+  /// The i-th of the others: each rank begins after itself, so that not all knock at the same door.
+  NVX_HD uint32_t other(uint32_t i) const { return (at_.rank + 1 + i) % ranks_; }
+  NVX_HD uint32_t epoch() const { return epoch_; }
+  NVX_HD uint32_t stamp32() const { return epoch_ & Rules::kStampMask; }
+  NVX_HD const DeviceShape& shape() const { return at_.shape; }
+
+  /// This block's share of a piece.
+  NVX_HD Piece share(const Piece& piece) const { return Pieces::slice(piece, block_, at_.shape.blocks); }
+
+  /// Opens the next epoch: everybody is greeted, and what this block writes to in anyone's buffer is free.
+  NVX_APART bool enter(const Job& job, bool pairwise, PieceTable table) {
+    epoch_ = own().epoch + 1;
+    history_ = own().history;
+    bool ok = !ex_.has_failed();
+    for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
+      ok = p == rank() || is_free(p);
+    if (!ex_.all(ok)) return false;
+    if (epoch_ % Rules::kRestampEvery < kBuffers) restamp();
+    for (uint32_t i = uint32_t(ex_.lane()); i < ranks_ * kGreetingWords; i += uint32_t(ex_.lanes())) {
+      const uint32_t p = i / kGreetingWords, word = i % kGreetingWords;
+      if (p == rank()) continue;
+      const uint64_t bytes = pairwise ? job.send.of(p, ranks_, table).bytes : 0;
+      ex_.put_packet(greetings(p, rank()) + word, packet_of(my_word(job, word, bytes), stamp32()));
+    }
+    return true;
+  }
+
+  /// Waits for the greetings of those whom `whom` names and compares them.
+  template <class Whom>
+  NVX_HD bool meet(const Job& job, bool pairwise, PieceTable table, Whom whom) {
+    if (!Rules::kMeets) return true;
+    bool ok = true;
+    for (uint32_t i = uint32_t(ex_.lane()); ok && i < ranks_ * kGreetingWords; i += uint32_t(ex_.lanes())) {
+      const uint32_t p = i / kGreetingWords, word = i % kGreetingWords;
+      if (p == rank() || !whom(p)) continue;
+      const uint64_t due = pairwise ? job.recv.of(p, ranks_, table).bytes : 0;
+      uint64_t theirs = 0;
+      ok = their_word(p, word, &theirs);
+      if (ok && word != kFactorWord && theirs != my_word(job, word, due)) ok = mismatch(job, p, due);
+    }
+    if (!ex_.all(ok)) return false;
+    for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
+      if (p != rank() && whom(p)) pipe(p).heard = epoch_;
+    }
+    return true;
+  }
+  template <class Whom>
+  NVX_HD bool meet(const Job& job, Whom whom) {
+    return meet(job, /*pairwise=*/false, nullptr, whom);
+  }
+
+  /// Closes the epoch: this block reads nothing of it any more. all_met: every rank has met every other one, so that
+  /// nobody needs to be told.
+  NVX_APART void leave(const Job& job, bool all_met) {
+    Hash hash;
+    for (uint32_t word = 0; word < kFingerprintWords; ++word) hash.add(my_word(job, word, 0));
+    const uint64_t history = hash.value();
+    const uint32_t digest = uint32_t(history >> 32);
+    ex_.sync();
+    for (uint32_t p = uint32_t(ex_.lane()); !all_met && p < ranks_; p += uint32_t(ex_.lanes())) {
+      if (p != rank()) ex_.signal(line(p, rank()).done, stamp(epoch_, digest));
+    }
+    if (ex_.lane() == 0) {
+      own().history = history;
+      own().digests[epoch_ % kDigests] = digest;
+      own().epoch = epoch_;
+    }
+    ex_.sync();
+  }
+
+  /// Closes the launch, of which this was the last operation: the host learns of it when all blocks have come here.
+  NVX_HD void retire() {
+    if (ex_.lane() == 0) ex_.count_out(epoch_);
+  }
+
+  // ---- packets
+
+  /// Those of this epoch from `from`, in the memory of `to`.
+  NVX_HD Packet* packets(uint32_t to, uint32_t from) const {
+    return at<Packet>(to, DevicePad::of(Part::kPackets, slot()), from);
+  }
+  /// Everyone's, mine too.
+  NVX_HD Sources packet_sources() const {
+    const auto* first = reinterpret_cast<const std::byte*>(packets(rank(), 0));
+    return {first, pad_.cell(Part::kPackets), nullptr, 0, stamp32(), nullptr, int(rank())};
+  }
+  NVX_HD Factors factors(const Job& job) const { return {job.factor, int(rank()), greetings(rank(), 0)}; }
+
+  // ---- chunks
+
+  /// The next chunk from `from` in the memory of `to`: mine to fill, or mine to read.
+  NVX_HD std::byte* chunk_to(uint32_t to) const { return chunk(to, rank(), pipe(to).sent); }
+  NVX_HD std::byte* chunk_from(uint32_t from) const { return chunk(rank(), from, pipe(from).taken); }
+  /// Everyone's chunks, mine too: where mine cannot be read by packs where it is, it is copied to where it can.
+  NVX_HD Sources chunk_sources(const Piece& mine) {
+    Sources s{at<std::byte>(rank(), Part::kStaging, 0),
+              pad_.cell(Part::kStaging),
+              &pipe(0),
+              at_.shape.chunk_bytes,
+              0,
+              nullptr,
+              int(rank())};
+    if (is_aligned(mine.data) && mine.bytes % sizeof(Pack) == 0) {
+      s.own = mine.data;
+    } else {
+      copy(ex_, chunk_from(rank()), mine.data, mine.bytes);
+    }
+    return s;
+  }
+
+  /// Waits until each whom `whom` names has room for a chunk.
+  template <class Whom>
+  NVX_HD bool await_room(Whom whom) {
+    return for_each(whom, [&](uint32_t p) {
+      return !Rules::kCredits || ex_.wait_for(line(rank(), p).credit, pipe(p).sent + 1 - kChunks, int(p));
+    });
+  }
+  /// The chunk is written: whom it is for may read it.
+  template <class Whom>
+  NVX_HD void post(Whom whom) {
+    ex_.sync();
+    tell_each(whom, [&](uint32_t p) { ex_.signal(line(p, rank()).posted, ++pipe(p).sent); });
+  }
+  /// Waits until a chunk has come from each.
+  template <class Whom>
+  NVX_HD bool await_chunks(Whom whom) {
+    return for_each(whom, [&](uint32_t p) { return ex_.wait_for(line(rank(), p).posted, pipe(p).taken + 1, int(p)); });
+  }
+  /// The chunk is read: whom it is from may write the next one there.
+  template <class Whom>
+  NVX_HD void release(Whom whom) {
+    ex_.sync();
+    tell_each(whom, [&](uint32_t p) { ex_.signal(line(p, rank()).credit, ++pipe(p).taken); });
+  }
+
+ private:
+  NVX_HD uint32_t slot() const { return epoch_ % Rules::kSlots; }
+
+  template <class T>
+  NVX_HD T* at(uint32_t owner, Part part, uint32_t sender) const {
+    const auto* pads = reinterpret_cast<std::byte* const*>(at_.state + DeviceState::pads());
+    return reinterpret_cast<T*>(pads[owner] + pad_.offset(part, block_, sender));
+  }
+  NVX_HD Packet* greetings(uint32_t owner, uint32_t sender) const {
+    return at<Packet>(owner, DevicePad::of(Part::kGreetings, slot()), sender);
+  }
+  NVX_HD PeerLine& line(uint32_t owner, uint32_t writer) const { return *at<PeerLine>(owner, Part::kLines, writer); }
+  NVX_HD std::byte* chunk(uint32_t owner, uint32_t writer, Stamp number) const {
+    return at<std::byte>(owner, Part::kStaging, writer) + size_t(number % kChunks) * at_.shape.chunk_bytes;
+  }
+  NVX_HD BlockState& own() const {
+    return *reinterpret_cast<BlockState*>(at_.state + state_.blocks() + block_ * sizeof(BlockState));
+  }
+  NVX_HD PipeState& pipe(uint32_t peer) const {
+    return *reinterpret_cast<PipeState*>(at_.state + state_.pipe(block_, peer));
+  }
+
+  /// One lane a peer waits; the tile decides.
+  template <class Whom, class Wait>
+  NVX_HD bool for_each(Whom whom, Wait wait) {
+    bool ok = true;
+    for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes())) {
+      if (p != rank() && whom(p)) ok = wait(p);
+    }
+    return ex_.all(ok);
+  }
+  template <class Whom, class Tell>
+  NVX_HD void tell_each(Whom whom, Tell tell) {
+    for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
+      if (p != rank() && whom(p)) tell(p);
+    }
+  }
+
+  /// Rule 2, and rule 4 where it is about those who were not met.
+  NVX_APART bool is_free(uint32_t p) {
+    if (!Rules::kCredits || int32_t(pipe(p).heard - (epoch_ - kBuffers + 1)) >= 0) return true;
+    Stamp seen = 0;
+    if (!ex_.wait_for(line(rank(), p).done, stamp(epoch_ - kBuffers, 0), int(p), &seen)) return false;
+    const uint32_t then = uint32_t(seen >> 32);
+    const bool is_known = epoch_ - 1 - then < kDigests - 1;  // neither ahead of this rank nor forgotten
+    if (!is_known || own().digests[then % kDigests] == uint32_t(seen)) return true;
+    return ex_.fail(
+        {Verdict::Cause::kMismatch, Waited::kReached, int(p), stamp(then, own().digests[then % kDigests]), seen, 0, 0},
+        epoch_);
+  }
+
+  NVX_HD uint64_t my_word(const Job& job, uint32_t word, uint64_t bytes) const {
+    if (word == kHistoryWord) return history_;
+    if (word == kFactorWord) return __builtin_bit_cast(uint64_t, job.factor);
+    if (word == kBytesWord) return bytes;
+    uint64_t value;
+    __builtin_memcpy(&value, reinterpret_cast<const std::byte*>(&job.fingerprint) + word * sizeof value, sizeof value);
+    // Ranks that have chosen different algorithms do not wait for each other's data in vain.
+    return word == 0 ? value | uint64_t(uint8_t(job.algorithm) + 1) << (8 * offsetof(Fingerprint, reserved)) : value;
+  }
+
+  NVX_HD bool their_word(uint32_t p, uint32_t word, uint64_t* value) {
+    const Packet* from = greetings(rank(), p) + word;
+    Awaited awaited{int(p), stamp32(), 0};
+    return ex_.wait(awaited, [&] {
+      const Packet packet = ex_.peek_packet(from);
+      *value = data_of(packet);
+      awaited.seen = stamp_of(packet.halves[1]);
+      return is_stamped(packet, stamp32());
+    });
+  }
+
+  /// Tells what both have said, in full. Always false.
+  NVX_APART bool mismatch(const Job& job, uint32_t p, uint64_t due) {
+    Quarrel quarrel;
+    bool alike = true;
+    for (uint32_t word = 0; word < kGreetingWords; ++word) {
+      quarrel.mine[word] = my_word(job, word, due);
+      if (!their_word(p, word, &quarrel.theirs[word])) return false;
+      if (word < kFingerprintWords) alike = alike && quarrel.mine[word] == quarrel.theirs[word];
+    }
+    const auto cause = alike ? Verdict::Cause::kCounts : Verdict::Cause::kMismatch;
+    const Verdict verdict{cause, Waited::kReached, int(p), stamp32(), stamp32(), due, quarrel.theirs[kBytesWord]};
+    return ex_.fail(verdict, epoch_, &quarrel);
+  }
+
+  /// Every packet that this block can write in this epoch gets a stamp that its buffer never waits for.
+  NVX_APART void restamp() {
+    const Packet stale = packet_of(0, (epoch_ - 1) & Rules::kStampMask);
+    for (uint32_t p = 0; p < ranks_; ++p) {
+      for (uint32_t j = uint32_t(ex_.lane()); j < kGreetingPackets; j += uint32_t(ex_.lanes())) {
+        ex_.put_packet(greetings(p, rank()) + j, stale);
+      }
+      for (uint32_t j = uint32_t(ex_.lane()); j < at_.shape.packets; j += uint32_t(ex_.lanes())) {
+        ex_.put_packet(packets(p, rank()) + j, stale);
+      }
+    }
+    ex_.sync();
+  }
+
+  Exec& ex_;
+  const DeviceChannel& at_;
+  DevicePad pad_;
+  DeviceState state_;
+  uint32_t ranks_;
+  uint32_t block_;
+  uint32_t epoch_ = 0;
+  uint64_t history_ = 0;
+};
+
+}  // namespace nvx::kernel

@@ -1,0 +1,304 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel/push_channel.h"
+
+/// The collectives inside a host for memory that is far from its reader, as between GPUs: everything is pushed to where
+/// it is read, and waited for there. Two primitives: packets, which arrive with their data, for what is small; chunks
+/// and counters for what is not. Same contract as kernel/direct.h, same results bit for bit.
+///
+/// Every block does its share of every piece and knows nothing of the other blocks. All lanes of a tile go the same
+/// way: what ends badly in one ends the tile.
+namespace nvx::kernel {
+
+/// Everything goes to everyone who reads, in one trip; who reads sums in rank order: all_reduce, reduce, and
+/// reduce_scatter, where each is sent its own piece.
+template <class Exec, class Channel>
+NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
+  const auto reads = [&](uint32_t p) { return job.root < 0 || uint32_t(job.root) == p; };
+  const uint32_t me = ch.rank();
+  const Piece out = ch.share(job.recv.of(me, ch.ranks(), table));
+  if (!ch.enter(job, /*pairwise=*/false, table)) return false;
+  for (uint32_t i = 0; i < ch.ranks(); ++i) {
+    const uint32_t p = ch.other(i);  // myself last
+    const Piece piece = send(p);
+    if (reads(p)) put_packets(ex, ch.packets(p, me), piece.data, piece.bytes, ch.stamp32());
+  }
+  if (reads(me)) {
+    if (!ch.meet(job, [](uint32_t) { return true; })) return false;
+    const Fold fold{out.data, ch.packet_sources(), ch.factors(job), job.fingerprint.op, int(ch.ranks()), out.bytes};
+    if (!ex.all(reduce(ex, job.fingerprint.dtype, fold))) return false;
+  }
+  ch.leave(job, /*all_met=*/job.root < 0);
+  return true;
+}
+
+/// Everyone reduces a slice and sends the result round, both as packets: all_reduce in two trips.
+template <class Exec, class Channel>
+NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
+  const auto recv = [&](uint32_t p) { return ch.share(job.recv.of(p, ch.ranks(), table)); };
+  const uint32_t me = ch.rank(), second = ch.shape().packets / 2;  // half of the packets for each trip
+  const Piece out = recv(me);
+  if (!ch.enter(job, /*pairwise=*/false, table)) return false;
+  for (uint32_t i = 0; i < ch.ranks(); ++i) {
+    const uint32_t p = ch.other(i);  // myself last
+    const Piece piece = send(p);
+    put_packets(ex, ch.packets(p, me), piece.data, piece.bytes, ch.stamp32());
+  }
+  if (!ch.meet(job, [](uint32_t) { return true; })) return false;
+  const Fold fold{out.data, ch.packet_sources(), ch.factors(job), job.fingerprint.op, int(ch.ranks()), out.bytes};
+  if (!ex.all(reduce(ex, job.fingerprint.dtype, fold))) return false;
+  for (uint32_t i = 0; i < ch.others(); ++i) {
+    put_packets(ex, ch.packets(ch.other(i), me) + second, out.data, out.bytes, ch.stamp32());
+  }
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < ch.others(); ++i) {
+    const uint32_t p = ch.other(i);
+    const Piece piece = recv(p);
+    ok = get_packets(ex, piece.data, ch.packets(me, p) + second, piece.bytes, ch.stamp32(), int(p));
+  }
+  if (!ex.all(ok)) return false;
+  ch.leave(job, /*all_met=*/true);
+  return true;
+}
+
+/// Chunk by chunk: send the others their slices of my input; reduce my slice of everyone's and send that on; keep what
+/// the others have reduced. The three run one chunk behind another. all_reduce sends its sums to all, reduce to the
+/// root, and reduce_scatter to nobody.
+template <class Exec, class Channel>
+class ReduceChunks {
+ public:
+  NVX_HD ReduceChunks(Exec& ex, Channel& ch, const Job& job, PieceTable table)
+      : ex_(ex), ch_(ch), job_(job), table_(table), me_(ch.rank()) {
+    for (uint32_t p = 0; p < ch.ranks(); ++p) {
+      const size_t chunks = ceil_div(send(p).bytes, ch.shape().chunk_bytes);
+      rounds_ = chunks > rounds_ ? chunks : rounds_;
+    }
+  }
+
+  NVX_APART bool run() {
+    const auto all = [](uint32_t) { return true; };
+    if (!ch_.enter(job_, /*pairwise=*/false, table_) || !ch_.meet(job_, all)) return false;
+    const bool scatters = job_.fingerprint.collective == Collective::kReduceScatter;
+    for (size_t k = 0; k < rounds_ + 2; ++k) {
+      if (k < rounds_ && !scatter(k)) return false;
+      if (k >= 1 && k - 1 < rounds_ && !reduce_mine(k - 1, /*passes_on=*/!scatters)) return false;
+      if (k >= 2 && !scatters && (job_.root < 0 || is_root(me_)) && !gather(k - 2)) return false;
+    }
+    ch_.leave(job_, /*all_met=*/true);
+    return true;
+  }
+
+ private:
+  NVX_HD bool is_root(uint32_t p) const { return job_.root >= 0 && uint32_t(job_.root) == p; }
+  NVX_HD Piece send(uint32_t p) const { return ch_.share(job_.send.of(p, ch_.ranks(), table_)); }
+
+  /// Chunk k of a piece; nothing behind its end.
+  NVX_HD Piece part(const Piece& piece, size_t k) const {
+    const size_t most = ch_.shape().chunk_bytes, at = k * most;
+    if (at >= piece.bytes) return {};
+    return {piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
+  }
+  NVX_HD bool has(uint32_t p, size_t k) const { return k * ch_.shape().chunk_bytes < send(p).bytes; }
+
+  NVX_HD bool scatter(size_t k) {
+    const auto whom = [&](uint32_t p) { return has(p, k); };
+    if (!ch_.await_room(whom)) return false;
+    for (uint32_t i = 0; i < ch_.others(); ++i) {
+      const uint32_t p = ch_.other(i);
+      const Piece piece = part(send(p), k);
+      if (piece.bytes) copy(ex_, ch_.chunk_to(p), piece.data, piece.bytes);
+    }
+    ch_.post(whom);
+    return true;
+  }
+
+  NVX_HD bool reduce_mine(size_t k, bool passes_on) {
+    if (!has(me_, k)) return true;
+    const auto all = [](uint32_t) { return true; };
+    const auto root = [&](uint32_t p) { return is_root(p); };
+    const bool straight_to_root = passes_on && job_.root >= 0 && !is_root(me_);
+    if (!ch_.await_chunks(all)) return false;
+    if (straight_to_root && !ch_.await_room(root)) return false;
+    const Piece own = part(send(me_), k);
+    const Piece out = straight_to_root ? Piece{ch_.chunk_to(uint32_t(job_.root)), own.bytes}
+                                       : part(ch_.share(job_.recv.of(me_, ch_.ranks(), table_)), k);
+    const Fold fold{out.data, ch_.chunk_sources(own), ch_.factors(job_), job_.fingerprint.op, int(ch_.ranks()),
+                    own.bytes};
+    if (!ex_.all(reduce(ex_, job_.fingerprint.dtype, fold))) return false;
+    ch_.release(all);
+    if (straight_to_root) {
+      ch_.post(root);
+    } else if (passes_on && job_.root < 0) {
+      if (!ch_.await_room(all)) return false;
+      for (uint32_t i = 0; i < ch_.others(); ++i) copy(ex_, ch_.chunk_to(ch_.other(i)), out.data, out.bytes);
+      ch_.post(all);
+    }
+    return true;
+  }
+
+  NVX_HD bool gather(size_t k) {
+    const auto whom = [&](uint32_t p) { return has(p, k); };
+    if (!ch_.await_chunks(whom)) return false;
+    for (uint32_t i = 0; i < ch_.others(); ++i) {
+      const uint32_t p = ch_.other(i);
+      const Piece piece = part(ch_.share(job_.recv.of(p, ch_.ranks(), table_)), k);
+      if (piece.bytes) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
+    }
+    ch_.release(whom);
+    return true;
+  }
+
+  Exec& ex_;
+  Channel& ch_;
+  const Job& job_;
+  PieceTable table_;
+  uint32_t me_;
+  size_t rounds_ = 0;
+};
+
+/// Who waits for whose greeting in an exchange: everybody for everybody, or in one with a root those who receive for
+/// those who send.
+struct Meeting {
+  Collective collective;
+  int32_t root;
+  uint32_t me;
+
+  NVX_HD bool receives_from(uint32_t p) const {
+    if (root < 0) return true;
+    return collective == Collective::kGather ? uint32_t(root) == me : uint32_t(root) == p;
+  }
+  NVX_HD bool sends_to(uint32_t p) const {
+    if (root < 0) return true;
+    return collective == Collective::kGather ? uint32_t(root) == p : uint32_t(root) == me;
+  }
+  /// All-gather's pieces and broadcast's are in the fingerprint.
+  NVX_HD bool pairwise() const {
+    return collective == Collective::kAllToAll || collective == Collective::kGather ||
+           collective == Collective::kScatter;
+  }
+};
+
+/// Each rank's piece goes to whom it is for, as packets.
+template <class Exec, class Channel>
+NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  const uint32_t me = ch.rank(), ranks = ch.ranks();
+  const Meeting meeting{job.fingerprint.collective, job.root, me};
+  if (!ch.enter(job, meeting.pairwise(), table)) return false;
+  for (uint32_t i = 0; i < ch.others(); ++i) {
+    const uint32_t p = ch.other(i);
+    const Piece piece = ch.share(job.send.of(p, ranks, table));
+    if (meeting.sends_to(p)) put_packets(ex, ch.packets(p, me), piece.data, piece.bytes, ch.stamp32());
+  }
+  const Piece own = ch.share(job.recv.of(me, ranks, table));
+  if (own.bytes) copy(ex, own.data, ch.share(job.send.of(me, ranks, table)).data, own.bytes);
+  const auto whom = [&](uint32_t p) { return meeting.receives_from(p); };
+  if (!ch.meet(job, meeting.pairwise(), table, whom)) return false;
+  bool ok = true;
+  for (uint32_t i = 0; ok && i < ch.others(); ++i) {
+    const uint32_t p = ch.other(i);
+    const Piece piece = ch.share(job.recv.of(p, ranks, table));
+    if (whom(p)) ok = get_packets(ex, piece.data, ch.packets(me, p), piece.bytes, ch.stamp32(), int(p));
+  }
+  if (!ex.all(ok)) return false;
+  ch.leave(job, /*all_met=*/job.root < 0);
+  return true;
+}
+
+/// Each rank's piece goes to whom it is for, chunk by chunk; a chunk is read while the next one is written.
+template <class Exec, class Channel>
+NVX_APART bool exchange_chunks(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  const uint32_t me = ch.rank(), ranks = ch.ranks();
+  const size_t most = ch.shape().chunk_bytes;
+  const Meeting meeting{job.fingerprint.collective, job.root, me};
+  const auto send = [&](uint32_t p) { return meeting.sends_to(p) ? ch.share(job.send.of(p, ranks, table)) : Piece{}; };
+  const auto recv = [&](uint32_t p) {
+    return meeting.receives_from(p) ? ch.share(job.recv.of(p, ranks, table)) : Piece{};
+  };
+  const auto part = [&](const Piece& piece, size_t k) {
+    const size_t at = k * most;
+    if (at >= piece.bytes) return Piece{};
+    return Piece{piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
+  };
+  size_t sends = 0, receives = 0;
+  for (uint32_t i = 0; i < ch.others(); ++i) {
+    const size_t out = ceil_div(send(ch.other(i)).bytes, most), in = ceil_div(recv(ch.other(i)).bytes, most);
+    sends = out > sends ? out : sends;
+    receives = in > receives ? in : receives;
+  }
+  if (!ch.enter(job, meeting.pairwise(), table)) return false;
+  if (!ch.meet(job, meeting.pairwise(), table, [&](uint32_t p) { return meeting.receives_from(p); })) return false;
+  const Piece own = ch.share(job.recv.of(me, ranks, table));
+  if (own.bytes) copy(ex, own.data, ch.share(job.send.of(me, ranks, table)).data, own.bytes);
+  for (size_t k = 0; k < sends || k < receives + 1; ++k) {
+    if (k < sends) {
+      const auto whom = [&](uint32_t p) { return part(send(p), k).bytes != 0; };
+      // Who calls something else will never make room.
+      const auto strangers = [&](uint32_t p) { return whom(p) && !meeting.receives_from(p); };
+      if (k == kChunks && !ch.meet(job, strangers)) return false;
+      if (!ch.await_room(whom)) return false;
+      for (uint32_t i = 0; i < ch.others(); ++i) {
+        const Piece piece = part(send(ch.other(i)), k);
+        if (piece.bytes) copy(ex, ch.chunk_to(ch.other(i)), piece.data, piece.bytes);
+      }
+      ch.post(whom);
+    }
+    if (k >= 1 && k - 1 < receives) {
+      const auto whom = [&](uint32_t p) { return part(recv(p), k - 1).bytes != 0; };
+      if (!ch.await_chunks(whom)) return false;
+      for (uint32_t i = 0; i < ch.others(); ++i) {
+        const Piece piece = part(recv(ch.other(i)), k - 1);
+        if (piece.bytes) copy(ex, piece.data, ch.chunk_from(ch.other(i)), piece.bytes);
+      }
+      ch.release(whom);
+    }
+  }
+  ch.leave(job, /*all_met=*/job.root < 0);
+  return true;
+}
+
+/// One operation of this block, to its end. False: the verdict is told, and nothing more may run on the channel.
+template <class Exec, class Channel>
+NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  switch (job.algorithm) {
+    case Pushed::kReducePackets: return reduce_packets(ex, ch, job, table);
+    case Pushed::kReducePacketsTwoShot: return reduce_packets_two_shot(ex, ch, job, table);
+    case Pushed::kReduceChunks: return ReduceChunks(ex, ch, job, table).run();
+    default: return false;
+  }
+}
+
+template <class Exec, class Channel>
+NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  switch (job.algorithm) {
+    case Pushed::kExchangePackets: return exchange_packets(ex, ch, job, table);
+    case Pushed::kExchangeChunks: return exchange_chunks(ex, ch, job, table);
+    default: return false;
+  }
+}
+
+template <class Exec, class Channel>
+NVX_HD bool run_pushed(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  return job.algorithm <= Pushed::kReduceChunks ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
+}
+
+/// All that one lane does in a launch: operations of a rank, one after the other, each by `run`, which is run_pushed or
+/// a part of it. Whether all ended well.
+template <class Rules, class Machine, class Run>
+NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const Job* jobs, uint32_t count,
+                     PieceTable table, Run run) {
+  for (uint32_t i = 0; i < count; ++i) {
+    auto* rank = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
+    TileExec<Machine> ex(machine, rank, channel.control, jobs[i].patience_ns);
+    PushChannel<TileExec<Machine>, Rules> ch(ex, channel);
+    if (!run(ex, ch, jobs[i], table)) return false;
+    if (i + 1 == count) ch.retire();
+  }
+  return true;
+}
+
+}  // namespace nvx::kernel

@@ -1,0 +1,18 @@
+// Stands in for kernel/launch_cuda.cu where nvx is built without CUDA.
+
+#include "kernel/launch_cuda.h"
+
+namespace nvx::kernel {
+namespace {
+
+Status refusal() { return {Code::kInvalid, "nvx: this build has no CUDA: build it where nvcc is, without NVX_CUDA=0"}; }
+
+}  // namespace
+
+Status launch_cuda(const DeviceChannel&, std::span<const Job>, std::span<const Piece>, void*) { return refusal(); }
+
+Status load_cuda(std::vector<KernelFacts>*) { return refusal(); }
+
+Status launch_fused(const FusedRank*, uint32_t, uint32_t, void*) { return refusal(); }
+
+}  // namespace nvx::kernel

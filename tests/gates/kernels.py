@@ -1,0 +1,104 @@
+"""The CUDA kernels, as far as a machine without a device can judge them: they compile for every architecture, and
+their code has the accesses that the protocol stands on."""
+
+import re
+import shutil
+
+from builds import GCC, compile_all, configure
+from common import Failed, Skipped, shut_if
+
+# What PTX must have, and why.
+WANTED = (
+    (r"\bld\.relaxed\.sys\.v2\.u64\b", "packets are read in one access of 16 bytes"),
+    (r"\bst\.relaxed\.sys\.v2\.u64\b", "packets are written in one access of 16 bytes"),
+    (r"\bld\.acquire\.sys\.b64\b", "counters of peers are acquired at system scope"),
+    (r"\bst\.release\.sys\.b64\b", "counters for peers are released at system scope"),
+    (r"\bld(\.global)?\.(v2\.[ubs]64|v4\.[ubs]32)\b", "chunks are read 16 bytes at a time"),
+    (r"\bst(\.global)?\.(v2\.[ubs]64|v4\.[ubs]32)\b", "chunks are written 16 bytes at a time"),
+)
+UNWANTED = (
+    (r"\bfma\.\w+", "contracted arithmetic: the bits would not be the host's"),
+    (r"\b\w+(\.\w+)*\.ftz\b", "subnormal numbers are flushed: the bits would not be the host's"),
+    (r"\b(div|rcp|sqrt)\.(approx|full)\.f32\b", "approximate arithmetic: the bits would not be the host's"),
+    (r"^\s*(@\S+\s+)?trap\s*;", "a kernel never traps"),
+    (r"\b(ld|st)\.volatile\b", "order travels on the flag, not on volatile"),
+)
+# What a function saves of its caller's registers counts as spilled, once a call. More than this would be a loop's.
+MOST_SPILLED = 512
+MOST_REGISTERS = 128  # 512 lanes a block
+
+
+def text_breaches(ptx):
+    """What is wrong with PTX, a sentence each."""
+    found = [f"nowhere {pattern}: {why}" for pattern, why in WANTED if not re.search(pattern, ptx)]
+    for pattern, why in UNWANTED:
+        hit = re.search(pattern, ptx, re.MULTILINE)
+        if hit:
+            found.append(f"{hit.group(0).strip()}: {why}")
+    return found
+
+
+def resources(log):
+    """Entry functions in ptxas -v's words: (name, registers, stack), and the most that any function spills."""
+    entries, entry = [], None
+    for line in log.splitlines():
+        if begin := re.search(r"Compiling entry function '\w*?\d(run_[a-z]+)\w*' for '(\w+)'", line):
+            entry = begin.groups()
+        if used := re.search(r"Used (\d+) registers.*?(?:(\d+) bytes cumulative stack size|$)", line):
+            if entry:
+                entries.append((*entry, int(used.group(1)), int(used.group(2) or 0)))
+            entry = None
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
+    return entries, max(spills, default=0)
+
+
+def cuda(context):
+    """Every architecture through CMake, as a wheel has it; then one again by hand, to look into."""
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if not nvcc:
+        raise Skipped("there is no nvcc here")
+    folder = configure(context, "cuda", *GCC, "-DNVX_CUDA=ON")
+    compile_all(context, folder, "nvx_cuda")
+    source = context.root / "csrc" / "kernel" / "launch_cuda.cu"
+    ptx = folder / "launch_cuda.ptx"
+    flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{context.root / 'csrc'}"]
+    context.run([nvcc, *flags, "-arch=compute_90", "-ptx", source, "-o", ptx], "nvcc -ptx")
+    shut_if(text_breaches(ptx.read_text()), "things wrong with the kernels' PTX")
+    ptxas = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+    cubin = folder / "launch_cuda.cubin"
+    log = context.run([ptxas, "-v", "--fmad=false", "-arch=sm_90", ptx, "-o", cubin], "ptxas")
+    entries, spilled = resources(log)
+    (folder / "registers.txt").write_text("".join(f"{n} {a}: {r} registers, {s} stack\n" for n, a, r, s in entries))
+    if not entries:
+        raise Failed("ptxas names no kernel", log[-2000:])
+    shut_if([f"{n}: {r} registers" for n, _, r, _ in entries if r > MOST_REGISTERS], "kernels with too many registers")
+    shut_if([f"{spilled} bytes"] if spilled > MOST_SPILLED else [], "functions that spill more than they save")
+    table = ", ".join(f"{n} {r}" for n, _, r, _ in entries)
+    return f"registers for sm_90: {table}; at most {spilled} bytes saved a call; {sass(context, cubin)}"
+
+
+def sass(context, cubin):
+    """What the machine code itself says, where cuobjdump can show it."""
+    tool = context.tool("cuobjdump")
+    if not tool:
+        return "machine code not looked into: no cuobjdump (pip install nvidia-cuda-cuobjdump)"
+    code = context.run([tool, "-sass", cubin], "cuobjdump")
+    wide = len(re.findall(r"\bLDG?\.E\S*\.128\b", code))
+    system = len(re.findall(r"\bSTG?\.E\S*\.SYS\b|\bMEMBAR\.\S*\.SYS\b", code))
+    shut_if([what for what, n in (("loads of 16 bytes", wide), ("system-scope stores", system)) if not n], "missing")
+    return f"machine code: {wide} loads of 16 bytes, {system} system-scope stores and fences"
+
+
+# (PTX, whether it is a breach)
+GOOD = """ld.relaxed.sys.v2.u64 st.relaxed.sys.v2.u64 ld.acquire.sys.b64 st.release.sys.b64
+ld.v2.u64 st.v2.u64 mul.rn.f32"""
+EXAMPLES = (
+    (GOOD, False),
+    (GOOD.replace("acquire.sys", "acquire.gpu"), True),
+    (GOOD.replace("ld.relaxed.sys.v2.u64", "ld.relaxed.sys.u64"), True),
+    (GOOD + " fma.rn.f32", True),
+    (GOOD + " add.ftz.f32", True),
+    (GOOD + " div.approx.f32", True),
+    (GOOD + "\n    @%p1 trap;", True),
+    (GOOD + " ld.volatile.u64", True),
+)

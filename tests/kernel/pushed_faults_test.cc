@@ -1,0 +1,269 @@
+// What the pushed algorithms do when somebody does not play along, and whether the tests beside this one would notice
+// if a rule of the channel were dropped.
+
+#include <gtest/gtest.h>
+
+#include "support/pushes.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::DeviceVerdict;
+using kernel::Verdict;
+
+constexpr uint64_t kMillisecond = 1'000'000;
+
+Twins::Shape small(int ranks, uint32_t first_epoch = 0, uint32_t blocks = 1) {
+  return {{uint32_t(ranks), blocks, 128, 256}, 2, first_epoch, 0};
+}
+
+/// Runs one play of one rank and returns its verdict; kNone: it ended well.
+DeviceVerdict run(Twins& twins, int rank, Pushed algorithm, const Play& play, uint64_t patience_ns) {
+  Batch batch(twins, rank);
+  batch.add(algorithm, play, patience_ns);
+  if (batch.run().empty()) return {};
+  const DeviceVerdict& verdict = twins.control(rank).verdict;
+  EXPECT_EQ(verdict.state, DeviceVerdict::kReadable);
+  return verdict;
+}
+
+/// Who waits for the absent rank in this collective, whose root is rank 0.
+bool waits_for(Pushed algorithm, Collective collective, int rank) {
+  if (algorithm == Pushed::kReduceChunks) return true;
+  if (collective == Collective::kReduce || collective == Collective::kGather) return rank == 0;
+  return collective != Collective::kBroadcast && collective != Collective::kScatter;
+}
+
+TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
+  constexpr int kRanks = 3, kAbsent = 2;
+  for (const auto& [algorithm, collective] : kWays) {
+    Twins twins(small(kRanks, uint32_t(-2), 2));
+    as_threads(kRanks, [&, algorithm = algorithm, collective = collective](int rank) {
+      if (rank == kAbsent) return;
+      Play play = play_of(collective, 33, kRanks, 0);
+      const auto began = Clock::now();
+      Batch batch(twins, rank);
+      batch.add(algorithm, play, 50 * kMillisecond);
+      const std::string wrong = batch.run();
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
+      EXPECT_EQ(wrong.empty(), !waits_for(algorithm, collective, rank)) << describe(play) << wrong;
+      if (wrong.empty()) return;
+      // A block whose greetings are missing ends as a whole, and so do the others.
+      EXPECT_NE(wrong.find(": 0 lanes ended well"), std::string::npos) << wrong;
+      const DeviceVerdict& v = twins.control(rank).verdict;
+      EXPECT_EQ(v.cause, Verdict::Cause::kWait) << wrong;
+      EXPECT_EQ(v.how, Waited::kTimedOut);
+      EXPECT_EQ(v.peer, kAbsent);
+      EXPECT_EQ(v.wanted, uint32_t(-1));
+    });
+  }
+}
+
+TEST(PushedFaults, AnAbsentRootIsNamedByThoseWhoListen) {
+  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+    for (const Collective collective : {Collective::kBroadcast, Collective::kScatter}) {
+      Twins twins(small(3));
+      as_threads(3, [&](int rank) {
+        if (rank == 1) return;
+        const DeviceVerdict v = run(twins, rank, algorithm, play_of(collective, 30, 3, 1), 50 * kMillisecond);
+        EXPECT_EQ(v.cause, Verdict::Cause::kWait);
+        EXPECT_EQ(v.peer, 1);
+      });
+    }
+  }
+}
+
+TEST(PushedFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
+  Twins twins(small(2));
+  as_threads(2, [&](int rank) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::atomic_ref(twins.control(0).abort).store(1);
+      return;
+    }
+    const DeviceVerdict v = run(twins, 0, Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0), 0);
+    EXPECT_EQ(v.how, Waited::kAlarmed);
+  });
+}
+
+/// Two ranks that call different things both learn of it, at this operation, and what the other one called.
+TEST(PushedFaults, EveryKindOfMismatchIsSeenByBoth) {
+  const Play usual{.collective = Collective::kAllReduce, .counts = {40, 40}};
+  std::vector<std::pair<Pushed, Play>> others(6, {Pushed::kReducePackets, usual});
+  others[0] = {Pushed::kExchangePackets, {.collective = Collective::kBarrier, .counts = {0, 0}}};
+  others[1].second.dtype = DType::kI32;
+  others[2].second.op = ReduceOp::kMax;
+  others[3].second.counts = {39, 39};
+  others[4].first = Pushed::kReduceChunks;
+  others[5] = {Pushed::kExchangeChunks, {.collective = Collective::kAllGather, .counts = {40, 40}}};
+  for (const auto& [algorithm, play] : others) {
+    Twins twins(small(2));
+    as_threads(2, [&, algorithm = algorithm, play = play](int rank) {
+      const DeviceVerdict v = rank == 0 ? run(twins, 0, Pushed::kReducePackets, usual, kPatience)
+                                        : run(twins, 1, algorithm, play, kPatience);
+      EXPECT_EQ(v.cause, Verdict::Cause::kMismatch) << describe(play);
+      EXPECT_EQ(v.peer, 1 - rank);
+      EXPECT_NE(std::memcmp(v.mine, v.theirs, sizeof v.mine), 0);
+    });
+    EXPECT_EQ(std::memcmp(twins.control(0).verdict.mine, twins.control(1).verdict.theirs, sizeof(kernel::Fingerprint)),
+              0);
+  }
+}
+
+TEST(PushedFaults, CountsThatDifferByPairAreNamed) {
+  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+    Twins twins(small(2));
+    as_threads(2, [&](int rank) {
+      Batch batch(twins, rank);
+      batch.add(algorithm, {.collective = Collective::kAllToAll, .counts = {50, 50}}, 200 * kMillisecond);
+      // Rank 0 sends a byte less to rank 1 than that one expects.
+      if (rank == 0) batch.piece(1).bytes -= 4;
+      const std::string wrong = batch.run();
+      if (rank == 0) return;  // it is content with packets, and else waits in vain
+      EXPECT_NE(wrong, "");
+      const DeviceVerdict& v = twins.control(1).verdict;
+      EXPECT_EQ(v.cause, Verdict::Cause::kCounts);
+      EXPECT_EQ(v.mine[kernel::kBytesWord], 200u);
+      EXPECT_EQ(v.theirs[kernel::kBytesWord], 196u);
+    });
+  }
+}
+
+/// Each is its own root and waits for nobody: they find out when they wait for room.
+TEST(PushedFaults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
+  for (const uint32_t first : {uint32_t(0), uint32_t(-2)}) {
+    Twins twins(small(2, first));
+    as_threads(2, [&](int rank) {
+      Play play{.collective = Collective::kBroadcast, .root = rank, .counts = {10, 10}};
+      DeviceVerdict v = run(twins, rank, Pushed::kExchangePackets, play, kPatience);
+      EXPECT_EQ(v.cause, Verdict::Cause::kNone) << "nobody has heard of anybody yet";
+      for (uint32_t i = 0; i < kernel::kBuffers && v.cause == Verdict::Cause::kNone; ++i) {
+        v = run(twins, rank, Pushed::kExchangePackets, play, kPatience);
+      }
+      EXPECT_EQ(v.cause, Verdict::Cause::kMismatch);
+      EXPECT_EQ(v.peer, 1 - rank);
+    });
+  }
+}
+
+TEST(PushedFaults, AfterAFailureNoOperationWritesAnything) {
+  Twins twins(small(2));
+  std::atomic_ref(twins.state(0).failed).store(1);
+  Batch batch(twins, 0);
+  batch.add(Pushed::kReducePackets, play_of(Collective::kAllReduce, 30, 2, 0));
+  const Bytes before(batch.out(), batch.out() + 120);
+  EXPECT_NE(batch.run(), "");
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), batch.out()));
+}
+
+// ---- Stamps that wrap
+
+template <uint32_t kEvery>
+struct NarrowStamps : kernel::PushRules {
+  static constexpr uint32_t kStampMask = 7;
+  static constexpr uint32_t kRestampEvery = kEvery;
+};
+
+/// Runs plays on two ranks, each a kernel; rank 1 dawdles. How many of them went wrong.
+template <class Rules>
+int wrong_plays(const std::vector<std::pair<Pushed, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
+                uint64_t patience_ns = kPatience) {
+  Twins twins({{2, 1, 128, 64}, 3, 0, 0});
+  twins.mischief(1) = {kind, 400, 1};
+  twins.mischief(0) = {kind, 0, 0};
+  std::atomic<int> wrong{0};
+  as_threads(2, [&](int rank) {
+    for (const auto& [algorithm, play] : plays) {
+      Batch batch(twins, rank);
+      batch.add(algorithm, play, patience_ns);
+      if (!batch.run<Rules>().empty()) ++wrong;
+    }
+  });
+  return wrong;
+}
+
+/// Sums, each with so many operations before it that leave their packets alone that a stamp comes round again.
+std::vector<std::pair<Pushed, Play>> sums_between_barriers() {
+  std::vector<std::pair<Pushed, Play>> plays;
+  for (uint64_t round = 0; round < 12; ++round) {
+    plays.emplace_back(Pushed::kReducePackets, play_of(Collective::kAllReduce, 100, 2, round));
+    for (int i = 0; i < 7; ++i) plays.emplace_back(Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0));
+  }
+  return plays;
+}
+
+TEST(PushedWrap, StampsThatComeRoundAgainAreStampedAnewBefore) {
+  EXPECT_EQ(wrong_plays<NarrowStamps<4>>(sums_between_barriers()), 0);
+}
+
+// ---- Negative controls: with a rule of the channel broken, wrong results must appear.
+
+#if defined(__SANITIZE_THREAD__)
+TEST(PushedControls, DISABLED_BrokenRulesAreRacesAndSayNothingMoreHere) {}
+#else
+
+TEST(PushedControls, WithoutRestampingOldPacketsAreTakenForNew) {
+  EXPECT_GT(wrong_plays<NarrowStamps<1u << 24>>(sums_between_barriers()), 0);
+}
+
+std::vector<std::pair<Pushed, Play>> many(Pushed algorithm, Collective collective, size_t n) {
+  std::vector<std::pair<Pushed, Play>> plays;
+  for (uint64_t round = 0; round < 30; ++round) {
+    plays.emplace_back(algorithm, play_of(collective, n, 2, is_rooted(collective) ? 2 * round : round));
+  }
+  return plays;
+}
+
+struct OneSlot : kernel::PushRules {
+  static constexpr uint32_t kSlots = 1;
+};
+struct NoCredits : kernel::PushRules {
+  static constexpr bool kCredits = false;
+};
+
+struct NoMeeting : kernel::PushRules {
+  static constexpr bool kMeets = false;
+};
+
+TEST(PushedControls, WithoutMeetingAMismatchGoesUnseen) {
+  Twins twins(small(2));
+  as_threads(2, [&](int rank) {
+    Play play{.collective = Collective::kAllReduce, .counts = {40, 40}};
+    play.op = rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+    Batch batch(twins, rank);
+    batch.add(Pushed::kReducePackets, play);
+    EXPECT_EQ(batch.run<NoMeeting>(), "") << "each gets what it asks for, and no verdict tells that they differ";
+    EXPECT_EQ(twins.control(rank).verdict.state, 0u);
+  });
+}
+
+/// A packet that is overwritten is waited for in vain.
+TEST(PushedControls, WithoutTheDoubleBufferPacketsAreLost) {
+  const auto plays = many(Pushed::kReducePackets, Collective::kAllReduce, 100);
+  EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
+  EXPECT_GT(wrong_plays<OneSlot>(plays, Mischief::Kind::kNone, 300 * kMillisecond), 0);
+}
+
+TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
+  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+    const auto plays = many(algorithm, Collective::kBroadcast, 100);
+    EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
+    EXPECT_GT(wrong_plays<NoCredits>(plays, Mischief::Kind::kNone, 300 * kMillisecond), 0);
+  }
+}
+
+/// A lane posts what the others have not written yet.
+TEST(PushedControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
+  const auto plays = many(Pushed::kExchangeChunks, Collective::kAllGather, 300);
+  EXPECT_GT(wrong_plays<kernel::PushRules>(plays, Mischief::Kind::kNoSync, 2000 * kMillisecond), 0);
+}
+
+TEST(PushedControls, ASignalThatIsLostEndsInAVerdict) {
+  const auto plays = many(Pushed::kExchangeChunks, Collective::kAllGather, 30);
+  EXPECT_GT(wrong_plays<kernel::PushRules>(plays, Mischief::Kind::kLostSignal, 100 * kMillisecond), 0);
+}
+#endif
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,159 @@
+// The pushed algorithms, which are the device's, played by threads: every algorithm x collective x ranks x counts x
+// type x operator bit for bit against what the inputs say, from epochs and counters that are about to wrap, at any
+// alignment, with ranks that dawdle.
+
+#include "kernel/pushed.h"
+
+#include <gtest/gtest.h>
+
+#include "kernel/launch_cuda.h"
+#include "support/pushes.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+using kernel::Pushed;
+
+using Plan = std::vector<std::pair<Pushed, Play>>;
+
+/// All ranks run the plays, `at_once` of them a kernel, without meeting in between.
+template <class Rules = kernel::PushRules>
+void perform_all(Twins& twins, const Plan& plan, size_t at_once) {
+  as_threads(twins.ranks(), [&](int rank) {
+    for (size_t i = 0; i < plan.size(); i += at_once) {
+      Batch batch(twins, rank);
+      for (size_t j = i; j < std::min(i + at_once, plan.size()); ++j) batch.add(plan[j].first, plan[j].second);
+      ASSERT_EQ(batch.run<Rules>(), "");
+    }
+  });
+  EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
+}
+
+/// Whether every rank may run it with packets.
+bool fits(Twins& twins, Pushed algorithm, const Play& play) {
+  for (int rank = 0; rank < twins.ranks(); ++rank) {
+    Batch batch(twins, rank);
+    batch.add(algorithm, play);
+    if (!batch.fits()) return false;
+  }
+  return true;
+}
+
+class Pushes : public testing::TestWithParam<std::tuple<int, uint32_t>> {
+ protected:
+  int ranks() const { return std::get<0>(GetParam()); }
+  Twins::Shape shape(uint32_t blocks, int lanes) const {
+    const uint32_t first = std::get<1>(GetParam());
+    // Chunk counters wrap with the epochs: at 2^32, and at 2^64.
+    const Stamp chunk = first == 0 ? 0 : first > (1u << 31) ? Stamp(0) - 5 : (Stamp(1) << 32) - 5;
+    return {{uint32_t(ranks()), blocks, 128, 256}, lanes, first, chunk};
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, Pushes,
+    testing::Combine(testing::Values(1, 2, 3, 4, 7, 8),
+                     testing::ValuesIn(why_no_processes() ? std::vector<uint32_t>{uint32_t(-7)}
+                                                          : std::vector<uint32_t>{0, (1u << 31) - 7, uint32_t(-7)})),
+    [](const auto& info) {
+      const uint32_t epoch = std::get<1>(info.param);
+      return std::to_string(std::get<0>(info.param)) + "_from_" +
+             (epoch == 0           ? "0"
+              : epoch < (1u << 31) ? "2_31"
+                                   : "2_32");
+    });
+
+TEST_P(Pushes, EveryCollectiveAtEveryCount) {
+  Twins twins(shape(2, 2));
+  Plan plan;
+  uint64_t round = 0;
+  for (const size_t n : {0, 1, 3, 17, 45, 131, 2049}) {
+    for (const auto& [algorithm, collective] : kWays) {
+      Play play = play_of(collective, n, ranks(), ++round);
+      play.shift = round % 5 == 4 ? 8 : round % 5;
+      play.in_place = round % 3 == 0;
+      if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
+    }
+  }
+  EXPECT_GT(plan.size(), 90u);
+  perform_all(twins, plan, 4);
+}
+
+TEST_P(Pushes, EveryTypeAndOperator) {
+  Twins twins(shape(1, 3));
+  Plan plan;
+  uint64_t round = 0;
+  for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
+    for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
+      if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
+      for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
+        Play play = play_of(Collective::kAllReduce, 61, ranks(), ++round);
+        play.dtype = DType(t), play.op = ReduceOp(o), play.shift = round % 4 == 3 ? 16 : 0;
+        if (!fits(twins, algorithm, play)) play.counts.assign(play.counts.size(), 23);
+        ASSERT_TRUE(fits(twins, algorithm, play)) << describe(play);
+        plan.emplace_back(algorithm, play);
+      }
+    }
+  }
+  perform_all(twins, plan, 16);
+}
+
+/// Ranks that dawdle before every verb meet in every order.
+TEST(Pushed, OrderOfArrivalDoesNotMatter) {
+  for (const int ranks : {2, 3, 4}) {
+    Twins twins({{uint32_t(ranks), 1, 128, 256}, 2, uint32_t(-30), Stamp(0) - 30});
+    for (int r = 0; r < ranks; ++r) twins.mischief(r) = {Mischief::Kind::kNone, 100u << r, uint64_t(r)};
+    Plan plan;
+    for (uint64_t round = 0; round < as_fast(120, 40); ++round) {
+      const auto& [algorithm, collective] = kWays[round * 7 % std::size(kWays)];
+      const Play play = play_of(collective, round % 4 == 0 ? 200 : 33, ranks, round);
+      if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
+    }
+    perform_all(twins, plan, 3);
+  }
+}
+
+/// The host learns the epoch that all blocks have ended, however far some of them are ahead of others.
+TEST(Pushed, TheHostLearnsWhatHasEnded) {
+  const Plan plan = {{Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},
+                     {Pushed::kReduceChunks, play_of(Collective::kAllReduce, 700, 2, 1)},
+                     {Pushed::kReducePackets, play_of(Collective::kAllReduce, 40, 2, 2)}};
+  for (const size_t at_once : {size_t(1), size_t(3)}) {
+    Twins twins({{2, 3, 64, 256}, 2, 41, 0});
+    twins.mischief(1) = {Mischief::Kind::kNone, 300, 7};
+    perform_all(twins, plan, at_once);
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_EQ(twins.control(r).finished, 44u);
+      EXPECT_EQ(twins.state(r).left, 0u);
+    }
+  }
+}
+
+/// Packets hold so much, an operator is for some types, and an algorithm for some collectives.
+TEST(Launch, WhatAnAlgorithmCannotDoIsRefused) {
+  Twins twins({{2, 1, 64, 256}, 1, 0, 0});  // 32 packs from each rank
+  const auto sum = [](size_t n) { return Play{.collective = Collective::kAllReduce, .counts = {n, n}}; };
+  EXPECT_TRUE(fits(twins, Pushed::kReducePackets, sum(128)));
+  EXPECT_FALSE(fits(twins, Pushed::kReducePackets, sum(129)));
+  EXPECT_TRUE(fits(twins, Pushed::kReducePacketsTwoShot, sum(128)));
+  EXPECT_FALSE(fits(twins, Pushed::kReducePacketsTwoShot, sum(129)));
+  EXPECT_TRUE(fits(twins, Pushed::kReduceChunks, sum(100'000)));
+  EXPECT_FALSE(fits(twins, Pushed::kExchangeChunks, sum(1)));
+  EXPECT_FALSE(fits(twins, Pushed::kReduceChunks, play_of(Collective::kAllGather, 1, 2, 0)));
+  kernel::Work work;
+  work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, 0, -1, 1, 0, 0};
+  const Job job = kernel::job_of(Pushed::kReduceChunks, work, 0, 1, 4, 0, nullptr);
+  EXPECT_FALSE(kernel::can_do(Pushed::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
+}
+
+TEST(Launch, SaysWhyItCannot) {
+  std::vector<kernel::KernelFacts> facts;
+  const Status status = kernel::load_cuda(&facts);
+  if (status.ok()) GTEST_SKIP() << "there is a device here";
+  EXPECT_EQ(status.what().rfind("nvx: ", 0), 0u) << status.what();
+}
+
+}  // namespace
+}  // namespace nvx::test

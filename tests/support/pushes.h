@@ -1,0 +1,99 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/plays.h"
+#include "support/twin.h"
+
+/// Plays for the pushed algorithms.
+namespace nvx::test {
+
+using kernel::Collective;
+using kernel::Job;
+using kernel::Pushed;
+
+inline bool is_rooted(Collective c) {
+  return c == Collective::kReduce || c == Collective::kBroadcast || c == Collective::kGather ||
+         c == Collective::kScatter;
+}
+
+/// What each algorithm is for.
+inline constexpr std::pair<Pushed, Collective> kWays[] = {
+    {Pushed::kReducePackets, Collective::kAllReduce},     {Pushed::kReducePackets, Collective::kReduce},
+    {Pushed::kReducePackets, Collective::kReduceScatter}, {Pushed::kReducePacketsTwoShot, Collective::kAllReduce},
+    {Pushed::kReduceChunks, Collective::kAllReduce},      {Pushed::kReduceChunks, Collective::kReduce},
+    {Pushed::kReduceChunks, Collective::kReduceScatter},  {Pushed::kExchangePackets, Collective::kAllGather},
+    {Pushed::kExchangePackets, Collective::kBroadcast},   {Pushed::kExchangePackets, Collective::kAllToAll},
+    {Pushed::kExchangePackets, Collective::kGather},      {Pushed::kExchangePackets, Collective::kScatter},
+    {Pushed::kExchangePackets, Collective::kBarrier},     {Pushed::kExchangeChunks, Collective::kAllGather},
+    {Pushed::kExchangeChunks, Collective::kBroadcast},    {Pushed::kExchangeChunks, Collective::kAllToAll},
+    {Pushed::kExchangeChunks, Collective::kGather},       {Pushed::kExchangeChunks, Collective::kScatter},
+    {Pushed::kExchangeChunks, Collective::kBarrier},
+};
+
+inline std::vector<size_t> counts_around(size_t n, int ranks, Collective collective) {
+  const bool varies = collective != Collective::kAllReduce && collective != Collective::kReduce &&
+                      collective != Collective::kBroadcast && collective != Collective::kReduceScatter;
+  std::vector<size_t> counts;
+  for (int r = 0; r < ranks; ++r) counts.push_back(!varies ? n : n % 3 == 0 ? n : r % 3 == 1 ? 0 : n + size_t(r));
+  if (collective == Collective::kReduceScatter && n % 2 == 1) counts.back() += 3;
+  return counts;
+}
+
+inline Play play_of(Collective collective, size_t n, int ranks, uint64_t round) {
+  Play play{.collective = collective, .counts = counts_around(n, ranks, collective), .round = round};
+  if (is_rooted(collective)) play.root = int(round) % ranks;
+  return play;
+}
+
+inline constexpr uint64_t kPatience = 60'000'000'000;
+
+/// One rank's side of several operations, which one kernel runs.
+class Batch {
+ public:
+  Batch(Twins& twins, int rank) : twins_(twins), rank_(rank) {}
+
+  void add(Pushed algorithm, const Play& play, uint64_t patience_ns = kPatience) {
+    sides_.push_back(std::make_unique<Side>(play, rank_, twins_.ranks()));
+    texts_.push_back(std::string(kernel::name(algorithm)) + " " + describe(play));
+    table_.resize(table_.size() + 2 * size_t(twins_.ranks()));
+    const size_t index = table_.size() - 2 * size_t(twins_.ranks());
+    Job job = kernel::job_of(algorithm, sides_.back()->work(), uint32_t(rank_), uint32_t(twins_.ranks()),
+                             sides_.back()->width(), uint32_t(index), table_.data() + index);
+    job.patience_ns = patience_ns;
+    jobs_.push_back(job);
+  }
+  /// What the last operation sends to a rank, and where its result goes.
+  kernel::Piece& piece(int to) { return table_[table_.size() - 2 * size_t(twins_.ranks()) + size_t(to)]; }
+  std::byte* out() { return sides_.back()->out(); }
+  bool fits() const { return kernel::can_do(jobs_.back().algorithm, jobs_.back(), twins_.shape(), table_.data()); }
+
+  /// Empty: every lane ended well, and every output is what it has to be.
+  template <class Rules = kernel::PushRules>
+  std::string run() {
+    const int well = twins_.launch<Rules>(rank_, jobs_, table_.data());
+    if (well != twins_.lanes_in_all()) {
+      const kernel::DeviceVerdict& v = twins_.control(rank_).verdict;
+      return "rank " + std::to_string(rank_) + ": " + std::to_string(well) + " lanes ended well; cause " +
+             std::to_string(int(v.cause)) + " peer " + std::to_string(v.peer) + " of " + texts_[0];
+    }
+    for (size_t i = 0; i < sides_.size(); ++i) {
+      const std::string wrong = sides_[i]->verdict();
+      if (!wrong.empty()) return texts_[i] + ": " + wrong;
+    }
+    return "";
+  }
+
+ private:
+  Twins& twins_;
+  int rank_;
+  std::vector<std::unique_ptr<Side>> sides_;
+  std::vector<std::string> texts_;
+  std::vector<kernel::Piece> table_;
+  std::vector<Job> jobs_;
+};
+
+}  // namespace nvx::test
