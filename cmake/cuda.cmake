@@ -1,7 +1,7 @@
-# The CUDA kernels. Sets NVX_CUDA_ON, and enables the language then. AUTO builds them where the torch at hand has CUDA and
-# nvcc is found (CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda); the core alone is built with them only when asked.
-# The environment's NVX_CUDA=0 turns them off.
-set(NVX_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where torch has CUDA and nvcc is found), ON (or fail), OFF")
+# The CUDA kernels. Sets NVX_CUDA_ON, and enables the language then. OFF by default: nothing runs them yet. AUTO builds
+# them where the torch at hand has CUDA and nvcc is found (CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda). The
+# environment's NVX_CUDA=0 turns them off.
+set(NVX_CUDA OFF CACHE STRING "CUDA kernels: OFF, AUTO (where torch has CUDA and nvcc is found), ON (or fail)")
 set(TORCH_CUDA_ARCH_LIST "$ENV{TORCH_CUDA_ARCH_LIST}" CACHE STRING "Architectures, as torch writes them: 8.0;9.0+PTX")
 set(NVX_CUDA_ON OFF)
 if(NVX_CUDA STREQUAL "OFF" OR "$ENV{NVX_CUDA}" STREQUAL "0" OR CMAKE_CROSSCOMPILING)

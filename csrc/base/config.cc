@@ -94,10 +94,10 @@ void warn_of_unknown() {
       if (edit_distance(name, v.name) < edit_distance(name, nearest->name)) nearest = &v;
     }
     if (name == nearest->name) continue;
-    constexpr size_t kTypo = 3;  // letters
+    constexpr size_t kTypo = 2;  // letters
     const bool near = edit_distance(name, nearest->name) <= kTypo;
-    NVX_LOG(kWarn, "%s is set, but nvx has no such variable; %s%s", name.c_str(),
-            near ? "did you mean " : "`nvx env` lists them", near ? nearest->name : "");
+    const std::string hint = near ? "did you mean " + std::string(nearest->name) + "?" : "`nvx env` lists those it has";
+    NVX_LOG(kWarn, "%s is set, but nvx has no such variable; %s", name.c_str(), hint.c_str());
   }
 }
 

@@ -347,9 +347,10 @@ Status Group::explain_wait(Waited how, int who, const std::string& what, const s
     return met_in(status, context);
   }
   const std::string whom = !missing.empty() ? missing : who >= 0 ? topology_.describe(who) : "the peers";
-  return fail(Code::kTimeout,
-              "timed out in " + what + " of group " + name() + " after " + seconds(deadline) + ", waiting for " + whom,
-              context + ". Next: look at what these ranks do; is the timeout long enough (NVX_TIMEOUT_S, nvx.set_timeout)?");
+  return fail(
+      Code::kTimeout,
+      "timed out in " + what + " of group " + name() + " after " + seconds(deadline) + ", waiting for " + whom,
+      context + ". Next: look at what these ranks do; is the timeout long enough (NVX_TIMEOUT_S, nvx.set_timeout)?");
 }
 
 /// Whether another rank has failed the group within the time of doubt; if so, its words are this group's.
@@ -418,9 +419,9 @@ void Group::alarm(int seat) {
     if (pad(s).header().group == id_ && pad(s).header().presence.load() != Presence::kLeft) {
       const std::string how = peers_[size_t(s)]->how_it_ended(" (", ")");
       const bool killed = how.find("signal 9") != std::string::npos;
-      (void)fail(Code::kPeerDied, describe_seat(s) + " has ended" + how,
-                 std::string("Next: see that rank's log") +
-                     (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
+      (void)fail(
+          Code::kPeerDied, describe_seat(s) + " has ended" + how,
+          std::string("Next: see that rank's log") + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
     } else {
       fail_as_left(here()[size_t(s)]);
     }

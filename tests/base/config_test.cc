@@ -62,6 +62,22 @@ TEST(Config, SaysWhatItCannotRead) {
   EXPECT_NE(said.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << said;
 }
 
+TEST(Config, SaysWhatItDoesNotKnow) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const std::string said = said_with({{"NVX_ALGO", "fast"}, {"NVX_ON_ERROR", "Abort"}}, [] {
+    EXPECT_EQ(config().algorithm, "");
+    EXPECT_EQ(config().on_error, "abort");
+  });
+  EXPECT_NE(said.find("NVX_ALGO=fast is none of one_shot, pipelined; the default is used"), std::string::npos) << said;
+}
+
+TEST(Config, GuessesNothingFarFetched) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const std::string said = said_with({{"NVX_TYPO", "1"}}, [] {});
+  EXPECT_NE(said.find("NVX_TYPO is set"), std::string::npos) << said;
+  EXPECT_EQ(said.find("did you mean"), std::string::npos) << said;
+}
+
 TEST(Config, WarnsOfUnknownNamesAndKnowsTheNearest) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const std::string said = said_with({{"NVX_TIMEOUT", "3"}}, [] {});
