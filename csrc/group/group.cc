@@ -62,6 +62,7 @@ Group::~Group() {
     return;
   }
   leave();
+  if (parts_later_) part();  // no operation has ended since
   mailbox_.reset();
   spread_.reset();
   port_.reset();
@@ -507,8 +508,6 @@ void Group::abort(const std::string& why) {
 
 /// Peers use their memory again once this rank has left, so it must have stopped looking at it by then: what is in
 /// flight ends first, within a watch interval.
-void Group::close_links() { net::Wire::close_opened(); }
-
 void Group::leave() {
   if (forked() || left_.exchange(true)) return;
   if (lane_->held_here()) {

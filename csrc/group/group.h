@@ -92,9 +92,6 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
 
   /// Ends what is in flight here, and refuses what comes. Local, does not wait for anybody, may be called at any time.
   void abort(const std::string& why);
-  /// At the end of the process: other hosts get what is on its way to them, as far as a second or so allows, and learn
-  /// that this process ends.
-  static void close_links();
   /// Says goodbye: peers that still wait for this rank are told. Does not wait for them. Idempotent. From inside an
   /// operation of this group: refuses what comes, ends that operation, and says goodbye when it has ended.
   void leave();

@@ -27,6 +27,8 @@ struct PushRules {
 ///  2. A rank writes to a peer's buffer when that peer is done with epoch - kBuffers: it was met in the epoch after
 ///  that
 ///     one, or says so in its line. It says so after operations in which not everybody meets everybody.
+///     What only some operations move, `heard` and the line, is brought up to date whenever packets are stamped anew:
+///     it is compared modularly, and so must never be half the range behind.
 ///  3. Chunks from one rank to another go through kChunks slots in the reader's memory, numbered for ever. The reader
 ///     gives each one back.
 ///  4. Ranks that meet compare their greetings; those that do not, what they had called before, at the line of rule 2.
@@ -57,7 +59,10 @@ class PushChannel {
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
       ok = p == rank() || is_free(p);
     if (!ex_.all(ok)) return false;
-    if (epoch_ % Rules::kRestampEvery < kBuffers) restamp();
+    if (is_renewed()) {
+      catch_up();
+      restamp();
+    }
     for (uint32_t i = uint32_t(ex_.lane()); i < ranks_ * kGreetingWords; i += uint32_t(ex_.lanes())) {
       const uint32_t p = i / kGreetingWords, word = i % kGreetingWords;
       if (p == rank()) continue;
@@ -99,7 +104,8 @@ class PushChannel {
     const uint64_t history = hash.value();
     const uint32_t digest = uint32_t(history >> 32);
     ex_.sync();
-    for (uint32_t p = uint32_t(ex_.lane()); !all_met && p < ranks_; p += uint32_t(ex_.lanes())) {
+    const bool tells = !all_met || is_renewed();
+    for (uint32_t p = uint32_t(ex_.lane()); tells && p < ranks_; p += uint32_t(ex_.lanes())) {
       if (p != rank()) ex_.signal(line(p, rank()).done, stamp(epoch_, digest));
     }
     if (ex_.lane() == 0) {
@@ -176,6 +182,7 @@ class PushChannel {
   }
 
  private:
+  NVX_HD bool is_renewed() const { return epoch_ % Rules::kRestampEvery < kBuffers; }
   NVX_HD uint32_t slot() const { return epoch_ % Rules::kSlots; }
 
   template <class T>
@@ -259,6 +266,13 @@ class PushChannel {
     const auto cause = alike ? Verdict::Cause::kCounts : Verdict::Cause::kMismatch;
     const Verdict verdict{cause, Waited::kReached, int(p), stamp32(), stamp32(), due, quarrel.theirs[kBytesWord]};
     return ex_.fail(verdict, epoch_, &quarrel);
+  }
+
+  /// Whoever was met too long ago has been done with epoch - kBuffers, or this epoch had not been entered.
+  NVX_HD void catch_up() {
+    for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
+      if (int32_t(pipe(p).heard - (epoch_ - kBuffers)) < 0) pipe(p).heard = epoch_ - kBuffers;
+    }
   }
 
   /// Every packet that this block can write in this epoch gets a stamp that its buffer never waits for.

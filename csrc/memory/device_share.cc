@@ -319,8 +319,10 @@ std::shared_ptr<DeviceRegion> Meeting::import(size_t r, ShareKind kind, const Fd
 /// Maps another rank's memory, reads its pattern there, and leaves a mark. Believes nothing.
 PairVerdict Meeting::reach(size_t r, ShareKind kind, const Fd& fd, DevicePtr* at) {
   const Offer& offer = offers_[r];
-  const DeviceHome::Import import{offer.arena, same_process(r) ? ShareKind::kPointer : kind, options_.device};
-  if (const std::string why = home_.distrusted(import); !why.empty()) return {PairState::kHung, why};
+  const bool by_pointer = same_process(r) && kind != ShareKind::kHost;  // an arena and its window are two
+  const DeviceHome::Import import{offer.arena, by_pointer ? ShareKind::kPointer : kind, options_.device};
+  // Not tried, so nothing hangs in it.
+  if (const std::string why = home_.distrusted(import); !why.empty()) return {PairState::kRefused, why};
   std::shared_ptr<DeviceRegion> region;
   try {
     if (same_process(r)) {
@@ -435,9 +437,11 @@ void Meeting::share_arenas() {
   pairs_ = verify(share_.arena_->region(), kind, with, fds, at);
   share_.peers_.resize(ranks());
   const DevicePtr mine = share_.arena_->region().base();
+  const bool is_known = own().uuid != decltype(own().uuid){};
   for (size_t r = 0; r < ranks(); ++r) {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : kind;
-    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, cards_[r].uuid == own().uuid, ""};
+    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, is_known && cards_[r].uuid == own().uuid,
+                        ""};
     for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
       if (cards_[r].home != cards_[b].home)
         pairs_[r * ranks() + b] = {PairState::kRefused, share_.agreement_.why_not_better};

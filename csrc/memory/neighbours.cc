@@ -127,7 +127,9 @@ std::shared_ptr<Neighbour> Neighbours::adopt(std::shared_ptr<Neighbour> neighbou
 void Neighbours::meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing) {
   MutexLock lock(mutex_);
   std::vector<Met>& met = met_[global_rank];
-  std::erase_if(met, [](const Met& m) { return m.standing.expired(); });
+  std::erase_if(met, [&](const Met& m) {
+    return m.standing.expired() || m.neighbour.lock() != neighbour;  // another one's place has been taken
+  });
   met.push_back({neighbour, std::move(standing)});
 }
 

@@ -78,7 +78,7 @@ bool Run::begin_next() {
 /// Begins the steps that have become possible. False if there were none.
 bool Run::make_way() {
   reap();
-  if (verdict_.cause != Verdict::Cause::kNone) return false;
+  if (given_up_ || verdict_.cause != Verdict::Cause::kNone) return false;
   bool began = false;
   while (begin_next()) began = true;
   return began;
@@ -198,6 +198,7 @@ Run::Taken Run::take(const WireHeader& header, const std::optional<First>& first
   const bool fitting = flight && fits(*flight, header.segment, body.size());
   const bool fetched = fitting && flight->fetching != 0 && body.data() == at(flight->step.recv) + offset;
   if (fetched) --flight->fetching;
+  if (given_up_) return Taken::kNever;
   if (first.has_value() != (header.segment == 0)) return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
   if (first && first->label != errand_.label)
     return refuse({Verdict::Cause::kMismatch, int(header.from), first->label, 0, 0});
@@ -236,7 +237,7 @@ void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) 
 /// Only what is stored as it comes can be fetched straight to its place.
 std::byte* Run::place(const WireHeader& header, size_t bytes) {
   Flight* flight = flight_of(header.from, header.message);
-  if (!flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
+  if (given_up_ || !flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
   if (!fits(*flight, header.segment, bytes) || !claim(*flight, header.segment)) return nullptr;
   ++flight->fetching;
   return at(flight->step.recv) + size_t(header.segment) * port_.wire().segment_bytes();
@@ -308,7 +309,7 @@ void Run::cut_off() {
 void Run::abandon(Port& port, std::span<Run* const> runs) {
   port.mutex().held_by_caller();
   port.wire().mutex().held_by_caller();
-  for (Run* run : runs) run->next_ = run->steps_;  // nothing more begins
+  for (Run* run : runs) run->given_up_ = true;
   const auto in_link = [&] {
     int open = 0;
     for (const Run* run : runs) open += run->in_link();
@@ -318,7 +319,7 @@ void Run::abandon(Port& port, std::span<Run* const> runs) {
   if (in_link() == 0) return;
   for (Run* run : runs) run->cut_off();
   const auto bound = Clock::now() + std::chrono::seconds(2);
-  while (in_link() != 0 && Clock::now() < bound) port.wire().progress();
+  while (in_link() != 0 && Clock::now() < bound) port.wire().drive_or_pause();
   for (Run* run : runs) {
     port.wire().disown(run);
     for (Flight& flight : run->flights_) flight.unread = flight.fetching = 0;  // it has been waited for once

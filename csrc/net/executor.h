@@ -123,6 +123,7 @@ class Run final : public Sender {
   std::vector<uint16_t> sent_to_, got_from_;  // messages by place
   int looks_ = 0;
   bool came_early_ = false;  // the port keeps segments for this run
+  bool given_up_ = false;    // nothing more begins, or is taken in
   Verdict verdict_;
 };
 

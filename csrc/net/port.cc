@@ -476,7 +476,7 @@ void Port::drop_mail() {
     }
   }
   const auto bound = Clock::now() + std::chrono::seconds(2);
-  while (parcels_busy() && Clock::now() < bound) wire_->progress();
+  while (parcels_busy() && Clock::now() < bound) wire_->drive_or_pause();
   wire_->disown(parcel_sender_.get());
   outgoing_.clear();
   incoming_.clear();

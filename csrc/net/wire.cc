@@ -40,7 +40,7 @@ struct Sign {
 
 namespace {
 
-/// Never closed before the end of the process: peers may ask this one for a sign of life between two groups.
+/// Never closed but by the end of the process: peers may ask this one for a sign of life between two groups.
 struct Home {
   Mutex mutex;
   std::shared_ptr<Wire>* wire GUARDED_BY(mutex) = new std::shared_ptr<Wire>;
@@ -74,10 +74,6 @@ std::shared_ptr<Wire> Wire::opened() {
   Home& h = home();
   MutexLock lock(h.mutex);
   return h.current();
-}
-
-void Wire::close_opened() {
-  if (const std::shared_ptr<Wire> wire = opened()) wire->close();
 }
 
 Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
@@ -181,17 +177,20 @@ bool Wire::progress() {
   return moved;
 }
 
+void Wire::drive_or_pause() {
+  constexpr std::chrono::microseconds kPause{50};
+  if (progress()) return;
+  mutex_.unlock();
+  std::this_thread::sleep_for(kPause);
+  mutex_.lock();
+}
+
 void Wire::await_flow(const std::function<int()>& open) {
   constexpr std::chrono::milliseconds kPatience{200}, kMost{3000};
-  constexpr std::chrono::microseconds kPause{50};
   const auto bound = Clock::now() + kMost;
   auto patient = Clock::now() + kPatience;
   for (int left = open(); left != 0 && Clock::now() < std::min(patient, bound);) {
-    if (!progress()) {  // others need the wire meanwhile
-      mutex_.unlock();
-      std::this_thread::sleep_for(kPause);
-      mutex_.lock();
-    }
+    drive_or_pause();
     const int now = open();
     if (now < left) patient = Clock::now() + kPatience;
     left = now;
@@ -334,7 +333,11 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
 
 void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing) {
   std::vector<Met>& met = met_[global_rank];
-  std::erase_if(met, [](const Met& m) { return m.standing.expired(); });
+  const ProcessId process = peers_[peer].process;  // another one's place has been taken
+  std::erase_if(met, [&](const Met& m) {
+    mutex_.held_by_caller();
+    return m.standing.expired() || peers_[m.peer].process != process;
+  });
   met.push_back({peer, std::move(standing)});
 }
 

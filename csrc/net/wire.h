@@ -40,8 +40,6 @@ class Wire final : private Receiver {
   static std::shared_ptr<Wire> here();
   /// The same if it has been opened, or nothing.
   static std::shared_ptr<Wire> opened();
-  /// At the end of the process: sends what is left, says goodbye, ends the link. Bounded.
-  static void close_opened();
 
   Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
   ~Wire() override;
@@ -72,6 +70,9 @@ class Wire final : private Receiver {
   /// Drives the link until nothing is open of what somebody gives up, or nothing of it has ended for a while: a slow
   /// link is not a dead one. Bounded. Lets others have the lock in between.
   void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
+  /// Drives the link, and where nothing moves lets others have the lock for a moment. Not from inside a call of the
+  /// link's.
+  void drive_or_pause() REQUIRES(mutex_);
   /// As sweep(), if nobody else is at it.
   bool glance() EXCLUDES(mutex_);
 

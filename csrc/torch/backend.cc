@@ -89,15 +89,13 @@ ProcessGroupNVX::~ProcessGroupNVX() {
 
 void stop_everything() {
   Engine::here().stop(std::chrono::milliseconds(100));
-  if (Engine::here().threads() != 0) {
-    Registry& r = registry();
-    {
-      MutexLock lock(r.mutex);
-      for (ProcessGroupNVX* pg : r.groups) pg->group().abort("its process exits");
-    }
-    Engine::here().stop(std::chrono::milliseconds(500));
+  if (Engine::here().threads() == 0) return;
+  Registry& r = registry();
+  {
+    MutexLock lock(r.mutex);
+    for (ProcessGroupNVX* pg : r.groups) pg->group().abort("its process exits");
   }
-  Group::close_links();
+  Engine::here().stop(std::chrono::milliseconds(500));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() {

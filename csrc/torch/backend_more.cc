@@ -146,6 +146,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& te
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
   if (!tensor.device().is_cpu()) args.invalid("only supports CPU tensors");
   origin_.check(rank_);
+  if (!opts.asyncOp && !collects() && group_->lane().held_here()) raise(group_->inside_itself());
   Term term = term_of(opts.timeout);
   SparseWork::Call call{term.timeout, group_->next_number(), std::move(term.claim)};
   const auto work = c10::make_intrusive<SparseWork>(group_, facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
@@ -307,7 +308,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather_single(at::Tensor& output
                 mode(opts.asyncOp));
 }
 
-void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeout) { extensions_->add(timeout); }
+void ProcessGroupNVX::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
+  origin_.check(rank_);
+  extensions_->add(timeout);
+}
 
 void ProcessGroupNVX::registerAbortHook(int64_t id, c10d::AbortHook hook) {
   origin_.check(rank_);

@@ -117,7 +117,7 @@ TEST(PushedFaults, CountsThatDifferByPairAreNamed) {
     as_threads(2, [&](int rank) {
       Batch batch(twins, rank);
       batch.add(algorithm, {.collective = Collective::kAllToAll, .counts = {50, 50}}, 200 * kMillisecond);
-      // Rank 0 sends a byte less to rank 1 than that one expects.
+      // Rank 0 sends an element less to rank 1 than that one expects.
       if (rank == 0) batch.piece(1).bytes -= 4;
       const std::string wrong = batch.run();
       if (rank == 0) return;  // it is content with packets, and else waits in vain
@@ -195,6 +195,24 @@ std::vector<std::pair<Pushed, Play>> sums_between_barriers() {
 
 TEST(PushedWrap, StampsThatComeRoundAgainAreStampedAnewBefore) {
   EXPECT_EQ(wrong_plays<NarrowStamps<4>>(sums_between_barriers()), 0);
+}
+
+/// A root meets nobody, however long: what it knows of its listeners must not grow so old that it looks new.
+TEST(PushedWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
+  const kernel::DeviceShape shape{2, 1, 128, 64};
+  Twins twins({shape, 3, uint32_t(-20), 0});
+  constexpr uint32_t kRounds = 41;
+  as_threads(2, [&](int rank) {
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      Batch batch(twins, rank);
+      batch.add(Pushed::kExchangePackets, play_of(Collective::kBroadcast, 20, 2, 2 * round));
+      ASSERT_EQ(batch.run<NarrowStamps<4>>(), "");
+    }
+  });
+  const auto* state = reinterpret_cast<const std::byte*>(&twins.state(0));
+  kernel::PipeState pipe;
+  std::memcpy(&pipe, state + kernel::DeviceState{shape}.pipe(0, 1), sizeof pipe);
+  EXPECT_LE(uint32_t(-20) + kRounds - pipe.heard, 4 + 2 * kernel::kBuffers);
 }
 
 // ---- Negative controls: with a rule of the channel broken, wrong results must appear.

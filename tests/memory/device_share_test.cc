@@ -141,6 +141,27 @@ TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
   EXPECT_EQ(process.driver->open_books(), "");
 }
 
+/// What was found to corrupt is not tried again, and costs no memory; the other way is there each time.
+TEST(DeviceShare, RanksOfOneProcessGoRoundAPairThatCorrupts) {
+  Process process(2);
+  process.driver->pairs(0, 1, Truth::kCorrupts);
+  const SharedTable table(2);
+  std::array<size_t, 2> used{};
+  as_threads(2, [&](int rank) {
+    for (int time = 0; time < 3; ++time) {
+      SharedExchange exchange(table, rank);
+      {
+        const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+        EXPECT_EQ(share.peer(1 - rank).kind, ShareKind::kHost) << share.complaints();
+        write_and_look(share, exchange, rank, 2);
+      }
+      (void)exchange.all_gather({});
+      if (time == 1) used[size_t(rank)] = process.home->made(rank)->used();
+    }
+    EXPECT_EQ(process.home->made(rank)->used(), used[size_t(rank)]);
+  });
+}
+
 /// One process may stand alone.
 TEST(DeviceShare, OneRankHasItselfAlone) {
   Process process(1);
