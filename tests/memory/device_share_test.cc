@@ -148,8 +148,8 @@ TEST(DeviceShare, RanksOfOneProcessGoRoundAPairThatCorrupts) {
   const SharedTable table(2);
   std::array<size_t, 2> used{};
   as_threads(2, [&](int rank) {
+    SharedExchange exchange(table, rank);
     for (int time = 0; time < 3; ++time) {
-      SharedExchange exchange(table, rank);
       {
         const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
         EXPECT_EQ(share.peer(1 - rank).kind, ShareKind::kHost) << share.complaints();
