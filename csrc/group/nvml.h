@@ -46,7 +46,7 @@ class Nvml {
   virtual std::string why_no_peer_access(int a, int b) = 0;
 };
 
-/// libnvidia-ml, loaded for as long as this lives. Throws Error where there is none, or it cannot be used.
+/// libnvidia-ml, which stays loaded. Throws Error where there is none, or it cannot be used.
 /// path: instead of the system's; for tests.
 std::unique_ptr<Nvml> nvml_library(const char* path = nullptr);
 

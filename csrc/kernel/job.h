@@ -66,7 +66,7 @@ struct Job {
   Pushed algorithm = Pushed::kExchangePackets;
   Pieces send;               ///< what goes to each rank; to itself too
   Pieces recv;               ///< where each rank's part of the result goes
-  uint64_t patience_ns = 0;  ///< how long a kernel may wait; 0: until it is aborted
+  uint64_t patience_ns = 0;  ///< from its beginning, until a wait gives up; 0: until it is aborted
 };
 
 /// What a launch is handed beside jobs: the pieces that they list.

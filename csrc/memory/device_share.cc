@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -136,6 +137,7 @@ class Meeting {
   ShareKind kind_to_make() const;
   Offer prepare(const DeviceRegion& region, ShareKind kind);
   void hand_over(int fd, const std::vector<bool>& to);
+  std::vector<Fd> trade(Offer mine, const std::function<void(Offer&)>& fill, const std::vector<bool>& over_socket);
   void exchange_offers(const Offer& mine);
   std::vector<Fd> collect(const std::vector<bool>& from);
   std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, const Fd& fd);
@@ -256,6 +258,19 @@ void Meeting::hand_over(int fd, const std::vector<bool>& to) {
       throw Error(Code::kPeerDied, "nvx: " + of_rank(int(r)) + " cannot be reached over its Unix socket (" +
                                        std::strerror(errno) + "): it has ended, or belongs to another user");
   }
+}
+
+/// Tells all what fill() makes of mine, or why it could not, and collects the descriptors that are sent for it.
+std::vector<Fd> Meeting::trade(Offer mine, const std::function<void(Offer&)>& fill,
+                               const std::vector<bool>& over_socket) {
+  try {
+    fill(mine);
+  } catch (const Error& error) {
+    mine.ok = 0;
+    put(mine.said, std::string(error.what()).substr(5));
+  }
+  exchange_offers(mine);
+  return collect(over_socket);
 }
 
 void Meeting::exchange_offers(const Offer& mine) {
@@ -421,18 +436,13 @@ void Meeting::share_arenas() {
     with[r] = r != me() && (agreed != ShareKind::kHost || same_process(r));
     over_socket[r] = with[r] && !same_process(r) && kind == ShareKind::kFd;
   }
-  Offer offer;
-  try {
+  const auto fill = [&](Offer& offer) {
     share_.arena_ = &home_.arena(options_.device, kind);
     check_ = share_.arena_->allocate((ranks() + 1) * kCheckBytes);
     offer = prepare(share_.arena_->region(), kind);
     if (agreed == ShareKind::kFd) hand_over(share_.arena_->region().export_fd().get(), over_socket);
-  } catch (const Error& error) {
-    offer.ok = 0;
-    put(offer.said, std::string(error.what()).substr(5));
-  }
-  exchange_offers(offer);
-  const std::vector<Fd> fds = collect(over_socket);
+  };
+  const std::vector<Fd> fds = trade(Offer{}, fill, over_socket);
   std::vector<DevicePtr> at(ranks());
   pairs_ = verify(share_.arena_->region(), kind, with, fds, at);
   share_.peers_.resize(ranks());
@@ -463,19 +473,13 @@ void Meeting::share_windows() {
     with[r] = !pairs_[me() * ranks() + r].fine() && same_host(r);
     over_socket[r] = with[r] && !same_process(r);
   }
-  Offer offer = offers_[me()];
   const bool wanted = broken(me());
-  try {
-    if (wanted) {
-      offer = prepare(share_.arena_->window(), ShareKind::kHost);
-      hand_over(share_.arena_->window_fd(), over_socket);
-    }
-  } catch (const Error& error) {
-    offer.ok = 0;
-    put(offer.said, std::string(error.what()).substr(5));
-  }
-  exchange_offers(offer);
-  const std::vector<Fd> fds = collect(over_socket);
+  const auto fill = [&](Offer& offer) {
+    if (!wanted) return;
+    offer = prepare(share_.arena_->window(), ShareKind::kHost);
+    hand_over(share_.arena_->window_fd(), over_socket);
+  };
+  const std::vector<Fd> fds = trade(offers_[me()], fill, over_socket);
   std::vector<DevicePtr> at(ranks());
   const DeviceRegion& own = wanted ? share_.arena_->window() : share_.arena_->region();
   const std::vector<PairVerdict> windows = verify(own, ShareKind::kHost, with, fds, at);

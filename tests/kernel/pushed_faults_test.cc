@@ -152,9 +152,10 @@ TEST(PushedFaults, AfterAFailureNoOperationWritesAnything) {
   std::atomic_ref(twins.state(0).failed).store(1);
   Batch batch(twins, 0);
   batch.add(Pushed::kReducePackets, play_of(Collective::kAllReduce, 30, 2, 0));
-  const Bytes before(batch.out(), batch.out() + 120);
+  const Bytes before(batch.out(), batch.out() + 120), there(twins.pad(1).begin(), twins.pad(1).end());
   EXPECT_NE(batch.run(), "");
   EXPECT_TRUE(std::equal(before.begin(), before.end(), batch.out()));
+  EXPECT_TRUE(std::equal(there.begin(), there.end(), twins.pad(1).begin())) << "nor with the others";
 }
 
 // ---- Stamps that wrap

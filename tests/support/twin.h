@@ -8,6 +8,7 @@
 #include <mutex>
 #include <new>
 #include <random>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -48,7 +49,7 @@ class Crossing {
 
 /// What may be done wrong on purpose, and by whom.
 struct Mischief {
-  enum class Kind { kNone, kNoSync, kRelaxedSignal, kLostSignal } kind = Kind::kNone;
+  enum class Kind { kNone, kNoSync, kLostSignal } kind = Kind::kNone;
   uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
   uint64_t seed = 0;
 };
@@ -94,8 +95,7 @@ class TwinMachine {
   void signal(Word& at, Value value) const {
     dawdle();
     if (mischief_.kind == Mischief::Kind::kLostSignal) return;
-    const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
-    std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
+    std::atomic_ref(at).store(value, std::memory_order_release);
   }
   Stamp acquire(const Stamp& at) const {
     return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
@@ -163,6 +163,10 @@ class Twins {
   kernel::Control& control(int rank) { return *controls_[size_t(rank)]; }
   Mischief& mischief(int rank) { return mischief_[size_t(rank)]; }
   kernel::RankState& state(int rank) { return *reinterpret_cast<kernel::RankState*>(states_[size_t(rank)].get()); }
+  /// All of a rank's pad.
+  std::span<const std::byte> pad(int rank) const {
+    return {pads_[size_t(rank)].get(), kernel::DevicePad{shape_.device}.bytes()};
+  }
   kernel::DeviceChannel channel(int rank) {
     return {shape_.device, uint32_t(rank), states_[size_t(rank)].get(), controls_[size_t(rank)].get()};
   }
