@@ -20,11 +20,13 @@ enum class Code {
 
 const char* name(Code code);
 
-/// What set-up throws.
+/// What set-up throws. Its text begins with "nvx: ".
 class Error : public std::runtime_error {
  public:
   Error(Code code, const std::string& what) : std::runtime_error(what), code_(code) {}
   Code code() const { return code_; }
+  /// The text without that, for a sentence that has it already.
+  std::string reason() const { return what() + 5; }
 
  private:
   Code code_;

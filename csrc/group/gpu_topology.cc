@@ -161,7 +161,7 @@ GpuTopology look_at_gpus() {
     return look_at_gpus(*nvml_library());
   } catch (const Error& error) {
     GpuTopology nothing;
-    nothing.none = std::string(error.what()).substr(5);  // without "nvx: "
+    nothing.none = error.reason();
     return nothing;
   }
 }

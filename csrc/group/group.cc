@@ -253,7 +253,7 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
     try {
       hold_lease(choice.lease_bytes);
     } catch (const Error& error) {
-      return fail(error.code(), error.what() + 5, "");  // the others will wait for this rank in vain
+      return fail(error.code(), error.reason(), "");  // the others will wait for this rank in vain
     }
     MutexLock lock(lease_mutex_);
     channel_->lease(lease_.offset, lease_.bytes);

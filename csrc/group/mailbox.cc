@@ -312,7 +312,7 @@ bool Mailbox::stream(int rank) {
     try {
       if (message->moved_ == 0 && !lease(peer, rank, message->bytes)) break;
     } catch (const Error& error) {
-      finish(message, group_.fail(error.code(), error.what() + 5, "in send"));
+      finish(message, group_.fail(error.code(), error.reason(), "in send"));
       peer.streaming.pop_front();
       return true;
     }

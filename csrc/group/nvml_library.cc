@@ -4,11 +4,11 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 
 #include "base/error.h"
 #include "group/nvml.h"
 #include "group/nvml_abi.h"
+#include "group/topology.h"
 
 namespace nvx {
 namespace {
@@ -50,13 +50,6 @@ std::string bus_of(const nvml::PciInfo& info) {
   std::string bus(info.bus_legacy, strnlen(info.bus_legacy, sizeof info.bus_legacy));
   std::transform(bus.begin(), bus.end(), bus.begin(), [](unsigned char c) { return char(std::tolower(c)); });
   return bus;
-}
-
-std::string line_of(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
 }
 
 /// NVML counts its versions of NVLink; and the rate that each has a lane, should the GPU itself not tell.
@@ -136,9 +129,9 @@ class NvmlLibrary : public Nvml {
     nvml::PciInfo pci{};
     if (api_.nvmlDeviceGetPciInfo_v3(device, &pci) == nvml::kSuccess) gpu.bus = bus_of(pci);
     const std::string sys = "/sys/bus/pci/devices/" + gpu.bus;
-    const std::string node = line_of(sys + "/numa_node");
+    const std::string node = read_line(sys + "/numa_node");
     gpu.numa = node.empty() ? -1 : std::atoi(node.c_str());
-    gpu.cpus = line_of(sys + "/local_cpulist");
+    gpu.cpus = read_line(sys + "/local_cpulist");
     const auto number = [&](auto ask) {
       unsigned value = 0;
       return ask(device, &value) == nvml::kSuccess ? int(value) : 0;

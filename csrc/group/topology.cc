@@ -19,13 +19,6 @@
 namespace nvx {
 namespace {
 
-std::string read_line(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
 /// Ranks share a host when they share a kernel and a network namespace, or say so.
 uint64_t host_hash(const std::string& said) {
   if (!said.empty()) return Hash().add(said).value();
@@ -53,7 +46,7 @@ uint32_t usable_cores() {
 
 uint64_t cache_bytes(int index) {
   const std::string path = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size";
-  return uint64_t(std::strtoull(read_line(path.c_str()).c_str(), nullptr, 10)) << 10;  // "1024K"
+  return uint64_t(std::strtoull(read_line(path).c_str(), nullptr, 10)) << 10;  // "1024K"
 }
 
 void put(char* field, size_t size, const std::string& text) {
@@ -68,6 +61,13 @@ bool terminated(const char (&field)[N]) {
 }
 
 }  // namespace
+
+std::string read_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
 
 Hello describe_self(int rank, const std::string& host) {
   const std::string& said = host.empty() ? config().host_id : host;

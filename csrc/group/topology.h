@@ -48,6 +48,9 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
 std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses);
 std::vector<std::vector<std::byte>> decode_addresses(std::span<const uint8_t> value, size_t count);
 
+/// The first line of a file; empty where it cannot be read.
+std::string read_line(const std::string& path);
+
 /// Who is where, and what every rank may count on. The same on every rank.
 struct Topology {
   std::vector<Hello> ranks;

@@ -95,7 +95,7 @@ PairVerdict run_check(const std::shared_ptr<DeviceDriver>& driver, const PairChe
     try {
       return Errand(driver, check, deadline).move_data();
     } catch (const Error& error) {
-      return {PairState::kRefused, std::string(error.what()).substr(5)};
+      return {PairState::kRefused, error.reason()};
     }
   };
   try {

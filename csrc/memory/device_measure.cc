@@ -61,7 +61,7 @@ PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, in
     try {
       return measure(driver, from, to, deadline);
     } catch (const Error& error) {
-      return {0, 0, std::string(error.what()).substr(5)};
+      return {0, 0, error.reason()};
     }
   };
   try {

@@ -172,7 +172,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
       how();
       probe.kinds |= 1u << int(kind);
     } catch (const Error& error) {
-      probe.why_not[int(kind)] = std::string(error.what()).substr(5);  // without "nvx: "
+      probe.why_not[int(kind)] = error.reason();
     }
   };
   DeviceFacts facts;

@@ -267,7 +267,7 @@ std::vector<Fd> Meeting::trade(Offer mine, const std::function<void(Offer&)>& fi
     fill(mine);
   } catch (const Error& error) {
     mine.ok = 0;
-    put(mine.said, std::string(error.what()).substr(5));
+    put(mine.said, error.reason());
   }
   exchange_offers(mine);
   return collect(over_socket);
@@ -354,7 +354,7 @@ PairVerdict Meeting::reach(size_t r, ShareKind kind, const Fd& fd, DevicePtr* at
       *at = region->base();
     }
   } catch (const Error& error) {
-    return {PairState::kRefused, std::string(error.what()).substr(5)};
+    return {PairState::kRefused, error.reason()};
   }
   const DevicePtr part = *at + offer.check;
   const PairCheck check{options_.device, part, offer.seed, part + (me() + 1) * kCheckBytes, mark(offers_[me()], r)};

@@ -75,7 +75,7 @@ py::dict gpu_topology(bool measure) {
       if (measure && topology.gpus.size() > 1)
         measure_pairs(topology, driver_library(), Deadline::after(std::chrono::minutes(1)));
     } catch (const Error& error) {
-      unmeasured = std::string(error.what()).substr(5);  // without "nvx: "
+      unmeasured = error.reason();
     }
   }
   py::list warnings;
