@@ -12,15 +12,13 @@ endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(nvx_flags INTERFACE -Wthread-safety)
 endif()
-if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(nvx_flags INTERFACE -Wno-restrict)  # gcc 12 sees overlaps in std::string's operator+ (GCC bug 105651)
-endif()
 if(NVX_WERROR)
   target_compile_options(nvx_flags INTERFACE -Werror)
 endif()
 
 if(NVX_SANITIZE)
-  target_compile_options(nvx_flags INTERFACE -fsanitize=${NVX_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_compile_options(nvx_flags INTERFACE -fsanitize=${NVX_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer
+    "$<IF:$<CONFIG:Debug>,-g,-O1;-g1>")  # to compile them is what takes long, and stacks need no more than lines
   target_link_options(nvx_flags INTERFACE -fsanitize=${NVX_SANITIZE})
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     target_compile_options(nvx_flags INTERFACE -Wno-pass-failed)  # loops with checks in them do not vectorise

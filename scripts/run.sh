@@ -206,9 +206,11 @@ run_cpp_tests() {
   fi
   local generator=()
   if has ninja; then generator=(-G Ninja); fi
-  cmake -S . -B build/cpp "${generator[@]}" -DNVX_TESTS=ON -DNVX_PYTHON=OFF >"$logs/cmake.log" 2>&1 ||
+  local folder=build/make/cpp  # as deep as setup.py's folder and the gates': so ccache knows their objects again
+  # shellcheck disable=SC2086
+  cmake -S . -B $folder "${generator[@]}" -DNVX_TESTS=ON -DNVX_PYTHON=OFF ${CMAKE_ARGS:-} >"$logs/cmake.log" 2>&1 ||
     { cat "$logs/cmake.log"; return 1; }
-  cmake --build build/cpp --parallel "$jobs" && ctest --test-dir build/cpp -j "$jobs" --output-on-failure \
+  cmake --build $folder --parallel "$jobs" && ctest --test-dir $folder -j "$jobs" --output-on-failure \
     --output-junit "$root/build/results/cpp.xml" | tee "$logs/ctest.log" | sed -u -n -e '/Failed\|\*\*\*/p' -e '/tests passed/p'
 }
 

@@ -43,21 +43,19 @@ namespace {
 /// Never closed but by the end of the process: peers may ask this one for a sign of life between two groups.
 struct Home {
   Mutex mutex;
-  std::shared_ptr<Wire>* wire GUARDED_BY(mutex) = new std::shared_ptr<Wire>;
-  pid_t owner GUARDED_BY(mutex) = 0;
-
-  std::shared_ptr<Wire>& current() REQUIRES(mutex) {
-    if (owner != getpid()) {
-      if (*wire) wire = new std::shared_ptr<Wire>;  // a forked child: the parent's link is not its own
-      owner = getpid();
-    }
-    return *wire;
-  }
+  std::shared_ptr<Wire> wire GUARDED_BY(mutex);
 };
 
+Home*& current_home() {
+  static Home* home = new Home;
+  return home;
+}
+
 Home& home() {
-  static Home* const home = new Home;
-  return *home;
+  // A forked child begins with one of its own: the parent's link is not its own, and was perhaps locked.
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { current_home() = new Home; });
+  (void)kRegistered;
+  return *current_home();
 }
 
 }  // namespace
@@ -65,15 +63,14 @@ Home& home() {
 std::shared_ptr<Wire> Wire::here() {
   Home& h = home();
   MutexLock lock(h.mutex);
-  std::shared_ptr<Wire>& wire = h.current();
-  if (!wire) wire = std::make_shared<Wire>(open_ucx(), silence());
-  return wire;
+  if (!h.wire) h.wire = std::make_shared<Wire>(open_ucx(), silence());
+  return h.wire;
 }
 
 std::shared_ptr<Wire> Wire::opened() {
   Home& h = home();
   MutexLock lock(h.mutex);
-  return h.current();
+  return h.wire;
 }
 
 Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)

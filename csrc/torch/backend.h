@@ -172,7 +172,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   Options options_ GUARDED_BY(mutex_);
   std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);
   struct Child {
-    c10::intrusive_ptr<c10d::Store> store;
+    c10::weak_intrusive_ptr<c10d::Store> store;
     std::weak_ptr<Group> group;
   };
   std::map<std::string, Child> children_ GUARDED_BY(mutex_);  // by name

@@ -184,11 +184,13 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_pt
                                                          int rank, int size, std::vector<uint64_t> global_ranks) {
   const std::string name = opts ? opts->group_name : "";
   std::shared_ptr<Group> there;
+  c10::intrusive_ptr<c10d::Store> its_store;  // let go when the lock is
   {
     // torch up to 2.13 asks once for each device type, with the same store and name.
     MutexLock lock(mutex_);
     const auto known = children_.find(name);
-    if (known != children_.end() && known->second.store == store) there = known->second.group.lock();
+    if (known != children_.end()) its_store = known->second.store.lock();
+    if (its_store && its_store == store) there = known->second.group.lock();
   }
   auto options = c10::make_intrusive<Options>(opts ? opts->timeout : group_->timeout());
   options->group_name = name;
@@ -200,7 +202,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_pt
   auto child = c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
   MutexLock lock(mutex_);
   std::erase_if(children_, [](const auto& known) { return known.second.group.expired(); });
-  children_.insert_or_assign(name, Child{store, child->group_});
+  children_.insert_or_assign(name, Child{c10::weak_intrusive_ptr<c10d::Store>(store), child->group_});
   return child;
 }
 

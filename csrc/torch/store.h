@@ -15,7 +15,9 @@ namespace nvx {
 class TorchStore final : public Store {
  public:
   TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks)
-      : store_(std::move(store)), longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
+      : store_(std::move(store)),
+        first_pause_(std::max(kFirstPause, ranks * kPauseOfARank / 40)),
+        longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override { store_->set(key, value); }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
@@ -23,14 +25,13 @@ class TorchStore final : public Store {
     const auto end = Clock::now() + span;
     if (key != asked_for_) {
       asked_for_ = key;
-      pause_ = kFirstPause;
-      next_ = Clock::now();
+      began_ = next_ = Clock::now();
     }
     for (;;) {
       if (Clock::now() >= next_) {
         if (store_->check({key})) return store_->get(key);
-        next_ = Clock::now() + pause_;
-        pause_ = std::min(2 * pause_, longest_pause_);
+        const Clock::time_point now = Clock::now();
+        next_ = now + std::clamp<std::chrono::nanoseconds>((now - began_) / 4, first_pause_, longest_pause_);
       }
       if (Clock::now() >= end) return std::nullopt;
       std::this_thread::sleep_until(std::min<Clock::time_point>(next_, end));
@@ -39,14 +40,13 @@ class TorchStore final : public Store {
   int64_t add(const std::string& key, int64_t n) override { return store_->add(key, n); }
 
  private:
-  static constexpr std::chrono::microseconds kFirstPause{200}, kLongestPause{10'000};
+  static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
   static constexpr std::chrono::microseconds kPauseOfARank{200};  // so all together ask 5000 times a second
 
   c10::intrusive_ptr<c10d::Store> store_;
-  const std::chrono::nanoseconds longest_pause_;
+  const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string asked_for_;  // the key that is waited for, over several calls
-  std::chrono::nanoseconds pause_{kFirstPause};
-  Clock::time_point next_{};
+  Clock::time_point began_{}, next_{};
 };
 
 }  // namespace nvx

@@ -113,8 +113,12 @@ def set_timeout(timeout, group=None):
 
     torch's own `_set_pg_timeout` ignores backends it does not know the name of, up to 2.13.
     """
+    import datetime
+
     import torch.distributed as dist
 
+    if not isinstance(timeout, datetime.timedelta):
+        raise TypeError(f"nvx.set_timeout: timeout must be a datetime.timedelta, not {type(timeout).__name__}")
     _load().set_timeout(_backend(group if group is not None else dist.group.WORLD), timeout)
 
 
@@ -155,6 +159,10 @@ def __getattr__(name):
     if name in ("ArgumentError", "ArgumentTypeError"):
         return getattr(_load(), name)
     raise AttributeError(f"module 'nvx' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})
 
 
 # Registers where no entry point does: a source tree on PYTHONPATH, or TORCH_DEVICE_BACKEND_AUTOLOAD=0. It comes last,

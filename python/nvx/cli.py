@@ -8,7 +8,7 @@ import sys
 COMMANDS = {
     "demo": ("nvx.demo", "train a small model over nvx and over gloo, side by side"),
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
-    "bench": ("nvx.bench", "time collectives against another backend, in nccl-tests' columns"),
+    "bench": ("nvx.bench", "time collectives against another backend, in nccl-tests' columns, and plot them"),
     "topo": ("nvx.commands.topo", "show this machine, how its GPUs are joined, and what nvx would use"),
     "explain": ("nvx.commands.explain", "say what a collective of some size would run, and why"),
     "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and what is set"),

@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import resource
 import socket
 import subprocess
@@ -26,6 +27,7 @@ import nvx
 SCHEMA = 1
 RANKS = 2
 HOOK_LIMIT_MS = 5.0
+RANK_FAILED = (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException)
 
 
 @dataclasses.dataclass
@@ -221,9 +223,13 @@ SMOKE = (
 )
 
 
-def run_smoke(rank, ranks, folder):
-    """One rank: every smoke test in turn, the verdicts into a file of its own."""
+def run_smoke(rank, ranks, folder, apart):
+    """One rank, on a host by itself if they are to be apart: every smoke test in turn, the verdicts into a file of its
+    own, and there what it says of the way between hosts into another."""
     warnings.simplefilter("ignore", FutureWarning)  # torch renames the _tensor calls; both names stay
+    if apart:
+        os.environ.update(NVX_HOST_ID=f"doctor-{rank}", NVX_DEBUG="info")
+        os.dup2(os.open(f"{folder}/{rank}.log", os.O_WRONLY | os.O_CREAT), 2)
     limit = datetime.timedelta(seconds=30)
     began = time.perf_counter()
     dist.init_process_group("nvx", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=limit)
@@ -237,23 +243,50 @@ def run_smoke(rank, ranks, folder):
         json.dump({"wrong": wrong, "seconds": time.perf_counter() - began}, file)
 
 
+def last_line(text):
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def smoke(folder, apart=False):
+    """All ranks; the seconds it took, and the names of those whose results were wrong."""
+    torch.multiprocessing.spawn(run_smoke, args=(RANKS, folder, apart), nprocs=RANKS)
+    verdicts = []
+    for rank in range(RANKS):
+        with open(f"{folder}/{rank}.json") as file:
+            verdicts.append(json.load(file))
+    return max(v["seconds"] for v in verdicts), sorted({name for v in verdicts for name in v["wrong"]})
+
+
 def check_smoke():
     names = ", ".join(test.__name__.removeprefix("smoke_") for test in SMOKE)
     with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
         try:
-            torch.multiprocessing.spawn(run_smoke, args=(RANKS, folder), nprocs=RANKS)
-        except torch.multiprocessing.ProcessException as error:
-            last = str(error).strip().splitlines()[-1]
-            return Finding("collectives", "FAIL", f"a rank failed: {last}", "NVX_DEBUG=info nvx doctor says more")
-        verdicts = []
-        for rank in range(RANKS):
-            with open(f"{folder}/{rank}.json") as file:
-                verdicts.append(json.load(file))
-    wrong = sorted({name for verdict in verdicts for name in verdict["wrong"]})
+            seconds, wrong = smoke(folder)
+        except RANK_FAILED as error:
+            text = f"a rank failed: {last_line(str(error))}"
+            return Finding("collectives", "FAIL", text, "NVX_DEBUG=info nvx doctor says more")
     if wrong:
         return Finding("collectives", "FAIL", f"wrong results from {', '.join(wrong)}", "please report this")
-    seconds = max(verdict["seconds"] for verdict in verdicts)
     return okay("collectives", f"{names} exact on {RANKS} ranks, with set-up {seconds:.2f} s")
+
+
+def check_between_hosts():
+    """The same with each rank on a host by name, so that what passes between them goes over UCX. One host can do
+    without, so nothing here is a failure but a wrong result."""
+    name = "between hosts"
+    if not nvx._load().build_info()["ucx"]:
+        text = "built without UCX: a group that spans hosts is refused"
+        return Finding(name, "WARN", text, "for several hosts: pip install libucx-cu13, and build nvx again")
+    with tempfile.TemporaryDirectory(prefix="nvx-doctor-") as folder:
+        try:
+            _, wrong = smoke(folder, apart=True)
+        except RANK_FAILED as error:
+            return Finding(name, "WARN", f"a rank failed: {last_line(str(error))}", "docs/hosts.md says what UCX needs")
+        with open(f"{folder}/0.log") as file:
+            way = re.search(r"between hosts: (.*)", file.read())
+    if wrong:
+        return Finding(name, "FAIL", f"wrong results from {', '.join(wrong)}", "please report this")
+    return okay(name, f"{way.group(1) if way else 'UCX'}; the same exact between two hosts by name")
 
 
 def examine():
@@ -264,6 +297,7 @@ def examine():
         yield findings[-1]
     if all(finding.state != "FAIL" for finding in findings):
         yield check_smoke()
+        yield check_between_hosts()
 
 
 def main(arguments=None):

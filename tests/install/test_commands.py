@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import nvx as nvx_module
 import pytest
 import torch
 from nvx import cli, demo, doctor
@@ -43,6 +44,24 @@ def test_doctor_passes_here_and_says_so_in_json():
     assert report["schema"] == doctor.SCHEMA
     states = {finding["name"]: finding["state"] for finding in report["findings"]}
     assert states["build"] == states["registration"] == states["collectives"] == "OKAY"
+    assert states["between hosts"] == ("OKAY" if nvx_module._load().build_info()["ucx"] else "WARN")
+
+
+def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
+    found = doctor.check_between_hosts()
+    if found.state == "OKAY":
+        assert re.match(r"UCX \d+\.\d+\.\d+ \(.*libucp.*\), \w+.*; the same exact between two hosts", found.text)
+
+    def fails(function, args, nprocs):
+        raise torch.multiprocessing.ProcessRaisedException("rank 0\nRuntimeError: nvx: no libucp here", 0, 1)
+
+    monkeypatch.setattr(torch.multiprocessing, "spawn", fails)
+    monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"ucx": True})
+    found = doctor.check_between_hosts()
+    assert (found.state, found.text) == ("WARN", "a rank failed: RuntimeError: nvx: no libucp here")
+    assert doctor.check_smoke().state == "FAIL"
+    monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"ucx": False})
+    assert "pip install libucx" in doctor.check_between_hosts().hint
 
 
 def test_doctor_gives_a_hint_with_whatever_is_wrong(monkeypatch, capsys):
@@ -54,6 +73,7 @@ def test_doctor_gives_a_hint_with_whatever_is_wrong(monkeypatch, capsys):
 def test_doctor_fails_on_warnings_only_when_strict(monkeypatch):
     monkeypatch.setattr(doctor, "CHECKS", (lambda: doctor.Finding("disk", "WARN", "warm", "open a window"),))
     monkeypatch.setattr(doctor, "check_smoke", lambda: doctor.okay("collectives", "not run"))
+    monkeypatch.setattr(doctor, "check_between_hosts", lambda: doctor.okay("between hosts", "not run"))
     assert doctor.main([]) == 0
     assert doctor.main(["--strict"]) == 1
 

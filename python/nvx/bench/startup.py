@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import socket
+import os
 import statistics
 import tempfile
 import time
@@ -42,14 +42,15 @@ class Meeting:
         self.store.set(f"{self.count}/{self.rank}", repr(value))
         return max(float(self.store.get(f"{self.count}/{rank}")) for rank in range(self.ranks))
 
-    def free_port(self) -> int:
-        """A port nobody listens on, named by rank 0."""
-        port = 0
+    def store_server(self, timeout: timedelta) -> tuple[Any, int]:
+        """A store that listens before anybody connects, as torchrun's does, and its port. Who comes before a store
+        listens tries again only half a second later, which would be all that is measured."""
+        import torch.distributed as dist
+
+        server = None
         if self.rank == 0:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-        return int(self.largest(port))
+            server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        return server, int(self.largest(server.port if server else 0))
 
 
 def work(arguments: argparse.Namespace) -> int:
@@ -64,20 +65,24 @@ def work(arguments: argparse.Namespace) -> int:
     backend = torch_backend(arguments.worker)
     meeting = Meeting(arguments.rendezvous.removeprefix("file://"), rank, ranks)
     took: list[float] = []
+    timeout = timedelta(seconds=arguments.timeout)
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")  # all ranks are clients
     for _ in range(1 + AGAIN):
-        port = meeting.free_port()
+        server, port = meeting.store_server(timeout)
         tensor = torch.ones(2)
         meeting.largest(0)
         began = time.perf_counter()
         dist.init_process_group(
             backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
-            timeout=timedelta(seconds=arguments.timeout),
+            timeout=timeout,
         )  # fmt: skip
         dist.all_reduce(tensor)
         took.append(meeting.largest(time.perf_counter() - began))
         if float(tensor[0]) != ranks and backend != "fake":
             raise RuntimeError(f"the first all_reduce over {backend} gave {float(tensor[0])}, not {ranks}")
         dist.destroy_process_group()
+        meeting.largest(0)
+        del server
     if rank == 0:
         Path(arguments.into).write_text(json.dumps(took))
     meeting.largest(0)
