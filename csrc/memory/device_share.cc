@@ -64,9 +64,10 @@ bool Meeting::share_arenas() {
   std::optional<std::vector<Fd>> fds = trade(Offer{}, fill, over_socket);
   if (!fds) return false;
   std::vector<DevicePtr> at(ranks());
-  pairs_ = verify(share_.arena_->hold(), agreed, with, *std::move(fds), at);
+  const std::shared_ptr<DeviceRegion>& own_region = share_.arena_->hold();
+  pairs_ = verify(own_region, own_region->kind(), with, *std::move(fds), at);
   share_.peers_.resize(ranks());
-  const DevicePtr mine = share_.arena_->region().base();
+  const DevicePtr mine = own_region->base();
   const bool is_known = own().uuid != decltype(own().uuid){};
   for (size_t r = 0; r < ranks(); ++r) {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : agreed;

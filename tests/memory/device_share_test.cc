@@ -108,6 +108,25 @@ TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
   EXPECT_EQ(process.driver->open_books(), "");
 }
 
+/// A third rank, in another process, has nothing but host memory to share: that is between the processes.
+TEST(DeviceShare, RanksOfOneProcessKeepPointersWhateverOthersLack) {
+  Process both(2), other(3);
+  for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) other.driver->lacks(kind);
+  const SharedTable table(3);
+  as_threads(3, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const DeviceShare share(*(rank < 2 ? both : other).home, exchange, options_of(rank, 3, rank));
+    EXPECT_EQ(share.agreement().kind, ShareKind::kHost);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(share.peer(r).kind, (r < 2) == (rank < 2) ? ShareKind::kPointer : ShareKind::kHost) << rank << r;
+    }
+    if (rank < 2) {
+      EXPECT_EQ(share.peer(1 - rank).theirs, both.home->made(1 - rank)->region().base());
+    }
+    write_and_look(share, exchange, rank, 3);
+  });
+}
+
 /// What was found to corrupt is not tried again, and costs no memory; the other way is there each time.
 TEST(DeviceShare, RanksOfOneProcessGoRoundAPairThatCorrupts) {
   Process process(2);
