@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/error.h"
+#include "memory/apart.h"
 
 namespace nvx {
 namespace {
@@ -114,6 +115,24 @@ void judge(GpuTopology& topology) {
   warn_of_speed(topology);
 }
 
+/// "0000:3b:00.0" of NVML may be "00000000:3B:00.0" elsewhere.
+std::string key_of(std::string bus) {
+  std::transform(bus.begin(), bus.end(), bus.begin(), [](unsigned char c) { return char(std::tolower(c)); });
+  return bus.size() > 12 ? bus.substr(bus.size() - 12) : bus;
+}
+
+/// The driver's devices: CUDA_VISIBLE_DEVICES may hide some, and change their order.
+std::map<std::string, int> by_bus(DeviceDriver& driver) {
+  std::map<std::string, int> devices;
+  int count = 0;
+  if (driver.count(&count) != 0) count = 0;
+  for (int device = 0; device < count; ++device) {
+    DeviceFacts facts;
+    if (driver.describe(device, &facts) == 0) devices[key_of(facts.bus)] = device;
+  }
+  return devices;
+}
+
 }  // namespace
 
 const char* name(GpuPath path) {
@@ -166,26 +185,33 @@ GpuTopology look_at_gpus() {
   }
 }
 
-void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline) {
-  // "0000:3b:00.0" here may be "00000000:3B:00.0" there, and CUDA_VISIBLE_DEVICES may hide some.
-  const auto key = [](std::string bus) {
-    std::transform(bus.begin(), bus.end(), bus.begin(), [](unsigned char c) { return char(std::tolower(c)); });
-    return bus.size() > 12 ? bus.substr(bus.size() - 12) : bus;
+void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline,
+                   std::chrono::milliseconds each) {
+  const auto soon = [&] {
+    const Deadline own = Deadline::after(each);
+    return Deadline{own.start, std::min(own.end, deadline.end)};
   };
   std::map<std::string, int> devices;
-  int count = 0;
-  if (driver->count(&count) != 0) count = 0;
-  for (int device = 0; device < count; ++device) {
-    DeviceFacts facts;
-    if (driver->describe(device, &facts) == 0) devices[key(facts.bus)] = device;
+  std::string none;
+  try {
+    using Devices = std::map<std::string, int>;
+    devices = demand_apart<Devices>("the driver, asked for its GPUs,", soon(), [driver] { return by_bus(*driver); });
+  } catch (const Error& error) {
+    none = error.reason();
   }
   for (GpuPair& pair : topology.pairs) {
-    const auto a = devices.find(key(topology.gpus[size_t(pair.a)].bus));
-    const auto b = devices.find(key(topology.gpus[size_t(pair.b)].bus));
-    if (a == devices.end() || b == devices.end()) {
-      pair.measured.why_not = "CUDA_VISIBLE_DEVICES hides one of them";
+    const auto a = devices.find(key_of(topology.gpus[size_t(pair.a)].bus));
+    const auto b = devices.find(key_of(topology.gpus[size_t(pair.b)].bus));
+    std::string& why = pair.measured.why_not;
+    if (!none.empty()) {
+      why = none;
+    } else if (a == devices.end() || b == devices.end()) {
+      why = "CUDA_VISIBLE_DEVICES hides one of them";
+    } else if (deadline.passed(Clock::now())) {
+      why = "not tried: the others had taken all the time, " + how_long(deadline);
     } else {
-      pair.measured = measure_pair(driver, a->second, b->second, deadline);
+      pair.measured = measure_pair(driver, a->second, b->second, soon());
+      if (!why.empty()) why = of_gpu(pair.a) + " to " + of_gpu(pair.b) + ": " + why;
     }
   }
   judge(topology);

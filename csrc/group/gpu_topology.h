@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,8 +49,10 @@ GpuTopology look_at_gpus(Nvml& nvml);
 /// Of this machine; without a driver, or without GPUs, `none` says why. Never throws for want of them.
 GpuTopology look_at_gpus();
 
-/// Measures every pair, the devices of the driver being found by their buses, and judges anew.
-void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline);
+/// Measures every pair, the devices of the driver being found by their buses, and judges anew. Each pair has its time,
+/// and all together end by the deadline or soon after it; what was not measured says why.
+void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline,
+                   std::chrono::milliseconds each = std::chrono::seconds(10));
 
 /// What a PCIe link carries in one direction; 0 where it is not known.
 double pcie_gb_s(PcieLink link);

@@ -1,20 +1,31 @@
 #pragma once
 
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "base/deadline.h"
+#include "base/error.h"
 
+/// Calls that may never return. Each runs on a thread of its own, which is left to itself when its time is up, with all
+/// that it may still touch: so what it captures, it owns.
 namespace nvx {
 
-/// Runs what may never return on a thread of its own. Nothing if it has not returned by the deadline and a little more:
-/// the thread is then left to itself, with all that work holds on to. Throws std::system_error where there is no
-/// thread.
+/// How long a deadline gave: "2000 ms".
+inline std::string how_long(const Deadline& deadline) {
+  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - deadline.start).count()) +
+         " ms";
+}
+
+/// What work returns, or throws. Nothing if it has not returned by the deadline and a little more; what it returns
+/// then goes with its thread. Throws std::system_error where there is no thread.
 template <class Result>
 std::optional<Result> run_apart(std::function<Result()> work, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kGrace{250};  // for who has seen the deadline pass and says so
@@ -22,17 +33,107 @@ std::optional<Result> run_apart(std::function<Result()> work, const Deadline& de
     std::mutex mutex;
     std::condition_variable end;
     std::optional<Result> result;
+    std::exception_ptr thrown;
   };
   const auto desk = std::make_shared<Desk>();
-  std::thread([desk, work = std::move(work)] {
-    Result result = work();
+  std::thread([desk, work = std::move(work)]() mutable {
+    std::optional<Result> result;
+    std::exception_ptr thrown;
+    try {
+      result = work();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    work = nullptr;  // who has the result need not wait for what the work held
     const std::lock_guard lock(desk->mutex);
     desk->result = std::move(result);
+    desk->thrown = std::move(thrown);
     desk->end.notify_all();
   }).detach();
   std::unique_lock lock(desk->mutex);
-  desk->end.wait_until(lock, deadline.end + kGrace, [&] { return desk->result.has_value(); });
-  return desk->result;
+  desk->end.wait_until(lock, deadline.end == Clock::time_point::max() ? deadline.end : deadline.end + kGrace,
+                       [&] { return desk->result.has_value() || desk->thrown; });
+  if (desk->thrown) std::rethrow_exception(std::exchange(desk->thrown, nullptr));
+  return std::move(desk->result);
 }
+
+/// The same for who needs the result: throws Error where there is none, Code::kTimeout when it has not returned in
+/// time: "<what> did not return within 2000 ms".
+template <class Result>
+Result demand_apart(const std::string& what, const Deadline& deadline, std::function<Result()> work) {
+  try {
+    if (auto result = run_apart(std::move(work), deadline)) return *std::move(result);
+  } catch (const std::system_error&) {
+    throw Error(Code::kSystem, "nvx: " + what + ": the system gives no thread for it");
+  }
+  throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
+}
+
+/// One thing, made by the first who asks for it. Whoever asks meanwhile waits for that one; a making that failed is
+/// tried again by the next who asks, but never beside one that has not returned.
+template <class T>
+class MadeApart {
+ public:
+  /// Throws Error: what make has thrown, or kTimeout as above. Whoever asks after that is told so at once, until the
+  /// making returns at last.
+  T& get(const std::string& what, const Deadline& deadline, const std::function<std::unique_ptr<T>()>& make) {
+    std::unique_lock lock(state_->mutex);
+    if (state_->thing) return *state_->thing;
+    if (state_->making && state_->late) throw Error(Code::kTimeout, "nvx: " + what + " has not returned for long");
+    if (!state_->making) begin(what, make);
+    if (!state_->end.wait_until(lock, deadline.end, [&] { return !state_->making; })) {
+      state_->late = true;
+      throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
+    }
+    if (!state_->thing) throw Error(state_->failure->code(), state_->failure->what());  // each thrower its own
+    return *state_->thing;
+  }
+
+  /// Null until it is made.
+  T* made() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->thing.get();
+  }
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable end;
+    std::unique_ptr<T> thing;
+    std::optional<Error> failure;
+    bool making = false;
+    bool late = false;
+
+    void finish(std::function<std::unique_ptr<T>()> make) {
+      std::unique_ptr<T> made;
+      std::optional<Error> failed;
+      try {
+        made = make();
+      } catch (const Error& error) {
+        failed = error;
+      } catch (const std::exception& error) {
+        failed = Error(Code::kSystem, std::string("nvx: ") + error.what());
+      }
+      make = nullptr;
+      const std::lock_guard lock(mutex);
+      thing = std::move(made);
+      failure = std::move(failed);
+      making = false;
+      end.notify_all();
+    }
+  };
+
+  void begin(const std::string& what, const std::function<std::unique_ptr<T>()>& make) {
+    try {
+      std::thread([state = state_, make]() mutable { state->finish(std::move(make)); }).detach();
+    } catch (const std::system_error&) {
+      throw Error(Code::kSystem, "nvx: " + what + ": the system gives no thread for it");
+    }
+    state_->making = true;
+    state_->late = false;
+  }
+
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
 
 }  // namespace nvx

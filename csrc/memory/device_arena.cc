@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "memory/device_work.h"
 #include "memory/driver_library.h"
 
 namespace nvx {
@@ -14,50 +15,45 @@ std::string name_of(int device) { return "the shared memory of GPU " + std::to_s
 
 }  // namespace
 
-DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes)
+DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes,
+                         std::chrono::milliseconds patience)
     : driver_(std::move(driver)),
       region_(DeviceRegion::make(driver_, device, kind, bytes)),
+      patience_(patience),
       book_(bytes, kPage, name_of(device), [](Span) {}) {}
 
-void DeviceArena::open_window() {
-  if (window_) return;
-  Fd fd = make_host_window(region_->bytes());
-  window_ = DeviceRegion::pin(driver_, region_->device(), fd.get(), region_->bytes());
-  window_fd_ = std::move(fd);
-}
-
-const DeviceRegion& DeviceArena::window() {
-  MutexLock lock(mutex_);
-  open_window();
-  return *window_;
-}
-
-int DeviceArena::window_fd() {
-  MutexLock lock(mutex_);
-  open_window();
-  return window_fd_.get();
+DeviceArena::Window& DeviceArena::open_window() {
+  const std::string what =
+      "pinning " + std::to_string(region_->bytes() >> 10) + " KiB for GPU " + std::to_string(region_->device());
+  return window_.get(what, Deadline::after(patience_),
+                     [driver = driver_, device = region_->device(), bytes = region_->bytes()] {
+                       auto window = std::make_unique<Window>();
+                       window->fd = make_host_window(bytes);
+                       window->region = DeviceRegion::pin(driver, device, window->fd.get(), bytes);
+                       return window;
+                     });
 }
 
 Span DeviceArena::allocate(size_t bytes) {
-  constexpr std::chrono::milliseconds kPatience{5000};
   const Span span = book_.allocate(bytes);
-  bool zeroed = false;
-  try {
-    zeroed = fill_now(driver_, region_->device(), at(span.offset), 0, span.bytes, Deadline::after(kPatience));
-  } catch (const Error&) {
-    free(span);
-    throw;
+  const PairVerdict filled = fill_now(driver_, region_, span.offset, 0, span.bytes, Deadline::after(patience_));
+  const std::string what = "nvx: GPU " + std::to_string(region_->device()) + " did not fill " +
+                           std::to_string(span.bytes >> 10) + " KiB of its memory: " + filled.why;
+  switch (filled.state) {
+    case PairState::kFine: break;
+    case PairState::kHung:
+      quarantine(span);
+      throw Error(Code::kTimeout, what + ": is it in use by something that hangs?");
+    default: free(span); throw Error(Code::kSystem, what);
   }
-  if (!zeroed) {
-    quarantine(span);
-    throw Error(Code::kTimeout, "nvx: GPU " + std::to_string(region_->device()) + " did not fill " +
-                                    std::to_string(span.bytes >> 10) + " KiB of its memory within " +
-                                    std::to_string(kPatience.count() / 1000) +
-                                    " s: is it in use by something that hangs?");
-  }
-  MutexLock lock(mutex_);
-  if (window_) std::memset(window_->host() + span.offset, 0, span.bytes);
+  if (const Window* window = window_.made()) std::memset(window->region->host() + span.offset, 0, span.bytes);
   return span;
+}
+
+void DeviceArena::quarantine(Span span) {
+  book_.bury(span, [] { return false; });
+  region_->abandon();
+  if (const Window* window = window_.made()) window->region->abandon();
 }
 
 DeviceHome& DeviceHome::here() {
@@ -65,20 +61,36 @@ DeviceHome& DeviceHome::here() {
   return *kHome;
 }
 
-DeviceArena& DeviceHome::arena(int device, ShareKind kind) {
-  MutexLock lock(mutex_);
-  std::unique_ptr<DeviceArena>& arena = arenas_[device];
-  if (!arena) {
-    const size_t granule = share_granularity(*driver_, device, kind);
-    arena = std::make_unique<DeviceArena>(driver_, device, kind, (arena_bytes_ + granule - 1) / granule * granule);
+ShareProbe DeviceHome::probe(int device, std::chrono::milliseconds patience) {
+  ShareProbe before;
+  {
+    MutexLock lock(mutex_);
+    before = probes_[device];
   }
-  return *arena;
+  ShareProbe now = probe_share_kinds(driver_, device, {patience_, patience}, before);
+  MutexLock lock(mutex_);
+  return probes_[device] = std::move(now);
+}
+
+DeviceArena& DeviceHome::arena(int device, ShareKind kind) {
+  MadeApart<DeviceArena>* arena = nullptr;
+  {
+    MutexLock lock(mutex_);
+    arena = &arenas_[device];
+  }
+  const std::string what = "making " + std::to_string(arena_bytes_ >> 10) + " KiB of memory on GPU " +
+                           std::to_string(device) + " (" + name(kind) + ")";
+  return arena->get(
+      what, Deadline::after(patience_), [driver = driver_, device, kind, bytes = arena_bytes_, patience = patience_] {
+        const size_t granule = share_granularity(*driver, device, kind);
+        return std::make_unique<DeviceArena>(driver, device, kind, (bytes + granule - 1) / granule * granule, patience);
+      });
 }
 
 DeviceArena* DeviceHome::made(int device) {
   MutexLock lock(mutex_);
   const auto it = arenas_.find(device);
-  return it == arenas_.end() ? nullptr : it->second.get();
+  return it == arenas_.end() ? nullptr : it->second.made();
 }
 
 std::shared_ptr<DeviceRegion> DeviceHome::find(const Import& import) {

@@ -1,11 +1,13 @@
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "base/mutex.h"
+#include "memory/apart.h"
 #include "memory/arena.h"
 #include "memory/device_memory.h"
 
@@ -15,37 +17,46 @@ namespace nvx {
 /// have it mapped as long as they live, so nothing of it goes back to the driver before the process ends.
 class DeviceArena : public SpanSource {
  public:
-  DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes);
+  /// How long this process waits for its own device.
+  static constexpr std::chrono::milliseconds kPatience{20'000};
+
+  DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes,
+              std::chrono::milliseconds patience = kPatience);
 
   const ArenaId& id() const { return id_; }
   const DeviceRegion& region() const { return *region_; }
+  /// For calls that may outlive the arena.
+  const std::shared_ptr<DeviceRegion>& hold() const { return region_; }
   DevicePtr at(size_t offset) const { return region_->base() + offset; }
 
   /// Pinned host memory of the same size, of which each span has its part at the same offset. For pairs that cannot
-  /// reach each other's device memory; made when first asked for. Throws Error.
-  const DeviceRegion& window() EXCLUDES(mutex_);
-  int window_fd() EXCLUDES(mutex_);
+  /// reach each other's device memory; made when first asked for. Throws Error, kTimeout when the driver does not
+  /// return.
+  const DeviceRegion& window() { return *open_window().region; }
+  const std::shared_ptr<DeviceRegion>& hold_window() { return open_window().region; }
+  int window_fd() { return open_window().fd.get(); }
 
   /// Zeroed, in the window too. Throws Error when the arena is full, or the device does not answer.
-  Span allocate(size_t bytes) override EXCLUDES(mutex_);
+  Span allocate(size_t bytes) override;
   void free(Span span) override { book_.free(span); }
   void bury(Span span, std::function<bool()> released) override { book_.bury(span, std::move(released)); }
-  /// A span that a device which hangs may yet write to: never handed out again.
-  void quarantine(Span span) {
-    book_.bury(span, [] { return false; });
-  }
+  /// A span that a device which hangs may yet write to: never handed out again, and its memory never given back.
+  void quarantine(Span span);
   size_t used() { return book_.used(); }
 
  private:
-  void open_window() REQUIRES(mutex_);
+  struct Window {
+    Fd fd;
+    std::shared_ptr<DeviceRegion> region;
+  };
+  Window& open_window();
 
   const ArenaId id_ = random_arena_id();
-  std::shared_ptr<DeviceDriver> driver_;
-  std::unique_ptr<DeviceRegion> region_;
+  const std::shared_ptr<DeviceDriver> driver_;
+  const std::shared_ptr<DeviceRegion> region_;
+  const std::chrono::milliseconds patience_;
   SpanBook book_;
-  Mutex mutex_;
-  Fd window_fd_ GUARDED_BY(mutex_);
-  std::unique_ptr<DeviceRegion> window_ GUARDED_BY(mutex_);
+  MadeApart<Window> window_;
 };
 
 /// What this process shares of its devices and has mapped of others'. One a process; tests make more, to play several
@@ -57,14 +68,23 @@ class DeviceHome {
   /// Of this process, over libcuda; stays until it ends. Throws Error where there is no driver.
   static DeviceHome& here();
 
-  explicit DeviceHome(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes)
-      : driver_(std::move(driver)), arena_bytes_(arena_bytes) {}
+  /// patience: how long it waits for its own devices.
+  explicit DeviceHome(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes,
+                      std::chrono::milliseconds patience = DeviceArena::kPatience)
+      : driver_(std::move(driver)), arena_bytes_(arena_bytes), patience_(patience) {}
 
   /// Tells processes apart.
   const ArenaId& id() const { return id_; }
   const std::shared_ptr<DeviceDriver>& driver() const { return driver_; }
 
-  /// The arena of a device, made by the first who asks, in the kind that the ranks have agreed on. Throws Error.
+  std::chrono::milliseconds patience() const { return patience_; }
+
+  /// probe_share_kinds(), without what has hung before.
+  ShareProbe probe(int device, std::chrono::milliseconds patience) EXCLUDES(mutex_);
+
+  /// The arena of a device: one for all groups, made by the first who asks, in the kind that its ranks have agreed on.
+  /// Who asks for another kind, later or meanwhile, gets that one all the same, and must look. Throws Error, kTimeout
+  /// when the driver does not return.
   DeviceArena& arena(int device, ShareKind kind) EXCLUDES(mutex_);
   /// Null until it is made.
   DeviceArena* made(int device) EXCLUDES(mutex_);
@@ -87,8 +107,10 @@ class DeviceHome {
   const ArenaId id_ = random_arena_id();
   std::shared_ptr<DeviceDriver> driver_;
   const size_t arena_bytes_;
+  const std::chrono::milliseconds patience_;
   Mutex mutex_;
-  std::map<int, std::unique_ptr<DeviceArena>> arenas_ GUARDED_BY(mutex_);
+  std::map<int, MadeApart<DeviceArena>> arenas_ GUARDED_BY(mutex_);  // none of them ever goes
+  std::map<int, ShareProbe> probes_ GUARDED_BY(mutex_);              // the last of each device
   std::map<Import, std::weak_ptr<DeviceRegion>> imports_ GUARDED_BY(mutex_);
   std::map<Import, std::string> distrusted_ GUARDED_BY(mutex_);
 };

@@ -1,13 +1,10 @@
 #include "memory/device_check.h"
 
 #include <cstring>
-#include <functional>
-#include <system_error>
-#include <thread>
+#include <string>
+#include <utility>
 
-#include "base/error.h"
 #include "memory/apart.h"
-#include "memory/device_memory.h"
 
 namespace nvx {
 namespace {
@@ -35,75 +32,35 @@ size_t first_difference(const std::byte* at, uint64_t seed) {
   return kCheckBytes;
 }
 
-std::string in_time(const Deadline& deadline) {
-  return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - deadline.start).count()) +
-         " ms";
-}
-
-/// One check. Throws Error where the driver refuses.
-class Errand {
- public:
-  Errand(std::shared_ptr<DeviceDriver> driver, const PairCheck& check, const Deadline& deadline)
-      : driver_(std::move(driver)), check_(check), deadline_(deadline) {}
-
-  PairVerdict move_data() {
-    const int device = check_.device;
-    const auto buffer = DeviceRegion::pin(driver_, device, make_host_window(kCheckBytes).get(), kCheckBytes);
-    DeviceQueue queue = 0;
-    demand(*driver_, driver_->open_queue(device, &queue), "cuStreamCreate", device);
-    Undo undo;
-    undo.add([driver = driver_, device, queue] { (void)driver->close_queue(device, queue); });
-    const auto hung = [&](const char* what) {
-      undo.forget();
-      buffer->abandon();
-      return PairVerdict{PairState::kHung, std::string(what) + " did not end within " + in_time(deadline_)};
-    };
-    if (check_.from) {
-      demand(*driver_, driver_->copy(device, queue, buffer->base(), check_.from, kCheckBytes), "cuMemcpyAsync", device);
-      if (!drain(queue)) return hung("reading");
-      const size_t at = first_difference(buffer->host(), check_.expect);
+PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairCheck& check, const Deadline& deadline) {
+  const std::shared_ptr<DeviceRegion> buffer =
+      DeviceRegion::pin(driver, check.device, make_host_window(kCheckBytes).get(), kCheckBytes);
+  std::vector<std::shared_ptr<DeviceRegion>> touches = check.holds;
+  touches.push_back(buffer);
+  DeviceWork work(driver, check.device, std::move(touches));
+  const auto hung = [&](const char* what) {
+    return PairVerdict{PairState::kHung, std::string(what) + " did not end within " + how_long(deadline)};
+  };
+  return work.carry_out([&]() -> PairVerdict {
+    if (check.from) {
+      work.copy(buffer->base(), check.from, kCheckBytes);
+      if (!work.drain(deadline)) return hung("reading");
+      const size_t at = first_difference(buffer->host(), check.expect);
       if (at < kCheckBytes) return {PairState::kCorrupt, "what was read differs at byte " + std::to_string(at)};
     }
-    if (check_.to) {
-      write_pattern(buffer->host(), check_.leave);
-      demand(*driver_, driver_->copy(device, queue, check_.to, buffer->base(), kCheckBytes), "cuMemcpyAsync", device);
-      if (!drain(queue)) return hung("writing");
+    if (check.to) {
+      write_pattern(buffer->host(), check.leave);
+      work.copy(check.to, buffer->base(), kCheckBytes);
+      if (!work.drain(deadline)) return hung("writing");
     }
     return {};
-  }
-
- private:
-  /// False when it has not drained in time.
-  bool drain(DeviceQueue queue) {
-    for (bool done = false;;) {
-      demand(*driver_, driver_->drained(check_.device, queue, &done), "cuStreamQuery", check_.device);
-      if (done) return true;
-      if (deadline_.passed(Clock::now())) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-  }
-
-  const std::shared_ptr<DeviceDriver> driver_;
-  const PairCheck check_;
-  const Deadline deadline_;
-};
+  });
+}
 
 }  // namespace
 
 PairVerdict run_check(const std::shared_ptr<DeviceDriver>& driver, const PairCheck& check, const Deadline& deadline) {
-  const std::function<PairVerdict()> work = [driver, check, deadline]() -> PairVerdict {
-    try {
-      return Errand(driver, check, deadline).move_data();
-    } catch (const Error& error) {
-      return {PairState::kRefused, error.reason()};
-    }
-  };
-  try {
-    if (auto verdict = run_apart(work, deadline)) return *std::move(verdict);
-    return {PairState::kHung, "a call of the driver did not return within " + in_time(deadline)};
-  } catch (const std::system_error&) {
-    return {PairState::kRefused, "the system gives no thread to check with"};
-  }
+  return run_work([driver, check, deadline] { return move_data(driver, check, deadline); }, deadline);
 }
 
 }  // namespace nvx

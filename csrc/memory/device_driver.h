@@ -72,6 +72,8 @@ class DeviceDriver {
   virtual DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) = 0;
   virtual DriverCode open_ipc(int device, const HandleBytes& handle, DevicePtr* at) = 0;
   virtual DriverCode close_ipc(int device, DevicePtr at) = 0;
+  /// Where the allocation begins that this address is in, one of this process or one that was opened, and its size.
+  virtual DriverCode range(int device, DevicePtr at, DevicePtr* begin, size_t* bytes) = 0;
 
   /// What the driver says of it; a pair that is said to work may yet hang.
   virtual DriverCode can_reach(int device, int peer, bool* can) = 0;

@@ -15,8 +15,8 @@ struct PairSpeed {
   std::string why_not;  ///< not measured, for this reason
 };
 
-/// Both devices are this process's. No memory outlives it, unless the driver hangs: then it
-/// returns all the same. Peer access and the devices' contexts stay.
+/// Both devices are this process's. Returns at the deadline or soon after it. No memory outlives it but what a copy may
+/// still touch that is not known to have ended. Peer access and the devices' contexts stay.
 PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline);
 
 }  // namespace nvx

@@ -5,22 +5,19 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <thread>
 
+#include "base/contain.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "memory/apart.h"
 #include "memory/arena.h"
+#include "memory/device_work.h"
 
 namespace nvx {
 namespace {
 
 bool is_virtual(ShareKind kind) { return kind == ShareKind::kFabric || kind == ShareKind::kFd; }
-
-/// Nobody can be told: what undoes runs in destructors.
-void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call) {
-  if (code) NVX_LOG(kWarn, "%s was refused: %s", call, driver.words(code).c_str());
-}
 
 bool is_window(int memfd, size_t bytes) {
   struct stat facts {};
@@ -39,6 +36,10 @@ const char* name(ShareKind kind) {
 void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device) {
   if (code)
     throw Error(Code::kSystem, "nvx: " + call + " on GPU " + std::to_string(device) + ": " + driver.words(code));
+}
+
+void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call) {
+  if (code) NVX_LOG(kWarn, "%s was refused: %s", call, driver.words(code).c_str());
 }
 
 void demand_reach(DeviceDriver& driver, int device, int peer) {
@@ -72,9 +73,20 @@ void DeviceRegion::give_address(DeviceMemory memory) {
   const DevicePtr at = base_;
   const size_t bytes = bytes_;
   undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unreserve(at, bytes), "cuMemAddressFree"); });
-  demand_done(driver->map(at, bytes, memory), "cuMemMap");
+  demand_done(driver->map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes");
   undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unmap(at, bytes), "cuMemUnmap"); });
   demand_done(driver->allow(at, bytes, device_), "cuMemSetAccess");
+}
+
+/// A handle of a plain allocation does not say how large that is.
+void DeviceRegion::demand_room() const {
+  DevicePtr start = 0;
+  size_t bytes = 0;
+  demand_done(driver_->range(device_, base_, &start, &bytes), "cuMemGetAddressRange");
+  const bool inside = start <= base_ && base_ - start <= bytes;
+  const size_t room = inside ? bytes - (base_ - start) : 0;
+  NVX_CHECK(room >= bytes_,
+            "it is of " + std::to_string(room) + " bytes, not of the " + std::to_string(bytes_) + " that were offered");
 }
 
 std::unique_ptr<DeviceRegion> DeviceRegion::make(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
@@ -115,6 +127,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<Device
   region->demand_done(raw->open_ipc(device, handle, &region->base_), "cuIpcOpenMemHandle");
   region->undo_.add(
       [raw, device, at = region->base_] { note_refusal(*raw, raw->close_ipc(device, at), "cuIpcCloseMemHandle"); });
+  region->demand_room();
   return region;
 }
 
@@ -165,21 +178,38 @@ size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind) {
   return std::max(bytes, kPlain);
 }
 
-ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device) {
+ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times,
+                             const ShareProbe& before) {
   ShareProbe probe;
-  const auto attempt = [&](ShareKind kind, const auto& how) {
+  const auto attempt = [&](ShareKind kind, std::chrono::milliseconds span, const std::function<DeviceFacts()>& how) {
+    const uint32_t bit = 1u << int(kind);
+    std::string& why = probe.why_not[int(kind)];
+    if (before.hung & bit) {
+      probe.hung |= bit;
+      why = before.why_not[int(kind)];
+      return;
+    }
     try {
-      how();
-      probe.kinds |= 1u << int(kind);
+      probe.facts = demand_apart<DeviceFacts>("the driver, asked for it,", Deadline::after(span), how);
+      probe.kinds |= bit;
     } catch (const Error& error) {
-      probe.why_not[int(kind)] = error.reason();
+      if (error.code() == Code::kTimeout) probe.hung |= bit;
+      why = error.reason();
     }
   };
-  DeviceFacts facts;
-  attempt(ShareKind::kPointer,
-          [&] { demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device); });
+  attempt(ShareKind::kPointer, times.device, [driver, device] {
+    DeviceFacts facts;
+    demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
+    const DeviceWork none(driver, device, {});
+    return facts;
+  });
+  if (!probe.has(ShareKind::kPointer)) {
+    for (std::string& why : probe.why_not) why = probe.why_not[int(ShareKind::kPointer)];
+    return probe;
+  }
+  const DeviceFacts facts = probe.facts;
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
-    attempt(kind, [&] {
+    attempt(kind, times.kind, [driver, device, kind, facts] {
       NVX_CHECK(facts.can[int(kind)], "GPU " + std::to_string(device) + " says that it has none");
       const auto region = DeviceRegion::make(driver, device, kind, share_granularity(*driver, device, kind));
       if (kind == ShareKind::kFd) {
@@ -187,11 +217,13 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
       } else {
         (void)region->export_handle();
       }
+      return facts;
     });
   }
-  attempt(ShareKind::kHost, [&] {
+  attempt(ShareKind::kHost, times.kind, [driver, device, facts] {
     const size_t bytes = 65536;
     (void)DeviceRegion::pin(driver, device, make_host_window(bytes).get(), bytes);
+    return facts;
   });
   return probe;
 }
@@ -203,23 +235,15 @@ Fd make_host_window(size_t bytes) {
   return fd;
 }
 
-bool fill_now(const std::shared_ptr<DeviceDriver>& driver, int device, DevicePtr to, uint8_t value, size_t bytes,
-              const Deadline& deadline) {
-  DeviceDriver* const raw = driver.get();
-  DeviceQueue queue = 0;
-  demand(*raw, raw->open_queue(device, &queue), "cuStreamCreate", device);
-  Undo undo;
-  undo.add([raw, device, queue] { note_refusal(*raw, raw->close_queue(device, queue), "cuStreamDestroy"); });
-  demand(*raw, raw->fill(device, queue, to, value, bytes), "cuMemsetD8Async", device);
-  for (bool done = false;;) {
-    demand(*raw, raw->drained(device, queue, &done), "cuStreamQuery", device);
-    if (done) return true;
-    if (deadline.passed(Clock::now())) {
-      undo.forget();
-      return false;
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
+MappedRegions::~MappedRegions() {
+  if (regions_.empty()) return;
+  const auto last = std::make_shared<std::vector<std::shared_ptr<DeviceRegion>>>(std::move(regions_));
+  contain("giving back what was mapped of other ranks", [&] {
+    (void)demand_apart<bool>("the driver", Deadline::after(patience_), [last] {
+      last->clear();
+      return true;
+    });
+  });
 }
 
 }  // namespace nvx

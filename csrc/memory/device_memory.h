@@ -1,19 +1,21 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "base/deadline.h"
 #include "memory/device_driver.h"
 
 namespace nvx {
 
 /// Throws Error with the driver's words if it refused: "nvx: <call> on GPU 1: <words>".
 void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device);
+
+/// Logs a refusal, for destructors: nobody can be told there.
+void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call);
 
 /// Throws Error if the driver says of itself that one device cannot reach the other's memory.
 void demand_reach(DeviceDriver& driver, int device, int peer);
@@ -41,7 +43,8 @@ class DeviceRegion {
   /// New memory of this device, which only kind can share. bytes: a multiple of share_granularity(). Throws Error.
   static std::unique_ptr<DeviceRegion> make(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
                                             size_t bytes);
-  /// Memory that another process has made, for this device. Throws Error where the driver refuses.
+  /// Memory that another process has made, for this device. Throws Error where the driver refuses, or where it is
+  /// smaller than bytes.
   static std::unique_ptr<DeviceRegion> import_fd(std::shared_ptr<DeviceDriver> driver, int device, int fd,
                                                  size_t bytes);
   static std::unique_ptr<DeviceRegion> import_handle(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
@@ -68,7 +71,8 @@ class DeviceRegion {
   DeviceRegion(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind, size_t bytes)
       : driver_(std::move(driver)), device_(device), kind_(kind), bytes_(bytes) {}
   void give_address(DeviceMemory memory);
-  void demand_done(DriverCode code, const char* call) const { demand(*driver_, code, call, device_); }
+  void demand_room() const;
+  void demand_done(DriverCode code, const std::string& call) const { demand(*driver_, code, call, device_); }
 
   std::shared_ptr<DeviceDriver> driver_;
   int device_;
@@ -83,20 +87,39 @@ class DeviceRegion {
 /// What sizes of this kind must be multiples of. Throws Error.
 size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind);
 
-/// What this process can export, found by doing it with a small allocation.
+/// What this process can export, found by doing it with a small allocation. kPointer: the device works at all.
 struct ShareProbe {
   uint32_t kinds = 0;                     ///< a bit a kind
+  uint32_t hung = 0;                      ///< those that the driver did not return from
   std::string why_not[kShareKinds] = {};  ///< of those that are not in kinds
+  DeviceFacts facts;
   bool has(ShareKind kind) const { return kinds >> int(kind) & 1; }
 };
-ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device);
+struct ProbeTimes {
+  std::chrono::milliseconds device{20'000};  ///< to begin to work: the first call makes its context
+  std::chrono::milliseconds kind{2000};      ///< each
+};
+/// Returns whatever the driver does. What has hung before is not tried again.
+ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times = {},
+                             const ShareProbe& before = ShareProbe());
 
 /// A sealed memfd for DeviceRegion::pin(). Throws Error.
 Fd make_host_window(size_t bytes);
 
-/// Fills device memory and waits for it. False if it was not done in time; what was begun may then still go on, and
-/// the memory must not be used again. Throws Error where the driver refuses.
-bool fill_now(const std::shared_ptr<DeviceDriver>& driver, int device, DevicePtr to, uint8_t value, size_t bytes,
-              const Deadline& deadline);
+/// What is mapped of others, given back together: by a thread of its own, as a driver may hang in that too.
+class MappedRegions {
+ public:
+  /// patience: how long whoever lets go of them waits for that.
+  explicit MappedRegions(std::chrono::milliseconds patience) : patience_(patience) {}
+  ~MappedRegions();
+  MappedRegions(const MappedRegions&) = delete;
+  MappedRegions& operator=(const MappedRegions&) = delete;
+
+  void add(std::shared_ptr<DeviceRegion> region) { regions_.push_back(std::move(region)); }
+
+ private:
+  const std::chrono::milliseconds patience_;
+  std::vector<std::shared_ptr<DeviceRegion>> regions_;
+};
 
 }  // namespace nvx

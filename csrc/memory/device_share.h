@@ -17,6 +17,8 @@ class Exchange {
   virtual ~Exchange() = default;
   /// Each rank says one thing, and hears what all have said, by rank. Throws Error when not all do.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
+  /// This rank has failed, for this reason, and says nothing any more. Whoever waits for it may be told.
+  virtual void give_up(const std::string& /*why*/) {}
 };
 
 struct ShareOptions {
@@ -24,7 +26,7 @@ struct ShareOptions {
   int ranks = 1;
   int device = 0;
   uint64_t host = 0;                         ///< ranks with the same one can pass each other descriptors
-  std::chrono::milliseconds patience{2000};  ///< with each pair that is tried
+  std::chrono::milliseconds patience{2000};  ///< with each kind and each pair that is tried; DeviceHome has its own
 };
 
 /// What a rank says of itself. Fixed layout; comes from peers.
@@ -82,7 +84,7 @@ class DeviceShare {
   ShareAgreement agreement_;
   DeviceArena* arena_ = nullptr;
   std::vector<DevicePeer> peers_;
-  std::vector<std::shared_ptr<DeviceRegion>> kept_;  // what is mapped of others
+  MappedRegions kept_;  // of others
 };
 
 }  // namespace nvx

@@ -90,6 +90,7 @@ struct Api {
   Result (*cuMemImportFromShareableHandle)(Allocation* memory, void* handle, int type);
   Result (*cuMemAlloc_v2)(Pointer* at, size_t bytes);
   Result (*cuMemFree_v2)(Pointer at);
+  Result (*cuMemGetAddressRange_v2)(Pointer* begin, size_t* bytes, Pointer at);
   Result (*cuIpcGetMemHandle)(IpcHandle* handle, Pointer at);
   Result (*cuIpcOpenMemHandle_v2)(Pointer* at, IpcHandle handle, unsigned flags);
   Result (*cuIpcCloseMemHandle)(Pointer at);

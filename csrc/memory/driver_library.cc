@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/mutex.h"
+#include "memory/apart.h"
 #include "memory/driver_abi.h"
 
 namespace nvx {
@@ -48,6 +49,7 @@ cuda::Api resolve_all(void* handle, const std::string& path) {
   get("cuMemImportFromShareableHandle", api.cuMemImportFromShareableHandle);
   get("cuMemAlloc_v2", api.cuMemAlloc_v2);
   get("cuMemFree_v2", api.cuMemFree_v2);
+  get("cuMemGetAddressRange_v2", api.cuMemGetAddressRange_v2);
   get("cuIpcGetMemHandle", api.cuIpcGetMemHandle);
   get("cuIpcOpenMemHandle_v2", api.cuIpcOpenMemHandle_v2);
   get("cuIpcCloseMemHandle", api.cuIpcCloseMemHandle);
@@ -178,6 +180,12 @@ class DriverLibrary : public DeviceDriver {
   DriverCode close_ipc(int device, DevicePtr at) override {
     return in(device, [&] { return api_.cuIpcCloseMemHandle(at); });
   }
+  DriverCode range(int device, DevicePtr at, DevicePtr* begin, size_t* bytes) override {
+    cuda::Pointer first = 0;
+    const DriverCode code = in(device, [&] { return api_.cuMemGetAddressRange_v2(&first, bytes, at); });
+    *begin = first;
+    return code;
+  }
 
   DriverCode can_reach(int device, int peer, bool* can) override {
     int answer = 0;
@@ -236,15 +244,16 @@ class DriverLibrary : public DeviceDriver {
     return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess && value != 0;
   }
 
+  /// Made by who asks first; whoever asks meanwhile for that of the same device waits, as the driver may hang in it.
   DriverCode context(int device, cuda::Context* context) EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    cuda::Context& known = contexts_[device];
-    if (!known) {
+    Primary& primary = primary_of(device);
+    MutexLock lock(primary.mutex);
+    if (!primary.context) {
       cuda::Device handle = 0;
       if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
-      if (const DriverCode code = api_.cuDevicePrimaryCtxRetain(&known, handle)) return code;
+      if (const DriverCode code = api_.cuDevicePrimaryCtxRetain(&primary.context, handle)) return code;
     }
-    *context = known;
+    *context = primary.context;
     return cuda::kSuccess;
   }
 
@@ -266,14 +275,23 @@ class DriverLibrary : public DeviceDriver {
     return code;
   }
 
+  struct Primary {
+    Mutex mutex;
+    cuda::Context context GUARDED_BY(mutex) = nullptr;
+  };
+  Primary& primary_of(int device) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return primaries_[device];
+  }
+
   const cuda::Api api_;
   Mutex mutex_;
-  std::map<int, cuda::Context> contexts_ GUARDED_BY(mutex_);
+  std::map<int, Primary> primaries_ GUARDED_BY(mutex_);  // none of them ever goes
 };
 
 }  // namespace
 
-std::shared_ptr<DeviceDriver> driver_library(const char* path) {
+std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::milliseconds patience) {
   const std::string wanted = path ? path : kName;
   void* handle = dlopen(wanted.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
@@ -282,8 +300,9 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path) {
   }
   const cuda::Api api = resolve_all(handle, wanted);
   auto driver = std::make_shared<DriverLibrary>(api);
-  if (const DriverCode code = api.cuInit(0))
-    throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->words(code));
+  const DriverCode code = demand_apart<DriverCode>("cuInit, asked of the NVIDIA driver,", Deadline::after(patience),
+                                                   [start = api.cuInit] { return start(0); });
+  if (code) throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->words(code));
   return driver;
 }
 

@@ -38,6 +38,12 @@ class TorchStore final : public Store {
     }
   }
   int64_t add(const std::string& key, int64_t n) override { return store_->add(key, n); }
+  void remove(const std::string& key) override {
+    try {
+      store_->deleteKey(key);
+    } catch (const std::exception&) {  // not every store can
+    }
+  }
 
  private:
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};

@@ -112,6 +112,44 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   EXPECT_EQ(driver->open_books(), "");
 }
 
+/// A pair that does not end costs its own time, and no more than there is for all.
+TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 3; ++gpu) nvml.add("H100", 18, 18);
+  GpuTopology topology = look_at_gpus(nvml);
+  const auto driver = std::make_shared<FakeDriver>(3);
+  driver->pair(0, 1, FakeDriver::Truth::kHangs);
+  measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(5000));
+  EXPECT_EQ(topology.pair(0, 1).measured.why_not, "GPU 0 to GPU 1: a copy did not end within 5000 ms");
+  EXPECT_GT(topology.pair(0, 2).measured.gb_s, 0) << topology.pair(0, 2).measured.why_not;
+  EXPECT_GT(topology.pair(1, 2).measured.gb_s, 0) << topology.pair(1, 2).measured.why_not;
+}
+
+TEST(GpuTopology, AllPairsTogetherAreMeasuredForSoLong) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 4; ++gpu) nvml.add("H100", 18, 18);
+  GpuTopology topology = look_at_gpus(nvml);
+  const auto driver = std::make_shared<FakeDriver>(4);
+  driver->block("can_reach");
+  const auto began = Clock::now();
+  measure_pairs(topology, driver, Deadline::after(milliseconds(1000)), milliseconds(600));
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
+  EXPECT_EQ(topology.pair(0, 1).measured.why_not, "GPU 0 to GPU 1: a call of the driver did not return within 600 ms");
+  EXPECT_EQ(topology.pair(2, 3).measured.why_not, "not tried: the others had taken all the time, 1000 ms");
+  driver->come_back();
+}
+
+TEST(GpuTopology, ADriverThatDoesNotAnswerMeasuresNothing) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 2; ++gpu) nvml.add("H100", 18, 18);
+  GpuTopology topology = look_at_gpus(nvml);
+  const auto driver = std::make_shared<FakeDriver>(2);
+  driver->block("count");
+  measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(50));
+  EXPECT_EQ(topology.pair(0, 1).measured.why_not, "the driver, asked for its GPUs, did not return within 50 ms");
+  driver->come_back();
+}
+
 TEST(GpuTopology, SaysWhyThereIsNone) {
   FakeNvml nvml;
   EXPECT_EQ(look_at_gpus(nvml).none, "the NVIDIA driver 580.1 sees no GPU");

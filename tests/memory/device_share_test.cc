@@ -12,9 +12,8 @@
 
 #include "base/error.h"
 #include "memory/leases.h"
-#include "support/exchanges.h"
 #include "support/fake_driver.h"
-#include "support/ranks.h"
+#include "support/gpu_processes.h"
 
 namespace nvx::test {
 namespace {
@@ -24,44 +23,12 @@ using Truth = FakeDriver::Truth;
 
 constexpr size_t M = 1 << 20;
 
-ShareOptions options_of(int rank, int ranks, int device) {
-  return {.rank = rank, .ranks = ranks, .device = device, .host = 7, .patience = milliseconds(as_fast(500, 2000))};
-}
-
-std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
-
 int open_fds() {
   int count = 0;
   DIR* dir = opendir("/proc/self/fd");
   while (readdir(dir)) ++count;
   closedir(dir);
   return count;
-}
-
-/// A process with a driver of its own, which a thread can be as well.
-struct Process {
-  explicit Process(int devices, size_t arena = 8 * M)
-      : driver(std::make_shared<FakeDriver>(devices)), home(std::make_unique<DeviceHome>(driver, arena)) {}
-  std::shared_ptr<FakeDriver> driver;
-  std::unique_ptr<DeviceHome> home;
-};
-
-/// Each rank writes to each other's memory, and finds there what was written to its own: by the addresses that the
-/// share gives, as kernels would.
-void write_and_look(const DeviceShare& share, Exchange& exchange, int rank, int ranks) {
-  const Span span = share.arena().allocate(65536);
-  const auto offsets = exchange.all_gather(std::as_bytes(std::span(&span.offset, 1)));
-  for (int r = 0; r < ranks; ++r) {
-    size_t offset = 0;
-    std::memcpy(&offset, offsets[size_t(r)].data(), sizeof offset);
-    *memory(share.peer(r).theirs + offset + size_t(rank) * 8) = std::byte(10 * rank + r);
-  }
-  (void)exchange.all_gather({});
-  for (int r = 0; r < ranks; ++r) {
-    EXPECT_EQ(*memory(share.peer(r).mine + span.offset + size_t(r) * 8), std::byte(10 * r + rank)) << r;
-  }
-  (void)exchange.all_gather({});
-  share.arena().free(span);
 }
 
 DeviceCard card(int rank, uint64_t home, std::initializer_list<ShareKind> kinds, uint64_t host = 7) {
@@ -139,6 +106,25 @@ TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
   });
   process.home.reset();
   EXPECT_EQ(process.driver->open_books(), "");
+}
+
+/// A third rank, in another process, has nothing but host memory to share: that is between the processes.
+TEST(DeviceShare, RanksOfOneProcessKeepPointersWhateverOthersLack) {
+  Process both(2), other(3);
+  for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) other.driver->lacks(kind);
+  const SharedTable table(3);
+  as_threads(3, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const DeviceShare share(*(rank < 2 ? both : other).home, exchange, options_of(rank, 3, rank));
+    EXPECT_EQ(share.agreement().kind, ShareKind::kHost);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(share.peer(r).kind, (r < 2) == (rank < 2) ? ShareKind::kPointer : ShareKind::kHost) << rank << r;
+    }
+    if (rank < 2) {
+      EXPECT_EQ(share.peer(1 - rank).theirs, both.home->made(1 - rank)->region().base());
+    }
+    write_and_look(share, exchange, rank, 3);
+  });
 }
 
 /// What was found to corrupt is not tried again, and costs no memory; the other way is there each time.
@@ -321,8 +307,8 @@ TEST(DeviceShare, WhereNeitherWorksAllRanksSaySo) {
   });
 }
 
-/// Every call of one rank's driver fails in turn: all ranks end alike, whatever was taken is given back, and the same
-/// processes can go on to make it.
+/// Every call of one rank's driver fails in turn: all ranks end alike, whatever was taken is given back that no device
+/// can still write to, and the same processes can go on to make it.
 TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
   for (const auto& [lacking, kind] : kLacking) {
     int failed = 0, fell_back = 0;
@@ -332,7 +318,7 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
       std::shared_ptr<FakeDriver> drivers[2];
       {
         const SharedTable table(2);
-        as_threads(2, [&, &lacking = lacking](int rank) {
+        as_threads(2, [&, &lacking = lacking, kind = kind](int rank) {
           Process process(2, 4 * M);
           drivers[rank] = process.driver;
           for (const ShareKind lack : lacking) process.driver->lacks(lack);
@@ -351,18 +337,29 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
                 << error.what();
           }
           process.driver->fail_call(-1);
-          const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
-          (void)exchange.all_gather({});
+          try {
+            const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+            (void)exchange.all_gather({});
+          } catch (const Error& error) {  // the only way there is may hang, for all that is known
+            EXPECT_EQ(kind, ShareKind::kHost);
+            EXPECT_NE(std::string(error.what()).find("found by a group before"), std::string::npos) << error.what();
+          }
         });
       }
       EXPECT_EQ(made[0], made[1]) << "call " << n;
       failed += !made[1];
-      for (const auto& driver : drivers) EXPECT_EQ(driver->open_books(), "") << "call " << n << ", " << name(kind);
-      EXPECT_EQ(open_fds(), before) << "call " << n;
+      const std::string struck = drivers[1]->struck();
+      const std::string row = "call " + std::to_string(n) + ", " + struck + ", " + name(kind);
+      if (struck == "drained") {  // what was begun may go on, for all that is known
+        EXPECT_NE(drivers[1]->open_books().find("1 queues"), std::string::npos) << row;
+      } else {
+        for (const auto& driver : drivers) EXPECT_EQ(driver->open_books(), "") << row;
+        EXPECT_EQ(open_fds(), before) << row;
+      }
       if (!reached_call[1] || HasFailure()) break;
     }
     EXPECT_GT(failed, 0);
-    EXPECT_EQ(fell_back > 0, true) << name(kind);
+    EXPECT_GT(fell_back, 0) << name(kind);
   }
 }
 
@@ -428,23 +425,6 @@ TEST(DeviceShare, WhoComesLaterWithLessIsReachedThroughHostMemory) {
     write_and_look(share, all, rank, 3);
   });
 }
-
-/// Says something else than it was asked to.
-class FalseExchange : public Exchange {
- public:
-  FalseExchange(Exchange& real, std::function<void(int, std::vector<std::byte>&)> spoil)
-      : real_(real), spoil_(std::move(spoil)) {}
-  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
-    std::vector<std::byte> said(mine.begin(), mine.end());
-    spoil_(round_++, said);
-    return real_.all_gather(said);
-  }
-
- private:
-  Exchange& real_;
-  std::function<void(int, std::vector<std::byte>&)> spoil_;
-  int round_ = 0;
-};
 
 TEST(DeviceShare, WhatPeersSayIsNotBelieved) {
   const struct {

@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <type_traits>
+#include <utility>
 
 #include "base/error.h"
 #include "memory/device_arena.h"
@@ -45,6 +47,19 @@ int ask(const char* name) {
   return reinterpret_cast<int (*)()>(dlsym(handle, name))();
 }
 
+TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
+  ask("fake_hold");
+  try {
+    (void)driver_library(NVX_FAKE_CUDA, std::chrono::milliseconds(50));
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_STREQ(error.what(), "nvx: cuInit, asked of the NVIDIA driver, did not return within 50 ms");
+  }
+  ask("fake_let_go");
+  (void)driver_library(NVX_FAKE_CUDA);
+}
+
 TEST(DriverLibrary, DescribesWhatTheDriverTells) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
   int count = 0;
@@ -77,6 +92,22 @@ TEST(DriverLibrary, EachKindGoesThrough) {
     EXPECT_TRUE(run_check(driver, {0, 0, 0, region->base() + kCheckBytes, 5}, deadline).fine());
     EXPECT_TRUE(run_check(driver, {1, seen->base() + kCheckBytes, 5, 0, 0}, deadline).fine());
     EXPECT_EQ(run_check(driver, {1, seen->base() + kCheckBytes, 6, 0, 0}, deadline).state, PairState::kCorrupt);
+  }
+  const auto plain = DeviceRegion::make(driver, 0, ShareKind::kIpc, kBytes);
+  const auto memory = DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);
+  const std::pair<std::function<void()>, const char*> kTooMuch[] = {
+      {[&] { (void)DeviceRegion::import_handle(driver, 1, ShareKind::kIpc, plain->export_handle(), kBytes + 1); },
+       "it is of 4194304 bytes, not of the 4194305 that were offered"},
+      {[&] { (void)DeviceRegion::import_fd(driver, 1, memory->export_fd().get(), 2 * kBytes); },
+       "cuMemMap of 8388608 bytes on GPU 1: FAKE_INVALID"},
+  };
+  for (const auto& [import, says] : kTooMuch) {
+    try {
+      import();
+      ADD_FAILURE() << says;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+    }
   }
   EXPECT_EQ(ask("fake_depth"), 0) << "each call leaves the thread's contexts as they were";
   EXPECT_FALSE(probe_share_kinds(driver, 0).has(ShareKind::kFabric));
@@ -142,6 +173,7 @@ EXPECT_SHAPE(cuMemExportToShareableHandle, cuMemExportToShareableHandle);
 EXPECT_SHAPE(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle);
 EXPECT_SHAPE(cuMemAlloc_v2, cuMemAlloc);
 EXPECT_SHAPE(cuMemFree_v2, cuMemFree);
+EXPECT_SHAPE(cuMemGetAddressRange_v2, cuMemGetAddressRange);
 EXPECT_SHAPE(cuIpcGetMemHandle, cuIpcGetMemHandle);
 EXPECT_SHAPE(cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle);
 EXPECT_SHAPE(cuIpcCloseMemHandle, cuIpcCloseMemHandle);

@@ -35,7 +35,14 @@ int fake_retained(void) { return retained; }
 
 static int need(void) { return depth > 0 ? kDone : kNoContext; }
 
-int cuInit(unsigned flags) { return flags; }
+/* For the test: whether cuInit returns. */
+static volatile int held = 0;
+int fake_hold(void) { held = 1; return 0; }
+int fake_let_go(void) { held = 0; return 0; }
+int cuInit(unsigned flags) {
+  while (held) usleep(1000);
+  return flags;
+}
 int cuGetErrorName(int error, const char** name) { return *name = error == kInvalid ? "FAKE_INVALID" : 0, *name ? 0 : 1; }
 int cuGetErrorString(int error, const char** text) { return *text = error ? "as a test wants it" : "", 0; }
 int cuDeviceGetCount(int* count) { return *count = kDevices, kDone; }
@@ -71,6 +78,7 @@ int cuMemAddressReserve(char** at, size_t bytes, size_t, unsigned long long, uns
 }
 int cuMemAddressFree(char* at, size_t bytes) { return munmap(at, bytes); }
 int cuMemMap(char* at, size_t bytes, size_t offset, unsigned long long memory, unsigned long long) {
+  if (offset + bytes > (size_t)lseek(memory - 1000, 0, SEEK_END)) return kInvalid;
   return mmap(at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory - 1000, offset) == at ? kDone : kInvalid;
 }
 int cuMemUnmap(char* at, size_t bytes) {
@@ -87,8 +95,17 @@ int cuMemImportFromShareableHandle(unsigned long long* memory, void* fd, int typ
   return *memory = 1000 + dup((int)(long)fd), type == kPosixFd ? kDone : kInvalid;
 }
 
-int cuMemAlloc_v2(void** at, size_t bytes) { return *at = need() ? 0 : calloc(1, bytes), need(); }
-int cuMemFree_v2(void* at) { return free(at), need(); }
+/* Before each allocation stands its size. */
+enum { kHead = 4096 };
+int cuMemAlloc_v2(char** at, size_t bytes) {
+  char* memory = need() ? 0 : (char*)calloc(1, kHead + bytes);
+  if (memory) memcpy(memory, &bytes, sizeof bytes);
+  return *at = memory + kHead, need();
+}
+int cuMemFree_v2(char* at) { return free(at - kHead), need(); }
+int cuMemGetAddressRange_v2(char** begin, size_t* bytes, char* at) {
+  return *begin = at, memcpy(bytes, at - kHead, sizeof *bytes), need();
+}
 int cuIpcGetMemHandle(struct handle* handle, void* at) { return memcpy(handle, &at, sizeof at), need(); }
 int cuIpcOpenMemHandle_v2(void** at, struct handle handle, unsigned flags) {
   return memcpy(at, &handle, sizeof *at), flags == 1 ? need() : kInvalid;

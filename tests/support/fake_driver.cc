@@ -8,14 +8,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 
 namespace nvx::test {
 namespace {
 
 constexpr size_t kGranule = 2 << 20;
 constexpr DriverCode kInvalid = 1, kNoMemory = 2, kBadHandle = 400, kNotAllowed = 217, kIllegalAddress = 700;
-
-using Lock = std::unique_lock<std::mutex>;
 
 void* pointer(DevicePtr at) { return reinterpret_cast<void*>(at); }
 DevicePtr address(void* memory) { return reinterpret_cast<DevicePtr>(memory); }
@@ -95,6 +94,21 @@ void FakeDriver::fail_call(int n) {
   fails_at_ = n < 0 ? -1 : calls_ + n;
 }
 
+void FakeDriver::block(const std::string& call) {
+  Lock lock(mutex_);
+  blocked_.insert(call);
+}
+
+void FakeDriver::block_call(int n) {
+  Lock lock(mutex_);
+  blocks_at_ = n < 0 ? -1 : calls_ + n;
+}
+
+std::string FakeDriver::struck() const {
+  Lock lock(mutex_);
+  return struck_;
+}
+
 int FakeDriver::calls() const {
   Lock lock(mutex_);
   return calls_;
@@ -127,14 +141,25 @@ std::string FakeDriver::open_books() const {
 void FakeDriver::come_back() {
   Lock lock(mutex_);
   came_back_ = true;
+  for (auto& [number, queue] : queues_) queue.busy.clear();
   back_.notify_all();
 }
 
-DriverCode FakeDriver::enter(const char* call) {
+DriverCode FakeDriver::enter(Lock& lock, const char* call) {
   ++counts_[call];
-  if (calls_++ == fails_at_) return 999;
+  const int n = calls_++;
+  if (n == fails_at_ || n == blocks_at_) struck_ = call;
+  if (n == blocks_at_ || blocked_.count(call)) back_.wait(lock, [&] { return came_back_; });
+  if (n == fails_at_) return 999;
   const auto it = refused_.find(call);
   return it == refused_.end() ? 0 : it->second;
+}
+
+/// What a device may still write to is not to be given back: its next owner would find it there.
+void FakeDriver::demand_idle(DevicePtr at) const {
+  for (const auto& [number, queue] : queues_) {
+    if (queue.busy.count(at)) std::abort();
+  }
 }
 
 FakeDriver::Truth FakeDriver::truth(int from, int to) const {
@@ -149,6 +174,8 @@ const FakeDriver::Range* FakeDriver::find(DevicePtr at, size_t bytes) const {
   return at + bytes <= it->first + it->second.bytes ? &it->second : nullptr;
 }
 
+DevicePtr FakeDriver::base_of(DevicePtr at) const { return std::prev(ranges_.upper_bound(at))->first; }
+
 bool FakeDriver::may(int device, const Range& range) const {
   switch (range.how) {
     case Range::How::kPinned: return true;
@@ -161,14 +188,14 @@ std::string FakeDriver::words(DriverCode code) const { return "fake refusal " + 
 
 DriverCode FakeDriver::count(int* devices) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("count")) return code;
+  if (const DriverCode code = enter(lock, "count")) return code;
   *devices = devices_;
   return 0;
 }
 
 DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("describe")) return code;
+  if (const DriverCode code = enter(lock, "describe")) return code;
   if (device < 0 || device >= devices_) return 101;
   facts->uuid.fill(uint8_t(device + 1));
   facts->name = "Fake GPU";
@@ -182,14 +209,14 @@ DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
 
 DriverCode FakeDriver::granularity(int, ShareKind, size_t* bytes) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("granularity")) return code;
+  if (const DriverCode code = enter(lock, "granularity")) return code;
   *bytes = kGranule;
   return 0;
 }
 
 DriverCode FakeDriver::create(int device, ShareKind kind, size_t bytes, DeviceMemory* memory) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("create")) return code;
+  if (const DriverCode code = enter(lock, "create")) return code;
   if (bytes == 0 || bytes % kGranule) return kInvalid;
   if (lacking_.count(kind)) return 801;
   Fd fd = new_memory(device, bytes);
@@ -201,14 +228,14 @@ DriverCode FakeDriver::create(int device, ShareKind kind, size_t bytes, DeviceMe
 
 DriverCode FakeDriver::release(DeviceMemory memory) {
   Lock lock(mutex_);
-  const DriverCode code = enter("release");
+  const DriverCode code = enter(lock, "release");
   if (!memories_.erase(memory)) std::abort();  // given back twice
   return code;
 }
 
 DriverCode FakeDriver::reserve(size_t bytes, size_t, DevicePtr* at) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("reserve")) return code;
+  if (const DriverCode code = enter(lock, "reserve")) return code;
   void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return kNoMemory;
   *at = address(memory);
@@ -218,7 +245,7 @@ DriverCode FakeDriver::reserve(size_t bytes, size_t, DevicePtr* at) {
 
 DriverCode FakeDriver::unreserve(DevicePtr at, size_t bytes) {
   Lock lock(mutex_);
-  const DriverCode code = enter("unreserve");
+  const DriverCode code = enter(lock, "unreserve");
   if (!reserved_.count(at) || reserved_[at] != bytes || ranges_.count(at)) std::abort();
   reserved_.erase(at);
   munmap(pointer(at), bytes);
@@ -227,9 +254,9 @@ DriverCode FakeDriver::unreserve(DevicePtr at, size_t bytes) {
 
 DriverCode FakeDriver::map(DevicePtr at, size_t bytes, DeviceMemory memory) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("map")) return code;
+  if (const DriverCode code = enter(lock, "map")) return code;
   const auto it = memories_.find(memory);
-  if (it == memories_.end() || !reserved_.count(at) || size_of(it->second.fd.get()) != bytes) return kInvalid;
+  if (it == memories_.end() || !reserved_.count(at) || size_of(it->second.fd.get()) < bytes) return kInvalid;
   if (mmap(pointer(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, it->second.fd.get(), 0) == MAP_FAILED)
     return kNoMemory;
   ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd()};
@@ -238,7 +265,8 @@ DriverCode FakeDriver::map(DevicePtr at, size_t bytes, DeviceMemory memory) {
 
 DriverCode FakeDriver::unmap(DevicePtr at, size_t bytes) {
   Lock lock(mutex_);
-  const DriverCode code = enter("unmap");
+  const DriverCode code = enter(lock, "unmap");
+  demand_idle(at);
   if (!ranges_.erase(at)) std::abort();
   mmap(pointer(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return code;
@@ -246,7 +274,7 @@ DriverCode FakeDriver::unmap(DevicePtr at, size_t bytes) {
 
 DriverCode FakeDriver::allow(DevicePtr at, size_t, int device) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("allow")) return code;
+  if (const DriverCode code = enter(lock, "allow")) return code;
   const auto it = ranges_.find(at);
   if (it == ranges_.end()) return kInvalid;
   if (truth(device, it->second.owner) == Truth::kRefuses) return kNotAllowed;
@@ -256,7 +284,7 @@ DriverCode FakeDriver::allow(DevicePtr at, size_t, int device) {
 
 DriverCode FakeDriver::export_fd(DeviceMemory memory, Fd* fd) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("export_fd")) return code;
+  if (const DriverCode code = enter(lock, "export_fd")) return code;
   const auto it = memories_.find(memory);
   if (it == memories_.end() || it->second.kind != ShareKind::kFd) return kBadHandle;
   *fd = Fd(fcntl(it->second.fd.get(), F_DUPFD_CLOEXEC, 0));
@@ -265,7 +293,7 @@ DriverCode FakeDriver::export_fd(DeviceMemory memory, Fd* fd) {
 
 DriverCode FakeDriver::export_fabric(DeviceMemory memory, HandleBytes* handle) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("export_fabric")) return code;
+  if (const DriverCode code = enter(lock, "export_fabric")) return code;
   const auto it = memories_.find(memory);
   if (it == memories_.end() || it->second.kind != ShareKind::kFabric) return kBadHandle;
   *handle = ticket_for(it->second.fd.get(), this);
@@ -282,19 +310,19 @@ DriverCode FakeDriver::take(Fd fd, DeviceMemory* memory) {
 
 DriverCode FakeDriver::import_fd(int, int fd, DeviceMemory* memory) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("import_fd")) return code;
+  if (const DriverCode code = enter(lock, "import_fd")) return code;
   return take(Fd(fcntl(fd, F_DUPFD_CLOEXEC, 0)), memory);
 }
 
 DriverCode FakeDriver::import_fabric(int, const HandleBytes& handle, DeviceMemory* memory) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("import_fabric")) return code;
+  if (const DriverCode code = enter(lock, "import_fabric")) return code;
   return take(redeem(handle, nullptr), memory);
 }
 
 DriverCode FakeDriver::allocate(int device, size_t bytes, DevicePtr* at) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("allocate")) return code;
+  if (const DriverCode code = enter(lock, "allocate")) return code;
   Fd fd = new_memory(device, bytes);
   void* memory = fd ? map_anywhere(fd.get(), bytes) : nullptr;
   if (!memory) return kNoMemory;
@@ -305,6 +333,7 @@ DriverCode FakeDriver::allocate(int device, size_t bytes, DevicePtr* at) {
 
 DriverCode FakeDriver::close(DevicePtr at, Range::How how) {
   const auto it = ranges_.find(at);
+  demand_idle(at);
   if (it == ranges_.end() || it->second.how != how) std::abort();
   munmap(pointer(at), it->second.bytes);
   ranges_.erase(it);
@@ -313,14 +342,14 @@ DriverCode FakeDriver::close(DevicePtr at, Range::How how) {
 
 DriverCode FakeDriver::free(int, DevicePtr at) {
   Lock lock(mutex_);
-  const DriverCode code = enter("free");
+  const DriverCode code = enter(lock, "free");
   close(at, Range::How::kAllocated);
   return code;
 }
 
 DriverCode FakeDriver::export_ipc(int, DevicePtr at, HandleBytes* handle) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("export_ipc")) return code;
+  if (const DriverCode code = enter(lock, "export_ipc")) return code;
   const auto it = ranges_.find(at);
   if (it == ranges_.end() || it->second.how != Range::How::kAllocated) return kInvalid;
   *handle = ticket_for(it->second.fd.get(), this);
@@ -330,7 +359,7 @@ DriverCode FakeDriver::export_ipc(int, DevicePtr at, HandleBytes* handle) {
 /// As with the real one, who has exported it cannot open it.
 DriverCode FakeDriver::open_ipc(int device, const HandleBytes& handle, DevicePtr* at) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("open_ipc")) return code;
+  if (const DriverCode code = enter(lock, "open_ipc")) return code;
   Fd fd = redeem(handle, this);
   const int owner = fd ? owner_of(fd.get()) : -1;
   if (owner < 0) return kBadHandle;
@@ -345,21 +374,33 @@ DriverCode FakeDriver::open_ipc(int device, const HandleBytes& handle, DevicePtr
 
 DriverCode FakeDriver::close_ipc(int, DevicePtr at) {
   Lock lock(mutex_);
-  const DriverCode code = enter("close_ipc");
+  const DriverCode code = enter(lock, "close_ipc");
   close(at, Range::How::kOpened);
   return code;
 }
 
+DriverCode FakeDriver::range(int, DevicePtr at, DevicePtr* begin, size_t* bytes) {
+  Lock lock(mutex_);
+  if (const DriverCode code = enter(lock, "range")) return code;
+  auto it = ranges_.upper_bound(at);
+  if (it == ranges_.begin()) return kInvalid;
+  --it;
+  if (at - it->first >= it->second.bytes) return kInvalid;
+  *begin = it->first;
+  *bytes = it->second.bytes;
+  return 0;
+}
+
 DriverCode FakeDriver::can_reach(int device, int peer, bool* can) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("can_reach")) return code;
+  if (const DriverCode code = enter(lock, "can_reach")) return code;
   *can = truth(device, peer) != Truth::kRefuses;
   return 0;
 }
 
 DriverCode FakeDriver::enable_peer(int device, int peer) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("enable_peer")) return code;
+  if (const DriverCode code = enter(lock, "enable_peer")) return code;
   if (truth(device, peer) == Truth::kRefuses) return kNotAllowed;
   enabled_.insert({device, peer});
   return 0;
@@ -367,7 +408,7 @@ DriverCode FakeDriver::enable_peer(int device, int peer) {
 
 DriverCode FakeDriver::pin(int, void* memory, size_t bytes, DevicePtr* at) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("pin")) return code;
+  if (const DriverCode code = enter(lock, "pin")) return code;
   *at = address(memory);
   ranges_[*at] = {Range::How::kPinned, bytes, -1, {}, Fd()};
   return 0;
@@ -375,29 +416,31 @@ DriverCode FakeDriver::pin(int, void* memory, size_t bytes, DevicePtr* at) {
 
 DriverCode FakeDriver::unpin(int, void* memory) {
   Lock lock(mutex_);
-  const DriverCode code = enter("unpin");
+  const DriverCode code = enter(lock, "unpin");
+  demand_idle(address(memory));
   if (!ranges_.erase(address(memory))) std::abort();
   return code;
 }
 
 DriverCode FakeDriver::open_queue(int device, DeviceQueue* queue) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("open_queue")) return code;
+  if (const DriverCode code = enter(lock, "open_queue")) return code;
   *queue = next_++;
-  queues_[*queue] = {device};
+  queues_[*queue].device = device;
   return 0;
 }
 
 DriverCode FakeDriver::close_queue(int, DeviceQueue queue) {
   Lock lock(mutex_);
-  const DriverCode code = enter("close_queue");
-  if (!queues_.erase(queue)) std::abort();
+  const DriverCode code = enter(lock, "close_queue");
+  if (!queues_.count(queue) || !queues_[queue].busy.empty()) std::abort();
+  queues_.erase(queue);
   return code;
 }
 
 DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("copy")) return code;
+  if (const DriverCode code = enter(lock, "copy")) return code;
   const Range *target = find(to, bytes), *source = find(from, bytes);
   if (!queues_.count(queue) || !target || !source) return kInvalid;
   if (!may(device, *target) || !may(device, *source)) return kIllegalAddress;
@@ -409,6 +452,7 @@ DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DeviceP
   const bool writes = target->how != Range::How::kPinned && target->owner != device;
   if (worst == Truth::kBlocks) back_.wait(lock, [&] { return came_back_; });
   if (worst == Truth::kHangs) queues_[queue].hangs = true;
+  if (!came_back_) queues_[queue].busy.insert({base_of(to), base_of(from)});
   if (queues_[queue].hangs && !came_back_) return 0;
   std::memcpy(pointer(to), pointer(from), bytes);
   if (worst == Truth::kCorrupts || (worst == Truth::kCorruptsWrites && writes))
@@ -418,18 +462,20 @@ DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DeviceP
 
 DriverCode FakeDriver::fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("fill")) return code;
+  if (const DriverCode code = enter(lock, "fill")) return code;
   const Range* target = find(to, bytes);
   if (!queues_.count(queue) || !target) return kInvalid;
   if (!may(device, *target)) return kIllegalAddress;
+  if (!came_back_) queues_[queue].busy.insert(base_of(to));
   std::memset(pointer(to), value, bytes);
   return 0;
 }
 
 DriverCode FakeDriver::drained(int, DeviceQueue queue, bool* done) {
   Lock lock(mutex_);
-  if (const DriverCode code = enter("drained")) return code;
+  if (const DriverCode code = enter(lock, "drained")) return code;
   *done = came_back_ || !queues_.at(queue).hangs;
+  if (*done) queues_.at(queue).busy.clear();
   return 0;
 }
 

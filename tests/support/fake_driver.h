@@ -12,7 +12,8 @@
 namespace nvx::test {
 
 /// A driver that plays several GPUs. Their memory is a memfd each time, so that it goes from process to process as a
-/// device's does; an address is one of this process. It keeps books on all that it gives.
+/// device's does; an address is one of this process. It keeps books on all that it gives, and aborts where something is
+/// given back twice, or while work that nobody has seen end touches it.
 class FakeDriver : public DeviceDriver {
  public:
   /// What becomes of one device's use of another one's memory, whatever the driver says of it beforehand.
@@ -35,6 +36,12 @@ class FakeDriver : public DeviceDriver {
   void refuse(const std::string& call, DriverCode code);
   /// The n-th call from now on is refused, whatever it is; what gives back gives back all the same.
   void fail_call(int n);
+  /// The n-th call from now on does not return until come_back().
+  void block_call(int n);
+  /// No such call returns until come_back().
+  void block(const std::string& call);
+  /// Which call it was that fail_call() or block_call() struck; empty: none yet.
+  std::string struck() const;
   int calls() const;
   /// What was not given back: empty when the books balance.
   std::string open_books() const;
@@ -63,6 +70,7 @@ class FakeDriver : public DeviceDriver {
   DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) override;
   DriverCode open_ipc(int device, const HandleBytes& handle, DevicePtr* at) override;
   DriverCode close_ipc(int device, DevicePtr at) override;
+  DriverCode range(int device, DevicePtr at, DevicePtr* begin, size_t* bytes) override;
   DriverCode can_reach(int device, int peer, bool* can) override;
   DriverCode enable_peer(int device, int peer) override;
   DriverCode pin(int device, void* memory, size_t bytes, DevicePtr* at) override;
@@ -88,7 +96,11 @@ class FakeDriver : public DeviceDriver {
     Fd fd;
   };
 
-  DriverCode enter(const char* call);
+  using Lock = std::unique_lock<std::mutex>;
+
+  DriverCode enter(Lock& lock, const char* call);
+  void demand_idle(DevicePtr at) const;
+  DevicePtr base_of(DevicePtr at) const;
   Truth truth(int from, int to) const;
   const Range* find(DevicePtr at, size_t bytes) const;
   bool may(int device, const Range& range) const;
@@ -105,14 +117,18 @@ class FakeDriver : public DeviceDriver {
   std::set<std::pair<int, int>> enabled_;
   int calls_ = 0;
   int fails_at_ = -1;
+  int blocks_at_ = -1;
+  std::set<std::string> blocked_;
+  std::string struck_;
   bool came_back_ = false;
   uint64_t next_ = 1;
   std::map<DeviceMemory, Memory> memories_;
   std::map<DevicePtr, size_t> reserved_;
   std::map<DevicePtr, Range> ranges_;
   struct Queue {
-    int device;
+    int device = 0;
     bool hangs = false;
+    std::set<DevicePtr> busy;  // what work touches that was begun, and not yet seen to end
   };
   std::map<DeviceQueue, Queue> queues_;
 };

@@ -11,8 +11,13 @@
 namespace nvx::test {
 
 const char* why_no_processes() {
+  [[maybe_unused]] constexpr const char* kTsan = "ThreadSanitizer sees one process only; threads are its part";
 #if defined(__SANITIZE_THREAD__)
-  return "ThreadSanitizer sees one process only; threads are its part";
+  return kTsan;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)  // clang has no macro for it
+  return kTsan;
+#endif
 #endif
   if (std::getenv("NVX_TEST_EMULATED")) return "the emulator cannot fork a process that has threads";
   return nullptr;

@@ -35,6 +35,18 @@ int64_t MemoryStore::add(const std::string& key, int64_t n) {
   return numbers_[key] += n;
 }
 
+void MemoryStore::remove(const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  values_.erase(key);
+}
+
+std::vector<std::string> MemoryStore::keys() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : values_) keys.push_back(key);
+  return keys;
+}
+
 FolderStore::FolderStore() : owner_(getpid()) {
   std::string name = (std::filesystem::temp_directory_path() / "nvx-store-XXXXXX").string();
   if (!mkdtemp(name.data())) throw system_error("cannot make a folder");

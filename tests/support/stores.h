@@ -22,6 +22,9 @@ class MemoryStore : public Store {
   void set(const std::string& key, const std::vector<uint8_t>& value) override;
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override;
   int64_t add(const std::string& key, int64_t n) override;
+  void remove(const std::string& key) override;
+  /// What is there, but for numbers.
+  std::vector<std::string> keys();
 
  private:
   std::mutex mutex_;

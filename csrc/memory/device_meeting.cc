@@ -1,0 +1,157 @@
+#include "memory/device_meeting.h"
+
+#include <poll.h>
+
+#include <cerrno>
+#include <string>
+
+namespace nvx {
+
+/// While others may yet write to it, the part for checks is not used for anything else.
+Meeting::~Meeting() {
+  if (!check_) return;
+  if (touched_ || hung_) {
+    share_.arena_->quarantine(check_);
+  } else {
+    share_.arena_->free(check_);
+  }
+}
+
+void Meeting::introduce() {
+  DeviceCard card;
+  card.rank = options_.rank;
+  card.device = options_.device;
+  card.host = options_.host;
+  card.home = home_.id();
+  if (!found_) found_ = home_.probe(options_.device, options_.patience);
+  probe_ = *found_;
+  if (const DeviceArena* made = home_.made(options_.device)) {
+    for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
+      if (made->region().kind() == kind || !probe_.has(kind)) continue;
+      probe_.kinds &= ~(1u << int(kind));
+      probe_.why_not[int(kind)] =
+          std::string("its memory was made before, for another group, by ") + name(made->region().kind());
+    }
+  }
+  card.kinds = probe_.kinds;
+  for (int kind = 0; kind < kShareKinds; ++kind) put(card.why_not[kind], probe_.why_not[kind]);
+  card.uuid = probe_.facts.uuid;
+  put(card.door, door_name_);
+  cards_ = read_cards<DeviceCard>(exchange_.all_gather(bytes_of(card)), 1);
+  for (size_t r = 0; r < ranks(); ++r) {
+    const DeviceCard& other = cards_[r];
+    if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
+      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
+  }
+  share_.agreement_ = agree_on_kind(cards_);
+}
+
+/// Where nobody outside this process can map the arena now, later groups may have members that can: the kind that most
+/// processes have, then.
+ShareKind Meeting::kind_to_make() const {
+  const ShareKind agreed = share_.agreement_.kind;
+  if (agreed != ShareKind::kPointer && agreed != ShareKind::kHost) return agreed;
+  for (const ShareKind kind : {ShareKind::kFd, ShareKind::kFabric, ShareKind::kIpc}) {
+    if (probe_.has(kind)) return kind;
+  }
+  return ShareKind::kPointer;
+}
+
+/// This rank's pattern where the others will read it, and what they need to find it.
+Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
+  const ShareKind kind = region->kind();
+  Offer offer;
+  offer.kind = uint32_t(kind);
+  offer.rank = options_.rank;
+  offer.arena = share_.arena_->id();
+  offer.base = region->base();
+  offer.bytes = region->bytes();
+  offer.check = check_.offset;
+  offer.seed = random_arena_id().low;
+  const PairCheck check{options_.device, 0, 0, region->base() + check_.offset, offer.seed, {region}};
+  const PairVerdict wrote = run_check(home_.driver(), check, Deadline::after(home_.patience()));
+  if (!wrote.fine()) {
+    hung_ = hung_ || wrote.state == PairState::kHung;
+    throw Error(Code::kSystem, "nvx: GPU " + std::to_string(options_.device) +
+                                   " does not get through with a copy to its own memory: " + wrote.why);
+  }
+  if (kind == ShareKind::kFabric || kind == ShareKind::kIpc)
+    offer.handle = ask_own<HandleBytes>("exporting memory", [region] { return region->export_handle(); });
+  offer.state = Offer::kHere;
+  return offer;
+}
+
+/// Puts a descriptor behind others' doors: there it waits for them, and nobody waits for anybody.
+void Meeting::hand_over(int fd, const std::vector<bool>& to) {
+  for (size_t r = 0; r < ranks(); ++r) {
+    if (!to[r]) continue;
+    const Fd guest = connect_to(text_of(cards_[r].door));
+    const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
+    if (!guest || !send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
+      throw Error(Code::kPeerDied, "nvx: " + of_rank(int(r)) + " cannot be reached over its Unix socket (" +
+                                       std::strerror(errno) + "): it has ended, or belongs to another user");
+  }
+}
+
+/// Tells all what fill() makes of mine, or why it could not, and collects the descriptors that are sent for it. Nothing
+/// where a rank wants to agree anew.
+std::optional<std::vector<Fd>> Meeting::trade(Offer mine, const std::function<void(Offer&)>& fill,
+                                              const std::vector<bool>& over_socket) {
+  ++turn_;
+  try {
+    fill(mine);
+  } catch (const Error& error) {
+    mine.state = Offer::kNone;
+    put(mine.said, error.reason());
+  }
+  if (!exchange_offers(mine)) return {};
+  return collect(over_socket);
+}
+
+bool Meeting::exchange_offers(const Offer& mine) {
+  touched_ = mine.state == Offer::kHere;
+  offers_ = read_cards<Offer>(exchange_.all_gather(bytes_of(mine)), 1);
+  constexpr uint64_t kMost = uint64_t(1) << 40;
+  bool anew = false;
+  for (size_t r = 0; r < ranks(); ++r) {
+    const Offer& offer = offers_[r];
+    const uint64_t room = (ranks() + 1) * kCheckBytes;
+    const bool named = offer.magic == Offer::kMagic && offer.state <= Offer::kAnew;
+    if (named && offer.state == Offer::kNone) {
+      touched_ = false;
+      throw Error(r == me() ? Code::kSystem : Code::kPeerFailed,
+                  "nvx: " + of_rank(int(r)) + ": " + text_of(offer.said));
+    }
+    const bool here = named && offer.rank == int32_t(r) && offer.kind < uint32_t(kShareKinds) && offer.bytes <= kMost &&
+                      offer.bytes >= room && offer.check <= offer.bytes - room;
+    if (!here && !(named && offer.state == Offer::kAnew))
+      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " describes GPU memory that it cannot have");
+    anew = anew || offer.state == Offer::kAnew;
+  }
+  if (anew) touched_ = false;
+  return !anew;
+}
+
+/// The descriptors of these ranks, which have all been sent by now. One that did not come is missed by who needs it.
+std::vector<Fd> Meeting::collect(const std::vector<bool>& from) {
+  constexpr int kNowMs = 1000;  // for what waits already
+  std::vector<Fd> fds(ranks());
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(kNowMs));
+  for (size_t left = size_t(std::count(from.begin(), from.end(), true)); left > 0;) {
+    pollfd ask{door_.get(), POLLIN, 0};
+    if (deadline.passed(Clock::now()) || poll(&ask, 1, kNowMs) != 1) break;
+    Fd guest, fd;
+    Handover handover;
+    if (accept_from(door_.get(), &guest) != Came::kGuest) continue;
+    pollfd packet{guest.get(), POLLIN, 0};
+    if (poll(&packet, 1, kNowMs) != 1 || !receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) continue;
+    if (handover.magic != Handover::kMagic || handover.rank < 0 || handover.rank >= options_.ranks || !fd) continue;
+    const size_t r = size_t(handover.rank);
+    if (!from[r] || fds[r] || handover.arena != offers_[r].arena || handover.turn != turn_) continue;
+    fds[r] = std::move(fd);
+    --left;
+  }
+  return fds;
+}
+
+}  // namespace nvx

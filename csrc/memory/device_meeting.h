@@ -1,0 +1,161 @@
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "memory/apart.h"
+#include "memory/device_share.h"
+#include "memory/unix_socket.h"
+
+/// How a DeviceShare is made: what the ranks say to each other, and in which order. For device_*.cc only.
+namespace nvx {
+
+template <size_t N>
+void put(char (&field)[N], const std::string& text) {
+  const size_t n = std::min(text.size(), N - 1);
+  std::memcpy(field, text.data(), n);
+  std::memset(field + n, 0, N - n);
+}
+
+/// It comes from a peer and goes into messages.
+template <size_t N>
+std::string text_of(const char (&field)[N]) {
+  std::string text(field, strnlen(field, N));
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+/// Memory that a rank offers to the others: its arena, or its window.
+struct Offer {
+  static constexpr uint32_t kMagic = 0x4f78766e;
+  static constexpr uint32_t kNone = 0, kHere = 1;
+  static constexpr uint32_t kAnew = 2;  // another group has made the arena meanwhile, by another kind: agree again
+  uint32_t magic = kMagic;
+  uint32_t state = kNone;
+  uint32_t kind = 0;
+  int32_t rank = -1;
+  ArenaId arena;
+  uint64_t base = 0;  // where its own process sees it
+  uint64_t bytes = 0;
+  uint64_t check = 0;  // offset of its part for checks: its own pattern, then a slot a rank
+  uint64_t seed = 0;
+  HandleBytes handle{};
+  char said[160] = {};
+};
+static_assert(sizeof(Offer) == 16 + 16 + 32 + 64 + 160);
+
+/// Goes with each descriptor.
+struct Handover {
+  static constexpr uint32_t kMagic = 0x4678766e;
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  uint32_t turn = 0;  // which offer of that rank it belongs to
+  uint32_t reserved = 0;
+  ArenaId arena;
+};
+static_assert(sizeof(Handover) == 32);
+
+/// How a rank finds its use of another one's memory.
+struct Finding {
+  uint32_t state = 0;
+  char why[124] = {};
+};
+
+inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
+
+/// What each rank has said, if it is of the right shape.
+template <class T>
+std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each) {
+  std::vector<T> cards(said.size() * each);
+  for (size_t r = 0; r < said.size(); ++r) {
+    if (said[r].size() != each * sizeof(T))
+      throw Error(Code::kMismatch,
+                  "nvx: what " + of_rank(int(r)) + " says of its GPU is damaged, or of another version");
+    std::memcpy(cards.data() + r * each, said[r].data(), said[r].size());
+  }
+  return cards;
+}
+
+/// One making of a DeviceShare: what is needed only until it stands.
+class Meeting {
+ public:
+  Meeting(DeviceShare& share, DeviceHome& home, Exchange& exchange, const ShareOptions& options)
+      : share_(share),
+        home_(home),
+        exchange_(exchange),
+        options_(options),
+        door_name_(fresh_socket_name()),
+        door_(listen_on(door_name_)),
+        budget_(Deadline::after(options.patience + std::chrono::milliseconds(1))) {}
+  ~Meeting();
+
+  /// Each rank says what it has, and all agree on a kind.
+  void introduce();
+  /// False: the ranks have to introduce themselves again, as a rank's arena is by now of another kind.
+  bool share_arenas();
+  void share_windows();
+
+ private:
+  size_t ranks() const { return size_t(options_.ranks); }
+  size_t me() const { return size_t(options_.rank); }
+  const DeviceCard& own() const { return cards_[me()]; }
+  bool same_process(size_t r) const { return cards_[r].home == own().home; }
+  bool same_host(size_t r) const { return cards_[r].host == own().host; }
+
+  ShareKind kind_to_make() const;
+  Offer prepare(const std::shared_ptr<DeviceRegion>& region);
+  void hand_over(int fd, const std::vector<bool>& to);
+  std::optional<std::vector<Fd>> trade(Offer mine, const std::function<void(Offer&)>& fill,
+                                       const std::vector<bool>& over_socket);
+  bool exchange_offers(const Offer& mine);
+  std::vector<Fd> collect(const std::vector<bool>& from);
+  std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind);
+  std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd);
+  PairVerdict reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at);
+  PairVerdict look_for_mark(size_t r, const std::shared_ptr<DeviceRegion>& region);
+  std::vector<PairVerdict> tell_findings(const std::vector<PairVerdict>& mine);
+  PairVerdict judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
+                    const std::vector<PairVerdict>& marked) const;
+  std::vector<PairVerdict> verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
+                                  const std::vector<bool>& with, std::vector<Fd> fds, std::vector<DevicePtr>& at);
+
+  /// A call on this rank's own device. Throws Error.
+  template <class Result>
+  Result ask_own(const std::string& what, std::function<Result()> call) const {
+    return demand_apart<Result>(what + " on GPU " + std::to_string(options_.device), Deadline::after(home_.patience()),
+                                std::move(call));
+  }
+  Deadline soon() const;
+  static uint64_t mark(const Offer& by, size_t to) { return by.seed ^ (0x9e3779b97f4a7c15 * (to + 1)); }
+
+  DeviceShare& share_;
+  DeviceHome& home_;
+  Exchange& exchange_;
+  const ShareOptions options_;
+  const std::string door_name_;
+  Fd door_;
+  std::optional<ShareProbe> found_;  // what this process can export ...
+  ShareProbe probe_;                 // ... less what its arena is not made by
+  uint32_t turn_ = 0;                // of offers
+  std::vector<DeviceCard> cards_;
+  std::vector<Offer> offers_;
+  std::vector<PairVerdict> pairs_;  // rank by rank: how a pair fares with its arenas
+  Span check_;
+  bool touched_ = false;  // others may be using check_ ...
+  bool hung_ = false;     // ... and may never end
+  Deadline budget_;
+};
+
+}  // namespace nvx

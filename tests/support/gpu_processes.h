@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "memory/device_share.h"
+#include "support/exchanges.h"
+#include "support/fake_driver.h"
+#include "support/ranks.h"
+
+/// Processes with GPUs, as tests play them.
+namespace nvx::test {
+
+/// A process with a driver of its own, which a thread can be as well.
+struct Process {
+  explicit Process(int devices, size_t arena = size_t(8) << 20,
+                   std::chrono::milliseconds patience = DeviceArena::kPatience)
+      : driver(std::make_shared<FakeDriver>(devices)), home(std::make_unique<DeviceHome>(driver, arena, patience)) {}
+  std::shared_ptr<FakeDriver> driver;
+  std::unique_ptr<DeviceHome> home;
+};
+
+inline ShareOptions options_of(int rank, int ranks, int device) {
+  return {.rank = rank,
+          .ranks = ranks,
+          .device = device,
+          .host = 7,
+          .patience = std::chrono::milliseconds(as_fast(500, 2000))};
+}
+
+inline std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
+
+/// Each rank writes to each other's memory, and finds there what was written to its own: by the addresses that the
+/// share gives, as kernels would.
+void write_and_look(const DeviceShare& share, Exchange& exchange, int rank, int ranks);
+
+/// Says something else than it was asked to.
+class FalseExchange : public Exchange {
+ public:
+  FalseExchange(Exchange& real, std::function<void(int, std::vector<std::byte>&)> spoil)
+      : real_(real), spoil_(std::move(spoil)) {}
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
+    std::vector<std::byte> said(mine.begin(), mine.end());
+    spoil_(round_++, said);
+    return real_.all_gather(said);
+  }
+  void give_up(const std::string& why) override { real_.give_up(why); }
+
+ private:
+  Exchange& real_;
+  std::function<void(int, std::vector<std::byte>&)> spoil_;
+  int round_ = 0;
+};
+
+}  // namespace nvx::test
