@@ -48,16 +48,18 @@ class Fused {
     const kernel::DevicePad pad{shape};
     const kernel::DeviceState state{shape};
     std::vector<std::byte> image(std::max(pad.offset(kernel::Part::kStaging), state.bytes()));
-    std::vector<std::byte*> at;
+    std::vector<kernel::PeerPads> at;
     for (uint32_t r = 0; r < shape.ranks; ++r) {
       pads_.push_back(on_device(pad.bytes()));
       states_.push_back(on_device(state.bytes()));
       controls_.push_back(std::make_unique<DeviceMemory>(sizeof(kernel::Control), DeviceMemory::Where::kPinned));
-      at.push_back(pads_.back()->data());
+      at.push_back({pads_.back()->data(), nullptr});
     }
     for (uint32_t r = 0; r < shape.ranks; ++r) {
       kernel::format_pad(shape, first_epoch, 0, image.data());
-      EXPECT_EQ(cudaMemcpy(at[r], image.data(), pad.offset(kernel::Part::kStaging), cudaMemcpyDefault), cudaSuccess);
+      std::byte* const own = pads_[r]->data();
+      EXPECT_EQ(cudaMemcpy(own, image.data(), pad.offset(kernel::Part::kStaging), cudaMemcpyDefault), cudaSuccess);
+      for (kernel::PeerPads& peer : at) peer.mine = own;
       kernel::format_state(shape, first_epoch, 0, at.data(), image.data());
       EXPECT_EQ(cudaMemcpy(states_[r]->data(), image.data(), state.bytes(), cudaMemcpyDefault), cudaSuccess);
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -139,22 +140,21 @@ class Twins {
     int lanes = 2;
     uint32_t first_epoch = 0;
     Stamp first_chunk = 0;
+    bool (*apart)(int a, int b) = [](int, int) { return false; };  ///< pairs that meet in memory of their own
   };
 
   explicit Twins(const Shape& shape) : shape_(shape), mischief_(shape.device.ranks) {
-    const kernel::DevicePad pad{shape.device};
     const kernel::DeviceState state{shape.device};
-    for (uint32_t r = 0; r < shape.device.ranks; ++r) {
-      pads_.push_back(make(pad.bytes() + kGuard));
-      states_.push_back(make(state.bytes() + kGuard));
-      std::memset(pads_[r].get() + pad.bytes(), kPaint, kGuard);
-      std::memset(states_[r].get() + state.bytes(), kPaint, kGuard);
+    for (int r = 0; r < ranks(); ++r) {
+      for (int sender = 0; sender < ranks(); ++sender)
+        pads_.push_back(is_apart(r, sender) || r == sender ? make_pad() : Memory());
+      states_.push_back(make(state.bytes()));
       controls_.push_back(std::make_unique<kernel::Control>());
-      raw_pads_.push_back(pads_[r].get());
     }
-    for (uint32_t r = 0; r < shape.device.ranks; ++r) {
-      kernel::format_pad(shape.device, shape.first_epoch, shape.first_chunk, pads_[r].get());
-      kernel::format_state(shape.device, shape.first_epoch, shape.first_chunk, raw_pads_.data(), states_[r].get());
+    for (int r = 0; r < ranks(); ++r) {
+      std::vector<kernel::PeerPads> peers;
+      for (int p = 0; p < ranks(); ++p) peers.push_back({meeting_place(p, r), meeting_place(r, p)});
+      kernel::format_state(shape.device, shape.first_epoch, shape.first_chunk, peers.data(), states_[size_t(r)].get());
     }
   }
 
@@ -163,23 +163,35 @@ class Twins {
   kernel::Control& control(int rank) { return *controls_[size_t(rank)]; }
   Mischief& mischief(int rank) { return mischief_[size_t(rank)]; }
   kernel::RankState& state(int rank) { return *reinterpret_cast<kernel::RankState*>(states_[size_t(rank)].get()); }
-  /// All of a rank's pad.
-  std::span<const std::byte> pad(int rank) const {
-    return {pads_[size_t(rank)].get(), kernel::DevicePad{shape_.device}.bytes()};
-  }
+  /// All of a rank's pad, as those see it who do not meet it apart.
+  std::span<const std::byte> pad(int rank) const { return {memory(rank, rank).get(), pad_bytes()}; }
   kernel::DeviceChannel channel(int rank) {
     return {shape_.device, uint32_t(rank), states_[size_t(rank)].get(), controls_[size_t(rank)].get()};
   }
   bool guards_are_whole() const {
-    const kernel::DevicePad pad{shape_.device};
-    const kernel::DeviceState state{shape_.device};
-    for (size_t r = 0; r < pads_.size(); ++r) {
-      for (size_t i = 0; i < kGuard; ++i) {
-        if (pads_[r][pad.bytes() + i] != std::byte(kPaint) || states_[r][state.bytes() + i] != std::byte(kPaint))
-          return false;
+    const auto is_whole = [](const Memory& memory, size_t bytes) {
+      return !memory || std::all_of(&memory[bytes], &memory[bytes + kGuard], [](std::byte b) { return b == kPaint; });
+    };
+    bool whole = true;
+    for (const Memory& pad : pads_) whole = whole && is_whole(pad, pad_bytes());
+    for (const Memory& state : states_) whole = whole && is_whole(state, kernel::DeviceState{shape_.device}.bytes());
+    return whole;
+  }
+  /// Whether each pair has written only where it meets.
+  bool pairs_are_apart() const {
+    const Memory fresh = make_pad();
+    bool apart = true;
+    for (int owner = 0; owner < ranks(); ++owner) {
+      for (int i = 0; i < ranks() * ranks(); ++i) {
+        const int seen_by = i / ranks(), writer = i % ranks();
+        const Memory& here = memory(owner, seen_by);
+        if (here && here.get() != meeting_place(owner, writer)) {
+          for_each_cell(writer,
+                        [&](size_t at, size_t n) { apart &= std::equal(&here[at], &here[at + n], &fresh[at]); });
+        }
       }
     }
-    return true;
+    return apart;
   }
 
   /// One kernel of one rank: jobs one after the other, by all lanes of all blocks at once. How many lanes said that it
@@ -208,18 +220,44 @@ class Twins {
 
  private:
   static constexpr size_t kGuard = 4096;
-  static constexpr int kPaint = 0xA5;
+  static constexpr std::byte kPaint{0xA5};
   struct Free {
     void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t(4096)); }
   };
   using Memory = std::unique_ptr<std::byte[], Free>;
-  static Memory make(size_t bytes) { return Memory(new (std::align_val_t(4096)) std::byte[bytes]{}); }
+  static Memory make(size_t bytes) {
+    Memory memory(new (std::align_val_t(4096)) std::byte[bytes + kGuard]{});
+    std::fill_n(&memory[bytes], kGuard, kPaint);
+    return memory;
+  }
+  size_t pad_bytes() const { return kernel::DevicePad{shape_.device}.bytes(); }
+  Memory make_pad() const {
+    Memory pad = make(pad_bytes());
+    kernel::format_pad(shape_.device, shape_.first_epoch, shape_.first_chunk, pad.get());
+    return pad;
+  }
+
+  bool is_apart(int a, int b) const { return a != b && shape_.apart(std::min(a, b), std::max(a, b)); }
+  const Memory& memory(int owner, int seen_by) const { return pads_[size_t(owner * ranks() + seen_by)]; }
+  /// Where `sender` writes for `owner`.
+  std::byte* meeting_place(int owner, int sender) const {
+    return memory(owner, is_apart(owner, sender) ? sender : owner).get();
+  }
+  /// what(offset, bytes) for all that a sender has in a pad.
+  template <class What>
+  void for_each_cell(int sender, What what) const {
+    const kernel::DevicePad pad{shape_.device};
+    for (uint32_t part = 0; part < uint32_t(kernel::Part::kEnd); ++part) {
+      for (uint32_t b = 0; b < shape_.device.blocks; ++b)
+        what(pad.offset(kernel::Part(part), b, uint32_t(sender)), pad.cell(kernel::Part(part)));
+    }
+  }
 
   Shape shape_;
   std::vector<Mischief> mischief_;
-  std::vector<Memory> pads_, states_;
+  std::vector<Memory> pads_;  ///< by owner and who sees it: its own, and where a peer sees another one, that
+  std::vector<Memory> states_;
   std::vector<std::unique_ptr<kernel::Control>> controls_;
-  std::vector<std::byte*> raw_pads_;
 };
 
 }  // namespace nvx::test
