@@ -51,11 +51,13 @@ class PushChannel {
   /// This block's share of a piece.
   NVX_HD Piece share(const Piece& piece) const { return Pieces::slice(piece, block_, at_.shape.blocks); }
 
-  /// Opens the next epoch: everybody is greeted, and what this block writes to in anyone's buffer is free.
+  /// Opens the next epoch: everybody is greeted, and what this block writes to in anyone's buffer is free. Where the
+  /// rank has failed or was aborted, nothing is written at all.
   NVX_APART bool enter(const Job& job, bool pairwise, PieceTable table) {
+    const uint32_t abort = ex_.ask_host();  // it is on its way while this rank's own memory is read
     epoch_ = own().epoch + 1;
     history_ = own().history;
-    bool ok = !ex_.has_failed();
+    bool ok = ex_.begin(epoch_, abort);
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
       ok = p == rank() || is_free(p);
     if (!ex_.all(ok)) return false;
@@ -209,10 +211,10 @@ class PushChannel {
     return *reinterpret_cast<PipeState*>(at_.state + state_.pipe(block_, peer));
   }
 
-  /// One lane a peer waits; the tile decides.
+  /// One lane a peer waits, one looks around; the tile decides.
   template <class Whom, class Wait>
   NVX_HD bool for_each(Whom whom, Wait wait) {
-    bool ok = true;
+    bool ok = ex_.goes_on();
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes())) {
       if (p != rank() && whom(p)) ok = wait(p);
     }
@@ -234,8 +236,7 @@ class PushChannel {
     const bool is_known = epoch_ - 1 - then < kDigests - 1;  // neither ahead of this rank nor forgotten
     if (!is_known || own().digests[then % kDigests] == uint32_t(seen)) return true;
     return ex_.fail(
-        {Verdict::Cause::kMismatch, Waited::kReached, int(p), stamp(then, own().digests[then % kDigests]), seen, 0, 0},
-        epoch_);
+        {Verdict::Cause::kMismatch, Waited::kReached, int(p), stamp(then, own().digests[then % kDigests]), seen, 0, 0});
   }
 
   NVX_HD uint64_t my_word(const Job& job, uint32_t word, uint64_t bytes) const {
@@ -270,7 +271,7 @@ class PushChannel {
     }
     const auto cause = alike ? Verdict::Cause::kCounts : Verdict::Cause::kMismatch;
     const Verdict verdict{cause, Waited::kReached, int(p), stamp32(), stamp32(), due, quarrel.theirs[kBytesWord]};
-    return ex_.fail(verdict, epoch_, &quarrel);
+    return ex_.fail(verdict, &quarrel);
   }
 
   /// Whoever was met too long ago has been done with epoch - kBuffers, or this epoch had not been entered.

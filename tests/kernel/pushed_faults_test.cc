@@ -56,6 +56,7 @@ TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
       EXPECT_EQ(v.how, Waited::kTimedOut);
       EXPECT_EQ(v.peer, kAbsent);
       EXPECT_EQ(v.wanted, uint32_t(-1));
+      EXPECT_EQ(v.epoch, uint32_t(-1));
     });
   }
 }
@@ -84,7 +85,73 @@ TEST(PushedFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
     }
     const DeviceVerdict v = run(twins, 0, Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0), 0);
     EXPECT_EQ(v.how, Waited::kAlarmed);
+    EXPECT_EQ(v.peer, 1);
+    EXPECT_EQ(v.epoch, 1u);
   });
+}
+
+/// The rank's own wait or not: an operation that was called off before it began leaves no trace.
+TEST(PushedFaults, AnAbortedRankBeginsNothing) {
+  for (const auto& [algorithm, collective] : kWays) {
+    Twins twins(small(2, 41, 2));
+    std::atomic_ref(twins.control(0).abort).store(1);
+    Batch batch(twins, 0);
+    batch.add(algorithm, play_of(collective, 33, 2, 0));
+    const Bytes before = batch.result(0), there(twins.pad(1).begin(), twins.pad(1).end());
+    EXPECT_NE(batch.run().find(": 0 lanes ended well"), std::string::npos);
+    EXPECT_EQ(batch.result(0), before);
+    EXPECT_TRUE(std::equal(there.begin(), there.end(), twins.pad(1).begin())) << "it writes to others";
+    const DeviceVerdict& v = twins.control(0).verdict;
+    EXPECT_EQ(v.state, DeviceVerdict::kReadable);
+    EXPECT_EQ(v.how, Waited::kAlarmed);
+    EXPECT_EQ(v.peer, -1);
+    EXPECT_EQ(v.epoch, 42u);
+  }
+}
+
+/// A rank that is alone never waits. Wherever in a launch it is aborted, what it has ended is whole, and what comes
+/// after the operation under way is not begun.
+TEST(PushedFaults, AnAbortWithinALaunchEndsIt) {
+  constexpr size_t kJobs = 3;
+  for (const auto& [algorithm, collective] : kWays) {
+    uint32_t last = 0, cut_short = 0;
+    for (uint32_t look = 1; last == 0; ++look) {
+      Twins twins(small(1));
+      twins.mischief(0).abort_at = look;
+      Batch batch(twins, 0);
+      for (size_t i = 0; i < kJobs; ++i) batch.add(algorithm, play_of(collective, 60, 1, i));
+      std::vector<Bytes> before;
+      for (size_t i = 0; i < kJobs; ++i) before.push_back(batch.result(i));
+      if (batch.run().empty()) {
+        last = look;
+        continue;
+      }
+      const DeviceVerdict& v = twins.control(0).verdict;
+      ASSERT_EQ(v.how, Waited::kAlarmed);
+      ASSERT_TRUE(v.epoch >= 1 && v.epoch <= kJobs);
+      cut_short += v.epoch < kJobs;
+      for (size_t i = 0; i + 1 < v.epoch; ++i) EXPECT_EQ(batch.verdict(i), "");
+      for (size_t i = v.epoch; i < kJobs; ++i) EXPECT_EQ(batch.result(i), before[i]) << "look " << look;
+      EXPECT_EQ(twins.control(0).finished, 0u);
+    }
+    EXPECT_GT(last, kJobs) << "each operation asks once at least";
+    EXPECT_GE(cut_short, 2u);
+  }
+}
+
+/// A root that waits for nobody: aborted between two operations of a launch, it has sent the first and nothing more.
+TEST(PushedFaults, AnAbortBetweenOperationsLeavesTheOthersAlone) {
+  const Play play = play_of(Collective::kBroadcast, 30, 2, 0);
+  const auto sent = [&](size_t operations, uint32_t abort_at) {
+    Twins twins(small(2));
+    twins.mischief(0).abort_at = abort_at;
+    Batch batch(twins, 0);
+    for (size_t i = 0; i < operations; ++i) batch.add(Pushed::kExchangePackets, play);
+    EXPECT_EQ(batch.run().empty(), abort_at == 0);
+    return Bytes(twins.pad(1).begin(), twins.pad(1).end());
+  };
+  EXPECT_EQ(sent(2, 2), sent(1, 0));
+  EXPECT_NE(sent(2, 0), sent(1, 0));
 }
 
 /// Two ranks that call different things both learn of it, at this operation, and what the other one called.

@@ -69,6 +69,9 @@ class Batch {
   /// What the last operation sends to a rank, and where its result goes.
   kernel::Piece& piece(int to) { return table_[table_.size() - 2 * size_t(twins_.ranks()) + size_t(to)]; }
   std::byte* out() { return sides_.back()->out(); }
+  /// What is in the output of the i-th operation; and what is wrong with that, if anything.
+  Bytes result(size_t i) const { return Bytes(sides_[i]->out(), sides_[i]->out() + result_bytes(i)); }
+  std::string verdict(size_t i) const { return sides_[i]->verdict(); }
   bool fits() const { return kernel::can_do(jobs_.back().algorithm, jobs_.back(), twins_.shape(), table_.data()); }
 
   /// Empty: every lane ended well, and every output is what it has to be.
@@ -88,6 +91,8 @@ class Batch {
   }
 
  private:
+  size_t result_bytes(size_t i) const { return sides_[i]->out() ? sides_[i]->out_bytes() : 0; }
+
   Twins& twins_;
   int rank_;
   std::vector<std::unique_ptr<Side>> sides_;

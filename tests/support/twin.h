@@ -19,7 +19,7 @@
 /// epochs and counters are the device's; only what a lane is made of differs.
 namespace nvx::test {
 
-/// Where the lanes of a tile meet.
+/// Where the lanes of a tile meet, and what they do once for all of them.
 class Crossing {
  public:
   explicit Crossing(int lanes) : lanes_(lanes) {}
@@ -38,8 +38,14 @@ class Crossing {
     return verdict_;
   }
 
+  /// True for one in so many askers as there are lanes, whoever they are.
+  bool is_turn() { return turn_++ % uint32_t(lanes_) == 0; }
+  /// How many looks at the host there have been, with this one.
+  uint32_t count_look() { return ++looks_; }
+
  private:
   const int lanes_;
+  std::atomic<uint32_t> turn_{0}, looks_{0};
   std::mutex mutex_;
   std::condition_variable met_;
   int came_ = 0;
@@ -53,11 +59,13 @@ struct Mischief {
   enum class Kind { kNone, kNoSync, kLostSignal } kind = Kind::kNone;
   uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
   uint64_t seed = 0;
+  uint32_t abort_at = 0;  ///< the look of a tile at the host just before which that raises its abort word; 0: none
 };
 
 class TwinMachine {
  public:
-  static constexpr uint32_t kGlance = 8, kLook = 16;
+  static constexpr uint32_t kGlance = 8;
+  static constexpr uint64_t kLookNs = 0;
 
   TwinMachine(int tile, int tiles, int lane, int lanes, Crossing& crossing, const Mischief& mischief)
       : tile_(tile),
@@ -80,6 +88,7 @@ class TwinMachine {
     dawdle();
     return crossing_.meet(mine);
   }
+  bool speaks() const { return crossing_.is_turn(); }
 
   kernel::Packet peek_packet(const kernel::Packet* from) const {
     auto* p = const_cast<kernel::Packet*>(from);
@@ -101,7 +110,10 @@ class TwinMachine {
   Stamp acquire(const Stamp& at) const {
     return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
   }
-  uint32_t load_host(const uint32_t& at) const { return load(at); }
+  uint32_t load_host(const uint32_t& at) const {
+    if (crossing_.count_look() == mischief_.abort_at) store(const_cast<uint32_t&>(at), 1);
+    return load(at);
+  }
 
   uint32_t load(const uint32_t& at) const {
     return std::atomic_ref(const_cast<uint32_t&>(at)).load(std::memory_order_relaxed);
