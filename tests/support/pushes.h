@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernel/launch_cuda.h"
 #include "support/plays.h"
 #include "support/twin.h"
 
@@ -77,6 +78,8 @@ class Batch {
   /// Empty: every lane ended well, and every output is what it has to be.
   template <class Rules = kernel::PushRules>
   std::string run() {
+    const Status may = kernel::check_launch(twins_.channel(rank_), jobs_, table_);
+    if (!may.ok()) return may.what();
     const int well = twins_.launch<Rules>(rank_, jobs_, table_.data());
     if (well != twins_.lanes_in_all()) {
       const kernel::DeviceVerdict& v = twins_.control(rank_).verdict;
