@@ -34,8 +34,9 @@ struct Greeting {
 };
 inline constexpr uint32_t kGreetingWords = sizeof(Greeting) / kPacketBytes;
 inline constexpr uint32_t kFingerprintWords = sizeof(Fingerprint) / kPacketBytes;
-inline constexpr uint32_t kHistoryWord = 3, kFactorWord = 4, kBytesWord = 5;
-static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, history) == kHistoryWord * kPacketBytes &&
+inline constexpr uint32_t kCountWord = 1, kHistoryWord = 3, kFactorWord = 4, kBytesWord = 5;
+static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, count) == kCountWord * kPacketBytes &&
+              offsetof(Fingerprint, history) == kHistoryWord * kPacketBytes &&
               offsetof(Greeting, factor) == kFactorWord * kPacketBytes &&
               offsetof(Greeting, bytes) == kBytesWord * kPacketBytes);
 inline constexpr uint32_t kGreetingPackets = 8;  ///< room for the words, in a line of its own
