@@ -56,7 +56,7 @@ class Crossing {
 
 /// What may be done wrong on purpose, and by whom.
 struct Mischief {
-  enum class Kind { kNone, kNoSync, kLostSignal } kind = Kind::kNone;
+  enum class Kind { kNone, kNoSync, kLostSignal, kRelaxedSignal } kind = Kind::kNone;
   uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
   uint64_t seed = 0;
   uint32_t abort_at = 0;  ///< the look of a tile at the host just before which that raises its abort word; 0: none
@@ -105,7 +105,8 @@ class TwinMachine {
   void signal(Word& at, Value value) const {
     dawdle();
     if (mischief_.kind == Mischief::Kind::kLostSignal) return;
-    std::atomic_ref(at).store(value, std::memory_order_release);
+    const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
+    std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
   }
   Stamp acquire(const Stamp& at) const {
     return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
