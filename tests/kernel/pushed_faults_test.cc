@@ -39,29 +39,43 @@ bool waits_for(Pushed algorithm, Collective collective, int rank) {
   return collective != Collective::kBroadcast && collective != Collective::kScatter;
 }
 
-TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
+/// Three ranks of which the last never comes. Whether all who waited named it: on a busy machine a rank may be so late
+/// that it looks absent to the other one.
+bool absent_rank_is_named(Pushed algorithm, Collective collective, uint64_t patience_ns) {
   constexpr int kRanks = 3, kAbsent = 2;
+  Twins twins(small(kRanks, uint32_t(-2), 2));
+  std::atomic<bool> named{true};
+  as_threads(kRanks, [&](int rank) {
+    if (rank == kAbsent) return;
+    const Play play = play_of(collective, 33, kRanks, 0);
+    const auto began = Clock::now();
+    Batch batch(twins, rank);
+    batch.add(algorithm, play, patience_ns);
+    const std::string wrong = batch.run();
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
+    if (wrong.empty()) {
+      EXPECT_FALSE(waits_for(algorithm, collective, rank)) << describe(play);
+      return;
+    }
+    // A block whose greetings are missing ends as a whole, and so do the others.
+    EXPECT_NE(wrong.find(": 0 lanes ended well"), std::string::npos) << wrong;
+    const DeviceVerdict& v = twins.control(rank).verdict;
+    EXPECT_EQ(v.cause, Verdict::Cause::kWait) << wrong;
+    EXPECT_EQ(v.how, Waited::kTimedOut);
+    EXPECT_EQ(v.epoch, uint32_t(-1));
+    EXPECT_EQ(v.wanted, uint32_t(-1));
+    if (v.peer != kAbsent || !waits_for(algorithm, collective, rank)) named = false;
+  });
+  return named;
+}
+
+TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   for (const auto& [algorithm, collective] : kWays) {
-    Twins twins(small(kRanks, uint32_t(-2), 2));
-    as_threads(kRanks, [&, algorithm = algorithm, collective = collective](int rank) {
-      if (rank == kAbsent) return;
-      Play play = play_of(collective, 33, kRanks, 0);
-      const auto began = Clock::now();
-      Batch batch(twins, rank);
-      batch.add(algorithm, play, 50 * kMillisecond);
-      const std::string wrong = batch.run();
-      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
-      EXPECT_EQ(wrong.empty(), !waits_for(algorithm, collective, rank)) << describe(play) << wrong;
-      if (wrong.empty()) return;
-      // A block whose greetings are missing ends as a whole, and so do the others.
-      EXPECT_NE(wrong.find(": 0 lanes ended well"), std::string::npos) << wrong;
-      const DeviceVerdict& v = twins.control(rank).verdict;
-      EXPECT_EQ(v.cause, Verdict::Cause::kWait) << wrong;
-      EXPECT_EQ(v.how, Waited::kTimedOut);
-      EXPECT_EQ(v.peer, kAbsent);
-      EXPECT_EQ(v.wanted, uint32_t(-1));
-      EXPECT_EQ(v.epoch, uint32_t(-1));
-    });
+    bool named = false;
+    for (const uint64_t patience_ms : {50, 1000, 5000}) {
+      named = named || absent_rank_is_named(algorithm, collective, patience_ms * kMillisecond);
+    }
+    EXPECT_TRUE(named) << kernel::name(algorithm) << " for collective " << int(collective);
   }
 }
 
