@@ -11,17 +11,19 @@ void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chun
   std::memset(pad, 0xff, layout.offset(Part::kGreetingsOdd));
   for (uint32_t block = 0; block < shape.blocks; ++block) {
     for (uint32_t sender = 0; sender < shape.ranks; ++sender) {
-      const PeerLine line{first_chunk, first_chunk, stamp(first_epoch, 0)};
-      std::memcpy(pad + layout.offset(Part::kLines, block, sender), &line, sizeof line);
+      const Stamp posted_credit_done[] = {first_chunk, first_chunk, stamp(first_epoch, 0)};
+      static_assert(offsetof(PeerLine, done) == 2 * sizeof(Stamp) && sizeof(Stamp) == 8);
+      // Not the whole line: what fills it up would be whatever this stack holds.
+      std::memcpy(pad + layout.offset(Part::kLines, block, sender), posted_credit_done, sizeof posted_credit_done);
     }
   }
 }
 
-void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* const* pads,
+void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, const PeerPads* pads,
                   std::byte* state) {
   const DeviceState layout{shape};
   std::memset(state, 0, layout.bytes());
-  std::memcpy(state + DeviceState::pads(), pads, shape.ranks * sizeof(std::byte*));
+  std::memcpy(state + DeviceState::pads(), pads, shape.ranks * sizeof(PeerPads));
   for (uint32_t block = 0; block < shape.blocks; ++block) {
     const BlockState first{first_epoch, 0, 0, {}};
     std::memcpy(state + layout.blocks() + block * sizeof first, &first, sizeof first);

@@ -34,8 +34,9 @@ struct Greeting {
 };
 inline constexpr uint32_t kGreetingWords = sizeof(Greeting) / kPacketBytes;
 inline constexpr uint32_t kFingerprintWords = sizeof(Fingerprint) / kPacketBytes;
-inline constexpr uint32_t kHistoryWord = 3, kFactorWord = 4, kBytesWord = 5;
-static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, history) == kHistoryWord * kPacketBytes &&
+inline constexpr uint32_t kCountWord = 1, kHistoryWord = 3, kFactorWord = 4, kBytesWord = 5;
+static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, count) == kCountWord * kPacketBytes &&
+              offsetof(Fingerprint, history) == kHistoryWord * kPacketBytes &&
               offsetof(Greeting, factor) == kFactorWord * kPacketBytes &&
               offsetof(Greeting, bytes) == kBytesWord * kPacketBytes);
 inline constexpr uint32_t kGreetingPackets = 8;  ///< room for the words, in a line of its own
@@ -73,7 +74,8 @@ struct DeviceShape {
   }
 };
 
-/// What a rank's pad consists of; in each part one cell a block and sender.
+/// What a rank's pad consists of; in each part one cell a block and sender. Senders may see
+/// different memory as the pad: see PeerPads.
 enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, kLines, kStaging, kEnd };
 
 /// Where everything is in a pad. Its owner reads it, the others write to it.
@@ -105,6 +107,14 @@ struct DevicePad {
 static_assert(uint32_t(Part::kGreetingsOdd) == uint32_t(Part::kGreetings) + 2 &&
               uint32_t(Part::kPacketsOdd) == uint32_t(Part::kPackets) + 2 && kBuffers == 2);
 
+/// A rank and one of its peers, as addresses for kernels of this rank. Each is where a pad begins, of whose cells only
+/// those of this pair are touched: so pairs that cannot reach each other's devices have a pad in other memory, and a
+/// rank may own several, each formatted as any. Of a rank with itself, both are the same.
+struct PeerPads {
+  std::byte* theirs;  ///< the peer's, in which this rank writes
+  std::byte* mine;    ///< this rank's, which the peer sees as its `theirs`: where this rank reads what it wrote
+};
+
 /// Of a rank, for itself: memory that no peer has mapped.
 struct alignas(kLine) RankState {
   uint32_t failed;  ///< 1 after the first failure: no block of a later operation writes anything
@@ -130,9 +140,9 @@ struct DeviceState {
   DeviceShape shape;
 
   static constexpr size_t rank() { return 0; }
-  /// The pads of all ranks, as addresses here.
+  /// A PeerPads a rank.
   static constexpr size_t pads() { return rank() + sizeof(RankState); }
-  constexpr size_t blocks() const { return round(pads() + shape.ranks * sizeof(uint64_t)); }
+  constexpr size_t blocks() const { return round(pads() + shape.ranks * sizeof(PeerPads)); }
   constexpr size_t pipes() const { return blocks() + shape.blocks * sizeof(BlockState); }
   constexpr size_t pipe(uint32_t block, uint32_t peer) const {
     return pipes() + (size_t(block) * shape.ranks + peer) * sizeof(PipeState);
@@ -174,10 +184,10 @@ struct DeviceChannel {
 };
 
 /// Writes what a pad and a state must hold before the first operation, which is first_epoch + 1. first_chunk is where
-/// chunk counters begin. Staging needs nothing: pad points to offset(Part::kStaging) bytes. pads: by rank, where
-/// kernels of this rank find them.
+/// chunk counters begin. Staging needs nothing: pad points to offset(Part::kStaging) bytes. pads: by rank, this rank
+/// included.
 void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* pad);
-void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* const* pads,
+void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, const PeerPads* pads,
                   std::byte* state);
 
 }  // namespace nvx::kernel

@@ -95,10 +95,28 @@ template <class Machine>
 class TileExec : public Machine {
  public:
   NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns)
-      : Machine(machine), rank_(rank), control_(control), patience_ns_(patience_ns), began_ns_(Machine::now_ns()) {}
+      : Machine(machine),
+        rank_(rank),
+        control_(control),
+        patience_ns_(patience_ns),
+        began_ns_(Machine::now_ns()),
+        next_look_ns_(began_ns_ + Machine::kLookNs) {}
 
-  /// Another block of this rank has failed, or an operation before this one.
-  NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }
+  /// The host's abort word, for one lane of the tile; 0 for the others. Worth asking for early: it comes over the bus.
+  NVX_HD uint32_t ask_host() const { return is_lookout() ? Machine::load_host(control_->abort) : 0; }
+
+  /// Opens an operation, which verdicts name by its epoch. A lane's verdict: false where its rank has failed before,
+  /// or the host has said not to begin.
+  NVX_HD bool begin(uint32_t epoch, uint32_t abort) {
+    epoch_ = epoch;
+    return !has_failed() && (abort == 0 || fail(alarm()));
+  }
+
+  /// For between chunks, where no wait may come to look around. A lane's verdict.
+  NVX_HD bool goes_on() {
+    if (!is_lookout()) return true;
+    return !has_failed() && (!hears_abort(Machine::now_ns()) || fail(alarm()));
+  }
 
   /// Until ready() holds. False: it does not, and the verdict says why.
   template <class Ready>
@@ -106,9 +124,9 @@ class TileExec : public Machine {
     for (uint32_t turn = 1; !ready(); ++turn) {
       Machine::relax();
       if (turn % Machine::kGlance != 0) continue;
-      const Waited end = look(turn);
+      const Waited end = look();
       if (end == Waited::kReached) continue;
-      return ready() || fail({Verdict::Cause::kWait, end, awaited.peer, awaited.wanted, awaited.seen, 0, 0}, 0);
+      return ready() || fail({Verdict::Cause::kWait, end, awaited.peer, awaited.wanted, awaited.seen, 0, 0});
     }
     return true;
   }
@@ -122,15 +140,15 @@ class TileExec : public Machine {
     return ok;
   }
 
-  /// Keeps the verdict if it is the rank's first. Always false.
-  NVX_APART bool fail(const Verdict& verdict, uint32_t epoch, const Quarrel* quarrel = nullptr) {
+  /// Keeps the verdict if it is the rank's first, and so ends the waits of all its lanes. Always false.
+  NVX_APART bool fail(const Verdict& verdict, const Quarrel* quarrel = nullptr) {
     if (!Machine::claim(rank_->failed)) return false;
     DeviceVerdict& told = control_->verdict;
     told.cause = verdict.cause;
     told.how = verdict.how;
     told.peer = verdict.peer;
     told.block = uint32_t(Machine::tile());
-    told.epoch = epoch;
+    told.epoch = epoch_;
     told.wanted = verdict.wanted;
     told.seen = verdict.seen;
     for (uint32_t i = 0; quarrel && i < kGreetingWords; ++i) {
@@ -149,11 +167,28 @@ class TileExec : public Machine {
   }
 
  private:
-  /// Whether to give up; kReached: not yet.
-  NVX_APART Waited look(uint32_t turn) const {
-    if (has_failed() || (turn % Machine::kLook == 0 && Machine::load_host(control_->abort) != 0))
-      return Waited::kAlarmed;
-    const bool late = patience_ns_ != 0 && Machine::now_ns() - began_ns_ > patience_ns_;
+  NVX_HD static Verdict alarm() { return {Verdict::Cause::kWait, Waited::kAlarmed, -1, 0, 0, 0, 0}; }
+
+  /// Another block of this rank has failed, or another lane, or an operation before this one.
+  NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }
+  /// The one lane that looks around for the tile when all lanes come by. The last one has the least to do.
+  NVX_HD bool is_lookout() const { return Machine::lane() == Machine::lanes() - 1; }
+
+  /// Whether the host wants this to end, as far as it is due to be asked.
+  NVX_HD bool hears_abort(uint64_t now_ns) {
+    if (now_ns < next_look_ns_) return false;
+    next_look_ns_ = now_ns + Machine::kLookNs;
+    return Machine::load_host(control_->abort) != 0;
+  }
+
+  /// Whether to give up a wait; kReached: not yet. Each lane that waits looks at its rank, and one of those that wait
+  /// together at the clock and the host too: what it finds fails the rank, which is how the others learn of it.
+  NVX_APART Waited look() {
+    if (has_failed()) return Waited::kAlarmed;
+    if (!Machine::speaks()) return Waited::kReached;
+    const uint64_t now_ns = Machine::now_ns();
+    if (hears_abort(now_ns)) return Waited::kAlarmed;
+    const bool late = patience_ns_ != 0 && now_ns - began_ns_ > patience_ns_;
     return late ? Waited::kTimedOut : Waited::kReached;
   }
 
@@ -161,14 +196,16 @@ class TileExec : public Machine {
   Control* control_;
   uint64_t patience_ns_;
   uint64_t began_ns_;
+  uint64_t next_look_ns_;
+  uint32_t epoch_ = 0;
 };
 
 #if defined(__CUDACC__)
 /// A thread of a CUDA block. A rank's blocks may be some of a grid's.
 class CudaMachine {
  public:
-  /// Turns of a wait after which it looks at its rank and the clock, and across the bus at the host.
-  static constexpr uint32_t kGlance = 32, kLook = 1024;
+  static constexpr uint32_t kGlance = 32;       ///< turns of a wait after which it looks around
+  static constexpr uint64_t kLookNs = 100'000;  ///< after which a lane that does looks across the bus, at the host
 
   __device__ CudaMachine(int tile, int tiles) : tile_(tile), tiles_(tiles) {}
 
@@ -178,6 +215,8 @@ class CudaMachine {
   __device__ int tiles() const { return tiles_; }
   __device__ void sync() const { __syncthreads(); }
   __device__ bool all(bool mine) const { return __syncthreads_and(mine); }
+  /// For one of those lanes of a warp that are here at once, whichever they are: who waits alone speaks for itself.
+  __device__ bool speaks() const { return int(threadIdx.x % warpSize) == __ffs(int(__activemask())) - 1; }
 
   /// Both halves in one access of 16 bytes, which promises no more than each half's being whole.
   __device__ Packet peek_packet(const Packet* from) const {

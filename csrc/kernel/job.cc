@@ -20,6 +20,16 @@ bool is_reduction(Collective c) {
 /// The bytes that the fullest block has to take of a piece.
 size_t fullest(const Piece& piece, uint32_t blocks) { return Pieces::slice(piece, 0, blocks).bytes; }
 
+Job message_job(Pushed algorithm, size_t bytes, DType dtype, uint32_t sender) {
+  Job job;
+  job.fingerprint.collective = Collective::kBroadcast;
+  job.fingerprint.dtype = dtype;
+  job.fingerprint.root = job.root = int32_t(sender);
+  job.fingerprint.count = bytes / size_of(dtype);
+  job.algorithm = algorithm;
+  return job;
+}
+
 }  // namespace
 
 const char* name(Pushed algorithm) { return kNames[size_t(algorithm)]; }
@@ -79,6 +89,18 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
     case Collective::kBarrier:
     case Collective::kNone: break;
   }
+  return job;
+}
+
+Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank) {
+  Job job = message_job(algorithm, message.bytes, dtype, rank);
+  job.send = {Kind::kOnly, 1 - rank, message.data, message.bytes};
+  return job;
+}
+
+Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank) {
+  Job job = message_job(algorithm, room.bytes, dtype, 1 - rank);
+  job.recv = {Kind::kOnly, 1 - rank, room.data, room.bytes};
   return job;
 }
 

@@ -13,7 +13,7 @@ enum class Pushed : uint8_t {
   kReducePackets,         ///< all to all who read: all_reduce and reduce in one trip; reduce_scatter
   kReducePacketsTwoShot,  ///< all_reduce in two trips, for more than a few KiB
   kReduceChunks,          ///< the same in chunks, of any length: all_reduce, reduce, reduce_scatter
-  kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier; send and recv
+  kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier; messages
   kExchangeChunks,        ///< the same in chunks
 };
 inline constexpr size_t kPushedCount = 5;
@@ -76,6 +76,12 @@ using PieceTable = const Piece*;
 /// room for 2 * ranks, and are named as if it began at `index`.
 Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
            Piece* table);
+
+/// A message's two jobs, of who sends it and of who receives it, on a channel of these two ranks that has this
+/// direction to itself. It is a broadcast, whose root is the sender. What must match is the fingerprint's: type and
+/// elements.
+Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank);
+Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank);
 
 /// Whether the algorithm can do the collective on this type, and in the case of packets whether they hold it. What a
 /// launch is given must be so. Where counts differ by rank the answer does too: there chunks are what all can agree on.

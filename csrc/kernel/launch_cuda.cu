@@ -79,10 +79,8 @@ Status launch(size_t row, const DeviceChannel& channel, std::span<const Job> job
 
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
                    void* stream) {
+  NVX_TRY(check_launch(channel, jobs, table));
   if (jobs.empty()) return {};
-  if (jobs.size() > kLaunchJobs || table.size() > kLaunchPieces) {
-    return {Code::kInvalid, "nvx: more jobs or pieces than one launch holds"};
-  }
   const bool single = jobs.size() == 1 && table.size() <= std::size(Single().table);
   const auto on = static_cast<cudaStream_t>(stream);
   if (!single) return launch<Several>(kSeveral, channel, jobs, table, on);

@@ -16,8 +16,12 @@ inline constexpr int kLanes = 512;  ///< threads a block
 inline constexpr size_t kLaunchJobs = 16;
 inline constexpr size_t kLaunchPieces = 1024;
 
+/// Refuses, in a sentence, what would make a kernel read or write where it must not. Needs no device and no CUDA, and
+/// allocates nothing where it does not refuse.
+Status check_launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table);
+
 /// Runs operations of one rank, one after the other, on a stream (a cudaStream_t) of the device that the rank's memory
-/// is on. Nothing is waited for and nothing allocated. table: what the jobs list.
+/// is on, if check_launch allows them. Nothing is waited for and nothing allocated. table: what the jobs list.
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table, void* stream);
 
 /// What a kernel asks of the current device.

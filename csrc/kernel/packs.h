@@ -142,11 +142,19 @@ NVX_APART bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t b
   return true;
 }
 
+/// What each rank writes for this block into one part of this rank's pad, wherever that is for it.
+struct Cells {
+  const PeerPads* pads;
+  size_t first;  ///< where rank 0's cell is in a pad
+  size_t step;   ///< from there to the next rank's
+
+  NVX_HD const std::byte* of(int rank) const { return pads[rank].mine + first + size_t(rank) * step; }
+};
+
 /// Where the ranks' contributions are, mine among them, in memory of this rank: in packets that are still to come, or
 /// in chunks that have.
 struct Sources {
-  const std::byte* base;  ///< of rank 0, then one `cell` further the next one's
-  size_t cell;
+  Cells cells;
   const PipeState* pipes;  ///< chunks: which of its slots each rank's is in; null for packets
   uint32_t chunk_bytes;
   uint32_t stamp;
@@ -161,10 +169,9 @@ struct Ahead {
 };
 
 NVX_HD inline const std::byte* source_of(const Sources& s, int rank) {
-  const std::byte* cell = s.base + size_t(rank) * s.cell;
-  if (!s.pipes) return cell;
   if (rank == s.me && s.own) return s.own;
-  return cell + size_t(s.pipes[rank].taken % kChunks) * s.chunk_bytes;
+  if (!s.pipes) return s.cells.of(rank);
+  return s.cells.of(rank) + size_t(s.pipes[rank].taken % kChunks) * s.chunk_bytes;
 }
 
 /// Packs i of ranks [first, first + 4), as far as there are so many.
@@ -194,13 +201,13 @@ NVX_HD bool load_ahead(Exec& ex, const Sources& s, int first, int ranks, size_t 
 struct Factors {
   double own;
   int me;
-  const Packet* greetings;
+  Cells greetings;
 
   template <class Exec>
   NVX_HD double of(const Exec& ex, int rank) const {
     if (rank == me) return own;
-    const Packet* from = greetings + size_t(rank) * kGreetingPackets + kFactorWord;
-    return __builtin_bit_cast(double, data_of(ex.peek_packet(from)));
+    const auto* from = reinterpret_cast<const Packet*>(greetings.of(rank));
+    return __builtin_bit_cast(double, data_of(ex.peek_packet(from + kFactorWord)));
   }
 };
 

@@ -51,11 +51,13 @@ class PushChannel {
   /// This block's share of a piece.
   NVX_HD Piece share(const Piece& piece) const { return Pieces::slice(piece, block_, at_.shape.blocks); }
 
-  /// Opens the next epoch: everybody is greeted, and what this block writes to in anyone's buffer is free.
+  /// Opens the next epoch: everybody is greeted, and what this block writes to in anyone's buffer is free. Where the
+  /// rank has failed or was aborted, nothing is written at all.
   NVX_APART bool enter(const Job& job, bool pairwise, PieceTable table) {
+    const uint32_t abort = ex_.ask_host();  // it is on its way while this rank's own memory is read
     epoch_ = own().epoch + 1;
     history_ = own().history;
-    bool ok = !ex_.has_failed();
+    bool ok = ex_.begin(epoch_, abort);
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
       ok = p == rank() || is_free(p);
     if (!ex_.all(ok)) return false;
@@ -67,7 +69,7 @@ class PushChannel {
       const uint32_t p = i / kGreetingWords, word = i % kGreetingWords;
       if (p == rank()) continue;
       const uint64_t bytes = pairwise ? job.send.of(p, ranks_, table).bytes : 0;
-      ex_.put_packet(greetings(p, rank()) + word, packet_of(my_word(job, word, bytes), stamp32()));
+      ex_.put_packet(greetings_to(p) + word, packet_of(my_word(job, word, bytes), stamp32()));
     }
     return true;
   }
@@ -106,7 +108,7 @@ class PushChannel {
     ex_.sync();
     const bool tells = !all_met || is_renewed();
     for (uint32_t p = uint32_t(ex_.lane()); tells && p < ranks_; p += uint32_t(ex_.lanes())) {
-      if (p != rank()) ex_.signal(line(p, rank()).done, stamp(epoch_, digest));
+      if (p != rank()) ex_.signal(line_to(p).done, stamp(epoch_, digest));
     }
     if (ex_.lane() == 0) {
       own().history = history;
@@ -123,35 +125,33 @@ class PushChannel {
 
   // ---- packets
 
-  /// Those of this epoch from `from`, in the memory of `to`.
-  NVX_HD Packet* packets(uint32_t to, uint32_t from) const {
-    return at<Packet>(to, DevicePad::of(Part::kPackets, slot()), from);
-  }
+  /// Those of this epoch: where I write mine for `to`, and where I read those from `from`.
+  NVX_HD Packet* packets_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kPackets, slot())); }
+  NVX_HD Packet* packets_from(uint32_t from) const { return mine<Packet>(from, DevicePad::of(Part::kPackets, slot())); }
   /// Everyone's, mine too.
   NVX_HD Sources packet_sources() const {
-    const auto* first = reinterpret_cast<const std::byte*>(packets(rank(), 0));
-    return {first, pad_.cell(Part::kPackets), nullptr, 0, stamp32(), nullptr, int(rank())};
+    return {cells(DevicePad::of(Part::kPackets, slot())), nullptr, 0, stamp32(), nullptr, int(rank())};
   }
-  NVX_HD Factors factors(const Job& job) const { return {job.factor, int(rank()), greetings(rank(), 0)}; }
+  NVX_HD Factors factors(const Job& job) const {
+    return {job.factor, int(rank()), cells(DevicePad::of(Part::kGreetings, slot()))};
+  }
 
   // ---- chunks
 
-  /// The next chunk from `from` in the memory of `to`: mine to fill, or mine to read.
-  NVX_HD std::byte* chunk_to(uint32_t to) const { return chunk(to, rank(), pipe(to).sent); }
-  NVX_HD std::byte* chunk_from(uint32_t from) const { return chunk(rank(), from, pipe(from).taken); }
+  /// The next chunk for `to`, mine to fill; and that from `from`, mine to read.
+  NVX_HD std::byte* chunk_to(uint32_t to) const {
+    return theirs<std::byte>(to, Part::kStaging) + size_t(pipe(to).sent % kChunks) * at_.shape.chunk_bytes;
+  }
+  NVX_HD std::byte* chunk_from(uint32_t from) const {
+    return mine<std::byte>(from, Part::kStaging) + size_t(pipe(from).taken % kChunks) * at_.shape.chunk_bytes;
+  }
   /// Everyone's chunks, mine too: where mine cannot be read by packs where it is, it is copied to where it can.
-  NVX_HD Sources chunk_sources(const Piece& mine) {
-    Sources s{at<std::byte>(rank(), Part::kStaging, 0),
-              pad_.cell(Part::kStaging),
-              &pipe(0),
-              at_.shape.chunk_bytes,
-              0,
-              nullptr,
-              int(rank())};
-    if (is_aligned(mine.data) && mine.bytes % sizeof(Pack) == 0) {
-      s.own = mine.data;
+  NVX_HD Sources chunk_sources(const Piece& own) {
+    Sources s{cells(Part::kStaging), &pipe(0), at_.shape.chunk_bytes, 0, nullptr, int(rank())};
+    if (is_aligned(own.data) && own.bytes % sizeof(Pack) == 0) {
+      s.own = own.data;
     } else {
-      copy(ex_, chunk_from(rank()), mine.data, mine.bytes);
+      copy(ex_, chunk_from(rank()), own.data, own.bytes);
     }
     return s;
   }
@@ -160,43 +160,50 @@ class PushChannel {
   template <class Whom>
   NVX_HD bool await_room(Whom whom) {
     return for_each(whom, [&](uint32_t p) {
-      return !Rules::kCredits || ex_.wait_for(line(rank(), p).credit, pipe(p).sent + 1 - kChunks, int(p));
+      return !Rules::kCredits || ex_.wait_for(line_from(p).credit, pipe(p).sent + 1 - kChunks, int(p));
     });
   }
   /// The chunk is written: whom it is for may read it.
   template <class Whom>
   NVX_HD void post(Whom whom) {
     ex_.sync();
-    tell_each(whom, [&](uint32_t p) { ex_.signal(line(p, rank()).posted, ++pipe(p).sent); });
+    tell_each(whom, [&](uint32_t p) { ex_.signal(line_to(p).posted, ++pipe(p).sent); });
   }
   /// Waits until a chunk has come from each.
   template <class Whom>
   NVX_HD bool await_chunks(Whom whom) {
-    return for_each(whom, [&](uint32_t p) { return ex_.wait_for(line(rank(), p).posted, pipe(p).taken + 1, int(p)); });
+    return for_each(whom, [&](uint32_t p) { return ex_.wait_for(line_from(p).posted, pipe(p).taken + 1, int(p)); });
   }
   /// The chunk is read: whom it is from may write the next one there.
   template <class Whom>
   NVX_HD void release(Whom whom) {
     ex_.sync();
-    tell_each(whom, [&](uint32_t p) { ex_.signal(line(p, rank()).credit, ++pipe(p).taken); });
+    tell_each(whom, [&](uint32_t p) { ex_.signal(line_to(p).credit, ++pipe(p).taken); });
   }
 
  private:
   NVX_HD bool is_renewed() const { return epoch_ % Rules::kRestampEvery < kBuffers; }
   NVX_HD uint32_t slot() const { return epoch_ % Rules::kSlots; }
 
+  NVX_HD const PeerPads* pads() const { return reinterpret_cast<const PeerPads*>(at_.state + DeviceState::pads()); }
+  /// My cell in a peer's pad, to write; and the peer's cell in mine, to read.
   template <class T>
-  NVX_HD T* at(uint32_t owner, Part part, uint32_t sender) const {
-    const auto* pads = reinterpret_cast<std::byte* const*>(at_.state + DeviceState::pads());
-    return reinterpret_cast<T*>(pads[owner] + pad_.offset(part, block_, sender));
+  NVX_HD T* theirs(uint32_t peer, Part part) const {
+    return reinterpret_cast<T*>(pads()[peer].theirs + pad_.offset(part, block_, rank()));
   }
-  NVX_HD Packet* greetings(uint32_t owner, uint32_t sender) const {
-    return at<Packet>(owner, DevicePad::of(Part::kGreetings, slot()), sender);
+  template <class T>
+  NVX_HD T* mine(uint32_t peer, Part part) const {
+    return reinterpret_cast<T*>(pads()[peer].mine + pad_.offset(part, block_, peer));
   }
-  NVX_HD PeerLine& line(uint32_t owner, uint32_t writer) const { return *at<PeerLine>(owner, Part::kLines, writer); }
-  NVX_HD std::byte* chunk(uint32_t owner, uint32_t writer, Stamp number) const {
-    return at<std::byte>(owner, Part::kStaging, writer) + size_t(number % kChunks) * at_.shape.chunk_bytes;
+  /// Everyone's cells in mine.
+  NVX_HD Cells cells(Part part) const { return {pads(), pad_.offset(part, block_, 0), pad_.cell(part)}; }
+
+  NVX_HD Packet* greetings_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kGreetings, slot())); }
+  NVX_HD Packet* greetings_from(uint32_t from) const {
+    return mine<Packet>(from, DevicePad::of(Part::kGreetings, slot()));
   }
+  NVX_HD PeerLine& line_to(uint32_t to) const { return *theirs<PeerLine>(to, Part::kLines); }
+  NVX_HD PeerLine& line_from(uint32_t from) const { return *mine<PeerLine>(from, Part::kLines); }
   NVX_HD BlockState& own() const {
     return *reinterpret_cast<BlockState*>(at_.state + state_.blocks() + block_ * sizeof(BlockState));
   }
@@ -204,10 +211,10 @@ class PushChannel {
     return *reinterpret_cast<PipeState*>(at_.state + state_.pipe(block_, peer));
   }
 
-  /// One lane a peer waits; the tile decides.
+  /// One lane a peer waits, one looks around; the tile decides.
   template <class Whom, class Wait>
   NVX_HD bool for_each(Whom whom, Wait wait) {
-    bool ok = true;
+    bool ok = ex_.goes_on();
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes())) {
       if (p != rank() && whom(p)) ok = wait(p);
     }
@@ -224,13 +231,12 @@ class PushChannel {
   NVX_APART bool is_free(uint32_t p) {
     if (!Rules::kCredits || int32_t(pipe(p).heard - (epoch_ - kBuffers + 1)) >= 0) return true;
     Stamp seen = 0;
-    if (!ex_.wait_for(line(rank(), p).done, stamp(epoch_ - kBuffers, 0), int(p), &seen)) return false;
+    if (!ex_.wait_for(line_from(p).done, stamp(epoch_ - kBuffers, 0), int(p), &seen)) return false;
     const uint32_t then = uint32_t(seen >> 32);
     const bool is_known = epoch_ - 1 - then < kDigests - 1;  // neither ahead of this rank nor forgotten
     if (!is_known || own().digests[then % kDigests] == uint32_t(seen)) return true;
     return ex_.fail(
-        {Verdict::Cause::kMismatch, Waited::kReached, int(p), stamp(then, own().digests[then % kDigests]), seen, 0, 0},
-        epoch_);
+        {Verdict::Cause::kMismatch, Waited::kReached, int(p), stamp(then, own().digests[then % kDigests]), seen, 0, 0});
   }
 
   NVX_HD uint64_t my_word(const Job& job, uint32_t word, uint64_t bytes) const {
@@ -244,7 +250,7 @@ class PushChannel {
   }
 
   NVX_HD bool their_word(uint32_t p, uint32_t word, uint64_t* value) {
-    const Packet* from = greetings(rank(), p) + word;
+    const Packet* from = greetings_from(p) + word;
     Awaited awaited{int(p), stamp32(), 0};
     return ex_.wait(awaited, [&] {
       const Packet packet = ex_.peek_packet(from);
@@ -265,7 +271,7 @@ class PushChannel {
     }
     const auto cause = alike ? Verdict::Cause::kCounts : Verdict::Cause::kMismatch;
     const Verdict verdict{cause, Waited::kReached, int(p), stamp32(), stamp32(), due, quarrel.theirs[kBytesWord]};
-    return ex_.fail(verdict, epoch_, &quarrel);
+    return ex_.fail(verdict, &quarrel);
   }
 
   /// Whoever was met too long ago has been done with epoch - kBuffers, or this epoch had not been entered.
@@ -280,10 +286,10 @@ class PushChannel {
     const Packet stale = packet_of(0, (epoch_ - 1) & Rules::kStampMask);
     for (uint32_t p = 0; p < ranks_; ++p) {
       for (uint32_t j = uint32_t(ex_.lane()); j < kGreetingPackets; j += uint32_t(ex_.lanes())) {
-        ex_.put_packet(greetings(p, rank()) + j, stale);
+        ex_.put_packet(greetings_to(p) + j, stale);
       }
       for (uint32_t j = uint32_t(ex_.lane()); j < at_.shape.packets; j += uint32_t(ex_.lanes())) {
-        ex_.put_packet(packets(p, rank()) + j, stale);
+        ex_.put_packet(packets_to(p) + j, stale);
       }
     }
     ex_.sync();

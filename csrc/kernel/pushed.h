@@ -25,7 +25,7 @@ NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable 
   for (uint32_t i = 0; i < ch.ranks(); ++i) {
     const uint32_t p = ch.other(i);  // myself last
     const Piece piece = send(p);
-    if (reads(p)) put_packets(ex, ch.packets(p, me), piece.data, piece.bytes, ch.stamp32());
+    if (reads(p)) put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
   }
   if (reads(me)) {
     if (!ch.meet(job, [](uint32_t) { return true; })) return false;
@@ -47,19 +47,19 @@ NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, Pi
   for (uint32_t i = 0; i < ch.ranks(); ++i) {
     const uint32_t p = ch.other(i);  // myself last
     const Piece piece = send(p);
-    put_packets(ex, ch.packets(p, me), piece.data, piece.bytes, ch.stamp32());
+    put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
   }
   if (!ch.meet(job, [](uint32_t) { return true; })) return false;
   const Fold fold{out.data, ch.packet_sources(), ch.factors(job), job.fingerprint.op, int(ch.ranks()), out.bytes};
   if (!ex.all(reduce(ex, job.fingerprint.dtype, fold))) return false;
   for (uint32_t i = 0; i < ch.others(); ++i) {
-    put_packets(ex, ch.packets(ch.other(i), me) + second, out.data, out.bytes, ch.stamp32());
+    put_packets(ex, ch.packets_to(ch.other(i)) + second, out.data, out.bytes, ch.stamp32());
   }
   bool ok = true;
   for (uint32_t i = 0; ok && i < ch.others(); ++i) {
     const uint32_t p = ch.other(i);
     const Piece piece = recv(p);
-    ok = get_packets(ex, piece.data, ch.packets(me, p) + second, piece.bytes, ch.stamp32(), int(p));
+    ok = get_packets(ex, piece.data, ch.packets_from(p) + second, piece.bytes, ch.stamp32(), int(p));
   }
   if (!ex.all(ok)) return false;
   ch.leave(job, /*all_met=*/true);
@@ -192,7 +192,7 @@ NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTabl
   for (uint32_t i = 0; i < ch.others(); ++i) {
     const uint32_t p = ch.other(i);
     const Piece piece = ch.share(job.send.of(p, ranks, table));
-    if (meeting.sends_to(p)) put_packets(ex, ch.packets(p, me), piece.data, piece.bytes, ch.stamp32());
+    if (meeting.sends_to(p)) put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
   }
   const Piece own = ch.share(job.recv.of(me, ranks, table));
   if (own.bytes) copy(ex, own.data, ch.share(job.send.of(me, ranks, table)).data, own.bytes);
@@ -202,7 +202,7 @@ NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTabl
   for (uint32_t i = 0; ok && i < ch.others(); ++i) {
     const uint32_t p = ch.other(i);
     const Piece piece = ch.share(job.recv.of(p, ranks, table));
-    if (whom(p)) ok = get_packets(ex, piece.data, ch.packets(me, p), piece.bytes, ch.stamp32(), int(p));
+    if (whom(p)) ok = get_packets(ex, piece.data, ch.packets_from(p), piece.bytes, ch.stamp32(), int(p));
   }
   if (!ex.all(ok)) return false;
   ch.leave(job, /*all_met=*/job.root < 0);

@@ -2,6 +2,10 @@
 // if a rule of the channel were dropped.
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
 
 #include "support/pushes.h"
 #include "support/ranks.h"
@@ -35,28 +39,43 @@ bool waits_for(Pushed algorithm, Collective collective, int rank) {
   return collective != Collective::kBroadcast && collective != Collective::kScatter;
 }
 
-TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
+/// Three ranks of which the last never comes. Whether all who waited named it: on a busy machine a rank may be so late
+/// that it looks absent to the other one.
+bool absent_rank_is_named(Pushed algorithm, Collective collective, uint64_t patience_ns) {
   constexpr int kRanks = 3, kAbsent = 2;
+  Twins twins(small(kRanks, uint32_t(-2), 2));
+  std::atomic<bool> named{true};
+  as_threads(kRanks, [&](int rank) {
+    if (rank == kAbsent) return;
+    const Play play = play_of(collective, 33, kRanks, 0);
+    const auto began = Clock::now();
+    Batch batch(twins, rank);
+    batch.add(algorithm, play, patience_ns);
+    const std::string wrong = batch.run();
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
+    if (wrong.empty()) {
+      EXPECT_FALSE(waits_for(algorithm, collective, rank)) << describe(play);
+      return;
+    }
+    // A block whose greetings are missing ends as a whole, and so do the others.
+    EXPECT_NE(wrong.find(": 0 lanes ended well"), std::string::npos) << wrong;
+    const DeviceVerdict& v = twins.control(rank).verdict;
+    EXPECT_EQ(v.cause, Verdict::Cause::kWait) << wrong;
+    EXPECT_EQ(v.how, Waited::kTimedOut);
+    EXPECT_EQ(v.epoch, uint32_t(-1));
+    EXPECT_EQ(v.wanted, uint32_t(-1));
+    if (v.peer != kAbsent || !waits_for(algorithm, collective, rank)) named = false;
+  });
+  return named;
+}
+
+TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   for (const auto& [algorithm, collective] : kWays) {
-    Twins twins(small(kRanks, uint32_t(-2), 2));
-    as_threads(kRanks, [&, algorithm = algorithm, collective = collective](int rank) {
-      if (rank == kAbsent) return;
-      Play play = play_of(collective, 33, kRanks, 0);
-      const auto began = Clock::now();
-      Batch batch(twins, rank);
-      batch.add(algorithm, play, 50 * kMillisecond);
-      const std::string wrong = batch.run();
-      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
-      EXPECT_EQ(wrong.empty(), !waits_for(algorithm, collective, rank)) << describe(play) << wrong;
-      if (wrong.empty()) return;
-      // A block whose greetings are missing ends as a whole, and so do the others.
-      EXPECT_NE(wrong.find(": 0 lanes ended well"), std::string::npos) << wrong;
-      const DeviceVerdict& v = twins.control(rank).verdict;
-      EXPECT_EQ(v.cause, Verdict::Cause::kWait) << wrong;
-      EXPECT_EQ(v.how, Waited::kTimedOut);
-      EXPECT_EQ(v.peer, kAbsent);
-      EXPECT_EQ(v.wanted, uint32_t(-1));
-    });
+    bool named = false;
+    for (const uint64_t patience_ms : {50, 1000, 5000}) {
+      named = named || absent_rank_is_named(algorithm, collective, patience_ms * kMillisecond);
+    }
+    EXPECT_TRUE(named) << kernel::name(algorithm) << " for collective " << int(collective);
   }
 }
 
@@ -84,7 +103,73 @@ TEST(PushedFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
     }
     const DeviceVerdict v = run(twins, 0, Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0), 0);
     EXPECT_EQ(v.how, Waited::kAlarmed);
+    EXPECT_EQ(v.peer, 1);
+    EXPECT_EQ(v.epoch, 1u);
   });
+}
+
+/// The rank's own wait or not: an operation that was called off before it began leaves no trace.
+TEST(PushedFaults, AnAbortedRankBeginsNothing) {
+  for (const auto& [algorithm, collective] : kWays) {
+    Twins twins(small(2, 41, 2));
+    std::atomic_ref(twins.control(0).abort).store(1);
+    Batch batch(twins, 0);
+    batch.add(algorithm, play_of(collective, 33, 2, 0));
+    const Bytes before = batch.result(0), there(twins.pad(1).begin(), twins.pad(1).end());
+    EXPECT_NE(batch.run().find(": 0 lanes ended well"), std::string::npos);
+    EXPECT_EQ(batch.result(0), before);
+    EXPECT_TRUE(std::equal(there.begin(), there.end(), twins.pad(1).begin())) << "it writes to others";
+    const DeviceVerdict& v = twins.control(0).verdict;
+    EXPECT_EQ(v.state, DeviceVerdict::kReadable);
+    EXPECT_EQ(v.how, Waited::kAlarmed);
+    EXPECT_EQ(v.peer, -1);
+    EXPECT_EQ(v.epoch, 42u);
+  }
+}
+
+/// A rank that is alone never waits. Wherever in a launch it is aborted, what it has ended is whole, and what comes
+/// after the operation under way is not begun.
+TEST(PushedFaults, AnAbortWithinALaunchEndsIt) {
+  constexpr size_t kJobs = 3;
+  for (const auto& [algorithm, collective] : kWays) {
+    uint32_t last = 0, cut_short = 0;
+    for (uint32_t look = 1; last == 0; ++look) {
+      Twins twins(small(1));
+      twins.mischief(0).abort_at = look;
+      Batch batch(twins, 0);
+      for (size_t i = 0; i < kJobs; ++i) batch.add(algorithm, play_of(collective, 60, 1, i));
+      std::vector<Bytes> before;
+      for (size_t i = 0; i < kJobs; ++i) before.push_back(batch.result(i));
+      if (batch.run().empty()) {
+        last = look;
+        continue;
+      }
+      const DeviceVerdict& v = twins.control(0).verdict;
+      ASSERT_EQ(v.how, Waited::kAlarmed);
+      ASSERT_TRUE(v.epoch >= 1 && v.epoch <= kJobs);
+      cut_short += v.epoch < kJobs;
+      for (size_t i = 0; i + 1 < v.epoch; ++i) EXPECT_EQ(batch.verdict(i), "");
+      for (size_t i = v.epoch; i < kJobs; ++i) EXPECT_EQ(batch.result(i), before[i]) << "look " << look;
+      EXPECT_EQ(twins.control(0).finished, 0u);
+    }
+    EXPECT_GT(last, kJobs) << "each operation asks once at least";
+    EXPECT_GE(cut_short, 2u);
+  }
+}
+
+/// A root that waits for nobody: aborted between two operations of a launch, it has sent the first and nothing more.
+TEST(PushedFaults, AnAbortBetweenOperationsLeavesTheOthersAlone) {
+  const Play play = play_of(Collective::kBroadcast, 30, 2, 0);
+  const auto sent = [&](size_t operations, uint32_t abort_at) {
+    Twins twins(small(2));
+    twins.mischief(0).abort_at = abort_at;
+    Batch batch(twins, 0);
+    for (size_t i = 0; i < operations; ++i) batch.add(Pushed::kExchangePackets, play);
+    EXPECT_EQ(batch.run().empty(), abort_at == 0);
+    return Bytes(twins.pad(1).begin(), twins.pad(1).end());
+  };
+  EXPECT_EQ(sent(2, 2), sent(1, 0));
+  EXPECT_NE(sent(2, 0), sent(1, 0));
 }
 
 /// Two ranks that call different things both learn of it, at this operation, and what the other one called.
@@ -218,20 +303,60 @@ TEST(PushedWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
 
 // ---- Negative controls: with a rule of the channel broken, wrong results must appear.
 
-#if defined(__SANITIZE_THREAD__)
-TEST(PushedControls, DISABLED_BrokenRulesAreRacesAndSayNothingMoreHere) {}
-#else
-
-TEST(PushedControls, WithoutRestampingOldPacketsAreTakenForNew) {
-  EXPECT_GT(wrong_plays<NarrowStamps<1u << 24>>(sums_between_barriers()), 0);
-}
-
 std::vector<std::pair<Pushed, Play>> many(Pushed algorithm, Collective collective, size_t n) {
   std::vector<std::pair<Pushed, Play>> plays;
   for (uint64_t round = 0; round < 30; ++round) {
     plays.emplace_back(algorithm, play_of(collective, n, 2, is_rooted(collective) ? 2 * round : round));
   }
   return plays;
+}
+
+#if defined(__SANITIZE_THREAD__)
+// The others are races here, and what they must show they show without ThreadSanitizer. This one only it can show: a
+// signal that does not release is the same instruction on many machines, and the model (flag_model_test.cc) knows no
+// memory order below "ordered" and "not".
+
+/// This test binary, with one test that is not run otherwise: its exit code and what it prints.
+std::pair<int, std::string> run_apart(const std::string& test) {
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string command = "TSAN_OPTIONS='exitcode=66 halt_on_error=1' '" + self +
+                              "' --gtest_also_run_disabled_tests --gtest_filter='" + test + "' 2>&1";
+  FILE* const pipe = popen(command.c_str(), "r");
+  if (!pipe) return {-1, "no pipe"};
+  std::string text;
+  char line[512];
+  while (std::fgets(line, sizeof line, pipe)) text += line;
+  const int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
+}
+
+void exchange_chunks_with(Mischief::Kind kind) {
+  EXPECT_EQ(wrong_plays<kernel::PushRules>(many(Pushed::kExchangeChunks, Collective::kAllGather, 300), kind), 0);
+}
+TEST(PushedControls, DISABLED_SignalsThatRelease) { exchange_chunks_with(Mischief::Kind::kNone); }
+TEST(PushedControls, DISABLED_SignalsThatDoNot) { exchange_chunks_with(Mischief::Kind::kRelaxedSignal); }
+
+TEST(PushedControls, ASignalThatDoesNotReleaseIsARace) {
+  const auto [well, silence] = run_apart("PushedControls.DISABLED_SignalsThatRelease");
+  EXPECT_EQ(well, 0) << silence;
+  const auto [raced, report] = run_apart("PushedControls.DISABLED_SignalsThatDoNot");
+  EXPECT_EQ(raced, 66) << report;
+  EXPECT_NE(report.find("data race"), std::string::npos) << report;
+}
+#else
+
+/// Whether the plays go wrong: what is broken may need luck to show, and so gets some more tries.
+template <class Rules>
+bool go_wrong(const std::vector<std::pair<Pushed, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
+              uint64_t patience_ns = kPatience) {
+  for (int tries = 0; tries < 20; ++tries) {
+    if (wrong_plays<Rules>(plays, kind, patience_ns) > 0) return true;
+  }
+  return false;
+}
+
+TEST(PushedControls, WithoutRestampingOldPacketsAreTakenForNew) {
+  EXPECT_TRUE(go_wrong<NarrowStamps<1u << 24>>(sums_between_barriers()));
 }
 
 struct OneSlot : kernel::PushRules {
@@ -261,26 +386,26 @@ TEST(PushedControls, WithoutMeetingAMismatchGoesUnseen) {
 TEST(PushedControls, WithoutTheDoubleBufferPacketsAreLost) {
   const auto plays = many(Pushed::kReducePackets, Collective::kAllReduce, 100);
   EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
-  EXPECT_GT(wrong_plays<OneSlot>(plays, Mischief::Kind::kNone, 300 * kMillisecond), 0);
+  EXPECT_TRUE(go_wrong<OneSlot>(plays, Mischief::Kind::kNone, 300 * kMillisecond));
 }
 
 TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
   for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
     const auto plays = many(algorithm, Collective::kBroadcast, 100);
     EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
-    EXPECT_GT(wrong_plays<NoCredits>(plays, Mischief::Kind::kNone, 300 * kMillisecond), 0);
+    EXPECT_TRUE(go_wrong<NoCredits>(plays, Mischief::Kind::kNone, 300 * kMillisecond));
   }
 }
 
 /// A lane posts what the others have not written yet.
 TEST(PushedControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
   const auto plays = many(Pushed::kExchangeChunks, Collective::kAllGather, 300);
-  EXPECT_GT(wrong_plays<kernel::PushRules>(plays, Mischief::Kind::kNoSync, 2000 * kMillisecond), 0);
+  EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kNoSync, 2000 * kMillisecond));
 }
 
 TEST(PushedControls, ASignalThatIsLostEndsInAVerdict) {
   const auto plays = many(Pushed::kExchangeChunks, Collective::kAllGather, 30);
-  EXPECT_GT(wrong_plays<kernel::PushRules>(plays, Mischief::Kind::kLostSignal, 100 * kMillisecond), 0);
+  EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kLostSignal, 100 * kMillisecond));
 }
 #endif
 

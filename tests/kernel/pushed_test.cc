@@ -91,6 +91,24 @@ TEST_P(Pushes, EveryTypeAndOperator) {
   perform_all(twins, plan, 16);
 }
 
+/// Pairs whose devices cannot reach each other meet in other memory, each pair in its own; everything else is the same.
+TEST(Pushed, PairsMayMeetInMemoryOfTheirOwn) {
+  for (const int ranks : {2, 3, 5}) {
+    Twins twins({{uint32_t(ranks), 2, 128, 256}, 2, uint32_t(-9), 0, [](int a, int b) { return (a + b) % 2 == 1; }});
+    Plan plan;
+    uint64_t round = 0;
+    for (const size_t n : {2, 45, 2049}) {
+      for (const auto& [algorithm, collective] : kWays) {
+        Play play = play_of(collective, n, ranks, ++round);
+        if (round % 2 == 0) play.op = ReduceOp::kPremulSum;  // the factors travel with the greetings
+        if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
+      }
+    }
+    perform_all(twins, plan, 4);
+    EXPECT_TRUE(twins.pairs_are_apart());
+  }
+}
+
 /// Ranks that dawdle before every verb meet in every order.
 TEST(Pushed, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernel/launch_cuda.h"
 #include "support/plays.h"
 #include "support/twin.h"
 
@@ -69,11 +70,16 @@ class Batch {
   /// What the last operation sends to a rank, and where its result goes.
   kernel::Piece& piece(int to) { return table_[table_.size() - 2 * size_t(twins_.ranks()) + size_t(to)]; }
   std::byte* out() { return sides_.back()->out(); }
+  /// What is in the output of the i-th operation; and what is wrong with that, if anything.
+  Bytes result(size_t i) const { return Bytes(sides_[i]->out(), sides_[i]->out() + result_bytes(i)); }
+  std::string verdict(size_t i) const { return sides_[i]->verdict(); }
   bool fits() const { return kernel::can_do(jobs_.back().algorithm, jobs_.back(), twins_.shape(), table_.data()); }
 
   /// Empty: every lane ended well, and every output is what it has to be.
   template <class Rules = kernel::PushRules>
   std::string run() {
+    const Status may = kernel::check_launch(twins_.channel(rank_), jobs_, table_);
+    if (!may.ok()) return may.what();
     const int well = twins_.launch<Rules>(rank_, jobs_, table_.data());
     if (well != twins_.lanes_in_all()) {
       const kernel::DeviceVerdict& v = twins_.control(rank_).verdict;
@@ -88,6 +94,8 @@ class Batch {
   }
 
  private:
+  size_t result_bytes(size_t i) const { return sides_[i]->out() ? sides_[i]->out_bytes() : 0; }
+
   Twins& twins_;
   int rank_;
   std::vector<std::unique_ptr<Side>> sides_;

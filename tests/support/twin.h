@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,7 +19,7 @@
 /// epochs and counters are the device's; only what a lane is made of differs.
 namespace nvx::test {
 
-/// Where the lanes of a tile meet.
+/// Where the lanes of a tile meet, and what they do once for all of them.
 class Crossing {
  public:
   explicit Crossing(int lanes) : lanes_(lanes) {}
@@ -37,8 +38,14 @@ class Crossing {
     return verdict_;
   }
 
+  /// True for one in so many askers as there are lanes, whoever they are.
+  bool is_turn() { return turn_++ % uint32_t(lanes_) == 0; }
+  /// How many looks at the host there have been, with this one.
+  uint32_t count_look() { return ++looks_; }
+
  private:
   const int lanes_;
+  std::atomic<uint32_t> turn_{0}, looks_{0};
   std::mutex mutex_;
   std::condition_variable met_;
   int came_ = 0;
@@ -49,14 +56,16 @@ class Crossing {
 
 /// What may be done wrong on purpose, and by whom.
 struct Mischief {
-  enum class Kind { kNone, kNoSync, kLostSignal } kind = Kind::kNone;
+  enum class Kind { kNone, kNoSync, kLostSignal, kRelaxedSignal } kind = Kind::kNone;
   uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
   uint64_t seed = 0;
+  uint32_t abort_at = 0;  ///< the look of a tile at the host just before which that raises its abort word; 0: none
 };
 
 class TwinMachine {
  public:
-  static constexpr uint32_t kGlance = 8, kLook = 16;
+  static constexpr uint32_t kGlance = 8;
+  static constexpr uint64_t kLookNs = 0;
 
   TwinMachine(int tile, int tiles, int lane, int lanes, Crossing& crossing, const Mischief& mischief)
       : tile_(tile),
@@ -79,6 +88,7 @@ class TwinMachine {
     dawdle();
     return crossing_.meet(mine);
   }
+  bool speaks() const { return crossing_.is_turn(); }
 
   kernel::Packet peek_packet(const kernel::Packet* from) const {
     auto* p = const_cast<kernel::Packet*>(from);
@@ -95,12 +105,16 @@ class TwinMachine {
   void signal(Word& at, Value value) const {
     dawdle();
     if (mischief_.kind == Mischief::Kind::kLostSignal) return;
-    std::atomic_ref(at).store(value, std::memory_order_release);
+    const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
+    std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
   }
   Stamp acquire(const Stamp& at) const {
     return std::atomic_ref(const_cast<Stamp&>(at)).load(std::memory_order_acquire);
   }
-  uint32_t load_host(const uint32_t& at) const { return load(at); }
+  uint32_t load_host(const uint32_t& at) const {
+    if (crossing_.count_look() == mischief_.abort_at) store(const_cast<uint32_t&>(at), 1);
+    return load(at);
+  }
 
   uint32_t load(const uint32_t& at) const {
     return std::atomic_ref(const_cast<uint32_t&>(at)).load(std::memory_order_relaxed);
@@ -139,22 +153,21 @@ class Twins {
     int lanes = 2;
     uint32_t first_epoch = 0;
     Stamp first_chunk = 0;
+    bool (*apart)(int a, int b) = [](int, int) { return false; };  ///< pairs that meet in memory of their own
   };
 
   explicit Twins(const Shape& shape) : shape_(shape), mischief_(shape.device.ranks) {
-    const kernel::DevicePad pad{shape.device};
     const kernel::DeviceState state{shape.device};
-    for (uint32_t r = 0; r < shape.device.ranks; ++r) {
-      pads_.push_back(make(pad.bytes() + kGuard));
-      states_.push_back(make(state.bytes() + kGuard));
-      std::memset(pads_[r].get() + pad.bytes(), kPaint, kGuard);
-      std::memset(states_[r].get() + state.bytes(), kPaint, kGuard);
+    for (int r = 0; r < ranks(); ++r) {
+      for (int sender = 0; sender < ranks(); ++sender)
+        pads_.push_back(is_apart(r, sender) || r == sender ? make_pad() : Memory());
+      states_.push_back(make(state.bytes()));
       controls_.push_back(std::make_unique<kernel::Control>());
-      raw_pads_.push_back(pads_[r].get());
     }
-    for (uint32_t r = 0; r < shape.device.ranks; ++r) {
-      kernel::format_pad(shape.device, shape.first_epoch, shape.first_chunk, pads_[r].get());
-      kernel::format_state(shape.device, shape.first_epoch, shape.first_chunk, raw_pads_.data(), states_[r].get());
+    for (int r = 0; r < ranks(); ++r) {
+      std::vector<kernel::PeerPads> peers;
+      for (int p = 0; p < ranks(); ++p) peers.push_back({meeting_place(p, r), meeting_place(r, p)});
+      kernel::format_state(shape.device, shape.first_epoch, shape.first_chunk, peers.data(), states_[size_t(r)].get());
     }
   }
 
@@ -163,23 +176,35 @@ class Twins {
   kernel::Control& control(int rank) { return *controls_[size_t(rank)]; }
   Mischief& mischief(int rank) { return mischief_[size_t(rank)]; }
   kernel::RankState& state(int rank) { return *reinterpret_cast<kernel::RankState*>(states_[size_t(rank)].get()); }
-  /// All of a rank's pad.
-  std::span<const std::byte> pad(int rank) const {
-    return {pads_[size_t(rank)].get(), kernel::DevicePad{shape_.device}.bytes()};
-  }
+  /// All of a rank's pad, as those see it who do not meet it apart.
+  std::span<const std::byte> pad(int rank) const { return {memory(rank, rank).get(), pad_bytes()}; }
   kernel::DeviceChannel channel(int rank) {
     return {shape_.device, uint32_t(rank), states_[size_t(rank)].get(), controls_[size_t(rank)].get()};
   }
   bool guards_are_whole() const {
-    const kernel::DevicePad pad{shape_.device};
-    const kernel::DeviceState state{shape_.device};
-    for (size_t r = 0; r < pads_.size(); ++r) {
-      for (size_t i = 0; i < kGuard; ++i) {
-        if (pads_[r][pad.bytes() + i] != std::byte(kPaint) || states_[r][state.bytes() + i] != std::byte(kPaint))
-          return false;
+    const auto is_whole = [](const Memory& memory, size_t bytes) {
+      return !memory || std::all_of(&memory[bytes], &memory[bytes + kGuard], [](std::byte b) { return b == kPaint; });
+    };
+    bool whole = true;
+    for (const Memory& pad : pads_) whole = whole && is_whole(pad, pad_bytes());
+    for (const Memory& state : states_) whole = whole && is_whole(state, kernel::DeviceState{shape_.device}.bytes());
+    return whole;
+  }
+  /// Whether each pair has written only where it meets.
+  bool pairs_are_apart() const {
+    const Memory fresh = make_pad();
+    bool apart = true;
+    for (int owner = 0; owner < ranks(); ++owner) {
+      for (int i = 0; i < ranks() * ranks(); ++i) {
+        const int seen_by = i / ranks(), writer = i % ranks();
+        const Memory& here = memory(owner, seen_by);
+        if (here && here.get() != meeting_place(owner, writer)) {
+          for_each_cell(writer,
+                        [&](size_t at, size_t n) { apart &= std::equal(&here[at], &here[at + n], &fresh[at]); });
+        }
       }
     }
-    return true;
+    return apart;
   }
 
   /// One kernel of one rank: jobs one after the other, by all lanes of all blocks at once. How many lanes said that it
@@ -208,18 +233,44 @@ class Twins {
 
  private:
   static constexpr size_t kGuard = 4096;
-  static constexpr int kPaint = 0xA5;
+  static constexpr std::byte kPaint{0xA5};
   struct Free {
     void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t(4096)); }
   };
   using Memory = std::unique_ptr<std::byte[], Free>;
-  static Memory make(size_t bytes) { return Memory(new (std::align_val_t(4096)) std::byte[bytes]{}); }
+  static Memory make(size_t bytes) {
+    Memory memory(new (std::align_val_t(4096)) std::byte[bytes + kGuard]{});
+    std::fill_n(&memory[bytes], kGuard, kPaint);
+    return memory;
+  }
+  size_t pad_bytes() const { return kernel::DevicePad{shape_.device}.bytes(); }
+  Memory make_pad() const {
+    Memory pad = make(pad_bytes());
+    kernel::format_pad(shape_.device, shape_.first_epoch, shape_.first_chunk, pad.get());
+    return pad;
+  }
+
+  bool is_apart(int a, int b) const { return a != b && shape_.apart(std::min(a, b), std::max(a, b)); }
+  const Memory& memory(int owner, int seen_by) const { return pads_[size_t(owner * ranks() + seen_by)]; }
+  /// Where `sender` writes for `owner`.
+  std::byte* meeting_place(int owner, int sender) const {
+    return memory(owner, is_apart(owner, sender) ? sender : owner).get();
+  }
+  /// what(offset, bytes) for all that a sender has in a pad.
+  template <class What>
+  void for_each_cell(int sender, What what) const {
+    const kernel::DevicePad pad{shape_.device};
+    for (uint32_t part = 0; part < uint32_t(kernel::Part::kEnd); ++part) {
+      for (uint32_t b = 0; b < shape_.device.blocks; ++b)
+        what(pad.offset(kernel::Part(part), b, uint32_t(sender)), pad.cell(kernel::Part(part)));
+    }
+  }
 
   Shape shape_;
   std::vector<Mischief> mischief_;
-  std::vector<Memory> pads_, states_;
+  std::vector<Memory> pads_;  ///< by owner and who sees it: its own, and where a peer sees another one, that
+  std::vector<Memory> states_;
   std::vector<std::unique_ptr<kernel::Control>> controls_;
-  std::vector<std::byte*> raw_pads_;
 };
 
 }  // namespace nvx::test

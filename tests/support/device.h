@@ -1,0 +1,141 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernel/launch_cuda.h"
+#include "support/plays.h"
+
+/// The pushed algorithms on a device: the memory of ranks that share one, and their sides of operations there.
+namespace nvx::test {
+
+/// Memory of the device, or of the host that the device reaches, until the test ends.
+class DeviceMemory {
+ public:
+  enum class Where { kDevice, kPinned };
+  DeviceMemory(size_t bytes, Where where) : where_(where) {
+    const cudaError_t error = where == Where::kDevice ? cudaMalloc(&data_, bytes) : cudaMallocHost(&data_, bytes);
+    EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
+    EXPECT_EQ(cudaMemset(data_, 0, bytes), cudaSuccess);
+  }
+  ~DeviceMemory() { where_ == Where::kDevice ? cudaFree(data_) : cudaFreeHost(data_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  Where where_;
+  void* data_ = nullptr;
+};
+
+inline std::unique_ptr<DeviceMemory> on_device(size_t bytes) {
+  return std::make_unique<DeviceMemory>(bytes, DeviceMemory::Where::kDevice);
+}
+
+/// Copies between the host and the device. Where nothing is to be copied, nothing is.
+inline void copy_over(void* to, const void* from, size_t bytes) {
+  const cudaError_t error = bytes == 0 ? cudaSuccess : cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
+  EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
+}
+
+/// A channel of several ranks on one device.
+class DeviceRanks {
+ public:
+  DeviceRanks(const kernel::DeviceShape& shape, uint32_t first_epoch) : shape_(shape) {
+    const kernel::DevicePad pad{shape};
+    const kernel::DeviceState state{shape};
+    std::vector<std::byte> image(std::max(pad.offset(kernel::Part::kStaging), state.bytes()));
+    kernel::format_pad(shape, first_epoch, 0, image.data());
+    for (uint32_t r = 0; r < shape.ranks; ++r) {
+      pads_.push_back(on_device(pad.bytes()));
+      states_.push_back(on_device(state.bytes()));
+      controls_.push_back(std::make_unique<DeviceMemory>(sizeof(kernel::Control), DeviceMemory::Where::kPinned));
+      copy_over(pads_[r]->data(), image.data(), pad.offset(kernel::Part::kStaging));
+    }
+    for (uint32_t r = 0; r < shape.ranks; ++r) {
+      std::vector<kernel::PeerPads> peers;
+      for (const auto& theirs : pads_) peers.push_back({theirs->data(), pads_[r]->data()});
+      kernel::format_state(shape, first_epoch, 0, peers.data(), image.data());
+      copy_over(states_[r]->data(), image.data(), state.bytes());
+    }
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+  const kernel::DeviceShape& shape() const { return shape_; }
+  kernel::Control& control(uint32_t rank) { return *reinterpret_cast<kernel::Control*>(controls_[rank]->data()); }
+  kernel::DeviceChannel channel(uint32_t rank) { return {shape_, rank, states_[rank]->data(), &control(rank)}; }
+
+ private:
+  kernel::DeviceShape shape_;
+  std::vector<std::unique_ptr<DeviceMemory>> pads_, states_, controls_;
+};
+
+/// One rank's side of a play, with its memory on the device.
+class DeviceSide {
+ public:
+  DeviceSide(const Play& play, uint32_t rank, uint32_t ranks)
+      : side_(play, int(rank), int(ranks)), rank_(rank), ranks_(ranks) {
+    const kernel::Work work = side_.work();
+    const size_t in_bytes = work.in ? work.count * side_.width() : 0;
+    const size_t shift = reinterpret_cast<uintptr_t>(work.in ? work.in : work.out) % 16;
+    in_memory_ = on_device(in_bytes + 32);
+    out_memory_ = on_device(side_.out_bytes() + 32);
+    in_ = in_memory_->data() + shift, out_ = out_memory_->data() + shift;
+    copy_over(in_, work.in, in_bytes);
+  }
+
+  /// The job, whose pieces are listed from table[index]; table has room for 2 * ranks there.
+  kernel::Job job(kernel::Pushed algorithm, uint64_t patience_ns, uint32_t index, kernel::Piece* table) const {
+    kernel::Work work = side_.work();
+    std::vector<kernel::Piece> send(side_.send()), recv(side_.recv());
+    for (kernel::Piece& p : send) p.data = p.data ? in_ + (p.data - work.in) : nullptr;
+    for (kernel::Piece& p : recv) p.data = p.data ? out_ + (p.data - work.out) : nullptr;
+    work.in = work.in ? in_ : nullptr, work.out = out_;
+    work.send = send.data(), work.recv = recv.data();
+    kernel::Job job = kernel::job_of(algorithm, work, rank_, ranks_, side_.width(), index, table + index);
+    job.patience_ns = patience_ns;
+    return job;
+  }
+
+  /// The output is lost, to be written again.
+  void spoil() { EXPECT_EQ(cudaMemset(out_, 0xEE, side_.out_bytes()), cudaSuccess); }
+  bool is_spoilt() const {
+    std::vector<std::byte> found(side_.out_bytes());
+    copy_over(found.data(), out_, found.size());
+    return std::all_of(found.begin(), found.end(), [](std::byte b) { return b == std::byte(0xEE); });
+  }
+  /// What is wrong with the output; empty if nothing is.
+  std::string verdict() {
+    copy_over(side_.out(), out_, side_.out_bytes());
+    return side_.verdict();
+  }
+
+ private:
+  Side side_;
+  uint32_t rank_, ranks_;
+  std::unique_ptr<DeviceMemory> in_memory_, out_memory_;
+  std::byte *in_, *out_;
+};
+
+/// Skipped, aloud, where there is no device.
+class Device : public testing::Test {
+ protected:
+  void SetUp() override {
+    int devices = 0;
+    const cudaError_t error = cudaGetDeviceCount(&devices);
+    if (error != cudaSuccess || devices == 0) {
+      GTEST_SKIP() << "no CUDA device here (" << cudaGetErrorString(error) << "): the kernels are not run";
+    }
+    // Loading a kernel may wait for those that run, and they for it.
+    const Status loaded = kernel::load_cuda(&facts_);
+    ASSERT_TRUE(loaded.ok()) << loaded.what();
+  }
+
+  std::vector<kernel::KernelFacts> facts_;
+};
+
+}  // namespace nvx::test
