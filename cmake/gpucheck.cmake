@@ -1,0 +1,28 @@
+# nvx_gpucheck: what `nvx gpucheck` runs on a machine with GPUs. Needs neither torch nor GoogleTest.
+option(NVX_GPUCHECK "Build nvx_gpucheck (needs NVX_CUDA=ON)" OFF)
+set(gpucheck_dir ${PROJECT_SOURCE_DIR}/tests/gpucheck)
+
+# What of it is not CUDA's, for its own tests.
+if(TARGET gpucheck_test)
+  target_sources(gpucheck_test PRIVATE ${gpucheck_dir}/cases.cc ${gpucheck_dir}/report.cc ${gpucheck_dir}/hub.cc)
+endif()
+if(NOT NVX_GPUCHECK)
+  return()
+endif()
+if(NOT NVX_CUDA_ON)
+  message(FATAL_ERROR "nvx: NVX_GPUCHECK needs the CUDA kernels: -DNVX_CUDA=ON")
+endif()
+
+# Its control kernels: as in cmake/core.cmake, nvcc knows none of the other flags.
+add_library(nvx_gpucheck_cuda OBJECT ${gpucheck_dir}/control.cu)
+target_include_directories(nvx_gpucheck_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc ${PROJECT_SOURCE_DIR}/tests)
+target_compile_options(nvx_gpucheck_cuda PRIVATE --fmad=false --expt-relaxed-constexpr)
+set_target_properties(nvx_gpucheck_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+
+file(GLOB gpucheck_sources CONFIGURE_DEPENDS ${gpucheck_dir}/*.cc)
+list(FILTER gpucheck_sources EXCLUDE REGEX "_test\\.cc$")
+add_executable(nvx_gpucheck ${gpucheck_sources} ${PROJECT_SOURCE_DIR}/tests/support/plays.cc
+  $<TARGET_OBJECTS:nvx_gpucheck_cuda>)
+target_include_directories(nvx_gpucheck PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+target_include_directories(nvx_gpucheck SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(nvx_gpucheck PRIVATE nvx_core)
