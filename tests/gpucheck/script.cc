@@ -40,7 +40,7 @@ void Script::add(const Act& act, uint64_t patience_ns) {
   std::byte* const in = const_cast<std::byte*>(work.in);
   std::byte* const out = work.out;
   const size_t in_bytes = in ? work.count * side.width() : 0;
-  const bool in_place = in && out && in >= out && in + in_bytes <= out + side.out_bytes() && in_bytes != 0;
+  const bool in_place = in && out && in >= out && in + in_bytes <= out + side.out_bytes();
   std::byte* device_in = nullptr;
   if (out) {
     scene.images.push_back(image_of(out, side.out_bytes()));
