@@ -8,7 +8,7 @@ if(TARGET gpucheck_test)
 endif()
 
 # Its parts, with a runtime and kernels that threads of the host play. CUDA's headers are wanted, and nothing else of it.
-if(NVX_TESTS AND NOT NVX_CUDA_ON AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_api.h AND NOT CMAKE_CROSSCOMPILING)
+if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_api.h AND NOT CMAKE_CROSSCOMPILING)
   file(GLOB twin_sources CONFIGURE_DEPENDS ${gpucheck_dir}/*.cc ${gpucheck_dir}/twin/*.cc)
   list(FILTER twin_sources EXCLUDE REGEX "_test\\.cc$")
   add_executable(nvx_gpucheck_twin ${twin_sources} ${PROJECT_SOURCE_DIR}/tests/support/plays.cc)
@@ -18,6 +18,16 @@ if(NVX_TESTS AND NOT NVX_CUDA_ON AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_
   foreach(part facts correct streams absent abort graph)
     add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${part} --lean --ranks 2,3 --seconds 200)
     set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck)
+  endforeach()
+  # Processes share memory through the driver: the one that tests/memory plays.
+  set(played_driver ${PROJECT_BINARY_DIR}/played_driver)
+  file(MAKE_DIRECTORY ${played_driver})
+  file(CREATE_LINK ${PROJECT_BINARY_DIR}/libnvx_fake_cuda.so ${played_driver}/libcuda.so.1 SYMBOLIC)
+  add_dependencies(nvx_gpucheck_twin nvx_fake_cuda)
+  foreach(part processes killed)
+    add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${part} --ranks 2,3 --seconds 100)
+    set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck
+      ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
   endforeach()
 endif()
 

@@ -111,11 +111,6 @@ struct Spot {
   uint32_t chunk_bytes;
 };
 
-const char* short_name(Pushed algorithm) {
-  if (algorithm == Pushed::kReducePackets) return "one_shot";
-  return algorithm == Pushed::kReducePacketsTwoShot ? "two_shot" : "chunks";
-}
-
 /// One channel: every size and algorithm that it can take.
 void bench_channel(Report& report, uint32_t ranks, const Spot& spot, std::span<const size_t> sizes) {
   FusedBench bench({ranks, spot.blocks, spot.packets, spot.chunk_bytes}, sizes.back());

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <thread>
 
+#include "kernel/residency.h"
+
 namespace nvx::gpucheck {
 
 using kernel::Collective;
@@ -252,9 +254,7 @@ std::string World::perform(const std::vector<Act>& acts) {
 uint32_t resident_blocks() {
   std::vector<kernel::KernelFacts> facts;
   demand(kernel::load_cuda(&facts));
-  int fewest = 1 << 20;
-  for (const kernel::KernelFacts& f : facts) fewest = std::min(fewest, f.resident);
-  return uint32_t(fewest);
+  return uint32_t(kernel::resident_at_once(facts));
 }
 
 }  // namespace nvx::gpucheck

@@ -108,6 +108,12 @@ class World : public Stage {
   bool hangs_ = false;
 };
 
+/// What tables call a reducing algorithm.
+inline const char* short_name(kernel::Pushed algorithm) {
+  if (algorithm == kernel::Pushed::kReducePackets) return "one_shot";
+  return algorithm == kernel::Pushed::kReducePacketsTwoShot ? "two_shot" : "chunks";
+}
+
 /// Blocks of the largest kernel that the device runs at once. Loads all kernels. Throws Error.
 uint32_t resident_blocks();
 

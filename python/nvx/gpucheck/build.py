@@ -99,7 +99,11 @@ def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Pa
     }
     definitions = [f"-D{name}={value}" for name, value in options.items()]
     environment = {name: value for name, value in os.environ.items() if name != "NVX_CUDA"}
-    steps.run(["cmake", "-S", str(source), "-B", str(folder), *generator, *definitions], "configuring", environment)
+    try:
+        steps.run(["cmake", "-S", str(source), "-B", str(folder), *generator, *definitions], "configuring", environment)
+    except BuildError as error:
+        print(f"  {error}; calling the compilers instead", flush=True)
+        return by_hand(source, folder, nvcc, computes, steps)
     jobs = str(len(os.sched_getaffinity(0)))
     steps.run(["cmake", "--build", str(folder), "--parallel", jobs, "--target", NAME], "compiling", environment)
     return folder / NAME
