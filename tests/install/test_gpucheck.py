@@ -169,6 +169,8 @@ def test_a_build_that_fails_is_a_sentence(monkeypatch, tmp_path, capsys, root):
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\necho 'nvcc: error: broken'\nexit 1\n")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime_api.h").touch()
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))  # no CMake either, so the compilers are called by hand

@@ -49,6 +49,18 @@ def find_nvcc() -> Path:
     return Path(found)
 
 
+def toolkit_of(nvcc: Path) -> Path:
+    """The folder of the toolkit that an nvcc belongs to, though it be called through a link or a script."""
+    asks = [str(nvcc), "--dryrun", "-E", "-x", "cu", "/dev/null"]
+    told = subprocess.run(asks, capture_output=True, text=True, timeout=60, check=False)
+    top = re.search(r"^#\$ TOP=(.+)$", told.stderr + told.stdout, re.MULTILINE)
+    named = [Path(top.group(1).strip())] if top else []
+    for folder in (*named, nvcc.parent.parent, nvcc.resolve().parent.parent, Path("/usr/local/cuda")):
+        if (folder / "include" / "cuda_runtime_api.h").exists():
+            return folder.resolve()
+    raise BuildError(f"{nvcc} has no cuda_runtime_api.h beside it: set CUDA_HOME to a whole CUDA toolkit")
+
+
 class Steps:
     """Runs commands until a deadline, keeps what they say, and shows how far they are."""
 
@@ -90,7 +102,7 @@ def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Pa
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     options = {
         "CMAKE_BUILD_TYPE": "Release",
-        "CUDAToolkit_ROOT": str(nvcc.parent.parent),
+        "CUDAToolkit_ROOT": str(toolkit_of(nvcc)),
         "TORCH_CUDA_ARCH_LIST": " ".join(computes),
         "NVX_CUDA": "ON",
         "NVX_GPUCHECK": "ON",
@@ -122,7 +134,7 @@ def by_hand(source: Path, folder: Path, nvcc: Path, computes: list[str], steps: 
     include = [f"-I{csrc}", f"-I{tests}"]
     flags = [
         *("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-pthread", *include),
-        *("-isystem", str(nvcc.parent.parent / "include"), f'-DNVX_VERSION="{version.group(1) if version else ""}"'),
+        *("-isystem", str(toolkit_of(nvcc) / "include"), f'-DNVX_VERSION="{version.group(1) if version else ""}"'),
         *(f"-DNVX_LEVEL_{level.upper()}=1" for level in levels),
     ]
     chosen = [c.replace(".", "") for c in computes]
