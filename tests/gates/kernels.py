@@ -57,8 +57,9 @@ def cuda(context):
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if not nvcc:
         raise Skipped("there is no nvcc here")
-    folder = configure(context, "cuda", *GCC, "-DNVX_CUDA=ON")
-    compile_all(context, folder, "nvx_cuda")
+    folder = configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPUCHECK=ON")
+    compile_all(context, folder, "nvx_cuda", "nvx_gpucheck")
+    start_gpucheck(context, folder / "nvx_gpucheck")
     source = context.root / "csrc" / "kernel" / "launch_cuda.cu"
     ptx = folder / "launch_cuda.ptx"
     flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{context.root / 'csrc'}"]
@@ -75,6 +76,14 @@ def cuda(context):
     shut_if([f"{spilled} bytes"] if spilled > MOST_SPILLED else [], "functions that spill more than they save")
     table = ", ".join(f"{n} {r}" for n, _, r, _ in entries)
     return f"registers for sm_90: {table}; at most {spilled} bytes saved a call; {sass(context, cubin)}"
+
+
+def start_gpucheck(context, program):
+    """What `nvx gpucheck` runs on a machine with GPUs: it links, starts, and without one says so, as processes too."""
+    for part in ("facts", "correct", "processes"):
+        said = context.run([program, part, "--seconds", "20"], f"nvx_gpucheck {part}")
+        if not re.search(r'"end": "(skipped|passed)"', said):
+            raise Failed(f"nvx_gpucheck {part} says neither that it passed nor that it was skipped", said[-2000:])
 
 
 def sass(context, cubin):

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/epochs.h"
 #include "support/lanes.h"
 #include "support/plays.h"
 #include "support/ranks.h"

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "kernel/launch_cuda.h"
+#include "support/epochs.h"
 #include "support/pushes.h"
 #include "support/ranks.h"
 

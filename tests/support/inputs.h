@@ -14,14 +14,18 @@ namespace nvx::test {
 
 using Bytes = std::vector<std::byte>;
 
+/// What floating-point numbers are like: near one, or so small that many are not normal.
+enum class Nature { kNearOne, kTiny };
+
 /// Which bits of an element's bytes are free, and which are set: no sum of a few such elements is infinite, none is
 /// NaN.
 struct Taming {
   uint8_t keep[16];
   uint8_t set[16];
 
-  explicit Taming(DType dtype) {
+  explicit Taming(DType dtype, Nature nature = Nature::kNearOne) {
     const bool real = dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kF64;
+    const bool complex = dtype == DType::kC64 || dtype == DType::kC128;
     const size_t width = dtype == DType::kC64 ? 4 : dtype == DType::kC128 ? 8 : size_of(dtype);
     for (size_t i = 0; i < 16; ++i) {
       keep[i] = 0xff, set[i] = 0;
@@ -29,15 +33,20 @@ struct Taming {
       if (dtype == DType::kBool) keep[i] = 1;
       if (dtype >= DType::kF8E4M3FN) keep[i] = 0xbf;
       if (dtype == DType::kF8E8M0FNU) keep[i] = 7, set[i] = 0x78;
-      if ((real || dtype == DType::kC64 || dtype == DType::kC128) && top) keep[i] = 0x81, set[i] = 0x3c;  // near one
+      if (!real && !complex) continue;
+      if (nature == Nature::kNearOne && top) keep[i] = 0x81, set[i] = 0x3c;
+      if (nature == Nature::kNearOne) continue;
+      // Of the exponent the lowest bit alone.
+      if (top) keep[i] = dtype == DType::kF16 ? 0x87 : 0x80;
+      if (width == 8 && i % width == width - 2) keep[i] = 0x1f;
     }
   }
 };
 
 /// n elements of a rank's input in round `round`; other ranks, rounds and places have others.
-inline Bytes input(DType dtype, size_t n, int rank, uint64_t round) {
+inline Bytes input(DType dtype, size_t n, int rank, uint64_t round, Nature nature = Nature::kNearOne) {
   Bytes bytes(n * size_of(dtype));
-  const Taming taming(dtype);
+  const Taming taming(dtype, nature);
   const uint64_t seed = Hash().add(uint64_t(rank)).add(round).value();
   for (size_t i = 0; i < bytes.size(); ++i) {
     const uint8_t bits = uint8_t((seed ^ (i * 0x9e3779b97f4a7c15u)) >> 37);

@@ -23,8 +23,8 @@ std::string describe(const Play& play) {
   std::string text = std::string(name_of(play.collective)) + " " + name(play.dtype) + " " + name(play.op) + " root " +
                      std::to_string(play.root) + " counts";
   for (const size_t n : play.counts) text += " " + std::to_string(n);
-  return text + " shift " + std::to_string(play.shift) + (play.in_place ? " in place" : "") + " round " +
-         std::to_string(play.round);
+  return text + " shift " + std::to_string(play.shift) + (play.in_place ? " in place" : "") +
+         (play.nature == Nature::kTiny ? " tiny" : "") + " round " + std::to_string(play.round);
 }
 
 size_t Side::piece(int from, int to) const {

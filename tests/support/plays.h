@@ -7,19 +7,8 @@
 #include "kernel/launch.h"
 #include "kernel/pad.h"
 #include "support/inputs.h"
-#include "support/ranks.h"
 
 namespace nvx::test {
-
-/// Where epochs begin: at nothing, and shortly before they change their sign or wrap.
-inline std::vector<uint32_t> first_epochs() {
-  if (why_no_processes()) return {uint32_t(-7)};  // under a sanitizer or emulator, the one that shows most
-  return {0, (1u << 31) - 7, uint32_t(-7)};
-}
-/// "3_from_2_31", for a test of so many ranks.
-inline std::string name_of(int ranks, uint32_t first_epoch) {
-  return std::to_string(ranks) + "_from_" + (first_epoch == 0 ? "0" : first_epoch < (1u << 31) ? "2_31" : "2_32");
-}
 
 /// One collective over all ranks, described so that every rank can build its side of it and knows what must come out.
 struct Play {
@@ -31,6 +20,7 @@ struct Play {
   size_t shift = 0;            ///< bytes that the tensors are off from alignment
   bool in_place = false;       ///< input and output are the same memory, where that can be
   uint64_t round = 0;          ///< other rounds have other inputs
+  Nature nature = Nature::kNearOne;
 };
 
 std::string describe(const Play& play);
@@ -58,7 +48,7 @@ class Side {
   /// Elements that rank `from` has for rank `to`, for the collectives that move pieces.
   size_t piece(int from, int to) const;
   size_t elements_in(int rank) const;
-  Bytes input_of(int rank) const { return input(play_.dtype, elements_in(rank), rank, play_.round); }
+  Bytes input_of(int rank) const { return input(play_.dtype, elements_in(rank), rank, play_.round, play_.nature); }
   Bytes slice_of(int from, int to) const;
   Bytes want() const;
   bool receives() const;

@@ -2,53 +2,16 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kernel/launch_cuda.h"
-#include "support/plays.h"
 #include "support/twin.h"
+#include "support/ways.h"
 
-/// Plays for the pushed algorithms.
+/// Plays of the pushed algorithms by threads.
 namespace nvx::test {
 
-using kernel::Collective;
 using kernel::Job;
-using kernel::Pushed;
-
-inline bool is_rooted(Collective c) {
-  return c == Collective::kReduce || c == Collective::kBroadcast || c == Collective::kGather ||
-         c == Collective::kScatter;
-}
-
-/// What each algorithm is for.
-inline constexpr std::pair<Pushed, Collective> kWays[] = {
-    {Pushed::kReducePackets, Collective::kAllReduce},     {Pushed::kReducePackets, Collective::kReduce},
-    {Pushed::kReducePackets, Collective::kReduceScatter}, {Pushed::kReducePacketsTwoShot, Collective::kAllReduce},
-    {Pushed::kReduceChunks, Collective::kAllReduce},      {Pushed::kReduceChunks, Collective::kReduce},
-    {Pushed::kReduceChunks, Collective::kReduceScatter},  {Pushed::kExchangePackets, Collective::kAllGather},
-    {Pushed::kExchangePackets, Collective::kBroadcast},   {Pushed::kExchangePackets, Collective::kAllToAll},
-    {Pushed::kExchangePackets, Collective::kGather},      {Pushed::kExchangePackets, Collective::kScatter},
-    {Pushed::kExchangePackets, Collective::kBarrier},     {Pushed::kExchangeChunks, Collective::kAllGather},
-    {Pushed::kExchangeChunks, Collective::kBroadcast},    {Pushed::kExchangeChunks, Collective::kAllToAll},
-    {Pushed::kExchangeChunks, Collective::kGather},       {Pushed::kExchangeChunks, Collective::kScatter},
-    {Pushed::kExchangeChunks, Collective::kBarrier},
-};
-
-inline std::vector<size_t> counts_around(size_t n, int ranks, Collective collective) {
-  const bool varies = collective != Collective::kAllReduce && collective != Collective::kReduce &&
-                      collective != Collective::kBroadcast && collective != Collective::kReduceScatter;
-  std::vector<size_t> counts;
-  for (int r = 0; r < ranks; ++r) counts.push_back(!varies ? n : n % 3 == 0 ? n : r % 3 == 1 ? 0 : n + size_t(r));
-  if (collective == Collective::kReduceScatter && n % 2 == 1) counts.back() += 3;
-  return counts;
-}
-
-inline Play play_of(Collective collective, size_t n, int ranks, uint64_t round) {
-  Play play{.collective = collective, .counts = counts_around(n, ranks, collective), .round = round};
-  if (is_rooted(collective)) play.root = int(round) % ranks;
-  return play;
-}
 
 inline constexpr uint64_t kPatience = 60'000'000'000;
 

@@ -1,0 +1,53 @@
+# nvx_gpucheck: what `nvx gpucheck` runs on a machine with GPUs. Needs neither torch nor GoogleTest.
+option(NVX_GPUCHECK "Build nvx_gpucheck (needs NVX_CUDA=ON)" OFF)
+set(gpucheck_dir ${PROJECT_SOURCE_DIR}/tests/gpucheck)
+
+# What of it is not CUDA's, for its own tests.
+if(TARGET gpucheck_test)
+  target_sources(gpucheck_test PRIVATE ${gpucheck_dir}/cases.cc ${gpucheck_dir}/report.cc ${gpucheck_dir}/hub.cc)
+endif()
+
+# Its parts, with a runtime and kernels that threads of the host play. CUDA's headers are wanted, and nothing else of it.
+if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_api.h AND NOT CMAKE_CROSSCOMPILING)
+  file(GLOB twin_sources CONFIGURE_DEPENDS ${gpucheck_dir}/*.cc ${gpucheck_dir}/twin/*.cc)
+  list(FILTER twin_sources EXCLUDE REGEX "_test\\.cc$")
+  add_executable(nvx_gpucheck_twin ${twin_sources} ${PROJECT_SOURCE_DIR}/tests/support/plays.cc)
+  target_include_directories(nvx_gpucheck_twin PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_options(nvx_gpucheck_twin PRIVATE "SHELL:-idirafter ${NVX_CUDA_HEADER_DIR}")
+  target_link_libraries(nvx_gpucheck_twin PRIVATE nvx_core)
+  foreach(part facts correct streams absent abort graph)
+    add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${part} --lean --ranks 2,3 --seconds 200)
+    set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck)
+  endforeach()
+  # Processes share memory through the driver: the one that tests/memory plays.
+  set(played_driver ${PROJECT_BINARY_DIR}/played_driver)
+  file(MAKE_DIRECTORY ${played_driver})
+  file(CREATE_LINK ${PROJECT_BINARY_DIR}/libnvx_fake_cuda.so ${played_driver}/libcuda.so.1 SYMBOLIC)
+  add_dependencies(nvx_gpucheck_twin nvx_fake_cuda)
+  foreach(part processes killed)
+    add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${part} --ranks 2,3 --seconds 100)
+    set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck
+      ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
+  endforeach()
+endif()
+
+if(NOT NVX_GPUCHECK)
+  return()
+endif()
+if(NOT NVX_CUDA_ON)
+  message(FATAL_ERROR "nvx: NVX_GPUCHECK needs the CUDA kernels: -DNVX_CUDA=ON")
+endif()
+
+# Its control kernels: as in cmake/core.cmake, nvcc knows none of the other flags.
+add_library(nvx_gpucheck_cuda OBJECT ${gpucheck_dir}/control.cu)
+target_include_directories(nvx_gpucheck_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc ${PROJECT_SOURCE_DIR}/tests)
+target_compile_options(nvx_gpucheck_cuda PRIVATE --fmad=false --expt-relaxed-constexpr)
+set_target_properties(nvx_gpucheck_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+
+file(GLOB gpucheck_sources CONFIGURE_DEPENDS ${gpucheck_dir}/*.cc)
+list(FILTER gpucheck_sources EXCLUDE REGEX "_test\\.cc$")
+add_executable(nvx_gpucheck ${gpucheck_sources} ${PROJECT_SOURCE_DIR}/tests/support/plays.cc
+  $<TARGET_OBJECTS:nvx_gpucheck_cuda>)
+target_include_directories(nvx_gpucheck PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+target_include_directories(nvx_gpucheck SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(nvx_gpucheck PRIVATE nvx_core)

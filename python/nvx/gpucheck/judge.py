@@ -1,0 +1,130 @@
+"""The figures of a run held against what nvx aims at on one GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+RANKS = 8
+SMALL = (8, 16 << 10)  # bytes, from and to
+LARGE = 16 << 20
+HBM_SHARE = 0.8
+ARENA_BYTES = 64 << 20
+INIT_MS = 200.0
+
+
+@dataclasses.dataclass
+class Verdict:
+    target: str
+    state: str  # met, missed, not measured
+    measured: str = ""
+    how: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return dataclasses.asdict(self)
+
+
+def lines_of(document: dict[str, Any], part: str) -> list[dict[str, Any]]:
+    return document["parts"].get(part, {}).get("lines", [])
+
+
+def best(rows: list[dict[str, Any]], figure: str) -> dict[str, Any] | None:
+    """The fastest of several channels."""
+    rows = [row for row in rows if isinstance(row.get(figure), (int, float)) and row[figure] > 0]
+    return min(rows, key=lambda row: row[figure], default=None)
+
+
+def bench_rows(document: dict[str, Any], algorithm: str, ranks: int) -> dict[int, list[dict[str, Any]]]:
+    """By size, what was measured of an algorithm on all channels."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for line in lines_of(document, "bench"):
+        if line.get("bench") == "all_reduce" and line.get("algorithm") == algorithm and line.get("ranks") == ranks:
+            found.setdefault(line["bytes"], []).append(line)
+    return found
+
+
+def rounds(document: dict[str, Any], ranks: int, figure: str) -> float | None:
+    """A figure of the control kernel, on the channel where it is best."""
+    found = [line for line in lines_of(document, "bench") if line.get("control") == "flag_round"]
+    row = best([line for line in found if line.get("ranks") == ranks], figure)
+    return row[figure] if row else None
+
+
+def moved_bytes(size: int, ranks: int) -> tuple[float, float]:
+    """Of an all-reduce by chunks between ranks of one device: what its kernels load and store, each byte once; and the
+    floor for any algorithm, every input read and every output written."""
+    others = (ranks - 1) / ranks
+    loads = others + 1 + others  # the slices sent out, all of my slice, the sums of the others
+    stores = others + 1 / ranks + others + others  # chunks, my sums, my sums to the others, theirs
+    return size * ranks * (loads + stores), 2.0 * size * ranks
+
+
+def hbm_gb_s(document: dict[str, Any]) -> float | None:
+    """What the device's memory gives: a large copy reads and writes every byte."""
+    found = [line for line in lines_of(document, "copies") if line.get("copy") == "device_to_device"]
+    largest = max(found, key=lambda line: line["bytes"], default=None)
+    return 2 * largest["gb_s"] if largest and largest["bytes"] >= LARGE else None
+
+
+def _one_shot(document: dict[str, Any]) -> Verdict:
+    target = f"LL one-shot of {RANKS} ranks, 8 B to 16 KiB, fused: two flag rounds or less"
+    bound = rounds(document, RANKS, "launch_2_us")
+    sizes = {n: rows for n, rows in bench_rows(document, "one_shot", RANKS).items() if SMALL[0] <= n <= SMALL[1]}
+    times = {n: row["launch_us"] for n, rows in sizes.items() if (row := best(rows, "launch_us"))}
+    if bound is None or not {SMALL[0], SMALL[1]} <= set(times):
+        return Verdict(target, "not measured")
+    worst = max(times, key=lambda n: times[n])
+    return Verdict(
+        target,
+        "met" if times[worst] <= bound else "missed",
+        f"{times[worst]:.2f} us at {worst} B, two rounds {bound:.2f} us",
+        "launches in a row of one operation, and of the control kernel with two rounds; each on its best channel",
+    )
+
+
+def _two_shot(document: dict[str, Any]) -> Verdict:
+    target = f"two-shot of {RANKS} ranks from 16 MiB, fused: {HBM_SHARE} of the memory's limit for the bytes it moves"
+    limit = hbm_gb_s(document)
+    rows = {n: best(found, "launch_us") for n, found in bench_rows(document, "chunks", RANKS).items() if n >= LARGE}
+    shares = {n: moved_bytes(n, RANKS)[0] / row["launch_us"] / 1e3 / limit for n, row in rows.items() if row and limit}
+    if not shares or limit is None:
+        return Verdict(target, "not measured")
+    worst = min(shares, key=lambda n: shares[n])
+    floor = shares[worst] * moved_bytes(worst, RANKS)[1] / moved_bytes(worst, RANKS)[0]
+    return Verdict(
+        target,
+        "met" if shares[worst] >= HBM_SHARE else "missed",
+        f"{shares[worst]:.2f} at {worst >> 20} MiB",
+        f"of {limit:.0f} GB/s, which a large copy reads and writes; staging counts as moved, though it may stay in the "
+        f"cache; with inputs and outputs alone it is {floor:.2f}",
+    )
+
+
+def _starts(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [line for part in ("processes", "bench_processes") for line in lines_of(document, part) if "start" in line]
+
+
+def _arena(document: dict[str, Any]) -> Verdict:
+    target = "memory of the device that a process shares: 64 MiB or less"
+    most = max((line["arena_bytes"] for line in _starts(document)), default=None)
+    if most is None:
+        return Verdict(target, "not measured")
+    return Verdict(target, "met" if most <= ARENA_BYTES else "missed", f"{most / 2**20:.0f} MiB")
+
+
+def _init(document: dict[str, Any]) -> Verdict:
+    target = f"set-up beyond CUDA's own: under {INIT_MS:.0f} ms"
+    found = [line for line in lines_of(document, "processes") if "start" in line]
+    slowest = max(found, key=lambda line: line["init_ms"], default=None)
+    if slowest is None:
+        return Verdict(target, "not measured")
+    return Verdict(
+        target,
+        "met" if slowest["init_ms"] < INIT_MS else "missed",
+        f"{slowest['init_ms']:.0f} ms with {slowest['ranks']} ranks",
+        "the slowest rank of `processes`, after its context and the kernels were loaded",
+    )
+
+
+def judge(document: dict[str, Any]) -> list[Verdict]:
+    return [check(document) for check in (_one_shot, _two_shot, _arena, _init)]

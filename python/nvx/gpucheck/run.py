@@ -1,0 +1,120 @@
+"""One part as a process: its lines, its limit, and how it ended."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import Any
+
+_MOST_LINES = 20_000
+_TAIL = 60  # lines of other output that are kept
+
+
+@dataclasses.dataclass
+class Outcome:
+    state: str  # passed, failed, skipped, timed out, died, interrupted
+    why: str = ""
+    seconds: float = 0.0
+    limit: float = 0.0
+    lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    said: list[str] = dataclasses.field(default_factory=list)  # the end of what was no JSON
+
+    def as_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"seconds": round(self.seconds, 2), "limit": round(self.limit, 1)}
+
+
+class _Reader(threading.Thread):
+    """Takes lines as they come, so that nothing is lost when the process is killed."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(daemon=True)
+        self.stream = stream
+        self.lines: list[dict[str, Any]] = []
+        self.said: collections.deque[str] = collections.deque(maxlen=_TAIL)
+        self.start()
+
+    def run(self) -> None:
+        for raw in self.stream:
+            text = raw.decode(errors="replace").rstrip("\n")
+            try:
+                found = json.loads(text)
+            except ValueError:
+                found = None
+            if isinstance(found, dict):
+                if len(self.lines) < _MOST_LINES:
+                    self.lines.append(found)
+            elif text.strip():
+                self.said.append(text[:400])
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The process and all that it has started. One that is stuck in the driver cannot be killed: it is left."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    try:
+        process.wait(timeout=5)
+    except subprocess.TimeoutExpired:
+        pass
+
+
+def run(command: list[str], seconds: float, environment: dict[str, str]) -> Outcome:
+    """Runs a part to its end, or to its limit. KeyboardInterrupt ends it, and gives what there is as `interrupted`."""
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Outcome("failed", f"it could not be started: {error}", 0.0, seconds)
+    reader = _Reader(process.stdout)
+    ended = ""
+    try:
+        process.wait(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        ended = "timed out"
+    except KeyboardInterrupt:
+        ended = "interrupted"
+    # What a part leaves behind would disturb the next one.
+    _kill(process)
+    reader.join(timeout=5)
+    outcome = Outcome("", "", time.monotonic() - began, seconds, list(reader.lines), list(reader.said))
+    if ended:
+        outcome.state = ended
+        outcome.why = f"it had not ended after {seconds:.0f} s" if ended == "timed out" else "Ctrl-C"
+    else:
+        outcome.state, outcome.why = judge(process.returncode, outcome.lines, outcome.said)
+    return outcome
+
+
+def judge(code: int, lines: list[dict[str, Any]], said: list[str]) -> tuple[str, str]:
+    """How a part ended, and why."""
+    end = next((line for line in reversed(lines) if "end" in line), None)
+    last = said[-1] if said else ""
+    if code < 0:
+        return "died", f"of signal {-code} ({signal.Signals(-code).name})" + (f": {last}" if last else "")
+    if code == 9 and any("ERROR SUMMARY" in text for text in said):  # compute-sanitizer's, as it was asked to
+        return "failed", next(text for text in reversed(said) if "ERROR SUMMARY" in text).strip("= ")
+    if end is None:
+        return "failed", f"it ended with code {code} and no verdict" + (f": {last}" if last else "")
+    if end["end"] == "skipped" and code == 0:
+        return "skipped", str(end.get("why", ""))
+    if end["end"] == "passed" and code == 0:
+        return "passed", ""
+    failures = [line for line in lines if "failed" in line and "end" not in line]
+    why = str(end.get("why") or "")
+    if not why and failures:
+        why = f"{failures[0].get('failed')}: {failures[0].get('why')}"
+    return "failed", why or f"it ended with code {code}"

@@ -1,0 +1,97 @@
+"""A results file as tables, for the docs and for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .judge import bench_rows, best, lines_of, moved_bytes, rounds
+
+
+def size(n: int) -> str:
+    for unit, shift in (("MiB", 20), ("KiB", 10)):
+        if n >= 1 << shift:
+            return f"{n >> shift} {unit}"
+    return f"{n} B"
+
+
+def rows_as_markdown(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *("| " + " | ".join(r) + " |" for r in rows)]
+
+
+def machine_line(document: dict[str, Any]) -> str:
+    gpus = [line for line in lines_of(document, "facts") if "gpu" in line]
+    names = ", ".join(f"{line['name']} ({line['processors']} processors)" for line in gpus) or "no GPU"
+    versions = document.get("versions", {})
+    return f"{names}; driver: {document.get('driver') or 'none'}; torch {versions.get('torch', 'none')}"
+
+
+def part_rows(document: dict[str, Any]) -> list[list[str]]:
+    rows = []
+    for name, part in document["parts"].items():
+        end = next((line for line in reversed(part["lines"]) if "end" in line), {})
+        tried = f"{end.get('tried', 0) - end.get('failed', 0)}/{end.get('tried', 0)}" if "tried" in end else "-"
+        rows.append([name, part["state"], tried, f"{part['seconds']:.0f}", part["why"].replace("|", "/") or "-"])
+    return rows
+
+
+def cell(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def bench_table(document: dict[str, Any], ranks: int) -> list[str]:
+    """Fused all-reduces of so many ranks: each algorithm on its best channel, beside the control kernel."""
+    found = {name: bench_rows(document, name, ranks) for name in ("one_shot", "two_shot", "chunks")}
+    sizes = sorted({n for by_size in found.values() for n in by_size})
+    if not sizes:
+        return []
+    rows = []
+    for n in sizes:
+        row = [size(n)]
+        for by_size in found.values():
+            one = best(by_size.get(n, []), "launch_us")
+            row.append(f"{cell(one['launch_us'])} ({one['blocks']})" if one else "-")
+        chunks = best(found["chunks"].get(n, []), "launch_us")
+        gb_s = moved_bytes(n, ranks)[0] / chunks["launch_us"] / 1e3 if chunks else None
+        inside = best(found["one_shot"].get(n, []), "inside_us")
+        rows.append([*row, cell(inside["inside_us"] if inside else None), cell(gb_s)])
+    head = ["size", "one-shot us (blocks)", "two-shot us", "chunks us", "one-shot, inside us", "chunks moved GB/s"]
+    note = ", ".join(
+        f"{what} {cell(rounds(document, ranks, figure))} us"
+        for what, figure in (("a round", "round_us"), ("launch of 0", "launch_0_us"), ("of 2", "launch_2_us"))
+    )
+    title = f"{ranks} ranks in one launch. Flag rounds of the control kernel: {note}."
+    return [title, "", *rows_as_markdown(head, rows)]
+
+
+def contenders_table(document: dict[str, Any]) -> list[str]:
+    """Ranks as processes: nvx's kernels, torch's and NCCL, by size."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    names: list[str] = []
+    for part in ("bench_processes", "symm_mem", "nccl", "gloo"):
+        for line in lines_of(document, part):
+            if "bench" in line and isinstance(line.get("launch_us"), (int, float)):
+                name = f"{part} {line['algorithm']}" if part != line["algorithm"] else part
+                names += [name] if name not in names else []
+                spot = found.setdefault((line["ranks"], line["bytes"]), {})
+                spot[name] = min(line["launch_us"], spot.get(name, line["launch_us"]))
+    if not found:
+        return []
+    head = ["ranks", "size", *(f"{name.replace('bench_processes', 'nvx')} us" for name in names)]
+    return rows_as_markdown(
+        head, [[str(r), size(n), *(cell(spot.get(name)) for name in names)] for (r, n), spot in sorted(found.items())]
+    )
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """All of a results file that a reader wants."""
+    blocks = [
+        [machine_line(document), f"`{document['command']}`, {document['when']}"],
+        rows_as_markdown(["part", "state", "passed", "s", "why"], part_rows(document)),
+        rows_as_markdown(
+            ["target", "", "measured", "how"],
+            [[t["target"], t["state"], t["measured"] or "-", t["how"] or "-"] for t in document["targets"]],
+        ),
+        *(bench_table(document, ranks) for ranks in (8, 4, 2)),
+        contenders_table(document),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)

@@ -1,0 +1,219 @@
+"""What nvx is held against, as ranks of torch: `python -m nvx.gpucheck.workers symm_mem|gloo|nccl`. The one who is
+called starts the ranks; rank 0 prints a JSON object a figure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+SIZES = (64, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+GLOO_SIZES = (64, 16 << 10, 1 << 20, 16 << 20)
+
+
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+# ---- who starts them
+
+
+def start(arguments: argparse.Namespace) -> int:
+    what, began, tried, failed = arguments.what, time.monotonic(), 0, 0
+
+    def end(state: str, why: str = "") -> int:
+        say(part=what, end=state, why=why, tried=tried, failed=failed, seconds=round(time.monotonic() - began, 2))
+        return 1 if state == "failed" else 0
+
+    if what == "symm_mem" and not arguments.together and arguments.gpus < 2:
+        return end("skipped", "without MPS the ranks take turns on the GPU: their time slices would be measured")
+    ranks = [arguments.gpus] if what == "nccl" else [2] if what == "gloo" else [8, 2, 4]
+    for n in ranks:
+        if what == "symm_mem" and not arguments.together and n > arguments.gpus:
+            continue
+        left = arguments.seconds - (time.monotonic() - began)
+        if left < 5:
+            say(part=what, left_out=f"{n} ranks", why="time ran out")
+            continue
+        tried += 1
+        why = run_ranks(arguments, n, left)
+        if why:
+            failed += 1
+            say(part=what, failed=f"{n} ranks", why=why)
+    if tried == 0:
+        return end("skipped", "there was no time for it")
+    return end("failed" if failed else "passed")
+
+
+def run_ranks(arguments: argparse.Namespace, ranks: int, seconds: float) -> str:
+    """Empty, or the last words of the rank that failed first."""
+    with tempfile.TemporaryDirectory(prefix="nvx-gpucheck-") as folder:
+        command = [sys.executable, "-m", "nvx.gpucheck.workers", arguments.what, "--gpus", str(arguments.gpus)]
+        command += ["--seconds", f"{seconds:.0f}", "--meet", f"{folder}/store", "--ranks", str(ranks)]
+        environment = os.environ | {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "OMP_NUM_THREADS": "1"}
+        logs = [open(f"{folder}/{rank}.log", "w+") for rank in range(ranks)]
+        started = [
+            subprocess.Popen([*command, "--rank", str(rank)], env=environment, stderr=log)
+            for rank, log in enumerate(logs)
+        ]
+        end, why = time.monotonic() + seconds, ""
+        waiting = dict(enumerate(started))
+        while waiting and not why:
+            for rank, process in list(waiting.items()):
+                if process.poll() is not None:
+                    del waiting[rank]
+                    if process.returncode != 0:
+                        why = last_words(logs[rank]) or f"rank {rank} ended with code {process.returncode}"
+                        break
+            if time.monotonic() > end:
+                why = why or "the ranks did not end in time"
+            time.sleep(0.02)
+        for process in waiting.values():
+            process.kill()
+            process.wait()
+        for log in logs:
+            log.close()
+        return why
+
+
+def last_words(log: Any) -> str:
+    log.seek(0)
+    lines = [line.strip() for line in log.read().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+# ---- the ranks
+
+
+def event_time_us(torch: Any, call: Any, times: int, rounds: int = 5) -> float:
+    """Of one of several calls in a row on a stream: the median of rounds."""
+    found = []
+    for turn in range(rounds + 1):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(times):
+            call()
+        end.record()
+        end.synchronize()
+        if turn:  # the first one warms up
+            found.append(begin.elapsed_time(end) * 1e3 / times)
+    return statistics.median(found)
+
+
+def wall_time_us(torch: Any, call: Any, times: int, rounds: int = 5) -> float:
+    found = []
+    for turn in range(rounds + 1):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(times):
+            call()
+        torch.cuda.synchronize()
+        if turn:
+            found.append((time.perf_counter() - began) * 1e6 / times)
+    return statistics.median(found)
+
+
+def slowest(torch: Any, dist: Any, us: float) -> float:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, us)
+    return max(every)
+
+
+def be_rank(arguments: argparse.Namespace) -> int:
+    import torch
+    import torch.distributed as dist
+
+    device = torch.device("cuda", arguments.rank % arguments.gpus)
+    torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if arguments.what == "nccl" else "gloo"
+    dist.init_process_group(
+        backend, init_method=f"file://{arguments.meet}", rank=arguments.rank, world_size=arguments.ranks
+    )
+    deadline = time.monotonic() + arguments.seconds - 4
+    measure = symmetric if arguments.what == "symm_mem" else collective
+    measure(arguments, torch, dist, device, deadline)
+    sys.stdout.flush()
+    os._exit(0)  # what the libraries do at exit is not what is tried here
+
+
+def goes_on(dist: Any, deadline: float) -> bool:
+    """All ranks alike."""
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, time.monotonic() < deadline)
+    return all(every)
+
+
+def tell(arguments: argparse.Namespace, algorithm: str, size: int, us: float) -> None:
+    if arguments.rank == 0:
+        say(bench="all_reduce", algorithm=algorithm, ranks=arguments.ranks, bytes=size, launch_us=round(us, 3))
+
+
+def symmetric(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any, deadline: float) -> None:
+    """torch.ops.symm_mem's one-shot and two-shot all-reduce, of floats."""
+    import torch.distributed._symmetric_memory as memory
+
+    group = dist.group.WORLD.group_name
+    for size in SIZES:
+        buffer = memory.empty(size // 4, dtype=torch.float32, device=device)
+        memory.rendezvous(buffer, group=group)
+        ways = {
+            "one_shot": lambda b=buffer: torch.ops.symm_mem.one_shot_all_reduce(b, "sum", group),
+            "two_shot": lambda b=buffer: torch.ops.symm_mem.two_shot_all_reduce_(b, "sum", group),
+        }
+        for name, call in ways.items():
+            if not goes_on(dist, deadline):
+                return
+            buffer.fill_(1.0)
+            torch.cuda.synchronize()
+            dist.barrier()
+            out = call()
+            torch.cuda.synchronize()
+            if not torch.all(out == arguments.ranks).item():
+                raise RuntimeError(f"{name} of {size} bytes gave a wrong sum")
+            dist.barrier()
+            buffer.zero_()
+            torch.cuda.synchronize()
+            dist.barrier()
+            us = event_time_us(torch, call, 100 if size <= 1 << 20 else 10)
+            tell(arguments, name, size, slowest(torch, dist, us))
+
+
+def collective(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any, deadline: float) -> None:
+    """torch.distributed's all_reduce on CUDA tensors, of NCCL by the GPU's clock, of gloo by the host's."""
+    nccl = arguments.what == "nccl"
+    for size in SIZES if nccl else GLOO_SIZES:
+        if not goes_on(dist, deadline):
+            return
+        tensor = torch.ones(size // 4, device=device)
+        dist.all_reduce(tensor)
+        if not torch.all(tensor == arguments.ranks).item():
+            raise RuntimeError(f"an all_reduce of {size} bytes gave a wrong sum")
+        tensor.zero_()
+        times = (100 if size <= 1 << 20 else 10) if nccl else (20 if size <= 64 << 10 else 3)
+        dist.barrier()
+        time_us = event_time_us if nccl else wall_time_us
+        us = time_us(torch, lambda t=tensor: dist.all_reduce(t), times)
+        tell(arguments, arguments.what, size, slowest(torch, dist, us))
+
+
+def main(given: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="nvx.gpucheck.workers", description=__doc__)
+    parser.add_argument("what", choices=("symm_mem", "gloo", "nccl"))
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--together", action="store_true", help="processes share a GPU at once, under MPS")
+    parser.add_argument("--ranks", type=int, default=0)
+    parser.add_argument("--rank", type=int, default=None)
+    parser.add_argument("--meet", help="a file that does not exist yet")
+    arguments = parser.parse_args(given)
+    return start(arguments) if arguments.rank is None else be_rank(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

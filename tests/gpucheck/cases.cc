@@ -1,0 +1,243 @@
+#include "gpucheck/cases.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "kernel/direct.h"
+#include "support/lanes.h"
+
+namespace nvx::gpucheck {
+
+using kernel::Collective;
+using kernel::DeviceShape;
+using kernel::Pushed;
+using test::Nature;
+using test::Play;
+
+namespace {
+
+constexpr uint64_t kMostFailures = 10;  // after which a group of cases is given up
+
+/// Gathers operations into kernels, and begins anew on a fresh channel after one that failed.
+class Runner {
+ public:
+  Runner(const MakeStage& make, const CaseOptions& options, Report& report)
+      : make_(make), options_(options), report_(report) {}
+
+  /// A channel of so many ranks; fewer blocks where the device does not hold as many at once.
+  bool open(std::string name, StageShape shape) {
+    const uint32_t most = options_.most_blocks / shape.device.ranks;
+    if (most == 0) return false;
+    shape.device.blocks = std::min(shape.device.blocks, most);
+    name_ = std::move(name), shape_ = shape, failed_at_ = report_.failed(), acts_ = 0, began_ = Clock::now();
+    stage_ = make_(shape_);
+    return true;
+  }
+  bool goes_on() const { return report_.has_time() && report_.failed() - failed_at_ < kMostFailures; }
+
+  void add(const Act& act) {
+    if (!goes_on() || !fits(act, shape_.device)) return;
+    waiting_.push_back(act);
+    if (waiting_.size() >= options_.at_once) perform();
+  }
+  /// What has been added goes into a kernel of its own.
+  void flush() { perform(); }
+  void close() {
+    perform();
+    if (!report_.has_time()) report_.cut_short(name_ + " of " + std::to_string(shape_.device.ranks) + " ranks");
+    report_.say(Line()
+                    .add("case", name_)
+                    .add("ranks", shape_.device.ranks)
+                    .add("blocks", shape_.device.blocks)
+                    .add("operations", acts_)
+                    .add("wrong", report_.failed() - failed_at_)
+                    .add("seconds", std::chrono::duration<double>(Clock::now() - began_).count()));
+    stage_.reset();
+  }
+
+ private:
+  void perform() {
+    if (waiting_.empty()) return;
+    const std::vector<Act> acts = std::exchange(waiting_, {});
+    acts_ += acts.size();
+    if (!report_.check(name_ + ": " + describe(acts.front()), stage_->perform(acts))) stage_ = make_(shape_);
+  }
+
+  const MakeStage& make_;
+  const CaseOptions& options_;
+  Report& report_;
+  std::string name_;
+  StageShape shape_;
+  std::unique_ptr<Stage> stage_;
+  std::vector<Act> waiting_;
+  uint64_t failed_at_ = 0, acts_ = 0;
+  Clock::time_point began_;
+};
+
+void every_count(Runner& run, uint32_t ranks, bool lean, uint32_t first_epoch, const char* name) {
+  const Stamp chunk = first_epoch == 0 ? 0 : first_epoch > (1u << 31) ? Stamp(0) - 5 : (Stamp(1) << 32) - 5;
+  if (!run.open(name, {{ranks, 2, 128, 256}, first_epoch, chunk})) return;
+  uint64_t round = 0;
+  const std::vector<size_t> few = {1, 45, 131}, all = {0, 1, 3, 17, 45, 131, 2049};
+  for (const size_t n : lean ? few : all) {
+    for (const auto& [algorithm, collective] : test::kWays) {
+      Play play = test::play_of(collective, n, int(ranks), ++round);
+      play.shift = round % 5 == 4 ? 8 : round % 5;
+      play.in_place = round % 3 == 0;
+      run.add({algorithm, play});
+    }
+  }
+  run.close();
+}
+
+/// Chunks and packets as large as real ones, several blocks, messages of some hundred KiB.
+void large_messages(Runner& run, uint32_t ranks) {
+  if (!run.open("large", {{ranks, 4, 2048, 16 << 10}, 0, 0})) return;
+  uint64_t round = 1000;
+  for (const size_t n : {size_t(9'001), size_t(30'011)}) {
+    for (const auto& [algorithm, collective] : test::kWays) {
+      Play play = test::play_of(collective, n, int(ranks), ++round);
+      play.shift = round % 2 ? 0 : 16;
+      run.add({algorithm, play});
+      run.flush();
+    }
+  }
+  run.close();
+}
+
+void every_type(Runner& run, uint32_t ranks, bool lean) {
+  constexpr Pushed kReducing[] = {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks};
+  if (!run.open("types", {{ranks, 1, 128, 256}, uint32_t(-40), 0})) return;
+  uint64_t round = 2000;
+  for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
+    for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
+      if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
+      for (const Pushed algorithm : kReducing) {
+        if (lean && round++ % 3 != 0) continue;
+        Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
+        play.round = ++round;
+        play.counts.assign(ranks, round % 2 ? 61 : 23);
+        play.shift = round % 4 == 3 ? 16 : 0;
+        play.nature = round % 5 == 2 ? Nature::kTiny : Nature::kNearOne;
+        run.add({algorithm, play});
+      }
+    }
+  }
+  run.close();
+}
+
+/// Sums of subnormal numbers: who flushes them makes other bits.
+void tiny_values(Runner& run, uint32_t ranks) {
+  if (!run.open("tiny", {{ranks, 1, 128, 256}, 0, 0})) return;
+  uint64_t round = 3000;
+  for (const DType type : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64, DType::kC64, DType::kC128}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum, ReduceOp::kMax}) {
+      if (!kernel::level().reduce(type, op)) continue;
+      Play play{.collective = Collective::kAllReduce, .dtype = type, .op = op, .counts = {}, .round = ++round};
+      play.counts.assign(ranks, 29);
+      play.nature = Nature::kTiny;
+      run.add({Pushed::kReducePackets, play});
+      run.add({Pushed::kReduceChunks, play});
+    }
+  }
+  run.close();
+}
+
+void every_offset(Runner& run, uint32_t ranks) {
+  if (!run.open("offsets", {{ranks, 2, 128, 256}, 0, 0})) return;
+  uint64_t round = 4000;
+  for (size_t shift = 0; shift <= 16; ++shift) {
+    for (const auto& [algorithm, collective] : test::kWays) {
+      if (collective == Collective::kBarrier) continue;
+      Play play = test::play_of(collective, 77, int(ranks), ++round);
+      play.dtype = DType::kU8, play.shift = shift;
+      run.add({algorithm, play});
+    }
+  }
+  run.close();
+}
+
+std::string on_cpu(const Play& play, int ranks, const kernel::Level& level, kernel::Algorithm algorithm) {
+  test::Lanes lanes(ranks);
+  std::vector<std::string> wrong(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      test::Side side(play, r, ranks);
+      const WaitRules rules = test::rules_of(std::chrono::seconds(20));
+      kernel::CpuExec ex(side.width(), level.reduce(play.dtype, play.op), lanes[r].factors().data(), rules);
+      const bool ok = kernel::launch_cpu(algorithm, ex, lanes[r], side.work());
+      wrong[size_t(r)] = ok ? side.verdict() : "rank " + std::to_string(r) + ": a wait did not end well";
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  const auto it = std::find_if(wrong.begin(), wrong.end(), [](const std::string& w) { return !w.empty(); });
+  return it == wrong.end() ? "" : *it;
+}
+
+}  // namespace
+
+std::string describe(const Act& act) { return std::string(kernel::name(act.algorithm)) + " " + describe(act.play); }
+
+bool fits(const Act& act, const DeviceShape& shape) {
+  std::vector<kernel::Piece> table(2 * size_t(shape.ranks));
+  for (uint32_t r = 0; r < shape.ranks; ++r) {
+    const test::Side side(act.play, int(r), int(shape.ranks));
+    const kernel::Job job = kernel::job_of(act.algorithm, side.work(), r, shape.ranks, side.width(), 0, table.data());
+    if (!kernel::can_do(act.algorithm, job, shape, table.data())) return false;
+  }
+  return true;
+}
+
+std::vector<Act> some_acts(uint32_t ranks, const DeviceShape& shape, uint64_t first_round) {
+  std::vector<Act> acts;
+  uint64_t round = first_round;
+  for (const auto& [algorithm, collective] : test::kWays) {
+    const bool chunks = algorithm == Pushed::kReduceChunks || algorithm == Pushed::kExchangeChunks;
+    Act act{algorithm, test::play_of(collective, chunks ? 3001 : 45, int(ranks), ++round)};
+    act.play.shift = round % 4;
+    if (fits(act, shape)) acts.push_back(act);
+  }
+  return acts;
+}
+
+void run_cases(const MakeStage& make, const CaseOptions& options, Report& report) {
+  Runner run(make, options, report);
+  for (const uint32_t ranks : options.ranks) {
+    every_count(run, ranks, options.lean, 0, "counts");
+    every_type(run, ranks, options.lean);
+    if (options.lean) continue;
+    every_count(run, ranks, /*lean=*/true, (1u << 31) - 7, "counts, epochs near 2^31");
+    every_count(run, ranks, /*lean=*/true, uint32_t(-7), "counts, epochs near 2^32");
+    every_count(run, ranks, /*lean=*/true, kernel::kRestamp - 9, "counts, stamps renewed");
+    tiny_values(run, ranks);
+    every_offset(run, ranks);
+    large_messages(run, ranks);
+  }
+}
+
+void run_cpu_path(const CaseOptions& options, Report& report) {
+  uint64_t round = 5000;
+  for (const kernel::Level* level : kernel::levels()) {
+    const uint64_t before = report.failed(), tried = report.tried();
+    for (const uint32_t ranks : options.ranks) {
+      for (size_t i = 0; i < kernel::kDTypeCount * kernel::kReduceOpCount && report.has_time(); ++i) {
+        const DType type = DType(i / kernel::kReduceOpCount);
+        const ReduceOp op = ReduceOp(i % kernel::kReduceOpCount);
+        if (!level->reduce(type, op) || (options.lean && ++round % 4 != 0)) continue;
+        Play play{.collective = Collective::kAllReduce, .dtype = type, .op = op, .counts = {}, .round = ++round};
+        play.counts.assign(ranks, 2049);
+        const auto algorithm = round % 2 ? kernel::Algorithm::kReduceOneShot : kernel::Algorithm::kReducePipelined;
+        report.check(std::string("the CPU's path, ") + level->name + ": " + describe(play),
+                     on_cpu(play, int(ranks), *level, algorithm));
+      }
+    }
+    report.say(Line()
+                   .add("case", "cpu_path")
+                   .add("level", level->name)
+                   .add("operations", report.tried() - tried)
+                   .add("wrong", report.failed() - before));
+  }
+}
+
+}  // namespace nvx::gpucheck

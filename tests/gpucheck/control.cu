@@ -1,0 +1,71 @@
+#include <cuda_runtime_api.h>
+
+#include "gpucheck/control.h"
+#include "kernel/exec.h"
+#include "kernel/launch_cuda.h"
+
+namespace nvx::gpucheck {
+namespace {
+
+constexpr uint64_t kMost = 5'000'000'000;
+
+/// Until the flag has come so far. False: not within kMost.
+__device__ bool await(const kernel::CudaMachine& machine, const Stamp& flag, Stamp want) {
+  const uint64_t began = machine.now_ns();
+  while (!reached(machine.acquire(flag), want)) {
+    if (machine.now_ns() - began > kMost) return false;
+  }
+  return true;
+}
+
+__global__ void __launch_bounds__(kernel::kLanes) nothing() {}
+
+__global__ void __launch_bounds__(kernel::kLanes) meet(const __grid_constant__ ControlRounds c) {
+  const uint32_t me = blockIdx.x / c.blocks, block = blockIdx.x % c.blocks, peer = threadIdx.x;
+  const kernel::CudaMachine machine(int(block), int(c.blocks));
+  const auto line = [&](uint32_t owner, uint32_t writer) -> ControlLine& {
+    return c.lines[(owner * c.blocks + block) * c.ranks + writer];
+  };
+  const Stamp done = line(me, 0).rounds;
+  bool ok = true;
+  for (uint32_t i = 1; ok && i <= c.rounds; ++i) {
+    if (peer < c.ranks && peer != me) {
+      machine.signal(line(peer, me).flag, done + i);
+      ok = await(machine, line(me, peer).flag, done + i);
+    }
+    ok = machine.all(ok);
+  }
+  if (!ok && threadIdx.x == 0) machine.store(*c.late, 1);
+  if (threadIdx.x == 0) line(me, 0).rounds = done + c.rounds;
+}
+
+__global__ void answer(const __grid_constant__ ControlPing p) {
+  const kernel::CudaMachine machine(0, 1);
+  bool ok = true;
+  for (uint32_t i = 1; ok && i <= p.rounds; ++i) {
+    if (p.first != 0) machine.signal(*p.theirs, p.from + i);
+    ok = await(machine, *p.mine, p.from + i);
+    if (p.first == 0) machine.signal(*p.theirs, p.from + i);
+  }
+}
+
+}  // namespace
+
+int launch_empty(uint32_t blocks, void* stream) {
+  return cudaLaunchKernel(reinterpret_cast<const void*>(nothing), dim3(blocks), dim3(kernel::kLanes), nullptr, 0,
+                          static_cast<cudaStream_t>(stream));
+}
+
+int launch_rounds(const ControlRounds& rounds, void* stream) {
+  void* arguments[] = {const_cast<ControlRounds*>(&rounds)};
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(meet), dim3(rounds.ranks * rounds.blocks),
+                                     dim3(kernel::kLanes), arguments, 0, static_cast<cudaStream_t>(stream));
+}
+
+int launch_ping(const ControlPing& ping, void* stream) {
+  void* arguments[] = {const_cast<ControlPing*>(&ping)};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(answer), dim3(1), dim3(1), arguments, 0,
+                          static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace nvx::gpucheck

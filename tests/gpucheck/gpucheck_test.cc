@@ -1,0 +1,215 @@
+// What `nvx gpucheck` tries on a device, where there is none: its cases played by threads, its lines, and the hub over
+// which its processes meet.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <thread>
+
+#include "base/error.h"
+#include "gpucheck/cases.h"
+#include "gpucheck/hub.h"
+#include "support/pushes.h"
+#include "support/ranks.h"
+
+namespace nvx::gpucheck {
+namespace {
+
+using kernel::Collective;
+using kernel::Pushed;
+
+/// Plays the cases by threads. Spoiled, one lane loses its signals' order.
+class TwinStage : public Stage {
+ public:
+  TwinStage(const StageShape& shape, std::set<std::string>* seen)
+      : twins_({shape.device, 2, shape.first_epoch, shape.first_chunk}), seen_(seen) {}
+
+  std::string perform(const std::vector<Act>& acts) override {
+    std::vector<std::string> wrong(size_t(twins_.ranks()));
+    test::as_threads(twins_.ranks(), [&](int rank) {
+      test::Batch batch(twins_, rank);
+      for (const Act& act : acts) batch.add(act.algorithm, act.play);
+      wrong[size_t(rank)] = batch.run();
+    });
+    for (const Act& act : acts) {
+      seen_->insert(kernel::name(act.algorithm) + std::string(" ") + std::to_string(int(act.play.collective)));
+      seen_->insert(std::string(nvx::name(act.play.dtype)) + " " + nvx::name(act.play.op));
+    }
+    for (const std::string& w : wrong) {
+      if (!w.empty()) return w;
+    }
+    return twins_.guards_are_whole() ? "" : "a kernel wrote outside its memory";
+  }
+
+ private:
+  test::Twins twins_;
+  std::set<std::string>* seen_;
+};
+
+std::string output_of(const std::function<void()>& body) {
+  testing::internal::CaptureStdout();
+  body();
+  return testing::internal::GetCapturedStdout();
+}
+
+TEST(GpucheckCases, AllAreRightWhereThreadsPlayThem) {
+  std::set<std::string> seen;
+  const MakeStage make = [&](const StageShape& shape) { return std::make_unique<TwinStage>(shape, &seen); };
+  Report report("correct", std::chrono::seconds(240));
+  run_cases(make, {.ranks = {1, 3}, .lean = test::as_fast(0, 1) == 1}, report);
+  EXPECT_EQ(report.failed(), 0u);
+  EXPECT_GT(report.tried(), 20u);
+  for (const auto& [algorithm, collective] : test::kWays)
+    EXPECT_TRUE(seen.count(kernel::name(algorithm) + std::string(" ") + std::to_string(int(collective))));
+  for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
+    if (!kernel::level().reduce(DType(t), ReduceOp::kMax)) continue;
+    EXPECT_TRUE(seen.count(nvx::name(DType(t)) + std::string(" max")));
+  }
+}
+
+/// A stage that is wrong about every seventh kernel.
+class WrongStage : public Stage {
+ public:
+  explicit WrongStage(int* kernels) : kernels_(kernels) {}
+  std::string perform(const std::vector<Act>&) override { return ++*kernels_ % 7 == 0 ? "wrong output" : ""; }
+
+ private:
+  int* kernels_;
+};
+
+TEST(GpucheckCases, WhatIsWrongIsCountedAndTold) {
+  int kernels = 0, stages = 0;
+  Report report("correct", std::chrono::seconds(60));
+  const std::string said = output_of([&] {
+    run_cases([&](const StageShape&) { return ++stages, std::make_unique<WrongStage>(&kernels); }, {.ranks = {2}},
+              report);
+    EXPECT_EQ(report.finish(), 1);
+  });
+  EXPECT_EQ(report.failed(), uint64_t(kernels / 7));
+  EXPECT_GT(stages, kernels / 7);  // each failure is followed by a fresh channel
+  EXPECT_NE(said.find("\"why\": \"wrong output\""), std::string::npos);
+  EXPECT_NE(said.find("\"end\": \"failed\""), std::string::npos);
+}
+
+TEST(GpucheckCases, TimeThatRunsOutIsTold) {
+  int kernels = 0;
+  Report report("correct", std::chrono::milliseconds(0));
+  const std::string said = output_of([&] {
+    run_cases([&](const StageShape&) { return std::make_unique<WrongStage>(&kernels); }, {.ranks = {2}}, report);
+  });
+  EXPECT_EQ(kernels, 0);
+  EXPECT_NE(said.find("\"why\": \"time ran out\""), std::string::npos);
+}
+
+TEST(GpucheckCases, ChannelsTooWideForTheDeviceAreLeftOut) {
+  uint32_t most = 0, fewest = 99;
+  int kernels = 0;
+  Report report("correct", std::chrono::seconds(60));
+  const MakeStage make = [&](const StageShape& shape) {
+    most = std::max(most, shape.device.ranks * shape.device.blocks), fewest = std::min(fewest, shape.device.ranks);
+    return std::make_unique<WrongStage>(&kernels);
+  };
+  (void)output_of([&] { run_cases(make, {.ranks = {2, 8}, .most_blocks = 4}, report); });
+  EXPECT_EQ(most, 4u);
+  EXPECT_EQ(fewest, 2u);
+}
+
+TEST(GpucheckCases, TheCpusPathAgrees) {
+  Report report("correct", std::chrono::seconds(60));
+  run_cpu_path({.ranks = {2, 3}, .lean = true}, report);
+  EXPECT_EQ(report.failed(), 0u);
+  EXPECT_GT(report.tried(), 20u);
+}
+
+/// Sums of tiny numbers have to be subnormal somewhere, or the case shows nothing.
+TEST(GpucheckCases, TinyValuesAreNotNormal) {
+  size_t subnormal = 0;
+  const test::Bytes bytes = test::input(DType::kF32, 64, 0, 1, test::Nature::kTiny);
+  for (size_t i = 0; i < 64; ++i) {
+    float x;
+    std::memcpy(&x, bytes.data() + 4 * i, sizeof x);
+    subnormal += std::fpclassify(x) == FP_SUBNORMAL;
+  }
+  EXPECT_GT(subnormal, 10u);
+}
+
+TEST(GpucheckReport, LinesAreJson) {
+  EXPECT_EQ(Line().add("a", "x\"\\\n").add("n", 3).add("f", 0.5).add("b", true).text(),
+            "{\"a\": \"x\\\"\\\\\\u000a\", \"n\": 3, \"f\": 0.5, \"b\": true}");
+  EXPECT_EQ(Line().add("f", 0.0 / 0.0).text(), "{\"f\": null}");
+}
+
+TEST(GpucheckReport, NothingTriedIsNoSuccess) {
+  Report report("x", std::chrono::seconds(1));
+  const std::string said = output_of([&] { EXPECT_EQ(report.finish(), 1); });
+  EXPECT_NE(said.find("nothing was tried"), std::string::npos);
+}
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto* at = reinterpret_cast<const std::byte*>(text.data());
+  return {at, at + text.size()};
+}
+
+/// Threads that play the processes of a part, over a hub.
+std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const std::function<void(Member&)>& body) {
+  Hub hub(members);
+  std::vector<std::thread> threads;
+  std::vector<std::string> ended(members);
+  for (uint32_t m = 0; m < members; ++m) {
+    threads.emplace_back([&, m, fd = std::make_shared<Fd>(hub.take(m))] {
+      Member member(std::move(*fd), m, members);
+      try {
+        body(member);
+      } catch (const Error& error) {
+        ended[m] = error.what();
+      }
+    });
+  }
+  EXPECT_TRUE(hub.serve(rules, Deadline::after(std::chrono::seconds(20))));
+  for (std::thread& t : threads) t.join();
+  return ended;
+}
+
+TEST(GpucheckHub, AllHearWhatEachHasSaid) {
+  std::vector<std::string> heard(3);
+  const Hub::Rules rules{[&](uint32_t m, const std::string& text) { heard[m] += text; }, 0, {}};
+  const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
+    for (int round = 0; round < 50; ++round) {
+      const auto all = member.all_gather(bytes_of(std::string(size_t(round * 40), char('a' + member.number()))));
+      ASSERT_EQ(all.size(), 3u);
+      for (uint32_t m = 0; m < 3; ++m) ASSERT_EQ(all[m], bytes_of(std::string(size_t(round * 40), char('a' + m))));
+    }
+    member.say("done");
+  });
+  EXPECT_EQ(heard, std::vector<std::string>(3, "done"));
+  EXPECT_EQ(ended, std::vector<std::string>(3));
+}
+
+TEST(GpucheckHub, WhoGoesUnaskedIsMissed) {
+  const Hub::Rules rules{[](uint32_t, const std::string&) {}, 0, {}};
+  const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
+    member.barrier();
+    if (member.number() != 1) member.barrier();
+  });
+  EXPECT_EQ(ended[1], "");
+  EXPECT_NE(ended[0].find("has gone"), std::string::npos) << ended[0];
+  EXPECT_EQ(ended[0], ended[2]);
+}
+
+TEST(GpucheckHub, TheOthersGoOnWhenOneIsKilled) {
+  int kills = 0;
+  const Hub::Rules rules{[](uint32_t, const std::string&) {}, 2, [&] { ++kills; }};
+  const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
+    member.await_killing();
+    EXPECT_NE(member.number(), 2u);
+    EXPECT_EQ(member.members(), 2u);
+    member.barrier();
+  });
+  EXPECT_EQ(kills, 1);
+  EXPECT_EQ(ended[0] + ended[1], "");
+  EXPECT_NE(ended[2], "");  // a process would not be there any more; a thread loses the hub
+}
+
+}  // namespace
+}  // namespace nvx::gpucheck

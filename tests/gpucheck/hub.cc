@@ -1,0 +1,158 @@
+#include "gpucheck/hub.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "base/error.h"
+
+namespace nvx::gpucheck {
+namespace {
+
+enum Kind : uint32_t { kGather = 1, kKill, kSay };
+
+struct Header {
+  uint32_t kind;
+  uint32_t member;
+  uint32_t bytes;
+};
+constexpr uint32_t kMost = 1 << 20;
+constexpr std::chrono::milliseconds kSilence{90'000};  // after which a member gives the hub up
+
+bool send_all(int fd, const void* data, size_t bytes) {
+  const auto* at = static_cast<const char*>(data);
+  while (bytes != 0) {
+    const ssize_t n = ::send(fd, at, bytes, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += n, bytes -= size_t(n);
+  }
+  return true;
+}
+
+bool receive_all(int fd, void* data, size_t bytes) {
+  auto* at = static_cast<char*>(data);
+  while (bytes != 0) {
+    pollfd one{fd, POLLIN, 0};
+    const int ready = ::poll(&one, 1, int(kSilence.count()));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) return false;
+    const ssize_t n = ::recv(fd, at, bytes, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    at += n, bytes -= size_t(n);
+  }
+  return true;
+}
+
+bool send_frame(int fd, uint32_t kind, uint32_t member, const void* data, size_t bytes) {
+  const Header header{kind, member, uint32_t(bytes)};
+  return send_all(fd, &header, sizeof header) && send_all(fd, data, bytes);
+}
+
+bool receive_frame(int fd, Header* header, std::vector<std::byte>* what) {
+  if (!receive_all(fd, header, sizeof *header) || header->bytes > kMost) return false;
+  what->resize(header->bytes);
+  return receive_all(fd, what->data(), what->size());
+}
+
+}  // namespace
+
+std::vector<Said> Member::gather(uint32_t kind, std::span<const std::byte> mine) {
+  const auto lost = [&] { return Error(Code::kPeerDied, "nvx: rank " + std::to_string(number_) + " lost the hub"); };
+  if (!send_frame(fd_.get(), kind, number_, mine.data(), mine.size())) throw lost();
+  Header header{};
+  std::vector<std::byte> count;
+  if (!receive_frame(fd_.get(), &header, &count)) throw lost();
+  std::vector<Said> all(header.member);  // of the first frame: how many follow
+  for (Said& said : all) {
+    if (!receive_frame(fd_.get(), &header, &said.what)) throw lost();
+    said.member = header.member;
+  }
+  return all;
+}
+
+std::vector<std::vector<std::byte>> Member::all_gather(std::span<const std::byte> mine) {
+  std::vector<std::vector<std::byte>> all;
+  for (Said& said : gather(kGather, mine)) all.push_back(std::move(said.what));
+  if (all.size() != members_) throw Error(Code::kPeerDied, "nvx: a rank has gone before it was asked to");
+  return all;
+}
+
+void Member::await_killing() { members_ = uint32_t(gather(kKill, {}).size()); }
+
+void Member::say(const std::string& text) {
+  if (!send_frame(fd_.get(), kSay, number_, text.data(), text.size()))
+    throw Error(Code::kPeerDied, "nvx: nobody listens any more");
+}
+
+Hub::Hub(uint32_t members) : said_(members) {
+  for (uint32_t m = 0; m < members; ++m) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw system_error("socketpair failed");
+    near_.emplace_back(ends[0]);
+    far_.emplace_back(ends[1]);
+  }
+}
+
+void Hub::read_from(uint32_t member, const Rules& rules) {
+  Header header{};
+  std::vector<std::byte> what;
+  if (!receive_frame(near_[member].get(), &header, &what)) {
+    near_[member].reset();
+  } else if (header.kind == kSay) {
+    rules.hear(member, {reinterpret_cast<const char*>(what.data()), what.size()});
+  } else {
+    said_[member] = Pending{header.kind, std::move(what)};
+  }
+}
+
+/// What all have said who are still there. Those who ended meanwhile are left out, which the others notice.
+void Hub::answer_if_all_said(const Rules& rules) {
+  std::vector<uint32_t> there;
+  for (uint32_t m = 0; m < near_.size(); ++m) {
+    if (near_[m]) there.push_back(m);
+    if (near_[m] && !said_[m]) return;
+  }
+  const bool kills = std::any_of(there.begin(), there.end(), [&](uint32_t m) { return said_[m]->kind == kKill; });
+  if (kills && near_[rules.victim]) {
+    rules.kill();
+    near_[rules.victim].reset();
+    std::erase(there, rules.victim);
+  }
+  for (const uint32_t to : there) {
+    bool well = send_frame(near_[to].get(), kGather, uint32_t(there.size()), nullptr, 0);
+    for (const uint32_t m : there) {
+      well = well && send_frame(near_[to].get(), kGather, m, said_[m]->what.data(), said_[m]->what.size());
+    }
+    if (!well) near_[to].reset();
+  }
+  for (auto& said : said_) said.reset();
+}
+
+bool Hub::serve(const Rules& rules, const Deadline& deadline) {
+  for (;;) {
+    std::vector<pollfd> wanted;
+    std::vector<uint32_t> members;
+    for (uint32_t m = 0; m < near_.size(); ++m) {
+      if (!near_[m]) continue;
+      wanted.push_back({near_[m].get(), short(said_[m] ? 0 : POLLIN), 0});
+      members.push_back(m);
+    }
+    if (wanted.empty()) return true;
+    if (deadline.passed(Clock::now())) return false;
+    if (::poll(wanted.data(), wanted.size(), 50) <= 0) continue;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+      if (wanted[i].revents & POLLIN) {
+        read_from(members[i], rules);
+      } else if (wanted[i].revents & (POLLHUP | POLLERR)) {
+        near_[members[i]].reset();
+      }
+    }
+    answer_if_all_said(rules);
+  }
+}
+
+}  // namespace nvx::gpucheck

@@ -1,0 +1,92 @@
+// nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together]: one part of what `nvx gpucheck` runs.
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <utility>
+
+#include "base/error.h"
+#include "gpucheck/parts.h"
+
+namespace nvx::gpucheck {
+namespace {
+
+struct Part {
+  const char* name;
+  int (*run)(const PartOptions&);
+};
+constexpr Part kParts[] = {
+    {"facts", facts},      {"correct", correct},     {"streams", streams}, {"absent", absent},
+    {"abort", abort_word}, {"graph", graph},         {"bench", bench},     {"copies", copies},
+    {"pairs", pairs},      {"processes", processes}, {"killed", killed},   {"bench_processes", bench_processes},
+};
+
+int usage() {
+  std::fprintf(stderr, "usage: nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together], PART one of");
+  for (const Part& part : kParts) std::fprintf(stderr, " %s", part.name);
+  std::fprintf(stderr, "\n");
+  return 2;
+}
+
+/// False: they cannot be read.
+bool read_options(const std::vector<std::string>& arguments, PartOptions* options) {
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool has_value = i + 1 < arguments.size();
+    if (arguments[i] == "--lean") {
+      options->lean = true;
+    } else if (arguments[i] == "--together") {
+      options->together = true;
+    } else if (arguments[i] == "--seconds" && has_value) {
+      options->span = std::chrono::milliseconds(int64_t(std::atof(arguments[++i].c_str()) * 1000));
+    } else if (arguments[i] == "--ranks" && has_value) {
+      for (const char* at = arguments[++i].c_str(); *at;) {
+        char* end = nullptr;
+        const unsigned long n = std::strtoul(at, &end, 10);
+        if (end == at || n == 0 || n > 64) return false;
+        options->ranks.push_back(uint32_t(n));
+        at = *end == ',' ? end + 1 : end;
+      }
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+int run(const Part& part, const PartOptions& options) {
+  const Report report(part.name, options.span);
+  try {
+    const bool asks_itself = part.run == processes || part.run == killed || part.run == bench_processes;
+    // Who starts processes must not touch a device before, so those ask in one of them.
+    if (const std::string none = asks_itself ? "" : no_device(); !none.empty()) return report.skip(none);
+    return part.run(options);
+  } catch (const std::exception& error) {
+    return report.break_down(error.what());
+  }
+}
+
+int run_command(std::vector<std::string> arguments) {
+  // Before the first call of CUDA. Kernels of several streams run at once only if each has a connection of its own; and
+  // one that is loaded when it is first launched may wait for those that wait for it.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+  if (arguments.empty()) return usage();
+  const std::string name = arguments.front();
+  arguments.erase(arguments.begin());
+  if (name == "rank") return be_rank(arguments);
+  PartOptions options;
+  if (!read_options(arguments, &options)) return usage();
+  for (const Part& part : kParts) {
+    if (name == part.name) return run(part, options);
+  }
+  return usage();
+}
+
+}  // namespace
+}  // namespace nvx::gpucheck
+
+int main(int count, char** words) {
+  const int code = nvx::gpucheck::run_command({words + 1, words + count});
+  std::fflush(nullptr);
+  _Exit(code);  // what a kernel that hangs still uses is not given back: that would wait for it
+}

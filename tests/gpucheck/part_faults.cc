@@ -1,0 +1,141 @@
+// A rank that never comes, and a host that calls off: kernels end in a verdict, no output is half written, and the
+// device works on.
+
+#include <atomic>
+#include <thread>
+
+#include "gpucheck/parts.h"
+#include "gpucheck/script.h"
+
+namespace nvx::gpucheck {
+namespace {
+
+using kernel::Collective;
+using kernel::Pushed;
+
+constexpr uint32_t kRanks = 3, kAbsent = 2;
+
+/// Whether a rank ends without having heard from the absent one. The root is rank 0.
+bool ends_well(const Act& act, uint32_t rank) {
+  const Collective c = act.play.collective;
+  if (act.algorithm == Pushed::kReduceChunks) return false;
+  if (c == Collective::kReduce || c == Collective::kGather) return rank != 0;
+  return c == Collective::kBroadcast || c == Collective::kScatter;
+}
+
+double ms_since(Clock::time_point began) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - began).count();
+}
+
+/// Empty: what ranks 0 and 1 were told names the absent one, for the reason expected.
+std::string judge(const World& world, const Act& act, Waited how) {
+  for (uint32_t r = 0; r < kAbsent; ++r) {
+    const kernel::DeviceVerdict& v = world.control(r).verdict;
+    const std::string told = "rank " + std::to_string(r) + ", " + describe(act) + ": " + verdict_of(world.control(r));
+    if (ends_well(act, r)) {
+      if (v.state != 0) return told + ", though it waits for nobody";
+      continue;
+    }
+    if (v.state == 0) return told + "no verdict";
+    const bool names = v.peer == int(kAbsent) || how == Waited::kAlarmed;  // who calls off may come before the others
+    if (v.cause != kernel::Verdict::Cause::kWait || v.how != how || !names) return told;
+  }
+  return "";
+}
+
+/// Whether a fresh channel on this device still gives right results.
+std::string works_on(World::How how) {
+  World fresh({{kRanks, 2, 256, 2048}, 0, 0}, how);
+  return fresh.perform(some_acts(kRanks, fresh.shape(), 900));
+}
+
+std::vector<Act> acts_to_miss() {
+  std::vector<Act> acts;
+  for (const auto& [algorithm, collective] : test::kWays)
+    acts.push_back({algorithm, test::play_of(collective, 33, int(kRanks), 0)});
+  return acts;
+}
+
+constexpr World::How kHows[] = {World::How::kFused, World::How::kStreams};
+const char* name(World::How how) { return how == World::How::kFused ? "fused" : "streams"; }
+
+/// One operation of which the last rank does not come, and then one on the failed channel, which has to write nothing.
+std::string miss(World& world, const Act& act, uint64_t patience_ns, Waited how, double* ms,
+                 const std::function<void()>& meanwhile) {
+  std::vector<Script> scripts = world.write({act}, patience_ns);
+  const auto began = Clock::now();
+  world.launch(scripts, kAbsent);
+  if (meanwhile) meanwhile();
+  if (std::string wrong = world.wait(std::chrono::seconds(20)); !wrong.empty()) return describe(act) + ": " + wrong;
+  *ms = ms_since(began);
+  if (std::string wrong = judge(world, act, how); !wrong.empty()) return wrong;
+  for (uint32_t r = 0; r < kAbsent; ++r) {
+    if (ends_well(act, r)) continue;
+    if (std::string wrong = scripts[r].untouched(); !wrong.empty()) return wrong;
+  }
+  if (ends_well(act, 0) || ends_well(act, 1)) return "";
+  const Act next{Pushed::kReducePackets, test::play_of(Collective::kAllReduce, 29, int(kRanks), 1)};
+  scripts = world.write({next}, patience_ns);
+  world.launch(scripts, kAbsent);
+  if (std::string wrong = world.wait(std::chrono::seconds(20)); !wrong.empty()) return describe(next) + ": " + wrong;
+  for (uint32_t r = 0; r < kAbsent; ++r) {
+    if (std::string wrong = scripts[r].untouched(); !wrong.empty()) return "after a failure: " + wrong;
+  }
+  return "";
+}
+
+}  // namespace
+
+int absent(const PartOptions& options) {
+  constexpr uint64_t kPatience = 200'000'000;
+  Report report("absent", options.span);
+  resident_blocks();  // loads the kernels, whose loading is not to be timed
+  for (const World::How how : kHows) {
+    double longest = 0;
+    for (const Act& act : acts_to_miss()) {
+      if (!report.has_time()) {
+        report.cut_short(describe(act));
+        continue;
+      }
+      World world({{kRanks, 2, 256, 2048}, uint32_t(-2), 0}, how);
+      double ms = 0;
+      report.check(std::string(name(how)) + ": " + describe(act),
+                   miss(world, act, kPatience, Waited::kTimedOut, &ms, {}));
+      longest = std::max(longest, ms);
+    }
+    report.say(Line().add("how", name(how)).add("patience_ms", 200).add("longest_ms", longest));
+    report.check(std::string(name(how)) + ": the verdict comes in time",
+                 longest < 2000 ? "" : "it took " + std::to_string(longest) + " ms");
+    report.check(std::string(name(how)) + ": the device works on", works_on(how));
+  }
+  return report.finish();
+}
+
+int abort_word(const PartOptions& options) {
+  Report report("abort", options.span);
+  resident_blocks();
+  for (const World::How how : kHows) {
+    double longest = 0;
+    for (const Act& act : acts_to_miss()) {
+      if (ends_well(act, 0) || ends_well(act, 1)) continue;
+      if (!report.has_time()) {
+        report.cut_short(describe(act));
+        continue;
+      }
+      World world({{kRanks, 2, 256, 2048}, 0, 0}, how);
+      double ms = 0;
+      const auto raise = [&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        for (uint32_t r = 0; r < kAbsent; ++r) std::atomic_ref(world.control(r).abort).store(1);
+      };
+      // No patience at all: only the word ends it.
+      report.check(std::string(name(how)) + ": " + describe(act), miss(world, act, 0, Waited::kAlarmed, &ms, raise));
+      longest = std::max(longest, ms - 30);
+    }
+    report.say(Line().add("how", name(how)).add("longest_ms", longest));
+    report.check(std::string(name(how)) + ": the device works on", works_on(how));
+  }
+  return report.finish();
+}
+
+}  // namespace nvx::gpucheck

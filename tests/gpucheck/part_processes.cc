@@ -1,0 +1,323 @@
+// Ranks as processes: on one GPU, where the device takes turns between them unless MPS lets them run together, or on
+// one each. Who starts them never touches CUDA, which does not outlive a fork.
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+
+#include "base/error.h"
+#include "gpucheck/parts.h"
+#include "gpucheck/rank.h"
+#include "kernel/launch_cuda.h"
+
+namespace nvx::gpucheck {
+namespace {
+
+using kernel::Collective;
+using kernel::Pushed;
+
+// What a rank tells: a letter, then what it is about.
+constexpr char kCheck = 'C', kLine = 'L', kSkip = 'S';
+
+/// The rank's voice, to the report of who started it.
+class Voice {
+ public:
+  explicit Voice(Member& member) : member_(member) {}
+  void line(const Line& line) { member_.say(kLine + line.text()); }
+  void skip(const std::string& why) { member_.say(kSkip + why); }
+  bool check(const std::string& what, const std::string& wrong) {
+    const std::string who = "rank " + std::to_string(member_.number()) + ": " + what;
+    member_.say(kCheck + who + '\0' + wrong);
+    return wrong.empty();
+  }
+
+ private:
+  Member& member_;
+};
+
+pid_t spawn(const std::vector<std::string>& words, int kept) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  fcntl(kept, F_SETFD, 0);  // the one descriptor that goes with it
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  execv("/proc/self/exe", arguments.data());
+  _exit(127);
+}
+
+std::string ending(pid_t child) {
+  int status = 0;
+  if (waitpid(child, &status, 0) != child) return "it did not end";
+  if (WIFSIGNALED(status)) return "it died of signal " + std::to_string(WTERMSIG(status));
+  return WEXITSTATUS(status) == 0 ? "" : "it ended with code " + std::to_string(WEXITSTATUS(status));
+}
+
+struct Cast {
+  const char* role;
+  uint32_t ranks;
+  bool together = false;
+  int victim = -1;
+};
+
+/// Starts the ranks, hears what they find, and sees them end. Not empty: why they did not even begin.
+std::string perform(Report& report, const Cast& cast) {
+  Hub hub(cast.ranks);
+  std::vector<pid_t> children;
+  for (uint32_t r = 0; r < cast.ranks; ++r) {
+    const Fd end = hub.take(r);
+    const auto text = [](auto n) { return std::to_string(n); };
+    children.push_back(spawn({"nvx_gpucheck", "rank", cast.role, text(end.get()), text(r), text(cast.ranks),
+                              cast.together ? "together" : "apart", text(report.time_left().count())},
+                             end.get()));
+  }
+  std::string skipped;
+  Hub::Rules rules;
+  rules.hear = [&](uint32_t, const std::string& told) {
+    const size_t cut = told.find('\0');
+    if (told[0] == kLine) report.relay(told.substr(1));
+    if (told[0] == kSkip) skipped = told.substr(1);
+    if (told[0] == kCheck && cut != std::string::npos) report.check(told.substr(1, cut - 1), told.substr(cut + 1));
+  };
+  rules.victim = uint32_t(std::max(cast.victim, 0));
+  rules.kill = [&] {
+    ::kill(children[rules.victim], SIGKILL);
+    (void)ending(std::exchange(children[rules.victim], -1));
+  };
+  const auto left = std::max(report.time_left(), std::chrono::milliseconds(1000));
+  const bool in_time = hub.serve(rules, Deadline::after(left));
+  if (!in_time) report.check("ranks as processes", "they did not end in time");
+  for (uint32_t r = 0; r < cast.ranks; ++r) {
+    if (children[r] < 0) continue;
+    if (!in_time) ::kill(children[r], SIGKILL);
+    const std::string wrong = ending(children[r]);
+    if (skipped.empty() && in_time) report.check("the process of rank " + std::to_string(r), wrong);
+  }
+  return skipped;
+}
+
+// ---- in the processes
+
+std::string as_told(Rank& rank, Script& script) {
+  if (const std::string told = verdict_of(rank.control()); !told.empty()) return told;
+  return script.verdict();
+}
+
+StageShape shape_of(uint32_t ranks) {
+  const uint32_t blocks = std::max(1u, std::min(4u, resident_blocks() / ranks));
+  return {{ranks, blocks, 256, 2048}, uint32_t(-10), 0};
+}
+
+void tell_start(Voice& voice, Rank& rank, const StartTimes& times) {
+  DeviceShare& share = rank.share();
+  voice.line(Line()
+                 .add("start", "processes")
+                 .add("ranks", rank.shape().ranks)
+                 .add("kind", name(share.agreement().kind))
+                 .add("why_not_better", share.agreement().why_not_better)
+                 .add("complaints", share.complaints())
+                 .add("share_ms", times.share)
+                 .add("channel_ms", times.channel)
+                 .add("init_ms", times.share + times.channel)
+                 .add("arena_bytes", uint64_t(share.arena().region().bytes()))
+                 .add("pad_bytes", uint64_t(rank.pad_bytes())));
+}
+
+void play(Member& member, Voice& voice, int device) {
+  StartTimes times;
+  Rank rank(member, shape_of(member.members()), device, &times);
+  tell_start(voice, rank, times);
+  const std::vector<Act> acts = some_acts(member.members(), rank.shape(), 7);
+  for (const size_t at_once : {size_t(1), size_t(4)}) {
+    for (size_t at = 0; at < acts.size(); at += 8) {
+      const std::vector<Act> some(acts.begin() + long(at), acts.begin() + long(std::min(at + 8, acts.size())));
+      Script script = rank.write(some, kPatienceNs);
+      member.barrier();  // or the first to launch waits for the slowest upload
+      const auto began = Clock::now();
+      rank.launch(script, at_once);
+      std::string wrong = rank.wait(std::chrono::seconds(45));
+      const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began).count();
+      if (wrong.empty()) wrong = as_told(rank, script);
+      if (!voice.check(std::to_string(at_once) + " a launch, from " + describe(some[0]), wrong)) return;
+      if (member.number() == 0) {
+        voice.line(Line()
+                       .add("operations", uint64_t(some.size()))
+                       .add("a_launch", uint64_t(at_once))
+                       .add("ranks", member.members())
+                       .add("ms", ms));
+      }
+    }
+  }
+}
+
+/// The last rank is killed while its kernel and another one's wait for rank 0, which comes when it is dead.
+void outlive(Member& member, Voice& voice, int device) {
+  constexpr uint64_t kPatience = 3'000'000'000;
+  const uint32_t ranks = member.members();
+  const int victim = int(ranks) - 1;
+  StartTimes times;
+  Rank rank(member, shape_of(ranks), device, &times);
+  const auto sum = [](uint32_t n, size_t count, uint64_t round) {
+    Act act{Pushed::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {}, .round = round}};
+    act.play.counts.assign(n, count);
+    return act;
+  };
+  Script before = rank.write({sum(ranks, 2000, 1)}, kPatienceNs);
+  rank.launch(before, 1);
+  std::string wrong = rank.wait(std::chrono::seconds(45));
+  if (!voice.check("before", wrong.empty() ? as_told(rank, before) : wrong)) return;
+  Script script = rank.write({sum(ranks, 20'000, 2), sum(ranks, 300, 3)}, kPatience);
+  member.barrier();
+  if (member.number() != 0) rank.launch(script, 1);
+  member.await_killing();
+  const auto began = Clock::now();
+  if (member.number() == 0) rank.launch(script, 1);
+  wrong = rank.wait(std::chrono::seconds(30));
+  const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began).count();
+  const kernel::DeviceVerdict& v = rank.control().verdict;
+  if (wrong.empty() && (v.state == 0 || v.peer != victim || v.cause != kernel::Verdict::Cause::kWait))
+    wrong = "it does not name the dead rank: " + verdict_of(rank.control());
+  if (wrong.empty() && ms > 4000 + double(kPatience) / 1e6) wrong = "the verdict took " + std::to_string(ms) + " ms";
+  if (wrong.empty()) wrong = script.untouched();
+  voice.line(Line().add("killed", victim).add("rank", member.number()).add("patience_ms", 3000).add("verdict_ms", ms));
+  if (!voice.check("a rank is killed", wrong)) return;
+  World fresh({{3, 2, 256, 2048}, 0, 0}, World::How::kFused);
+  voice.check("the device works on", fresh.perform(some_acts(3, fresh.shape(), 900)));
+  Rank again(member, shape_of(member.members()), device, &times);
+  Script after = again.write(some_acts(member.members(), again.shape(), 40), kPatienceNs);
+  again.launch(after, 4);
+  wrong = again.wait(std::chrono::seconds(45));
+  voice.check("a group of those who are left", wrong.empty() ? as_told(again, after) : wrong);
+}
+
+/// Whether there is time for more; all ranks say the same, as the first of them.
+bool goes_on(Member& member, const Deadline& deadline) {
+  const std::byte mine{uint8_t(deadline.passed(Clock::now()) ? 0 : 1)};
+  return member.all_gather({&mine, 1}).front() == std::vector<std::byte>{std::byte{1}};
+}
+
+/// The slowest rank's time of an all-reduce, over launches in a row.
+void measure(Member& member, Voice& voice, int device, const Deadline& deadline) {
+  const uint32_t ranks = member.members(), resident = resident_blocks();
+  struct Spot {
+    uint32_t blocks, packets, chunk_bytes;
+    size_t least, most;
+  };
+  for (const Spot& spot :
+       {Spot{4, 1024, 8192, 8, 256 << 10}, Spot{std::min(16u, resident / ranks), 64, 16 << 10, 1 << 20, 64 << 20}}) {
+    if (spot.blocks == 0) continue;
+    StartTimes times;
+    Rank rank(member, {{ranks, spot.blocks, spot.packets, spot.chunk_bytes}, 0, 0}, device, &times);
+    tell_start(voice, rank, times);
+    const Memory tensor(spot.most);
+    for (size_t bytes = spot.least; bytes <= spot.most; bytes *= bytes < 4096 ? 8 : 4) {
+      for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
+        kernel::Work work;
+        work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, 0, -1, bytes / 4, 0, 0};
+        work.in = tensor.data(), work.out = tensor.data(), work.count = bytes / 4;
+        kernel::Job job = kernel::job_of(algorithm, work, member.number(), ranks, 4, 0, nullptr);
+        job.patience_ns = kPatienceNs;
+        if (!kernel::can_do(algorithm, job, rank.shape(), nullptr)) continue;
+        if (!goes_on(member, deadline)) {
+          if (member.number() == 0)
+            voice.line(Line().add("left_out", std::to_string(bytes) + " bytes and more").add("why", "time ran out"));
+          return;
+        }
+        const int runs = bytes <= (1 << 20) ? 100 : 10;
+        const double us = time_of(rank.stream(), runs, 5, [&] { rank.launch({&job, 1}); });
+        const auto all = member.all_gather(std::as_bytes(std::span(&us, 1)));
+        double slowest = 0;
+        for (const auto& one : all) {
+          double theirs = 0;
+          std::memcpy(&theirs, one.data(), std::min(one.size(), sizeof theirs));
+          slowest = std::max(slowest, theirs);
+        }
+        const bool ok = voice.check("timed", verdict_of(rank.control()));
+        if (member.number() == 0 && ok) {
+          voice.line(Line()
+                         .add("bench", "all_reduce, processes")
+                         .add("algorithm", short_name(algorithm))
+                         .add("ranks", ranks)
+                         .add("blocks", spot.blocks)
+                         .add("bytes", uint64_t(bytes))
+                         .add("launch_us", slowest));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int be_rank(const std::vector<std::string>& arguments) {
+  if (arguments.size() != 6) return 2;
+  const std::string& role = arguments[0];
+  Member member(Fd(std::stoi(arguments[1])), uint32_t(std::stoul(arguments[2])), uint32_t(std::stoul(arguments[3])));
+  Voice voice(member);
+  try {
+    const bool together = arguments[4] == "together";
+    int devices = 0;
+    if (const std::string none = no_device(); !none.empty()) return voice.skip(none), 0;
+    must(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
+    if (role == "measure" && !together && devices < int(member.members())) {
+      voice.skip("without MPS the ranks take turns on the GPU: their time slices would be measured");
+      return 0;
+    }
+    const int device = int(member.number()) % devices;
+    must(cudaSetDevice(device), "cudaSetDevice");
+    if (role == "play") play(member, voice, device);
+    if (role == "outlive") outlive(member, voice, device);
+    const auto left = std::chrono::milliseconds(std::stoll(arguments[5]) * 8 / 10);
+    if (role == "measure") measure(member, voice, device, Deadline::after(left));
+  } catch (const std::exception& error) {
+    try {
+      voice.check("its process", error.what());
+    } catch (const Error&) {
+    }
+    return 1;
+  }
+  return 0;
+}
+
+namespace {
+
+/// One role by so many ranks after the other; skipped where none of them could.
+int perform_all(Report& report, const char* role, const PartOptions& options, const std::vector<uint32_t>& usual) {
+  std::string skipped;
+  for (const uint32_t ranks : options.ranks.empty() ? usual : options.ranks) {
+    const std::string what = std::to_string(ranks) + " ranks";
+    if (!report.has_time()) {
+      report.cut_short(what);
+    } else if (const std::string why = perform(report, {role, ranks, options.together}); !why.empty()) {
+      skipped = why;
+      report.say(Line().add("left_out", what).add("why", why));
+    }
+  }
+  return report.tried() == 0 && !skipped.empty() ? report.skip(skipped) : report.finish();
+}
+
+}  // namespace
+
+int processes(const PartOptions& options) {
+  Report report("processes", options.span);
+  return perform_all(report, "play", options, {2, 4, 8});
+}
+
+int killed(const PartOptions& options) {
+  Report report("killed", options.span);
+  const std::string why = perform(report, {"outlive", 3, false, /*victim=*/2});
+  return why.empty() ? report.finish() : report.skip(why);
+}
+
+int bench_processes(const PartOptions& options) {
+  Report report("bench_processes", options.span);
+  return perform_all(report, "measure", options, {8, 2, 4});
+}
+
+}  // namespace nvx::gpucheck

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "gpucheck/report.h"
+
+/// The parts, one function each. What they return is the exit code; what breaks, they throw.
+namespace nvx::gpucheck {
+
+struct PartOptions {
+  std::chrono::milliseconds span{60'000};
+  bool lean = false;              ///< a few of each: the sanitizers are watching
+  std::vector<uint32_t> ranks{};  ///< empty: the part's own choice
+  bool together = false;          ///< processes share the device at once (MPS), or have one each
+};
+
+int facts(const PartOptions& options);
+int correct(const PartOptions& options);
+int streams(const PartOptions& options);
+int absent(const PartOptions& options);
+int abort_word(const PartOptions& options);
+int graph(const PartOptions& options);
+int bench(const PartOptions& options);
+int copies(const PartOptions& options);
+int pairs(const PartOptions& options);
+int processes(const PartOptions& options);
+int killed(const PartOptions& options);
+int bench_processes(const PartOptions& options);
+
+/// What a process of `processes`, `killed` and `bench_processes` does; arguments: behind its own name.
+int be_rank(const std::vector<std::string>& arguments);
+
+/// Why no part can be run here; empty where there is a device.
+std::string no_device();
+
+}  // namespace nvx::gpucheck

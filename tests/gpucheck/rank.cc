@@ -1,0 +1,104 @@
+#include "gpucheck/rank.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/error.h"
+#include "kernel/launch_cuda.h"
+#include "memory/device_arena.h"
+
+namespace nvx::gpucheck {
+namespace {
+
+constexpr uint64_t kThisHost = 1;  // all ranks are on one
+
+double ms_since(Clock::time_point* then) {
+  const auto now = Clock::now();
+  return std::chrono::duration<double, std::milli>(now - std::exchange(*then, now)).count();
+}
+
+std::byte* as_pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
+
+}  // namespace
+
+Rank::Rank(Member& member, const StageShape& shape, int device, StartTimes* times)
+    : shape_(shape.device), rank_(member.number()) {
+  (void)resident_blocks();  // loads them
+  auto then = Clock::now();
+  share_ = std::make_unique<DeviceShare>(
+      DeviceHome::here(), member,
+      ShareOptions{int(rank_), int(shape_.ranks), device, kThisHost, std::chrono::milliseconds(5000)});
+  times->share = ms_since(&then);
+  format(shape, member);
+  times->channel = ms_since(&then);
+  stream_ = std::make_unique<Stream>();
+  heap_ = std::make_unique<Heap>(size_t(64) << 20);
+  member.barrier();
+}
+
+/// Wherever a peer writes for this rank there is a pad.
+void Rank::format(const StageShape& shape, Member& member) {
+  const kernel::DevicePad pad{shape_};
+  const kernel::DeviceState state{shape_};
+  span_ = share_->arena().allocate(pad.bytes());
+  state_ = std::make_unique<Memory>(state.bytes());
+  control_ = std::make_unique<Memory>(sizeof(kernel::Control), Memory::Where::kPinned);
+  const uint64_t offset = span_.offset;
+  const auto told = member.all_gather(std::as_bytes(std::span(&offset, 1)));
+  std::vector<kernel::PeerPads> peers;
+  std::set<DevicePtr> homes;
+  for (uint32_t r = 0; r < shape_.ranks; ++r) {
+    uint64_t theirs = 0;
+    NVX_CHECK(told[r].size() == sizeof theirs, "a rank said something else than where its pad is");
+    std::memcpy(&theirs, told[r].data(), sizeof theirs);
+    const DevicePeer& peer = share_->peer(int(r));
+    NVX_CHECK(theirs + pad.bytes() <= peer.bytes, "a rank's pad is outside its arena");
+    peers.push_back({as_pointer(peer.theirs + theirs), as_pointer(peer.mine + offset)});
+    homes.insert(peer.mine);
+  }
+  std::vector<std::byte> image(std::max(pad.offset(kernel::Part::kStaging), state.bytes()));
+  kernel::format_pad(shape_, shape.first_epoch, shape.first_chunk, image.data());
+  for (const DevicePtr home : homes) {
+    must(cudaMemcpy(as_pointer(home + offset), image.data(), pad.offset(kernel::Part::kStaging), cudaMemcpyDefault),
+         "cudaMemcpy of a pad");
+  }
+  kernel::format_state(shape_, shape.first_epoch, shape.first_chunk, peers.data(), image.data());
+  must(cudaMemcpy(state_->data(), image.data(), state.bytes(), cudaMemcpyDefault), "cudaMemcpy of a state");
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+Rank::~Rank() {
+  if (!hangs_) return;
+  for (auto* kept : {&state_, &control_}) (void)kept->release();
+  (void)stream_.release();
+  (void)heap_.release();
+}
+
+Script Rank::write(const std::vector<Act>& acts, uint64_t patience_ns) {
+  heap_->reset();
+  Script script(rank_, shape_.ranks, *heap_);
+  for (const Act& act : acts) script.add(act, patience_ns);
+  script.upload();
+  return script;
+}
+
+void Rank::launch(const Script& script, size_t at_once) {
+  const kernel::DeviceChannel channel{shape_, rank_, state_->data(), &control()};
+  const Status status = script.launch(channel, at_once, stream_->get());
+  if (!status.ok()) throw Error(status.code(), status.what());
+}
+
+void Rank::launch(std::span<const kernel::Job> jobs) {
+  const kernel::DeviceChannel channel{shape_, rank_, state_->data(), &control()};
+  const Status status = kernel::launch_cuda(channel, jobs, {}, stream_->get());
+  if (!status.ok()) throw Error(status.code(), status.what());
+}
+
+std::string Rank::wait(std::chrono::milliseconds most) {
+  const std::string wrong = stream_->wait(most);
+  hangs_ = hangs_ || !wrong.empty();
+  return wrong;
+}
+
+}  // namespace nvx::gpucheck

@@ -1,0 +1,49 @@
+#pragma once
+
+#include "gpucheck/hub.h"
+#include "gpucheck/script.h"
+#include "memory/device_share.h"
+
+namespace nvx::gpucheck {
+
+/// How long the steps of a start took, in ms, when the device's context is there and the kernels are loaded.
+struct StartTimes {
+  double share = 0;    ///< agreement, arena, handing over, trying every pair
+  double channel = 0;  ///< the pad and what belongs to it
+};
+
+/// One rank in a process of its own: its end of a channel in memory that the ranks share through DeviceShare.
+class Rank {
+ public:
+  /// A step of all ranks together. Throws Error.
+  Rank(Member& member, const StageShape& shape, int device, StartTimes* times);
+  ~Rank();
+
+  /// This rank's side of operations, on the device.
+  Script write(const std::vector<Act>& acts, uint64_t patience_ns);
+  /// So many of its operations in each launch.
+  void launch(const Script& script, size_t at_once);
+  void launch(std::span<const kernel::Job> jobs);
+  /// Empty: they have ended, well or in a verdict.
+  std::string wait(std::chrono::milliseconds most);
+
+  kernel::Control& control() { return *reinterpret_cast<kernel::Control*>(control_->data()); }
+  const kernel::DeviceShape& shape() const { return shape_; }
+  const Stream& stream() const { return *stream_; }
+  DeviceShare& share() { return *share_; }
+  size_t pad_bytes() const { return kernel::DevicePad{shape_}.bytes(); }
+
+ private:
+  void format(const StageShape& shape, Member& member);
+
+  kernel::DeviceShape shape_;
+  uint32_t rank_;
+  std::unique_ptr<DeviceShare> share_;
+  Span span_;
+  std::unique_ptr<Memory> state_, control_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Heap> heap_;
+  bool hangs_ = false;
+};
+
+}  // namespace nvx::gpucheck

@@ -1,0 +1,260 @@
+#include "gpucheck/script.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "kernel/residency.h"
+
+namespace nvx::gpucheck {
+
+using kernel::Collective;
+using kernel::FusedRank;
+using kernel::Job;
+using kernel::Piece;
+
+namespace {
+
+void move_bytes(void* to, const void* from, size_t bytes) {
+  if (bytes != 0) must(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+}
+
+void demand(const Status& status) {
+  if (!status.ok()) throw Error(status.code(), status.what());
+}
+
+}  // namespace
+
+void Script::Image::bring() const { move_bytes(device, host, bytes); }
+void Script::Image::fetch() const { move_bytes(host, device, bytes); }
+
+/// Lies as far from a multiple of 16 as on the host, and so for every input where it lay for the last one.
+Script::Image Script::image_of(std::byte* tensor, size_t bytes) {
+  const size_t all = bytes + 2 * kAround;
+  std::byte* const at = heap_.take(all, reinterpret_cast<uintptr_t>(tensor) % 16);
+  return {tensor - kAround, at, all};
+}
+
+void Script::add(const Act& act, uint64_t patience_ns) {
+  Scene scene{std::make_unique<test::Side>(act.play, int(rank_), int(ranks_)), describe(act), {}, nullptr, false};
+  test::Side& side = *scene.side;
+  kernel::Work work = side.work();
+  std::byte* const in = const_cast<std::byte*>(work.in);
+  std::byte* const out = work.out;
+  const size_t in_bytes = in ? work.count * side.width() : 0;
+  const bool in_place = in && out && in >= out && in + in_bytes <= out + side.out_bytes();
+  std::byte* device_in = nullptr;
+  if (out) {
+    scene.images.push_back(image_of(out, side.out_bytes()));
+    scene.out = scene.images.back().tensor();
+  }
+  if (in && !in_place) {
+    scene.images.push_back(image_of(in, in_bytes));
+    device_in = scene.images.back().tensor();
+  } else if (in_place) {
+    device_in = scene.out + (in - out);
+  }
+  std::vector<Piece> send(side.send()), recv(side.recv());
+  for (Piece& p : send) p.data = p.data ? device_in + (p.data - in) : nullptr;
+  for (Piece& p : recv) p.data = p.data ? scene.out + (p.data - out) : nullptr;
+  work.in = device_in, work.out = scene.out;
+  work.send = send.data(), work.recv = recv.data();
+  const size_t index = table_.size();
+  table_.resize(index + 2 * size_t(ranks_));
+  Job job = kernel::job_of(act.algorithm, work, rank_, ranks_, side.width(), uint32_t(index), table_.data() + index);
+  job.patience_ns = patience_ns;
+  jobs_.push_back(job);
+  scene.keeps_own = act.algorithm == kernel::Pushed::kExchangePackets;
+  scenes_.push_back(std::move(scene));
+}
+
+void Script::upload() const {
+  for (const Scene& scene : scenes_) {
+    for (const Image& image : scene.images) image.bring();
+  }
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // small copies return before they are done
+}
+
+Status Script::launch(const kernel::DeviceChannel& channel, size_t at_once, cudaStream_t stream) const {
+  const size_t pieces = 2 * size_t(ranks_);
+  for (size_t i = 0; i < jobs_.size(); i += at_once) {
+    const size_t n = std::min(at_once, jobs_.size() - i);
+    // A launch carries no more of the list than its jobs name.
+    std::vector<Job> jobs(jobs_.begin() + long(i), jobs_.begin() + long(i + n));
+    for (Job& job : jobs) {
+      for (kernel::Pieces* p : {&job.send, &job.recv}) {
+        if (p->kind == kernel::Pieces::Kind::kTable) p->index -= uint32_t(i * pieces);
+      }
+    }
+    NVX_TRY(kernel::launch_cuda(channel, jobs, {table_.data() + i * pieces, n * pieces}, stream));
+  }
+  return {};
+}
+
+std::string Script::verdict() {
+  for (Scene& scene : scenes_) {
+    for (const Image& image : scene.images) image.fetch();
+    if (const std::string wrong = scene.side->verdict(); !wrong.empty()) return scene.text + ": " + wrong;
+  }
+  return "";
+}
+
+std::string Script::untouched() const {
+  for (size_t s = 0; s < scenes_.size(); ++s) {
+    const Scene& scene = scenes_[s];
+    if (!scene.out || scene.images.empty()) continue;
+    const Image& image = scene.images.front();
+    std::vector<std::byte> now(image.bytes);
+    move_bytes(now.data(), image.device, image.bytes);
+    const Piece own = jobs_[s].recv.of(rank_, ranks_, table_.data());
+    for (size_t i = 0; i < now.size(); ++i) {
+      const std::byte* const at = image.device + i;
+      if (scene.keeps_own && own.data && at >= own.data && at < own.data + own.bytes) continue;
+      if (now[i] != image.host[i])
+        return "rank " + std::to_string(rank_) + ", " + scene.text + ": wrote a part of an output that failed";
+    }
+  }
+  return "";
+}
+
+std::string verdict_of(const kernel::Control& control) {
+  const kernel::DeviceVerdict& v = control.verdict;
+  if (v.state == 0) return "";
+  const char* const causes[] = {"none", "a wait", "a mismatch", "a bad lease", "counts"};
+  const char* const hows[] = {"reached", "timed out", "alarmed"};
+  return std::string("verdict: ") + causes[size_t(v.cause) % 5] + ", " + hows[size_t(v.how) % 3] + ", peer " +
+         std::to_string(v.peer) + ", block " + std::to_string(v.block) + ", epoch " + std::to_string(v.epoch) +
+         ", wanted " + std::to_string(v.wanted) + ", seen " + std::to_string(v.seen);
+}
+
+World::World(const StageShape& shape, How how, size_t heap_bytes)
+    : shape_(shape.device), how_(how), heap_(std::make_unique<Heap>(heap_bytes)) {
+  const kernel::DevicePad pad{shape_};
+  const kernel::DeviceState state{shape_};
+  const size_t formatted = pad.offset(kernel::Part::kStaging);
+  for (uint32_t r = 0; r < shape_.ranks; ++r) {
+    pads_.push_back(std::make_unique<Memory>(pad.bytes()));
+    states_.push_back(std::make_unique<Memory>(state.bytes()));
+    controls_.push_back(std::make_unique<Memory>(sizeof(kernel::Control), Memory::Where::kPinned));
+    streams_.push_back(std::make_unique<Stream>());
+  }
+  std::vector<std::byte> image(std::max(formatted, state.bytes()));
+  for (uint32_t r = 0; r < shape_.ranks; ++r) {
+    kernel::format_pad(shape_, shape.first_epoch, shape.first_chunk, image.data());
+    move_bytes(pads_[r]->data(), image.data(), formatted);
+    std::vector<kernel::PeerPads> peers;
+    for (uint32_t p = 0; p < shape_.ranks; ++p) peers.push_back({pads_[p]->data(), pads_[r]->data()});
+    kernel::format_state(shape_, shape.first_epoch, shape.first_chunk, peers.data(), image.data());
+    move_bytes(states_[r]->data(), image.data(), state.bytes());
+  }
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+World::~World() {
+  if (!hangs_) return;
+  // A kernel that does not end may still use it all, and giving it back would wait for that kernel.
+  for (auto* kept : {&pads_, &states_, &controls_}) {
+    for (auto& memory : *kept) (void)memory.release();
+  }
+  for (auto& stream : streams_) (void)stream.release();
+  (void)heap_.release();
+}
+
+kernel::DeviceChannel World::channel(uint32_t rank) const {
+  return {shape_, rank, states_[rank]->data(), reinterpret_cast<kernel::Control*>(controls_[rank]->data())};
+}
+
+std::vector<Script> World::write(const std::vector<Act>& acts, uint64_t patience_ns) {
+  heap_->reset();
+  std::vector<Script> scripts;
+  for (uint32_t r = 0; r < shape_.ranks; ++r) {
+    scripts.emplace_back(r, shape_.ranks, *heap_);
+    for (const Act& act : acts) scripts.back().add(act, patience_ns);
+    scripts.back().upload();
+  }
+  return scripts;
+}
+
+const FusedRank* World::fuse(const std::vector<Script>& scripts, uint32_t present) {
+  std::vector<FusedRank> ranks;
+  for (uint32_t r = 0; r < present; ++r) {
+    const auto bring = [&](const auto& list) {
+      const size_t bytes = list.size() * sizeof list[0];
+      std::byte* const at = heap_->take(bytes);
+      move_bytes(at, list.data(), bytes);
+      return at;
+    };
+    const auto* jobs = reinterpret_cast<const Job*>(bring(scripts[r].jobs()));
+    const auto* table = reinterpret_cast<const Piece*>(bring(scripts[r].table()));
+    ranks.push_back({channel(r), jobs, uint32_t(scripts[r].jobs().size()), table});
+  }
+  std::byte* const at = heap_->take(ranks.size() * sizeof(FusedRank));
+  move_bytes(at, ranks.data(), ranks.size() * sizeof(FusedRank));
+  must(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  return reinterpret_cast<const FusedRank*>(at);
+}
+
+void World::launch(const std::vector<Script>& scripts, uint32_t present) {
+  if (how_ == How::kFused) {
+    demand(kernel::launch_fused(fuse(scripts, present), present, shape_.blocks, streams_[0]->get()));
+    return;
+  }
+  const auto launch_rank = [&](uint32_t r) {
+    return scripts[r].launch(channel(r), how_ == How::kStreams ? 1 : kernel::kLaunchJobs, streams_[r]->get());
+  };
+  std::vector<Status> statuses(present);
+  std::vector<std::thread> threads;
+  int device = 0;
+  must(cudaGetDevice(&device), "cudaGetDevice");
+  for (uint32_t r = 0; r < present; ++r) {
+    if (how_ != How::kThreads) {
+      statuses[r] = launch_rank(r);
+    } else {
+      threads.emplace_back([&, r] {
+        (void)cudaSetDevice(device);
+        statuses[r] = launch_rank(r);
+      });
+    }
+  }
+  for (std::thread& t : threads) t.join();
+  for (const Status& status : statuses) demand(status);
+}
+
+std::string World::wait(std::chrono::milliseconds most) {
+  const Deadline deadline = Deadline::after(most);
+  for (const auto& stream : streams_) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
+    const std::string wrong = stream->wait(std::max(left, std::chrono::milliseconds(1)));
+    hangs_ = hangs_ || !wrong.empty();
+    if (!wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+std::string World::verdict(std::vector<Script>& scripts) {
+  for (uint32_t r = 0; r < shape_.ranks; ++r) {
+    if (const std::string told = verdict_of(control(r)); !told.empty())
+      return "rank " + std::to_string(r) + ": " + told;
+  }
+  for (Script& script : scripts) {
+    if (const std::string wrong = script.verdict(); !wrong.empty()) return wrong;
+  }
+  return "";
+}
+
+std::string World::perform(const std::vector<Act>& acts) {
+  std::vector<Script> scripts = write(acts);
+  launch(scripts, shape_.ranks);
+  // Each operation may take as long as its patience, and ends then.
+  if (const std::string wrong = wait(std::chrono::seconds(60)); !wrong.empty())
+    throw Error(Code::kSystem, "nvx: " + wrong);
+  return verdict(scripts);
+}
+
+uint32_t resident_blocks() {
+  std::vector<kernel::KernelFacts> facts;
+  demand(kernel::load_cuda(&facts));
+  return uint32_t(kernel::resident_at_once(facts));
+}
+
+}  // namespace nvx::gpucheck

@@ -1,0 +1,254 @@
+// Plays the runtime and the kernels by threads of the host, so that the parts of nvx_gpucheck themselves are tried
+// where there is no device: streams run beside each other, captures are kept and replayed, and memory is memory.
+// Control kernels do nothing.
+
+#include <cuda_runtime_api.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "gpucheck/control.h"
+#include "kernel/launch_cuda.h"
+#include "support/twin.h"
+
+using Launch = std::function<void()>;
+
+struct CUgraph_st {
+  std::vector<Launch> launches;
+};
+struct CUgraphExec_st {
+  std::vector<Launch> launches;
+};
+struct CUevent_st {
+  std::chrono::steady_clock::time_point then;
+};
+
+/// Launches in order, each begun when the one before has ended.
+struct CUstream_st {
+  CUstream_st() : thread([this] { work(); }) {}
+  ~CUstream_st() {
+    {
+      const std::lock_guard lock(mutex);
+      ends = true;
+    }
+    changed.notify_all();
+    thread.join();
+  }
+
+  void post(const Launch& launch) {
+    if (captured) return captured->push_back(launch);
+    const std::lock_guard lock(mutex);
+    waiting.push_back(launch);
+    changed.notify_all();
+  }
+  bool idle() {
+    const std::lock_guard lock(mutex);
+    return waiting.empty() && !busy;
+  }
+
+  std::optional<std::vector<Launch>> captured;
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return ends || !waiting.empty(); });
+      if (waiting.empty()) return;
+      const Launch launch = waiting.front();
+      waiting.pop_front();
+      busy = true;
+      lock.unlock();
+      launch();
+      lock.lock();
+      busy = false;
+    }
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Launch> waiting;
+  bool busy = false, ends = false;
+  std::thread thread;
+};
+
+namespace {
+
+std::mutex all_streams_mutex;
+std::set<CUstream_st*> all_streams;
+
+constexpr std::align_val_t kAlignment{256};
+
+}  // namespace
+
+extern "C" {
+
+const char* cudaGetErrorName(cudaError_t) { return "an error"; }
+const char* cudaGetErrorString(cudaError_t) { return "of threads that play a device"; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int* version) { return *version = 0, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int* version) { return *version = 0, cudaSuccess; }
+cudaError_t cudaDeviceGetPCIBusId(char* id, int, int) { return *id = 0, cudaSuccess; }
+cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) { return *can = 0, cudaSuccess; }
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 1, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::memset(properties, 0, sizeof *properties);
+  std::strcpy(properties->name, "threads of the host");
+  properties->multiProcessorCount = 64;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t* free, size_t* total) { return *free = *total = size_t(1) << 30, cudaSuccess; }
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  *data = ::operator new(bytes, kAlignment);
+  return cudaSuccess;
+}
+cudaError_t cudaMallocHost(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
+cudaError_t cudaFree(void* data) { return ::operator delete(data, kAlignment), cudaSuccess; }
+cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  return std::memcpy(to, from, bytes), cudaSuccess;
+}
+cudaError_t cudaMemset(void* to, int value, size_t bytes) { return std::memset(to, value, bytes), cudaSuccess; }
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  return stream->post([=] { std::memcpy(to, from, bytes); }), cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  return stream->post([=] { std::memset(to, value, bytes); }), cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new CUstream_st;
+  const std::lock_guard lock(all_streams_mutex);
+  all_streams.insert(*stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  {
+    const std::lock_guard lock(all_streams_mutex);
+    all_streams.erase(stream);
+  }
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return stream->idle() ? cudaSuccess : cudaErrorNotReady; }
+cudaError_t cudaDeviceSynchronize() {
+  const std::lock_guard lock(all_streams_mutex);
+  for (CUstream_st* stream : all_streams) {
+    while (!stream->idle()) std::this_thread::yield();
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new CUevent_st, cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return stream->post([=] { event->then = std::chrono::steady_clock::now(); }), cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
+  *ms = std::chrono::duration<float, std::milli>(end->then - begin->then).count();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  return stream->captured.emplace(), cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  *graph = new CUgraph_st{*std::exchange(stream->captured, std::nullopt)};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* ready, cudaGraph_t graph, unsigned long long) {
+  return *ready = new CUgraphExec_st{graph->launches}, cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) {
+  for (const Launch& launch : ready->launches) stream->post(launch);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t ready) {
+  delete ready;
+  return cudaSuccess;
+}
+
+}  // extern "C"
+
+namespace nvx::kernel {
+namespace {
+
+constexpr int kPlayedLanes = 2;
+
+/// A rank's kernel: all lanes of all its blocks.
+void play(const DeviceChannel& channel, const Job* jobs, uint32_t count, PieceTable table) {
+  const int blocks = int(channel.shape.blocks);
+  const test::Mischief none;
+  std::vector<std::unique_ptr<test::Crossing>> crossings;
+  for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<test::Crossing>(kPlayedLanes));
+  std::vector<std::thread> lanes;
+  for (int i = 0; i < blocks * kPlayedLanes; ++i) {
+    lanes.emplace_back([&, i] {
+      const int block = i / kPlayedLanes;
+      const test::TwinMachine machine(block, blocks, i % kPlayedLanes, kPlayedLanes, *crossings[size_t(block)], none);
+      const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable pieces) {
+        return run_pushed(ex, ch, job, pieces);
+      };
+      (void)run_jobs<PushRules>(machine, channel, jobs, count, table, run);
+    });
+  }
+  for (std::thread& lane : lanes) lane.join();
+}
+
+}  // namespace
+
+Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
+                   void* stream) {
+  NVX_TRY(check_launch(channel, jobs, table));
+  static_cast<cudaStream_t>(stream)->post([channel, jobs = std::vector<Job>(jobs.begin(), jobs.end()),
+                                           table = std::vector<Piece>(table.begin(), table.end())] {
+    play(channel, jobs.data(), uint32_t(jobs.size()), table.data());
+  });
+  return {};
+}
+
+Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stream) {
+  static_cast<cudaStream_t>(stream)->post([ranks, count] {
+    std::vector<std::thread> kernels;
+    for (uint32_t r = 0; r < count; ++r)
+      kernels.emplace_back([&at = ranks[r]] { play(at.channel, at.jobs, at.count, at.table); });
+    for (std::thread& kernel : kernels) kernel.join();
+  });
+  return {};
+}
+
+Status load_cuda(std::vector<KernelFacts>* facts) {
+  facts->push_back({"played", 0, 0, 64});
+  return {};
+}
+
+}  // namespace nvx::kernel
+
+namespace nvx::gpucheck {
+
+int launch_empty(uint32_t, void*) { return cudaSuccess; }
+int launch_rounds(const ControlRounds&, void*) { return cudaSuccess; }
+int launch_ping(const ControlPing&, void*) { return cudaSuccess; }
+
+}  // namespace nvx::gpucheck

@@ -1,0 +1,262 @@
+"""`nvx gpucheck` with a stand-in for its program: whatever a part does, the file is whole and says so."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from nvx.commands import gpucheck
+from nvx.gpucheck import build, judge, parts, probe, run, table
+
+STAND_IN = pathlib.Path(__file__).with_name("gpucheck_stand_in.py")
+PROGRAM_PARTS = [part.name for part in parts.PARTS if part.kind == "program" and part.gpus == 1]
+ONE_GPU = [{"name": "Imagined", "compute": "9.0"}]
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path):
+    """Runs the command in this process, on an imagined GPU: its exit code, its file, and the parts that were run."""
+    monkeypatch.setattr(probe, "gpus", lambda: (ONE_GPU, ""))
+    monkeypatch.setattr(parts, "sanitizer", lambda: None)
+    monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin")
+    log = tmp_path / "log"
+    monkeypatch.setenv("NVX_STAND_IN_LOG", str(log))
+
+    def go(how=None, names=PROGRAM_PARTS, minutes=9, limit=None):
+        monkeypatch.setenv("NVX_STAND_IN", json.dumps(how or {}))
+        if limit is not None:
+            short = [part.__class__(**{**part.__dict__, "seconds": limit}) for part in parts.PARTS]
+            monkeypatch.setattr(parts, "PARTS", tuple(short))
+        file = tmp_path / "results" / "found.json"
+        given = ["-J", str(file), "--program", str(STAND_IN), "--parts", ",".join(names), "--minutes", str(minutes)]
+        code = gpucheck.main(given)
+        ran = [line.split()[0] for line in log.read_text().splitlines()] if log.exists() else []
+        return code, json.loads(file.read_text()), ran
+
+    return go
+
+
+def states(document):
+    return {name: part["state"] for name, part in document["parts"].items()}
+
+
+def test_all_parts_run_in_their_order_and_pass(check, capsys):
+    code, document, ran = check()
+    assert code == 0
+    assert ran == PROGRAM_PARTS == list(document["parts"])
+    assert set(states(document).values()) == {"passed"}
+    assert document["parts"]["facts"]["lines"][0] == {"part": "facts", "figure": 1.5}
+    assert {"machine", "versions", "driver", "command", "when", "gpus", "targets"} <= set(document)
+    assert all(target["state"] == "not measured" for target in document["targets"])
+    told = capsys.readouterr().out
+    assert "passed: facts, correct" in told and "target not measured: LL one-shot" in told
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "why"),
+    [
+        ("fail", "failed", "all_reduce f32: wrong output"),
+        ("segfault", "died", "SIGSEGV"),
+        ("garbage", "failed", "no verdict: a last word"),
+        ("liar", "failed", "code 3"),
+        ("skip", "skipped", "no such thing here"),
+    ],
+)
+def test_a_part_that_goes_wrong_is_told_and_the_rest_run(check, how, state, why):
+    code, document, ran = check({"streams": how})
+    assert ran == PROGRAM_PARTS
+    assert code == (0 if state == "skipped" else 1)
+    found = document["parts"]["streams"]
+    assert found["state"] == state and why in found["why"]
+    assert len(json.dumps(found)) < 20_000
+    assert {s for name, s in states(document).items() if name != "streams"} == {"passed"}
+
+
+def test_a_part_that_hangs_is_ended_with_all_it_started(check):
+    began = time.monotonic()
+    code, document, ran = check({"correct": "hang"}, ["facts", "correct", "streams"], limit=6)
+    assert time.monotonic() - began < 25
+    assert code == 1 and ran == ["facts", "correct", "streams"]
+    assert states(document) == {"facts": "passed", "correct": "timed out", "streams": "passed"}
+    child = document["parts"]["correct"]["lines"][1]["child"]
+    for _ in range(100):
+        if not pathlib.Path(f"/proc/{child}").exists() or "Z" in pathlib.Path(f"/proc/{child}/stat").read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("a process of a part that hung is still there")
+
+
+def test_time_that_runs_out_is_kept_to(check):
+    began = time.monotonic()
+    code, document, ran = check({"facts": "hang"}, ["facts", "correct", "streams"], minutes=0.1)
+    assert time.monotonic() - began < 20
+    assert code == 1 and ran == ["facts"]
+    assert states(document) == {"facts": "timed out", "correct": "skipped", "streams": "skipped"}
+    assert document["parts"]["correct"]["why"] == "time ran out"
+
+
+def test_parts_that_need_more_say_what_is_missing(check):
+    _, document, ran = check(names=["pairs", "nccl", "memcheck", "symm_mem", "bench_processes"])
+    assert ran == ["bench_processes"]  # the stand-in passes it; the real one asks for MPS itself
+    why = {name: part["why"] for name, part in document["parts"].items()}
+    assert why["pairs"] == why["nccl"] == "1 GPU here, it needs 2"
+    assert why["memcheck"] == "compute-sanitizer is not installed"
+    assert "without MPS" in why["symm_mem"] and "nvidia-cuda-mps-control is not installed" in why["symm_mem"]
+
+
+def test_what_a_sanitizer_finds_fails_the_part(check, monkeypatch):
+    monkeypatch.setattr(parts, "sanitizer", lambda: str(STAND_IN))
+    code, document, ran = check({"memcheck": "sanitizer"}, ["memcheck", "racecheck"])
+    assert code == 1 and ran == ["memcheck", "racecheck"]
+    assert document["parts"]["memcheck"]["why"] == "ERROR SUMMARY: 4 errors"
+    assert document["parts"]["racecheck"]["state"] == "passed"
+
+
+def test_ctrl_c_leaves_the_file(tmp_path):
+    """In a process of its own, which is interrupted while its second part hangs."""
+    file = tmp_path / "found.json"
+    code = (
+        "import sys\nfrom nvx.commands import gpucheck\nfrom nvx.gpucheck import probe\n"
+        f"probe.gpus = lambda: ({ONE_GPU!r}, '')\n"
+        f"sys.exit(gpucheck.main(['-J', {str(file)!r}, '--program', {str(STAND_IN)!r},"
+        " '--parts', 'facts,correct,streams']))"
+    )
+    environment = os.environ | {"NVX_STAND_IN": '{"correct": "hang"}', "NVX_STAND_IN_LOG": str(tmp_path / "log")}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    log = tmp_path / "log"
+    end = time.monotonic() + 60
+    while not (log.exists() and "correct" in log.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    document = json.loads(file.read_text())
+    assert states(document) == {"facts": "passed", "correct": "interrupted", "streams": "skipped"}
+    assert document["parts"]["streams"]["why"] == "interrupted"
+
+
+def test_without_a_gpu_it_says_so_and_still_writes(monkeypatch, tmp_path, capsys):
+    if probe.gpus()[0]:
+        pytest.skip("there is a GPU here")
+    monkeypatch.chdir(tmp_path)
+    assert gpucheck.main([]) == 2
+    told = capsys.readouterr().out
+    assert told.startswith("nvx gpucheck: there is no GPU here: ") and told.count("\n") == 2
+    document = json.loads((tmp_path / "gpucheck.json").read_text())
+    assert {(part["state"], part["why"]) for part in document["parts"].values()} == {("skipped", "no GPU")}
+    assert list(document["parts"]) == list(parts.NAMES)
+
+
+def test_without_sources_it_says_what_to_do(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(probe, "gpus", lambda: (ONE_GPU, ""))
+    monkeypatch.setattr(build, "is_source", lambda folder: False)
+    assert gpucheck.main(["-J", str(tmp_path / "x.json")]) == 2
+    assert "installed without them" in capsys.readouterr().err
+    document = json.loads((tmp_path / "x.json").read_text())
+    assert document["parts"]["correct"]["why"] == "the program was not built"
+
+
+def test_a_build_that_fails_is_a_sentence(monkeypatch, tmp_path, capsys, root):
+    monkeypatch.setattr(probe, "gpus", lambda: (ONE_GPU, ""))
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'nvcc: error: broken'\nexit 1\n")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_runtime_api.h").touch()
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))  # no CMake either, so the compilers are called by hand
+    monkeypatch.setenv("CXX", shutil.which("true", path="/usr/bin:/bin"))
+    given = ["-J", str(tmp_path / "x.json"), "--source", str(root), "--build-dir", str(tmp_path / "b")]
+    assert gpucheck.main(given) == 1
+    assert "failed: nvcc: error: broken; the log is" in capsys.readouterr().err
+    assert "failed" in json.loads((tmp_path / "x.json").read_text())["build"]
+
+
+def test_every_part_of_the_program_is_one_it_knows(root):
+    listed = re.findall(r'\{"(\w+)", \w+\}', (root / "tests" / "gpucheck" / "main.cc").read_text())
+    assert sorted(listed) == sorted([*PROGRAM_PARTS, "pairs"])
+
+
+def test_limits_leave_time_for_the_build():
+    assert sum(part.seconds for part in parts.PARTS[:9]) < 9 * 60 - 60
+    assert [part.name for part in parts.PARTS[:2]] == ["facts", "correct"]
+
+
+# ---- what is made of the figures
+
+
+def bench_line(algorithm, size, us, ranks=8, blocks=4):
+    return {
+        "bench": "all_reduce", "algorithm": algorithm, "ranks": ranks, "blocks": blocks, "bytes": size, "launch_us": us,
+        "inside_us": us / 2,
+    }  # fmt: skip
+
+
+def rounds_line(two, blocks=4):
+    return {
+        "control": "flag_round", "ranks": 8, "blocks": blocks, "launch_0_us": 2.0, "launch_2_us": two, "round_us": 1.0
+    }  # fmt: skip
+
+
+def document_of(**lines):
+    outcome = {part: run.Outcome("passed", lines=found).as_json() for part, found in lines.items()}
+    return {"parts": outcome, "targets": [], "command": "nvx gpucheck", "when": "now", "versions": {}}
+
+
+START = {"start": "processes", "ranks": 8, "arena_bytes": 64 << 20, "init_ms": 90.0}
+COPY = {"copy": "device_to_device", "bytes": 256 << 20, "us": 150.0, "gb_s": 1800.0}
+
+
+def verdicts(document):
+    return [verdict.state for verdict in judge.judge(document)]
+
+
+def test_targets_are_judged():
+    fast = [rounds_line(6.0), rounds_line(9.0, 8), *(bench_line("one_shot", n, 5.0) for n in (8, 1024, 16 << 10))]
+    ideal_us = judge.moved_bytes(16 << 20, 8)[0] / (2 * 1800e9) * 1e6
+    chunks = [bench_line("chunks", 16 << 20, ideal_us / 0.85), bench_line("chunks", 16 << 20, 9e9, blocks=8)]
+    good = document_of(bench=fast + chunks, copies=[COPY], processes=[START])
+    assert verdicts(good) == ["met"] * 4
+    slow = [rounds_line(6.0), bench_line("one_shot", 8, 5.0), bench_line("one_shot", 16 << 10, 6.1)]
+    chunks = [bench_line("chunks", 16 << 20, ideal_us / 0.75)]
+    late = START | {"init_ms": 201.0, "arena_bytes": (64 << 20) + 1}
+    assert verdicts(document_of(bench=slow + chunks, copies=[COPY], processes=[START, late])) == ["missed"] * 4
+    assert verdicts(document_of(bench=slow[:2], processes=[])) == ["not measured"] * 4
+
+
+def test_what_an_all_reduce_moves():
+    assert judge.moved_bytes(800, 1) == (1600.0, 1600.0)  # read once, written once
+    assert judge.moved_bytes(800, 8) == (800 * 8 * 5.5, 800 * 16.0)
+
+
+def test_the_tables_show_every_figure(tmp_path, capsys):
+    facts = [{"gpu": 0, "name": "Imagined", "processors": 132}]
+    torchs = [bench_line("one_shot", 1024, 11.0, ranks=2), bench_line("two_shot", 1024, 12.0, ranks=2)]
+    document = document_of(facts=facts, bench=[rounds_line(6.0), bench_line("one_shot", 1024, 4.321)], symm_mem=torchs)
+    document["targets"] = [verdict.as_json() for verdict in judge.judge(document)]
+    text = table.markdown(document)
+    assert "Imagined (132 processors)" in text
+    assert "| 1 KiB | 4.3 (4) | - | - | 2.2 | - |" in text
+    assert "| 2 | 1 KiB | 11.0 | 12.0 |" in text
+    assert "of 2 6.0 us" in text
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps(document | {"schema": 1, "what": "gpucheck"}))
+    assert gpucheck.main(["--table", str(file)]) == 0
+    assert capsys.readouterr().out.strip() == text
+    file.write_text(json.dumps(document | {"schema": 1, "what": "targets"}))
+    assert gpucheck.main(["--table", str(file)]) == 2
+
+
+def test_unknown_parts_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        gpucheck.main(["--parts", "dance"])
+    assert "no part 'dance'" in capsys.readouterr().err

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "support/ranks.h"
+
+namespace nvx::test {
+
+/// Where epochs begin: at nothing, and shortly before they change their sign or wrap.
+inline std::vector<uint32_t> first_epochs() {
+  if (why_no_processes()) return {uint32_t(-7)};  // under a sanitizer or emulator, the one that shows most
+  return {0, (1u << 31) - 7, uint32_t(-7)};
+}
+/// "3_from_2_31", for a test of so many ranks.
+inline std::string name_of(int ranks, uint32_t first_epoch) {
+  return std::to_string(ranks) + "_from_" + (first_epoch == 0 ? "0" : first_epoch < (1u << 31) ? "2_31" : "2_32");
+}
+
+}  // namespace nvx::test
