@@ -88,6 +88,7 @@ ProcessGroupNVX::~ProcessGroupNVX() {
 }
 
 void stop_everything() {
+  exiting.store(true);
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() == 0) return;
   Registry& r = registry();
@@ -129,7 +130,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
   for (Collective& c : collectives) {
     const Status status = group_->execute(c.operation);
     if (!status.ok()) {
-      if (status.code() != Code::kInvalid) run_abort_hooks();
+      tell_failure(status.code());
       raise(status);
     }
   }

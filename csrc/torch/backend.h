@@ -143,6 +143,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   bool collects() EXCLUDES(mutex_);
   void into_window(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
   void run_abort_hooks();
+  void tell_failure(Code code);
   /// Not in a forked child.
   Group& checked_group() const {
     origin_.check(rank_);
@@ -187,5 +188,6 @@ class ProcessGroupNVX final : public c10d::Backend {
 
 /// Ends the pool's threads, aborting what blocks them. When the interpreter exits.
 void stop_everything();
+inline std::atomic<bool> exiting{false};  ///< it has begun
 
 }  // namespace nvx

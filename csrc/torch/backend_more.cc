@@ -286,7 +286,7 @@ void ProcessGroupNVX::tell(NvxWork& work) {
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
   if (!work.status().ok()) {
-    if (work.status().code() != Code::kInvalid) run_abort_hooks();
+    tell_failure(work.status().code());
     return;
   }
 #endif
@@ -338,6 +338,12 @@ void ProcessGroupNVX::unregisterCompletionHook(int64_t id) {
 }
 
 #endif
+
+/// A wrong argument and Ctrl-C are no failures of the group. Nor is the end of the process, in which hooks that need
+/// Python are killed on its threads.
+void ProcessGroupNVX::tell_failure(Code code) {
+  if (code != Code::kInvalid && code != Code::kInterrupted && !exiting.load()) run_abort_hooks();
+}
 
 void ProcessGroupNVX::run_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
