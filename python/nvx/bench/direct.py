@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .peers import SOCKET, Call, Case, Contender, Unsupported, repeat
+from .peers import Call, Case, Contender, Unsupported, repeat
 from .world import World, under_mpi
 
 DEEPSPEED_OP = "nvx_bench_deepspeed_shm"
@@ -151,11 +151,3 @@ class MpiContender(Contender):
 
     def close(self) -> None:
         self.world.Free()
-
-
-def make(base: str, name: str, world: World) -> Contender:
-    if base == SOCKET:
-        from .sockets import SocketContender
-
-        return SocketContender(name, world)
-    return DeepSpeedContender(name, world) if base == "deepspeed" else MpiContender(name, world)

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from . import machine, report, sizes
-from .peers import TorchContender, enlist
+from .contenders import enlist
+from .peers import TorchContender
 from .probe import flag_round
 from .runner import Effort, measure
 from .world import World

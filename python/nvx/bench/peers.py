@@ -1,5 +1,5 @@
 """The contenders: each turns a case into a call that runs it once. Those that torch drives are here, the
-others in direct.py."""
+others in direct.py and sockets.py."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from .world import World
 Call = Callable[[], object]
 NULL = "null"
 NULL_BACKEND = "nvx_null"
-SOCKET = "socket"
-DIRECT = ("deepspeed", "mpi", SOCKET)
 
 
 class Unsupported(Exception):
@@ -229,31 +227,3 @@ def torch_backend(name: str) -> str:
     if name not in dist.Backend.backend_list:
         raise Unsupported(f"torch {torch.__version__} knows no backend '{name}'")
     return name
-
-
-def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contender], dict[str, str]]:
-    """The contenders by name, and for each that cannot take part the reason. The same on every rank."""
-    able: list[Contender] = []
-    refused: dict[str, str] = {}
-    for position, base in enumerate(names):
-        again = names[:position].count(base)
-        name = f"{base}#{again + 1}" if again else base
-        contender, reason = None, ""
-        try:
-            contender = _make(base, name, world, timeout)
-        except (Unsupported, ImportError, RuntimeError, ValueError, OSError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        reason = world.agreed(reason)
-        if reason or contender is None:
-            refused[name] = reason
-        else:
-            able.append(contender)
-    return able, refused
-
-
-def _make(base: str, name: str, world: World, timeout: float) -> Contender:
-    if base in DIRECT:
-        from . import direct
-
-        return direct.make(base, name, world)
-    return TorchContender(name, torch_backend(base), world, timeout)

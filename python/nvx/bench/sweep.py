@@ -9,7 +9,8 @@ from typing import Any
 
 from . import collectives, hosts, machine, payload, report, sizes
 from .collectives import Collective
-from .peers import Call, Case, Contender, Unsupported, enlist
+from .contenders import enlist
+from .peers import Call, Case, Contender, Unsupported
 from .probe import flag_round
 from .runner import Effort, measure
 from .world import World

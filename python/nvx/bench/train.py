@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from . import machine, report
-from .peers import TorchContender, enlist
+from .contenders import enlist
+from .peers import TorchContender
 from .probe import flag_round
 from .runner import Effort, measure
 from .world import World

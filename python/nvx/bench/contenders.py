@@ -1,0 +1,43 @@
+"""Contenders by name: who takes part, and why others cannot."""
+
+from __future__ import annotations
+
+from .peers import Contender, TorchContender, Unsupported, torch_backend
+from .world import World
+
+
+def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contender], dict[str, str]]:
+    """The contenders by name, and for each that cannot take part the reason. The same on every rank."""
+    able: list[Contender] = []
+    refused: dict[str, str] = {}
+    for position, base in enumerate(names):
+        again = names[:position].count(base)
+        name = f"{base}#{again + 1}" if again else base
+        contender, reason = None, ""
+        try:
+            contender = _make(base, name, world, timeout)
+        except (Unsupported, ImportError, RuntimeError, ValueError, OSError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = world.agreed(reason)
+        if reason or contender is None:
+            refused[name] = reason
+        else:
+            able.append(contender)
+    return able, refused
+
+
+def _make(base: str, name: str, world: World, timeout: float) -> Contender:
+    """Each is loaded when it is asked for, as some need what is not installed."""
+    if base == "socket":
+        from .sockets import SocketContender
+
+        return SocketContender(name, world)
+    if base == "deepspeed":
+        from .direct import DeepSpeedContender
+
+        return DeepSpeedContender(name, world)
+    if base == "mpi":
+        from .direct import MpiContender
+
+        return MpiContender(name, world)
+    return TorchContender(name, torch_backend(base), world, timeout)
