@@ -49,6 +49,7 @@ const char* flaw(const Job& job, const DeviceChannel& channel, std::span<const P
   const bool has_result = job.root < 0 || uint32_t(job.root) == me;
   const size_t in = job.send.of(me, ranks, table.data()).bytes, out = job.recv.of(me, ranks, table.data()).bytes;
   if (reduces(collective) && has_result && in != out) return "its result is not as long as what is reduced";
+  if (!reduces(collective) && out > in) return "it keeps more for itself than it has";
   return nullptr;
 }
 

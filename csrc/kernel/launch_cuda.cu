@@ -89,6 +89,7 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
 
 Status load_cuda(std::vector<KernelFacts>* facts) {
   int device = 0, processors = 0;
+  size_t stack = 0, most = 0;
   NVX_TRY(status_of(cudaGetDevice(&device), "cudaGetDevice"));
   NVX_TRY(status_of(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "device attributes"));
   for (const Row& row : kRows) {
@@ -98,7 +99,11 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
     NVX_TRY(
         status_of(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, row.kernel, kLanes, /*dynamic=*/0), row.name));
     facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
+    most = std::max(most, a.localSizeBytes);
   }
+  // A launch that finds less has it made larger, and for that waits for the kernels in flight, which may wait for it.
+  NVX_TRY(status_of(cudaDeviceGetLimit(&stack, cudaLimitStackSize), "the device's limits"));
+  if (stack < most) NVX_TRY(status_of(cudaDeviceSetLimit(cudaLimitStackSize, most), "room for the kernels' stacks"));
   return {};
 }
 

@@ -20,8 +20,10 @@ inline constexpr size_t kLaunchPieces = 1024;
 /// allocates nothing where it does not refuse.
 Status check_launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table);
 
-/// Runs operations of one rank, one after the other, on a stream (a cudaStream_t) of the device that the rank's memory
-/// is on, if check_launch allows them. Nothing is waited for and nothing allocated. table: what the jobs list.
+/// Runs operations of one rank on a stream (a cudaStream_t) of the device that the rank's memory is on, if check_launch
+/// allows them. Nothing is waited for and nothing allocated. table: what the jobs list. Each block does one operation
+/// after the other and waits for no other block: none may read or write what another one of the launch writes, and
+/// where one fails, blocks that were ahead have written some of the later ones.
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table, void* stream);
 
 /// What a kernel asks of the current device.

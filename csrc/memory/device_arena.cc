@@ -69,6 +69,7 @@ ShareProbe DeviceHome::probe(int device, std::chrono::milliseconds patience) {
   }
   ShareProbe now = probe_share_kinds(driver_, device, {patience_, patience}, before);
   MutexLock lock(mutex_);
+  now.hung |= probes_[device].hung;  // what another group has found meanwhile
   return probes_[device] = std::move(now);
 }
 

@@ -49,6 +49,8 @@ PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairChe
       if (at < kCheckBytes) return {PairState::kCorrupt, "what was read differs at byte " + std::to_string(at)};
     }
     if (check.to) {
+      // Late, the others have judged already: nothing may be written any more where they count on memory at rest.
+      if (deadline.passed(Clock::now())) return hung("reading");
       write_pattern(buffer->host(), check.leave);
       work.copy(check.to, buffer->base(), kCheckBytes);
       if (!work.drain(deadline)) return hung("writing");

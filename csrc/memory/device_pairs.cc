@@ -121,11 +121,17 @@ std::vector<PairVerdict> Meeting::verify(const std::shared_ptr<DeviceRegion>& re
     mine[r] = left ? look_for_mark(r, region) : PairVerdict{};
   }
   const std::vector<PairVerdict> marked = tell_findings(mine);
+  // Not the verdict of a pair, which is the first thing wrong: what hangs in the other direction may write here yet.
+  for (size_t r = 0; r < ranks(); ++r) {
+    for (const auto* found : {&reached, &marked}) {
+      hung_ = hung_ || (*found)[r * ranks() + me()].state == PairState::kHung ||
+              (*found)[me() * ranks() + r].state == PairState::kHung;
+    }
+  }
   std::vector<PairVerdict> pairs(ranks() * ranks());
   for (size_t a = 0; a < ranks(); ++a) {
     for (size_t b = 0; b < ranks(); ++b) {
       pairs[a * ranks() + b] = judge(std::min(a, b), std::max(a, b), reached, marked);
-      hung_ = hung_ || (a == me() && pairs[a * ranks() + b].state == PairState::kHung);
     }
   }
   touched_ = false;

@@ -95,6 +95,10 @@ class Link {
   /// done() waits for that.
   virtual size_t segment_bytes() const = 0;
 
+  /// How long to leave between two calls of progress() in which nothing moved, by one who spins: what a call costs may
+  /// be paid by whoever delivers.
+  virtual std::chrono::nanoseconds between_looks() const { return std::chrono::nanoseconds(0); }
+
   /// "UCX 1.22.0 (/usr/lib/libucp.so.0), tcp on eth0, host memory"
   virtual std::string describe() const = 0;
 };

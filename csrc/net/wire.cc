@@ -74,7 +74,11 @@ std::shared_ptr<Wire> Wire::opened() {
 }
 
 Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
-    : link_(std::move(link)), segment_bytes_(link_->segment_bytes()), silence_(silence), process_(random_id()) {
+    : link_(std::move(link)),
+      segment_bytes_(link_->segment_bytes()),
+      between_looks_(link_->between_looks()),
+      silence_(silence),
+      process_(random_id()) {
   link_->listen(*this);
   attendant_ = std::thread([this] { attend(); });
 }

@@ -135,6 +135,7 @@ class Wire final : private Receiver {
   Mutex mutex_;
   std::unique_ptr<Link> link_;
   const size_t segment_bytes_;
+  const std::chrono::nanoseconds between_looks_;
   const std::chrono::milliseconds silence_;
   const ProcessId process_;
   std::deque<Peer> peers_ GUARDED_BY(mutex_);  // by PeerId
@@ -168,9 +169,10 @@ inline constexpr std::chrono::microseconds kLeastSpin{50};
 template <class Ready, class Look>
 Waited Wire::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
   uint64_t seen = 0;
+  bool moved = false;
   const auto attempt = [&] {
     MutexLock lock(mutex_);
-    progress();
+    moved = progress();
     seen = stirs_;
     return ready();
   };
@@ -178,10 +180,10 @@ Waited Wire::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
   if (rules.patience) {
     const auto stop = Clock::now() + std::max<std::chrono::nanoseconds>(rules.patience->span(), kLeastSpin);
     do {
-      for (int i = 0; i < 4; ++i) {
-        if (attempt()) return rules.patience->paid(), Waited::kReached;
-        relax();
-      }
+      if (attempt()) return rules.patience->paid(), Waited::kReached;
+      const auto next = Clock::now() + (moved ? std::chrono::nanoseconds(0) : between_looks_);
+      do relax();
+      while (Clock::now() < next);
     } while (Clock::now() < stop);
     rules.patience->in_vain();
   }

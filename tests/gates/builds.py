@@ -145,12 +145,12 @@ def no_ucx(context):
 
 
 def fuzz(context):
-    """Every target for NVX_FUZZ_SECONDS, as many beside each other as there are cores."""
+    """Every target for FUZZ_SECONDS, as many beside each other as there are cores."""
     sources = context.sources(".cc", under=("tests",))
     targets = [f.stem for f in sources if f.stem.endswith("_fuzz")]
     if not targets:
         raise Skipped("there is no tests/fuzz/*_fuzz.cc")
-    seconds = int(os.environ.get("NVX_FUZZ_SECONDS", "60"))
+    seconds = int(os.environ.get("FUZZ_SECONDS", "60"))
     sanitize = ("-DNVX_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNVX_FUZZ=ON")
     folder = configure(context, "fuzz", *CLANG, *sanitize)
     compile_all(context, folder, *targets)
@@ -238,4 +238,4 @@ def strays(context, known):
     for f in context.sources(".md"):
         for name in set(re.findall(r"`(NVX_[A-Z0-9_]+)(?:=[^`]*)?`", context.read(f))) - known:
             found.append(f"{f}: speaks of {name}")
-    return [s for s in found if "NVX_TEST_" not in s and "NVX_FUZZ" not in s]
+    return [s for s in found if "NVX_TEST_" not in s]

@@ -45,8 +45,9 @@ __global__ void answer(const __grid_constant__ ControlPing p) {
   for (uint32_t i = 1; ok && i <= p.rounds; ++i) {
     if (p.first != 0) machine.signal(*p.theirs, p.from + i);
     ok = await(machine, *p.mine, p.from + i);
-    if (p.first == 0) machine.signal(*p.theirs, p.from + i);
+    if (ok && p.first == 0) machine.signal(*p.theirs, p.from + i);
   }
+  if (!ok) machine.store(*p.late, 1);
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ std::byte* as_pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 Rank::Rank(Member& member, const StageShape& shape, int device, StartTimes* times)
     : shape_(shape.device), rank_(member.number()) {
   (void)resident_blocks();  // loads them
+  member.barrier();         // or the slowest one's context would be timed
   auto then = Clock::now();
   share_ = std::make_unique<DeviceShare>(
       DeviceHome::here(), member,
@@ -73,6 +74,7 @@ Rank::~Rank() {
   for (auto* kept : {&state_, &control_}) (void)kept->release();
   (void)stream_.release();
   (void)heap_.release();
+  (void)share_.release();  // a kernel that hangs writes to what is mapped of others
 }
 
 Script Rank::write(const std::vector<Act>& acts, uint64_t patience_ns) {

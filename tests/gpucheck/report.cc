@@ -80,7 +80,8 @@ int Report::close(const char* end, const std::string& why) const {
 
 int Report::finish() const {
   if (tried_ == 0) return close("failed", "nothing was tried");
-  return failed_ == 0 ? close("passed", "") : close("failed", "");
+  const std::string cut = cut_ == 0 ? "" : std::to_string(cut_) + " left out as time ran out";
+  return close(failed_ == 0 ? "passed" : "failed", cut);
 }
 
 int Report::skip(const std::string& why) const { return close("skipped", why); }

@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <random>
+#include <thread>
 
 #include "support/groups.h"
 #include "support/hosts.h"
@@ -438,10 +439,17 @@ TEST(MailFailure, AKilledSenderIsNamedWhateverItWasDoing) {
     FolderStore store;
     const auto endings = as_processes(2, [&](int rank) {
       Group group(store, options("killed", rank, 2));
-      Bytes memory(20'000'000);
+      Bytes memory(200'000'000);  // more than moves in the time until it is killed
       const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
       if (rank == 1) {
-        if (streams) group.mail().send(mail, Carrier::kCaller);
+        if (streams) {
+          group.mail().send(mail, Carrier::kCaller);
+          std::thread([] {
+            std::this_thread::sleep_for(milliseconds(5));
+            raise(SIGKILL);
+          }).detach();
+          (void)group.mail().wait(*mail);
+        }
         raise(SIGKILL);
       }
       group.mail().receive(mail, Carrier::kCaller);

@@ -121,6 +121,7 @@ TEST(LaunchCheck, MemoryThatIsNotThere) {
   expect_refused([](Launch& l) { l.jobs[0].recv.base = nullptr; }, "it has a piece without memory");
   expect_refused([](Launch& l) { l.table[5].data = nullptr; }, "operation 1 of a launch is not begun: it has a piece");
   expect_refused([](Launch& l) { l.jobs[0].recv.bytes = 60; }, "its result is not as long as what is reduced");
+  expect_refused([](Launch& l) { l.table[l.jobs[1].send.index + l.channel.rank] = {}; }, "keeps more for itself than");
 }
 
 TEST(LaunchCheck, AllocatesNothing) {

@@ -13,6 +13,7 @@ import datetime
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -148,7 +149,7 @@ def conclude(check: Check) -> None:
     for name, part in found.items():
         if part["state"] == "skipped":
             print(f"  {name} was skipped: {part['why']}")
-        elif part["state"] != "passed":
+        elif part["state"] != "passed" or part["why"]:
             print(f"  {name} {part['state']}: {part['why']}")
     for target in check.document["targets"]:
         measured = f": {target['measured']}" if target["measured"] else ""
@@ -172,7 +173,7 @@ def check_machine(options: argparse.Namespace) -> int:
         if check.no_source:
             raise build.BuildError(check.no_source)
         program = check.program(sorted({gpu["compute"] for gpu in found}))
-    except build.BuildError as error:
+    except (build.BuildError, OSError, subprocess.SubprocessError) as error:
         check.document["build"] = {"failed": str(error)}
         check.skip_rest("the program was not built")
         print(f"nvx gpucheck: {error}", file=sys.stderr)

@@ -36,7 +36,7 @@ PARTS = (
     Part("bench", 110, "kernel time by size, ranks and algorithm, beside flag rounds"),
     Part("copies", 20, "plain copies"),
     Part("memcheck", 60, "compute-sanitizer: memory", "sanitizer"),
-    Part("racecheck", 45, "compute-sanitizer: hazards in shared memory", "sanitizer"),
+    Part("racecheck", 45, "compute-sanitizer: hazards in shared memory (the kernels have none yet)", "sanitizer"),
     Part("synccheck", 45, "compute-sanitizer: synchronisation", "sanitizer"),
     Part("bench_processes", 60, "time of an operation, ranks as processes", together=True),
     Part("symm_mem", 70, "torch's symmetric-memory kernels, ranks as processes", "worker", together=True),

@@ -112,9 +112,9 @@ def judge(code: int, lines: list[dict[str, Any]], said: list[str]) -> tuple[str,
     if end["end"] == "skipped" and code == 0:
         return "skipped", str(end.get("why", ""))
     if end["end"] == "passed" and code == 0:
-        return "passed", ""
+        return "passed", str(end.get("why") or "")
     failures = [line for line in lines if "failed" in line and "end" not in line]
     why = str(end.get("why") or "")
-    if not why and failures:
+    if failures:
         why = f"{failures[0].get('failed')}: {failures[0].get('why')}"
     return "failed", why or f"it ended with code {code}"
