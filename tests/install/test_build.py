@@ -44,7 +44,7 @@ def work(tmp_path_factory):
 def sdist(root, work):
     """Made from a copy: setuptools writes beside its input."""
     copy = work / "checkout"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build*", "dist", "__pycache__", "*.egg-info", ".hypothesis")
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "build-*", "dist", "__pycache__", "*.egg-info", ".hypothesis")
     shutil.copytree(root, copy, ignore=ignored, symlinks=True)
     return build("sdist", copy, work / "sdist")
 
@@ -52,7 +52,7 @@ def sdist(root, work):
 @pytest.fixture(scope="module")
 def unpacked(sdist, work):
     with tarfile.open(sdist) as archive:
-        archive.extractall(work / "unpacked", filter="data")
+        archive.extractall(work / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return next((work / "unpacked").iterdir())
 
 
