@@ -44,7 +44,8 @@ def work(tmp_path_factory):
 def sdist(root, work):
     """Made from a copy: setuptools writes beside its input."""
     copy = work / "checkout"
-    ignored = shutil.ignore_patterns(".git", ".venv", "build", "build-*", "dist", "__pycache__", "*.egg-info", ".hypothesis")
+    built = ("build", "build-*", "dist", "*.egg-info", "__pycache__")
+    ignored = shutil.ignore_patterns(".git", ".venv", ".hypothesis", *built)
     shutil.copytree(root, copy, ignore=ignored, symlinks=True)
     return build("sdist", copy, work / "sdist")
 
