@@ -136,11 +136,11 @@ TEST(LaunchCheck, AllocatesNothing) {
 }  // namespace
 }  // namespace nvx::test
 
-// Counted for AllocatesNothing.
-void* operator new(size_t bytes) {
+// Counted for AllocatesNothing. Not inlined, or gcc takes free() for the wrong way to give back what new has given.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* const at = std::malloc(bytes)) return at;
   throw std::bad_alloc();
 }
-void operator delete(void* at) noexcept { std::free(at); }
-void operator delete(void* at, size_t) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at, size_t) noexcept { std::free(at); }
