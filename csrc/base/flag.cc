@@ -1,6 +1,7 @@
 #include "base/flag.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -15,7 +16,12 @@ void ring(Flag& flag) {
   syscall(SYS_futex, &flag.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+uint32_t this_core() { return uint32_t(sched_getcpu() + 1); }
+
+void yield() { sched_yield(); }
+
 void signal(Flag& flag, Stamp value) {
+  flag.core.store(this_core(), std::memory_order_relaxed);
   // Sequentially consistent with the sleeper's (raise sleepers, look again): one of the two sees the other.
   flag.value.store(value, std::memory_order_seq_cst);
   if (flag.sleepers.load(std::memory_order_seq_cst) != 0) ring(flag);

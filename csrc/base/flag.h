@@ -18,8 +18,9 @@ struct Flag {
   std::atomic<Stamp> value;
   std::atomic<uint32_t> sleepers;  ///< who raised it must be rung for
   std::atomic<uint32_t> bell;      ///< the futex word: moves with every ring
+  std::atomic<uint32_t> core;      ///< a hint: 1 + where the writer last ran; 0 before it has written
 };
-static_assert(sizeof(Flag) == 16 && std::atomic<Stamp>::is_always_lock_free);
+static_assert(sizeof(Flag) == 24 && std::atomic<Stamp>::is_always_lock_free);
 
 /// Everything this thread wrote before is visible to whoever sees the value. Wakes those who sleep on the flag.
 void signal(Flag& flag, Stamp value);
@@ -28,13 +29,15 @@ void signal(Flag& flag, Stamp value);
 void ring(Flag& flag);
 
 /// How long spinning has paid lately: doubled when a spin ended well, halved when it was in vain, because the peer is
-/// busy or its core is. Shared by the waits of a group; a lost update does not matter.
+/// busy or its core is. Never less than a quarter, which is about what waking a sleeper takes: two ranks that spin for
+/// less than that take turns at sleeping for as long as they talk. Shared by the waits of a group; a lost update does
+/// not matter.
 class Patience {
  public:
   explicit Patience(std::chrono::nanoseconds most) : most_(most), span_(most.count()) {}
   std::chrono::nanoseconds span() const { return std::chrono::nanoseconds(span_.load(std::memory_order_relaxed)); }
   void paid() { span_.store(std::min<int64_t>(span().count() * 2, most_.count()), std::memory_order_relaxed); }
-  void in_vain() { span_.store(std::max<int64_t>(span().count() / 2, most_.count() / 64), std::memory_order_relaxed); }
+  void in_vain() { span_.store(std::max<int64_t>(span().count() / 2, most_.count() / 4), std::memory_order_relaxed); }
 
  private:
   const std::chrono::nanoseconds most_;
@@ -57,6 +60,9 @@ inline constexpr std::chrono::milliseconds kWatchInterval{50};
 /// Sleeps on the flag until it is rung or the watch interval has passed, unless its bell has moved since `seen`.
 void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until);
 
+/// Lets who else is ready to run on this core do so.
+void yield();
+
 /// The longest sleep of a waiter that has something to drive.
 inline constexpr std::chrono::milliseconds kDriveInterval{1};
 
@@ -66,6 +72,15 @@ inline void relax() {
 #elif defined(__aarch64__)
   asm volatile("isb" ::: "memory");
 #endif
+}
+
+/// 1 + the core that this thread runs on; 0 where the system does not say.
+uint32_t this_core();
+
+/// Two that spin and sleep in turns on one core are never both ready to run, so the scheduler sees no reason to part
+/// them, while another core idles. Handing over instead of spinning is faster there, and shows it that there are two.
+inline void hand_over_core(const Flag& flag) {
+  if (const uint32_t core = flag.core.load(std::memory_order_relaxed); core != 0 && core == this_core()) yield();
 }
 
 /// The one way to wait: for ready() to become true, sleeping on the flag that its makers ring. Ends in any case.
@@ -85,6 +100,7 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
         relax();
       }
       if (rules.driver) rules.driver->drive();
+      hand_over_core(flag);
     } while (Clock::now() < stop);
     rules.patience->in_vain();
   }

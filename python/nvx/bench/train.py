@@ -2,7 +2,8 @@
 turn.
 
 18 million parameters in six layers and a batch of four: the gradients of a step are 72 MB, its
-arithmetic is little."""
+arithmetic is little. How little is shown as well: the same step with nothing sent, alone, is the floor
+under all of them."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ from . import machine, report
 from .contenders import enlist
 from .peers import TorchContender
 from .probe import flag_round
-from .runner import Effort, measure
+from .runner import Effort, Timing, measure
 from .world import World
 
 WIDTHS = (512, 2048, 2048, 2048, 2048, 2048, 10)
 BATCH = 4
 KINDS = ("ddp", "fsdp2")
+ALONE = "alone"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +59,22 @@ def wrapped(kind: str, contender: TorchContender) -> nn.Module:
     return plain
 
 
+def silent(kind: str, contender: TorchContender) -> nn.Module:
+    """The model with nothing sent: DDP as it is but for a hook that hands each bucket back, FSDP2's
+    without the wrapper, as that cannot be told to keep silent."""
+    if kind != "ddp":
+        return model()
+
+    def hand_back(_, bucket):  # torch refuses annotations that are not its own classes, as postponed ones are
+        whole: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        whole.set_result(bucket.buffer())
+        return whole
+
+    trained = wrapped(kind, contender)
+    trained.register_comm_hook(None, hand_back)
+    return trained
+
+
 def stepper(trained: nn.Module, rank: int) -> Callable[[], None]:
     """One step: forward, backward, SGD. Every rank has data of its own, the same for every contender."""
     shape = torch.Generator().manual_seed(rank + 1)
@@ -85,7 +103,10 @@ def weights(trained: nn.Module) -> torch.Tensor:
 def run(world: World, arguments: argparse.Namespace, command: str) -> int:
     """Times the steps, checks that all contenders end in the same weights; 1 if they do not."""
     contenders, refused = enlist([arguments.backend, *arguments.vs], world, arguments.timeout)
-    usable = [contender for contender in contenders if isinstance(contender, TorchContender)]
+    usable = [each for each in contenders if isinstance(each, TorchContender) and each.exact]
+    for each in contenders:
+        if each not in usable:
+            world.say(f"# {each.name}: left out, a step needs a group whose results are right")
     if arguments.backend in refused:
         world.say(f"nvx bench: {arguments.backend}: {refused[arguments.backend]}")
         return 2
@@ -110,27 +131,25 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
 
 def _kind(world: World, kind: str, usable: list[TorchContender], effort: Effort) -> list[dict[str, Any]]:
     models = [wrapped(kind, contender) for contender in usable]
-    timings = measure(world, [stepper(trained, world.rank) for trained in models], effort)
+    steps = [stepper(trained, world.rank) for trained in [*models, silent(kind, usable[0])]]
+    *timings, alone = measure(world, steps, effort)
     ends = [weights(trained) for trained in models]
     out: list[dict[str, Any]] = []
     for contender, timing, end in zip(usable, timings, ends, strict=True):
         off = float((end - ends[0]).abs().max())
         off = world.largest([off])[0]
-        same = off <= 1e-5 if contender.exact and usable[0].exact else None
-        figures = timing.in_microseconds()
-        out.append(
-            {
-                "kind": kind,
-                "backend": contender.name,
-                "same_weights": same,
-                "weights_differ_by": off,
-                **figures,
-            }
-        )
-        shown = {None: "not compared", True: f"the same as {usable[0].name}'s", False: f"off by {off:.3g}"}[same]
-        ratio = timing.time / timings[0].time
-        world.say(
-            f"  {kind:>6}  {contender.name:>12}  {timing.time * 1e3:10.2f}  {timing.p50 * 1e3:8.2f}  "
-            f"{timing.p99 * 1e3:8.2f}  {ratio:6.2f}  {shown}"
-        )
+        same = off <= 1e-5
+        compared = {"same_weights": same, "weights_differ_by": off}
+        out.append({"kind": kind, "backend": contender.name, **compared, **timing.in_microseconds()})
+        shown = f"the same as {usable[0].name}'s" if same else f"off by {off:.3g}"
+        world.say(_row(kind, contender.name, timing, timings[0]) + shown)
+    out.append({"kind": kind, "backend": ALONE, "same_weights": None, **alone.in_microseconds()})
+    world.say(_row(kind, ALONE, alone, timings[0]) + "nothing sent: what all of them take at least")
     return out
+
+
+def _row(kind: str, name: str, timing: Timing, first: Timing) -> str:
+    return (
+        f"  {kind:>6}  {name:>12}  {timing.time * 1e3:10.2f}  {timing.p50 * 1e3:8.2f}  "
+        f"{timing.p99 * 1e3:8.2f}  {timing.time / first.time:6.2f}  "
+    )
