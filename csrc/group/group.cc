@@ -271,6 +271,7 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   work.count = stage.count;
   work.send = stage.send;
   work.recv = stage.recv;
+  work.bytes = stage.bytes;
   if (stage.collective == Collective::kGather) work.meets_all = stage.root == seat();
   if (stage.collective == Collective::kScatter) {
     work.meets_all = false;

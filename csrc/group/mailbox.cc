@@ -320,7 +320,7 @@ bool Mailbox::stream(int rank) {
     const size_t slot = peer.lease.bytes / kStreamDepth;
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
-    kernel::level().copy(chunk, message->data + message->moved_, bytes);
+    kernel::level().copy_by(group_.staging_way())(chunk, message->data + message->moved_, bytes);
     message->moved_ += bytes;
     publish(group_.own_pad().outbox(group_.seat_of(rank)).streamed, ++peer.streamed);
     poke(rank);

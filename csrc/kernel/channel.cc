@@ -77,6 +77,7 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   here.lease_offset = lease_offset_;
   here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
   here.factor = call.factor;
+  here.next_way = uint64_t(told_);
   mine().recent(epoch_) = here.fingerprint;
   history_ = next_history(here.fingerprint);
   ex.signal(here.flag, stamp(epoch_, 0));
@@ -87,6 +88,7 @@ bool Channel::meet(CpuExec& ex, int peer) {
   if (!ex.wait(there.flag, stamp(epoch_, 0), peer)) return false;
   // A rank that has arrived at e is done with e - 1.
   if (!epoch_reached(done_[size_t(peer)], epoch_ - 1)) done_[size_t(peer)] = epoch_ - 1;
+  if (peer == 0) told_ = there.next_way == uint64_t(Way::kPast) ? Way::kPast : Way::kCached;
   if (std::memcmp(&there.fingerprint, &mine().arrival(epoch_).fingerprint, sizeof(Fingerprint)) == 0) return true;
   return ex.fail({Verdict::Cause::kMismatch, Waited::kReached, peer, stamp(epoch_, 0), 0, 0, 0});
 }

@@ -84,6 +84,14 @@ class Channel {
   /// Waits for every other rank to be done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
+  /// Who decides for all how they stage: see kernel/ways.h.
+  bool leads() const { return rank_ == 0; }
+  /// For who leads: how the next operation like this one is to stage. Goes out with the arrival.
+  void tell(Way way) { told_ = way; }
+  /// What the leader has told in this epoch, once it was met.
+  Way told() const { return told_; }
+  Ways& ways() { return ways_; }
+
   /// Scratch for one pointer and one factor a rank.
   std::vector<const void*>& sources() { return sources_; }
   std::vector<double>& factors() { return factors_; }
@@ -101,6 +109,8 @@ class Channel {
   std::vector<const void*> sources_;
   std::vector<double> factors_;
   uint64_t history_ = 0;
+  Ways ways_;
+  Way told_ = Way::kCached;
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
   std::atomic<uint32_t> leased_epoch_;  // read by those who would like the lease

@@ -41,7 +41,7 @@ NVX_HD bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::
   const int root = call.root;
   const bool reads = root < 0 || root == ch.rank();
   if (!ch.enter(ex)) return false;
-  if (root != ch.rank()) ex.copy(ch.slot(ch.rank(), bytes), in, bytes);
+  if (root != ch.rank()) ex.stage(ch.slot(ch.rank(), bytes), in, bytes);
   ch.arrive(ex, call, Staging::kSlot);
   if (reads) {
     if (!ch.meet_all(ex)) return false;
@@ -65,7 +65,7 @@ NVX_HD bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, con
   if (!ch.enter(ex)) return false;
   std::byte* slot = ch.slot(ch.rank(), total);
   for (int p = 0; p < ch.size(); ++p) {
-    if (p != ch.rank()) ex.copy(slot, in[p].data, in[p].bytes);
+    if (p != ch.rank()) ex.stage(slot, in[p].data, in[p].bytes);
     slot += in[p].bytes;
   }
   ch.arrive(ex, call, Staging::kSlot);
@@ -88,7 +88,7 @@ NVX_HD bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std:
   const bool writes = root < 0 || root == ch.rank();
   const size_t bytes = out[ch.rank()].bytes;
   if (!ch.enter(ex)) return false;
-  if (writes) ex.copy(ch.slot(ch.rank(), bytes), in, bytes);
+  if (writes) ex.stage(ch.slot(ch.rank(), bytes), in, bytes);
   ch.arrive(ex, call, Staging::kSlot);
   if (writes) ex.copy(out[ch.rank()].data, in, bytes);
   for (int i = 0; i < ch.others(); ++i) {
@@ -227,7 +227,7 @@ class ReducePipeline {
     }
     for (int i = 0; i < ch_.others(); ++i) {
       const int p = ch_.other(i);
-      ex_.copy(part(ch_.rank(), k, p), slices_.source(geometry_, k, p), slices_.count(geometry_, k, p));
+      ex_.stage(part(ch_.rank(), k, p), slices_.source(geometry_, k, p), slices_.count(geometry_, k, p));
     }
     ex_.signal(ch_.mine().staged(), step(k + 1));
     return true;
@@ -248,7 +248,7 @@ class ReducePipeline {
       }
       std::byte* first = keeps_ ? slices_.target(geometry_, k, me) + at : shared + at;
       ex_.reduce(first, ch_.sources().data(), ch_.size(), block / ex_.width());
-      if (keeps_ && fetch_ == Fetch::kEverybody) ex_.copy(shared + at, first, block);
+      if (keeps_ && fetch_ == Fetch::kEverybody) ex_.stage(shared + at, first, block);
     }
     ex_.signal(ch_.mine().reduced(), step(k + 1));
     return true;
@@ -322,7 +322,7 @@ NVX_HD bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std
         if (!ex.wait(ch.pad(p).fetched(), step(k - own.depth + 1), p)) return false;
       }
       const size_t at = k * own.part, bytes = std::min(own.part, out[me].bytes - at);
-      ex.copy(mine.data() + own.slot(k, 1), in + at, bytes);
+      ex.stage(mine.data() + own.slot(k, 1), in + at, bytes);
       ex.signal(ch.mine().staged(), step(k + 1));
       ex.copy(out[me].data + at, in + at, bytes);
     }
@@ -399,7 +399,7 @@ class ExchangePipeline {
     std::byte* slot = ch_.slot(ch_.rank(), total);
     for (int p = 0; p < ch_.size(); ++p) {
       if (p == ch_.rank()) continue;
-      ex_.copy(slot, what_.send[p].data, what_.send[p].bytes);
+      ex_.stage(slot, what_.send[p].data, what_.send[p].bytes);
       slot += what_.send[p].bytes;
     }
   }
@@ -450,8 +450,8 @@ class ExchangePipeline {
         if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
       }
       const size_t at = std::min(what_.send[p].bytes, k * own_.part);
-      ex_.copy(mine_.data() + own_.slot(k, ranks_) + size_t(p) * own_.part, advance(what_.send[p], at),
-               std::min(own_.part, what_.send[p].bytes - at));
+      ex_.stage(mine_.data() + own_.slot(k, ranks_) + size_t(p) * own_.part, advance(what_.send[p], at),
+                std::min(own_.part, what_.send[p].bytes - at));
     }
     ex_.signal(ch_.mine().staged(), step(k + 1));
     return true;

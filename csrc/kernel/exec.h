@@ -42,7 +42,10 @@ class CpuExec {
 
   /// False when the wait ended without the stamp; the verdict then says why, and the algorithm must return.
   bool wait(Flag& flag, Stamp want, int peer) {
+    if (reached(flag.value.load(std::memory_order_seq_cst), want)) return true;
+    const auto began = measures_ ? Clock::now() : Clock::time_point();
     const Waited how = nvx::wait(flag, want, peer, rules_);
+    if (measures_) waited_ += Clock::now() - began;
     if (how == Waited::kReached) return true;
     verdict_ = {Verdict::Cause::kWait, how, peer, want, flag.value.load(std::memory_order_relaxed), 0, 0};
     return false;
@@ -51,6 +54,19 @@ class CpuExec {
   void copy(void* dst, const void* src, size_t bytes) const {
     if (bytes != 0 && dst != src) level_.copy(dst, src, bytes);
   }
+
+  /// Copies to where other ranks will read.
+  void stage(void* dst, const void* src, size_t bytes) const {
+    if (bytes != 0) stage_(dst, src, bytes);
+  }
+
+  /// Which way stage() goes from now on, where the machine has two.
+  void stage_by(Way way) { stage_ = level_.copy_by(way); }
+  bool has_ways() const { return level_.copy_past != nullptr; }
+
+  /// Tells from now on how long waits take.
+  void measure() { measures_ = true; }
+  Clock::duration waited() const { return waited_; }
 
   /// dst[i] = op over the ranks' srcs, in absolute rank order, rounded once.
   void reduce(void* dst, const void* const* srcs, int ranks, size_t n) const {
@@ -72,6 +88,9 @@ class CpuExec {
   ReduceFn reduce_;
   const double* factors_;
   const WaitRules& rules_;
+  CopyFn stage_ = level_.copy;
+  bool measures_ = false;
+  Clock::duration waited_{};
   Verdict verdict_;
 };
 

@@ -45,7 +45,30 @@ static_assert(in_order());
 const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
 
 bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work) {
-  return kRows[size_t(algorithm)].run(ex, channel, work);
+  const auto& run = kRows[size_t(algorithm)].run;
+  Ways& ways = channel.ways();
+  const bool small = work.bytes < Ways::kLeastBytes, rooted = work.call.root >= 0;
+  if (small || rooted || ways.only() || !ex.has_ways()) {
+    ex.stage_by(ways.only() ? *ways.only() : small ? Way::kCached : ways.latest());
+    return run(ex, channel, work);
+  }
+  WayRecord& record = ways.record(size_t(algorithm), work.bytes);
+  ex.stage_by(record.now());
+  if (!channel.leads()) {
+    if (!run(ex, channel, work)) return false;
+    record.now(channel.told());
+    ways.latest(record.now());
+    return true;
+  }
+  const Way next = record.next();
+  channel.tell(next);
+  ex.measure();
+  const auto began = Clock::now();
+  if (!run(ex, channel, work)) return false;
+  record.learn(std::chrono::duration<double>(Clock::now() - began - ex.waited()).count() / double(work.bytes));
+  record.now(next);
+  ways.latest(record.best());
+  return true;
 }
 
 }  // namespace nvx::kernel

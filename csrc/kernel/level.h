@@ -4,6 +4,7 @@
 #include <span>
 
 #include "kernel/dtype.h"
+#include "kernel/ways.h"
 
 namespace nvx::kernel {
 
@@ -22,8 +23,11 @@ using CopyFn = void (*)(void* dst, const void* src, size_t n);
 struct Level {
   const char* name;
   CopyFn copy;
+  CopyFn copy_past;                     // past this core's caches, and visible before any later store; may be nullptr
   ReduceFn (*reduce)(DType, ReduceOp);  // nullptr where the pair has no meaning
   DivideFn (*divide)(DType);            // nullptr where kAvg has none
+
+  CopyFn copy_by(Way way) const { return way == Way::kPast && copy_past ? copy_past : copy; }
 };
 
 /// The levels that this machine can run, the best last. All give the same bits, NaN payloads and signs aside.

@@ -42,7 +42,7 @@ static_assert(sizeof(Fingerprint) == 32);
 inline constexpr size_t kLine = 128;              ///< two cache lines: the adjacent-line prefetcher pairs them
 inline constexpr uint32_t kEpochs = 4;            ///< operations whose arrivals and slots are kept apart
 inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::wait_done
-inline constexpr size_t kInlineBytes = 176;
+inline constexpr size_t kInlineBytes = 168;
 inline constexpr size_t kSlotBytes = 64 << 10;
 
 /// "I am at operation e", with all that the others need to begin reading: a small message travels in the same cache
@@ -52,7 +52,8 @@ struct alignas(kLine) Arrival {
   Fingerprint fingerprint;
   uint64_t lease_offset;  ///< in the owner's arena; staging of this operation
   uint64_t lease_bytes;
-  double factor;  ///< premul_sum's multiplier of this rank
+  double factor;      ///< premul_sum's multiplier of this rank
+  uint64_t next_way;  ///< from seat 0: the Way that all stage by in the next operation of this kind
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(Arrival) == 2 * kLine);

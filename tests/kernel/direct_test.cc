@@ -15,6 +15,7 @@ namespace {
 
 using kernel::Algorithm;
 using kernel::Collective;
+using kernel::Way;
 
 enum class Path { kSmall, kLarge };
 
@@ -68,8 +69,9 @@ std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::ch
 }
 
 /// All ranks go through the plays one after the other, without meeting in between.
-void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays) {
+void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays, Way way = Way::kCached) {
   as_threads(lanes.size(), [&](int rank) {
+    lanes[rank].ways().only(way);
     for (const auto& [play, path] : plays) {
       const std::string wrong = perform(lanes, rank, play, path, std::chrono::seconds(20));
       ASSERT_EQ(wrong, "") << (path == Path::kSmall ? "small" : "large");
@@ -106,7 +108,7 @@ TEST_P(Grid, EveryCollectiveAtEveryCount) {
       }
     }
   }
-  perform_all(lanes, plays);
+  for (const Way way : {Way::kCached, Way::kPast}) perform_all(lanes, plays, way);
 }
 
 TEST_P(Grid, EveryTypeAndOperatorOnBothPaths) {

@@ -524,7 +524,10 @@ void moves_exactly_the_bytes(const char* level, CopyFn copy) {
 }
 
 TEST(Copy, MovesExactlyTheBytes) {
-  for (const Level* l : levels()) moves_exactly_the_bytes(l->name, l->copy);
+  for (const Level* l : levels()) {
+    moves_exactly_the_bytes(l->name, l->copy);
+    if (l->copy_past) moves_exactly_the_bytes(l->name, l->copy_past);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,106 @@
+// Which way ranks stage: what is learnt from costs, and that all ranks go the same way in every operation.
+
+#include "kernel/ways.h"
+
+#include <gtest/gtest.h>
+
+#include "support/lanes.h"
+#include "support/plays.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Way;
+using kernel::WayRecord;
+
+struct Costs {
+  double cached;
+  double past;
+};
+constexpr Costs kNear{4, 6}, kFar{15, 5};
+
+/// Runs operations of these costs. Returns how many of them went past the caches.
+int operate(WayRecord& record, const Costs& costs, int operations) {
+  int past = 0;
+  for (int i = 0; i < operations; ++i) {
+    const Way next = record.next();
+    past += record.now() == Way::kPast;
+    record.learn(record.now() == Way::kPast ? costs.past : costs.cached);
+    record.now(next);
+  }
+  return past;
+}
+
+TEST(Ways, TheFasterWayIsFoundAndTheOtherOneSeldomTried) {
+  WayRecord near, far;
+  const int past = operate(near, kNear, 1000);
+  EXPECT_GE(past, 10) << "never tried again";
+  EXPECT_LE(past, 20);
+  const int cached = 1000 - operate(far, kFar, 1000);
+  EXPECT_GE(cached, 3) << "never tried again";
+  EXPECT_LE(cached, 10) << "costs three times as much, so it is tried a third as often";
+}
+
+TEST(Ways, AGainOfLessThanATenthIsNone) {
+  WayRecord record;
+  EXPECT_LE(operate(record, {4, 3.8}, 1000), 20);
+}
+
+TEST(Ways, CoresThatMoveApartAreNoticedWithinAFewOperations) {
+  WayRecord record;
+  operate(record, kNear, 100);
+  EXPECT_GE(operate(record, kFar, 20), 10);
+}
+
+TEST(Ways, CoresThatComeTogetherAreNoticedAtTheNextTrial) {
+  WayRecord record;
+  operate(record, kFar, 100);
+  operate(record, kNear, 3 * 64 + 2);
+  EXPECT_LE(operate(record, kNear, 60), 1);
+}
+
+TEST(Ways, OneOperationThatWasInterruptedChangesNothing) {
+  WayRecord record;
+  operate(record, kNear, 100);
+  record.learn(1000);
+  EXPECT_LE(operate(record, kNear, 60), 1);
+}
+
+TEST(Ways, RecordsAreApartByKindAndSize) {
+  kernel::Ways ways;
+  ways.record(0, 4096).now(Way::kPast);
+  EXPECT_EQ(ways.record(1, 4096).now(), Way::kCached);
+  EXPECT_EQ(ways.record(0, 8192).now(), Way::kCached);
+  EXPECT_EQ(ways.record(0, 5000).now(), Way::kPast);
+  EXPECT_EQ(ways.record(0, SIZE_MAX).now(), Way::kCached);
+}
+
+/// Each rank's choice must be the leader's, or a rank is slow by the others' way and takes it for its own.
+TEST(Ways, AllRanksGoTheSameWayInEveryOperation) {
+  if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one way only";
+  constexpr int kRanks = 3, kOperations = 200;
+  constexpr size_t kCount = 4000;
+  Lanes lanes(kRanks);
+  std::vector<std::vector<Way>> gone(kRanks);
+  as_threads(kRanks, [&](int rank) {
+    for (int i = 0; i < kOperations; ++i) {
+      const Play play{.collective = kernel::Collective::kAllReduce, .counts = {kCount}, .round = uint64_t(i + 1)};
+      Side side(play, rank, kRanks);
+      const WaitRules rules = rules_of(std::chrono::seconds(20));
+      CpuExec ex(side.width(), kernel::level().reduce(play.dtype, play.op), lanes[rank].factors().data(), rules);
+      kernel::Work work = side.work();
+      work.bytes = kCount * side.width();
+      const kernel::Algorithm algorithm = kernel::Algorithm::kReduceOneShot;
+      gone[size_t(rank)].push_back(lanes[rank].ways().record(size_t(algorithm), work.bytes).now());
+      ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], work));
+      ASSERT_EQ(side.verdict(), "");
+    }
+  });
+  EXPECT_EQ(gone[1], gone[0]);
+  EXPECT_EQ(gone[2], gone[0]);
+  EXPECT_NE(std::count(gone[0].begin(), gone[0].end(), Way::kPast), 0) << "both are tried";
+}
+
+}  // namespace
+}  // namespace nvx::test
