@@ -39,7 +39,8 @@ class Sweep:
             return 2
         document = machine.document("sweep", self.command, self._shown_arguments())
         peers = [contender.name for contender in self.contenders[1:]]
-        effort = f"{self.world.size} ranks{hosts.layout()}, one thread each; {_shown_effort(self.effort)}"
+        ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}{hosts.layout()}"
+        effort = f"{ranks}, one thread each; {_shown_effort(self.effort)}"
         self.world.say(report.opening(self.command, document, effort, [main, *peers]))
         for name, reason in self.refused.items():
             self.world.say(f"# left out: {name} ({reason})")
