@@ -37,10 +37,10 @@ std::string explain_choice(const std::string& collective, size_t bytes, size_t r
   C10_THROW_ERROR(ValueError, "nvx: there is no collective " + collective + "; there are " + known);
 }
 
-std::vector<std::tuple<std::string, std::string, std::string>> config_table() {
+std::vector<std::tuple<std::string, std::string, std::string, std::string>> config_table() {
   (void)config();  // warns of what is set wrongly
-  std::vector<std::tuple<std::string, std::string, std::string>> rows;
-  for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning);
+  std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
+  for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning, fault(v));
   return rows;
 }
 

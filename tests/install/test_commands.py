@@ -162,6 +162,17 @@ def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
     assert 0 < len(re.findall(r"^NVX_\w+$", told, re.MULTILINE)) <= 25
 
 
+def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
+    monkeypatch.setenv("NVX_DEBUG", "bla")
+    monkeypatch.setenv("NVX_LEASE_KB", "much")
+    monkeypatch.setenv("NVX_ON_ERROR", "Abort")
+    assert cli.main(["env"]) == 0
+    told = capsys.readouterr().out
+    assert "set to 'bla', which is none of warn, info, trace: the default 'warn' is used\n" in told
+    assert "set to 'much', which is not a number: the default '0' is used\n" in told
+    assert "set to 'Abort'\n" in told
+
+
 def test_make_help_names_every_target(root):
     told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
     for target in ("demo", "test", "check", "bench", "conformance"):

@@ -73,7 +73,7 @@ def gather(measure=False):
 
     core = nvx._load()
     processor = core.processor()
-    settings = {name: os.environ.get(name) or default for name, default, _ in core.config_table()}
+    settings = {name: os.environ.get(name) or default for name, default, *_ in core.config_table()}
     return {
         "schema": SCHEMA,
         "host": {
