@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <optional>
+#include <sstream>
 #include <vector>
 
 #include "base/hash.h"
@@ -14,59 +16,81 @@ extern char** environ;
 namespace nvx {
 namespace {
 
+constexpr char kNumber[] = "a number";
+
 constexpr Variable kVariables[] = {
-    {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every operation)"},
+    {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every operation)",
+     "warn, info, trace"},
     {"NVX_HOST_ID", "", "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
      "network interfaces between hosts: prefixes of names, names behind '=', what to leave out behind '^'; empty: "
      "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else UCX's choice"},
     {"NVX_LIBUCP", "",
      "the libucp.so.0 to load, or its folder; empty: one with RDMA where there is RDMA, else the newest"},
-    {"NVX_ON_ERROR", "raise", "what a failed operation does: raise a Python exception, or abort the process"},
-    {"NVX_TIMEOUT_S", "0", "seconds an operation may wait, instead of the group's timeout; 0 keeps the group's"},
-    {"NVX_LIVENESS_S", "10", "seconds after which a rank of another host that is waited for and gives no sign is lost"},
-    {"NVX_SPIN_US", "-1", "microseconds a waiter spins before it sleeps; -1: 200, or 0 where ranks outnumber cores"},
-    {"NVX_ALGO", "", "forces one_shot or pipelined wherever both are possible"},
-    {"NVX_ONE_SHOT_BYTES", "-1",
-     "largest message that goes through the one-shot slots (at most 65536); -1: the plan's"},
-    {"NVX_STAGING_MB", "32", "most staging memory a process exports for all its groups"},
-    {"NVX_LEASE_KB", "0", "staging that one large operation leases; 0: sized from the caches and the rank count"},
-    {"NVX_CPU_LEVEL", "",
-     "instruction-set level of the copy and reduce loops (base, v3, v4); empty: the best there is"},
+    {"NVX_ON_ERROR", "raise", "what a failed operation does: raise a Python exception, or abort the process",
+     "raise, abort"},
+    {"NVX_TIMEOUT_S", "0", "seconds an operation may wait, instead of the group's timeout; 0 keeps the group's",
+     kNumber},
+    {"NVX_LIVENESS_S", "10", "seconds after which a rank of another host that is waited for and gives no sign is lost",
+     kNumber},
+    {"NVX_SPIN_US", "-1", "microseconds a waiter spins before it sleeps; -1: 200, or 0 where ranks outnumber cores",
+     kNumber},
+    {"NVX_ALGO", "", "forces one_shot or pipelined wherever both are possible", "one_shot, pipelined"},
+    {"NVX_ONE_SHOT_BYTES", "-1", "largest message that goes through the one-shot slots (at most 65536); -1: the plan's",
+     kNumber},
+    {"NVX_STAGING_MB", "32", "most staging memory a process exports for all its groups", kNumber},
+    {"NVX_LEASE_KB", "0", "staging that one large operation leases; 0: sized from the caches and the rank count",
+     kNumber},
+    {"NVX_CPU_LEVEL", "", "instruction-set level of the copy and reduce loops (base, v3, v4); empty: the best there is",
+     "base, v3, v4"},
     {"NVX_CUDA", "", "read by the build only: 0 builds without CUDA"},
 };
 
-std::string text(const char* name) {
-  for (const Variable& v : kVariables) {
-    if (std::strcmp(v.name, name) != 0) continue;
-    const char* set = std::getenv(name);
-    return set && *set ? set : v.fallback;
-  }
-  return "";
+const Variable& row(const char* name) {
+  return *std::find_if(std::begin(kVariables), std::end(kVariables),
+                       [&](const Variable& v) { return std::strcmp(v.name, name) == 0; });
 }
 
-/// One of these words; the first is the default.
-std::string choice(const char* name, std::initializer_list<const char*> words) {
-  const std::string set = text(name);
-  std::string list;
-  for (const char* word : words) {
-    if (strcasecmp(set.c_str(), word) == 0) return word;
-    if (*word) list += (list.empty() ? "" : ", ") + std::string(word);
+std::string text(const Variable& v) {
+  const char* set = std::getenv(v.name);
+  return set && *set ? set : v.fallback;
+}
+
+std::string text(const char* name) { return text(row(name)); }
+
+/// The one of its words that this is, whatever the case; nothing if it is none of them.
+std::optional<std::string> as_word(const Variable& v, const std::string& set) {
+  if (set == v.fallback) return set;
+  std::istringstream words(v.takes);
+  for (std::string one; std::getline(words >> std::ws, one, ',');) {
+    if (strcasecmp(set.c_str(), one.c_str()) == 0) return one;
   }
-  NVX_LOG(kWarn, "%s=%s is none of %s; the default is used", name, set.c_str(), list.c_str());
-  return *words.begin();
+  return std::nullopt;
+}
+
+std::optional<int64_t> as_number(const std::string& set) {
+  char* end = nullptr;
+  const int64_t value = std::strtoll(set.c_str(), &end, 10);
+  if (set.empty() || *end != '\0') return std::nullopt;
+  return value;
+}
+
+void warn_of_fault(const Variable& v) {
+  NVX_LOG(kWarn, "%s=%s is %s; the default is used", v.name, text(v).c_str(), fault(v).c_str());
+}
+
+std::string choice(const char* name) {
+  const Variable& v = row(name);
+  if (const std::optional<std::string> known = as_word(v, text(v))) return *known;
+  warn_of_fault(v);
+  return v.fallback;
 }
 
 int64_t number(const char* name) {
-  const std::string set = text(name);
-  char* end = nullptr;
-  const int64_t value = std::strtoll(set.c_str(), &end, 10);
-  if (end && *end == '\0' && !set.empty()) return value;
-  NVX_LOG(kWarn, "%s=%s is not a number; the default is used", name, set.c_str());
-  for (const Variable& v : kVariables) {
-    if (std::strcmp(v.name, name) == 0) return std::strtoll(v.fallback, nullptr, 10);
-  }
-  return 0;
+  const Variable& v = row(name);
+  if (const std::optional<int64_t> value = as_number(text(v))) return *value;
+  warn_of_fault(v);
+  return *as_number(v.fallback);
 }
 
 size_t edit_distance(const std::string& a, const std::string& b) {
@@ -103,12 +127,12 @@ void warn_of_unknown() {
 
 Config read() {
   warn_of_unknown();
-  return {.debug = choice("NVX_DEBUG", {"warn", "info", "trace"}),
+  return {.debug = choice("NVX_DEBUG"),
           .host_id = text("NVX_HOST_ID"),
           .socket_ifname = text("NVX_SOCKET_IFNAME"),
           .libucp = text("NVX_LIBUCP"),
-          .on_error = choice("NVX_ON_ERROR", {"raise", "abort"}),
-          .algorithm = choice("NVX_ALGO", {"", "one_shot", "pipelined"}),
+          .on_error = choice("NVX_ON_ERROR"),
+          .algorithm = choice("NVX_ALGO"),
           .cpu_level = text("NVX_CPU_LEVEL"),
           .timeout_s = number("NVX_TIMEOUT_S"),
           .liveness_s = number("NVX_LIVENESS_S"),
@@ -121,6 +145,12 @@ Config read() {
 }  // namespace
 
 std::span<const Variable> variables() { return kVariables; }
+
+std::string fault(const Variable& v) {
+  if (!*v.takes) return "";
+  if (v.takes == kNumber) return as_number(text(v)) ? "" : "not a number";
+  return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
+}
 
 uint64_t Config::plan_hash() const { return Hash().add(algorithm).add(uint64_t(one_shot_bytes)).value(); }
 

@@ -11,9 +11,13 @@ struct Variable {
   const char* name;
   const char* fallback;
   const char* meaning;
+  const char* takes = "";  ///< the words it knows, or that it is a number; empty: any text
 };
 
 std::span<const Variable> variables();
+
+/// Why what it is set to now is not taken: "none of warn, info, trace", "not a number". Empty if it is, or is not set.
+std::string fault(const Variable& variable);
 
 /// The environment as this process read it first. Every rank of a group must agree on what affects_plan() covers.
 struct Config {

@@ -312,8 +312,7 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
         cause += theirs.history != mine.history ? ", after operations that differed already"
                                                 : ", with different sizes by rank";
       }
-      return fail(Code::kMismatch, cause,
-                  context + ". Next: make all ranks call the same collectives in the same order");
+      return fail(Code::kMismatch, cause, context + ". " + kCallAlike);
     }
     case kernel::Verdict::Cause::kCounts:
       return fail(Code::kMismatch,

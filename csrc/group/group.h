@@ -36,6 +36,10 @@ struct GroupOptions {
   std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
 };
 
+/// What to do about a collective mismatch.
+inline constexpr const char* kCallAlike =
+    "Next: make all ranks call the same collectives in the same order, with the same shapes, types and operators";
+
 /// One step of a collective inside a host, as the kernels see it: roots and pieces by seat.
 struct Stage {
   kernel::Collective collective = kernel::Collective::kNone;  ///< the row of the plan

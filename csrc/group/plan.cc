@@ -139,8 +139,9 @@ Bridge plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blo
 std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Choice choice = plan(collective, bytes, facts);
   std::string text = std::string(name(collective)) + " of " + std::to_string(bytes) + " bytes a rank, " +
-                     std::to_string(facts.ranks) + " ranks on one host: " + kernel::name(choice.algorithm) + " (" +
-                     choice.why + "; one-shot up to " + std::to_string(one_shot_limit(collective, facts)) +
+                     std::to_string(facts.ranks) + (facts.ranks == 1 ? " rank" : " ranks") +
+                     " on one host: " + kernel::name(choice.algorithm) + " (" + choice.why + "; one-shot up to " +
+                     std::to_string(one_shot_limit(collective, facts)) +
                      " bytes, override with NVX_ALGO or NVX_ONE_SHOT_BYTES";
   if (choice.lease_bytes) {
     text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, override with NVX_LEASE_KB";

@@ -88,9 +88,9 @@ Group::Group(Store& store, const GroupOptions& options)
   neighbours_->leases().join(this);
   if (rank() == 0) {
     NVX_LOG(kInfo,
-            "group %s: %d ranks, %zu of them on host %s, one of %zu; %zu cores, L3 %zu KiB; copy and reduce loops: %s",
-            name().c_str(), this->size(), here().size(), topology_.ranks[0].host_name, topology_.hosts.size(),
-            topology_.cores, topology_.l3_bytes >> 10, kernel::level().name);
+            "group %s: %d rank%s, %zu of them on host %s, one of %zu; %zu cores, L3 %zu KiB; copy and reduce loops: %s",
+            name().c_str(), this->size(), this->size() == 1 ? "" : "s", here().size(), topology_.ranks[0].host_name,
+            topology_.hosts.size(), topology_.cores, topology_.l3_bytes >> 10, kernel::level().name);
     NVX_LOG(kInfo, "group %s: %s", name().c_str(), explain(kernel::Collective::kAllReduce, 1 << 20, facts_).c_str());
   }
 }

@@ -86,7 +86,7 @@ Status Spread::run(Operation& o, Carrier carrier) {
                          group_.topology().describe(group_.rank()) + " called " + describe(o.fingerprint()) + ", " +
                          group_.topology().describe(stray->first) + " called " +
                          describe(fingerprint_of(stray->second)),
-                     "Next: make all ranks call the same collectives in the same order");
+                     kCallAlike);
 }
 
 /// When it returns, nothing of the operation's memory is touched any more. What was called under its number, and was
@@ -245,7 +245,7 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
       return group_.fail(Code::kMismatch,
                          "collective mismatch in group " + group_.name() + " at " + number + ": " + me + " called " +
                              what + ", " + peer + " called " + describe(fingerprint_of(v.theirs)),
-                         context + ". Next: make all ranks call the same collectives in the same order");
+                         context + ". " + kCallAlike);
     case Cause::kCounts:
       return group_.fail(Code::kMismatch,
                          "collective mismatch in group " + group_.name() + " at " + number + ": in " + what + " " + me +

@@ -94,7 +94,7 @@ std::vector<std::string> what_to_load(std::span<const std::string> more) {
   }
   std::vector<std::string> paths;
   for (const UcxCandidate& candidate : in_order(find_ucx(more), has_rdma())) {
-    NVX_LOG(kInfo, "found UCX %s%s: %s", candidate.version.text().c_str(), candidate.rdma ? " with RDMA" : "",
+    NVX_LOG(kInfo, "found UCX %s%s: %s", candidate.version.text().c_str(), candidate.rdma ? ", built with RDMA" : "",
             candidate.path.c_str());
     paths.push_back(candidate.path);
   }

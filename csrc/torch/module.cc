@@ -37,10 +37,10 @@ std::string explain_choice(const std::string& collective, size_t bytes, size_t r
   C10_THROW_ERROR(ValueError, "nvx: there is no collective " + collective + "; there are " + known);
 }
 
-std::vector<std::tuple<std::string, std::string, std::string>> config_table() {
+std::vector<std::tuple<std::string, std::string, std::string, std::string>> config_table() {
   (void)config();  // warns of what is set wrongly
-  std::vector<std::tuple<std::string, std::string, std::string>> rows;
-  for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning);
+  std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
+  for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning, fault(v));
   return rows;
 }
 
@@ -70,6 +70,14 @@ double time_flag_round(const py::buffer& shared, int side, int rounds) {
   py::gil_scoped_release release;
   return flag_round(memory.ptr, side, rounds).count();
 }
+
+constexpr const char* kOptionsText =
+    R"(What init_process_group and new_group take as pg_options for nvx.
+
+timeout: how long an operation, or making the group, may wait: a timedelta, 30 minutes if none is given. It counts
+    instead of the timeout that init_process_group or new_group is given; NVX_TIMEOUT_S counts instead of both.
+group_desc: words of your own for the group, which nvx only keeps.
+group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.)";
 
 /// A class that is both, made as Python makes classes.
 py::object new_error(const char* name, PyObject* kind) {
@@ -106,7 +114,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   register_errors(m);
 
   Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
-  Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options")
+  Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options", kOptionsText)
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
       .def_readwrite("group_name", &ProcessGroupNVX::Options::group_name)
       .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)

@@ -53,12 +53,22 @@ def check_versions():
 def check_build():
     obstacle = nvx.obstacle()
     if obstacle is not None:
-        return Finding("build", "FAIL", obstacle, "build nvx again, against this torch")
+        cause, _, advice = obstacle.rstrip(".").partition(": ")
+        return Finding("build", "FAIL", cause, advice)
     try:
         module = nvx._load()
     except ImportError as error:
         return Finding("build", "FAIL", f"the C++ module does not load: {error}", "build nvx again, against this torch")
     return okay("build", ", ".join(f"{key} {value}" for key, value in sorted(module.build_info().items())))
+
+
+def in_fresh_python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def how_it_ended(process):
+    said = last_line(process.stderr)
+    return f"ended with {process.returncode}" + (f": {said}" if said else "")
 
 
 def check_registration():
@@ -68,8 +78,13 @@ def check_registration():
         "import sys; print('NVX' in torch.distributed.Backend._plugins, 'nvx._C' in sys.modules, 1e3 * t)"
     )
     alone = "import torch; print('NVX' in torch.distributed.Backend._plugins)"
-    with_hook = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=False)
-    timed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    with_hook, timed = in_fresh_python(alone), in_fresh_python(script)
+    if with_hook.returncode != 0:
+        advice = "torch itself cannot be imported here: mend its installation, or find what hides one of its modules"
+        return Finding("registration", "FAIL", f"`import torch` in a fresh Python {how_it_ended(with_hook)}", advice)
+    if timed.returncode != 0:
+        text = f"`import torch, nvx` in a fresh Python {how_it_ended(timed)}"
+        return Finding("registration", "FAIL", text, "install nvx again; if that does not help, please report this")
     fix = "install nvx with pip, and leave TORCH_DEVICE_BACKEND_AUTOLOAD unset; or import nvx in the script"
     if with_hook.stdout.split() != ["True"]:
         return Finding("registration", "WARN", "`import torch` alone does not register nvx", fix)

@@ -71,6 +71,26 @@ TEST(Config, SaysWhatItDoesNotKnow) {
   EXPECT_NE(said.find("NVX_ALGO=fast is none of one_shot, pipelined; the default is used"), std::string::npos) << said;
 }
 
+TEST(Config, EveryDefaultIsTakenAndFaultsAreOfNow) {
+  for (const Variable& v : variables()) {
+    const char* before = getenv(v.name);
+    const std::string kept = before ? before : "";
+    unsetenv(v.name);
+    EXPECT_EQ(fault(v), "") << v.name;
+    setenv(v.name, "bla", 1);
+    const bool any_text = !*v.takes;
+    EXPECT_EQ(fault(v).empty(), any_text) << v.name;
+    const bool words = v.name == std::string("NVX_DEBUG"), number = v.name == std::string("NVX_SPIN_US");
+    EXPECT_TRUE(!words || fault(v) == "none of warn, info, trace") << fault(v);
+    EXPECT_TRUE(!number || fault(v) == "not a number") << fault(v);
+    if (before) {
+      setenv(v.name, kept.c_str(), 1);
+    } else {
+      unsetenv(v.name);
+    }
+  }
+}
+
 TEST(Config, GuessesNothingFarFetched) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const std::string said = said_with({{"NVX_TYPO", "1"}}, [] {});

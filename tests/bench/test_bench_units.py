@@ -45,6 +45,15 @@ def test_sizes_are_shown_as_they_may_be_typed():
         assert sizes.parse_size(sizes.short_size(size)) == size
 
 
+def test_a_scan_that_misses_its_end_is_told():
+    def told(*scanned, factor):
+        return sizes.missed_end(sizes.scan(*scanned, factor=factor), scanned[1])
+
+    assert told(8, 64 << 20, factor=8) == "64M is no step of this scan: the largest size is 16M"
+    assert told(8, 100000, factor=2) == "100000 is no step of this scan: the largest size is 64K"
+    assert told(8, 64 << 20, factor=2) == ""
+
+
 def test_scan_by_factor_and_by_step():
     assert sizes.scan(8, 64 << 10, factor=8) == [8, 64, 512, 4096, 32768]
     assert sizes.scan(1 << 20, 4 << 20, step=1 << 20) == [n << 20 for n in (1, 2, 3, 4)]
@@ -227,6 +236,10 @@ def test_figures_keep_to_their_width(value, text):
         ("broadcast -r 5", "a root is outside 0..1"),
         ("all_reduce -o sub", "no reduction 'sub': there are sum"),
         ("all_reduce -d float128", "no dtype 'float128': there are float, double"),
+        ("all_reduce -n 2 --hosts 4", "--hosts 4 with -n 2: every host needs a rank"),
+        ("train -n 2 --hosts 3", "--hosts 3 with -n 2"),
+        ("all_reduce --vs gloo,glo", "--vs: nothing is called 'glo': there are nvx, null, deepspeed, mpi, socket, "),
+        ("init --vs foo", "nothing is called 'foo'"),
         ("all_reduce -b lots", "'lots' is not a size: write 8, 64K, 1M or 2G"),
     ],
 )

@@ -37,6 +37,9 @@ TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
     ASSERT_FALSE(status.ok());
     EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed) << status.what();
     EXPECT_SAYS(status, "collective mismatch in group mismatch");
+    if (status.code() == Code::kMismatch) {
+      EXPECT_SAYS(status, "with the same shapes, types and operators");
+    }
     EXPECT_SAYS(status, "rank 1 (pid");
     EXPECT_SAYS(status, "all_reduce(sum, i32");
     EXPECT_SAYS(status, "all_reduce(sum, f32");

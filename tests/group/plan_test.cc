@@ -108,6 +108,7 @@ TEST(Plan, ExplainsItself) {
   for (const char* part : {"all_reduce", "1048576 bytes", "2 ranks", "reduce_pipelined", "NVX_ALGO", "NVX_LEASE_KB"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
+  EXPECT_NE(explain(Collective::kAllReduce, 8, machine(1)).find(", 1 rank on"), std::string::npos);
 }
 
 struct ExpectedBridge {

@@ -4,11 +4,13 @@ import json
 import re
 import subprocess
 import sys
+import types
 
 import nvx as nvx_module
 import pytest
 import torch
 from nvx import cli, demo, doctor
+from nvx.bench import collectives
 
 
 def nvx(*arguments, timeout=300):
@@ -70,6 +72,26 @@ def test_doctor_gives_a_hint_with_whatever_is_wrong(monkeypatch, capsys):
     assert capsys.readouterr().out == "[FAIL] disk: on fire -> call someone\n"
 
 
+def test_doctor_says_why_a_fresh_python_cannot_import_torch(monkeypatch, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libgone.so: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = doctor.check_registration()
+    assert (found.state, found.text) == (
+        "FAIL",
+        "`import torch` in a fresh Python ended with 1: ImportError: libgone.so: cannot open",
+    )
+    assert found.hint.startswith("torch itself cannot be imported")
+    (tmp_path / "torch.py").write_text("import os; os.abort()")
+    assert doctor.check_registration().text == "`import torch` in a fresh Python ended with -6"
+
+
+def test_doctor_gives_its_advice_once_where_the_build_is_for_another_torch(monkeypatch):
+    monkeypatch.setattr(nvx_module, "_build_facts", lambda: types.SimpleNamespace(TORCH="1.0"))
+    found = doctor.check_build()
+    assert re.fullmatch(r"nvx \S+ was built for torch 1\.0 and cannot serve torch \S+", found.text)
+    assert found.hint.startswith("build it again with `pip install") and found.line().count("again") == 1
+
+
 def test_doctor_fails_on_warnings_only_when_strict(monkeypatch):
     monkeypatch.setattr(doctor, "CHECKS", (lambda: doctor.Finding("disk", "WARN", "warm", "open a window"),))
     monkeypatch.setattr(doctor, "check_smoke", lambda: doctor.okay("collectives", "not run"))
@@ -119,12 +141,36 @@ def test_explain_reads_sizes_as_people_write_them():
     assert len(ended.stdout.strip().splitlines()) >= 2
 
 
+def test_explain_knows_the_names_that_bench_knows(capsys):
+    for alias in (alias for alias, name in collectives.ALIASES.items() if name != "sendrecv"):
+        assert cli.main(["explain", alias, "8"]) == 0, alias
+        assert capsys.readouterr().out.startswith(f"{collectives.ALIASES[alias]} of 8 bytes")
+
+
+@pytest.mark.parametrize("name", ["send", "recv", "sendrecv", "pingpong"])
+def test_explain_says_how_messages_travel(capsys, name):
+    assert cli.main(["explain", name, "8", "1M"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("send and recv: ") and len(told.splitlines()) == 1
+
+
 def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
     monkeypatch.setenv("NVX_DEBUG", "warn")
     assert cli.main(["env"]) == 0
     told = capsys.readouterr().out
     assert "NVX_DEBUG\n" in told and "set to 'warn'" in told
     assert 0 < len(re.findall(r"^NVX_\w+$", told, re.MULTILINE)) <= 25
+
+
+def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
+    monkeypatch.setenv("NVX_DEBUG", "bla")
+    monkeypatch.setenv("NVX_LEASE_KB", "much")
+    monkeypatch.setenv("NVX_ON_ERROR", "Abort")
+    assert cli.main(["env"]) == 0
+    told = capsys.readouterr().out
+    assert "set to 'bla', which is none of warn, info, trace: the default 'warn' is used\n" in told
+    assert "set to 'much', which is not a number: the default '0' is used\n" in told
+    assert "set to 'Abort'\n" in told
 
 
 def test_make_help_names_every_target(root):

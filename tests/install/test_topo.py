@@ -73,6 +73,18 @@ def test_each_pair_says_what_it_shares_and_why_nothing_better():
     )
 
 
+def test_a_library_that_has_rdma_is_not_said_to_have_found_any():
+    with_rdma = {"version": "1.13.1", "rdma": True, "path": "/lib/a"}
+    without = {"version": "1.9.0", "rdma": False, "path": "/lib/b"}
+    found = [with_rdma, without]
+    lines = topo.between_lines({"link": "UCX 1.13.1", "none": "", "ucx_found": found, "rdma_ports": []})
+    assert lines[1:] == [
+        "  found   UCX 1.13.1, built with RDMA: /lib/a",
+        "  found   UCX 1.9.0: /lib/b",
+        "  RDMA    no active port",
+    ]
+
+
 def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     shown = run(LD_LIBRARY_PATH=str(tmp_path))
@@ -80,6 +92,8 @@ def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     for begin in ("host ", "CPU tensors, inside this host: shared memory", "CPU tensors, between hosts:", "GPUs: none"):
         assert f"\n{begin}" in "\n" + shown.stdout, shown.stdout
     assert "NVX_STAGING_MB" in shown.stdout and "cores are this process's" in shown.stdout
+    assert "not measured" not in shown.stdout
+    assert "\nnot measured: copies are timed between two GPUs" in run("--measure", LD_LIBRARY_PATH=str(tmp_path)).stdout
     told = json.loads(run("--json", LD_LIBRARY_PATH=str(tmp_path)).stdout)
     assert told["schema"] == topo.SCHEMA
     assert told["gpus"]["gpus"] == [] and "no NVIDIA driver here" in told["gpus"]["none"]

@@ -26,7 +26,7 @@ _EPILOG = """other benchmarks (each has its own -h):
 
 nccl-tests' letters, except -n (its iterations are --iters) and -t, -g, -G, which speak of GPUs.
 examples:
-  nvx bench all_reduce -n 2 -b 8 -e 64M -f 8 --vs gloo
+  nvx bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo
   nvx bench --all -n 4 --vs gloo,null -J results.json
   torchrun --nproc-per-node 2 -m nvx.bench all_gather -b 1M -e 64M -f 4
 """
@@ -91,6 +91,17 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
     parser.add_argument(RENDEZVOUS, help=argparse.SUPPRESS)
 
 
+def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
+    """Ends with 2 where the ranks could only do something else than was asked for."""
+    from . import contenders
+
+    if world.placed() is None and parsed.hosts > parsed.ranks:
+        parser.error(f"--hosts {parsed.hosts} with -n {parsed.ranks}: every host needs a rank")
+    for name in parsed.vs:
+        if name not in contenders.known():
+            parser.error(f"--vs: nothing is called '{name}': there are {', '.join(contenders.known())}")
+
+
 VERSUS_HELP = (
     "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi, "
     "socket (what TCP moves)"
@@ -147,6 +158,7 @@ def _sweep(arguments: list[str]) -> tuple[argparse.Namespace, Callable]:
 
     parser = _sweep_parser()
     parsed = parser.parse_args(arguments)
+    _check_common(parser, parsed)
     if parsed.all:
         parsed.collectives = list(collectives.COLLECTIVES)
         if "-b" not in arguments and "--minbytes" not in arguments:
@@ -174,6 +186,8 @@ def _command(name: str, arguments: list[str]) -> int:
         common(parser, versus="" if name == "targets" else "gloo")
     module.add_arguments(parser)
     parsed = parser.parse_args(arguments[1:])
+    if name != "plot":
+        _check_common(parser, parsed)
     if hasattr(module, "run"):
         return _in_ranks(parsed, module.run, arguments)
     if getattr(parsed, "worker", None):

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from .peers import Contender, TorchContender, Unsupported, torch_backend
+import torch.distributed as dist
+
+from .peers import NULL, Contender, TorchContender, Unsupported, torch_backend
 from .world import World
+
+OWN = ("nvx", NULL, "deepspeed", "mpi", "socket")  # what has a name here, whatever torch knows
+
+
+def known() -> list[str]:
+    """Every name that could take part, whether or not it can on this machine."""
+    torchs = [name for name in dist.Backend.backend_list if name != dist.Backend.UNDEFINED]
+    return list(dict.fromkeys([*OWN, *torchs]))
 
 
 def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contender], dict[str, str]]:

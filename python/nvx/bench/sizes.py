@@ -37,6 +37,19 @@ def scan(smallest: int, largest: int, factor: float = 0, step: int = 0) -> list[
         sizes.append(after)
 
 
+def missed_end(scanned: list[int], largest: int) -> str:
+    """What to say where the steps do not end on the largest size asked for; nothing where they do."""
+    if scanned[-1] == largest:
+        return ""
+    return f"{_whole(largest)} is no step of this scan: the largest size is {_whole(scanned[-1])}"
+
+
+def _whole(size: int) -> str:
+    """To the byte, in the largest unit that can."""
+    unit = next((name for name in "gmk" if size and size % _UNITS[name] == 0), "")
+    return f"{size // _UNITS[unit]}{unit.upper()}"
+
+
 def show_size(size: int) -> str:
     """The short name of a size, for plots and verdicts: 8 B, 64 KiB, 1.5 MiB."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):

@@ -39,10 +39,13 @@ class Sweep:
             return 2
         document = machine.document("sweep", self.command, self._shown_arguments())
         peers = [contender.name for contender in self.contenders[1:]]
-        effort = f"{self.world.size} ranks{hosts.layout()}, one thread each; {_shown_effort(self.effort)}"
+        ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}{hosts.layout()}"
+        effort = f"{ranks}, one thread each; {_shown_effort(self.effort)}"
         self.world.say(report.opening(self.command, document, effort, [main, *peers]))
         for name, reason in self.refused.items():
             self.world.say(f"# left out: {name} ({reason})")
+        if missed := self._missed_end():
+            self.world.say(f"# {missed}")
         for row in self._rows():
             self._collective(row, report.Table(main, peers, bool(self.arguments.per_iter_timing)))
         document |= {
@@ -72,6 +75,11 @@ class Sweep:
         if asked.sizes:
             return asked.sizes
         return sizes.scan(asked.minbytes, asked.maxbytes, asked.stepfactor, asked.stepbytes)
+
+    def _missed_end(self) -> str:
+        asked = self.arguments
+        moving = next((row for row in self._rows() if row.sends != "nothing"), None)
+        return sizes.missed_end(self._sizes(moving), asked.maxbytes) if moving and not asked.sizes else ""
 
     def _collective(self, row: Collective, table: report.Table) -> None:
         say, before = self.world.say, len(self.results)

@@ -8,14 +8,16 @@ import nvx
 
 
 def rows():
-    """(name, default, meaning) of every variable."""
+    """(name, default, meaning, what is wrong with what it is set to) of every variable."""
     return nvx._load().config_table()
 
 
 def text():
     lines = []
-    for name, default, meaning in rows():
+    for name, default, meaning, fault in rows():
         state = f"set to {os.environ[name]!r}" if name in os.environ else f"default {default!r}"
+        if fault:
+            state += f", which is {fault}: the default{f' {default!r}' if default else ''} is used"
         lines.append(f"{name}\n    {meaning}\n    {state}")
     return "\n".join(lines)
 

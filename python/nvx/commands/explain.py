@@ -5,7 +5,14 @@ import sys
 
 import nvx
 
+from ..bench.collectives import ALIASES
+
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
+OF_MESSAGES = (
+    "send and recv: nothing is chosen, as it is for collectives; a small message travels with its announcement, a large"
+    " one when the receiver is ready for it: inside a host through shared staging, between hosts over UCX"
+)
 
 
 def size(text):
@@ -27,9 +34,13 @@ def main(arguments=None):
     if obstacle is not None:
         print(f"nvx explain: {obstacle}", file=sys.stderr)
         return 2
+    collective = ALIASES.get(options.collective, options.collective)
+    if collective in MESSAGES:
+        print(OF_MESSAGES)
+        return 0
     try:
         for nbytes in options.sizes:
-            print(nvx.explain(options.collective, nbytes, options.ranks))
+            print(nvx.explain(collective, nbytes, options.ranks))
     except (ValueError, RuntimeError) as error:
         print(f"nvx explain: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
         return 2

@@ -60,13 +60,20 @@ def numa_nodes(folder="/sys/devices/system/node"):
     return nodes
 
 
+def gpus(core, measure):
+    found = core.gpu_topology(measure)
+    if measure and len(found["gpus"]) < 2:
+        found["why_not_measured"] = "copies are timed between two GPUs, and there are not two here"
+    return found
+
+
 def gather(measure=False):
     """All that is shown, as --json prints it."""
     from ..doctor import memory_limit
 
     core = nvx._load()
     processor = core.processor()
-    settings = {name: os.environ.get(name) or default for name, default, _ in core.config_table()}
+    settings = {name: os.environ.get(name) or default for name, default, *_ in core.config_table()}
     return {
         "schema": SCHEMA,
         "host": {
@@ -86,7 +93,7 @@ def gather(measure=False):
         },
         "between_hosts": core.network(),
         "cuda_tensors": bool(core.build_info()["cuda"]),
-        "gpus": core.gpu_topology(measure),
+        "gpus": gpus(core, measure),
     }
 
 
@@ -121,7 +128,7 @@ def between_lines(between):
     else:
         lines = [f"CPU tensors, between hosts: none: {between['none']}"]
     for candidate in between["ucx_found"]:
-        rdma = " with RDMA" if candidate["rdma"] else ""
+        rdma = ", built with RDMA" if candidate["rdma"] else ""
         lines.append(f"  found   UCX {candidate['version']}{rdma}: {candidate['path']}")
     lines.append(f"  RDMA    {', '.join(between['rdma_ports']) or 'no active port'}")
     return lines
@@ -166,8 +173,9 @@ def pcie(link):
 
 def gpu_lines(report):
     found = report["gpus"]
+    unmeasured = [f"not measured: {found['why_not_measured']}"] if found["why_not_measured"] else []
     if found["none"]:
-        return [f"GPUs: none: {found['none']}"]
+        return [f"GPUs: none: {found['none']}", *unmeasured]
     lines = [f"GPUs, driver {found['driver']}"]
     for i, gpu in enumerate(found["gpus"]):
         nvlink = "no NVLink"
@@ -183,8 +191,7 @@ def gpu_lines(report):
     lines += columns([[f"  {sign}", meaning] for sign, meaning in LEGEND])
     if found["pairs"]:
         lines += ["", *pair_lines(found["pairs"])]
-    if found["why_not_measured"]:
-        lines.append(f"not measured: {found['why_not_measured']}")
+    lines += unmeasured
     for warning in found["warnings"]:
         lines.append(f"[WARN] {warning['name']}: {warning['text']} -> {warning['command']}")
     if not report["cuda_tensors"]:
