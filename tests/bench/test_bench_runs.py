@@ -146,9 +146,16 @@ def test_training_steps_end_in_the_same_weights(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     results = read(path)["results"]
     assert [(each["kind"], each["backend"]) for each in results] == [
-        (kind, name) for kind in ("ddp", "fsdp2") for name in ("gloo", "gloo#2")
+        (kind, name) for kind in ("ddp", "fsdp2") for name in ("gloo", "gloo#2", "alone")
     ]
-    assert all(each["same_weights"] for each in results)
+    assert all(each["same_weights"] for each in results if each["backend"] != "alone")
+    assert all(each["time_us"] > 0 for each in results)
+
+
+def test_training_steps_leave_out_what_has_no_results(tmp_path):
+    done = bench("train", "--backend", "gloo", "--vs", "null", "--iters", "1", "--blocks", "1", "--kinds", "ddp")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# null: left out, a step needs a group whose results are right" in done.stdout
 
 
 def test_overlap(tmp_path):

@@ -62,37 +62,45 @@ def test_single_names_of_the_backend(rank, world):
 # --- hooks ------------------------------------------------------------------------------------------------------------
 
 
-def recorded():
-    """The entries of torch's own recorder for collectives."""
-    entries = pickle.loads(torch._C._distributed_c10d._dump_fr_trace(backend="nvx")).get("entries", [])
-    return [e for e in entries if "all_" in e["profiling_name"]]
+def trace():
+    return pickle.loads(torch._C._distributed_c10d._dump_fr_trace(backend="nvx")).get("entries", [])
+
+
+def newest():
+    """The number of the last entry of torch's own recorder, which keeps the last 2000."""
+    return max((e["record_id"] for e in trace()), default=-1)
+
+
+def recorded(after):
+    """The collectives among the entries behind that number."""
+    return [e for e in trace() if e["record_id"] > after and "all_" in e["profiling_name"]]
 
 
 @on_ranks(2)
 def test_flight_recorder(rank, world):
     """No finished operation looks as if it hung."""
-    before = len(recorded())
+    before = newest()
     for _ in range(3):
         dist.all_reduce(torch.ones(5))
         dist.all_reduce(torch.ones(5), async_op=True).wait()
     dist.all_gather_into_tensor(torch.zeros(10), torch.ones(5))
     dist.barrier()
     end = time.monotonic() + 5
-    while unfinished := [e for e in recorded()[before:] if e["state"] != "completed"]:
+    while unfinished := [e for e in recorded(before) if e["state"] != "completed"]:
         assert time.monotonic() < end, unfinished
         time.sleep(0.01)
-    names = [e["profiling_name"].split(":")[-1] for e in recorded()[before:]]
+    names = [e["profiling_name"].split(":")[-1] for e in recorded(before)]
     assert names.count("all_reduce") == 6
 
 
 @on_ranks(2)
 def test_flight_recorder_shows_what_hangs(rank, world):
     group = dist.new_group()
-    before = len(recorded())
+    before = newest()
     if rank == 0:
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
         time.sleep(0.1)
-        assert [e["state"] == "completed" for e in recorded()[before:]] == [False]
+        assert [e["state"] == "completed" for e in recorded(before)] == [False]
     meet("looked")
     if rank == 1:
         work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
