@@ -18,7 +18,23 @@ void ring(Flag& flag) {
 
 uint32_t this_core() { return uint32_t(sched_getcpu() + 1); }
 
-void yield() { sched_yield(); }
+bool Courtesy::offers() {
+  const int skips = skips_.load(std::memory_order_relaxed);
+  if (skips > 0) skips_.store(skips - 1, std::memory_order_relaxed);
+  return skips <= 0;
+}
+
+void Courtesy::hand_over() {
+  const auto went = Clock::now();
+  sched_yield();
+  const int next = next_skips_.load(std::memory_order_relaxed);
+  if (Clock::now() - went < kLong) {
+    if (next > kFewest) next_skips_.store(next - 1, std::memory_order_relaxed);
+    return;
+  }
+  skips_.store(next, std::memory_order_relaxed);
+  next_skips_.store(std::min(2 * next, kMost), std::memory_order_relaxed);
+}
 
 void signal(Flag& flag, Stamp value) {
   flag.core.store(this_core(), std::memory_order_relaxed);

@@ -44,12 +44,31 @@ class Patience {
   std::atomic<int64_t> span_;
 };
 
+/// Whether to hand the core over instead of sleeping. Among ranks that wait for each other, one is back within
+/// microseconds; behind somebody who computes, only when that one's share of time is over, which is worse than to sleep
+/// and be woken. So who was away for long sleeps in the next waits, and in twice as many if it happens again. Shared by
+/// the waits of a group; a lost update does not matter.
+class Courtesy {
+ public:
+  /// Whether this wait may hand over; counts the waits.
+  bool offers();
+  void hand_over();
+
+ private:
+  static constexpr std::chrono::milliseconds kLong{1};
+  static constexpr int kFewest = 64, kMost = 4096;
+
+  std::atomic<int> skips_{0};
+  std::atomic<int> next_skips_{kFewest};
+};
+
 /// How long to spin before sleeping, when to give up, and whom to ask meanwhile.
 struct WaitRules {
   Deadline deadline;
-  Patience* patience = nullptr;  ///< null: sleep at once
+  Patience* patience = nullptr;  ///< null: do not spin
   Watch* watch = nullptr;
-  Driver* driver = nullptr;  ///< null: nothing else depends on this waiter
+  Driver* driver = nullptr;      ///< null: nothing else depends on this waiter
+  Courtesy* courtesy = nullptr;  ///< null: do not hand the core over
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
@@ -59,9 +78,6 @@ inline constexpr std::chrono::milliseconds kWatchInterval{50};
 
 /// Sleeps on the flag until it is rung or the watch interval has passed, unless its bell has moved since `seen`.
 void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until);
-
-/// Lets who else is ready to run on this core do so.
-void yield();
 
 /// The longest sleep of a waiter that has something to drive.
 inline constexpr std::chrono::milliseconds kDriveInterval{1};
@@ -77,17 +93,20 @@ inline void relax() {
 /// 1 + the core that this thread runs on; 0 where the system does not say.
 uint32_t this_core();
 
-/// Two that spin and sleep in turns on one core are never both ready to run, so the scheduler sees no reason to part
-/// them, while another core idles. Handing over instead of spinning is faster there, and shows it that there are two.
-inline void hand_over_core(const Flag& flag) {
-  if (const uint32_t core = flag.core.load(std::memory_order_relaxed); core != 0 && core == this_core()) yield();
+inline bool writer_is_on_this_core(const Flag& flag) {
+  const uint32_t core = flag.core.load(std::memory_order_relaxed);
+  return core != 0 && core == this_core();
 }
+
+/// How long one that is not to spin hands its core over, again and again, before it sleeps.
+inline constexpr std::chrono::microseconds kHandOver{50};
 
 /// The one way to wait: for ready() to become true, sleeping on the flag that its makers ring. Ends in any case.
 /// ready() must load with acquire what it hands on; when it held, everything before the matching signal() is visible.
 template <class Ready>
 Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   if (ready()) return Waited::kReached;
+  const bool courteous = rules.courtesy && rules.courtesy->offers();
   if (rules.patience) {
     for (int i = 0; i < 64; ++i) {
       if (ready()) return Waited::kReached;
@@ -100,9 +119,18 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
         relax();
       }
       if (rules.driver) rules.driver->drive();
-      hand_over_core(flag);
+      // Two that spin and sleep in turns on one core are never both ready to run, so the scheduler sees no reason to
+      // part them, while another core idles. Handing over is faster, and shows it that there are two.
+      if (courteous && writer_is_on_this_core(flag)) rules.courtesy->hand_over();
     } while (Clock::now() < stop);
     rules.patience->in_vain();
+  } else if (courteous) {
+    const auto stop = Clock::now() + kHandOver;
+    do {
+      rules.courtesy->hand_over();
+      if (ready()) return Waited::kReached;
+      if (rules.driver) rules.driver->drive();
+    } while (Clock::now() < stop);
   }
   auto next_look = Clock::time_point::min();
   for (;;) {

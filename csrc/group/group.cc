@@ -97,7 +97,10 @@ bool Group::gone(int seat) const {
 WaitRules Group::rules(std::chrono::milliseconds own, Carrier carrier) {
   WaitRules rules;
   rules.deadline = Deadline::after(own.count() > 0 && config().timeout_s <= 0 ? own : timeout());
-  if (carrier == Carrier::kCaller) rules.patience = patience_.get();
+  if (carrier == Carrier::kCaller) {
+    rules.patience = patience_.get();
+    rules.courtesy = &courtesy_;
+  }
   rules.watch = this;
   return rules;
 }

@@ -213,6 +213,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::unique_ptr<Spread> spread_;  // with the port
   std::unique_ptr<Mailbox> mailbox_;
 
+  Courtesy courtesy_;
   std::unique_ptr<Patience> patience_;  // null: never spin
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};

@@ -120,8 +120,10 @@ TEST(Flag, TheLastWordOfAPeerThatIsGoneCounts) {
 /// Answers each signal of the other with one of its own.
 void volley(Flag& mine, Flag& theirs, int rounds, bool begins) {
   Patience patience(milliseconds(20));
+  Courtesy courtesy;
   WaitRules rules = within(milliseconds(20'000));
   rules.patience = &patience;
+  rules.courtesy = &courtesy;
   for (int i = 1; i <= rounds; ++i) {
     if (begins) signal(mine, Stamp(i));
     EXPECT_EQ(wait(theirs, Stamp(i), 0, rules), Waited::kReached);
@@ -129,12 +131,24 @@ void volley(Flag& mine, Flag& theirs, int rounds, bool begins) {
   }
 }
 
+/// Keeps this thread, and those that it makes meanwhile, on one core.
+class OnOneCore {
+ public:
+  OnOneCore() {
+    EXPECT_EQ(sched_getaffinity(0, sizeof all_, &all_), 0);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(size_t(sched_getcpu()), &one);
+    EXPECT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+  }
+  ~OnOneCore() { EXPECT_EQ(sched_setaffinity(0, sizeof all_, &all_), 0); }
+
+ private:
+  cpu_set_t all_;
+};
+
 TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
-  cpu_set_t all, one;
-  ASSERT_EQ(sched_getaffinity(0, sizeof all, &all), 0);
-  CPU_ZERO(&one);
-  CPU_SET(size_t(sched_getcpu()), &one);
-  ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);  // the thread below inherits it
+  const OnOneCore here;
   constexpr int kRounds = 200;
   Flag a{}, b{};
   const std::clock_t began = std::clock();  // of the processor: what others run there does not count
@@ -142,8 +156,26 @@ TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
   volley(a, b, kRounds, /*begins=*/true);
   other.join();
   const double seconds = double(std::clock() - began) / CLOCKS_PER_SEC;
-  ASSERT_EQ(sched_setaffinity(0, sizeof all, &all), 0);
   EXPECT_LT(seconds, 0.0005 * kRounds) << "each has spun on the core that the other one needs";
+}
+
+TEST(Courtesy, WhoWasAwayForLongSleepsTheNextTimes) {
+  const OnOneCore here;
+  Courtesy courtesy;
+  EXPECT_TRUE(courtesy.offers());
+  std::atomic<bool> enough{false};
+  std::thread computes([&] {
+    while (!enough) relax();
+  });
+  const auto until = Clock::now() + std::chrono::seconds(20);
+  do courtesy.hand_over();
+  while (courtesy.offers() && Clock::now() < until);
+  enough = true;
+  computes.join();
+  EXPECT_LT(Clock::now(), until) << "never away for long beside one that computes";
+  for (int i = 0; i < 62; ++i) EXPECT_FALSE(courtesy.offers()) << i;
+  for (int i = 0; i < 4096; ++i) (void)courtesy.offers();
+  EXPECT_TRUE(courtesy.offers()) << "tried again later";
 }
 
 TEST(Patience, GrowsWhenItPaysAndShrinksWhenNot) {
