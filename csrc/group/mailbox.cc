@@ -52,6 +52,7 @@ void Mailbox::close() {
 
 void Mailbox::poke(int peer) {
   Flag& bell = group_.pad(group_.seat_of(peer)).header().mail_bell.flag;
+  bell.core.store(this_core(), std::memory_order_relaxed);
   bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers: only a counter of reasons to look
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
 }

@@ -57,7 +57,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   if (!channel.leads()) {
     if (!run(ex, channel, work)) return false;
     record.now(channel.told());
-    ways.latest(record.now());
+    ways.note(work.bytes, record.now());
     return true;
   }
   const Way next = record.next();
@@ -67,7 +67,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   if (!run(ex, channel, work)) return false;
   record.learn(std::chrono::duration<double>(Clock::now() - began - ex.waited()).count() / double(work.bytes));
   record.now(next);
-  ways.latest(record.best());
+  ways.note(work.bytes, record.best());
   return true;
 }
 

@@ -68,20 +68,23 @@ class Ways {
   }
 
   /// For what some ranks only write and others only read, so that none sees what it costs: the way that was found best
-  /// last. Before there is one, past the caches: that has never cost twice as much, the other one has cost ten times.
-  /// From any thread.
+  /// last for what is large. (For what is small, past the caches can win between close cores too, by little.) From any
+  /// thread.
   Way latest() const { return latest_.load(std::memory_order_relaxed); }
-  void latest(Way way) { latest_.store(way, std::memory_order_relaxed); }
+  void note(size_t bytes, Way best) {
+    if (bytes >= kLargeBytes) latest_.store(best, std::memory_order_relaxed);
+  }
 
   /// For tests: this way and no other.
   void only(Way way) { only_ = way; }
   const std::optional<Way>& only() const { return only_; }
 
  private:
+  static constexpr size_t kLargeBytes = 256 << 10;
   static constexpr size_t kSizes = 18;  ///< the last: 128 MiB and more
 
   std::array<std::array<WayRecord, kSizes>, kKinds> records_;
-  std::atomic<Way> latest_{Way::kPast};
+  std::atomic<Way> latest_{Way::kCached};
   std::optional<Way> only_;
 };
 

@@ -74,6 +74,11 @@ TEST(Ways, RecordsAreApartByKindAndSize) {
   EXPECT_EQ(ways.record(0, 8192).now(), Way::kCached);
   EXPECT_EQ(ways.record(0, 5000).now(), Way::kPast);
   EXPECT_EQ(ways.record(0, SIZE_MAX).now(), Way::kCached);
+  EXPECT_EQ(ways.latest(), Way::kCached);
+  ways.note(16 << 10, Way::kPast);
+  EXPECT_EQ(ways.latest(), Way::kCached) << "what is small says nothing of what is large";
+  ways.note(1 << 20, Way::kPast);
+  EXPECT_EQ(ways.latest(), Way::kPast);
 }
 
 /// Each rank's choice must be the leader's, or a rank is slow by the others' way and takes it for its own.
