@@ -1,3 +1,5 @@
+#include <sys/resource.h>
+
 #include "kernel/direct.h"
 #include "kernel/launch.h"
 
@@ -44,6 +46,16 @@ static_assert(in_order());
 
 const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
 
+/// How often this thread has lost its core to another one while it had work: what it took then tells nothing.
+static long interruptions() {
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return usage.ru_nivcsw;
+}
+
+/// From these bytes on an operation may well be interrupted, and asking whether it was costs little beside it.
+static constexpr size_t kLasts = 64 << 10;
+
 bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work) {
   const auto& run = kRows[size_t(algorithm)].run;
   Ways& ways = channel.ways();
@@ -63,9 +75,12 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   const Way next = record.next();
   channel.tell(next);
   ex.measure();
+  const bool lasts = work.bytes >= kLasts;
+  const long before = lasts ? interruptions() : 0;
   const auto began = Clock::now();
   if (!run(ex, channel, work)) return false;
-  record.learn(std::chrono::duration<double>(Clock::now() - began - ex.waited()).count() / double(work.bytes));
+  const std::chrono::duration<double> busy = Clock::now() - began - ex.waited();
+  if (!lasts || interruptions() == before) record.learn(busy.count() / double(work.bytes));
   record.now(next);
   ways.note(work.bytes, record.best());
   return true;

@@ -26,14 +26,18 @@ class WayRecord {
   Way now() const { return now_; }
   void now(Way way) { now_ = way; }
 
-  Way best() const { return cost(Way::kPast) < kGain * cost(Way::kCached) ? Way::kPast : Way::kCached; }
+  Way best() const {
+    const double past = cost(Way::kPast);
+    return past != 0 && past < kGain * cost(Way::kCached) ? Way::kPast : Way::kCached;
+  }
 
   /// For the rank that decides: the way of the next operation.
   Way next() {
     const Way best = this->best(), other = best == Way::kPast ? Way::kCached : Way::kPast;
     if (cost(best) == 0) return best;
-    if (cost(other) != 0 && --until_trial_ > 0) return best;
-    until_trial_ = cost(other) == 0 ? kPeriod : kPeriod * std::clamp(int(cost(other) / cost(best)), 1, kMostPeriods);
+    if (--until_trial_ > 0) return best;
+    const double worse = cost(other) / cost(best);  // 0: its trials have taught nothing yet
+    until_trial_ = worse == 0 ? kPeriod / 4 : kPeriod * std::clamp(int(worse), 1, kMostPeriods);
     return other;
   }
 

@@ -67,6 +67,19 @@ TEST(Ways, OneOperationThatWasInterruptedChangesNothing) {
   EXPECT_LE(operate(record, kNear, 32), 2);
 }
 
+TEST(Ways, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
+  WayRecord record;
+  int past = 0;
+  for (int i = 0; i < 100; ++i) {
+    const Way next = record.next();
+    past += record.now() == Way::kPast;
+    if (record.now() == Way::kCached) record.learn(4);  // every trial was interrupted
+    record.now(next);
+  }
+  EXPECT_GE(past, 5);
+  EXPECT_LE(past, 15);
+}
+
 TEST(Ways, RecordsAreApartByKindAndSize) {
   kernel::Ways ways;
   ways.record(0, 4096).now(Way::kPast);
