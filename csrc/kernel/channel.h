@@ -86,10 +86,10 @@ class Channel {
 
   /// Who decides for all how they stage: see kernel/ways.h.
   bool leads() const { return rank_ == 0; }
-  /// For who leads: how the next operation like this one is to stage. Goes out with the arrival.
-  void tell(Way way) { told_ = way; }
+  /// For who leads. Goes out with the arrival.
+  void tell(WayNews news) { told_ = news; }
   /// What the leader has told in this epoch, once it was met.
-  Way told() const { return told_; }
+  const WayNews& told() const { return told_; }
   Ways& ways() { return ways_; }
 
   /// Scratch for one pointer and one factor a rank.
@@ -110,7 +110,7 @@ class Channel {
   std::vector<double> factors_;
   uint64_t history_ = 0;
   Ways ways_;
-  Way told_ = Way::kCached;
+  WayNews told_;
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
   std::atomic<uint32_t> leased_epoch_;  // read by those who would like the lease

@@ -61,19 +61,20 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   Ways& ways = channel.ways();
   const bool small = work.bytes < Ways::kLeastBytes, rooted = work.call.root >= 0;
   if (small || rooted || ways.only() || !ex.has_ways()) {
-    ex.stage_by(ways.only() ? *ways.only() : small ? Way::kCached : ways.latest());
+    ex.stage_by(ways.only() ? *ways.only() : small ? Way::kCached : ways.general());
     return run(ex, channel, work);
   }
   WayRecord& record = ways.record(size_t(algorithm), work.bytes);
   ex.stage_by(record.now());
   if (!channel.leads()) {
     if (!run(ex, channel, work)) return false;
-    record.now(channel.told());
-    ways.note(work.bytes, record.now());
+    record.now(channel.told().next);
+    ways.general(channel.told().general);
     return true;
   }
   const Way next = record.next();
-  channel.tell(next);
+  if (work.bytes >= Ways::kLargeBytes) ways.general(record.far() ? Way::kPast : Way::kCached);
+  channel.tell({next, ways.general()});
   ex.measure();
   const bool lasts = work.bytes >= kLasts;
   const long before = lasts ? interruptions() : 0;
@@ -82,7 +83,6 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   const std::chrono::duration<double> busy = Clock::now() - began - ex.waited();
   if (!lasts || interruptions() == before) record.learn(busy.count() / double(work.bytes));
   record.now(next);
-  ways.note(work.bytes, record.best());
   return true;
 }
 

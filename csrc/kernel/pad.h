@@ -53,7 +53,8 @@ struct alignas(kLine) Arrival {
   uint64_t lease_offset;  ///< in the owner's arena; staging of this operation
   uint64_t lease_bytes;
   double factor;      ///< premul_sum's multiplier of this rank
-  uint64_t next_way;  ///< from seat 0: the Way that all stage by in the next operation of this kind
+  uint32_t next_way;  ///< WayNews, which seat 0 alone writes
+  uint32_t general_way;
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(Arrival) == 2 * kLine);

@@ -31,6 +31,9 @@ class WayRecord {
     return past != 0 && past < kGain * cost(Way::kCached) ? Way::kPast : Way::kCached;
   }
 
+  /// Whether past the caches is better by so much that it must be so for whatever passes between these cores.
+  bool far() const { return cost(Way::kPast) != 0 && 2 * cost(Way::kPast) < cost(Way::kCached); }
+
   /// For the rank that decides: the way of the next operation.
   Way next() {
     const Way best = this->best(), other = best == Way::kPast ? Way::kCached : Way::kPast;
@@ -60,6 +63,12 @@ class WayRecord {
   Way now_ = Way::kCached;
 };
 
+/// What the rank that decides tells the others.
+struct WayNews {
+  Way next = Way::kCached;     ///< of the next operation like this one
+  Way general = Way::kCached;  ///< Ways::general()
+};
+
 /// The records of one lane: one for each kind of operation and each power of two of bytes.
 class Ways {
  public:
@@ -71,24 +80,22 @@ class Ways {
     return records_[kind % kKinds][std::min(size, kSizes - 1)];
   }
 
-  /// For what some ranks only write and others only read, so that none sees what it costs: the way that was found best
-  /// last for what is large. (For what is small, past the caches can win between close cores too, by little.) From any
-  /// thread.
-  Way latest() const { return latest_.load(std::memory_order_relaxed); }
-  void note(size_t bytes, Way best) {
-    if (bytes >= kLargeBytes) latest_.store(best, std::memory_order_relaxed);
-  }
+  /// For what some ranks only write and others only read, so that none sees what it costs: past the caches where large
+  /// operations have shown the cores to be far from each other. From any thread.
+  Way general() const { return general_.load(std::memory_order_relaxed); }
+  void general(Way way) { general_.store(way, std::memory_order_relaxed); }
+
+  static constexpr size_t kLargeBytes = 256 << 10;
 
   /// For tests: this way and no other.
   void only(Way way) { only_ = way; }
   const std::optional<Way>& only() const { return only_; }
 
  private:
-  static constexpr size_t kLargeBytes = 256 << 10;
   static constexpr size_t kSizes = 18;  ///< the last: 128 MiB and more
 
   std::array<std::array<WayRecord, kSizes>, kKinds> records_;
-  std::atomic<Way> latest_{Way::kCached};
+  std::atomic<Way> general_{Way::kCached};
   std::optional<Way> only_;
 };
 

@@ -47,6 +47,16 @@ TEST(Ways, AGainOfLessThanATenthIsNone) {
   EXPECT_LE(operate(record, {4, 3.8}, 1000), 40);
 }
 
+TEST(Ways, OnlyALargeDifferenceSaysThatCoresAreFar) {
+  WayRecord near, even, far;
+  operate(near, kNear, 100);
+  operate(even, {5, 4}, 100);
+  operate(far, kFar, 100);
+  EXPECT_FALSE(near.far());
+  EXPECT_FALSE(even.far());
+  EXPECT_TRUE(far.far());
+}
+
 TEST(Ways, CoresThatMoveApartAreNoticedWithinAFewOperations) {
   WayRecord record;
   operate(record, kNear, 100);
@@ -87,11 +97,6 @@ TEST(Ways, RecordsAreApartByKindAndSize) {
   EXPECT_EQ(ways.record(0, 8192).now(), Way::kCached);
   EXPECT_EQ(ways.record(0, 5000).now(), Way::kPast);
   EXPECT_EQ(ways.record(0, SIZE_MAX).now(), Way::kCached);
-  EXPECT_EQ(ways.latest(), Way::kCached);
-  ways.note(16 << 10, Way::kPast);
-  EXPECT_EQ(ways.latest(), Way::kCached) << "what is small says nothing of what is large";
-  ways.note(1 << 20, Way::kPast);
-  EXPECT_EQ(ways.latest(), Way::kPast);
 }
 
 /// Each rank's choice must be the leader's, or a rank is slow by the others' way and takes it for its own.
