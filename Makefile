@@ -10,7 +10,7 @@ export PYTHON TORCH_VERSION MAX_JOBS
 
 help:
 	@echo "make demo         train a small model over nvx and over gloo, side by side (a few minutes the first time)"
-	@echo "make test         the C++ and the Python tests (under 15 minutes on 2 cores)"
+	@echo "make test         the C++ and the Python tests (15 to 20 minutes on 2 cores)"
 	@echo "make test-hosts   ranks on hosts of this machine's own making (network namespaces; needs root)"
 	@echo "make check        the gates: formats, warnings, sanitizers, fuzzing, other architectures"
 	@echo "make bench        all_reduce over nvx and gloo from 8 B to 64 MiB; 'nvx bench --help' has the rest"
