@@ -42,19 +42,19 @@ constexpr bool in_order() {
 }
 static_assert(in_order());
 
-}  // namespace
-
-const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
-
 /// How often this thread has lost its core to another one while it had work: what it took then tells nothing.
-static long interruptions() {
+long interruptions() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
   return usage.ru_nivcsw;
 }
 
 /// From these bytes on an operation may well be interrupted, and asking whether it was costs little beside it.
-static constexpr size_t kLasts = 64 << 10;
+constexpr size_t kLasts = 64 << 10;
+
+}  // namespace
+
+const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
 
 bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work) {
   const auto& run = kRows[size_t(algorithm)].run;

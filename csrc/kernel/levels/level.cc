@@ -364,23 +364,25 @@ inline DivideFn divide(DType type) {
   }
 }
 
+inline Words words_at(const char* at) { return reinterpret_cast<const Loose<Words>*>(at)->value; }
+
 /// A plain loop: the C library's copy has other costs when the source was just written by another core.
 inline void copy(void* dst, const void* src, size_t n) {
   auto* d = static_cast<char*>(dst);
   auto* s = static_cast<const char*>(src);
-  const auto from = [](const char* at) { return reinterpret_cast<const Loose<Words>*>(at)->value; };
   const auto put = [](char* at, Words w) { reinterpret_cast<Loose<Words>*>(at)->value = w; };
   if (n < kVector) {
     for (size_t i = 0; i < n; ++i) d[i] = s[i];
     return;
   }
   char* const last = d + n - kVector;
-  const Words tail = from(s + n - kVector);
+  const Words tail = words_at(s + n - kVector);
   for (; d + 3 * kVector < last; d += 4 * kVector, s += 4 * kVector) {
-    const Words w = from(s), x = from(s + kVector), y = from(s + 2 * kVector), z = from(s + 3 * kVector);
+    const Words w = words_at(s), x = words_at(s + kVector), y = words_at(s + 2 * kVector),
+                z = words_at(s + 3 * kVector);
     put(d, w), put(d + kVector, x), put(d + 2 * kVector, y), put(d + 3 * kVector, z);
   }
-  for (; d < last; d += kVector, s += kVector) put(d, from(s));
+  for (; d < last; d += kVector, s += kVector) put(d, words_at(s));
   put(last, tail);
 }
 
@@ -401,14 +403,14 @@ inline void put_past(void* at, Words w) {
 inline void copy_past(void* dst, const void* src, size_t n) {
   auto* d = static_cast<char*>(dst);
   auto* s = static_cast<const char*>(src);
-  const auto from = [](const char* at) { return reinterpret_cast<const Loose<Words>*>(at)->value; };
   const size_t head = std::min(n, -reinterpret_cast<uintptr_t>(d) % kVector);
   copy(d, s, head);
   for (d += head, s += head, n -= head; n >= 4 * kVector; d += 4 * kVector, s += 4 * kVector, n -= 4 * kVector) {
-    const Words w = from(s), x = from(s + kVector), y = from(s + 2 * kVector), z = from(s + 3 * kVector);
+    const Words w = words_at(s), x = words_at(s + kVector), y = words_at(s + 2 * kVector),
+                z = words_at(s + 3 * kVector);
     put_past(d, w), put_past(d + kVector, x), put_past(d + 2 * kVector, y), put_past(d + 3 * kVector, z);
   }
-  for (; n >= kVector; d += kVector, s += kVector, n -= kVector) put_past(d, from(s));
+  for (; n >= kVector; d += kVector, s += kVector, n -= kVector) put_past(d, words_at(s));
   _mm_sfence();  // such stores keep no order with others otherwise
   copy(d, s, n);
 }
