@@ -147,16 +147,25 @@ class OnOneCore {
   cpu_set_t all_;
 };
 
-TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
-  const OnOneCore here;
-  constexpr int kRounds = 200;
+/// The processor's time that a volley between two threads of one core takes for each round.
+double seconds_a_round() {
+  constexpr int kRounds = 20;
   Flag a{}, b{};
   const std::clock_t began = std::clock();  // of the processor: what others run there does not count
   std::thread other([&] { volley(b, a, kRounds, /*begins=*/false); });
   volley(a, b, kRounds, /*begins=*/true);
   other.join();
-  const double seconds = double(std::clock() - began) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 0.0005 * kRounds) << "each has spun on the core that the other one needs";
+  return double(std::clock() - began) / CLOCKS_PER_SEC / kRounds;
+}
+
+TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
+  const OnOneCore here;
+  // Each spins for 5 ms at least where nobody hands over. Beside another process on the core, yields come back late and
+  // are given up for a while, rightly; so one undisturbed volley is proof, and each begins with a courtesy of its own.
+  const auto until = Clock::now() + std::chrono::seconds(20);
+  double least = seconds_a_round();
+  while (least > 0.0005 && Clock::now() < until) least = std::min(least, seconds_a_round());
+  EXPECT_LE(least, 0.0005) << "each has spun on the core that the other one needs";
 }
 
 TEST(Courtesy, WhoWasAwayForLongSleepsTheNextTimes) {
