@@ -145,6 +145,29 @@ class TwinMachine {
 
 using TwinExec = kernel::TileExec<TwinMachine>;
 
+/// One kernel of one rank: jobs one after the other, by all lanes of all blocks at once. How many lanes said that it
+/// ended well.
+template <class Rules = kernel::PushRules>
+int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
+                int lanes, const Mischief& mischief = {}) {
+  const int blocks = int(channel.shape.blocks);
+  std::vector<std::unique_ptr<Crossing>> crossings;
+  for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
+  std::atomic<int> well{0};
+  const auto lane = [&](int b, int l) {
+    const TwinMachine machine(b, blocks, l, lanes, *crossings[size_t(b)], mischief);
+    const auto run = [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
+      return kernel::run_pushed(ex, ch, job, pieces);
+    };
+    well += kernel::run_jobs<Rules>(machine, channel, jobs.data(), uint32_t(jobs.size()), table, run);
+  };
+  std::vector<std::thread> threads;
+  for (int i = 1; i < blocks * lanes; ++i) threads.emplace_back(lane, i / lanes, i % lanes);
+  lane(0, 0);
+  for (std::thread& t : threads) t.join();
+  return well;
+}
+
 /// The memory of all ranks of a channel, and threads that play their kernels.
 class Twins {
  public:
@@ -207,27 +230,10 @@ class Twins {
     return apart;
   }
 
-  /// One kernel of one rank: jobs one after the other, by all lanes of all blocks at once. How many lanes said that it
-  /// ended well.
+  /// One kernel of one rank. How many of its lanes said that it ended well.
   template <class Rules = kernel::PushRules>
   int launch(int rank, const std::vector<kernel::Job>& jobs, kernel::PieceTable table) {
-    const kernel::DeviceChannel at = channel(rank);
-    const int blocks = int(shape_.device.blocks), lanes = shape_.lanes;
-    std::vector<std::unique_ptr<Crossing>> crossings;
-    for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<Crossing>(lanes));
-    std::atomic<int> well{0};
-    const auto lane = [&](int b, int l) {
-      const TwinMachine machine(b, blocks, l, lanes, *crossings[size_t(b)], mischief(rank));
-      const auto run = [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
-        return kernel::run_pushed(ex, ch, job, pieces);
-      };
-      well += kernel::run_jobs<Rules>(machine, at, jobs.data(), uint32_t(jobs.size()), table, run);
-    };
-    std::vector<std::thread> threads;
-    for (int i = 1; i < blocks * lanes; ++i) threads.emplace_back(lane, i / lanes, i % lanes);
-    lane(0, 0);
-    for (std::thread& t : threads) t.join();
-    return well;
+    return play_kernel<Rules>(channel(rank), jobs, table, shape_.lanes, mischief(rank));
   }
   int lanes_in_all() const { return int(shape_.device.blocks) * shape_.lanes; }
 

@@ -5,9 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <mutex>
 #include <new>
@@ -18,6 +16,7 @@
 
 #include "gpucheck/control.h"
 #include "kernel/launch_cuda.h"
+#include "support/played_stream.h"
 #include "support/twin.h"
 
 using Launch = std::function<void()>;
@@ -32,52 +31,15 @@ struct CUevent_st {
   std::chrono::steady_clock::time_point then;
 };
 
-/// Launches in order, each begun when the one before has ended.
 struct CUstream_st {
-  CUstream_st() : thread([this] { work(); }) {}
-  ~CUstream_st() {
-    {
-      const std::lock_guard lock(mutex);
-      ends = true;
-    }
-    changed.notify_all();
-    thread.join();
-  }
-
   void post(const Launch& launch) {
     if (captured) return captured->push_back(launch);
-    const std::lock_guard lock(mutex);
-    waiting.push_back(launch);
-    changed.notify_all();
+    stream.post(launch);
   }
-  bool idle() {
-    const std::lock_guard lock(mutex);
-    return waiting.empty() && !busy;
-  }
+  bool idle() { return stream.idle(); }
 
   std::optional<std::vector<Launch>> captured;
-
- private:
-  void work() {
-    std::unique_lock lock(mutex);
-    for (;;) {
-      changed.wait(lock, [&] { return ends || !waiting.empty(); });
-      if (waiting.empty()) return;
-      const Launch launch = waiting.front();
-      waiting.pop_front();
-      busy = true;
-      lock.unlock();
-      launch();
-      lock.lock();
-      busy = false;
-    }
-  }
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Launch> waiting;
-  bool busy = false, ends = false;
-  std::thread thread;
+  nvx::test::PlayedStream stream;
 };
 
 namespace {
@@ -196,26 +158,6 @@ namespace {
 
 constexpr int kPlayedLanes = 2;
 
-/// A rank's kernel: all lanes of all its blocks.
-void play(const DeviceChannel& channel, const Job* jobs, uint32_t count, PieceTable table) {
-  const int blocks = int(channel.shape.blocks);
-  const test::Mischief none;
-  std::vector<std::unique_ptr<test::Crossing>> crossings;
-  for (int b = 0; b < blocks; ++b) crossings.push_back(std::make_unique<test::Crossing>(kPlayedLanes));
-  std::vector<std::thread> lanes;
-  for (int i = 0; i < blocks * kPlayedLanes; ++i) {
-    lanes.emplace_back([&, i] {
-      const int block = i / kPlayedLanes;
-      const test::TwinMachine machine(block, blocks, i % kPlayedLanes, kPlayedLanes, *crossings[size_t(block)], none);
-      const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable pieces) {
-        return run_pushed(ex, ch, job, pieces);
-      };
-      (void)run_jobs<PushRules>(machine, channel, jobs, count, table, run);
-    });
-  }
-  for (std::thread& lane : lanes) lane.join();
-}
-
 }  // namespace
 
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
@@ -223,7 +165,7 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   NVX_TRY(check_launch(channel, jobs, table));
   static_cast<cudaStream_t>(stream)->post([channel, jobs = std::vector<Job>(jobs.begin(), jobs.end()),
                                            table = std::vector<Piece>(table.begin(), table.end())] {
-    play(channel, jobs.data(), uint32_t(jobs.size()), table.data());
+    (void)test::play_kernel(channel, jobs, table.data(), kPlayedLanes);
   });
   return {};
 }
@@ -232,7 +174,9 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stre
   static_cast<cudaStream_t>(stream)->post([ranks, count] {
     std::vector<std::thread> kernels;
     for (uint32_t r = 0; r < count; ++r)
-      kernels.emplace_back([&at = ranks[r]] { play(at.channel, at.jobs, at.count, at.table); });
+      kernels.emplace_back([&at = ranks[r]] {
+        (void)test::play_kernel(at.channel, {at.jobs, at.count}, at.table, kPlayedLanes);
+      });
     for (std::thread& kernel : kernels) kernel.join();
   });
   return {};

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace nvx::test {
+
+/// A stream of a device, played by a thread: launches in order, each begun when the one before has ended.
+class PlayedStream {
+ public:
+  PlayedStream() : thread_([this] { work(); }) {}
+  /// Returns when all has ended that was posted.
+  ~PlayedStream() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+  PlayedStream(const PlayedStream&) = delete;
+  PlayedStream& operator=(const PlayedStream&) = delete;
+
+  void post(std::function<void()> launch) {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(std::move(launch));
+    changed_.notify_all();
+  }
+  bool idle() {
+    const std::lock_guard lock(mutex_);
+    return waiting_.empty() && !busy_;
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return ends_ || !waiting_.empty(); });
+      if (waiting_.empty()) return;
+      const std::function<void()> launch = std::move(waiting_.front());
+      waiting_.pop_front();
+      busy_ = true;
+      lock.unlock();
+      launch();
+      lock.lock();
+      busy_ = false;
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> waiting_;
+  bool busy_ = false, ends_ = false;
+  std::thread thread_;  // last: it uses all of these
+};
+
+}  // namespace nvx::test
