@@ -1,41 +1,19 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "memory/apart.h"
+#include "memory/cards.h"
 #include "memory/device_share.h"
 #include "memory/unix_socket.h"
 
 /// How a DeviceShare is made: what the ranks say to each other, and in which order. For device_*.cc only.
 namespace nvx {
-
-template <size_t N>
-void put(char (&field)[N], const std::string& text) {
-  const size_t n = std::min(text.size(), N - 1);
-  std::memcpy(field, text.data(), n);
-  std::memset(field + n, 0, N - n);
-}
-
-/// It comes from a peer and goes into messages.
-template <size_t N>
-std::string text_of(const char (&field)[N]) {
-  std::string text(field, strnlen(field, N));
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
-  return text;
-}
-
-template <class T>
-std::span<const std::byte> bytes_of(const T& value) {
-  return std::as_bytes(std::span(&value, 1));
-}
 
 /// Memory that a rank offers to the others: its arena, or its window.
 struct Offer {
@@ -72,21 +50,6 @@ struct Finding {
   uint32_t state = 0;
   char why[124] = {};
 };
-
-inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
-
-/// What each rank has said, if it is of the right shape.
-template <class T>
-std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each) {
-  std::vector<T> cards(said.size() * each);
-  for (size_t r = 0; r < said.size(); ++r) {
-    if (said[r].size() != each * sizeof(T))
-      throw Error(Code::kMismatch,
-                  "nvx: what " + of_rank(int(r)) + " says of its GPU is damaged, or of another version");
-    std::memcpy(cards.data() + r * each, said[r].data(), said[r].size());
-  }
-  return cards;
-}
 
 /// One making of a DeviceShare: what is needed only until it stands.
 class Meeting {

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+/// What ranks say to each other about their GPUs: in fixed layouts, as bytes.
+namespace nvx {
+
+template <size_t N>
+void put(char (&field)[N], const std::string& text) {
+  const size_t n = std::min(text.size(), N - 1);
+  std::memcpy(field, text.data(), n);
+  std::memset(field + n, 0, N - n);
+}
+
+/// It comes from a peer and goes into messages.
+template <size_t N>
+std::string text_of(const char (&field)[N]) {
+  std::string text(field, strnlen(field, N));
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
+template <class T>
+std::span<const std::byte> bytes_of(const T& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
+
+/// What each rank has said, if it is of the right shape.
+template <class T>
+std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each) {
+  std::vector<T> cards(said.size() * each);
+  for (size_t r = 0; r < said.size(); ++r) {
+    if (said[r].size() != each * sizeof(T))
+      throw Error(Code::kMismatch,
+                  "nvx: what " + of_rank(int(r)) + " says of its GPU is damaged, or of another version");
+    std::memcpy(cards.data() + r * each, said[r].data(), said[r].size());
+  }
+  return cards;
+}
+
+}  // namespace nvx
