@@ -1,0 +1,240 @@
+#include "group/device_end.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "group/device_plan.h"
+#include "kernel/residency.h"
+#include "memory/apart.h"
+#include "memory/cards.h"
+#include "memory/device_work.h"
+
+namespace nvx {
+namespace {
+
+using kernel::DevicePad;
+using kernel::DeviceState;
+using kernel::Part;
+
+/// What a rank says of its GPU before a channel is cut out for all. Fixed layout; comes from peers.
+struct RoomCard {
+  static constexpr uint32_t kMagic = 0x6578766e;  // "nvxe"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  int32_t device = -1;
+  int32_t resident = 0;  // blocks that it holds at once
+  std::array<uint8_t, 16> uuid{};
+  ArenaId home;             // of the rank's process
+  uint64_t arena_free = 0;  // bytes
+  uint64_t reserved = 0;
+
+  /// Ranks whose kernels must be on it at once have the same one. A driver that does not name its GPUs has them told
+  /// apart by process.
+  bool same_gpu(const RoomCard& other) const {
+    if (uuid != decltype(uuid){}) return uuid == other.uuid;
+    return home == other.home && device == other.device;
+  }
+};
+static_assert(sizeof(RoomCard) == 64);
+
+/// Where a rank's pad is.
+struct PadCard {
+  static constexpr uint32_t kMagic = 0x7078766e;  // "nvxp"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  uint64_t offset = 0;  // in its arena
+};
+static_assert(sizeof(PadCard) == 16);
+
+/// Each GPU once, in the order of the first of its ranks: the same on every rank.
+std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
+  std::vector<kernel::GpuRoom> rooms;
+  std::vector<const RoomCard*> gpus;
+  for (const RoomCard& card : cards) {
+    const auto known = std::find_if(gpus.begin(), gpus.end(), [&](const RoomCard* g) { return g->same_gpu(card); });
+    if (known == gpus.end()) {
+      gpus.push_back(&card);
+      rooms.push_back({card.resident, 1});
+    } else {
+      kernel::GpuRoom& room = rooms[size_t(known - gpus.begin())];
+      room = {std::min(room.resident, int(card.resident)), room.ranks + 1};
+    }
+  }
+  return rooms;
+}
+
+std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
+
+/// What is mapped of others, where a device that hangs may still write.
+void keep_for_ever(std::unique_ptr<DeviceShare> share) {
+  static Mutex mutex;
+  static auto* const kKept = new std::vector<std::unique_ptr<DeviceShare>>;
+  MutexLock lock(mutex);
+  kKept->push_back(std::move(share));
+}
+
+}  // namespace
+
+DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, Launcher& launcher)
+    : home_(home), options_(options), own_(options.patience) {
+  try {
+    set_up(exchange, launcher);
+  } catch (const std::exception& error) {
+    let_go();
+    contain("telling the other ranks that GPUs cannot be used", [&] { exchange.give_up(error.what()); });
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known && known->code() == Code::kPeerFailed) throw;
+    throw Error(known ? known->code() : Code::kSystem,
+                "nvx: group " + options_.group + " cannot use GPU " + std::to_string(options_.device) + " on " +
+                    options_.describe(options_.rank) + ": " + (known ? known->reason() : error.what()) +
+                    ". Next: nvx gpucheck tries this machine's GPUs; with the backend \"cpu:nvx,cuda:nccl\" NCCL "
+                    "serves CUDA tensors");
+  }
+}
+
+DeviceEnd::~DeviceEnd() { let_go(); }
+
+/// Nothing of this rank's own touches it any more; peers may.
+void DeviceEnd::let_go() {
+  if (!span_) return;
+  const Span span = std::exchange(span_, Span{});
+  if (exported_) {
+    share_->arena().bury(span, options_.peers_gone);
+  } else {
+    share_->arena().free(span);
+  }
+}
+
+void DeviceEnd::keep() {
+  if (!span_) return;
+  share_->arena().quarantine(std::exchange(span_, Span{}));
+  state_->abandon();
+  control_->abandon();
+  keep_for_ever(std::move(share_));
+}
+
+void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
+  NVX_CHECK(2 * size_t(options_.ranks) <= kernel::kLaunchPieces,
+            "a channel between GPUs has at most " + std::to_string(kernel::kLaunchPieces / 2) + " ranks");
+  std::vector<kernel::KernelFacts> facts;  // loaded before anybody's kernel waits for this rank's
+  if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
+  share_ = std::make_unique<DeviceShare>(
+      home_, exchange, ShareOptions{options_.rank, options_.ranks, options_.device, options_.host, options_.patience});
+  const size_t budget = agree(exchange, kernel::resident_at_once(facts));
+  channel_.shape = device_shape(uint32_t(options_.ranks), channel_.shape.blocks, budget);
+  channel_.rank = uint32_t(options_.rank);
+  take_memory();
+  format(exchange_pads(exchange));
+  exported_ = true;
+  (void)exchange.all_gather({});  // all are formatted
+  NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s",
+          options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
+          channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
+}
+
+/// How many blocks fit on every GPU of the group, and how large a pad in every arena.
+size_t DeviceEnd::agree(Exchange& exchange, int resident) {
+  RoomCard card;
+  card.rank = options_.rank;
+  card.device = options_.device;
+  card.resident = resident;
+  card.home = home_.id();
+  card.uuid = ask_device<DeviceFacts>("asking for its name", [driver = home_.driver(), device = options_.device] {
+                DeviceFacts facts;
+                demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
+                return facts;
+              }).uuid;
+  card.arena_free = share_->arena().region().bytes() - share_->arena().used();
+  const auto cards = read_cards<RoomCard>(exchange.all_gather(bytes_of(card)), 1);
+  size_t least = SIZE_MAX;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r))
+      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
+    least = std::min<size_t>(least, cards[r].arena_free);
+  }
+  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), std::max(options_.blocks, 1u));
+  NVX_CHECK(agreed.blocks > 0, agreed.why_fewer + ", so the ranks would wait for each other: put fewer on it");
+  channel_.shape.blocks = agreed.blocks;
+  why_fewer_ = std::move(agreed.why_fewer);
+  return pad_budget(least);
+}
+
+template <class Result>
+Result DeviceEnd::ask_device(const std::string& what, std::function<Result()> call) const {
+  return demand_apart<Result>(what, Deadline::after(home_.patience()), std::move(call));
+}
+
+std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t bytes) const {
+  constexpr size_t kPage = 65536;
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  const auto make = [driver = home_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
+    return DeviceRegion::pin(driver, device, make_host_window(bytes).get(), bytes);
+  };
+  return ask_device<std::shared_ptr<DeviceRegion>>("pinning " + what, make);
+}
+
+void DeviceEnd::take_memory() {
+  span_ = share_->arena().allocate(pad_bytes());
+  const auto make = [driver = home_.driver(), device = options_.device,
+                     bytes = DeviceState{channel_.shape}.bytes()]() -> std::shared_ptr<DeviceRegion> {
+    return DeviceRegion::make(driver, device, ShareKind::kPointer, bytes);
+  };
+  own_.add(state_ = ask_device<std::shared_ptr<DeviceRegion>>("allocating the channel's state", make));
+  own_.add(control_ = pin("the channel's control", sizeof(kernel::Control)));
+  control().finished = options_.first_epoch;
+  channel_.state = pointer(state_->base());
+  channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
+}
+
+/// Each rank says where its pad is. What it says is held against what is mapped of it.
+std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
+  PadCard card;
+  card.rank = options_.rank;
+  card.offset = span_.offset;
+  const auto cards = read_cards<PadCard>(exchange.all_gather(bytes_of(card)), 1);
+  std::vector<kernel::PeerPads> pads;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    const DevicePeer& peer = share_->peer(int(r));
+    const uint64_t offset = cards[r].offset;
+    const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kLine == 0;
+    if (cards[r].magic != PadCard::kMagic || cards[r].rank != int32_t(r) || !inside)
+      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " describes a pad that it cannot have");
+    pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});
+  }
+  return pads;
+}
+
+/// Wherever a peer writes for this rank there is a pad: in the arena, in its window, or in both.
+void DeviceEnd::format(const std::vector<kernel::PeerPads>& pads) {
+  const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
+  const auto image = pin("what the channel begins with", pad + state);
+  kernel::format_pad(channel_.shape, options_.first_epoch, 0, image->host());
+  kernel::format_state(channel_.shape, options_.first_epoch, 0, pads.data(), image->host() + pad);
+  std::set<DevicePtr> homes;
+  for (const kernel::PeerPads& p : pads) homes.insert(reinterpret_cast<DevicePtr>(p.mine));
+  std::vector<std::shared_ptr<DeviceRegion>> touches{image, state_, share_->arena().hold()};
+  if (*homes.begin() != share_->arena().at(span_.offset) || homes.size() > 1)
+    touches.push_back(share_->arena().hold_window());
+  const Deadline deadline = Deadline::after(home_.patience());
+  const auto write = [driver = home_.driver(), device = options_.device, touches, homes, pad, state, deadline,
+                      from = image->base(), to = state_->base()]() -> PairVerdict {
+    DeviceWork work(driver, device, touches);
+    return work.carry_out([&]() -> PairVerdict {
+      for (const DevicePtr home : homes) work.copy(home, from, pad);
+      work.copy(to, from + pad, state);
+      if (work.drain(deadline)) return {};
+      return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
+    });
+  };
+  const PairVerdict wrote = run_work(write, deadline);
+  if (wrote.fine()) return;
+  const bool hung = wrote.state == PairState::kHung;  // the device may write there yet
+  if (hung) share_->arena().quarantine(std::exchange(span_, Span{}));
+  throw Error(hung ? Code::kTimeout : Code::kSystem, "nvx: writing what its pad begins with: " + wrote.why);
+}
+
+}  // namespace nvx

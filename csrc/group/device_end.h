@@ -1,0 +1,79 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/device_launcher.h"
+#include "group/plan.h"
+#include "memory/device_share.h"
+
+namespace nvx {
+
+struct DeviceSideOptions {
+  std::string group;  ///< its name, for whoever reads what has gone wrong
+  int rank = 0;
+  int ranks = 1;
+  int device = 0;
+  uint64_t host = 0;                                    ///< ranks with the same one can pass each other descriptors
+  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< these two: the same on every rank
+  size_t one_shot_bytes = 0;
+  uint32_t blocks = 16;                      ///< of each rank, where all GPUs have room for them
+  uint32_t first_epoch = 0;                  ///< tests begin near the wrap
+  std::chrono::milliseconds patience{2000};  ///< with each kind and pair of memory that is tried
+  std::chrono::milliseconds farewell{5000};  ///< with kernels that have not ended when this rank goes
+  /// Holds when no peer's kernel can write to what this rank has exported. Asked from when this rank has gone, maybe by
+  /// other groups' threads; until then that memory is nobody else's.
+  std::function<bool()> peers_gone = [] { return false; };
+  /// "rank 3 (pid 4711, host a01)"
+  std::function<std::string(int)> describe = [](int rank) { return "rank " + std::to_string(rank); };
+};
+
+/// All the memory of one rank's end of a channel between GPUs: its pad, which the peers write to; its state, for its
+/// own kernels; its control, where host and kernels tell each other things.
+class DeviceEnd {
+ public:
+  /// A step of all ranks together, on a thread whose current device is this rank's. Returns when every rank's end is
+  /// ready for kernels. Throws Error, and then on all ranks unless one has ended.
+  DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, Launcher& launcher);
+  ~DeviceEnd();
+  DeviceEnd(const DeviceEnd&) = delete;
+  DeviceEnd& operator=(const DeviceEnd&) = delete;
+
+  const DeviceSideOptions& options() const { return options_; }
+  const kernel::DeviceChannel& channel() const { return channel_; }
+  /// As the host sees it.
+  kernel::Control& control() const { return *reinterpret_cast<kernel::Control*>(control_->host()); }
+  const DeviceShare& share() const { return *share_; }
+  /// Why the ranks have fewer blocks than was wanted; empty where they have as many.
+  const std::string& why_fewer_blocks() const { return why_fewer_; }
+
+  /// A kernel that may never end uses it: all of it stays until the process ends.
+  void keep();
+
+ private:
+  void set_up(Exchange& exchange, Launcher& launcher);
+  size_t agree(Exchange& exchange, int resident);
+  void take_memory();
+  std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
+  void format(const std::vector<kernel::PeerPads>& pads);
+  void let_go();
+  template <class Result>
+  Result ask_device(const std::string& what, std::function<Result()> call) const;
+  std::shared_ptr<DeviceRegion> pin(const std::string& what, size_t bytes) const;
+  size_t pad_bytes() const { return kernel::DevicePad{channel_.shape}.bytes(); }
+
+  DeviceHome& home_;
+  const DeviceSideOptions options_;
+  kernel::DeviceChannel channel_;
+  std::string why_fewer_;
+  std::unique_ptr<DeviceShare> share_;
+  Span span_;
+  bool exported_ = false;  // peers may be writing there
+  std::shared_ptr<DeviceRegion> state_, control_;
+  MappedRegions own_;  // these two, to be given back
+};
+
+}  // namespace nvx

@@ -1,0 +1,68 @@
+#include "group/device_parcel.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace nvx {
+namespace {
+
+using kernel::Piece;
+using kernel::Pieces;
+
+/// Addresses of different tensors: std::less orders those too.
+bool overlap(const std::byte* a, const std::byte* a_end, const std::byte* b, const std::byte* b_end) {
+  const std::less<const std::byte*> before;
+  return before(a, b_end) && before(b, a_end);
+}
+
+}  // namespace
+
+Piece* DeviceParcel::room() {
+  const bool full = jobs_ == job_.size() || listed_ + 2 * ranks_ > piece_.size();
+  return full ? nullptr : piece_.data() + listed_;
+}
+
+DeviceParcel::Reach DeviceParcel::reach_of(const Pieces& pieces) const {
+  const std::less<const std::byte*> before;
+  Reach reach;
+  for (uint32_t p = 0; p < ranks_; ++p) {
+    const Piece piece = pieces.of(p, ranks_, piece_.data());
+    if (piece.bytes == 0) continue;
+    if (!reach.end || before(piece.data, reach.begin)) reach.begin = piece.data;
+    if (!reach.end || before(reach.end, piece.data + piece.bytes)) reach.end = piece.data + piece.bytes;
+  }
+  return reach;
+}
+
+bool DeviceParcel::meets(const Pieces& a, const Pieces& b) const {
+  for (uint32_t p = 0; p < ranks_; ++p) {
+    const Piece one = a.of(p, ranks_, piece_.data());
+    for (uint32_t q = 0; one.bytes != 0 && q < ranks_; ++q) {
+      const Piece other = b.of(q, ranks_, piece_.data());
+      if (other.bytes != 0 && overlap(one.data, one.data + one.bytes, other.data, other.data + other.bytes))
+        return true;
+    }
+  }
+  return false;
+}
+
+bool DeviceParcel::add(const kernel::Job& job) {
+  const Reach read = reach_of(job.send), written = reach_of(job.recv);
+  const auto near = [](const Reach& a, const Reach& b) {
+    return a.end && b.end && overlap(a.begin, a.end, b.begin, b.end);
+  };
+  for (size_t i = 0; i < jobs_; ++i) {
+    const kernel::Job& before = job_[i];
+    if ((near(read, written_[i]) && meets(job.send, before.recv)) ||
+        (near(written, read_[i]) && meets(job.recv, before.send)) ||
+        (near(written, written_[i]) && meets(job.recv, before.recv)))
+      return false;
+  }
+  job_[jobs_] = job, read_[jobs_] = read, written_[jobs_] = written;
+  ++jobs_;
+  const auto lists = [](const Pieces& pieces) { return pieces.kind == Pieces::Kind::kTable; };
+  if (lists(job.send) || lists(job.recv)) listed_ += 2 * ranks_;
+  return true;
+}
+
+}  // namespace nvx

@@ -1,0 +1,248 @@
+#include "group/device_side.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "group/group.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Collective;
+using kernel::DeviceVerdict;
+using kernel::Fingerprint;
+using kernel::Verdict;
+using std::chrono::milliseconds;
+
+template <class Word>
+std::atomic_ref<Word> shared(Word& word) {
+  return std::atomic_ref<Word>(word);
+}
+
+size_t longest(const Pieces& pieces) {
+  size_t bytes = 0;
+  for (size_t p = 0; p < pieces.size(); ++p) bytes = std::max(bytes, pieces[p].bytes);
+  return bytes;
+}
+
+std::string seconds(milliseconds span) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f s", double(span.count()) / 1e3);
+  return text;
+}
+
+Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
+  Fingerprint f;
+  std::memcpy(&f, words, sizeof f);
+  return f;
+}
+
+milliseconds patience_of(const Operation& operation, milliseconds timeout) {
+  return operation.timeout.count() > 0 ? operation.timeout : std::max(timeout, milliseconds(0));
+}
+
+}  // namespace
+
+DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
+                       std::shared_ptr<Launcher> launcher)
+    : launcher_(std::move(launcher)),
+      end_(home, exchange, options, *launcher_),
+      facts_{end_.channel().shape, options.force, options.one_shot_bytes},
+      launched_(options.first_epoch),
+      parcel_(end_.channel().shape.ranks),
+      calls_(kCalls) {}
+
+DeviceSide::~DeviceSide() {
+  constexpr milliseconds kMoment{200};  // by when kernels of a rank that has failed fall through
+  const milliseconds most = end_.options().farewell;
+  const Deadline deadline = Deadline::after(most), soon = Deadline::after(std::min(most, kMoment));
+  while (!settled() && !(has_verdict() ? soon : deadline).passed(Clock::now()))
+    std::this_thread::sleep_for(milliseconds(1));
+  if (settled()) return;
+  shared(end_.control().abort).store(1, std::memory_order_release);
+  NVX_LOG(kInfo, "group %s: kernels on GPU %d have not said that they have ended; what they use is not used again",
+          end_.options().group.c_str(), end_.options().device);
+  end_.keep();
+}
+
+/// Whether no kernel of this rank can be running.
+bool DeviceSide::settled() const { return (!unsure_ && finished() >= launched()) || launcher_->ended(); }
+
+uint64_t DeviceSide::finished() const {
+  const uint64_t begun = launched();
+  const auto epoch = uint32_t(shared(end_.control().finished).load(std::memory_order_acquire));
+  return begun + uint64_t(int64_t(int32_t(epoch - uint32_t(begun))));  // behind, or ahead where launches are replayed
+}
+
+bool DeviceSide::has_verdict() const {
+  return shared(end_.control().verdict.state).load(std::memory_order_acquire) == DeviceVerdict::kReadable;
+}
+
+Status DeviceSide::verdict() {
+  if (!failed_.load(std::memory_order_acquire) && !has_verdict()) return {};
+  MutexLock lock(mutex_);
+  return failure_.ok() ? explain(end_.control().verdict) : failure_;
+}
+
+void DeviceSide::abort(const Status& why) {
+  (void)verdict();  // what has come before stays
+  shared(end_.control().abort).store(1, std::memory_order_release);
+  MutexLock lock(mutex_);
+  if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
+}
+
+Status DeviceSide::launch(std::span<const Operation* const> operations, void* stream, milliseconds timeout) {
+  MutexLock lock(launch_mutex_);
+  for (size_t at = 0; at < operations.size();) {
+    NVX_TRY(verdict());
+    const size_t n = gather(operations.subspan(at), timeout);
+    const auto now = operations.subspan(at, n);
+    remember(now, timeout);
+    const Status status = launcher_->launch(end_.channel(), parcel_.jobs(), parcel_.pieces(), stream);
+    if (!status.ok()) return refused(status, /*is_first=*/at == 0);
+    launched_.fetch_add(n, std::memory_order_release);
+    at += n;
+  }
+  return {};
+}
+
+/// The peers wait for what was not begun here, unless it is an argument that nobody can serve.
+Status DeviceSide::refused(const Status& status, bool is_first) {
+  if (is_first && status.code() == Code::kInvalid) return status;
+  unsure_ = true;
+  MutexLock lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  return fail(Code::kSystem,
+              "GPU " + std::to_string(end_.options().device) + " of " + self() + " takes no more operations of group " +
+                  end_.options().group + ": " + status.what().substr(5),
+              "Next: an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which");
+}
+
+/// As many of the operations as one launch may hold: at least one.
+size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout) {
+  parcel_.clear();
+  size_t n = 0;
+  for (kernel::Piece* room; n < operations.size() && (room = parcel_.room()); ++n) {
+    if (!parcel_.add(job_of(*operations[n], room, timeout))) break;
+  }
+  return n;
+}
+
+kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, milliseconds timeout) {
+  const DeviceChoice choice = choose(o);
+  NVX_LOG(kTrace, "group %s #%llu %s on GPU %d: %s (%s)", end_.options().group.c_str(),
+          static_cast<unsigned long long>(o.number), nvx::name(o.collective), end_.options().device,
+          kernel::name(choice.algorithm), choice.why);
+  kernel::Work work;
+  work.call = {o.fingerprint(), o.factor, o.root};
+  work.in = o.in;
+  work.out = o.out;
+  work.count = o.count;
+  work.send = o.send.data();
+  work.recv = o.recv.data();
+  const kernel::DeviceChannel& channel = end_.channel();
+  kernel::Job job = kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype),
+                                   parcel_.index(), room);
+  job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
+  return job;
+}
+
+/// What all ranks know alike decides. Of what is gathered by all, or reduced and scattered, each rank has the lengths
+/// of all pieces, and the fingerprint holds them.
+DeviceChoice DeviceSide::choose(const Operation& o) const {
+  const auto ask = [&](size_t bytes, Blocks pieces = Blocks::kAlike) {
+    return plan(o.collective, bytes, facts_, pieces);
+  };
+  switch (o.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return ask(o.count * size_of(o.dtype));
+    case Collective::kBroadcast:
+    case Collective::kAllGather: return ask(longest(o.recv));
+    case Collective::kReduceScatter: return ask(longest(o.send));
+    case Collective::kBarrier: return ask(0);
+    default: return ask(std::max(longest(o.send), longest(o.recv)), o.alike ? Blocks::kAlike : Blocks::kOfAnySize);
+  }
+}
+
+void DeviceSide::remember(std::span<const Operation* const> operations, milliseconds timeout) {
+  MutexLock lock(mutex_);
+  uint64_t epoch = launched();
+  for (const Operation* o : operations) {
+    ++epoch;
+    calls_[epoch % kCalls] = {epoch, o->number, o->fingerprint(), patience_of(*o, timeout)};
+  }
+}
+
+const DeviceSide::Call* DeviceSide::call_at(uint32_t epoch) const {
+  static_assert(kernel::is_power_of_two(kCalls));
+  const Call& call = calls_[epoch % kCalls];
+  return call.epoch != 0 && uint32_t(call.epoch) == epoch ? &call : nullptr;
+}
+
+std::string DeviceSide::called_at(uint32_t epoch) const {
+  const Call* call = call_at(epoch);
+  if (!call) return "the operation of epoch " + std::to_string(epoch);
+  return describe(call->fingerprint) + " #" + std::to_string(call->number ? call->number : call->epoch);
+}
+
+Status DeviceSide::fail(const Status& status) {
+  failure_ = status;
+  failed_.store(true, std::memory_order_release);
+  NVX_LOG(kInfo, "%s", failure_.what().c_str());
+  return failure_;
+}
+
+Status DeviceSide::fail(Code code, const std::string& cause, const std::string& context) {
+  return fail({code, "nvx: " + cause + (context.empty() ? "" : "; " + context)});
+}
+
+Status DeviceSide::explain_abort() {
+  return fail(Code::kAborted, "group " + end_.options().group + " was aborted on " + self(), "");
+}
+
+/// What both sides have called, as far as they have said so to each other.
+std::string DeviceSide::mismatch(const DeviceVerdict& v) const {
+  const std::string& group = end_.options().group;
+  const std::string peer = end_.options().describe(v.peer);
+  const Fingerprint mine = fingerprint_of(v.mine), theirs = fingerprint_of(v.theirs);
+  if (v.mine[0] == 0) {  // they have not met there: all that the peer has left is a digest
+    return "collective mismatch in group " + group + " before " + called_at(v.epoch) + ": by the end of " +
+           called_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " + peer + " had called something else";
+  }
+  std::string cause = "collective mismatch in group " + group + " at " + called_at(v.epoch) + ": " + self() +
+                      " called " + describe(mine) + ", " + peer + " called " + describe(theirs);
+  if (describe(mine) == describe(theirs)) {
+    cause +=
+        theirs.history != mine.history ? ", after operations that differed already" : ", with different sizes by rank";
+  }
+  return cause;
+}
+
+Status DeviceSide::explain(const DeviceVerdict& v) {
+  const std::string what = called_at(v.epoch), &group = end_.options().group;
+  const std::string here = "this is rank " + std::to_string(end_.options().rank) + " in " + what + " of group " +
+                           group + ", on GPU " + std::to_string(end_.options().device);
+  const std::string peer = v.peer >= 0 ? end_.options().describe(v.peer) : "the peers";
+  if (v.cause == Verdict::Cause::kMismatch) return fail(Code::kMismatch, mismatch(v), here + ". " + kCallAlike);
+  if (v.cause == Verdict::Cause::kCounts) {
+    return fail(Code::kMismatch,
+                "collective mismatch in group " + group + ": in " + what + " " + self() + " expects " +
+                    std::to_string(v.mine[kernel::kBytesWord]) + " bytes from " + peer + ", which sends " +
+                    std::to_string(v.theirs[kernel::kBytesWord]) + " bytes",
+                here + ". Next: compare the split sizes of the two ranks");
+  }
+  if (v.how != Waited::kTimedOut) return explain_abort();
+  const Call* call = call_at(v.epoch);
+  return fail(Code::kTimeout,
+              "timed out in " + what + " of group " + group + (call ? " after " + seconds(call->timeout) : "") +
+                  ", waiting for " + peer,
+              here +
+                  ". Next: look at what that rank does; is the timeout long enough (NVX_TIMEOUT_S, "
+                  "nvx.set_timeout)?");
+}
+
+}  // namespace nvx

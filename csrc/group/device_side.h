@@ -1,0 +1,100 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/mutex.h"
+#include "group/device_end.h"
+#include "group/device_parcel.h"
+#include "group/device_plan.h"
+#include "group/operation.h"
+
+namespace nvx {
+
+/// What one rank does of a group's collectives on GPUs: operations become kernels on the caller's streams, in the order
+/// of the calls to launch(), which is the same on all ranks. Kernels of one channel must not overlap: whoever changes
+/// the stream chains it behind the last one. The first failure stays.
+class DeviceSide {
+ public:
+  /// A step of all ranks together, on a thread whose current device is this rank's. Throws Error, and then on all ranks
+  /// unless one has ended.
+  DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
+             std::shared_ptr<Launcher> launcher = cuda_launcher());
+  /// Local. Waits for kernels that have not ended, as long as the options' farewell; then they are called off, and all
+  /// that they may still write to stays until the process ends.
+  ~DeviceSide();
+  DeviceSide(const DeviceSide&) = delete;
+  DeviceSide& operator=(const DeviceSide&) = delete;
+
+  /// Begins operations, one after the other, whose pointers are addresses of this rank's device; they must stay as they
+  /// are until the stream has come past. timeout: of each that has none of its own; 0: none. Nothing is waited for, and
+  /// nothing allocated where nothing has failed. Refused as kInvalid, nothing has begun and the group is as it was;
+  /// refused otherwise, the group has failed.
+  Status launch(std::span<const Operation* const> operations, void* stream, std::chrono::milliseconds timeout)
+      EXCLUDES(launch_mutex_, mutex_);
+
+  /// What has gone wrong first, ok where nothing has: a look at the host's memory, for before every launch. From any
+  /// thread.
+  Status verdict() EXCLUDES(mutex_);
+
+  /// Operations begun, ever, and those that have ended well on the device, as far as it has told, which it does once a
+  /// launch. Counted from the options' first_epoch. Replays of captured launches count as ended only.
+  uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
+  uint64_t finished() const;
+
+  /// Ends what is in flight here, within a moment, and refuses what comes, for this reason where nothing has failed
+  /// before. From any thread, at any time.
+  void abort(const Status& why = {}) EXCLUDES(mutex_);
+
+  const kernel::DeviceShape& shape() const { return end_.channel().shape; }
+  const DeviceEnd& end() const { return end_; }
+
+ private:
+  /// What has been begun, for whoever must explain it. Large enough for what a stream holds back.
+  struct Call {
+    uint64_t epoch = 0;
+    uint64_t number = 0;
+    kernel::Fingerprint fingerprint;
+    std::chrono::milliseconds timeout{0};
+  };
+  static constexpr size_t kCalls = 1024;
+
+  size_t gather(std::span<const Operation* const> operations, std::chrono::milliseconds timeout)
+      REQUIRES(launch_mutex_);
+  kernel::Job job_of(const Operation& operation, kernel::Piece* room, std::chrono::milliseconds timeout)
+      REQUIRES(launch_mutex_);
+  DeviceChoice choose(const Operation& operation) const;
+  Status refused(const Status& status, bool is_first) EXCLUDES(mutex_);
+  void remember(std::span<const Operation* const> operations, std::chrono::milliseconds timeout) EXCLUDES(mutex_);
+  Status fail(const Status& status) REQUIRES(mutex_);
+  Status fail(Code code, const std::string& cause, const std::string& context) REQUIRES(mutex_);
+  bool has_verdict() const;
+  bool settled() const;
+  Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
+  Status explain_abort() REQUIRES(mutex_);
+  std::string mismatch(const kernel::DeviceVerdict& verdict) const REQUIRES(mutex_);
+  const Call* call_at(uint32_t epoch) const REQUIRES(mutex_);
+  std::string called_at(uint32_t epoch) const REQUIRES(mutex_);
+  std::string self() const { return end_.options().describe(end_.options().rank); }
+
+  const std::shared_ptr<Launcher> launcher_;
+  DeviceEnd end_;
+  const DevicePlanFacts facts_;
+  std::atomic<uint64_t> launched_;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> unsure_{false};  // whether a launch that was refused has begun all the same
+
+  Mutex launch_mutex_;  // held while the driver takes a launch, which it may do late
+  DeviceParcel parcel_ GUARDED_BY(launch_mutex_);
+
+  Mutex mutex_;  // never held while anything is waited for
+  Status failure_ GUARDED_BY(mutex_);
+  std::vector<Call> calls_ GUARDED_BY(mutex_);  // by epoch
+};
+
+}  // namespace nvx

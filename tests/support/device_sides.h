@@ -1,0 +1,152 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "group/device_side.h"
+#include "support/gpu_processes.h"
+#include "support/groups.h"
+#include "support/played_stream.h"
+#include "support/twin.h"
+
+/// Ranks with a DeviceSide each, on GPUs that the host plays.
+namespace nvx::test {
+
+/// Plays kernels by threads, on PlayedStreams.
+class PlayedLauncher : public Launcher {
+ public:
+  explicit PlayedLauncher(int resident = 64) : resident_(resident) {}
+  Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
+                std::span<const kernel::Piece> table, void* stream) override {
+    NVX_TRY(refusal);
+    NVX_TRY(kernel::check_launch(channel, jobs, table));
+    ++launches;
+    if (!stream) return {};  // a kernel that never ends
+    static_cast<PlayedStream*>(stream)->post([channel, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
+                                              table = std::vector<kernel::Piece>(table.begin(), table.end())] {
+      (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2);
+    });
+    return {};
+  }
+  Status facts(std::vector<kernel::KernelFacts>* facts) override {
+    NVX_TRY(refusal);
+    facts->push_back({"played", 0, 0, resident_});
+    return {};
+  }
+
+  Status refusal;  ///< of whatever it is asked for
+  std::atomic<int> launches{0};
+
+ private:
+  const int resident_;
+};
+
+/// The GPUs and processes of a test, and how many of a group's ranks have gone.
+class DeviceWorld {
+ public:
+  struct Shape {
+    int ranks = 2;
+    int gpus = 8;            ///< rank r is on GPU r % gpus
+    bool processes = false;  ///< each rank is one
+    size_t arena = size_t(8) << 20;
+    int resident = 64;
+  };
+  explicit DeviceWorld(const Shape& shape) : shape_(shape) {
+    for (int p = 0; p < (shape.processes ? shape.ranks : 1); ++p)
+      processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena));
+    for (int r = 0; r < shape.ranks; ++r) launchers_.push_back(std::make_shared<PlayedLauncher>(shape.resident));
+  }
+
+  int ranks() const { return shape_.ranks; }
+  Process& process(int rank) { return *processes_[shape_.processes ? size_t(rank) : 0]; }
+  const std::shared_ptr<PlayedLauncher>& launcher(int rank) { return launchers_[size_t(rank)]; }
+  DeviceArena& arena(int rank) { return *process(rank).home->made(rank % shape_.gpus); }
+
+  DeviceSideOptions options(int rank) {
+    DeviceSideOptions options;
+    options.group = "g";
+    options.rank = rank;
+    options.ranks = shape_.ranks;
+    options.device = rank % shape_.gpus;
+    options.host = 7;
+    options.blocks = 2;
+    options.patience = std::chrono::milliseconds(as_fast(500, 2000));
+    options.farewell = std::chrono::milliseconds(as_fast(2000, 10'000));
+    options.peers_gone = [gone = gone_, all = shape_.ranks] { return *gone == all; };
+    return options;
+  }
+  std::unique_ptr<DeviceSide> make(int rank, Exchange& exchange, const DeviceSideOptions& options) {
+    return std::make_unique<DeviceSide>(*process(rank).home, exchange, options, launcher(rank));
+  }
+  void say_goodbye() { ++*gone_; }
+
+ private:
+  const Shape shape_;
+  std::vector<std::unique_ptr<Process>> processes_;
+  std::vector<std::shared_ptr<PlayedLauncher>> launchers_;
+  std::shared_ptr<std::atomic<int>> gone_ = std::make_shared<std::atomic<int>>(0);
+};
+
+/// One rank of a test: its side, its stream.
+struct DeviceRank {
+  DeviceRank(DeviceWorld& of, int number, std::unique_ptr<DeviceSide> with)
+      : world(of), rank(number), side(std::move(with)) {}
+  ~DeviceRank() {
+    side.reset();
+    world.say_goodbye();
+  }
+
+  Status launch(std::vector<Operation>& operations, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+    std::vector<const Operation*> list;
+    for (const Operation& o : operations) list.push_back(&o);
+    return side->launch(list, &stream, timeout);
+  }
+  /// Until all has ended, well or not.
+  Status await() {
+    (void)eventually(std::chrono::seconds(90),
+                     [&] { return side->finished() == side->launched() || !side->verdict().ok(); });
+    return side->verdict();
+  }
+  /// Plays, in one call: what is wrong with any of them, or nothing.
+  std::string perform(const std::vector<Play>& plays, bool alike = false) {
+    std::vector<std::unique_ptr<Side>> sides;
+    std::vector<Operation> operations;
+    for (const Play& play : plays) {
+      sides.push_back(std::make_unique<Side>(play, rank, world.ranks()));
+      operations.push_back(operation_of(play, *sides.back(), world.ranks()));
+      operations.back().number = ++number;
+      operations.back().alike = alike;
+    }
+    if (const Status begun = launch(operations); !begun.ok()) return begun.what();
+    if (const Status ended = await(); !ended.ok()) return ended.what();
+    for (size_t i = 0; i < sides.size(); ++i) {
+      if (const std::string wrong = sides[i]->verdict(); !wrong.empty()) return describe(plays[i]) + ": " + wrong;
+    }
+    return "";
+  }
+
+  DeviceWorld& world;
+  const int rank;
+  uint64_t number = 0;
+  PlayedStream stream;  // after the side, which waits for what is on it
+  std::unique_ptr<DeviceSide> side;
+};
+
+/// All ranks of a group, as threads: each makes its side and runs the body with it.
+inline void with_sides(
+    DeviceWorld& world, const std::function<void(DeviceRank&)>& body,
+    const std::function<void(DeviceSideOptions&)>& change = [](DeviceSideOptions&) {}) {
+  const SharedTable table(world.ranks());
+  as_threads(world.ranks(), [&](int rank) {
+    SharedExchange exchange(table, rank);
+    DeviceSideOptions options = world.options(rank);
+    change(options);
+    DeviceRank one(world, rank, world.make(rank, exchange, options));
+    body(one);
+  });
+}
+
+}  // namespace nvx::test
