@@ -24,10 +24,13 @@ class PlayedLauncher : public Launcher {
     NVX_TRY(refusal);
     NVX_TRY(kernel::check_launch(channel, jobs, table));
     ++launches;
+    ++*running_;
     if (!stream) return {};  // a kernel that never ends
     static_cast<PlayedStream*>(stream)->post([channel, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
-                                              table = std::vector<kernel::Piece>(table.begin(), table.end())] {
+                                              table = std::vector<kernel::Piece>(table.begin(), table.end()),
+                                              running = running_] {
       (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2);
+      --*running;
     });
     return {};
   }
@@ -37,11 +40,15 @@ class PlayedLauncher : public Launcher {
     return {};
   }
 
-  Status refusal;  ///< of whatever it is asked for
+  bool ended() override { return knows_ends && *running_ == 0; }
+
+  Status refusal;           ///< of whatever it is asked for
+  bool knows_ends = false;  ///< also of kernels that ended badly
   std::atomic<int> launches{0};
 
  private:
   const int resident_;
+  std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
 
 /// The GPUs and processes of a test, and how many of a group's ranks have gone.
@@ -53,10 +60,11 @@ class DeviceWorld {
     bool processes = false;  ///< each rank is one
     size_t arena = size_t(8) << 20;
     int resident = 64;
+    std::chrono::milliseconds patience = DeviceArena::kPatience;  ///< of a process with its own devices
   };
   explicit DeviceWorld(const Shape& shape) : shape_(shape) {
     for (int p = 0; p < (shape.processes ? shape.ranks : 1); ++p)
-      processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena));
+      processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena, shape.patience));
     for (int r = 0; r < shape.ranks; ++r) launchers_.push_back(std::make_shared<PlayedLauncher>(shape.resident));
   }
 

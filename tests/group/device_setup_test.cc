@@ -1,0 +1,259 @@
+// How ranks come to have a channel between their GPUs, and how they part from it: what fails on one is told to all, and
+// what a kernel may yet write to is never given back.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <optional>
+
+#include "group/store_exchange.h"
+#include "support/device_sides.h"
+#include "support/pushes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr size_t M = 1 << 20;
+
+bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+/// Why a side could not be made; nothing where it could.
+std::optional<Error> failure_of(DeviceWorld& world, int rank, Exchange& exchange) {
+  try {
+    (void)world.make(rank, exchange, world.options(rank));
+    return {};
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+/// Ranks that meet through a store, one of which is hindered: each must say that one's reason.
+void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
+             const std::function<void(DeviceWorld&)>& hinder) {
+  DeviceWorld world(shape);
+  hinder(world);
+  MemoryStore store;
+  as_threads(shape.ranks, [&](int rank) {
+    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = shape.ranks});
+    const auto failure = failure_of(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    const std::string said = failure->what();
+    EXPECT_TRUE(contains(said, reason)) << said;
+    EXPECT_TRUE(contains(said, "rank 1")) << said;
+    const bool is_told = failure->code() == Code::kPeerFailed;
+    EXPECT_TRUE(is_told || contains(said, "group g cannot use GPU " + std::to_string(rank) + " on rank " +
+                                              std::to_string(rank) + ": "))
+        << said;
+    EXPECT_TRUE(is_told || contains(said, ". Next: ")) << said;
+  });
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    DeviceArena* const made = world.process(rank).home->made(rank);
+    EXPECT_TRUE(!made || rank == 1 || made->used() == 0) << "what was not exported is free again";
+  }
+}
+
+TEST(DeviceSetup, WhatOneRankLacksAllSay) {
+  const DeviceWorld::Shape processes{.ranks = 3, .processes = true};
+  all_say("this build has no CUDA", processes, [](DeviceWorld& world) {
+    world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
+  });
+  all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
+  all_say("allocating the channel's state", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
+          [](DeviceWorld& world) { world.process(1).driver->block("allocate"); });
+}
+
+TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
+  DeviceWorld world({.ranks = 3, .gpus = 1, .resident = 2});
+  const SharedTable table(3);
+  as_threads(3, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const auto failure = failure_of(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(),
+                         "GPU 0 of the group holds 2 blocks at once, and its 3 ranks need all of "
+                         "theirs there: not one each fits, so the ranks would wait for each other"))
+        << failure->what();
+  });
+}
+
+TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
+  DeviceWorld world({.ranks = 1, .arena = 2 * M});
+  const SharedTable first(1), second(1), third(1);
+  SharedExchange meet_first(first, 0), meet_second(second, 0), meet_third(third, 0);
+  const auto side = world.make(0, meet_first, world.options(0));
+  const Span rest = world.arena(0).allocate(2 * M - world.arena(0).used() - 256 * 1024);
+  const size_t used = world.arena(0).used();
+  const auto failure = failure_of(world, 0, meet_second);
+  ASSERT_TRUE(failure);
+  EXPECT_TRUE(contains(failure->what(), "the shared memory of GPU 0 is full (")) << failure->what();
+  EXPECT_TRUE(contains(failure->what(), "destroy groups that are no longer needed")) << failure->what();
+  EXPECT_EQ(world.arena(0).used(), used);
+  world.arena(0).free(rest);
+  EXPECT_FALSE(failure_of(world, 0, meet_third));
+}
+
+/// Each call of the driver fails in turn: a side is made or not, and everything is given back but what a device may yet
+/// touch, where nobody could be told of its end.
+TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
+  int tried = 0;
+  for (std::string struck = "at first"; !struck.empty(); tried += int(as_fast(1, 5))) {
+    Process process(1, 2 * M);
+    process.driver->fail_call(tried);
+    {
+      DeviceWorld world({.ranks = 1});
+      const SharedTable table(1);
+      SharedExchange exchange(table, 0);
+      try {
+        DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0));
+      } catch (const Error& error) {
+        EXPECT_TRUE(contains(error.what(), "group g cannot use GPU 0 on rank 0: ")) << error.what();
+      }
+    }
+    struck = process.driver->struck();
+    process.home.reset();
+    const std::string books = process.driver->open_books();
+    const bool may_go_on = struck == "drained" || (struck == "copy" && contains(books, "1 queues"));
+    EXPECT_TRUE(may_go_on || books.empty()) << "call " << tried << ", " << struck << ": " << books;
+  }
+  EXPECT_GT(tried, 40);
+}
+
+/// The same with calls that do not return: set-up ends all the same, and nothing is given back that they may touch.
+TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
+  const milliseconds patience(as_fast(100, 1000));
+  const auto set_up = [&](Process& process) {
+    DeviceWorld world({.ranks = 1});
+    const SharedTable table(1);
+    SharedExchange exchange(table, 0);
+    try {
+      DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0));
+    } catch (const Error&) {
+    }
+  };
+  Process clean(1, 2 * M, patience);
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  { const DeviceShare share(*clean.home, exchange, options_of(0, 1, 0)); }
+  const int first = clean.driver->calls();  // those before have tests of their own
+  for (int n = first, struck = 0; struck < 12; ++n, ++struck) {
+    Process process(1, 2 * M, patience);
+    process.driver->block_call(n);
+    const auto began = Clock::now();
+    set_up(process);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << n;
+    process.driver->come_back();
+    new auto(std::move(process.home));  // what came back late may still use it
+    if (process.driver->struck().empty()) break;
+  }
+}
+
+TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
+  const struct {
+    size_t size;  // of what is spoilt
+    size_t at;
+    uint8_t with;
+    const char* reason;
+  } kLies[] = {
+      {64, 0, 0, "rank 1 says of its GPU what another version of nvx would"},
+      {64, 4, 9, "rank 1 says of its GPU what another version of nvx would"},
+      {16, 0, 0, "rank 1 describes a pad that it cannot have"},
+      {16, 15, 0xff, "rank 1 describes a pad that it cannot have"},  // far outside, so that adding to it wraps
+      {16, 11, 0x7f, "rank 1 describes a pad that it cannot have"},
+      {16, 8, 1, "rank 1 describes a pad that it cannot have"},  // not on a line
+  };
+  for (const auto& lie : kLies) {
+    DeviceWorld world({.ranks = 2});
+    const SharedTable table(2);
+    as_threads(2, [&](int rank) {
+      SharedExchange honest(table, rank);
+      FalseExchange exchange(honest, [&](int, std::vector<std::byte>& said) {
+        if (rank == 1 && said.size() == lie.size) said[lie.at] = std::byte(lie.with);
+      });
+      const auto failure = failure_of(world, rank, exchange);
+      ASSERT_TRUE(failure) << lie.at;
+      EXPECT_EQ(failure->code(), Code::kMismatch);
+      EXPECT_TRUE(contains(failure->what(), lie.reason)) << failure->what();
+    });
+  }
+}
+
+// ---- parting
+
+Operation barrier_operation() {
+  Operation operation;
+  operation.collective = Collective::kBarrier;
+  return operation;
+}
+
+TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
+  DeviceWorld world({.ranks = 1});
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  DeviceSideOptions options = world.options(0);
+  options.farewell = milliseconds(50);
+  auto side = world.make(0, exchange, options);
+  const kernel::DeviceChannel channel = side->end().channel();
+  const Operation operation = barrier_operation();
+  const Operation* const list[] = {&operation};
+  ASSERT_TRUE(side->launch(list, /*stream=*/nullptr, milliseconds(0)).ok());
+  const std::string books = world.process(0).driver->open_books();
+  const size_t used = world.arena(0).used();
+  side.reset();
+  world.say_goodbye();
+  EXPECT_EQ(world.process(0).driver->open_books(), books);
+  world.arena(0).free(world.arena(0).allocate(1));
+  EXPECT_EQ(world.arena(0).used(), used);
+  EXPECT_EQ(channel.control->abort, 1u) << "it was called off";
+  std::memset(channel.state, 0xff, kernel::DeviceState{channel.shape}.bytes());
+}
+
+TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        if (one.rank == 1) return;
+        std::vector<Operation> operations(1);
+        operations[0].collective = Collective::kBarrier;
+        ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
+        one.side.reset();
+        EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return one.stream.idle(); }));
+      },
+      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+}
+
+TEST(DeviceGoodbye, WhatIsInFlightEndsFirst) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) {
+    const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
+    Side side(play, one.rank, 2);
+    std::vector<Operation> operations;
+    operations.push_back(operation_of(play, side, 2));
+    if (one.rank == 1) std::this_thread::sleep_for(milliseconds(50));
+    ASSERT_TRUE(one.launch(operations).ok());
+    one.side.reset();
+    EXPECT_EQ(side.verdict(), "");
+  });
+  EXPECT_FALSE(contains(world.process(0).driver->open_books(), "pinned")) << world.process(0).driver->open_books();
+}
+
+/// Who knows that the kernels of a group that failed have ended gets its memory back.
+TEST(DeviceGoodbye, WhatIsKnownToHaveEndedIsGivenBackThoughItFailed) {
+  for (const bool knows : {false, true}) {
+    DeviceWorld world({.ranks = 2});
+    for (int r = 0; r < 2; ++r) world.launcher(r)->knows_ends = knows;
+    with_sides(world, [](DeviceRank& one) {
+      const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
+      EXPECT_NE(one.perform({play_of(call, 100, 2, 1)}), "");
+    });
+    for (int r = 0; r < 2; ++r) {
+      world.arena(r).free(world.arena(r).allocate(1));
+      EXPECT_EQ(world.arena(r).used() == 0, knows);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test
