@@ -30,7 +30,8 @@ struct RoomCard {
   std::array<uint8_t, 16> uuid{};
   ArenaId home;             // of the rank's process
   uint64_t arena_free = 0;  // bytes
-  uint64_t reserved = 0;
+  uint32_t wanted = 0;      // blocks
+  uint32_t first_epoch = 0;
 
   /// Ranks whose kernels must be on it at once have the same one. A driver that does not name its GPUs has them told
   /// apart by process.
@@ -142,6 +143,8 @@ size_t DeviceEnd::agree(Exchange& exchange, int resident) {
   card.rank = options_.rank;
   card.device = options_.device;
   card.resident = resident;
+  card.wanted = std::max(options_.blocks, 1u);
+  card.first_epoch = options_.first_epoch;
   card.home = home_.id();
   card.uuid = ask_device<DeviceFacts>("asking for its name", [driver = home_.driver(), device = options_.device] {
                 DeviceFacts facts;
@@ -151,12 +154,15 @@ size_t DeviceEnd::agree(Exchange& exchange, int resident) {
   card.arena_free = share_->arena().region().bytes() - share_->arena().used();
   const auto cards = read_cards<RoomCard>(exchange.all_gather(bytes_of(card)), 1);
   size_t least = SIZE_MAX;
+  uint32_t wanted = card.wanted;
   for (size_t r = 0; r < cards.size(); ++r) {
-    if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r))
+    const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
+    if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
       throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
     least = std::min<size_t>(least, cards[r].arena_free);
+    wanted = std::min(wanted, cards[r].wanted);
   }
-  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), std::max(options_.blocks, 1u));
+  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), wanted);
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer + ", so the ranks would wait for each other: put fewer on it");
   channel_.shape.blocks = agreed.blocks;
   why_fewer_ = std::move(agreed.why_fewer);

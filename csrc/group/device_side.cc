@@ -192,7 +192,7 @@ std::string DeviceSide::called_at(uint32_t epoch) const {
 Status DeviceSide::fail(const Status& status) {
   failure_ = status;
   failed_.store(true, std::memory_order_release);
-  NVX_LOG(kInfo, "%s", failure_.what().c_str());
+  NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
   return failure_;
 }
 

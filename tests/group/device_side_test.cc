@@ -32,7 +32,10 @@ void run_all(DeviceRank& one, std::initializer_list<size_t> lengths) {
   for (const size_t n : lengths) {
     for (const Collective collective : kCollectives) {
       ++round;
-      ASSERT_EQ(one.perform({play_of(collective, n, one.world.ranks(), round)}), "") << name(collective) << n;
+      Play play = play_of(collective, n, one.world.ranks(), round);
+      play.in_place = round % 2 == 0;
+      play.shift = round % 3 * 4;
+      ASSERT_EQ(one.perform({play}), "") << name(collective) << n;
     }
   }
 }
@@ -42,7 +45,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeviceSides, testing::Values(1, 2, 3, 8));
 
 TEST_P(DeviceSides, DoEveryCollective) {
   DeviceWorld world({.ranks = GetParam()});
-  with_sides(world, [](DeviceRank& one) { run_all(one, {0, 7, 3000, 12000, 40001}); });
+  with_sides(world, [](DeviceRank& one) {
+    run_all(one, {0, 7, 3000});
+    if (as_fast(1, 0)) run_all(one, {12000, 40001});
+  });
 }
 
 TEST_P(DeviceSides, DoSoInChunksAndAcrossTheWrap) {
@@ -276,12 +282,25 @@ TEST(DeviceSide, WhatNobodyCanServeIsRefusedAndTheGroupStays) {
 
 TEST(DeviceSide, ADeviceThatTakesNoMoreFailsTheGroup) {
   DeviceWorld world({.ranks = 1});
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        Status& refusal = one.world.launcher(0)->refusal;
+        refusal = {Code::kSystem, "nvx: several: an illegal memory access was encountered"};
+        const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
+        EXPECT_TRUE(contains(wrong, "GPU 0 of rank 0 takes no more operations of group g: several: an illegal"))
+            << wrong;
+        refusal = {};
+        EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), wrong);
+      },
+      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+}
+
+TEST(DeviceSide, WhoAbortsMaySayWhy) {
+  DeviceWorld world({.ranks = 1});
   with_sides(world, [](DeviceRank& one) {
-    one.world.launcher(0)->refusal = {Code::kSystem, "nvx: several: an illegal memory access was encountered"};
-    const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
-    EXPECT_TRUE(contains(wrong, "GPU 0 of rank 0 takes no more operations of group g: several: an illegal")) << wrong;
-    one.world.launcher(0)->refusal = {};
-    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), wrong);
+    one.side->abort({Code::kPeerFailed, "nvx: rank 3 has failed elsewhere"});
+    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), "nvx: rank 3 has failed elsewhere");
   });
 }
 

@@ -112,10 +112,10 @@ struct DeviceRank {
     for (const Operation& o : operations) list.push_back(&o);
     return side->launch(list, &stream, timeout);
   }
-  /// Until all has ended, well or not.
+  /// Until all has ended, well or not: nothing is touched any more.
   Status await() {
     (void)eventually(std::chrono::seconds(90),
-                     [&] { return side->finished() == side->launched() || !side->verdict().ok(); });
+                     [&] { return side->finished() == side->launched() || (!side->verdict().ok() && stream.idle()); });
     return side->verdict();
   }
   /// Plays, in one call: what is wrong with any of them, or nothing.

@@ -1,0 +1,83 @@
+// Which operations may go in one launch.
+
+#include "group/device_parcel.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace nvx {
+namespace {
+
+using kernel::Job;
+using kernel::Piece;
+using Kind = kernel::Pieces::Kind;
+
+std::byte memory[4096];
+
+Job job(size_t read, size_t written, size_t bytes) {
+  Job job;
+  job.send = {Kind::kSame, 0, memory + read, bytes};
+  job.recv = {Kind::kSame, 0, memory + written, bytes};
+  return job;
+}
+
+TEST(DeviceParcel, TakesWhatIsApart) {
+  const struct {
+    Job first, second;
+    bool together;
+    const char* what;
+  } kRows[] = {
+      {job(0, 100, 100), job(200, 300, 100), true, "nothing in common"},
+      {job(0, 100, 100), job(0, 200, 100), true, "both read the same"},
+      {job(0, 0, 100), job(100, 100, 100), true, "in place, side by side"},
+      {job(0, 100, 100), job(199, 300, 50), false, "reads what the first one writes"},
+      {job(0, 100, 100), job(300, 99, 50), false, "writes what the first one reads"},
+      {job(0, 100, 100), job(300, 150, 10), false, "writes what the first one writes"},
+      {job(0, 0, 100), job(0, 0, 100), false, "in place, again"},
+      {job(0, 100, 100), job(150, 150, 0), true, "of nothing"},
+  };
+  for (const auto& row : kRows) {
+    DeviceParcel parcel(2);
+    ASSERT_TRUE(parcel.room() && parcel.add(row.first));
+    EXPECT_EQ(parcel.add(row.second), row.together) << row.what;
+    EXPECT_EQ(parcel.jobs().size(), row.together ? 2u : 1u);
+    parcel.clear();
+    EXPECT_TRUE(parcel.add(row.second)) << "first in the next launch";
+  }
+}
+
+TEST(DeviceParcel, ListsThatInterleaveAreApart) {
+  DeviceParcel parcel(2);
+  for (size_t i = 0; i < 3; ++i) {
+    Piece* const room = parcel.room();
+    ASSERT_TRUE(room);
+    for (size_t p = 0; p < 2; ++p) room[p] = {memory + 1000 * p + 10 * i, 10};
+    Job job;
+    job.recv = {Kind::kTable, parcel.index(), nullptr, 0};
+    EXPECT_TRUE(parcel.add(job)) << i;
+    EXPECT_EQ(parcel.pieces().size(), 4 * (i + 1));
+  }
+  ASSERT_TRUE(parcel.room());
+  EXPECT_FALSE(parcel.add(job(500, 1005, 10))) << "what one of them writes";
+  EXPECT_TRUE(parcel.add(job(500, 1030, 10))) << "between them";
+}
+
+TEST(DeviceParcel, IsFullWhenALaunchIs) {
+  DeviceParcel jobs(2);
+  for (size_t i = 0; i < kernel::kLaunchJobs; ++i) ASSERT_TRUE(jobs.room() && jobs.add(job(10 * i, 10 * i, 10)));
+  EXPECT_FALSE(jobs.room());
+  DeviceParcel pieces(400);
+  std::vector<Piece> none(800);
+  ASSERT_TRUE(pieces.room());
+  std::copy(none.begin(), none.end(), pieces.room());
+  Job listed;
+  listed.send = {Kind::kTable, pieces.index(), nullptr, 0};
+  ASSERT_TRUE(pieces.add(listed));
+  EXPECT_FALSE(pieces.room());
+  pieces.clear();
+  EXPECT_TRUE(pieces.room());
+}
+
+}  // namespace
+}  // namespace nvx
