@@ -122,6 +122,7 @@ TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
 
 /// The same with calls that do not return: set-up ends all the same, and nothing is given back that they may touch.
 TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
+  static auto* const kKept = new std::vector<std::unique_ptr<DeviceHome>>;  // what comes back late may still use them
   const milliseconds patience(as_fast(100, 1000));
   const auto set_up = [&](Process& process) {
     DeviceWorld world({.ranks = 1});
@@ -144,7 +145,7 @@ TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
     set_up(process);
     EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << n;
     process.driver->come_back();
-    new auto(std::move(process.home));  // what came back late may still use it
+    kKept->push_back(std::move(process.home));
     if (process.driver->struck().empty()) break;
   }
 }
