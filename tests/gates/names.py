@@ -49,6 +49,7 @@ FOREIGN_FUNCTIONS = {
 # Names of CUDA's runtime, in what plays it for tests.
 PLAYED_CUDA = "tests/gpucheck/twin/"
 CUDA_NAME = re.compile(r"(cuda[A-Z][A-Za-z]+|CU[A-Za-z]+_st)$")
+OVERRIDES = ("csrc/torch/", "tests/torch/fake_device/")
 GTEST = {
     "TEST",
     "TEST_F",
@@ -56,6 +57,8 @@ GTEST = {
     "TYPED_TEST",
     "INSTANTIATE_TEST_SUITE_P",
     "PYBIND11_MODULE",
+    "TORCH_LIBRARY",
+    "TORCH_LIBRARY_IMPL",
     "TYPED_TEST_SUITE",
 }
 
@@ -105,7 +108,7 @@ def _function(tag, where):
     constructor = name.lstrip("~") == scope.split("::")[-1]
     if constructor or name in GTEST or name in FOREIGN_FUNCTIONS or name.startswith("operator"):
         return []
-    if tag["path"].startswith("csrc/torch/"):  # overrides keep c10d's names
+    if tag["path"].startswith(OVERRIDES):  # these keep the names that torch gives them
         return [] if re.match(r"~?_?[a-z]\w*$", name) else [where + f"{name}(): functions begin small"]
     return [] if SNAKE.match(name) else [where + f"{name}(): functions are snake_case"]
 
@@ -140,6 +143,7 @@ TAG_EXAMPLES = (
     (_tag("Group", "function", scope="nvx::Group"), False),
     (_tag("allreduce_coalesced", "function", "csrc/torch/backend.cc"), False),
     (_tag("monitoredBarrier", "function", "csrc/torch/backend.cc"), False),
+    (_tag("recordDataPtrOnStream", "function", "tests/torch/fake_device/guard.cc"), False),
     (_tag("TEST", "function", "tests/base/x_test.cc"), False),
     (_tag("cudaMalloc", "function", "tests/gpucheck/twin/x.cc"), False),
     (_tag("cudaMalloc", "function", "tests/gpucheck/x.cc"), True),

@@ -1,0 +1,87 @@
+"""An accelerator that is none: device "fakegpu", with streams, events, pinned memory and memory of its own.
+
+It stands for CUDA wherever code asks for no more than torch's device-generic interface, and shows what a real device
+shows only now and then: every stream is a thread that carries out its tasks in order, each after a random delay; freed
+memory is poisoned in the order of the stream on which it was allocated; a host that touches device memory is killed.
+
+Nothing happens at import. `load()` makes torch know the device, for the life of the process; as torch then takes it
+for the process's accelerator, give tests of it processes of their own.
+"""
+
+import atexit
+import contextlib
+
+import torch
+
+from . import build as _build
+from . import device as _device
+
+NAME = "fakegpu"
+POISON = 0xA5  # every byte of memory that nobody has written since it was handed out or freed
+
+_loaded = False
+
+
+def build():
+    """Compiles the library if need be, and gives its path. Worth a call before many processes load it at once."""
+    return _build.library()
+
+
+def load():
+    """Makes torch know the device. A second call does nothing."""
+    global _loaded
+    if _loaded:
+        return
+    torch.ops.load_library(str(build()))
+    torch.utils.rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, _device)
+    torch.utils.generate_methods_for_privateuse1_backend()
+    atexit.register(drain, 2000)
+    _loaded = True
+
+
+def set_delays(seed, most_us):
+    """From now on each task of a stream waits before it runs for up to so many microseconds; 0 is none. Default: 50."""
+    torch.ops.fake_device.set_delays(seed, most_us)
+
+
+def slow_fill(tensor, value, ms):
+    """Enqueues on the current stream: sleep so many milliseconds, then fill the tensor."""
+    torch.ops.fake_device.slow_fill(tensor, value, ms)
+
+
+def peek(tensor):
+    """What is in the tensor's memory at this moment, as a CPU tensor: waits for nothing, counts as nothing."""
+    return torch.ops.fake_device.peek(tensor)
+
+
+def is_poison(tensor):
+    """Whether all of the tensor is poison at this moment; of a CPU tensor, too."""
+    now = tensor.detach() if tensor.device.type == "cpu" else peek(tensor.detach())
+    return bool((now.contiguous().flatten().view(torch.uint8) == POISON).all())
+
+
+@contextlib.contextmanager
+def held(stream=None):
+    """What is enqueued on the stream (default: the current one) inside the block runs after the block."""
+    number = torch.ops.fake_device.hold(stream or torch.accelerator.current_stream())
+    try:
+        yield
+    finally:
+        torch.ops.fake_device.let_go(number)
+
+
+def counts():
+    """How often since the last reset: stream_syncs, event_syncs and device_syncs (the host waited), stream_waits (a
+    stream was told to wait for an event), data_recorded (record_stream), device_allocations, pinned_allocations, and
+    fallbacks (operators that ran on the CPU, each with a stream_sync or more)."""
+    return dict(torch.ops.fake_device.counts())
+
+
+def reset_counts():
+    torch.ops.fake_device.reset_counts()
+
+
+def drain(most_ms=10_000):
+    """Waits until no stream of any device has anything to do, poisoning included; whether that was so in time."""
+    return torch.ops.fake_device.drain(most_ms)

@@ -1,0 +1,83 @@
+"""torch.fakegpu: what torch's generic code asks of a device's module."""
+
+import torch
+
+Stream = torch.Stream
+Event = torch.Event
+
+
+def is_available():
+    return True
+
+
+def is_initialized():
+    return True
+
+
+def init():
+    pass
+
+
+def _lazy_init():
+    pass
+
+
+def _is_in_bad_fork():
+    return False
+
+
+def device_count():
+    return torch.ops.fake_device.device_count()
+
+
+def current_device():
+    return torch.accelerator.current_device_index()
+
+
+def set_device(device):
+    torch.accelerator.set_device_index(device)
+
+
+def current_stream(device=None):
+    return torch.accelerator.current_stream(device)
+
+
+def set_stream(stream):
+    torch.accelerator.set_stream(stream)
+
+
+def stream(stream):
+    """A context in which the stream is the current one."""
+    return stream
+
+
+def synchronize(device=None):
+    torch.accelerator.synchronize(device)
+
+
+def device(device):
+    """A context in which the device is the current one."""
+    return torch.accelerator.device_index(device if isinstance(device, int) else torch.device(device).index)
+
+
+def get_amp_supported_dtype():
+    return [torch.float16, torch.bfloat16]
+
+
+# Random operators run on the CPU, with the CPU's generator: the device has no state of its own.
+
+
+def manual_seed(seed):
+    pass
+
+
+def manual_seed_all(seed):
+    pass
+
+
+def get_rng_state(device=None):
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def set_rng_state(new_state, device=None):
+    pass

@@ -1,0 +1,130 @@
+// What c10 asks of a device: streams, events, the pinned memory of its host.
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "kernels.h"
+#include "memory.h"
+#include "streams.h"
+
+namespace fake {
+
+namespace {
+
+// Stands for the mark that was recorded last. Who was told to wait for an earlier one goes on waiting for that one.
+class Event {
+ public:
+  void set(MarkPtr mark) {
+    std::lock_guard lock(mutex_);
+    mark_ = std::move(mark);
+  }
+  MarkPtr get() const {
+    std::lock_guard lock(mutex_);
+    return mark_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  MarkPtr mark_;
+};
+
+MarkPtr mark_of(void* event) { return event == nullptr ? nullptr : static_cast<Event*>(event)->get(); }
+
+struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kFake; }
+
+  c10::Device exchangeDevice(c10::Device device) const override { return {kFake, exchange_device(device.index())}; }
+  c10::Device getDevice() const override { return {kFake, current_device()}; }
+  void setDevice(c10::Device device) const override { exchange_device(device.index()); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.index() < device_count()) exchange_device(device.index());
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+
+  c10::Stream getStream(c10::Device device) const override { return current_stream(device.index()); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return default_stream(device.index()); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority = false) const override {
+    return pool_stream(device.index(), high_priority ? Priority::kHigh : Priority::kNormal);
+  }
+  c10::Stream getNewStream(c10::Device device, int = 0) const override { return new_stream(device.index()); }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return &queue_of(stream); }
+  bool queryStream(const c10::Stream& stream) const override { return queue_of(stream).idle(); }
+  void synchronizeStream(const c10::Stream& stream) const override { synchronize_stream(stream); }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    count(kDeviceSyncs);
+    drain_device(device);
+  }
+
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex device,
+              const c10::EventFlag) const override {
+    TORCH_CHECK(device == -1 || device == stream.device_index(), "an event of fakegpu:", int(device),
+                " cannot be recorded on ", stream);
+    if (*event == nullptr) *event = new Event();
+    static_cast<Event*>(*event)->set(queue_of(stream).mark(Pace::kDelayed));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    MarkPtr mark = mark_of(event);
+    if (mark == nullptr) return;
+    count(kStreamWaits);
+    queue_of(stream).wait_for(std::move(mark));
+  }
+  bool queryEvent(void* event) const override {
+    const MarkPtr mark = mark_of(event);
+    return mark == nullptr || mark->passed();
+  }
+  void synchronizeEvent(void* event) const override {
+    count(kEventSyncs);
+    if (const MarkPtr mark = mark_of(event)) mark->wait();
+  }
+  double elapsedTime(void* first, void* last, const c10::DeviceIndex) const override {
+    const MarkPtr from = mark_of(first), to = mark_of(last);
+    TORCH_CHECK(from && to && from->passed() && to->passed(), "both events must have been recorded and have passed");
+    return std::chrono::duration<double, std::milli>(to->when() - from->when()).count();
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    if (data.get() == nullptr) return;
+    count(kDataRecorded);
+    record_use(data.get(), queue_of(stream));
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeGuard);
+
+struct FakeHooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return device_count(); }
+  c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
+  void setCurrentDevice(c10::DeviceIndex device) const override { exchange_device(device); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override { return exchange_device(device); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return exchange_device(device); }
+
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
+  c10::Device getDeviceFromPtr(void* data) const override { return {kFake, device_of(data)}; }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    resize_storage(storage, bytes);
+  }
+
+  // Random operators run on the CPU, with the CPU's generator.
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    return at::detail::getDefaultCPUGenerator();
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex = -1) const override { return at::detail::createCPUGenerator(); }
+};
+
+const bool registered = [] {
+  at::RegisterPrivateUse1HooksInterface(new FakeHooks());
+  c10::SetAllocator(kFake, &device_allocator());
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace fake

@@ -1,0 +1,135 @@
+#include "queue.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <thread>
+
+namespace fake {
+
+namespace {
+
+std::atomic<uint64_t> delay_seed{1};
+std::atomic<int64_t> delay_most_us{50};
+std::atomic<uint64_t> delay_settings{1};  // grows with each change, so that queues seed themselves anew
+
+uint64_t next_random(uint64_t& state) {  // splitmix64
+  uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+void set_delays(uint64_t seed, int64_t most_us) {
+  delay_seed = seed;
+  delay_most_us = most_us;
+  ++delay_settings;
+}
+
+void Mark::pass() {
+  std::vector<std::function<void()>> next;
+  {
+    std::lock_guard lock(mutex_);
+    passed_ = true;
+    when_ = std::chrono::steady_clock::now();
+    next.swap(next_);
+  }
+  changed_.notify_all();
+  for (auto& call : next) call();
+}
+
+bool Mark::passed() const {
+  std::lock_guard lock(mutex_);
+  return passed_;
+}
+
+void Mark::wait() const {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return passed_; });
+}
+
+std::chrono::steady_clock::time_point Mark::when() const {
+  std::lock_guard lock(mutex_);
+  return when_;
+}
+
+void Mark::then(std::function<void()> next) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!passed_) {
+      next_.push_back(std::move(next));
+      return;
+    }
+  }
+  next();
+}
+
+void when_all(const std::vector<MarkPtr>& marks, std::function<void()> next) {
+  auto open = std::make_shared<std::atomic<size_t>>(marks.size() + 1);
+  auto shared_next = std::make_shared<std::function<void()>>(std::move(next));
+  auto passed = [open, shared_next] {
+    if (open->fetch_sub(1) == 1) (*shared_next)();
+  };
+  for (const MarkPtr& mark : marks) mark->then(passed);
+  passed();
+}
+
+void Queue::push(std::function<void()> task, Pace pace) {
+  std::lock_guard lock(mutex_);
+  entries_.push_back({std::move(task), pace});
+  if (!started_) {
+    started_ = true;
+    // Signals are for the program's own threads, as with a driver's.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { run(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+  pushed_.notify_one();
+}
+
+MarkPtr Queue::mark(Pace pace) {
+  auto mark = std::make_shared<Mark>();
+  push([mark] { mark->pass(); }, pace);
+  return mark;
+}
+
+void Queue::wait_for(MarkPtr mark) {
+  push([mark = std::move(mark)] { mark->wait(); }, Pace::kAtOnce);
+}
+
+void Queue::drain() { mark(Pace::kAtOnce)->wait(); }
+
+bool Queue::idle() const {
+  std::lock_guard lock(mutex_);
+  return entries_.empty();
+}
+
+void Queue::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    pushed_.wait(lock, [&] { return !entries_.empty(); });
+    Entry entry = std::move(entries_.front());
+    lock.unlock();
+    if (entry.pace == Pace::kDelayed) delay();
+    entry.task();
+    entry.task = nullptr;
+    lock.lock();
+    entries_.pop_front();
+  }
+}
+
+void Queue::delay() {
+  const uint64_t settings = delay_settings;
+  if (settings != seen_settings_) {
+    seen_settings_ = settings;
+    random_ = delay_seed + (number_ << 32);
+  }
+  const int64_t most = delay_most_us;
+  if (most > 0) std::this_thread::sleep_for(std::chrono::microseconds(next_random(random_) % uint64_t(most + 1)));
+}
+
+}  // namespace fake
