@@ -56,17 +56,35 @@ DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOpt
       parcel_(end_.channel().shape.ranks),
       calls_(kCalls) {}
 
-DeviceSide::~DeviceSide() {
-  constexpr milliseconds kMoment{200};  // by when kernels of a rank that has failed fall through
+DeviceSide::~DeviceSide() { (void)part(); }
+
+bool DeviceSide::part() {
+  constexpr milliseconds kMoment{200};  // by when kernels fall through that were called off
+  if (parted_.exchange(true)) return settled();
   const milliseconds most = end_.options().farewell;
-  const Deadline deadline = Deadline::after(most), soon = Deadline::after(std::min(most, kMoment));
-  while (!settled() && !(has_verdict() ? soon : deadline).passed(Clock::now()))
-    std::this_thread::sleep_for(milliseconds(1));
-  if (settled()) return;
+  if (await_end(has_verdict() ? std::min(most, kMoment) : most)) return true;
   shared(end_.control().abort).store(1, std::memory_order_release);
-  NVX_LOG(kInfo, "group %s: kernels on GPU %d have not said that they have ended; what they use is not used again",
-          end_.options().group.c_str(), end_.options().device);
-  end_.keep();
+  const bool ended = await_end(kMoment);
+  NVX_LOG(kWarn, "group %s: operations on GPU %d that had not ended were called off%s", end_.options().group.c_str(),
+          end_.options().device, ended ? "" : "; what they may still write to is not used again");
+  if (!ended) end_.keep();
+  return ended;
+}
+
+/// Also for who is in the middle of a launch, which a driver may hold up.
+bool DeviceSide::await_end(milliseconds most) {
+  const bool had_verdict = has_verdict();
+  const Deadline deadline = Deadline::after(std::max(most, milliseconds(1)));
+  while (!deadline.passed(Clock::now())) {
+    if (launch_mutex_.try_lock()) {
+      const bool over = settled();
+      launch_mutex_.unlock();
+      if (over) return true;
+    }
+    if (!had_verdict && has_verdict()) return await_end(milliseconds(200));
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return false;
 }
 
 /// Whether no kernel of this rank can be running.
@@ -97,6 +115,7 @@ void DeviceSide::abort(const Status& why) {
 
 Status DeviceSide::launch(std::span<const Operation* const> operations, void* stream, milliseconds timeout) {
   MutexLock lock(launch_mutex_);
+  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
   for (size_t at = 0; at < operations.size();) {
     NVX_TRY(verdict());
     const size_t n = gather(operations.subspan(at), timeout);

@@ -25,8 +25,7 @@ class DeviceSide {
   /// unless one has ended.
   DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
              std::shared_ptr<Launcher> launcher = cuda_launcher());
-  /// Local. Waits for kernels that have not ended, as long as the options' farewell; then they are called off, and all
-  /// that they may still write to stays until the process ends.
+  /// Local.
   ~DeviceSide();
   DeviceSide(const DeviceSide&) = delete;
   DeviceSide& operator=(const DeviceSide&) = delete;
@@ -46,6 +45,11 @@ class DeviceSide {
   /// launch. Counted from the options' first_epoch. Replays of captured launches count as ended only.
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint64_t finished() const;
+
+  /// Begins nothing any more. Waits for kernels that have not ended, as long as the options' farewell; then they are
+  /// called off, and all that they may still write to stays until the process ends. True where they have ended: only
+  /// then may this rank tell the others that it has left.
+  bool part() EXCLUDES(launch_mutex_);
 
   /// Ends what is in flight here, within a moment, and refuses what comes, for this reason where nothing has failed
   /// before. From any thread, at any time.
@@ -75,6 +79,7 @@ class DeviceSide {
   Status fail(Code code, const std::string& cause, const std::string& context) REQUIRES(mutex_);
   bool has_verdict() const;
   bool settled() const;
+  bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);
   std::string mismatch(const kernel::DeviceVerdict& verdict) const REQUIRES(mutex_);
@@ -88,6 +93,8 @@ class DeviceSide {
   std::atomic<uint64_t> launched_;
   std::atomic<bool> failed_{false};
   std::atomic<bool> unsure_{false};  // whether a launch that was refused has begun all the same
+
+  std::atomic<bool> parted_{false};  // what begins a launch after it is set begins nothing
 
   Mutex launch_mutex_;  // held while the driver takes a launch, which it may do late
   DeviceParcel parcel_ GUARDED_BY(launch_mutex_);

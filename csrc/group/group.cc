@@ -7,6 +7,7 @@
 #include "base/config.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "group/device_side.h"
 #include "group/mailbox.h"
 #include "group/spread.h"
 #include "net/port.h"
@@ -59,10 +60,12 @@ Group::~Group() {
     port_.release();
     new auto(std::move(peers_));
     new auto(std::move(neighbours_));
+    device_side_.release();
     return;
   }
   leave();
   if (parts_later_) part();  // no operation has ended since
+  device_side_.reset();
   mailbox_.reset();
   spread_.reset();
   port_.reset();
@@ -94,9 +97,13 @@ bool Group::gone(int seat) const {
   return header.group != id_ || header.presence.load() == Presence::kLeft;
 }
 
+std::chrono::milliseconds Group::span_of(std::chrono::milliseconds own) const {
+  return own.count() > 0 && config().timeout_s <= 0 ? own : timeout();
+}
+
 WaitRules Group::rules(std::chrono::milliseconds own, Carrier carrier) {
   WaitRules rules;
-  rules.deadline = Deadline::after(own.count() > 0 && config().timeout_s <= 0 ? own : timeout());
+  rules.deadline = Deadline::after(span_of(own));
   if (carrier == Carrier::kCaller) {
     rules.patience = patience_.get();
     rules.courtesy = &courtesy_;
@@ -420,17 +427,21 @@ void Group::alarm(int seat) {
   }
   for (int s = 0; s < seats(); ++s) {
     if (s == this->seat() || (seat >= 0 && s != seat) || !gone(s)) continue;
-    if (pad(s).header().group == id_ && pad(s).header().presence.load() != Presence::kLeft) {
-      const std::string how = peers_[size_t(s)]->how_it_ended(" (", ")");
-      const bool killed = how.find("signal 9") != std::string::npos;
-      (void)fail(
-          Code::kPeerDied, describe_seat(s) + " has ended" + how,
-          std::string("Next: see that rank's log") + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
-    } else {
-      fail_as_left(here()[size_t(s)]);
-    }
+    fail_as_gone(s);
     return;
   }
+}
+
+void Group::fail_as_gone(int seat) {
+  const kernel::PadHeader& header = pad(seat).header();
+  if (header.group != id_ || header.presence.load() == Presence::kLeft) {
+    fail_as_left(here()[size_t(seat)]);
+    return;
+  }
+  const std::string how = peers_[size_t(seat)]->how_it_ended(" (", ")");
+  const bool killed = how.find("signal 9") != std::string::npos;
+  (void)fail(Code::kPeerDied, describe_seat(seat) + " has ended" + how,
+             std::string("Next: see that rank's log") + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
 }
 
 void Group::fail_as_left(int rank) {
@@ -483,7 +494,9 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
   if (!closed()) {
     for (int s = 0; s < seats(); ++s) ring(pad(s).header().mail_bell.flag);
   }
+  const Status first = failure_;
   lock.unlock();
+  if (DeviceSide* const kernels = kernels_.load(std::memory_order_acquire)) kernels->abort(first);
   tell_other_hosts(code, cause);
   lock.lock();
   NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
@@ -527,6 +540,10 @@ void Group::part() {
   if (port_) {
     MutexLock lock(port_->mutex());
     port_->leave();
+  }
+  if (!part_from_kernels()) {
+    fail_as_left(rank());
+    return;
   }
   MutexLock lock(failure_mutex_);
   own_pad().header().presence.store(Presence::kLeft);

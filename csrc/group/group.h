@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@
 
 namespace nvx {
 
+class DeviceHome;
+class DeviceSide;
+class Launcher;
 class Mailbox;
 class Spread;
 
@@ -34,6 +38,7 @@ struct GroupOptions {
   std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
   int shared_reads_from = 32;            ///< ranks from which on one of each host reads the store for the others
   std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
+  DeviceHome* device_home = nullptr;                 ///< instead of the process's; for tests
 };
 
 /// What to do about a collective mismatch.
@@ -89,6 +94,16 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
 
+  /// Makes this rank's end of what the group does on GPUs, if that has not been tried: a step of all ranks together, on
+  /// a thread whose current device this is. True if kernels serve its tensors; else they go through host memory, on all
+  /// ranks alike, and why_no_kernels() says why. launcher: who knows the device's streams.
+  bool open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(device_mutex_);
+  std::string why_no_kernels() const EXCLUDES(device_mutex_);
+  /// Begins operations on the device that was opened, as DeviceSide::launch(). They share the timeout of the first.
+  Status launch(std::span<const Operation* const> operations, void* stream);
+  /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
+  Status look_at_kernels();
+
   /// Counts an operation when it is issued, in the order of the program.
   uint64_t next_number() { return sequence_.fetch_add(1, std::memory_order_relaxed) + 1; }
   /// Collectives issued so far.
@@ -118,6 +133,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::chrono::milliseconds timeout() const {
     return std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
   }
+  /// How long an operation with this timeout of its own (0: none) may wait; 0: for ever.
+  std::chrono::milliseconds span_of(std::chrono::milliseconds own) const;
   /// How an operation with this timeout of its own waits.
   WaitRules rules(std::chrono::milliseconds own, Carrier carrier);
 
@@ -175,6 +192,12 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void give_up(Store& store, Code code, const std::string& why);
 
   Status carry_out(Operation& operation, Carrier carrier);
+  std::unique_ptr<DeviceSide> make_device_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
+  void watch_kernels();
+  bool part_from_kernels();
+  bool waits_in_vain(const DeviceSide& kernels, int seat) const;
+  void look_after_kernels(DeviceSide& kernels);
+  static bool kernels_need_watching(const std::weak_ptr<Group>& group);
   void part();
   size_t staged_bytes(const Operation& operation) const;
   void hold_lease(size_t bytes);
@@ -187,6 +210,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);
   void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
   void tell_other_hosts(Code code, const std::string& cause);
+  void fail_as_gone(int seat);
   void fail_as_left(int rank);
   Waited check_in(Stamp turn, const WaitRules& rules);
   Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
@@ -212,6 +236,13 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::unique_ptr<net::Port> port_;
   std::unique_ptr<Spread> spread_;  // with the port
   std::unique_ptr<Mailbox> mailbox_;
+
+  mutable Mutex device_mutex_;                 // held while the device is opened
+  int device_ GUARDED_BY(device_mutex_) = -1;  // that was asked for first
+  std::string why_no_kernels_ GUARDED_BY(device_mutex_);
+  std::unique_ptr<DeviceSide> device_side_;    // once made, it stays
+  std::atomic<DeviceSide*> kernels_{nullptr};  // it, when it is made
+  std::atomic<bool> watched_{false};           // a job of the pool looks after the kernels in flight
 
   Courtesy courtesy_;
   std::unique_ptr<Patience> patience_;  // null: never spin

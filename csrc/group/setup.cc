@@ -9,6 +9,7 @@
 #include "base/contain.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "group/device_side.h"
 #include "group/group.h"
 #include "group/mailbox.h"
 #include "group/spread.h"

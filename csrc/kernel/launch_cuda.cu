@@ -77,6 +77,8 @@ Status launch(size_t row, const DeviceChannel& channel, std::span<const Job> job
 
 }  // namespace
 
+bool built_with_cuda() { return true; }
+
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
                    void* stream) {
   NVX_TRY(check_launch(channel, jobs, table));

@@ -16,6 +16,9 @@ inline constexpr int kLanes = 512;  ///< threads a block
 inline constexpr size_t kLaunchJobs = 16;
 inline constexpr size_t kLaunchPieces = 1024;
 
+/// Whether there are any kernels in this build.
+bool built_with_cuda();
+
 /// Refuses, in a sentence, what would make a kernel read or write where it must not. Needs no device and no CUDA, and
 /// allocates nothing where it does not refuse.
 Status check_launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table);

@@ -76,6 +76,7 @@ struct alignas(kLine) PadHeader {
   std::atomic<uint64_t> group;  ///< names the set-up: a recycled pad shows another one, a fresh one 0
   std::atomic<Presence> presence;
   int32_t rank;
+  std::atomic<uint64_t> launched;  ///< operations begun on the rank's device; final when it has left
   FailureNote failure;
   FlagLine ready;          ///< set-up: this rank has mapped everybody
   FlagLine monitored_in;   ///< monitored barrier: checked in

@@ -9,6 +9,8 @@ Status refusal() { return {Code::kInvalid, "nvx: this build has no CUDA: build i
 
 }  // namespace
 
+bool built_with_cuda() { return false; }
+
 Status launch_cuda(const DeviceChannel&, std::span<const Job>, std::span<const Piece>, void*) { return refusal(); }
 
 Status load_cuda(std::vector<KernelFacts>*) { return refusal(); }

@@ -1,0 +1,157 @@
+// What a group does on GPUs: how its ranks open them together, and who looks after kernels while nobody waits.
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "group/device_side.h"
+#include "group/group.h"
+#include "group/store_exchange.h"
+#include "memory/device_arena.h"
+
+namespace nvx {
+namespace {
+
+/// What has failed on the device is said once more by the group, which says whose it is itself.
+std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
+
+}  // namespace
+
+bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) {
+  if (kernels_.load(std::memory_order_acquire)) return true;
+  MutexLock lock(device_mutex_);
+  if (device_ >= 0) return kernels_.load(std::memory_order_acquire) != nullptr;
+  device_ = device;
+  try {
+    if (topology_.hosts.size() > 1) throw Error(Code::kInvalid, "nvx: the ranks are on several hosts");
+    device_side_ = make_device_side(store, device, launcher);
+    kernels_.store(device_side_.get(), std::memory_order_release);
+  } catch (const Error& error) {
+    why_no_kernels_ = without_name(error.what());
+    NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", name().c_str(), device,
+            why_no_kernels_.c_str());
+    // Who refuses says so to all. Who was not heard, or did not hear, does not know what the others do now.
+    if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
+      (void)fail(error.code(), why_no_kernels_, "while the ranks opened their devices");
+  }
+  return device_side_ != nullptr;
+}
+
+std::string Group::why_no_kernels() const {
+  MutexLock lock(device_mutex_);
+  return why_no_kernels_;
+}
+
+/// Throws Error, and then on all ranks unless one has ended.
+std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
+                                                    const std::shared_ptr<Launcher>& launcher) {
+  StoreExchange exchange(store, {.prefix = key("device"),
+                                 .rank = rank(),
+                                 .ranks = size(),
+                                 .timeout = timeout().count() > 0 ? timeout() : std::chrono::hours(24),
+                                 .watch = [this](int writer) {
+                                   if (look_for_interrupt() || failed())
+                                     throw Error(failure().code(), failure().what());
+                                   if (const Status alive = check_alive(); !alive.ok())
+                                     throw Error(alive.code(), alive.what());
+                                   if (const int s = told_by(); s >= 0)
+                                     throw Error(Code::kPeerDied, read_note(pad(s).header().failure));
+                                   look_for_deaths(writer);
+                                 }});
+  DeviceSideOptions options;
+  options.group = name();
+  options.rank = rank();
+  options.ranks = size();
+  options.device = device;
+  options.host = 1;  // all are on one
+  options.force = facts_.force;
+  options.one_shot_bytes = facts_.one_shot_bytes;
+  options.first_epoch = options_.first_epoch;
+  options.peers_gone = everybody_gone();
+  options.describe = [topology = topology_](int rank) { return topology.describe(rank); };
+  try {
+    std::vector<kernel::KernelFacts> facts;
+    if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
+    DeviceHome& home = options_.device_home ? *options_.device_home : DeviceHome::here();
+    return std::make_unique<DeviceSide>(home, exchange, options, launcher);
+  } catch (const Error& error) {
+    contain("telling why there are no kernels", [&] { exchange.give_up(error.what()); });
+    throw;
+  }
+}
+
+Status Group::launch(std::span<const Operation* const> operations, void* stream) {
+  NVX_TRY(check_alive());
+  NVX_TRY(look_at_kernels());
+  DeviceSide& side = *kernels_.load(std::memory_order_acquire);
+  const Status status = side.launch(operations, stream, span_of(operations.front()->timeout));
+  if (!status.ok() && status.code() != Code::kInvalid) return fail(status.code(), without_name(status.what()), "");
+  if (status.ok()) watch_kernels();
+  if (failed()) side.abort(failure());  // which may just have come, and not have seen them
+  return status;
+}
+
+Status Group::look_at_kernels() {
+  if (forked()) return check_alive();
+  if (failed()) return failure();
+  DeviceSide* const side = kernels_.load(std::memory_order_acquire);
+  if (!side) return {};
+  const Status verdict = side->verdict();
+  return verdict.ok() ? Status() : fail(verdict.code(), without_name(verdict.what()), "");
+}
+
+/// A kernel cannot know that a peer has died: while any is in flight, a thread of the pool looks for that, and for what
+/// kernels say. None is needed while nothing runs.
+void Group::watch_kernels() {
+  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
+  const bool begun = Engine::here().start([group = weak_from_this()] {
+    while (kernels_need_watching(group)) std::this_thread::sleep_for(kWatchInterval);
+  });
+  if (!begun) watched_.store(false, std::memory_order_release);
+}
+
+bool Group::kernels_need_watching(const std::weak_ptr<Group>& watched) {
+  const std::shared_ptr<Group> group = watched.lock();
+  if (!group) return false;
+  DeviceSide& kernels = *group->kernels_.load(std::memory_order_acquire);
+  group->look_after_kernels(kernels);
+  if (group->failed()) {
+    kernels.abort(group->failure());  // a failure of just when they were made has not seen them
+    return false;
+  }
+  if (kernels.finished() != kernels.launched()) return true;
+  // An exchange, not a store: who launches counts first and looks here then, so one of the two sees the other.
+  (void)group->watched_.exchange(false, std::memory_order_acq_rel);
+  return kernels.finished() != kernels.launched() && !group->watched_.exchange(true, std::memory_order_acq_rel);
+}
+
+void Group::look_after_kernels(DeviceSide& kernels) {
+  (void)look_at_kernels();
+  if (const int s = told_by(); s >= 0 && !failed()) {
+    (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
+               "told by rank " + std::to_string(here()[size_t(s)]));
+  }
+  for (int s = 0; s < seats() && !failed(); ++s) {
+    if (waits_in_vain(kernels, s)) fail_as_gone(s);
+  }
+}
+
+/// Whether something in flight waits for a rank that will not come. One that has left in good order had ended all that
+/// it began, and that may be all that is awaited here.
+bool Group::waits_in_vain(const DeviceSide& kernels, int seat) const {
+  if (seat == this->seat()) return false;
+  const kernel::PadHeader& header = pad(seat).header();
+  if (header.group == id_ && header.presence.load() == kernel::Presence::kLeft)
+    return int64_t(kernels.launched() - header.launched.load(std::memory_order_acquire)) > 0;
+  return dead(seat);
+}
+
+/// Whether no kernel of this rank can write to its peers any more.
+bool Group::part_from_kernels() {
+  DeviceSide* const kernels = kernels_.load(std::memory_order_acquire);
+  if (!kernels) return true;
+  look_after_kernels(*kernels);
+  const bool quiet = kernels->part();
+  own_pad().header().launched.store(kernels->launched(), std::memory_order_release);
+  return quiet;
+}
+
+}  // namespace nvx
