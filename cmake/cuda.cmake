@@ -1,6 +1,6 @@
-# The CUDA kernels. Sets NVX_CUDA_ON, and enables the language then. OFF by default: nothing runs them yet. AUTO builds
-# them where the torch at hand has CUDA and nvcc is found (CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda). The
-# environment's NVX_CUDA=0 turns them off.
+# The CUDA kernels. Sets NVX_CUDA_ON, and enables the language then. OFF by default, as they have not run on a device yet.
+# AUTO builds them where the torch at hand has CUDA and nvcc is found (CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda).
+# The environment's NVX_CUDA=0 turns them off.
 set(NVX_CUDA OFF CACHE STRING "CUDA kernels: OFF, AUTO (where torch has CUDA and nvcc is found), ON (or fail)")
 set(TORCH_CUDA_ARCH_LIST "$ENV{TORCH_CUDA_ARCH_LIST}" CACHE STRING "Architectures, as torch writes them: 8.0;9.0+PTX")
 set(NVX_CUDA_ON OFF)
@@ -17,7 +17,7 @@ if(NOT NVX_NVCC)
   if(NVX_CUDA STREQUAL "ON")
     message(FATAL_ERROR "nvx: ${missing}")
   endif()
-  message(WARNING "nvx: torch has CUDA ${NVX_TORCH_CUDA}, but ${missing}. This build serves CPU tensors only")
+  message(WARNING "nvx: torch has CUDA ${NVX_TORCH_CUDA}, but ${missing}. In this build CUDA tensors go through host memory")
   return()
 endif()
 

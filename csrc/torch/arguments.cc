@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "torch/argument_error.h"
+#include "torch/kernel_path.h"
 
 namespace nvx {
 namespace {
@@ -16,18 +17,32 @@ size_t bytes_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tens
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
-/// Whether its memory holds its elements, in order and as they are.
-bool plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+/// Whether the collective can use its memory: it is there, and holds the elements in order and as they are.
+bool plain(const at::Tensor& tensor, const Collective& c) {
+  return (tensor.is_cpu() || c.by_kernels) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
 
-at::Tensor empty_stand_in(const at::Tensor& tensor) {
+at::Tensor empty_stand_in(const at::Tensor& tensor, const Collective& c) {
+  if (!tensor.is_cpu() && !c.by_kernels) return host_stand_in(tensor);
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-at::Tensor stand_in_of(const at::Tensor& tensor) {
+/// Of a device's tensor: filled when the collective is begun, on its stream.
+at::Tensor stand_in_of(const at::Tensor& tensor, Collective& c) {
   const Movement movement;
-  at::Tensor copy = empty_stand_in(tensor);
-  copy.copy_(tensor);
+  at::Tensor copy = empty_stand_in(tensor, c);
+  if (tensor.is_cpu()) {
+    copy.copy_(tensor);
+  } else {
+    c.bring.emplace_back(tensor, copy);
+  }
   return copy;
+}
+
+/// Nothing is copied for these; only their stand-ins are needed.
+void keep_only(Collective& c, Loads& loads) {
+  for (const auto& [user, stand_in] : loads) c.stand_ins.push_back(stand_in);
+  loads.clear();
 }
 
 /// Zero where all are alike, so that even and listed calls of the same sizes meet.
@@ -111,7 +126,7 @@ at::Tensor& Arguments::single(std::vector<at::Tensor>& tensors) const {
 void Arguments::check_tensor(const at::Tensor& tensor) const {
   if (!tensor.defined()) invalid("requires defined tensors");
   if (tensor.layout() != at::kStrided) invalid("only supports dense tensors");
-  if (!tensor.device().is_cpu()) invalid("only supports CPU tensors");
+  if (!serves(tensor.device())) invalid("only supports CPU tensors and those of accelerators");
   // A storage may have been made smaller under its tensors, as FSDP does with parameters that it frees.
   const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                                          size_t(tensor.storage_offset()));
@@ -177,12 +192,20 @@ Collective Arguments::begin(kernel::Collective collective, const at::Tensor& lik
   Collective c;
   c.operation.collective = collective;
   c.operation.dtype = dtype_of(like);
+  c.device = like.device();
+  c.by_kernels = kernels_ && !like.is_cpu() && kernels_->serves(like.device());
   return c;
 }
 
+void Arguments::same_device(const Collective& c, const at::Tensor& tensor) const {
+  if (tensor.device() != c.device)
+    invalid("tensors must be on the same device, not on " + c.device.str() + " and " + tensor.device().str());
+}
+
 const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor) const {
-  if (plain(tensor)) return memory_of(tensor);
-  const at::Tensor stand_in = stand_in_of(tensor);
+  same_device(c, tensor);
+  if (plain(tensor, c)) return memory_of(tensor);
+  const at::Tensor stand_in = stand_in_of(tensor, c);
   c.stand_ins.push_back(stand_in);
   return memory_of(stand_in);
 }
@@ -194,18 +217,20 @@ void Arguments::check_writable(const at::Tensor& tensor) const {
 }
 
 std::byte* Arguments::output(Collective& c, at::Tensor& tensor) const {
-  if (plain(tensor)) return memory_of(tensor);
+  same_device(c, tensor);
+  if (plain(tensor, c)) return memory_of(tensor);
   check_writable(tensor);
-  const at::Tensor stand_in = empty_stand_in(tensor);
-  c.copy_back.emplace_back(tensor, stand_in);
+  const at::Tensor stand_in = empty_stand_in(tensor, c);
+  c.take_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }
 
 std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor) const {
-  if (plain(tensor)) return memory_of(tensor);
+  same_device(c, tensor);
+  if (plain(tensor, c)) return memory_of(tensor);
   check_writable(tensor);
-  const at::Tensor stand_in = stand_in_of(tensor);
-  c.copy_back.emplace_back(tensor, stand_in);
+  const at::Tensor stand_in = stand_in_of(tensor, c);
+  c.take_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
 }
 
@@ -238,10 +263,7 @@ Collective Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64
   Collective c = all_reduce(tensor, op);
   c.operation.collective = kernel::Collective::kReduce;
   c.operation.root = int(root);
-  if (root != rank_) {
-    for (auto& pair : c.copy_back) c.stand_ins.push_back(pair.second);
-    c.copy_back.clear();
-  }
+  if (root != rank_) keep_only(c, c.take_back);
   return c;
 }
 
@@ -250,6 +272,11 @@ Collective Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   check_root(root);
   Collective c = begin(kernel::Collective::kBroadcast, tensor);
   c.operation.out = in_place(c, tensor);
+  if (root == rank_) {
+    keep_only(c, c.take_back);
+  } else {
+    keep_only(c, c.bring);
+  }
   c.operation.in = c.operation.out;
   c.operation.count = size_t(tensor.numel());
   c.operation.root = int(root);
@@ -407,6 +434,7 @@ Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::ve
   if (outputs.size() != size_t(size_))
     invalid("output tensor list size " + std::to_string(outputs.size()) + " does not match world size " +
             std::to_string(size_));
+  check_tensor(inputs[0]);
   Collective c = begin(kernel::Collective::kAllToAll, inputs[0]);
   c.operation.send = Pieces(inputs.size());
   c.operation.recv = Pieces(outputs.size());

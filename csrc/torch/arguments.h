@@ -9,12 +9,16 @@
 
 namespace nvx {
 
+class KernelPath;
+
 /// From tensors to memory: each function checks what torch's users expect to be checked, with the error classes and
 /// texts that they know, and describes the collective. Tensors that are not contiguous get a stand-in.
 class Arguments {
  public:
-  /// name: "ProcessGroupNVX::allreduce"; begins the error texts.
-  Arguments(const char* name, int rank, int size) : name_(name), rank_(rank), size_(size) {}
+  /// name: "ProcessGroupNVX::allreduce"; begins the error texts. kernels: null where no device's tensors are used where
+  /// they are.
+  Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr)
+      : name_(name), rank_(rank), size_(size), kernels_(kernels) {}
 
   Collective all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const;
   Collective reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const;
@@ -40,6 +44,7 @@ class Arguments {
   Collective begin(kernel::Collective collective, const at::Tensor& like) const;
   Collective begin_gather(const at::Tensor& in, int64_t root) const;
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
+  void same_device(const Collective& c, const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
   void check_root(int64_t root) const;
   void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
@@ -54,6 +59,7 @@ class Arguments {
   const char* name_;
   int rank_;
   int size_;
+  KernelPath* kernels_;
 };
 
 DType dtype_of(const at::Tensor& tensor);

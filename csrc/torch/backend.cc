@@ -2,9 +2,11 @@
 
 #include <pthread.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <set>
 
+#include "base/contain.h"
 #include "torch/interrupt.h"
 #include "torch/store.h"
 
@@ -74,7 +76,11 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank
 
 ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
                                  const Options& options)
-    : Backend(group->rank(), group->size()), store_(std::move(store)), group_(std::move(group)), options_(options) {
+    : Backend(group->rank(), group->size()),
+      store_(std::move(store)),
+      group_(std::move(group)),
+      kernels_(group_, store_),
+      options_(options) {
   init();
   Registry& r = registry();
   MutexLock lock(r.mutex);
@@ -94,7 +100,9 @@ void stop_everything() {
   Registry& r = registry();
   {
     MutexLock lock(r.mutex);
-    for (ProcessGroupNVX* pg : r.groups) pg->group().abort("its process exits");
+    for (ProcessGroupNVX* pg : r.groups) {
+      for (const auto& group : pg->groups()) group->abort("its process exits");
+    }
   }
   Engine::here().stop(std::chrono::milliseconds(500));
 }
@@ -113,31 +121,116 @@ NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind) {
   return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end)};
 }
 
-void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work) {
+void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
   work->count_in(pending_);
-  group_->lane().submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
+  lane.submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
   into_window(work);
+}
+
+/// Collectives of a device's tensors have an order of their own, as if it were another backend: a checkpoint's of CPU
+/// tensors, say, may run beside them on a thread of its own. So they have a group of their own, made when the first of
+/// them is called, which is a step of all ranks. A barrier is the CPU's, as torch sees it.
+const std::shared_ptr<Group>& ProcessGroupNVX::group_of(const Collectives& collectives) {
+  if (device_of(collectives).is_cpu() || collectives.front().operation.collective == kernel::Collective::kBarrier)
+    return group_;
+  if (has_device_group_.load(std::memory_order_acquire)) return device_group_;
+  MutexLock lock(device_group_mutex_);
+  if (device_group_) return device_group_;
+  const Options options = [this] {
+    MutexLock reading(mutex_);
+    return options_;
+  }();
+  if (const Status status = group_->check_alive(); !status.ok()) raise(status);
+  device_group_ = make_group(c10::make_intrusive<c10d::PrefixStore>("nvx/device", store_), rank_, size_, options);
+  has_device_group_.store(true, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Whoever has ended the one meanwhile has not seen the other.
+  if (group_->failed()) device_group_->abort("");
+  if (group_->closed()) device_group_->leave();
+  return device_group_;
+}
+
+std::vector<std::shared_ptr<Group>> ProcessGroupNVX::groups() const {
+  if (!has_device_group_.load(std::memory_order_acquire)) return {group_};
+  return {group_, device_group_};
+}
+
+Status ProcessGroupNVX::execute(Collectives& collectives) {
+  for (Collective& c : collectives) NVX_TRY(group_->execute(c.operation));
+  copy_back(collectives);
+  return {};
+}
+
+/// On the caller's own stream, so that nothing that it is given later need wait.
+Status ProcessGroupNVX::execute_staged(Collectives& collectives) {
+  Group& group = *group_of(collectives);
+  Transit transit(Tracks::of_caller(device_of(collectives)));
+  transit.bring(loads_of(collectives, &Collective::bring));
+  NVX_TRY(transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))));
+  for (Collective& c : collectives) {
+    c.operation.number = group_->next_number();
+    NVX_TRY(group.execute(c.operation));
+  }
+  transit.take_back(loads_of(collectives, &Collective::take_back));
+  return {};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                                       const Tensors& inputs, Mode mode) {
+  const at::Device device = device_of(collectives);
+  if (!collectives.empty() && collectives.front().by_kernels)
+    return issue_kernels(kind, std::move(collectives), outputs, inputs, mode);
   if (mode == Mode::kAsync || collects()) {
+    const std::shared_ptr<Group>& group = group_of(collectives);
+    std::unique_ptr<Transit> transit;
+    if (!device.is_cpu()) {
+      transit = std::make_unique<Transit>(tracks_.of(device));
+      transit->bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
+    }
     for (Collective& c : collectives) c.operation.number = group_->next_number();
-    auto work = c10::make_intrusive<CollectiveWork>(group_, facts(kind), std::move(collectives), outputs, inputs);
-    hand_over(work);
+    auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind), std::move(collectives), outputs, inputs,
+                                                    std::move(transit));
+    hand_over(work, group->lane());
     return work;
   }
-  for (Collective& c : collectives) {
-    const Status status = group_->execute(c.operation);
-    if (!status.ok()) {
-      tell_failure(status.code());
-      raise(status);
-    }
+  const Status status = device.is_cpu() ? execute(collectives) : execute_staged(collectives);
+  if (!status.ok()) {
+    tell_failure(status.code());
+    raise(status);
   }
-  copy_back(collectives);
   raise_interrupt();  // that was noticed while the operation still ended well
   if (!somebody_listens() && !timed_) return nullptr;
-  return c10::make_intrusive<DoneWork>(facts(kind), outputs);
+  const auto stream = device.is_cpu() ? std::nullopt : std::optional(Tracks::of_caller(device).up);
+  return c10::make_intrusive<DoneWork>(facts(kind), outputs, stream);
+}
+
+/// A synchronous one runs on the caller's stream: nothing that this is given later need wait.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_kernels(const Kind& kind, Collectives collectives,
+                                                              const Tensors& outputs, const Tensors& inputs,
+                                                              Mode mode) {
+  const at::Device device = device_of(collectives);
+  const bool async = mode == Mode::kAsync || collects();
+  const Tracks tracks = async ? tracks_.of_kernels(device) : Tracks::of_caller(device);
+  auto transit = std::make_unique<Transit>(tracks);
+  // Whatever comes of it, part of it may have been begun.
+  const std::vector<at::Tensor> used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
+  Status status;
+  try {
+    status = kernels_.launch(collectives, *transit);
+  } catch (...) {
+    contain("the end of a call", [&] { transit->close(used); });
+    throw;
+  }
+  if (async) transit->close(used);
+  if (!status.ok()) {
+    tell_failure(status.code());
+    raise(status);
+  }
+  if (!async && !somebody_listens() && !timed_) return nullptr;
+  if (!async) return c10::make_intrusive<DoneWork>(facts(kind), outputs, tracks.up);
+  auto work = c10::make_intrusive<LaunchedWork>(group_, facts(kind), outputs, std::move(transit));
+  into_window(work);
+  return work;
 }
 
 ProcessGroupNVX::Term ProcessGroupNVX::term_of(std::chrono::milliseconds given) {
@@ -155,6 +248,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, Collect
   origin_.check(rank_);
   const Term term = term_of(timeout);
   for (Collective& c : collectives) {
+    if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");
     c.operation.timeout = term.timeout;
     c.claim = term.claim;
   }
@@ -351,6 +445,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::alltoall(Tensors& outputs, Tenso
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptions& opts) {
   Collective c;
   c.operation.collective = kernel::Collective::kBarrier;
+  // torch routes a barrier without a device to the CPU; who uses one expects what it was given to have been done.
+  c.device = device_in_use().value_or(at::kCPU);
+  if (!c.device.is_cpu() && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
   Tensors none;
   return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, opts.timeout,
                 mode(opts.asyncOp));

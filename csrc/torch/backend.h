@@ -12,6 +12,7 @@
 #include "group/extensions.h"
 #include "torch/arguments.h"
 #include "torch/hook.h"
+#include "torch/kernel_path.h"
 #include "torch/origin.h"
 #include "torch/work.h"
 
@@ -106,6 +107,8 @@ class ProcessGroupNVX final : public c10d::Backend {
 #endif
 
   Group& group() { return *group_; }
+  /// It, and that of devices' tensors where there is one.
+  std::vector<std::shared_ptr<Group>> groups() const;
 
  private:
   struct Kind {
@@ -116,15 +119,20 @@ class ProcessGroupNVX final : public c10d::Backend {
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
-  Arguments arguments(const char* name) const { return {name, rank_, size_}; }
+  Arguments arguments(const char* name) { return {name, rank_, size_, &kernels_}; }
   IntrusiveWork launch(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
   IntrusiveWork launch_recorded(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
                                 Mode mode);
   IntrusiveWork issue(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
                       Mode mode);
-  /// To the group's lane, which keeps the work, and with it all tensors, until it has run.
-  void hand_over(const c10::intrusive_ptr<LaneWork>& work);
+  IntrusiveWork issue_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
+                              Mode mode);
+  Status execute(Collectives& collectives);
+  Status execute_staged(Collectives& collectives);
+  /// To a group's lane, which keeps the work, and with it all tensors, until it has run.
+  void hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
+  const std::shared_ptr<Group>& group_of(const Collectives& collectives) EXCLUDES(device_group_mutex_, mutex_);
   /// The timeout of an operation that was called with this one (0: the group's), and what it keeps until it has ended.
   struct Term {
     std::chrono::milliseconds timeout;
@@ -132,6 +140,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   };
   Term term_of(std::chrono::milliseconds given);
   IntrusiveWork all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   NvxWork::Facts facts(const Kind& kind);
   c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store,
@@ -166,6 +175,11 @@ class ProcessGroupNVX final : public c10d::Backend {
   const std::shared_ptr<Group> group_;
   const NvxWork::Pending pending_ = std::make_shared<std::atomic<int64_t>>(0);
   const std::shared_ptr<Extensions> extensions_ = std::make_shared<Extensions>();
+  std::shared_ptr<Group> device_group_;  // made once, with the lock held; read where it is said to be there
+  std::atomic<bool> has_device_group_{false};
+  Mutex device_group_mutex_;
+  OwnTracks tracks_;
+  KernelPath kernels_;
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
   std::atomic<int> open_windows_{0};

@@ -26,6 +26,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::T
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = size_t(tensor.numel()) * tensor.element_size();
   auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message), std::move(term.claim));
+  if (!tensor.is_cpu()) {
+    const Status status = work->stage(tracks_, receives);
+    if (!status.ok()) {
+      tell_failure(status.code());
+      raise(status);
+    }
+  }
   work->count_in(pending_);
   work->begin(receives);
   into_window(work);
@@ -144,17 +151,32 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& te
   const Arguments args = arguments("ProcessGroupNVX::allreduce");
   if (opts.reduceOp != c10d::ReduceOp::SUM)
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
-  if (!tensor.device().is_cpu()) args.invalid("only supports CPU tensors");
+  if (!serves(tensor.device())) args.invalid("only supports CPU tensors and those of accelerators");
   origin_.check(rank_);
+  if (!tensor.is_cpu()) return all_reduce_sparse_on_host(tensor, opts);
   if (!opts.asyncOp && !collects() && group_->lane().held_here()) raise(group_->inside_itself());
   Term term = term_of(opts.timeout);
   SparseWork::Call call{term.timeout, group_->next_number(), std::move(term.claim)};
   const auto work = c10::make_intrusive<SparseWork>(group_, facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
                                                     args, tensor, std::move(call));
-  hand_over(work);
+  hand_over(work, group_->lane());
   if (opts.asyncOp || collects()) return work;
   work->wait(std::chrono::milliseconds(0));
   return work;
+}
+
+/// Of a device, whose sizes are not known before its stream has come to it: over when it returns, asynchronous or not.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse_on_host(at::Tensor& tensor,
+                                                                          const c10d::AllreduceOptions& opts) {
+  const Movement movement;
+  at::Tensor host = tensor.cpu();
+  c10d::AllreduceOptions now = opts;
+  now.asyncOp = false;
+  const auto work = all_reduce_sparse(host, now);
+  if (work) work->wait();
+  tensor.copy_(host);
+  return c10::make_intrusive<DoneWork>(facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}), Tensors{tensor},
+                                       Tracks::of_caller(tensor.device()).up);
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -207,7 +229,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_pt
 }
 
 void ProcessGroupNVX::setTimeout(std::chrono::milliseconds timeout) {
-  checked_group().set_timeout(timeout);
+  origin_.check(rank_);
+  for (const auto& group : groups()) group->set_timeout(timeout);
   MutexLock lock(mutex_);
   options_.timeout = timeout;
 }
@@ -228,8 +251,12 @@ void ProcessGroupNVX::waitForPendingWorks() {
 }
 
 c10d::ErrorType ProcessGroupNVX::getError() {
-  if (!checked_group().failed()) return c10d::ErrorType::SUCCESS;
-  switch (group_->failure().code()) {
+  origin_.check(rank_);
+  (void)group_->look_at_kernels();
+  const auto all = groups();
+  const auto failed = std::find_if(all.begin(), all.end(), [](const auto& group) { return group->failed(); });
+  if (failed == all.end()) return c10d::ErrorType::SUCCESS;
+  switch ((*failed)->failure().code()) {
     case Code::kTimeout: return c10d::ErrorType::TIMEOUT;
     case Code::kPeerDied:
     case Code::kPeerLeft:
@@ -242,17 +269,22 @@ c10d::ErrorType ProcessGroupNVX::getError() {
 void ProcessGroupNVX::abort() {
   if (origin_.elsewhere()) return;
   run_abort_hooks();
-  group_->abort("");
+  group_->abort("");  // first: a group of devices' tensors that is just being made looks at it
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (const auto& group : groups()) group->abort("");
 }
 
 /// What the user never waited for gets a moment to end well, as its peers may wait for it. Then it ends.
 void ProcessGroupNVX::shutdown() {
   if (origin_.elsewhere()) return;
   const auto end = Clock::now() + kGrace;
-  group_->lane().settle(kGrace);
-  group_->mail().settle(std::max(std::chrono::milliseconds(0),
-                                 std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now())));
-  group_->leave();
+  const auto left = [&] {
+    const auto span = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
+    return std::max(std::chrono::milliseconds(0), span);
+  };
+  for (const auto& group : groups()) group->lane().settle(left());
+  group_->mail().settle(left());
+  for (const auto& group : groups()) group->leave();
   raise_interrupt();
 }
 

@@ -6,6 +6,7 @@
 #include "base/config.h"
 #include "base/flag_round.h"
 #include "base/interrupt.h"
+#include "kernel/launch_cuda.h"
 #include "net/ucx.h"
 #include "torch/argument_error.h"
 #include "torch/backend.h"
@@ -50,7 +51,7 @@ py::dict build_info() {
   info["torch"] = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);
   info["compiler"] = NVX_COMPILER;
   info["build_type"] = NVX_BUILD_TYPE;
-  info["cuda"] = false;
+  info["cuda"] = kernel::built_with_cuda();
   info["ucx"] = net::built_with_ucx();
   info["cpu_level"] = kernel::level().name;
   return info;
@@ -58,8 +59,8 @@ py::dict build_info() {
 
 void set_timeout(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
   auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
-  TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the CPU backend of this group is ",
-                    backend ? backend->getBackendName() : "none", ", not nvx");
+  TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the backend of this group is ", backend ? backend->getBackendName() : "none",
+                    ", not nvx");
   nvx->setTimeout(timeout);
 }
 

@@ -1,7 +1,10 @@
 #include "torch/work.h"
 
 #include <ATen/Context.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
+
+#include <algorithm>
 
 #include "base/config.h"
 #include "base/log.h"
@@ -12,8 +15,12 @@
 namespace nvx {
 namespace {
 
-c10::intrusive_ptr<c10::ivalue::Future> new_future() {
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+c10::intrusive_ptr<c10::ivalue::Future> new_future(const std::vector<c10::Stream>& streams) {
+  std::vector<c10::Device> devices;
+  for (const c10::Stream& stream : streams) {
+    if (std::find(devices.begin(), devices.end(), stream.device()) == devices.end()) devices.push_back(stream.device());
+  }
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
 }
 
 uint64_t next_completion_key() {
@@ -57,7 +64,41 @@ Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
 void copy_back(Collectives& collectives) {
   const Movement movement;
   for (Collective& c : collectives) {
-    for (auto& [user, stand_in] : c.copy_back) user.copy_(stand_in);
+    for (auto& [user, stand_in] : c.take_back) user.copy_(stand_in);
+  }
+}
+
+at::Device device_of(const Collectives& collectives) {
+  return collectives.empty() ? at::Device(at::kCPU) : collectives.front().device;
+}
+
+std::vector<at::Tensor> all_tensors(const Collectives& collectives, const std::vector<at::Tensor>& outputs,
+                                    const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> all = outputs;
+  all.insert(all.end(), inputs.begin(), inputs.end());
+  for (const Collective& c : collectives) {
+    all.insert(all.end(), c.stand_ins.begin(), c.stand_ins.end());
+    for (const Loads* loads : {&c.bring, &c.take_back}) {
+      for (const auto& [user, stand_in] : *loads) all.push_back(stand_in);
+    }
+  }
+  return all;
+}
+
+Loads loads_of(const Collectives& collectives, Loads Collective::*which) {
+  Loads all;
+  for (const Collective& c : collectives) all.insert(all.end(), (c.*which).begin(), (c.*which).end());
+  return all;
+}
+
+/// The peers have done their part by now: what goes wrong here is this call's alone.
+Status take_back(Transit& transit, const Loads& loads) {
+  try {
+    transit.take_back(loads);
+    return {};
+  } catch (const std::exception& error) {
+    return {Code::kSystem,
+            "nvx: results could not be copied to " + transit.stream().device().str() + ": " + error.what()};
   }
 }
 
@@ -110,20 +151,50 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   asked_for_ = true;
   MutexLock lock(future_mutex_);
   if (future_) return future_;
-  future_ = new_future();
+  future_ = new_future(streams_);
   const auto future = future_;
   if (!over_) return future;
   lock.unlock();
   if (const std::exception_ptr error = exception()) {
     future->setError(error);
   } else {
-    future->markCompleted(c10::IValue(outputs_));
+    complete(*future);
   }
   return future;
 }
 
+void NvxWork::ends_on(const std::vector<c10::Stream>& streams) {
+  for (const c10::Stream& stream : streams) {
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+  }
+}
+
+/// Whoever hears of it works on streams that wait for those that are current here: of each device one, which waits for
+/// the others.
+void NvxWork::complete(c10::ivalue::Future& future) {
+  std::vector<c10::Stream> last;
+  for (const c10::Stream& stream : streams_) {
+    const auto same = [&](const c10::Stream& known) { return known.device() == stream.device(); };
+    const auto known = std::find_if(last.begin(), last.end(), same);
+    if (known == last.end()) {
+      last.push_back(stream);
+      continue;
+    }
+    c10::Event there(stream.device_type());
+    there.record(stream);
+    there.block(*known);
+  }
+  const c10::MultiStreamGuard on(last);
+  future.markCompleted(c10::IValue(outputs_));
+}
+
+void NvxWork::synchronize() {
+  if (!streams_.empty()) wait(std::chrono::milliseconds(0));
+}
+
+/// torch's own is over when the future is, and knows nothing of streams.
 void NvxWork::blockCurrentStream() {
-  if (at::hasCUDA()) return Work::blockCurrentStream();
+  if (streams_.empty() && at::hasCUDA()) return Work::blockCurrentStream();
   wait(std::chrono::milliseconds(0));
 }
 
@@ -143,7 +214,7 @@ void NvxWork::end(const Status& status) {
   }
   run_hook("a callback of an operation's future", [&] {
     if (future && error) future->setError(error);
-    if (future && !error) future->markCompleted(c10::IValue(outputs_));
+    if (future && !error) complete(*future);
   });
   // What is called keeps the group: a work that somebody holds on to need not.
   if (const auto on_end = std::exchange(facts_.on_end, nullptr))
@@ -160,9 +231,11 @@ bool NvxWork::watched() {
 bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
 
 void NvxWork::check() {
+  if (transit_) origin_.check(facts_.rank);
   asked_for_ = true;
   raise_interrupt();
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  if (transit_) transit_->hand_over();
 }
 
 float NvxWork::getDuration() const {
@@ -214,12 +287,23 @@ void LaneWork::abort() {
 }
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives,
-                               std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs)
+                               std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+                               std::unique_ptr<Transit> transit)
     : LaneWork(std::move(group), std::move(facts), std::move(outputs), inputs),
       collectives_(std::move(collectives)),
-      inputs_(std::move(inputs)) {}
+      inputs_(std::move(inputs)) {
+  transit_ = std::move(transit);
+  if (transit_) ends_on({transit_->stream()});
+}
+
+Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
+  NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
+  NVX_TRY(run_in_order(group, collectives_, carrier));
+  return take_back(*transit_, loads_of(collectives_, &Collective::take_back));
+}
 
 Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
+  if (transit_) return carry_out_staged(group, carrier);
   NVX_TRY(run_in_order(group, collectives_, carrier));
   copy_back(collectives_);
   return {};
@@ -237,12 +321,26 @@ MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor t
       message_(std::move(message)),
       claim_(std::move(claim)) {}
 
+Status MessageWork::stage(OwnTracks& tracks, bool receives) {
+  const at::Tensor& tensor = outputs_.front();
+  loads_.emplace_back(tensor, host_stand_in(tensor));
+  message_->data = static_cast<std::byte*>(loads_.front().second.data_ptr());
+  transit_ = std::make_unique<Transit>(tracks.of(tensor.device()));
+  ends_on({transit_->stream()});
+  transit_->bring(receives ? Loads() : loads_);
+  if (receives) return {};
+  return transit_->arrive(*group_, Deadline::after(group_->span_of(message_->timeout)));
+}
+
 void MessageWork::begin(bool receives) {
   // The message keeps this work, and with it the tensor, until it has ended: a send may never be waited for.
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
-  message_->finished = [self](const Message& message) {
+  message_->finished = [self, receives](const Message& message) {
+    Status status = message.status();
+    if (status.ok() && receives && self->transit_) status = take_back(*self->transit_, self->loads_);
     self->claim_.reset();
-    self->end(message.status());
+    self->loads_.clear();
+    self->end(status);
   };
   message_->may_block = [self] { return self->watched(); };
   if (receives) {
@@ -279,7 +377,9 @@ void MessageWork::abort() {
 }
 
 WindowWork::WindowWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs)
-    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), works_(std::move(works)), open_(works_.size()) {}
+    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), works_(std::move(works)), open_(works_.size()) {
+  for (const auto& work : works_) ends_on(work->streams());
+}
 
 void WindowWork::begin() {
   for (const auto& work : works_) {
@@ -293,11 +393,15 @@ void WindowWork::one_has_ended() {
   end(failed == works_.end() ? Status() : (*failed)->status());
 }
 
+bool WindowWork::isCompleted() {
+  return Work::isCompleted() &&
+         std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
 /// The timeout is that of all together.
 bool WindowWork::wait(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
   for (const auto& work : works_) {
-    if (told_here()) break;
     if (timeout.count() > 0) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit.end - std::max(limit.start, Clock::now()));
       work->wait(std::clamp(left, std::chrono::milliseconds(1), timeout));

@@ -15,6 +15,7 @@
 #include "group/group.h"
 #include "group/mailbox.h"
 #include "torch/origin.h"
+#include "torch/transit.h"
 
 namespace nvx {
 
@@ -27,8 +28,12 @@ std::exception_ptr exception_of(const Status& status);
 /// One collective, or several in a row, with the tensors that must live until it is done.
 struct Collective {
   Operation operation;
-  /// (the user's tensor, the contiguous one that stands in for it): copied back at the end.
-  std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
+  at::Device device = at::kCPU;  ///< of its tensors
+  bool by_kernels = false;       ///< they are used where they are; else a device's tensors go through host memory
+  /// Stand-ins for a device's tensors, which are filled before it begins.
+  Loads bring;
+  /// Stand-ins whose tensors get what is in them at the end.
+  Loads take_back;
   /// Contiguous copies of inputs.
   std::vector<at::Tensor> stand_ins;
   Extensions::Claim claim;
@@ -41,7 +46,16 @@ using Collectives = c10::SmallVector<Collective, 1>;
 using Movement = at::AutoDispatchBelowADInplaceOrView;
 
 Status run_in_order(Group& group, Collectives& collectives, Carrier carrier);
+/// Those of CPU tensors.
 void copy_back(Collectives& collectives);
+Status take_back(Transit& transit, const Loads& loads);
+/// Whatever memory they use, the users' and that of stand-ins.
+std::vector<at::Tensor> all_tensors(const Collectives& collectives, const std::vector<at::Tensor>& outputs,
+                                    const std::vector<at::Tensor>& inputs);
+/// Of their tensors, which are all on one.
+at::Device device_of(const Collectives& collectives);
+/// All of what the collectives of one device bring there, or take back.
+Loads loads_of(const Collectives& collectives, Loads Collective::*which);
 
 class WindowWork;
 
@@ -56,6 +70,7 @@ class NvxWork : public c10d::Work {
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
   };
+  const std::vector<c10::Stream>& streams() const { return streams_; }
   /// How many works have been begun and not ended.
   using Pending = std::shared_ptr<std::atomic<int64_t>>;
 
@@ -68,7 +83,10 @@ class NvxWork : public c10d::Work {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
-  void synchronize() override {}
+  /// A stream can wait for what is on its way back; for what has not ended the caller does.
+  void synchronize() override;
+  /// Whether the results are where whoever looks finds them, on whatever stream.
+  bool isCompleted() override { return Work::isCompleted() && (!transit_ || transit_->is_over()); }
   /// Without a stream the caller is what waits.
   void blockCurrentStream() override;
 
@@ -94,14 +112,19 @@ class NvxWork : public c10d::Work {
   void end(const Status& status);
   /// Whether it has ended while this thread tells of an end, its own or another: who hears of one may wait for this.
   bool told_here() const;
-  /// For a wait: raises if the work failed, or was made in the process that this one was forked from.
+  /// For a wait: raises if the work failed, or was made in the process that this one was forked from. Else the caller's
+  /// stream waits for the results.
   void check();
+  /// Of tensors of devices, before it begins: the streams that its results come back on.
+  void ends_on(const std::vector<c10::Stream>& streams);
 
   Facts facts_;
   std::vector<at::Tensor> outputs_;
   const Origin origin_;
+  std::unique_ptr<Transit> transit_;  ///< null: of CPU tensors
 
  private:
+  void complete(c10::ivalue::Future& future);
   class Telling;
   static thread_local const Telling* innermost_;
 
@@ -113,6 +136,7 @@ class NvxWork : public c10d::Work {
   Mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_ GUARDED_BY(future_mutex_);
   c10::intrusive_ptr<WindowWork> window_ GUARDED_BY(future_mutex_);  // until the end
+  std::vector<c10::Stream> streams_;
   std::atomic<bool> over_{false};
   std::atomic<bool> asked_for_{false};  // waited for to the end, or its future asked for
 };
@@ -144,9 +168,10 @@ class LaneWork : public NvxWork, public Task {
 class CollectiveWork final : public LaneWork {
  public:
   CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives, std::vector<at::Tensor> outputs,
-                 std::vector<at::Tensor> inputs);
+                 std::vector<at::Tensor> inputs, std::unique_ptr<Transit> transit);
 
  private:
+  Status carry_out_staged(Group& group, Carrier carrier);
   Status carry_out(Group& group, Carrier carrier) override;
   void let_go() override;
 
@@ -157,7 +182,10 @@ class CollectiveWork final : public LaneWork {
 /// A work that was over before it was made: what a synchronous call returns to those who need an object.
 class DoneWork final : public NvxWork {
  public:
-  DoneWork(Facts facts, std::vector<at::Tensor> outputs) : NvxWork(std::move(facts), std::move(outputs), std::nullopt) {
+  /// stream: that a device's outputs came back on.
+  DoneWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<c10::Stream>& stream)
+      : NvxWork(std::move(facts), std::move(outputs), std::nullopt) {
+    if (stream) ends_on({*stream});
     end({});
   }
   bool wait(std::chrono::milliseconds) override { return true; }
@@ -168,6 +196,8 @@ class MessageWork final : public NvxWork {
  public:
   MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
               Extensions::Claim claim);
+  /// Of a device's tensor: has host memory stand in for it. What is sent is there on return.
+  Status stage(OwnTracks& tracks, bool receives);
   /// Begins it; apart from the constructor because its end may come at once.
   void begin(bool receives);
 
@@ -179,6 +209,7 @@ class MessageWork final : public NvxWork {
   std::shared_ptr<Group> group_;
   std::shared_ptr<Message> message_;
   Extensions::Claim claim_;
+  Loads loads_;  // of a device's tensor
 };
 
 /// All works of a coalescing window, as one. It ends when the last of them has ended, whoever waits for it, or nobody:
@@ -190,6 +221,7 @@ class WindowWork final : public NvxWork {
   void begin();
   void one_has_ended();
 
+  bool isCompleted() override;
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
 

@@ -6,6 +6,7 @@ works. Nothing here loads C++ or starts a thread before a group is made, and an 
 
 import copy
 import importlib
+import os
 import sys
 import warnings
 
@@ -86,15 +87,23 @@ def _create(group, pg_options):
     return _load().ProcessGroupNVX(group.store, group.group_rank, group.group_size, _options(pg_options, group))
 
 
+def _devices():
+    """The types of device whose tensors nvx serves here. Asks nothing that would set CUDA up, which takes long and must
+    not be done before a fork; with "cuda" where there is no GPU, torch would take it for what objects are sent on."""
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
+    has_gpu = any(os.path.exists(node) for node in ("/dev/nvidiactl", "/dev/dxg"))
+    return ["cpu", "cuda"] if torch.version.cuda and visible and has_gpu else ["cpu"]
+
+
 def _register():
     """Makes "nvx" a name torch knows, and says whether it was new. Idempotent."""
     import torch.distributed as dist
 
     if not dist.is_available() or "NVX" in dist.Backend._plugins:
         return False
-    built = _build_facts()
-    devices = ["cpu", "cuda"] if built is not None and built.CUDA else ["cpu"]
-    dist.Backend.register_backend("nvx", _create, extended_api=True, devices=devices)
+    dist.Backend.register_backend("nvx", _create, extended_api=True, devices=_devices())
     return True
 
 
@@ -139,13 +148,13 @@ def sequence_number(group=None):
 
 def _backend(group):
     """The nvx part of a group, also where TORCH_DISTRIBUTED_DEBUG=DETAIL has put a wrapper round it."""
-    import torch
     import torch.distributed as dist
 
     if not isinstance(group, dist.ProcessGroup):
         raise ValueError("nvx: this rank is in no such group")
-    backend = group._get_backend(torch.device("cpu"))
-    return getattr(backend, "wrapped_pg", backend)
+    backends = [group._get_backend(device) for device in group._device_types]
+    backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
+    return next((backend for backend in backends if backend.name() == "nvx"), backends[0])
 
 
 def explain(collective, nbytes, ranks):

@@ -92,7 +92,7 @@ def gather(measure=False):
             "plans": [nvx.explain("all_reduce", size, max(2, processor["cores"])) for size in SIZES],
         },
         "between_hosts": core.network(),
-        "cuda_tensors": bool(core.build_info()["cuda"]),
+        "kernels": core.build_info()["cuda"],
         "gpus": gpus(core, measure),
     }
 
@@ -194,8 +194,11 @@ def gpu_lines(report):
     lines += unmeasured
     for warning in found["warnings"]:
         lines.append(f"[WARN] {warning['name']}: {warning['text']} -> {warning['command']}")
-    if not report["cuda_tensors"]:
-        lines.append("This build of nvx serves CPU tensors only: the table says what these GPUs could share.")
+    if not report["kernels"]:
+        lines.append(
+            "This build of nvx has no kernels: CUDA tensors go through host memory, and the table says what these GPUs"
+            " could share."
+        )
     return lines
 
 

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "base/mutex.h"
+#include "group/device_launcher.h"
+#include "torch/work.h"
+
+namespace nvx {
+
+/// Whose kernels nvx has. In a file of its own, as tests play them on another device.
+at::DeviceType kernel_device();
+
+/// CUDA's, which knows where kernels were launched last: behind all others of its group.
+class StreamLauncher final : public Launcher {
+ public:
+  /// Before kernels are launched on the stream, and after.
+  void follow(const c10::Stream& stream) EXCLUDES(mutex_);
+  void note(const c10::Stream& stream) EXCLUDES(mutex_);
+  Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
+                std::span<const kernel::Piece> table, void* stream) override {
+    return cuda_->launch(channel, jobs, table, stream);
+  }
+  Status facts(std::vector<kernel::KernelFacts>* facts) override { return cuda_->facts(facts); }
+  bool ended() override EXCLUDES(mutex_);
+
+ private:
+  const std::shared_ptr<Launcher> cuda_ = cuda_launcher();
+  Mutex mutex_;
+  std::optional<c10::Event> last_ GUARDED_BY(mutex_);     // behind the last launch, ...
+  std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // ... which was on this stream
+};
+
+/// A group's collectives as kernels on streams, where all its ranks can have that.
+class KernelPath {
+ public:
+  KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store)
+      : group_(std::move(group)), store_(std::move(store)) {}
+
+  /// Whether kernels serve tensors of this device. The first question about one is a step of all ranks together.
+  bool serves(at::Device device);
+
+  /// Begins collectives on the stream of the transit, behind what was begun on another one. Nothing is waited for.
+  Status launch(Collectives& collectives, Transit& transit) EXCLUDES(mutex_);
+
+ private:
+  enum class Answer { kUnknown, kYes, kNo };
+  void ask(at::Device device) EXCLUDES(asking_);
+
+  const std::shared_ptr<Group> group_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  Mutex asking_;
+  std::atomic<Answer> answer_{Answer::kUnknown};
+  std::atomic<c10::DeviceIndex> device_{-1};
+  const std::shared_ptr<StreamLauncher> launcher_ = std::make_shared<StreamLauncher>();
+  Mutex mutex_;  // held from numbering to launching, which all ranks do in one order
+};
+
+/// Collectives that kernels carry out: it is over when they have been begun, and who waits for it has a stream wait.
+class LaunchedWork final : public NvxWork {
+ public:
+  LaunchedWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
+               std::unique_ptr<Transit> transit);
+  bool wait(std::chrono::milliseconds timeout) override;
+  void abort() override;
+
+ private:
+  std::shared_ptr<Group> group_;
+};
+
+}  // namespace nvx

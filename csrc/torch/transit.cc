@@ -1,0 +1,160 @@
+#include "torch/transit.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/version.h>
+
+#include <thread>
+
+#include "torch/argument_error.h"
+#include "torch/work.h"
+
+namespace nvx {
+namespace {
+
+c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+void refuse_capture([[maybe_unused]] const c10::Stream& stream) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  if (c10::impl::VirtualGuardImpl(stream.device_type()).isStreamCapturing(stream)) {
+    throw_argument_error(
+        "nvx: this stream is being captured into a graph, and nvx's operations cannot be yet. Next: call them outside "
+        "of "
+        "the capture, or use nccl for what is captured");
+  }
+#endif
+}
+
+/// The first looks follow each other at once: most of what is waited for is there within microseconds.
+void pause_after(int looks) {
+  if (looks < 256) {
+    relax();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+}  // namespace
+
+bool serves(at::Device device) {
+  return device.is_cpu() || (at::isAccelerator(device.type()) && c10::impl::hasDeviceGuardImpl(device.type()));
+}
+
+/// Asks nothing that would set CUDA up: it must not be where a process has yet to fork.
+std::optional<at::Device> device_in_use() {
+  if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
+    auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));
+    if (allocator && allocator->initialized()) {
+      // A thread that has chosen no device is on the first, which this process may not use.
+      const at::Device device = c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
+      if (at::detail::getCUDAHooks().hasPrimaryContext(device.index())) return device;
+    }
+  }
+  if (c10::impl::hasDeviceGuardImpl(at::kPrivateUse1) && at::isPrivateUse1HooksRegistered()) {
+    const at::Device device = c10::impl::VirtualGuardImpl(at::kPrivateUse1).getDevice();
+    if (at::detail::getPrivateUse1Hooks().hasPrimaryContext(device.index())) return device;
+  }
+  return std::nullopt;
+}
+
+at::Tensor host_stand_in(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), at::TensorOptions()
+                                       .dtype(tensor.scalar_type())
+                                       .device(at::kCPU)
+                                       .pinned_memory(tensor.numel() != 0)
+                                       .memory_format(at::MemoryFormat::Contiguous));
+}
+
+Tracks Tracks::of_caller(at::Device device) {
+  const c10::Stream stream = current_stream(device);
+  return {stream, stream, /*own=*/false};
+}
+
+const OwnTracks::Streams& OwnTracks::streams(at::Device device) {
+  const auto known = streams_.find(device);
+  if (known != streams_.end()) return known->second;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const auto next = [&] { return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true); };
+  const c10::Stream down = next(), up = next();
+  return streams_.emplace(device, Streams{down, up, next()}).first->second;
+}
+
+Tracks OwnTracks::of(at::Device device) {
+  MutexLock lock(mutex_);
+  const Streams& its = streams(device);
+  return {its.down, its.up, /*own=*/true};
+}
+
+Tracks OwnTracks::of_kernels(at::Device device) {
+  MutexLock lock(mutex_);
+  const Streams& its = streams(device);
+  return {its.kernels, its.kernels, /*own=*/true};
+}
+
+void Transit::bring(const Loads& loads) {
+  const c10::Stream caller = current_stream(tracks_.down.device());
+  refuse_capture(caller);
+  if (tracks_.own) {
+    c10::Event called(tracks_.down.device_type());
+    called.record(caller);
+    called.block(tracks_.down);
+  }
+  const c10::StreamGuard on(tracks_.down);
+  const Movement movement;
+  // CUDA conjugates and negates what it copies here in host memory, and does not wait for it to be there.
+  for (const auto& [user, stand_in] : loads) stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+  arrived_.record(tracks_.down);
+}
+
+Status Transit::arrive(Group& group, const Deadline& deadline) {
+  for (int looks = 0; !arrived_.query(); ++looks) {
+    pause_after(looks);
+    if (looks % 256 != 255) continue;
+    group.look_for_interrupt();
+    if (group.failed()) return group.failure();
+    if (deadline.passed(Clock::now())) {
+      return group.fail(Code::kTimeout,
+                        tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
+                            " has not done in " + seconds(deadline) +
+                            " what its stream was given before an operation of group " + group.name(),
+                        "Next: look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, "
+                        "nvx.set_timeout)");
+    }
+  }
+  return group.look_at_kernels();  // they are what may have been waited for
+}
+
+void Transit::take_back(const Loads& loads) {
+  if (loads.empty()) return;
+  const c10::StreamGuard on(tracks_.up);
+  const Movement movement;
+  if (tracks_.up != tracks_.down) arrived_.block(tracks_.up);
+  for (const auto& [user, stand_in] : loads) {
+    user.copy_(stand_in, /*non_blocking=*/true);
+    keep(user);
+  }
+  returned_.record(tracks_.up);
+}
+
+/// The user may let go of it at once, and its memory belongs to another stream than nvx's own.
+void Transit::keep(const at::Tensor& tensor) const {
+  if (!tracks_.own || !tensor.has_storage() || !tensor.storage().data_ptr()) return;
+  c10::impl::VirtualGuardImpl(tracks_.up.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), tracks_.up);
+}
+
+void Transit::close(const std::vector<at::Tensor>& used) {
+  for (const at::Tensor& tensor : used) keep(tensor);
+  returned_.record(tracks_.up);
+}
+
+void Transit::hand_over() const {
+  if (!returned_.was_marked_for_recording()) return;
+  const c10::Stream caller = current_stream(tracks_.up.device());
+  if (caller != tracks_.up) returned_.block(caller);
+}
+
+}  // namespace nvx

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <chrono>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "group/group.h"
+
+/// Tensors of accelerators, which go through host memory: to the host on a stream, through the group as any tensor of
+/// the CPU, and back on a stream. All of it over what c10 knows of every device, so no accelerator's own headers or
+/// libraries are needed.
+namespace nvx {
+
+/// Whether nvx takes tensors of this device.
+bool serves(at::Device device);
+
+/// The device of this thread whose current stream a barrier waits for; none where nothing has been done on any.
+std::optional<at::Device> device_in_use();
+
+/// Host memory for all of a device's tensor, in order. Copies between the two need not wait for each other's ends.
+at::Tensor host_stand_in(const at::Tensor& tensor);
+
+/// (the user's tensor, the one in host memory that stands in for it).
+using Loads = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+/// The streams of one call.
+struct Tracks {
+  c10::Stream down;  ///< to the host
+  c10::Stream up;    ///< and back
+  bool own;          ///< nvx's; else both are the caller's
+  /// What a synchronous call uses: this thread's current stream.
+  static Tracks of_caller(at::Device device);
+};
+
+/// A group's own streams of each device: what waits to go down holds nothing up that comes back, and kernels, which may
+/// wait for peers, hold up neither.
+class OwnTracks {
+ public:
+  Tracks of(at::Device device) EXCLUDES(mutex_);
+  Tracks of_kernels(at::Device device) EXCLUDES(mutex_);
+
+ private:
+  struct Streams {
+    c10::Stream down, up, kernels;
+  };
+  const Streams& streams(at::Device device) REQUIRES(mutex_);
+
+  Mutex mutex_;
+  std::unordered_map<at::Device, Streams> streams_ GUARDED_BY(mutex_);
+};
+
+/// One call's way to the host and back, or through kernels, where "the host" is more of the device's memory. Begun on
+/// the caller's thread; then each step once, in this order, from any.
+class Transit {
+ public:
+  explicit Transit(const Tracks& tracks)
+      : tracks_(tracks), arrived_(tracks.down.device_type()), returned_(tracks.down.device_type()) {}
+
+  /// Begins the copies to the host, behind all that the caller's current stream has been given so far.
+  void bring(const Loads& loads);
+  /// Waits for them. Ends at the deadline, with the group's failure, or where the user interrupts it.
+  Status arrive(Group& group, const Deadline& deadline);
+  /// Begins the copies back, none before the caller's stream has come to the call.
+  void take_back(const Loads& loads);
+  /// What the stream has been given so far is what hand_over() waits for; the memory of these stays until it is done.
+  void close(const std::vector<at::Tensor>& used);
+  /// This thread's current stream waits for the copies back, or for all until close().
+  void hand_over() const;
+  /// Whether the stream has come past them.
+  bool is_over() const { return returned_.query(); }
+
+  /// Where whoever is told of the end finds the results.
+  const c10::Stream& stream() const { return tracks_.up; }
+
+ private:
+  void keep(const at::Tensor& tensor) const;
+
+  const Tracks tracks_;
+  c10::Event arrived_;   // what was brought is there; everything before the call has been done
+  c10::Event returned_;  // recorded only where something was taken back
+};
+
+}  // namespace nvx
