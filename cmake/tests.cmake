@@ -49,13 +49,8 @@ if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
     PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
 endif()
 
-# A libcuda that a test can load, to try what loads the real one; without sanitizers, as that one is.
 if(TARGET memory_test)
-  add_library(nvx_fake_cuda MODULE ${PROJECT_SOURCE_DIR}/tests/memory/fake_cuda.c)
-  set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/memory/fake_cuda.c PROPERTIES LANGUAGE CXX)
-  set_target_properties(nvx_fake_cuda PROPERTIES CXX_VISIBILITY_PRESET default)
-  target_compile_features(nvx_fake_cuda PRIVATE cxx_std_20)
-  target_compile_options(nvx_fake_cuda PRIVATE -Wall -Wextra)
+  include(fake_cuda)
   add_dependencies(memory_test nvx_fake_cuda)
   set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc APPEND
     PROPERTY COMPILE_DEFINITIONS NVX_FAKE_CUDA="$<TARGET_FILE:nvx_fake_cuda>")

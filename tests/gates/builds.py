@@ -2,6 +2,7 @@
 own, so that a second run compiles only what changed."""
 
 import concurrent.futures
+import importlib.util
 import os
 import pathlib
 import re
@@ -108,20 +109,43 @@ def asan(context):
     return run_tests(context, build(context, "asan", *CLANG, *sanitize))
 
 
-def no_cuda(context):
-    """As on a machine without nvcc. Where this interpreter has torch, the torch module is built too."""
+def look_for_torch(context):
+    """What there is of torch for this interpreter, as find_torch.py writes it; empty where there is none."""
     found = subprocess.run(
         [sys.executable, context.root / "cmake" / "find_torch.py"],
         capture_output=True,
         text=True,
         check=False,
     )
-    with_torch = found.returncode == 0
+    return found.stdout if found.returncode == 0 else ""
+
+
+def played(context):
+    """The kernels behind torch's own interface, on a device that the tests play."""
+    if not look_for_torch(context):
+        raise Skipped("this python has no torch")
+    if importlib.util.find_spec("pytest") is None:
+        raise Skipped("this python has no pytest")
+    output = context.build_dir / "played" / "nvx"
+    torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
+    folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
+    compile_all(context, folder, "_C", "nvx_fake_cuda")
+    tests = context.root / "tests" / "torch" / "test_kernels.py"
+    surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", tests]
+    said = context.run(command, "testing", env=surroundings)
+    shut_if(["its tests were skipped"] if "passed" not in said else [], "nothing was tried")
+    return said.strip().splitlines()[-1].strip("= ")
+
+
+def no_cuda(context):
+    """As on a machine without nvcc. Where this interpreter has torch, the torch module is built too."""
+    found = look_for_torch(context)
     output = context.build_dir / "no_cuda" / "module"
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     os.environ["NVX_CUDA"] = "0"
     try:
-        folder = configure(context, "no_cuda", *GCC, *(torch if with_torch else ()))
+        folder = configure(context, "no_cuda", *GCC, *(torch if found else ()))
         compile_all(context, folder)
     finally:
         del os.environ["NVX_CUDA"]
@@ -132,7 +156,7 @@ def no_cuda(context):
             sorted(set(re.findall(r"\b(?:cuda[A-Z]|cu[A-Z]|nccl[A-Z])\w+", symbols))),
             f"CUDA symbols in {program.name}",
         )
-    return f"with torch {found.stdout.split(';')[1]}" if with_torch else "the core alone: this python has no torch"
+    return f"with torch {found.split(';')[1]}" if found else "the core alone: this python has no torch"
 
 
 def no_ucx(context):

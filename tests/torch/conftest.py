@@ -1,5 +1,7 @@
 import importlib.util
 
+import fake_device
+import played
 import pytest
 from ranks import OVER_NVX, Ranks
 
@@ -14,5 +16,25 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def ranks():
     pool = Ranks()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def fake_gpus():
+    if not OVER_NVX:
+        pytest.skip("the fake accelerator's tensors are nvx's to serve")
+    fake_device.build()
+    pool = Ranks(prepare="fake_device")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def played_gpus():
+    if played.module() is None:
+        pytest.skip("nvx was not built with NVX_PLAYED")
+    fake_device.build()
+    pool = Ranks(prepare="played")
     yield pool
     pool.close()

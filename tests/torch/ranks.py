@@ -212,7 +212,7 @@ def attempt(job):
         return Outcome(False, text=traceback.format_exc())
 
 
-def serve(conn, paths, stacks, host):
+def serve(conn, paths, stacks, host, prepare):
     """The life of a rank process: jobs in, outcomes out, until the test run ends or dies."""
     if host in NAMESPACES:
         enter_namespace(host)
@@ -226,6 +226,8 @@ def serve(conn, paths, stacks, host):
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
         register_backend()
+        if prepare:
+            importlib.import_module(prepare).load()
         while True:
             try:
                 job = conn.recv()
@@ -243,8 +245,9 @@ def serve(conn, paths, stacks, host):
 
 @dataclass
 class Ranks:
-    """The pool. A test of n ranks uses its first n processes."""
+    """The pool. A test of n ranks uses its first n processes. prepare: a module that each process loads before."""
 
+    prepare: str = ""
     members: list = field(default_factory=list)
     history: list = field(default_factory=list)
     numbers: itertools.count = field(default_factory=itertools.count)
@@ -320,7 +323,7 @@ class Ranks:
             stacks = os.path.join(self.folder, f"stacks-{next(self.numbers)}")
             hosts = NAMESPACES or ([f"host{h}" for h in range(HOSTS)] if HOSTS > 1 else [""])
             host = hosts[len(self.members) % len(hosts)]
-            process = self.context.Process(target=serve, args=(theirs, [HERE, *sys.path], stacks, host))
+            process = self.context.Process(target=serve, args=(theirs, [HERE, *sys.path], stacks, host, self.prepare))
             process.start()
             theirs.close()
             self.members.append(Member(process, ours, stacks))
@@ -368,14 +371,14 @@ class Ranks:
 # --- how a test says where it runs --------------------------------------------------------------------------
 
 
-def _as_test(body, worlds, run):
+def _as_test(body, worlds, run, pool="ranks"):
     """A pytest function of the pool, the world and the body's own parameters that runs the body there."""
     own = [p for p in inspect.signature(body).parameters if p not in ("rank", "world", "pg", "store")]
 
     def test(**given):
-        run(given.pop("ranks"), test, **given)
+        run(given.pop(pool), test, **given)
 
-    names = ["ranks", "world", *own]
+    names = [pool, "world", *own]
     if "store" in inspect.signature(body).parameters:
         names.append("store")
     test.__signature__ = inspect.Signature([inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names])
@@ -388,6 +391,21 @@ def _as_test(body, worlds, run):
 def on_ranks(*worlds, **settings):
     """Runs the decorated body in every rank of a pool of processes, once for each world size."""
     return lambda body: _as_test(body, worlds, lambda ranks, test, **given: ranks.run(test, **settings, **given))
+
+
+def on_fake_gpus(*worlds, pool="fake_gpus", **settings):
+    """As on_ranks, in processes whose accelerator is fake_device; the default group serves it and the CPU."""
+    settings.setdefault("backend", f"cpu:{BACKEND},fakegpu:{BACKEND}")
+
+    def run(ranks, test, **given):
+        ranks.run(test, **settings, **given)
+
+    return lambda body: _as_test(body, worlds, run, pool)
+
+
+def on_played_gpus(*worlds, **settings):
+    """As on_fake_gpus, where nvx's kernels are played on it."""
+    return on_fake_gpus(*worlds, pool="played_gpus", **settings)
 
 
 def on_threads(*worlds, **settings):

@@ -75,17 +75,24 @@ void copy_on_devices(const at::Tensor& to, const at::Tensor& from) {
   if (&other != &queue) other.wait_for(queue.mark(Pace::kAtOnce));
 }
 
+// To the host, conjugating and negating are the host's to do, and it does them at once: as with CUDA.
 void copy_with_host(const at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   const at::Tensor& device_side = to.is_privateuseone() ? to : from;
   const void* host_data = (to.is_privateuseone() ? from : to).const_data_ptr();
   const c10::Stream stream = current_stream(device_side.device().index());
   Queue& queue = queue_of(stream);
-  queue.push([to = View(to), from = View(from)] { copy_now(to, from); });
+  View target(to);
+  const bool conj = to.is_cpu() && to.is_conj() != from.is_conj(), neg = to.is_cpu() && to.is_neg() != from.is_neg();
+  target.conj ^= conj;
+  target.neg ^= neg;
+  queue.push([to = target, from = View(from)] { copy_now(to, from); });
   if (non_blocking && is_pinned(host_data)) {
     record_pinned_use(host_data, queue);
   } else {
     synchronize_stream(stream);
   }
+  if (conj) to.conj_physical_();
+  if (neg) to.neg_();
 }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
@@ -184,6 +191,10 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>()); }
+
+// A view that is conjugated or negated is copied as one.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));

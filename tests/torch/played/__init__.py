@@ -1,0 +1,32 @@
+"""nvx's kernels without a GPU: the module that NVX_PLAYED builds, on the fake accelerator, over the tests' libcuda.
+
+    cmake -B build/played -DNVX_PLAYED=ON -DNVX_OUTPUT_DIR=$PWD/build/played/nvx
+    cmake --build build/played --target _C nvx_fake_cuda
+
+`load()` puts it in the place of nvx's own module, for the life of the process.
+"""
+
+import ctypes
+import importlib.util
+import os
+import pathlib
+import sys
+
+import fake_device
+
+BUILT = pathlib.Path(os.environ.get("NVX_PLAYED_DIR", pathlib.Path(__file__).parents[3] / "build" / "played"))
+
+
+def module():
+    """The module's file, or None where it was not built."""
+    return next(iter((BUILT / "nvx").glob("_C.*.so")), None)
+
+
+def load():
+    """Before the first group is made."""
+    fake_device.load()
+    ctypes.CDLL(str(fake_device.build()), mode=ctypes.RTLD_GLOBAL)  # the kernels find its streams and memory by name
+    ctypes.CDLL(str(BUILT / "libnvx_fake_cuda.so"))  # from now on "libcuda.so.1" is this one
+    spec = importlib.util.spec_from_file_location("nvx._C", module())
+    sys.modules["nvx._C"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["nvx._C"])

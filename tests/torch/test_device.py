@@ -1,0 +1,379 @@
+"""Tensors of an accelerator, which go through host memory: order on streams, lifetime, results, errors.
+
+The accelerator is fake_device: its streams dawdle, and memory that is let go of too early is poison.
+"""
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
+from ranks import meet, on_fake_gpus
+
+GPU = "fakegpu"
+COUNTS = [0, 1, 7, 1000, 300_007]
+MODES = pytest.mark.parametrize("asynchronous", [False, True])
+
+
+def on_gpu(value, count=1000, dtype=torch.float32):
+    return torch.full((count,), value, dtype=dtype).to(GPU)
+
+
+def finish(work, asynchronous):
+    if asynchronous:
+        work.wait()
+
+
+def assert_all(tensor, value):
+    host = tensor.cpu()
+    assert torch.equal(host, torch.full_like(host, value)), f"{value} wanted, got {host}"
+
+
+@MODES
+@on_fake_gpus(2, 3)
+def test_every_collective(rank, world, asynchronous):
+    total = sum(range(1, world + 1))
+    for seed, count in enumerate(COUNTS):
+        set_delays(seed, 300)
+
+        def call(collective, *given, **named):
+            finish(collective(*given, **named, async_op=asynchronous), asynchronous)
+
+        def mine(count=count):
+            return on_gpu(rank + 1, count)
+
+        def empty(count=count):
+            return torch.empty(count, device=GPU)
+
+        tensor = mine()
+        call(dist.all_reduce, tensor)
+        assert_all(tensor, total)
+        tensor = mine()
+        call(dist.broadcast, tensor, src=world - 1)
+        assert_all(tensor, world)
+        tensor = mine()
+        call(dist.reduce, tensor, dst=0)
+        assert_all(tensor, total if rank == 0 else rank + 1)
+        parts = [empty() for _ in range(world)]
+        call(dist.all_gather, parts, mine())
+        for r, part in enumerate(parts):
+            assert_all(part, r + 1)
+        whole = empty(count * world)
+        call(dist.all_gather_into_tensor, whole, mine())
+        for r, part in enumerate(whole.chunk(world) if count else []):
+            assert_all(part, r + 1)
+        part = empty()
+        call(dist.reduce_scatter, part, [mine() for _ in range(world)])
+        assert_all(part, total)
+        part = empty()
+        call(dist.reduce_scatter_tensor, part, mine(count * world), op=dist.ReduceOp.AVG)
+        assert_all(part, total / world)
+        parts = [empty() for _ in range(world)]
+        call(dist.all_to_all, parts, [mine() for _ in range(world)])
+        for r, part in enumerate(parts):
+            assert_all(part, r + 1)
+        whole = empty(count * world)
+        call(dist.all_to_all_single, whole, mine(count * world))
+        for r, part in enumerate(whole.chunk(world) if count else []):
+            assert_all(part, r + 1)
+        parts = [empty() for _ in range(world)] if rank == 0 else None
+        call(dist.gather, mine(), parts, dst=0)
+        for r, part in enumerate(parts or []):
+            assert_all(part, r + 1)
+        part = empty()
+        call(dist.scatter, part, [on_gpu(r, count) for r in range(world)] if rank == 1 else None, src=1)
+        assert_all(part, rank)
+
+
+@on_fake_gpus(2)
+def test_every_type(rank, world):
+    for dtype in (torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64):
+        tensor = on_gpu(rank + 1, 100, dtype)
+        dist.all_reduce(tensor)
+        assert_all(tensor, 3)
+    tensor = torch.ones(5, dtype=torch.bool, device=GPU)
+    dist.broadcast(tensor, 0)
+    assert_all(tensor, True)
+
+
+@MODES
+@on_fake_gpus(2)
+def test_tensors_that_are_not_contiguous(rank, world, asynchronous):
+    tensor = torch.zeros(40, 6).to(GPU).t()
+    tensor.fill_(rank + 1)
+    finish(dist.all_reduce(tensor, async_op=asynchronous), asynchronous)
+    assert_all(tensor, 3)
+    columns = torch.zeros(world, 50).to(GPU).t()
+    finish(dist.all_gather(list(columns.unbind(1)), on_gpu(rank, 50), async_op=asynchronous), asynchronous)
+    assert torch.equal(columns.cpu(), torch.arange(world).float().expand(50, world))
+
+
+@MODES
+@on_fake_gpus(2)
+def test_what_the_stream_has_yet_to_write_is_sent(rank, world, asynchronous):
+    """The producer is late, and the consumer comes at once: neither does the host wait for."""
+    tensor = torch.empty(1000, device=GPU)
+    slow_fill(tensor, rank + 1, 30)
+    finish(dist.all_reduce(tensor, async_op=asynchronous), asynchronous)
+    after = tensor * 2
+    assert_all(after, 6)
+
+
+@on_fake_gpus(2)
+def test_the_caller_may_be_on_a_stream_of_its_own(rank, world):
+    set_delays(3, 2000)
+    side, other = torch.Stream(GPU), torch.Stream(GPU)
+    with side:
+        tensor = torch.empty(1000, device=GPU)
+        slow_fill(tensor, rank + 1, 20)
+        work = dist.all_reduce(tensor, async_op=True)
+    with other:
+        work.wait()  # on another stream than the one of the call
+        after = torch.empty_like(tensor)
+        after.copy_(tensor, non_blocking=True)
+    assert_all_on(other, after, 3)
+
+
+def assert_all_on(stream, tensor, value):
+    with stream:
+        assert_all(tensor, value)
+
+
+@on_fake_gpus(2)
+def test_an_operation_does_not_wait_for_what_comes_later(rank, world):
+    """Work that the stream is given after an asynchronous call delays neither its end nor the copies back."""
+    tensor, later = on_gpu(rank + 1), torch.empty(10, device=GPU)
+    work = dist.all_reduce(tensor, async_op=True)
+    with held():
+        later.fill_(7.0)
+        side = torch.Stream(GPU)
+        with side:
+            work.wait()
+            seen = torch.empty_like(tensor)
+            seen.copy_(tensor, non_blocking=True)
+            assert_all(seen, 3)
+    assert_all(later, 7)
+
+
+@on_fake_gpus(2)
+def test_the_user_may_let_go_of_tensors_at_once(rank, world):
+    set_delays(5, 1000)
+    kept = []
+    for round in range(20):
+        work = dist.all_reduce(on_gpu(rank + round), async_op=True)
+        dist.broadcast(on_gpu(round), src=0, async_op=True)  # nobody will ever wait for it
+        gathered = torch.empty(2000, device=GPU)
+        dist.all_gather_into_tensor(gathered, on_gpu(rank + round), async_op=True).wait()
+        kept.append(gathered)
+        del work
+    for round, gathered in enumerate(kept):
+        assert_all(gathered[:1000], round)
+        assert_all(gathered[1000:], round + 1)
+
+
+@on_fake_gpus(2)
+def test_outputs_are_kept_from_reuse_while_copies_into_them_are_on_their_way(rank, world):
+    """Only where these are on a stream of nvx's own: the caller's keeps its order by itself."""
+    tensor = on_gpu(1)
+    reset_counts()
+    dist.all_reduce(tensor)
+    assert counts()["data_recorded"] == 0
+    dist.all_reduce(tensor, async_op=True).wait()
+    assert counts()["data_recorded"] == 1
+
+
+@on_fake_gpus(2)
+def test_no_stream_is_waited_for_but_through_events(rank, world):
+    tensor, output = on_gpu(1), torch.empty(2000, device=GPU)
+    torch.accelerator.synchronize()
+    reset_counts()
+    for _ in range(5):
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(output, tensor, async_op=True).wait()
+    seen = counts()
+    assert seen["stream_syncs"] == seen["device_syncs"] == seen["device_allocations"] == 0, seen
+
+
+@on_fake_gpus(2, 3)
+def test_messages(rank, world):
+    set_delays(7, 500)
+    after, before = (rank + 1) % world, (rank - 1) % world
+    for count in COUNTS:
+        output = torch.empty(count, device=GPU)
+        sends = dist.isend(on_gpu(rank, count), after)
+        dist.recv(output, before)
+        assert_all(output, before)
+        sends.wait()
+        output = torch.empty(count, device=GPU)
+        ops = [
+            dist.P2POp(dist.irecv, output, before, tag=4),
+            dist.P2POp(dist.isend, on_gpu(rank + 10, count), after, tag=4),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert_all(output, before + 10)
+
+
+@on_fake_gpus(3)
+def test_messages_from_anybody(rank, world):
+    if rank != 0:
+        dist.send(on_gpu(rank), 0)
+        return
+    sources = set()
+    for _ in range(2):
+        output = torch.empty(1000, device=GPU)
+        source = dist.recv(output)
+        sources.add(source)
+        assert_all(output, source)
+    assert sources == {1, 2}
+
+
+@on_fake_gpus(2)
+def test_a_receive_waits_for_the_readers_before_it(rank, world):
+    """What the stream was given before the call still sees the old contents."""
+    if rank == 1:
+        meet("reader has begun")
+        dist.send(on_gpu(9), 0)
+        return
+    tensor, copy = on_gpu(5), torch.empty(1000, device=GPU)
+    gate = torch.empty(1, device=GPU)
+    slow_fill(gate, 1, 50)
+    copy.copy_(tensor, non_blocking=True)
+    work = dist.irecv(tensor, 1)
+    meet("reader has begun")
+    work.wait()
+    assert_all(copy, 5)
+    assert_all(tensor, 9)
+
+
+@on_fake_gpus(2)
+def test_futures(rank, world):
+    set_delays(11, 1000)
+    tensor = torch.empty(1000, device=GPU)
+    slow_fill(tensor, rank + 1, 10)
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+    assert_all(doubled.wait(), 6)
+    assert_all(future.wait()[0], 3)
+    done = dist.all_reduce(tensor, async_op=True)
+    done.wait()
+    assert_all(done.get_future().wait()[0], 6)
+
+
+@on_fake_gpus(2)
+def test_windows(rank, world):
+    tensors = [on_gpu(rank + i, 100 + i) for i in range(5)]
+    with dist._coalescing_manager(device=torch.device(GPU, 0), async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    manager.wait()
+    for i, tensor in enumerate(tensors):
+        assert_all(tensor, 2 * i + 1)
+
+
+@on_fake_gpus(2)
+def test_a_barrier_waits_for_the_current_stream(rank, world):
+    for given in ({}, {"device_ids": [0]}, {"async_op": True}):
+        tensor = on_gpu(0)
+        slow_fill(tensor, 1, 30)
+        work = dist.barrier(**given)
+        if work:
+            work.wait()
+        assert torch.equal(peek(tensor), torch.ones(1000)), given
+
+
+@on_fake_gpus(2)
+def test_groups_and_objects(rank, world):
+    pair = dist.new_group([0, 1])
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(tensor, group=pair)
+    assert_all(tensor, 3)
+    objects = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((3,), 2.0)), "tensors of the CPU beside it"
+
+
+@on_fake_gpus(2)
+def test_tensors_of_the_cpu_have_an_order_of_their_own(rank, world):
+    """As with a backend for each: a checkpoint is saved on a thread while training goes on."""
+    ends = []
+
+    def save():
+        for i in range(50):
+            host = torch.full((10,), float(rank + i))
+            dist.all_reduce(host)
+            ends.append(torch.equal(host, torch.full((10,), 2.0 * i + 1)))
+            time.sleep(0.0005 * rank)
+
+    saver = threading.Thread(target=save)
+    saver.start()
+    for i in range(50):
+        tensor = on_gpu(rank + i)
+        dist.broadcast(tensor, i % 2)
+        assert_all(tensor, i % 2 + i)
+        finish(dist.all_reduce(tensor, async_op=i % 2 == 0), i % 2 == 0)
+        assert_all(tensor, 2 * (i % 2 + i))
+    saver.join()
+    assert ends == [True] * 50
+
+
+@on_fake_gpus(2)
+def test_tensors_of_two_devices_are_refused(rank, world):
+    second = torch.empty(10, device=f"{GPU}:1")
+    with pytest.raises(ValueError, match="tensors must be on the same device"):
+        dist.all_gather_into_tensor(torch.empty(20, device=f"{GPU}:0"), second)
+    with pytest.raises(ValueError, match="tensors must be on the same device"):
+        dist.all_gather([torch.empty(10), torch.empty(10)], on_gpu(1, 10))
+    dist.all_reduce(second.fill_(rank))
+    assert_all(second, 1)
+
+
+@on_fake_gpus(2, op_timeout=2)
+def test_a_stream_that_stands_still_is_named(rank, world):
+    tensor = on_gpu(1)
+    work = None
+    with pytest.raises(dist.DistBackendError) as caught:
+        if rank == 1:
+            with held():
+                work = dist.all_reduce(tensor, async_op=True)
+                work.wait()
+        else:
+            dist.all_reduce(tensor)
+    if rank == 1:
+        assert "fakegpu:0 of rank 1" in str(caught.value)
+
+
+@on_fake_gpus(2)
+def test_a_failure_leaves_outputs_as_they_were(rank, world):
+    tensor = on_gpu(rank + 5, 10 + rank)
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.all_reduce(tensor)
+    assert_all(tensor, rank + 5)
+
+
+def train(device, rank, wrap):
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3)).to(device)
+    model = wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        torch.manual_seed(100 * step + rank)
+        loss = model(torch.randn(8, 20).to(device)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+@on_fake_gpus(2)
+def test_ddp(rank, world):
+    def wrap(model):
+        return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
+
+    for a, b in zip(train(GPU, rank, wrap), train("cpu", rank, wrap), strict=True):
+        assert torch.equal(a, b), "the same bits as on the CPU"

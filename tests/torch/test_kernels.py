@@ -1,0 +1,286 @@
+"""Tensors of an accelerator by nvx's own kernels, which threads play on fake_device's streams and in its memory.
+
+What test_device.py asks of tensors that go through host memory holds here too.
+"""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import test_device
+import torch
+import torch.distributed as dist
+from fake_device import counts, held, reset_counts, set_delays, slow_fill
+from ranks import meet, on_played_gpus
+from test_device import GPU, MODES, assert_all, finish, on_gpu
+
+DEVICE = test_device
+
+test_every_collective = MODES(on_played_gpus(2, 3)(DEVICE.test_every_collective.body))
+test_every_type = on_played_gpus(2)(DEVICE.test_every_type.body)
+test_not_contiguous = MODES(on_played_gpus(2)(DEVICE.test_tensors_that_are_not_contiguous.body))
+test_late_producer = MODES(on_played_gpus(2)(DEVICE.test_what_the_stream_has_yet_to_write_is_sent.body))
+test_own_streams = on_played_gpus(2)(DEVICE.test_the_caller_may_be_on_a_stream_of_its_own.body)
+test_let_go = on_played_gpus(2)(DEVICE.test_the_user_may_let_go_of_tensors_at_once.body)
+test_futures = on_played_gpus(2)(DEVICE.test_futures.body)
+test_windows = on_played_gpus(2)(DEVICE.test_windows.body)
+test_messages = on_played_gpus(2, 3)(DEVICE.test_messages.body)
+test_barrier = on_played_gpus(2)(DEVICE.test_a_barrier_waits_for_the_current_stream.body)
+test_groups = on_played_gpus(2)(DEVICE.test_groups_and_objects.body)
+test_cpu_beside = on_played_gpus(2)(DEVICE.test_tensors_of_the_cpu_have_an_order_of_their_own.body)
+test_ddp = on_played_gpus(2)(DEVICE.test_ddp.body)
+
+
+@on_played_gpus(2)
+def test_nothing_is_waited_for_and_nothing_staged(rank, world):
+    tensor, output = on_gpu(1), torch.empty(2000, device=GPU)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    reset_counts()
+    for _ in range(5):
+        dist.all_reduce(tensor)
+        dist.all_gather_into_tensor(output, tensor, async_op=True).wait()
+    seen = counts()
+    for waits in ("stream_syncs", "event_syncs", "device_syncs", "device_allocations", "pinned_allocations"):
+        assert seen[waits] == 0, seen
+
+
+@on_played_gpus(2)
+def test_the_host_runs_ahead(rank, world):
+    """A call returns while the device has yet to begin it."""
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(tensor)
+    with held():
+        dist.all_reduce(tensor)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert not work.is_completed()
+        work.wait()
+        assert not work.is_completed()
+    assert_all(tensor, 12)
+    assert work.is_completed()
+
+
+@on_played_gpus(2)
+def test_calls_on_several_streams_keep_their_order(rank, world):
+    set_delays(9, 1000)
+    streams = [torch.Stream(GPU) for _ in range(3)]
+    tensors = [on_gpu(rank + i) for i in range(6)]
+    torch.accelerator.synchronize()
+    for i, tensor in enumerate(tensors):
+        with streams[i % 3]:
+            finish(dist.all_reduce(tensor, async_op=i % 2 == 0), i % 2 == 0)
+    torch.accelerator.synchronize()
+    for i, tensor in enumerate(tensors):
+        assert_all(tensor, 2 * i + 1)
+
+
+@on_played_gpus(2, op_timeout=20)
+def test_calls_that_do_not_match_are_named(rank, world):
+    tensor = on_gpu(rank + 5)
+    with pytest.raises(dist.DistBackendError, match="rank") as caught:
+        if rank == 0:
+            work = dist.all_reduce(tensor, async_op=True)
+        else:
+            work = dist.broadcast(tensor, 0, async_op=True)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            work.wait()
+            time.sleep(0.01)
+    assert "all_reduce" in str(caught.value) and "broadcast" in str(caught.value), caught.value
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(tensor)
+
+
+@on_played_gpus(2, op_timeout=2)
+def test_a_rank_that_does_not_come_is_named(rank, world):
+    tensor = on_gpu(1)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        meet("the other one has given up")
+        return
+    with pytest.raises(dist.DistBackendError, match="rank 0"):
+        work = dist.all_reduce(tensor, async_op=True)
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            work.wait()
+            time.sleep(0.01)
+    meet("the other one has given up")
+
+
+@on_played_gpus(3, op_timeout=60, dies=[1])
+def test_a_rank_that_dies_is_named_within_a_second(rank, world):
+    tensor = on_gpu(1)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(tensor, async_op=True)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 1 .* ended|rank 1 .*has ended|rank 1 .*died"):
+        while time.monotonic() < began + 20:
+            work.wait()
+            time.sleep(0.01)
+    assert time.monotonic() - began < 3
+    torch.accelerator.synchronize()  # the kernel has ended too
+
+
+@on_played_gpus(2)
+def test_an_aborted_group_ends_its_kernels(rank, world):
+    tensor = on_gpu(1)
+    dist.all_reduce(tensor)
+    if rank == 0:
+        dist.all_reduce(tensor, async_op=True)
+        dist.group.WORLD.abort()
+        torch.accelerator.synchronize()
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(tensor)
+    meet("both")
+
+
+@on_played_gpus(2)
+def test_one_device_for_a_group(rank, world):
+    dist.all_reduce(on_gpu(1))
+    with pytest.raises(ValueError, match="keep the tensors of a group on one device"):
+        dist.all_reduce(torch.ones(3, device=f"{GPU}:1"))
+    tensor = torch.full((10,), rank + 1.0).to(f"{GPU}:1")
+    slow_fill(tensor, rank + 2, 5)
+    other = dist.new_group([0, 1])
+    with torch.accelerator.device_index(1):
+        dist.all_reduce(tensor, group=other)
+    assert_all(tensor, 5)
+
+
+@on_played_gpus(2)
+def test_many_sizes(rank, world):
+    """Packets, packets in two trips, chunks; odd counts, and memory that begins between packs."""
+    for count in (1, 3, 100, 2047, 5000, 33_333, 262_144, 1_000_001):
+        for offset in (0, 1):
+            whole = torch.full((count + offset,), float(rank + 1)).to(GPU)
+            dist.all_reduce(whole[offset:])
+            host = whole.cpu()
+            assert torch.equal(host[offset:], torch.full((count,), 3.0)), count
+            assert torch.equal(host[:offset], torch.full((offset,), rank + 1.0)), count
+
+
+@on_played_gpus(2)
+def test_a_group_that_goes_lets_its_kernels_end(rank, world):
+    dist.all_reduce(on_gpu(1))
+    tensor = torch.empty(1000, device=GPU)
+    slow_fill(tensor, rank + 1, 300)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    assert_all(tensor, 3)
+
+
+@on_played_gpus(2)
+def test_a_rank_that_has_done_its_part_may_go(rank, world):
+    """The root of a broadcast destroys its group while the other one's device has yet to begin it."""
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(on_gpu(1))
+    torch.accelerator.synchronize()
+    if rank == 0:
+        slow_fill(tensor, 5, 300)
+    dist.broadcast(tensor, 1)
+    if rank == 1:
+        dist.destroy_process_group()
+    assert_all(tensor, 2)
+
+
+@on_played_gpus(2)
+def test_a_rank_that_goes_too_early_is_named(rank, world):
+    dist.all_reduce(on_gpu(1))
+    torch.accelerator.synchronize()
+    meet("both are done")
+    if rank == 1:
+        dist.destroy_process_group()
+        return
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 1 .*has left"):
+        work = dist.all_reduce(on_gpu(1), async_op=True)
+        while time.monotonic() < began + 20:
+            work.wait()
+            time.sleep(0.01)
+    assert time.monotonic() - began < 3
+
+
+@on_played_gpus(2, op_timeout=10)
+def test_messages_beside_a_collective_that_waits(rank, world):
+    tensor, message = on_gpu(rank + 1), on_gpu(7)
+    dist.all_reduce(on_gpu(1))  # the first one is a step of all ranks together
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        dist.recv(message, 1)
+        dist.send(message + 1, 1)
+    else:
+        dist.send(message, 0)
+        dist.recv(message, 0)
+        work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    assert_all(tensor, 3)
+    assert_all(message, 7 + rank)
+
+
+@on_played_gpus(2, op_timeout=20)
+def test_a_barrier_does_not_pass_over_what_has_failed(rank, world):
+    tensor = on_gpu(1)
+    if rank == 0:
+        dist.all_reduce(tensor)
+    else:
+        dist.broadcast(tensor, 0)
+    with pytest.raises(dist.DistBackendError, match="mismatch"):
+        dist.barrier()
+
+
+@on_played_gpus(2, op_timeout=3)
+def test_a_rank_that_does_not_come_to_open_its_device(rank, world):
+    if rank == 0:
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="rank 1 did not come"):
+            dist.all_reduce(on_gpu(1))
+        assert time.monotonic() - began < 5
+    meet("after the other one's time")
+
+
+@on_played_gpus(2, op_timeout=20)
+def test_opening_a_device_can_be_aborted(rank, world):
+    if rank == 0:
+        threading.Timer(0.5, dist.group.WORLD.abort).start()
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="aborted"):
+            dist.all_reduce(on_gpu(1))
+        assert time.monotonic() - began < 5
+    meet("after the other one's time")
+
+
+@on_played_gpus(2)
+def test_a_forked_child_is_refused(rank, world):
+    work = dist.all_reduce(on_gpu(1), async_op=True)
+    torch.accelerator.synchronize()
+    child = os.fork()
+    if child == 0:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@on_played_gpus(2)
+def test_a_window_of_messages_and_collectives(rank, world):
+    tensor, message = on_gpu(rank + 1), torch.empty(1000, device=GPU)
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    dist.all_reduce(on_gpu(1))
+    backend._start_coalescing()
+    options = dist.AllreduceOptions()
+    backend.allreduce([tensor], options)
+    backend.send([on_gpu(rank)], 1 - rank, 0)
+    backend.recv([message], 1 - rank, 0)
+    work = backend._end_coalescing()
+    doubled = work.get_future().then(lambda done: [tensor * 2 for tensor in done.value()]).wait()
+    assert_all(doubled[0], 6)
+    assert_all(doubled[1], 2 * (1 - rank))
