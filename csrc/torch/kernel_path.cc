@@ -8,6 +8,7 @@
 #include "torch/store.h"
 
 namespace nvx {
+
 /// Kernels of a channel must not overlap: on another stream they wait for what was begun on the last one.
 void StreamLauncher::follow(const c10::Stream& stream) {
   MutexLock lock(mutex_);

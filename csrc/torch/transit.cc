@@ -23,8 +23,7 @@ void refuse_capture([[maybe_unused]] const c10::Stream& stream) {
   if (c10::impl::VirtualGuardImpl(stream.device_type()).isStreamCapturing(stream)) {
     throw_argument_error(
         "nvx: this stream is being captured into a graph, and nvx's operations cannot be yet. Next: call them outside "
-        "of "
-        "the capture, or use nccl for what is captured");
+        "of the capture, or use nccl for what is captured");
   }
 #endif
 }
