@@ -123,7 +123,8 @@ def test_ctrl_c_leaves_the_file(tmp_path):
     """In a process of its own, which is interrupted while its second part hangs."""
     file = tmp_path / "found.json"
     code = (
-        "import sys\nfrom nvx.commands import gpucheck\nfrom nvx.gpucheck import probe\n"
+        "import signal, sys\nfrom nvx.commands import gpucheck\nfrom nvx.gpucheck import probe\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs begin without it
         f"probe.gpus = lambda: ({ONE_GPU!r}, '')\n"
         f"sys.exit(gpucheck.main(['-J', {str(file)!r}, '--program', {str(STAND_IN)!r},"
         " '--parts', 'facts,correct,streams']))"
