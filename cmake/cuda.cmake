@@ -21,6 +21,10 @@ if(NOT NVX_NVCC)
   return()
 endif()
 
+if(CMAKE_VERSION VERSION_LESS 3.26)
+  message(FATAL_ERROR "nvx: the kernels need CMake 3.26 or newer, which knows nvcc's C++20, and this is ${CMAKE_VERSION}: pip install cmake")
+endif()
+
 # 8.0;9.0+PTX, with blanks or semicolons between, becomes what CMake calls 80-real;90-real;90-virtual.
 set(architectures 80-real 90-real 100-real 120-real 80-virtual)
 if(TORCH_CUDA_ARCH_LIST)

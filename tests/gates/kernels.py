@@ -57,6 +57,9 @@ def cuda(context):
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if not nvcc:
         raise Skipped("there is no nvcc here")
+    version = re.search(r"version (\d+)\.(\d+)", context.run(["cmake", "--version"], "cmake"))
+    if version and (int(version[1]), int(version[2])) < (3, 26):
+        raise Skipped("the kernels need CMake 3.26 or newer: pip install cmake")
     folder = configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPUCHECK=ON")
     compile_all(context, folder, "nvx_cuda", "nvx_gpucheck")
     start_gpucheck(context, folder / "nvx_gpucheck")
