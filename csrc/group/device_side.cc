@@ -1,7 +1,6 @@
 #include "group/device_side.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -27,12 +26,6 @@ size_t longest(const Pieces& pieces) {
   size_t bytes = 0;
   for (size_t p = 0; p < pieces.size(); ++p) bytes = std::max(bytes, pieces[p].bytes);
   return bytes;
-}
-
-std::string seconds(milliseconds span) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f s", double(span.count()) / 1e3);
-  return text;
 }
 
 Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
@@ -257,8 +250,8 @@ Status DeviceSide::explain(const DeviceVerdict& v) {
   if (v.how != Waited::kTimedOut) return explain_abort();
   const Call* call = call_at(v.epoch);
   return fail(Code::kTimeout,
-              "timed out in " + what + " of group " + group + (call ? " after " + seconds(call->timeout) : "") +
-                  ", waiting for " + peer,
+              "timed out in " + what + " of group " + group +
+                  (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + ", waiting for " + peer,
               here +
                   ". Next: look at what that rank does; is the timeout long enough (NVX_TIMEOUT_S, "
                   "nvx.set_timeout)?");

@@ -20,11 +20,13 @@ using kernel::Presence;
 
 }  // namespace
 
-std::string seconds(const Deadline& deadline) {
+std::string seconds(double span) {
   char text[32];
-  std::snprintf(text, sizeof text, "%.2f s", deadline.elapsed_s());
+  std::snprintf(text, sizeof text, "%.2f s", span);
   return text;
 }
+
+std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }
 
 std::string printable(std::string text) {
   for (char& c : text) {
@@ -406,12 +408,7 @@ bool Group::alarmed(int seat) {
 }
 
 void Group::alarm(int seat) {
-  if (failed()) return;
-  if (const int s = told_by(); s >= 0) {
-    (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
-               "told by rank " + std::to_string(here()[size_t(s)]));
-    return;
-  }
+  if (failed() || fail_as_told()) return;
   if (port_ && port_->failed()) {
     MutexLock lock(port_->mutex());
     const net::Port::Failure failure = *port_->failure();
@@ -430,6 +427,15 @@ void Group::alarm(int seat) {
     fail_as_gone(s);
     return;
   }
+}
+
+/// Whether a rank of this host has said why it failed.
+bool Group::fail_as_told() {
+  const int s = told_by();
+  if (s < 0) return false;
+  (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
+             "told by rank " + std::to_string(here()[size_t(s)]));
+  return true;
 }
 
 void Group::fail_as_gone(int seat) {

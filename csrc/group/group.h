@@ -22,7 +22,6 @@
 
 namespace nvx {
 
-class DeviceHome;
 class DeviceSide;
 class Launcher;
 class Mailbox;
@@ -38,7 +37,6 @@ struct GroupOptions {
   std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
   int shared_reads_from = 32;            ///< ranks from which on one of each host reads the store for the others
   std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
-  DeviceHome* device_home = nullptr;                 ///< instead of the process's; for tests
 };
 
 /// What to do about a collective mismatch.
@@ -96,9 +94,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
 
   /// Makes this rank's end of what the group does on GPUs, if that has not been tried: a step of all ranks together, on
   /// a thread whose current device this is. True if kernels serve its tensors; else they go through host memory, on all
-  /// ranks alike, and why_no_kernels() says why. launcher: who knows the device's streams.
+  /// ranks alike, and the log says why. launcher: who knows the device's streams.
   bool open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(device_mutex_);
-  std::string why_no_kernels() const EXCLUDES(device_mutex_);
   /// Begins operations on the device that was opened, as DeviceSide::launch(). They share the timeout of the first.
   Status launch(std::span<const Operation* const> operations, void* stream);
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
@@ -210,6 +207,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);
   void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
   void tell_other_hosts(Code code, const std::string& cause);
+  bool fail_as_told();
   void fail_as_gone(int seat);
   void fail_as_left(int rank);
   Waited check_in(Stamp turn, const WaitRules& rules);
@@ -237,9 +235,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::unique_ptr<Spread> spread_;  // with the port
   std::unique_ptr<Mailbox> mailbox_;
 
-  mutable Mutex device_mutex_;                 // held while the device is opened
+  Mutex device_mutex_;                         // held while the device is opened
   int device_ GUARDED_BY(device_mutex_) = -1;  // that was asked for first
-  std::string why_no_kernels_ GUARDED_BY(device_mutex_);
   std::unique_ptr<DeviceSide> device_side_;    // once made, it stays
   std::atomic<DeviceSide*> kernels_{nullptr};  // it, when it is made
   std::atomic<bool> watched_{false};           // a job of the pool looks after the kernels in flight
@@ -273,5 +270,6 @@ std::string printable(std::string text);
 Status met_in(const Status& status, const std::string& context);
 /// "1.50 s", since an operation began.
 std::string seconds(const Deadline& deadline);
+std::string seconds(double span);
 
 }  // namespace nvx

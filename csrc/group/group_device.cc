@@ -25,19 +25,14 @@ bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher
     device_side_ = make_device_side(store, device, launcher);
     kernels_.store(device_side_.get(), std::memory_order_release);
   } catch (const Error& error) {
-    why_no_kernels_ = without_name(error.what());
+    const std::string why = without_name(error.what());
     NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", name().c_str(), device,
-            why_no_kernels_.c_str());
+            why.c_str());
     // Who refuses says so to all. Who was not heard, or did not hear, does not know what the others do now.
     if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
-      (void)fail(error.code(), why_no_kernels_, "while the ranks opened their devices");
+      (void)fail(error.code(), why, "while the ranks opened their devices");
   }
   return device_side_ != nullptr;
-}
-
-std::string Group::why_no_kernels() const {
-  MutexLock lock(device_mutex_);
-  return why_no_kernels_;
 }
 
 /// Throws Error, and then on all ranks unless one has ended.
@@ -70,8 +65,7 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
   try {
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
-    DeviceHome& home = options_.device_home ? *options_.device_home : DeviceHome::here();
-    return std::make_unique<DeviceSide>(home, exchange, options, launcher);
+    return std::make_unique<DeviceSide>(DeviceHome::here(), exchange, options, launcher);
   } catch (const Error& error) {
     contain("telling why there are no kernels", [&] { exchange.give_up(error.what()); });
     throw;
@@ -125,10 +119,7 @@ bool Group::kernels_need_watching(const std::weak_ptr<Group>& watched) {
 
 void Group::look_after_kernels(DeviceSide& kernels) {
   (void)look_at_kernels();
-  if (const int s = told_by(); s >= 0 && !failed()) {
-    (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
-               "told by rank " + std::to_string(here()[size_t(s)]));
-  }
+  if (!failed()) (void)fail_as_told();
   for (int s = 0; s < seats() && !failed(); ++s) {
     if (waits_in_vain(kernels, s)) fail_as_gone(s);
   }
