@@ -276,6 +276,7 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   const ReduceOp op = spread_ && o.op == ReduceOp::kAvg ? ReduceOp::kSum : o.op;
   const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, op) : nullptr;
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_->factors().data(), rules);
+  ex.keep_by(choice.keep);
   kernel::Work work;
   work.call = {o.fingerprint(), o.factor, stage.root};
   work.in = stage.in;

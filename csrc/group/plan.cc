@@ -57,6 +57,13 @@ size_t lease_for(size_t bytes, const PlanFacts& facts) {
   return std::clamp(std::bit_ceil(padded), LeasePool::kSmallest, most_lease(facts));
 }
 
+/// What all ranks read and write here does not fit the last cache together: results would push out one another, and
+/// each line would be fetched only to be written. Which way others should be written to is not so simple
+/// (kernel/ways.h).
+kernel::Way keep(size_t bytes, const PlanFacts& facts) {
+  return bytes >= facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1) ? kernel::Way::kPast : kernel::Way::kCached;
+}
+
 }  // namespace
 
 const char* name(Collective collective) { return collective == Collective::kNone ? "nothing" : row(collective).name; }
@@ -72,8 +79,10 @@ size_t one_shot_limit(Collective collective, const PlanFacts& facts) {
 
 Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Row& r = row(collective);
-  if (bytes <= one_shot_limit(collective, facts) || bytes == 0) return {r.small, 0, "the message fits the slots"};
-  return {r.large, lease_for(bytes, facts), "the message is larger than one-shot pays for: chunks through staging"};
+  if (bytes <= one_shot_limit(collective, facts) || bytes == 0)
+    return {r.small, 0, kernel::Way::kCached, "the message fits the slots"};
+  return {r.large, lease_for(bytes, facts), keep(bytes, facts),
+          "the message is larger than one-shot pays for: chunks through staging"};
 }
 
 namespace {
@@ -146,6 +155,7 @@ std::string explain(Collective collective, size_t bytes, const PlanFacts& facts)
   if (choice.lease_bytes) {
     text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, override with NVX_LEASE_KB";
   }
+  if (choice.keep == kernel::Way::kPast) text += "; results are written past the caches";
   return text + ")";
 }
 

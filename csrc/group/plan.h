@@ -25,6 +25,7 @@ struct PlanFacts {
 struct Choice {
   kernel::Algorithm algorithm;
   size_t lease_bytes;  ///< staging that this rank leases; 0: none
+  kernel::Way keep;    ///< how it writes what only it will read
   const char* why;
 };
 

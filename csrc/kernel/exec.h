@@ -52,7 +52,7 @@ class CpuExec {
   }
 
   void copy(void* dst, const void* src, size_t bytes) const {
-    if (bytes != 0 && dst != src) level_.copy(dst, src, bytes);
+    if (bytes != 0 && dst != src) keep_(dst, src, bytes);
   }
 
   /// Copies to where other ranks will read.
@@ -62,6 +62,8 @@ class CpuExec {
 
   /// Which way stage() goes from now on, where the machine has two.
   void stage_by(Way way) { stage_ = level_.copy_by(way); }
+  /// Which way copy() goes from now on: to where this rank alone will read.
+  void keep_by(Way way) { keep_ = level_.copy_by(way); }
   bool has_ways() const { return level_.copy_past != nullptr; }
 
   /// Tells from now on how long waits take.
@@ -89,6 +91,7 @@ class CpuExec {
   const double* factors_;
   const WaitRules& rules_;
   CopyFn stage_ = level_.copy;
+  CopyFn keep_ = level_.copy;
   bool measures_ = false;
   Clock::duration waited_{};
   Verdict verdict_;

@@ -86,6 +86,15 @@ TEST(Plan, TheUsersChoiceIsKeptWhereItIsPossible) {
   EXPECT_EQ(plan(Collective::kAllReduce, 64 * M, facts).lease_bytes, 512 * K);
 }
 
+TEST(Plan, WritesPastTheCachesWhatDoesNotFitThemTogether) {
+  const auto keep = [](size_t ranks, size_t bytes) { return plan(Collective::kAllGather, bytes, machine(ranks)).keep; };
+  EXPECT_EQ(keep(2, 8 * M - 1), kernel::Way::kCached);
+  EXPECT_EQ(keep(2, 8 * M), kernel::Way::kPast);
+  EXPECT_EQ(keep(4, 4 * M - 1), kernel::Way::kCached);
+  EXPECT_EQ(keep(4, 4 * M), kernel::Way::kPast);
+  EXPECT_EQ(keep(1000, 64 * K), kernel::Way::kCached) << "it fits the slots";
+}
+
 /// Whatever fits the limit fits the slot, and every lease is at least the smallest: for any machine.
 TEST(Plan, StaysWithinTheSlotsAndTheStaging) {
   for (const size_t ranks : {1, 2, 3, 8, 100}) {

@@ -62,6 +62,7 @@ std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::ch
   const WaitRules rules = rules_of(patience);
   const kernel::ReduceFn reduce = reduces(play.collective) ? kernel::level().reduce(play.dtype, play.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
+  ex.keep_by(lanes[rank].ways().only().value_or(Way::kCached));
   if (!launch_cpu(algorithm_of(play.collective, path), ex, lanes[rank], side.work())) {
     return describe(play) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
