@@ -353,7 +353,7 @@ bool Mailbox::consume(int rank) {
     }
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     const std::byte* chunk = memory.arena + lease_offset + peer.consumed % kStreamDepth * slot;
-    kernel::level().copy(message->data + message->moved_, chunk, bytes);
+    kernel::level().copy_by(group_.way_to_keep(message->bytes))(message->data + message->moved_, chunk, bytes);
     message->moved_ += bytes;
     publish(group_.own_pad().inbox(group_.seat_of(rank)).consumed, ++peer.consumed);
     poke(rank);

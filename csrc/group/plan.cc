@@ -57,13 +57,6 @@ size_t lease_for(size_t bytes, const PlanFacts& facts) {
   return std::clamp(std::bit_ceil(padded), LeasePool::kSmallest, most_lease(facts));
 }
 
-/// What all ranks read and write here does not fit the last cache together: results would push out one another, and
-/// each line would be fetched only to be written. Which way others should be written to is not so simple
-/// (kernel/ways.h).
-kernel::Way keep(size_t bytes, const PlanFacts& facts) {
-  return bytes >= facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1) ? kernel::Way::kPast : kernel::Way::kCached;
-}
-
 }  // namespace
 
 const char* name(Collective collective) { return collective == Collective::kNone ? "nothing" : row(collective).name; }
@@ -77,11 +70,15 @@ size_t one_shot_limit(Collective collective, const PlanFacts& facts) {
   return facts.ranks <= 2 ? r.limit_for_2 : r.limit_beyond;
 }
 
+kernel::Way way_to_keep(size_t bytes, const PlanFacts& facts) {
+  return bytes >= facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1) ? kernel::Way::kPast : kernel::Way::kCached;
+}
+
 Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Row& r = row(collective);
   if (bytes <= one_shot_limit(collective, facts) || bytes == 0)
     return {r.small, 0, kernel::Way::kCached, "the message fits the slots"};
-  return {r.large, lease_for(bytes, facts), keep(bytes, facts),
+  return {r.large, lease_for(bytes, facts), way_to_keep(bytes, facts),
           "the message is larger than one-shot pays for: chunks through staging"};
 }
 

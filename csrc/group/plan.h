@@ -25,9 +25,14 @@ struct PlanFacts {
 struct Choice {
   kernel::Algorithm algorithm;
   size_t lease_bytes;  ///< staging that this rank leases; 0: none
-  kernel::Way keep;    ///< how it writes what only it will read
+  kernel::Way keep;    ///< how it writes its results
   const char* why;
 };
+
+/// How a rank writes what only it will read: past the caches from where on what all ranks read and write here does not
+/// fit the last cache together. Each line would be fetched only to be written, and push out what is needed next. What
+/// others will read is not so simple (kernel/ways.h).
+kernel::Way way_to_keep(size_t bytes, const PlanFacts& facts);
 
 /// Pure: the same question gets the same answer on every rank. bytes: the most that one rank puts into its slot, and
 /// would stage in all.

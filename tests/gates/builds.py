@@ -40,9 +40,9 @@ def compile_all(context, folder, *targets):
     context.run(["cmake", "--build", folder, "--parallel", str(context.jobs), *wanted], "compiling")
 
 
-def build(context, variant, *options):
+def build(context, variant, *options, targets=()):
     folder = configure(context, variant, "-DNVX_TESTS=ON", *options)
-    compile_all(context, folder)
+    compile_all(context, folder, *targets)
     return folder
 
 
@@ -90,12 +90,15 @@ def telling_lines(output):
     return "\n".join(lines[first : first + 70] + ["..."] + lines[max(first + 70, len(lines) - 10) :])
 
 
+# `make test` runs what g++ makes of the tests, and the sanitizers' gates what both compilers do.
 def gcc(context):
-    return run_tests(context, build(context, "gcc", *GCC))
+    build(context, "gcc", *GCC)
+    return "no warning"
 
 
 def clang(context):
-    return run_tests(context, build(context, "clang", *CLANG))
+    build(context, "clang", *CLANG)
+    return "no warning"
 
 
 def tsan(context):
@@ -206,12 +209,14 @@ def aarch64(context):
     if not pathlib.Path("/usr/src/googletest").is_dir():
         raise Skipped("not installed: googletest's sources (--install installs them)")
     toolchain = context.root / "cmake" / "aarch64-linux-gnu.cmake"
-    folder = build(context, "aarch64", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}")
+    rooms = ("base", "kernel", "memory", "group", "schedule")
+    targets = ("nvx_core", *(f"{room}_test" for room in rooms))
+    folder = build(context, "aarch64", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", targets=targets)
     emulator = (context.tool("qemu-aarch64"), "-L", "/usr/aarch64-linux-gnu")
     # What differs by architecture: memory order, bulk loops, layouts. Tests of links and hosts bound times that no
     # emulator keeps.
     wrapper = ("env", "NVX_TEST_EMULATED=1", "GTEST_FILTER=-*Spread*:*Far*", *emulator)
-    return run_tests(context, folder, wrapper=wrapper, rooms=("base", "kernel", "memory", "group", "schedule"))
+    return run_tests(context, folder, wrapper=wrapper, rooms=rooms)
 
 
 def docs(context):
