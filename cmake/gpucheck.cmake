@@ -1,4 +1,5 @@
-# nvx_gpucheck: what `nvx gpucheck` runs on a machine with GPUs. Needs neither torch nor GoogleTest.
+# nvx_gpucheck: what `nvx gpucheck` runs on a machine with GPUs. Needs neither torch nor GoogleTest; where there is torch,
+# nvx_staged is what else it runs.
 option(NVX_GPUCHECK "Build nvx_gpucheck (needs NVX_CUDA=ON)" OFF)
 set(gpucheck_dir ${PROJECT_SOURCE_DIR}/tests/gpucheck)
 
@@ -24,8 +25,9 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
   file(MAKE_DIRECTORY ${played_driver})
   file(CREATE_LINK ${PROJECT_BINARY_DIR}/libnvx_fake_cuda.so ${played_driver}/libcuda.so.1 SYMBOLIC)
   add_dependencies(nvx_gpucheck_twin nvx_fake_cuda)
-  foreach(part processes killed)
-    add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${part} --ranks 2,3 --seconds 100)
+  foreach(part processes killed processes_over_host)
+    string(REPLACE "_over_" ";--kind;" words ${part})
+    add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${words} --ranks 2,3 --seconds 100)
     set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck
       ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
   endforeach()
@@ -43,6 +45,18 @@ add_library(nvx_gpucheck_cuda OBJECT ${gpucheck_dir}/control.cu)
 target_include_directories(nvx_gpucheck_cuda PRIVATE ${PROJECT_SOURCE_DIR}/csrc ${PROJECT_SOURCE_DIR}/tests)
 target_compile_options(nvx_gpucheck_cuda PRIVATE --fmad=false --expt-relaxed-constexpr)
 set_target_properties(nvx_gpucheck_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+
+# The torch module once more without the kernels, as builds without NVX_CUDA have it. What stands in for them comes before
+# the core, of which the linker then takes no kernel.
+if(TARGET _C)
+  python_add_library(nvx_staged MODULE WITH_SOABI $<TARGET_OBJECTS:_C> ${PROJECT_SOURCE_DIR}/csrc/stubs/no_cuda.cc)
+  get_target_property(libraries _C LINK_LIBRARIES)
+  get_target_property(options _C LINK_OPTIONS)
+  target_link_libraries(nvx_staged PRIVATE ${libraries})
+  target_link_options(nvx_staged PRIVATE ${options})
+  set_target_properties(nvx_staged PROPERTIES OUTPUT_NAME _C SKIP_BUILD_RPATH ON
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/staged)
+endif()
 
 file(GLOB gpucheck_sources CONFIGURE_DEPENDS ${gpucheck_dir}/*.cc)
 list(FILTER gpucheck_sources EXCLUDE REGEX "_test\\.cc$")

@@ -1,8 +1,11 @@
-// nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together]: one part of what `nvx gpucheck` runs.
+// nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind host]: one part of what `nvx gpucheck`
+// runs.
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -22,8 +25,11 @@ constexpr Part kParts[] = {
 };
 
 int usage() {
-  std::fprintf(stderr, "usage: nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together], PART one of");
+  std::fprintf(stderr,
+               "usage: nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind KIND], PART one of");
   for (const Part& part : kParts) std::fprintf(stderr, " %s", part.name);
+  std::fprintf(stderr, ", KIND one of");
+  for (const KindWord& one : kKindWords) std::fprintf(stderr, " %s", one.word);
   std::fprintf(stderr, "\n");
   return 2;
 }
@@ -38,6 +44,10 @@ bool read_options(const std::vector<std::string>& arguments, PartOptions* option
       options->together = true;
     } else if (arguments[i] == "--seconds" && has_value) {
       options->span = std::chrono::milliseconds(int64_t(std::atof(arguments[++i].c_str()) * 1000));
+    } else if (arguments[i] == "--kind" && has_value) {
+      options->kind = arguments[++i];
+      const auto known = [&](const KindWord& one) { return options->kind == one.word; };
+      if (std::none_of(std::begin(kKindWords), std::end(kKindWords), known)) return false;
     } else if (arguments[i] == "--ranks" && has_value) {
       for (const char* at = arguments[++i].c_str(); *at;) {
         char* end = nullptr;

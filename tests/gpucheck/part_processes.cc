@@ -62,7 +62,7 @@ std::string ending(pid_t child) {
 struct Cast {
   const char* role;
   uint32_t ranks;
-  bool together = false;
+  const PartOptions& options;
   int victim = -1;
 };
 
@@ -73,9 +73,10 @@ std::string perform(Report& report, const Cast& cast) {
   for (uint32_t r = 0; r < cast.ranks; ++r) {
     const Fd end = hub.take(r);
     const auto text = [](auto n) { return std::to_string(n); };
-    children.push_back(spawn({"nvx_gpucheck", "rank", cast.role, text(end.get()), text(r), text(cast.ranks),
-                              cast.together ? "together" : "apart", text(report.time_left().count())},
-                             end.get()));
+    children.push_back(
+        spawn({"nvx_gpucheck", "rank", cast.role, text(end.get()), text(r), text(cast.ranks),
+               cast.options.together ? "together" : "apart", text(report.time_left().count()), cast.options.kind},
+              end.get()));
   }
   std::string skipped;
   Hub::Rules rules;
@@ -129,10 +130,12 @@ void tell_start(Voice& voice, Rank& rank, const StartTimes& times) {
                  .add("pad_bytes", uint64_t(rank.pad_bytes())));
 }
 
-void play(Member& member, Voice& voice, int device) {
+void play(Member& member, Voice& voice, const Place& place) {
   StartTimes times;
-  Rank rank(member, shape_of(member.members()), device, &times);
+  Rank rank(member, shape_of(member.members()), place, &times);
   tell_start(voice, rank, times);
+  const ShareKind kind = rank.share().agreement().kind;
+  if (place.kind && !voice.check("the kind that was asked for", kind == *place.kind ? "" : name(kind))) return;
   const std::vector<Act> acts = some_acts(member.members(), rank.shape(), 7);
   for (const size_t at_once : {size_t(1), size_t(4)}) {
     for (size_t at = 0; at < acts.size(); at += 8) {
@@ -157,12 +160,12 @@ void play(Member& member, Voice& voice, int device) {
 }
 
 /// The last rank is killed while its kernel and another one's wait for rank 0, which comes when it is dead.
-void outlive(Member& member, Voice& voice, int device) {
+void outlive(Member& member, Voice& voice, const Place& place) {
   constexpr uint64_t kPatience = 6'000'000'000;  // and more than it takes to end a process with a device
   const uint32_t ranks = member.members();
   const int victim = int(ranks) - 1;
   StartTimes times;
-  Rank rank(member, shape_of(ranks), device, &times);
+  Rank rank(member, shape_of(ranks), place, &times);
   const auto sum = [](uint32_t n, size_t count, uint64_t round) {
     Act act{Pushed::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {}, .round = round}};
     act.play.counts.assign(n, count);
@@ -193,7 +196,7 @@ void outlive(Member& member, Voice& voice, int device) {
   if (!voice.check("a rank is killed", wrong)) return;
   World fresh({{3, 2, 256, 2048}, 0, 0}, World::How::kFused);
   voice.check("the device works on", fresh.perform(some_acts(3, fresh.shape(), 900)));
-  Rank again(member, shape_of(member.members()), device, &times);
+  Rank again(member, shape_of(member.members()), place, &times);
   Script after = again.write(some_acts(member.members(), again.shape(), 40), kPatienceNs);
   again.launch(after, 4);
   wrong = again.wait(std::chrono::seconds(45));
@@ -207,7 +210,7 @@ bool goes_on(Member& member, const Deadline& deadline) {
 }
 
 /// The slowest rank's time of an all-reduce, over launches in a row.
-void measure(Member& member, Voice& voice, int device, const Deadline& deadline) {
+void measure(Member& member, Voice& voice, const Place& place, const Deadline& deadline) {
   const uint32_t ranks = member.members(), resident = resident_blocks();
   struct Spot {
     uint32_t blocks, packets, chunk_bytes;
@@ -217,7 +220,7 @@ void measure(Member& member, Voice& voice, int device, const Deadline& deadline)
                            Spot{std::min(16u, resident / ranks), 64, 16 << 10, 1 << 20, 64 << 20}}) {
     if (spot.blocks == 0) continue;
     StartTimes times;
-    Rank rank(member, {{ranks, spot.blocks, spot.packets, spot.chunk_bytes}, 0, 0}, device, &times);
+    Rank rank(member, {{ranks, spot.blocks, spot.packets, spot.chunk_bytes}, 0, 0}, place, &times);
     tell_start(voice, rank, times);
     const Memory tensor(spot.most);
     for (size_t bytes = spot.least; bytes <= spot.most; bytes *= bytes < 4096 ? 8 : 4) {
@@ -260,7 +263,7 @@ void measure(Member& member, Voice& voice, int device, const Deadline& deadline)
 }  // namespace
 
 int be_rank(const std::vector<std::string>& arguments) {
-  if (arguments.size() != 6) return 2;
+  if (arguments.size() != 7) return 2;
   const std::string& role = arguments[0];
   Member member(Fd(std::stoi(arguments[1])), uint32_t(std::stoul(arguments[2])), uint32_t(std::stoul(arguments[3])));
   Voice voice(member);
@@ -275,10 +278,11 @@ int be_rank(const std::vector<std::string>& arguments) {
     }
     const int device = int(member.number()) % devices;
     must(cudaSetDevice(device), "cudaSetDevice");
-    if (role == "play") play(member, voice, device);
-    if (role == "outlive") outlive(member, voice, device);
+    const Place place{device, kind_of(arguments[6])};
+    if (role == "play") play(member, voice, place);
+    if (role == "outlive") outlive(member, voice, place);
     const auto left = std::chrono::milliseconds(std::stoll(arguments[5]) * 8 / 10);
-    if (role == "measure") measure(member, voice, device, Deadline::after(left));
+    if (role == "measure") measure(member, voice, place, Deadline::after(left));
   } catch (const std::exception& error) {
     try {
       voice.check("its process", error.what());
@@ -298,7 +302,7 @@ int perform_all(Report& report, const char* role, const PartOptions& options, co
     const std::string what = std::to_string(ranks) + " ranks";
     if (!report.has_time()) {
       report.cut_short(what);
-    } else if (const std::string why = perform(report, {role, ranks, options.together}); !why.empty()) {
+    } else if (const std::string why = perform(report, {role, ranks, options}); !why.empty()) {
       skipped = why;
       report.say(Line().add("left_out", what).add("why", why));
     }
@@ -315,7 +319,7 @@ int processes(const PartOptions& options) {
 
 int killed(const PartOptions& options) {
   Report report("killed", options.span);
-  const std::string why = perform(report, {"outlive", 3, false, /*victim=*/2});
+  const std::string why = perform(report, {"outlive", 3, options, /*victim=*/2});
   return why.empty() ? report.finish() : report.skip(why);
 }
 

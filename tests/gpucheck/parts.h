@@ -1,9 +1,11 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "gpucheck/report.h"
+#include "memory/device_driver.h"
 
 /// The parts, one function each. What they return is the exit code; what breaks, they throw.
 namespace nvx::gpucheck {
@@ -13,7 +15,18 @@ struct PartOptions {
   bool lean = false;              ///< a few of each: the sanitizers are watching
   std::vector<uint32_t> ranks{};  ///< empty: the part's own choice
   bool together = false;          ///< processes share the device at once (MPS), or have one each
+  std::string kind{};             ///< of memory that processes share, a word of kKindWords; empty: the best there is
 };
+
+/// What a kind of shared memory is called on the command line.
+struct KindWord {
+  const char* word;
+  ShareKind kind;
+};
+inline constexpr KindWord kKindWords[] = {
+    {"fabric", ShareKind::kFabric}, {"fd", ShareKind::kFd}, {"ipc", ShareKind::kIpc}, {"host", ShareKind::kHost}};
+/// None for an empty word. Throws Error for one that it does not know.
+std::optional<ShareKind> kind_of(const std::string& word);
 
 int facts(const PartOptions& options);
 int correct(const PartOptions& options);

@@ -1,10 +1,12 @@
 #include "gpucheck/rank.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <set>
 
 #include "base/error.h"
+#include "gpucheck/parts.h"
 #include "kernel/launch_cuda.h"
 #include "memory/device_arena.h"
 
@@ -18,18 +20,50 @@ double ms_since(Clock::time_point* then) {
   return std::chrono::duration<double, std::milli>(now - std::exchange(*then, now)).count();
 }
 
+/// What a member says of its device, as though it had one kind of memory alone to share.
+class OneKind : public Exchange {
+ public:
+  OneKind(Exchange& exchange, std::optional<ShareKind> kind) : exchange_(exchange), kind_(kind) {}
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
+    DeviceCard card;
+    if (!kind_ || mine.size() != sizeof card) return exchange_.all_gather(mine);
+    std::memcpy(&card, mine.data(), sizeof card);
+    if (card.magic != DeviceCard::kMagic) return exchange_.all_gather(mine);
+    for (const KindWord& one : kKindWords) {
+      if (one.kind == *kind_ || !(card.kinds >> int(one.kind) & 1)) continue;
+      card.kinds &= ~(1u << int(one.kind));
+      std::snprintf(card.why_not[int(one.kind)], sizeof card.why_not[0], "left out, as --kind asks");
+    }
+    return exchange_.all_gather(std::as_bytes(std::span(&card, 1)));
+  }
+  void give_up(const std::string& why) override { exchange_.give_up(why); }
+
+ private:
+  Exchange& exchange_;
+  const std::optional<ShareKind> kind_;
+};
+
 std::byte* as_pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
 }  // namespace
 
-Rank::Rank(Member& member, const StageShape& shape, int device, StartTimes* times)
+std::optional<ShareKind> kind_of(const std::string& word) {
+  if (word.empty()) return std::nullopt;
+  for (const KindWord& one : kKindWords) {
+    if (word == one.word) return one.kind;
+  }
+  throw Error(Code::kInvalid, "nvx: there is no kind of memory called " + word);
+}
+
+Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTimes* times)
     : shape_(shape.device), rank_(member.number()) {
   (void)resident_blocks();  // loads them
   member.barrier();         // or the slowest one's context would be timed
   auto then = Clock::now();
+  OneKind exchange(member, place.kind);
   share_ = std::make_unique<DeviceShare>(
-      DeviceHome::here(), member,
-      ShareOptions{int(rank_), int(shape_.ranks), device, kThisHost, std::chrono::milliseconds(5000)});
+      DeviceHome::here(), exchange,
+      ShareOptions{int(rank_), int(shape_.ranks), place.device, kThisHost, std::chrono::milliseconds(5000)});
   times->share = ms_since(&then);
   format(shape, member);
   times->channel = ms_since(&then);

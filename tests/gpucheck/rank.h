@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "gpucheck/hub.h"
 #include "gpucheck/script.h"
 #include "memory/device_share.h"
@@ -12,11 +14,16 @@ struct StartTimes {
   double channel = 0;  ///< the pad and what belongs to it
 };
 
+struct Place {
+  int device = 0;
+  std::optional<ShareKind> kind{};  ///< of the memory that the ranks share; none: the best there is
+};
+
 /// One rank in a process of its own: its end of a channel in memory that the ranks share through DeviceShare.
 class Rank {
  public:
   /// A step of all ranks together. Throws Error.
-  Rank(Member& member, const StageShape& shape, int device, StartTimes* times);
+  Rank(Member& member, const StageShape& shape, const Place& place, StartTimes* times);
   ~Rank();
 
   /// This rank's side of operations, on the device.
