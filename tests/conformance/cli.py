@@ -43,6 +43,15 @@ def parse(argv) -> argparse.Namespace:
     parser.add_argument("-k", action="append", default=[], metavar="WORD", help="part of a name, or a glob")
     parser.add_argument("-x", "--exact", action="append", default=[], metavar="TEST", help="this test")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds a test may take (120)")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where tensors are that tests ask CUDA for: cuda, which ranks share, or another device that an import"
+        " brings (default: the CPU). Off the CPU, only tests that ask are run",
+    )
+    parser.add_argument("--devices", type=int, default=1, help="so many there are: ranks take them in turn (1)")
+    parser.add_argument("--module", default="", metavar="FILE", help="nvx's torch module, in the place of its own")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for all of it; the rest is skipped then")
     parser.add_argument("--debug", choices=["OFF", "INFO", "DETAIL"], help="TORCH_DISTRIBUTED_DEBUG")
     parser.add_argument("--fresh", action="store_true", help="new ranks for every test")
     parser.add_argument("-q", "--quiet", action="store_true", help="no line for a skipped test")
@@ -114,11 +123,13 @@ def main(argv=None) -> int:
         print("\n".join(f"{p.name:8} {p.purpose}" for p in PASSES.values()))
         return 0
     os.environ["OMP_NUM_THREADS"] = "1"  # the ranks already outnumber the cores
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else every test is skipped for want of 4 GPUs
+    if options.device != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else every test is skipped for want of 4 GPUs
     if options.debug:
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = options.debug
     _import_once()
     from tests.conformance.host import Spec
+    from tests.conformance.place import Place
     from tests.conformance.report import Report
 
     report = Report(options.backend, options.ranks, options.quiet)
@@ -138,6 +149,9 @@ def main(argv=None) -> int:
                 imports,
                 options.fresh,
                 file,
+                Place(options.device, options.devices),
+                options.module,
+                begin + options.seconds,
             )
             if not run_pass(spec, report):
                 whole = False

@@ -31,6 +31,11 @@ class DistributedSuite(Suite):
     def why_not(self, name: str) -> str | None:
         return skipped_at_import(getattr(self.case, name))
 
+    def asks_gpu(self, name: str) -> bool:
+        from tests.conformance.lifted import asks_gpu
+
+        return asks_gpu(getattr(self.case, name))
+
     def run(self, rank: int, name: str, room: str) -> Verdict:
         import torch.distributed as dist
 

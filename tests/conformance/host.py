@@ -14,7 +14,7 @@ import signal
 import tempfile
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from nvx.bench.hosts import enter as enter_namespace
 
 from tests.conformance import skips
 from tests.conformance.passes import Pass
+from tests.conformance.place import Place
 from tests.conformance.rank import ABSENT, FAILED, NO_TEST, SKIPPED, Verdict, serve
 
+IMPORTS = 60.0  # seconds more for ranks that import all by themselves
 GRACE = 5.0  # seconds the other ranks have to say their part once one has failed
 
 
@@ -42,6 +44,9 @@ class Spec:
     imports: tuple = ()
     fresh: bool = False
     file: str = ""  # tests to run in place of torch's DistributedTest
+    place: Place = Place()  # of what tests ask CUDA for; off the CPU, those tests alone are run
+    module: str = ""  # of nvx, in the place of its own
+    end: float = float("inf")  # by time.monotonic(): what has not begun by then is not run
 
 
 @dataclass
@@ -54,17 +59,23 @@ class Result:
 
 
 class Ranks:
-    """The live ranks of one host. `start` forks them, `stop` ends exactly these."""
+    """The live ranks of one host. `start` forks them, `stop` ends exactly these. Where devices may have been looked at,
+    as imports do, a fork would be of no use: there each rank is a process that imports all by itself."""
 
-    def __init__(self, suite, logs: str):
-        self.suite, self.logs = suite, logs
+    def __init__(self, suite, spec: Spec):
+        self.suite, self.logs = suite, spec.logs
+        self.anew = replace(spec, selected=None) if spec.place.kind != "cpu" else None
         self.members: list[tuple] = []  # (process, pipe)
 
     def start(self) -> None:
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("spawn" if self.anew else "fork")
         for rank in range(self.suite.world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=self._child, args=(rank, theirs, [ours, *(p for _, p in self.members)]))
+            others = [ours, *(p for _, p in self.members)]
+            if self.anew:
+                process = context.Process(target=_fresh, args=(self.anew, rank, theirs, self.log(rank)))
+            else:
+                process = context.Process(target=self._child, args=(rank, theirs, others))
             process.start()
             theirs.close()
             self.members.append((process, ours))
@@ -91,6 +102,7 @@ class Ranks:
         """One verdict a rank. After a verdict that is FAILED these ranks are not to be used."""
         if not self.members:
             self.start()
+            timeout += IMPORTS if self.anew else 0
         for _, pipe in self.members:
             pipe.send((test, room))
         verdicts: dict[int, Verdict] = {}
@@ -134,6 +146,12 @@ class Ranks:
         return ""
 
 
+def _fresh(spec: Spec, rank: int, pipe, log: str) -> None:
+    suite = load(spec)
+    gc.freeze()  # as in the host
+    serve(suite, rank, pipe, log)
+
+
 def spread(rank: int) -> None:
     """NVX_TEST_NETNS=a,b: ranks are in these network namespaces by turns. NVX_TEST_HOSTS=2: they only say so."""
     names = [name for name in os.environ.get("NVX_TEST_NETNS", "").split(",") if name]
@@ -158,9 +176,11 @@ def host(spec: Spec, say) -> None:
     """Runs the pass; `say` is given the count first, then every Result."""
     suite = load(spec)
     names = [n for n in suite.names() if spec.selected(n) and n not in spec.done and spec.one.admits(n)]
+    if spec.place.kind != "cpu":
+        names = [n for n in names if suite.asks_gpu(n)]
     gc.collect()
     gc.freeze()  # what is imported stays: a rank's collections need not look at it
-    ranks = Ranks(suite, spec.logs)
+    ranks = Ranks(suite, spec)
     try:
         hello = _run(ranks, NO_TEST, spec)
         if hello.outcome == FAILED:
@@ -174,7 +194,9 @@ def host(spec: Spec, say) -> None:
 
 
 def _not_run(suite, spec: Spec, name: str) -> str | None:
-    return skips.reason(spec.one.name, name, spec.backend) or spec.one.needs_gpu(name) or suite.why_not(name)
+    why = skips.reason(spec.one.name, name, spec.backend) or spec.one.needs_more(name, spec.place)
+    late = "time ran out" if time.monotonic() > spec.end else None
+    return why or suite.why_not(name) or late
 
 
 def _run(ranks: Ranks, name: str, spec: Spec) -> Result:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tests.conformance.place import Place
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -19,12 +21,14 @@ class Pass:
     lift_gpu: bool = False  # put CPU tensors where a test asks for CUDA ones
     only: str = ""  # a pattern the test's name must match
     without: tuple[tuple[str, str], ...] = ()  # patterns of what needs a GPU after all, and why
+    of_one_gpu: tuple[tuple[str, str], ...] = ()  # ... of what ranks that share a GPU cannot run, and why
 
     def admits(self, test: str) -> bool:
         return not self.only or re.search(self.only, test) is not None
 
-    def needs_gpu(self, test: str) -> str | None:
-        for pattern, why in self.without:
+    def needs_more(self, test: str, place: Place) -> str | None:
+        """What the test lacks where its CUDA tensors are those of the place, or None."""
+        for pattern, why in self.without if place.kind == "cpu" else self.of_one_gpu:
             if re.search(pattern, test):
                 return why
         return None
@@ -52,6 +56,13 @@ _GPU_AFTER_ALL = (
     (r"test_nccl_high_priority_stream", "sets an option of NCCL itself"),
 )
 
+_GPUS_AFTER_ALL = (
+    (r"test_nccl_high_priority_stream", "sets an option of NCCL itself"),
+    (r"test_monitored_barrier_allreduce_hang", "waits for NCCL's own words on a timeout"),
+    (r"test_ddp_device_mesh_initialization|test_ddp_logging_data_gpu", "wants each rank on the device of its number"),
+    (r"^test_DistributedDataParallel$", "cuts its batch by GPUs"),
+)
+
 PASSES = {
     one.name: one
     for one in (
@@ -71,6 +82,7 @@ PASSES = {
             lift_gpu=True,
             only=_MOVES_ONLY,
             without=_GPU_AFTER_ALL,
+            of_one_gpu=_GPUS_AFTER_ALL,
         ),
         Pass(
             "gpu",
@@ -79,6 +91,7 @@ PASSES = {
             lift_world_size=True,
             lift_gpu=True,
             without=_GPU_AFTER_ALL,
+            of_one_gpu=_GPUS_AFTER_ALL,
         ),
         Pass("own", "", "under its own name, as a plugin torch does not know", lift_world_size=True),
     )

@@ -6,6 +6,8 @@ import importlib
 import os
 import traceback
 
+from nvx.gpucheck.uses.module import load_module
+
 from tests.conformance.rank import FAILED, PASSED, SKIPPED, Verdict
 
 
@@ -21,6 +23,10 @@ class Suite:
         """Why the test cannot run, where that is known without running it."""
         raise NotImplementedError
 
+    def asks_gpu(self, name: str) -> bool:
+        """Whether the test wants CUDA, which the pass gives it."""
+        return False
+
     def run(self, rank: int, name: str, room: str) -> Verdict:
         """In a rank. `room` is a folder that all ranks have for this test alone."""
         raise NotImplementedError
@@ -34,13 +40,16 @@ def pretend(spec):
         WORLD_SIZE=str(spec.world_size),
         TEMP_DIR=spec.room,
         INIT_METHOD=f"file://{spec.room}/again",
-        CUDA_VISIBLE_DEVICES="",
         PYTORCH_PRINT_REPRO_ON_FAILURE="0",
         MASTER_ADDR="127.0.0.1",
     )
     os.environ.pop("MASTER_PORT", None)
+    if spec.place.kind != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import torch  # noqa: F401  (before anything that registers a backend)
 
+    if spec.module:
+        load_module(spec.module)
     for module in spec.imports:
         importlib.import_module(module)
     from tests.conformance import alias as shim
@@ -49,7 +58,7 @@ def pretend(spec):
     if spec.one.lift_world_size:
         lifted.world_size()
     if spec.one.lift_gpu:
-        lifted.gpu()
+        lifted.gpu(spec.place)
     alias = shim.Alias(believed, spec.backend, ("nccl",) if spec.one.lift_gpu else ())
     shim.install(alias)
     declare(spec.backend)
