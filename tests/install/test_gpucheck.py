@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from nvx.commands import gpucheck
-from nvx.gpucheck import build, judge, parts, probe, run, table
+from nvx.gpucheck import build, by_hand, judge, parts, probe, run, steps, table
 
 STAND_IN = pathlib.Path(__file__).with_name("gpucheck_stand_in.py")
 PROGRAM_PARTS = [part.name for part in parts.PARTS if part.kind == "program" and part.gpus == 1]
@@ -113,10 +114,10 @@ def test_parts_that_need_more_say_what_is_missing(check):
 
 def test_what_a_sanitizer_finds_fails_the_part(check, monkeypatch):
     monkeypatch.setattr(parts, "sanitizer", lambda: str(STAND_IN))
-    code, document, ran = check({"memcheck": "sanitizer"}, ["memcheck", "racecheck"])
-    assert code == 1 and ran == ["memcheck", "racecheck"]
+    code, document, ran = check({"memcheck": "sanitizer"}, ["memcheck", "synccheck"])
+    assert code == 1 and ran == ["memcheck", "synccheck"]
     assert document["parts"]["memcheck"]["why"] == "ERROR SUMMARY: 4 errors"
-    assert document["parts"]["racecheck"]["state"] == "passed"
+    assert document["parts"]["synccheck"]["state"] == "passed"
 
 
 def test_ctrl_c_leaves_the_file(tmp_path):
@@ -162,7 +163,7 @@ def test_without_sources_it_says_what_to_do(monkeypatch, tmp_path, capsys):
     assert gpucheck.main(["-J", str(tmp_path / "x.json")]) == 2
     assert "installed without them" in capsys.readouterr().err
     document = json.loads((tmp_path / "x.json").read_text())
-    assert document["parts"]["correct"]["why"] == "the program was not built"
+    assert document["parts"]["correct"]["why"] == "nothing was built"
 
 
 def test_a_build_that_fails_is_a_sentence(monkeypatch, tmp_path, capsys, root):
@@ -180,6 +181,93 @@ def test_a_build_that_fails_is_a_sentence(monkeypatch, tmp_path, capsys, root):
     assert gpucheck.main(given) == 1
     assert "failed: nvcc: error: broken; the log is" in capsys.readouterr().err
     assert "failed" in json.loads((tmp_path / "x.json").read_text())["build"]
+
+
+def eventually(happens, seconds=20):
+    end = time.monotonic() + seconds
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.02)
+    return happens()
+
+
+def gone(pid):
+    stat = pathlib.Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_build_that_is_late_leaves_nothing_running(tmp_path):
+    slow = tmp_path / "compiler"
+    slow.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {tmp_path}/child\nwait\n")
+    slow.chmod(0o755)
+    began = time.monotonic()
+    with pytest.raises(steps.BuildError, match="compiling was not done in time"):
+        steps.Steps(tmp_path / "log", 2).run([str(slow)], "compiling")
+    assert time.monotonic() - began < 20
+    assert eventually(lambda: gone(int((tmp_path / "child").read_text())))
+
+
+def test_a_build_that_is_stopped_begins_nothing_more(tmp_path):
+    going = steps.Steps(tmp_path / "log", 600)
+    with ThreadPoolExecutor() as pool:
+        late = pool.submit(going.run, ["sleep", "600"], "compiling")
+        assert eventually(lambda: going.running)
+        going.stop()
+        with pytest.raises(steps.BuildError, match="compiling failed"):
+            late.result(timeout=20)
+    with pytest.raises(steps.BuildError, match="was stopped"):
+        going.run(["true"], "linking")
+
+
+def test_what_cannot_be_built_leaves_the_rest(tmp_path, monkeypatch):
+    """By hand: a file of the modules alone that does not compile."""
+    tool = tmp_path / "tool"
+    tool.write_text(
+        '#!/bin/sh\ncase "$*" in *wrong.cc*) echo "wrong.cc: error: no"; exit 1;; esac\n'
+        'while [ "$1" != -o ]; do shift; done; echo made > "$2"\n'
+    )
+    tool.chmod(0o755)
+    files = [("wrong", {"kernels", "staged"}), ("right", {"program", "kernels", "staged"})]
+    objects = [
+        by_hand.Object([str(tool), f"{name}.cc", "-o", str(tmp_path / name)], tmp_path / name, frozenset(within))
+        for name, within in files
+    ]
+    monkeypatch.setattr(by_hand, "list_objects", lambda job: objects)
+    wanted = {what: tmp_path / "built" / what for what in ("program", "kernels", "staged")}
+    job = by_hand.Job(tmp_path, tmp_path, tool, tmp_path, ["9.0"], wanted)
+    missing = by_hand.compile_all(job, steps.Steps(tmp_path / "log", 60))
+    assert set(missing) == {"kernels", "staged"} and "wrong.cc: error: no" in missing["staged"]
+    assert wanted["program"].exists() and not wanted["kernels"].exists()
+
+
+def test_parts_whose_module_was_not_built_fail_with_the_reason(check, monkeypatch):
+    built = build.Built({"program": str(STAND_IN)}, {"kernels": "work.cc: error: no"})
+    monkeypatch.setattr(gpucheck.Check, "build", lambda self, computes: built)
+    code, document, ran = check(names=["facts", "ddp", "staging"])
+    assert code == 1 and ran == ["facts"]
+    why = {name: (part["state"], part["why"]) for name, part in document["parts"].items()}
+    assert why["ddp"] == ("failed", "work.cc: error: no") and why["staging"] == ("failed", "staged was not built")
+
+
+def test_the_kind_of_memory_goes_to_the_parts_that_share_some():
+    scene = parts.Scene({"program": "p"}, {}, 1, kind="host")
+    asked = {
+        part.name for part in parts.PARTS if part.kind == "program" and "--kind" in parts.command(part, scene, 9, True)
+    }
+    assert asked == {"processes", "killed", "bench_processes"}
+
+
+def test_mps_is_within_a_parts_time(check, monkeypatch, tmp_path):
+    """One that takes for ever to start costs a third of the limit, and the part runs without it."""
+    control = tmp_path / "nvidia-cuda-mps-control"
+    control.write_text("#!/bin/sh\nexec sleep 600\n")
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    began = time.monotonic()
+    code, document, ran = check({"bench_processes": "hang"}, ["bench_processes"], limit=9)
+    assert time.monotonic() - began < 20
+    found = document["parts"]["bench_processes"]
+    assert ran == ["bench_processes"] and found["state"] == "timed out" and found["limit"] <= 6.1
+    assert "timed out" in document["mps"]
 
 
 def test_every_part_of_the_program_is_one_it_knows(root):
@@ -226,12 +314,14 @@ def test_targets_are_judged():
     ideal_us = judge.moved_bytes(16 << 20, 8)[0] / (2 * 1800e9) * 1e6
     chunks = [bench_line("chunks", 16 << 20, ideal_us / 0.85), bench_line("chunks", 16 << 20, 9e9, blocks=8)]
     good = document_of(bench=fast + chunks, copies=[COPY], processes=[START])
-    assert verdicts(good) == ["met"] * 4
+    assert verdicts(good) == ["met"] * 4 + ["not measured"]
     slow = [rounds_line(6.0), bench_line("one_shot", 8, 5.0), bench_line("one_shot", 16 << 10, 6.1)]
     chunks = [bench_line("chunks", 16 << 20, ideal_us / 0.75)]
     late = START | {"init_ms": 201.0, "arena_bytes": (64 << 20) + 1}
-    assert verdicts(document_of(bench=slow + chunks, copies=[COPY], processes=[START, late])) == ["missed"] * 4
-    assert verdicts(document_of(bench=slow[:2], processes=[])) == ["not measured"] * 4
+    assert verdicts(document_of(bench=slow + chunks, copies=[COPY], processes=[START, late])) == ["missed"] * 4 + [
+        "not measured"
+    ]
+    assert verdicts(document_of(bench=slow[:2], processes=[])) == ["not measured"] * 5
 
 
 def test_what_an_all_reduce_moves():
@@ -255,6 +345,25 @@ def test_the_tables_show_every_figure(tmp_path, capsys):
     assert capsys.readouterr().out.strip() == text
     file.write_text(json.dumps(document | {"schema": 1, "what": "targets"}))
     assert gpucheck.main(["--table", str(file)]) == 2
+
+
+def test_the_tables_of_torchs_parts():
+    training = [
+        {"step": "DDP", "ranks": 2, "gradient_bytes": 16 << 20, "nvx_ms": 3.21, "gloo_ms": 40.0, "alone_ms": 2.5}
+    ]
+    host = [{"host": "an empty launch", "us": 2.0}, {"host": "all_reduce", "us": 7.5, "over_launch_us": 5.5}]
+    seen = {"cudaLaunchKernel": 20, "cudaEventRecord": 40}
+    profile = [{"profile": "all_reduce", "calls": 20, "seen": seen, "device_allocations": 0}]
+    graphs = [{"graphs": 4000, "served": ["all_reduce"], "refused": {"broadcast": "not yet"}}]
+    document = document_of(training=training, host_time=host, profile=profile, replay=graphs)
+    document["targets"] = [verdict.as_json() for verdict in judge.judge(document)]
+    assert document["targets"][-1]["state"] == "met"
+    text = table.markdown(document)
+    assert "| kernels | 2 | 16 MiB | 3.2 | 40.0 | 2.5 |" in text
+    assert "| all_reduce | 7.5 | 5.5 | 2 cudaEventRecord, 1 cudaLaunchKernel |" in text
+    assert "| 3 KiB | all_reduce | broadcast: not yet |" in text
+    document["parts"]["profile"] |= {"state": "failed", "why": "20 calls waited"}
+    assert judge.judge(document)[-1].state == "missed"
 
 
 def test_unknown_parts_are_refused(capsys):

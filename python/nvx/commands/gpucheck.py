@@ -1,8 +1,8 @@
-"""`nvx gpucheck`: tries the GPU kernels on this machine, measures them beside others, and writes one file.
+"""`nvx gpucheck`: tries nvx on the GPUs of this machine, measures it beside others, and writes one file.
 
-It builds a program from nvx's sources, which needs a checkout and nvcc but no network, and runs its parts one after the
-other, each in a process of its own with a limit. The file is written after every part: whatever happens, what was found
-until then is there.
+It builds a program and torch modules from nvx's sources, which needs a checkout and nvcc but no network, and runs its
+parts one after the other, each in a process of its own with a limit. The file is written after every part: whatever
+happens, what was found until then is there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from ..gpucheck import build, judge, parts, probe, run, table
 
 NO_GPU = "no GPU"
+BUILDS = 240.0  # seconds, at most
 
 
 class Check:
@@ -70,52 +71,67 @@ class Check:
     def states(self) -> list[str]:
         return [part["state"] for part in self.document["parts"].values()]
 
-    def program(self, computes: list[str]) -> str:
-        """Where the program is; built if that is wanted. Raises BuildError."""
+    def build(self, computes: list[str]) -> build.Built:
+        """What the parts run, built if that is wanted. Raises BuildError."""
         if self.options.program:
-            return self.options.program
-        folder = Path(self.options.build_dir or self.source / "build" / "gpucheck")
-        built = folder / build.NAME
-        if self.options.no_build:
-            if not built.exists():
-                raise build.BuildError(f"there is no {built}: leave --no-build out")
-            return str(built)
-        print(f"  building {build.NAME} for {', '.join(computes)} in {folder}", flush=True)
-        began = time.monotonic()
+            return build.Built({"program": self.options.program}, {})
         assert self.source is not None
-        result = build.build(self.source, folder, computes, min(240.0, self.end - began))
+        folder = Path(self.options.build_dir or self.source / "build" / "gpucheck")
+        if self.options.no_build:
+            found = build.Built()
+            for what in build.TARGETS:
+                found.add(what, folder)
+            if not found.found:
+                raise build.BuildError(f"nothing is built in {folder}: leave --no-build out")
+            return found
+        print(f"  building for {', '.join(computes)} in {folder}", flush=True)
+        began = time.monotonic()
+        result = build.build(self.source, folder, computes, min(BUILDS, self.end - began))
         self.document["build"] = {"seconds": round(time.monotonic() - began, 1), "for": computes}
+        if result.missing:
+            self.document["build"]["missing"] = result.missing
+        for what, why in result.missing.items():
+            print(f"  {what} is not there: {why}", flush=True)
         print(f"  built in {time.monotonic() - began:.0f} s", flush=True)
-        return str(result)
+        return result
 
-    def run_part(self, part: parts.Part, program: str, gpus: int) -> run.Outcome:
-        left = self.end - time.monotonic()
-        seconds = min(part.seconds, left)
-        if seconds < 5:
+    def scene(self, built: build.Built, gpus: int) -> parts.Scene:
+        source = str(self.source or "")
+        return parts.Scene(built.found, built.missing, gpus, source, self.options.kind, parts.DEVICE)
+
+    def run_part(self, part: parts.Part, scene: parts.Scene) -> run.Outcome:
+        end = min(self.end, time.monotonic() + part.seconds)
+        if end - time.monotonic() < 5:
             return run.Outcome("skipped", "time ran out")
+        try:
+            parts.check_needs(part, scene)
+        except parts.Unavailable as error:
+            return run.Outcome("skipped", str(error))
+        except parts.Missing as error:
+            return run.Outcome("failed", str(error))
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = os.environ | {"PYTHONPATH": path}
         with contextlib.ExitStack() as stack:
             mps, no_mps = {}, ""
-            if part.together and gpus >= part.gpus:
-                mps, no_mps = stack.enter_context(parts.mps())
+            if part.together:
+                whole = end - time.monotonic()
+                mps, no_mps = stack.enter_context(parts.mps(whole))
                 self.document["mps"] = no_mps or "used where processes share a GPU"
-            try:
-                command = parts.command(part, program, seconds, gpus, bool(mps))
-            except parts.Unavailable as error:
-                return run.Outcome("skipped", str(error))
-            outcome = run.run(command, seconds, environment | mps)
+                if mps:  # which has yet to end
+                    end -= min(parts.MPS_ENDS, whole / 3)
+            seconds = max(1.0, end - time.monotonic())
+            outcome = run.run(parts.command(part, scene, seconds, bool(mps)), seconds, environment | mps)
         if outcome.state == "skipped" and no_mps:
             outcome.why += f" ({no_mps})"
         return outcome
 
-    def run_all(self, program: str, gpus: int) -> None:
+    def run_all(self, scene: parts.Scene) -> None:
         """Each part in turn. KeyboardInterrupt where one was interrupted."""
         for name in self.options.parts:
             part = parts.PARTS[parts.NAMES.index(name)]
             print(f"  {name:16}{part.asks} ...", end="\r" if sys.stdout.isatty() else "\n", flush=True)
-            outcome = self.run_part(part, program, gpus)
+            outcome = self.run_part(part, scene)
             self.record(name, outcome)
             if outcome.state == "interrupted":
                 raise KeyboardInterrupt
@@ -126,7 +142,7 @@ def head(options: argparse.Namespace) -> dict[str, Any]:
     from ..bench import machine
 
     command = shlex.join(["nvx", "gpucheck", *options.given])
-    arguments = {"minutes": options.minutes, "parts": options.parts}
+    arguments = {"minutes": options.minutes, "parts": options.parts, "kind": options.kind}
     try:
         document = machine.document("gpucheck", command, arguments)
     except ImportError as error:
@@ -172,17 +188,17 @@ def check_machine(options: argparse.Namespace) -> int:
     try:
         if check.no_source:
             raise build.BuildError(check.no_source)
-        program = check.program(sorted({gpu["compute"] for gpu in found}))
+        scene = check.scene(check.build(sorted({gpu["compute"] for gpu in found})), len(found))
     except (build.BuildError, OSError, subprocess.SubprocessError) as error:
         check.document["build"] = {"failed": str(error)}
-        check.skip_rest("the program was not built")
+        check.skip_rest("nothing was built")
         print(f"nvx gpucheck: {error}", file=sys.stderr)
         return 2 if check.no_source else 1
     except KeyboardInterrupt:
         check.skip_rest("interrupted")
         return 130
     try:
-        check.run_all(program, len(found))
+        check.run_all(scene)
     except KeyboardInterrupt:
         check.skip_rest("interrupted")
         conclude(check)
@@ -194,7 +210,7 @@ def check_machine(options: argparse.Namespace) -> int:
 
 def read_arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="nvx gpucheck", description="Tries the GPU kernels on this machine, measures them, and writes one file."
+        prog="nvx gpucheck", description="Tries nvx on the GPUs of this machine, measures it, and writes one file."
     )
     default = "bench/results/gpucheck.json in the sources"
     parser.add_argument("-J", dest="json", metavar="FILE", help=f"the file (default: {default})")
@@ -204,6 +220,9 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--build-dir", metavar="DIR", help="where to build (default: build/gpucheck in the sources)")
     parser.add_argument("--no-build", action="store_true", help="use what was built before")
     parser.add_argument("--program", metavar="FILE", help="use this program")
+    parser.add_argument(
+        "--kind", choices=parts.KINDS, default="", help="of memory that processes share (default: the best there is)"
+    )
     parser.add_argument("--table", metavar="FILE", help="print the tables of an earlier file, and do nothing else")
     options = parser.parse_args(given)
     options.given = given

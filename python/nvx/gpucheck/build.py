@@ -1,22 +1,43 @@
-"""Builds nvx_gpucheck from the sources: with CMake where it is, else by calling the compilers."""
+"""Builds from the sources what the parts run: nvx_gpucheck, and the torch module with its kernels and without them."""
 
 from __future__ import annotations
 
-import concurrent.futures
+import dataclasses
+import importlib.util
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
-import time
+import sysconfig
 from pathlib import Path
 
+from . import by_hand
+from .steps import BuildError, Steps
+
 NAME = "nvx_gpucheck"
+# What is built, and the target that makes it; a module lies in the folder of its name.
+TARGETS = {"program": NAME, "kernels": "_C", "staged": "nvx_staged"}
+WITHOUT_NVCC = {"staged": "_C"}
 
 
-class BuildError(Exception):
-    """In a sentence, what is missing or went wrong."""
+@dataclasses.dataclass
+class Built:
+    """Where each thing is; of what is missing, why."""
+
+    found: dict[str, str] = dataclasses.field(default_factory=dict)
+    missing: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def add(self, what: str, folder: Path) -> None:
+        file = place_of(what, folder)
+        if file.exists():
+            self.found[what] = str(file)
+        else:
+            self.missing.setdefault(what, f"there is no {file}")
+
+
+def place_of(what: str, folder: Path) -> Path:
+    return folder / NAME if what == "program" else folder / what / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def is_source(folder: Path) -> bool:
@@ -61,103 +82,88 @@ def toolkit_of(nvcc: Path) -> Path:
     raise BuildError(f"{nvcc} has no cuda_runtime_api.h beside it: set CUDA_HOME to a whole CUDA toolkit")
 
 
-class Steps:
-    """Runs commands until a deadline, keeps what they say, and shows how far they are."""
-
-    def __init__(self, log: Path, seconds: float) -> None:
-        self.log = log
-        self.end = time.monotonic() + seconds
-        log.write_bytes(b"")
-
-    def run(self, command: list[str], what: str, environment: dict[str, str] | None = None) -> None:
-        left = self.end - time.monotonic()
-        if left <= 0:
-            raise BuildError("building took too long")
-        try:
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                timeout=left,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise BuildError(f"{what} was not done in time; the log is {self.log}") from None
-        with self.log.open("ab") as file:
-            file.write(done.stdout)
-        if done.returncode != 0:
-            text = done.stdout.decode(errors="replace")
-            hit = re.search(r"^.*(?:error|CMake Error)\b.*$", text, re.MULTILINE)
-            raise BuildError(f"{what} failed: {hit.group(0).strip() if hit else text[-300:]}; the log is {self.log}")
-
-
-def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Path:
-    """The program, for GPUs of these compute capabilities. Raises BuildError."""
-    nvcc = find_nvcc()
+def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Built:
+    """For GPUs of these compute capabilities. Raises BuildError where nothing could be built."""
+    built = Built()
+    try:
+        nvcc: Path | None = find_nvcc()
+    except BuildError as error:
+        nvcc = None
+        built.missing |= {"program": str(error), "kernels": str(error)}
+    has_torch = importlib.util.find_spec("torch") is not None
+    targets = {what: target for what, target in (TARGETS if nvcc else WITHOUT_NVCC).items()}
+    if not has_torch:
+        built.missing |= {"kernels": "there is no torch here", "staged": "there is no torch here"}
+        targets = {what: target for what, target in targets.items() if what == "program"}
+    if not targets:
+        raise BuildError(built.missing["program"])
     folder.mkdir(parents=True, exist_ok=True)
     steps = Steps(folder / "build.log", seconds)
+    toolkit = toolkit_of(nvcc) if nvcc else None
+    try:
+        configured = configure(source, folder, toolkit, computes, has_torch, steps)
+        made = by_cmake(folder, targets, steps) if configured else None
+        if made is None:
+            job = by_hand.Job(source, folder, nvcc, toolkit, computes, {w: place_of(w, folder) for w in targets})
+            made = by_hand.compile_all(job, steps)
+    except BaseException:  # Ctrl-C among them
+        steps.stop()
+        raise
+    built.missing |= made
+    for what in targets:
+        if what not in made:
+            built.add(what, folder)
+    if not built.found:
+        raise BuildError(next(iter(made.values()), "nothing was built"))
+    return built
+
+
+def configure(
+    source: Path, folder: Path, toolkit: Path | None, computes: list[str], has_torch: bool, steps: Steps
+) -> bool:
+    """False where there is no CMake, or one that cannot."""
     if shutil.which("cmake") is None:
-        return by_hand(source, folder, nvcc, computes, steps)
-    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+        return False
     options = {
         "CMAKE_BUILD_TYPE": "Release",
-        "CUDAToolkit_ROOT": str(toolkit_of(nvcc)),
-        "TORCH_CUDA_ARCH_LIST": " ".join(computes),
-        "NVX_CUDA": "ON",
-        "NVX_GPUCHECK": "ON",
-        "NVX_PYTHON": "OFF",
+        "NVX_CUDA": "OFF",
+        "NVX_PYTHON": "ON" if has_torch else "OFF",
         "NVX_UCX": "OFF",
+        "NVX_OUTPUT_DIR": str(folder / ("kernels" if toolkit else "staged")),
+        "Python_EXECUTABLE": sys.executable,
     }
+    if toolkit:
+        kernels = {"NVX_CUDA": "ON", "NVX_GPUCHECK": "ON", "CUDAToolkit_ROOT": str(toolkit)}
+        options |= kernels | {"TORCH_CUDA_ARCH_LIST": " ".join(computes)}
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     definitions = [f"-D{name}={value}" for name, value in options.items()]
-    environment = {name: value for name, value in os.environ.items() if name != "NVX_CUDA"}
+    command = ["cmake", "-S", str(source), "-B", str(folder), *generator, *definitions]
     try:
-        steps.run(["cmake", "-S", str(source), "-B", str(folder), *generator, *definitions], "configuring", environment)
+        steps.run(command, "configuring", surroundings())
     except BuildError as error:
         print(f"  {error}; calling the compilers instead", flush=True)
-        return by_hand(source, folder, nvcc, computes, steps)
+        return False
+    return True
+
+
+def surroundings() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "NVX_CUDA"}
+
+
+def by_cmake(folder: Path, targets: dict[str, str], steps: Steps) -> dict[str, str]:
+    """What could not be built, and why."""
     jobs = str(len(os.sched_getaffinity(0)))
-    steps.run(["cmake", "--build", str(folder), "--parallel", jobs, "--target", NAME], "compiling", environment)
-    return folder / NAME
-
-
-def by_hand(source: Path, folder: Path, nvcc: Path, computes: list[str], steps: Steps) -> Path:
-    """What cmake/gpucheck.cmake does, for a machine without CMake. Everything is compiled anew."""
-    csrc, tests = source / "csrc", source / "tests"
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        raise BuildError("there is no C++ compiler here")
-    version = re.search(r'"(.+)"', (source / "python" / "nvx" / "_version.py").read_text())
-    levels = {"base": "x86-64", "v3": "x86-64-v3", "v4": "x86-64-v4"}
-    if platform.machine() not in ("x86_64", "AMD64"):
-        levels = {"base": "armv8-a"}
-    include = [f"-I{csrc}", f"-I{tests}"]
-    flags = [
-        *("-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-ffp-contract=off", "-pthread", *include),
-        *("-isystem", str(toolkit_of(nvcc) / "include"), f'-DNVX_VERSION="{version.group(1) if version else ""}"'),
-        *(f"-DNVX_LEVEL_{level.upper()}=1" for level in levels),
-    ]
-    chosen = [c.replace(".", "") for c in computes]
-    codes = [f"-gencode=arch=compute_{c},code=sm_{c}" for c in chosen]
-    device_flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC", *include]
-    jobs: list[tuple[list[str], str]] = []
-
-    def add(tool: str, source_file: Path, name: str, *more: str) -> None:
-        jobs.append(([tool, *more, "-c", str(source_file), "-o", str(folder / name)], name))
-
-    for cu in (csrc / "kernel" / "launch_cuda.cu", tests / "gpucheck" / "control.cu"):
-        add(str(nvcc), cu, f"{cu.stem}.cu.o", *device_flags, *codes)
-    for level, march in levels.items():
-        more = ("-O3", f"-march={march}", f"-DNVX_LEVEL={level}")
-        add(compiler, csrc / "kernel" / "levels" / "level.cc", f"level_{level}.o", *flags, *more)
-    for room in (csrc / "base", csrc / "kernel", csrc / "memory", tests / "gpucheck"):
-        for cc in sorted(room.glob("*.cc")):
-            if not cc.stem.endswith("_test"):
-                add(compiler, cc, f"{room.name}_{cc.stem}.o", *flags)
-    add(compiler, tests / "support" / "plays.cc", "support_plays.o", *flags)
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for done in [pool.submit(steps.run, line, f"compiling {name}") for line, name in jobs]:
-            done.result()
-    objects = [str(folder / name) for _, name in jobs]
-    steps.run([str(nvcc), "-o", str(folder / NAME), *objects, "-lpthread", "-ldl", "-lrt"], "linking")
-    return folder / NAME
+    command = ["cmake", "--build", str(folder), "--parallel", jobs, "--target"]
+    on = ["--", "-k", "0"] if (folder / "build.ninja").exists() else ["--", "-k"]
+    try:
+        steps.run([*command, *targets.values(), *on], "compiling", surroundings())
+        return {}
+    except BuildError as error:
+        whole = error
+    missing = {}
+    for what, target in targets.items():  # what can be is built by now: which are those?
+        try:
+            steps.run([*command, target], f"building {target}", surroundings())
+        except BuildError as error:
+            missing[what] = str(whole if steps.over() else error)
+    return missing

@@ -126,5 +126,16 @@ def _init(document: dict[str, Any]) -> Verdict:
     )
 
 
+def _calls(document: dict[str, Any]) -> Verdict:
+    target = "a collective of torch's waits for nothing, and takes no memory from the device"
+    part = document["parts"].get("profile", {})
+    kinds = [line["profile"] for line in lines_of(document, "profile") if "profile" in line]
+    if not kinds or part["state"] not in ("passed", "failed"):
+        return Verdict(target, "not measured")
+    measured = f"{len(kinds)} kinds of calls" if part["state"] == "passed" else part["why"]
+    how = "CUDA's calls within calls in a row, as torch's profiler sees them"
+    return Verdict(target, "met" if part["state"] == "passed" else "missed", measured, how)
+
+
 def judge(document: dict[str, Any]) -> list[Verdict]:
-    return [check(document) for check in (_one_shot, _two_shot, _arena, _init)]
+    return [check(document) for check in (_one_shot, _two_shot, _arena, _init, _calls)]

@@ -18,32 +18,53 @@ class Part:
     name: str
     seconds: float  # the most
     asks: str
-    kind: str = "program"  # program, sanitizer, worker
+    kind: str = "program"  # program, sanitizer, worker, torch
     arguments: tuple[str, ...] = ()
     together: bool = False  # its processes share a GPU: under MPS, where that can be started
     gpus: int = 1
+    shares: bool = False  # its processes share memory of a kind that can be chosen
+
+    @property
+    def needs(self) -> str:
+        """Of what is built; empty: nothing."""
+        if self.kind == "torch":
+            return "staged" if self.name == "staging" else "kernels"
+        return "" if self.kind == "worker" else "program"
 
 
 PARTS = (
     Part("facts", 25, "the devices, and what the kernels ask of them"),
     Part("correct", 70, "every algorithm, collective, type and operator bit for bit; all ranks fused in a launch"),
+    Part("processes", 60, "ranks as processes, over memory that they share", shares=True),
+    Part("ddp", 40, "torch's DDP", "torch"),
+    Part("fsdp2", 40, "torch's fully_shard", "torch", ("--ranks", "4")),
+    Part("replay", 30, "collectives captured into graphs and replayed", "torch"),
+    Part("profile", 30, "what torch's profiler sees of a call: no wait, no allocation", "torch"),
+    Part("host_time", 30, "the host's time of a call", "torch"),
+    Part("training", 40, "a step of DDP beside gloo's", "torch", together=True),
+    Part("dtensor", 40, "DTensor and tensor parallel layers", "torch", ("--ranks", "4")),
+    Part("pipeline", 30, "torch's pipelines", "torch", ("--ranks", "3")),
+    Part("fsdp1", 30, "FullyShardedDataParallel", "torch"),
+    Part("compile", 75, "torch.compile with functional collectives", "torch"),
+    Part("staging", 45, "some of that through host memory, by a module without kernels", "torch"),
+    Part("torch_tests", 80, "torch's own tests that ask for CUDA", "torch"),
     Part("streams", 40, "ranks on streams of their own"),
-    Part("processes", 60, "ranks as processes, over memory that they share"),
     Part("absent", 30, "a rank that never comes"),
     Part("abort", 30, "the host calls off"),
-    Part("killed", 40, "a process is killed with kernels in flight"),
+    Part("killed", 40, "a process is killed with kernels in flight", shares=True),
     Part("graph", 30, "captured operations between eager ones"),
     Part("bench", 110, "kernel time by size, ranks and algorithm, beside flag rounds"),
     Part("copies", 20, "plain copies"),
-    Part("memcheck", 60, "compute-sanitizer: memory", "sanitizer"),
-    Part("racecheck", 45, "compute-sanitizer: hazards in shared memory (the kernels have none yet)", "sanitizer"),
-    Part("synccheck", 45, "compute-sanitizer: synchronisation", "sanitizer"),
-    Part("bench_processes", 60, "time of an operation, ranks as processes", together=True),
+    Part("bench_processes", 60, "time of an operation, ranks as processes", together=True, shares=True),
     Part("symm_mem", 70, "torch's symmetric-memory kernels, ranks as processes", "worker", together=True),
     Part("gloo", 40, "gloo on CUDA tensors", "worker"),
+    Part("memcheck", 60, "compute-sanitizer: memory", "sanitizer"),
+    Part("synccheck", 45, "compute-sanitizer: synchronisation", "sanitizer"),
     Part("pairs", 40, "copies and flags between each two GPUs", gpus=2),
     Part("nccl", 50, "NCCL, a GPU a rank", "worker", gpus=2),
 )
+DEVICE = "cuda"  # of the tensors of torch's parts
+KINDS = ("fabric", "fd", "ipc", "host")  # of memory that processes share, as nvx_gpucheck calls them
 NAMES = tuple(part.name for part in PARTS)
 
 # A sanitizer watches every access: a few of each case are enough.
@@ -54,41 +75,74 @@ class Unavailable(Exception):
     """A part cannot be tried here, and why."""
 
 
+class Missing(Exception):
+    """A part cannot be tried because something was not built, and why."""
+
+
 def sanitizer() -> str | None:
     beside = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin" / "compute-sanitizer"
     return shutil.which("compute-sanitizer") or (str(beside) if beside.exists() else None)
 
 
-def command(part: Part, program: str, seconds: float, gpus: int, mps: bool) -> list[str]:
-    """What runs the part; it is told to end a little before it is made to. Unavailable says why there is none."""
-    if gpus < part.gpus:
-        raise Unavailable(f"{gpus} GPU here, it needs {part.gpus}")
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """What a run has for its parts."""
+
+    built: dict[str, str]  # program, kernels, staged: the files
+    missing: dict[str, str]  # why one of them is not there
+    gpus: int
+    source: str = ""
+    kind: str = ""  # of memory that processes share; empty: the best there is
+    device: str = "cuda"  # of tensors
+
+
+def check_needs(part: Part, scene: Scene) -> None:
+    """Unavailable says what the machine lacks; Missing, what should have been built."""
+    if scene.gpus < part.gpus:
+        raise Unavailable(f"{scene.gpus} GPU here, it needs {part.gpus}")
+    if part.kind == "sanitizer" and sanitizer() is None:
+        raise Unavailable("compute-sanitizer is not installed")
+    if part.needs and part.needs not in scene.built:
+        raise Missing(scene.missing.get(part.needs, f"{part.needs} was not built"))
+
+
+def command(part: Part, scene: Scene, seconds: float, mps: bool) -> list[str]:
+    """What runs the part; it is told to end a little before it is made to."""
     told = ["--seconds", f"{max(1.0, seconds * 0.9 - 2):.0f}"]
     side_by_side = ["--together"] if part.together and mps else []
+    kind = ["--kind", scene.kind] if part.shares and scene.kind else []
     if part.kind == "worker":
-        module = [sys.executable, "-m", "nvx.gpucheck.workers", part.name, "--gpus", str(gpus)]
+        module = [sys.executable, "-m", "nvx.gpucheck.workers", part.name, "--gpus", str(scene.gpus)]
         return [*module, *told, *side_by_side, *part.arguments]
+    if part.kind == "torch":
+        module = [sys.executable, "-m", "nvx.gpucheck.uses", part.name, "--module", scene.built[part.needs]]
+        place = ["--device", scene.device, "--gpus", str(scene.gpus), "--source", scene.source]
+        expected = ["--kernels"] if part.needs == "kernels" and scene.device == "cuda" else []
+        return [*module, *place, *expected, *told, *side_by_side, *part.arguments]
+    program = scene.built["program"]
     if part.kind == "sanitizer":
-        tool = sanitizer()
-        if tool is None:
-            raise Unavailable("compute-sanitizer is not installed")
-        return [tool, "--tool", part.name, "--error-exitcode", "9", program, *_WATCHED, *told]
-    return [program, part.name, *told, *side_by_side, *part.arguments]
+        return [str(sanitizer()), "--tool", part.name, "--error-exitcode", "9", program, *_WATCHED, *told]
+    return [program, part.name, *told, *side_by_side, *kind, *part.arguments]
+
+
+MPS_STARTS, MPS_ENDS = 20.0, 10.0  # seconds, at most
 
 
 @contextlib.contextmanager
-def mps() -> Iterator[tuple[dict[str, str], str]]:
-    """MPS of our own, for as long as this lasts: the environment of its clients, or why there is none."""
+def mps(seconds: float) -> Iterator[tuple[dict[str, str], str]]:
+    """MPS of our own, for as long as this lasts: the environment of its clients, or why there is none. It takes at most
+    a third of the seconds to start, and as much to end."""
     tool = shutil.which("nvidia-cuda-mps-control")
     if tool is None:
         yield {}, "nvidia-cuda-mps-control is not installed"
         return
-    with tempfile.TemporaryDirectory(prefix="nvx-mps-") as folder:
+    starts, ends = min(MPS_STARTS, seconds / 3), min(MPS_ENDS, seconds / 3)
+    with tempfile.TemporaryDirectory(prefix="nvx-mps-", ignore_cleanup_errors=True) as folder:
         place = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         environment = os.environ | place
         try:
             started = subprocess.run(
-                [tool, "-d"], env=environment, capture_output=True, text=True, timeout=20, check=False
+                [tool, "-d"], env=environment, capture_output=True, text=True, timeout=starts, check=False
             )
             why = "" if started.returncode == 0 else (started.stderr or started.stdout).strip()[-300:] or "it refused"
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -101,5 +155,5 @@ def mps() -> Iterator[tuple[dict[str, str], str]]:
         finally:
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    [tool], input="quit\n", env=environment, capture_output=True, text=True, timeout=15, check=False
+                    [tool], input="quit\n", env=environment, capture_output=True, text=True, timeout=ends, check=False
                 )

@@ -82,6 +82,38 @@ def contenders_table(document: dict[str, Any]) -> list[str]:
     )
 
 
+def step_table(document: dict[str, Any]) -> list[str]:
+    """Steps of DDP by turns: with kernels, and through host memory."""
+    rows = []
+    for part, way in (("training", "kernels"), ("staging", "host memory")):
+        for line in lines_of(document, part):
+            if line.get("step") == "DDP":
+                times = [cell(line.get(f"{name}_ms")) for name in ("nvx", "gloo", "alone")]
+                rows.append([way, str(line["ranks"]), size(line["gradient_bytes"]), *times])
+    head = ["nvx goes by", "ranks", "gradients", "nvx ms", "gloo ms", "without DDP ms"]
+    return ["A step of DDP.", "", *rows_as_markdown(head, rows)] if rows else []
+
+
+def call_table(document: dict[str, Any]) -> list[str]:
+    """The host's time of a call, and what CUDA is asked for in one."""
+    asked = {line["profile"]: line for line in lines_of(document, "profile") if "profile" in line}
+    rows = []
+    for line in (line for line in lines_of(document, "host_time") if "host" in line):
+        seen = asked.get(line["host"], {})
+        calls = ", ".join(f"{n / seen['calls']:g} {call}" for call, n in sorted(seen.get("seen", {}).items()))
+        rows.append([line["host"], cell(line["us"]), cell(line.get("over_launch_us")), calls or "-"])
+    head = ["call", "host us", "over an empty launch us", "CUDA's calls in one"]
+    return rows_as_markdown(head, rows) if rows else []
+
+
+def graph_table(document: dict[str, Any]) -> list[str]:
+    rows = []
+    for line in (line for line in lines_of(document, "replay") if "graphs" in line):
+        refused = ", ".join(f"{name}: {why}" for name, why in line["refused"].items()).replace("|", "/")
+        rows.append([size(line["graphs"]), ", ".join(line["served"]) or "-", refused or "-"])
+    return rows_as_markdown(["captured and replayed", "as eager", "refused"], rows) if rows else []
+
+
 def markdown(document: dict[str, Any]) -> str:
     """All of a results file that a reader wants."""
     blocks = [
@@ -93,5 +125,8 @@ def markdown(document: dict[str, Any]) -> str:
         ),
         *(bench_table(document, ranks) for ranks in (8, 4, 2)),
         contenders_table(document),
+        step_table(document),
+        call_table(document),
+        graph_table(document),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)

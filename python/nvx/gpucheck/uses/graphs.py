@@ -1,0 +1,178 @@
+"""Collectives in graphs: torch.compile's, and those that are captured from a stream and replayed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from . import training
+from .ranks import Cases, Rank, close
+from .splitting import mesh_of, numbers
+
+# ---- torch.compile
+
+
+def collectives(x: torch.Tensor, world: int) -> list[torch.Tensor]:
+    group = dist.group.WORLD
+    total = functional.all_reduce(x, "sum", group)
+    mean = functional.all_reduce(x, "avg", group)
+    whole = functional.all_gather_tensor(x, 0, group)
+    part = functional.reduce_scatter_tensor(whole * 2, "sum", 0, group)
+    swapped = functional.all_to_all_single(whole, [x.shape[0]] * world, [x.shape[0]] * world, group)
+    shared = functional.broadcast(x + 1, 0, group)
+    several = functional.all_reduce_coalesced([x, x * 2], "sum", group)
+    return [total, mean, whole, part, swapped, shared, *several]
+
+
+def expected(rank: int, world: int) -> list[torch.Tensor]:
+    xs = [numbers(r, 6, 4) for r in range(world)]
+    total = sum(xs)
+    swapped = torch.cat([xs[rank]] * world)
+    return [total, total / world, torch.cat(xs), xs[rank] * 2 * world, swapped, xs[0] + 1, total, total * 2]
+
+
+def run_collectives(rank: Rank, compiler: str) -> None:
+    torch._dynamo.reset()
+    run = collectives if not compiler else torch.compile(collectives, backend=compiler, fullgraph=True)
+    for _ in range(2):
+        got = run(numbers(rank.number, 6, 4).to(rank.device), rank.world)
+        close([functional.wait_tensor(t) + 0 for t in got], expected(rank.number, rank.world), compiler or "eager")
+
+
+def compiled_ddp(rank: Rank, compiler: str) -> None:
+    torch._dynamo.reset()
+    model = torch.compile(training.ddp(rank, cap=25), backend=compiler)
+    got = training.weights(training.train(rank, model))
+    rank.agree(got, "compiled DDP")
+    close(got, training.alone(rank), "against one process", near=10)
+
+
+def compiled_dtensor(rank: Rank) -> None:
+    torch._dynamo.reset()
+    mesh, whole = mesh_of(rank), numbers(0, 8, 6)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def run(x: Any) -> Any:
+        return (x * 2).redistribute(mesh, [Shard(1)])
+
+    got = run(distribute_tensor(whole.to(rank.device), mesh, [Shard(0)])).full_tensor()
+    close([got], [whole * 2], "compiled redistribute", exact=True)
+
+
+def only_on_cuda(case: Callable[[Rank], None], rank: Rank) -> None:
+    """Inductor has no code for other devices but the CPU, and takes long."""
+    if rank.device.type == "cuda":
+        case(rank)
+    else:
+        rank.say(left_out_part="inductor", why=f"the tensors are of {rank.device.type}")
+
+
+COMPILE: Cases = {
+    "functional collectives": functools.partial(run_collectives, compiler=""),
+    "traced": functools.partial(run_collectives, compiler="aot_eager"),
+    "DTensor": compiled_dtensor,
+    "DDP": functools.partial(compiled_ddp, compiler="aot_eager"),
+    "inductor": functools.partial(only_on_cuda, functools.partial(run_collectives, compiler="inductor")),
+    "inductor, DDP": functools.partial(only_on_cuda, functools.partial(compiled_ddp, compiler="inductor")),
+}
+
+# ---- captured and replayed
+
+ROUNDS = 5
+
+
+class CudaGraph:
+    """What a function puts on a stream, to be put there again."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            run()
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+GRAPHS: dict[str, Callable[[Callable[[], None]], Any]] = {"cuda": CudaGraph}  # by type of device
+
+
+def steps(rank: Rank, count: int) -> dict[str, tuple[torch.Tensor, torch.Tensor, Callable[..., None]]]:
+    """By name: an input, an output, and what makes the one of the other."""
+    world, device = rank.world, rank.device
+
+    def empty(n: int) -> torch.Tensor:
+        return torch.zeros(n, device=device)
+
+    def in_place(x: torch.Tensor, y: torch.Tensor, call: Callable[..., Any]) -> None:
+        y.copy_(x)
+        call(y)
+
+    def between(x: torch.Tensor, y: torch.Tensor) -> None:
+        """Computing before it and after it, two collectives in a row, one of them asynchronous."""
+        y.copy_(x * 2)
+        work = dist.all_reduce(y, async_op=True)
+        work.wait()
+        y.add_(1)
+        dist.all_reduce(y, op=dist.ReduceOp.MAX)
+
+    whole = world * count
+    return {
+        "all_reduce": (empty(count), empty(count), lambda x, y: in_place(x, y, dist.all_reduce)),
+        "broadcast": (empty(count), empty(count), lambda x, y: in_place(x, y, lambda t: dist.broadcast(t, world - 1))),
+        "all_gather": (empty(count), empty(whole), lambda x, y: dist.all_gather_into_tensor(y, x)),
+        "reduce_scatter": (empty(whole), empty(count), lambda x, y: dist.reduce_scatter_tensor(y, x)),
+        "all_to_all": (empty(whole), empty(whole), lambda x, y: dist.all_to_all_single(y, x)),
+        "computing between": (empty(count), empty(count), between),
+    }
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What went wrong before anything was cleaned up."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
+
+
+def replay(rank: Rank, count: int) -> None:
+    """Replays with other inputs each time, between eager calls, have the bits of eager calls. What is refused is told,
+    and eager calls work on after it."""
+    record = GRAPHS.get(rank.device.type)
+    if record is None:
+        raise RuntimeError(f"{rank.device.type} has no graphs")
+    served, refused = [], {}
+    for name, (x, y, run) in steps(rank, count).items():
+        run(x, y)  # what is set up at a first call is not captured
+        rank.synchronize()
+        graph, why = None, ""
+        try:
+            graph = record(lambda x=x, y=y, run=run: run(x, y))
+        except RuntimeError as error:  # nvx's, or CUDA's where torch has no way to ask before
+            why = str(first_of(error)).strip().splitlines()[0]
+        if len(set(rank.hear(bool(why)))) != 1:
+            raise AssertionError(f"{name}: some ranks were refused and some not")
+        for turn in range(ROUNDS):
+            x.copy_(numbers(100 * turn + rank.number, x.numel()))
+            run(x, y)
+            eager = y.cpu()
+            y.zero_()
+            if graph is not None:
+                graph.replay()
+                close([y], [eager], f"{name}, replay {turn}", exact=True)
+        if why:
+            refused[name] = why
+        else:
+            served.append(name)
+        rank.hear("done with this graph")
+    rank.say(graphs=count * 4, served=served, refused=refused)
+
+
+REPLAY: Cases = {
+    "small": functools.partial(replay, count=1000),
+    "large": functools.partial(replay, count=1 << 20),
+}

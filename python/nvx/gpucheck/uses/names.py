@@ -1,0 +1,5 @@
+"""What the parts are called, for who does not import torch."""
+
+NAMES = (
+    "ddp", "fsdp1", "fsdp2", "dtensor", "pipeline", "compile", "replay", "training", "host_time", "profile", "staging",
+)  # fmt: skip

@@ -1,0 +1,276 @@
+"""Torch's parts of `nvx gpucheck`, on the fake accelerator: what they find is right, and they find what is wrong."""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections import Counter
+
+import fake_device
+import nvx
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import counts, reset_counts
+from nvx.gpucheck import torch_tests
+from nvx.gpucheck.uses import figures, graphs, training
+from nvx.gpucheck.uses.__main__ import refusals
+from nvx.gpucheck.uses.parts import PARTS
+from nvx.gpucheck.uses.ranks import Rank, close, run_cases
+from ranks import on_fake_gpus, on_played_gpus, on_ranks, one_host, only_nvx
+
+PACKAGE = pathlib.Path(nvx.__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
+MODULE = str(nvx._load().__file__)
+pytestmark = [one_host, only_nvx]
+
+
+class Again:
+    """A graph, played by calling once more what it is made of."""
+
+    def __init__(self, run):
+        self.replay = run
+
+
+class Refused:
+    def __init__(self, run):
+        raise RuntimeError("this stream is being captured, which is refused\nand so on")
+
+
+class Stale:
+    """A graph of which no replay does anything."""
+
+    def __init__(self, run):
+        self.replay = lambda: None
+
+
+def rank_here(told):
+    kind = "fakegpu" if fake_device._loaded else "cpu"
+    return Rank(torch.device(kind, 0) if kind != "cpu" else torch.device(kind), told.append)
+
+
+def run(part, told, *names):
+    cases = {name: case for name, case in PARTS[part].items() if not names or name in names}
+    run_cases(rank_here(told), cases)
+    return [line["case"] for line in told if "case" in line]
+
+
+@pytest.mark.parametrize("part", ["ddp", "fsdp2", "dtensor", "pipeline"])
+@on_fake_gpus(2)
+def test_uses(rank, world, part):
+    told = []
+    names = [name for name in PARTS[part] if name != "large buckets"]  # of which the CPU would take long
+    done = run(part, told, *names)
+    assert done == (names if rank == 0 else [])
+
+
+@pytest.mark.parametrize("part", ["fsdp2", "dtensor"])
+@on_fake_gpus(4)
+def test_uses_in_two_dimensions(rank, world, part):
+    run(part, [], "hybrid", "two dimensions")
+
+
+@on_ranks(2)
+def test_uses_of_the_cpu(rank, world):
+    """Where gloo serves the tensors too, its bits are asked for."""
+    run("ddp", [], "small buckets", "unused parameters")
+    run("fsdp1", [], "FULL_SHARD")
+
+
+@on_fake_gpus(2)
+def test_compiled(rank, world):
+    told = []
+    run("compile", told)
+    assert rank != 0 or {line["left_out_part"] for line in told if "left_out_part" in line} == {"inductor"}
+
+
+@on_fake_gpus(2)
+def test_staging(rank, world):
+    here = rank_here([])
+    close(training.weights(training.train(here, training.ddp(here))), training.alone(here), "staged")
+
+
+@on_ranks(2)
+def test_steps_and_host_times(rank, world):
+    told = []
+    here = rank_here(told)
+    figures.step_times(here, width=64, layers=2, rounds=2, steps=2)
+    figures.host_time(here, calls=5, rounds=2)
+    if rank == 0:
+        step, launch, *calls = told
+        assert step["nvx_ms"] > 0 and step["gloo_ms"] > 0 and step["rounds"] == 2
+        assert launch["host"] == "an empty launch" and len(calls) == 5
+        assert all(call["us"] > 0 for call in calls)
+
+
+@pytest.mark.parametrize("graph", [Again, Refused])
+@on_fake_gpus(2)
+def test_replays(rank, world, graph):
+    graphs.GRAPHS["fakegpu"] = graph
+    told = []
+    graphs.replay(rank_here(told), 100)
+    if rank == 0:
+        (line,) = told
+        kinds = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "computing between")
+        assert (line["served"], tuple(line["refused"])) == ((list(kinds), ()) if graph is Again else ([], kinds))
+        state, why = refusals(told)
+        assert state == ("passed" if graph is Again else "skipped")
+        assert why == "" or why.endswith("computing between: this stream is being captured, which is refused")
+
+
+@on_fake_gpus(2)
+def test_a_replay_that_does_nothing_is_found(rank, world):
+    graphs.GRAPHS["fakegpu"] = Stale
+    with pytest.raises(AssertionError, match="all_reduce, replay 0"):
+        graphs.replay(rank_here([]), 100)
+
+
+@on_fake_gpus(2)
+def test_gradients_that_are_not_averaged_are_found(rank, world):
+    here = rank_here([])
+    made = training.DistributedDataParallel
+
+    def wrong(*given, **named):
+        model = made(*given, **named)
+
+        def only_summed(_, bucket):
+            work = dist.all_reduce(bucket.buffer(), async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+
+        model.register_comm_hook(None, only_summed)
+        return model
+
+    training.DistributedDataParallel = wrong
+    try:
+        with pytest.raises(AssertionError, match="against one process"):
+            training.ddp_case(here)
+    finally:
+        training.DistributedDataParallel = made
+
+
+@on_fake_gpus(2)
+def test_ranks_that_differ_are_found(rank, world):
+    with pytest.raises(AssertionError, match="do not have the same bits"):
+        rank_here([]).agree([torch.full((3,), rank)], "weights")
+
+
+@contextlib.contextmanager
+def fake_calls(rank):
+    """What is asked of the fake accelerator, as CUDA would be."""
+    reset_counts()
+    seen = Counter({"cudaLaunchKernel": 20})
+    yield seen
+    found = counts()
+    syncs = ("stream_syncs", "event_syncs", "device_syncs")
+    seen["cudaStreamSynchronize"] += sum(found[one] for one in syncs)
+    seen["cudaHostAlloc"] += found["pinned_allocations"] + found["device_allocations"]
+    seen += Counter()  # without what is 0
+
+
+@on_fake_gpus(2)
+def test_calls_that_wait_are_found(rank, world):
+    """As those do that go through host memory."""
+    figures.WATCHES["fakegpu"] = fake_calls
+    with pytest.raises(AssertionError, match="all_reduce: 20 calls (waited|took memory)"):
+        figures.per_call(rank_here([]))
+
+
+@on_played_gpus(2)
+def test_calls_by_kernels_wait_for_nothing(rank, world):
+    figures.WATCHES["fakegpu"] = fake_calls
+    figures.per_call(rank_here([]))
+
+
+def test_what_calls_ask_of_cuda_is_judged():
+    fine = {"cudaLaunchKernel": 20, "cudaEventRecordWithFlags": 40, "cudaStreamWaitEvent": 40, "cudaMemcpyAsync": 1}
+    assert figures.breach(20, fine, 0) == ""
+    assert "19 launches" in figures.breach(20, fine | {"cudaLaunchKernel": 19}, 0)
+    for call in ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cuCtxSynchronize", "cudaMemcpy"):
+        assert "waited" in figures.breach(20, fine | {call: 1}, 0), call
+    for call in ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cuMemCreate", "cuMemAlloc_v2"):
+        assert "took memory" in figures.breach(20, fine | {call: 1}, 0), call
+    assert "allocator 3 times" in figures.breach(20, fine, 3)
+
+
+def start(*arguments, code=""):
+    """The command's own ranks, over nvx and tensors of the CPU; what it has said, and how it ended."""
+    what = ["-c", code] if code else ["-m", "nvx.gpucheck.uses"]
+    command = [sys.executable, *what, *arguments]
+    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    surroundings = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=surroundings)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stdout + done.stderr
+    return lines, done.returncode
+
+
+def test_a_part_with_ranks_of_its_own():
+    lines, code = start("pipeline", "--device", "cpu", "--ranks", "3", "--module", MODULE)
+    assert code == 0 and lines[-1]["end"] == "passed" and lines[-1]["tried"] == len(PARTS["pipeline"]), lines
+    assert {line["part"] for line in lines} == {"pipeline"}
+
+
+BAD_RANKS = """
+import os, time, json, sys
+from nvx.gpucheck.uses.ranks import Layout, run_ranks
+def fails(rank):
+    if rank.number == 1:
+        raise ValueError("a wrong sum")
+    rank.hear(1)
+def dies(rank):
+    if rank.number == 1:
+        os._exit(3)
+    rank.hear(1)
+def hangs(rank):
+    time.sleep(600 if rank.number == 1 else 0)
+for bad, seconds in ((fails, 60), (dies, 60), (hangs, 5)):
+    began = time.monotonic()
+    found = run_ranks(Layout("cpu", 2, 1, "", seconds), {bad.__name__: bad}, lambda **fields: None)
+    print(json.dumps({bad.__name__: found.why, "seconds": time.monotonic() - began}), flush=True)
+"""
+
+
+def test_ranks_that_fail_die_and_hang():
+    (fails, dies, hangs), code = start(code=BAD_RANKS)
+    assert code == 0
+    assert fails["fails"] == "rank 1: fails: ValueError: a wrong sum" and fails["seconds"] < 40
+    assert dies["dies"] == "rank 1: its process ended with code 3" and dies["seconds"] < 40
+    assert "had not ended in time" in hangs["hangs"] and hangs["seconds"] < 40
+
+
+def test_without_a_gpu_it_is_said():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    lines, code = start("ddp")
+    assert code == 0 and lines[-1]["end"] == "skipped" and lines[-1]["why"].startswith("there is no GPU here: ")
+
+
+def test_torchs_own_tests_are_judged():
+    told = []
+    one = {"test": "test_a", "one": "gpu", "outcome": "passed", "text": "", "seconds": 1.0}
+    late = one | {"outcome": "skipped", "text": "time ran out"}
+    assert torch_tests.judge([one, late], 0, lambda **fields: told.append(fields)) == torch_tests.Ended(
+        "passed", "1 of 2 were left out for want of time", 1
+    )
+    assert told == [{"passed": ["test_a"], "skipped": {"time ran out": 1}}]
+    failed = torch_tests.judge([one, one | {"outcome": "failed", "text": "why"}], 1, lambda **fields: None)
+    assert (failed.state, failed.tried, failed.failed) == ("failed", 2, 1)
+    assert torch_tests.judge([late], 1, lambda **fields: None).state == "failed"
+
+
+def test_torchs_own_tests_on_a_device_that_ranks_share(monkeypatch):
+    monkeypatch.setattr(torch_tests, "PASSES", ("gpu",))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(ROOT / "tests" / "torch")]))
+    fake_device.build()
+    told = []
+    asked = argparse.Namespace(source=str(ROOT), ranks=2, device=fake_device.NAME, seconds=200, module=MODULE)
+    names = ["test_ddp_join_model_equivalence", "test_ddp_zero_output_features", "test_DistributedDataParallelCPU"]
+    more = [word for name in names for word in ("--exact", name)]
+    ended = torch_tests.run(
+        asked, 2, lambda **fields: told.append(fields), "--import", "fake_device.for_conformance", *more
+    )
+    assert (ended.state, ended.tried) == ("passed", 2), told
+    assert told[0]["passed"] == names[:2], "the last one asks for no GPU"
