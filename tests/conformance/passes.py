@@ -61,6 +61,7 @@ _GPUS_AFTER_ALL = (
     (r"test_monitored_barrier_allreduce_hang", "waits for NCCL's own words on a timeout"),
     (r"test_ddp_device_mesh_initialization|test_ddp_logging_data_gpu", "wants each rank on the device of its number"),
     (r"^test_DistributedDataParallel$", "cuts its batch by GPUs"),
+    (r"test_ddp_compile_static_graph", "compiles for longer than a test should take here"),
 )
 
 PASSES = {

@@ -56,7 +56,8 @@ def compile_all(job: Job, steps: Steps) -> dict[str, str]:
         try:
             file.parent.mkdir(exist_ok=True)
             own = [str(one.file) for one in objects if what in one.within]
-            steps.run([*linker(job, what), "-o", str(file), *own, "-lpthread", "-ldl", "-lrt"], f"linking {file.name}")
+            command = [*linker(job, what), "-o", str(file), *own, *libraries(what)]
+            steps.run(command, f"linking {file.name}")
         except BuildError as error:
             missing[what] = str(error)
     return missing
@@ -73,10 +74,15 @@ def linker(job: Job, what: str) -> list[str]:
     if what == "program":
         return [str(job.nvcc)]
     exports = job.source / "cmake" / "exports.map"
-    libraries = [str(torch_folder() / "lib" / f"lib{name}.so") for name in ("c10", "torch_cpu", "torch_python")]
     if what == "kernels":  # nvcc adds the runtime
-        return [str(job.nvcc), "-shared", "-Xlinker", f"--version-script={exports}", *libraries]
-    return [find_compiler(), "-shared", f"-Wl,--version-script={exports}", *libraries]
+        return [str(job.nvcc), "-shared", "-Xlinker", f"--version-script={exports}"]
+    return [find_compiler(), "-shared", f"-Wl,--version-script={exports}"]
+
+
+def libraries(what: str) -> list[str]:
+    """Behind the objects, or a linker that takes only what is asked for takes none of them."""
+    torch = [] if what == "program" else ["c10", "torch_cpu", "torch_python"]
+    return [*(str(torch_folder() / "lib" / f"lib{name}.so") for name in torch), "-lpthread", "-ldl", "-lrt"]
 
 
 def torch_folder() -> Path:

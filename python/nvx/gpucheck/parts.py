@@ -47,7 +47,7 @@ PARTS = (
     Part("fsdp1", 30, "FullyShardedDataParallel", "torch"),
     Part("compile", 75, "torch.compile with functional collectives", "torch"),
     Part("staging", 45, "some of that through host memory, by a module without kernels", "torch"),
-    Part("torch_tests", 80, "torch's own tests that ask for CUDA", "torch"),
+    Part("torch_tests", 80, "torch's own tests that ask for CUDA", "torch", ("--ranks", "4")),
     Part("streams", 40, "ranks on streams of their own"),
     Part("absent", 30, "a rank that never comes"),
     Part("abort", 30, "the host calls off"),
