@@ -21,6 +21,8 @@ class Launcher {
   /// Whether all that was launched is known to have ended, well or not. Kernels that ended badly do not say so
   /// themselves: without this, what they used is not used again.
   virtual bool ended() { return false; }
+  /// Whether no graph is running that has launches in it, as far as that can be known.
+  virtual bool replays_ended() { return true; }
 };
 
 /// CUDA's. Whoever has the streams knows better than it what has ended on them.

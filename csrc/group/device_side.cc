@@ -55,12 +55,14 @@ bool DeviceSide::part() {
   constexpr milliseconds kMoment{200};  // by when kernels fall through that were called off
   if (parted_.exchange(true)) return settled();
   const milliseconds most = end_.options().farewell;
-  if (await_end(has_verdict() ? std::min(most, kMoment) : most)) return true;
+  const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
+  if (over && captured_ == 0) return true;
   shared(end_.control().abort).store(1, std::memory_order_release);
-  const bool ended = await_end(kMoment);
+  const bool ended = over || await_end(kMoment);
+  if (!ended || captured_ != 0) end_.keep();
+  if (over) return true;
   NVX_LOG(kWarn, "group %s: operations on GPU %d that had not ended were called off%s", end_.options().group.c_str(),
           end_.options().device, ended ? "" : "; what they may still write to is not used again");
-  if (!ended) end_.keep();
   return ended;
 }
 
@@ -81,12 +83,16 @@ bool DeviceSide::await_end(milliseconds most) {
 }
 
 /// Whether no kernel of this rank can be running.
-bool DeviceSide::settled() const { return (!unsure_ && finished() >= launched()) || launcher_->ended(); }
+bool DeviceSide::settled() const {
+  if (captured_ != 0 && !launcher_->replays_ended()) return false;
+  return (!unsure_ && finished() >= launched()) || launcher_->ended();
+}
 
 uint64_t DeviceSide::finished() const {
   const uint64_t begun = launched();
   const auto epoch = uint32_t(shared(end_.control().finished).load(std::memory_order_acquire));
-  return begun + uint64_t(int64_t(int32_t(epoch - uint32_t(begun))));  // behind, or ahead where launches are replayed
+  const auto replayed = uint32_t(shared(end_.control().replayed).load(std::memory_order_acquire));
+  return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // behind: never ahead
 }
 
 bool DeviceSide::has_verdict() const {
@@ -106,20 +112,38 @@ void DeviceSide::abort(const Status& why) {
   if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
 }
 
-Status DeviceSide::launch(std::span<const Operation* const> operations, void* stream, milliseconds timeout) {
+Status DeviceSide::launch(std::span<const Operation* const> operations, void* stream, milliseconds timeout,
+                          Begins begins) {
   MutexLock lock(launch_mutex_);
   if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
+  kernel::DeviceChannel channel = end_.channel();
+  channel.by_replays = begins == Begins::kInReplays;
   for (size_t at = 0; at < operations.size();) {
     NVX_TRY(verdict());
-    const size_t n = gather(operations.subspan(at), timeout);
-    const auto now = operations.subspan(at, n);
-    remember(now, timeout);
-    const Status status = launcher_->launch(end_.channel(), parcel_.jobs(), parcel_.pieces(), stream);
-    if (!status.ok()) return refused(status, /*is_first=*/at == 0);
-    launched_.fetch_add(n, std::memory_order_release);
+    const size_t n = gather(operations.subspan(at), timeout, next_call(begins));
+    remember(operations.subspan(at, n), timeout, begins);
+    const Status status = launcher_->launch(channel, parcel_.jobs(), parcel_.pieces(), stream);
+    if (begins == Begins::kInReplays) {
+      if (!status.ok()) return not_captured(status);
+      captured_.fetch_add(uint32_t(n), std::memory_order_release);
+    } else {
+      if (!status.ok()) return refused(status, /*is_first=*/at == 0);
+      launched_.fetch_add(n, std::memory_order_release);
+    }
     at += n;
   }
   return {};
+}
+
+uint32_t DeviceSide::next_call(Begins begins) const {
+  return begins == Begins::kInReplays ? kCaptured | captured_.load() : call_of(launched() + 1);
+}
+
+/// Nothing has begun, and nobody waits for it before somebody replays a graph.
+Status DeviceSide::not_captured(const Status& status) const {
+  return {Code::kInvalid, "nvx: an operation of group " + end_.options().group + " cannot be captured on GPU " +
+                              std::to_string(end_.options().device) + " of " + self() + ": " + status.what().substr(5) +
+                              ". Next: give this capture up, on all ranks"};
 }
 
 /// The peers wait for what was not begun here, unless it is an argument that nobody can serve.
@@ -135,11 +159,13 @@ Status DeviceSide::refused(const Status& status, bool is_first) {
 }
 
 /// As many of the operations as one launch may hold: at least one.
-size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout) {
+size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
   parcel_.clear();
   size_t n = 0;
   for (kernel::Piece* room; n < operations.size() && (room = parcel_.room()); ++n) {
-    if (!parcel_.add(job_of(*operations[n], room, timeout))) break;
+    kernel::Job job = job_of(*operations[n], room, timeout);
+    job.call = (call & kCaptured) | call_of(call + n);
+    if (!parcel_.add(job)) break;
   }
   return n;
 }
@@ -180,25 +206,38 @@ DeviceChoice DeviceSide::choose(const Operation& o) const {
   }
 }
 
-void DeviceSide::remember(std::span<const Operation* const> operations, milliseconds timeout) {
+void DeviceSide::remember(std::span<const Operation* const> operations, milliseconds timeout, Begins begins) {
   MutexLock lock(mutex_);
   uint64_t epoch = launched();
+  if (begins == Begins::kInReplays) captured_calls_.resize(captured_);  // without what was not captured after all
   for (const Operation* o : operations) {
-    ++epoch;
-    calls_[epoch % kCalls] = {epoch, o->number, o->fingerprint(), patience_of(*o, timeout)};
+    const Call call{++epoch, o->number, o->fingerprint(), patience_of(*o, timeout)};
+    if (begins == Begins::kInReplays) {
+      captured_calls_.push_back(call);
+    } else {
+      calls_[epoch % kCalls] = call;
+    }
   }
 }
 
-const DeviceSide::Call* DeviceSide::call_at(uint32_t epoch) const {
-  static_assert(kernel::is_power_of_two(kCalls));
-  const Call& call = calls_[epoch % kCalls];
-  return call.epoch != 0 && uint32_t(call.epoch) == epoch ? &call : nullptr;
+const DeviceSide::Call* DeviceSide::find(uint32_t call) const {
+  static_assert(kernel::is_power_of_two(kCalls) && kCalls <= kCaptured);
+  const size_t index = call_of(call);
+  if (call & kCaptured) return index < captured_calls_.size() ? &captured_calls_[index] : nullptr;
+  const Call& known = calls_[index % kCalls];
+  return known.epoch != 0 && call_of(known.epoch) == index ? &known : nullptr;
 }
 
-std::string DeviceSide::called_at(uint32_t epoch) const {
-  const Call* call = call_at(epoch);
-  if (!call) return "the operation of epoch " + std::to_string(epoch);
-  return describe(call->fingerprint) + " #" + std::to_string(call->number ? call->number : call->epoch);
+std::string DeviceSide::what_was(uint32_t call, uint32_t epoch) const {
+  const Call* known = find(call);
+  if (!known) return "the operation of epoch " + std::to_string(epoch);
+  const std::string captured = call & kCaptured ? " (in a graph)" : "";
+  return describe(known->fingerprint) + " #" + std::to_string(known->number ? known->number : known->epoch) + captured;
+}
+
+/// Of an earlier one: replays have epochs too, and nobody has counted them.
+std::string DeviceSide::what_was_at(uint32_t epoch) const {
+  return captured_ == 0 ? what_was(call_of(epoch), epoch) : "the operation of epoch " + std::to_string(epoch);
 }
 
 Status DeviceSide::fail(const Status& status) {
@@ -222,10 +261,10 @@ std::string DeviceSide::mismatch(const DeviceVerdict& v) const {
   const std::string peer = end_.options().describe(v.peer);
   const Fingerprint mine = fingerprint_of(v.mine), theirs = fingerprint_of(v.theirs);
   if (v.mine[0] == 0) {  // they have not met there: all that the peer has left is a digest
-    return "collective mismatch in group " + group + " before " + called_at(v.epoch) + ": by the end of " +
-           called_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " + peer + " had called something else";
+    return "collective mismatch in group " + group + " before " + what_was(v.call, v.epoch) + ": by the end of " +
+           what_was_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " + peer + " had called something else";
   }
-  std::string cause = "collective mismatch in group " + group + " at " + called_at(v.epoch) + ": " + self() +
+  std::string cause = "collective mismatch in group " + group + " at " + what_was(v.call, v.epoch) + ": " + self() +
                       " called " + describe(mine) + ", " + peer + " called " + describe(theirs);
   if (describe(mine) == describe(theirs)) {
     cause +=
@@ -235,7 +274,7 @@ std::string DeviceSide::mismatch(const DeviceVerdict& v) const {
 }
 
 Status DeviceSide::explain(const DeviceVerdict& v) {
-  const std::string what = called_at(v.epoch), &group = end_.options().group;
+  const std::string what = what_was(v.call, v.epoch), &group = end_.options().group;
   const std::string here = "this is rank " + std::to_string(end_.options().rank) + " in " + what + " of group " +
                            group + ", on GPU " + std::to_string(end_.options().device);
   const std::string peer = v.peer >= 0 ? end_.options().describe(v.peer) : "the peers";
@@ -248,7 +287,7 @@ Status DeviceSide::explain(const DeviceVerdict& v) {
                 here + ". Next: compare the split sizes of the two ranks");
   }
   if (v.how != Waited::kTimedOut) return explain_abort();
-  const Call* call = call_at(v.epoch);
+  const Call* call = find(v.call);
   return fail(Code::kTimeout,
               "timed out in " + what + " of group " + group +
                   (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + ", waiting for " + peer,

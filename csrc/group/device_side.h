@@ -17,8 +17,9 @@
 namespace nvx {
 
 /// What one rank does of a group's collectives on GPUs: operations become kernels on the caller's streams, in the order
-/// of the calls to launch(), which is the same on all ranks. Kernels of one channel must not overlap: whoever changes
-/// the stream chains it behind the last one. The first failure stays.
+/// of the calls to launch(), which is the same on all ranks; so is that of replays among them. Kernels of one channel
+/// must not overlap: whoever changes the stream, or replays a graph, chains it behind the last one. The first failure
+/// stays.
 class DeviceSide {
  public:
   /// A step of all ranks together, on a thread whose current device is this rank's. Throws Error, and then on all ranks
@@ -33,22 +34,25 @@ class DeviceSide {
   /// Begins operations, one after the other, whose pointers are addresses of this rank's device; they must stay as they
   /// are until the stream has come past. timeout: of each that has none of its own; 0: none. Nothing is waited for, and
   /// nothing allocated where nothing has failed. Refused as kInvalid, nothing has begun and the group is as it was;
-  /// refused otherwise, the group has failed.
-  Status launch(std::span<const Operation* const> operations, void* stream, std::chrono::milliseconds timeout)
-      EXCLUDES(launch_mutex_, mutex_);
+  /// refused otherwise, the group has failed. In replays, what is here is what each of them does, with this timeout.
+  Status launch(std::span<const Operation* const> operations, void* stream, std::chrono::milliseconds timeout,
+                Begins begins = Begins::kNow) EXCLUDES(launch_mutex_, mutex_);
 
   /// What has gone wrong first, ok where nothing has: a look at the host's memory, for before every launch. From any
   /// thread.
   Status verdict() EXCLUDES(mutex_);
 
   /// Operations begun, ever, and those that have ended well on the device, as far as it has told, which it does once a
-  /// launch. Counted from the options' first_epoch. Replays of captured launches count as ended only.
+  /// launch. Counted from the options' first_epoch. Replays count as neither.
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint64_t finished() const;
+  /// Whether there may be graphs that hold operations of it, which nobody says when they run.
+  bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
 
   /// Begins nothing any more. Waits for kernels that have not ended, as long as the options' farewell; then they are
-  /// called off, and all that they may still write to stays until the process ends. True where they have ended: only
-  /// then may this rank tell the others that it has left.
+  /// called off, and all that they may still write to stays until the process ends, as it does where there may be
+  /// graphs: what they replay from then on does nothing. True where all has ended: only then may this rank tell the
+  /// others that it has left.
   bool part() EXCLUDES(launch_mutex_);
 
   /// Ends what is in flight here, within a moment, and refuses what comes, for this reason where nothing has failed
@@ -61,20 +65,26 @@ class DeviceSide {
  private:
   /// What has been begun, for whoever must explain it. Large enough for what a stream holds back.
   struct Call {
-    uint64_t epoch = 0;
+    uint64_t epoch = 0;  ///< how many had been launched with it
     uint64_t number = 0;
     kernel::Fingerprint fingerprint;
     std::chrono::milliseconds timeout{0};
   };
   static constexpr size_t kCalls = 1024;
+  /// In what jobs are known by: set, the rest is an index of those captured; else it is of the count of those launched.
+  static constexpr uint32_t kCaptured = uint32_t(1) << 31;
+  static uint32_t call_of(uint64_t epoch) { return uint32_t(epoch) & ~kCaptured; }
 
-  size_t gather(std::span<const Operation* const> operations, std::chrono::milliseconds timeout)
+  uint32_t next_call(Begins begins) const;
+  size_t gather(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, uint32_t call)
       REQUIRES(launch_mutex_);
   kernel::Job job_of(const Operation& operation, kernel::Piece* room, std::chrono::milliseconds timeout)
       REQUIRES(launch_mutex_);
   DeviceChoice choose(const Operation& operation) const;
   Status refused(const Status& status, bool is_first) EXCLUDES(mutex_);
-  void remember(std::span<const Operation* const> operations, std::chrono::milliseconds timeout) EXCLUDES(mutex_);
+  Status not_captured(const Status& status) const;
+  void remember(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, Begins begins)
+      EXCLUDES(mutex_);
   Status fail(const Status& status) REQUIRES(mutex_);
   Status fail(Code code, const std::string& cause, const std::string& context) REQUIRES(mutex_);
   bool has_verdict() const;
@@ -83,14 +93,16 @@ class DeviceSide {
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);
   std::string mismatch(const kernel::DeviceVerdict& verdict) const REQUIRES(mutex_);
-  const Call* call_at(uint32_t epoch) const REQUIRES(mutex_);
-  std::string called_at(uint32_t epoch) const REQUIRES(mutex_);
+  const Call* find(uint32_t call) const REQUIRES(mutex_);
+  std::string what_was(uint32_t call, uint32_t epoch) const REQUIRES(mutex_);
+  std::string what_was_at(uint32_t epoch) const REQUIRES(mutex_);
   std::string self() const { return end_.options().describe(end_.options().rank); }
 
   const std::shared_ptr<Launcher> launcher_;
   DeviceEnd end_;
   const DevicePlanFacts facts_;
   std::atomic<uint64_t> launched_;
+  std::atomic<uint32_t> captured_{0};  // operations, ever
   std::atomic<bool> failed_{false};
   std::atomic<bool> unsure_{false};  // whether a launch that was refused has begun all the same
 
@@ -101,7 +113,8 @@ class DeviceSide {
 
   Mutex mutex_;  // never held while anything is waited for
   Status failure_ GUARDED_BY(mutex_);
-  std::vector<Call> calls_ GUARDED_BY(mutex_);  // by epoch
+  std::vector<Call> calls_ GUARDED_BY(mutex_);  // by the count of those launched
+  std::vector<Call> captured_calls_ GUARDED_BY(mutex_);
 };
 
 }  // namespace nvx

@@ -178,6 +178,11 @@ size_t Engine::threads() {
   return threads_;
 }
 
+bool Engine::stopping() {
+  MutexLock lock(mutex_);
+  return stopping_;
+}
+
 void Engine::work() {
   pthread_setname_np(pthread_self(), "nvx");
   sigset_t all;

@@ -92,6 +92,8 @@ class Engine {
   /// False if there is no thread for it, and none can be made: then the job is dropped.
   bool start(Job job) EXCLUDES(mutex_);
   size_t threads() EXCLUDES(mutex_);
+  /// Whether stop() has been called.
+  bool stopping() EXCLUDES(mutex_);
   /// As if the process could have no more threads than this, those that are idle included; for tests.
   void limit(size_t most) EXCLUDES(mutex_);
 

@@ -97,7 +97,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// ranks alike, and the log says why. launcher: who knows the device's streams.
   bool open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(device_mutex_);
   /// Begins operations on the device that was opened, as DeviceSide::launch(). They share the timeout of the first.
-  Status launch(std::span<const Operation* const> operations, void* stream);
+  Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow);
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look_at_kernels();
 

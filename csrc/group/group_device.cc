@@ -13,6 +13,13 @@ namespace {
 /// What has failed on the device is said once more by the group, which says whose it is itself.
 std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
 
+/// Whether any kernel may be running. Nobody says when a graph is replayed; at the end of the process it does not
+/// count.
+bool may_run(const DeviceSide& kernels) {
+  if (kernels.finished() != kernels.launched()) return true;
+  return kernels.may_be_replayed() && !Engine::here().stopping();
+}
+
 }  // namespace
 
 bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) {
@@ -72,11 +79,11 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
   }
 }
 
-Status Group::launch(std::span<const Operation* const> operations, void* stream) {
+Status Group::launch(std::span<const Operation* const> operations, void* stream, Begins begins) {
   NVX_TRY(check_alive());
   NVX_TRY(look_at_kernels());
   DeviceSide& side = *kernels_.load(std::memory_order_acquire);
-  const Status status = side.launch(operations, stream, span_of(operations.front()->timeout));
+  const Status status = side.launch(operations, stream, span_of(operations.front()->timeout), begins);
   if (!status.ok() && status.code() != Code::kInvalid) return fail(status.code(), without_name(status.what()), "");
   if (status.ok()) watch_kernels();
   if (failed()) side.abort(failure());  // which may just have come, and not have seen them
@@ -111,10 +118,10 @@ bool Group::kernels_need_watching(const std::weak_ptr<Group>& watched) {
     kernels.abort(group->failure());  // a failure of just when they were made has not seen them
     return false;
   }
-  if (kernels.finished() != kernels.launched()) return true;
+  if (may_run(kernels)) return true;
   // An exchange, not a store: who launches counts first and looks here then, so one of the two sees the other.
   (void)group->watched_.exchange(false, std::memory_order_acq_rel);
-  return kernels.finished() != kernels.launched() && !group->watched_.exchange(true, std::memory_order_acq_rel);
+  return may_run(kernels) && !group->watched_.exchange(true, std::memory_order_acq_rel);
 }
 
 void Group::look_after_kernels(DeviceSide& kernels) {

@@ -56,6 +56,9 @@ struct Operation {
   kernel::Fingerprint fingerprint() const;
 };
 
+/// When an operation of a device begins: now, or whenever a graph is replayed that its stream is being captured into.
+enum class Begins { kNow, kInReplays };
+
 /// Whether it combines the ranks' elements.
 bool reduces(kernel::Collective collective);
 

@@ -117,8 +117,9 @@ struct PeerPads {
 
 /// Of a rank, for itself: memory that no peer has mapped.
 struct alignas(kLine) RankState {
-  uint32_t failed;  ///< 1 after the first failure: no block of a later operation writes anything
-  uint32_t left;    ///< blocks that have ended the operation under way
+  uint32_t failed;    ///< 1 after the first failure: no block of a later operation writes anything
+  uint32_t left;      ///< blocks that have ended the operation under way
+  uint32_t replayed;  ///< operations that graphs have begun and that have ended
 };
 
 struct alignas(kLine) BlockState {
@@ -162,6 +163,7 @@ struct DeviceVerdict {
   int32_t peer;
   uint32_t block;
   uint32_t epoch;
+  uint32_t call;  ///< the job's
   Stamp wanted;
   Stamp seen;
   uint64_t mine[kGreetingWords];    ///< kMismatch and kCounts: the greeting expected ...
@@ -173,6 +175,7 @@ struct alignas(kLine) Control {
   uint32_t abort;  ///< the host raises it, and every wait ends
   alignas(kLine) DeviceVerdict verdict;
   alignas(kLine) uint64_t finished;  ///< the last epoch that all blocks have ended
+  uint64_t replayed;                 ///< how many of those so far were graphs'; written before it. 32 bits, which wrap
 };
 
 /// One rank's end of a channel, as kernels are handed it.
@@ -181,6 +184,7 @@ struct DeviceChannel {
   uint32_t rank = 0;
   std::byte* state = nullptr;
   Control* control = nullptr;
+  uint32_t by_replays = 0;  ///< whether the launch is kept in a graph, whose replays the host does not count
 };
 
 /// Writes what a pad and a state must hold before the first operation, which is first_epoch + 1. first_chunk is where

@@ -116,11 +116,13 @@ struct Quarrel {
 template <class Machine>
 class TileExec : public Machine {
  public:
-  NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns)
+  /// call: what verdicts name the operation by.
+  NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns, uint32_t call)
       : Machine(machine),
         rank_(rank),
         control_(control),
         patience_ns_(patience_ns),
+        call_(call),
         began_ns_(Machine::now_ns()),
         next_look_ns_(began_ns_ + Machine::kLookNs) {}
 
@@ -171,6 +173,7 @@ class TileExec : public Machine {
     told.peer = verdict.peer;
     told.block = uint32_t(Machine::tile());
     told.epoch = epoch_;
+    told.call = call_;
     told.wanted = verdict.wanted;
     told.seen = verdict.seen;
     for (uint32_t i = 0; quarrel && i < kGreetingWords; ++i) {
@@ -181,10 +184,15 @@ class TileExec : public Machine {
     return false;
   }
 
-  /// By one lane of each block, once a launch. The last of them tells the host that this epoch has ended.
-  NVX_HD void count_out(uint32_t epoch) {
+  /// By one lane of each block, once a launch. The last of them tells the host that this epoch has ended, and before
+  /// that how many operations of the launch a graph has begun.
+  NVX_HD void count_out(uint32_t epoch, uint32_t replayed) {
     if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);
+    if (replayed != 0) {
+      Machine::store(rank_->replayed, Machine::load(rank_->replayed) + replayed);
+      Machine::signal(control_->replayed, Machine::load(rank_->replayed));
+    }
     Machine::signal(control_->finished, epoch);
   }
 
@@ -217,6 +225,7 @@ class TileExec : public Machine {
   RankState* rank_;
   Control* control_;
   uint64_t patience_ns_;
+  uint32_t call_;
   uint64_t began_ns_;
   uint64_t next_look_ns_;
   uint32_t epoch_ = 0;

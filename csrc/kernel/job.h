@@ -64,6 +64,7 @@ struct Job {
   double factor = 1;
   int32_t root = -1;
   Pushed algorithm = Pushed::kExchangePackets;
+  uint32_t call = 0;         ///< what the host knows it by: verdicts name it
   Pieces send;               ///< what goes to each rank; to itself too
   Pieces recv;               ///< where each rank's part of the result goes
   uint64_t patience_ns = 0;  ///< from its beginning, until a wait gives up; 0: until it is aborted

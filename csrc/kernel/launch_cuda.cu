@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernel/capture.h"
 #include "kernel/launch_cuda.h"
 #include "kernel/pushed.h"
 
@@ -118,5 +119,40 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, voi
                                                static_cast<cudaStream_t>(stream)),
                    "a fused launch");
 }
+
+uint64_t capture_of(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id) != cudaSuccess) {
+    (void)cudaGetLastError();  // the legacy stream beside somebody's capture: it is in none itself
+    return 0;
+  }
+  if (status == cudaStreamCaptureStatusNone) return 0;
+  return status == cudaStreamCaptureStatusActive ? id + 1 : UINT64_MAX;
+}
+
+Status Tail::make() {
+  if (event_) return {};
+  cudaEvent_t event = nullptr;
+  NVX_TRY(status_of(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "an event"));
+  event_ = event;
+  return {};
+}
+
+Status Tail::hold_back(void* stream, bool captured) {
+  NVX_TRY(make());
+  return status_of(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event_),
+                                       captured ? cudaEventWaitExternal : cudaEventWaitDefault),
+                   "waiting for an event");
+}
+
+Status Tail::put_behind(void* stream, bool captured) {
+  NVX_TRY(make());
+  return status_of(cudaEventRecordWithFlags(static_cast<cudaEvent_t>(event_), static_cast<cudaStream_t>(stream),
+                                            captured ? cudaEventRecordExternal : cudaEventRecordDefault),
+                   "recording an event");
+}
+
+bool Tail::passed() const { return !event_ || cudaEventQuery(static_cast<cudaEvent_t>(event_)) != cudaErrorNotReady; }
 
 }  // namespace nvx::kernel

@@ -118,9 +118,10 @@ class PushChannel {
     ex_.sync();
   }
 
-  /// Closes the launch, of which this was the last operation: the host learns of it when all blocks have come here.
-  NVX_HD void retire() {
-    if (ex_.lane() == 0) ex_.count_out(epoch_);
+  /// Closes the launch of so many operations, of which this was the last: the host learns of it when all blocks have
+  /// come here.
+  NVX_HD void retire(uint32_t operations) {
+    if (ex_.lane() == 0) ex_.count_out(epoch_, at_.by_replays ? operations : 0);
   }
 
   // ---- packets

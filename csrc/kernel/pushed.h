@@ -293,10 +293,10 @@ NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const
                      PieceTable table, Run run) {
   for (uint32_t i = 0; i < count; ++i) {
     auto* rank = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
-    TileExec<Machine> ex(machine, rank, channel.control, jobs[i].patience_ns);
+    TileExec<Machine> ex(machine, rank, channel.control, jobs[i].patience_ns, jobs[i].call);
     PushChannel<TileExec<Machine>, Rules> ch(ex, channel);
     if (!run(ex, ch, jobs[i], table)) return false;
-    if (i + 1 == count) ch.retire();
+    if (i + 1 == count) ch.retire(count);
   }
   return true;
 }

@@ -1,5 +1,6 @@
 // Stands in for kernel/launch_cuda.cu where nvx is built without CUDA.
 
+#include "kernel/capture.h"
 #include "kernel/launch_cuda.h"
 
 namespace nvx::kernel {
@@ -16,5 +17,15 @@ Status launch_cuda(const DeviceChannel&, std::span<const Job>, std::span<const P
 Status load_cuda(std::vector<KernelFacts>*) { return refusal(); }
 
 Status launch_fused(const FusedRank*, uint32_t, uint32_t, void*) { return refusal(); }
+
+uint64_t capture_of(void*) { return 0; }
+
+Status Tail::make() { return refusal(); }
+
+Status Tail::hold_back(void*, bool) { return make(); }
+
+Status Tail::put_behind(void*, bool) { return make(); }
+
+bool Tail::passed() const { return true; }
 
 }  // namespace nvx::kernel

@@ -194,6 +194,7 @@ Collective Arguments::begin(kernel::Collective collective, const at::Tensor& lik
   c.operation.dtype = dtype_of(like);
   c.device = like.device();
   c.by_kernels = kernels_ && !like.is_cpu() && kernels_->serves(like.device());
+  if (!like.is_cpu() && !c.by_kernels) refuse_capture(like.device());
   return c;
 }
 

@@ -210,7 +210,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_kernels(const Kind& kind, 
                                                               Mode mode) {
   const at::Device device = device_of(collectives);
   const bool async = mode == Mode::kAsync || collects();
-  const Tracks tracks = async ? tracks_.of_kernels(device) : Tracks::of_caller(device);
+  Tracks tracks = Tracks::of_caller(device);
+  tracks.capture = capture_of(tracks.up);
+  if (async) tracks = tracks_.of_kernels(device, tracks.capture);
   auto transit = std::make_unique<Transit>(tracks);
   // Whatever comes of it, part of it may have been begun.
   const std::vector<at::Tensor> used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
@@ -455,6 +457,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptio
 
 void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   origin_.check(rank_);
+  if (const auto device = device_in_use()) refuse_capture(*device);
   const auto timeout = opts.timeout == c10d::kUnsetTimeout ? group_->timeout() : opts.timeout;
   const Status status = group_->monitored_barrier(timeout, wait_all_ranks);
   if (!status.ok()) raise(status);

@@ -17,6 +17,7 @@ constexpr std::chrono::milliseconds kGrace{300};
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag,
                                                          bool receives) {
   if (checked_group().failed()) raise(group_->failure());
+  if (!tensor.is_cpu()) refuse_capture(tensor.device());
   Term term = term_of(c10d::kUnsetTimeout);
   auto message = std::make_shared<Message>();
   message->timeout = term.timeout;
@@ -168,6 +169,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& te
 /// Of a device, whose sizes are not known before its stream has come to it: over when it returns, asynchronous or not.
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse_on_host(at::Tensor& tensor,
                                                                           const c10d::AllreduceOptions& opts) {
+  refuse_capture(tensor.device());
   const Movement movement;
   at::Tensor host = tensor.cpu();
   c10d::AllreduceOptions now = opts;

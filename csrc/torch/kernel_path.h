@@ -10,6 +10,7 @@
 
 #include "base/mutex.h"
 #include "group/device_launcher.h"
+#include "kernel/capture.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -20,21 +21,36 @@ at::DeviceType kernel_device();
 /// CUDA's, which knows where kernels were launched last: behind all others of its group.
 class StreamLauncher final : public Launcher {
  public:
-  /// Before kernels are launched on the stream, and after.
-  void follow(const c10::Stream& stream) EXCLUDES(mutex_);
-  void note(const c10::Stream& stream) EXCLUDES(mutex_);
+  /// Where kernels are launched: a stream, its native handle, and the capture that it is in, if any.
+  struct Place {
+    c10::Stream stream;
+    void* native;
+    uint64_t capture;
+  };
+  /// Before kernels are launched there, and after.
+  Status follow(const Place& place) EXCLUDES(mutex_);
+  Status note(const Place& place) EXCLUDES(mutex_);
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                 std::span<const kernel::Piece> table, void* stream) override {
     return cuda_->launch(channel, jobs, table, stream);
   }
   Status facts(std::vector<kernel::KernelFacts>* facts) override { return cuda_->facts(facts); }
   bool ended() override EXCLUDES(mutex_);
+  bool replays_ended() override { return ended(); }
 
  private:
   const std::shared_ptr<Launcher> cuda_ = cuda_launcher();
   Mutex mutex_;
-  std::optional<c10::Event> last_ GUARDED_BY(mutex_);     // behind the last launch, ...
-  std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // ... which was on this stream
+  kernel::Tail tail_ GUARDED_BY(mutex_);
+  std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // of the last launch that was not captured
+  bool has_graphs_ GUARDED_BY(mutex_) = false;
+  /// The capture under way, or the last one: its launches follow each other inside it.
+  struct Capture {
+    uint64_t id = 0;
+    std::optional<c10::Event> last;
+    std::optional<c10::Stream> stream;
+  };
+  Capture capture_ GUARDED_BY(mutex_);
 };
 
 /// A group's collectives as kernels on streams, where all its ranks can have that.
@@ -52,6 +68,7 @@ class KernelPath {
  private:
   enum class Answer { kUnknown, kYes, kNo };
   void ask(at::Device device) EXCLUDES(asking_);
+  void refuse_to_open(at::Device device) const;
 
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
@@ -62,7 +79,8 @@ class KernelPath {
   Mutex mutex_;  // held from numbering to launching, which all ranks do in one order
 };
 
-/// Collectives that kernels carry out: it is over when they have been begun, and who waits for it has a stream wait.
+/// Collectives that kernels carry out: it is over when they have been begun, or captured, and who waits for it has a
+/// stream wait.
 class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,

@@ -10,23 +10,16 @@
 
 #include <thread>
 
+#include "kernel/capture.h"
+#include "kernel/launch_cuda.h"
 #include "torch/argument_error.h"
+#include "torch/kernel_path.h"
 #include "torch/work.h"
 
 namespace nvx {
 namespace {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
-
-void refuse_capture([[maybe_unused]] const c10::Stream& stream) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  if (c10::impl::VirtualGuardImpl(stream.device_type()).isStreamCapturing(stream)) {
-    throw_argument_error(
-        "nvx: this stream is being captured into a graph, and nvx's operations cannot be yet. Next: call them outside "
-        "of the capture, or use nccl for what is captured");
-  }
-#endif
-}
 
 /// The first looks follow each other at once: most of what is waited for is there within microseconds.
 void pause_after(int looks) {
@@ -60,6 +53,24 @@ std::optional<at::Device> device_in_use() {
   return std::nullopt;
 }
 
+uint64_t capture_of(const c10::Stream& stream) {
+  const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  if (kernel::built_with_cuda() && stream.device_type() == kernel_device())
+    return kernel::capture_of(guard.getStreamNativeHandle(stream));
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  if (guard.isStreamCapturing(stream)) return UINT64_MAX;  // which one, only kernels need to know
+#endif
+  return 0;
+}
+
+void refuse_capture(at::Device device) {
+  if (capture_of(current_stream(device)) == 0) return;
+  throw_argument_error(
+      "nvx: this stream is being captured into a graph, and this operation goes through host memory, which a graph "
+      "cannot: only collectives that nvx's kernels carry out can be captured. Next: call it outside of the capture, or "
+      "use nccl for what is captured (\"cpu:nvx,cuda:nccl\")");
+}
+
 at::Tensor host_stand_in(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions()
                                        .dtype(tensor.scalar_type())
@@ -78,8 +89,8 @@ const OwnTracks::Streams& OwnTracks::streams(at::Device device) {
   if (known != streams_.end()) return known->second;
   const c10::impl::VirtualGuardImpl guard(device.type());
   const auto next = [&] { return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true); };
-  const c10::Stream down = next(), up = next();
-  return streams_.emplace(device, Streams{down, up, next()}).first->second;
+  const c10::Stream down = next(), up = next(), kernels = next();
+  return streams_.emplace(device, Streams{down, up, kernels, next()}).first->second;
 }
 
 Tracks OwnTracks::of(at::Device device) {
@@ -88,15 +99,16 @@ Tracks OwnTracks::of(at::Device device) {
   return {its.down, its.up, /*own=*/true};
 }
 
-Tracks OwnTracks::of_kernels(at::Device device) {
+Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
   MutexLock lock(mutex_);
   const Streams& its = streams(device);
-  return {its.kernels, its.kernels, /*own=*/true};
+  const c10::Stream& stream = capture != 0 ? its.captured : its.kernels;
+  return {stream, stream, /*own=*/true, capture};
 }
 
 void Transit::bring(const Loads& loads) {
   const c10::Stream caller = current_stream(tracks_.down.device());
-  refuse_capture(caller);
+  if (tracks_.capture == 0) refuse_capture(caller.device());
   if (tracks_.own) {
     c10::Event called(tracks_.down.device_type());
     called.record(caller);
@@ -141,19 +153,34 @@ void Transit::take_back(const Loads& loads) {
 
 /// The user may let go of it at once, and its memory belongs to another stream than nvx's own.
 void Transit::keep(const at::Tensor& tensor) const {
-  if (!tracks_.own || !tensor.has_storage() || !tensor.storage().data_ptr()) return;
+  if (!tracks_.own || tracks_.capture != 0 || !tensor.has_storage() || !tensor.storage().data_ptr()) return;
   c10::impl::VirtualGuardImpl(tracks_.up.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), tracks_.up);
 }
 
 void Transit::close(const std::vector<at::Tensor>& used) {
   for (const at::Tensor& tensor : used) keep(tensor);
   returned_.record(tracks_.up);
+  if (tracks_.capture == 0) return;
+  MutexLock lock(mutex_);
+  kept_ = used;
+  caller_ = current_stream(tracks_.up.device());
 }
 
-void Transit::hand_over() const {
+void Transit::hand_over() {
   if (!returned_.was_marked_for_recording()) return;
   const c10::Stream caller = current_stream(tracks_.up.device());
+  const uint64_t capture = capture_of(caller);
+  if (capture != tracks_.capture) {
+    if (capture == 0) return;
+    throw_argument_error(
+        "nvx: this stream is being captured into a graph, and what it is to wait for was begun outside of that. Next: "
+        "wait for it before the capture");
+  }
   if (caller != tracks_.up) returned_.block(caller);
+  // From here on their own stream comes behind; where another one waits, they stay as long as this does.
+  MutexLock lock(mutex_);
+  const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
+  lock.unlock();
 }
 
 }  // namespace nvx

@@ -24,6 +24,11 @@ bool serves(at::Device device);
 /// The device of this thread whose current stream a barrier waits for; none where nothing has been done on any.
 std::optional<at::Device> device_in_use();
 
+/// The capture that a stream is in, which makes a graph of what the stream is given; 0: none.
+uint64_t capture_of(const c10::Stream& stream);
+/// Raises where this thread's current stream of the device is in one: for what needs the host.
+void refuse_capture(at::Device device);
+
 /// Host memory for all of a device's tensor, in order. Copies between the two need not wait for each other's ends.
 at::Tensor host_stand_in(const at::Tensor& tensor);
 
@@ -32,9 +37,10 @@ using Loads = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 /// The streams of one call.
 struct Tracks {
-  c10::Stream down;  ///< to the host
-  c10::Stream up;    ///< and back
-  bool own;          ///< nvx's; else both are the caller's
+  c10::Stream down;      ///< to the host
+  c10::Stream up;        ///< and back
+  bool own;              ///< nvx's; else both are the caller's
+  uint64_t capture = 0;  ///< that the caller's is in, and nvx's own with it: only kernels can be captured
   /// What a synchronous call uses: this thread's current stream.
   static Tracks of_caller(at::Device device);
 };
@@ -44,11 +50,12 @@ struct Tracks {
 class OwnTracks {
  public:
   Tracks of(at::Device device) EXCLUDES(mutex_);
-  Tracks of_kernels(at::Device device) EXCLUDES(mutex_);
+  /// What is captured has a stream of its own: what is not would break the capture.
+  Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
 
  private:
   struct Streams {
-    c10::Stream down, up, kernels;
+    c10::Stream down, up, kernels, captured;
   };
   const Streams& streams(at::Device device) REQUIRES(mutex_);
 
@@ -70,14 +77,17 @@ class Transit {
   /// Begins the copies back, none before the caller's stream has come to the call.
   void take_back(const Loads& loads);
   /// What the stream has been given so far is what hand_over() waits for; the memory of these stays until it is done.
-  void close(const std::vector<at::Tensor>& used);
-  /// This thread's current stream waits for the copies back, or for all until close().
-  void hand_over() const;
-  /// Whether the stream has come past them.
-  bool is_over() const { return returned_.query(); }
+  void close(const std::vector<at::Tensor>& used) EXCLUDES(mutex_);
+  /// This thread's current stream waits for the copies back, or for all until close(). Refused where it is in a capture
+  /// that this is not part of; nothing where the capture that this is part of has ended, and so has what waits for it.
+  void hand_over() EXCLUDES(mutex_);
+  /// Whether the stream has come past them. What is in a graph is over as soon as it is there: nobody can ask.
+  bool is_over() const { return tracks_.capture != 0 || returned_.query(); }
 
   /// Where whoever is told of the end finds the results.
   const c10::Stream& stream() const { return tracks_.up; }
+  /// That it is part of; 0: none.
+  uint64_t capture() const { return tracks_.capture; }
 
  private:
   void keep(const at::Tensor& tensor) const;
@@ -85,6 +95,11 @@ class Transit {
   const Tracks tracks_;
   c10::Event arrived_;   // what was brought is there; everything before the call has been done
   c10::Event returned_;  // recorded only where something was taken back
+
+  // In a capture tensors are kept, not told of their streams: the allocator would use their memory no more in it.
+  Mutex mutex_;
+  std::vector<at::Tensor> kept_ GUARDED_BY(mutex_);
+  std::optional<c10::Stream> caller_ GUARDED_BY(mutex_);  // theirs
 };
 
 }  // namespace nvx

@@ -133,9 +133,9 @@ def played(context):
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
     compile_all(context, folder, "_C", "nvx_fake_cuda")
-    tests = context.root / "tests" / "torch" / "test_kernels.py"
+    tests = [context.root / "tests" / "torch" / name for name in ("test_kernels.py", "test_graphs.py")]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", *tests]
     said = context.run(command, "testing", env=surroundings)
     shut_if(["its tests were skipped"] if "passed" not in said else [], "nothing was tried")
     return said.strip().splitlines()[-1].strip("= ")

@@ -24,12 +24,18 @@ class PlayedLauncher : public Launcher {
     NVX_TRY(refusal);
     NVX_TRY(kernel::check_launch(channel, jobs, table));
     ++launches;
+    auto kernel = [channel, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
+                   table = std::vector<kernel::Piece>(table.begin(), table.end())] {
+      (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2);
+    };
+    if (channel.by_replays) {
+      graph.push_back(std::move(kernel));
+      return {};
+    }
     ++*running_;
     if (!stream) return {};  // a kernel that never ends
-    static_cast<PlayedStream*>(stream)->post([channel, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
-                                              table = std::vector<kernel::Piece>(table.begin(), table.end()),
-                                              running = running_] {
-      (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2);
+    static_cast<PlayedStream*>(stream)->post([kernel = std::move(kernel), running = running_] {
+      kernel();
       --*running;
     });
     return {};
@@ -41,10 +47,13 @@ class PlayedLauncher : public Launcher {
   }
 
   bool ended() override { return knows_ends && *running_ == 0; }
+  bool replays_ended() override { return !replays; }
 
   Status refusal;           ///< of whatever it is asked for
   bool knows_ends = false;  ///< also of kernels that ended badly
   std::atomic<int> launches{0};
+  std::vector<std::function<void()>> graph;  ///< the launches that were captured
+  std::atomic<bool> replays{false};          ///< it is running, for all that anybody knows
 
  private:
   const int resident_;
@@ -111,6 +120,14 @@ struct DeviceRank {
     std::vector<const Operation*> list;
     for (const Operation& o : operations) list.push_back(&o);
     return side->launch(list, &stream, timeout);
+  }
+  Status capture(std::vector<Operation>& operations, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
+    std::vector<const Operation*> list;
+    for (const Operation& o : operations) list.push_back(&o);
+    return side->launch(list, &stream, timeout, Begins::kInReplays);
+  }
+  void replay() {
+    for (const auto& kernel : world.launcher(rank)->graph) stream.post(kernel);
   }
   /// Until all has ended, well or not: nothing is touched any more.
   Status await() {

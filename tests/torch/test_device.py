@@ -3,14 +3,16 @@
 The accelerator is fake_device: its streams dawdle, and memory that is let go of too early is poison.
 """
 
+import contextlib
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import meet, on_fake_gpus
+from fake_device import capture, counts, held, peek, reset_counts, set_delays, slow_fill
+from ranks import TORCH, meet, on_fake_gpus
 
 GPU = "fakegpu"
 COUNTS = [0, 1, 7, 1000, 300_007]
@@ -29,6 +31,31 @@ def finish(work, asynchronous):
 def assert_all(tensor, value):
     host = tensor.cpu()
     assert torch.equal(host, torch.full_like(host, value)), f"{value} wanted, got {host}"
+
+
+@contextlib.contextmanager
+def captured(stream=None):
+    """As capture(), and nothing in it does what CUDA forbids."""
+    with capture(stream) as graph:
+        yield graph
+    assert counts()["capture_faults"] == 0
+
+
+def refuse_in_a_capture(rank):
+    """What needs the host; the capture goes on."""
+    tensor, inside = on_gpu(rank), on_gpu(rank + 1)
+    calls = [
+        lambda: dist.send(tensor, 1 - rank),
+        lambda: dist.recv(tensor, 1 - rank),
+        lambda: dist.barrier(),
+        lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=5), wait_all_ranks=False),
+    ]
+    with captured():
+        for call in calls:
+            with pytest.raises(ValueError, match="goes through host memory.*only collectives that nvx's kernels"):
+                call()
+        inside.fill_(1)
+    assert counts()["pinned_allocations"] == 0
 
 
 @MODES
@@ -381,3 +408,18 @@ def test_ddp(rank, world):
 
     for a, b in zip(train(GPU, rank, wrap), train("cpu", rank, wrap), strict=True):
         assert torch.equal(a, b), "the same bits as on the CPU"
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="this torch cannot say whether a stream is captured")
+@MODES
+@on_fake_gpus(2)
+def test_a_capture_refuses_what_goes_through_host_memory(rank, world, asynchronous):
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(on_gpu(1))
+    torch.accelerator.synchronize()
+    reset_counts()
+    with captured(), pytest.raises(ValueError, match="goes through host memory"):
+        dist.all_reduce(tensor, async_op=asynchronous)
+    refuse_in_a_capture(rank)
+    dist.all_reduce(tensor)
+    assert_all(tensor, 3)

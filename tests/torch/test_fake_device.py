@@ -261,6 +261,8 @@ def test_counts():
         "stream_waits": 1,
         "data_recorded": 0,
         "fallbacks": 0,
+        "capture_faults": 0,
+        "unreused_frees": 0,
     }
     side.synchronize()
     torch.accelerator.synchronize()

@@ -71,10 +71,37 @@ def held(stream=None):
         torch.ops.fake_device.let_go(number)
 
 
+class Graph:
+    """What was captured, to be replayed."""
+
+    def __init__(self, number):
+        self._number = number
+
+    def replay(self, stream=None):
+        """Enqueues all of it on the stream (default: the current one)."""
+        torch.ops.fake_device.replay(self._number, stream or torch.accelerator.current_stream())
+
+
+@contextlib.contextmanager
+def capture(stream=None):
+    """What the stream (default: a new one) is given inside the block, where it is the current one, runs at replays."""
+    stream = stream or torch.Stream(NAME)
+    with stream:
+        number = torch.ops.fake_device.begin_capture(stream)
+        try:
+            yield Graph(number)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):
+                torch.ops.fake_device.end_capture(number, stream)
+            raise
+        torch.ops.fake_device.end_capture(number, stream)
+
+
 def counts():
     """How often since the last reset: stream_syncs, event_syncs and device_syncs (the host waited), stream_waits (a
-    stream was told to wait for an event), data_recorded (record_stream), device_allocations, pinned_allocations, and
-    fallbacks (operators that ran on the CPU, each with a stream_sync or more)."""
+    stream was told to wait for an event), data_recorded (record_stream), device_allocations, pinned_allocations,
+    fallbacks (operators that ran on the CPU, each with a stream_sync or more), capture_faults (what CUDA forbids while
+    a graph is captured), and unreused_frees (memory let go of in a capture that a recorded stream of it uses)."""
     return dict(torch.ops.fake_device.counts())
 
 

@@ -1,17 +1,48 @@
-// For libraries that play a device's kernels: what they do on its streams, by names that dlsym finds.
+// For libraries that play a device's kernels: what they do on its streams, by names that dlsym finds. Streams are given
+// by their native handles.
 
+#include "graph.h"
 #include "memory.h"
 #include "queue.h"
 
+#pragma GCC visibility push(default)
+
 extern "C" {
 
-// Enqueues a task on a stream, given by its native handle.
-__attribute__((visibility("default"))) void fake_device_push(void* stream, void (*task)(void*), void* context) {
-  static_cast<fake::Queue*>(stream)->push([task, context] { task(context); });
+// Enqueues a task, which a replay may run again; drop: for when nobody can any more.
+void fake_device_push(void* stream, void (*task)(void*), void (*drop)(void*), void* context) {
+  const std::shared_ptr<void> kept(context, drop);
+  static_cast<fake::Queue*>(stream)->push([task, kept] { task(kept.get()); });
 }
 
 // What an address stands for: for tasks. Of any other address than the device's, itself.
-__attribute__((visibility("default"))) void* fake_device_real(void* address) {
-  return fake::is_device_address(address) ? fake::real(address) : address;
+void* fake_device_real(void* address) { return fake::is_device_address(address) ? fake::real(address) : address; }
+
+// The number of the capture that a stream is in; 0: none.
+uint64_t fake_device_capture(void* stream) {
+  const auto graph = static_cast<fake::Queue*>(stream)->graph();
+  return graph ? graph->id() : 0;
+}
+
+// Events that graphs and streams share: in a capture, each replay records them or waits for them as the host does.
+void* fake_device_event() { return new fake::Event; }
+
+void fake_device_record(void* event, void* stream) {
+  auto& queue = *static_cast<fake::Queue*>(stream);
+  if (const auto graph = queue.graph()) return graph->record_outside(queue, *static_cast<fake::Event*>(event));
+  static_cast<fake::Event*>(event)->set(queue.mark(fake::Pace::kDelayed));
+}
+
+void fake_device_wait(void* event, void* stream) {
+  auto& queue = *static_cast<fake::Queue*>(stream);
+  if (const auto graph = queue.graph()) return graph->wait_outside(queue, *static_cast<fake::Event*>(event));
+  if (fake::MarkPtr mark = static_cast<fake::Event*>(event)->get()) queue.wait_for(std::move(mark));
+}
+
+bool fake_device_passed(void* event) {
+  const fake::MarkPtr mark = static_cast<fake::Event*>(event)->get();
+  return !mark || mark->passed();
 }
 }
+
+#pragma GCC visibility pop

@@ -4,6 +4,9 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <torch/version.h>
+
+#include "graph.h"
 #include "kernels.h"
 #include "memory.h"
 #include "streams.h"
@@ -12,24 +15,14 @@ namespace fake {
 
 namespace {
 
-// Stands for the mark that was recorded last. Who was told to wait for an earlier one goes on waiting for that one.
-class Event {
- public:
-  void set(MarkPtr mark) {
-    std::lock_guard lock(mutex_);
-    mark_ = std::move(mark);
-  }
-  MarkPtr get() const {
-    std::lock_guard lock(mutex_);
-    return mark_;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  MarkPtr mark_;
-};
-
 MarkPtr mark_of(void* event) { return event == nullptr ? nullptr : static_cast<Event*>(event)->get(); }
+
+// The host asks for one.
+MarkPtr asked_for(void* event) {
+  MarkPtr mark = mark_of(event);
+  if (mark && mark->graph()) mark->graph()->fault("nobody can ask for an event of a capture");
+  return mark;
+}
 
 struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kFake; }
@@ -51,10 +44,17 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device device, int = 0) const override { return new_stream(device.index()); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &queue_of(stream); }
-  bool queryStream(const c10::Stream& stream) const override { return queue_of(stream).idle(); }
+  bool queryStream(const c10::Stream& stream) const override {
+    if (const auto graph = queue_of(stream).graph()) graph->fault("nobody can ask for a stream in a capture");
+    return queue_of(stream).idle();
+  }
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  bool isStreamCapturing(const c10::Stream& stream) const override { return queue_of(stream).graph() != nullptr; }
+#endif
   void synchronizeStream(const c10::Stream& stream) const override { synchronize_stream(stream); }
   void synchronizeDevice(const c10::DeviceIndex device) const override {
     count(kDeviceSyncs);
+    if (is_capturing()) fault("nobody can wait for a device while there is a capture");
     drain_device(device);
   }
 
@@ -72,12 +72,12 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
     queue_of(stream).wait_for(std::move(mark));
   }
   bool queryEvent(void* event) const override {
-    const MarkPtr mark = mark_of(event);
+    const MarkPtr mark = asked_for(event);
     return mark == nullptr || mark->passed();
   }
   void synchronizeEvent(void* event) const override {
     count(kEventSyncs);
-    if (const MarkPtr mark = mark_of(event)) mark->wait();
+    if (const MarkPtr mark = asked_for(event)) mark->wait();
   }
   double elapsedTime(void* first, void* last, const c10::DeviceIndex) const override {
     const MarkPtr from = mark_of(first), to = mark_of(last);

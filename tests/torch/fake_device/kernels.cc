@@ -15,10 +15,12 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <cstring>
 #include <thread>
 
+#include "graph.h"
 #include "memory.h"
 #include "streams.h"
 
@@ -245,6 +247,26 @@ void let_go(int64_t number) {
   if (const MarkPtr mark = std::exchange(holds.at(number), nullptr)) mark->pass();
 }
 
+std::mutex graphs_mutex;
+std::vector<std::shared_ptr<Graph>> graphs;
+
+int64_t begin_capture(at::Stream stream) {
+  std::lock_guard lock(graphs_mutex);
+  TORCH_CHECK(!queue_of(stream).graph(), "fakegpu: the stream is in a capture already");
+  graphs.push_back(Graph::begin(queue_of(stream)));
+  return int64_t(graphs.size()) - 1;
+}
+
+void end_capture(int64_t number, at::Stream stream) {
+  std::lock_guard lock(graphs_mutex);
+  graphs.at(number)->end(queue_of(stream));
+}
+
+void replay(int64_t number, at::Stream stream) {
+  std::lock_guard lock(graphs_mutex);
+  graphs.at(number)->replay(queue_of(stream));
+}
+
 c10::Dict<std::string, int64_t> counts() {
   c10::Dict<std::string, int64_t> found;
   for (int i = 0; i < kCounters; ++i) found.insert(counter_names[i], counters[i].load());
@@ -260,6 +282,13 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("peek(Tensor self) -> Tensor", TORCH_FN(peek));
   m.def("hold(Stream stream) -> int", TORCH_FN(hold));
   m.def("let_go(int number) -> ()", TORCH_FN(let_go));
+  m.def("begin_capture(Stream stream) -> int", TORCH_FN(begin_capture));
+  m.def("end_capture(int graph, Stream stream) -> ()", TORCH_FN(end_capture));
+  m.def("replay(int graph, Stream stream) -> ()", TORCH_FN(replay));
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  m.def("is_capturing(Stream stream) -> bool",
+        [](at::Stream stream) { return c10::impl::VirtualGuardImpl(kFake).isStreamCapturing(stream); });
+#endif
   m.def("counts() -> Dict(str, int)", TORCH_FN(counts));
   m.def("reset_counts() -> ()", TORCH_FN(reset_counts));
   m.def("set_delays(int seed, int most_us) -> ()",

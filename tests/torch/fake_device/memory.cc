@@ -3,11 +3,14 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <set>
+
+#include "graph.h"
 
 namespace fake {
 
@@ -21,6 +24,11 @@ std::byte* reserve(size_t bytes, int protection) {
   void* at = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   TORCH_CHECK(at != MAP_FAILED, "no address space for the fake device's memory");
   return static_cast<std::byte*>(at);
+}
+
+// Nobody can say then when a block is no longer used.
+bool any_in_capture(const std::set<Queue*>& users) {
+  return std::any_of(users.begin(), users.end(), [](const Queue* queue) { return queue->graph() != nullptr; });
 }
 
 // Where the queues are that may still use a block.
@@ -45,9 +53,9 @@ class DeviceMemory {
     {
       std::lock_guard lock(mutex_);
       address = addresses_ + take(room);
-      blocks_[address] = {room, &home, {}};
+      blocks_[address] = {room, &home, {}, home.graph()};
     }
-    poison(home, address, room);
+    home.push(poison(address, room), Pace::kAtOnce);
     return address;
   }
 
@@ -57,10 +65,16 @@ class DeviceMemory {
       std::lock_guard lock(mutex_);
       block = std::move(blocks_.extract(address).mapped());
     }
-    when_all(marks_of(block.users), [this, address, block] {
-      poison(*block.home, address, block.room);
-      block.home->push([=, this] { rest(address, block.room); }, Pace::kAtOnce);
-    });
+    if (any_in_capture(block.users)) {
+      count(kUnreusedFrees);
+    } else if (block.graph) {  // it stays the graph's, where another tensor of it would have the memory next
+      if (block.graph->is_open()) block.home->push(poison(address, block.room), Pace::kAtOnce);
+    } else {
+      when_all(marks_of(block.users), [this, address, block] {
+        block.home->push_now(poison(address, block.room), Pace::kAtOnce);
+        block.home->push_now([=, this] { rest(address, block.room); }, Pace::kAtOnce);
+      });
+    }
   }
 
   void record_use(const void* address, Queue& queue) {
@@ -75,7 +89,8 @@ class DeviceMemory {
   struct Block {
     size_t room = 0;
     Queue* home = nullptr;
-    std::set<Queue*> users;  // beside its home
+    std::set<Queue*> users;        // beside its home
+    std::shared_ptr<Graph> graph;  // allocated in its capture
   };
 
   size_t take(size_t room) {
@@ -89,8 +104,8 @@ class DeviceMemory {
     return std::exchange(used_, used_ + room);
   }
 
-  void poison(Queue& home, std::byte* address, size_t room) {
-    home.push([at = real(address), room] { std::memset(at, kPoison, room); }, Pace::kAtOnce);
+  std::function<void()> poison(std::byte* address, size_t room) {
+    return [at = real(address), room] { std::memset(at, kPoison, room); };
   }
 
   // Poisoned memory is kept from use for a while, so that late readers meet the poison.
@@ -143,6 +158,10 @@ class PinnedMemory {
     {
       std::lock_guard lock(mutex_);
       block = std::move(blocks_.extract(at).mapped());
+    }
+    if (any_in_capture(block.users)) {
+      count(kUnreusedFrees);
+      return;
     }
     when_all(marks_of(block.users), [this, at, bytes = block.bytes] {
       std::memset(at, kPoison, bytes);
@@ -220,6 +239,7 @@ struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     count(kPinnedAllocations);
+    if (is_capturing()) fault("no memory of the host can be pinned while there is a capture");
     void* address = pinned().allocate(bytes);
     return {address, address, &free_pinned, c10::Device(c10::kCPU)};
   }

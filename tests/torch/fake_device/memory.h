@@ -6,7 +6,8 @@
 // Memory that was freed is another's at once in the order of the stream on which it was allocated. This other one is
 // played by a task that poisons it: on free as soon as the streams that were recorded for it have come so far, and
 // once more when the memory is handed out. So who uses a tensor on a stream that does not wait for its own stream, or
-// neither keeps nor records it, reads poison or loses what it wrote.
+// neither keeps nor records it, reads poison or loses what it wrote. What is allocated in a capture is the graph's for
+// ever: there the poison is part of what is replayed.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -5,6 +5,8 @@
 
 #include <thread>
 
+#include "graph.h"
+
 namespace fake {
 
 namespace {
@@ -77,6 +79,14 @@ void when_all(const std::vector<MarkPtr>& marks, std::function<void()> next) {
 }
 
 void Queue::push(std::function<void()> task, Pace pace) {
+  if (const auto graph = this->graph()) {
+    graph->add(*this, std::move(task), pace);
+  } else {
+    push_now(std::move(task), pace);
+  }
+}
+
+void Queue::push_now(std::function<void()> task, Pace pace) {
   std::lock_guard lock(mutex_);
   entries_.push_back({std::move(task), pace});
   if (!started_) {
@@ -92,20 +102,43 @@ void Queue::push(std::function<void()> task, Pace pace) {
 }
 
 MarkPtr Queue::mark(Pace pace) {
+  if (const auto graph = this->graph()) return graph->mark(*this);
   auto mark = std::make_shared<Mark>();
-  push([mark] { mark->pass(); }, pace);
+  push_now([mark] { mark->pass(); }, pace);
   return mark;
 }
 
 void Queue::wait_for(MarkPtr mark) {
-  push([mark = std::move(mark)] { mark->wait(); }, Pace::kAtOnce);
+  const auto graph = this->graph();
+  if (const auto& its = mark->graph()) {
+    if (!its->is_open()) fault("a stream cannot wait for an event of a capture that has ended");
+    if (graph && graph != its) graph->fault("a stream in a capture cannot wait for an event of another one");
+    its->wait_for(*this, *mark);
+  } else if (graph) {
+    graph->fault("a stream in a capture cannot wait for an event from outside of it");
+  } else {
+    push_now([mark = std::move(mark)] { mark->wait(); }, Pace::kAtOnce);
+  }
 }
 
-void Queue::drain() { mark(Pace::kAtOnce)->wait(); }
+void Queue::drain() {
+  if (const auto graph = this->graph()) graph->fault("nobody can wait for a stream in a capture");
+  mark(Pace::kAtOnce)->wait();
+}
 
 bool Queue::idle() const {
   std::lock_guard lock(mutex_);
   return entries_.empty();
+}
+
+std::shared_ptr<Graph> Queue::graph() const {
+  std::lock_guard lock(mutex_);
+  return graph_;
+}
+
+void Queue::be_captured(std::shared_ptr<Graph> graph) {
+  std::lock_guard lock(mutex_);
+  graph_.swap(graph);
 }
 
 void Queue::run() {
@@ -114,7 +147,7 @@ void Queue::run() {
     pushed_.wait(lock, [&] { return !entries_.empty(); });
     Entry entry = std::move(entries_.front());
     lock.unlock();
-    if (entry.pace == Pace::kDelayed) delay();
+    if (entry.pace == Pace::kDelayed) dawdle(number_);
     entry.task();
     entry.task = nullptr;
     lock.lock();
@@ -122,14 +155,15 @@ void Queue::run() {
   }
 }
 
-void Queue::delay() {
+void dawdle(uint64_t number) {
+  thread_local uint64_t random = 0, seen_settings = 0;
   const uint64_t settings = delay_settings;
-  if (settings != seen_settings_) {
-    seen_settings_ = settings;
-    random_ = delay_seed + (number_ << 32);
+  if (settings != seen_settings) {
+    seen_settings = settings;
+    random = delay_seed + (number << 32);
   }
   const int64_t most = delay_most_us;
-  if (most > 0) std::this_thread::sleep_for(std::chrono::microseconds(next_random(random_) % uint64_t(most + 1)));
+  if (most > 0) std::this_thread::sleep_for(std::chrono::microseconds(next_random(random) % uint64_t(most + 1)));
 }
 
 }  // namespace fake

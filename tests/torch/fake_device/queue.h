@@ -13,9 +13,17 @@
 
 namespace fake {
 
-// A moment in the order of a queue. Who has seen it passed sees all that the queue did before it.
+class Graph;
+
+// A moment in the order of a queue. Who has seen it passed sees all that the queue did before it. One in a capture is
+// a name for a moment of each replay, and passes never.
 class Mark {
  public:
+  Mark() = default;
+  Mark(std::shared_ptr<Graph> graph, size_t number) : graph_(std::move(graph)), number_(number) {}
+  const std::shared_ptr<Graph>& graph() const { return graph_; }  // null: of no capture
+  size_t number() const { return number_; }
+
   void pass();
   bool passed() const;
   void wait() const;
@@ -30,9 +38,28 @@ class Mark {
   bool passed_ = false;
   std::chrono::steady_clock::time_point when_;
   std::vector<std::function<void()>> next_;
+  const std::shared_ptr<Graph> graph_;
+  const size_t number_ = 0;
 };
 
 using MarkPtr = std::shared_ptr<Mark>;
+
+// Stands for the mark that was recorded last. Who was told to wait for an earlier one goes on waiting for that one.
+class Event {
+ public:
+  void set(MarkPtr mark) {
+    std::lock_guard lock(mutex_);
+    mark_ = std::move(mark);
+  }
+  MarkPtr get() const {
+    std::lock_guard lock(mutex_);
+    return mark_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  MarkPtr mark_;
+};
 
 // Calls `next` once every mark has passed, on whichever thread sees the last of them pass.
 void when_all(const std::vector<MarkPtr>& marks, std::function<void()> next);
@@ -50,11 +77,17 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
+  // In a capture, it is kept for replays.
   void push(std::function<void()> task, Pace pace = Pace::kDelayed);
+  // Also in a capture it is carried out now, behind what was pushed before that.
+  void push_now(std::function<void()> task, Pace pace);
   MarkPtr mark(Pace pace);      // passed when all that was pushed so far is done
   void wait_for(MarkPtr mark);  // what is pushed from here on begins when the mark has passed
   void drain();                 // the caller waits until all that was pushed so far is done
   bool idle() const;
+  // The capture that it is part of, or null.
+  std::shared_ptr<Graph> graph() const;
+  void be_captured(std::shared_ptr<Graph> graph);
 
  private:
   struct Entry {
@@ -63,19 +96,19 @@ class Queue {
   };
 
   void run();
-  void delay();
 
   const uint64_t number_;
   mutable std::mutex mutex_;
   std::condition_variable pushed_;
   std::deque<Entry> entries_;  // the first one may be running
   bool started_ = false;
-  uint64_t random_ = 0;         // the thread's own
-  uint64_t seen_settings_ = 0;  // the thread's own
+  std::shared_ptr<Graph> graph_;
 };
 
 // From now on every queue waits before each task for up to `most_us` microseconds: the same sequence of delays for the
 // same seed and the same queue.
 void set_delays(uint64_t seed, int64_t most_us);
+// Does so, on the calling thread; number: of its queue.
+void dawdle(uint64_t number = 0);
 
 }  // namespace fake

@@ -42,9 +42,11 @@ enum Counter {
   kDeviceSyncs,
   kDeviceAllocations,
   kPinnedAllocations,
-  kStreamWaits,   // a stream told to wait for an event
-  kDataRecorded,  // recordDataPtrOnStream, record_stream
-  kFallbacks,     // operators that ran on the CPU
+  kStreamWaits,    // a stream told to wait for an event
+  kDataRecorded,   // recordDataPtrOnStream, record_stream
+  kFallbacks,      // operators that ran on the CPU
+  kCaptureFaults,  // what CUDA forbids while a graph is captured
+  kUnreusedFrees,  // memory let go of in a capture that another stream of it had used, and so used no more in it
   kCounters,
 };
 

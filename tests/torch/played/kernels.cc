@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "kernel/capture.h"
 #include "kernel/launch_cuda.h"
 #include "support/twin.h"
 #include "torch/kernel_path.h"
@@ -30,14 +31,11 @@ std::byte* real(std::byte* address) {
 }
 
 void push(void* stream, std::function<void()> task) {
-  static auto* const enqueue = of_device<void(void*, void (*)(void*), void*)>("fake_device_push");
+  using Task = std::function<void()>;
+  static auto* const enqueue = of_device<void(void*, void (*)(void*), void (*)(void*), void*)>("fake_device_push");
   enqueue(
-      stream,
-      [](void* context) {
-        const std::unique_ptr<std::function<void()>> mine(static_cast<std::function<void()>*>(context));
-        (*mine)();
-      },
-      new std::function<void()>(std::move(task)));
+      stream, [](void* context) { (*static_cast<Task*>(context))(); },
+      [](void* context) { delete static_cast<Task*>(context); }, new Task(std::move(task)));
 }
 
 }  // namespace
@@ -49,9 +47,9 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   NVX_TRY(check_launch(channel, jobs, table));
   std::vector<Job> mine(jobs.begin(), jobs.end());
   std::vector<Piece> pieces(table.begin(), table.end());
-  push(stream, [channel, mine = std::move(mine), pieces = std::move(pieces)]() mutable {
-    for (Job& job : mine) job.send.base = real(job.send.base), job.recv.base = real(job.recv.base);
-    for (Piece& piece : pieces) piece.data = real(piece.data);
+  for (Job& job : mine) job.send.base = real(job.send.base), job.recv.base = real(job.recv.base);
+  for (Piece& piece : pieces) piece.data = real(piece.data);
+  push(stream, [channel, mine = std::move(mine), pieces = std::move(pieces)] {
     (void)test::play_kernel(channel, mine, pieces.data(), kPlayedLanes);
   });
   return {};
@@ -64,6 +62,36 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
 
 Status launch_fused(const FusedRank*, uint32_t, uint32_t, void*) {
   return {Code::kInvalid, "nvx: fused launches are not played here"};
+}
+
+uint64_t capture_of(void* stream) {
+  static auto* const ask = of_device<uint64_t(void*)>("fake_device_capture");
+  return ask(stream);
+}
+
+Status Tail::make() {
+  static auto* const event = of_device<void*()>("fake_device_event");
+  if (!event_) event_ = event();
+  return {};
+}
+
+Status Tail::hold_back(void* stream, bool) {
+  static auto* const wait = of_device<void(void*, void*)>("fake_device_wait");
+  NVX_TRY(make());
+  wait(event_, stream);
+  return {};
+}
+
+Status Tail::put_behind(void* stream, bool) {
+  static auto* const record = of_device<void(void*, void*)>("fake_device_record");
+  NVX_TRY(make());
+  record(event_, stream);
+  return {};
+}
+
+bool Tail::passed() const {
+  static auto* const passed = of_device<bool(void*)>("fake_device_passed");
+  return !event_ || passed(event_);
 }
 
 }  // namespace nvx::kernel

@@ -1,0 +1,156 @@
+"""The fake accelerator's captures: that they keep, refuse and show what CUDA's do."""
+
+import gc
+
+import fake_device
+import pytest
+import torch
+from ranks import TORCH
+from test_fake_device import COUNT, all_are, alone, ones, pinned, ranks, side_stream  # noqa: F401 (the fixture)
+
+FAULTS = "capture_faults"
+
+
+@alone
+def test_a_capture_keeps_what_replays_do():
+    source, target = ones(), torch.zeros(COUNT, device="fakegpu")
+    with fake_device.capture() as graph:
+        target.copy_(source)
+        source.fill_(9)
+    assert all_are(target, 0) and all_are(source, 1)
+    for value in (2, 3):
+        source.fill_(value)
+        graph.replay()
+        assert all_are(target, value) and all_are(source, 9)
+    with fake_device.held():
+        graph.replay()
+        assert bool((fake_device.peek(target) == 3).all())
+    assert all_are(target, 9)
+    assert fake_device.counts()[FAULTS] == 0
+
+
+@alone
+def test_streams_join_a_capture_and_wait_in_it():
+    """In a replay each stream goes its own way, but for what it waits for."""
+    fake_device.set_delays(3, 500)
+    value, early, late = (torch.zeros(COUNT, device="fakegpu") for _ in range(3))
+    side = side_stream()
+    with fake_device.capture() as graph:
+        main = torch.accelerator.current_stream()
+        fake_device.slow_fill(value, 5, ms=20)
+        begun = torch.Event("fakegpu")
+        side.wait_event(main.record_event(begun))
+        with side:
+            late.copy_(value)
+        value.fill_(6)  # nobody says that it comes after that
+        main.wait_event(side.record_event())
+        early.copy_(value)
+    for _ in range(3):
+        late.zero_()
+        graph.replay()
+        assert all_are(early, 6)
+        assert set(late.cpu().tolist()) <= {5.0, 6.0}
+    side.synchronize()
+    with side:
+        late.fill_(1)  # the stream is its own again
+    side.synchronize()
+    assert all_are(late, 1)
+
+
+@alone
+def test_who_has_joined_must_be_waited_for():
+    side, value = side_stream(), ones()
+    with pytest.raises(RuntimeError, match="was not waited for at its end"):
+        with fake_device.capture():
+            side.wait_event(torch.accelerator.current_stream().record_event())
+            with side:
+                value.fill_(2)
+    assert fake_device.counts()[FAULTS] == 1
+    assert all_are(value, 1)
+
+
+def refused(inside):
+    before = fake_device.counts()[FAULTS]
+    with pytest.raises(RuntimeError, match="fakegpu: "):
+        with fake_device.capture():
+            inside()
+    assert fake_device.counts()[FAULTS] == before + 1
+
+
+@alone
+def test_what_a_host_may_not_do_in_a_capture():
+    tensor, outside = ones(), torch.accelerator.current_stream().record_event()
+    kept = []
+
+    def current():
+        return torch.accelerator.current_stream()
+
+    refused(lambda: current().query())
+    refused(lambda: current().synchronize())
+    refused(lambda: torch.accelerator.synchronize())
+    refused(lambda: current().record_event().query())
+    refused(lambda: current().record_event().synchronize())
+    refused(lambda: tensor.cpu())
+    refused(lambda: current().wait_event(outside))
+    refused(lambda: pinned(1))
+    with fake_device.capture():
+        kept.append(current().record_event())
+    before = fake_device.counts()[FAULTS]
+    with pytest.raises(RuntimeError, match="a capture that has ended"):
+        current().wait_event(kept[0])
+    assert fake_device.counts()[FAULTS] == before + 1
+
+
+@alone
+def test_a_capture_that_went_wrong_is_none():
+    tensor = ones()
+    with pytest.raises(RuntimeError, match="the capture is none: .*ask for a stream"):
+        with fake_device.capture():
+            tensor.fill_(3)
+            with pytest.raises(RuntimeError):
+                torch.accelerator.current_stream().query()
+    assert all_are(tensor, 1)
+
+
+@alone
+def test_memory_of_a_capture():
+    """What is let go of in it is another's in it; and after it, the graph has it still."""
+    seen, inside = torch.zeros(COUNT, device="fakegpu"), []
+    side = side_stream()
+    with fake_device.capture() as graph:
+        temporary = torch.empty(COUNT, device="fakegpu").fill_(4)
+        late = torch.Event("fakegpu")
+        side.wait_event(torch.accelerator.current_stream().record_event())
+        with side:
+            fake_device.slow_fill(seen, 0, ms=20)
+            seen.copy_(temporary)
+        del temporary
+        gc.collect()
+        late.record(side)
+        torch.accelerator.current_stream().wait_event(late)
+        inside.append(torch.empty(COUNT, device="fakegpu").fill_(5))
+    inside.clear()
+    gc.collect()
+    for _ in range(2):
+        graph.replay()
+        torch.accelerator.synchronize()
+        assert fake_device.is_poison(seen)
+    with fake_device.capture():
+        temporary = torch.empty(COUNT, device="fakegpu")
+        side.wait_event(torch.accelerator.current_stream().record_event())
+        temporary.record_stream(side)
+        torch.accelerator.current_stream().wait_event(side.record_event())
+        del temporary
+        gc.collect()
+    assert fake_device.counts()["unreused_frees"] == 1
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="this torch does not ask")
+@alone
+def test_torch_may_ask_whether_a_stream_is_captured():
+    side = side_stream()
+    with fake_device.capture() as graph:
+        assert torch.ops.fake_device.is_capturing(torch.accelerator.current_stream())
+        assert not torch.ops.fake_device.is_capturing(side)
+    assert not torch.ops.fake_device.is_capturing(torch.accelerator.current_stream())
+    graph.replay()

@@ -1,0 +1,443 @@
+"""Collectives captured into graphs, by nvx's kernels, which threads play, in fake_device's captures.
+
+A graph of fake_device gives each stream of a capture a thread of its own, so what is not ordered in it is overtaken.
+"""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
+from ranks import meet, on_played_gpus
+from test_device import GPU, MODES, assert_all, captured, finish, on_gpu, refuse_in_a_capture
+
+
+def open_device(group=None):
+    dist.all_reduce(on_gpu(1), group=group)
+    torch.accelerator.synchronize()
+    reset_counts()
+
+
+def until_it_fails(call, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        call()
+        time.sleep(0.01)
+
+
+class Tensors:
+    """The tensors of one collective of each kind, filled with what depends on the rank and the round."""
+
+    def __init__(self, rank, world, count):
+        def some(n):
+            return torch.zeros(n, device=GPU)
+
+        self.rank, self.world = rank, world
+        self.one, self.whole = some(count), some(count * world)
+        self.parts = [some(count) for _ in range(world)]
+        self.reduced, self.rooted, self.sent = some(count), some(count), some(count)
+        self.gathered, self.scattered, self.mine = some(count * world), some(count), some(count)
+        self.lists = [some(count) for _ in range(world)]
+        self.swapped, self.tail = some(count * world), some(count)
+
+    def fill(self, turn):
+        random = torch.Generator().manual_seed(100 * turn + self.rank)
+        for tensor in self.all():
+            tensor.copy_(torch.randn(tensor.shape, generator=random))
+
+    def all(self):
+        single = [self.one, self.whole, self.reduced, self.rooted, self.sent, self.gathered, self.scattered]
+        return [*single, self.mine, self.swapped, self.tail, *self.parts, *self.lists]
+
+    def call(self, asynchronous):
+        def run(collective, *given, **named):
+            finish(collective(*given, **named, async_op=asynchronous), asynchronous)
+
+        root = self.rank == 0
+        run(dist.all_reduce, self.one)
+        run(dist.broadcast, self.sent, src=self.world - 1)
+        run(dist.reduce, self.rooted, dst=0)
+        run(dist.all_gather, self.parts, self.one)
+        run(dist.all_gather_into_tensor, self.gathered, self.mine)
+        run(dist.reduce_scatter, self.reduced, self.parts)
+        run(dist.reduce_scatter_tensor, self.scattered, self.whole, op=dist.ReduceOp.AVG)
+        run(dist.all_to_all_single, self.swapped, self.gathered)
+        run(dist.gather, self.mine, self.lists if root else None, dst=0)
+        run(dist.scatter, self.tail, self.lists if root else None, src=0)
+        run(dist.all_reduce, self.tail, op=dist.ReduceOp.MAX)
+
+
+@MODES
+@on_played_gpus(2, 3)
+def test_every_collective_as_eager(rank, world, asynchronous):
+    open_device()
+    for seed, count in enumerate([0, 7, 1000, 100_003]):
+        set_delays(seed, 200)
+        replayed, eager = Tensors(rank, world, count), Tensors(rank, world, count)
+        replayed.fill(0)
+        with captured() as graph:
+            replayed.call(asynchronous)
+        before = [tensor.cpu() for tensor in replayed.all()]
+        eager.fill(0)
+        assert all(torch.equal(a, b.cpu()) for a, b in zip(before, eager.all(), strict=True)), "a capture ran"
+        for turn in range(1, 4):
+            replayed.fill(turn)
+            eager.fill(turn)
+            graph.replay()
+            eager.call(asynchronous)
+            for one, other in zip(replayed.all(), eager.all(), strict=True):
+                assert torch.equal(one.cpu().view(torch.int32), other.cpu().view(torch.int32)), (count, turn)
+
+
+@on_played_gpus(2)
+def test_graphs_and_calls_in_turn(rank, world):
+    open_device()
+    set_delays(2, 300)
+    first, second, third = on_gpu(0), on_gpu(0), on_gpu(0)
+    with captured() as one:
+        dist.all_reduce(first)
+    with captured() as two:
+        dist.all_reduce(second)
+        dist.broadcast(first, 1)
+        dist.all_reduce(second)
+    for turn in range(8):
+        first.fill_(rank + turn)
+        second.fill_(rank + 1)
+        third.fill_(turn)
+        one.replay()
+        dist.all_reduce(third)
+        two.replay()
+        work = dist.all_reduce(third, async_op=True)
+        one.replay()
+        one.replay()
+        work.wait()
+        assert_all(third, 4 * turn)
+        assert_all(second, 6)
+        assert_all(first, 4 * (2 * turn + 1))
+
+
+@on_played_gpus(2)
+def test_on_streams_that_do_not_wait_for_each_other(rank, world):
+    """The kernels of a group wait for each other where nothing else does: in the order in which the host began them."""
+    open_device()
+    set_delays(4, 500)
+    streams = [torch.Stream(GPU) for _ in range(3)]
+    tensors = [on_gpu(0, 5000) for _ in range(3)]
+    with captured() as one:
+        dist.all_reduce(tensors[0])
+        dist.all_reduce(tensors[0])
+    with captured() as two:
+        dist.all_reduce(tensors[1])
+    for _ in range(6):
+        for tensor in tensors:
+            tensor.fill_(rank + 1)
+        torch.accelerator.synchronize()
+        with held(streams[0]):
+            one.replay(streams[0])
+            two.replay(streams[1])
+            with streams[2]:
+                dist.all_reduce(tensors[2])
+                dist.all_reduce(tensors[2])
+            time.sleep(0.01)
+            assert all(int(peek(tensor)[0]) == rank + 1 for tensor in tensors), "something overtook the first"
+        torch.accelerator.synchronize()
+        assert_all(tensors[0], 6)
+        assert_all(tensors[1], 3)
+        assert_all(tensors[2], 6)
+
+
+@on_played_gpus(2)
+def test_asynchronous_calls_fork_and_join(rank, world):
+    """Several at once, of tensors that are let go of at once, and one that another stream waits for."""
+    open_device()
+    set_delays(5, 500)
+    mine, after, other = on_gpu(rank + 1), on_gpu(0), torch.Stream(GPU)
+    wholes, copies = ([on_gpu(0, 2000) for _ in range(4)] for _ in range(2))
+    with captured() as graph:
+        works = []
+        for i, whole in enumerate(wholes):
+            source = torch.empty(1000, device=GPU)
+            source.copy_(mine)
+            works.append(dist.all_gather_into_tensor(whole, source, async_op=True))
+            assert works[-1].is_completed(), "of what is captured nobody can ask more"
+            del source  # whose memory another tensor of the capture would have next
+            if i % 2 == 0:
+                works[-1].wait()
+                copies[i].copy_(whole)
+        for work, whole, copy in zip(works, wholes, copies, strict=True):
+            work.wait()
+            copy.copy_(whole)
+        late = dist.all_reduce(mine, async_op=True)
+        other.wait_event(torch.accelerator.current_stream().record_event())
+        with other:
+            late.wait()
+            after.copy_(mine)
+        torch.accelerator.current_stream().wait_event(other.record_event())
+        dist.all_reduce(after)
+    assert counts()["unreused_frees"] == 0
+    late.wait()  # nothing: the graph has it
+    del works, work, late
+    for turn in range(3):
+        mine.fill_(rank + turn)
+        graph.replay()
+        for copy in copies:
+            assert_all(copy[:1000], turn)
+            assert_all(copy[1000:], turn + 1)
+        assert_all(mine, 2 * turn + 1)
+        assert_all(after, 2 * (2 * turn + 1))
+    assert counts()["capture_faults"] == 0
+
+
+@on_played_gpus(2)
+def test_windows_futures_and_strides(rank, world):
+    open_device()
+    tensors = [on_gpu(0) for _ in range(3)]
+    column = torch.zeros(40, 6).to(GPU).t()
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    copied = on_gpu(0)
+    with captured() as graph:
+        backend._start_coalescing()
+        for tensor in tensors:
+            backend.allreduce([tensor], dist.AllreduceOptions())
+        backend._end_coalescing().wait()
+        dist.all_reduce(column)
+        future = dist.all_reduce(tensors[0], async_op=True).get_future()
+        future.wait()
+        copied.copy_(tensors[0])
+    for turn in range(2):
+        for tensor in (*tensors, column):
+            tensor.fill_(rank + turn)
+        graph.replay()
+        assert_all(tensors[1], 2 * turn + 1)
+        assert_all(column, 2 * turn + 1)
+        assert_all(copied, 2 * (2 * turn + 1))
+
+
+class Given(torch.autograd.Function):
+    """A loss whose gradient is what it is given."""
+
+    @staticmethod
+    def forward(ctx, parameter, gradient):
+        ctx.gradient = gradient
+        return torch.empty((), device=parameter.device).fill_(0)
+
+    @staticmethod
+    def backward(ctx, _):
+        return ctx.gradient.clone(), None
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.zeros(n, device=GPU) for n in (1000, 30_000, 7))
+
+    def forward(self, gradients):
+        return [Given.apply(weight, gradient) for weight, gradient in zip(self.weights, gradients, strict=True)]
+
+
+def summed(_, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+@on_played_gpus(2)
+def test_a_step_of_ddp(rank, world):
+    side = torch.Stream(GPU)
+    with side:  # where DDP is made, torch wants it to be captured
+        model = torch.nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=0.01, gradient_as_bucket_view=True)
+        model.register_comm_hook(None, summed)
+        gradients = [torch.zeros_like(weight) for weight in model.module.weights]
+
+    def step():
+        model.zero_grad(set_to_none=True)
+        torch.autograd.backward(model(gradients))
+        with torch.no_grad():
+            for weight in model.module.weights:
+                weight.copy_(weight.grad)
+
+    with side:
+        for _ in range(4):
+            step()
+        torch.accelerator.synchronize()
+        reset_counts()
+    with captured(side) as graph:
+        step()
+    for turn in range(1, 4):
+        for i, gradient in enumerate(gradients):
+            gradient.fill_(rank + i * turn)
+        graph.replay()
+        for i, weight in enumerate(model.module.weights):
+            assert_all(weight.detach(), 2 * i * turn + 1)
+
+
+# --- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+@on_played_gpus(2, op_timeout=2)
+def test_a_rank_that_does_not_replay_is_named(rank, world):
+    open_device()
+    tensor = on_gpu(rank + 1)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+    graph.replay()
+    assert_all(tensor, 3)
+    if rank == 0:
+        meet("the other one has given up")
+        return
+    graph.replay()
+    torch.accelerator.synchronize()  # which the patience of the kernel ends
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*in a graph.* after 2.00 s, waiting for rank 0"):
+        dist.all_reduce(tensor)
+    tensor.fill_(5)
+    graph.replay()
+    assert_all(tensor, 5)  # a failed group writes nothing
+    meet("the other one has given up")
+
+
+@on_played_gpus(2, op_timeout=60, dies=[1])
+def test_a_rank_that_dies_ends_what_is_replayed(rank, world):
+    """Nobody calls anything of the group: a thread looks."""
+    open_device()
+    tensor = on_gpu(rank + 1)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+    graph.replay()
+    assert_all(tensor, 3)
+    time.sleep(0.3)  # nothing is in flight for a while
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    graph.replay()
+    torch.accelerator.synchronize()
+    assert time.monotonic() - began < 10
+    with pytest.raises(dist.DistBackendError, match="rank 1 .*ended"):
+        dist.all_reduce(tensor)
+
+
+@on_played_gpus(2, op_timeout=20)
+def test_graphs_that_do_not_match_are_named(rank, world):
+    open_device()
+    tensor = on_gpu(1)
+    with captured() as one:
+        dist.all_reduce(tensor)
+    with captured() as two:
+        dist.broadcast(tensor, 0)
+    (one if rank == 0 else two).replay()
+    torch.accelerator.synchronize()
+    with pytest.raises(dist.DistBackendError, match="mismatch") as caught:
+        until_it_fails(lambda: dist.all_reduce(tensor))
+    assert "all_reduce" in str(caught.value) and "broadcast" in str(caught.value), caught.value
+
+
+@on_played_gpus(2)
+def test_an_aborted_group_ends_its_replays(rank, world):
+    open_device()
+    tensor = on_gpu(rank + 1)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+    if rank == 0:
+        graph.replay()
+        time.sleep(0.05)
+        dist.group.WORLD.abort()
+        torch.accelerator.synchronize()
+        tensor.fill_(9)
+        graph.replay()
+        assert_all(tensor, 9)
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(tensor)
+    meet("both")
+
+
+@on_played_gpus(2)
+def test_a_group_that_has_gone_replays_nothing(rank, world):
+    group = dist.new_group([0, 1])
+    open_device(group)
+    tensor = on_gpu(rank + 1)
+    with captured() as graph:
+        dist.all_reduce(tensor, group=group)
+    graph.replay()
+    assert_all(tensor, 3)
+    dist.destroy_process_group(group)
+    dist.all_reduce(on_gpu(1))  # of another group, which may have the memory that is free
+    graph.replay()
+    assert_all(tensor, 3)
+    after = on_gpu(rank + 1, 50_000)
+    dist.all_reduce(after)
+    assert_all(after, 3)
+
+
+@on_played_gpus(2)
+def test_a_group_that_goes_lets_its_replays_end(rank, world):
+    open_device()
+    tensor = torch.empty(1000, device=GPU)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+    slow_fill(tensor, rank + 1, 300)
+    graph.replay()
+    dist.destroy_process_group()
+    assert_all(tensor, 3)
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@on_played_gpus(2)
+def test_the_first_collective_of_a_group_opens_the_device(rank, world):
+    tensor = on_gpu(rank + 1)
+    with pytest.raises(ValueError, match="Next: call one collective of the group, on all ranks, before the capture"):
+        with captured():
+            dist.all_reduce(tensor)
+    dist.all_reduce(tensor)
+    assert_all(tensor, 3)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+    graph.replay()
+    assert_all(tensor, 6)
+
+
+@on_played_gpus(2)
+def test_what_needs_the_host(rank, world):
+    open_device()
+    refuse_in_a_capture(rank)
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    assert_all(tensor, 3)
+
+
+@on_played_gpus(2)
+def test_what_was_begun_outside_is_not_waited_for_inside(rank, world):
+    open_device()
+    tensor, inside = on_gpu(rank + 1), on_gpu(rank + 1)
+    work = dist.all_reduce(tensor, async_op=True)
+    with captured() as graph:
+        with pytest.raises(ValueError, match="Next: wait for it before the capture"):
+            work.wait()
+        dist.all_reduce(inside)
+    work.wait()
+    assert_all(tensor, 3)
+    graph.replay()
+    assert_all(inside, 3)
+
+
+@on_played_gpus(2)
+def test_calls_beside_a_capture(rank, world):
+    """Eager ones, synchronous or not, on another stream while the capture is under way."""
+    open_device()
+    tensor, beside, stream = on_gpu(rank + 1), on_gpu(rank + 1), torch.Stream(GPU)
+    with captured() as graph:
+        work = dist.all_reduce(tensor, async_op=True)
+        with stream:
+            dist.all_reduce(beside)
+            outside = dist.all_reduce(beside, async_op=True)
+            outside.wait()
+        work.wait()
+        dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    assert_all(beside, 6)
+    assert_all(tensor, rank + 1)
+    graph.replay()
+    assert_all(tensor, 6)
