@@ -114,6 +114,12 @@ WaitRules Group::rules(std::chrono::milliseconds own, Carrier carrier) {
   return rules;
 }
 
+WaitRules Group::rules_of(const Operation& operation, Carrier carrier) {
+  WaitRules rules = this->rules(operation.timeout, carrier);
+  if (operation.whole) rules.deadline = operation.whole->deadline;
+  return rules;
+}
+
 namespace {
 
 /// A queued synchronous call: the caller waits for it in the lane.
@@ -233,6 +239,7 @@ bool reduces(Collective collective) {
 }
 
 kernel::Fingerprint Operation::fingerprint() const {
+  if (whole) return whole->fingerprint;
   return {collective, dtype, reduces(collective) ? op : ReduceOp::kSum, 0, root, count, shape, 0};
 }
 
@@ -250,7 +257,7 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
   if (o.number == 0) o.number = next_number();
   try {
     if (spread_) return spread_->run(o, carrier);
-    const WaitRules rules = this->rules(o.timeout, carrier);
+    const WaitRules rules = rules_of(o, carrier);
     return run_stage({o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data()}, o,
                      rules);
   } catch (const std::bad_alloc&) {

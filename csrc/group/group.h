@@ -36,6 +36,7 @@ struct GroupOptions {
   uint32_t first_epoch = 0;              ///< where the counters begin; tests begin near their wrap
   std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
   int shared_reads_from = 32;            ///< ranks from which on one of each host reads the store for the others
+  std::function<bool()> unwanted;        ///< asked while the group is being made: it need not be any more
   std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
 };
 
@@ -134,6 +135,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::chrono::milliseconds span_of(std::chrono::milliseconds own) const;
   /// How an operation with this timeout of its own waits.
   WaitRules rules(std::chrono::milliseconds own, Carrier carrier);
+  WaitRules rules_of(const Operation& operation, Carrier carrier);
 
   bool alarmed(int seat) override;
   void alarm(int seat) override;
@@ -188,6 +190,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void look_for_deaths(int writer);
   [[noreturn]] void end_as_told(const std::string& note);
   void give_up(Store& store, Code code, const std::string& why);
+  void stop_if_unwanted() const;
 
   Status carry_out(Operation& operation, Carrier carrier);
   std::unique_ptr<DeviceSide> make_device_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);

@@ -67,7 +67,24 @@ void Mailbox::receive(const std::shared_ptr<Message>& message, Carrier carrier) 
 void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
   if (group_.forked()) return refuse(*message);
   MutexLock lock(mutex_);
-  message->deadline_ = group_.rules(message->timeout, carrier).deadline;
+  enter(message);
+  set_going(carrier);
+}
+
+void Mailbox::post(const std::shared_ptr<Message>& message) {
+  if (group_.forked()) return refuse(*message);
+  MutexLock lock(mutex_);
+  enter(message);
+}
+
+void Mailbox::push(Carrier carrier) {
+  if (group_.forked()) return;
+  MutexLock lock(mutex_);
+  set_going(carrier);
+}
+
+void Mailbox::enter(const std::shared_ptr<Message>& message) {
+  message->deadline_ = Deadline::after(group_.span_of(message->timeout));
   open_.insert(message);
   if (group_.failed()) {
     finish(message, group_.failure());
@@ -78,6 +95,9 @@ void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
   } else if (!match_early(message)) {
     receives_.push_back(message);
   }
+}
+
+void Mailbox::set_going(Carrier carrier) {
   Shift shift{Role::kPasserBy, carrier};
   move(shift.next_look);
   if (carrier == Carrier::kPool && !open_.empty()) find_attendant();

@@ -69,6 +69,10 @@ class Mailbox : public LeaseHolder {
   /// Begin. What can be done at once is done; the rest goes on whenever somebody waits, or on a pool thread.
   void send(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
   void receive(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
+  /// send() in two halves: the message takes its place behind those that were sent before; and what can be done at once
+  /// is done, and told.
+  void post(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
+  void push(Carrier carrier) EXCLUDES(mutex_);
 
   /// Drives everything until the message is done and its finished() has returned; then its status. That is at once for
   /// the thread that is inside that very finished().
@@ -129,6 +133,8 @@ class Mailbox : public LeaseHolder {
   };
 
   void begin(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
+  void enter(const std::shared_ptr<Message>& message) REQUIRES(mutex_);
+  void set_going(Carrier carrier) REQUIRES(mutex_);
   bool move(Clock::time_point until) REQUIRES(mutex_);
   bool advance() REQUIRES(mutex_);
   static bool carries(size_t bytes, size_t most, bool full);

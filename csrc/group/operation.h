@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "base/deadline.h"
 #include "kernel/direct.h"
 #include "kernel/pad.h"
 
@@ -29,6 +30,14 @@ class Pieces {
   std::unique_ptr<kernel::Piece[]> many_;
 };
 
+/// What an operation is a chunk of (group/chunks.h): what ranks compare and errors speak of, whose time it shares, and
+/// the bytes as which it is planned between hosts.
+struct Whole {
+  kernel::Fingerprint fingerprint;
+  Deadline deadline;
+  size_t bytes = 0;
+};
+
 /// One collective of one rank, in terms of memory. Which fields count depends on the collective:
 ///   all_reduce, reduce     in, out, count (elements)
 ///   reduce_scatter         send (a piece for each rank), out
@@ -51,9 +60,12 @@ struct Operation {
   Pieces recv;
   std::chrono::milliseconds timeout{0};  ///< 0: the group's
   uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
+  const Whole* whole = nullptr;          ///< of a chunk
 
   /// In the form in which ranks compare it.
   kernel::Fingerprint fingerprint() const;
+  /// What a plan between hosts is asked about, where the operation itself has this many bytes.
+  size_t planned(size_t bytes) const { return whole ? whole->bytes : bytes; }
 };
 
 /// When an operation of a device begins: now, or whenever a graph is replayed that its stream is being captured into.

@@ -183,10 +183,13 @@ void Group::look_for_deaths(int writer) {
   }
 }
 
-/// For what the set-up waits for on the main thread.
-static void stop_if_interrupted(const std::string& group) {
+/// For what the set-up waits for.
+void Group::stop_if_unwanted() const {
   if (stop_wanted())
-    throw Error(Code::kInterrupted, "nvx: interrupted by the user while group " + group + " was being made");
+    throw Error(Code::kInterrupted, "nvx: interrupted by the user while group " + name() + " was being made");
+  if (options_.unwanted && options_.unwanted())
+    throw Error(Code::kAborted,
+                "nvx: group " + name() + " was aborted on rank " + std::to_string(rank()) + " while it was being made");
 }
 
 /// Of many ranks, the first that comes on each host reads the store for all of it, so that the store hands out one
@@ -228,7 +231,7 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
     if (auto value = take(store, what, kSlice)) return value;
-    stop_if_interrupted(name());
+    stop_if_unwanted();
     if (slice < 10 || slice % 5 == 0) {
       if (store.add(generation_of(writer), 0) > generation_) return store.get(key(what), kSlice);
       look_for_failures(store);
@@ -319,7 +322,7 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
       }
       door.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
       if (looks % 64 != 0) continue;
-      stop_if_interrupted(name());
+      stop_if_unwanted();
       check_seats();
       if (deadline.passed(Clock::now())) {
         throw Error(Code::kTimeout,

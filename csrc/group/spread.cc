@@ -43,7 +43,7 @@ Spread::~Spread() {
 }
 
 Status Spread::run(Operation& o, Carrier carrier) {
-  Call call{o, group_.rules(o.timeout, carrier), size_of(o.dtype), label_of(o.fingerprint())};
+  Call call{o, group_.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint())};
   call.rules.driver = this;
   group_.doubt(std::chrono::milliseconds(0));
   ++op_;

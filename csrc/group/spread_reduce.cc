@@ -32,7 +32,7 @@ std::byte* base_of(const std::vector<kernel::Piece>& pieces) {
 
 Status Spread::all_reduce(Call& call) {
   const size_t bytes = call.o.count * call.width;
-  const Bridge bridge = plan_between(Across::kAllReduce, bytes, group_.plan_facts());
+  const Bridge bridge = plan_between(Across::kAllReduce, call.o.planned(bytes), group_.plan_facts());
   return bridge.by_leader ? all_reduce_by_leader(call, bridge) : all_reduce_on_rails(call, bridge);
 }
 
@@ -123,7 +123,7 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
 Status Spread::reduce(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
-  const Bridge bridge = plan_between(Across::kReduce, bytes, group_.plan_facts());
+  const Bridge bridge = plan_between(Across::kReduce, o.planned(bytes), group_.plan_facts());
   const size_t slice = bridge.slice / call.width * call.width,
                slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
   const Line line = line_to(o.root);
@@ -192,7 +192,8 @@ Status Spread::reduce_scatter(Call& call) {
   const size_t hosts = group_.topology().hosts.size(), own_round = seat() / rails();
   size_t longest = 0;
   for (size_t r = 0; r < o.send.size(); ++r) longest = std::max(longest, o.send[r].bytes);
-  const Bridge bridge = plan_between(Across::kReduceScatter, longest * o.send.size(), group_.plan_facts());
+  const size_t bytes = o.planned(longest * o.send.size());
+  const Bridge bridge = plan_between(Across::kReduceScatter, bytes, group_.plan_facts());
   const size_t slice = bridge.slice / call.width * call.width,
                slices = std::max<size_t>(1, (longest + slice - 1) / slice);
   const bool alone = seats() == 1;

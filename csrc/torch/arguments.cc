@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "base/hash.h"
+#include "group/chunks.h"
 #include "torch/argument_error.h"
 #include "torch/kernel_path.h"
 
@@ -17,13 +18,19 @@ size_t bytes_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tens
 
 std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
+size_t count_of(const std::vector<at::Tensor>& tensors) {
+  size_t count = 0;
+  for (const at::Tensor& tensor : tensors) count += size_t(tensor.numel());
+  return count;
+}
+
 /// Whether the collective can use its memory: it is there, and holds the elements in order and as they are.
 bool plain(const at::Tensor& tensor, const Collective& c) {
-  return (tensor.is_cpu() || c.by_kernels) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  return c.where_it_is() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 at::Tensor empty_stand_in(const at::Tensor& tensor, const Collective& c) {
-  if (!tensor.is_cpu() && !c.by_kernels) return host_stand_in(tensor);
+  if (!c.where_it_is()) return host_stand_in(tensor);
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
@@ -188,13 +195,15 @@ void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
                             c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
 }
 
-Collective Arguments::begin(kernel::Collective collective, const at::Tensor& like) const {
+Collective Arguments::begin(kernel::Collective collective, const at::Tensor& like, size_t count) const {
   Collective c;
   c.operation.collective = collective;
   c.operation.dtype = dtype_of(like);
+  c.operation.count = count;
   c.device = like.device();
   c.by_kernels = kernels_ && !like.is_cpu() && kernels_->serves(like.device());
   if (!like.is_cpu() && !c.by_kernels) refuse_capture(like.device());
+  c.in_chunks = !like.is_cpu() && !c.by_kernels && goes_in_chunks(collective, c.operation.dtype, count);
   return c;
 }
 
@@ -251,11 +260,10 @@ void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::
 
 Collective Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const {
   check_tensor(tensor);
-  Collective c = begin(kernel::Collective::kAllReduce, tensor);
+  Collective c = begin(kernel::Collective::kAllReduce, tensor, size_t(tensor.numel()));
   reduces_with(c, op, tensor);
   c.operation.out = in_place(c, tensor);
   c.operation.in = c.operation.out;
-  c.operation.count = size_t(tensor.numel());
   return c;
 }
 
@@ -271,7 +279,7 @@ Collective Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64
 Collective Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   check_tensor(tensor);
   check_root(root);
-  Collective c = begin(kernel::Collective::kBroadcast, tensor);
+  Collective c = begin(kernel::Collective::kBroadcast, tensor, size_t(tensor.numel()));
   c.operation.out = in_place(c, tensor);
   if (root == rank_) {
     keep_only(c, c.take_back);
@@ -279,7 +287,6 @@ Collective Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
     keep_only(c, c.bring);
   }
   c.operation.in = c.operation.out;
-  c.operation.count = size_t(tensor.numel());
   c.operation.root = int(root);
   c.operation.recv = Pieces(size_t(size_));
   for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {c.operation.out, bytes_of(tensor)};
@@ -291,15 +298,14 @@ Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Ten
   if (outputs.size() != size_t(size_))
     invalid("invalid output tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
             std::to_string(outputs.size()) + ")");
-  Collective c = begin(kernel::Collective::kAllGather, tensor);
+  for (const at::Tensor& out : outputs) {
+    check_tensor(out);
+    same_type(out, tensor);
+  }
+  Collective c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
   c.operation.in = input(c, tensor);
   c.operation.recv = Pieces(outputs.size());
-  for (size_t p = 0; p < outputs.size(); ++p) {
-    check_tensor(outputs[p]);
-    same_type(outputs[p], tensor);
-    c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
-    c.operation.count += size_t(outputs[p].numel());
-  }
+  for (size_t p = 0; p < outputs.size(); ++p) c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
   if (outputs[size_t(rank_)].numel() != tensor.numel()) {
     invalid("the input has " + std::to_string(tensor.numel()) + " elements, the output for this rank " +
             std::to_string(outputs[size_t(rank_)].numel()));
@@ -313,9 +319,8 @@ Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) con
   check_tensor(out);
   same_type(out, in);
   if (!times_size(out, in)) invalid("output tensor size must be equal to world_size times input tensor size");
-  Collective c = begin(kernel::Collective::kAllGather, in);
+  Collective c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
   c.operation.in = input(c, in);
-  c.operation.count = size_t(out.numel());
   c.operation.recv = Pieces(size_t(size_));
   std::byte* base = output(c, out);
   for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
@@ -328,15 +333,15 @@ Collective Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tens
   if (inputs.size() != size_t(size_))
     invalid("invalid input tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
             std::to_string(inputs.size()) + ")");
-  Collective c = begin(kernel::Collective::kReduceScatter, out);
+  for (const at::Tensor& in : inputs) {
+    check_tensor(in);
+    same_type(out, in);
+  }
+  Collective c = begin(kernel::Collective::kReduceScatter, out, count_of(inputs));
   reduces_with(c, op, out);
   c.operation.send = Pieces(inputs.size());
-  for (size_t p = 0; p < inputs.size(); ++p) {
-    check_tensor(inputs[p]);
-    same_type(out, inputs[p]);
+  for (size_t p = 0; p < inputs.size(); ++p)
     c.operation.send[p] = {const_cast<std::byte*>(input(c, inputs[p])), bytes_of(inputs[p])};
-    c.operation.count += size_t(inputs[p].numel());
-  }
   if (inputs[size_t(rank_)].numel() != out.numel()) {
     invalid("the output has " + std::to_string(out.numel()) + " elements, the input for this rank " +
             std::to_string(inputs[size_t(rank_)].numel()));
@@ -351,9 +356,8 @@ Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in,
   check_tensor(out);
   same_type(out, in);
   if (!times_size(in, out)) invalid("input tensor must be the same size as output size times world size");
-  Collective c = begin(kernel::Collective::kReduceScatter, in);
+  Collective c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
   reduces_with(c, op, in);
-  c.operation.count = size_t(in.numel());
   c.operation.send = Pieces(size_t(size_));
   auto* base = const_cast<std::byte*>(input(c, in));
   for (int p = 0; p < size_; ++p) c.operation.send[size_t(p)] = {base + size_t(p) * bytes_of(out), bytes_of(out)};

@@ -41,7 +41,8 @@ class Arguments {
   [[noreturn]] void invalid(const std::string& what) const;
 
  private:
-  Collective begin(kernel::Collective collective, const at::Tensor& like) const;
+  /// count: as the fingerprint has it.
+  Collective begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
   Collective begin_gather(const at::Tensor& in, int64_t root) const;
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const Collective& c, const at::Tensor& tensor) const;

@@ -56,11 +56,13 @@ int checked_rank(int rank, int size) {
 }
 
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                  const ProcessGroupNVX::Options& options) {
+                                  const ProcessGroupNVX::Options& options, std::function<bool()> unwanted = {}) {
   TORCH_CHECK_VALUE(store, "ProcessGroupNVX: needs a store");
   TorchStore torch_store(store, size);
+  GroupOptions facts = group_options(rank, size, options);
+  facts.unwanted = std::move(unwanted);
   try {
-    return std::make_shared<Group>(torch_store, group_options(rank, size, options));
+    return std::make_shared<Group>(torch_store, facts);
   } catch (const Error& error) {
     raise_interrupt();
     C10_THROW_ERROR(DistBackendError, error.what());
@@ -141,7 +143,8 @@ const std::shared_ptr<Group>& ProcessGroupNVX::group_of(const Collectives& colle
     return options_;
   }();
   if (const Status status = group_->check_alive(); !status.ok()) raise(status);
-  device_group_ = make_group(c10::make_intrusive<c10d::PrefixStore>("nvx/device", store_), rank_, size_, options);
+  device_group_ = make_group(c10::make_intrusive<c10d::PrefixStore>("nvx/device", store_), rank_, size_, options,
+                             [group = group_] { return group->failed() || group->closed(); });
   has_device_group_.store(true, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   // Whoever has ended the one meanwhile has not seen the other.
@@ -162,9 +165,8 @@ Status ProcessGroupNVX::execute(Collectives& collectives) {
 }
 
 /// On the caller's own stream, so that nothing that it is given later need wait.
-Status ProcessGroupNVX::execute_staged(Collectives& collectives) {
+Status ProcessGroupNVX::execute_staged(Collectives& collectives, Transit& transit) {
   Group& group = *group_of(collectives);
-  Transit transit(Tracks::of_caller(device_of(collectives)));
   transit.bring(loads_of(collectives, &Collective::bring));
   NVX_TRY(transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))));
   for (Collective& c : collectives) {
@@ -175,33 +177,54 @@ Status ProcessGroupNVX::execute_staged(Collectives& collectives) {
   return {};
 }
 
+c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Collectives collectives,
+                                                          const Tensors& outputs, const Tensors& inputs) {
+  const at::Device device = device_of(collectives);
+  const std::shared_ptr<Group>& group = group_of(collectives);
+  std::unique_ptr<Transit> transit;
+  if (!device.is_cpu()) {
+    const Tracks tracks = tracks_.of(device);
+    transit = std::make_unique<Transit>(tracks);
+    transit->bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
+    for (Collective& c : collectives) {
+      if (c.in_chunks) c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
+    }
+  }
+  for (Collective& c : collectives) c.operation.number = group_->next_number();
+  auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind), std::move(collectives), outputs, inputs,
+                                                  std::move(transit));
+  hand_over(work, group->lane());
+  return work;
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                                       const Tensors& inputs, Mode mode) {
   const at::Device device = device_of(collectives);
   if (!collectives.empty() && collectives.front().by_kernels)
     return issue_kernels(kind, std::move(collectives), outputs, inputs, mode);
-  if (mode == Mode::kAsync || collects()) {
-    const std::shared_ptr<Group>& group = group_of(collectives);
-    std::unique_ptr<Transit> transit;
-    if (!device.is_cpu()) {
-      transit = std::make_unique<Transit>(tracks_.of(device));
-      transit->bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
-    }
-    for (Collective& c : collectives) c.operation.number = group_->next_number();
-    auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind), std::move(collectives), outputs, inputs,
-                                                    std::move(transit));
-    hand_over(work, group->lane());
+  if (mode == Mode::kAsync || collects()) return queue(kind, std::move(collectives), outputs, inputs);
+  if (in_chunks(collectives)) {
+    if (group_of(collectives)->lane().held_here()) raise(group_->inside_itself());
+    auto work = queue(kind, std::move(collectives), outputs, inputs);
+    work->wait(std::chrono::milliseconds(0));
     return work;
   }
-  const Status status = device.is_cpu() ? execute(collectives) : execute_staged(collectives);
+  const Clock::time_point began = Clock::now();
+  std::unique_ptr<Transit> transit;
+  if (!device.is_cpu()) transit = std::make_unique<Transit>(Tracks::of_caller(device));
+  const Status status = transit ? execute_staged(collectives, *transit) : execute(collectives);
   if (!status.ok()) {
     tell_failure(status.code());
     raise(status);
   }
   raise_interrupt();  // that was noticed while the operation still ended well
   if (!somebody_listens() && !timed_) return nullptr;
-  const auto stream = device.is_cpu() ? std::nullopt : std::optional(Tracks::of_caller(device).up);
-  return c10::make_intrusive<DoneWork>(facts(kind), outputs, stream);
+  NvxWork::Facts all = facts(kind);
+  all.began = began;
+  const auto stream = transit ? std::optional(transit->stream()) : std::nullopt;
+  const auto work = c10::make_intrusive<DoneWork>(std::move(all), outputs, stream, std::move(transit));
+  work->begin();
+  return work;
 }
 
 /// A synchronous one runs on the caller's stream: nothing that this is given later need wait.
@@ -229,7 +252,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_kernels(const Kind& kind, 
     raise(status);
   }
   if (!async && !somebody_listens() && !timed_) return nullptr;
-  if (!async) return c10::make_intrusive<DoneWork>(facts(kind), outputs, tracks.up);
+  if (!async) {
+    const auto done = c10::make_intrusive<DoneWork>(facts(kind), outputs, tracks.up);
+    done->begin();
+    return done;
+  }
   auto work = c10::make_intrusive<LaunchedWork>(group_, facts(kind), outputs, std::move(transit));
   into_window(work);
   return work;
@@ -271,7 +298,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
                           std::make_tuple(group_->name(), pg_desc_), inputs, outputs, rank_, kind.title + 4,
                           count(inputs), count(outputs), any ? any->scalar_type() : at::kByte, std::vector<int64_t>(),
                           std::vector<int64_t>(), 0, 1, size_);
-  if (mode == Mode::kAsync) return issue(kind, std::move(collectives), outputs, inputs, mode);
+  if (mode == Mode::kAsync || in_chunks(collectives))  // whose work says so itself
+    return issue(kind, std::move(collectives), outputs, inputs, mode);
   {
     at::RecordFunction record(at::RecordScope::FUNCTION);
     if (record.isActive()) {

@@ -126,10 +126,12 @@ class ProcessGroupNVX final : public c10d::Backend {
                                 Mode mode);
   IntrusiveWork issue(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
                       Mode mode);
+  c10::intrusive_ptr<CollectiveWork> queue(const Kind& kind, Collectives collectives, const Tensors& outputs,
+                                           const Tensors& inputs);
   IntrusiveWork issue_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
                               Mode mode);
   Status execute(Collectives& collectives);
-  Status execute_staged(Collectives& collectives);
+  Status execute_staged(Collectives& collectives, Transit& transit);
   /// To a group's lane, which keeps the work, and with it all tensors, until it has run.
   void hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
   const std::shared_ptr<Group>& group_of(const Collectives& collectives) EXCLUDES(device_group_mutex_, mutex_);
@@ -179,6 +181,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::atomic<bool> has_device_group_{false};
   Mutex device_group_mutex_;
   OwnTracks tracks_;
+  const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
   KernelPath kernels_;
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};

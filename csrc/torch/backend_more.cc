@@ -26,14 +26,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::T
   message->dtype = dtype_of(tensor);
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = size_t(tensor.numel()) * tensor.element_size();
-  auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message), std::move(term.claim));
-  if (!tensor.is_cpu()) {
-    const Status status = work->stage(tracks_, receives);
-    if (!status.ok()) {
-      tell_failure(status.code());
-      raise(status);
-    }
-  }
+  auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message), std::move(term.claim),
+                                               departures_);
+  if (!tensor.is_cpu()) work->stage(tracks_, receives);
   work->count_in(pending_);
   work->begin(receives);
   into_window(work);
@@ -177,8 +172,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse_on_host(at::Te
   const auto work = all_reduce_sparse(host, now);
   if (work) work->wait();
   tensor.copy_(host);
-  return c10::make_intrusive<DoneWork>(facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}), Tensors{tensor},
-                                       Tracks::of_caller(tensor.device()).up);
+  const auto done = c10::make_intrusive<DoneWork>(facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
+                                                  Tensors{tensor}, Tracks::of_caller(tensor.device()).up);
+  done->begin();
+  return done;
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_ptr<c10d::Store>& store,
@@ -285,6 +282,7 @@ void ProcessGroupNVX::shutdown() {
     return std::max(std::chrono::milliseconds(0), span);
   };
   for (const auto& group : groups()) group->lane().settle(left());
+  departures_->see_off(nullptr, [&] { return left().count() == 0; });
   group_->mail().settle(left());
   for (const auto& group : groups()) group->leave();
   raise_interrupt();

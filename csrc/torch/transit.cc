@@ -21,6 +21,8 @@ namespace {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
+}  // namespace
+
 /// The first looks follow each other at once: most of what is waited for is there within microseconds.
 void pause_after(int looks) {
   if (looks < 256) {
@@ -29,8 +31,6 @@ void pause_after(int looks) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
 }
-
-}  // namespace
 
 bool serves(at::Device device) {
   return device.is_cpu() || (at::isAccelerator(device.type()) && c10::impl::hasDeviceGuardImpl(device.type()));
@@ -84,81 +84,108 @@ Tracks Tracks::of_caller(at::Device device) {
   return {stream, stream, /*own=*/false};
 }
 
-const OwnTracks::Streams& OwnTracks::streams(at::Device device) {
-  const auto known = streams_.find(device);
+c10::Stream OwnTracks::stream(Use use, const c10::Stream& key) {
+  const auto known = streams_.find({use, key});
   if (known != streams_.end()) return known->second;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  const auto next = [&] { return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true); };
-  const c10::Stream down = next(), up = next(), kernels = next();
-  return streams_.emplace(device, Streams{down, up, kernels, next()}).first->second;
+  const c10::Stream next =
+      c10::impl::VirtualGuardImpl(key.device_type()).getStreamFromGlobalPool(key.device(), /*isHighPriority=*/true);
+  return streams_.emplace(std::pair(use, key), next).first->second;
 }
 
 Tracks OwnTracks::of(at::Device device) {
+  const c10::Stream any(c10::Stream::DEFAULT, device);
   MutexLock lock(mutex_);
-  const Streams& its = streams(device);
-  return {its.down, its.up, /*own=*/true};
+  return {stream(Use::kDown, any), stream(Use::kUp, any), /*own=*/true};
+}
+
+Tracks OwnTracks::of_messages(at::Device device) {
+  const c10::Stream any(c10::Stream::DEFAULT, device), caller = current_stream(device);
+  MutexLock lock(mutex_);
+  return {stream(Use::kSend, any), stream(Use::kReceive, caller), /*own=*/true};
 }
 
 Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
   MutexLock lock(mutex_);
-  const Streams& its = streams(device);
-  const c10::Stream& stream = capture != 0 ? its.captured : its.kernels;
-  return {stream, stream, /*own=*/true, capture};
+  const c10::Stream any(c10::Stream::DEFAULT, device);
+  const c10::Stream kernels = stream(capture != 0 ? Use::kCaptured : Use::kKernels, any);
+  return {kernels, kernels, /*own=*/true, capture};
+}
+
+void Transit::call() {
+  const c10::Stream caller = current_stream(tracks_.down.device());
+  if (tracks_.capture == 0) refuse_capture(caller.device());
+  if (tracks_.own) called_.record(caller);
 }
 
 void Transit::bring(const Loads& loads) {
-  const c10::Stream caller = current_stream(tracks_.down.device());
-  if (tracks_.capture == 0) refuse_capture(caller.device());
-  if (tracks_.own) {
-    c10::Event called(tracks_.down.device_type());
-    called.record(caller);
-    called.block(tracks_.down);
-  }
+  call();
+  if (tracks_.own) called_.block(tracks_.down);
+  fill(loads);
+}
+
+void Transit::bring_later(const Loads& loads) {
+  call();
+  later_ = loads;
+}
+
+void Transit::bring_more(const Loads& loads) {
+  if (returned_.was_marked_for_recording()) returned_.block(tracks_.down);
+  fill(loads);
+}
+
+void Transit::fill(const Loads& loads) {
   const c10::StreamGuard on(tracks_.down);
   const Movement movement;
   // CUDA conjugates and negates what it copies here in host memory, and does not wait for it to be there.
-  for (const auto& [user, stand_in] : loads) stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+  for (const auto& [user, stand_in] : loads) {
+    stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+    keep(stand_in, tracks_.down);
+  }
   arrived_.record(tracks_.down);
 }
 
 Status Transit::arrive(Group& group, const Deadline& deadline) {
-  for (int looks = 0; !arrived_.query(); ++looks) {
+  for (int looks = 0;; ++looks) {
+    if (const std::optional<Status> end = look(group, deadline)) return *end;
     pause_after(looks);
-    if (looks % 256 != 255) continue;
-    group.look_for_interrupt();
-    if (group.failed()) return group.failure();
-    if (deadline.passed(Clock::now())) {
-      return group.fail(Code::kTimeout,
-                        tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
-                            " has not done in " + seconds(deadline) +
-                            " what its stream was given before an operation of group " + group.name(),
-                        "Next: look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, "
-                        "nvx.set_timeout)");
-    }
+    if (looks % 256 == 255) group.look_for_interrupt();
   }
-  return group.look_at_kernels();  // they are what may have been waited for
+}
+
+std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
+  if (group.failed()) return group.failure();
+  if (later_ && called_.query()) fill(*std::exchange(later_, std::nullopt));
+  if (!later_ && arrived_.query()) return group.look_at_kernels();  // they are what may have been waited for
+  if (!deadline.passed(Clock::now())) return std::nullopt;
+  return group.fail(Code::kTimeout,
+                    tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
+                        " has not done in " + seconds(deadline) +
+                        " what its stream was given before an operation of group " + group.name(),
+                    "Next: look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, "
+                    "nvx.set_timeout)");
 }
 
 void Transit::take_back(const Loads& loads) {
   if (loads.empty()) return;
   const c10::StreamGuard on(tracks_.up);
   const Movement movement;
-  if (tracks_.up != tracks_.down) arrived_.block(tracks_.up);
+  if (tracks_.up != tracks_.down) called_.block(tracks_.up);
   for (const auto& [user, stand_in] : loads) {
     user.copy_(stand_in, /*non_blocking=*/true);
-    keep(user);
+    keep(user, tracks_.up);
   }
   returned_.record(tracks_.up);
 }
 
-/// The user may let go of it at once, and its memory belongs to another stream than nvx's own.
-void Transit::keep(const at::Tensor& tensor) const {
-  if (!tracks_.own || tracks_.capture != 0 || !tensor.has_storage() || !tensor.storage().data_ptr()) return;
-  c10::impl::VirtualGuardImpl(tracks_.up.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), tracks_.up);
+/// The user, or a call that has failed, may let go of it at once, and its memory belongs to another stream than nvx's.
+void Transit::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
+  if (!tracks_.own || tracks_.capture != 0 || tensor.is_cpu() || !tensor.has_storage() || !tensor.storage().data_ptr())
+    return;
+  c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }
 
 void Transit::close(const std::vector<at::Tensor>& used) {
-  for (const at::Tensor& tensor : used) keep(tensor);
+  for (const at::Tensor& tensor : used) keep(tensor, tracks_.up);
   returned_.record(tracks_.up);
   if (tracks_.capture == 0) return;
   MutexLock lock(mutex_);

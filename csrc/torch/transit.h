@@ -24,6 +24,9 @@ bool serves(at::Device device);
 /// The device of this thread whose current stream a barrier waits for; none where nothing has been done on any.
 std::optional<at::Device> device_in_use();
 
+/// Between two looks at a device.
+void pause_after(int looks);
+
 /// The capture that a stream is in, which makes a graph of what the stream is given; 0: none.
 uint64_t capture_of(const c10::Stream& stream);
 /// Raises where this thread's current stream of the device is in one: for what needs the host.
@@ -45,35 +48,51 @@ struct Tracks {
   static Tracks of_caller(at::Device device);
 };
 
-/// A group's own streams of each device: what waits to go down holds nothing up that comes back, and kernels, which may
-/// wait for peers, hold up neither.
+/// A group's own streams of each device. What waits to go down holds nothing up that comes back, and kernels, which may
+/// wait for peers, hold up neither. Messages have no common order: no stream waits for what is to be sent, and what is
+/// received comes back on a stream for each one of the callers'.
 class OwnTracks {
  public:
   Tracks of(at::Device device) EXCLUDES(mutex_);
+  Tracks of_messages(at::Device device) EXCLUDES(mutex_);
   /// What is captured has a stream of its own: what is not would break the capture.
   Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
 
  private:
-  struct Streams {
-    c10::Stream down, up, kernels, captured;
+  enum class Use { kDown, kUp, kSend, kReceive, kKernels, kCaptured };
+  /// key: the caller's, or any one of the device.
+  c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);
+  struct Hash {
+    size_t operator()(const std::pair<Use, c10::Stream>& of) const {
+      return std::hash<c10::Stream>()(of.second) * 8 + size_t(of.first);
+    }
   };
-  const Streams& streams(at::Device device) REQUIRES(mutex_);
 
   Mutex mutex_;
-  std::unordered_map<at::Device, Streams> streams_ GUARDED_BY(mutex_);
+  std::unordered_map<std::pair<Use, c10::Stream>, c10::Stream, Hash> streams_ GUARDED_BY(mutex_);
 };
 
 /// One call's way to the host and back, or through kernels, where "the host" is more of the device's memory. Begun on
-/// the caller's thread; then each step once, in this order, from any.
+/// the caller's thread; then each step once, or once a round, in this order, from any.
 class Transit {
  public:
   explicit Transit(const Tracks& tracks)
-      : tracks_(tracks), arrived_(tracks.down.device_type()), returned_(tracks.down.device_type()) {}
+      : tracks_(tracks),
+        called_(tracks.down.device_type()),
+        arrived_(tracks.down.device_type()),
+        returned_(tracks.down.device_type()) {}
 
   /// Begins the copies to the host, behind all that the caller's current stream has been given so far.
   void bring(const Loads& loads);
+  /// The same behind what was brought last, whose host memory it may use again: it waits for what was taken back. From
+  /// any thread.
+  void bring_more(const Loads& loads);
+  /// As bring(), but no stream waits for the caller's: the copies begin in the look() that finds it there.
+  void bring_later(const Loads& loads);
   /// Waits for them. Ends at the deadline, with the group's failure, or where the user interrupts it.
   Status arrive(Group& group, const Deadline& deadline);
+  /// One look at them: what the wait for them has ended in, or nothing yet.
+  std::optional<Status> look(Group& group, const Deadline& deadline);
   /// Begins the copies back, none before the caller's stream has come to the call.
   void take_back(const Loads& loads);
   /// What the stream has been given so far is what hand_over() waits for; the memory of these stays until it is done.
@@ -90,10 +109,14 @@ class Transit {
   uint64_t capture() const { return tracks_.capture; }
 
  private:
-  void keep(const at::Tensor& tensor) const;
+  void call();
+  void fill(const Loads& loads);
+  void keep(const at::Tensor& tensor, const c10::Stream& stream) const;
 
   const Tracks tracks_;
-  c10::Event arrived_;   // what was brought is there; everything before the call has been done
+  c10::Event called_;  // everything before the call has been done; recorded where the streams are nvx's
+  std::optional<Loads> later_;
+  c10::Event arrived_;   // what was brought is there
   c10::Event returned_;  // recorded only where something was taken back
 
   // In a capture tensors are kept, not told of their streams: the allocator would use their memory no more in it.

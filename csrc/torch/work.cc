@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/config.h"
+#include "base/contain.h"
 #include "base/log.h"
 #include "torch/argument_error.h"
 #include "torch/hook.h"
@@ -57,8 +58,14 @@ std::exception_ptr exception_of(const Status& status) {
 }
 
 Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
-  for (Collective& c : collectives) NVX_TRY(group.run(c.operation, carrier));
+  for (Collective& c : collectives) {
+    NVX_TRY(c.convoy ? c.convoy->run(group, c.operation, carrier) : group.run(c.operation, carrier));
+  }
   return {};
+}
+
+bool in_chunks(const Collectives& collectives) {
+  return std::any_of(collectives.begin(), collectives.end(), [](const Collective& c) { return c.in_chunks; });
 }
 
 void copy_back(Collectives& collectives) {
@@ -198,8 +205,7 @@ void NvxWork::blockCurrentStream() {
   wait(std::chrono::milliseconds(0));
 }
 
-void NvxWork::end(const Status& status) {
-  ended_ = Clock::now();
+void NvxWork::end(const Status& status, Hooks hooks) {
   status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
   run_hook("an observer of an operation's end", [&] { finish(error); });
@@ -216,10 +222,25 @@ void NvxWork::end(const Status& status) {
     if (future && error) future->setError(error);
     if (future && !error) complete(*future);
   });
-  // What is called keeps the group: a work that somebody holds on to need not.
+  if (window) window->one_has_ended();
+  const bool heard = facts_.on_end || facts_.timed;
+  if (hooks == Hooks::kNow || !heard || !transit_ || transit_->is_over()) return tell_hooks();
+  const auto when_there = [self = c10::intrusive_ptr<NvxWork>::reclaim_copy(this)] {
+    contain("a look at a stream", [&] {
+      for (int looks = 0; !self->transit_->is_over(); ++looks) pause_after(looks);
+    });
+    const Telling telling(*self);
+    self->tell_hooks();
+  };
+  if (!Engine::here().start(when_there)) tell_hooks();
+}
+
+/// What is called keeps the group: a work that somebody holds on to need not.
+void NvxWork::tell_hooks() {
+  ended_ = Clock::now();
+  clocked_.store(true, std::memory_order_release);
   if (const auto on_end = std::exchange(facts_.on_end, nullptr))
     run_hook("a hook for an operation's end", [&] { on_end(*this); });
-  if (window) window->one_has_ended();
   if (pending_) pending_->fetch_sub(1, std::memory_order_release);
 }
 
@@ -234,14 +255,15 @@ void NvxWork::check() {
   if (transit_) origin_.check(facts_.rank);
   asked_for_ = true;
   raise_interrupt();
+  if (transit_) transit_->hand_over();  // a failed one, too, may have some of its results on their way
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
-  if (transit_) transit_->hand_over();
 }
 
 float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
-  return std::chrono::duration<float, std::milli>(ended_ - began_).count();
+  for (int looks = 0; !clocked_.load(std::memory_order_acquire); ++looks) pause_after(looks);  // for copies to end
+  return std::chrono::duration<float, std::milli>(ended_ - began()).count();
 }
 
 LaneWork::LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
@@ -260,7 +282,7 @@ void LaneWork::perform(Carrier carrier) {
 
 void LaneWork::conclude() {
   let_go();
-  end(outcome_);
+  end(outcome_, Hooks::kWhenThere);
 }
 
 bool LaneWork::wait(std::chrono::milliseconds timeout) {
@@ -298,8 +320,11 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collec
 
 Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
   NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
-  NVX_TRY(run_in_order(group, collectives_, carrier));
-  return take_back(*transit_, loads_of(collectives_, &Collective::take_back));
+  Status status = run_in_order(group, collectives_, carrier);
+  if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &Collective::take_back));
+  // Whatever came of it, chunks may be on their way.
+  if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));
+  return status;
 }
 
 Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
@@ -315,21 +340,20 @@ void CollectiveWork::let_go() {
 }
 
 MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
-                         Extensions::Claim claim)
+                         Extensions::Claim claim, std::shared_ptr<Departures> departures)
     : NvxWork(std::move(facts), {tensor}, std::vector<at::Tensor>{tensor}),
       group_(std::move(group)),
       message_(std::move(message)),
-      claim_(std::move(claim)) {}
+      claim_(std::move(claim)),
+      departures_(std::move(departures)) {}
 
-Status MessageWork::stage(OwnTracks& tracks, bool receives) {
+void MessageWork::stage(OwnTracks& tracks, bool receives) {
   const at::Tensor& tensor = outputs_.front();
   loads_.emplace_back(tensor, host_stand_in(tensor));
   message_->data = static_cast<std::byte*>(loads_.front().second.data_ptr());
-  transit_ = std::make_unique<Transit>(tracks.of(tensor.device()));
+  transit_ = std::make_unique<Transit>(tracks.of_messages(tensor.device()));
   ends_on({transit_->stream()});
-  transit_->bring(receives ? Loads() : loads_);
-  if (receives) return {};
-  return transit_->arrive(*group_, Deadline::after(group_->span_of(message_->timeout)));
+  transit_->bring_later(receives ? Loads() : loads_);
 }
 
 void MessageWork::begin(bool receives) {
@@ -340,14 +364,26 @@ void MessageWork::begin(bool receives) {
     if (status.ok() && receives && self->transit_) status = take_back(*self->transit_, self->loads_);
     self->claim_.reset();
     self->loads_.clear();
-    self->end(status);
+    self->end(status, Hooks::kWhenThere);
   };
   message_->may_block = [self] { return self->watched(); };
   if (receives) {
     group_->mail().receive(message_, Carrier::kPool);
   } else {
-    group_->mail().send(message_, Carrier::kPool);
+    send();
   }
+}
+
+void MessageWork::send() {
+  if (!transit_ && !departures_->any_before(*message_)) return group_->mail().send(message_, Carrier::kPool);
+  if (!departures_->add(message_, transit_.get())) see_off();
+}
+
+void MessageWork::see_off() {
+  departures_->see_off(message_.get(), [this] {
+    group_->look_for_interrupt();  // which ends the operation
+    return false;
+  });
 }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
@@ -367,7 +403,10 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
       raise_late(timeout);
     }
   }
-  if (!origin_.elsewhere()) (void)group_->mail().wait(*message_);
+  if (!origin_.elsewhere()) {
+    see_off();
+    (void)group_->mail().wait(*message_);
+  }
   check();
   return true;
 }

@@ -14,6 +14,8 @@
 #include "group/extensions.h"
 #include "group/group.h"
 #include "group/mailbox.h"
+#include "torch/convoy.h"
+#include "torch/departures.h"
 #include "torch/origin.h"
 #include "torch/transit.h"
 
@@ -29,14 +31,19 @@ std::exception_ptr exception_of(const Status& status);
 struct Collective {
   Operation operation;
   at::Device device = at::kCPU;  ///< of its tensors
-  bool by_kernels = false;       ///< they are used where they are; else a device's tensors go through host memory
+  bool by_kernels = false;       ///< they are used where they are; else a device's tensors go through host memory, ...
+  bool in_chunks = false;        ///< ... and those of large operations are told where they are, for a convoy
   /// Stand-ins for a device's tensors, which are filled before it begins.
   Loads bring;
   /// Stand-ins whose tensors get what is in them at the end.
   Loads take_back;
   /// Contiguous copies of inputs.
   std::vector<at::Tensor> stand_ins;
+  std::unique_ptr<Convoy> convoy;
   Extensions::Claim claim;
+
+  /// Whether the operation is told in the memory that the tensors are in.
+  bool where_it_is() const { return device.is_cpu() || by_kernels || in_chunks; }
 };
 using Collectives = c10::SmallVector<Collective, 1>;
 
@@ -52,6 +59,8 @@ Status take_back(Transit& transit, const Loads& loads);
 /// Whatever memory they use, the users' and that of stand-ins.
 std::vector<at::Tensor> all_tensors(const Collectives& collectives, const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs);
+/// Whether any of them goes in chunks.
+bool in_chunks(const Collectives& collectives);
 /// Of their tensors, which are all on one.
 at::Device device_of(const Collectives& collectives);
 /// All of what the collectives of one device bring there, or take back.
@@ -69,6 +78,7 @@ class NvxWork : public c10d::Work {
     uint64_t sequence;
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
+    Clock::time_point began = Clock::now();
   };
   const std::vector<c10::Stream>& streams() const { return streams_; }
   /// How many works have been begun and not ended.
@@ -92,7 +102,7 @@ class NvxWork : public c10d::Work {
 
   c10d::OpType type() const { return facts_.type; }
   const char* title() const { return facts_.title; }
-  Clock::time_point began() const { return began_; }
+  Clock::time_point began() const { return facts_.began; }
   Clock::time_point ended() const { return ended_; }
   /// What it ended in, once it has.
   const Status& status() const { return status_; }
@@ -108,8 +118,10 @@ class NvxWork : public c10d::Work {
   bool settled() const;
 
  protected:
-  /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing.
-  void end(const Status& status);
+  /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing. Hooks and the
+  /// clock are told now, or when the results are where whoever looks finds them: whoever else asked has streams wait.
+  enum class Hooks { kNow, kWhenThere };
+  void end(const Status& status, Hooks hooks = Hooks::kNow);
   /// Whether it has ended while this thread tells of an end, its own or another: who hears of one may wait for this.
   bool told_here() const;
   /// For a wait: raises if the work failed, or was made in the process that this one was forked from. Else the caller's
@@ -125,19 +137,20 @@ class NvxWork : public c10d::Work {
 
  private:
   void complete(c10::ivalue::Future& future);
+  void tell_hooks();
   class Telling;
   static thread_local const Telling* innermost_;
 
   const uint64_t completion_key_;  // an address would be used again
-  const Clock::time_point began_ = Clock::now();
-  Clock::time_point ended_{};  // these two: written before over_
-  Status status_;
+  Clock::time_point ended_{};      // written before clocked_
+  Status status_;                  // written before over_
   Pending pending_;
   Mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_ GUARDED_BY(future_mutex_);
   c10::intrusive_ptr<WindowWork> window_ GUARDED_BY(future_mutex_);  // until the end
   std::vector<c10::Stream> streams_;
   std::atomic<bool> over_{false};
+  std::atomic<bool> clocked_{false};    // ended_ is known
   std::atomic<bool> asked_for_{false};  // waited for to the end, or its future asked for
 };
 
@@ -182,12 +195,15 @@ class CollectiveWork final : public LaneWork {
 /// A work that was over before it was made: what a synchronous call returns to those who need an object.
 class DoneWork final : public NvxWork {
  public:
-  /// stream: that a device's outputs came back on.
-  DoneWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<c10::Stream>& stream)
+  /// stream: that a device's outputs come back on; transit: if they are still on their way.
+  DoneWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<c10::Stream>& stream,
+           std::unique_ptr<Transit> transit = nullptr)
       : NvxWork(std::move(facts), std::move(outputs), std::nullopt) {
+    transit_ = std::move(transit);
     if (stream) ends_on({*stream});
-    end({});
   }
+  /// Apart from the constructor because hooks keep it until they have been told.
+  void begin() { end({}, Hooks::kWhenThere); }
   bool wait(std::chrono::milliseconds) override { return true; }
 };
 
@@ -195,9 +211,9 @@ class DoneWork final : public NvxWork {
 class MessageWork final : public NvxWork {
  public:
   MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
-              Extensions::Claim claim);
-  /// Of a device's tensor: has host memory stand in for it. What is sent is there on return.
-  Status stage(OwnTracks& tracks, bool receives);
+              Extensions::Claim claim, std::shared_ptr<Departures> departures);
+  /// Of a device's tensor: has host memory stand in for it, which what is sent is on its way to.
+  void stage(OwnTracks& tracks, bool receives);
   /// Begins it; apart from the constructor because its end may come at once.
   void begin(bool receives);
 
@@ -206,9 +222,13 @@ class MessageWork final : public NvxWork {
   void abort() override;
 
  private:
+  void send();
+  void see_off();
+
   std::shared_ptr<Group> group_;
   std::shared_ptr<Message> message_;
   Extensions::Claim claim_;
+  std::shared_ptr<Departures> departures_;
   Loads loads_;  // of a device's tensor
 };
 

@@ -77,6 +77,38 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
   });
 }
 
+/// A place is taken before anything is pushed, and nobody is told before that.
+TEST(Mailbox, WhatIsPostedKeepsItsPlaceUntilItIsPushed) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("post", rank, 2));
+    Bytes first = letter(0, 1, 1, 100), second = letter(0, 1, 2, 100);
+    if (rank == 0) {
+      bool told = false;
+      const Mail posted = message(1, 0, first.data(), first.size());
+      posted->finished = [&](const Message&) { told = true; };
+      group.mail().post(posted);
+      EXPECT_FALSE(told);
+      ASSERT_TRUE(barrier(group).ok());
+      const Mail sent = message(1, 0, second.data(), second.size());
+      group.mail().send(sent, Carrier::kCaller);
+      group.mail().push(Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*posted).ok() && group.mail().wait(*sent).ok());
+      EXPECT_TRUE(told);
+    } else {
+      ASSERT_TRUE(barrier(group).ok());
+      for (const Bytes& wanted : {first, second}) {
+        Bytes in(100);
+        const Mail mail = message(0, 0, in.data(), in.size());
+        group.mail().receive(mail, Carrier::kCaller);
+        ASSERT_TRUE(group.mail().wait(*mail).ok());
+        EXPECT_TRUE(in == wanted);
+      }
+    }
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
 TEST(Mailbox, AReceiveFromAnybodyTellsWhom) {
   MemoryStore store;
   constexpr int kRanks = 4;

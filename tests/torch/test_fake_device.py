@@ -263,6 +263,7 @@ def test_counts():
         "fallbacks": 0,
         "capture_faults": 0,
         "unreused_frees": 0,
+        "pinned_bytes": COUNT * 4,
     }
     side.synchronize()
     torch.accelerator.synchronize()

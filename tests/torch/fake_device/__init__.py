@@ -45,6 +45,12 @@ def set_delays(seed, most_us):
     torch.ops.fake_device.set_delays(seed, most_us)
 
 
+def set_copy_rate(bytes_per_second):
+    """From now on a copy between host and device takes as long as a bus of this bandwidth would; 0: as memory has it.
+    Both directions at once, as each stream's copies are its own."""
+    torch.ops.fake_device.set_copy_rate(float(bytes_per_second))
+
+
 def slow_fill(tensor, value, ms):
     """Enqueues on the current stream: sleep so many milliseconds, then fill the tensor."""
     torch.ops.fake_device.slow_fill(tensor, value, ms)
@@ -100,8 +106,9 @@ def capture(stream=None):
 def counts():
     """How often since the last reset: stream_syncs, event_syncs and device_syncs (the host waited), stream_waits (a
     stream was told to wait for an event), data_recorded (record_stream), device_allocations, pinned_allocations,
-    fallbacks (operators that ran on the CPU, each with a stream_sync or more), capture_faults (what CUDA forbids while
-    a graph is captured), and unreused_frees (memory let go of in a capture that a recorded stream of it uses)."""
+    pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or more),
+    capture_faults (what CUDA forbids while a graph is captured), and unreused_frees (memory let go of in a capture that
+    a recorded stream of it uses)."""
     return dict(torch.ops.fake_device.counts())
 
 

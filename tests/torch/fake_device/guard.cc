@@ -86,8 +86,9 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 
+  // As CUDA's allocator, knows only what it has handed out itself, and not views that others made of it.
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    if (data.get() == nullptr) return;
+    if (data.get() == nullptr || data.get_deleter() != device_allocator().raw_deleter()) return;
     count(kDataRecorded);
     record_use(data.get(), queue_of(stream));
   }

@@ -68,6 +68,15 @@ void copy_now(const View& to, const View& from) {
   to.tensor().copy_(from.tensor());
 }
 
+std::atomic<double> copy_rate{0};  // bytes a second; 0: no bus
+
+void copy_over_the_bus(const View& to, const View& from) {
+  const auto begin = std::chrono::steady_clock::now();
+  copy_now(to, from);
+  if (const double rate = copy_rate; rate > 0)
+    std::this_thread::sleep_until(begin + std::chrono::nanoseconds(int64_t(1e9 * double(to.bytes) / rate)));
+}
+
 // Device to device runs on the source's current stream, and both streams wait for each other, as with CUDA.
 void copy_on_devices(const at::Tensor& to, const at::Tensor& from) {
   Queue& queue = current_queue(from.device().index());
@@ -87,7 +96,7 @@ void copy_with_host(const at::Tensor& to, const at::Tensor& from, bool non_block
   const bool conj = to.is_cpu() && to.is_conj() != from.is_conj(), neg = to.is_cpu() && to.is_neg() != from.is_neg();
   target.conj ^= conj;
   target.neg ^= neg;
-  queue.push([to = target, from = View(from)] { copy_now(to, from); });
+  queue.push([to = target, from = View(from)] { copy_over_the_bus(to, from); });
   if (non_blocking && is_pinned(host_data)) {
     record_pinned_use(host_data, queue);
   } else {
@@ -293,6 +302,7 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("reset_counts() -> ()", TORCH_FN(reset_counts));
   m.def("set_delays(int seed, int most_us) -> ()",
         [](int64_t seed, int64_t most_us) { set_delays(uint64_t(seed), most_us); });
+  m.def("set_copy_rate(float bytes_per_second) -> ()", [](double rate) { copy_rate = rate; });
   m.def("device_count() -> int", [] { return int64_t(device_count()); });
   m.def("drain(int most_ms) -> bool", TORCH_FN(drain_all));
 }

@@ -53,8 +53,8 @@ bool all_idle() {
 
 std::array<std::atomic<int64_t>, kCounters> counters{};
 const std::array<const char*, kCounters> counter_names = {
-    "stream_syncs", "event_syncs",   "device_syncs", "device_allocations", "pinned_allocations",
-    "stream_waits", "data_recorded", "fallbacks",    "capture_faults",     "unreused_frees",
+    "stream_syncs",  "event_syncs", "device_syncs",   "device_allocations", "pinned_allocations", "stream_waits",
+    "data_recorded", "fallbacks",   "capture_faults", "unreused_frees",     "pinned_bytes",
 };
 
 c10::DeviceIndex device_count() {

@@ -47,13 +47,14 @@ enum Counter {
   kFallbacks,      // operators that ran on the CPU
   kCaptureFaults,  // what CUDA forbids while a graph is captured
   kUnreusedFrees,  // memory let go of in a capture that another stream of it had used, and so used no more in it
+  kPinnedBytes,    // allocated
   kCounters,
 };
 
 extern std::array<std::atomic<int64_t>, kCounters> counters;
 extern const std::array<const char*, kCounters> counter_names;
 
-inline void count(Counter counter) { ++counters[counter]; }
+inline void count(Counter counter, int64_t by = 1) { counters[counter] += by; }
 
 void synchronize_stream(c10::Stream stream);  // waits, and counts
 

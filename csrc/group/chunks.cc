@@ -1,0 +1,69 @@
+#include "group/chunks.h"
+
+#include <algorithm>
+
+namespace nvx {
+namespace {
+
+using kernel::ceil_div;
+using kernel::Collective;
+using Across = schedule::Collective;
+
+/// Whole cache lines, which no element straddles.
+constexpr size_t kLine = 64;
+
+Across across(Collective collective) {
+  switch (collective) {
+    case Collective::kReduce: return Across::kReduce;
+    case Collective::kReduceScatter: return Across::kReduceScatter;
+    default: return Across::kAllReduce;
+  }
+}
+
+/// What slices are multiples of.
+size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
+  if (facts.hosts == 1 || !reduces(o.collective)) return kLine;
+  const Bridge bridge = plan_between(across(o.collective), bytes, facts);
+  if (bridge.row->guarantee.order != schedule::Order::kByPlace) return kLine;
+  const size_t width = size_of(o.dtype);
+  return bridge.slice / width * width;
+}
+
+size_t longest_of(const Pieces& pieces) {
+  size_t longest = 0;
+  for (size_t p = 0; p < pieces.size(); ++p) longest = std::max(longest, pieces[p].bytes);
+  return longest;
+}
+
+}  // namespace
+
+bool goes_in_chunks(Collective collective, DType dtype, size_t count) {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+    case Collective::kBroadcast:
+    case Collective::kAllGather:
+    case Collective::kReduceScatter:
+      // Elements whose type nvx does not know may have other sizes on other ranks.
+      return dtype != DType::kBytes && count > kChunk / size_of(dtype);
+    default: return false;
+  }
+}
+
+kernel::Piece Cut::of(kernel::Piece piece, size_t k) const {
+  const size_t at = std::min(piece.bytes, k * slice);
+  return {advance(piece, at), std::min(slice, piece.bytes - at)};
+}
+
+Cut cut(const Operation& o, const PlanFacts& facts) {
+  size_t longest = o.count * size_of(o.dtype), pieces = 1;
+  if (o.collective == Collective::kAllGather) longest = longest_of(o.recv), pieces = o.recv.size();
+  if (o.collective == Collective::kReduceScatter) longest = longest_of(o.send), pieces = o.send.size();
+  if (longest == 0) return {};
+  const size_t bytes = longest * pieces, grain = grain_of(o, bytes, facts);
+  // As even as may be: a short last chunk would cost as much as the others do besides their bytes.
+  const size_t slice = ceil_div(ceil_div(longest, ceil_div(bytes, kChunk)), grain) * grain;
+  return {slice, ceil_div(longest, slice), bytes};
+}
+
+}  // namespace nvx

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+
+#include "group/operation.h"
+#include "group/plan.h"
+
+/// Large operations on memory that ranks do not share, such as a device's, go in chunks: while the ranks are at one,
+/// the next is brought to where they reach it, and the one before is taken back. A chunk is an operation of its own, on
+/// the same slice of every piece, and gives the bits that the whole would.
+namespace nvx {
+
+/// Bytes of a chunk, of all ranks' pieces together: at what a bus moves in a second this is some tenths of a
+/// millisecond, in which what a chunk costs besides, some ten microseconds of events and of meeting the ranks, is lost.
+inline constexpr size_t kChunk = 4 << 20;
+
+/// Whether an operation of this many elements, as the fingerprint counts them, goes in chunks. Of what ranks compare,
+/// and nothing else: they answer alike, or find in the first chunk that they call different things. Where a rank knows
+/// its own pieces only, as in all-to-all, it cannot tell.
+bool goes_in_chunks(kernel::Collective collective, DType dtype, size_t count);
+
+/// How it is cut.
+struct Cut {
+  size_t slice = 0;   ///< bytes of each piece in a chunk
+  size_t chunks = 0;  ///< that the longest piece has
+  size_t bytes = 0;   ///< see Whole
+
+  /// Chunk k of a piece; empty behind its end.
+  kernel::Piece of(kernel::Piece piece, size_t k) const;
+};
+
+/// Pure, and the same on every rank. Between hosts a schedule may combine an element's terms in an order that goes by
+/// its place: then chunks end where the schedule of the whole begins anew.
+Cut cut(const Operation& operation, const PlanFacts& facts);
+
+}  // namespace nvx

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "group/chunks.h"
+#include "group/group.h"
+#include "torch/transit.h"
+
+namespace nvx {
+
+/// One large collective of a device's tensors, in chunks that follow each other through a few slots of host memory:
+/// while the group is at one, the next come down and the last goes back up. The operation is told in the device's
+/// memory, which must stay until the convoy has gone through.
+class Convoy {
+ public:
+  /// The first chunks set out, behind what the stream to the host has been given.
+  Convoy(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks);
+  /// Runs all of it on this thread, which holds the group's lane. The first failure ends it, and what comes after that
+  /// is not written.
+  Status run(Group& group, const Operation& operation, Carrier carrier);
+
+ private:
+  static constexpr size_t kSlots = 3;  ///< one chunk comes down, the group is at one, one goes back up
+
+  /// A chunk, in host memory.
+  struct Slot {
+    explicit Slot(const Tracks& tracks) : transit(tracks) {}
+    Transit transit;
+    Operation part;
+    Loads down, up;
+  };
+  void bring_next(const Operation& operation);
+
+  const at::Device device_;
+  const int rank_;
+  const Cut cut_;
+  Whole whole_;
+  at::Tensor memory_;  // of all slots
+  std::array<std::unique_ptr<Slot>, kSlots> slots_;
+  size_t brought_ = 0;
+};
+
+}  // namespace nvx

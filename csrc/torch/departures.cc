@@ -1,0 +1,94 @@
+#include "torch/departures.h"
+
+#include <algorithm>
+#include <set>
+#include <thread>
+#include <utility>
+
+namespace nvx {
+
+bool Departures::add(const std::shared_ptr<Message>& message, Transit* transit) {
+  MutexLock lock(mutex_);
+  waiting_.push_back({message, transit, Deadline::after(group_->span_of(message->timeout))});
+  count_.store(waiting_.size(), std::memory_order_release);
+  if (!attended_) attended_ = find_attendant();
+  return attended_;
+}
+
+bool Departures::find_attendant() {
+  return Engine::here().start([self = shared_from_this()] { self->attend(); });
+}
+
+bool Departures::any_before(const Message& message) {
+  if (count_.load(std::memory_order_acquire) == 0) return false;
+  MutexLock lock(mutex_);
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const Entry& entry) {
+    return entry.message->peer == message.peer && entry.message->tag == message.tag;
+  });
+}
+
+bool Departures::waits(const Message* message) {
+  if (count_.load(std::memory_order_acquire) == 0) return false;
+  MutexLock lock(mutex_);
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [&](const Entry& entry) { return !message || entry.message.get() == message; });
+}
+
+/// One look at all: true if some went. In a group that has ended they go too, to be refused. The mail gets them in
+/// their order, under the lock, and is pushed when that is let go: who it tells may wait for another one.
+bool Departures::post() {
+  MutexLock lock(mutex_);
+  const size_t before = waiting_.size();
+  std::set<std::pair<int, int64_t>> held;
+  for (auto entry = waiting_.begin(); entry != waiting_.end();) {
+    const std::pair to{entry->message->peer, entry->message->tag};
+    if (held.contains(to) || !may_go(*entry)) {
+      held.insert(to);
+      ++entry;
+      continue;
+    }
+    group_->mail().post(entry->message);
+    entry = waiting_.erase(entry);
+  }
+  count_.store(waiting_.size(), std::memory_order_release);
+  return waiting_.size() != before;
+}
+
+bool Departures::may_go(const Entry& entry) {
+  try {
+    return group_->closed() || !entry.transit || entry.transit->look(*group_, entry.deadline).has_value();
+  } catch (const std::exception& error) {
+    (void)group_->fail(Code::kSystem, std::string("a message could not be copied from its device: ") + error.what(),
+                       "");
+    return true;
+  }
+}
+
+void Departures::see_off(const Message* message, const std::function<bool()>& give_up) {
+  for (int looks = 0; waits(message); ++looks) {
+    if (post()) {
+      group_->mail().push(Carrier::kPool);
+      continue;
+    }
+    pause_after(looks);
+    if (looks % 256 == 255 && give_up()) return;
+  }
+}
+
+/// Who pushes the mail may be held there by what that calls, and leaves the rest to another thread before.
+void Departures::attend() {
+  constexpr int kOften = 64;
+  constexpr std::chrono::microseconds kSoon{20}, kLater{100};
+  for (int looks = 0;; ++looks) {
+    const bool moved = post();
+    MutexLock lock(mutex_);
+    const bool relieved = waiting_.empty() || (moved && find_attendant());
+    if (waiting_.empty()) attended_ = false;
+    lock.unlock();
+    if (moved) group_->mail().push(Carrier::kPool), looks = 0;
+    if (relieved) return;
+    std::this_thread::sleep_for(looks < kOften ? kSoon : kLater);
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,178 @@
+"""Groups of ranks with tensors of a device: splits, sparse tensors, a set-up that is aborted, who hears of an end."""
+
+import copy
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import peek, set_copy_rate, set_delays
+from ranks import TORCH, meet, on_fake_gpus, only_nvx
+
+GPU = "fakegpu"
+pytestmark = only_nvx
+
+
+def on_gpu(value, count=1000):
+    return torch.full((count,), float(value)).to(GPU)
+
+
+def assert_all(tensor, value):
+    host = tensor.cpu()
+    assert torch.equal(host, torch.full_like(host, float(value))), f"{value} wanted, got {host}"
+
+
+def split(ranks_lists, name):
+    if TORCH >= (2, 15):
+        return dist.split_group(split_ranks=ranks_lists, group_desc=name)
+    world = dist.group.WORLD
+    mine = next(r for r in ranks_lists if dist.get_rank() in r)
+    options = copy.deepcopy(world._get_backend(torch.device(GPU)).options)
+    return world.split_group(mine, timeout=timedelta(seconds=30), opts=options, group_name=f"{name}-{mine}")
+
+
+def split_sum(group, tensor):
+    group.allreduce([tensor]).wait()
+    return tensor
+
+
+@on_fake_gpus(4)
+def test_splits(rank, world):
+    """Each has orders of its own, for its tensors of a device too; and the group they are of goes on."""
+    set_delays(rank, 500)
+    halves = split([[0, 1], [2, 3]], "halves")
+    pairs = split([[0, 2], [1, 3]], "pairs")
+    for count in (100, 1_500_000):
+        works = [group.allreduce([on_gpu(rank, count)]) for group in (halves, pairs)]
+        total = on_gpu(rank, count)
+        dist.all_reduce(total)
+        assert_all(total, 6)
+        for work, group_sum in zip(works, ([1, 5][rank // 2], [2, 4][rank % 2]), strict=True):
+            work.wait()
+            assert_all(work.result()[0], group_sum)
+        assert_all(split_sum(halves, torch.full((3,), float(rank))), [1, 5][rank // 2])
+
+
+def sparse(rank):
+    """Rows that overlap the others', more of them on later ranks, some of them twice."""
+    rows = torch.arange(2 * rank + 1) * (rank + 1)
+    values = torch.arange(3.0 * 2 * rows.numel()).view(-1, 3) + rank
+    return torch.sparse_coo_tensor(torch.cat([rows, rows]).unsqueeze(0), values, (50, 3), check_invariants=True)
+
+
+def reduce_sparse(tensor, asynchronous=False):
+    """As the bare backend gets it: torch's operator takes sparse tensors of the CPU and of CUDA alone."""
+    options = dist.AllreduceOptions()
+    options.asyncOp = asynchronous
+    device_backend().allreduce([tensor], options).wait()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@on_fake_gpus(2, 3)
+def test_sparse_all_reduce(rank, world, asynchronous):
+    """Of what the stream has yet to write, too; it is over when it returns."""
+    set_delays(rank, 2000)
+    want = sum(sparse(r).to_dense() for r in range(world))
+    tensor = sparse(rank).to(GPU)
+    assert tensor.device.type == GPU and tensor.is_sparse
+    for times in (1, world):
+        reduce_sparse(tensor, asynchronous)
+        assert tensor.device.type == GPU and tensor.is_sparse
+        assert torch.equal(tensor.cpu().to_dense(), want * times)
+
+
+@on_fake_gpus(2)
+def test_a_sparse_all_reduce_beside_others(rank, world):
+    """It goes with the tensors of the CPU, in their order."""
+    set_delays(rank, 500)
+    before, after = on_gpu(rank, 2_000_000), torch.full((5,), float(rank))
+    work = dist.all_reduce(before, async_op=True)
+    tensor = sparse(rank).to(GPU)
+    reduce_sparse(tensor)
+    dist.all_reduce(after)
+    assert_all(after, 1)
+    work.wait()
+    assert_all(before, 1)
+    assert torch.equal(tensor.cpu().to_dense(), sum(sparse(r).to_dense() for r in range(world)))
+
+
+def device_backend():
+    return dist.group.WORLD._get_backend(torch.device(GPU))
+
+
+@on_fake_gpus(2, op_timeout=60)
+def test_an_abort_ends_the_set_up_of_the_devices_group(rank, world):
+    """The first collective of a device's tensors is a step of all ranks; the others may never come."""
+    if rank == 0:
+        tensor, begin = on_gpu(1), time.monotonic()
+        threading.Timer(0.3, device_backend().abort).start()
+        with pytest.raises(dist.DistBackendError, match="aborted"):
+            dist.all_reduce(tensor)
+        assert time.monotonic() - begin < 30
+        with pytest.raises(dist.DistBackendError, match="aborted"):
+            dist.all_reduce(tensor)
+        assert_all(tensor, 1)
+        meet("aborted")
+        return
+    meet("aborted")
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(on_gpu(1))
+
+
+def heard(group, call, tensor):
+    """What the tensor held when a hook heard of the call's end, and how long it took."""
+    seen = []
+    told = threading.Event()
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+
+    def hook(info):
+        seen.append((peek(tensor)[-1].item(), info.active_duration.total_seconds()))
+        told.set()
+
+    group._register_on_completion_hook(hook)
+    work = call()
+    if work is not None:
+        work.wait()
+    assert told.wait(20)
+    return work, seen[0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("count", [1000, 2_500_000])
+@on_fake_gpus(2)
+def test_hooks_and_clocks_hear_of_the_end(rank, world, count, asynchronous):
+    """Which is where the results have come back to the device, and not where they set out."""
+    group = dist.new_group()
+    group._enable_collectives_timing()
+    dist.all_reduce(on_gpu(1), group=group)
+    tensor = on_gpu(rank + 1, count)
+    torch.accelerator.synchronize()
+    set_copy_rate(count * 4 / 0.4)
+    try:
+        work, (value, span) = heard(group, lambda: dist.all_reduce(tensor, group=group, async_op=asynchronous), tensor)
+        assert value == 3
+        least = 0.75 if count == 1000 else 0.5  # chunks go down while others come up
+        assert span > least
+        if asynchronous:
+            assert work._get_duration() > 1000 * least
+            assert work.is_completed()
+    finally:
+        set_copy_rate(0)
+
+
+@on_fake_gpus(2)
+def test_a_hook_hears_of_a_message_when_it_is_there(rank, world):
+    group = dist.new_group()
+    if rank == 1:
+        dist.send(on_gpu(5), group=group, group_dst=0)
+        return
+    tensor = on_gpu(0)
+    torch.accelerator.synchronize()
+    set_copy_rate(4000 / 0.2)
+    try:
+        _, (value, _) = heard(group, lambda: dist.irecv(tensor, group=group, group_src=1), tensor)
+        assert value == 5
+    finally:
+        set_copy_rate(0)

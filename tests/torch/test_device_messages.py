@@ -1,0 +1,187 @@
+"""Messages of a device's tensors: none waits for another one's stream, nor does anything else; their order stays."""
+
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import held, set_delays, slow_fill
+from ranks import meet, on_fake_gpus, only_nvx
+
+GPU = "fakegpu"
+pytestmark = only_nvx
+
+
+def on_gpu(value, count=1000):
+    return torch.full((count,), float(value)).to(GPU)
+
+
+def received(source, tag=0, count=1000, device=GPU):
+    tensor = torch.empty(count, device=device)
+    dist.recv(tensor, source, tag=tag)
+    return tensor.cpu()
+
+
+def assert_all(tensor, value):
+    host = tensor.cpu()
+    assert torch.equal(host, torch.full_like(host, float(value))), f"{value} wanted, got {host}"
+
+
+@on_fake_gpus(3)
+def test_a_message_whose_stream_is_late_holds_nothing_up(rank, world):
+    """Other messages, to the same rank too, collectives, and who sends it."""
+    dist.all_reduce(on_gpu(1))
+    if rank == 0:
+        late, host = on_gpu(7), torch.full((10,), 3.0)
+        side = torch.Stream(GPU)
+        with side:
+            other, more = on_gpu(8), on_gpu(9, 100_000)
+            total = on_gpu(1)
+        torch.accelerator.synchronize()
+        with held():
+            waits = dist.isend(late, 1)
+            with side:
+                dist.isend(other, 1, tag=1).wait()
+                dist.isend(more, 2).wait()
+                dist.isend(host, 1, tag=2).wait()
+                dist.all_reduce(total, async_op=True).wait()
+                assert_all(total, 3)
+                got = torch.empty(1000, device=GPU)
+                dist.irecv(got, 2).wait()
+                assert_all(got, 5)
+            assert not waits.is_completed()
+            meet("all but one have come")
+        waits.wait()
+    elif rank == 1:
+        first = torch.empty(1000, device=GPU)
+        work = dist.irecv(first, 0)
+        assert_all(received(0, tag=1), 8)
+        assert_all(received(0, tag=2, count=10, device="cpu"), 3)
+        dist.all_reduce(on_gpu(1))
+        assert not work.is_completed()
+        meet("all but one have come")
+        work.wait()
+        assert_all(first, 7)
+    else:
+        assert_all(received(0, count=100_000), 9)
+        dist.all_reduce(on_gpu(1))
+        dist.send(on_gpu(5), 0)
+        meet("all but one have come")
+
+
+@on_fake_gpus(2)
+def test_the_order_of_a_pair_and_tag_stays(rank, world):
+    """Also where the first one is late, and one of the CPU is behind it."""
+    set_delays(rank, 500)
+    for count in (10, 200_000):
+        if rank == 0:
+            side = torch.Stream(GPU)
+            with side:
+                second = on_gpu(2, count)
+            host = torch.full((count,), 3.0)
+            first = on_gpu(1, count)
+            torch.accelerator.synchronize()
+            with held():
+                works = [dist.isend(first, 1)]
+                with side:
+                    works.append(dist.isend(second, 1))
+                works.append(dist.isend(host, 1))
+                time.sleep(0.05)
+            for work in reversed(works):
+                work.wait()
+        else:
+            assert [received(0, count=count)[0].item() for _ in range(3)] == [1, 2, 3]
+
+
+@on_fake_gpus(2)
+def test_many_messages_from_many_streams(rank, world):
+    set_delays(rank, 1000)
+    streams = [torch.Stream(GPU) for _ in range(4)]
+    works, outputs = [], []
+    for i in range(60):
+        with streams[i % 4]:
+            tensor = torch.empty(100 if i % 5 else 70_000, device=GPU)
+            slow_fill(tensor, rank * 100 + i, 0.2 * (i % 3))
+            works.append(dist.isend(tensor, 1 - rank, tag=i % 3))
+            outputs.append(torch.empty_like(tensor))
+            works.append(dist.irecv(outputs[-1], 1 - rank, tag=i % 3))
+    for work in works:
+        work.wait()
+    for i, output in enumerate(outputs):
+        assert_all(output, (1 - rank) * 100 + i)
+
+
+@on_fake_gpus(2)
+def test_what_nobody_waits_for_is_sent(rank, world):
+    if rank == 0:
+        for value in range(20):
+            tensor = torch.empty(1000, device=GPU)
+            slow_fill(tensor, value, 2)
+            dist.isend(tensor, 1)
+            del tensor
+    else:
+        for value in range(20):
+            assert_all(received(0), value)
+
+
+@on_fake_gpus(2)
+def test_a_callback_may_wait_for_the_next_message(rank, world):
+    """Who tells of one message is not the only one to look after the others."""
+    if rank == 0:
+        first, second = on_gpu(1), torch.empty(1000, device=GPU)
+        with held():
+            sent = dist.isend(first, 1)
+            answer = torch.empty(1000, device=GPU)
+            answered = dist.irecv(answer, 1)
+            slow_fill(second, 2, 20)
+            dist.isend(second, 1)  # nobody will wait for it here
+
+            def wait_for_the_answer(_):
+                answered.wait()
+                return [answer]
+
+            then = sent.get_future().then(wait_for_the_answer)
+        assert_all(then.wait()[0], 9)
+    else:
+        assert_all(received(0), 1)
+        assert_all(received(0), 2)
+        dist.send(on_gpu(9), 0)
+
+
+@on_fake_gpus(2, op_timeout=2)
+def test_a_stream_that_stands_still_is_named(rank, world):
+    if rank == 0:
+        tensor = on_gpu(1)
+        with held():
+            work = dist.isend(tensor, 1)
+            with pytest.raises(dist.DistBackendError, match="fakegpu:0 of rank 0.*has not done in"):
+                work.wait()
+    else:
+        with pytest.raises(dist.DistBackendError):
+            received(0)
+
+
+@on_fake_gpus(2)
+def test_an_abort_ends_a_message_that_waits_for_its_stream(rank, world):
+    tensor = on_gpu(1)
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    with held():
+        work = dist.isend(tensor, 1 - rank)
+        threading.Timer(0.2, backend.abort).start()
+        with pytest.raises(dist.DistBackendError, match="abort"):
+            work.wait()
+
+
+@on_fake_gpus(2)
+def test_a_group_goes_while_a_message_waits_for_its_stream(rank, world):
+    """In a moment, and the message fails."""
+    pair = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(1), group=pair)
+    tensor = on_gpu(1)
+    with held():
+        work = dist.isend(tensor, group=pair, group_dst=1 - rank)
+        dist.destroy_process_group(pair)
+        with pytest.raises((dist.DistBackendError, ValueError, RuntimeError)):
+            work.wait()
+    dist.barrier()
