@@ -19,7 +19,7 @@ namespace {
 constexpr char kNumber[] = "a number";
 
 constexpr Variable kVariables[] = {
-    {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every operation)",
+    {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every collective)",
      "warn, info, trace"},
     {"NVX_HOST_ID", "", "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",

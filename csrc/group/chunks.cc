@@ -62,7 +62,8 @@ Cut cut(const Operation& o, const PlanFacts& facts) {
   if (longest == 0) return {};
   const size_t bytes = longest * pieces, grain = grain_of(o, bytes, facts);
   // As even as may be: a short last chunk would cost as much as the others do besides their bytes.
-  const size_t slice = ceil_div(ceil_div(longest, ceil_div(bytes, kChunk)), grain) * grain;
+  const size_t even = ceil_div(ceil_div(longest, ceil_div(bytes, kChunk)), grain) * grain;
+  const size_t slice = std::min(even, longest);
   return {slice, ceil_div(longest, slice), bytes};
 }
 

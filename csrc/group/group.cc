@@ -283,7 +283,9 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   const ReduceOp op = spread_ && o.op == ReduceOp::kAvg ? ReduceOp::kSum : o.op;
   const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, op) : nullptr;
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_->factors().data(), rules);
-  ex.keep_by(choice.keep);
+  size_t kept = stage.bytes;  // the roots of gathers and who a scatter is for stage nothing
+  for (int s = 0; kept == 0 && stage.recv && s < seats(); ++s) kept = stage.recv[s].bytes;
+  ex.keep_by(way_to_keep(kept));
   kernel::Work work;
   work.call = {o.fingerprint(), o.factor, stage.root};
   work.in = stage.in;

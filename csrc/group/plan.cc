@@ -76,10 +76,8 @@ kernel::Way way_to_keep(size_t bytes, const PlanFacts& facts) {
 
 Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Row& r = row(collective);
-  if (bytes <= one_shot_limit(collective, facts) || bytes == 0)
-    return {r.small, 0, kernel::Way::kCached, "the message fits the slots"};
-  return {r.large, lease_for(bytes, facts), way_to_keep(bytes, facts),
-          "the message is larger than one-shot pays for: chunks through staging"};
+  if (bytes <= one_shot_limit(collective, facts) || bytes == 0) return {r.small, 0, "the message fits the slots"};
+  return {r.large, lease_for(bytes, facts), "the message is larger than one-shot pays for: chunks through staging"};
 }
 
 namespace {
@@ -152,7 +150,7 @@ std::string explain(Collective collective, size_t bytes, const PlanFacts& facts)
   if (choice.lease_bytes) {
     text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, override with NVX_LEASE_KB";
   }
-  if (choice.keep == kernel::Way::kPast) text += "; results are written past the caches";
+  if (way_to_keep(bytes, facts) == kernel::Way::kPast) text += "; results are written past the caches";
   return text + ")";
 }
 

@@ -25,7 +25,6 @@ struct PlanFacts {
 struct Choice {
   kernel::Algorithm algorithm;
   size_t lease_bytes;  ///< staging that this rank leases; 0: none
-  kernel::Way keep;    ///< how it writes its results
   const char* why;
 };
 

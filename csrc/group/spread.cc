@@ -169,6 +169,10 @@ size_t Spread::rounds() const {
 // --- errands
 
 net::Errand Spread::errand(Call& call, const schedule::Row* row, const Line& line) const {
+  if (call.runs == 0) {
+    NVX_LOG(kTrace, "group %s #%llu %s between hosts: %s", group_.name().c_str(),
+            static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
+  }
   net::Errand e;
   e.row = row;
   e.layout.size = int(line.members.size());

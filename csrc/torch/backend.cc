@@ -209,7 +209,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
     work->wait(std::chrono::milliseconds(0));
     return work;
   }
-  const Clock::time_point began = Clock::now();
+  const bool heard = somebody_listens() || timed_;
+  const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
   std::unique_ptr<Transit> transit;
   if (!device.is_cpu()) transit = std::make_unique<Transit>(Tracks::of_caller(device));
   const Status status = transit ? execute_staged(collectives, *transit) : execute(collectives);
@@ -218,7 +219,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
     raise(status);
   }
   raise_interrupt();  // that was noticed while the operation still ended well
-  if (!somebody_listens() && !timed_) return nullptr;
+  if (!heard) return nullptr;
   NvxWork::Facts all = facts(kind);
   all.began = began;
   const auto stream = transit ? std::optional(transit->stream()) : std::nullopt;

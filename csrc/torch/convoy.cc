@@ -102,7 +102,7 @@ void Convoy::bring_next(const Operation& operation) {
   slot.down.clear(), slot.up.clear();
   Loader loader(device_, memory_[int64_t(s)], slot.down, slot.up);
   slot.part = chunk_of(operation, cut_, k, rank_, loader);
-  slot.transit.bring_more(slot.down);
+  k < kSlots ? slot.transit.bring_along(slot.down) : slot.transit.bring_more(slot.down);
 }
 
 Status Convoy::run(Group& group, const Operation& operation, Carrier carrier) {

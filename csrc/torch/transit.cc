@@ -95,7 +95,7 @@ c10::Stream OwnTracks::stream(Use use, const c10::Stream& key) {
 Tracks OwnTracks::of(at::Device device) {
   const c10::Stream any(c10::Stream::DEFAULT, device);
   MutexLock lock(mutex_);
-  return {stream(Use::kDown, any), stream(Use::kUp, any), /*own=*/true};
+  return {stream(Use::kDown, any), stream(Use::kUp, any), /*own=*/true, /*capture=*/0, stream(Use::kMore, any)};
 }
 
 Tracks OwnTracks::of_messages(at::Device device) {
@@ -120,7 +120,7 @@ void Transit::call() {
 void Transit::bring(const Loads& loads) {
   call();
   if (tracks_.own) called_.block(tracks_.down);
-  fill(loads);
+  fill(loads, tracks_.down);
 }
 
 void Transit::bring_later(const Loads& loads) {
@@ -128,20 +128,23 @@ void Transit::bring_later(const Loads& loads) {
   later_ = loads;
 }
 
+void Transit::bring_along(const Loads& loads) { fill(loads, tracks_.down); }
+
 void Transit::bring_more(const Loads& loads) {
-  if (returned_.was_marked_for_recording()) returned_.block(tracks_.down);
-  fill(loads);
+  const c10::Stream& stream = tracks_.more.value_or(tracks_.down);
+  returned_.block(stream);
+  fill(loads, stream);
 }
 
-void Transit::fill(const Loads& loads) {
-  const c10::StreamGuard on(tracks_.down);
+void Transit::fill(const Loads& loads, const c10::Stream& stream) {
+  const c10::StreamGuard on(stream);
   const Movement movement;
   // CUDA conjugates and negates what it copies here in host memory, and does not wait for it to be there.
   for (const auto& [user, stand_in] : loads) {
     stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
-    keep(stand_in, tracks_.down);
+    keep(stand_in, stream);
   }
-  arrived_.record(tracks_.down);
+  arrived_.record(stream);
 }
 
 Status Transit::arrive(Group& group, const Deadline& deadline) {
@@ -154,7 +157,7 @@ Status Transit::arrive(Group& group, const Deadline& deadline) {
 
 std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
   if (group.failed()) return group.failure();
-  if (later_ && called_.query()) fill(*std::exchange(later_, std::nullopt));
+  if (later_ && called_.query()) fill(*std::exchange(later_, std::nullopt), tracks_.down);
   if (!later_ && arrived_.query()) return group.look_at_kernels();  // they are what may have been waited for
   if (!deadline.passed(Clock::now())) return std::nullopt;
   return group.fail(Code::kTimeout,
@@ -169,7 +172,7 @@ void Transit::take_back(const Loads& loads) {
   if (loads.empty()) return;
   const c10::StreamGuard on(tracks_.up);
   const Movement movement;
-  if (tracks_.up != tracks_.down) called_.block(tracks_.up);
+  if (tracks_.own) called_.block(tracks_.up);
   for (const auto& [user, stand_in] : loads) {
     user.copy_(stand_in, /*non_blocking=*/true);
     keep(user, tracks_.up);

@@ -44,6 +44,7 @@ struct Tracks {
   c10::Stream up;        ///< and back
   bool own;              ///< nvx's; else both are the caller's
   uint64_t capture = 0;  ///< that the caller's is in, and nvx's own with it: only kernels can be captured
+  std::optional<c10::Stream> more = std::nullopt;  ///< to the host, for bring_more()
   /// What a synchronous call uses: this thread's current stream.
   static Tracks of_caller(at::Device device);
 };
@@ -59,7 +60,7 @@ class OwnTracks {
   Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
 
  private:
-  enum class Use { kDown, kUp, kSend, kReceive, kKernels, kCaptured };
+  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured };
   /// key: the caller's, or any one of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);
   struct Hash {
@@ -84,8 +85,10 @@ class Transit {
 
   /// Begins the copies to the host, behind all that the caller's current stream has been given so far.
   void bring(const Loads& loads);
-  /// The same behind what was brought last, whose host memory it may use again: it waits for what was taken back. From
-  /// any thread.
+  /// The same behind what was brought last by this call.
+  void bring_along(const Loads& loads);
+  /// The same once the device has come to the call: on a stream that no later call holds up, into host memory that is
+  /// in use until what was taken back is there. From any thread.
   void bring_more(const Loads& loads);
   /// As bring(), but no stream waits for the caller's: the copies begin in the look() that finds it there.
   void bring_later(const Loads& loads);
@@ -110,7 +113,7 @@ class Transit {
 
  private:
   void call();
-  void fill(const Loads& loads);
+  void fill(const Loads& loads, const c10::Stream& stream);
   void keep(const at::Tensor& tensor, const c10::Stream& stream) const;
 
   const Tracks tracks_;

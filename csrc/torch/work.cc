@@ -262,8 +262,11 @@ void NvxWork::check() {
 float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
-  for (int looks = 0; !clocked_.load(std::memory_order_acquire); ++looks) pause_after(looks);  // for copies to end
-  return std::chrono::duration<float, std::milli>(ended_ - began()).count();
+  // Copies may have yet to end; who is told of the end first would wait for itself.
+  const auto is_clocked = [&] { return clocked_.load(std::memory_order_acquire); };
+  for (int looks = 0; !is_clocked() && !told_here(); ++looks) pause_after(looks);
+  const Clock::time_point end = is_clocked() ? ended_ : Clock::now();
+  return std::chrono::duration<float, std::milli>(end - began()).count();
 }
 
 LaneWork::LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,

@@ -127,6 +127,7 @@ def configure(
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "NVX_CUDA": "OFF",
+        "NVX_GPUCHECK": "OFF",
         "NVX_PYTHON": "ON" if has_torch else "OFF",
         "NVX_UCX": "OFF",
         "NVX_OUTPUT_DIR": str(folder / ("kernels" if toolkit else "staged")),
@@ -155,12 +156,18 @@ def by_cmake(folder: Path, targets: dict[str, str], steps: Steps) -> dict[str, s
     jobs = str(len(os.sched_getaffinity(0)))
     command = ["cmake", "--build", str(folder), "--parallel", jobs, "--target"]
     on = ["--", "-k", "0"] if (folder / "build.ninja").exists() else ["--", "-k"]
+    made = set()
     try:
+        if "program" in targets:  # most parts need nothing more, should the time run out
+            steps.run([*command, targets["program"]], "compiling", surroundings())
+            made.add("program")
         steps.run([*command, *targets.values(), *on], "compiling", surroundings())
         return {}
     except BuildError as error:
         whole = error
     missing = {}
+    if steps.over():
+        return {what: str(whole) for what in targets if what not in made}
     for what, target in targets.items():  # what can be is built by now: which are those?
         try:
             steps.run([*command, target], f"building {target}", surroundings())

@@ -75,6 +75,11 @@ class Steps:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and all of its session: a compiler's driver leaves the compilers behind."""
+    """The process and all of its session: a compiler's driver leaves the compilers behind. Ninja gives each of its jobs
+    a group of its own, and ends them when it is asked to."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
