@@ -159,12 +159,13 @@ def per_call(rank: Rank, calls: int = 20) -> None:
     """No call waits for the device, and none takes memory from it; each is a launch."""
     watch = WATCHES[rank.device.type]
     x, whole = torch.ones(5000, device=rank.device), torch.ones(5000 * rank.world, device=rank.device)
+    others = whole.clone()
     ways: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(x, op=dist.ReduceOp.MAX),
         "all_reduce, async_op": lambda: dist.all_reduce(x, op=dist.ReduceOp.MAX, async_op=True).wait(),
         "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, x),
         "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(x, whole, op=dist.ReduceOp.MAX),
-        "all_to_all_single": lambda: dist.all_to_all_single(whole, whole.clone()),
+        "all_to_all_single": lambda: dist.all_to_all_single(whole, others),
     }
     for name, call in ways.items():
         for _ in range(3):  # the allocator has what it needs then
