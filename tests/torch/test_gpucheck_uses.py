@@ -58,6 +58,7 @@ def run(part, told, *names):
     return [line["case"] for line in told if "case" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["ddp", "fsdp2", "dtensor", "pipeline"])
 @on_fake_gpus(2)
 def test_uses(rank, world, part):
@@ -67,10 +68,19 @@ def test_uses(rank, world, part):
     assert done == (names if rank == 0 else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["fsdp2", "dtensor"])
 @on_fake_gpus(4)
 def test_uses_in_two_dimensions(rank, world, part):
     run(part, [], "hybrid", "two dimensions")
+
+
+@pytest.mark.parametrize("part", ["ddp", "fsdp2", "dtensor", "pipeline"])
+@on_fake_gpus(2)
+def test_the_first_use_of_each_part(rank, world, part):
+    name = next(iter(PARTS[part]))
+    told = []
+    assert run(part, told, name) == ([name] if rank == 0 else [])
 
 
 @on_ranks(2)
