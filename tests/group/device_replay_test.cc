@@ -161,11 +161,11 @@ TEST(DeviceReplay, WhoGoesWaitsForReplaysAsForCalls) {
     ASSERT_TRUE(one.capture(operations).ok());
     std::atomic<bool>& replays = one.world.launcher(0)->replays;
     replays = true;
+    const auto began = std::chrono::steady_clock::now();
     std::thread ends([&] {
       std::this_thread::sleep_for(milliseconds(100));
       replays = false;
     });
-    const auto began = std::chrono::steady_clock::now();
     EXPECT_TRUE(one.side->part());
     EXPECT_GE(std::chrono::steady_clock::now() - began, milliseconds(90));
     ends.join();
