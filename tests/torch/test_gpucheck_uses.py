@@ -24,7 +24,6 @@ from ranks import on_fake_gpus, on_played_gpus, on_ranks, one_host, only_nvx
 
 PACKAGE = pathlib.Path(nvx.__file__).parents[1]
 ROOT = pathlib.Path(__file__).parents[2]
-MODULE = str(nvx._load().__file__)
 pytestmark = [one_host, only_nvx]
 
 
@@ -218,7 +217,7 @@ def start(*arguments, code=""):
 
 
 def test_a_part_with_ranks_of_its_own():
-    lines, code = start("pipeline", "--device", "cpu", "--ranks", "3", "--module", MODULE)
+    lines, code = start("pipeline", "--device", "cpu", "--ranks", "3", "--module", str(nvx._load().__file__))
     assert code == 0 and lines[-1]["end"] == "passed" and lines[-1]["tried"] == len(PARTS["pipeline"]), lines
     assert {line["part"] for line in lines} == {"pipeline"}
 
@@ -276,7 +275,8 @@ def test_torchs_own_tests_on_a_device_that_ranks_share(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(ROOT / "tests" / "torch")]))
     fake_device.build()
     told = []
-    asked = argparse.Namespace(source=str(ROOT), ranks=2, device=fake_device.NAME, seconds=200, module=MODULE)
+    module = str(nvx._load().__file__)
+    asked = argparse.Namespace(source=str(ROOT), ranks=2, device=fake_device.NAME, seconds=200, module=module)
     names = ["test_ddp_join_model_equivalence", "test_ddp_zero_output_features", "test_DistributedDataParallelCPU"]
     more = [word for name in names for word in ("--exact", name)]
     ended = torch_tests.run(
