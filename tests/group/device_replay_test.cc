@@ -14,18 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
-
-Operation all_reduce(std::vector<int32_t>& data) {
-  Operation o;
-  o.collective = Collective::kAllReduce;
-  o.dtype = DType::kI32;
-  o.out = reinterpret_cast<std::byte*>(data.data());
-  o.in = o.out;
-  o.count = data.size();
-  return o;
-}
-
 class DeviceReplays : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceReplays, testing::Values(1, 2, 3));
 

@@ -18,8 +18,6 @@ using std::chrono::milliseconds;
 
 constexpr size_t M = 1 << 20;
 
-bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
-
 /// Why a side could not be made; nothing where it could.
 std::optional<Error> failure_of(DeviceWorld& world, int rank, Exchange& exchange) {
   try {

@@ -24,8 +24,6 @@ constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kRedu
                                        Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
                                        Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
 
-bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
-
 /// Every collective, of lengths that take every way.
 void run_all(DeviceRank& one, std::initializer_list<size_t> lengths) {
   uint64_t round = 0;
@@ -159,15 +157,6 @@ TEST(DeviceSide, WhatDependsOnWhatGoesInLaunchesOfItsOwn) {
     std::vector<int32_t> a(kCount), b(kCount), both(2 * kCount);
     std::iota(a.begin(), a.end(), one.rank);
     std::iota(b.begin(), b.end(), 10 * one.rank);
-    const auto all_reduce = [](std::vector<int32_t>& data) {
-      Operation o;
-      o.collective = Collective::kAllReduce;
-      o.dtype = DType::kI32;
-      o.out = reinterpret_cast<std::byte*>(data.data());
-      o.in = o.out;
-      o.count = data.size();
-      return o;
-    };
     Operation gather;
     gather.collective = Collective::kAllGather;
     gather.dtype = DType::kI32;

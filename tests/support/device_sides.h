@@ -160,6 +160,19 @@ struct DeviceRank {
   std::unique_ptr<DeviceSide> side;
 };
 
+inline bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+/// A sum in place.
+inline Operation all_reduce(std::vector<int32_t>& data) {
+  Operation o;
+  o.collective = kernel::Collective::kAllReduce;
+  o.dtype = DType::kI32;
+  o.out = reinterpret_cast<std::byte*>(data.data());
+  o.in = o.out;
+  o.count = data.size();
+  return o;
+}
+
 /// All ranks of a group, as threads: each makes its side and runs the body with it.
 inline void with_sides(
     DeviceWorld& world, const std::function<void(DeviceRank&)>& body,

@@ -28,6 +28,17 @@ def until_it_fails(call, seconds=20):
         time.sleep(0.01)
 
 
+def replayed_once(rank, group=None):
+    """Of two ranks: a tensor and a graph that sums it."""
+    open_device(group)
+    tensor = on_gpu(rank + 1)
+    with captured() as graph:
+        dist.all_reduce(tensor, group=group)
+    graph.replay()
+    assert_all(tensor, 3)
+    return tensor, graph
+
+
 class Tensors:
     """The tensors of one collective of each kind, filled with what depends on the rank and the round."""
 
@@ -278,12 +289,7 @@ def test_a_step_of_ddp(rank, world):
 
 @on_played_gpus(2, op_timeout=2)
 def test_a_rank_that_does_not_replay_is_named(rank, world):
-    open_device()
-    tensor = on_gpu(rank + 1)
-    with captured() as graph:
-        dist.all_reduce(tensor)
-    graph.replay()
-    assert_all(tensor, 3)
+    tensor, graph = replayed_once(rank)
     if rank == 0:
         meet("the other one has given up")
         return
@@ -300,12 +306,7 @@ def test_a_rank_that_does_not_replay_is_named(rank, world):
 @on_played_gpus(2, op_timeout=60, dies=[1])
 def test_a_rank_that_dies_ends_what_is_replayed(rank, world):
     """Nobody calls anything of the group: a thread looks."""
-    open_device()
-    tensor = on_gpu(rank + 1)
-    with captured() as graph:
-        dist.all_reduce(tensor)
-    graph.replay()
-    assert_all(tensor, 3)
+    tensor, graph = replayed_once(rank)
     time.sleep(0.3)  # nothing is in flight for a while
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -354,12 +355,7 @@ def test_an_aborted_group_ends_its_replays(rank, world):
 @on_played_gpus(2)
 def test_a_group_that_has_gone_replays_nothing(rank, world):
     group = dist.new_group([0, 1])
-    open_device(group)
-    tensor = on_gpu(rank + 1)
-    with captured() as graph:
-        dist.all_reduce(tensor, group=group)
-    graph.replay()
-    assert_all(tensor, 3)
+    tensor, graph = replayed_once(rank, group)
     dist.destroy_process_group(group)
     dist.all_reduce(on_gpu(1))  # of another group, which may have the memory that is free
     graph.replay()
