@@ -6,18 +6,19 @@
 
 export PYTHON TORCH_VERSION MAX_JOBS
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts check bench conformance clean
+.PHONY: help demo test test-hosts test-slow check bench conformance clean
 
 help:
 	@echo "make demo         train a small model over nvx and over gloo, side by side (a few minutes the first time)"
 	@echo "make test         the C++ and the Python tests (15 to 20 minutes on 2 cores)"
 	@echo "make test-hosts   ranks on hosts of this machine's own making (network namespaces; needs root)"
+	@echo "make test-slow    the tests that make test leaves out for their time"
 	@echo "make check        the gates: formats, warnings, sanitizers, fuzzing, other architectures"
 	@echo "make bench        all_reduce over nvx and gloo from 8 B to 64 MiB; 'nvx bench --help' has the rest"
 	@echo "make conformance  torch's own DistributedTest over nvx, on 4 ranks"
 	@echo "make clean        remove what these have built (.venv stays)"
 
-demo test test-hosts check bench conformance:
+demo test test-hosts test-slow check bench conformance:
 	@scripts/run.sh $@
 
 clean:

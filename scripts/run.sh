@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/run.sh demo|test|test-hosts|check|bench|conformance: finds or installs what the target needs, builds nvx, runs it. The Makefile calls it.
+# scripts/run.sh demo|test|test-hosts|test-slow|check|bench|conformance: finds or installs what the target needs, builds nvx, runs it. The Makefile calls it.
 #
 # The active environment is used where it has a torch that nvx serves, and is left as it is: nvx and the test tools go to
 # build/site. Otherwise .venv is made, and everything goes there. As root on Debian or Ubuntu, missing system packages are
@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
-target=${1:?usage: scripts/run.sh demo|test|test-hosts|check|bench|conformance}
+target=${1:?usage: scripts/run.sh demo|test|test-hosts|test-slow|check|bench|conformance}
 jobs=${MAX_JOBS:-$(nproc)}
 logs=$root/build/logs
 
@@ -18,10 +18,10 @@ die() { printf 'nvx: %s\n' "$*" >&2; exit 1; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
 case $target in
-  demo | test | test-hosts | check | bench | conformance) ;;
-  *) die "no target $target: demo, test, test-hosts, check, bench or conformance" ;;
+  demo | test | test-hosts | test-slow | check | bench | conformance) ;;
+  *) die "no target $target: demo, test, test-hosts, test-slow, check, bench or conformance" ;;
 esac
-mkdir -p "$logs"
+mkdir -p "$logs" "$root/build/results"
 
 # --- the system ----------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ python_step() {
   fi
   case $target in
     demo | bench) [ -n "$site" ] || add_missing numpy=numpy ;;  # without it torch warns, in every rank
-    test | test-hosts | conformance) add_missing expecttest=expecttest pytest=pytest pytest_timeout=pytest-timeout hypothesis=hypothesis numpy=numpy psutil=psutil ;;
+    test | test-hosts | test-slow | conformance) add_missing expecttest=expecttest pytest=pytest pytest_timeout=pytest-timeout hypothesis=hypothesis numpy=numpy psutil=psutil ;;
   esac
 }
 
@@ -189,7 +189,7 @@ run_bench() { "$py" -m nvx.bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo; }
 
 run_check() { "$py" tests/gates/run --install --jobs "$jobs"; }
 
-run_conformance() { "$py" -m tests.conformance; }
+run_conformance() { "$py" -m tests.conformance --quiet --junit "$root/build/results/conformance.xml"; }
 
 # The ranks of tests/torch once more, on two hosts by name: what crosses between them goes over UCX and loopback.
 run_python_tests_on_two_hosts() {
@@ -197,7 +197,8 @@ run_python_tests_on_two_hosts() {
     note "SKIPPED: this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
     return 0
   fi
-  NVX_TEST_HOSTS=2 "$py" -m pytest tests/torch -m "not slow" --ignore=tests/torch/test_fake_device.py --timeout 600 --junitxml="$root/build/results/python-on-two-hosts.xml" -q
+  NVX_TEST_HOSTS=2 "$py" -m pytest tests/torch -m "not slow" --ignore=tests/torch/test_fake_device.py --ignore=tests/torch/test_ranks.py \
+    --timeout 600 --junitxml="$root/build/results/python-on-two-hosts.xml" -q
 }
 
 run_cpp_tests() {
@@ -217,6 +218,10 @@ run_cpp_tests() {
 
 run_python_tests() {
   "$py" -m pytest tests -m "not slow" --ignore=tests/gates --ignore=tests/hosts --timeout 600 --durations=10 --junitxml="$root/build/results/python.xml" -q "$@"
+}
+
+run_test_slow() {
+  "$py" -m pytest tests -m slow --ignore=tests/gates --ignore=tests/hosts --timeout 900 --durations=5 --junitxml="$root/build/results/slow.xml" -q -rs
 }
 
 run_test_hosts() {

@@ -140,6 +140,7 @@ def test_a_missing_contender_is_left_out_and_said():
     assert "# 20 is no step of this scan: the largest size is 16\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_training_steps_end_in_the_same_weights(tmp_path):
     path = tmp_path / "train.json"
     done = bench("train", "--backend", "gloo", "--vs", "gloo", "--iters", "2", "--blocks", "1", "-J", str(path))
@@ -152,6 +153,7 @@ def test_training_steps_end_in_the_same_weights(tmp_path):
     assert all(each["time_us"] > 0 for each in results)
 
 
+@pytest.mark.slow
 def test_training_steps_leave_out_what_has_no_results(tmp_path):
     done = bench("train", "--backend", "gloo", "--vs", "null", "--iters", "1", "--blocks", "1", "--kinds", "ddp")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -197,6 +199,7 @@ def test_init_and_memory(tmp_path):
     assert all(stage["resident"] > 1 << 20 for stage in stages.values())
 
 
+@pytest.mark.slow
 def test_targets_writes_one_file_and_judges_it_again(tmp_path):
     path = tmp_path / "targets.json"
     done = bench("targets", "--backend", "gloo", "--parts", "init", "--quick", "-J", str(path))

@@ -13,7 +13,16 @@ import sys
 from common import Failed, Skipped, shut_if
 
 CLANG = ("-DCMAKE_CXX_COMPILER=clang++-14", "-DCMAKE_C_COMPILER=clang-14")
-GCC = ("-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_C_COMPILER=gcc")
+
+
+def _gcc():
+    """gcc, by the name that CMake calls it where nobody says: ccache knows an object by its compiler's name too, and so
+    nothing that `make test` has compiled is compiled again."""
+    said = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=False) if shutil.which("c++") else None
+    return "c++" if said and "Free Software Foundation" in said.stdout else "g++"
+
+
+GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
 
 # No suppressions: what a sanitizer says of our code is mended, not muted.
 SANITIZER_RULES = {
@@ -90,14 +99,9 @@ def telling_lines(output):
     return "\n".join(lines[first : first + 70] + ["..."] + lines[max(first + 70, len(lines) - 10) :])
 
 
-# `make test` runs what g++ makes of the tests, and the sanitizers' gates what both compilers do.
+# `make test` runs what gcc makes of the tests. clang compiles them all for asan, with the same warnings as errors.
 def gcc(context):
     build(context, "gcc", *GCC)
-    return "no warning"
-
-
-def clang(context):
-    build(context, "clang", *CLANG)
     return "no warning"
 
 

@@ -74,7 +74,11 @@ def test_uses_in_two_dimensions(rank, world, part):
     run(part, [], "hybrid", "two dimensions")
 
 
-@pytest.mark.parametrize("part", ["ddp", "fsdp2", "dtensor", "pipeline"])
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("part", ["ddp", slow("fsdp2"), slow("dtensor"), slow("pipeline")])
 @on_fake_gpus(2)
 def test_the_first_use_of_each_part(rank, world, part):
     name = next(iter(PARTS[part]))
@@ -89,6 +93,7 @@ def test_uses_of_the_cpu(rank, world):
     run("fsdp1", [], "FULL_SHARD")
 
 
+@pytest.mark.slow
 @on_fake_gpus(2)
 def test_compiled(rank, world):
     told = []
@@ -242,6 +247,7 @@ for bad, seconds in ((fails, 60), (dies, 60), (hangs, 5)):
 """
 
 
+@pytest.mark.slow
 def test_ranks_that_fail_die_and_hang():
     (fails, dies, hangs), code = start(code=BAD_RANKS)
     assert code == 0
@@ -270,6 +276,7 @@ def test_torchs_own_tests_are_judged():
     assert torch_tests.judge([late], 1, lambda **fields: None).state == "failed"
 
 
+@pytest.mark.slow
 def test_torchs_own_tests_on_a_device_that_ranks_share(monkeypatch):
     monkeypatch.setattr(torch_tests, "PASSES", ("gpu",))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(ROOT / "tests" / "torch")]))
