@@ -18,8 +18,11 @@ CLANG = ("-DCMAKE_CXX_COMPILER=clang++-14", "-DCMAKE_C_COMPILER=clang-14")
 def _gcc():
     """gcc, by the name that CMake calls it where nobody says: ccache knows an object by its compiler's name too, and so
     nothing that `make test` has compiled is compiled again."""
-    said = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=False) if shutil.which("c++") else None
-    return "c++" if said and "Free Software Foundation" in said.stdout else "g++"
+    try:
+        said = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return "g++"
+    return "c++" if "Free Software Foundation" in said else "g++"
 
 
 GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
