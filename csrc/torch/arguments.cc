@@ -191,7 +191,8 @@ bool Arguments::times_size(const at::Tensor& whole, const at::Tensor& part) cons
 
 void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
   if (a.scalar_type() == b.scalar_type()) return;
-  throw_argument_type_error(std::string(name_) + ": output tensor must have the same type as input tensor (" +
+  throw_argument_type_error(std::string(name_) +
+                            ": invalid tensor type: output tensor must have the same type as input tensor (" +
                             c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
 }
 
@@ -235,9 +236,9 @@ std::byte* Arguments::output(Collective& c, at::Tensor& tensor) const {
   return memory_of(stand_in);
 }
 
-std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor) const {
+std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor, bool apart) const {
   same_device(c, tensor);
-  if (plain(tensor, c)) return memory_of(tensor);
+  if (plain(tensor, c) && !apart) return memory_of(tensor);
   check_writable(tensor);
   const at::Tensor stand_in = stand_in_of(tensor, c);
   c.take_back.emplace_back(tensor, stand_in);
@@ -258,11 +259,11 @@ void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::
                             " inputs");
 }
 
-Collective Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const {
+Collective Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart) const {
   check_tensor(tensor);
   Collective c = begin(kernel::Collective::kAllReduce, tensor, size_t(tensor.numel()));
   reduces_with(c, op, tensor);
-  c.operation.out = in_place(c, tensor);
+  c.operation.out = in_place(c, tensor, apart);
   c.operation.in = c.operation.out;
   return c;
 }

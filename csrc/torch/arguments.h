@@ -20,7 +20,8 @@ class Arguments {
   Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr)
       : name_(name), rank_(rank), size_(size), kernels_(kernels) {}
 
-  Collective all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op) const;
+  /// apart: other tensors of the call use its memory too, so it is read at once.
+  Collective all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
   Collective reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const;
   Collective broadcast(at::Tensor& tensor, int64_t root) const;
   Collective all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input) const;
@@ -35,6 +36,16 @@ class Arguments {
   Collective all_to_all_base(at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
                              const std::vector<int64_t>& input_splits) const;
 
+  /// Lists of any length, as gloo takes them: of CPU tensors, all of one type and size. They are as one tensor a rank:
+  /// reduced with each other first, or laid side by side; each gets the result.
+  Collective all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const;
+  Collective broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const;
+  Collective all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const;
+  void check_list(const std::vector<at::Tensor>& tensors) const;
+  /// Of a list for each rank, with an output for each input.
+  void check_coalesced(const std::vector<std::vector<at::Tensor>>& outputs,
+                       const std::vector<at::Tensor>& inputs) const;
+
   /// The one tensor of a list that must have one.
   at::Tensor& single(std::vector<at::Tensor>& tensors) const;
   void check_tensor(const at::Tensor& tensor) const;
@@ -47,6 +58,7 @@ class Arguments {
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const Collective& c, const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
+  void check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) const;
   void check_root(int64_t root) const;
   void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
   bool times_size(const at::Tensor& whole, const at::Tensor& part) const;
@@ -55,7 +67,7 @@ class Arguments {
   void check_writable(const at::Tensor& tensor) const;
   const std::byte* input(Collective& c, const at::Tensor& tensor) const;
   std::byte* output(Collective& c, at::Tensor& tensor) const;
-  std::byte* in_place(Collective& c, at::Tensor& tensor) const;
+  std::byte* in_place(Collective& c, at::Tensor& tensor, bool apart = false) const;
 
   const char* name_;
   int rank_;
@@ -64,5 +76,8 @@ class Arguments {
 };
 
 DType dtype_of(const at::Tensor& tensor);
+
+/// Of each tensor, whether it uses memory that one before it in the list uses.
+std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors);
 
 }  // namespace nvx

@@ -120,7 +120,7 @@ NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind) {
   if (somebody_listens()) {
     on_end = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](NvxWork& work) { self->tell(work); };
   }
-  return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end)};
+  return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end), kind.lists};
 }
 
 void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
@@ -314,17 +314,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::broadcast");
-  if (opts.rootTensor != 0) args.invalid("invalid root tensor: " + std::to_string(opts.rootTensor));
-  return launch({c10d::OpType::BROADCAST, "nvx:broadcast"}, one(args.broadcast(args.single(tensors), opts.rootRank)),
-                tensors, tensors, opts.timeout, mode(opts.asyncOp));
+  return launch({c10d::OpType::BROADCAST, "nvx:broadcast"},
+                one(args.broadcast(tensors, opts.rootRank, opts.rootTensor)), tensors, tensors, opts.timeout,
+                mode(opts.asyncOp));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::allreduce");
-  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].layout() == at::kSparse)
-    return all_reduce_sparse(tensors[0], opts);
-  return launch({c10d::OpType::ALLREDUCE, "nvx:all_reduce"}, one(args.all_reduce(args.single(tensors), opts.reduceOp)),
-                tensors, tensors, opts.timeout, mode(opts.asyncOp));
+  if (!tensors.empty() && tensors[0].defined() && tensors[0].layout() == at::kSparse)
+    return all_reduce_sparse(tensors, opts);
+  return launch({c10d::OpType::ALLREDUCE, "nvx:all_reduce"}, one(args.all_reduce(tensors, opts.reduceOp)), tensors,
+                tensors, opts.timeout, mode(opts.asyncOp));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
@@ -335,12 +335,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_coalesced(Tensors& ten
                                                                     const c10d::AllreduceCoalescedOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::allreduce_coalesced");
   if (tensors.empty()) args.invalid("requires non-empty tensor list");
-  Collectives all;
-  for (at::Tensor& tensor : tensors) {
-    args.check_tensor(tensor);
-    if (tensor.scalar_type() != tensors[0].scalar_type()) args.invalid("tensors must all have the same type");
-    all.push_back(args.all_reduce(tensor, opts.reduceOp));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) args.invalid("requires defined tensors");
+    if (tensors[i].layout() != tensors[0].layout()) args.invalid("invalid tensor layout at index " + std::to_string(i));
+    if (tensors[i].layout() != at::kStrided) args.invalid("unsupported layout: only supports dense tensors");
+    if (tensors[i].scalar_type() != tensors[0].scalar_type()) args.invalid("tensors must all have the same type");
+    args.check_tensor(tensors[i]);
   }
+  const std::vector<bool> again = use_memory_again(tensors);
+  Collectives all;
+  for (size_t i = 0; i < tensors.size(); ++i) all.push_back(args.all_reduce(tensors[i], opts.reduceOp, again[i]));
   return launch({c10d::OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, std::move(all), tensors, tensors, opts.timeout,
                 mode(opts.asyncOp));
 }
@@ -356,11 +360,14 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce(Tensors& tensors, const c
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::allgather");
-  const auto fail = [&](const std::string& what) { args.invalid(what); };
-  c10d::assertNonEmpty(fail, inputs);
-  if (inputs.size() != outputs.size()) args.invalid("requires input/output tensor lists to have the same length");
-  return launch({c10d::OpType::ALLGATHER, "nvx:all_gather"}, one(args.all_gather(outputs[0], args.single(inputs))),
-                outputs[0], inputs, opts.timeout, mode(opts.asyncOp));
+  Collective c = args.all_gather(outputs, inputs);
+  const bool several = outputs.size() > 1;
+  Tensors flat;
+  if (several) {
+    for (const Tensors& list : outputs) flat.insert(flat.end(), list.begin(), list.end());
+  }
+  return launch({c10d::OpType::ALLGATHER, "nvx:all_gather", several ? outputs.size() : 0}, one(std::move(c)),
+                several ? flat : outputs[0], inputs, opts.timeout, mode(opts.asyncOp));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -376,21 +383,17 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_coalesced(std::vector<
   const Arguments args = arguments("ProcessGroupNVX::allgather_coalesced");
   if (inputs.empty()) args.invalid("requires non-empty input tensor list");
   if (outputs.size() != size_t(size_)) args.invalid("output lists should be equal to world size");
+  args.check_coalesced(outputs, inputs);
   Collectives all;
   Tensors flat;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors column;
-    for (Tensors& list : outputs) {
-      if (list.size() != inputs.size())
-        args.invalid("invalid output size: (expected length " + std::to_string(inputs.size()) + ", got " +
-                     std::to_string(list.size()) + ")");
-      column.push_back(list[i]);
-    }
+    for (const Tensors& list : outputs) column.push_back(list[i]);
     all.push_back(args.all_gather(column, inputs[i]));
-    flat.insert(flat.end(), column.begin(), column.end());
   }
-  return launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:all_gather"}, std::move(all), flat, inputs, opts.timeout,
-                mode(opts.asyncOp));
+  for (const Tensors& list : outputs) flat.insert(flat.end(), list.begin(), list.end());
+  return launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:all_gather", outputs.size()}, std::move(all), flat, inputs,
+                opts.timeout, mode(opts.asyncOp));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,

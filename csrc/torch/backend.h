@@ -114,6 +114,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   struct Kind {
     c10d::OpType type;
     const char* title;  ///< "nvx:all_reduce"
+    size_t lists = 0;   ///< in how many lists of one length a future has the outputs; 0: in one, as they are
   };
   enum class Mode { kAsync, kSync };
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
@@ -141,7 +142,7 @@ class ProcessGroupNVX final : public c10d::Backend {
     Extensions::Claim claim;
   };
   Term term_of(std::chrono::milliseconds given);
-  IntrusiveWork all_reduce_sparse(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+  IntrusiveWork all_reduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts);
   IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   NvxWork::Facts facts(const Kind& kind);

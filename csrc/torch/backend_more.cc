@@ -142,19 +142,20 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
   return all;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(at::Tensor& tensor,
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(Tensors& tensors,
                                                                   const c10d::AllreduceOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::allreduce");
+  args.check_list(tensors);
   if (opts.reduceOp != c10d::ReduceOp::SUM)
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
-  if (!serves(tensor.device())) args.invalid("only supports CPU tensors and those of accelerators");
+  if (!serves(tensors[0].device())) args.invalid("only supports CPU tensors and those of accelerators");
   origin_.check(rank_);
-  if (!tensor.is_cpu()) return all_reduce_sparse_on_host(tensor, opts);
+  if (!tensors[0].is_cpu()) return all_reduce_sparse_on_host(tensors[0], opts);
   if (!opts.asyncOp && !collects() && group_->lane().held_here()) raise(group_->inside_itself());
   Term term = term_of(opts.timeout);
   SparseWork::Call call{term.timeout, group_->next_number(), std::move(term.claim)};
   const auto work = c10::make_intrusive<SparseWork>(group_, facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
-                                                    args, tensor, std::move(call));
+                                                    args, tensors, std::move(call));
   hand_over(work, group_->lane());
   if (opts.asyncOp || collects()) return work;
   work->wait(std::chrono::milliseconds(0));
@@ -166,12 +167,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse_on_host(at::Te
                                                                           const c10d::AllreduceOptions& opts) {
   refuse_capture(tensor.device());
   const Movement movement;
-  at::Tensor host = tensor.cpu();
+  Tensors host{tensor.cpu()};
   c10d::AllreduceOptions now = opts;
   now.asyncOp = false;
   const auto work = all_reduce_sparse(host, now);
   if (work) work->wait();
-  tensor.copy_(host);
+  tensor.copy_(host[0]);
   const auto done = c10::make_intrusive<DoneWork>(facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
                                                   Tensors{tensor}, Tracks::of_caller(tensor.device()).up);
   done->begin();

@@ -4,15 +4,15 @@
 
 namespace nvx {
 
-SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments, const at::Tensor& tensor,
-                       Call call)
-    : LaneWork(std::move(group), std::move(facts), {tensor}, std::nullopt),
+SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments,
+                       std::vector<at::Tensor> tensors, Call call)
+    : LaneWork(std::move(group), std::move(facts), tensors, std::nullopt),
       arguments_(arguments),
       call_(std::move(call)),
-      tensor_(tensor) {}
+      tensors_(std::move(tensors)) {}
 
 void SparseWork::let_go() {
-  tensor_.reset();
+  tensors_.clear();
   call_.claim.reset();
 }
 
@@ -43,7 +43,9 @@ Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor&
 
 Status SparseWork::carry_out(Group& group, Carrier carrier) {
   const Movement movement;
-  const at::Tensor mine = tensor_.coalesce();
+  at::Tensor mine = tensors_[0];
+  for (size_t i = 1; i < tensors_.size(); ++i) mine = mine + tensors_[i];
+  mine = mine.coalesce();
   std::vector<int64_t> entries;
   NVX_TRY(gather_sizes(group, carrier, mine, entries));
   const int64_t most = *std::max_element(entries.begin(), entries.end());
@@ -62,7 +64,8 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
     indices.push_back(all_indices[r].slice(0, 0, entries[size_t(r)]).t());
     parts.push_back(all_values[r].slice(0, 0, entries[size_t(r)]));
   }
-  tensor_.copy_(at::sparse_coo_tensor(at::cat(indices, 1), at::cat(parts, 0), mine.sizes()).coalesce());
+  const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices, 1), at::cat(parts, 0), mine.sizes()).coalesce();
+  for (at::Tensor& tensor : tensors_) tensor.copy_(sum);
   return {};
 }
 

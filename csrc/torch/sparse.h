@@ -5,8 +5,9 @@
 
 namespace nvx {
 
-/// The all-reduce of a sparse tensor. Ranks may hold different numbers of indices: what each has is gathered first,
-/// then indices and values of all, which every rank sums in rank order.
+/// The all-reduce of a sparse tensor, or of several that are summed first and each get the result. Ranks may hold
+/// different numbers of indices: what each has is gathered first, then indices and values of all, which every rank sums
+/// in rank order.
 class SparseWork final : public LaneWork {
  public:
   struct Call {
@@ -15,7 +16,7 @@ class SparseWork final : public LaneWork {
     Extensions::Claim claim;
   };
 
-  SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments, const at::Tensor& tensor,
+  SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments, std::vector<at::Tensor> tensors,
              Call call);
 
  private:
@@ -26,7 +27,7 @@ class SparseWork final : public LaneWork {
 
   const Arguments arguments_;
   Call call_;
-  at::Tensor tensor_;
+  std::vector<at::Tensor> tensors_;
 };
 
 }  // namespace nvx

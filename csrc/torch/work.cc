@@ -16,12 +16,14 @@
 namespace nvx {
 namespace {
 
-c10::intrusive_ptr<c10::ivalue::Future> new_future(const std::vector<c10::Stream>& streams) {
+c10::intrusive_ptr<c10::ivalue::Future> new_future(const std::vector<c10::Stream>& streams, bool of_lists) {
   std::vector<c10::Device> devices;
   for (const c10::Stream& stream : streams) {
     if (std::find(devices.begin(), devices.end(), stream.device()) == devices.end()) devices.push_back(stream.device());
   }
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::move(devices));
+  c10::TypePtr type = c10::ListType::create(c10::TensorType::get());
+  if (of_lists) type = c10::ListType::create(std::move(type));
+  return c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
 }
 
 uint64_t next_completion_key() {
@@ -158,7 +160,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   asked_for_ = true;
   MutexLock lock(future_mutex_);
   if (future_) return future_;
-  future_ = new_future(streams_);
+  future_ = new_future(streams_, facts_.lists != 0);
   const auto future = future_;
   if (!over_) return future;
   lock.unlock();
@@ -192,7 +194,15 @@ void NvxWork::complete(c10::ivalue::Future& future) {
     there.block(*known);
   }
   const c10::MultiStreamGuard on(last);
-  future.markCompleted(c10::IValue(outputs_));
+  future.markCompleted(value());
+}
+
+c10::IValue NvxWork::value() const {
+  if (facts_.lists == 0) return outputs_;
+  std::vector<std::vector<at::Tensor>> lists(facts_.lists);
+  const size_t length = outputs_.size() / lists.size();
+  for (size_t i = 0; i < outputs_.size(); ++i) lists[i / length].push_back(outputs_[i]);
+  return lists;
 }
 
 void NvxWork::synchronize() {

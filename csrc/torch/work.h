@@ -78,6 +78,7 @@ class NvxWork : public c10d::Work {
     uint64_t sequence;
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
+    size_t lists = 0;                      ///< in how many lists of one length a future has the outputs; 0: in one
     Clock::time_point began = Clock::now();
   };
   const std::vector<c10::Stream>& streams() const { return streams_; }
@@ -137,6 +138,7 @@ class NvxWork : public c10d::Work {
 
  private:
   void complete(c10::ivalue::Future& future);
+  c10::IValue value() const;
   void tell_hooks();
   class Telling;
   static thread_local const Telling* innermost_;

@@ -128,6 +128,7 @@ class _no_processes:  # noqa: N801  (reads as a statement)
 
 def _stand_in_for_gloo(backend: str) -> None:
     """`torch.distributed.ProcessGroupGloo(...)` makes the backend under test; torch's own use of gloo stays."""
+    import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
@@ -150,3 +151,5 @@ def _stand_in_for_gloo(backend: str) -> None:
             return plugin.creator_fn(given, None)
 
     dist.ProcessGroupGloo = ProcessGroupGloo
+    # Tests call it on a group and let go of what it makes.
+    torch._C._distributed_c10d.Backend.create_device = gloo.create_device

@@ -1,0 +1,153 @@
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernel/level.h"
+#include "torch/arguments.h"
+
+namespace nvx {
+
+namespace {
+
+template <class Wanted, class There>
+std::string at_index(size_t index, const Wanted& wanted, const There& there) {
+  return " at index " + std::to_string(index) + " (expected " + c10::str(wanted) + ", got " + c10::str(there) + ")";
+}
+
+}  // namespace
+
+/// In gloo's words.
+void Arguments::check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) const {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor& tensor = tensors[i];
+    if (!tensor.defined()) invalid("requires defined tensors");
+    if (tensor.layout() != like.layout())
+      invalid("invalid tensor layout" + at_index(i, like.layout(), tensor.layout()));
+    if (tensor.scalar_type() != like.scalar_type())
+      invalid("invalid tensor type" + at_index(i, like.scalar_type(), tensor.scalar_type()));
+    if (tensor.sizes() != like.sizes()) invalid("invalid tensor size" + at_index(i, like.sizes(), tensor.sizes()));
+    if (tensor.device() != like.device()) invalid("tensors must be on the same device");
+  }
+}
+
+void Arguments::check_list(const std::vector<at::Tensor>& tensors) const {
+  const auto fail = [this](const std::string& what) { invalid(what); };
+  c10d::assertNonEmpty(fail, tensors);
+  if (!tensors[0].defined()) invalid("requires defined tensors");
+  if (!tensors[0].is_cpu()) c10d::assertSingleElement(fail, tensors);
+  check_alike(tensors, tensors[0]);
+}
+
+void Arguments::check_coalesced(const std::vector<std::vector<at::Tensor>>& outputs,
+                                const std::vector<at::Tensor>& inputs) const {
+  if (inputs.empty()) invalid("requires non-empty input tensor list");
+  if (outputs.size() != size_t(size_)) invalid("output lists should be equal to world size");
+  for (const std::vector<at::Tensor>& list : outputs) {
+    if (list.size() != inputs.size())
+      invalid("invalid output size: (expected length " + std::to_string(inputs.size()) + ", got " +
+              std::to_string(list.size()) + ")");
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (!list[i].defined() || !inputs[i].defined()) invalid("requires defined tensors");
+      if (list[i].sizes() != inputs[i].sizes())
+        invalid("invalid size of output tensor" + at_index(i, inputs[i].sizes(), list[i].sizes()));
+      if (list[i].scalar_type() != inputs[i].scalar_type())
+        invalid("invalid tensor type" + at_index(i, inputs[i].scalar_type(), list[i].scalar_type()));
+    }
+  }
+}
+
+Collective Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const {
+  if (tensors.size() == 1) [[likely]]
+    return all_reduce(tensors[0], op);
+  check_list(tensors);
+  const Movement movement;
+  // The first rounding is this one; a mean of means is the mean, as each is of as many.
+  at::Tensor folded = at::empty(tensors[0].sizes(), tensors[0].options());
+  Collective c = all_reduce(folded, op);
+  const ReduceOp inner = c.operation.op == ReduceOp::kPremulSum ? ReduceOp::kSum : c.operation.op;
+  std::vector<at::Tensor> parts;
+  std::vector<const void*> sources;
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(tensor);
+    check_writable(tensor);
+    parts.push_back(tensor.resolve_conj().resolve_neg().contiguous());
+    sources.push_back(parts.back().data_ptr());
+  }
+  kernel::level().reduce(c.operation.dtype, inner)(folded.data_ptr(), sources.data(), int(sources.size()),
+                                                   size_t(folded.numel()), nullptr);
+  for (at::Tensor& tensor : tensors) c.take_back.emplace_back(tensor, folded);
+  return c;
+}
+
+Collective Arguments::broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const {
+  c10d::assertRootTensor([this](const std::string& what) { invalid(what); }, root_tensor, int64_t(tensors.size()));
+  if (tensors.size() == 1) [[likely]]
+    return broadcast(tensors[0], root);
+  check_list(tensors);
+  Collective c = broadcast(tensors[size_t(root_tensor)], root);
+  const at::Tensor result = c.take_back.empty() ? tensors[size_t(root_tensor)] : c.take_back.front().second;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (int64_t(i) == root_tensor) continue;
+    check_tensor(tensors[i]);
+    check_writable(tensors[i]);
+    c.take_back.emplace_back(tensors[i], result);
+  }
+  return c;
+}
+
+Collective Arguments::all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const {
+  if (inputs.empty()) invalid("requires non-empty input tensor list");
+  if (inputs.size() != outputs.size()) invalid("requires input/output tensor lists to have the same length");
+  if (inputs.size() == 1) [[likely]]
+    return all_gather(outputs[0], inputs[0]);
+  check_list(inputs);
+  const size_t count = inputs.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (outputs[i].size() != count * size_t(size_))
+      invalid("invalid output tensor list at index " + std::to_string(i) + " (expected length " +
+              std::to_string(count * size_t(size_)) + ", got " + std::to_string(outputs[i].size()) + ")");
+    for (const at::Tensor& out : outputs[i]) {
+      check_tensor(out);
+      check_writable(out);
+    }
+    check_alike(outputs[i], inputs[0]);
+  }
+  const Movement movement;
+  const at::Tensor side_by_side = at::stack(inputs);
+  std::vector<int64_t> shape = side_by_side.sizes().vec();
+  shape.insert(shape.begin(), size_);
+  at::Tensor all = at::empty(shape, side_by_side.options());
+  Collective c = all_gather_base(all, side_by_side);
+  c.stand_ins.push_back(side_by_side);
+  const at::Tensor flat = all.flatten(0, 1);
+  for (std::vector<at::Tensor>& list : outputs) {
+    for (size_t i = 0; i < list.size(); ++i) c.take_back.emplace_back(list[i], flat[int64_t(i)]);
+  }
+  return c;
+}
+
+std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors) {
+  std::vector<bool> again(tensors.size());
+  if (tensors.size() < 2) return again;
+  std::vector<size_t> by_address(tensors.size());
+  std::iota(by_address.begin(), by_address.end(), size_t(0));
+  const auto begin = [&](size_t i) { return static_cast<const std::byte*>(tensors[i].data_ptr()); };
+  std::sort(by_address.begin(), by_address.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
+  size_t furthest = by_address[0];  // of those so far the one whose memory reaches furthest
+  const auto end = [&](size_t i) {
+    const at::Tensor& t = tensors[i];
+    return begin(i) + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
+  };
+  for (size_t k = 1; k < by_address.size(); ++k) {
+    const size_t here = by_address[k];
+    if (begin(here) < end(furthest)) again[std::max(here, furthest)] = true;
+    if (end(here) > end(furthest)) furthest = here;
+  }
+  return again;
+}
+
+}  // namespace nvx
