@@ -98,8 +98,7 @@ std::string Neighbour::how_it_ended(const std::string& before, const std::string
   return before + "exit code " + std::to_string(WEXITSTATUS(status)) + behind;
 }
 
-Neighbours::Neighbours()
-    : leases_(arena_, size_t(std::max<int64_t>(config().staging_mb, 1)) << 20), own_pidfd_(open_pidfd(getpid())) {}
+Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), own_pidfd_(open_pidfd(getpid())) {}
 
 std::shared_ptr<Neighbours> Neighbours::here() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, forget_after_fork);
@@ -174,9 +173,11 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
   for (const Wanted& want : wanted) {
     Fd guest = connect_to(want.door);
     if (!guest) {
-      throw Error(Code::kPeerDied, "nvx: the process " + std::to_string(want.pid) +
-                                       " of this host cannot be reached over its Unix socket (" + std::strerror(errno) +
-                                       "): it has ended, or belongs to another user");
+      throw Error(Code::kPeerDied,
+                  "nvx: the process " + std::to_string(want.pid) +
+                      " of this host cannot be reached over its Unix socket (" + std::strerror(errno) +
+                      "): it has ended, or belongs to another user. Next: see its log; run all ranks of "
+                      "a host as one user");
     }
     polls.push_back({guest.get(), POLLIN, 0});
     guests.push_back(std::move(guest));
