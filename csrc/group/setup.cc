@@ -252,11 +252,12 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
     }
     look_for_deaths(writer);
     if (deadline.passed(Clock::now())) {
-      throw Error(Code::kTimeout, "nvx: the ranks of group " + name() + " did not all come in " + seconds(deadline) +
-                                      ": " + missing_in_set_up(store, writer) + "; this is rank " +
-                                      std::to_string(rank()) + ", which waits for the key " + key(what) +
-                                      " in the store. Next: has every rank been started, with this backend and world size, and "
-                                      "does each make this group? See the logs of those that have not come");
+      throw Error(Code::kTimeout,
+                  "nvx: the ranks of group " + name() + " did not all come in " + seconds(deadline) + ": " +
+                      missing_in_set_up(store, writer) + "; this is rank " + std::to_string(rank()) +
+                      ", which waits for the key " + key(what) +
+                      " in the store. Next: has every rank been started, with this backend and world size, and "
+                      "does each make this group? See the logs of those that have not come");
     }
   }
 }

@@ -81,7 +81,8 @@ Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
     : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid) {}
 
 bool Neighbour::dead() const {
-  if (!pidfd_) return kill(pid_, 0) != 0 && errno == ESRCH;  // a kernel without pidfds
+  // A kernel, or a sandbox, without pidfds: what nobody has reaped yet still has a place among the processes.
+  if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || !how_it_ended("", "").empty();
   pollfd ask{pidfd_.get(), POLLIN, 0};
   return poll(&ask, 1, 0) == 1;
 }

@@ -18,10 +18,11 @@ auto ask_store(Call call) {
   try {
     return call();
   } catch (const c10::Error& error) {
-    const std::string what = error.what_without_backtrace();
-    throw Error(Code::kSystem,
-                "nvx: the store, in which the ranks meet, has failed: " + what.substr(0, what.find('\n')) +
-                    ". Next: is the process that serves it, as a rule rank 0, still there? See its log");
+    std::string what = error.what_without_backtrace();
+    what.resize(std::min(what.size(), what.find('\n')));
+    while (what.ends_with('.') || what.ends_with('?')) what.pop_back();
+    throw Error(Code::kSystem, "nvx: the store, in which the ranks meet, has failed: " + what +
+                                   ". Next: is the process that serves it, as a rule rank 0, still there? See its log");
   }
 }
 
