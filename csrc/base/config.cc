@@ -1,6 +1,8 @@
 #include "base/config.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -16,7 +18,10 @@ extern char** environ;
 namespace nvx {
 namespace {
 
-constexpr char kNumber[] = "a number";
+constexpr char kWhole[] = "a whole number";
+constexpr char kSeconds[] = "a number";  // fractions too
+
+constexpr double kMost = 1e9;  // what nothing else bounds
 
 constexpr Variable kVariables[] = {
     {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every collective)",
@@ -29,18 +34,18 @@ constexpr Variable kVariables[] = {
      "the libucp.so.0 to load, or its folder; empty: one with RDMA where there is RDMA, else the newest"},
     {"NVX_ON_ERROR", "raise", "what a failed operation does: raise a Python exception, or abort the process",
      "raise, abort"},
-    {"NVX_TIMEOUT_S", "0", "seconds an operation may wait, instead of the group's timeout; 0 keeps the group's",
-     kNumber},
+    {"NVX_TIMEOUT_S", "0", "seconds an operation may wait, instead of the group's timeout; 0: the group's", kSeconds, 0,
+     kMost},
     {"NVX_LIVENESS_S", "10", "seconds after which a rank of another host that is waited for and gives no sign is lost",
-     kNumber},
+     kSeconds, 1, kMost},
     {"NVX_SPIN_US", "-1", "microseconds a waiter spins before it sleeps; -1: 200, or 0 where ranks outnumber cores",
-     kNumber},
+     kWhole, -1, kMost},
     {"NVX_ALGO", "", "forces one_shot or pipelined wherever both are possible", "one_shot, pipelined"},
     {"NVX_ONE_SHOT_BYTES", "-1", "largest message that goes through the one-shot slots (at most 65536); -1: the plan's",
-     kNumber},
-    {"NVX_STAGING_MB", "32", "most staging memory a process exports for all its groups", kNumber},
+     kWhole, -1, 64 << 10},
+    {"NVX_STAGING_MB", "32", "most staging memory a process exports for all its groups", kWhole, 1, kMost},
     {"NVX_LEASE_KB", "0", "staging that one large operation leases; 0: sized from the caches and the rank count",
-     kNumber},
+     kWhole, 0, kMost},
     {"NVX_CPU_LEVEL", "", "instruction-set level of the copy and reduce loops (base, v3, v4); empty: the best there is",
      "base, v3, v4"},
     {"NVX_CUDA", "", "read by the build only: 0 builds without CUDA"},
@@ -68,11 +73,25 @@ std::optional<std::string> as_word(const Variable& v, const std::string& set) {
   return std::nullopt;
 }
 
-std::optional<int64_t> as_number(const std::string& set) {
-  char* end = nullptr;
-  const int64_t value = std::strtoll(set.c_str(), &end, 10);
-  if (set.empty() || *end != '\0') return std::nullopt;
+bool is_number(const Variable& v) { return v.takes == kWhole || v.takes == kSeconds; }
+
+/// Written as people write numbers, whatever the locale.
+std::optional<double> as_number(const std::string& set) {
+  double value = 0;
+  const char* const end = set.data() + set.size();
+  const auto [stop, error] = std::from_chars(set.data(), end, value);
+  if (error != std::errc() || stop != end || !std::isfinite(value)) return std::nullopt;
   return value;
+}
+
+std::string fault_of_number(const Variable& v, const std::string& set) {
+  const auto told = [](double bound) { return std::to_string(int64_t(bound)); };
+  const std::optional<double> value = as_number(set);
+  if (!value) return "not a number";
+  if (v.takes == kWhole && *value != std::floor(*value)) return "not a whole number";
+  if (*value < v.least) return "less than " + told(v.least);
+  if (*value > v.most) return "more than " + told(v.most);
+  return "";
 }
 
 void warn_of_fault(const Variable& v) {
@@ -86,11 +105,18 @@ std::string choice(const char* name) {
   return v.fallback;
 }
 
-int64_t number(const char* name) {
+double number(const char* name) {
   const Variable& v = row(name);
-  if (const std::optional<int64_t> value = as_number(text(v))) return *value;
+  if (fault(v).empty()) return *as_number(text(v));
   warn_of_fault(v);
   return *as_number(v.fallback);
+}
+
+int64_t whole(const char* name) { return int64_t(number(name)); }
+
+/// However little it is, it is not nothing.
+std::chrono::milliseconds seconds(const char* name) {
+  return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(number(name)));
 }
 
 size_t edit_distance(const std::string& a, const std::string& b) {
@@ -134,12 +160,12 @@ Config read() {
           .on_error = choice("NVX_ON_ERROR"),
           .algorithm = choice("NVX_ALGO"),
           .cpu_level = text("NVX_CPU_LEVEL"),
-          .timeout_s = number("NVX_TIMEOUT_S"),
-          .liveness_s = number("NVX_LIVENESS_S"),
-          .spin_us = number("NVX_SPIN_US"),
-          .staging_mb = number("NVX_STAGING_MB"),
-          .lease_kb = number("NVX_LEASE_KB"),
-          .one_shot_bytes = number("NVX_ONE_SHOT_BYTES")};
+          .timeout = seconds("NVX_TIMEOUT_S"),
+          .liveness = seconds("NVX_LIVENESS_S"),
+          .spin_us = whole("NVX_SPIN_US"),
+          .staging_mb = whole("NVX_STAGING_MB"),
+          .lease_kb = whole("NVX_LEASE_KB"),
+          .one_shot_bytes = whole("NVX_ONE_SHOT_BYTES")};
 }
 
 }  // namespace
@@ -148,7 +174,7 @@ std::span<const Variable> variables() { return kVariables; }
 
 std::string fault(const Variable& v) {
   if (!*v.takes) return "";
-  if (v.takes == kNumber) return as_number(text(v)) ? "" : "not a number";
+  if (is_number(v)) return fault_of_number(v, text(v));
   return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
 }
 

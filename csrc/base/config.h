@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -11,12 +12,14 @@ struct Variable {
   const char* name;
   const char* fallback;
   const char* meaning;
-  const char* takes = "";  ///< the words it knows, or that it is a number; empty: any text
+  const char* takes = "";      ///< the words it knows, or that it is a number; empty: any text
+  double least = 0, most = 0;  ///< of a number
 };
 
 std::span<const Variable> variables();
 
-/// Why what it is set to now is not taken: "none of warn, info, trace", "not a number". Empty if it is, or is not set.
+/// Why what it is set to now is not taken: "none of warn, info, trace", "not a whole number", "less than 0". Empty if
+/// it is, or is not set.
 std::string fault(const Variable& variable);
 
 /// The environment as this process read it first. Every rank of a group must agree on what affects_plan() covers.
@@ -28,8 +31,8 @@ struct Config {
   std::string on_error;
   std::string algorithm;
   std::string cpu_level;
-  int64_t timeout_s;
-  int64_t liveness_s;
+  std::chrono::milliseconds timeout;  ///< 0: the group's
+  std::chrono::milliseconds liveness;
   int64_t spin_us;
   int64_t staging_mb;
   int64_t lease_kb;

@@ -50,7 +50,7 @@ class [[nodiscard]] Status {
   std::shared_ptr<const Failure> failure_;
 };
 
-/// "nvx: <what>: <strerror>", for a system call that failed just now.
+/// "nvx: <what>: <strerror>", and what to do about it, for a system call that failed just now.
 Error system_error(const std::string& what);
 
 }  // namespace nvx

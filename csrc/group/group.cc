@@ -1,8 +1,6 @@
 #include "group/group.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 
 #include "base/config.h"
 #include "base/interrupt.h"
@@ -19,38 +17,6 @@ using kernel::Collective;
 using kernel::Presence;
 
 }  // namespace
-
-std::string seconds(double span) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f s", span);
-  return text;
-}
-
-std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }
-
-std::string printable(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  }
-  return text;
-}
-
-std::string read_note(const kernel::FailureNote& note) {
-  return printable(std::string(note.text, strnlen(note.text, sizeof note.text)));
-}
-
-std::string describe(const kernel::Fingerprint& f) {
-  std::string text = f.collective <= Collective::kBarrier ? name(f.collective) : "an unknown operation";
-  if (f.collective == Collective::kBarrier || f.collective == Collective::kNone) return text;
-  const bool reduces = f.collective == Collective::kAllReduce || f.collective == Collective::kReduce ||
-                       f.collective == Collective::kReduceScatter;
-  text += "(";
-  if (reduces && size_t(f.op) < kernel::kReduceOpCount) text += std::string(nvx::name(f.op)) + ", ";
-  text += size_t(f.dtype) < kernel::kDTypeCount ? nvx::name(f.dtype) : "?";
-  if (f.count) text += ", " + std::to_string(f.count) + " elements";
-  if (f.root >= 0) text += ", root " + std::to_string(f.root);
-  return text + ")";
-}
 
 Group::~Group() {
   if (forked()) {
@@ -100,7 +66,7 @@ bool Group::gone(int seat) const {
 }
 
 std::chrono::milliseconds Group::span_of(std::chrono::milliseconds own) const {
-  return own.count() > 0 && config().timeout_s <= 0 ? own : timeout();
+  return own.count() > 0 && config().timeout.count() == 0 ? own : timeout();
 }
 
 WaitRules Group::rules(std::chrono::milliseconds own, Carrier carrier) {
@@ -228,9 +194,21 @@ Status Group::check_alive() const {
             "nvx: this process was forked from rank " + std::to_string(rank()) +
                 "; a group does not cross a fork. Start ranks with spawn, or init_process_group in the child"};
   }
-  if (failed()) return failure();
+  if (failed()) return refusal();
   if (closed()) return {Code::kInvalid, "nvx: group " + name() + " has been destroyed"};
   return {};
+}
+
+/// Of calls that come after the failure: why, but not what would have helped then.
+Status Group::refusal() const {
+  const Status first = failure();
+  const std::string cause = first.what().substr(5, advice_at(first.what()) - 5);
+  return {first.code(), "nvx: group " + name() + " failed earlier, so this call was not begun: " + cause +
+                            ". Next: destroy the group and make another one"};
+}
+
+Status Group::came_late(const std::string& what) const {
+  return met_in(failure(), "this is rank " + std::to_string(rank()) + ", which came to " + what + " after that");
 }
 
 bool reduces(Collective collective) {
@@ -251,10 +229,11 @@ Status Group::run(Operation& o, Carrier carrier) {
 
 Status Group::carry_out(Operation& o, Carrier carrier) {
   NVX_TRY(check_alive());
+  if (o.number == 0) o.number = next_number();
+  if (told()) return came_late(describe(o.fingerprint()) + " #" + std::to_string(o.number));
   if (reduces(o.collective) && !kernel::level().reduce(o.dtype, o.op)) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
-  if (o.number == 0) o.number = next_number();
   try {
     if (spread_) return spread_->run(o, carrier);
     const WaitRules rules = rules_of(o, carrier);
@@ -350,40 +329,33 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
   }
 }
 
-Status met_in(const Status& status, const std::string& context) {
-  const std::string& text = status.what();
-  for (const char* end : {"; Next: ", ". Next: "}) {
-    const size_t at = text.find(end);
-    if (at != std::string::npos)
-      return {status.code(), text.substr(0, at) + "; " + context + ". " + text.substr(at + 2)};
-  }
-  return {status.code(), text + "; " + context};
-}
-
 Status Group::explain_wait(Waited how, int who, const std::string& what, const std::string& missing,
                            const Deadline& deadline) {
-  const std::string context = "this is rank " + std::to_string(rank()) + " in " + what + " of group " + name() +
-                              ", waited " + seconds(deadline);
+  const std::string me = "this is rank " + std::to_string(rank()), waited = seconds(deadline);
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
-  if (how == Waited::kAlarmed && failed()) {
-    const Status status = failure();
-    return met_in(status, context);
-  }
+  if (how == Waited::kAlarmed && failed())
+    return met_in(failure(), me + " in " + what + " of group " + name() + ", waited " + waited);
   const std::string whom = !missing.empty() ? missing : who >= 0 ? topology_.describe(who) : "the peers";
-  return fail(
-      Code::kTimeout,
-      "timed out in " + what + " of group " + name() + " after " + seconds(deadline) + ", waiting for " + whom,
-      context + ". Next: look at what these ranks do; is the timeout long enough (NVX_TIMEOUT_S, nvx.set_timeout)?");
+  return fail(Code::kTimeout,
+              "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + whom,
+              me + ". Next: look at what these ranks do; is the timeout long enough (init_process_group(timeout=), "
+                   "NVX_TIMEOUT_S, nvx.set_timeout)?");
 }
 
-/// Whether another rank has failed the group within the time of doubt; if so, its words are this group's.
+/// Whether another rank has failed the group; if so, its words are this group's. Asked before each operation: what a
+/// rank has given up, the others must not carry out as if it were whole, where they are late enough to know.
+bool Group::told() {
+  if (told_by() < 0 && !(port_ && port_->failed())) [[likely]]
+    return false;
+  alarm(-1);
+  return failed();
+}
+
+/// The same within the time of doubt.
 bool Group::told_in_time() {
   const auto end = Clock::now() + doubt_.load(std::memory_order_relaxed);
   do {
-    if (told_by() >= 0 || port_->failed()) {
-      alarm(-1);
-      return failed();
-    }
+    if (told()) return true;
     port_->wire().nap(std::chrono::milliseconds(1));
     port_->wire().glance();
   } while (Clock::now() < end);
@@ -423,7 +395,8 @@ void Group::alarm(int seat) {
     MutexLock lock(port_->mutex());
     const net::Port::Failure failure = *port_->failure();
     lock.unlock();
-    (void)fail(Code::kPeerFailed, printable(failure.why), "told by rank " + std::to_string(failure.rank));
+    (void)fail(Code::kPeerFailed, printable(failure.why),
+               "told by rank " + std::to_string(failure.rank) + ". " + kSeeItsLog);
     return;
   }
   if (closed()) {
@@ -444,7 +417,7 @@ bool Group::fail_as_told() {
   const int s = told_by();
   if (s < 0) return false;
   (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
-             "told by rank " + std::to_string(here()[size_t(s)]));
+             "told by rank " + std::to_string(here()[size_t(s)]) + ". " + kSeeItsLog);
   return true;
 }
 
@@ -457,28 +430,20 @@ void Group::fail_as_gone(int seat) {
   const std::string how = peers_[size_t(seat)]->how_it_ended(" (", ")");
   const bool killed = how.find("signal 9") != std::string::npos;
   (void)fail(Code::kPeerDied, describe_seat(seat) + " has ended" + how,
-             std::string("Next: see that rank's log") + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
+             std::string(kSeeItsLog) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
 }
 
 void Group::fail_as_left(int rank) {
   (void)fail(Code::kPeerLeft,
              topology_.describe(rank) + " has left group " + name() +
                  ", in which it is still waited for: it has destroyed the group, or its process ends",
-             "Next: see that rank's log");
+             kSeeItsLog);
 }
 
 Status Group::failure() const {
   if (forked()) return check_alive();
   MutexLock lock(failure_mutex_);
   return failure_;
-}
-
-void write_note(kernel::FailureNote& note, Code code, const std::string& text) {
-  if (note.state.load(std::memory_order_relaxed) != 0) return;
-  note.state.store(1, std::memory_order_relaxed);
-  note.code = uint32_t(code);
-  std::snprintf(note.text, sizeof note.text, "%s", text.c_str());
-  note.state.store(2, std::memory_order_release);
 }
 
 /// For the ranks of this host to read. The first note stays; who has left in good order has nothing to note.
@@ -573,7 +538,7 @@ Status Group::fail_by_fate(const net::Port::Failure& fate) {
     return failure();
   }
   return fail(Code::kPeerDied, topology_.describe(fate.rank) + " is lost: " + fate.why,
-              "Next: see that rank's log; is its host up, and reachable from here?");
+              std::string(kSeeItsLog) + "; is its host up, and reachable from here?");
 }
 
 }  // namespace nvx

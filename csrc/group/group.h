@@ -43,6 +43,8 @@ struct GroupOptions {
 /// What to do about a collective mismatch.
 inline constexpr const char* kCallAlike =
     "Next: make all ranks call the same collectives in the same order, with the same shapes, types and operators";
+/// ... and about what has happened to another rank, or on it.
+inline constexpr const char* kSeeItsLog = "Next: see that rank's log";
 
 /// One step of a collective inside a host, as the kernels see it: roots and pieces by seat.
 struct Stage {
@@ -118,6 +120,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool forked() const;
   /// Why no operation can begin, or ok.
   Status check_alive() const;
+  /// Fails the group if another rank has said that it has failed it.
+  bool told();
+  /// What is said then to an operation that has yet to begin.
+  Status came_late(const std::string& what) const;
   /// Whether this rank has left.
   bool closed() const { return left_.load(std::memory_order_acquire); }
   /// Fails the group if this is the main thread and the user wants it to stop.
@@ -186,6 +192,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void await_ready(Doorway& door, const Deadline& deadline);
   void open_port(Store& store, const Deadline& deadline);
   void check_seats();
+  std::string missing_in_set_up(Store& store, int writer);
   void look_for_failures(Store& store);
   void look_for_deaths(int writer);
   [[noreturn]] void end_as_told(const std::string& note);
@@ -193,6 +200,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void stop_if_unwanted() const;
 
   Status carry_out(Operation& operation, Carrier carrier);
+  Status refusal() const;
   std::unique_ptr<DeviceSide> make_device_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
   void watch_kernels();
   bool part_from_kernels();
@@ -265,12 +273,17 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // what was asked for when the pool gave lease_
 };
 
+/// What a rank's plans go by. Where hosts have different numbers of ranks, the plan inside a host follows its own:
+/// nobody else has to agree.
+PlanFacts facts_of(const Topology& topology, int rank);
 /// Why a rank has given the group up, for the others; the first note stays. And what a peer wrote there, as printable
 /// text of bounded length.
 void write_note(kernel::FailureNote& note, Code code, const std::string& text);
 std::string read_note(const kernel::FailureNote& note);
 std::string printable(std::string text);
-/// The status, and where it was met: before the advice that its text may end with.
+/// Where the advice begins that a text may end with, and what parts it from the rest; the text's end if there is none.
+size_t advice_at(const std::string& text);
+/// The status, and where it was met: before that.
 Status met_in(const Status& status, const std::string& context);
 /// "1.50 s", since an operation began.
 std::string seconds(const Deadline& deadline);

@@ -86,10 +86,10 @@ void Mailbox::push(Carrier carrier) {
 void Mailbox::enter(const std::shared_ptr<Message>& message) {
   message->deadline_ = Deadline::after(group_.span_of(message->timeout));
   open_.insert(message);
-  if (group_.failed()) {
-    finish(message, group_.failure());
-  } else if (group_.closed()) {
-    finish(message, Status(Code::kInvalid, "nvx: group " + group_.name() + " has been destroyed"));
+  if (const Status refused = group_.check_alive(); !refused.ok()) {
+    finish(message, refused);
+  } else if (group_.told()) {
+    finish(message, group_.came_late(message->receives_ ? "recv" : "send"));
   } else if (!message->receives_) {
     peers_[size_t(message->peer)].unannounced.push_back(message);
   } else if (!match_early(message)) {
@@ -254,7 +254,8 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
                     "send/recv mismatch in group " + group_.name() + ": " + group_.topology().describe(early.peer) +
                         words(" sends", early.dtype, early.bytes) + ", " + group_.topology().describe(group_.rank()) +
                         words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
-                    "this is rank " + std::to_string(group_.rank())));
+                    "this is rank " + std::to_string(group_.rank()) +
+                        ". Next: give both tensors the same number of elements and the same type"));
     return true;
   }
   if (early.carried) {

@@ -27,7 +27,7 @@ Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all
     if (!name_all) break;
   }
   if (count == 0) {
-    NVX_TRY(check_alive());
+    if (failed()) return failure();
     signal(own_pad().header().monitored_out.flag, turn);
     if (!port_) return {};
     MutexLock lock(port_->mutex());

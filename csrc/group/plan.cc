@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <string_view>
 
 #include "kernel/direct.h"
 #include "memory/leases.h"
@@ -121,6 +122,31 @@ constexpr BridgeRow kBridges[] = {
     {Across::kBarrier, kAny, kAny, "dissemination", true, "the fewest steps"},
 };
 
+/// What is made inside a host of what comes from it, or goes to it, in one piece.
+struct InsideRow {
+  Across collective;
+  bool by_leader;
+  Collective before, after;
+};
+
+constexpr InsideRow kInside[] = {
+    {Across::kAllReduce, true, Collective::kReduce, Collective::kBroadcast},
+    {Across::kAllReduce, false, Collective::kReduceScatter, Collective::kAllGather},
+    {Across::kReduceScatter, false, Collective::kReduceScatter, Collective::kNone},
+    {Across::kAllGather, false, Collective::kNone, Collective::kAllGather},
+    {Across::kBroadcast, true, Collective::kNone, Collective::kBroadcast},
+    {Across::kReduce, true, Collective::kReduce, Collective::kNone},
+    {Across::kGather, false, Collective::kNone, Collective::kGather},
+    {Across::kScatter, false, Collective::kNone, Collective::kScatter},
+    {Across::kAllToAll, false, Collective::kNone, Collective::kAllToAll},
+    {Across::kBarrier, true, Collective::kBarrier, Collective::kBarrier},
+};
+
+const InsideRow& inside(Across collective, bool by_leader) {
+  return *std::find_if(std::begin(kInside), std::end(kInside),
+                       [&](const InsideRow& r) { return r.collective == collective && r.by_leader == by_leader; });
+}
+
 /// Slices are as long as keeps every rail's messages worth their headers, and no longer, so that steps inside a host
 /// and between hosts overlap. Whole segments of TCP's, so that none is a stub.
 constexpr size_t kMessage = 8 * (63 << 10);
@@ -135,15 +161,77 @@ Bridge plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blo
     const size_t parts = cuts ? std::max<size_t>(std::min<size_t>(facts.hosts, 8), 1) : 1;
     const size_t rails = collective == Across::kAllReduce ? std::max<size_t>(facts.rails, 1) : 1;
     const size_t slice = collective == Across::kReduceScatter ? kMessage : kMessage * parts * rails;
-    return {schedule::find(collective, r.schedule), slice, r.by_leader, r.why};
+    const InsideRow& in = inside(collective, r.by_leader);
+    return {schedule::find(collective, r.schedule), slice, r.by_leader, in.before, in.after, r.why};
   }
-  return {nullptr, 0, false, ""};
+  return {nullptr, 0, false, Collective::kNone, Collective::kNone, ""};
 }
 
-std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
+namespace {
+
+std::string ranks_of(size_t n) { return std::to_string(n) + (n == 1 ? " rank" : " ranks"); }
+
+std::string asked(Collective collective, size_t bytes) {
+  return std::string(name(collective)) + " of " + std::to_string(bytes) + " bytes a rank, ";
+}
+
+Across across(Collective collective) {
+  for (int c = 0; c <= int(Across::kBarrier); ++c) {
+    if (std::string_view(schedule::name(Across(c))) == name(collective)) return Across(c);
+  }
+  return Across::kBarrier;
+}
+
+/// What is cut into slices, and what a step inside the host then puts into one rank's slot, as in Spread.
+struct Sizes {
+  size_t sliced, before, after;
+};
+
+Sizes sizes(Across collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts) {
+  const size_t slice = std::min(bytes, bridge.slice);
+  switch (collective) {
+    case Across::kAllReduce: {
+      if (bridge.by_leader) return {bytes, bytes, bytes};
+      const size_t part = (slice + facts.rails - 1) / facts.rails;
+      return {bytes, part * facts.ranks, part};
+    }
+    case Across::kReduceScatter: {
+      const size_t block = (bytes + facts.world - 1) / facts.world;
+      return {block, std::min(block, bridge.slice) * facts.ranks, 0};
+    }
+    case Across::kAllGather:
+    case Across::kBroadcast:
+    case Across::kReduce: return {bytes, slice, slice};
+    default: return {0, bytes, bytes};
+  }
+}
+
+std::string explain_between(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const Across what = across(collective);
+  const Bridge bridge = plan_between(what, bytes, facts);
+  const Sizes size = sizes(what, bytes, bridge, facts);
+  const bool even = facts.world == facts.ranks * facts.hosts;
+  const auto step = [&](Collective inside, size_t staged) {
+    const bool none = inside == Collective::kNone || facts.ranks == 1;
+    return none ? "" : std::string("inside a host ") + kernel::name(plan(inside, staged, facts).algorithm);
+  };
+  const std::string first = step(bridge.before, size.before), last = step(bridge.after, size.after);
+  std::string text = asked(collective, bytes) + ranks_of(facts.world) + " on " + std::to_string(facts.hosts) +
+                     " hosts, " + std::to_string(facts.ranks) + (even ? " on each: " : " on the fullest: ") + first +
+                     (first.empty() ? "" : ", ") + "between hosts " + bridge.row->name + " (" + bridge.why + ")";
+  if (bridge.by_leader && facts.ranks > 1) text += " by one rank of each host";
+  if (!bridge.by_leader && size.sliced)
+    text += " on " + std::to_string(facts.rails) + (facts.rails == 1 ? " rail" : " rails (ranks of each host)");
+  if (size.sliced > bridge.slice) {
+    text += ", in " + std::to_string((size.sliced + bridge.slice - 1) / bridge.slice) + " slices of " +
+            std::to_string(bridge.slice >> 10) + " KiB that overlap with the steps inside";
+  }
+  return text + (last.empty() ? "" : ", " + last);
+}
+
+std::string explain_inside(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Choice choice = plan(collective, bytes, facts);
-  std::string text = std::string(name(collective)) + " of " + std::to_string(bytes) + " bytes a rank, " +
-                     std::to_string(facts.ranks) + (facts.ranks == 1 ? " rank" : " ranks") +
+  std::string text = asked(collective, bytes) + ranks_of(facts.ranks) +
                      " on one host: " + kernel::name(choice.algorithm) + " (" + choice.why + "; one-shot up to " +
                      std::to_string(one_shot_limit(collective, facts)) +
                      " bytes, override with NVX_ALGO or NVX_ONE_SHOT_BYTES";
@@ -152,6 +240,12 @@ std::string explain(Collective collective, size_t bytes, const PlanFacts& facts)
   }
   if (way_to_keep(bytes, facts) == kernel::Way::kPast) text += "; results are written past the caches";
   return text + ")";
+}
+
+}  // namespace
+
+std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
+  return facts.hosts > 1 ? explain_between(collective, bytes, facts) : explain_inside(collective, bytes, facts);
 }
 
 }  // namespace nvx

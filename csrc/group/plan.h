@@ -14,6 +14,7 @@ struct PlanFacts {
   size_t ranks = 1;  ///< of this host
   size_t hosts = 1;
   size_t rails = 1;  ///< ranks of every host that can carry what goes between hosts
+  size_t world = 1;  ///< ranks of all hosts
   size_t cores = 1;
   size_t l2_bytes = 1 << 20;
   size_t l3_bytes = 32 << 20;
@@ -40,8 +41,9 @@ Choice plan(kernel::Collective collective, size_t bytes, const PlanFacts& facts)
 /// How a collective goes between hosts.
 struct Bridge {
   const schedule::Row* row;
-  size_t slice;    ///< bytes of the whole that go as one schedule; several are on their way at a time
-  bool by_leader;  ///< one rank of each host does it alone; else each rail does its part
+  size_t slice;                      ///< bytes of the whole that go as one schedule; several are on their way at a time
+  bool by_leader;                    ///< one rank of each host does it alone; else each rail does its part
+  kernel::Collective before, after;  ///< what each host's ranks do among themselves; kNone: nothing
   const char* why;
 };
 
@@ -56,7 +58,7 @@ size_t one_shot_limit(kernel::Collective collective, const PlanFacts& facts);
 
 const char* name(kernel::Collective collective);
 
-/// The plan of one question, in words.
+/// The plan of one question, in words: of a rank of the fullest host, where these differ.
 std::string explain(kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 
 }  // namespace nvx

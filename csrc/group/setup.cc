@@ -31,22 +31,6 @@ std::chrono::milliseconds set_up_time(const GroupOptions& options) {
   return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(std::chrono::hours(24));
 }
 
-/// Where hosts have different numbers of ranks, the plan inside a host follows its own: nobody else has to agree.
-PlanFacts facts_of(const Topology& topology, int rank) {
-  PlanFacts facts;
-  facts.ranks = topology.hosts[size_t(topology.host_of[size_t(rank)])].size();
-  facts.hosts = topology.hosts.size();
-  facts.rails = topology.rails();
-  facts.cores = topology.cores;
-  if (topology.l2_bytes) facts.l2_bytes = topology.l2_bytes;
-  if (topology.l3_bytes) facts.l3_bytes = topology.l3_bytes;
-  if (config().algorithm == "one_shot") facts.force = PlanFacts::Force::kOneShot;
-  if (config().algorithm == "pipelined") facts.force = PlanFacts::Force::kPipelined;
-  facts.one_shot_bytes = size_t(std::max<int64_t>(config().one_shot_bytes, 0));
-  facts.lease_bytes = size_t(std::max<int64_t>(config().lease_kb, 0)) << 10;
-  return facts;
-}
-
 /// Spinning takes the core from the very rank that is waited for, where ranks outnumber cores.
 std::chrono::microseconds spin_of(const PlanFacts& facts) {
   constexpr std::chrono::microseconds kMost{200};
@@ -62,11 +46,28 @@ void begin_counters(kernel::Pad pad, uint32_t epoch) {
 
 }  // namespace
 
+PlanFacts facts_of(const Topology& topology, int rank) {
+  PlanFacts facts;
+  facts.ranks = topology.hosts[size_t(topology.host_of[size_t(rank)])].size();
+  facts.hosts = topology.hosts.size();
+  facts.rails = topology.rails();
+  facts.world = topology.ranks.size();
+  facts.cores = topology.cores;
+  if (topology.l2_bytes) facts.l2_bytes = topology.l2_bytes;
+  if (topology.l3_bytes) facts.l3_bytes = topology.l3_bytes;
+  const bool no_one_shot = config().one_shot_bytes == 0;
+  if (config().algorithm == "pipelined" || no_one_shot) facts.force = PlanFacts::Force::kPipelined;
+  if (config().algorithm == "one_shot") facts.force = PlanFacts::Force::kOneShot;
+  facts.one_shot_bytes = size_t(std::max<int64_t>(config().one_shot_bytes, 0));
+  facts.lease_bytes = size_t(config().lease_kb) << 10;
+  return facts;
+}
+
 Group::Group(Store& store, const GroupOptions& options)
     : options_(options),
       fork_generation_(nvx::fork_generation()),
       lane_(std::make_shared<Lane>()),
-      timeout_ms_(config().timeout_s > 0 ? config().timeout_s * 1000 : options.timeout.count()) {
+      timeout_ms_((config().timeout.count() > 0 ? config().timeout : options.timeout).count()) {
   try {
     if (size() > 1) generation_ = store.add(generation_of(rank()), 1);  // first, as failures are told under it
     neighbours_ = Neighbours::here();
@@ -88,10 +89,8 @@ Group::Group(Store& store, const GroupOptions& options)
   }
   neighbours_->leases().join(this);
   if (rank() == 0) {
-    NVX_LOG(kInfo,
-            "group %s: %d rank%s, %zu of them on host %s, one of %zu; %zu cores, L3 %zu KiB; copy and reduce loops: %s",
-            name().c_str(), this->size(), this->size() == 1 ? "" : "s", here().size(), topology_.ranks[0].host_name,
-            topology_.hosts.size(), topology_.cores, topology_.l3_bytes >> 10, kernel::level().name);
+    NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
+            topology_.describe().c_str(), topology_.cores, topology_.l3_bytes >> 10, kernel::level().name);
     NVX_LOG(kInfo, "group %s: %s", name().c_str(), explain(kernel::Collective::kAllReduce, 1 << 20, facts_).c_str());
   }
 }
@@ -152,8 +151,9 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
 
 void Group::end_as_told(const std::string& note) {
   told_ = printable(note);
-  throw Error(Code::kPeerFailed,
-              "nvx: " + told_ + "; this is rank " + std::to_string(rank()) + ", which was making it");
+  const Status status =
+      met_in({Code::kPeerFailed, "nvx: " + told_}, "this is rank " + std::to_string(rank()) + ", which was making it");
+  throw Error(status.code(), status.what());
 }
 
 /// Throws if a rank has given this set-up up, wherever it is.
@@ -173,13 +173,13 @@ void Group::look_for_deaths(int writer) {
     const std::string when = " while group " + name() + " was being made";
     const std::shared_ptr<Neighbour> met = neighbours_->met(global);
     if (met && met->dead()) {
-      throw Error(Code::kPeerDied,
-                  who + " (pid " + std::to_string(met->pid()) + ") has ended" + met->how_it_ended(" (", ")") + when);
+      throw Error(Code::kPeerDied, who + " (pid " + std::to_string(met->pid()) + ") has ended" +
+                                       met->how_it_ended(" (", ")") + when + ". " + kSeeItsLog);
     }
     if (!wire || int(r) != writer) continue;
     MutexLock lock(wire->mutex());
     const std::string lost = wire->fate(global);
-    if (!lost.empty()) throw Error(Code::kPeerDied, who + " is lost: " + lost + "," + when);
+    if (!lost.empty()) throw Error(Code::kPeerDied, who + " is lost: " + lost + "," + when + ". " + kSeeItsLog);
   }
 }
 
@@ -223,6 +223,20 @@ std::optional<std::vector<uint8_t>> Group::take(Store& store, const std::string&
   return value;
 }
 
+/// Who has not begun this set-up, as far as that is soon asked: each rank counts its set-ups first.
+std::string Group::missing_in_set_up(Store& store, int writer) {
+  constexpr int kMostAsked = 256, kMostNamed = 8;
+  std::vector<std::string> missing;
+  for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
+    if (store.add(generation_of(r), 0) < generation_) missing.push_back(std::to_string(r));
+  }
+  if (missing.empty()) return "rank " + std::to_string(writer) + " has come, but says nothing more";
+  std::string named;
+  for (size_t i = 0; i < std::min<size_t>(missing.size(), kMostNamed); ++i) named += (i ? ", " : "") + missing[i];
+  if (missing.size() > kMostNamed) named += " and others";
+  return missing.size() == 1 ? "rank " + named + " has not" : "ranks " + named + " have not";
+}
+
 /// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if
 /// somebody has ended or given up meanwhile; the store is asked for that less often when it takes long, as all ranks
 /// do.
@@ -238,9 +252,12 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
     }
     look_for_deaths(writer);
     if (deadline.passed(Clock::now())) {
-      throw Error(Code::kTimeout, "nvx: the ranks of group " + name() + " did not all come in " +
-                                      std::to_string(int64_t(deadline.elapsed_s())) + " s: rank " +
-                                      std::to_string(rank()) + " waits for the key " + key(what) + " in the store");
+      throw Error(Code::kTimeout,
+                  "nvx: the ranks of group " + name() + " did not all come in " + seconds(deadline) + ": " +
+                      missing_in_set_up(store, writer) + "; this is rank " + std::to_string(rank()) +
+                      ", which waits for the key " + key(what) +
+                      " in the store. Next: has every rank been started, with this backend and world size, and "
+                      "does each make this group? See the logs of those that have not come");
     }
   }
 }
@@ -325,8 +342,8 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
       stop_if_unwanted();
       check_seats();
       if (deadline.passed(Clock::now())) {
-        throw Error(Code::kTimeout,
-                    "nvx: " + topology_.describe(r) + " did not finish setting up group " + name() + " in time");
+        throw Error(Code::kTimeout, "nvx: " + topology_.describe(r) + " did not finish setting up group " + name() +
+                                        " in time" + ". " + kSeeItsLog);
       }
     }
     if (header.group != id_ || header.rank != r) {
@@ -350,10 +367,10 @@ void Group::check_seats() {
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
     if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
-      throw Error(Code::kPeerLeft, who + " has given up making group " + name());
+      throw Error(Code::kPeerLeft, who + " has given up making group " + name() + ". " + kSeeItsLog);
     if (dead(s) && presence == kernel::Presence::kHere) {
       throw Error(Code::kPeerDied, who + " ended" + peers_[size_t(s)]->how_it_ended(" (", ")") + " while group " +
-                                       name() + " was being set up");
+                                       name() + " was being set up" + ". " + kSeeItsLog);
     }
   }
 }

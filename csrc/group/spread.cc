@@ -225,7 +225,8 @@ Status Spread::finish_all(Call& call) {
 Status Spread::explain(Call& call, const net::Run& run, Waited how) {
   const std::string number = "#" + std::to_string(call.o.number), what = describe(call.o.fingerprint());
   const std::string me = group_.topology().describe(group_.rank());
-  const std::string context = "this is rank " + std::to_string(group_.rank()) + " in " + what + " " + number;
+  const std::string context =
+      "this is rank " + std::to_string(group_.rank()) + " in " + what + " " + number + " of group " + group_.name();
   using Cause = net::Run::Verdict::Cause;
   net::Run::Verdict v;
   std::string missing;

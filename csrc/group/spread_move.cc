@@ -56,8 +56,8 @@ Status Spread::broadcast(Call& call) {
     if (seats() == 1) continue;
     Pieces recv(seats());
     for (size_t s = 0; s < seats(); ++s) recv[s] = {out + done * slice, length(done)};
-    NVX_TRY(stage(call, Collective::kBroadcast, group_.topology().seat_of[size_t(mine)], length(done),
-                  out + done * slice, nullptr, 0, nullptr, &recv));
+    NVX_TRY(stage(call, bridge.after, group_.topology().seat_of[size_t(mine)], length(done), out + done * slice,
+                  nullptr, 0, nullptr, &recv));
   }
   return {};
 }
@@ -114,7 +114,7 @@ Status Spread::all_gather(Call& call) {
         recv[s] = block(host, round, s, k);
         most = std::max(most, recv[s].bytes);
       }
-      NVX_TRY(stage(call, Collective::kAllGather, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv));
+      NVX_TRY(stage(call, bridge.after, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv));
     }
     return {};
   };

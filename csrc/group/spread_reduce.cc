@@ -41,8 +41,7 @@ Status Spread::all_reduce_by_leader(Call& call, const Bridge& bridge) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
   const bool alone = seats() == 1, leads = seat() == 0;
-  if (!alone)
-    NVX_TRY(stage(call, Collective::kReduce, 0, bytes, o.in, leads ? o.out : nullptr, o.count, nullptr, nullptr));
+  if (!alone) NVX_TRY(stage(call, bridge.before, 0, bytes, o.in, leads ? o.out : nullptr, o.count, nullptr, nullptr));
   if (leads) {
     active_.push_back(std::make_unique<Active>());
     active_.back()->members = leaders().members;
@@ -57,7 +56,7 @@ Status Spread::all_reduce_by_leader(Call& call, const Bridge& bridge) {
   if (alone) return {};
   Pieces recv(seats());
   for (size_t s = 0; s < seats(); ++s) recv[s] = {o.out, bytes};
-  return stage(call, Collective::kBroadcast, 0, bytes, o.out, nullptr, 0, nullptr, &recv);
+  return stage(call, bridge.after, 0, bytes, o.out, nullptr, 0, nullptr, &recv);
 }
 
 /// Slice by slice: the host's sum of each rail's part, the parts' sums over all hosts, and all parts to all ranks of
@@ -80,8 +79,7 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
       send[s] = {const_cast<std::byte*>(o.in) + (p.data - o.out), p.bytes};
       most = std::max(most, p.bytes);
     }
-    return stage(call, Collective::kReduceScatter, -1, most * seats(), nullptr, part(k, seat()).data, 0, &send,
-                 nullptr);
+    return stage(call, bridge.before, -1, most * seats(), nullptr, part(k, seat()).data, 0, &send, nullptr);
   };
   const auto set_out = [&](size_t k) {
     const kernel::Piece mine = part(k, seat());
@@ -100,7 +98,7 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
       recv[s] = part(k, s);
       most = std::max(most, recv[s].bytes);
     }
-    return stage(call, Collective::kAllGather, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv);
+    return stage(call, bridge.after, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv);
   };
   for (size_t k = 0; k < slices + kSlicesInFlight; ++k) {
     if (k < slices) {
@@ -137,7 +135,7 @@ Status Spread::reduce(Call& call) {
     if (active_.size() == kSums) NVX_TRY(finish(call));
     std::byte* const sum = is_root ? o.out + at : speaks ? sums + k % kSums * slice : nullptr;
     if (!alone) {
-      NVX_TRY(stage(call, Collective::kReduce, group_.topology().seat_of[size_t(mine)], length, o.in + at, sum,
+      NVX_TRY(stage(call, bridge.before, group_.topology().seat_of[size_t(mine)], length, o.in + at, sum,
                     length / call.width, nullptr, nullptr));
     }
     if (!speaks) continue;
@@ -227,7 +225,7 @@ Status Spread::reduce_scatter(Call& call) {
         size_t most = 0;
         for (size_t s = 0; s < rails(); ++s) most = std::max(most, send[s].bytes);
         std::byte* const sum = carries() ? active.input.data() + active.blocks[host].offset : nullptr;
-        NVX_TRY(stage(call, Collective::kReduceScatter, -1, most * seats(), nullptr, sum, 0, &send, nullptr));
+        NVX_TRY(stage(call, bridge.before, -1, most * seats(), nullptr, sum, 0, &send, nullptr));
       }
       if (!carries()) {
         active_.pop_back();

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -24,7 +25,11 @@ uint64_t host_hash(const std::string& said) {
   if (!said.empty()) return Hash().add(said).value();
   struct stat net {};
   stat("/proc/self/ns/net", &net);
-  return Hash().add(read_line("/proc/sys/kernel/random/boot_id")).add(uint64_t(net.st_ino)).value();
+  errno = 0;
+  const std::string boot = read_line("/proc/sys/kernel/random/boot_id");
+  // Where there is no /proc, no rank of the host has one; but one that may open no file would seem to be elsewhere.
+  if (boot.empty() && (errno == EMFILE || errno == ENFILE)) throw system_error("cannot read which host this is");
+  return Hash().add(boot).add(uint64_t(net.st_ino)).value();
 }
 
 /// What the cgroup's quota leaves of the cores, in whole cores.
@@ -96,6 +101,15 @@ std::vector<uint8_t> encode(std::span<const Hello> hellos) {
 
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
   if (value.size() != count * sizeof(Hello)) {
+    Hello first;
+    std::memcpy(&first, value.data(), std::min(value.size(), sizeof first));
+    const bool whole = !value.empty() && value.size() % sizeof(Hello) == 0;
+    if (whole && first.magic == Hello::kMagic && first.wire == Hello::kWire) {
+      throw Error(Code::kMismatch, "nvx: to rank " + std::to_string(first.rank) + " this group has " +
+                                       std::to_string(value.size() / sizeof(Hello)) + " ranks, to this rank " +
+                                       std::to_string(count) +
+                                       ". Next: start all ranks with the same world size, or list of ranks");
+    }
     throw Error(Code::kMismatch,
                 "nvx: the store holds " + std::to_string(value.size()) + " bytes where " +
                     std::to_string(count * sizeof(Hello)) +
@@ -186,7 +200,7 @@ Topology Topology::from(std::vector<Hello> ranks) {
       throw Error(Code::kMismatch, "nvx: two ranks say that they are rank " + std::to_string(hello.rank));
     if (hello.plan_hash != first.plan_hash) {
       throw Error(Code::kMismatch, "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) +
-                                       " differ in NVX_ALGO or NVX_ONE_SHOT_BYTES; set the same on all ranks");
+                                       " differ in NVX_ALGO or NVX_ONE_SHOT_BYTES. Next: set the same on all ranks");
     }
     topology.cores = std::min<size_t>(topology.cores, hello.cores);
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);
@@ -206,6 +220,18 @@ void Topology::sort_by_host() {
     seat_of.push_back(int(there.size()));
     there.push_back(int(i));
   }
+}
+
+std::string Topology::describe() const {
+  constexpr size_t kMostNamed = 4;
+  const auto host_name = [this](size_t host) { return std::string(ranks[size_t(hosts[host].front())].host_name); };
+  const std::string all = std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank" : " ranks");
+  if (hosts.size() == 1) return all + " on host " + host_name(0);
+  std::string spread;
+  for (size_t h = 0; h < std::min(hosts.size(), kMostNamed); ++h)
+    spread += (h ? ", " : "") + std::to_string(hosts[h].size()) + " on " + host_name(h);
+  if (hosts.size() > kMostNamed) spread += ", ...";
+  return all + " on " + std::to_string(hosts.size()) + " hosts: " + spread;
 }
 
 std::string Topology::describe(int rank) const {

@@ -66,6 +66,7 @@ struct Topology {
   /// As many ranks as every host has at least: each of them can carry a part of what goes between hosts.
   size_t rails() const;
   std::string describe(int rank) const;  ///< "rank 3 (pid 4711, host a01)"
+  std::string describe() const;          ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
 
  private:
   void sort_by_host();

@@ -81,7 +81,8 @@ Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
     : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid) {}
 
 bool Neighbour::dead() const {
-  if (!pidfd_) return kill(pid_, 0) != 0 && errno == ESRCH;  // a kernel without pidfds
+  // A kernel, or a sandbox, without pidfds: what nobody has reaped yet still has a place among the processes.
+  if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || !how_it_ended("", "").empty();
   pollfd ask{pidfd_.get(), POLLIN, 0};
   return poll(&ask, 1, 0) == 1;
 }
@@ -98,8 +99,7 @@ std::string Neighbour::how_it_ended(const std::string& before, const std::string
   return before + "exit code " + std::to_string(WEXITSTATUS(status)) + behind;
 }
 
-Neighbours::Neighbours()
-    : leases_(arena_, size_t(std::max<int64_t>(config().staging_mb, 1)) << 20), own_pidfd_(open_pidfd(getpid())) {}
+Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), own_pidfd_(open_pidfd(getpid())) {}
 
 std::shared_ptr<Neighbours> Neighbours::here() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, forget_after_fork);
@@ -174,9 +174,11 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
   for (const Wanted& want : wanted) {
     Fd guest = connect_to(want.door);
     if (!guest) {
-      throw Error(Code::kPeerDied, "nvx: the process " + std::to_string(want.pid) +
-                                       " of this host cannot be reached over its Unix socket (" + std::strerror(errno) +
-                                       "): it has ended, or belongs to another user");
+      throw Error(Code::kPeerDied,
+                  "nvx: the process " + std::to_string(want.pid) +
+                      " of this host cannot be reached over its Unix socket (" + std::strerror(errno) +
+                      "): it has ended, or belongs to another user. Next: see its log; run all ranks of "
+                      "a host as one user");
     }
     polls.push_back({guest.get(), POLLIN, 0});
     guests.push_back(std::move(guest));

@@ -73,6 +73,8 @@ Fd connect_to(const std::string& name) {
 
 Came accept_from(int listener, Fd* guest) {
   *guest = Fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  if (!*guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
+    throw system_error("cannot let in another process of this host");  // which would wait for it in vain
   if (!*guest) return Came::kNobody;
   return same_user(guest->get()) ? Came::kGuest : Came::kStranger;
 }
@@ -102,15 +104,21 @@ bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
   message.msg_control = control.bytes;
   message.msg_controllen = sizeof control.bytes;
   const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  size_t taken = 0;
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
     if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
     int came[kMostFds] = {-1, -1};
     const size_t count = std::min<size_t>((head->cmsg_len - CMSG_LEN(0)) / sizeof(int), kMostFds);
     std::memcpy(came, CMSG_DATA(head), count * sizeof(int));
+    taken += count;
     for (size_t i = 0; i < count; ++i) {
       Fd owned(came[i]);
       if (i < fds.size()) fds[i] = std::move(owned);
     }
+  }
+  if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds) {  // there was room in the message
+    errno = EMFILE;
+    throw system_error("cannot take the memory that another process of this host shares");
   }
   return got == ssize_t(bytes);
 }

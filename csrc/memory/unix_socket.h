@@ -17,7 +17,7 @@ Fd listen_on(const std::string& name);
 /// Nothing where nobody listens, or a process of another user does; errno says why.
 Fd connect_to(const std::string& name);
 
-/// The next one that has come to a listener, if it is of the same user.
+/// The next one that has come to a listener, if it is of the same user. Throws Error where nobody can be let in.
 enum class Came { kNobody, kStranger, kGuest };
 Came accept_from(int listener, Fd* guest);
 
@@ -25,6 +25,7 @@ Came accept_from(int listener, Fd* guest);
 bool send_packet(int socket, const void* data, size_t bytes, std::span<const int> fds);
 
 /// True if a packet of this length came. Whatever descriptors came are owned by the result, also when it is refused.
+/// Throws Error where this process may have no more of them.
 bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds);
 
 }  // namespace nvx

@@ -82,7 +82,7 @@ std::vector<std::string> rdma_ports() {
 bool has_rdma() { return !listed(kRdmaDevices).empty(); }
 
 InterfaceRule interface_rule() {
-  if (const std::string& own = config().socket_ifname; !own.empty()) return {"NVX_SOCKET_IFNAME", own, false};
+  if (const std::string& own = config().socket_ifname; !own.empty()) return {"NVX_SOCKET_IFNAME", own, false, true};
   if (const char* text = set_in_environment("GLOO_SOCKET_IFNAME")) return {"GLOO_SOCKET_IFNAME", text, true};
   if (const char* text = set_in_environment("NCCL_SOCKET_IFNAME")) return {"NCCL_SOCKET_IFNAME", text, false};
   return {};
@@ -112,6 +112,16 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
       chosen.push_back(interface.name);
   }
   return chosen;
+}
+
+std::string none_named(const InterfaceRule& rule, std::span<const Interface> present) {
+  std::string names;
+  for (const Interface& interface : present) names += (names.empty() ? "" : ", ") + interface.name;
+  const std::string what = std::string(rule.variable) + "=" + rule.text +
+                           " names no interface that is up on this host, where there " +
+                           (names.empty() ? "is none" : (present.size() == 1 ? "is " : "are ") + names);
+  return what + (rule.own ? ". Next: name one of them, or unset it"
+                          : "; UCX chooses, as NVX_DEBUG=info tells, unless NVX_SOCKET_IFNAME names one");
 }
 
 }  // namespace nvx::net

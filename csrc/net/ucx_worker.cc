@@ -36,6 +36,7 @@ std::string joined(const std::vector<std::string>& names) {
 
 /// The interfaces that the user named. Where nobody did, UCX chooses; but before 1.16 it takes bridges for networks.
 std::string net_devices(const UcxVersion& version) {
+  if (set_by_user("NET_DEVICES")) return "";
   const InterfaceRule rule = interface_rule();
   const std::vector<Interface> present = interfaces();
   bool bridges = false;
@@ -43,7 +44,9 @@ std::string net_devices(const UcxVersion& version) {
   if (!rule.variable && !(bridges && version < UcxVersion{1, 16, 0})) return "";
   std::vector<std::string> chosen = choose(rule, present);
   if (chosen.empty()) {
-    if (rule.variable) NVX_LOG(kWarn, "%s=%s names no interface that is up", rule.variable, rule.text.c_str());
+    // Traffic must not go another way than the user said; what is said to others, as gloo, need not fit nvx.
+    if (rule.own) throw Error(Code::kInvalid, "nvx: " + none_named(rule, present));
+    if (rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).c_str());
     return "";
   }
   // RDMA devices are no interfaces of the system: naming those does not exclude these.

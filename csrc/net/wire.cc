@@ -5,7 +5,9 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "base/config.h"
@@ -26,8 +28,6 @@ ProcessId random_id() {
   if (getrandom(&id, sizeof id, 0) != ssize_t(sizeof id)) throw system_error("getrandom failed");
   return id;
 }
-
-std::chrono::milliseconds silence() { return std::chrono::seconds(std::max<int64_t>(config().liveness_s, 1)); }
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
@@ -63,7 +63,7 @@ Home& home() {
 std::shared_ptr<Wire> Wire::here() {
   Home& h = home();
   MutexLock lock(h.mutex);
-  if (!h.wire) h.wire = std::make_shared<Wire>(open_ucx(), silence());
+  if (!h.wire) h.wire = std::make_shared<Wire>(open_ucx(), config().liveness);
   return h.wire;
 }
 
@@ -80,7 +80,12 @@ Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
       silence_(silence),
       process_(random_id()) {
   link_->listen(*this);
-  attendant_ = std::thread([this] { attend(); });
+  try {
+    attendant_ = std::thread([this] { attend(); });
+  } catch (const std::system_error& error) {
+    errno = error.code().value();
+    throw system_error("no thread can be had for the link to other hosts");
+  }
 }
 
 Wire::~Wire() { close(); }
@@ -365,7 +370,8 @@ void Wire::lose(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
   peer.lost = why.empty() ? "is lost" : why;
-  NVX_LOG(kInfo, "a process on another host is lost: %s", peer.lost.c_str());
+  // Who waits for it says so, and who does not has perhaps seen it leave in good order.
+  NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());
   to_forget_.push_back(peer.link);  // this may be a call of the link's
   stir();
 }

@@ -63,7 +63,7 @@ uint64_t shape_of(const Pieces& pieces) {
   return alike ? 0 : hash.value();
 }
 
-ReduceOp op_of(const c10d::ReduceOp& op) {
+ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
   switch (op.op_) {
     case c10d::ReduceOp::SUM: return ReduceOp::kSum;
     case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
@@ -74,7 +74,7 @@ ReduceOp op_of(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BOR: return ReduceOp::kBor;
     case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
     case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
-    default: throw_argument_error("Unhandled ReduceOp");
+    default: args.invalid("Unhandled ReduceOp");
   }
 }
 
@@ -85,10 +85,10 @@ std::string op_name_of(ReduceOp op) {
   return text;
 }
 
-double factor_of(const c10d::ReduceOp& op) {
+double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (!supplement)
-    throw_argument_error("ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
+    args.invalid("ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
   return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
 }
 
@@ -121,6 +121,10 @@ DType dtype_of(const at::Tensor& tensor) {
 }
 
 void Arguments::invalid(const std::string& what) const { throw_argument_error(std::string(name_) + ": " + what); }
+
+void Arguments::invalid_type(const std::string& what) const {
+  throw_argument_type_error(std::string(name_) + ": " + what);
+}
 
 at::Tensor& Arguments::single(std::vector<at::Tensor>& tensors) const {
   const auto fail = [this](const std::string& what) { invalid(what); };
@@ -191,9 +195,8 @@ bool Arguments::times_size(const at::Tensor& whole, const at::Tensor& part) cons
 
 void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
   if (a.scalar_type() == b.scalar_type()) return;
-  throw_argument_type_error(std::string(name_) +
-                            ": invalid tensor type: output tensor must have the same type as input tensor (" +
-                            c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
+  invalid_type(std::string("invalid tensor type: output tensor must have the same type as input tensor (") +
+               c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
 }
 
 Collective Arguments::begin(kernel::Collective collective, const at::Tensor& like, size_t count) const {
@@ -246,17 +249,15 @@ std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor, bool apart) co
 }
 
 void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
-  c.operation.op = op_of(op);
-  if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(op);
+  c.operation.op = op_of(*this, op);
+  if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(*this, op);
   if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
-  const std::string op_name = op_name_of(c.operation.op);
-  if (tensor.scalar_type() == at::kBool)
-    throw_argument_type_error("Cannot use ReduceOp." + op_name + " with Boolean inputs");
+  const std::string refused = "Cannot use ReduceOp." + op_name_of(c.operation.op) + " with ";
+  if (tensor.scalar_type() == at::kBool) invalid_type(refused + "Boolean inputs");
   const bool bitwise =
       c.operation.op == ReduceOp::kBand || c.operation.op == ReduceOp::kBor || c.operation.op == ReduceOp::kBxor;
-  if (bitwise) throw_argument_error("Cannot use ReduceOp." + op_name + " with non-integral dtype");
-  throw_argument_type_error("Cannot use ReduceOp." + op_name + " with " + c10::toString(tensor.scalar_type()) +
-                            " inputs");
+  if (bitwise) invalid(refused + "non-integral dtype");
+  invalid_type(refused + c10::toString(tensor.scalar_type()) + " inputs");
 }
 
 Collective Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart) const {

@@ -50,6 +50,7 @@ class Arguments {
   at::Tensor& single(std::vector<at::Tensor>& tensors) const;
   void check_tensor(const at::Tensor& tensor) const;
   [[noreturn]] void invalid(const std::string& what) const;
+  [[noreturn]] void invalid_type(const std::string& what) const;
 
  private:
   /// count: as the fingerprint has it.

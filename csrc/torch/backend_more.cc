@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kGrace{300};
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag,
                                                          bool receives) {
-  if (checked_group().failed()) raise(group_->failure());
+  if (checked_group().failed()) raise(group_->check_alive());
   if (!tensor.is_cpu()) refuse_capture(tensor.device());
   Term term = term_of(c10d::kUnsetTimeout);
   auto message = std::make_shared<Message>();

@@ -22,13 +22,22 @@ namespace py = pybind11;
 template <class T, class... Bases>
 using Class = py::class_<T, c10::intrusive_ptr<T>, Bases...>;
 
-std::string explain_choice(const std::string& collective, size_t bytes, size_t ranks) {
+/// Ranks that are like this process, spread evenly: what a group of them would go by.
+PlanFacts facts_of_some(size_t ranks, size_t hosts) {
+  constexpr size_t kMost = 1 << 20;
   TORCH_CHECK_VALUE(ranks >= 1, "nvx: there must be a rank");
-  PlanFacts facts;
-  facts.ranks = ranks;
-  const Hello self = describe_self(0);
-  facts.cores = self.cores;
-  if (self.l3_bytes) facts.l3_bytes = self.l3_bytes;
+  TORCH_CHECK_VALUE(ranks <= kMost, "nvx: more than ", kMost, " ranks");
+  TORCH_CHECK_VALUE(hosts >= 1 && hosts <= ranks, "nvx: ", ranks, " ranks on ", hosts, " hosts: each needs one");
+  std::vector<Hello> hellos(ranks, describe_self(0));
+  for (size_t r = 0; r < ranks; ++r) {
+    hellos[r].rank = int32_t(r);
+    hellos[r].host = r * hosts / ranks;
+  }
+  return facts_of(Topology::from(std::move(hellos)), 0);
+}
+
+std::string explain_choice(const std::string& collective, size_t bytes, size_t ranks, size_t hosts) {
+  const PlanFacts facts = facts_of_some(ranks, hosts);
   std::string known;
   for (int c = int(kernel::Collective::kAllReduce); c <= int(kernel::Collective::kBarrier); ++c) {
     const char* one = name(kernel::Collective(c));
@@ -151,7 +160,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"));
   m.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
-  m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2);
+  m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
+        py::arg("hosts") = 1);
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);
   m.def("build_info", &build_info);

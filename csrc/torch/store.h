@@ -7,9 +7,24 @@
 #include <thread>
 
 #include "base/deadline.h"
+#include "base/error.h"
 #include "group/store.h"
 
 namespace nvx {
+
+/// What the store answers. torch's own words for one that is gone name neither the store nor who serves it.
+template <class Call>
+auto ask_store(Call call) {
+  try {
+    return call();
+  } catch (const c10::Error& error) {
+    std::string what = error.what_without_backtrace();
+    what.resize(std::min(what.size(), what.find('\n')));
+    while (what.ends_with('.') || what.ends_with('?')) what.pop_back();
+    throw Error(Code::kSystem, "nvx: the store, in which the ranks meet, has failed: " + what +
+                                   ". Next: is the process that serves it, as a rule rank 0, still there? See its log");
+  }
+}
 
 /// A c10d store, as the group sees it.
 class TorchStore final : public Store {
@@ -19,7 +34,9 @@ class TorchStore final : public Store {
         first_pause_(std::max(kFirstPause, ranks * kPauseOfARank / 40)),
         longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
 
-  void set(const std::string& key, const std::vector<uint8_t>& value) override { store_->set(key, value); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    ask_store([&] { store_->set(key, value); });
+  }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
     // Not Store::wait(): where that runs out of time, torch writes lines to stderr, and here it often does.
     const auto end = Clock::now() + span;
@@ -29,7 +46,7 @@ class TorchStore final : public Store {
     }
     for (;;) {
       if (Clock::now() >= next_) {
-        if (store_->check({key})) return store_->get(key);
+        if (ask_store([&] { return store_->check({key}); })) return ask_store([&] { return store_->get(key); });
         const Clock::time_point now = Clock::now();
         next_ = now + std::clamp<std::chrono::nanoseconds>((now - began_) / 4, first_pause_, longest_pause_);
       }
@@ -37,7 +54,9 @@ class TorchStore final : public Store {
       std::this_thread::sleep_until(std::min<Clock::time_point>(next_, end));
     }
   }
-  int64_t add(const std::string& key, int64_t n) override { return store_->add(key, n); }
+  int64_t add(const std::string& key, int64_t n) override {
+    return ask_store([&] { return store_->add(key, n); });
+  }
   void remove(const std::string& key) override {
     try {
       store_->deleteKey(key);

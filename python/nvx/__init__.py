@@ -157,9 +157,9 @@ def _backend(group):
     return next((backend for backend in backends if backend.name() == "nvx"), backends[0])
 
 
-def explain(collective, nbytes, ranks):
-    """What nvx would run for this many bytes on this many ranks of one host, and why."""
-    return _load().explain(collective, nbytes, ranks)
+def explain(collective, nbytes, ranks, hosts=1):
+    """What nvx would run for this many bytes a rank, on so many ranks spread evenly over so many hosts, and why."""
+    return _load().explain(collective, nbytes, ranks, hosts)
 
 
 def __getattr__(name):

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <set>
 
@@ -60,6 +61,55 @@ TEST(Config, SaysWhatItCannotRead) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const std::string said = said_with({{"NVX_STAGING_MB", "much"}}, [] { EXPECT_EQ(config().staging_mb, 32); });
   EXPECT_NE(said.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << said;
+}
+
+/// What is said of a number, and what then counts.
+TEST(Config, SaysWhichNumbersItDoesNotTake) {
+  struct Row {
+    const char *name, *value, *fault;
+  };
+  constexpr Row kRows[] = {
+      {"NVX_TIMEOUT_S", "-1", "less than 0"},
+      {"NVX_TIMEOUT_S", "inf", "not a number"},
+      {"NVX_TIMEOUT_S", "5 s", "not a number"},
+      {"NVX_TIMEOUT_S", "2e9", "more than 1000000000"},
+      {"NVX_TIMEOUT_S", "1.5", ""},
+      {"NVX_TIMEOUT_S", "", ""},
+      {"NVX_LIVENESS_S", "0", "less than 1"},
+      {"NVX_LIVENESS_S", "2.5", ""},
+      {"NVX_SPIN_US", "-2", "less than -1"},
+      {"NVX_SPIN_US", "0", ""},
+      {"NVX_STAGING_MB", "1.5", "not a whole number"},
+      {"NVX_STAGING_MB", "0", "less than 1"},
+      {"NVX_STAGING_MB", "99999999999999999999", "more than 1000000000"},
+      {"NVX_LEASE_KB", "-4", "less than 0"},
+      {"NVX_ONE_SHOT_BYTES", "65537", "more than 65536"},
+      {"NVX_ONE_SHOT_BYTES", "0x10", "not a number"},
+  };
+  for (const Row& row : kRows) {
+    const auto v = std::find_if(variables().begin(), variables().end(),
+                                [&](const Variable& known) { return std::string(known.name) == row.name; });
+    ASSERT_NE(v, variables().end());
+    const char* before = getenv(row.name);
+    const std::string kept = before ? before : "";
+    setenv(row.name, row.value, 1);
+    EXPECT_EQ(fault(*v), row.fault) << row.name << "=" << row.value;
+    before ? setenv(row.name, kept.c_str(), 1) : unsetenv(row.name);
+  }
+}
+
+TEST(Config, TakesFractionsOfSecondsAndNoNegativeTimes) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  using std::chrono::milliseconds;
+  EXPECT_EQ(said_with({{"NVX_TIMEOUT_S", "1.5"}, {"NVX_LIVENESS_S", "2.25"}},
+                      [] {
+                        EXPECT_EQ(config().timeout, milliseconds(1500));
+                        EXPECT_EQ(config().liveness, milliseconds(2250));
+                      }),
+            "");
+  said_with({{"NVX_TIMEOUT_S", "0.0001"}}, [] { EXPECT_EQ(config().timeout, milliseconds(1)); });
+  const std::string said = said_with({{"NVX_TIMEOUT_S", "-1"}}, [] { EXPECT_EQ(config().timeout, milliseconds(0)); });
+  EXPECT_NE(said.find("NVX_TIMEOUT_S=-1 is less than 0; the default is used"), std::string::npos) << said;
 }
 
 TEST(Config, SaysWhatItDoesNotKnow) {

@@ -4,12 +4,25 @@ goals, the plot."""
 from __future__ import annotations
 
 import json
+import types
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from nvx.bench import cli, collectives, goals, machine, payload, plot, report, runner, sizes, targets  # noqa: E402
+from nvx.bench import (  # noqa: E402
+    cli,
+    collectives,
+    contenders,
+    goals,
+    machine,
+    payload,
+    plot,
+    report,
+    runner,
+    sizes,
+    targets,
+)
 
 
 @pytest.mark.parametrize(
@@ -358,3 +371,12 @@ def test_plot_says_what_it_cannot_draw(tmp_path, capsys):
     machine.write(str(path), machine.document("init", "nvx bench init", {}, results=[]))
     assert cli.main(["plot", str(path)]) == 2
     assert "has no sizes to plot" in capsys.readouterr().err
+
+
+def test_why_a_contender_cannot_take_part_is_said_without_a_second_prefix(monkeypatch):
+    def fails(base, name, world, timeout):
+        raise RuntimeError("nvx: the ranks did not all come\nmore")
+
+    alone = types.SimpleNamespace(agreed=lambda reason: reason and f"rank 0: {reason}")
+    monkeypatch.setattr(contenders, "_make", fails)
+    assert contenders.enlist(["nvx"], alone, 1.0) == ([], {"nvx": "rank 0: the ranks did not all come"})

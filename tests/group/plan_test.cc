@@ -181,6 +181,71 @@ TEST(PlanBetween, IsThisTable) {
   }
 }
 
+/// What is said of a group over hosts is what its plan is: the schedule and its reason, who carries it, slices, and
+/// what goes on inside.
+TEST(PlanBetween, ExplainsItself) {
+  struct Row {
+    Collective collective;
+    size_t ranks, hosts, bytes;
+    const char* text;
+  };
+  const Row kRows[] = {
+      {Collective::kAllReduce, 2, 2, 8,
+       "all_reduce of 8 bytes a rank, 4 ranks on 2 hosts, 2 on each: inside a host reduce_one_shot, between hosts pair "
+       "(small, two hosts: one exchange) by one rank of each host, inside a host publish_one_shot"},
+      {Collective::kAllReduce, 2, 2, 64 * M,
+       "all_reduce of 67108864 bytes a rank, 4 ranks on 2 hosts, 2 on each: inside a host reduce_scatter_pipelined, "
+       "between hosts ring (large, few hosts: every byte is reduced once) on 2 rails (ranks of each host), in 33 "
+       "slices "
+       "of 2016 KiB that overlap with the steps inside, inside a host publish_pipelined"},
+      {Collective::kAllReduce, 1, 9, 1 * M,
+       "all_reduce of 1048576 bytes a rank, 9 ranks on 9 hosts, 1 on each: between hosts halving_doubling (large, many "
+       "hosts: the fewest steps for the fewest bytes) on 1 rail"},
+      {Collective::kReduceScatter, 2, 2, 4 * M,
+       "reduce_scatter of 4194304 bytes a rank, 4 ranks on 2 hosts, 2 on each: inside a host reduce_scatter_pipelined, "
+       "between hosts ring (large, few hosts: every byte is reduced once) on 2 rails (ranks of each host), in 3 slices "
+       "of 504 KiB that overlap with the steps inside"},
+      {Collective::kBroadcast, 2, 2, 100,
+       "broadcast of 100 bytes a rank, 4 ranks on 2 hosts, 2 on each: between hosts binomial (small: the fewest steps) "
+       "by one rank of each host, inside a host publish_one_shot"},
+      {Collective::kAllToAll, 2, 2, 100,
+       "all_to_all of 100 bytes a rank, 4 ranks on 2 hosts, 2 on each: between hosts pairwise (every block goes "
+       "straight to where it is due), inside a host exchange"},
+      {Collective::kBarrier, 2, 2, 0,
+       "barrier of 0 bytes a rank, 4 ranks on 2 hosts, 2 on each: inside a host barrier, between hosts dissemination "
+       "(the fewest steps) by one rank of each host, inside a host barrier"},
+  };
+  for (const Row& row : kRows) {
+    PlanFacts facts = machine(row.ranks);
+    facts.hosts = row.hosts;
+    facts.rails = row.ranks;
+    facts.world = row.ranks * row.hosts;
+    EXPECT_EQ(explain(row.collective, row.bytes, facts), row.text);
+  }
+  PlanFacts uneven = machine(3);
+  uneven.hosts = 2;
+  uneven.rails = 2;
+  uneven.world = 5;
+  const std::string text = explain(Collective::kAllReduce, 1 * M, uneven);
+  EXPECT_NE(text.find("5 ranks on 2 hosts, 3 on the fullest: "), std::string::npos) << text;
+  EXPECT_NE(text.find(" on 2 rails"), std::string::npos) << text;
+}
+
+/// Every collective of every bridge has its steps inside the host named.
+TEST(PlanBetween, NamesWhatGoesOnInsideForEveryQuestion) {
+  for (int c = 0; c <= int(Across::kBarrier); ++c) {
+    for (const size_t hosts : {2, 9}) {
+      for (const size_t bytes : {size_t(8), 1 * M}) {
+        PlanFacts facts = machine(2);
+        facts.hosts = hosts;
+        const Bridge bridge = plan_between(Across(c), bytes, facts);
+        EXPECT_TRUE(bridge.before != Collective::kNone || bridge.after != Collective::kNone)
+            << schedule::name(Across(c));
+      }
+    }
+  }
+}
+
 /// Blocks that differ in length go where lengths do not matter.
 TEST(PlanBetween, BlocksOfAnySizeTakeAScheduleThatServesThem) {
   PlanFacts facts = machine(2);

@@ -4,9 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <cstring>
 
 #include "base/error.h"
@@ -63,6 +65,43 @@ TEST(Topology, DamagedValuesAreRefused) {
   }
 }
 
+/// Of all that may stand in a store, what is most often there.
+TEST(Topology, RanksThatWereStartedWithAnotherWorldSizeAreTold) {
+  try {
+    (void)decode(encode(hellos(2)), 3);
+    FAIL() << "taken for one of three";
+  } catch (const Error& error) {
+    EXPECT_EQ(
+        std::string(error.what()),
+        "nvx: to rank 0 this group has 2 ranks, to this rank 3. Next: start all ranks with the same world size, or "
+        "list of ranks");
+  }
+  const std::vector<uint8_t> noise(2 * sizeof(Hello), 'x');
+  try {
+    (void)decode(noise, 3);
+    FAIL() << "noise is taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("something else wrote there"), std::string::npos) << error.what();
+  }
+}
+
+/// A rank that cannot look would be put on a host of its own, and wait for a network.
+TEST(Topology, AProcessThatMayOpenNoFileIsNotTakenForAnotherHost) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string said;
+  try {
+    (void)describe_self(0);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_NE(said.find("which host this is: Too many open files. Next: raise"), std::string::npos) << said;
+}
+
 TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   std::vector<Hello> twice = hellos(2);
   twice[1].rank = 0;
@@ -73,6 +112,22 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   std::vector<Hello> otherwise = hellos(2);
   otherwise[1].plan_hash ^= 1;
   expect_refused(otherwise, "NVX_ALGO");
+}
+
+/// For one line of a log, however many hosts there are.
+TEST(Topology, DescribesItself) {
+  const auto spread = [](std::vector<uint64_t> hosts) {
+    std::vector<Hello> ranks = hellos(int(hosts.size()));
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].host = hosts[r];
+      std::snprintf(ranks[r].host_name, sizeof ranks[r].host_name, "h%d", int(hosts[r]));
+    }
+    return Topology::from(std::move(ranks)).describe();
+  };
+  EXPECT_EQ(spread({7}), "1 rank on host h7");
+  EXPECT_EQ(spread({7, 7}), "2 ranks on host h7");
+  EXPECT_EQ(spread({7, 8, 7}), "3 ranks on 2 hosts: 2 on h7, 1 on h8");
+  EXPECT_EQ(spread({1, 2, 3, 4, 5, 6}), "6 ranks on 6 hosts: 1 on h1, 1 on h2, 1 on h3, 1 on h4, ...");
 }
 
 TEST(Topology, EverybodyCountsOnTheLeast) {

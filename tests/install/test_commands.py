@@ -141,6 +141,24 @@ def test_explain_reads_sizes_as_people_write_them():
     assert len(ended.stdout.strip().splitlines()) >= 2
 
 
+def test_explain_knows_of_several_hosts(capsys):
+    assert cli.main(["explain", "all_reduce", "8", "64M", "-n", "4", "--hosts", "2"]) == 0
+    small, large = capsys.readouterr().out.splitlines()
+    assert small.startswith("all_reduce of 8 bytes a rank, 4 ranks on 2 hosts, 2 on each: "), small
+    assert "between hosts pair (small, two hosts: one exchange) by one rank of each host" in small
+    assert "between hosts ring (" in large and " on 2 rails " in large and " slices of " in large
+    assert cli.main(["explain", "all_reduce", "8", "-n", "5", "--hosts", "2"]) == 0
+    assert "5 ranks on 2 hosts, 3 on the fullest: " in capsys.readouterr().out
+    for ranks, hosts in (("2", "3"), ("2", "0"), ("0", "1")):
+        assert cli.main(["explain", "all_reduce", "8", "-n", ranks, "--hosts", hosts]) == 2
+        assert capsys.readouterr().err.startswith("nvx explain: ")
+
+
+def test_python_m_nvx_is_the_command():
+    ended = subprocess.run([sys.executable, "-m", "nvx", "--version"], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, nvx_module.__version__ + "\n"), ended.stderr
+
+
 def test_explain_knows_the_names_that_bench_knows(capsys):
     for alias in (alias for alias, name in collectives.ALIASES.items() if name != "sendrecv"):
         assert cli.main(["explain", alias, "8"]) == 0, alias
@@ -165,11 +183,13 @@ def test_env_lists_the_registry_and_what_is_set(monkeypatch, capsys):
 def test_env_marks_what_a_variable_does_not_take(monkeypatch, capsys):
     monkeypatch.setenv("NVX_DEBUG", "bla")
     monkeypatch.setenv("NVX_LEASE_KB", "much")
+    monkeypatch.setenv("NVX_TIMEOUT_S", "-1")
     monkeypatch.setenv("NVX_ON_ERROR", "Abort")
     assert cli.main(["env"]) == 0
     told = capsys.readouterr().out
     assert "set to 'bla', which is none of warn, info, trace: the default 'warn' is used\n" in told
     assert "set to 'much', which is not a number: the default '0' is used\n" in told
+    assert "set to '-1', which is less than 0: the default '0' is used\n" in told
     assert "set to 'Abort'\n" in told
 
 

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -274,6 +275,25 @@ TEST(Neighbours, ASilentProcessEndsTheFetchInTime) {
   const auto began = Clock::now();
   EXPECT_THROW((void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(300))), Error);
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
+}
+
+/// Where the kernel or a sandbox has no pidfds, a parent that does not reap keeps nobody alive.
+TEST(Neighbours, AProcessThatHasEndedIsDeadWithoutAPidfdThoughNobodyHasReapedIt) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const auto here = Neighbours::here();
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  ASSERT_GT(child, 0);
+  const Neighbour neighbour(ArenaId{7, 8}, here->arena().fd(), 4096, Fd(), child);
+  EXPECT_FALSE(neighbour.dead());
+  kill(child, SIGKILL);
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return neighbour.dead(); }));
+  EXPECT_EQ(neighbour.how_it_ended("", ""), "signal 9");
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(neighbour.dead());
 }
 
 }  // namespace

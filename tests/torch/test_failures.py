@@ -155,6 +155,32 @@ def message_mismatch(rank, world, name):
     meet("received")
 
 
+@on_ranks(2)
+def test_calls_after_a_failure_say_that_it_was_earlier(rank, world):
+    """On the rank that gave up, and on the one that comes when it has: of no use, and what to do."""
+    group = dist.new_group(timeout=timedelta(seconds=1))
+    dist.all_reduce(ones(), group=group)
+    if rank == ODD:
+        meet("gave up")
+        text = caught(lambda: dist.all_reduce(ones(), group=group), within=3)
+        assert "timed out in all_reduce" in text and "told by rank 0" in text, text
+        assert "which came to all_reduce(sum, f32, 10 elements) #2 after that" in text or SEVERAL_HOSTS, text
+    else:
+        text = caught(lambda: dist.all_reduce(ones(), group=group), within=10)
+        assert "earlier" not in text and "init_process_group(timeout=)" in text, text
+        meet("gave up")
+    for call in (
+        lambda: dist.all_reduce(ones(), group=group),
+        lambda: dist.all_reduce(ones(), group=group, async_op=True).wait(),
+        lambda: dist.send(ones(), 1 - rank, group=group),
+        lambda: dist.recv(ones(), 1 - rank, group=group),
+        lambda: dist.barrier(group=group),
+    ):
+        text = caught(call, within=0.5)
+        assert re.match(r"nvx: group \w+ failed earlier, so this call was not begun: timed out in all_reduce", text)
+        assert text.splitlines()[0].endswith(". Next: destroy the group and make another one"), text
+
+
 @on_ranks(3)
 def test_one_rank_calls_more_often(rank, world):
     """The odd rank issues a collective that nobody else does: a timeout that names those who did not come."""

@@ -27,7 +27,8 @@ def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contend
         try:
             contender = _make(base, name, world, timeout)
         except (Unsupported, ImportError, RuntimeError, ValueError, OSError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            lines = str(error).removeprefix("nvx: ").strip().splitlines()
+            reason = lines[0] if lines else type(error).__name__
         reason = world.agreed(reason)
         if reason or contender is None:
             refused[name] = reason

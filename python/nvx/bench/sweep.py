@@ -35,7 +35,8 @@ class Sweep:
         """Measures all, prints it on rank 0 and writes the file; 1 if any result was wrong."""
         main = self.contenders[0].name if self.contenders else ""
         if main != self.arguments.backend:
-            self.world.say(f"nvx bench: {self.arguments.backend}: {self.refused[self.arguments.backend]}")
+            why = self.refused[self.arguments.backend]
+            self.world.say(f"nvx bench: no group can be made over {self.arguments.backend}: {why}")
             return 2
         document = machine.document("sweep", self.command, self._shown_arguments())
         peers = [contender.name for contender in self.contenders[1:]]
@@ -161,7 +162,7 @@ class Sweep:
             try:
                 once()
             except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                reason = str(error).strip().splitlines()[0]
+                reason = str(error).removeprefix("nvx: ").strip().splitlines()[0]
                 break
             wrong += case.count_wrong(self.salt) if checked else 0
         return call, int(self.world.total([wrong])[0]) if checked else None, reason

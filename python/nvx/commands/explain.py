@@ -28,7 +28,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(prog="nvx explain", description="Says what nvx would run, and why.")
     parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
     parser.add_argument("sizes", nargs="+", type=size, metavar="size", help="bytes of one rank: 4096, 4K, 64M")
-    parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks on this host (default 2)")
+    parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
+    parser.add_argument("--hosts", type=int, default=1, help="hosts like this one, over which they are spread evenly")
     options = parser.parse_args(arguments)
     obstacle = nvx.obstacle()
     if obstacle is not None:
@@ -40,7 +41,7 @@ def main(arguments=None):
         return 0
     try:
         for nbytes in options.sizes:
-            print(nvx.explain(collective, nbytes, options.ranks))
+            print(nvx.explain(collective, nbytes, options.ranks, options.hosts))
     except (ValueError, RuntimeError) as error:
         print(f"nvx explain: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
         return 2

@@ -1,0 +1,66 @@
+// How what happens to a group is worded, and what ranks write into their pads of it.
+
+#include <cstdio>
+#include <cstring>
+
+#include "group/group.h"
+
+namespace nvx {
+
+using kernel::Collective;
+
+std::string seconds(double span) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f s", span);
+  return text;
+}
+
+std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }
+
+std::string printable(std::string text) {
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
+  }
+  return text;
+}
+
+size_t advice_at(const std::string& text) {
+  for (const char* mark : {"; Next: ", ". Next: "}) {
+    if (const size_t at = text.find(mark); at != std::string::npos) return at;
+  }
+  return text.size();
+}
+
+std::string read_note(const kernel::FailureNote& note) {
+  return printable(std::string(note.text, strnlen(note.text, sizeof note.text)));
+}
+
+std::string describe(const kernel::Fingerprint& f) {
+  std::string text = f.collective <= Collective::kBarrier ? name(f.collective) : "an unknown operation";
+  if (f.collective == Collective::kBarrier || f.collective == Collective::kNone) return text;
+  const bool reduces = f.collective == Collective::kAllReduce || f.collective == Collective::kReduce ||
+                       f.collective == Collective::kReduceScatter;
+  text += "(";
+  if (reduces && size_t(f.op) < kernel::kReduceOpCount) text += std::string(nvx::name(f.op)) + ", ";
+  text += size_t(f.dtype) < kernel::kDTypeCount ? nvx::name(f.dtype) : "?";
+  if (f.count) text += ", " + std::to_string(f.count) + " elements";
+  if (f.root >= 0) text += ", root " + std::to_string(f.root);
+  return text + ")";
+}
+
+Status met_in(const Status& status, const std::string& context) {
+  const std::string& text = status.what();
+  const size_t at = advice_at(text);
+  const std::string advice = at == text.size() ? "" : ". " + text.substr(at + 2);
+  return {status.code(), text.substr(0, at) + "; " + context + advice};
+}
+
+void write_note(kernel::FailureNote& note, Code code, const std::string& text) {
+  if (note.state.load(std::memory_order_relaxed) != 0) return;
+  note.state.store(1, std::memory_order_relaxed);
+  note.code = uint32_t(code);
+  std::snprintf(note.text, sizeof note.text, "%s", text.c_str());
+  note.state.store(2, std::memory_order_release);
+}
+
+}  // namespace nvx

@@ -1,0 +1,163 @@
+// What a group says once it has failed, here or on another rank: that it has, why, and what to do.
+
+#include <gtest/gtest.h>
+
+#include "support/hosts.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+using std::chrono::milliseconds;
+
+Status all_reduce(Group& group, size_t n) {
+  const Play play{.collective = Collective::kAllReduce, .dtype = DType::kF32, .counts = {n}};
+  Side side(play, group.rank(), group.size());
+  Operation operation = operation_of(play, side, group.size());
+  return group.execute(operation);
+}
+
+Status mail(Group& group, bool receives) {
+  Bytes memory(10);
+  const auto one = message(1 - group.rank(), 0, memory.data(), memory.size());
+  receives ? group.mail().receive(one, Carrier::kCaller) : group.mail().send(one, Carrier::kCaller);
+  return group.mail().wait(*one);
+}
+
+#define EXPECT_SAYS(status, text) \
+  EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()
+#define EXPECT_SAYS_NOT(status, text) \
+  EXPECT_EQ((status).what().find(text), std::string::npos) << "says: " << (status).what()
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+/// Where ranks meet: on one host, or on one each.
+class Near : public testing::TestWithParam<bool> {
+ protected:
+  GroupOptions options(const std::string& name, int rank) {
+    return GetParam() ? test::options(name, rank, 2) : hosts_.options(name, rank);
+  }
+  Hosts hosts_{{0, 1}};
+  MemoryStore store_;
+};
+INSTANTIATE_TEST_SUITE_P(OnOneHost, Near, testing::Bool());
+
+TEST_P(Near, CallsAfterTheFailureSayThatItWasEarlierAndWhatToDo) {
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store_, options("failed", rank));
+    if (rank == 1) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+      return;
+    }
+    group.set_timeout(milliseconds(200));
+    const Status first = all_reduce(group, 10);
+    over = true;
+    ASSERT_FALSE(first.ok());
+    EXPECT_SAYS_NOT(first, "earlier");
+    EXPECT_SAYS(first, "init_process_group(timeout=)");
+    Status monitored = group.monitored_barrier(milliseconds(100), /*name_all=*/false);
+    for (const Status& later : {all_reduce(group, 10), mail(group, true), mail(group, false), monitored}) {
+      ASSERT_FALSE(later.ok());
+      EXPECT_EQ(later.code(), first.code());
+      EXPECT_SAYS(later, "nvx: group failed failed earlier, so this call was not begun: timed out in all_reduce");
+      EXPECT_SAYS(later, "rank 1 (pid");
+      EXPECT_SAYS(later, ". Next: destroy the group and make another one");
+      EXPECT_SAYS_NOT(later, "is the timeout long enough");
+    }
+    EXPECT_EQ(group.failure().what(), first.what());
+  });
+}
+
+/// Whatever a rank listens for after its time, what it says is how long it was willing to wait, once.
+TEST_P(Near, ATimeoutNamesOneDuration) {
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store_, options("once", rank));
+    if (rank == 1) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+      return;
+    }
+    group.set_timeout(milliseconds(250));
+    const Status status = all_reduce(group, 10);
+    over = true;
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(count_of(status.what(), " s,") + count_of(status.what(), " s;") + count_of(status.what(), " s."), 1u)
+        << status.what();
+  });
+}
+
+/// What its peer gave up, a late rank does not carry out alone: not a collective, nor a message.
+TEST_P(Near, WhoComesAfterAPeerHasGivenUpIsToldSo) {
+  for (const char* what : {"all_reduce", "large", "broadcast", "send", "recv"}) {
+    const std::string name = std::string("late at ") + what;
+    std::atomic<bool> over{false};
+    MemoryStore store;
+    as_threads(2, [&](int rank) {
+      const auto call = [&](Group& group) -> Status {
+        if (std::string(what) == "all_reduce") return all_reduce(group, 10);
+        if (std::string(what) == "large") return all_reduce(group, 100'000);
+        if (std::string(what) == "send") return mail(group, /*receives=*/rank == 0);
+        if (std::string(what) == "recv") return mail(group, /*receives=*/rank == 1);
+        Bytes memory(40);
+        Operation o;
+        o.collective = Collective::kBroadcast;
+        o.dtype = DType::kF32;
+        o.count = 10;
+        o.root = 1;
+        o.in = o.out = memory.data();
+        o.send = Pieces(2);
+        o.recv = Pieces(2);
+        for (size_t r = 0; r < 2; ++r) o.recv[r] = {memory.data(), memory.size()};
+        return group.execute(o);
+      };
+      Group group(store, options(name, rank));
+      ASSERT_TRUE(barrier(group).ok());
+      if (rank == 0) {
+        group.set_timeout(milliseconds(200));
+        Status status = call(group);
+        if (status.ok()) status = barrier(group);  // a send was on its way at once
+        EXPECT_SAYS(status, "timed out in");
+        over = true;
+        return;
+      }
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+      // Between hosts the word is on its way.
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return !group.port() || group.port()->failed(); }));
+      const Status late = call(group);
+      ASSERT_FALSE(late.ok()) << what;
+      EXPECT_SAYS(late, "timed out in");
+    });
+  }
+}
+
+/// The same, when this very call is the first to hear of it.
+TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("late", rank, 2));
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 0) {
+      group.set_timeout(milliseconds(200));
+      EXPECT_FALSE(all_reduce(group, 10).ok());
+      over = true;
+      return;
+    }
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+    const Status late = all_reduce(group, 10);
+    ASSERT_FALSE(late.ok()) << "the sum that rank 0 never had";
+    EXPECT_EQ(late.code(), Code::kPeerFailed);
+    EXPECT_SAYS(late, "timed out in all_reduce(sum, f32, 10 elements) #2 of group late after");
+    EXPECT_SAYS(late, "waiting for rank 1 (pid");
+    EXPECT_SAYS(late, "told by rank 0");
+    EXPECT_SAYS(late, "this is rank 1, which came to all_reduce(sum, f32, 10 elements) #2 after that");
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

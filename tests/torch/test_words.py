@@ -1,0 +1,121 @@
+"""What nvx writes to stderr, on one host and on several: it reads well, is true, and is no more than was asked for."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import nvx
+import pytest
+from ranks import only_nvx
+
+pytestmark = only_nvx
+
+PROGRAM = """
+import os, sys, time
+import torch, torch.distributed as dist
+import nvx
+store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("nvx", store=dist.FileStore(store, world), rank=rank, world_size=world)
+{body}
+"""
+
+
+def told(folder, body, hosts, **environment):
+    """What ranks on these hosts, one a host's name, write to stderr. All must end well."""
+    store = os.path.join(folder, f"store-{time.monotonic_ns()}")
+    command = [sys.executable, "-c", PROGRAM.format(body=body), store]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(len(hosts))],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "NVX_HOST_ID": host, "NVX_DEBUG": "info", **environment},
+        )
+        for rank, host in enumerate(hosts)
+    ]
+    try:
+        lines = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * len(hosts), lines
+    return lines
+
+
+def has_ucx():
+    return nvx._load().build_info()["ucx"] and not nvx._load().network()["none"]
+
+
+def only_with_ucx(hosts):
+    if len(set(hosts)) > 1 and not has_ucx():
+        pytest.skip("hosts cannot reach each other here")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "spread", "plan"),
+    [
+        (["left"], "1 rank on host left", r"1 rank on one host: \w+ \("),
+        (["left"] * 2, "2 ranks on host left", r"2 ranks on one host: reduce_pipelined \("),
+        (
+            ["left", "right", "left"],
+            "3 ranks on 2 hosts: 2 on left, 1 on right",
+            r"3 ranks on 2 hosts, 2 on the fullest: inside a host \w+, between hosts ring \(.*\) on 1 rail",
+        ),
+    ],
+)
+def test_what_was_made_is_said_once_in_a_sentence(tmp_path, hosts, spread, plan):
+    only_with_ucx(hosts)
+    lines = told(str(tmp_path), "dist.destroy_process_group()", hosts)
+    assert re.search(rf"^nvx\[\d+\] group \w+: {re.escape(spread)}; \d+ cores", lines[0], re.MULTILINE), lines[0]
+    assert re.search(rf"^nvx\[\d+\] group \w+: all_reduce of 1048576 bytes a rank, {plan}", lines[0], re.MULTILINE)
+    assert all(spread not in other for other in lines[1:])
+
+
+def test_who_leaves_in_good_order_is_not_called_lost(tmp_path):
+    """The first rank is still there when the others' processes have ended, and only then leaves."""
+    only_with_ucx(["left", "right"])
+    body = """
+dist.all_reduce(torch.ones(10))
+dist.barrier()
+if rank == 0:
+    time.sleep(1.5)
+dist.destroy_process_group()
+if rank == 0:
+    time.sleep(1.5)
+"""
+    for lines in told(str(tmp_path), body, ["left", "right"]):
+        assert "lost" not in lines and "Endpoint" not in lines, lines
+
+
+EXPLAINED = {
+    "all_reduce": "dist.all_reduce(torch.ones({n}, dtype=torch.uint8))",
+    "reduce": "dist.reduce(torch.ones({n}, dtype=torch.uint8), 0)",
+    "broadcast": "dist.broadcast(torch.ones({n}, dtype=torch.uint8), 0)",
+    "all_gather": "dist.all_gather_into_tensor(torch.empty({n} * world, dtype=torch.uint8),"
+    " torch.ones({n}, dtype=torch.uint8))",
+    "reduce_scatter": "dist.reduce_scatter_tensor(torch.empty({n} // world, dtype=torch.uint8),"
+    " torch.ones({n}, dtype=torch.uint8))",
+    "all_to_all": "dist.all_to_all_single(torch.empty({n}, dtype=torch.uint8), torch.ones({n}, dtype=torch.uint8))",
+    "barrier": "dist.barrier()",
+}
+SIZES = (8, 40 << 10, 1 << 20, 8 << 20)
+
+
+def test_explain_says_what_runs_on_several_hosts(tmp_path):
+    """As NVX_DEBUG=trace tells of the same calls: the schedule between hosts, and the steps inside."""
+    hosts = ["left", "left", "right", "right"]
+    only_with_ucx(hosts)
+    asked = [(name, n) for name in EXPLAINED for n in (SIZES if name != "barrier" else (0,))]
+    body = "\n".join(EXPLAINED[name].format(n=n) for name, n in asked) + "\ndist.destroy_process_group()"
+    lines = told(str(tmp_path), body, hosts, NVX_DEBUG="trace")[0]
+    for number, (name, n) in enumerate(asked, start=1):
+        own = [line for line in lines.splitlines() if f" #{number} " in line]
+        between = {line.rsplit(" ", 1)[1] for line in own if "between hosts:" in line}
+        inside = {line.rsplit(" ", 1)[1] for line in own if "bytes:" in line}
+        said = nvx.explain(name, n, len(hosts), hosts=2)
+        assert set(re.findall(r"between hosts (\w+) \(", said)) == between, (said, own)
+        told_inside = set(re.findall(r"inside a host (\w+)", said))
+        assert told_inside and told_inside <= inside, (said, own)
+        assert n > SIZES[1] or told_inside == inside, (said, own)  # of many slices the last is a short one
