@@ -205,12 +205,15 @@ def test_asynchronous_calls_fork_and_join(rank, world):
 
 @on_played_gpus(2)
 def test_works_that_are_dropped_keep_what_they_use(rank, world):
-    """A copy that nobody else has, until a later work has been waited for."""
+    """Which nobody else has, until a later work has been waited for."""
     open_device()
     set_delays(5, 500)
-    mine, whole, last = torch.zeros(400, 6).to(GPU).t(), on_gpu(0, 4800), on_gpu(0)
+    mine, whole, last = on_gpu(0, 2400), on_gpu(0, 4800), on_gpu(0)
     with captured() as graph:
-        dist.all_gather_into_tensor(whole, mine, async_op=True)
+        source = torch.empty(2400, device=GPU)
+        source.copy_(mine)
+        dist.all_gather_into_tensor(whole, source, async_op=True)
+        del source
         gc.collect()
         dist.all_reduce(last, async_op=True).wait()
         last.copy_(whole[:1000])
