@@ -191,7 +191,7 @@ void DeviceEnd::take_memory() {
   };
   own_.add(state_ = ask_device<std::shared_ptr<DeviceRegion>>("allocating the channel's state", make));
   own_.add(control_ = pin("the channel's control", sizeof(kernel::Control)));
-  control().finished = options_.first_epoch;
+  control().finished = control().begun = options_.first_epoch;
   channel_.state = pointer(state_->base());
   channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
 }

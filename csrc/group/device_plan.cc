@@ -17,6 +17,8 @@ struct Row {
   Pushed packets;
   Pushed chunks;
   bool has_two_trips = false;  ///< of packets, where one would take too many bytes
+  /// A rank knows its own pieces only: its lengths decide nothing for all, each pair decides for its own.
+  bool pair_by_pair = false;
 };
 
 constexpr Row kTable[] = {
@@ -25,9 +27,9 @@ constexpr Row kTable[] = {
     {Collective::kReduceScatter, Pushed::kReducePackets, Pushed::kReduceChunks},
     {Collective::kAllGather, Pushed::kExchangePackets, Pushed::kExchangeChunks},
     {Collective::kBroadcast, Pushed::kExchangePackets, Pushed::kExchangeChunks},
-    {Collective::kAllToAll, Pushed::kExchangePackets, Pushed::kExchangeChunks},
-    {Collective::kGather, Pushed::kExchangePackets, Pushed::kExchangeChunks},
-    {Collective::kScatter, Pushed::kExchangePackets, Pushed::kExchangeChunks},
+    {Collective::kAllToAll, Pushed::kExchangePieces, Pushed::kExchangeChunks, false, /*pair_by_pair=*/true},
+    {Collective::kGather, Pushed::kExchangePieces, Pushed::kExchangeChunks, false, /*pair_by_pair=*/true},
+    {Collective::kScatter, Pushed::kExchangePieces, Pushed::kExchangeChunks, false, /*pair_by_pair=*/true},
     {Collective::kBarrier, Pushed::kExchangePackets, Pushed::kExchangeChunks},
 };
 
@@ -78,12 +80,11 @@ size_t most_bytes(Pushed algorithm, const kernel::DeviceShape& shape) {
   }
 }
 
-DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts, Blocks pieces) {
+DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts) {
   const Row& r = row(collective);
-  const bool alike = pieces == Blocks::kAlike;
-  if (alike && bytes == 0) return {r.packets, "there is nothing to move but the greeting"};
+  if (bytes == 0 && !r.pair_by_pair) return {r.packets, "there is nothing to move but the greeting"};
   if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "chunks were asked for"};
-  if (!alike) return {r.chunks, "each rank knows its own sizes only: chunks suit any"};
+  if (r.pair_by_pair) return {r.packets, "each pair knows its own piece: packets where they hold it, else chunks"};
   if (bytes <= one_trip_limit(r, facts)) return {r.packets, "packets hold it: one trip"};
   if (r.has_two_trips && bytes <= most_bytes(Pushed::kReducePacketsTwoShot, facts.shape))
     return {Pushed::kReducePacketsTwoShot, "packets hold every rank's slice of it: two trips, for fewer bytes"};

@@ -21,13 +21,12 @@ struct DeviceChoice {
 };
 
 /// Pure: the same question gets the same answer on every rank. bytes: of the whole for what is reduced or broadcast; of
-/// the longest piece for what is scattered, gathered or exchanged. Of pieces that are kOfAnySize a rank knows its own
-/// alone, so what it knows decides nothing.
-DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts,
-                  Blocks pieces = Blocks::kAlike);
+/// the longest piece for what is reduced and scattered, or gathered by all. Of what is exchanged, gathered or scattered
+/// a rank knows its own pieces alone, so bytes decide nothing.
+DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts);
 
 /// The most bytes, counted as for plan(), that the packets of one operation hold: what kernel::can_do says too.
-/// SIZE_MAX for chunks.
+/// SIZE_MAX for what has chunks.
 size_t most_bytes(kernel::Pushed algorithm, const kernel::DeviceShape& shape);
 
 /// The measures of a channel whose pad takes about pad_bytes: half of it for packets, half for chunks. Pure.

@@ -88,9 +88,15 @@ bool DeviceSide::settled() const {
   return (!unsure_ && finished() >= launched()) || launcher_->ended();
 }
 
+uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
+
+uint32_t DeviceSide::ended_epoch() const {
+  return uint32_t(shared(end_.control().finished).load(std::memory_order_acquire));
+}
+
 uint64_t DeviceSide::finished() const {
   const uint64_t begun = launched();
-  const auto epoch = uint32_t(shared(end_.control().finished).load(std::memory_order_acquire));
+  const uint32_t epoch = ended_epoch();
   const auto replayed = uint32_t(shared(end_.control().replayed).load(std::memory_order_acquire));
   return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // behind: never ahead
 }
@@ -192,17 +198,14 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
 /// What all ranks know alike decides. Of what is gathered by all, or reduced and scattered, each rank has the lengths
 /// of all pieces, and the fingerprint holds them.
 DeviceChoice DeviceSide::choose(const Operation& o) const {
-  const auto ask = [&](size_t bytes, Blocks pieces = Blocks::kAlike) {
-    return plan(o.collective, bytes, facts_, pieces);
-  };
+  const auto ask = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
   switch (o.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: return ask(o.count * size_of(o.dtype));
     case Collective::kBroadcast:
     case Collective::kAllGather: return ask(longest(o.recv));
     case Collective::kReduceScatter: return ask(longest(o.send));
-    case Collective::kBarrier: return ask(0);
-    default: return ask(std::max(longest(o.send), longest(o.recv)), o.alike ? Blocks::kAlike : Blocks::kOfAnySize);
+    default: return ask(0);
   }
 }
 

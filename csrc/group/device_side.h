@@ -46,6 +46,10 @@ class DeviceSide {
   /// launch. Counted from the options' first_epoch. Replays count as neither.
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint64_t finished() const;
+  /// As the device counts them, replays too, in 32 bits, which wrap: the last operation that it has begun, and the last
+  /// that it has ended well. Told as for finished().
+  uint32_t begun_epoch() const;
+  uint32_t ended_epoch() const;
   /// Whether there may be graphs that hold operations of it, which nobody says when they run.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
 

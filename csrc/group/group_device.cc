@@ -133,12 +133,14 @@ void Group::look_after_kernels(DeviceSide& kernels) {
 }
 
 /// Whether something in flight waits for a rank that will not come. One that has left in good order had ended all that
-/// it began, and that may be all that is awaited here.
+/// it began, and that may be all that is awaited here; what is replayed, only the device tells.
 bool Group::waits_in_vain(const DeviceSide& kernels, int seat) const {
   if (seat == this->seat()) return false;
   const kernel::PadHeader& header = pad(seat).header();
   if (header.group == id_ && header.presence.load() == kernel::Presence::kLeft)
-    return int64_t(kernels.launched() - header.launched.load(std::memory_order_acquire)) > 0;
+    return int64_t(kernels.launched() - header.launched.load(std::memory_order_acquire)) > 0 ||
+           (kernels.may_be_replayed() &&
+            int32_t(kernels.begun_epoch() - header.ended_epoch.load(std::memory_order_acquire)) > 0);
   return dead(seat);
 }
 
@@ -149,6 +151,7 @@ bool Group::part_from_kernels() {
   look_after_kernels(*kernels);
   const bool quiet = kernels->part();
   own_pad().header().launched.store(kernels->launched(), std::memory_order_release);
+  own_pad().header().ended_epoch.store(kernels->ended_epoch(), std::memory_order_release);
   return quiet;
 }
 

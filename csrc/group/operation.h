@@ -53,9 +53,6 @@ struct Operation {
   size_t count = 0;    ///< elements; for the fingerprint too
   uint64_t shape = 0;  ///< hash of what else must be alike on all ranks
   double factor = 1;   ///< premul_sum
-  /// all_to_all, gather, scatter: every rank knows that the pieces of all ranks are as long as its own. Said by all
-  /// ranks or by none.
-  bool alike = false;
   Pieces send;
   Pieces recv;
   std::chrono::milliseconds timeout{0};  ///< 0: the group's

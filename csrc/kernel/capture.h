@@ -19,7 +19,7 @@ class Tail {
   Status hold_back(void* stream, bool captured);
   /// It stands behind what the stream has been given so far. Captured: behind that of each replay, once that is begun.
   Status put_behind(void* stream, bool captured);
-  /// Whether it has been passed; true where nobody can tell any more.
+  /// Whether it has been passed; true where nobody can tell any more. Of a thread that may ask beside captures.
   bool passed() const;
 
  private:

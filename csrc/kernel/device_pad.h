@@ -176,6 +176,7 @@ struct alignas(kLine) Control {
   alignas(kLine) DeviceVerdict verdict;
   alignas(kLine) uint64_t finished;  ///< the last epoch that all blocks have ended
   uint64_t replayed;                 ///< how many of those so far were graphs'; written before it. 32 bits, which wrap
+  uint32_t begun;                    ///< the last epoch that the first block has begun
 };
 
 /// One rank's end of a channel, as kernels are handed it.

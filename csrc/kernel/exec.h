@@ -129,10 +129,11 @@ class TileExec : public Machine {
   /// The host's abort word, for one lane of the tile; 0 for the others. Worth asking for early: it comes over the bus.
   NVX_HD uint32_t ask_host() const { return is_lookout() ? Machine::load_host(control_->abort) : 0; }
 
-  /// Opens an operation, which verdicts name by its epoch. A lane's verdict: false where its rank has failed before,
-  /// or the host has said not to begin.
+  /// Opens an operation, which verdicts name by its epoch, and tells the host so. A lane's verdict: false where its
+  /// rank has failed before, or the host has said not to begin.
   NVX_HD bool begin(uint32_t epoch, uint32_t abort) {
     epoch_ = epoch;
+    if (is_lookout() && Machine::tile() == 0) Machine::store_host(control_->begun, epoch);
     return !has_failed() && (abort == 0 || fail(alarm()));
   }
 
@@ -271,6 +272,9 @@ class CudaMachine {
   }
   __device__ uint32_t load_host(const uint32_t& at) const {
     return system_ref<uint32_t>(const_cast<uint32_t&>(at)).load(cuda::std::memory_order_relaxed);
+  }
+  __device__ void store_host(uint32_t& at, uint32_t value) const {
+    system_ref<uint32_t>(at).store(value, cuda::std::memory_order_relaxed);
   }
 
   // Among the blocks of this rank.

@@ -7,8 +7,8 @@ namespace {
 
 using Kind = Pieces::Kind;
 
-constexpr const char* kNames[] = {"reduce_packets", "reduce_packets_two_shot", "reduce_chunks", "exchange_packets",
-                                  "exchange_chunks"};
+constexpr const char* kNames[] = {"reduce_packets",   "reduce_packets_two_shot", "reduce_chunks",
+                                  "exchange_packets", "exchange_chunks",         "exchange_pieces"};
 static_assert(std::size(kNames) == kPushedCount);
 
 bool reduces(Pushed algorithm) { return algorithm <= Pushed::kReduceChunks; }
@@ -16,9 +16,6 @@ bool reduces(Pushed algorithm) { return algorithm <= Pushed::kReduceChunks; }
 bool is_reduction(Collective c) {
   return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
 }
-
-/// The bytes that the fullest block has to take of a piece.
-size_t fullest(const Piece& piece, uint32_t blocks) { return Pieces::slice(piece, 0, blocks).bytes; }
 
 Job message_job(Pushed algorithm, size_t bytes, DType dtype, uint32_t sender) {
   Job job;
@@ -111,8 +108,8 @@ bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTab
   if (algorithm == Pushed::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;
   size_t most = 0;
   for (uint32_t p = 0; p < shape.ranks; ++p) {
-    most = std::max({most, fullest(job.send.of(p, shape.ranks, table), shape.blocks),
-                     fullest(job.recv.of(p, shape.ranks, table), shape.blocks)});
+    most = std::max({most, Pieces::fullest(job.send.of(p, shape.ranks, table), shape.blocks),
+                     Pieces::fullest(job.recv.of(p, shape.ranks, table), shape.blocks)});
   }
   // Packets come in pairs: a pack each.
   const size_t packs = ceil_div(most, sizeof(Pack));

@@ -15,8 +15,9 @@ enum class Pushed : uint8_t {
   kReduceChunks,          ///< the same in chunks, of any length: all_reduce, reduce, reduce_scatter
   kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier; messages
   kExchangeChunks,        ///< the same in chunks
+  kExchangePieces,        ///< the same, pair by pair: packets where they hold the piece, chunks where they do not
 };
-inline constexpr size_t kPushedCount = 5;
+inline constexpr size_t kPushedCount = 6;
 
 const char* name(Pushed algorithm);
 
@@ -46,6 +47,9 @@ struct Pieces {
     }
     return {};
   }
+
+  /// The bytes that the fullest block has to take of a piece.
+  NVX_HD static size_t fullest(const Piece& piece, uint32_t blocks) { return slice(piece, 0, blocks).bytes; }
 
   /// The i-th of n slices of a piece. They begin between packs, so that no element straddles two.
   NVX_HD static Piece slice(const Piece& piece, uint32_t i, uint32_t n) {
@@ -85,7 +89,8 @@ Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t ra
 Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank);
 
 /// Whether the algorithm can do the collective on this type, and in the case of packets whether they hold it. What a
-/// launch is given must be so. Where counts differ by rank the answer does too: there chunks are what all can agree on.
+/// launch is given must be so. Where counts differ by rank the answer does too: there kExchangePieces and chunks are
+/// what all can agree on.
 bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table);
 
 }  // namespace nvx::kernel

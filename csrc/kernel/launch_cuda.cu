@@ -153,13 +153,9 @@ Status Tail::put_behind(void* stream, bool captured) {
                    "recording an event");
 }
 
-/// Somebody else's capture in this process would be broken by the question otherwise.
 bool Tail::passed() const {
   if (!event_) return true;
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  const bool exchanged = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
   const cudaError_t told = cudaEventQuery(static_cast<cudaEvent_t>(event_));
-  if (exchanged) (void)cudaThreadExchangeStreamCaptureMode(&mode);
   return told != cudaErrorNotReady && told != cudaErrorStreamCaptureUnsupported && told != cudaErrorCapturedEvent;
 }
 

@@ -76,7 +76,9 @@ struct alignas(kLine) PadHeader {
   std::atomic<uint64_t> group;  ///< names the set-up: a recycled pad shows another one, a fresh one 0
   std::atomic<Presence> presence;
   int32_t rank;
-  std::atomic<uint64_t> launched;  ///< operations begun on the rank's device; final when it has left
+  // Of the rank's device; final when it has left.
+  std::atomic<uint64_t> launched;     ///< operations begun on it by calls
+  std::atomic<uint32_t> ended_epoch;  ///< the last one that it has ended, replays too
   FailureNote failure;
   FlagLine ready;          ///< set-up: this rank has mapped everybody
   FlagLine monitored_in;   ///< monitored barrier: checked in

@@ -126,6 +126,10 @@ class PushChannel {
 
   // ---- packets
 
+  /// Whether each block's share of a piece fits into those that it has for one rank.
+  NVX_HD bool packets_hold(const Piece& whole) const {
+    return 2 * ceil_div(Pieces::fullest(whole, at_.shape.blocks), sizeof(Pack)) <= at_.shape.packets;
+  }
   /// Those of this epoch: where I write mine for `to`, and where I read those from `from`.
   NVX_HD Packet* packets_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kPackets, slot())); }
   NVX_HD Packet* packets_from(uint32_t from) const { return mine<Packet>(from, DevicePad::of(Part::kPackets, slot())); }

@@ -209,57 +209,111 @@ NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTabl
   return true;
 }
 
-/// Each rank's piece goes to whom it is for, chunk by chunk; a chunk is read while the next one is written.
+/// Each rank's piece goes to whom it is for, chunk by chunk; a chunk is read while the next one is written. In
+/// kExchangePieces, what packets hold goes in these: both of a pair know how long its piece is, and compare that before
+/// any of it is used.
 template <class Exec, class Channel>
-NVX_APART bool exchange_chunks(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  const uint32_t me = ch.rank(), ranks = ch.ranks();
-  const size_t most = ch.shape().chunk_bytes;
-  const Meeting meeting{job.fingerprint.collective, job.root, me};
-  const auto send = [&](uint32_t p) { return meeting.sends_to(p) ? ch.share(job.send.of(p, ranks, table)) : Piece{}; };
-  const auto recv = [&](uint32_t p) {
-    return meeting.receives_from(p) ? ch.share(job.recv.of(p, ranks, table)) : Piece{};
-  };
-  const auto part = [&](const Piece& piece, size_t k) {
-    const size_t at = k * most;
+class ExchangeChunks {
+ public:
+  NVX_HD ExchangeChunks(Exec& ex, Channel& ch, const Job& job, PieceTable table)
+      : ex_(ex), ch_(ch), job_(job), table_(table), meeting_{job.fingerprint.collective, job.root, ch.rank()} {
+    const size_t most = ch.shape().chunk_bytes;
+    for (uint32_t i = 0; i < ch.others(); ++i) {
+      const size_t out = ceil_div(send(ch.other(i)).bytes, most), in = ceil_div(recv(ch.other(i)).bytes, most);
+      sends_ = out > sends_ ? out : sends_;
+      receives_ = in > receives_ ? in : receives_;
+    }
+  }
+
+  NVX_APART bool run() {
+    if (!ch_.enter(job_, meeting_.pairwise(), table_)) return false;
+    put_small();
+    if (!ch_.meet(job_, meeting_.pairwise(), table_, [&](uint32_t p) { return meeting_.receives_from(p); }))
+      return false;
+    const uint32_t me = ch_.rank();
+    const Piece own = ch_.share(job_.recv.of(me, ch_.ranks(), table_));
+    if (own.bytes) copy(ex_, own.data, ch_.share(job_.send.of(me, ch_.ranks(), table_)).data, own.bytes);
+    if (!get_small()) return false;
+    for (size_t k = 0; k < sends_ || k < receives_ + 1; ++k) {
+      if (k < sends_ && !put_chunk(k)) return false;
+      if (k >= 1 && k - 1 < receives_ && !get_chunk(k - 1)) return false;
+    }
+    ch_.leave(job_, /*all_met=*/job_.root < 0);
+    return true;
+  }
+
+ private:
+  NVX_HD bool is_small(const Piece& whole) const {
+    return job_.algorithm == Pushed::kExchangePieces && ch_.packets_hold(whole);
+  }
+  /// What goes to a peer, and comes from it: in chunks.
+  NVX_HD Piece send(uint32_t p) const {
+    const Piece whole = job_.send.of(p, ch_.ranks(), table_);
+    return meeting_.sends_to(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
+  }
+  NVX_HD Piece recv(uint32_t p) const {
+    const Piece whole = job_.recv.of(p, ch_.ranks(), table_);
+    return meeting_.receives_from(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
+  }
+  NVX_HD Piece part(const Piece& piece, size_t k) const {
+    const size_t most = ch_.shape().chunk_bytes, at = k * most;
     if (at >= piece.bytes) return Piece{};
     return Piece{piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
-  };
-  size_t sends = 0, receives = 0;
-  for (uint32_t i = 0; i < ch.others(); ++i) {
-    const size_t out = ceil_div(send(ch.other(i)).bytes, most), in = ceil_div(recv(ch.other(i)).bytes, most);
-    sends = out > sends ? out : sends;
-    receives = in > receives ? in : receives;
   }
-  if (!ch.enter(job, meeting.pairwise(), table)) return false;
-  if (!ch.meet(job, meeting.pairwise(), table, [&](uint32_t p) { return meeting.receives_from(p); })) return false;
-  const Piece own = ch.share(job.recv.of(me, ranks, table));
-  if (own.bytes) copy(ex, own.data, ch.share(job.send.of(me, ranks, table)).data, own.bytes);
-  for (size_t k = 0; k < sends || k < receives + 1; ++k) {
-    if (k < sends) {
-      const auto whom = [&](uint32_t p) { return part(send(p), k).bytes != 0; };
-      // Who calls something else will never make room.
-      const auto strangers = [&](uint32_t p) { return whom(p) && !meeting.receives_from(p); };
-      if (k == kChunks && !ch.meet(job, strangers)) return false;
-      if (!ch.await_room(whom)) return false;
-      for (uint32_t i = 0; i < ch.others(); ++i) {
-        const Piece piece = part(send(ch.other(i)), k);
-        if (piece.bytes) copy(ex, ch.chunk_to(ch.other(i)), piece.data, piece.bytes);
-      }
-      ch.post(whom);
-    }
-    if (k >= 1 && k - 1 < receives) {
-      const auto whom = [&](uint32_t p) { return part(recv(p), k - 1).bytes != 0; };
-      if (!ch.await_chunks(whom)) return false;
-      for (uint32_t i = 0; i < ch.others(); ++i) {
-        const Piece piece = part(recv(ch.other(i)), k - 1);
-        if (piece.bytes) copy(ex, piece.data, ch.chunk_from(ch.other(i)), piece.bytes);
-      }
-      ch.release(whom);
+
+  NVX_HD void put_small() {
+    for (uint32_t i = 0; i < ch_.others(); ++i) {
+      const uint32_t p = ch_.other(i);
+      const Piece whole = job_.send.of(p, ch_.ranks(), table_), piece = ch_.share(whole);
+      if (meeting_.sends_to(p) && is_small(whole))
+        put_packets(ex_, ch_.packets_to(p), piece.data, piece.bytes, ch_.stamp32());
     }
   }
-  ch.leave(job, /*all_met=*/job.root < 0);
-  return true;
-}
+
+  NVX_HD bool get_small() {
+    if (job_.algorithm != Pushed::kExchangePieces) return true;
+    bool ok = true;
+    for (uint32_t i = 0; ok && i < ch_.others(); ++i) {
+      const uint32_t p = ch_.other(i);
+      const Piece whole = job_.recv.of(p, ch_.ranks(), table_), piece = ch_.share(whole);
+      if (meeting_.receives_from(p) && is_small(whole))
+        ok = get_packets(ex_, piece.data, ch_.packets_from(p), piece.bytes, ch_.stamp32(), int(p));
+    }
+    return ex_.all(ok);
+  }
+
+  NVX_HD bool put_chunk(size_t k) {
+    const auto whom = [&](uint32_t p) { return part(send(p), k).bytes != 0; };
+    // Who calls something else will never make room.
+    const auto strangers = [&](uint32_t p) { return whom(p) && !meeting_.receives_from(p); };
+    if (k == kChunks && !ch_.meet(job_, strangers)) return false;
+    if (!ch_.await_room(whom)) return false;
+    for (uint32_t i = 0; i < ch_.others(); ++i) {
+      const Piece piece = part(send(ch_.other(i)), k);
+      if (piece.bytes) copy(ex_, ch_.chunk_to(ch_.other(i)), piece.data, piece.bytes);
+    }
+    ch_.post(whom);
+    return true;
+  }
+
+  NVX_HD bool get_chunk(size_t k) {
+    const auto whom = [&](uint32_t p) { return part(recv(p), k).bytes != 0; };
+    if (!ch_.await_chunks(whom)) return false;
+    for (uint32_t i = 0; i < ch_.others(); ++i) {
+      const Piece piece = part(recv(ch_.other(i)), k);
+      if (piece.bytes) copy(ex_, piece.data, ch_.chunk_from(ch_.other(i)), piece.bytes);
+    }
+    ch_.release(whom);
+    return true;
+  }
+
+  Exec& ex_;
+  Channel& ch_;
+  const Job& job_;
+  PieceTable table_;
+  const Meeting meeting_;
+  size_t sends_ = 0, receives_ = 0;  // chunks of the longest piece
+};
 
 /// One operation of this block, to its end. False: the verdict is told, and nothing more may run on the channel.
 template <class Exec, class Channel>
@@ -276,7 +330,8 @@ template <class Exec, class Channel>
 NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   switch (job.algorithm) {
     case Pushed::kExchangePackets: return exchange_packets(ex, ch, job, table);
-    case Pushed::kExchangeChunks: return exchange_chunks(ex, ch, job, table);
+    case Pushed::kExchangeChunks:
+    case Pushed::kExchangePieces: return ExchangeChunks(ex, ch, job, table).run();
     default: return false;
   }
 }

@@ -13,6 +13,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "memory/beside_captures.h"
 
 /// Calls that may never return. Each runs on a thread of its own, which is left to itself when its time is up, with all
 /// that it may still touch: so what it captures, it owns.
@@ -37,6 +38,7 @@ std::optional<Result> run_apart(std::function<Result()> work, const Deadline& de
   };
   const auto desk = std::make_shared<Desk>();
   std::thread([desk, work = std::move(work)]() mutable {
+    const BesideCaptures beside;
     std::optional<Result> result;
     std::exception_ptr thrown;
     try {
@@ -125,7 +127,10 @@ class MadeApart {
 
   void begin(const std::string& what, const std::function<std::unique_ptr<T>()>& make) {
     try {
-      std::thread([state = state_, make]() mutable { state->finish(std::move(make)); }).detach();
+      std::thread([state = state_, make]() mutable {
+        const BesideCaptures beside;
+        state->finish(std::move(make));
+      }).detach();
     } catch (const std::system_error&) {
       throw Error(Code::kSystem, "nvx: " + what + ": the system gives no thread for it");
     }

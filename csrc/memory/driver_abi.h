@@ -15,6 +15,7 @@ using Allocation = unsigned long long;
 
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
+constexpr int kCaptureModeRelaxed = 2;
 constexpr Result kPeerAccessAlreadyEnabled = 704;
 
 constexpr int kAttributeCanMapHost = 19;
@@ -102,6 +103,7 @@ struct Api {
   Result (*cuStreamQuery)(Stream stream);
   Result (*cuMemcpyAsync)(Pointer to, Pointer from, size_t bytes, Stream stream);
   Result (*cuMemsetD8Async)(Pointer to, unsigned char value, size_t count, Stream stream);
+  Result (*cuThreadExchangeStreamCaptureMode)(int* mode);
 };
 
 }  // namespace nvx::cuda

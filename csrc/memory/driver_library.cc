@@ -61,6 +61,7 @@ cuda::Api resolve_all(void* handle, const std::string& path) {
   get("cuStreamQuery", api.cuStreamQuery);
   get("cuMemcpyAsync", api.cuMemcpyAsync);
   get("cuMemsetD8Async", api.cuMemsetD8Async);
+  get("cuThreadExchangeStreamCaptureMode", api.cuThreadExchangeStreamCaptureMode);
   return api;
 }
 

@@ -81,7 +81,7 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
     : Backend(group->rank(), group->size()),
       store_(std::move(store)),
       group_(std::move(group)),
-      kernels_(group_, store_),
+      kernels_(std::make_shared<KernelPath>(group_, store_)),
       options_(options) {
   init();
   Registry& r = registry();
@@ -182,17 +182,21 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
   const at::Device device = device_of(collectives);
   const std::shared_ptr<Group>& group = group_of(collectives);
   std::unique_ptr<Transit> transit;
+  std::shared_ptr<Results::Way> way;
   if (!device.is_cpu()) {
     const Tracks tracks = tracks_.of(device);
     transit = std::make_unique<Transit>(tracks);
-    transit->bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
+    const Loads loads = loads_of(collectives, &Collective::bring);
+    const bool behind = results_.awaited_in(inputs);
+    behind ? transit->bring_behind(loads) : transit->bring(loads);  // may throw, and then nothing has been numbered
     for (Collective& c : collectives) {
-      if (c.in_chunks) c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
+      if (c.in_chunks && !behind) c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
     }
   }
   for (Collective& c : collectives) c.operation.number = group_->next_number();
+  if (transit) way = results_.expect(outputs, device.type());
   auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind), std::move(collectives), outputs, inputs,
-                                                  std::move(transit));
+                                                  std::move(transit), std::move(way));
   hand_over(work, group->lane());
   return work;
 }
@@ -202,8 +206,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
   const at::Device device = device_of(collectives);
   if (!collectives.empty() && collectives.front().by_kernels)
     return issue_kernels(kind, std::move(collectives), outputs, inputs, mode);
+  if (kernels_->is_behind()) kernels_->catch_up();
   if (mode == Mode::kAsync || collects()) return queue(kind, std::move(collectives), outputs, inputs);
-  if (in_chunks(collectives)) {
+  if (in_chunks(collectives) || (!device.is_cpu() && results_.awaited_in(inputs))) {
     if (group_of(collectives)->lane().held_here()) raise(group_->inside_itself());
     auto work = queue(kind, std::move(collectives), outputs, inputs);
     work->wait(std::chrono::milliseconds(0));
@@ -237,29 +242,51 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_kernels(const Kind& kind, 
   Tracks tracks = Tracks::of_caller(device);
   tracks.capture = capture_of(tracks.up);
   if (async) tracks = tracks_.of_kernels(device, tracks.capture);
-  auto transit = std::make_unique<Transit>(tracks);
+  const bool heard = somebody_listens() || timed_;
+  auto transit = std::make_unique<Transit>(tracks, /*timed=*/timed_ && tracks.capture == 0);
+  const auto copies = [](const Collective& c) { return !c.bring.empty() || !c.take_back.empty(); };
+  if (async && collects() && std::none_of(collectives.begin(), collectives.end(), copies))
+    return put_off_kernels(kind, std::move(collectives), outputs, inputs, std::move(transit));
   // Whatever comes of it, part of it may have been begun.
   const std::vector<at::Tensor> used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
   Status status;
   try {
-    status = kernels_.launch(collectives, *transit);
+    status = kernels_->launch(collectives, *transit);
   } catch (...) {
     contain("the end of a call", [&] { transit->close(used); });
     throw;
   }
-  if (async) transit->close(used);
+  if (async || heard) transit->close(used);
   if (!status.ok()) {
     tell_failure(status.code());
     raise(status);
   }
-  if (!async && !somebody_listens() && !timed_) return nullptr;
+  if (!async && !heard) return nullptr;
   if (!async) {
-    const auto done = c10::make_intrusive<DoneWork>(facts(kind), outputs, tracks.up);
+    const auto done = c10::make_intrusive<DoneWork>(facts(kind), outputs, tracks.up, std::move(transit));
     done->begin();
     return done;
   }
   auto work = c10::make_intrusive<LaunchedWork>(group_, facts(kind), outputs, std::move(transit));
+  work->begin();
   into_window(work);
+  return work;
+}
+
+/// What is called in a window shares launches, as far as nothing in one depends on another. Copies of what is not
+/// contiguous are not the kernels', so that what needs them keeps its place.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, Collectives collectives,
+                                                                const Tensors& outputs, const Tensors& inputs,
+                                                                std::unique_ptr<Transit> transit) {
+  transit->bring({});
+  for (Collective& c : collectives) {
+    c.operation.number = group_->next_number();
+    c.operation.timeout = group_->span_of(c.operation.timeout);
+  }
+  std::vector<at::Tensor> used = all_tensors(collectives, outputs, inputs);
+  auto work = c10::make_intrusive<LaunchedWork>(group_, facts(kind), outputs, std::move(transit));
+  into_window(work);
+  work->put_off(kernels_, std::move(collectives), std::move(used));
   return work;
 }
 

@@ -120,7 +120,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
-  Arguments arguments(const char* name) { return {name, rank_, size_, &kernels_}; }
+  Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get()}; }
   IntrusiveWork launch(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
   IntrusiveWork launch_recorded(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
@@ -131,6 +131,8 @@ class ProcessGroupNVX final : public c10d::Backend {
                                            const Tensors& inputs);
   IntrusiveWork issue_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
                               Mode mode);
+  IntrusiveWork put_off_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs,
+                                const Tensors& inputs, std::unique_ptr<Transit> transit);
   Status execute(Collectives& collectives);
   Status execute_staged(Collectives& collectives, Transit& transit);
   /// To a group's lane, which keeps the work, and with it all tensors, until it has run.
@@ -163,8 +165,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   }
 
   /// What a thread has issued since it began to coalesce. Operations run as ever: the window only remembers them, to be
-  /// waited for as one. An exception may leave it open for good, so it lets go of what has ended well and somebody has
-  /// asked for by itself.
+  /// waited for as one. Kernels may be put off, until something else of the group is called, or somebody asks for one
+  /// of them. An exception may leave it open for good, so it lets go of what has ended well and somebody has asked for
+  /// by itself.
   struct Window {
     void add(const c10::intrusive_ptr<NvxWork>& work, std::vector<c10::intrusive_ptr<NvxWork>>& gone);
 
@@ -182,8 +185,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::atomic<bool> has_device_group_{false};
   Mutex device_group_mutex_;
   OwnTracks tracks_;
+  Results results_;
   const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
-  KernelPath kernels_;
+  const std::shared_ptr<KernelPath> kernels_;
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
   std::atomic<int> open_windows_{0};

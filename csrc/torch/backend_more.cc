@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "memory/beside_captures.h"
 #include "torch/backend.h"
 #include "torch/hook.h"
 #include "torch/interrupt.h"
@@ -18,6 +19,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::T
                                                          bool receives) {
   if (checked_group().failed()) raise(group_->check_alive());
   if (!tensor.is_cpu()) refuse_capture(tensor.device());
+  if (kernels_->is_behind()) kernels_->catch_up();
   Term term = term_of(c10d::kUnsetTimeout);
   auto message = std::make_shared<Message>();
   message->timeout = term.timeout;
@@ -128,6 +130,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::endCoalescing() {
     windows_.erase(open);
     open_windows_.fetch_sub(1, std::memory_order_release);
   }
+  if (kernels_->is_behind()) kernels_->catch_up();
   if (window.works.empty()) return nullptr;
   if (window.works.size() == 1) return window.works.front();
   Tensors outputs;
@@ -166,6 +169,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(Tensors& tenso
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse_on_host(at::Tensor& tensor,
                                                                           const c10d::AllreduceOptions& opts) {
   refuse_capture(tensor.device());
+  const BesideCaptures beside;
   const Movement movement;
   Tensors host{tensor.cpu()};
   c10d::AllreduceOptions now = opts;
@@ -240,6 +244,7 @@ void ProcessGroupNVX::setTimeout(std::chrono::milliseconds timeout) {
 void ProcessGroupNVX::waitForPendingWorks() {
   constexpr std::chrono::milliseconds kLookAround{50};
   origin_.check(rank_);
+  kernels_->catch_up();
   while (pending_->load(std::memory_order_acquire) != NvxWork::told_here(pending_)) {
     if (group_->lane().held_here()) raise(group_->inside_itself());
     group_->lane().settle(kLookAround);
@@ -272,11 +277,13 @@ void ProcessGroupNVX::abort() {
   group_->abort("");  // first: a group of devices' tensors that is just being made looks at it
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const auto& group : groups()) group->abort("");
+  kernels_->catch_up();  // which are refused, and say so
 }
 
 /// What the user never waited for gets a moment to end well, as its peers may wait for it. Then it ends.
 void ProcessGroupNVX::shutdown() {
   if (origin_.elsewhere()) return;
+  kernels_->catch_up();
   const auto end = Clock::now() + kGrace;
   const auto left = [&] {
     const auto span = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
@@ -312,7 +319,7 @@ void ProcessGroupNVX::tell(NvxWork& work) {
   }
   if (old_hook) {
     run_hook("a completion hook", [&] {
-      const std::chrono::duration<float> active = work.ended() - work.began();
+      const std::chrono::duration<float> active = work.duration();
       (*old_hook)(
           std::make_shared<c10d::WorkInfo>(work.type(), work.getSequencenumber(), work.began(), work.ended(), active));
     });
@@ -326,7 +333,7 @@ void ProcessGroupNVX::tell(NvxWork& work) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   c10d::CompletionHookArgs args;
   args.completionKey = work.getCompletionKey();
-  if (timed_) args.duration_ms = std::chrono::duration<float, std::milli>(work.ended() - work.began()).count();
+  if (timed_) args.duration_ms = work.duration().count();
   for (const auto& hook : completion_hooks_.all()) run_hook("a completion hook", [&] { (*hook)(args); });
 #endif
 }

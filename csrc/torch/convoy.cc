@@ -2,6 +2,7 @@
 
 #include <ATen/ops/from_blob.h>
 
+#include "memory/beside_captures.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -87,6 +88,7 @@ size_t room_for(const Operation& o, const Cut& cut) {
 
 Convoy::Convoy(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks)
     : device_(tracks.down.device()), rank_(rank), cut_(cut(operation, facts)) {
+  const BesideCaptures beside;
   const size_t slots = std::min(kSlots, cut_.chunks);
   memory_ = at::empty({int64_t(slots), int64_t(room_for(operation, cut_))},
                       at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));

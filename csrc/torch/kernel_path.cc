@@ -2,8 +2,10 @@
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ScopeExit.h>
 
 #include "base/contain.h"
+#include "memory/beside_captures.h"
 #include "torch/argument_error.h"
 #include "torch/store.h"
 
@@ -41,6 +43,7 @@ Status StreamLauncher::note(const Place& place) {
 }
 
 bool StreamLauncher::ended() {
+  const BesideCaptures beside;
   MutexLock lock(mutex_);
   return tail_.passed();
 }
@@ -60,6 +63,7 @@ void KernelPath::ask(at::Device device) {
   MutexLock lock(asking_);
   if (answer_ != Answer::kUnknown) return;
   refuse_to_open(device);
+  const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
   TorchStore store(store_, group_->size());
   const bool yes = group_->open_device(store, device.index(), launcher_);
@@ -77,26 +81,94 @@ void KernelPath::refuse_to_open(at::Device device) const {
 }
 
 Status KernelPath::launch(Collectives& collectives, Transit& transit) {
+  Works before;
+  const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
   MutexLock lock(mutex_);
-  const c10::Stream& stream = transit.stream();
+  before = begin_what_waits();
   transit.bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
-  const c10::StreamGuard on(stream);
-  const c10::impl::VirtualGuardImpl guard(stream.device_type());
-  const StreamLauncher::Place place{stream, guard.getStreamNativeHandle(stream), transit.capture()};
-  NVX_TRY(launcher_->follow(place));
-  c10::SmallVector<const Operation*, 4> operations;
+  Operations operations;
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
     operations.push_back(&c.operation);
   }
+  transit.start_clock();
+  NVX_TRY(begin(operations, transit));
+  transit.take_back(loads_of(collectives, &Collective::take_back));
+  return {};
+}
+
+Status KernelPath::begin(const Operations& operations, const Transit& transit) {
+  const c10::Stream& stream = transit.stream();
+  const c10::StreamGuard on(stream);
+  const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  const StreamLauncher::Place place{stream, guard.getStreamNativeHandle(stream), transit.capture()};
+  NVX_TRY(launcher_->follow(place));
   const Begins begins = place.capture != 0 ? Begins::kInReplays : Begins::kNow;
   const Status status = group_->launch({operations.data(), operations.size()}, place.native, begins);
   const Status noted = launcher_->note(place);  // also where some of them were refused
   NVX_TRY(status);
-  NVX_TRY(noted);
-  transit.take_back(loads_of(collectives, &Collective::take_back));
-  return {};
+  return noted;
+}
+
+void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
+  const auto alike = [](const LaunchedWork& a, const LaunchedWork& b) {
+    return a.transit_->stream() == b.transit_->stream() && a.transit_->capture() == b.transit_->capture() &&
+           a.collectives_.front().operation.timeout == b.collectives_.front().operation.timeout;
+  };
+  const auto count = [](const Works& works) {
+    size_t n = 0;
+    for (const auto& w : works) n += w->collectives_.size();
+    return n;
+  };
+  Works begun;
+  const auto later = c10::make_scope_exit([&] { tell(begun); });  // when the lock has been let go
+  MutexLock lock(mutex_);
+  if (!put_off_.empty() && !alike(*put_off_.front(), *work)) begun = begin_what_waits();
+  put_off_.push_back(std::move(work));
+  behind_.store(true, std::memory_order_release);
+  if (count(put_off_) >= kernel::kLaunchJobs) {
+    const Works full = begin_what_waits();
+    begun.insert(begun.end(), full.begin(), full.end());
+  }
+}
+
+void KernelPath::catch_up() {
+  MutexLock lock(mutex_);
+  const Works begun = begin_what_waits();
+  lock.unlock();
+  tell(begun);
+}
+
+/// Those who asked for them are told when the lock is let go.
+KernelPath::Works KernelPath::begin_what_waits() {
+  Works works = std::exchange(put_off_, {});
+  behind_.store(false, std::memory_order_release);
+  if (works.empty()) return works;
+  const Transit& first = *works.front()->transit_;
+  Operations operations;
+  for (const auto& work : works) {
+    for (const Collective& c : work->collectives_) operations.push_back(&c.operation);
+  }
+  Status outcome;
+  try {
+    if (first.capture() != 0 && capture_of(first.stream()) != first.capture()) {
+      outcome = Status(Code::kInvalid,
+                       "nvx: the capture in which this operation was called has ended before its coalescing window. "
+                       "Next: end the window, or wait for the operation, inside the capture");
+    } else {
+      for (const auto& work : works) work->transit_->start_clock();
+      outcome = begin(operations, first);
+    }
+  } catch (const std::exception& error) {  // part of it may have been begun
+    outcome = group_->fail(Code::kSystem, std::string("launching kernels failed: ") + error.what(), "");
+  }
+  for (const auto& work : works) work->close(outcome);
+  return works;
+}
+
+void KernelPath::tell(const Works& begun) {
+  for (const auto& work : begun) work->tell_outcome();
 }
 
 LaunchedWork::LaunchedWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
@@ -104,15 +176,53 @@ LaunchedWork::LaunchedWork(std::shared_ptr<Group> group, Facts facts, std::vecto
     : NvxWork(std::move(facts), std::move(outputs), std::nullopt), group_(std::move(group)) {
   transit_ = std::move(transit);
   ends_on({transit_->stream()});
-  end({});
+}
+
+void LaunchedWork::put_off(std::shared_ptr<KernelPath> path, Collectives collectives, std::vector<at::Tensor> used) {
+  path_ = std::move(path);
+  collectives_ = std::move(collectives);
+  used_ = std::move(used);
+  closed_.store(false, std::memory_order_release);
+  path_->put_off(c10::intrusive_ptr<LaunchedWork>::reclaim_copy(this));
+}
+
+/// Whatever came of it, part of it may have been begun.
+void LaunchedWork::close(const Status& outcome) {
+  contain("the end of a call", [&] { transit_->close(used_); });
+  outcome_ = outcome;
+  closed_.store(true, std::memory_order_release);
+}
+
+void LaunchedWork::tell_outcome() {
+  used_.clear();
+  collectives_.clear();
+  end(outcome_, outcome_.ok() ? Hooks::kWhenThere : Hooks::kNow);
+}
+
+void LaunchedWork::catch_up() {
+  if (closed_.load(std::memory_order_acquire)) return;
+  origin_.check(facts_.rank);
+  path_->catch_up();
 }
 
 /// The host waits for nothing; a failure that is known by now is raised.
 bool LaunchedWork::wait(std::chrono::milliseconds) {
+  catch_up();
   check();
+  if (!outcome_.ok()) raise(outcome_);
   const Status status = group_->look_at_kernels();
   if (!status.ok()) raise(status);
   return true;
+}
+
+bool LaunchedWork::isCompleted() {
+  if (!origin_.elsewhere()) catch_up();
+  return NvxWork::isCompleted();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> LaunchedWork::getFuture() {
+  catch_up();
+  return NvxWork::getFuture();
 }
 
 void LaunchedWork::abort() {

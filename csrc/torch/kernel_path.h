@@ -53,6 +53,8 @@ class StreamLauncher final : public Launcher {
   Capture capture_ GUARDED_BY(mutex_);
 };
 
+class LaunchedWork;
+
 /// A group's collectives as kernels on streams, where all its ranks can have that.
 class KernelPath {
  public:
@@ -62,11 +64,23 @@ class KernelPath {
   /// Whether kernels serve tensors of this device. The first question about one is a step of all ranks together.
   bool serves(at::Device device);
 
-  /// Begins collectives on the stream of the transit, behind what was begun on another one. Nothing is waited for.
+  /// Begins collectives on the stream of the transit, behind what was begun on another one and what was put off.
+  /// Nothing is waited for.
   Status launch(Collectives& collectives, Transit& transit) EXCLUDES(mutex_);
+  /// Keeps collectives back, which are numbered and whose call has been noted, to share launches with those that are
+  /// put off next. They begin before anything else of the group does, when they fill a launch, or by catch_up().
+  void put_off(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
+  /// Begins what was put off; returns when this has been done, by whomever.
+  void catch_up() EXCLUDES(mutex_);
+  bool is_behind() const { return behind_.load(std::memory_order_acquire); }
 
  private:
+  using Works = std::vector<c10::intrusive_ptr<LaunchedWork>>;
+  using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
   enum class Answer { kUnknown, kYes, kNo };
+  Works begin_what_waits() REQUIRES(mutex_);
+  Status begin(const Operations& operations, const Transit& transit) REQUIRES(mutex_);
+  static void tell(const Works& begun);
   void ask(at::Device device) EXCLUDES(asking_);
   void refuse_to_open(at::Device device) const;
 
@@ -76,7 +90,9 @@ class KernelPath {
   std::atomic<Answer> answer_{Answer::kUnknown};
   std::atomic<c10::DeviceIndex> device_{-1};
   const std::shared_ptr<StreamLauncher> launcher_ = std::make_shared<StreamLauncher>();
-  Mutex mutex_;  // held from numbering to launching, which all ranks do in one order
+  Mutex mutex_;                       // held while operations are launched, which all ranks do in one order
+  Works put_off_ GUARDED_BY(mutex_);  // of one stream, capture and timeout
+  std::atomic<bool> behind_{false};   // there are some
 };
 
 /// Collectives that kernels carry out: it is over when they have been begun, or captured, and who waits for it has a
@@ -85,11 +101,28 @@ class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
                std::unique_ptr<Transit> transit);
+  /// That were begun; apart from the constructor because hooks keep it until they have been told.
+  void begin() { end({}, Hooks::kWhenThere); }
+  /// That are put off: whoever asks for it has them begun. used: all their tensors.
+  void put_off(std::shared_ptr<KernelPath> path, Collectives collectives, std::vector<at::Tensor> used);
+
   bool wait(std::chrono::milliseconds timeout) override;
+  bool isCompleted() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   void abort() override;
 
  private:
+  friend class KernelPath;
+  void catch_up();
+  void close(const Status& outcome);
+  void tell_outcome();
+
   std::shared_ptr<Group> group_;
+  std::shared_ptr<KernelPath> path_;  // null: never put off; these three are the path's until it has begun them
+  Collectives collectives_;
+  std::vector<at::Tensor> used_;
+  Status outcome_;                  // written before closed_
+  std::atomic<bool> closed_{true};  // they have been begun, or could not be
 };
 
 }  // namespace nvx

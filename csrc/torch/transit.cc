@@ -8,10 +8,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
+#include <algorithm>
+#include <iterator>
 #include <thread>
 
 #include "kernel/capture.h"
 #include "kernel/launch_cuda.h"
+#include "memory/beside_captures.h"
 #include "torch/argument_error.h"
 #include "torch/kernel_path.h"
 #include "torch/work.h"
@@ -72,11 +75,37 @@ void refuse_capture(at::Device device) {
 }
 
 at::Tensor host_stand_in(const at::Tensor& tensor) {
+  const BesideCaptures beside;  // torch's pool of pinned memory asks for events
   return at::empty(tensor.sizes(), at::TensorOptions()
                                        .dtype(tensor.scalar_type())
                                        .device(at::kCPU)
                                        .pinned_memory(tensor.numel() != 0)
                                        .memory_format(at::MemoryFormat::Contiguous));
+}
+
+uint64_t Leftovers::next_place(uint64_t capture) {
+  std::vector<Entry> gone;
+  MutexLock lock(mutex_);
+  if (capture_ != capture) gone.swap(entries_);
+  capture_ = capture;
+  const uint64_t place = ++places_;
+  lock.unlock();
+  return place;
+}
+
+void Leftovers::add(uint64_t place, const c10::Stream& owner, std::vector<at::Tensor> tensors) {
+  MutexLock lock(mutex_);
+  entries_.push_back({place, owner, std::move(tensors)});
+}
+
+void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
+  std::vector<Entry> gone;
+  MutexLock lock(mutex_);
+  const auto first = std::stable_partition(entries_.begin(), entries_.end(),
+                                           [&](const Entry& e) { return e.place > place || e.owner != owner; });
+  gone.assign(std::move_iterator(first), std::move_iterator(entries_.end()));
+  entries_.erase(first, entries_.end());
+  lock.unlock();
 }
 
 Tracks Tracks::of_caller(at::Device device) {
@@ -108,12 +137,17 @@ Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
   MutexLock lock(mutex_);
   const c10::Stream any(c10::Stream::DEFAULT, device);
   const c10::Stream kernels = stream(capture != 0 ? Use::kCaptured : Use::kKernels, any);
-  return {kernels, kernels, /*own=*/true, capture};
+  return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
+}
+
+Transit::~Transit() {
+  if (!kept_.empty()) tracks_.leftovers->add(place_, *caller_, std::move(kept_));
 }
 
 void Transit::call() {
   const c10::Stream caller = current_stream(tracks_.down.device());
   if (tracks_.capture == 0) refuse_capture(caller.device());
+  caller_ = caller;
   if (tracks_.own) called_.record(caller);
 }
 
@@ -128,6 +162,11 @@ void Transit::bring_later(const Loads& loads) {
   later_ = loads;
 }
 
+void Transit::bring_behind(const Loads& loads) {
+  bring_later(loads);
+  behind_ = true;
+}
+
 void Transit::bring_along(const Loads& loads) { fill(loads, tracks_.down); }
 
 void Transit::bring_more(const Loads& loads) {
@@ -137,6 +176,7 @@ void Transit::bring_more(const Loads& loads) {
 }
 
 void Transit::fill(const Loads& loads, const c10::Stream& stream) {
+  const BesideCaptures beside;
   const c10::StreamGuard on(stream);
   const Movement movement;
   // CUDA conjugates and negates what it copies here in host memory, and does not wait for it to be there.
@@ -156,8 +196,13 @@ Status Transit::arrive(Group& group, const Deadline& deadline) {
 }
 
 std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
+  const BesideCaptures beside;
   if (group.failed()) return group.failure();
-  if (later_ && called_.query()) fill(*std::exchange(later_, std::nullopt), tracks_.down);
+  if (later_ && called_.query()) {
+    c10::Event back(tracks_.up.device_type());
+    if (behind_) back.record(tracks_.up), back.block(tracks_.down);
+    fill(*std::exchange(later_, std::nullopt), tracks_.down);
+  }
   if (!later_ && arrived_.query()) return group.look_at_kernels();  // they are what may have been waited for
   if (!deadline.passed(Clock::now())) return std::nullopt;
   return group.fail(Code::kTimeout,
@@ -170,6 +215,7 @@ std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
 
 void Transit::take_back(const Loads& loads) {
   if (loads.empty()) return;
+  const BesideCaptures beside;
   const c10::StreamGuard on(tracks_.up);
   const Movement movement;
   if (tracks_.own) called_.block(tracks_.up);
@@ -187,13 +233,26 @@ void Transit::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
   c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }
 
+bool Transit::is_over() const {
+  const BesideCaptures beside;
+  return tracks_.capture != 0 || returned_.query();
+}
+
+void Transit::start_clock() {
+  if (begun_) begun_->record(tracks_.up);
+}
+
+std::chrono::duration<float, std::milli> Transit::duration() const {
+  return std::chrono::duration<float, std::milli>(begun_->elapsedTime(returned_));
+}
+
 void Transit::close(const std::vector<at::Tensor>& used) {
   for (const at::Tensor& tensor : used) keep(tensor, tracks_.up);
   returned_.record(tracks_.up);
   if (tracks_.capture == 0) return;
+  if (tracks_.leftovers) place_ = tracks_.leftovers->next_place(tracks_.capture);
   MutexLock lock(mutex_);
-  kept_ = used;
-  caller_ = current_stream(tracks_.up.device());
+  if (tracks_.leftovers) kept_ = used;
 }
 
 void Transit::hand_over() {
@@ -211,6 +270,7 @@ void Transit::hand_over() {
   MutexLock lock(mutex_);
   const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
   lock.unlock();
+  if (caller == caller_ && tracks_.leftovers) tracks_.leftovers->let_go(place_, caller);
 }
 
 }  // namespace nvx

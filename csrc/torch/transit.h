@@ -38,6 +38,28 @@ at::Tensor host_stand_in(const at::Tensor& tensor);
 /// (the user's tensor, the one in host memory that stands in for it).
 using Loads = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
+/// Memory that captured operations use whose works are gone. It is kept until the stream that it belongs to waits for a
+/// later one of them, or the next capture begins: let go of before, it would be another tensor's of the same capture.
+class Leftovers {
+ public:
+  /// The place of one more operation in this capture.
+  uint64_t next_place(uint64_t capture) EXCLUDES(mutex_);
+  void add(uint64_t place, const c10::Stream& owner, std::vector<at::Tensor> tensors) EXCLUDES(mutex_);
+  /// The owner waits for the operation of that place.
+  void let_go(uint64_t place, const c10::Stream& owner) EXCLUDES(mutex_);
+
+ private:
+  struct Entry {
+    uint64_t place;
+    c10::Stream owner;
+    std::vector<at::Tensor> tensors;
+  };
+  Mutex mutex_;
+  uint64_t capture_ GUARDED_BY(mutex_) = 0;
+  uint64_t places_ GUARDED_BY(mutex_) = 0;
+  std::vector<Entry> entries_ GUARDED_BY(mutex_);  // all of one capture
+};
+
 /// The streams of one call.
 struct Tracks {
   c10::Stream down;      ///< to the host
@@ -45,6 +67,7 @@ struct Tracks {
   bool own;              ///< nvx's; else both are the caller's
   uint64_t capture = 0;  ///< that the caller's is in, and nvx's own with it: only kernels can be captured
   std::optional<c10::Stream> more = std::nullopt;  ///< to the host, for bring_more()
+  std::shared_ptr<Leftovers> leftovers = nullptr;  ///< of the capture
   /// What a synchronous call uses: this thread's current stream.
   static Tracks of_caller(at::Device device);
 };
@@ -69,6 +92,7 @@ class OwnTracks {
     }
   };
 
+  const std::shared_ptr<Leftovers> leftovers_ = std::make_shared<Leftovers>();
   Mutex mutex_;
   std::unordered_map<std::pair<Use, c10::Stream>, c10::Stream, Hash> streams_ GUARDED_BY(mutex_);
 };
@@ -77,11 +101,19 @@ class OwnTracks {
 /// the caller's thread; then each step once, or once a round, in this order, from any.
 class Transit {
  public:
-  explicit Transit(const Tracks& tracks)
+  /// timed: it can tell for how long the device has been at it.
+  explicit Transit(const Tracks& tracks, bool timed = false)
       : tracks_(tracks),
         called_(tracks.down.device_type()),
         arrived_(tracks.down.device_type()),
-        returned_(tracks.down.device_type()) {}
+        returned_(tracks.down.device_type(),
+                  timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT) {
+    if (timed) begun_.emplace(tracks.down.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+  }
+
+  ~Transit();
+  Transit(const Transit&) = delete;
+  Transit& operator=(const Transit&) = delete;
 
   /// Begins the copies to the host, behind all that the caller's current stream has been given so far.
   void bring(const Loads& loads);
@@ -92,6 +124,8 @@ class Transit {
   void bring_more(const Loads& loads);
   /// As bring(), but no stream waits for the caller's: the copies begin in the look() that finds it there.
   void bring_later(const Loads& loads);
+  /// The same, behind what is on its way back by then, too.
+  void bring_behind(const Loads& loads);
   /// Waits for them. Ends at the deadline, with the group's failure, or where the user interrupts it.
   Status arrive(Group& group, const Deadline& deadline);
   /// One look at them: what the wait for them has ended in, or nothing yet.
@@ -104,10 +138,17 @@ class Transit {
   /// that this is not part of; nothing where the capture that this is part of has ended, and so has what waits for it.
   void hand_over() EXCLUDES(mutex_);
   /// Whether the stream has come past them. What is in a graph is over as soon as it is there: nobody can ask.
-  bool is_over() const { return tracks_.capture != 0 || returned_.query(); }
+  bool is_over() const;
+
+  /// What the stream is given from here on until close() is what it is timed for.
+  void start_clock();
+  bool is_timed() const { return begun_.has_value(); }
+  /// When it is over.
+  std::chrono::duration<float, std::milli> duration() const;
 
   /// Where whoever is told of the end finds the results.
   const c10::Stream& stream() const { return tracks_.up; }
+  const Tracks& tracks() const { return tracks_; }
   /// That it is part of; 0: none.
   uint64_t capture() const { return tracks_.capture; }
 
@@ -119,13 +160,16 @@ class Transit {
   const Tracks tracks_;
   c10::Event called_;  // everything before the call has been done; recorded where the streams are nvx's
   std::optional<Loads> later_;
+  bool behind_ = false;  // what is on its way back
   c10::Event arrived_;   // what was brought is there
   c10::Event returned_;  // recorded only where something was taken back
+  std::optional<c10::Event> begun_;
 
   // In a capture tensors are kept, not told of their streams: the allocator would use their memory no more in it.
   Mutex mutex_;
   std::vector<at::Tensor> kept_ GUARDED_BY(mutex_);
-  std::optional<c10::Stream> caller_ GUARDED_BY(mutex_);  // theirs
+  uint64_t place_ = 0;
+  std::optional<c10::Stream> caller_;  // theirs: that of the call
 };
 
 }  // namespace nvx

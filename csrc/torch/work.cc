@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 
@@ -10,6 +11,7 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "torch/argument_error.h"
+#include "torch/endings.h"
 #include "torch/hook.h"
 #include "torch/interrupt.h"
 
@@ -235,14 +237,18 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   if (window) window->one_has_ended();
   const bool heard = facts_.on_end || facts_.timed;
   if (hooks == Hooks::kNow || !heard || !transit_ || transit_->is_over()) return tell_hooks();
-  const auto when_there = [self = c10::intrusive_ptr<NvxWork>::reclaim_copy(this)] {
-    contain("a look at a stream", [&] {
-      for (int looks = 0; !self->transit_->is_over(); ++looks) pause_after(looks);
-    });
-    const Telling telling(*self);
-    self->tell_hooks();
-  };
-  if (!Engine::here().start(when_there)) tell_hooks();
+  if (!Endings::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) tell_hooks();
+}
+
+bool NvxWork::is_there() {
+  bool there = true;
+  contain("a look at a stream", [&] { there = transit_->is_over(); });
+  return there;
+}
+
+void NvxWork::tell_that_it_is_there() {
+  const Telling telling(*this);
+  tell_hooks();
 }
 
 /// What is called keeps the group: a work that somebody holds on to need not.
@@ -275,8 +281,13 @@ float NvxWork::getDuration() const {
   // Copies may have yet to end; who is told of the end first would wait for itself.
   const auto is_clocked = [&] { return clocked_.load(std::memory_order_acquire); };
   for (int looks = 0; !is_clocked() && !told_here(); ++looks) pause_after(looks);
-  const Clock::time_point end = is_clocked() ? ended_ : Clock::now();
-  return std::chrono::duration<float, std::milli>(end - began()).count();
+  return duration().count();
+}
+
+std::chrono::duration<float, std::milli> NvxWork::duration() const {
+  if (transit_ && transit_->is_timed()) return transit_->duration();
+  const Clock::time_point end = clocked_.load(std::memory_order_acquire) ? ended_ : Clock::now();
+  return end - began();
 }
 
 LaneWork::LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
@@ -323,16 +334,30 @@ void LaneWork::abort() {
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives,
                                std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
-                               std::unique_ptr<Transit> transit)
+                               std::unique_ptr<Transit> transit, std::shared_ptr<Results::Way> way)
     : LaneWork(std::move(group), std::move(facts), std::move(outputs), inputs),
       collectives_(std::move(collectives)),
-      inputs_(std::move(inputs)) {
+      inputs_(std::move(inputs)),
+      way_(std::move(way)) {
   transit_ = std::move(transit);
   if (transit_) ends_on({transit_->stream()});
 }
 
 Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
+  const auto over = c10::make_scope_exit([&] {
+    contain("the end of an operation", [&] {
+      if (way_) way_->set_out(transit_->stream());
+    });
+  });
+  return haul(group, carrier);
+}
+
+Status CollectiveWork::haul(Group& group, Carrier carrier) {
   NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
+  for (Collective& c : collectives_) {  // of one that came behind results
+    if (c.in_chunks && !c.convoy)
+      c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
+  }
   Status status = run_in_order(group, collectives_, carrier);
   if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &Collective::take_back));
   // Whatever came of it, chunks may be on their way.

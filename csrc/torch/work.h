@@ -17,6 +17,7 @@
 #include "torch/convoy.h"
 #include "torch/departures.h"
 #include "torch/origin.h"
+#include "torch/results.h"
 #include "torch/transit.h"
 
 namespace nvx {
@@ -117,6 +118,12 @@ class NvxWork : public c10d::Work {
   bool watched();
   /// Whether it has ended well, and somebody has waited for it or asked for its future: nothing is left to be told.
   bool settled() const;
+  /// Whether its results are where whoever looks finds them; true where nobody can say.
+  bool is_there();
+  /// For whoever looks after it until then.
+  void tell_that_it_is_there();
+  /// From its beginning to its end: on the device where that has been timed.
+  std::chrono::duration<float, std::milli> duration() const;
 
  protected:
   /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing. Hooks and the
@@ -182,16 +189,21 @@ class LaneWork : public NvxWork, public Task {
 /// Collectives.
 class CollectiveWork final : public LaneWork {
  public:
+  /// way: of the results of a device's operation.
   CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives, std::vector<at::Tensor> outputs,
-                 std::vector<at::Tensor> inputs, std::unique_ptr<Transit> transit);
+                 std::vector<at::Tensor> inputs, std::unique_ptr<Transit> transit,
+                 std::shared_ptr<Results::Way> way = nullptr);
 
  private:
   Status carry_out_staged(Group& group, Carrier carrier);
   Status carry_out(Group& group, Carrier carrier) override;
   void let_go() override;
 
+  Status haul(Group& group, Carrier carrier);
+
   Collectives collectives_;
   std::vector<at::Tensor> inputs_;
+  const std::shared_ptr<Results::Way> way_;
 };
 
 /// A work that was over before it was made: what a synchronous call returns to those who need an object.

@@ -43,6 +43,9 @@ TEST_P(DeviceReplays, FollowCallsAndAreFollowedByThem) {
           EXPECT_EQ(one.perform({play}), "") << turn;  // which comes behind it on the stream
           EXPECT_EQ(one.side->finished(), one.side->launched());
           EXPECT_EQ(one.side->launched(), first + uint64_t(turn) + 1);
+          const auto done = uint32_t(first) + 4 * uint32_t(turn + 1);  // three of each replay
+          EXPECT_EQ(one.side->begun_epoch(), done);
+          EXPECT_EQ(one.side->ended_epoch(), done);
           EXPECT_EQ(small, std::vector<int32_t>(5, ranks * turn + ranks * (ranks - 1) / 2));
           EXPECT_EQ(large, std::vector<int32_t>(20'000, ranks * ranks * turn));
         }

@@ -75,17 +75,6 @@ TEST_P(DeviceSides, DoSeveralInOneCall) {
   });
 }
 
-TEST(DeviceSide, PiecesThatAllKnowToBeAlikeGoAsPackets) {
-  DeviceWorld world({.ranks = 3});
-  with_sides(world, [](DeviceRank& one) {
-    for (const Collective c : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
-      Play play{.collective = c, .counts = {33, 33, 33}, .round = uint64_t(c)};
-      if (is_rooted(c)) play.root = 1;
-      EXPECT_EQ(one.perform({play}, /*alike=*/true), "") << name(c);
-    }
-  });
-}
-
 TEST(DeviceSide, RanksMayBeProcesses) {
   DeviceWorld world({.ranks = 3, .processes = true});
   with_sides(world, [](DeviceRank& one) {

@@ -80,7 +80,7 @@ TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
 }
 
 TEST(PushedFaults, AnAbsentRootIsNamedByThoseWhoListen) {
-  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
     for (const Collective collective : {Collective::kBroadcast, Collective::kScatter}) {
       Twins twins(small(3));
       as_threads(3, [&](int rank) {
@@ -197,7 +197,7 @@ TEST(PushedFaults, EveryKindOfMismatchIsSeenByBoth) {
 }
 
 TEST(PushedFaults, CountsThatDifferByPairAreNamed) {
-  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
     Twins twins(small(2));
     as_threads(2, [&](int rank) {
       Batch batch(twins, rank);
@@ -390,7 +390,7 @@ TEST(PushedControls, WithoutTheDoubleBufferPacketsAreLost) {
 }
 
 TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
-  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
     const auto plays = many(algorithm, Collective::kBroadcast, 100);
     EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
     EXPECT_TRUE(go_wrong<NoCredits>(plays, Mischief::Kind::kNone, 300 * kMillisecond));

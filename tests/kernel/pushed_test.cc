@@ -125,6 +125,37 @@ TEST(Pushed, OrderOfArrivalDoesNotMatter) {
   }
 }
 
+/// By all blocks of a rank to another one, ever.
+Stamp chunks_sent(Twins& twins, int from, int to) {
+  Stamp sum = 0;
+  for (uint32_t b = 0; b < twins.shape().blocks; ++b) {
+    const std::byte* at = twins.channel(from).state + kernel::DeviceState{twins.shape()}.pipe(b, uint32_t(to));
+    sum += reinterpret_cast<const kernel::PipeState*>(at)->sent;
+  }
+  return sum;
+}
+
+/// Of one operation, some pairs use packets and some chunks, by what packets hold and to the byte.
+TEST(Pushed, PairsGoByWhatTheirPieceIs) {
+  constexpr int kRanks = 3;
+  constexpr size_t kHeld = 2 * 32 * sizeof(kernel::Pack);  // by two blocks of 64 packets
+  for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
+    for (const size_t most : {kHeld - 1, kHeld, kHeld + 1}) {
+      Twins twins({{kRanks, 2, 64, 256}, 2, 0, 0});
+      Play play{.collective = collective, .dtype = DType::kU8, .counts = {most, 5, most}, .round = 4};
+      if (is_rooted(collective)) play.root = 1;
+      perform_all(twins, {{Pushed::kExchangePieces, play}}, 1);
+      for (int r = 0; r < kRanks; ++r) {
+        const Side side(play, r, kRanks);
+        for (int p = 0; p < kRanks; ++p) {
+          if (p == r) continue;
+          EXPECT_EQ(chunks_sent(twins, r, p) > 0, side.send()[size_t(p)].bytes > kHeld) << describe(play) << r << p;
+        }
+      }
+    }
+  }
+}
+
 /// The host learns the epoch that all blocks have ended, however far some of them are ahead of others.
 TEST(Pushed, TheHostLearnsWhatHasEnded) {
   const Plan plan = {{Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},

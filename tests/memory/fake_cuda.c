@@ -2,6 +2,7 @@
  * where nvx could go wrong: what needs a current context fails without one, and a flag or a type that is not the one
  * that is meant fails too. Compiled as C++, though its names are not this house's. */
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,13 @@ int cuStreamDestroy_v2(long stream) { return stream == 77 ? need() : kInvalid; }
 int cuStreamQuery(long stream) { return stream != 77 ? kInvalid : polls++ % 3 == 0 ? kNotReady : need(); }
 int cuMemcpyAsync(void* to, const void* from, size_t bytes, long stream) {
   return memcpy(to, from, bytes), stream == 77 ? need() : kInvalid;
+}
+/* The accelerator that tests play has captures, and a mode for each thread. */
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  static int (*const exchange)(int*) = (int (*)(int*))dlsym(RTLD_DEFAULT, "fake_device_exchange_capture_mode");
+  static thread_local int alone = 0;
+  int before = alone;
+  return exchange ? exchange(mode) : (alone = *mode, *mode = before, kDone);
 }
 int cuMemsetD8Async(void* to, unsigned char value, size_t count, long stream) {
   return memset(to, value, count), stream == 77 ? need() : kInvalid;

@@ -136,14 +136,13 @@ struct DeviceRank {
     return side->verdict();
   }
   /// Plays, in one call: what is wrong with any of them, or nothing.
-  std::string perform(const std::vector<Play>& plays, bool alike = false) {
+  std::string perform(const std::vector<Play>& plays) {
     std::vector<std::unique_ptr<Side>> sides;
     std::vector<Operation> operations;
     for (const Play& play : plays) {
       sides.push_back(std::make_unique<Side>(play, rank, world.ranks()));
       operations.push_back(operation_of(play, *sides.back(), world.ranks()));
       operations.back().number = ++number;
-      operations.back().alike = alike;
     }
     if (const Status begun = launch(operations); !begun.ok()) return begun.what();
     if (const Status ended = await(); !ended.ok()) return ended.what();

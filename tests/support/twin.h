@@ -119,6 +119,7 @@ class TwinMachine {
   uint32_t load(const uint32_t& at) const {
     return std::atomic_ref(const_cast<uint32_t&>(at)).load(std::memory_order_relaxed);
   }
+  void store_host(uint32_t& at, uint32_t value) const { store(at, value); }
   void store(uint32_t& at, uint32_t value) const { std::atomic_ref(at).store(value, std::memory_order_relaxed); }
   bool claim(uint32_t& at) const {
     uint32_t free = 0;

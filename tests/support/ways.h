@@ -28,7 +28,10 @@ inline constexpr std::pair<Pushed, Collective> kWays[] = {
     {Pushed::kExchangePackets, Collective::kBarrier},     {Pushed::kExchangeChunks, Collective::kAllGather},
     {Pushed::kExchangeChunks, Collective::kBroadcast},    {Pushed::kExchangeChunks, Collective::kAllToAll},
     {Pushed::kExchangeChunks, Collective::kGather},       {Pushed::kExchangeChunks, Collective::kScatter},
-    {Pushed::kExchangeChunks, Collective::kBarrier},
+    {Pushed::kExchangeChunks, Collective::kBarrier},      {Pushed::kExchangePieces, Collective::kAllGather},
+    {Pushed::kExchangePieces, Collective::kBroadcast},    {Pushed::kExchangePieces, Collective::kAllToAll},
+    {Pushed::kExchangePieces, Collective::kGather},       {Pushed::kExchangePieces, Collective::kScatter},
+    {Pushed::kExchangePieces, Collective::kBarrier},
 };
 
 inline std::vector<size_t> counts_around(size_t n, int ranks, Collective collective) {

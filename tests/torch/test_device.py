@@ -423,3 +423,21 @@ def test_a_capture_refuses_what_goes_through_host_memory(rank, world, asynchrono
     refuse_in_a_capture(rank)
     dist.all_reduce(tensor)
     assert_all(tensor, 3)
+
+
+@pytest.mark.parametrize("count", [1000, 2_500_000])
+@on_fake_gpus(2)
+def test_calls_that_nobody_has_waited_for_follow_each_other(rank, world, count):
+    """One that reads where results of another one have yet to arrive comes behind them, as it would on a stream."""
+    set_delays(3, 1000)
+    tensor, whole = on_gpu(rank + 1, count), torch.empty(2 * count, device=GPU)
+    works = [dist.all_reduce(tensor[: count - 1], async_op=True)]
+    works.append(dist.all_reduce(tensor, async_op=True))
+    works.append(dist.all_gather_into_tensor(whole, tensor, async_op=True))
+    dist.all_reduce(tensor)
+    for work in works:
+        work.wait()
+    assert_all(tensor[: count - 1], 12)
+    assert_all(tensor[count - 1 :], 6)
+    assert_all(whole[: count - 1], 6)
+    assert_all(whole[count:-1], 6)

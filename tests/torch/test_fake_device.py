@@ -264,6 +264,7 @@ def test_counts():
         "capture_faults": 0,
         "unreused_frees": 0,
         "pinned_bytes": COUNT * 4,
+        "launches": 0,
     }
     side.synchronize()
     torch.accelerator.synchronize()

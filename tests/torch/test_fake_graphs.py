@@ -1,6 +1,7 @@
 """The fake accelerator's captures: that they keep, refuse and show what CUDA's do."""
 
 import gc
+import threading
 
 import fake_device
 import pytest
@@ -154,3 +155,55 @@ def test_torch_may_ask_whether_a_stream_is_captured():
         assert not torch.ops.fake_device.is_capturing(side)
     assert not torch.ops.fake_device.is_capturing(torch.accelerator.current_stream())
     graph.replay()
+
+
+@alone
+def test_what_other_threads_may_ask_beside_a_capture():
+    """As strict as both are: a capture that is everybody's concern, and a thread that has not said otherwise."""
+    outside = torch.accelerator.current_stream().record_event()
+    side = side_stream()
+
+    def on_a_thread(mode):
+        def ask():
+            with fake_device.thread_mode(mode):
+                for question in (outside.query, side.query, outside.synchronize, side.synchronize):
+                    try:
+                        question()
+                    except RuntimeError:
+                        refusals.append(question)
+
+        refusals = []
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return len(refusals)
+
+    for captured, asking, refused_ones in (
+        ("global", "global", 4),
+        ("global", "thread_local", 0),
+        ("global", "relaxed", 0),
+        ("thread_local", "global", 0),
+        ("relaxed", "global", 0),
+    ):
+        value = ones()
+        try:
+            with fake_device.capture(mode=captured) as graph:
+                value.fill_(2)
+                seen = on_a_thread(asking)
+            assert seen == refused_ones == 0, (captured, asking)
+            graph.replay()
+            assert all_are(value, 2)
+        except RuntimeError as error:
+            assert "the capture is none: nobody may" in str(error) and seen == refused_ones, (captured, asking)
+
+
+@alone
+def test_a_thread_that_captures_may_ask_nothing_but_when_it_says_so():
+    outside = torch.accelerator.current_stream().record_event()
+    for mode in ("global", "thread_local"):
+        with pytest.raises(RuntimeError, match="nobody may ask for an event"), fake_device.capture(mode=mode):
+            outside.query()
+        with fake_device.capture(mode=mode), fake_device.thread_mode("relaxed"):
+            outside.query()
+    with fake_device.capture(mode="relaxed"):
+        outside.query()

@@ -3,6 +3,7 @@
 A graph of fake_device gives each stream of a capture a thread of its own, so what is not ordered in it is overtaken.
 """
 
+import gc
 import os
 import signal
 import time
@@ -200,6 +201,29 @@ def test_asynchronous_calls_fork_and_join(rank, world):
         assert_all(mine, 2 * turn + 1)
         assert_all(after, 2 * (2 * turn + 1))
     assert counts()["capture_faults"] == 0
+
+
+@on_played_gpus(2)
+def test_works_that_are_dropped_keep_what_they_use(rank, world):
+    """Which nobody else has, until a later work has been waited for."""
+    open_device()
+    set_delays(5, 500)
+    mine, whole, last = on_gpu(0, 2400), on_gpu(0, 4800), on_gpu(0)
+    with captured() as graph:
+        source = torch.empty(2400, device=GPU)
+        source.copy_(mine)
+        dist.all_gather_into_tensor(whole, source, async_op=True)
+        del source
+        gc.collect()
+        dist.all_reduce(last, async_op=True).wait()
+        last.copy_(whole[:1000])
+    assert counts()["unreused_frees"] == 0
+    for turn in range(3):
+        mine.fill_(rank + turn)
+        graph.replay()
+        assert_all(whole[:2400], turn)
+        assert_all(whole[2400:], turn + 1)
+        assert_all(last, turn)
 
 
 @on_played_gpus(2)
@@ -437,3 +461,65 @@ def test_calls_beside_a_capture(rank, world):
     assert_all(tensor, rank + 1)
     graph.replay()
     assert_all(tensor, 6)
+
+
+@on_played_gpus(2)
+def test_what_is_in_flight_does_not_break_a_capture(rank, world):
+    """Messages whose data has yet to come, hooks that wait for an end, and questions: whichever thread has them."""
+    group, ended = dist.new_group(), []
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+    open_device(group)
+    open_device()
+    group._register_on_completion_hook(ended.append)
+    tensor, beside, got, side = on_gpu(rank + 1), on_gpu(rank + 1), on_gpu(0), torch.Stream(GPU)
+    late = torch.empty(1000, device=GPU)
+    torch.accelerator.synchronize()
+    with held(side), side:
+        late.fill_(rank + 5)
+        outside = dist.all_reduce(beside, group=group, async_op=True)
+        sent = dist.isend(late, 1 - rank, group=group)
+        received = dist.irecv(got, 1 - rank, group=group)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+        with held(side):
+            with side:
+                again = dist.all_reduce(beside, group=group, async_op=True)
+                assert not again.is_completed()
+            time.sleep(0.05)
+        dist.all_reduce(tensor, async_op=True).wait()
+        assert come(ended, 4)
+    with side:
+        for work in (outside, sent, received, again):
+            work.wait()
+    torch.accelerator.synchronize()
+    assert_all(beside, 6)
+    assert_all(got, 6 - rank)
+    graph.replay()
+    assert_all(tensor, 6)
+
+
+def come(ended, count):
+    end = time.monotonic() + 30
+    while len(ended) < count and time.monotonic() < end:
+        time.sleep(0.005)
+    return len(ended) >= count
+
+
+@on_played_gpus(2, op_timeout=60)
+def test_a_rank_that_has_left_ends_what_is_replayed(rank, world):
+    """In good order, and long before anybody's time is up."""
+    tensor, graph = replayed_once(rank)
+    dist.all_reduce(tensor)
+    graph.replay()
+    assert_all(tensor, 12)
+    if rank == 1:
+        dist.destroy_process_group()
+        return
+    time.sleep(0.5)  # whoever has left is missed by nobody before there is something to wait for
+    assert dist.group.WORLD._get_backend(torch.device(GPU)).get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
+    began = time.monotonic()
+    graph.replay()
+    torch.accelerator.synchronize()
+    assert time.monotonic() - began < 20
+    with pytest.raises(dist.DistBackendError, match="rank 1 .*has left"):
+        dist.all_reduce(tensor)

@@ -12,7 +12,7 @@ import pytest
 import test_device
 import torch
 import torch.distributed as dist
-from fake_device import held, set_delays, slow_fill
+from fake_device import counts, held, reset_counts, set_delays, slow_fill
 from ranks import meet, on_played_gpus
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
@@ -278,3 +278,183 @@ def test_a_window_of_messages_and_collectives(rank, world):
     doubled = work.get_future().then(lambda done: [tensor * 2 for tensor in done.value()]).wait()
     assert_all(doubled[0], 6)
     assert_all(doubled[1], 2 * (1 - rank))
+
+
+# --- several calls, few launches ----------------------------------------------------------------------------------
+
+
+def launches_of(calls):
+    torch.accelerator.synchronize()
+    reset_counts()
+    kept = calls()
+    return counts()["launches"], kept
+
+
+@on_played_gpus(2)
+def test_coalesced_calls_share_launches(rank, world):
+    dist.all_reduce(on_gpu(1))
+
+    def sums(count, **named):
+        tensors = [on_gpu(rank + i, 100 + i) for i in range(count)]
+
+        def calls():
+            with dist._coalescing_manager(async_ops=True, **named) as manager:
+                for tensor in tensors:
+                    dist.all_reduce(tensor)
+            return manager
+
+        number, manager = launches_of(calls)
+        manager.wait()
+        for i, tensor in enumerate(tensors):
+            assert_all(tensor, 2 * i + 1)
+        return number
+
+    assert sums(1) == 1
+    assert sums(16) == 1
+    assert sums(20) == 2  # a launch holds 16
+    assert sums(16, device=torch.device(GPU, 0)) == 1
+    inputs, wholes = [on_gpu(rank + i) for i in range(5)], [on_gpu(0, 2000) for _ in range(5)]
+    parts = [on_gpu(0) for _ in range(5)]
+
+    def gather():
+        with dist._coalescing_manager(device=torch.device(GPU, 0)):
+            for whole, given in zip(wholes, inputs, strict=True):
+                dist.all_gather_into_tensor(whole, given)
+
+    def scatter():
+        with dist._coalescing_manager():
+            for part, whole in zip(parts, wholes, strict=True):
+                dist.reduce_scatter_tensor(part, whole)
+
+    assert launches_of(gather)[0] == 1
+    assert launches_of(scatter)[0] == 1
+    for i in range(5):
+        assert_all(wholes[i][1000:], i + 1)
+        assert_all(parts[i], 2 * (i + rank))
+
+
+@on_played_gpus(2)
+def test_a_window_of_many_calls_shares_launches(rank, world):
+    """Of different collectives: as few as independence allows, in the order of the calls."""
+    dist.all_reduce(on_gpu(1))
+    tensors = [on_gpu(rank + i) for i in range(6)]
+    whole, swapped, copied = on_gpu(0, 2000), on_gpu(0, 2000), on_gpu(0, 2000)
+
+    def calls():
+        with dist._coalescing_manager(device=torch.device(GPU, 0), async_ops=True) as manager:
+            for i, tensor in enumerate(tensors):
+                dist.broadcast(tensor, i % 2, async_op=True)
+            dist.all_gather(list(whole.chunk(2)), tensors[0], async_op=True)  # of what was broadcast
+            dist.all_to_all_single(swapped, copied, async_op=True)
+            assert counts()["launches"] == 0, "nothing was asked for"
+        return manager
+
+    number, manager = launches_of(calls)
+    assert number == 2
+    manager.wait()
+    for i, tensor in enumerate(tensors):
+        assert_all(tensor, i + i % 2)
+    assert_all(whole, 0)
+
+
+@on_played_gpus(2)
+def test_whoever_asks_in_a_window_need_not_wait_for_its_end(rank, world):
+    dist.all_reduce(on_gpu(1))
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    set_delays(6, 300)
+
+    def in_a_window(ask):
+        tensor, other = on_gpu(rank + 1), on_gpu(rank + 2)
+        backend._start_coalescing()
+        work = backend.allreduce([tensor], dist.AllreduceOptions())
+        ask(work)
+        assert counts()["launches"] == 1
+        later = backend.allreduce([other], dist.AllreduceOptions())
+        dist.broadcast(tensor, 0)  # synchronous: its result is there for what the stream is given next
+        assert_all(tensor, 3)
+        backend._end_coalescing().wait()
+        assert_all(other, 5)
+        del later
+
+    def until_completed(work):
+        while not work.is_completed():
+            time.sleep(0.001)
+
+    for ask in (
+        lambda work: work.wait(),
+        until_completed,
+        lambda work: work.get_future().wait(),
+        lambda work: dist.barrier(),
+        lambda work: [dist.isend(on_gpu(1), 1 - rank), dist.irecv(on_gpu(0), 1 - rank)][1].wait(),
+        lambda work: threading.Thread(target=work.wait).start() or until_completed(work),
+    ):
+        torch.accelerator.synchronize()
+        reset_counts()
+        in_a_window(ask)
+
+
+@on_played_gpus(2)
+def test_a_window_that_an_exception_leaves_open_runs_all(rank, world):
+    """Nobody ends it: what is called is carried out all the same."""
+    dist.all_reduce(on_gpu(1))
+    tensor, last = on_gpu(rank + 1), on_gpu(rank + 1)
+    with pytest.raises(ZeroDivisionError), dist._coalescing_manager(device=torch.device(GPU, 0)):
+        dist.broadcast(tensor, 0, async_op=True)
+        1 / 0  # noqa: B018
+    dist.broadcast(last, 1)
+    assert_all(tensor, 1)
+    assert_all(last, 2)
+    dist.broadcast(tensor.fill_(rank), 1, async_op=True)
+    dist.destroy_process_group()
+    assert_all(tensor, 1)
+
+
+@on_played_gpus(2)
+def test_what_is_put_off_in_an_aborted_group_says_so(rank, world):
+    dist.all_reduce(on_gpu(1))
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    backend._start_coalescing()
+    work = backend.allreduce([on_gpu(1)], dist.AllreduceOptions())
+    meet("both")
+    backend.abort()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        work.wait()
+    with pytest.raises(dist.DistBackendError, match="aborted"):
+        backend._end_coalescing().wait()
+    meet("both have")
+
+
+# --- when it ends -------------------------------------------------------------------------------------------------
+
+
+@on_played_gpus(2)
+def test_whoever_listens_hears_of_the_end_when_it_has_come(rank, world):
+    """Not when a kernel has been launched; and a duration is the device's."""
+    group, heard = dist.new_group(), []
+    group._enable_collectives_timing()
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+    dist.all_reduce(on_gpu(1), group=group)
+    group._register_on_completion_hook(heard.append)
+    tensor = on_gpu(rank + 1)
+    with held():
+        works = [dist.all_reduce(tensor, group=group, async_op=True) for _ in range(3)]
+        dist.all_reduce(tensor, group=group)
+        time.sleep(0.1)
+        assert not heard
+    until(lambda: len(heard) == 4)
+    for work in works:
+        assert 0 <= work._get_duration() < 1e6
+    if rank == 1:
+        slow_fill(tensor, 1, 200)  # its peer's kernel waits
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    until(lambda: len(heard) == 5)
+    if rank == 0:
+        assert work._get_duration() > 100
+    assert work._get_duration() == pytest.approx(heard[-1].active_duration.total_seconds() * 1e3, rel=0.01)
+
+
+def until(holds, seconds=30):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)

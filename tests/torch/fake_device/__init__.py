@@ -88,12 +88,16 @@ class Graph:
         torch.ops.fake_device.replay(self._number, stream or torch.accelerator.current_stream())
 
 
+MODES = ("global", "thread_local", "relaxed")  # of captures and of threads, as CUDA has them
+
+
 @contextlib.contextmanager
-def capture(stream=None):
-    """What the stream (default: a new one) is given inside the block, where it is the current one, runs at replays."""
+def capture(stream=None, mode="global"):
+    """What the stream (default: a new one) is given inside the block, where it is the current one, runs at replays. The
+    mode says which threads may not ask for events and streams meanwhile, nor wait for them."""
     stream = stream or torch.Stream(NAME)
     with stream:
-        number = torch.ops.fake_device.begin_capture(stream)
+        number = torch.ops.fake_device.begin_capture(stream, MODES.index(mode))
         try:
             yield Graph(number)
         except BaseException:
@@ -103,12 +107,22 @@ def capture(stream=None):
         torch.ops.fake_device.end_capture(number, stream)
 
 
+@contextlib.contextmanager
+def thread_mode(mode):
+    """How strict captures of others are to this thread inside the block; it begins as "global"."""
+    before = torch.ops.fake_device.exchange_capture_mode(MODES.index(mode))
+    try:
+        yield
+    finally:
+        torch.ops.fake_device.exchange_capture_mode(before)
+
+
 def counts():
     """How often since the last reset: stream_syncs, event_syncs and device_syncs (the host waited), stream_waits (a
     stream was told to wait for an event), data_recorded (record_stream), device_allocations, pinned_allocations,
     pinned_bytes (allocated), fallbacks (operators that ran on the CPU, each with a stream_sync or more),
-    capture_faults (what CUDA forbids while a graph is captured), and unreused_frees (memory let go of in a capture that
-    a recorded stream of it uses)."""
+    capture_faults (what CUDA forbids while a graph is captured), unreused_frees (memory let go of in a capture that a
+    recorded stream of it uses), and launches (of kernels that others play; in a capture once, whatever is replayed)."""
     return dict(torch.ops.fake_device.counts())
 
 

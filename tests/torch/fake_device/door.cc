@@ -4,6 +4,7 @@
 #include "graph.h"
 #include "memory.h"
 #include "queue.h"
+#include "streams.h"
 
 #pragma GCC visibility push(default)
 
@@ -11,6 +12,7 @@ extern "C" {
 
 // Enqueues a task, which a replay may run again; drop: for when nobody can any more.
 void fake_device_push(void* stream, void (*task)(void*), void (*drop)(void*), void* context) {
+  fake::count(fake::kLaunches);
   const std::shared_ptr<void> kept(context, drop);
   static_cast<fake::Queue*>(stream)->push([task, kept] { task(kept.get()); });
 }
@@ -22,6 +24,12 @@ void* fake_device_real(void* address) { return fake::is_device_address(address) 
 uint64_t fake_device_capture(void* stream) {
   const auto graph = static_cast<fake::Queue*>(stream)->graph();
   return graph ? graph->id() : 0;
+}
+
+// CUDA's cudaThreadExchangeStreamCaptureMode, with its numbers.
+int fake_device_exchange_capture_mode(int* mode) {
+  *mode = int(fake::exchange_mode(fake::Mode(*mode)));
+  return 0;
 }
 
 // Events that graphs and streams share: in a capture, each replay records them or waits for them as the host does.

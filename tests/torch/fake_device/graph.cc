@@ -11,7 +11,9 @@ namespace fake {
 
 namespace {
 
-std::atomic<int> open_captures{0};
+std::mutex open_mutex;
+std::vector<std::shared_ptr<Graph>> open_captures;
+thread_local Mode this_mode = Mode::kGlobal;
 
 uint64_t next_id() {
   static std::atomic<uint64_t> ids{0};
@@ -30,14 +32,39 @@ void fault(const std::string& what) {
   TORCH_CHECK(false, "fakegpu: ", what);
 }
 
-bool is_capturing() { return open_captures > 0; }
+bool is_capturing() {
+  std::lock_guard lock(open_mutex);
+  return !open_captures.empty();
+}
 
-Graph::Graph(Queue& origin) : id_(next_id()) { tracks_.push_back({&origin, {}, {0}}); }
+Mode exchange_mode(Mode mode) { return std::exchange(this_mode, mode); }
 
-std::shared_ptr<Graph> Graph::begin(Queue& origin) {
-  std::shared_ptr<Graph> graph(new Graph(origin));
+void forbid_beside_captures(const char* what) {
+  std::vector<std::shared_ptr<Graph>> broken;
+  {
+    std::lock_guard lock(open_mutex);
+    for (const auto& graph : open_captures) {
+      const bool own = graph->mode_ != Mode::kRelaxed && graph->thread_ == std::this_thread::get_id();
+      const bool anybodys = graph->mode_ == Mode::kGlobal && this_mode == Mode::kGlobal;
+      if (this_mode != Mode::kRelaxed && (own || anybodys)) broken.push_back(graph);
+    }
+  }
+  for (const auto& graph : broken) {
+    std::lock_guard lock(graph->mutex_);
+    graph->wrong_ = what;
+  }
+  if (!broken.empty()) fault(what);
+}
+
+Graph::Graph(Queue& origin, Mode mode) : id_(next_id()), mode_(mode), thread_(std::this_thread::get_id()) {
+  tracks_.push_back({&origin, {}, {0}});
+}
+
+std::shared_ptr<Graph> Graph::begin(Queue& origin, Mode mode) {
+  std::shared_ptr<Graph> graph(new Graph(origin, mode));
   origin.be_captured(graph);
-  ++open_captures;
+  std::lock_guard lock(open_mutex);
+  open_captures.push_back(graph);
   return graph;
 }
 
@@ -113,7 +140,10 @@ void Graph::end(Queue& origin) {
   std::lock_guard lock(mutex_);
   TORCH_CHECK(open_ && tracks_.front().queue == &origin, "fakegpu: no capture was begun on this stream");
   open_ = false;
-  --open_captures;
+  {
+    std::lock_guard others(open_mutex);
+    std::erase(open_captures, shared_from_this());
+  }
   for (const Track& track : tracks_) track.queue->be_captured(nullptr);
   TORCH_CHECK(wrong_.empty(), "fakegpu: the capture is none: ", wrong_);
   std::vector<size_t>& seen = tracks_.front().seen;

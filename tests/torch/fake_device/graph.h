@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "queue.h"
@@ -14,13 +15,21 @@ namespace fake {
 
 class Event;
 
+// What captures forbid beside them: to all threads, to that which began it, or to none; but only to threads that are as
+// strict themselves. Each begins as kGlobal.
+enum class Mode { kGlobal, kThread, kRelaxed };
+// The calling thread's.
+Mode exchange_mode(Mode mode);
+// For what asks a device or waits for it: breaks the captures that forbid it to this thread, and throws.
+void forbid_beside_captures(const char* what);
+
 // A capture begins on one queue; others join it when they wait for what is in it, and must be waited for before its
 // end. A graph is carried out by a thread for each queue that took part, so what nobody waits for is overtaken; no two
 // replays of one at once.
 class Graph : public std::enable_shared_from_this<Graph> {
  public:
   // From now on the queue is part of it.
-  static std::shared_ptr<Graph> begin(Queue& origin);
+  static std::shared_ptr<Graph> begin(Queue& origin, Mode mode);
 
   uint64_t id() const { return id_; }
   bool is_open() const;
@@ -51,12 +60,16 @@ class Graph : public std::enable_shared_from_this<Graph> {
     std::vector<size_t> seen;  // by track: how much of its work comes before what is next here; of this one, all
   };
 
-  explicit Graph(Queue& origin);
+  Graph(Queue& origin, Mode mode);
   size_t track_of(Queue& queue);
   void add_step(size_t track, Step step);
   void carry_out(Run& run);
 
+  friend void forbid_beside_captures(const char* what);
+
   const uint64_t id_;
+  const Mode mode_;
+  const std::thread::id thread_;  // that began it
   mutable std::mutex mutex_;
   bool open_ = true;
   std::string wrong_;

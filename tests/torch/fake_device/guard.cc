@@ -21,6 +21,7 @@ MarkPtr mark_of(void* event) { return event == nullptr ? nullptr : static_cast<E
 MarkPtr asked_for(void* event) {
   MarkPtr mark = mark_of(event);
   if (mark && mark->graph()) mark->graph()->fault("nobody can ask for an event of a capture");
+  if (mark) forbid_beside_captures("nobody may ask for an event beside this capture");
   return mark;
 }
 
@@ -46,6 +47,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &queue_of(stream); }
   bool queryStream(const c10::Stream& stream) const override {
     if (const auto graph = queue_of(stream).graph()) graph->fault("nobody can ask for a stream in a capture");
+    forbid_beside_captures("nobody may ask for a stream beside this capture");
     return queue_of(stream).idle();
   }
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13

@@ -259,10 +259,10 @@ void let_go(int64_t number) {
 std::mutex graphs_mutex;
 std::vector<std::shared_ptr<Graph>> graphs;
 
-int64_t begin_capture(at::Stream stream) {
+int64_t begin_capture(at::Stream stream, int64_t mode) {
   std::lock_guard lock(graphs_mutex);
   TORCH_CHECK(!queue_of(stream).graph(), "fakegpu: the stream is in a capture already");
-  graphs.push_back(Graph::begin(queue_of(stream)));
+  graphs.push_back(Graph::begin(queue_of(stream), Mode(mode)));
   return int64_t(graphs.size()) - 1;
 }
 
@@ -291,7 +291,8 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("peek(Tensor self) -> Tensor", TORCH_FN(peek));
   m.def("hold(Stream stream) -> int", TORCH_FN(hold));
   m.def("let_go(int number) -> ()", TORCH_FN(let_go));
-  m.def("begin_capture(Stream stream) -> int", TORCH_FN(begin_capture));
+  m.def("begin_capture(Stream stream, int mode) -> int", TORCH_FN(begin_capture));
+  m.def("exchange_capture_mode(int mode) -> int", [](int64_t mode) { return int64_t(exchange_mode(Mode(mode))); });
   m.def("end_capture(int graph, Stream stream) -> ()", TORCH_FN(end_capture));
   m.def("replay(int graph, Stream stream) -> ()", TORCH_FN(replay));
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13

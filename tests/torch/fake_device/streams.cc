@@ -7,6 +7,8 @@
 #include <map>
 #include <thread>
 
+#include "graph.h"
+
 namespace fake {
 
 namespace {
@@ -54,7 +56,7 @@ bool all_idle() {
 std::array<std::atomic<int64_t>, kCounters> counters{};
 const std::array<const char*, kCounters> counter_names = {
     "stream_syncs",  "event_syncs", "device_syncs",   "device_allocations", "pinned_allocations", "stream_waits",
-    "data_recorded", "fallbacks",   "capture_faults", "unreused_frees",     "pinned_bytes",
+    "data_recorded", "fallbacks",   "capture_faults", "unreused_frees",     "pinned_bytes",       "launches",
 };
 
 c10::DeviceIndex device_count() {
@@ -130,6 +132,7 @@ bool drain_all(int64_t most_ms) {
 
 void synchronize_stream(c10::Stream stream) {
   count(kStreamSyncs);
+  if (!queue_of(stream).graph()) forbid_beside_captures("nobody may wait for a stream beside this capture");
   queue_of(stream).drain();
 }
 

@@ -48,6 +48,7 @@ enum Counter {
   kCaptureFaults,  // what CUDA forbids while a graph is captured
   kUnreusedFrees,  // memory let go of in a capture that another stream of it had used, and so used no more in it
   kPinnedBytes,    // allocated
+  kLaunches,       // of kernels that others play
   kCounters,
 };
 

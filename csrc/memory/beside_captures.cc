@@ -1,0 +1,39 @@
+#include "memory/beside_captures.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+
+#include "memory/driver_abi.h"
+
+namespace nvx {
+namespace {
+
+using Exchange = decltype(cuda::Api::cuThreadExchangeStreamCaptureMode);
+
+/// Null while this process has no driver, and so no captures: it is not loaded for this.
+Exchange exchange() {
+  static std::atomic<Exchange> known{nullptr};
+  if (const Exchange found = known.load(std::memory_order_acquire)) return found;
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
+  if (!driver) return nullptr;
+  const auto found = reinterpret_cast<Exchange>(dlsym(driver, "cuThreadExchangeStreamCaptureMode"));
+  known.store(found, std::memory_order_release);
+  return found;
+}
+
+constexpr int kNone = -1;
+
+/// What it was before; kNone where nothing was changed.
+int change_to(int mode) {
+  const Exchange change = mode == kNone ? nullptr : exchange();
+  return change && change(&mode) == cuda::kSuccess ? mode : kNone;
+}
+
+}  // namespace
+
+BesideCaptures::BesideCaptures() : before_(change_to(cuda::kCaptureModeRelaxed)) {}
+
+BesideCaptures::~BesideCaptures() { (void)change_to(before_); }
+
+}  // namespace nvx

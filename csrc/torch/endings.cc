@@ -1,0 +1,58 @@
+#include "torch/endings.h"
+
+#include <thread>
+
+#include "base/contain.h"
+
+namespace nvx {
+
+Endings& Endings::here() {
+  static auto* const kHere = new Endings;  // never destroyed: works may outlive static destructors
+  return *kHere;
+}
+
+bool Endings::find_attendant() {
+  return Engine::here().start([this] { attend(); });
+}
+
+bool Endings::add(c10::intrusive_ptr<NvxWork> work) {
+  MutexLock lock(mutex_);
+  if (!attended_) attended_ = find_attendant();
+  if (!attended_) return false;
+  const c10::Stream stream = work->streams().front();
+  waiting_[stream].push_back(std::move(work));
+  return true;
+}
+
+Endings::Works Endings::take_what_is_there() {
+  Works there;
+  for (auto line = waiting_.begin(); line != waiting_.end();) {
+    auto& works = line->second;
+    while (!works.empty() && works.front()->is_there()) {
+      there.push_back(std::move(works.front()));
+      works.pop_front();
+    }
+    line = works.empty() ? waiting_.erase(line) : std::next(line);
+  }
+  return there;
+}
+
+/// Who tells may be held there by what that calls, and leaves the rest to another thread before.
+void Endings::attend() {
+  constexpr int kOften = 64;
+  constexpr std::chrono::microseconds kSoon{20}, kLater{100};
+  for (int looks = 0;; ++looks) {
+    MutexLock lock(mutex_);
+    Works there = take_what_is_there();
+    const bool relieved = waiting_.empty() || (!there.empty() && find_attendant());
+    if (waiting_.empty()) attended_ = false;
+    lock.unlock();
+    for (const auto& work : there) work->tell_that_it_is_there();
+    if (!there.empty()) looks = 0;
+    there.clear();
+    if (relieved) return;
+    std::this_thread::sleep_for(looks < kOften ? kSoon : kLater);
+  }
+}
+
+}  // namespace nvx
