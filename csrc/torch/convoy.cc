@@ -8,7 +8,6 @@
 namespace nvx {
 namespace {
 
-using kernel::Collective;
 using kernel::Piece;
 
 constexpr size_t kAlign = 64;
@@ -52,21 +51,21 @@ Operation chunk_of(const Operation& o, const Cut& cut, size_t k, int rank, Loade
     return cut.of({const_cast<std::byte*>(data), bytes}, k);
   };
   switch (o.collective) {
-    case Collective::kAllReduce:
-    case Collective::kReduce: {
-      const bool gets = o.collective == Collective::kAllReduce || is_root;
+    case kernel::Collective::kAllReduce:
+    case kernel::Collective::kReduce: {
+      const bool gets = o.collective == kernel::Collective::kAllReduce || is_root;
       const Piece here = loader.place(whole(o.in, o.count * width), gets ? Haul::kBoth : Haul::kDown);
       part.in = part.out = here.data;
       part.count = here.bytes / width;
       break;
     }
-    case Collective::kBroadcast: {
+    case kernel::Collective::kBroadcast: {
       const Piece here = loader.place(whole(o.in, o.recv[0].bytes), is_root ? Haul::kDown : Haul::kUp);
       part.in = part.out = here.data;
       for (size_t p = 0; p < o.recv.size(); ++p) part.recv[p] = here;
       break;
     }
-    case Collective::kAllGather:
+    case kernel::Collective::kAllGather:
       part.in = loader.place(whole(o.in, o.recv[size_t(rank)].bytes), Haul::kDown).data;
       for (size_t p = 0; p < o.recv.size(); ++p) part.recv[p] = loader.place(cut.of(o.recv[p], k), Haul::kUp);
       break;
@@ -79,8 +78,8 @@ Operation chunk_of(const Operation& o, const Cut& cut, size_t k, int rank, Loade
 
 /// What the pieces of one chunk take at most.
 size_t room_for(const Operation& o, const Cut& cut) {
-  const size_t own = o.send.size() || o.collective == Collective::kAllGather ? 1 : 0;
-  const size_t listed = o.collective == Collective::kBroadcast ? 0 : std::max(o.send.size(), o.recv.size());
+  const size_t own = o.send.size() || o.collective == kernel::Collective::kAllGather ? 1 : 0;
+  const size_t listed = o.collective == kernel::Collective::kBroadcast ? 0 : std::max(o.send.size(), o.recv.size());
   return std::max<size_t>(own + listed, 1) * kernel::ceil_div(cut.slice, kAlign) * kAlign;
 }
 

@@ -202,4 +202,4 @@ def test_make_help_names_every_target(root):
 def test_the_script_refuses_an_unknown_target(root):
     ended = subprocess.run([root / "scripts" / "run.sh", "dance"], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == "nvx: no target dance: demo, test, test-hosts, check, bench or conformance\n"
+    assert ended.stderr == "nvx: no target dance: demo, test, test-hosts, test-slow, check, bench or conformance\n"
