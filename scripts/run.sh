@@ -201,6 +201,7 @@ run_python_tests_on_two_hosts() {
     --timeout 600 --junitxml="$root/build/results/python-on-two-hosts.xml" -q
 }
 
+# Half of what they do is to wait, so one more than there are cores runs at once.
 run_cpp_tests() {
   if ! has_header gtest/gtest.h; then
     note "C++ tests SKIPPED: no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
@@ -212,7 +213,7 @@ run_cpp_tests() {
   # shellcheck disable=SC2086
   cmake -S . -B $folder "${generator[@]}" -DNVX_TESTS=ON -DNVX_PYTHON=OFF ${CMAKE_ARGS:-} >"$logs/cmake.log" 2>&1 ||
     { cat "$logs/cmake.log"; return 1; }
-  cmake --build $folder --parallel "$jobs" && ctest --test-dir $folder -j "$jobs" --output-on-failure \
+  cmake --build $folder --parallel "$jobs" && ctest --test-dir $folder -j $((jobs + 1)) --output-on-failure \
     --output-junit "$root/build/results/cpp.xml" | tee "$logs/ctest.log" | sed -u -n -e '/Failed\|\*\*\*/p' -e '/tests passed/p'
 }
 

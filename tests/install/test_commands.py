@@ -111,6 +111,7 @@ def test_doctor_says_which_collective_is_wrong(monkeypatch, tmp_path):
     assert (found.state, found.text) == ("FAIL", "wrong results from broadcast")
 
 
+@pytest.mark.slow
 def test_demo_trains_to_the_same_weights():
     ended = nvx("demo", "--steps", "3", "--warmup", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -334,6 +334,7 @@ def hundred_lives(rank, world, path):
     assert_nothing_leaked(before, "100 groups made and destroyed")
 
 
+@pytest.mark.slow
 @only_nvx
 def test_a_hundred_lives_leak_nothing(ranks, tmp_path):
     ranks.run(hundred_lives, world=2, kind="bare", path=str(tmp_path / "store"))
