@@ -17,7 +17,7 @@ namespace fake {
 
 namespace {
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+at::Tensor copy_sparse_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   at::Tensor target = to;
   return at::native::copy_sparse_(target, from, non_blocking);
 }
@@ -26,7 +26,7 @@ TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(at::native::empty_sparse_symint));
   m.impl("_sparse_coo_tensor_with_dims_and_tensors", TORCH_FN(at::native::new_with_dims_and_tensor_sparse_symint));
   m.impl("copy_sparse_to_sparse_", TORCH_FN(at::native::copy_sparse_));
-  m.impl("_copy_from", TORCH_FN(copy_from));
+  m.impl("_copy_from", TORCH_FN(copy_sparse_from));
   m.impl("_indices", TORCH_FN(at::native::_indices_sparse));
   m.impl("_values", TORCH_FN(at::native::_values_sparse));
   m.impl("_nnz", TORCH_FN(at::native::_nnz_sparse));
