@@ -150,10 +150,11 @@ def played(context):
 
 
 def no_cuda(context):
-    """As on a machine without nvcc. Where this interpreter has torch, the torch module is built too."""
+    """As on a machine without nvcc. Where this interpreter has torch, the module is built too, each file by itself."""
     found = look_for_torch(context)
     output = context.build_dir / "no_cuda" / "module"
-    torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
+    python = (f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
+    torch = ("-DNVX_PYTHON=ON", "-DNVX_UNITY=OFF", *python)
     os.environ["NVX_CUDA"] = "0"
     try:
         folder = configure(context, "no_cuda", *GCC, *(torch if found else ()))
