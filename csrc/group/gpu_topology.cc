@@ -186,7 +186,7 @@ GpuTopology look_at_gpus() {
 }
 
 void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline,
-                   std::chrono::milliseconds each) {
+                   std::chrono::milliseconds each, size_t large_copy) {
   const auto soon = [&] {
     const Deadline own = Deadline::after(each);
     return Deadline{own.start, std::min(own.end, deadline.end)};
@@ -210,7 +210,7 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
     } else if (deadline.passed(Clock::now())) {
       why = "not tried: the others had taken all the time, " + how_long(deadline);
     } else {
-      pair.measured = measure_pair(driver, a->second, b->second, soon());
+      pair.measured = measure_pair(driver, a->second, b->second, soon(), large_copy);
       if (!why.empty()) why = of_gpu(pair.a) + " to " + of_gpu(pair.b) + ": " + why;
     }
   }

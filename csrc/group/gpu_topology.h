@@ -52,7 +52,7 @@ GpuTopology look_at_gpus();
 /// Measures every pair, the devices of the driver being found by their buses, and judges anew. Each pair has its time,
 /// and all together end by the deadline or soon after it; what was not measured says why.
 void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline,
-                   std::chrono::milliseconds each = std::chrono::seconds(10));
+                   std::chrono::milliseconds each = std::chrono::seconds(10), size_t large_copy = size_t(64) << 20);
 
 /// What a PCIe link carries in one direction; 0 where it is not known.
 double pcie_gb_s(PcieLink link);

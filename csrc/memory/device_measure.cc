@@ -11,7 +11,7 @@
 namespace nvx {
 namespace {
 
-constexpr size_t kLarge = 64 << 20, kSmall = 4096;
+constexpr size_t kSmall = 4096;
 
 /// The best of several rounds, in seconds. Negative when one does not end in time.
 double best_of(int rounds, const std::function<bool()>& round) {
@@ -24,10 +24,11 @@ double best_of(int rounds, const std::function<bool()>& round) {
   return best;
 }
 
-PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline) {
+PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline,
+                  size_t large) {
   demand_reach(*driver, from, to);
-  const std::shared_ptr<DeviceRegion> target = DeviceRegion::make(driver, to, ShareKind::kPointer, kLarge);
-  const std::shared_ptr<DeviceRegion> source = DeviceRegion::make(driver, from, ShareKind::kPointer, kLarge);
+  const std::shared_ptr<DeviceRegion> target = DeviceRegion::make(driver, to, ShareKind::kPointer, large);
+  const std::shared_ptr<DeviceRegion> source = DeviceRegion::make(driver, from, ShareKind::kPointer, large);
   target->open_to(from);
   DeviceWork work(driver, from, {target, source});
   const auto copy = [&](size_t bytes, int times) {
@@ -35,18 +36,20 @@ PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to,
     return work.drain(deadline, std::chrono::microseconds(0)) && !deadline.passed(Clock::now());
   };
   constexpr int kTimes = 4;
-  const double small = copy(kLarge, 1) ? best_of(20, [&] { return copy(kSmall, 1); }) : -1;
-  const double large = small < 0 ? -1 : best_of(3, [&] { return copy(kLarge, kTimes); });
-  if (large > 0) return {double(kLarge) * kTimes / large / 1e9, small * 1e6, ""};
+  const double latency = copy(large, 1) ? best_of(20, [&] { return copy(kSmall, 1); }) : -1;
+  const double span = latency < 0 ? -1 : best_of(3, [&] { return copy(large, kTimes); });
+  if (span > 0) return {double(large) * kTimes / span / 1e9, latency * 1e6, ""};
   return {0, 0, "a copy did not end within " + how_long(deadline)};
 }
 
 }  // namespace
 
-PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline) {
+PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline,
+                       size_t large) {
   try {
-    return demand_apart<PairSpeed>("a call of the driver", deadline,
-                                   [driver, from, to, deadline] { return measure(driver, from, to, deadline); });
+    return demand_apart<PairSpeed>("a call of the driver", deadline, [driver, from, to, deadline, large] {
+      return measure(driver, from, to, deadline, large);
+    });
   } catch (const Error& error) {
     return {0, 0, error.reason()};
   }
