@@ -101,9 +101,9 @@ std::vector<uint8_t> encode(std::span<const Hello> hellos) {
 
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
   if (value.size() != count * sizeof(Hello)) {
-    Hello first;
-    std::memcpy(&first, value.data(), std::min(value.size(), sizeof first));
     const bool whole = !value.empty() && value.size() % sizeof(Hello) == 0;
+    Hello first;
+    if (whole) std::memcpy(&first, value.data(), sizeof first);
     if (whole && first.magic == Hello::kMagic && first.wire == Hello::kWire) {
       throw Error(Code::kMismatch, "nvx: to rank " + std::to_string(first.rank) + " this group has " +
                                        std::to_string(value.size() / sizeof(Hello)) + " ranks, to this rank " +
