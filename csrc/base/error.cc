@@ -29,9 +29,8 @@ std::string remedy(int error) {
     case ENFILE: return "raise the machine's limit of open files (sysctl fs.file-max)";
     case EFBIG: return "raise the limit of a file's size (ulimit -f), which shared memory counts towards";
     case ENOMEM:
-      return "raise the limit of address space (ulimit -v), or have none: 1 GiB of it is mapped for each process of "
-             "the "
-             "host, little of which is used. Where there is no limit, the memory is used up";
+      return "raise the limit of address space (ulimit -v), or have none: 1 GiB of it is mapped for each process "
+             "of the host, little of which is used. Where there is no limit, the memory is used up";
     case EAGAIN: return "raise the limit of threads: the user's (ulimit -u) or the container's (pids.max)";
     case EPERM:
     case EACCES:

@@ -78,7 +78,7 @@ class Arguments {
 
 DType dtype_of(const at::Tensor& tensor);
 
-/// Of each tensor, whether it uses memory that one before it in the list uses.
+/// Of each tensor, whether it may use memory that one before it in the list uses.
 std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors);
 
 }  // namespace nvx

@@ -137,15 +137,19 @@ std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors) {
   std::iota(by_address.begin(), by_address.end(), size_t(0));
   const auto begin = [&](size_t i) { return static_cast<const std::byte*>(tensors[i].data_ptr()); };
   std::sort(by_address.begin(), by_address.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
-  size_t furthest = by_address[0];  // of those so far the one whose memory reaches furthest
   const auto end = [&](size_t i) {
     const at::Tensor& t = tensors[i];
     return begin(i) + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
   };
+  // Of tensors that hang together, each overlapping one of the others, all but the first in the list.
+  size_t first = by_address[0];
+  const std::byte* reach = end(first);
   for (size_t k = 1; k < by_address.size(); ++k) {
     const size_t here = by_address[k];
-    if (begin(here) < end(furthest)) again[std::max(here, furthest)] = true;
-    if (end(here) > end(furthest)) furthest = here;
+    const bool hangs_together = begin(here) < reach;
+    if (hangs_together) again[std::max(here, first)] = true;
+    first = hangs_together ? std::min(here, first) : here;
+    reach = std::max(reach, end(here));
   }
   return again;
 }

@@ -147,7 +147,8 @@ def test_a_tensor_that_is_listed_twice_is_reduced_once(rank, world):
     total = sum(range(world))
     for asynchronous in (False, True):
         one, whole = torch.tensor([float(rank)]), torch.full((6,), float(rank))
-        listed = [one, whole[:4], one, whole[2:], torch.tensor([float(rank)])]
+        other = torch.full((9,), float(rank))
+        listed = [one, whole[:4], one, whole[2:], torch.tensor([float(rank)]), other[1:4], other[2:5], other[::8]]
         work = dist.all_reduce_coalesced(listed, async_op=asynchronous)
         if asynchronous:
             work.wait()
