@@ -217,8 +217,19 @@ run_cpp_tests() {
     --output-junit "$root/build/results/cpp.xml" | tee "$logs/ctest.log" | sed -u -n -e '/Failed\|\*\*\*/p' -e '/tests passed/p'
 }
 
+# Ranks wait for each other half of their time, so the tests of commands, builds and the bench run beside them.
 run_python_tests() {
-  "$py" -m pytest tests -m "not slow" --ignore=tests/gates --ignore=tests/hosts --timeout 600 --durations=10 --junitxml="$root/build/results/python.xml" -q "$@"
+  local failed=0 usual=(-m "not slow" --timeout 600 -q)
+  "$py" -m pytest tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts "${usual[@]}" --durations=5 \
+    --junitxml="$root/build/results/commands.xml" >"$logs/commands.log" 2>&1 &
+  beside=$!
+  trap 'kill $beside 2>/dev/null' EXIT
+  "$py" -m pytest tests/torch "${usual[@]}" --durations=10 --junitxml="$root/build/results/python.xml" || failed=1
+  say "Python tests: commands, builds, the bench"
+  wait $beside || failed=1
+  trap - EXIT
+  cat "$logs/commands.log"
+  return $failed
 }
 
 run_test_slow() {
@@ -234,7 +245,7 @@ run_test() {
   rm -rf build/results && mkdir -p build/results
   say "C++ tests"
   run_cpp_tests || failed=1
-  say "Python tests"
+  say "Python tests: ranks"
   run_python_tests || failed=1
   say "Python tests, ranks on two hosts by name"
   run_python_tests_on_two_hosts || failed=1

@@ -109,9 +109,9 @@ def gcc(context):
 
 
 def tsan(context):
-    return run_tests(
-        context, build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", "-DCMAKE_BUILD_TYPE=RelWithDebInfo")
-    )
+    # Half the time to compile of -O2 -g, and as many accesses seen.
+    quick = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG")
+    return run_tests(context, build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", *quick))
 
 
 def asan(context):
