@@ -53,6 +53,12 @@ class DeepSpeedContender(Contender):
         os.environ["MASTER_PORT"] = str(int(world.from_first(os.getpid())))
         load_deepspeed().initialize(world.size, world.rank)
         self.op = torch.ops.deepspeed.inference_all_reduce_.default
+        # It leaves its segment behind, 69 MB a rank, in memory that stays taken when the process has ended.
+        self.left_behind = f"deepspeed_*_{os.environ['MASTER_PORT']}_{world.rank}"
+
+    def close(self) -> None:
+        for segment in Path("/dev/shm").glob(self.left_behind):
+            segment.unlink(missing_ok=True)
 
     def call(self, case: Case, times: int = 1) -> Call:
         if case.row.name != "all_reduce" or case.op != "sum":
