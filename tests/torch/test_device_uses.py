@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as dcp
 from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
-from ranks import on_fake_gpus
+from ranks import TORCH, on_fake_gpus
 from torch import nn
 from torch.distributed import pipelining
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -137,6 +137,8 @@ def pipeline(device, rank, world, name):
     return [p.grad.cpu() for p in parts[rank].parameters()]
 
 
+# 2.12 alone saves the state of CUDA's generator, whatever device the stage is on.
+@pytest.mark.skipif(TORCH == (2, 12), reason="this torch takes the stages' device for a GPU of CUDA")
 @pytest.mark.parametrize("name", ["GPipe", "1F1B"])
 @on_fake_gpus(2, 3)
 def test_pipelines(rank, world, name):
