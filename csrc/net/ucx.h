@@ -13,7 +13,4 @@ std::unique_ptr<Link> open_ucx();
 /// Whether open_ucx() could work: nvx was built with UCX's headers.
 bool built_with_ucx();
 
-/// One more place where a libucp.so.0 may be: a file or its folder. Counts until the first link is opened.
-void add_ucx_candidate(std::string path);
-
 }  // namespace nvx::net

@@ -18,7 +18,6 @@ namespace {
 /// Never destroyed: links may outlive static destructors.
 struct Shelf {
   Mutex mutex;
-  std::vector<std::string> candidates GUARDED_BY(mutex);
   const UcxLibrary* library GUARDED_BY(mutex) = nullptr;
 };
 
@@ -75,7 +74,7 @@ UcxLibrary resolve_all(void* handle, const std::string& path) {
 }
 
 /// What to try, best first. What is in the process already goes before all choices: a second one would share its parts.
-std::vector<std::string> what_to_load(std::span<const std::string> more) {
+std::vector<std::string> what_to_load() {
   const std::string loaded = loaded_ucx(), &wanted = config().libucp;
   if (!loaded.empty()) {
     const bool other = !wanted.empty() && (look_at(wanted).empty() || look_at(loaded).empty() ||
@@ -95,7 +94,7 @@ std::vector<std::string> what_to_load(std::span<const std::string> more) {
     return {named[0].path};
   }
   std::vector<std::string> paths;
-  for (const UcxCandidate& candidate : in_order(find_ucx(more), has_rdma())) {
+  for (const UcxCandidate& candidate : in_order(find_ucx(), has_rdma())) {
     NVX_LOG(kInfo, "found UCX %s%s: %s", candidate.version.text().c_str(), candidate.rdma ? ", built with RDMA" : "",
             candidate.path.c_str());
     paths.push_back(candidate.path);
@@ -104,11 +103,11 @@ std::vector<std::string> what_to_load(std::span<const std::string> more) {
   return paths;
 }
 
-UcxLibrary load(std::span<const std::string> more) {
+UcxLibrary load() {
   // Up to 1.19, libucs takes over the handlers of SIGSEGV and its like as it is loaded; later it would warn of this.
   if (loaded_ucx().empty()) setenv("UCX_HANDLE_ERRORS", "none", /*overwrite=*/0);
   std::string last;
-  for (const std::string& path : what_to_load(more)) {
+  for (const std::string& path : what_to_load()) {
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle) return resolve_all(handle, path);
     last = dlerror();
@@ -141,14 +140,8 @@ std::string UcxLibrary::explain(ucs_status_t status) const {
 const UcxLibrary& ucx_library() {
   Shelf& here = shelf();
   MutexLock lock(here.mutex);
-  if (!here.library) here.library = new UcxLibrary(load(here.candidates));
+  if (!here.library) here.library = new UcxLibrary(load());
   return *here.library;
-}
-
-void add_ucx_candidate(std::string path) {
-  Shelf& here = shelf();
-  MutexLock lock(here.mutex);
-  here.candidates.push_back(std::move(path));
 }
 
 }  // namespace nvx::net

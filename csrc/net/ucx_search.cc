@@ -1,6 +1,5 @@
 #include "net/ucx_search.h"
 
-#include <dlfcn.h>
 #include <link.h>
 #include <unistd.h>
 
@@ -10,6 +9,9 @@
 #include <fstream>
 #include <regex>
 #include <sstream>
+#include <utility>
+
+#include "base/mutex.h"
 
 namespace nvx::net {
 namespace {
@@ -64,13 +66,23 @@ void add_from_cache(std::vector<std::string>& paths) {
   }
 }
 
-std::string own_folder() {
-  Dl_info info{};
-  if (!dladdr(reinterpret_cast<const void*>(&look_at), &info) || !info.dli_fname) return ".";
-  return fs::path(info.dli_fname).parent_path().string();
+struct AddedPlaces {
+  Mutex mutex;
+  std::vector<std::string> paths GUARDED_BY(mutex);
+};
+
+AddedPlaces& added_places() {
+  static AddedPlaces* const kPlaces = new AddedPlaces;
+  return *kPlaces;
 }
 
 }  // namespace
+
+void add_ucx_place(std::string path) {
+  AddedPlaces& added = added_places();
+  MutexLock lock(added.mutex);
+  added.paths.push_back(std::move(path));
+}
 
 std::vector<UcxCandidate> look_at(const std::string& path) {
   std::error_code error;
@@ -82,15 +94,18 @@ std::vector<UcxCandidate> look_at(const std::string& path) {
   return {{file.string(), version_in(file.string()), rdma}};
 }
 
-std::vector<UcxCandidate> find_ucx(std::span<const std::string> more) {
+std::vector<UcxCandidate> find_ucx() {
   std::vector<std::string> places;
   add_folders("LD_LIBRARY_PATH", "", places);
   add_folders("UCX_HOME", "/lib", places);
   add_folders("HPCX_UCX_DIR", "/lib", places);
   add_from_cache(places);
   for (const char* folder : {"/usr/lib64", "/usr/lib", "/usr/local/lib"}) places.emplace_back(folder);
-  places.push_back(own_folder() + "/../libucx/lib");
-  places.insert(places.end(), more.begin(), more.end());
+  {
+    AddedPlaces& added = added_places();
+    MutexLock lock(added.mutex);
+    places.insert(places.end(), added.paths.begin(), added.paths.end());
+  }
   std::vector<UcxCandidate> found;
   for (const std::string& place : places) {
     for (UcxCandidate& candidate : look_at(place)) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -18,8 +17,11 @@ struct UcxCandidate {
 /// What this file is, if it is one. A folder stands for the libucp.so.0 in it.
 std::vector<UcxCandidate> look_at(const std::string& path);
 
-/// Wherever one may be: the loader's folders, UCX_HOME, HPCX_UCX_DIR, the Python package libucx beside nvx, and these.
-std::vector<UcxCandidate> find_ucx(std::span<const std::string> more);
+/// One more place where a libucp.so.0 may be: a file or its folder. Counts until the first link is opened.
+void add_ucx_place(std::string path);
+
+/// Wherever one may be: the loader's folders, UCX_HOME, HPCX_UCX_DIR, and the places that were added.
+std::vector<UcxCandidate> find_ucx();
 
 /// Best first: with RDMA where the machine has RDMA, then the newer. What is too old is left out.
 std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool machine_has_rdma);

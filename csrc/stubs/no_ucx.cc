@@ -11,6 +11,4 @@ std::unique_ptr<Link> open_ucx() {
 
 bool built_with_ucx() { return false; }
 
-void add_ucx_candidate(std::string) {}
-
 }  // namespace nvx::net

@@ -101,7 +101,7 @@ py::dict network() {
   py::dict told;
   told["rdma_ports"] = net::rdma_ports();
   py::list found;
-  for (const net::UcxCandidate& candidate : net::in_order(net::find_ucx({}), net::has_rdma())) {
+  for (const net::UcxCandidate& candidate : net::in_order(net::find_ucx(), net::has_rdma())) {
     py::dict one;
     one["path"] = candidate.path;
     one["version"] = candidate.version.text();

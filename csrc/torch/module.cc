@@ -6,8 +6,10 @@
 #include "base/config.h"
 #include "base/flag_round.h"
 #include "base/interrupt.h"
+#include "base/log.h"
 #include "kernel/launch_cuda.h"
 #include "net/ucx.h"
+#include "net/ucx_search.h"
 #include "torch/argument_error.h"
 #include "torch/backend.h"
 #include "torch/inspect.h"
@@ -114,6 +116,18 @@ void register_errors(py::module_& m) {
   });
 }
 
+/// UCX from PyPI is wherever Python finds its package, which need not be where this module is.
+void point_at_ucx_package() {
+  try {
+    const py::object package = py::module_::import("importlib.util").attr("find_spec")("libucx");
+    if (package.is_none()) return;
+    for (const py::handle folder : package.attr("submodule_search_locations"))
+      net::add_ucx_place(folder.cast<std::string>() + "/lib");
+  } catch (const std::exception& error) {  // also Python's: whoever needs none of it is not to miss it
+    NVX_LOG(kInfo, "the Python package libucx is of no use: %s", error.what());
+  }
+}
+
 }  // namespace
 }  // namespace nvx
 
@@ -122,6 +136,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   py::module_::import("torch._C._distributed_c10d");
   using BackendOptions = c10d::Backend::Options;
   register_errors(m);
+  point_at_ucx_package();
 
   Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
   Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options", kOptionsText)

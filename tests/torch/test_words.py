@@ -119,3 +119,17 @@ def test_explain_says_what_runs_on_several_hosts(tmp_path):
         told_inside = set(re.findall(r"inside a host (\w+)", said))
         assert told_inside and told_inside <= inside, (said, own)
         assert n > SIZES[1] or told_inside == inside, (said, own)  # of many slices the last is a short one
+
+
+def test_ucx_from_pypi_is_found_wherever_python_has_it(tmp_path):
+    """Its package is often in another folder than nvx: a checkout, an editable install, a venv over a system."""
+    if not nvx._load().build_info()["ucx"]:
+        pytest.skip("nvx was built without UCX")
+    library = tmp_path / "elsewhere" / "libucx" / "lib" / "libucp.so.0"
+    library.parent.mkdir(parents=True)
+    library.parent.parent.joinpath("__init__.py").touch()
+    library.write_bytes(b"no library\0")
+    code = "import nvx; print([one['path'] for one in nvx._load().network()['ucx_found']])"
+    path = os.pathsep.join([str(tmp_path / "elsewhere"), *sys.path])
+    found = subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, text=True)
+    assert str(library) in found
