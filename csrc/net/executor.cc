@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace nvx::net {
 namespace {
@@ -47,10 +48,19 @@ Progress Run::advance() {
   if (verdict_.cause != Verdict::Cause::kNone || port_.failed()) return Progress::kFailed;
   do {
     for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMostWindow]);
-    if (came_early_) port_.offer_early(*this);
+    take_early();
   } while (make_way());
   if (verdict_.cause != Verdict::Cause::kNone) return Progress::kFailed;
   return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
+}
+
+/// What came for steps before they had begun, or before what they overwrite was sent.
+void Run::take_early() {
+  port_.mutex().held_by_caller();
+  for (uint32_t i = first_; i != behind_; ++i) {
+    Flight& flight = flights_[i % kMostWindow];
+    if (std::exchange(flight.early, false)) port_.offer_early(*this, rank_of(flight.step.recv_from), flight.in_number);
+  }
 }
 
 /// Steps end in the order in which they began, so that the window is a ring.
@@ -124,6 +134,7 @@ void Run::begin(const schedule::Step& step) {
   }
   if (step.recv_from >= 0) {
     flight.received_all = false;
+    flight.early = true;
     flight.in_number = got_from_[size_t(step.recv_from)]++;
   }
   ++behind_;
@@ -177,6 +188,11 @@ Run::Taken Run::refuse(Verdict verdict) {
   return Taken::kNever;
 }
 
+/// Whether a rank calls what is called here.
+void Run::compare(uint32_t from, const First& first) {
+  if (first.label != errand_.label) refuse({Verdict::Cause::kMismatch, int(from), first.label, 0, 0});
+}
+
 /// Whether the message has such a segment, of this length.
 bool Run::fits(const Flight& flight, uint32_t number, size_t bytes) const {
   const size_t total = flight.step.recv.bytes, segment = port_.wire().segment_bytes(), offset = number * segment;
@@ -200,8 +216,7 @@ Run::Taken Run::take(const WireHeader& header, const std::optional<First>& first
   if (fetched) --flight->fetching;
   if (given_up_) return Taken::kNever;
   if (first.has_value() != (header.segment == 0)) return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
-  if (first && first->label != errand_.label)
-    return refuse({Verdict::Cause::kMismatch, int(header.from), first->label, 0, 0});
+  if (first && first->label != errand_.label) return compare(header.from, *first), Taken::kNever;
   if (!flight) return Taken::kLater;
   if (first && first->bytes != flight->step.recv.bytes)
     return refuse({Verdict::Cause::kCounts, int(header.from), {}, flight->step.recv.bytes, first->bytes});
@@ -209,6 +224,7 @@ Run::Taken Run::take(const WireHeader& header, const std::optional<First>& first
   // The message out of the same step is read before anything is written over it.
   if (!flight->sends_over() && overlap(at(flight->step.recv) + offset, body.size(), at(flight->step.send),
                                        flight->step.send_to >= 0 ? flight->step.send.bytes : 0)) {
+    flight->early = true;
     return Taken::kLater;
   }
   if (!fetched && !claim(*flight, header.segment))

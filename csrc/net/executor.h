@@ -76,6 +76,7 @@ class Run final : public Sender {
     int unread = 0;          // posts that the link still reads
     size_t received = 0;
     bool received_all = true;
+    bool early = false;      // the port may have segments of its message
     int fetching = 0;        // segments that the link is writing to their place
     std::vector<bool> seen;  // segments that have come, or are being fetched
 
@@ -97,6 +98,8 @@ class Run final : public Sender {
   int in_link() const;
   void cut_off();
   void sent(uint64_t cookie, const Status& status) override;
+  void compare(uint32_t from, const First& first);
+  void take_early();
   bool make_way();
   bool begin_next();
   bool clear_for(const schedule::Step& step) const;
@@ -122,8 +125,7 @@ class Run final : public Sender {
   uint32_t first_ = 0, behind_ = 0;           // flights_[first_ .. behind_) modulo its size
   std::vector<uint16_t> sent_to_, got_from_;  // messages by place
   int looks_ = 0;
-  bool came_early_ = false;  // the port keeps segments for this run
-  bool given_up_ = false;    // nothing more begins, or is taken in
+  bool given_up_ = false;  // nothing more begins, or is taken in
   Verdict verdict_;
 };
 

@@ -77,21 +77,35 @@ void Port::leave() {
 
 void Port::open(Run& run) {
   runs_.push_back(&run);
-  for (const Early& early : early_)
-    run.came_early_ |= early.header.op == run.errand_.op && early.header.run == run.errand_.run;
+  const uint32_t op = run.errand_.op;
+  for (auto it = early_.lower_bound({op, run.errand_.run, 0, 0}); it != early_.end(); ++it) {
+    if (it->first.op != op || it->first.run != run.errand_.run) break;
+    for (const Early& early : it->second) {
+      if (early.first) run.compare(early.header.from, *early.first);
+    }
+  }
 }
 
 void Port::close(Run& run) { std::erase(runs_, &run); }
 
 void Port::end_operation(uint32_t op) {
-  ended_ = op;
-  std::erase_if(early_, [&](const Early& early) {
-    wire_->mutex_.held_by_caller();
-    if (!before(early.header.op, op)) return false;
-    if (early.first && !stray_) stray_ = {int(early.header.from), early.first->label};
-    let_go(early);
-    return true;
-  });
+  const uint32_t first = std::exchange(ended_, op), last = op - 1;
+  if (first == op) return;
+  if (first <= last) return drop_early(first, last);
+  drop_early(first, UINT32_MAX);  // the numbers have wrapped
+  drop_early(0, last);
+}
+
+/// What came for these operations, which are over.
+void Port::drop_early(uint32_t first_op, uint32_t last_op) {
+  auto it = early_.lower_bound({first_op, 0, 0, 0});
+  while (it != early_.end() && it->first.op <= last_op) {
+    for (const Early& early : it->second) {
+      if (early.first && !stray_) stray_ = {int(early.header.from), early.first->label};
+      let_go(early);
+    }
+    it = early_.erase(it);
+  }
 }
 
 std::optional<std::pair<int, Label>> Port::stray() { return std::exchange(stray_, std::nullopt); }
@@ -186,10 +200,10 @@ void Port::take_segment(const WireHeader& header, std::span<const std::byte> who
   for (Run* run : runs_) {
     if (run->errand_.op != header.op || run->errand_.run != header.run) continue;
     if (run->take(header, first, body) != Run::Taken::kLater) return took_in(int(header.from), body.size());
-    run->came_early_ = true;
     break;
   }
-  if (keep(int(header.from), body.size())) early_.push_back({header, first, {body.begin(), body.end()}});
+  if (!keep(int(header.from), body.size())) return;
+  early_[{header.op, header.run, header.from, header.message}].push_back({header, first, {body.begin(), body.end()}});
 }
 
 /// Whether there is room for a segment that came early. Who keeps to the credit finds some.
@@ -208,20 +222,17 @@ void Port::let_go(const Early& early) {
   took_in(int(early.header.from), early.body.size());
 }
 
-void Port::offer_early(Run& run) {
-  run.came_early_ = false;
-  for (auto it = early_.begin(); it != early_.end();) {
-    const WireHeader& header = it->header;
-    if (header.op != run.errand_.op || header.run != run.errand_.run) {
-      ++it;
-    } else if (run.take(header, it->first, it->body) == Run::Taken::kLater) {
-      run.came_early_ = true;
-      ++it;
-    } else {
-      let_go(*it);
-      it = early_.erase(it);
-    }
-  }
+void Port::offer_early(Run& run, int from, uint16_t message) {
+  if (early_.empty()) return;
+  const auto it = early_.find({run.errand_.op, run.errand_.run, uint32_t(from), message});
+  if (it == early_.end()) return;
+  std::erase_if(it->second, [&](const Early& early) {
+    wire_->mutex_.held_by_caller();
+    if (run.take(early.header, early.first, early.body) == Run::Taken::kLater) return false;
+    let_go(early);
+    return true;
+  });
+  if (it->second.empty()) early_.erase(it);
 }
 
 std::byte* Port::place(const WireHeader& header, size_t bytes) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <compare>
 #include <functional>
 #include <list>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -53,8 +55,8 @@ class Port {
   // --- runs
   void open(Run& run) REQUIRES(wire_->mutex_);
   void close(Run& run) REQUIRES(wire_->mutex_);
-  /// Gives a run what has come for it before its time, as far as that has come now.
-  void offer_early(Run& run) REQUIRES(wire_->mutex_);
+  /// Gives a run what has come of a message before its step had begun.
+  void offer_early(Run& run, int from, uint16_t message) REQUIRES(wire_->mutex_);
   /// The operation that begins, and what is called. What the last ones were is kept for those who ask.
   void begin_operation(uint32_t op, const Label& label) REQUIRES(wire_->mutex_);
   /// Shows a rank that is waited for what is called here: if it calls, or called, something else, both sides learn so.
@@ -127,7 +129,15 @@ class Port {
     uint64_t letters = 0;   // from it that nobody has read
     uint64_t taken_in = 0;  // cost of what came from it and it has not been told of
   };
+  /// Whose message it is. A root's receivers, and those who are behind, have thousands of segments waiting here.
   struct Early {
+    struct Message {
+      uint32_t op;
+      uint16_t run;
+      uint32_t from;
+      uint16_t number;
+      auto operator<=>(const Message&) const = default;
+    };
     WireHeader header;
     std::optional<First> first;
     std::vector<std::byte> body;
@@ -154,6 +164,7 @@ class Port {
       REQUIRES(wire_->mutex_);
   bool keep(int rank, size_t bytes) REQUIRES(wire_->mutex_);
   void let_go(const Early& early) REQUIRES(wire_->mutex_);
+  void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(wire_->mutex_);
   void note_called(const WireHeader& header) REQUIRES(wire_->mutex_);
   void take_label(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(wire_->mutex_);
   void take_parcel(const WireHeader& header, std::span<const std::byte> body) REQUIRES(wire_->mutex_);
@@ -167,7 +178,7 @@ class Port {
   const int rank_;
   std::vector<Rank> ranks_;
   std::vector<Run*> runs_;
-  std::list<Early> early_;
+  std::map<Early::Message, std::vector<Early>> early_;
   uint32_t ended_ = 0;  // operations before this one are over here
   std::optional<std::pair<int, Label>> stray_;
   struct Called {

@@ -4,6 +4,9 @@
 #include "net/executor.h"
 
 #include <gtest/gtest.h>
+#include <time.h>
+
+#include <algorithm>
 
 #include "support/errands.h"
 #include "support/ranks.h"
@@ -238,6 +241,46 @@ TEST(Runs, SegmentsLongerThanTheCreditGoOneByOne) {
       ASSERT_EQ(part.verdict(), "");
     }
   });
+}
+
+/// Seconds of this thread, for each of so many broadcasts whose root has ended all of them before.
+double cost_of_catching_up(uint32_t ops) {
+  Wires wires(2);
+  const auto ports = wires.ports(81);
+  const Row& row = *schedule::find(Collective::kBroadcast, "binomial");
+  const Shape shape = shape_of({Collective::kBroadcast, 2, 10, 4});
+  Part root(shape, 0, Memory::kApart, 1), behind(shape, 1, Memory::kApart, 1);
+  const auto call = [&](int rank, Part& part, uint32_t op) {
+    OpenRun run(*ports[size_t(rank)], part.errand(row, op, 4));
+    EXPECT_EQ(run.drive(), Progress::kDone);
+    run.end_operation(op);
+  };
+  for (uint32_t op = 1; op <= ops; ++op) call(0, root, op);
+  {
+    net::Wire& wire = wires.wire(1);
+    MutexLock lock(wire.mutex());
+    while (wire.progress()) {
+    }
+  }
+  const auto now = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return double(time.tv_sec) + double(time.tv_nsec) * 1e-9;
+  };
+  const double begun = now();
+  for (uint32_t op = 1; op <= ops; ++op) call(1, behind, op);
+  return (now() - begun) / ops;
+}
+
+/// Who is far behind must not be held up by how far.
+TEST(Runs, CostTheSameHoweverMuchHasComeEarly) {
+  constexpr uint32_t kFew = 50, kMany = 3500;  // as many as the credit allows
+  double few = 1, many = 1;
+  for (int i = 0; i < 5; ++i) {
+    few = std::min(few, cost_of_catching_up(kFew));
+    many = std::min(many, cost_of_catching_up(kMany));
+  }
+  EXPECT_LT(many, 4 * few);
 }
 
 }  // namespace
