@@ -125,8 +125,8 @@ void Group::meet(Store& store) {
 void Group::give_up(Store& store, Code code, const std::string& why) {
   const std::string note = !told_.empty() ? told_
                                           : "rank " + std::to_string(rank()) + " (pid " + std::to_string(getpid()) +
-                                                ") gave up making group " + name() + ": " +
-                                                (why.starts_with("nvx: ") ? why.substr(5) : why);
+                                                ", host " + own_host_name(options_.host) + ") gave up making group " +
+                                                name() + ": " + (why.starts_with("nvx: ") ? why.substr(5) : why);
   if (pad_span_) {
     const kernel::Pad own(neighbours_->arena().at(pad_span_.offset), size_t(size()));
     write_note(own.header().failure, code, note);
@@ -173,13 +173,14 @@ void Group::look_for_deaths(int writer) {
     const std::string when = " while group " + name() + " was being made";
     const std::shared_ptr<Neighbour> met = neighbours_->met(global);
     if (met && met->dead()) {
-      throw Error(Code::kPeerDied, who + " (pid " + std::to_string(met->pid()) + ") has ended" +
-                                       met->how_it_ended(" (", ")") + when + ". " + kSeeItsLog);
+      throw Error(Code::kPeerDied, who + " (pid " + std::to_string(met->pid()) + ", host " +
+                                       own_host_name(options_.host) + ") has ended" + met->how_it_ended(" (", ")") +
+                                       when + ". " + kSeeItsLog);
     }
     if (!wire || int(r) != writer) continue;
     MutexLock lock(wire->mutex());
     const std::string lost = wire->fate(global);
-    if (!lost.empty()) throw Error(Code::kPeerDied, who + " is lost: " + lost + "," + when + ". " + kSeeItsLog);
+    if (!lost.empty()) throw Error(Code::kPeerDied, who + " " + lost + "," + when + ". " + kSeeItsLog);
   }
 }
 
@@ -405,7 +406,8 @@ void Group::open_port(Store& store, const Deadline& deadline) {
     try {
       MutexLock lock(port_->mutex());
       port_->connect(r, addresses[size_t(r)]);
-      if (size_t(r) < options_.global_ranks.size()) port_->meet(r, options_.global_ranks[size_t(r)], standing_);
+      if (size_t(r) < options_.global_ranks.size())
+        port_->meet(r, options_.global_ranks[size_t(r)], standing_, topology_.whereabouts(r));
     } catch (const Error& error) {
       throw Error(error.code(), std::string(error.what()) + " (" + topology_.describe(r) + ", seen from " +
                                     topology_.describe(rank()) + ")");

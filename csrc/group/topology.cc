@@ -74,6 +74,14 @@ std::string read_line(const std::string& path) {
   return line;
 }
 
+std::string own_host_name(const std::string& host) {
+  if (!host.empty()) return host;
+  if (!config().host_id.empty()) return config().host_id;
+  char name[sizeof Hello::host_name] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
 Hello describe_self(int rank, const std::string& host) {
   const std::string& said = host.empty() ? config().host_id : host;
   Hello hello;
@@ -87,9 +95,7 @@ Hello describe_self(int rank, const std::string& host) {
   hello.l3_bytes = cache_bytes(3);
   if (getrandom(&hello.nonce, sizeof hello.nonce, 0) != ssize_t(sizeof hello.nonce))
     throw system_error("getrandom failed");
-  char name[48] = {};
-  gethostname(name, sizeof name - 1);
-  put(hello.host_name, sizeof hello.host_name, said.empty() ? name : said);
+  put(hello.host_name, sizeof hello.host_name, own_host_name(said));
   put(hello.version, sizeof hello.version, NVX_VERSION);
   return hello;
 }
@@ -234,9 +240,11 @@ std::string Topology::describe() const {
   return all + " on " + std::to_string(hosts.size()) + " hosts: " + spread;
 }
 
-std::string Topology::describe(int rank) const {
+std::string Topology::describe(int rank) const { return "rank " + std::to_string(rank) + " " + whereabouts(rank); }
+
+std::string Topology::whereabouts(int rank) const {
   const Hello& hello = ranks[size_t(rank)];
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(hello.pid) + ", host " + hello.host_name + ")";
+  return "(pid " + std::to_string(hello.pid) + ", host " + hello.host_name + ")";
 }
 
 }  // namespace nvx

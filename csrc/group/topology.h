@@ -38,6 +38,7 @@ static_assert(sizeof(Hello) == 208);
 
 /// What this process knows of its machine, for a Hello. host: overrides which it is on, unless empty.
 Hello describe_self(int rank, const std::string& host = {});
+std::string own_host_name(const std::string& host = {});
 
 std::vector<uint8_t> encode(std::span<const Hello> hellos);
 
@@ -65,8 +66,9 @@ struct Topology {
   static Topology from(std::vector<Hello> ranks);
   /// As many ranks as every host has at least: each of them can carry a part of what goes between hosts.
   size_t rails() const;
-  std::string describe(int rank) const;  ///< "rank 3 (pid 4711, host a01)"
-  std::string describe() const;          ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
+  std::string describe(int rank) const;     ///< "rank 3 (pid 4711, host a01)"
+  std::string whereabouts(int rank) const;  ///< "(pid 4711, host a01)"
+  std::string describe() const;             ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
 
  private:
   void sort_by_host();

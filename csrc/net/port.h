@@ -46,8 +46,9 @@ class Port {
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(wire_->mutex_);
   /// Which rank of the whole job that one is; see Wire::meet.
-  void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing) REQUIRES(wire_->mutex_) {
-    wire_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing));
+  void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing, std::string known_as)
+      REQUIRES(wire_->mutex_) {
+    wire_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing), std::move(known_as));
   }
   /// From here on nothing is sent or taken in. Peers that ask are told so.
   void leave() REQUIRES(wire_->mutex_);

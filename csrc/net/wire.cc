@@ -337,14 +337,14 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
 
 // --- failure
 
-void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing) {
+void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
   std::vector<Met>& met = met_[global_rank];
   const ProcessId process = peers_[peer].process;  // another one's place has been taken
   std::erase_if(met, [&](const Met& m) {
     mutex_.held_by_caller();
     return m.standing.expired() || peers_[m.peer].process != process;
   });
-  met.push_back({peer, std::move(standing)});
+  met.push_back({peer, std::move(standing), std::move(known_as)});
 }
 
 std::string Wire::fate(uint64_t global_rank) {
@@ -352,10 +352,11 @@ std::string Wire::fate(uint64_t global_rank) {
   if (it == met_.end()) return "";
   std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
   if (it->second.empty()) return "";
-  const PeerId peer = it->second.back().peer;
-  ask(peer, /*group=*/0, /*from=*/0, int(global_rank));
+  const Met& met = it->second.back();
+  ask(met.peer, /*group=*/0, /*from=*/0, int(global_rank));
   progress();
-  return peers_[peer].lost;
+  const std::string& lost = peers_[met.peer].lost;
+  return lost.empty() ? "" : met.known_as + " is lost: " + lost;
 }
 
 const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }

@@ -88,9 +88,10 @@ class Wire final : private Receiver {
   /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
   void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
 
-  /// Which process is which rank of the whole job, as far as a group has shown, for as long as that group stands.
-  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing) REQUIRES(mutex_);
-  /// Asks a rank that has been met for a sign of life. What has become of it if it is lost, else empty.
+  /// Which process is which rank of the whole job, as far as a group has shown, for as long as that group stands, and
+  /// how it is told from others.
+  void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) REQUIRES(mutex_);
+  /// Asks a rank that has been met for a sign of life. Who it is and what has become of it if it is lost, else empty.
   std::string fate(uint64_t global_rank) REQUIRES(mutex_);
 
   /// Empty while the peer can be talked to; else what has become of it.
@@ -143,6 +144,7 @@ class Wire final : private Receiver {
   struct Met {
     PeerId peer;
     std::weak_ptr<void> standing;
+    std::string known_as;
   };
   std::unordered_map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
   std::vector<PeerId> by_link_ GUARDED_BY(mutex_);                         // the link has numbers of its own

@@ -358,6 +358,7 @@ TEST(FarSetUp, ARankThatFailsIsNamedOnAllHosts) {
     EXPECT_NE(error.find("the store is gone"), std::string::npos) << error;
     if (rank != 2) {
       EXPECT_NE(error.find("rank 2 (pid"), std::string::npos) << error;
+      EXPECT_NE(error.find(", host host2) gave up"), std::string::npos) << error;
     }
   });
 }
@@ -380,7 +381,8 @@ TEST(FarSetUp, ARankThatIsLostIsNotWaitedFor) {
       return;
     }
     const std::string error = set_up_error(second, then);
-    EXPECT_NE(error.find("global rank 12 is lost"), std::string::npos) << error;
+    EXPECT_NE(error.find("global rank 12 (pid "), std::string::npos) << error;
+    EXPECT_NE(error.find(", host host2) is lost"), std::string::npos) << error;
     ++over;
   });
 }
