@@ -135,6 +135,24 @@ bool is_rdma(const std::string& transport) {
   return false;
 }
 
+/// Ends inside this host.
+bool is_local(const std::string& transport) {
+  for (const char* family : {"self", "posix", "sysv", "cma", "knem", "xpmem", "cuda_", "gdr_", "rocm_", "ze_"}) {
+    if (transport.starts_with(family)) return true;
+  }
+  return false;
+}
+
+/// The user's settings that may have left no transport: " with UCX_TLS=sm".
+std::string restrictions() {
+  std::string text;
+  for (const char* key : {"TLS", "NET_DEVICES"}) {
+    if (const char* value = set_by_user(key))
+      text += (text.empty() ? " with UCX_" : ", UCX_") + (std::string(key) + "=") + value;
+  }
+  return text;
+}
+
 }  // namespace
 
 UcxWorker::UcxWorker() : generation_(fork_generation()), ucx_(ucx_library()) {
@@ -216,13 +234,20 @@ void UcxWorker::look_around() {
   attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
   require(ucx_.context_query(context_, &attributes), "asking for memory types");
   std::string transports;
-  for (const auto& [transport, devices] : resources(ucx_, context_)) {
+  const auto found = resources(ucx_, context_);
+  bool all_local = !found.empty();  // else UCX writes its list in a way that is new
+  for (const auto& [transport, devices] : found) {
     has_rdma_ |= is_rdma(transport);
+    all_local &= is_local(transport);
     if (transport != "self") transports += ", " + transport + " on " + joined(devices);
   }
   const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");
+  if (all_local) {
+    throw Error(Code::kSystem, "nvx: " + description_ + ", finds no way to other hosts" + restrictions() +
+                                   ". Next: unset what leaves none, or name an interface that is up");
+  }
 }
 
 void UcxWorker::retire(ucp_ep_h endpoint, std::chrono::milliseconds patience) {

@@ -393,6 +393,21 @@ TEST_F(Ucx, AForkedChildIsToldThatUcxDoesNotWorkInIt) {
   EXPECT_EQ(status, 0);
 }
 
+TEST_F(Ucx, SaysThatSettingsLeaveNoWayToOtherHosts) {
+  for (const auto& [variable, value] : {std::pair("NVX_UCX_TLS", "sm"), std::pair("NVX_UCX_NET_DEVICES", "nowhere")}) {
+    setenv(variable, value, /*overwrite=*/1);
+    std::string what;
+    try {
+      open_ucx();
+    } catch (const Error& error) {
+      what = error.what();
+    }
+    unsetenv(variable);
+    const std::string blamed = std::string(variable + 4) + "=" + value;  // whichever of the two names it has
+    EXPECT_NE(what.find("no way to other hosts with " + blamed), what.npos) << what;
+  }
+}
+
 TEST_F(Ucx, RefusesAPeerWithAnotherUcx) {
   End end(open_ucx());
   const std::vector<std::byte> bytes = end.link->address();
