@@ -8,6 +8,7 @@
 #include "group/chunks.h"
 #include "torch/argument_error.h"
 #include "torch/kernel_path.h"
+#include "torch/overlaps.h"
 
 namespace nvx {
 namespace {
@@ -63,62 +64,7 @@ uint64_t shape_of(const Pieces& pieces) {
   return alike ? 0 : hash.value();
 }
 
-ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
-  switch (op.op_) {
-    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
-    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
-    case c10d::ReduceOp::BAND: return ReduceOp::kBand;
-    case c10d::ReduceOp::BOR: return ReduceOp::kBor;
-    case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
-    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
-    default: args.invalid("Unhandled ReduceOp");
-  }
-}
-
-/// The name of the operator as torch spells it.
-std::string op_name_of(ReduceOp op) {
-  std::string text = name(op);
-  for (char& c : text) c = char(std::toupper(c));
-  return text;
-}
-
-double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
-  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-  if (!supplement)
-    args.invalid("ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
-  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
-}
-
 }  // namespace
-
-DType dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kBool: return DType::kBool;
-    case at::kByte: return DType::kU8;
-    case at::kChar: return DType::kI8;
-    case at::kUInt16: return DType::kU16;
-    case at::kShort: return DType::kI16;
-    case at::kUInt32: return DType::kU32;
-    case at::kInt: return DType::kI32;
-    case at::kUInt64: return DType::kU64;
-    case at::kLong: return DType::kI64;
-    case at::kHalf: return DType::kF16;
-    case at::kBFloat16: return DType::kBF16;
-    case at::kFloat: return DType::kF32;
-    case at::kDouble: return DType::kF64;
-    case at::kComplexFloat: return DType::kC64;
-    case at::kComplexDouble: return DType::kC128;
-    case at::kFloat8_e4m3fn: return DType::kF8E4M3FN;
-    case at::kFloat8_e5m2: return DType::kF8E5M2;
-    case at::kFloat8_e4m3fnuz: return DType::kF8E4M3FNUZ;
-    case at::kFloat8_e5m2fnuz: return DType::kF8E5M2FNUZ;
-    case at::kFloat8_e8m0fnu: return DType::kF8E8M0FNU;
-    default: return DType::kBytes;
-  }
-}
 
 void Arguments::invalid(const std::string& what) const { throw_argument_error(std::string(name_) + ": " + what); }
 
@@ -216,12 +162,16 @@ void Arguments::same_device(const Collective& c, const at::Tensor& tensor) const
     invalid("tensors must be on the same device, not on " + c.device.str() + " and " + tensor.device().str());
 }
 
-const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor) const {
+const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor, bool apart) const {
   same_device(c, tensor);
-  if (plain(tensor, c)) return memory_of(tensor);
+  if (plain(tensor, c) && !apart) return memory_of(tensor);
   const at::Tensor stand_in = stand_in_of(tensor, c);
   c.stand_ins.push_back(stand_in);
   return memory_of(stand_in);
+}
+
+Piece Arguments::give(Collective& c, const at::Tensor& tensor, bool apart) const {
+  return {const_cast<std::byte*>(input(c, tensor, apart)), bytes_of(tensor)};
 }
 
 void Arguments::check_writable(const at::Tensor& tensor) const {
@@ -246,18 +196,6 @@ std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor, bool apart) co
   const at::Tensor stand_in = stand_in_of(tensor, c);
   c.take_back.emplace_back(tensor, stand_in);
   return memory_of(stand_in);
-}
-
-void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
-  c.operation.op = op_of(*this, op);
-  if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(*this, op);
-  if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
-  const std::string refused = "Cannot use ReduceOp." + op_name_of(c.operation.op) + " with ";
-  if (tensor.scalar_type() == at::kBool) invalid_type(refused + "Boolean inputs");
-  const bool bitwise =
-      c.operation.op == ReduceOp::kBand || c.operation.op == ReduceOp::kBor || c.operation.op == ReduceOp::kBxor;
-  if (bitwise) invalid(refused + "non-integral dtype");
-  invalid_type(refused + c10::toString(tensor.scalar_type()) + " inputs");
 }
 
 Collective Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart) const {
@@ -305,7 +243,7 @@ Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Ten
     same_type(out, tensor);
   }
   Collective c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
-  c.operation.in = input(c, tensor);
+  c.operation.in = input(c, tensor, clash(tensor, outputs, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
   for (size_t p = 0; p < outputs.size(); ++p) c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
   if (outputs[size_t(rank_)].numel() != tensor.numel()) {
@@ -322,7 +260,7 @@ Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) con
   same_type(out, in);
   if (!times_size(out, in)) invalid("output tensor size must be equal to world_size times input tensor size");
   Collective c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
-  c.operation.in = input(c, in);
+  c.operation.in = input(c, in, clash_within(in, out, rank_));
   c.operation.recv = Pieces(size_t(size_));
   std::byte* base = output(c, out);
   for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
@@ -343,7 +281,7 @@ Collective Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tens
   reduces_with(c, op, out);
   c.operation.send = Pieces(inputs.size());
   for (size_t p = 0; p < inputs.size(); ++p)
-    c.operation.send[p] = {const_cast<std::byte*>(input(c, inputs[p])), bytes_of(inputs[p])};
+    c.operation.send[p] = give(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
   if (inputs[size_t(rank_)].numel() != out.numel()) {
     invalid("the output has " + std::to_string(out.numel()) + " elements, the input for this rank " +
             std::to_string(inputs[size_t(rank_)].numel()));
@@ -361,28 +299,28 @@ Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in,
   Collective c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
   reduces_with(c, op, in);
   c.operation.send = Pieces(size_t(size_));
-  auto* base = const_cast<std::byte*>(input(c, in));
+  auto* base = give(c, in, clash_within(out, in, rank_)).data;
   for (int p = 0; p < size_; ++p) c.operation.send[size_t(p)] = {base + size_t(p) * bytes_of(out), bytes_of(out)};
   c.operation.out = output(c, out);
   return c;
 }
 
 /// What every rank gives; where it goes is the root's to say.
-Collective Arguments::begin_gather(const at::Tensor& in, int64_t root) const {
+Collective Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apart) const {
   check_root(root);
   check_tensor(in);
   Collective c = begin(kernel::Collective::kGather, in);
   c.operation.root = int(root);
   c.operation.send = Pieces(size_t(size_));
   c.operation.recv = Pieces(size_t(size_));
-  c.operation.send[size_t(root)] = {const_cast<std::byte*>(input(c, in)), bytes_of(in)};
+  c.operation.send[size_t(root)] = give(c, in, apart);
   return c;
 }
 
 Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
                              int64_t root) const {
   const auto fail = [this](const std::string& what) { invalid(what); };
-  Collective c = begin_gather(tensor, root);
+  Collective c = begin_gather(tensor, root, outputs.size() == 1 && clash(tensor, outputs[0], size_t(rank_)));
   if (root != rank_) {
     if (!outputs.empty()) invalid("requires empty output on non-root");
     return c;
@@ -400,7 +338,7 @@ Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, cons
 }
 
 Collective Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
-  Collective c = begin_gather(in, root);
+  Collective c = begin_gather(in, root, root == rank_ && clash_within(in, out, rank_));
   if (root != rank_) return c;
   check_tensor(out);
   same_type(out, in);
@@ -427,7 +365,7 @@ Collective Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at:
   for (size_t p = 0; p < inputs[0].size(); ++p) {
     check_tensor(inputs[0][p]);
     c10d::assertTypeMatch(fail, out.options(), inputs[0], p);
-    c.operation.send[p] = {const_cast<std::byte*>(input(c, inputs[0][p])), bytes_of(inputs[0][p])};
+    c.operation.send[p] = give(c, inputs[0][p], clash(inputs[0][p], out, int(p) == rank_));
   }
   if (inputs[0][size_t(rank_)].numel() != out.numel())
     c10d::assertSizesMatch(fail, out.sizes(), inputs[0], size_t(rank_));
@@ -450,7 +388,7 @@ Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::ve
     check_tensor(outputs[p]);
     same_type(inputs[0], inputs[p]);
     same_type(outputs[p], inputs[0]);
-    c.operation.send[p] = {const_cast<std::byte*>(input(c, inputs[p])), bytes_of(inputs[p])};
+    c.operation.send[p] = give(c, inputs[p], clash(inputs[p], outputs, p));
     c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
   }
   if (inputs[size_t(rank_)].numel() != outputs[size_t(rank_)].numel()) {
@@ -478,7 +416,8 @@ Collective Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in, con
     }
     return pieces;
   };
-  c.operation.send = cut(in, input_splits, const_cast<std::byte*>(input(c, in)));
+  const bool apart = clash(in, out, /*counterparts=*/input_splits == output_splits);
+  c.operation.send = cut(in, input_splits, give(c, in, apart).data);
   c.operation.recv = cut(out, output_splits, output(c, out));
   if (c.operation.send[size_t(rank_)].bytes != c.operation.recv[size_t(rank_)].bytes) {
     invalid("the input and the output split for this rank itself differ in size");

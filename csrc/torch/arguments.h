@@ -55,7 +55,7 @@ class Arguments {
  private:
   /// count: as the fingerprint has it.
   Collective begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
-  Collective begin_gather(const at::Tensor& in, int64_t root) const;
+  Collective begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const Collective& c, const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
@@ -66,7 +66,9 @@ class Arguments {
   /// One list with a tensor for each rank. `side` is "input" or "output".
   void one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const;
   void check_writable(const at::Tensor& tensor) const;
-  const std::byte* input(Collective& c, const at::Tensor& tensor) const;
+  /// apart: an output uses its memory too, so it is read at once.
+  const std::byte* input(Collective& c, const at::Tensor& tensor, bool apart = false) const;
+  kernel::Piece give(Collective& c, const at::Tensor& tensor, bool apart) const;
   std::byte* output(Collective& c, at::Tensor& tensor) const;
   std::byte* in_place(Collective& c, at::Tensor& tensor, bool apart = false) const;
 
@@ -77,8 +79,5 @@ class Arguments {
 };
 
 DType dtype_of(const at::Tensor& tensor);
-
-/// Of each tensor, whether it may use memory that one before it in the list uses.
-std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors);
 
 }  // namespace nvx

@@ -1,10 +1,6 @@
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/distributed/c10d/Utils.hpp>
-
-#include <algorithm>
-#include <numeric>
 
 #include "kernel/level.h"
 #include "torch/arguments.h"
@@ -128,30 +124,6 @@ Collective Arguments::all_gather(std::vector<std::vector<at::Tensor>>& outputs, 
     for (size_t i = 0; i < list.size(); ++i) c.take_back.emplace_back(list[i], flat[int64_t(i)]);
   }
   return c;
-}
-
-std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors) {
-  std::vector<bool> again(tensors.size());
-  if (tensors.size() < 2) return again;
-  std::vector<size_t> by_address(tensors.size());
-  std::iota(by_address.begin(), by_address.end(), size_t(0));
-  const auto begin = [&](size_t i) { return static_cast<const std::byte*>(tensors[i].data_ptr()); };
-  std::sort(by_address.begin(), by_address.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
-  const auto end = [&](size_t i) {
-    const at::Tensor& t = tensors[i];
-    return begin(i) + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
-  };
-  // Of tensors that hang together, each overlapping one of the others, all but the first in the list.
-  size_t first = by_address[0];
-  const std::byte* reach = end(first);
-  for (size_t k = 1; k < by_address.size(); ++k) {
-    const size_t here = by_address[k];
-    const bool hangs_together = begin(here) < reach;
-    if (hangs_together) again[std::max(here, first)] = true;
-    first = hangs_together ? std::min(here, first) : here;
-    reach = std::max(reach, end(here));
-  }
-  return again;
 }
 
 }  // namespace nvx

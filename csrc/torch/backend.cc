@@ -8,6 +8,7 @@
 
 #include "base/contain.h"
 #include "torch/interrupt.h"
+#include "torch/overlaps.h"
 #include "torch/store.h"
 
 namespace nvx {

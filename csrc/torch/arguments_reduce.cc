@@ -1,0 +1,81 @@
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include <cctype>
+
+#include "kernel/level.h"
+#include "torch/argument_error.h"
+#include "torch/arguments.h"
+
+namespace nvx {
+namespace {
+
+ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND: return ReduceOp::kBand;
+    case c10d::ReduceOp::BOR: return ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
+    default: args.invalid("Unhandled ReduceOp");
+  }
+}
+
+/// The name of the operator as torch spells it.
+std::string op_name_of(ReduceOp op) {
+  std::string text = name(op);
+  for (char& c : text) c = char(std::toupper(c));
+  return text;
+}
+
+double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (!supplement)
+    args.invalid("ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
+  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
+}
+
+}  // namespace
+
+DType dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBool: return DType::kBool;
+    case at::kByte: return DType::kU8;
+    case at::kChar: return DType::kI8;
+    case at::kUInt16: return DType::kU16;
+    case at::kShort: return DType::kI16;
+    case at::kUInt32: return DType::kU32;
+    case at::kInt: return DType::kI32;
+    case at::kUInt64: return DType::kU64;
+    case at::kLong: return DType::kI64;
+    case at::kHalf: return DType::kF16;
+    case at::kBFloat16: return DType::kBF16;
+    case at::kFloat: return DType::kF32;
+    case at::kDouble: return DType::kF64;
+    case at::kComplexFloat: return DType::kC64;
+    case at::kComplexDouble: return DType::kC128;
+    case at::kFloat8_e4m3fn: return DType::kF8E4M3FN;
+    case at::kFloat8_e5m2: return DType::kF8E5M2;
+    case at::kFloat8_e4m3fnuz: return DType::kF8E4M3FNUZ;
+    case at::kFloat8_e5m2fnuz: return DType::kF8E5M2FNUZ;
+    case at::kFloat8_e8m0fnu: return DType::kF8E8M0FNU;
+    default: return DType::kBytes;
+  }
+}
+
+void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
+  c.operation.op = op_of(*this, op);
+  if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(*this, op);
+  if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
+  const std::string refused = "Cannot use ReduceOp." + op_name_of(c.operation.op) + " with ";
+  if (tensor.scalar_type() == at::kBool) invalid_type(refused + "Boolean inputs");
+  const bool bitwise =
+      c.operation.op == ReduceOp::kBand || c.operation.op == ReduceOp::kBor || c.operation.op == ReduceOp::kBxor;
+  if (bitwise) invalid(refused + "non-integral dtype");
+  invalid_type(refused + c10::toString(tensor.scalar_type()) + " inputs");
+}
+
+}  // namespace nvx

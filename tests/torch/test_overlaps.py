@@ -1,0 +1,93 @@
+"""Outputs that use memory of inputs, and not as what is in place does, which tests/torch/test_tensors.py has."""
+
+import torch
+import torch.distributed as dist
+from ranks import on_ranks, only_nvx
+from reference import assert_same, small_numbers
+
+
+def numbers(rank, count):
+    return small_numbers(torch.float32, count, rank)
+
+
+def slots_of(whole, count, shift):
+    """The ranks' places in `whole`, moved on by `shift` elements."""
+    return [whole[p * count + shift : (p + 1) * count + shift] for p in range(whole.numel() // count - 1)]
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_gathers_into_memory_of_the_input(rank, world):
+    """Another rank's slot of the output, or none's: what is received must not overwrite what is yet to be sent."""
+    for count in (3, 1000, 70_001):
+        want = [numbers(r, count) for r in range(world)]
+        for place, shift in ((rank, 1), ((rank + 1) % world, 0), ((rank + 1) % world, count // 2)):
+            whole = torch.zeros((world + 1) * count)
+            outputs, given = slots_of(whole, count, 0), slots_of(whole, count, shift)[place]
+            what = f"count {count}, the input in slot {place} and {shift} on"
+            given.copy_(want[rank])
+            dist.all_gather_into_tensor(whole[: world * count], given)
+            assert_same(torch.cat(outputs), torch.cat(want), f"all_gather_into_tensor, {what}")
+            given.copy_(want[rank])
+            dist.all_gather(outputs, given)
+            assert_same(torch.cat(outputs), torch.cat(want), f"all_gather, {what}")
+            given.copy_(want[rank])
+            dist.gather(given, outputs if rank == 0 else None, dst=0)
+            if rank == 0:
+                assert_same(torch.cat(outputs), torch.cat(want), f"gather, {what}")
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_scatters_into_memory_of_the_input(rank, world):
+    for count in (3, 1000, 70_001):
+        given = [numbers(r, world * count) for r in range(world)]
+        want = sum(given)[rank * count : (rank + 1) * count]
+
+        def fresh(of, place, shift, count=count, given=given):
+            whole = torch.cat([given[of], torch.zeros(count)])
+            return whole[: world * count], slots_of(whole, count, 0), slots_of(whole, count, shift)[place]
+
+        for place, shift in ((rank, 1), ((rank + 1) % world, 0), ((rank + 1) % world, count // 2)):
+            what = f"count {count}, the output in slot {place} and {shift} on"
+            inputs, _, output = fresh(rank, place, shift)
+            dist.reduce_scatter_tensor(output, inputs)
+            assert_same(output, want, f"reduce_scatter_tensor, {what}")
+            _, slots, output = fresh(rank, place, shift)
+            dist.reduce_scatter(output, slots)
+            assert_same(output, want, f"reduce_scatter, {what}")
+            _, slots, output = fresh(0, place, shift)
+            dist.scatter(output, slots if rank == 0 else None, src=0)
+            assert_same(output, given[0][rank * count : (rank + 1) * count], f"scatter, {what}")
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_all_to_all_into_memory_of_the_input(rank, world):
+    """In another order, with other splits, and moved on."""
+    for count in (3, 1000, 70_001):
+        sent = [numbers(r, world * count) for r in range(world)]
+        want = [s[rank * count : (rank + 1) * count] for s in sent]
+        pieces = list(sent[rank].clone().chunk(world))
+        outputs = pieces[::-1]
+        dist.all_to_all(outputs, pieces)
+        assert_same(torch.cat(outputs), torch.cat(want), f"all_to_all in reverse, count {count}")
+        whole = torch.cat([sent[rank], torch.zeros(1)])
+        dist.all_to_all_single(whole[1:], whole[:-1])
+        assert_same(whole[1:], torch.cat(want), f"all_to_all_single, one on, count {count}")
+        whole = sent[rank].clone()
+        give, take = [count] * world, [count] * world
+        if rank < 2:  # rank 0 keeps less, and so gives rank 1 more than it gets from it
+            give[rank], give[1 - rank] = (count - 1, count + 1) if rank == 0 else (count + 1, count - 1)
+            take[rank], take[1 - rank] = (count - 1, count - 1) if rank == 0 else (count + 1, count + 1)
+            whole, room = torch.zeros(world * count + 2), sum(take)
+            inputs, output = whole[: world * count], whole[:room]
+            inputs.copy_(sent[rank])
+        else:
+            inputs = output = whole
+        dist.all_to_all_single(output, inputs, take, give)
+        starts = [count - 1 if rank == 1 and r == 0 else rank * count for r in range(world)]
+        if rank == 1:
+            starts[1] = count - 1
+        parts = [sent[r][starts[r] : starts[r] + take[r]] for r in range(world)]
+        assert_same(output, torch.cat(parts), f"all_to_all_single with other splits, count {count}")
