@@ -24,6 +24,9 @@ ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
   }
 }
 
+/// Whether it is the same for both parts of a complex number.
+bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum; }
+
 /// The name of the operator as torch spells it.
 std::string op_name_of(ReduceOp op) {
   std::string text = name(op);
@@ -69,6 +72,10 @@ DType dtype_of(const at::Tensor& tensor) {
 void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
   c.operation.op = op_of(*this, op);
   if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(*this, op);
+  if (tensor.scalar_type() == at::kComplexHalf && is_linear(c.operation.op)) {
+    c.operation.dtype = DType::kF16;
+    c.operation.count *= 2;
+  }
   if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
   const std::string refused = "Cannot use ReduceOp." + op_name_of(c.operation.op) + " with ";
   if (tensor.scalar_type() == at::kBool) invalid_type(refused + "Boolean inputs");

@@ -179,6 +179,24 @@ def test_what_has_no_meaning_is_refused(rank, world):
 
 @only_nvx
 @on_ranks(2, 3)
+def test_complex_halves(rank, world):
+    """Of which torch knows few operations. Where it does not show nvx the pairs, nvx takes them so itself."""
+    inputs = [torch.view_as_complex(small_numbers(torch.float16, world * 2 * 70, r).view(-1, 2)) for r in range(world)]
+    for op in ("sum", "avg", "premul_sum"):
+        want = torch.view_as_complex(reduced([torch.view_as_real(t) for t in inputs], op))
+        tensor = inputs[rank].clone()
+        dist.reduce(tensor, 0, reduce_op(op))
+        if rank == 0:
+            assert_same(torch.view_as_real(tensor), torch.view_as_real(want), f"reduce {op}")
+        output = torch.zeros(70, dtype=torch.complex32)
+        dist.reduce_scatter(output, list(inputs[rank].chunk(world)), reduce_op(op))
+        assert_same(torch.view_as_real(output), torch.view_as_real(want.chunk(world)[rank]), f"reduce_scatter {op}")
+    with pytest.raises(TypeError, match="PRODUCT with ComplexHalf"):
+        dist.reduce(inputs[rank].clone(), 0, reduce_op("product"))
+
+
+@only_nvx
+@on_ranks(2, 3)
 def test_reduce_scatter_of_uneven_lists(rank, world):
     """reduce_scatter_v: rank r receives the sum of part r, and the parts differ in size; some are empty."""
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8):
