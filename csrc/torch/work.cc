@@ -42,8 +42,12 @@ uint64_t next_completion_key() {
   C10_THROW_ERROR(DistBackendError, status.what());
 }
 
-[[noreturn]] void raise_late(std::chrono::milliseconds timeout) {
-  C10_THROW_ERROR(DistBackendError, "nvx: Work.wait() timed out after " + std::to_string(timeout.count()) + " ms");
+/// title: "nvx:all_reduce", as in Facts.
+[[noreturn]] void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout) {
+  const std::string what = title ? title + std::string("nvx:").size() : "an operation";
+  const std::string me = what + " of group " + group.name() + " on rank " + std::to_string(group.rank());
+  C10_THROW_ERROR(DistBackendError, "nvx: wait() timed out after " + std::to_string(timeout.count()) + " ms; " + me +
+                                        " goes on. Next: wait again, or abort the group");
 }
 
 }  // namespace
@@ -321,7 +325,7 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
     };
     if (!group_->lane().wait(*this, bounded ? Lane::MayRun::kNo : Lane::MayRun::kYes, late)) {
       raise_interrupt();
-      raise_late(timeout);
+      raise_late(facts_.title, *group_, timeout);
     }
   }
   check();
@@ -438,7 +442,7 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
     }
     if (!message_->done()) {
       raise_interrupt();
-      raise_late(timeout);
+      raise_late(facts_.title, *group_, timeout);
     }
   }
   if (!origin_.elsewhere()) {

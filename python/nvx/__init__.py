@@ -64,6 +64,14 @@ def _load():
     return _C
 
 
+def _check_timeout(timeout):
+    """Zero is no timeout, and so is what torch makes of timedelta.max, which is far below zero."""
+    import datetime
+
+    if datetime.timedelta(days=-1_000_000) < timeout < datetime.timedelta(0):
+        raise _load().ArgumentError(f"nvx: a timeout of {timeout.total_seconds():g} s is negative")
+
+
 def _options(given, group):
     """The user's options, completed with what torch knows of the group; another backend's give their timeout."""
     options_class = _load().ProcessGroupNVX.Options
@@ -77,6 +85,7 @@ def _options(given, group):
             stacklevel=4,
         )
         options = options_class(timeout=getattr(given, "_timeout", group.timeout))
+    _check_timeout(options._timeout)
     options.group_name = group.group_id
     options.global_ranks_in_group = list(group.global_ranks_in_group)
     return options
@@ -128,6 +137,7 @@ def set_timeout(timeout, group=None):
 
     if not isinstance(timeout, datetime.timedelta):
         raise TypeError(f"nvx.set_timeout: timeout must be a datetime.timedelta, not {type(timeout).__name__}")
+    _check_timeout(timeout)
     _load().set_timeout(_backend(group if group is not None else dist.group.WORLD), timeout)
 
 

@@ -1,5 +1,6 @@
 """Neither data nor failure: barriers, timeouts, sequence numbers, state, abort and shutdown, objects."""
 
+import re
 import threading
 import time
 import warnings
@@ -120,7 +121,8 @@ def test_timeout_of_a_wait(rank, world):
     if rank == 0:
         works = [dist.all_reduce(t, group=g, async_op=True) for t, g in zip(tensors, groups, strict=True)]
         for work in works:
-            late(0.2, lambda: work.wait(timedelta(seconds=0.2)))  # noqa: B023
+            said = late(0.2, lambda: work.wait(timedelta(seconds=0.2)))  # noqa: B023
+            assert re.search(r"after 200 ms; all_reduce of group \d+ on rank 0 goes on\. Next: ", said), said
         store.set("gave up", "1")
     else:
         store.wait(["gave up"], timedelta(seconds=20))
@@ -368,6 +370,25 @@ def test_timeouts_as_long_as_can_be(rank, world, span):
         own_backend(group).set_timeout(span)
         if span != timedelta.max:  # which torch makes negative
             group.monitored_barrier(span)
+
+
+@only_nvx
+@on_ranks(2)
+def test_negative_timeouts_are_refused(rank, world):
+    """Zero is no timeout, as with gloo; less than that is a mistake, and nothing is made."""
+    import nvx
+
+    for make in (
+        lambda: dist.new_group(timeout=timedelta(seconds=-5)),
+        lambda: dist.new_group(pg_options=nvx.Options(timeout=timedelta(milliseconds=-1))),
+        lambda: nvx.set_timeout(timedelta(seconds=-5)),
+    ):
+        with pytest.raises(ValueError, match="a timeout of -[0-9.]+ s is negative"):
+            make()
+    nvx.set_timeout(timedelta(0))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == world
 
 
 @only_nvx
