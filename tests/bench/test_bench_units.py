@@ -253,6 +253,9 @@ def test_figures_keep_to_their_width(value, text):
         ("train -n 2 --hosts 3", "--hosts 3 with -n 2"),
         ("all_reduce --vs gloo,glo", "--vs: nothing is called 'glo': there are nvx, null, deepspeed, mpi, socket, "),
         ("init --vs foo", "nothing is called 'foo'"),
+        ("all_reduce -g 1", "nccl-tests' -g is not here: a rank is a process here: -n is how many to start"),
+        ("all_reduce -b 8 -z 0 -e 64", "nccl-tests' -z is not here: every call is waited for"),
+        ("all_reduce --average 1", "nccl-tests' --average is not here: a call's time is that of its slowest rank"),
         ("all_reduce -b lots", "'lots' is not a size: write 8, 64K, 1M or 2G"),
     ],
 )

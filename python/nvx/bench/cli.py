@@ -24,12 +24,32 @@ _EPILOG = """other benchmarks (each has its own -h):
   targets    all of it, against nvx's speed goals
   plot       PNG and SVG from a results file
 
-nccl-tests' letters, except -n (its iterations are --iters) and -t, -g, -G, which speak of GPUs.
+nccl-tests' letters, except -n (its iterations are --iters) and those that speak of GPUs: -t, -g, -G and others.
 examples:
   nvx bench all_reduce -n 2 -b 8 -e 64M -f 2 --vs gloo
   nvx bench --all -n 4 --vs gloo,null -J results.json
   torchrun --nproc-per-node 2 -m nvx.bench all_gather -b 1M -e 64M -f 4
 """
+
+_OF_A_RANK = "a rank is a process here: -n is how many to start"
+# nccl-tests' letters that have no meaning here, and why.
+_NOT_HERE = {
+    "-t --nthreads": _OF_A_RANK,
+    "-g --ngpus": _OF_A_RANK,
+    "-p --parallel_init": "`nvx bench init` times the start",
+    "-z --blocking": "every call is waited for; -m has several in flight",
+    "-a --average": "a call's time is that of its slowest rank",
+    "-C --report_cputime": "`nvx bench memory` tells the CPU time of idle groups",
+    "-G --cudagraph": "only tensors of the CPU are timed",
+    "-R --local_register": "no tensor needs to be registered",
+    "-D --device_implementation": "only tensors of the CPU are timed",
+    "-V --device_cta_count": "only tensors of the CPU are timed",
+}
+
+
+class _NotHere(argparse.Action):
+    def __call__(self, parser, namespace, values, option_string=None):
+        parser.error(f"nccl-tests' {option_string} is not here: {self.const}")
 
 
 def _argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -150,6 +170,8 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="columns of single iterations")
     add("-u", "--unalign", type=_above(0), default=0, help="index of the first element in its buffer")
     add("--primary", action="store_true", help="only the first of out-of-place and in-place that torch has")
+    for letters, why_not in _NOT_HERE.items():
+        add(*letters.split(), action=_NotHere, nargs="?", const=why_not, help=argparse.SUPPRESS)
     return parser
 
 
