@@ -322,11 +322,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
     for (const at::Tensor& tensor : tensors) n += tensor.numel();
     return n;
   };
+  const auto [first, stride] = global_ranks();
   const at::Tensor* any = !inputs.empty() ? &inputs[0] : !outputs.empty() ? &outputs[0] : nullptr;
   RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(group_->sequence() + 1), false),
                           std::make_tuple(group_->name(), pg_desc_), inputs, outputs, rank_, kind.title + 4,
-                          count(inputs), count(outputs), any ? any->scalar_type() : at::kByte, std::vector<int64_t>(),
-                          std::vector<int64_t>(), 0, 1, size_);
+                          count(inputs), count(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(),
+                          kind.take.vec(), first, stride, size_);
   if (mode == Mode::kAsync || in_chunks(collectives))  // whose work says so itself
     return issue(kind, std::move(collectives), outputs, inputs, mode);
   {
@@ -492,7 +493,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::alltoall_base(at::Tensor& output
                                                               const c10d::AllToAllOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::alltoall_base");
   Tensors outputs{output}, inputs{input};
-  return launch({c10d::OpType::ALLTOALL_BASE, "nvx:all_to_all"},
+  return launch({c10d::OpType::ALLTOALL_BASE, "nvx:all_to_all", 0, input_splits, output_splits},
                 one(args.all_to_all_base(output, input, output_splits, input_splits)), outputs, inputs, opts.timeout,
                 mode(opts.asyncOp));
 }

@@ -113,8 +113,10 @@ class ProcessGroupNVX final : public c10d::Backend {
  private:
   struct Kind {
     c10d::OpType type;
-    const char* title;  ///< "nvx:all_reduce"
-    size_t lists = 0;   ///< in how many lists of one length a future has the outputs; 0: in one, as they are
+    const char* title;          ///< "nvx:all_reduce"
+    size_t lists = 0;           ///< in how many lists of one length a future has the outputs; 0: in one, as they are
+    at::IntArrayRef give = {};  ///< the splits that the caller named, for the profiler
+    at::IntArrayRef take = {};
   };
   enum class Mode { kAsync, kSync };
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
@@ -147,6 +149,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork all_reduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts);
   IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+  IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+  /// The first rank's in the default group, and how far they are apart; -1: not all as far.
+  std::pair<int64_t, int64_t> global_ranks();
   NvxWork::Facts facts(const Kind& kind);
   c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,

@@ -1,5 +1,6 @@
 // The parts of the backend that are not collectives: messages, windows, sparse tensors, splitting, hooks, the end.
 
+#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "memory/beside_captures.h"
@@ -15,8 +16,31 @@ constexpr std::chrono::milliseconds kGrace{300};
 
 }  // namespace
 
+std::pair<int64_t, int64_t> ProcessGroupNVX::global_ranks() {
+  MutexLock lock(mutex_);
+  const auto& ranks = options_.global_ranks_in_group;
+  if (ranks.empty()) return {0, 1};
+  const auto first = int64_t(ranks[0]), stride = ranks.size() > 1 ? int64_t(ranks[1]) - first : 1;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (int64_t(ranks[r]) != first + int64_t(r) * stride) return {first, -1};
+  return {first, stride};
+}
+
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag,
                                                          bool receives) {
+  if (!at::hasCallbacks()) [[likely]]
+    return begin_transfer(kind, tensor, peer, tag, receives);
+  const Tensors none, it{tensor};
+  const auto [first, stride] = global_ranks();
+  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(group_->sequence()), true),
+                          std::make_tuple(group_->name(), pg_desc_), receives ? none : it, receives ? it : none, rank_,
+                          kind.title + 4, receives ? 0 : tensor.numel(), receives ? tensor.numel() : 0,
+                          tensor.scalar_type(), std::vector<int64_t>(), std::vector<int64_t>(), first, stride, size_);
+  return begin_transfer(kind, tensor, peer, tag, receives);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag,
+                                                               bool receives) {
   if (checked_group().failed()) raise(group_->check_alive());
   if (!tensor.is_cpu()) refuse_capture(tensor.device());
   if (kernels_->is_behind()) kernels_->catch_up();

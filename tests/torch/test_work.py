@@ -1,5 +1,8 @@
 """What an asynchronous call hands back: waiting, futures, order, threads; and what profilers see."""
 
+import json
+import pathlib
+import tempfile
 import threading
 import time
 
@@ -271,6 +274,42 @@ def test_profiler_titles_of_every_collective(rank, world):
         titles = [e.name for e in profiler.events() if e.name.startswith("nvx:")]
         assert titles, f"{name} leaves no event"
         assert "record_param_comms" in [e.name for e in profiler.events()], name
+
+
+def told_to_the_profiler(path, call):
+    """What the events record_param_comms of a call hold."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        call()
+    profiler.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return [e["args"] for e in events if e.get("name") == "record_param_comms"]
+
+
+@only_nvx
+@on_ranks(4)
+def test_profiler_knows_messages_splits_and_ranks(rank, world):
+    group = dist.new_group([0, 2])
+    uneven = dist.new_group([0, 1, 3])
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "trace.json"
+        tensor = torch.ones(5)
+        if rank == 1:
+            (told,) = told_to_the_profiler(path, lambda: dist.send(tensor, 0))
+            assert (told["Collective name"], told["In msg nelems"], told["Out msg nelems"]) == ("send", 5, 0)
+        elif rank == 0:
+            (told,) = told_to_the_profiler(path, lambda: dist.recv(tensor, 1))
+            assert (told["Collective name"], told["In msg nelems"], told["Out msg nelems"]) == ("recv", 0, 5)
+        if rank in (0, 2):
+            splits = ([1, 2], [1, 3]) if rank == 0 else ([3, 1], [2, 1])  # to give, to take
+            given, taken = torch.ones(sum(splits[0])), torch.ones(sum(splits[1]))
+            (told,) = told_to_the_profiler(
+                path, lambda: dist.all_to_all_single(taken, given, splits[1], splits[0], group=group)
+            )
+            assert (told["In split size"], told["Out split size"]) == (str(splits[0]), str(splits[1]))
+            assert (told["Global rank start"], told["Global rank stride"]) == (0, 2)
+        if rank != 2:
+            (told,) = told_to_the_profiler(path, lambda: dist.all_reduce(tensor, group=uneven))
+            assert told["Global rank start"] == 0 and "Global rank stride" not in told, "they are not evenly apart"
 
 
 @only_nvx
