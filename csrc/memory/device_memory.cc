@@ -178,6 +178,20 @@ size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind) {
   return std::max(bytes, kPlain);
 }
 
+/// Exports it and imports that, as a peer will: a driver may well make handles that this process may not open, as those
+/// of a fabric where the user has no IMEX channel. Throws Error where that is refused.
+static void share_with_itself(const std::shared_ptr<DeviceDriver>& driver, const DeviceRegion& region) {
+  switch (region.kind()) {
+    case ShareKind::kFd:
+      (void)DeviceRegion::import_fd(driver, region.device(), region.export_fd().get(), region.bytes());
+      break;
+    case ShareKind::kFabric:
+      (void)DeviceRegion::import_handle(driver, region.device(), region.kind(), region.export_handle(), region.bytes());
+      break;
+    default: (void)region.export_handle();  // by legacy IPC nobody can open what is his own
+  }
+}
+
 ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times,
                              const ShareProbe& before) {
   ShareProbe probe;
@@ -211,12 +225,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
     attempt(kind, times.kind, [driver, device, kind, facts] {
       NVX_CHECK(facts.can[int(kind)], "GPU " + std::to_string(device) + " says that it has none");
-      const auto region = DeviceRegion::make(driver, device, kind, share_granularity(*driver, device, kind));
-      if (kind == ShareKind::kFd) {
-        (void)region->export_fd();
-      } else {
-        (void)region->export_handle();
-      }
+      share_with_itself(driver, *DeviceRegion::make(driver, device, kind, share_granularity(*driver, device, kind)));
       return facts;
     });
   }

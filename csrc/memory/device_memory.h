@@ -87,7 +87,8 @@ class DeviceRegion {
 /// What sizes of this kind must be multiples of. Throws Error.
 size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind);
 
-/// What this process can export, found by doing it with a small allocation. kPointer: the device works at all.
+/// What this process can export, and import again, found by doing it with a small allocation. kPointer: the device
+/// works at all.
 struct ShareProbe {
   uint32_t kinds = 0;                     ///< a bit a kind
   uint32_t hung = 0;                      ///< those that the driver did not return from

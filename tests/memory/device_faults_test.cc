@@ -65,19 +65,19 @@ const Fault kFaults[] = {
     // The device does not work at all.
     {kAll, "describe", kError, kError, "no pinned host memory: rank 1: "},
     {kAll, "open_queue", kError, kError, "no pinned host memory: rank 1: "},
-    // A kind cannot be made or exported: the next one.
+    // A kind cannot be made, exported or imported: the next one.
     {kAll, "granularity", kIpc, kIpc, "no fabric handle: rank 1: "},
     {kAll, "create", kIpc, kIpc, "no fabric handle: rank 1: "},
     {kAll, "reserve", kIpc, kIpc, "no fabric handle: rank 1: "},
     {kAll, "map", kIpc, kIpc, "no file descriptor: rank 1: "},
     {kAll, "allow", kIpc, kIpc, "no file descriptor: rank 1: "},
     {kAll, "export_fabric", kFd, kFd, "no fabric handle: rank 1: "},
+    {kAll, "import_fabric", kFd, kFd, "no fabric handle: rank 1: "},
     {kNoFabric, "export_fd", kIpc, kIpc, "no file descriptor: rank 1: "},
+    {kNoFabric, "import_fd", kIpc, kIpc, "no file descriptor: rank 1: "},
     {kIpcOnly, "allocate", kError, kError, "rank 1"},
     {kIpcOnly, "export_ipc", kHost, kHost, "no legacy IPC: rank 1: "},
     // A pair does not come about: pinned host memory for it.
-    {kAll, "import_fabric", kHost, kHost, "rank 1 with the memory of rank 0: "},
-    {kNoFabric, "import_fd", kHost, kHost, "rank 1 with the memory of rank 0: "},
     {kIpcOnly, "open_ipc", kHost, kHost, "rank 1 with the memory of rank 0: "},
     {kIpcOnly, "range", kHost, kHost, "rank 1 with the memory of rank 0: "},
     // The rank's own memory is of no use: an error on all ranks.

@@ -185,9 +185,12 @@ EXPECT_SHAPE(cuStreamDestroy_v2, cuStreamDestroy);
 EXPECT_SHAPE(cuStreamQuery, cuStreamQuery);
 EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
 EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
+EXPECT_SHAPE(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
+static_assert(sizeof(cuda::Api) == 40 * sizeof(void*), "whoever adds a function holds it against cuda.h above");
 
 static_assert(cuda::kSuccess == CUDA_SUCCESS);
 static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(cuda::kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(cuda::kPeerAccessAlreadyEnabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 static_assert(cuda::kAttributeCanMapHost == CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);
 static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
