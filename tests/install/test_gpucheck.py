@@ -239,6 +239,32 @@ def test_what_cannot_be_built_leaves_the_rest(tmp_path, monkeypatch):
     assert wanted["program"].exists() and not wanted["kernels"].exists()
 
 
+def compiled(command, file, root):
+    """What decides an object: its file and, of the flags, those that by_hand has to repeat."""
+    repeated = re.compile(r"-std=(?:c|gnu)\+\+20|-ffp-contract=.*|-march=.*|-fvisibility.*|-fPIC")
+    names = [word.split("=")[0] for word in command if re.match(r"-D(?!NDEBUG|_FORTIFY_SOURCE|_C_EXPORTS)", word)]
+    place = pathlib.Path(file).relative_to(root).as_posix()
+    return place, tuple(sorted(word for word in command if repeated.fullmatch(word))), frozenset(names)
+
+
+def test_by_hand_it_compiles_what_cmake_does(tmp_path, root):
+    """The module without kernels: for the rest CMake wants an nvcc."""
+    if shutil.which("cmake") is None:
+        pytest.skip("there is no CMake here")
+    options = ["NVX_PYTHON=ON", "NVX_UCX=OFF", "NVX_UNITY=OFF", "CMAKE_BUILD_TYPE=Release"]
+    options += [f"Python_EXECUTABLE={sys.executable}", f"NVX_OUTPUT_DIR={tmp_path / 'module'}"]
+    configure = ["cmake", "-S", str(root), "-B", str(tmp_path / "cmake"), *(f"-D{option}" for option in options)]
+    subprocess.run(configure, capture_output=True, text=True, timeout=300, check=True)
+    entries = json.loads((tmp_path / "cmake" / "compile_commands.json").read_text())
+    by_cmake = {compiled(entry["command"].split(), entry["file"], root) for entry in entries}
+    job = by_hand.Job(root, tmp_path, None, None, [], {"staged": tmp_path / "module" / "_C.so"})
+    objects = [one.command for one in by_hand.list_objects(job) if "staged" in one.within]
+    found = {compiled(command, command[command.index("-c") + 1], root) for command in objects}
+    assert {what[:2] for what in found} == {what[:2] for what in by_cmake}
+    named = {what[:2]: what[2] for what in found}
+    assert {file: missing for file, flags, names in by_cmake if (missing := names - named[file, flags])} == {}
+
+
 def test_parts_whose_module_was_not_built_fail_with_the_reason(check, monkeypatch):
     built = build.Built({"program": str(STAND_IN)}, {"kernels": "work.cc: error: no"})
     monkeypatch.setattr(gpucheck.Check, "build", lambda self, computes: built)
