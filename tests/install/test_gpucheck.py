@@ -157,6 +157,29 @@ def test_without_a_gpu_it_says_so_and_still_writes(monkeypatch, tmp_path, capsys
     assert list(document["parts"]) == list(parts.NAMES)
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "told"),
+    [
+        (802, "system not yet initialized", "802 (system not yet initialized): where switches join the GPUs, nvidia-f"),
+        (999, None, "999"),
+    ],
+)
+def test_a_driver_that_refuses_is_quoted(monkeypatch, tmp_path, code, text, told):
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    source, library = tmp_path / "cuda.c", tmp_path / "libcuda.so.1"
+    answer = f'*text = "{text}"; return 0;' if text else "return 1;"
+    source.write_text(
+        f"int cuInit(unsigned flags) {{ return {code}; }}\n"
+        f"int cuGetErrorString(int error, const char** text) {{ {answer} }}\n"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], timeout=60, check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    gpus, why = probe.gpus()
+    assert gpus == [] and why.startswith(f"the driver refuses with code {told}")
+
+
 def test_without_sources_it_says_what_to_do(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(probe, "gpus", lambda: (ONE_GPU, ""))
     monkeypatch.setattr(build, "is_source", lambda folder: False)

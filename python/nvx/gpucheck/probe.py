@@ -17,7 +17,11 @@ try:
     if code == 0:
         code = cuda.cuDeviceGetCount(ctypes.byref(count))
     if code != 0:
-        found["why"] = f"the driver refuses with code {code}"
+        text = ctypes.c_char_p()
+        told = cuda.cuGetErrorString(code, ctypes.byref(text)) == 0 and text.value
+        found["why"] = f"the driver refuses with code {code}" + (f" ({text.value.decode()})" if told else "")
+        if code == 802:
+            found["why"] += ": where switches join the GPUs, nvidia-fabricmanager has to run"
     elif count.value == 0:
         found["why"] = "the driver counts none"
     for i in range(count.value):
