@@ -23,22 +23,24 @@ using Single = Parcel<1, 16>;
 using Several = Parcel<kLaunchJobs, kLaunchPieces>;
 static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
 
-// Which algorithms a kernel knows is fixed where it is compiled: code that it cannot reach it does not carry.
+// Which algorithms a kernel knows is fixed where it is compiled: code that it cannot reach it does not carry. One block
+// at once on a processor is enough, and is said: compilers that are left to choose make room for two on some
+// architectures, with half of the registers, and then spill in the loops.
 
-__global__ void __launch_bounds__(kLanes) run_reduction(const __grid_constant__ Single parcel) {
+__global__ void __launch_bounds__(kLanes, 1) run_reduction(const __grid_constant__ Single parcel) {
   run_jobs<PushRules>(
       CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
       [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_reducing(ex, ch, job, table); });
 }
 
-__global__ void __launch_bounds__(kLanes) run_exchange(const __grid_constant__ Single parcel) {
+__global__ void __launch_bounds__(kLanes, 1) run_exchange(const __grid_constant__ Single parcel) {
   run_jobs<PushRules>(
       CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
       [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_exchanging(ex, ch, job, table); });
 }
 
 /// Several operations of any kind, or those of several ranks.
-__global__ void __launch_bounds__(kLanes) run_several(const __grid_constant__ Several parcel) {
+__global__ void __launch_bounds__(kLanes, 1) run_several(const __grid_constant__ Several parcel) {
   const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_pushed(ex, ch, job, table); };
   const uint32_t blocks = parcel.channel.shape.blocks;
   const FusedRank self{parcel.channel, parcel.jobs, parcel.count, parcel.table};

@@ -22,9 +22,12 @@ UNWANTED = (
     (r"\b(div|rcp|sqrt)\.(approx|full)\.f32\b", "approximate arithmetic: the bits would not be the host's"),
     (r"^\s*(@\S+\s+)?trap\s*;", "a kernel never traps"),
     (r"\b(ld|st)\.volatile\b", "order travels on the flag, not on volatile"),
+    (r"\bld\.global\.nc\b", "what peers write is not constant while a kernel runs"),
 )
-# What a function saves of its caller's registers counts as spilled, once a call. More than this would be a loop's.
+# Most of it is what a function saves of its caller's registers, once a call. Some is in loops: the folds share their
+# registers with who calls them, and keep packs that are loaded ahead on the stack.
 MOST_SPILLED = 256
+LOOKED_INTO = ("80", "90")  # the oldest, and what most machines have
 MOST_REGISTERS = 128  # 512 lanes a block
 
 
@@ -53,7 +56,7 @@ def resources(log):
 
 
 def cuda(context):
-    """Every architecture through CMake, as a wheel has it; then one again by hand, to look into."""
+    """Every architecture through CMake, as a wheel has it; then two again by hand, to look into."""
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if not nvcc:
         raise Skipped("there is no nvcc here")
@@ -63,22 +66,29 @@ def cuda(context):
     folder = configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPUCHECK=ON")
     compile_all(context, folder, "nvx_cuda", "nvx_gpucheck")
     start_gpucheck(context, folder / "nvx_gpucheck")
+    found = [assemble(context, folder, nvcc, arch) for arch in LOOKED_INTO]
+    rows = [entry for _, entries, _ in found for entry in entries]
+    (folder / "registers.txt").write_text("".join(f"{n} {a}: {r} registers, {s} stack\n" for n, a, r, s in rows))
+    shut_if([f"{n} {a}: {r} registers" for n, a, r, _ in rows if r > MOST_REGISTERS], "kernels with too many registers")
+    spilled = {arch: spills for arch, (_, _, spills) in zip(LOOKED_INTO, found, strict=True)}
+    shut_if([f"sm_{a}: {n} bytes" for a, n in spilled.items() if n > MOST_SPILLED], "functions that spill too much")
+    table, most = ", ".join(f"{n} {a} {r}" for n, a, r, _ in rows), max(spilled.values())
+    return f"registers: {table}; at most {most} bytes spilled a function; {sass(context, found[-1][0])}"
+
+
+def assemble(context, folder, nvcc, arch):
+    """The kernels' PTX for an architecture, judged; and what ptxas makes of it: the file, its entries, the spills."""
     source = context.root / "csrc" / "kernel" / "launch_cuda.cu"
-    ptx = folder / "launch_cuda.ptx"
+    ptx, cubin = folder / f"launch_cuda_{arch}.ptx", folder / f"launch_cuda_{arch}.cubin"
     flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{context.root / 'csrc'}"]
-    context.run([nvcc, *flags, "-arch=compute_90", "-ptx", source, "-o", ptx], "nvcc -ptx")
-    shut_if(text_breaches(ptx.read_text()), "things wrong with the kernels' PTX")
+    context.run([nvcc, *flags, f"-arch=compute_{arch}", "-ptx", source, "-o", ptx], "nvcc -ptx")
+    shut_if(text_breaches(ptx.read_text()), f"things wrong with the kernels' PTX for {arch}")
     ptxas = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
-    cubin = folder / "launch_cuda.cubin"
-    log = context.run([ptxas, "-v", "--fmad=false", "-arch=sm_90", ptx, "-o", cubin], "ptxas")
+    log = context.run([ptxas, "-v", "--fmad=false", f"-arch=sm_{arch}", ptx, "-o", cubin], "ptxas")
     entries, spilled = resources(log)
-    (folder / "registers.txt").write_text("".join(f"{n} {a}: {r} registers, {s} stack\n" for n, a, r, s in entries))
     if not entries:
         raise Failed("ptxas names no kernel", log[-2000:])
-    shut_if([f"{n}: {r} registers" for n, _, r, _ in entries if r > MOST_REGISTERS], "kernels with too many registers")
-    shut_if([f"{spilled} bytes"] if spilled > MOST_SPILLED else [], "functions that spill more than they save")
-    table = ", ".join(f"{n} {r}" for n, _, r, _ in entries)
-    return f"registers for sm_90: {table}; at most {spilled} bytes saved a call; {sass(context, cubin)}"
+    return cubin, entries, spilled
 
 
 def start_gpucheck(context, program):
@@ -113,4 +123,5 @@ EXAMPLES = (
     (GOOD + " div.approx.f32", True),
     (GOOD + "\n    @%p1 trap;", True),
     (GOOD + " ld.volatile.u64", True),
+    (GOOD + " ld.global.nc.v4.u32", True),
 )
