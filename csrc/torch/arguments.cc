@@ -243,7 +243,7 @@ Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Ten
     same_type(out, tensor);
   }
   Collective c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
-  c.operation.in = input(c, tensor, clash(tensor, outputs, size_t(rank_)));
+  c.operation.in = input(c, tensor, Outputs(outputs).clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
   for (size_t p = 0; p < outputs.size(); ++p) c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
   if (outputs[size_t(rank_)].numel() != tensor.numel()) {
@@ -320,7 +320,7 @@ Collective Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apar
 Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
                              int64_t root) const {
   const auto fail = [this](const std::string& what) { invalid(what); };
-  Collective c = begin_gather(tensor, root, outputs.size() == 1 && clash(tensor, outputs[0], size_t(rank_)));
+  Collective c = begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
   if (root != rank_) {
     if (!outputs.empty()) invalid("requires empty output on non-root");
     return c;
@@ -383,12 +383,13 @@ Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::ve
   Collective c = begin(kernel::Collective::kAllToAll, inputs[0]);
   c.operation.send = Pieces(inputs.size());
   c.operation.recv = Pieces(outputs.size());
+  const Outputs written(outputs);
   for (size_t p = 0; p < inputs.size(); ++p) {
     check_tensor(inputs[p]);
     check_tensor(outputs[p]);
     same_type(inputs[0], inputs[p]);
     same_type(outputs[p], inputs[0]);
-    c.operation.send[p] = give(c, inputs[p], clash(inputs[p], outputs, p));
+    c.operation.send[p] = give(c, inputs[p], written.clash(inputs[p], p));
     c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
   }
   if (inputs[size_t(rank_)].numel() != outputs[size_t(rank_)].numel()) {

@@ -12,31 +12,35 @@ const std::byte* begin_of(const at::Tensor& tensor) { return static_cast<const s
 
 size_t length_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tensor.element_size(); }
 
-bool in_one_piece(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided && tensor.is_contiguous();
-}
-
-bool share_memory(const at::Tensor& a, const at::Tensor& b) {
-  if (!in_one_piece(a) || !in_one_piece(b) || a.device() != b.device()) return false;
-  return begin_of(a) < begin_of(b) + length_of(b) && begin_of(b) < begin_of(a) + length_of(a);
-}
-
 }  // namespace
 
-bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts) {
-  if (!share_memory(input, output)) return false;
-  return !counterparts || begin_of(input) != begin_of(output) || length_of(input) != length_of(output);
+bool MemorySpan::meets(const MemorySpan& other) const { return begin < other.end && other.begin < end; }
+
+MemorySpan span_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_contiguous()) return {};
+  return {begin_of(tensor), begin_of(tensor) + length_of(tensor)};
 }
 
-bool clash(const at::Tensor& input, const std::vector<at::Tensor>& outputs, size_t counterpart) {
-  for (size_t p = 0; p < outputs.size(); ++p) {
-    if (clash(input, outputs[p], p == counterpart)) return true;
+bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts) {
+  const MemorySpan in = span_of(input), out = span_of(output);
+  return in.meets(out) && !(counterparts && in == out);
+}
+
+Outputs::Outputs(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) spans_.push_back(span_of(tensor));
+}
+
+bool Outputs::clash(const at::Tensor& input, size_t counterpart) const {
+  const MemorySpan in = span_of(input);
+  for (size_t p = 0; p < spans_.size(); ++p) {
+    if (in.meets(spans_[p]) && !(p == counterpart && in == spans_[p])) return true;
   }
   return false;
 }
 
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
-  return share_memory(piece, whole) && begin_of(piece) != begin_of(whole) + size_t(rank) * length_of(piece);
+  const MemorySpan in = span_of(piece), all = span_of(whole);
+  return in.meets(all) && in.begin != all.begin + size_t(rank) * length_of(piece);
 }
 
 std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors) {

@@ -2,15 +2,33 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <vector>
 
 namespace nvx {
 
+/// What a contiguous tensor takes; nothing for others, which get stand-ins.
+struct MemorySpan {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+
+  bool meets(const MemorySpan& other) const;
+  bool operator==(const MemorySpan&) const = default;
+};
+MemorySpan span_of(const at::Tensor& tensor);
+
 /// Whether an input uses memory of an output, and not as its counterpart, which is the very same piece. What is
-/// received may then be written before what was there is sent. Tensors that are not contiguous never clash: they get
-/// stand-ins.
+/// received may then be written before what was there is sent.
 bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts);
-bool clash(const at::Tensor& input, const std::vector<at::Tensor>& outputs, size_t counterpart);
+/// The same for a list of outputs, and one input of several after the other.
+class Outputs {
+ public:
+  explicit Outputs(const std::vector<at::Tensor>& tensors);
+  bool clash(const at::Tensor& input, size_t counterpart) const;
+
+ private:
+  std::vector<MemorySpan> spans_;
+};
 /// The same of a rank's piece and the whole, one of which is the input; the counterpart is that piece of the whole.
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);
 
