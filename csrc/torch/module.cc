@@ -86,8 +86,8 @@ double time_flag_round(const py::buffer& shared, int side, int rounds) {
 constexpr const char* kOptionsText =
     R"(What init_process_group and new_group take as pg_options for nvx.
 
-timeout: how long an operation, or making the group, may wait: a timedelta, 30 minutes if none is given. It counts
-    instead of the timeout that init_process_group or new_group is given; NVX_TIMEOUT_S counts instead of both.
+timeout: how long an operation, or making the group, may wait: a timedelta. It counts instead of the timeout that
+    init_process_group or new_group is given, unless it is the default of 30 minutes; NVX_TIMEOUT_S counts instead of both.
 group_desc: words of your own for the group, which nvx only keeps.
 group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.)";
 

@@ -79,6 +79,8 @@ def _options(given, group):
         options = options_class(timeout=group.timeout)
     elif isinstance(given, options_class):
         options = copy.copy(given)  # the caller may make several groups with one object
+        if options._timeout == options_class()._timeout:  # nobody has set it
+            options._timeout = group.timeout
     else:
         warnings.warn(
             f"nvx takes nvx.Options as pg_options; of {type(given).__name__} only the timeout is used.",

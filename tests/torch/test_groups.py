@@ -191,6 +191,20 @@ def test_options(rank, world):
 
 @only_nvx
 @on_ranks(2)
+def test_whose_timeout_counts(rank, world):
+    def counts(**given):
+        group = dist.new_group(**given)
+        return group._get_backend(CPU).options._timeout.total_seconds()
+
+    options = nvx_c().ProcessGroupNVX.Options
+    seventeen, nineteen = timedelta(seconds=17), timedelta(seconds=19)
+    assert counts(pg_options=options(timeout=seventeen), timeout=nineteen) == 17
+    assert counts(pg_options=options(), timeout=nineteen) == 19
+    assert counts(pg_options=options(timeout=seventeen)) == 17
+
+
+@only_nvx
+@on_ranks(2)
 def test_foreign_options_are_taken_or_refused_by_name(rank, world):
     options = dist.ProcessGroupGloo._Options() if hasattr(dist, "ProcessGroupGloo") else None
     try:
