@@ -25,38 +25,54 @@ inline std::string how_long(const Deadline& deadline) {
          " ms";
 }
 
-/// What work returns, or throws. Nothing if it has not returned by the deadline and a little more; what it returns
-/// then goes with its thread. Throws std::system_error where there is no thread.
+/// Work that has been begun so.
 template <class Result>
-std::optional<Result> run_apart(std::function<Result()> work, const Deadline& deadline) {
-  constexpr std::chrono::milliseconds kGrace{250};  // for who has seen the deadline pass and says so
+class Apart {
+ public:
+  /// Throws std::system_error where there is no thread.
+  explicit Apart(std::function<Result()> work) {
+    std::thread([desk = desk_, work = std::move(work)]() mutable {
+      const BesideCaptures beside;
+      std::optional<Result> result;
+      std::exception_ptr thrown;
+      try {
+        result = work();
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+      work = nullptr;  // who has the result need not wait for what the work held
+      const std::lock_guard lock(desk->mutex);
+      desk->result = std::move(result);
+      desk->thrown = std::move(thrown);
+      desk->end.notify_all();
+    }).detach();
+  }
+
+  /// What work returns, or throws, once. Nothing if it has not by then; what is never fetched goes with its thread.
+  std::optional<Result> get(Clock::time_point until) {
+    std::unique_lock lock(desk_->mutex);
+    desk_->end.wait_until(lock, until, [&] { return desk_->result.has_value() || desk_->thrown; });
+    if (desk_->thrown) std::rethrow_exception(std::exchange(desk_->thrown, nullptr));
+    return std::move(desk_->result);
+  }
+
+ private:
   struct Desk {
     std::mutex mutex;
     std::condition_variable end;
     std::optional<Result> result;
     std::exception_ptr thrown;
   };
-  const auto desk = std::make_shared<Desk>();
-  std::thread([desk, work = std::move(work)]() mutable {
-    const BesideCaptures beside;
-    std::optional<Result> result;
-    std::exception_ptr thrown;
-    try {
-      result = work();
-    } catch (...) {
-      thrown = std::current_exception();
-    }
-    work = nullptr;  // who has the result need not wait for what the work held
-    const std::lock_guard lock(desk->mutex);
-    desk->result = std::move(result);
-    desk->thrown = std::move(thrown);
-    desk->end.notify_all();
-  }).detach();
-  std::unique_lock lock(desk->mutex);
-  desk->end.wait_until(lock, deadline.end == Clock::time_point::max() ? deadline.end : deadline.end + kGrace,
-                       [&] { return desk->result.has_value() || desk->thrown; });
-  if (desk->thrown) std::rethrow_exception(std::exchange(desk->thrown, nullptr));
-  return std::move(desk->result);
+  const std::shared_ptr<Desk> desk_ = std::make_shared<Desk>();
+};
+
+/// What work returns, or throws. Nothing if it has not returned by the deadline and a little more; what it returns
+/// then goes with its thread. Throws std::system_error where there is no thread.
+template <class Result>
+std::optional<Result> run_apart(std::function<Result()> work, const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kGrace{250};  // for who has seen the deadline pass and says so
+  return Apart<Result>(std::move(work))
+      .get(deadline.end == Clock::time_point::max() ? deadline.end : deadline.end + kGrace);
 }
 
 /// The same for who needs the result: throws Error where there is none, Code::kTimeout when it has not returned in
