@@ -27,6 +27,9 @@ def build():
     return _build.library()
 
 
+shared_library = _build.shared_library
+
+
 def load():
     """Makes torch know the device. A second call does nothing."""
     global _loaded
@@ -75,6 +78,16 @@ def held(stream=None):
         yield
     finally:
         torch.ops.fake_device.let_go(number)
+
+
+@contextlib.contextmanager
+def questions_fail():
+    """Inside the block the device answers no questions for events, as one on which a kernel has failed."""
+    torch.ops.fake_device.fail_questions(True)
+    try:
+        yield
+    finally:
+        torch.ops.fake_device.fail_questions(False)
 
 
 class Graph:

@@ -16,16 +16,22 @@ FLAGS = ["-std=c++20", "-O1", "-g1", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-p
 
 
 def library():
-    """The compiled library; whoever comes first compiles it, all others wait."""
-    folder = KEPT / _key()
-    made = folder / "fake_device.so"
+    """The compiled library of the fake accelerator."""
+    return shared_library("fake_device", HERE)
+
+
+def shared_library(name, home, flags=(), libraries=()):
+    """A library of a folder's sources over torch's; whoever comes first compiles it, all others wait."""
+    flags = [*FLAGS, *flags]
+    folder = KEPT / _key(home, flags)
+    made = folder / f"{name}.so"
     if made.exists():
         return made
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            _compile(folder, made)
+            _compile(home, flags, libraries, made)
     return made
 
 
@@ -35,30 +41,33 @@ def include_flags(torch_folder):
     return ["-isystem", str(include), "-isystem", str(include / "torch" / "csrc" / "api" / "include")]
 
 
-def sources():
-    return sorted(HERE.glob("*.cc"))
+def sources(home=HERE):
+    return sorted(home.glob("*.cc"))
 
 
-def _key():
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for path in sorted([*sources(), *HERE.glob("*.h")]):
+def _key(home, flags):
+    digest = hashlib.sha256(" ".join(flags).encode())
+    for path in sorted([*sources(home), *home.glob("*.h")]):
         digest.update(path.name.encode() + path.read_bytes())
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return f"torch-{torch.__version__}-{python}-{digest.hexdigest()[:12]}"
 
 
-def _compile(folder, made):
+def _compile(home, flags, libraries, made):
+    folder = made.parent
     compiler = [os.environ.get("CXX", "g++")]
     if shutil.which("ccache"):
         compiler.insert(0, "ccache")
     torch_folder = pathlib.Path(torch.__file__).parent
     # As one file: torch's headers are what takes long.
     together, compiled = folder / "together.cc", folder / "together.o"
-    together.write_text("".join(f'#include "{source}"\n' for source in sources()))
-    _run([*compiler, *FLAGS, *include_flags(torch_folder), "-c", str(together), "-o", str(compiled)])
-    libraries = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-lc10", "-ltorch_cpu", "-lpthread"]
+    together.write_text("".join(f'#include "{source}"\n' for source in sources(home)))
+    _run([*compiler, *flags, *include_flags(torch_folder), "-c", str(together), "-o", str(compiled)])
+    paths = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}"]
+    complete = [] if "-ltorch_python" in libraries else ["-Wl,--no-undefined"]  # Python itself is no library
+    libraries = [*paths, "-lc10", "-ltorch_cpu", *libraries, "-lpthread"]
     unfinished = folder / f"unfinished-{os.getpid()}.so"
-    _run([compiler[-1], "-shared", "-o", str(unfinished), str(compiled), "-Wl,--no-undefined", *libraries])
+    _run([compiler[-1], "-shared", "-o", str(unfinished), str(compiled), *complete, *libraries])
     unfinished.rename(made)
 
 

@@ -13,6 +13,7 @@ namespace {
 
 std::mutex open_mutex;
 std::vector<std::shared_ptr<Graph>> open_captures;
+std::atomic<bool> questions_fail{false};
 thread_local Mode this_mode = Mode::kGlobal;
 
 uint64_t next_id() {
@@ -38,6 +39,10 @@ bool is_capturing() {
 }
 
 Mode exchange_mode(Mode mode) { return std::exchange(this_mode, mode); }
+
+void fail_questions(bool fail) { questions_fail = fail; }
+
+void check_question() { TORCH_CHECK(!questions_fail, "fakegpu: an illegal memory access was encountered"); }
 
 void forbid_beside_captures(const char* what) {
   std::vector<std::shared_ptr<Graph>> broken;

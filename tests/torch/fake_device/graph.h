@@ -88,4 +88,9 @@ class Graph : public std::enable_shared_from_this<Graph> {
 // Whether any capture is under way.
 bool is_capturing();
 
+// From now on questions for events fail, as on a device on which a kernel has failed; or they are answered again.
+void fail_questions(bool fail);
+// Throws where there is no answer.
+void check_question();
+
 }  // namespace fake

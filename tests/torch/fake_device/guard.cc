@@ -21,6 +21,7 @@ MarkPtr mark_of(void* event) { return event == nullptr ? nullptr : static_cast<E
 MarkPtr asked_for(void* event) {
   MarkPtr mark = mark_of(event);
   if (mark && mark->graph()) mark->graph()->fault("nobody can ask for an event of a capture");
+  check_question();
   if (mark) forbid_beside_captures("nobody may ask for an event beside this capture");
   return mark;
 }

@@ -293,6 +293,7 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("let_go(int number) -> ()", TORCH_FN(let_go));
   m.def("begin_capture(Stream stream, int mode) -> int", TORCH_FN(begin_capture));
   m.def("exchange_capture_mode(int mode) -> int", [](int64_t mode) { return int64_t(exchange_mode(Mode(mode))); });
+  m.def("fail_questions(bool fail) -> ()", TORCH_FN(fail_questions));
   m.def("end_capture(int graph, Stream stream) -> ()", TORCH_FN(end_capture));
   m.def("replay(int graph, Stream stream) -> ()", TORCH_FN(replay));
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
