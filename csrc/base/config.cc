@@ -1,6 +1,7 @@
 #include "base/config.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr char kWhole[] = "a whole number";
 constexpr char kSeconds[] = "a number";  // fractions too
+constexpr char kHandOvers[] = "all_reduce, reduce, broadcast, all_gather, reduce_scatter";
 
 constexpr double kMost = 1e9;  // what nothing else bounds
 
@@ -48,6 +50,11 @@ constexpr Variable kVariables[] = {
      kWhole, 0, kMost},
     {"NVX_CPU_LEVEL", "", "instruction-set level of the copy and reduce loops (base, v3, v4); empty: the best there is",
      "base, v3, v4"},
+    {"NVX_DELEGATE", "none",
+     "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks: a list of "
+     "all_reduce, reduce, broadcast, all_gather, reduce_scatter, each for all sizes or from a size of the whole on "
+     "(all_reduce>=64M,broadcast), or none",
+     kHandOvers},
     {"NVX_CUDA", "", "read by the build only: 0 builds without CUDA"},
 };
 
@@ -63,11 +70,20 @@ std::string text(const Variable& v) {
 
 std::string text(const char* name) { return text(row(name)); }
 
+/// The words of a list with commas, without the blanks around them.
+std::vector<std::string> items(const std::string& list) {
+  std::vector<std::string> all;
+  std::istringstream words(list);
+  for (std::string one; std::getline(words >> std::ws, one, ',');) {
+    all.push_back(one.substr(0, one.find_last_not_of(" \t") + 1));
+  }
+  return all;
+}
+
 /// The one of its words that this is, whatever the case; nothing if it is none of them.
 std::optional<std::string> as_word(const Variable& v, const std::string& set) {
   if (set == v.fallback) return set;
-  std::istringstream words(v.takes);
-  for (std::string one; std::getline(words >> std::ws, one, ',');) {
+  for (const std::string& one : items(v.takes)) {
     if (strcasecmp(set.c_str(), one.c_str()) == 0) return one;
   }
   return std::nullopt;
@@ -94,6 +110,38 @@ std::string fault_of_number(const Variable& v, const std::string& set) {
   return "";
 }
 
+/// Bytes, of 4096, 4K, 64M or 1G.
+std::optional<uint64_t> as_size(const std::string& set) {
+  constexpr char kUnits[] = "KMG";
+  if (set.empty() || !std::isdigit(uint8_t(set[0]))) return std::nullopt;
+  char* end = nullptr;
+  const uint64_t value = std::strtoull(set.c_str(), &end, 10);
+  if (*end == '\0') return value;
+  const char* unit = std::strchr(kUnits, std::toupper(uint8_t(*end)));
+  if (!unit || end[1] != '\0') return std::nullopt;
+  const auto bits = 10 * (unit - kUnits + 1);
+  if (value > UINT64_MAX >> bits) return std::nullopt;
+  return value << bits;
+}
+
+/// Each collective once. Nothing of it where any of it is wrong.
+std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
+  std::vector<HandOver> all;
+  const std::vector<std::string> known = items(kHandOvers), asked = items(set);
+  if (asked == std::vector<std::string>{"none"}) return all;
+  const auto trimmed = [](const std::string& text) { return items(text + ",").front(); };
+  for (const std::string& one : asked) {
+    const size_t sign = one.find(">=");
+    const std::string name = trimmed(one.substr(0, sign));
+    const auto same = [&](const HandOver& other) { return other.collective == name; };
+    const auto least = sign == std::string::npos ? 0 : as_size(trimmed(one.substr(sign + 2)));
+    if (!least || std::count(known.begin(), known.end(), name) == 0 || std::any_of(all.begin(), all.end(), same))
+      return std::nullopt;
+    all.push_back({name, *least});
+  }
+  return all;
+}
+
 void warn_of_fault(const Variable& v) {
   NVX_LOG(kWarn, "%s=%s is %s; the default is used", v.name, text(v).c_str(), fault(v).c_str());
 }
@@ -117,6 +165,13 @@ int64_t whole(const char* name) { return int64_t(number(name)); }
 /// However little it is, it is not nothing.
 std::chrono::milliseconds seconds(const char* name) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(number(name)));
+}
+
+std::vector<HandOver> hand_overs(const char* name) {
+  const Variable& v = row(name);
+  if (auto all = as_hand_overs(text(v))) return *std::move(all);
+  warn_of_fault(v);
+  return {};
 }
 
 size_t edit_distance(const std::string& a, const std::string& b) {
@@ -165,7 +220,8 @@ Config read() {
           .spin_us = whole("NVX_SPIN_US"),
           .staging_mb = whole("NVX_STAGING_MB"),
           .lease_kb = whole("NVX_LEASE_KB"),
-          .one_shot_bytes = whole("NVX_ONE_SHOT_BYTES")};
+          .one_shot_bytes = whole("NVX_ONE_SHOT_BYTES"),
+          .delegate = hand_overs("NVX_DELEGATE")};
 }
 
 }  // namespace
@@ -175,10 +231,19 @@ std::span<const Variable> variables() { return kVariables; }
 std::string fault(const Variable& v) {
   if (!*v.takes) return "";
   if (is_number(v)) return fault_of_number(v, text(v));
+  if (v.takes == kHandOvers) {
+    return as_hand_overs(text(v)) ? ""
+                                  : std::string("neither none nor a list, each once, of ") + kHandOvers +
+                                        ", perhaps with a size (all_reduce>=64M,broadcast)";
+  }
   return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
 }
 
-uint64_t Config::plan_hash() const { return Hash().add(algorithm).add(uint64_t(one_shot_bytes)).value(); }
+uint64_t Config::plan_hash() const {
+  Hash hash = Hash().add(algorithm).add(uint64_t(one_shot_bytes));
+  for (const HandOver& one : delegate) hash.add(one.collective).add(one.least_bytes);
+  return hash.value();
+}
 
 const Config& config() {
   static const Config* const kConfig =

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace nvx {
 
@@ -22,6 +23,12 @@ std::span<const Variable> variables();
 /// it is, or is not set.
 std::string fault(const Variable& variable);
 
+/// Operations of devices' tensors that go to torch's own backend, from so many bytes on.
+struct HandOver {
+  std::string collective;
+  uint64_t least_bytes = 0;
+};
+
 /// The environment as this process read it first. Every rank of a group must agree on what affects_plan() covers.
 struct Config {
   std::string debug;
@@ -37,6 +44,7 @@ struct Config {
   int64_t staging_mb;
   int64_t lease_kb;
   int64_t one_shot_bytes;
+  std::vector<HandOver> delegate;
 
   /// Two ranks whose configurations hash differently would choose differently, and are refused.
   uint64_t plan_hash() const;

@@ -80,6 +80,12 @@ size_t most_bytes(Pushed algorithm, const kernel::DeviceShape& shape) {
   }
 }
 
+std::vector<Pushed> algorithms_of(Collective collective) {
+  const Row& r = row(collective);
+  if (r.has_two_trips) return {r.packets, Pushed::kReducePacketsTwoShot, r.chunks};
+  return {r.packets, r.chunks};
+}
+
 DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts) {
   const Row& r = row(collective);
   if (bytes == 0 && !r.pair_by_pair) return {r.packets, "there is nothing to move but the greeting"};

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "group/plan.h"
 #include "kernel/job.h"
@@ -24,6 +25,9 @@ struct DeviceChoice {
 /// the longest piece for what is reduced and scattered, or gathered by all. Of what is exchanged, gathered or scattered
 /// a rank knows its own pieces alone, so bytes decide nothing.
 DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts);
+
+/// Those that a collective may go by, the one for the shortest messages first.
+std::vector<kernel::Pushed> algorithms_of(kernel::Collective collective);
 
 /// The most bytes, counted as for plan(), that the packets of one operation hold: what kernel::can_do says too.
 /// SIZE_MAX for what has chunks.

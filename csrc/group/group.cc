@@ -218,7 +218,8 @@ bool reduces(Collective collective) {
 
 kernel::Fingerprint Operation::fingerprint() const {
   if (whole) return whole->fingerprint;
-  return {collective, dtype, reduces(collective) ? op : ReduceOp::kSum, 0, root, count, shape, 0};
+  const Collective called = meets_for == Collective::kNone ? collective : meets_for;
+  return {called, dtype, reduces(called) ? op : ReduceOp::kSum, 0, root, count, shape, 0};
 }
 
 Status Group::run(Operation& o, Carrier carrier) {

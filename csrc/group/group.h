@@ -104,6 +104,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look_at_kernels();
 
+  /// Fails the group if a rank of its host has ended, or any has said that it failed: for who waits for them outside of
+  /// memory. Who has left looks at nobody.
+  Status look_around();
+
   /// Counts an operation when it is issued, in the order of the program.
   uint64_t next_number() { return sequence_.fetch_add(1, std::memory_order_relaxed) + 1; }
   /// Collectives issued so far.

@@ -144,6 +144,16 @@ bool Group::waits_in_vain(const DeviceSide& kernels, int seat) const {
   return dead(seat);
 }
 
+Status Group::look_around() {
+  if (forked()) return check_alive();
+  const bool looks = !closed();  // peers may use their memory again for something else
+  if (looks && !failed()) (void)told();
+  for (int s = 0; looks && s < seats() && !failed(); ++s) {
+    if (s != seat() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere) fail_as_gone(s);
+  }
+  return failed() ? failure() : Status();
+}
+
 /// Whether no kernel of this rank can write to its peers any more.
 bool Group::part_from_kernels() {
   DeviceSide* const kernels = kernels_.load(std::memory_order_acquire);

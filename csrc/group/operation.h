@@ -45,6 +45,9 @@ struct Whole {
 ///   all_to_all             send, recv;   gather: send at the root's place, recv at the root;   scatter: the reverse
 struct Operation {
   kernel::Collective collective = kernel::Collective::kNone;
+  /// Of a barrier: what its ranks meet for. It has that one's fingerprint, so they are told where they call another
+  /// one.
+  kernel::Collective meets_for = kernel::Collective::kNone;
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;

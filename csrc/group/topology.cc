@@ -205,8 +205,9 @@ Topology Topology::from(std::vector<Hello> ranks) {
     if (hello.rank != int32_t(i))
       throw Error(Code::kMismatch, "nvx: two ranks say that they are rank " + std::to_string(hello.rank));
     if (hello.plan_hash != first.plan_hash) {
-      throw Error(Code::kMismatch, "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) +
-                                       " differ in NVX_ALGO or NVX_ONE_SHOT_BYTES. Next: set the same on all ranks");
+      throw Error(Code::kMismatch,
+                  "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) +
+                      " differ in NVX_ALGO, NVX_ONE_SHOT_BYTES or NVX_DELEGATE. Next: set the same on all ranks");
     }
     topology.cores = std::min<size_t>(topology.cores, hello.cores);
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);

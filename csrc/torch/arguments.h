@@ -9,16 +9,17 @@
 
 namespace nvx {
 
+class Delegate;
 class KernelPath;
 
 /// From tensors to memory: each function checks what torch's users expect to be checked, with the error classes and
 /// texts that they know, and describes the collective. Tensors that are not contiguous get a stand-in.
 class Arguments {
  public:
-  /// name: "ProcessGroupNVX::allreduce"; begins the error texts. kernels: null where no device's tensors are used where
-  /// they are.
-  Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr)
-      : name_(name), rank_(rank), size_(size), kernels_(kernels) {}
+  /// name: "ProcessGroupNVX::allreduce"; begins the error texts. kernels, delegate: null where neither uses a device's
+  /// tensors where they are.
+  Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr, Delegate* delegate = nullptr)
+      : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate) {}
 
   /// apart: other tensors of the call use its memory too, so it is read at once.
   Collective all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
@@ -55,6 +56,9 @@ class Arguments {
  private:
   /// count: as the fingerprint has it.
   Collective begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
+  Collective begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
+                          bool apart) const;
+  void hand_over(Collective& c, at::TensorList whole) const;
   Collective begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const Collective& c, const at::Tensor& tensor) const;
@@ -76,6 +80,7 @@ class Arguments {
   int rank_;
   int size_;
   KernelPath* kernels_;
+  Delegate* delegate_;
 };
 
 DType dtype_of(const at::Tensor& tensor);

@@ -6,6 +6,7 @@
 
 #include <set>
 
+#include "base/config.h"
 #include "base/contain.h"
 #include "torch/interrupt.h"
 #include "torch/overlaps.h"
@@ -50,6 +51,17 @@ GroupOptions group_options(int rank, int size, const ProcessGroupNVX::Options& o
   return facts;
 }
 
+/// Who carries a collective of a device's tensors out, for profiles.
+const char* way_of(const Collective& c) {
+  if (c.handed_over) return "nvx:handed_over";
+  return c.by_kernels ? "nvx:by_kernels" : "nvx:through_host_memory";
+}
+
+void trace_staged(const Group& group, const Collective& c) {
+  NVX_LOG(kTrace, "group %s #%llu %s on %s: through host memory", group.name().c_str(),
+          static_cast<unsigned long long>(c.operation.number), name(c.operation.collective), c.device.str().c_str());
+}
+
 int checked_rank(int rank, int size) {
   TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "ProcessGroupNVX: rank ", rank, " of ", size,
                     " ranks cannot be");
@@ -85,6 +97,11 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
       kernels_(std::make_shared<KernelPath>(group_, store_)),
       options_(options) {
   init();
+  if (!config().delegate.empty() && size_ > 1)
+    delegate_ = std::make_shared<Delegate>(group_, store_, [this] {
+      kernels_->catch_up();  // the host waits for the others, who may wait for what this rank has called
+      return device_group();
+    });
   Registry& r = registry();
   MutexLock lock(r.mutex);
   r.groups.insert(this);
@@ -136,6 +153,10 @@ void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& 
 const std::shared_ptr<Group>& ProcessGroupNVX::group_of(const Collectives& collectives) {
   if (device_of(collectives).is_cpu() || collectives.front().operation.collective == kernel::Collective::kBarrier)
     return group_;
+  return device_group();
+}
+
+const std::shared_ptr<Group>& ProcessGroupNVX::device_group() {
   if (has_device_group_.load(std::memory_order_acquire)) return device_group_;
   MutexLock lock(device_group_mutex_);
   if (device_group_) return device_group_;
@@ -172,6 +193,7 @@ Status ProcessGroupNVX::execute_staged(Collectives& collectives, Transit& transi
   NVX_TRY(transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))));
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
+    trace_staged(group, c);
     NVX_TRY(group.execute(c.operation));
   }
   transit.take_back(loads_of(collectives, &Collective::take_back));
@@ -189,6 +211,7 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
     transit = std::make_unique<Transit>(tracks);
     const Loads loads = loads_of(collectives, &Collective::bring);
     const bool behind = results_.awaited_in(inputs);
+    if (behind) (void)results_.follow(inputs, tracks.down);  // what was handed over is on another stream
     behind ? transit->bring_behind(loads) : transit->bring(loads);  // may throw, and then nothing has been numbered
     for (Collective& c : collectives) {
       if (c.in_chunks && !behind) c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
@@ -205,8 +228,8 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                                       const Tensors& inputs, Mode mode) {
   const at::Device device = device_of(collectives);
-  if (!collectives.empty() && collectives.front().by_kernels)
-    return issue_kernels(kind, std::move(collectives), outputs, inputs, mode);
+  if (!collectives.empty() && collectives.front().on_device())
+    return issue_on_device(kind, std::move(collectives), outputs, inputs, mode);
   if (kernels_->is_behind()) kernels_->catch_up();
   if (mode == Mode::kAsync || collects()) return queue(kind, std::move(collectives), outputs, inputs);
   if (in_chunks(collectives) || (!device.is_cpu() && results_.awaited_in(inputs))) {
@@ -234,30 +257,53 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
   return work;
 }
 
+/// What is handed over comes behind results that are on their way through host memory to where it reads. Of those the
+/// host knows first that they can be waited for.
+void ProcessGroupNVX::follow_results(const Tensors& inputs, const c10::Stream& stream) {
+  constexpr std::chrono::milliseconds kGlance{20};
+  while (!results_.follow(inputs, stream)) {
+    Lane& lane = device_group()->lane();
+    if (lane.held_here()) raise(group_->inside_itself());
+    kernels_->catch_up();
+    lane.settle(kGlance);
+    group_->look_for_interrupt();
+    raise_interrupt();
+  }
+}
+
+Status ProcessGroupNVX::launch_on_device(Collectives& collectives, Transit& transit) {
+  if (!collectives.front().handed_over) return kernels_->launch(collectives, transit);
+  return kernels_->launch(collectives, transit, [this](Collectives& all, const KernelPath::Place& place) {
+    return delegate_->begin(all.front(), place.stream);
+  });
+}
+
 /// A synchronous one runs on the caller's stream: nothing that this is given later need wait.
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_kernels(const Kind& kind, Collectives collectives,
-                                                              const Tensors& outputs, const Tensors& inputs,
-                                                              Mode mode) {
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind, Collectives collectives,
+                                                                const Tensors& outputs, const Tensors& inputs,
+                                                                Mode mode) {
   const at::Device device = device_of(collectives);
   const bool async = mode == Mode::kAsync || collects();
   Tracks tracks = Tracks::of_caller(device);
   tracks.capture = capture_of(tracks.up);
   if (async) tracks = tracks_.of_kernels(device, tracks.capture);
-  const bool heard = somebody_listens() || timed_;
+  const bool handed_over = collectives.front().handed_over, heard = somebody_listens() || timed_;
   auto transit = std::make_unique<Transit>(tracks, /*timed=*/timed_ && tracks.capture == 0);
   const auto copies = [](const Collective& c) { return !c.bring.empty() || !c.take_back.empty(); };
-  if (async && collects() && std::none_of(collectives.begin(), collectives.end(), copies))
+  if (!handed_over && async && collects() && std::none_of(collectives.begin(), collectives.end(), copies))
     return put_off_kernels(kind, std::move(collectives), outputs, inputs, std::move(transit));
+  if (handed_over) follow_results(inputs, tracks.down);
   // Whatever comes of it, part of it may have been begun.
   const std::vector<at::Tensor> used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
   Status status;
   try {
-    status = kernels_->launch(collectives, *transit);
+    status = launch_on_device(collectives, *transit);
   } catch (...) {
     contain("the end of a call", [&] { transit->close(used); });
     throw;
   }
   if (async || heard) transit->close(used);
+  if (async && handed_over) results_.expect(outputs, device.type())->set_out(tracks.up);
   if (!status.ok()) {
     tell_failure(status.code());
     raise(status);
@@ -328,6 +374,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
                           std::make_tuple(group_->name(), pg_desc_), inputs, outputs, rank_, kind.title + 4,
                           count(inputs), count(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(),
                           kind.take.vec(), first, stride, size_);
+  at::RecordFunction way(at::RecordScope::FUNCTION);
+  if (way.isActive() && !device_of(collectives).is_cpu()) way.before(way_of(collectives.front()));
   if (mode == Mode::kAsync || in_chunks(collectives))  // whose work says so itself
     return issue(kind, std::move(collectives), outputs, inputs, mode);
   {
@@ -362,7 +410,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_sparse(Tensors& tensor
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_coalesced(Tensors& tensors,
                                                                     const c10d::AllreduceCoalescedOptions& opts) {
-  const Arguments args = arguments("ProcessGroupNVX::allreduce_coalesced");
+  const Arguments args = arguments_of_several("ProcessGroupNVX::allreduce_coalesced");
   if (tensors.empty()) args.invalid("requires non-empty tensor list");
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) args.invalid("requires defined tensors");
@@ -409,7 +457,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::_allgather_base(at::Tensor& outp
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                                     const c10d::AllgatherOptions& opts) {
-  const Arguments args = arguments("ProcessGroupNVX::allgather_coalesced");
+  const Arguments args = arguments_of_several("ProcessGroupNVX::allgather_coalesced");
   if (inputs.empty()) args.invalid("requires non-empty input tensor list");
   if (outputs.size() != size_t(size_)) args.invalid("output lists should be equal to world size");
   args.check_coalesced(outputs, inputs);
@@ -427,7 +475,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_coalesced(std::vector<
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                                 const c10d::AllgatherOptions& opts) {
-  const Arguments args = arguments("ProcessGroupNVX::allgather_into_tensor_coalesced");
+  const Arguments args = arguments_of_several("ProcessGroupNVX::allgather_into_tensor_coalesced");
   if (outputs.size() != inputs.size()) args.invalid("requires input/output tensor lists to have the same length");
   Collectives all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(args.all_gather_base(outputs[i], inputs[i]));
@@ -478,7 +526,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::_reduce_scatter_base(at::Tensor&
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  const Arguments args = arguments("ProcessGroupNVX::reduce_scatter_tensor_coalesced");
+  const Arguments args = arguments_of_several("ProcessGroupNVX::reduce_scatter_tensor_coalesced");
   if (outputs.size() != inputs.size()) args.invalid("requires input/output tensor lists to have the same length");
   Collectives all;
   for (size_t i = 0; i < inputs.size(); ++i)

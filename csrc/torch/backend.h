@@ -11,6 +11,7 @@
 #include "base/mutex.h"
 #include "group/extensions.h"
 #include "torch/arguments.h"
+#include "torch/delegate.h"
 #include "torch/hook.h"
 #include "torch/kernel_path.h"
 #include "torch/origin.h"
@@ -122,7 +123,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
-  Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get()}; }
+  Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get(), delegate_.get()}; }
+  /// Of a call that is several collectives: all of them go one way.
+  Arguments arguments_of_several(const char* name) { return {name, rank_, size_, kernels_.get()}; }
   IntrusiveWork launch(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
   IntrusiveWork launch_recorded(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
@@ -131,15 +134,18 @@ class ProcessGroupNVX final : public c10d::Backend {
                       Mode mode);
   c10::intrusive_ptr<CollectiveWork> queue(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                            const Tensors& inputs);
-  IntrusiveWork issue_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
-                              Mode mode);
+  IntrusiveWork issue_on_device(const Kind& kind, Collectives collectives, const Tensors& outputs,
+                                const Tensors& inputs, Mode mode);
   IntrusiveWork put_off_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                 const Tensors& inputs, std::unique_ptr<Transit> transit);
+  Status launch_on_device(Collectives& collectives, Transit& transit);
+  void follow_results(const Tensors& inputs, const c10::Stream& stream);
   Status execute(Collectives& collectives);
   Status execute_staged(Collectives& collectives, Transit& transit);
   /// To a group's lane, which keeps the work, and with it all tensors, until it has run.
   void hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
   const std::shared_ptr<Group>& group_of(const Collectives& collectives) EXCLUDES(device_group_mutex_, mutex_);
+  const std::shared_ptr<Group>& device_group() EXCLUDES(device_group_mutex_, mutex_);
   /// The timeout of an operation that was called with this one (0: the group's), and what it keeps until it has ended.
   struct Term {
     std::chrono::milliseconds timeout;
@@ -193,6 +199,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   Results results_;
   const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
   const std::shared_ptr<KernelPath> kernels_;
+  std::shared_ptr<Delegate> delegate_;  // null where NVX_DELEGATE names nothing
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
   std::atomic<int> open_windows_{0};

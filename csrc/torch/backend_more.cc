@@ -301,7 +301,8 @@ void ProcessGroupNVX::abort() {
   group_->abort("");  // first: a group of devices' tensors that is just being made looks at it
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const auto& group : groups()) group->abort("");
-  kernels_->catch_up();  // which are refused, and say so
+  if (delegate_) delegate_->abort();  // first: who launches may be in a call of it
+  kernels_->catch_up();               // which are refused, and say so
 }
 
 /// What the user never waited for gets a moment to end well, as its peers may wait for it. Then it ends.
@@ -316,6 +317,7 @@ void ProcessGroupNVX::shutdown() {
   for (const auto& group : groups()) group->lane().settle(left());
   departures_->see_off(nullptr, [&] { return left().count() == 0; });
   group_->mail().settle(left());
+  if (delegate_) delegate_->part();
   for (const auto& group : groups()) group->leave();
   raise_interrupt();
 }

@@ -5,11 +5,34 @@
 #include <c10/util/ScopeExit.h>
 
 #include "base/contain.h"
+#include "kernel/launch_cuda.h"
 #include "memory/beside_captures.h"
 #include "torch/argument_error.h"
 #include "torch/store.h"
 
 namespace nvx {
+
+namespace {
+
+/// Where there are no kernels, what is launched is another backend's and never in a capture: c10's events are enough.
+bool may_have_kernels(const c10::Stream& stream) {
+  return kernel::built_with_cuda() && stream.device_type() == kernel_device();
+}
+
+}  // namespace
+
+Status StreamLauncher::hold_back(const Place& place) {
+  if (may_have_kernels(place.stream)) return tail_.hold_back(place.native, place.capture != 0);
+  if (last_) last_->block(place.stream);
+  return {};
+}
+
+Status StreamLauncher::put_behind(const Place& place) {
+  if (may_have_kernels(place.stream)) return tail_.put_behind(place.native, place.capture != 0);
+  if (!last_) last_.emplace(place.stream.device_type());
+  last_->record(place.stream);
+  return {};
+}
 
 /// Kernels of a channel must not overlap: on another stream they wait for what was begun on the last one, and where
 /// there are graphs, for what was replayed last.
@@ -17,10 +40,10 @@ Status StreamLauncher::follow(const Place& place) {
   MutexLock lock(mutex_);
   if (place.capture == 0) {
     const bool in_order = !has_graphs_ && (!stream_ || stream_ == place.stream);
-    return in_order ? Status() : tail_.hold_back(place.native, /*captured=*/false);
+    return in_order ? Status() : hold_back(place);
   }
   if (capture_.id != place.capture) {
-    NVX_TRY(tail_.hold_back(place.native, /*captured=*/true));
+    NVX_TRY(hold_back(place));
     capture_ = {place.capture, std::nullopt, std::nullopt};
   } else if (capture_.last && capture_.stream != place.stream) {
     capture_.last->block(place.stream);
@@ -32,10 +55,10 @@ Status StreamLauncher::note(const Place& place) {
   MutexLock lock(mutex_);
   if (place.capture == 0) {
     stream_ = place.stream;
-    return tail_.put_behind(place.native, /*captured=*/false);
+    return put_behind(place);
   }
   has_graphs_ = true;
-  NVX_TRY(tail_.put_behind(place.native, /*captured=*/true));
+  NVX_TRY(put_behind(place));
   if (!capture_.last) capture_.last.emplace(place.stream.device_type());
   capture_.last->record(place.stream);
   capture_.stream = place.stream;
@@ -81,31 +104,42 @@ void KernelPath::refuse_to_open(at::Device device) const {
 }
 
 Status KernelPath::launch(Collectives& collectives, Transit& transit) {
+  return launch(collectives, transit, [this](Collectives& all, const Place& place) {
+    Operations operations;
+    for (const Collective& c : all) operations.push_back(&c.operation);
+    return launch_kernels(operations, place);
+  });
+}
+
+Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begin& begin_them) {
   Works before;
   const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
   MutexLock lock(mutex_);
   before = begin_what_waits();
   transit.bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
-  Operations operations;
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
-    operations.push_back(&c.operation);
   }
   transit.start_clock();
-  NVX_TRY(begin(operations, transit));
+  NVX_TRY(begin(transit, [&](const Place& place) { return begin_them(collectives, place); }));
   transit.take_back(loads_of(collectives, &Collective::take_back));
   return {};
 }
 
-Status KernelPath::begin(const Operations& operations, const Transit& transit) {
+Status KernelPath::launch_kernels(const Operations& operations, const Place& place) {
+  const Begins begins = place.capture != 0 ? Begins::kInReplays : Begins::kNow;
+  return group_->launch({operations.data(), operations.size()}, place.native, begins);
+}
+
+/// Behind what was begun last, whatever stream that is on.
+Status KernelPath::begin(const Transit& transit, const BeginThere& begin_there) {
   const c10::Stream& stream = transit.stream();
   const c10::StreamGuard on(stream);
   const c10::impl::VirtualGuardImpl guard(stream.device_type());
-  const StreamLauncher::Place place{stream, guard.getStreamNativeHandle(stream), transit.capture()};
+  const Place place{stream, guard.getStreamNativeHandle(stream), transit.capture()};
   NVX_TRY(launcher_->follow(place));
-  const Begins begins = place.capture != 0 ? Begins::kInReplays : Begins::kNow;
-  const Status status = group_->launch({operations.data(), operations.size()}, place.native, begins);
+  const Status status = begin_there(place);
   const Status noted = launcher_->note(place);  // also where some of them were refused
   NVX_TRY(status);
   return noted;
@@ -158,7 +192,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
                        "Next: end the window, or wait for the operation, inside the capture");
     } else {
       for (const auto& work : works) work->transit_->start_clock();
-      outcome = begin(operations, first);
+      outcome = begin(first, [&](const Place& place) { return launch_kernels(operations, place); });
     }
   } catch (const std::exception& error) {  // part of it may have been begun
     outcome = group_->fail(Code::kSystem, std::string("launching kernels failed: ") + error.what(), "");

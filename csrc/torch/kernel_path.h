@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -39,9 +40,14 @@ class StreamLauncher final : public Launcher {
   bool replays_ended() override { return ended(); }
 
  private:
+  /// The stream waits for what was launched last, and that is now what it has been given.
+  Status hold_back(const Place& place) REQUIRES(mutex_);
+  Status put_behind(const Place& place) REQUIRES(mutex_);
+
   const std::shared_ptr<Launcher> cuda_ = cuda_launcher();
   Mutex mutex_;
-  kernel::Tail tail_ GUARDED_BY(mutex_);
+  kernel::Tail tail_ GUARDED_BY(mutex_);                  // where there are kernels
+  std::optional<c10::Event> last_ GUARDED_BY(mutex_);     // where there are none
   std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // of the last launch that was not captured
   bool has_graphs_ GUARDED_BY(mutex_) = false;
   /// The capture under way, or the last one: its launches follow each other inside it.
@@ -58,6 +64,8 @@ class LaunchedWork;
 /// A group's collectives as kernels on streams, where all its ranks can have that.
 class KernelPath {
  public:
+  using Place = StreamLauncher::Place;
+
   KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store)
       : group_(std::move(group)), store_(std::move(store)) {}
 
@@ -67,6 +75,9 @@ class KernelPath {
   /// Begins collectives on the stream of the transit, behind what was begun on another one and what was put off.
   /// Nothing is waited for.
   Status launch(Collectives& collectives, Transit& transit) EXCLUDES(mutex_);
+  /// The same, whoever begins them on the stream, which is the current one then.
+  using Begin = std::function<Status(Collectives&, const Place&)>;
+  Status launch(Collectives& collectives, Transit& transit, const Begin& begin_them) EXCLUDES(mutex_);
   /// Keeps collectives back, which are numbered and whose call has been noted, to share launches with those that are
   /// put off next. They begin before anything else of the group does, when they fill a launch, or by catch_up().
   void put_off(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
@@ -79,7 +90,9 @@ class KernelPath {
   using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
   enum class Answer { kUnknown, kYes, kNo };
   Works begin_what_waits() REQUIRES(mutex_);
-  Status begin(const Operations& operations, const Transit& transit) REQUIRES(mutex_);
+  using BeginThere = std::function<Status(const Place&)>;
+  Status begin(const Transit& transit, const BeginThere& begin_there) REQUIRES(mutex_);
+  Status launch_kernels(const Operations& operations, const Place& place);
   static void tell(const Works& begun);
   void ask(at::Device device) EXCLUDES(asking_);
   void refuse_to_open(at::Device device) const;

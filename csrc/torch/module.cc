@@ -7,6 +7,7 @@
 #include "base/flag_round.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "group/device_explain.h"
 #include "kernel/launch_cuda.h"
 #include "net/ucx.h"
 #include "net/ucx_search.h"
@@ -24,6 +25,16 @@ namespace py = pybind11;
 template <class T, class... Bases>
 using Class = py::class_<T, c10::intrusive_ptr<T>, Bases...>;
 
+kernel::Collective collective_of(const std::string& called) {
+  std::string known;
+  for (int c = int(kernel::Collective::kAllReduce); c <= int(kernel::Collective::kBarrier); ++c) {
+    const char* one = name(kernel::Collective(c));
+    if (called == one) return kernel::Collective(c);
+    known += std::string(known.empty() ? "" : ", ") + one;
+  }
+  C10_THROW_ERROR(ValueError, "nvx: there is no collective " + called + "; there are " + known);
+}
+
 /// Ranks that are like this process, spread evenly: what a group of them would go by.
 PlanFacts facts_of_some(size_t ranks, size_t hosts) {
   constexpr size_t kMost = 1 << 20;
@@ -39,14 +50,18 @@ PlanFacts facts_of_some(size_t ranks, size_t hosts) {
 }
 
 std::string explain_choice(const std::string& collective, size_t bytes, size_t ranks, size_t hosts) {
-  const PlanFacts facts = facts_of_some(ranks, hosts);
-  std::string known;
-  for (int c = int(kernel::Collective::kAllReduce); c <= int(kernel::Collective::kBarrier); ++c) {
-    const char* one = name(kernel::Collective(c));
-    if (collective == one) return explain(kernel::Collective(c), bytes, facts);
-    known += std::string(known.empty() ? "" : ", ") + one;
-  }
-  C10_THROW_ERROR(ValueError, "nvx: there is no collective " + collective + "; there are " + known);
+  return explain(collective_of(collective), bytes, facts_of_some(ranks, hosts));
+}
+
+/// (who, the algorithm, why or why not, what changes it, whether it runs), in the order in which they are asked.
+std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>> explain_device_choice(
+    const std::string& collective, size_t bytes, size_t ranks, const std::string& no_nccl) {
+  std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>> told;
+  const DeviceQuestion question{collective_of(collective), bytes, facts_of_some(ranks, 1), kernel::built_with_cuda(),
+                                no_nccl};
+  for (const DeviceWay& way : explain_on_device(question))
+    told.emplace_back(way.by, way.what, way.why, way.set_by, way.runs);
+  return told;
 }
 
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> config_table() {
@@ -177,6 +192,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
   m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
         py::arg("hosts") = 1);
+  m.def("explain_on_device", &explain_device_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
+        py::arg("no_nccl") = "");
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);
   m.def("build_info", &build_info);

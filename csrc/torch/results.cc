@@ -29,6 +29,12 @@ void Results::Way::set_out(const c10::Stream& stream) {
 
 bool Results::Way::is_over() { return is_out_.load(std::memory_order_acquire) && there_.query(); }
 
+bool Results::Way::hold_back(const c10::Stream& stream) {
+  if (!is_out_.load(std::memory_order_acquire)) return false;
+  there_.block(stream);
+  return true;
+}
+
 bool Results::Way::meets(const std::vector<at::Tensor>& tensors) const {
   for (const Range& other : ranges_of(tensors)) {
     const auto overlaps = [&](const Range& own) { return own.begin < other.end && other.begin < own.end; };
@@ -42,6 +48,15 @@ std::shared_ptr<Results::Way> Results::expect(const std::vector<at::Tensor>& out
   MutexLock lock(mutex_);
   ways_.push_back(way);
   return way;
+}
+
+bool Results::follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) {
+  const BesideCaptures beside;
+  MutexLock lock(mutex_);
+  std::erase_if(ways_, [](const auto& way) { return way->is_over(); });
+  bool all = true;
+  for (const auto& way : ways_) all &= !way->meets(tensors) || way->hold_back(stream);
+  return all;
 }
 
 bool Results::awaited_in(const std::vector<at::Tensor>& tensors) {

@@ -11,8 +11,8 @@
 
 namespace nvx {
 
-/// Where results will be that are on their way through host memory: an operation that reads there, before anybody has
-/// waited for them, comes behind them, as it would on a stream.
+/// Where results will be that are on their way through host memory, or of what was handed over: an operation that reads
+/// there, before anybody has waited for them, comes behind them, as it would on a stream.
 class Results {
  public:
   /// Those of one operation.
@@ -22,6 +22,8 @@ class Results {
     /// The stream has been given all that brings them, or what there will be of it.
     void set_out(const c10::Stream& stream);
     bool is_over();
+    /// The stream waits for them. False where that is not set out yet.
+    bool hold_back(const c10::Stream& stream);
     bool meets(const std::vector<at::Tensor>& tensors) const;
 
    private:
@@ -39,6 +41,8 @@ class Results {
   std::shared_ptr<Way> expect(const std::vector<at::Tensor>& outputs, c10::DeviceType device) EXCLUDES(mutex_);
   /// Whether some are on their way to where these are.
   bool awaited_in(const std::vector<at::Tensor>& tensors) EXCLUDES(mutex_);
+  /// The stream waits for those that are on their way there. False where it cannot for some, as they are not set out.
+  bool follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) EXCLUDES(mutex_);
 
  private:
   Mutex mutex_;

@@ -34,6 +34,8 @@ struct Collective {
   at::Device device = at::kCPU;  ///< of its tensors
   bool by_kernels = false;       ///< they are used where they are; else a device's tensors go through host memory, ...
   bool in_chunks = false;        ///< ... and those of large operations are told where they are, for a convoy
+  bool handed_over = false;      ///< to a backend of torch's own, which uses them where they are
+  bool on_device() const { return by_kernels || handed_over; }
   /// Stand-ins for a device's tensors, which are filled before it begins.
   Loads bring;
   /// Stand-ins whose tensors get what is in them at the end.
@@ -44,7 +46,7 @@ struct Collective {
   Extensions::Claim claim;
 
   /// Whether the operation is told in the memory that the tensors are in.
-  bool where_it_is() const { return device.is_cpu() || by_kernels || in_chunks; }
+  bool where_it_is() const { return device.is_cpu() || on_device() || in_chunks; }
 };
 using Collectives = c10::SmallVector<Collective, 1>;
 

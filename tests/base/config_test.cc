@@ -121,6 +121,37 @@ TEST(Config, SaysWhatItDoesNotKnow) {
   EXPECT_NE(said.find("NVX_ALGO=fast is none of one_shot, pipelined; the default is used"), std::string::npos) << said;
 }
 
+std::string list(const std::vector<HandOver>& all) {
+  std::string text;
+  for (const HandOver& one : all) text += one.collective + ">=" + std::to_string(one.least_bytes) + " ";
+  return text;
+}
+
+TEST(Config, ReadsWhatIsHandedOver) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const struct {
+    const char* set;
+    const char* read;
+  } kGood[] = {
+      {"none", ""},
+      {"all_reduce", "all_reduce>=0 "},
+      {"all_reduce>=64M,broadcast", "all_reduce>=67108864 broadcast>=0 "},
+      {" reduce >= 4k , all_gather>=1G,reduce_scatter>=100",
+       "reduce>=4096 all_gather>=1073741824 reduce_scatter>=100 "},
+  };
+  for (const auto& good : kGood)
+    EXPECT_EQ(said_with({{"NVX_DELEGATE", good.set}}, [&] { EXPECT_EQ(list(config().delegate), good.read); }), "");
+  const char* const kBad[] = {"nccl",           "all_reduce>64M",          "all_reduce>=", "all_reduce>=M",
+                              "all_reduce>=-1", "all_reduce>=4T",          "all_to_all",   "none,reduce",
+                              "all_reduce,,",   "all_reduce,all_reduce",   ">=4K",         "all_reduce>=4KB",
+                              "broadcast>=1 M", "all_reduce>=99999999999G"};
+  for (const char* bad : kBad) {
+    const std::string said = said_with({{"NVX_DELEGATE", bad}}, [] { EXPECT_EQ(list(config().delegate), ""); });
+    EXPECT_NE(said.find("NVX_DELEGATE=" + std::string(bad) + " is neither none nor a list"), std::string::npos)
+        << bad << ": " << said;
+  }
+}
+
 TEST(Config, EveryDefaultIsTakenAndFaultsAreOfNow) {
   for (const Variable& v : variables()) {
     const char* before = getenv(v.name);
@@ -164,6 +195,12 @@ TEST(Config, WhatRanksMustAgreeOnIsInTheHash) {
   two = one;
   two.one_shot_bytes = 17;
   EXPECT_NE(one.plan_hash(), two.plan_hash());
+  two = one;
+  two.delegate = {{"all_reduce", 1 << 20}};
+  EXPECT_NE(one.plan_hash(), two.plan_hash());
+  Config three = two;
+  three.delegate[0].least_bytes = 0;
+  EXPECT_NE(three.plan_hash(), two.plan_hash());
   two = one;
   two.debug = "trace";
   EXPECT_EQ(one.plan_hash(), two.plan_hash());

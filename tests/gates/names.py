@@ -49,7 +49,7 @@ FOREIGN_FUNCTIONS = {
 # Names of CUDA's runtime, in what plays it for tests.
 PLAYED_CUDA = "tests/gpucheck/twin/"
 CUDA_NAME = re.compile(r"(cuda[A-Z][A-Za-z]+|CU[A-Za-z]+_st)$")
-OVERRIDES = ("csrc/torch/", "tests/torch/fake_device/")
+OVERRIDES = ("csrc/torch/", "tests/torch/fake_device/", "tests/torch/fake_nccl/")
 GTEST = {
     "TEST",
     "TEST_F",

@@ -50,6 +50,25 @@ TEST_P(Sizes, AMismatchNamesBothSidesOnEveryRank) {
   });
 }
 
+TEST(Failure, RanksThatMeetForOtherThingsAreToldWhichTheseAre) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("meetings", rank, 2));
+    Operation meeting;
+    meeting.collective = Collective::kBarrier;
+    meeting.meets_for = Collective::kAllReduce;
+    meeting.dtype = DType::kF32;
+    meeting.count = 7;
+    EXPECT_TRUE(group.execute(meeting).ok());
+    if (rank == 1) meeting.op = ReduceOp::kMax;
+    meeting.number = 0;
+    const Status status = group.execute(meeting);
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "all_reduce(sum, f32, 7 elements)");
+    EXPECT_SAYS(status, "all_reduce(max, f32, 7 elements)");
+  });
+}
+
 TEST_P(Sizes, RootsThatDifferAreNamedSoon) {
   MemoryStore store;
   as_threads(2, [&](int rank) {

@@ -112,6 +112,7 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   std::vector<Hello> otherwise = hellos(2);
   otherwise[1].plan_hash ^= 1;
   expect_refused(otherwise, "NVX_ALGO");
+  expect_refused(otherwise, "NVX_DELEGATE");
 }
 
 /// For one line of a log, however many hosts there are.

@@ -1,6 +1,7 @@
 """The command line, the doctor, the demo and the Makefile."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -164,6 +165,53 @@ def test_explain_knows_the_names_that_bench_knows(capsys):
     for alias in (alias for alias, name in collectives.ALIASES.items() if name != "sendrecv"):
         assert cli.main(["explain", alias, "8"]) == 0, alias
         assert capsys.readouterr().out.startswith(f"{collectives.ALIASES[alias]} of 8 bytes")
+
+
+def explained(monkeypatch, capsys, *arguments, why_no_nccl=""):
+    """The lines of an answer, and those that run."""
+    monkeypatch.setattr("nvx.delegate.obstacle", lambda: why_no_nccl)
+    assert cli.main(["explain", *arguments, "--device", "cuda"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return lines, [line for line in lines if line.startswith("  runs")]
+
+
+def test_explain_says_what_cuda_tensors_would_do_and_what_else_they_could(monkeypatch, capsys):
+    lines, running = explained(monkeypatch, capsys, "allreduce", "4K", "1M", "-n", "8")
+    headings = [line for line in lines if line.startswith("all_reduce of ")]
+    assert len(headings) == len(running) == 2
+    assert "4096 bytes a rank, 8 ranks on one host, CUDA tensors" in headings[0]
+    for way in ("NCCL", "kernels", "host memory", "NVX_DELEGATE", "NVX_ALGO"):
+        assert sum(way in line for line in lines) >= 2, way
+    assert sum("how long each takes is not known" in line for line in lines) == 2
+
+
+def test_explain_says_plainly_that_there_is_no_nccl(monkeypatch, capsys):
+    why = "torch 2.0 was built without NCCL: there is nothing to hand over to"
+    lines, _ = explained(monkeypatch, capsys, "all_reduce", "1M", why_no_nccl=why)
+    (row,) = (line for line in lines if "ProcessGroupNCCL" in line)
+    assert why in row and "another torch" in row
+
+
+def test_explain_follows_nvx_delegate():
+    """Which is read once in a process. Its sizes are those of the whole, and the answer says what that is."""
+    script = (
+        "import nvx.delegate, nvx.cli, sys; nvx.delegate.obstacle = lambda: ''; "
+        "sys.exit(nvx.cli.main(['explain', sys.argv[1], '4K', '1M', '-n', '4', '--device', 'cuda']))"
+    )
+    again = {**os.environ, "NVX_DELEGATE": "all_reduce>=1M, all_gather>=16K, reduce_scatter>=8K"}
+
+    def rows(collective):
+        command = [sys.executable, "-c", script, collective]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=again)
+        running = [line for line in ended.stdout.splitlines() if line.startswith("  runs")]
+        return ended.stdout, ["NCCL" in line for line in running]
+
+    told, by_nccl = rows("all_reduce")
+    assert by_nccl == [False, True]
+    assert "smaller than NVX_DELEGATE says: 1048576 bytes of the whole, which is 4096" in told
+    assert rows("all_gather")[1] == [True, True], "4 KiB of each of 4 ranks are 16 KiB"
+    assert rows("reduce_scatter")[1] == [False, True], "what each puts in is the whole"
+    assert rows("broadcast")[1] == [False, False]
 
 
 @pytest.mark.parametrize("name", ["send", "recv", "sendrecv", "pingpong"])

@@ -1,6 +1,7 @@
 import importlib.util
 
 import fake_device
+import fake_nccl
 import played
 import pytest
 from ranks import OVER_NVX, Ranks
@@ -36,5 +37,27 @@ def played_gpus():
         pytest.skip("nvx was not built with NVX_PLAYED")
     fake_device.build()
     pool = Ranks(prepare="played")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def fake_nccl_gpus():
+    if not OVER_NVX:
+        pytest.skip("it is nvx that hands collectives over")
+    fake_device.build()
+    fake_nccl.build()
+    pool = Ranks(prepare="fake_nccl")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def played_nccl_gpus():
+    if played.module() is None:
+        pytest.skip("nvx was not built with NVX_PLAYED")
+    fake_device.build()
+    fake_nccl.build()
+    pool = Ranks(prepare="fake_nccl.over_kernels")
     yield pool
     pool.close()

@@ -34,9 +34,9 @@ def assert_all(tensor, value):
 
 
 @contextlib.contextmanager
-def captured(stream=None):
+def captured(stream=None, mode="global"):
     """As capture(), and nothing in it does what CUDA forbids."""
-    with capture(stream) as graph:
+    with capture(stream, mode) as graph:
         yield graph
     assert counts()["capture_faults"] == 0
 

@@ -1,0 +1,93 @@
+#include "group/device_explain.h"
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "group/chunks.h"
+#include "group/delegate_plan.h"
+#include "group/device_end.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Collective;
+using kernel::Pushed;
+
+/// As plan() for devices counts: one piece of what is scattered or exchanged.
+size_t bytes_of_piece(const DeviceQuestion& q) {
+  const bool in_pieces = q.collective == Collective::kReduceScatter || q.collective == Collective::kAllToAll ||
+                         q.collective == Collective::kScatter;
+  return in_pieces ? q.bytes / std::max<size_t>(q.facts.ranks, 1) : q.bytes;
+}
+
+DeviceWay by_delegate(const DeviceQuestion& q) {
+  const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
+  const HandOver* rule = rule_for(q.collective, config().delegate);
+  DeviceWay way{"NCCL", "torch's ProcessGroupNCCL", q.no_nccl, "NVX_DELEGATE"};
+  if (!q.no_nccl.empty()) {
+    way.set_by = "another torch";
+  } else if (q.facts.ranks < 2) {
+    way.why = "a group of one rank hands nothing over";
+  } else if (const char* why_not =
+                 why_not_handed_over({q.collective, DType::kF32, ReduceOp::kSum, whole}, config().delegate)) {
+    way.why = why_not;
+    if (rule && whole < rule->least_bytes)
+      way.why += ": " + std::to_string(rule->least_bytes) + " bytes of the whole, which is " + std::to_string(whole);
+  } else {
+    way.why = "NVX_DELEGATE names it, where each rank has a GPU to itself; not in captures";
+    way.runs = true;
+  }
+  return way;
+}
+
+std::string limit_of(Pushed algorithm, const kernel::DeviceShape& shape) {
+  const size_t most = most_bytes(algorithm, shape);
+  return most == SIZE_MAX ? "for any size" : "for pieces of at most " + std::to_string(most) + " bytes";
+}
+
+/// Of a channel as the first groups of a process get it.
+std::vector<DeviceWay> by_kernels(const DeviceQuestion& q) {
+  const DevicePlanFacts facts{device_shape(uint32_t(q.facts.ranks), DeviceSideOptions().blocks, pad_budget(SIZE_MAX)),
+                              q.facts.force, q.facts.one_shot_bytes};
+  const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
+  std::vector<DeviceWay> ways;
+  for (const Pushed algorithm : algorithms_of(q.collective)) {
+    const bool chosen = algorithm == choice.algorithm;
+    DeviceWay way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),
+                  "NVX_ALGO, NVX_ONE_SHOT_BYTES", chosen && q.has_kernels};
+    if (!q.has_kernels) way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+    if (q.collective == Collective::kBarrier) way.why = "a barrier is the hosts'", way.runs = false;
+    ways.push_back(std::move(way));
+  }
+  return ways;
+}
+
+/// Where it goes in chunks, the plan is asked for one.
+DeviceWay by_host(const DeviceQuestion& q) {
+  const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
+  const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
+  const Choice choice = plan(q.collective, in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes, q.facts);
+  std::string why = std::string("where there is nothing else: ") + choice.why;
+  if (in_chunks) why += "; each chunk of " + std::to_string(kChunk >> 20) + " MiB of the whole by itself";
+  return {"host memory", kernel::name(choice.algorithm), why, "NVX_ALGO, NVX_ONE_SHOT_BYTES", true};
+}
+
+}  // namespace
+
+size_t bytes_of_whole(Collective collective, size_t bytes, size_t ranks) {
+  return collective == Collective::kAllGather || collective == Collective::kGather ? bytes * ranks : bytes;
+}
+
+std::vector<DeviceWay> explain_on_device(const DeviceQuestion& question) {
+  std::vector<DeviceWay> ways{by_delegate(question)};
+  for (DeviceWay& way : by_kernels(question)) ways.push_back(std::move(way));
+  ways.push_back(by_host(question));
+  bool found = false;  // in the order in which they are asked
+  for (DeviceWay& way : ways) {
+    way.runs = way.runs && !found;
+    found |= way.runs;
+  }
+  return ways;
+}
+
+}  // namespace nvx

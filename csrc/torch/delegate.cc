@@ -1,0 +1,274 @@
+#include "torch/delegate.h"
+
+#include <torch/version.h>
+
+#include "base/config.h"
+#include "base/contain.h"
+#include "base/flag.h"
+#include "base/hash.h"
+#include "group/delegate_plan.h"
+#include "kernel/launch_cuda.h"
+#include "memory/beside_captures.h"
+#include "torch/argument_error.h"
+#include "torch/delegate_call.h"
+#include "torch/transit.h"
+
+namespace nvx {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFarewell{5000};  // for what is in flight when this rank goes
+constexpr milliseconds kMoment{2000};    // for the backend's own end
+
+/// The words that a failure of one group has, for another one's.
+std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
+
+std::string text_of(const std::exception* error) { return error ? error->what() : "it threw no std::exception"; }
+
+bool is_captured(at::Device device) {
+  constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
+  if (!kTorchTells && !kernel::built_with_cuda()) return python_sees_capture(device);
+  return capture_of(Tracks::of_caller(device).up) != 0;
+}
+
+}  // namespace
+
+class Delegate::Meeting final : public Task {
+ public:
+  Meeting(std::shared_ptr<Group> group, const Operation& o) : group_(std::move(group)) {
+    operation_.collective = kernel::Collective::kBarrier;
+    operation_.meets_for = o.collective;
+    operation_.dtype = o.dtype;
+    operation_.op = o.op;
+    operation_.root = o.root;
+    operation_.count = o.count;
+    operation_.shape = Hash().add(o.shape).add("handed over").value();
+    operation_.timeout = o.timeout;
+    operation_.number = o.number;
+  }
+  void perform(Carrier carrier) override {
+    contain_and([&] { outcome_ = group_->run(operation_, carrier); },
+                [&](const std::exception* error) {
+                  outcome_ = group_->fail(Code::kSystem, error ? error->what() : "meeting the other ranks failed", "");
+                });
+  }
+  /// Once it is done.
+  const Status& outcome() const { return outcome_; }
+
+ private:
+  const std::shared_ptr<Group> group_;
+  Operation operation_;
+  Status outcome_;
+};
+
+Delegate::Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store, GroupOfDevices of_devices)
+    : group_(std::move(group)), store_(std::move(store)), of_devices_(std::move(of_devices)) {}
+
+Delegate::~Delegate() {
+  if (origin_.elsewhere()) {
+    new auto(std::move(backend_));  // its threads are the parent's ...
+    new auto(std::move(flights_));  // ... and so are events
+    return;
+  }
+  contain("leaving a delegate", [&] { part(); });
+}
+
+/// A rank that captures does so with all others, as ever: then none of them hands over.
+bool Delegate::serves(const Collective& c, size_t bytes) {
+  const Operation& o = c.operation;
+  if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
+  if (is_captured(c.device)) return false;
+  if (answer_ == Answer::kUnknown) ask(c.device);
+  if (answer_ == Answer::kYes && c.device != device_) {
+    throw_argument_error("nvx: group " + group_->name() + " has handed over collectives of " + device_.str() +
+                         " (NVX_DELEGATE), and this tensor is on " + c.device.str() +
+                         ". Next: keep the tensors of a group on one device of each rank");
+  }
+  return answer_ == Answer::kYes;
+}
+
+void Delegate::ask(at::Device device) {
+  MutexLock lock(asking_);
+  if (answer_ != Answer::kUnknown) return;
+  lane_group_ = of_devices_();
+  device_ = device;
+  std::string why_not;
+  try {
+    DelegateSetup setup(*group_, lane_group_->topology(), store_, device);
+    backend_ = setup.agree();
+    why_not = setup.why_not();
+  } catch (const Error& error) {
+    // Who was not heard, or did not hear, does not know what the others do now.
+    (void)fail(error.code(), without_name(error.what()), "while the ranks agreed on what to hand over");
+    raise(group_->failure());
+  }
+  if (group_->rank() == 0) say(why_not);
+  answer_ = backend_ ? Answer::kYes : Answer::kNo;
+}
+
+/// Once a group, for all its ranks. The user has asked for it, so that it is not so is no secret.
+void Delegate::say(const std::string& why_not) const {
+  if (why_not.empty()) {
+    NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are handed over to %s, on %s of this rank",
+            group_->name().c_str(), backend_->getBackendName().c_str(), device_.str().c_str());
+  } else {
+    NVX_LOG(kWarn, "group %s: nothing is handed over, whatever NVX_DELEGATE names: %s", group_->name().c_str(),
+            why_not.c_str());
+  }
+}
+
+Status Delegate::begin(Collective& c, const c10::Stream& stream) {
+  NVX_TRY(group_->check_alive());
+  NVX_TRY(group_->look_at_kernels());
+  if (lane_group_->failed()) {
+    const Status first = lane_group_->failure();
+    return fail(first.code(), without_name(first.what()));
+  }
+  const Operation& o = c.operation;
+  const auto flight = std::make_shared<Flight>(stream.device_type());
+  flight->timeout = o.timeout;
+  flight->what = describe(o.fingerprint()) + " #" + std::to_string(o.number);
+  flight->meeting = std::make_shared<Meeting>(lane_group_, o);
+  NVX_LOG(kTrace, "group %s #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
+          static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
+          backend_->getBackendName().c_str());
+  flight->begun.record(stream);
+  {
+    MutexLock lock(mutex_);
+    if (parted_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
+    flights_.push_back(flight);
+    watch();
+  }
+  lane_group_->lane().submit(flight->meeting);
+  Status status;
+  contain_and([&] { call_delegate(*backend_, o, device_); },
+              [&](const std::exception* error) {
+                status =
+                    fail(Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
+                                            group_->name() + " on " + self() + ": " + text_of(error));
+              });
+  flight->ended.record(stream);
+  flight->enqueued.store(true, std::memory_order_release);
+  if (group_->failed()) call_off();  // a failure of just now has not seen it
+  return status;
+}
+
+/// A thread of the pool looks after what is in flight, and goes when nothing is.
+void Delegate::watch() {
+  if (watched_) return;
+  const auto needed = [watched = weak_from_this()] {
+    const std::shared_ptr<Delegate> delegate = watched.lock();
+    return delegate && delegate->keeps_watching();
+  };
+  watched_ = Engine::here().start([needed] {
+    while (needed()) std::this_thread::sleep_for(kWatchInterval);
+  });
+}
+
+bool Delegate::keeps_watching() {
+  const bool well = look_at_flights().ok();
+  MutexLock lock(mutex_);
+  watched_ = well && !parted_ && !flights_.empty();
+  return watched_;
+}
+
+bool Delegate::Flight::over() const {
+  return enqueued.load(std::memory_order_acquire) && ended.query() && meeting->done() && meeting->outcome().ok();
+}
+
+bool Delegate::clear() {
+  while (!flights_.empty() && flights_.front()->over()) flights_.pop_front();
+  return flights_.empty();
+}
+
+/// What has failed in one of the two groups fails both, and what is in flight. So does a device that gives no answer:
+/// nobody could say any more when anything on it has ended.
+Status Delegate::look_at_flights() {
+  Status now;
+  contain_and([&] { now = look(); },
+              [&](const std::exception* error) {
+                now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
+                                          " does not tell where it is with what group " + group_->name() +
+                                          " has handed over to " + backend_->getBackendName() + ": " + text_of(error)};
+              });
+  return now.ok() ? now : fail(now.code(), without_name(now.what()));
+}
+
+Status Delegate::look() {
+  const BesideCaptures beside;
+  {
+    MutexLock lock(mutex_);
+    if (parted_ || clear()) return {};
+  }
+  NVX_TRY(group_->look_around());
+  NVX_TRY(lane_group_->look_around());
+  return look_at_first();
+}
+
+/// The device has one of them at a time.
+Status Delegate::look_at_first() {
+  MutexLock lock(mutex_);
+  if (flights_.empty()) return {};
+  const std::shared_ptr<Flight> first = flights_.front();
+  if (!first->seen && first->begun.query()) {
+    first->seen = true;
+    first->deadline = Deadline::after(first->timeout);
+  }
+  const bool late = first->seen && first->deadline.passed(Clock::now());
+  lock.unlock();
+  if (called_off_) return group_->failure();  // whatever the backend says now comes of that
+  const std::string where = " of group " + group_->name() + " on " + self();
+  if (backend_->getError() != c10d::ErrorType::SUCCESS)
+    return {Code::kSystem, "nvx: " + backend_->getBackendName() + " says that " + first->what + where + " has failed"};
+  if (!late) return {};
+  return {Code::kTimeout, "nvx: timed out in " + first->what + where + " after " +
+                              seconds(double(first->timeout.count()) / 1e3) + " on the device, handed over to " +
+                              backend_->getBackendName() +
+                              ". Next: look at what the devices of the other ranks do; is the timeout long enough "
+                              "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)?"};
+}
+
+Status Delegate::fail(Code code, const std::string& cause, const std::string& context) {
+  const Status first = group_->fail(code, cause, context);
+  if (lane_group_) (void)lane_group_->fail(first.code(), without_name(first.what()), "");
+  if (backend_) call_off();
+  return first;
+}
+
+void Delegate::call_off() {
+  if (!called_off_.exchange(true)) abort_delegate(backend_, kMoment);
+}
+
+void Delegate::abort() {
+  if (answer_ == Answer::kYes) call_off();
+}
+
+bool Delegate::settle(const Deadline& deadline) {
+  for (;;) {
+    const bool well = look_at_flights().ok();
+    MutexLock lock(mutex_);
+    if (flights_.empty()) return true;
+    if (!well || called_off_ || deadline.passed(Clock::now())) return false;
+    lock.unlock();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+void Delegate::part() {
+  if (origin_.elsewhere() || answer_ != Answer::kYes) return;
+  const bool clear = settle(Deadline::after(kFarewell));
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(parted_, true)) return;
+    flights_.clear();
+  }
+  if (!clear && !called_off_) {
+    NVX_LOG(kWarn, "group %s: collectives handed over to %s that had not ended were called off", group_->name().c_str(),
+            backend_->getBackendName().c_str());
+  }
+  if (!clear) return call_off();
+  if (!called_off_.exchange(true)) shut_delegate_down(backend_, kFarewell);
+}
+
+}  // namespace nvx

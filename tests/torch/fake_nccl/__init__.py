@@ -1,0 +1,78 @@
+"""NCCL without GPUs: a backend of torch's kind that serves fake_device, for what nvx hands over (NVX_DELEGATE).
+
+`load()` sets NVX_DELEGATE to RULES and puts the backend where nvx asks for NCCL, for the life of the process. Each
+process then has a GPU of its own; `looking` changes what is said of it, `connecting` how the ranks connect.
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import pathlib
+import sysconfig
+
+import fake_device
+
+HERE = pathlib.Path(__file__).resolve().parent
+RULES = "all_reduce>=2K, broadcast, reduce>=2K, all_gather>=4K, reduce_scatter>=4K"
+
+made = []  # the backends of this process, the latest last
+_connecting = "meet"
+
+
+def build():
+    python = ["-isystem", sysconfig.get_paths()["include"], "-DTORCH_EXTENSION_NAME=fake_nccl_backend"]
+    return fake_device.shared_library("fake_nccl", HERE, python, ["-ltorch", "-ltorch_python"])
+
+
+def _backend():
+    spec = importlib.util.spec_from_file_location("fake_nccl_backend", build())
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def load():
+    # Read once, when the first group is made.
+    os.environ.update({"NVX_DELEGATE": RULES, "NVX_DEBUG": "trace"})
+    fake_device.load()
+    ctypes.CDLL(str(fake_device.build()), mode=ctypes.RTLD_GLOBAL)
+    fake = _backend()
+    import nvx.delegate
+
+    def make(store, rank, size, device):
+        made.append(fake.FakeNccl(store, rank, size, _connecting))
+        return made[-1]
+
+    nvx.delegate.look = lambda device: (f"of process {os.getpid()}", "")
+    nvx.delegate.make = make
+
+
+def calls():
+    """How often the latest backend has been called, by name: collectives, connect, abort, shutdown."""
+    return made[-1].calls()
+
+
+@contextlib.contextmanager
+def looking(gpu="", why_not=""):
+    """What this process says of its GPU while the block runs."""
+    import nvx.delegate
+
+    before = nvx.delegate.look
+    nvx.delegate.look = lambda device: (gpu, why_not)
+    try:
+        yield
+    finally:
+        nvx.delegate.look = before
+
+
+@contextlib.contextmanager
+def connecting(how):
+    """What connecting does in this process while the block runs: "hang", "wait" in the store, or the words with which
+    it fails."""
+    global _connecting
+    _connecting = how
+    try:
+        yield
+    finally:
+        _connecting = "meet"

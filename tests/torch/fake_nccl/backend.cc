@@ -1,0 +1,220 @@
+// A backend that plays NCCL on the fake accelerator. Each call becomes a task of the current stream, which waits there
+// for the other ranks, that they tell through a store.
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+template <class Function>
+Function* of_device(const char* name) {
+  auto* const found = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+  TORCH_CHECK(found, "the fake accelerator has no ", name);
+  return found;
+}
+
+// The memory of a device's tensor as the host's, for tasks.
+at::Tensor shown(const at::Tensor& tensor) {
+  static auto* const translate = of_device<void*(void*)>("fake_device_real");
+  if (tensor.numel() == 0) return at::empty({0}, at::dtype(tensor.scalar_type()));
+  return at::from_blob(translate(tensor.data_ptr()), {tensor.numel()}, at::dtype(tensor.scalar_type()));
+}
+
+class FakeNccl final : public c10d::Backend {
+ public:
+  // connecting: what that does. "meet": waits for the other ranks, as NCCL; "hang"; "wait", in the store and whatever
+  // is called off; or the words of its failure.
+  FakeNccl(c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::string connecting)
+      : Backend(rank, size), state_(std::make_shared<State>()), connecting_(std::move(connecting)) {
+    state_->store = std::move(store);
+  }
+
+  const std::string getBackendName() const override { return "fake_nccl"; }
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    const at::Tensor all = tensors.at(0);
+    return begin("allreduce", opts.asyncOp, all,
+                 [=, op = opts.reduceOp](Meeting& meeting) { shown(all).copy_(meeting.reduced(shown(all), op)); });
+  }
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override {
+    const at::Tensor all = tensors.at(0);
+    return begin("reduce", opts.asyncOp, all, [=, op = opts.reduceOp](Meeting& meeting) {
+      const at::Tensor sum = meeting.reduced(shown(all), op);
+      if (meeting.rank == opts.rootRank) shown(all).copy_(sum);
+    });
+  }
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
+    const at::Tensor all = tensors.at(0);
+    return begin("broadcast", opts.asyncOp, all,
+                 [=](Meeting& meeting) { shown(all).copy_(meeting.gathered(shown(all)).at(size_t(opts.rootRank))); });
+  }
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override {
+    const at::Tensor out = output, in = input;
+    return begin("allgather", opts.asyncOp, out,
+                 [=](Meeting& meeting) { shown(out).copy_(at::cat(meeting.gathered(shown(in)))); });
+  }
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+    const Tensors out = outputs.at(0);
+    const at::Tensor in = inputs.at(0);
+    return begin("allgather_list", opts.asyncOp, in, [=](Meeting& meeting) {
+      const Tensors all = meeting.gathered(shown(in));
+      for (size_t r = 0; r < out.size(); ++r) shown(out[r]).copy_(all[r]);
+    });
+  }
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
+    const at::Tensor out = output, in = input;
+    return begin("reduce_scatter", opts.asyncOp, out, [=, op = opts.reduceOp](Meeting& meeting) {
+      shown(out).copy_(meeting.reduced(shown(in), op).narrow(0, meeting.rank * out.numel(), out.numel()));
+    });
+  }
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override {
+    const at::Tensor out = outputs.at(0);
+    const Tensors in = inputs.at(0);
+    return begin("reduce_scatter_list", opts.asyncOp, out, [=, op = opts.reduceOp](Meeting& meeting) {
+      Tensors mine;
+      int64_t before = 0;
+      for (int r = 0; r < int(in.size()); ++r) {
+        mine.push_back(shown(in[size_t(r)]));
+        if (r < meeting.rank) before += mine.back().numel();
+      }
+      shown(out).copy_(meeting.reduced(at::cat(mine), op).narrow(0, before, out.numel()));
+    });
+  }
+
+  void eagerConnectSingleDevice(at::Device) override {
+    count("connect");
+    if (connecting_ == "wait") state_->store->wait({"never"}, std::chrono::seconds(50));
+    TORCH_CHECK(connecting_ == "meet" || connecting_ == "hang", connecting_);
+    if (connecting_ == "meet") state_->store->set("connect/" + std::to_string(rank_), std::vector<uint8_t>{1});
+    for (int r = 0; r < size_; ++r) {
+      while (connecting_ == "hang" || !state_->store->check({"connect/" + std::to_string(r)})) {
+        TORCH_CHECK(!state_->aborted, "connecting was called off");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  }
+  c10d::ErrorType getError() override { return state_->error; }
+  void abort() override {
+    count("abort");
+    state_->aborted = true;
+  }
+  void shutdown() override { count("shutdown"); }
+
+  // For tests.
+  std::map<std::string, int> calls() const {
+    const std::lock_guard lock(state_->mutex);
+    return state_->calls;
+  }
+  void break_down() { state_->error = c10d::ErrorType::COMM_ERROR; }
+  void refuse_calls() { state_->refuses = true; }
+
+ private:
+  struct State {
+    c10::intrusive_ptr<c10d::Store> store;
+    std::atomic<bool> aborted{false}, refuses{false};
+    std::atomic<c10d::ErrorType> error{c10d::ErrorType::SUCCESS};
+    mutable std::mutex mutex;
+    std::map<std::string, int> calls;
+    int64_t number = 0;
+  };
+
+  // One operation, where its rank says what it has and hears what the others have.
+  struct Meeting {
+    State& state;
+    int rank, size;
+    std::string name;
+
+    std::string key(int of) const { return name + "/" + std::to_string(of); }
+    Tensors gathered(const at::Tensor& mine) const {
+      const auto* begin = static_cast<const uint8_t*>(mine.data_ptr());
+      state.store->set(key(rank), std::vector<uint8_t>(begin, begin + mine.nbytes() + (mine.nbytes() == 0)));
+      Tensors all;
+      for (int r = 0; r < size; ++r) {
+        while (!state.store->check({key(r)})) {
+          if (state.aborted) throw std::runtime_error("aborted");
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        std::vector<uint8_t> theirs = state.store->get(key(r));
+        const auto count = int64_t(theirs.size() / mine.itemsize());
+        all.push_back(at::from_blob(theirs.data(), {count}, mine.options()).clone());
+      }
+      return all;
+    }
+    at::Tensor reduced(const at::Tensor& mine, const c10d::ReduceOp& op) const {
+      Tensors all = gathered(mine);
+      at::Tensor sum = all[0];
+      for (size_t r = 1; r < all.size(); ++r) {
+        switch (op.op_) {
+          case c10d::ReduceOp::PRODUCT: sum.mul_(all[r]); break;
+          case c10d::ReduceOp::MIN: sum = at::minimum(sum, all[r]); break;
+          case c10d::ReduceOp::MAX: sum = at::maximum(sum, all[r]); break;
+          default: sum.add_(all[r]);
+        }
+      }
+      return op.op_ == c10d::ReduceOp::AVG ? sum.div_(size) : sum;
+    }
+  };
+
+  void count(const std::string& name) {
+    const std::lock_guard lock(state_->mutex);
+    ++state_->calls[name];
+  }
+
+  // As NCCL's synchronous calls: on the current stream, with nothing returned to wait for.
+  WorkPtr begin(const std::string& name, bool async, const at::Tensor& like, std::function<void(Meeting&)> act) {
+    TORCH_CHECK(!async, "nvx is to call synchronously, on a stream of its choice");
+    TORCH_CHECK(!state_->refuses, "not today");
+    count(name);
+    const auto number = [&] {
+      const std::lock_guard lock(state_->mutex);
+      return state_->number++;
+    }();
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(like.device().type()).getStream(like.device());
+    using Task = std::function<void()>;
+    static auto* const push = of_device<void(void*, void (*)(void*), void (*)(void*), void*)>("fake_device_push");
+    auto* task = new Task([state = state_, act = std::move(act), number, rank = rank_, size = size_] {
+      Meeting meeting{*state, rank, size, std::to_string(number)};
+      try {
+        act(meeting);
+      } catch (const std::exception&) {  // as a kernel that was called off
+      }
+    });
+    push(
+        c10::impl::VirtualGuardImpl(stream.device_type()).getStreamNativeHandle(stream),
+        [](void* context) { (*static_cast<Task*>(context))(); },
+        [](void* context) { delete static_cast<Task*>(context); }, task);
+    return nullptr;
+  }
+
+  const std::shared_ptr<State> state_;
+  const std::string connecting_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  namespace py = pybind11;
+  py::module_::import("torch._C._distributed_c10d");
+  py::class_<FakeNccl, c10::intrusive_ptr<FakeNccl>, c10d::Backend>(m, "FakeNccl")
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::string connecting) {
+        return c10::make_intrusive<FakeNccl>(store, rank, size, std::move(connecting));
+      }))
+      .def("calls", &FakeNccl::calls)
+      .def("break_down", &FakeNccl::break_down)
+      .def("refuse_calls", &FakeNccl::refuse_calls);
+}

@@ -1,0 +1,491 @@
+"""What NVX_DELEGATE hands over to NCCL, which fake_nccl plays on the fake accelerator.
+
+What test_device.py asks of tensors that go through host memory holds here too.
+"""
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+
+import fake_nccl
+import pytest
+import test_device
+import torch
+import torch.distributed as dist
+from fake_device import held, reset_counts, set_delays, slow_fill
+from ranks import meet, on_fake_gpus
+from test_device import GPU, MODES, assert_all, captured, on_gpu
+
+DEVICE = test_device
+LARGE = 512  # floats that fake_nccl.RULES hand over in every collective they name
+SMALL = 511  # and those that are too few for an all-reduce
+
+
+def on_nccl_gpus(*worlds, **settings):
+    return on_fake_gpus(*worlds, pool="fake_nccl_gpus", **settings)
+
+
+def on_played_nccl_gpus(*worlds, **settings):
+    return on_fake_gpus(*worlds, pool="played_nccl_gpus", **settings)
+
+
+@contextlib.contextmanager
+def stderr_lines():
+    """What this process writes to stderr inside the block, as lines, when it is over."""
+    lines, before = [], os.dup(2)
+    with tempfile.TemporaryFile("w+") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            file.seek(0)
+            lines += file.read().splitlines()
+
+
+def raises_before_long(match, call=lambda: None, kind=dist.DistBackendError, most=20):
+    """The call, repeated, raises this in the end: what fails on the device raises at some later call."""
+    end = time.monotonic() + most
+    with pytest.raises(kind, match=match):
+        while time.monotonic() < end:
+            call()
+            time.sleep(0.01)
+
+
+def is_handed_over(call):
+    """Whether the backend was called."""
+    before = sum(fake_nccl.calls().values())
+    call()
+    return sum(fake_nccl.calls().values()) != before
+
+
+test_every_collective = MODES(on_nccl_gpus(2, 3)(DEVICE.test_every_collective.body))
+test_not_contiguous = MODES(on_nccl_gpus(2)(DEVICE.test_tensors_that_are_not_contiguous.body))
+test_late_producer = MODES(on_nccl_gpus(2)(DEVICE.test_what_the_stream_has_yet_to_write_is_sent.body))
+test_own_streams = on_nccl_gpus(2)(DEVICE.test_the_caller_may_be_on_a_stream_of_its_own.body)
+test_let_go = on_nccl_gpus(2)(DEVICE.test_the_user_may_let_go_of_tensors_at_once.body)
+test_futures = on_nccl_gpus(2)(DEVICE.test_futures.body)
+test_windows = on_nccl_gpus(2)(DEVICE.test_windows.body)
+test_barrier = on_nccl_gpus(2)(DEVICE.test_a_barrier_waits_for_the_current_stream.body)
+test_groups = on_nccl_gpus(2)(DEVICE.test_groups_and_objects.body)
+test_cpu_beside = on_nccl_gpus(2)(DEVICE.test_tensors_of_the_cpu_have_an_order_of_their_own.body)
+test_every_collective_beside_kernels = MODES(on_played_nccl_gpus(2)(DEVICE.test_every_collective.body))
+test_ddp_beside_kernels = on_played_nccl_gpus(2)(DEVICE.test_ddp.body)
+
+
+@on_nccl_gpus(2)
+def test_ddp(rank, world):
+    DEVICE.test_ddp.body(rank, world)
+    assert fake_nccl.calls()["broadcast"] > 0, "DDP's parameters"
+
+    def wrap(model):
+        return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+
+    for a, b in zip(DEVICE.train(GPU, rank, wrap), DEVICE.train("cpu", rank, wrap), strict=True):
+        assert torch.equal(a, b)
+    assert fake_nccl.calls()["allreduce"] >= 3, "buckets that are large enough"
+
+
+@on_nccl_gpus(2)
+def test_what_the_variable_names_is_handed_over_from_its_size_on(rank, world):
+    dist.broadcast(on_gpu(rank, 1), 0)
+    assert fake_nccl.calls() == {"connect": 1, "broadcast": 1}
+    assert is_handed_over(lambda: dist.all_reduce(on_gpu(1, LARGE)))
+    assert not is_handed_over(lambda: dist.all_reduce(on_gpu(1, SMALL)))
+    assert is_handed_over(lambda: dist.reduce(on_gpu(1, LARGE), 1))
+    assert not is_handed_over(lambda: dist.reduce(on_gpu(1, SMALL), 1))
+
+    def gather(each):
+        dist.all_gather_into_tensor(torch.empty(2 * each, device=GPU), on_gpu(rank, each))
+
+    def scatter(each):
+        dist.reduce_scatter_tensor(torch.empty(each, device=GPU), on_gpu(rank, 2 * each))
+
+    for call in (gather, scatter):  # the size is that of the whole
+        assert is_handed_over(lambda call=call: call(LARGE))
+        assert not is_handed_over(lambda call=call: call(SMALL))
+    whole = torch.empty(2 * LARGE, device=GPU)
+    assert not is_handed_over(lambda: dist.all_to_all_single(whole, on_gpu(1, 2 * LARGE)))
+    assert not is_handed_over(lambda: dist.broadcast(on_gpu(rank, 0), 0)), "nothing to move"
+
+
+@on_nccl_gpus(2)
+def test_what_nccl_has_not_or_does_otherwise_stays(rank, world):
+    def ones(dtype):
+        return torch.ones(4 * LARGE, dtype=dtype).to(GPU)  # enough in the smallest type
+
+    dist.broadcast(ones(torch.bool), 0)
+    kept = [
+        (torch.bool, dist.ReduceOp.SUM),
+        (torch.int32, dist.ReduceOp.BAND),
+        (torch.int64, dist.ReduceOp.BXOR),
+        (torch.int16, dist.ReduceOp.SUM),
+        (torch.int64, dist.ReduceOp.AVG),
+        (torch.float8_e5m2, dist.ReduceOp.SUM),
+        (torch.float32, dist.ReduceOp.MAX),  # of which a NaN is the result
+        (torch.float32, dist._make_nccl_premul_sum(0.5)),
+    ]
+    for dtype, op in kept:
+        assert not is_handed_over(lambda dtype=dtype, op=op: dist.all_reduce(ones(dtype), op)), (dtype, op)
+    for dtype, op, total in [
+        (torch.float16, dist.ReduceOp.SUM, 2),
+        (torch.bfloat16, dist.ReduceOp.AVG, 1),
+        (torch.float64, dist.ReduceOp.PRODUCT, 1),
+        (torch.int64, dist.ReduceOp.MIN, 1),
+        (torch.uint8, dist.ReduceOp.MAX, 1),
+    ]:
+        tensor = ones(dtype)
+        assert is_handed_over(lambda tensor=tensor, op=op: dist.all_reduce(tensor, op)), (dtype, op)
+        assert_all(tensor, total)
+    for dtype in (torch.bool, torch.int16, torch.float8_e5m2):  # moved as bytes
+        tensor = torch.full((9,), float(rank)).to(dtype).to(GPU)
+        assert is_handed_over(lambda tensor=tensor: dist.broadcast(tensor, 1)), dtype
+        assert torch.equal(tensor.cpu(), torch.ones(9).to(dtype)), dtype
+
+
+@on_nccl_gpus(2)
+def test_lists_of_uneven_pieces(rank, world):
+    dist.broadcast(on_gpu(1), 0)
+    sizes = [LARGE, 2 * LARGE + 1]
+    parts = [torch.empty(n, device=GPU) for n in sizes]
+    assert is_handed_over(lambda: dist.all_gather(parts, on_gpu(rank + 1, sizes[rank])))
+    assert fake_nccl.calls()["allgather_list"] == 1
+    for r, part in enumerate(parts):
+        assert_all(part, r + 1)
+    part = torch.empty(sizes[rank], device=GPU)
+    assert is_handed_over(lambda: dist.reduce_scatter(part, [on_gpu(rank + 1, n) for n in sizes]))
+    assert fake_nccl.calls()["reduce_scatter_list"] == 1
+    assert_all(part, 3)
+
+
+@on_nccl_gpus(2)
+def test_calls_of_several_tensors_stay(rank, world):
+    dist.broadcast(on_gpu(1), 0)
+    tensors = [on_gpu(rank + i, LARGE) for i in range(3)]
+
+    def call():
+        with dist._coalescing_manager(device=torch.device(GPU, 0), async_ops=True) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        manager.wait()
+
+    assert not is_handed_over(call)
+    for i, tensor in enumerate(tensors):
+        assert_all(tensor, 2 * i + 1)
+
+
+def mix(rank):
+    """Handed over and not, on several streams, of the same tensors."""
+    set_delays(4, 500)
+    streams = [torch.Stream(GPU) for _ in range(3)]
+    large, small = on_gpu(rank, 5 * LARGE), on_gpu(rank, 10)
+    torch.accelerator.synchronize()
+    works = []
+    for i in range(12):
+        for tensor in (large, small):
+            with streams[i % 3]:
+                if works:
+                    works.pop(0).wait()
+                works.append(dist.all_reduce(tensor, op=dist.ReduceOp.AVG, async_op=True))
+        with streams[(i + 1) % 3]:
+            streams[(i + 1) % 3].wait_stream(streams[i % 3])
+            while works:
+                works.pop(0).wait()
+            dist.broadcast(large[: i + 1], i % 2)
+            large.add_(1)
+            small.add_(1)
+            streams[i % 3].wait_stream(streams[(i + 1) % 3])
+            streams[(i + 2) % 3].wait_stream(streams[(i + 1) % 3])
+    torch.accelerator.synchronize()
+    assert_all(large, 12.5)
+    assert_all(small, 12.5)
+
+
+@on_nccl_gpus(2)
+def test_order_beside_what_goes_through_host_memory(rank, world):
+    mix(rank)
+    assert fake_nccl.calls()["allreduce"] == fake_nccl.calls()["broadcast"] == 12
+
+
+@on_nccl_gpus(2)
+def test_what_nobody_has_waited_for_is_followed_whichever_way_it_goes(rank, world):
+    """One that reads where results of another one have yet to arrive comes behind them, as it would on a stream."""
+    dist.all_reduce(on_gpu(1, LARGE))
+    set_delays(3, 1000)
+    for _ in range(5):
+        tensor = on_gpu(rank + 1, LARGE)
+        works = [dist.all_reduce(tensor[:SMALL], async_op=True)]
+        works.append(dist.all_reduce(tensor, async_op=True))  # handed over
+        works.append(dist.all_reduce(tensor[:SMALL], async_op=True))
+        works.append(dist.all_reduce(tensor, async_op=True))  # handed over
+        dist.all_reduce(tensor[:SMALL])
+        for work in works:
+            work.wait()
+        assert_all(tensor[:SMALL], 48)
+        assert_all(tensor[SMALL:], 6)
+
+
+@on_played_nccl_gpus(2)
+def test_order_beside_kernels(rank, world):
+    mix(rank)
+    assert fake_nccl.calls()["allreduce"] == fake_nccl.calls()["broadcast"] == 12
+
+
+@on_nccl_gpus(2)
+def test_the_host_runs_ahead(rank, world):
+    tensor = on_gpu(rank + 1, LARGE)
+    dist.all_reduce(tensor)
+    with held():
+        dist.all_reduce(tensor)
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert not work.is_completed()
+    assert_all(tensor, 12)
+    assert work.is_completed()
+
+
+@on_nccl_gpus(2)
+def test_each_call_counts(rank, world):
+    before = dist.group.WORLD._get_backend(torch.device(GPU))._get_sequence_number_for_group()
+    for _ in range(3):
+        dist.all_reduce(on_gpu(1, LARGE))
+    assert dist.group.WORLD._get_backend(torch.device(GPU))._get_sequence_number_for_group() == before + 3
+
+
+@on_nccl_gpus(2)
+def test_what_serves_is_said(rank, world):
+    with stderr_lines() as lines:
+        dist.all_reduce(on_gpu(1, LARGE))
+        dist.all_reduce(on_gpu(1, SMALL))
+    said = "\n".join(lines)
+    assert ("handed over to fake_nccl, on fakegpu:0 of this rank" in said) == (rank == 0), said
+    assert "all_reduce on fakegpu:0: handed over to fake_nccl (NVX_DELEGATE)" in said
+    assert "all_reduce on fakegpu:0: through host memory" in said
+
+
+@on_nccl_gpus(2)
+def test_tensors_of_two_devices_are_refused(rank, world):
+    dist.all_reduce(on_gpu(1, LARGE))
+    with pytest.raises(ValueError, match="keep the tensors of a group on one device"):
+        dist.all_reduce(torch.ones(LARGE, device=f"{GPU}:1"))
+
+
+def call_something_else(rank, mine, theirs):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    with pytest.raises(dist.DistBackendError, match="mismatch") as caught:
+        work = mine(tensor) if rank == 0 else theirs(tensor)
+        raises_before_long("mismatch", work.wait)
+        work.wait()
+    torch.accelerator.synchronize()  # what was begun has been called off
+    return str(caught.value)
+
+
+@on_nccl_gpus(2)
+def test_calls_that_do_not_match_are_named(rank, world):
+    said = call_something_else(
+        rank,
+        lambda tensor: dist.all_reduce(tensor, async_op=True),
+        lambda tensor: dist.broadcast(tensor, 0, async_op=True),
+    )
+    assert "all_reduce(sum, f32, 512 elements)" in said and "broadcast(f32, 512 elements, root 0)" in said
+    assert fake_nccl.calls()["abort"] == 1
+    with pytest.raises(dist.DistBackendError, match="mismatch"):
+        dist.all_reduce(on_gpu(1, LARGE))
+    with pytest.raises(dist.DistBackendError, match="mismatch"):
+        dist.all_reduce(on_gpu(1, SMALL))
+
+
+@on_nccl_gpus(2)
+def test_one_that_is_handed_over_meets_one_that_is_not(rank, world):
+    """Of other sizes, or by a call of several."""
+    said = call_something_else(
+        rank,
+        lambda tensor: dist.all_reduce(tensor, async_op=True),
+        lambda tensor: dist.all_reduce(tensor[:-1], async_op=True),
+    )
+    assert "512 elements" in said and "511 elements" in said
+
+
+@on_nccl_gpus(2)
+def test_a_call_of_several_does_not_meet_one_that_is_handed_over(rank, world):
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    said = call_something_else(
+        rank,
+        lambda tensor: dist.all_reduce(tensor, async_op=True),
+        lambda tensor: backend.allreduce_coalesced([tensor], dist.AllreduceCoalescedOptions()),
+    )
+    assert said.count("all_reduce(sum, f32, 512 elements)") >= 2
+
+
+@on_nccl_gpus(2, op_timeout=2)
+def test_a_rank_that_does_not_come_is_named(rank, world):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        raises_before_long("timed out in all_reduce.*waiting for rank 1", work.wait)
+        torch.accelerator.synchronize()
+    meet("rank 0 has given up")
+
+
+@on_nccl_gpus(2, op_timeout=2)
+def test_a_device_that_does_not_come_to_it_ends_in_a_timeout(rank, world):
+    """All ranks have called it, and the stream of one stands still."""
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    with held() if rank == 1 else contextlib.nullcontext():
+        work = dist.all_reduce(tensor, async_op=True)
+        raises_before_long("timed out in all_reduce" + (".*on the device" if rank == 0 else ""), work.wait)
+        meet("both know it")
+    torch.accelerator.synchronize()
+
+
+@on_nccl_gpus(2, op_timeout=1)
+def test_the_time_before_the_device_comes_to_it_does_not_count(rank, world):
+    tensor = on_gpu(rank + 1, LARGE)
+    dist.all_reduce(on_gpu(1, LARGE))
+    gate = torch.empty(1, device=GPU)
+    slow_fill(gate, 1, 2500)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    assert_all(tensor, 3)
+    dist.barrier()
+
+
+@on_nccl_gpus(3, op_timeout=60, dies=[1])
+def test_a_rank_that_dies_is_named_soon(rank, world):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 1:
+        with held():
+            dist.all_reduce(tensor)  # has called it, but its device does not come to it
+            meet("all have called it")
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(tensor, async_op=True)
+    meet("all have called it")
+    began = time.monotonic()
+    raises_before_long("rank 1 .*ended", work.wait)
+    assert time.monotonic() - began < 10
+    torch.accelerator.synchronize()
+
+
+@on_nccl_gpus(2)
+def test_an_aborted_group_calls_off_what_is_in_flight(rank, world):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        dist.all_reduce(tensor, async_op=True)
+        dist.group.WORLD.abort()
+        torch.accelerator.synchronize()
+        assert fake_nccl.calls()["abort"] == 1
+        with pytest.raises(dist.DistBackendError, match="aborted"):
+            dist.all_reduce(tensor)
+    meet("both")
+
+
+@on_nccl_gpus(2)
+def test_a_group_that_goes_waits_for_what_is_in_flight(rank, world):
+    dist.all_reduce(on_gpu(1, LARGE))
+    tensor = torch.empty(LARGE, device=GPU)
+    slow_fill(tensor, rank + 1, 300)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    assert fake_nccl.calls()["shutdown"] == 1 and "abort" not in fake_nccl.calls()
+    assert_all(tensor, 3)
+
+
+@on_nccl_gpus(2)
+def test_what_the_backend_says_has_failed_fails_the_group(rank, world):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        with held():
+            work = dist.all_reduce(tensor, async_op=True)
+            fake_nccl.made[-1].break_down()
+            raises_before_long("fake_nccl says that all_reduce.* has failed", work.wait)
+    else:
+        said = "fake_nccl says that all_reduce.* has failed.*told by rank 0"
+        raises_before_long(said, lambda: dist.all_reduce(tensor))
+    torch.accelerator.synchronize()
+
+
+@on_nccl_gpus(2)
+def test_a_call_that_the_backend_refuses_fails_the_group(rank, world):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        fake_nccl.made[-1].refuse_calls()
+        with pytest.raises(dist.DistBackendError, match="fake_nccl did not take all_reduce.*not today"):
+            dist.all_reduce(tensor)
+    else:
+        raises_before_long("not today.*told by rank 0", lambda: dist.all_reduce(tensor))
+    torch.accelerator.synchronize()
+
+
+@on_played_nccl_gpus(2)
+def test_a_failure_of_what_was_handed_over_ends_kernels(rank, world):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    dist.all_reduce(on_gpu(1, SMALL))
+    torch.accelerator.synchronize()
+    if rank == 0:
+        fake_nccl.made[-1].refuse_calls()
+        with pytest.raises(dist.DistBackendError, match="not today"):
+            dist.all_reduce(tensor)
+    raises_before_long("not today", lambda: dist.all_reduce(on_gpu(1, SMALL)))
+    torch.accelerator.synchronize()
+
+
+@on_nccl_gpus(2)
+def test_a_forked_child_touches_nothing_of_it(rank, world):
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(tensor)
+        except (RuntimeError, ValueError) as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    dist.all_reduce(on_gpu(1, LARGE))
+
+
+@on_nccl_gpus(2)
+def test_the_profiler_names_who_serves(rank, world):
+    dist.all_reduce(on_gpu(1, LARGE))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(on_gpu(1, LARGE))
+        dist.all_reduce(on_gpu(1, SMALL))
+    names = {event.name for event in profile.events()}
+    assert {"nvx:all_reduce", "nvx:handed_over", "nvx:through_host_memory"} <= names, names
+
+
+@on_nccl_gpus(2)
+def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
+    """Where only kernels could be captured, and there are none."""
+    tensor = on_gpu(rank, LARGE)
+    dist.broadcast(on_gpu(1), 0)
+    torch.accelerator.synchronize()
+    reset_counts()
+
+    def call():  # of no other thread's concern, as this process has no driver to tell that it may look at the device
+        with captured(mode="thread_local"), pytest.raises(ValueError, match="this stream is being captured into a graph"):
+            dist.all_reduce(tensor)
+
+    assert not is_handed_over(call)
+    assert is_handed_over(lambda: dist.all_reduce(tensor))
+    assert_all(tensor, 1)

@@ -1,0 +1,236 @@
+"""How ranks come to have a backend that they hand collectives over to, or agree that there is none."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+
+import fake_nccl
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import held, questions_fail
+from ranks import meet
+from test_delegate import LARGE, SMALL, on_nccl_gpus, raises_before_long, stderr_lines
+from test_device import assert_all, on_gpu
+from test_interrupts import interrupted
+
+
+def falls_back(rank, world, most=20):
+    """An all-reduce that would be handed over and is not, on any rank, nor any later; what is said of it."""
+    began = time.monotonic()
+    with stderr_lines() as lines:
+        for _ in range(2):
+            tensor = on_gpu(rank + 1, LARGE)
+            dist.all_reduce(tensor)
+            assert_all(tensor, sum(range(1, world + 1)))
+    assert time.monotonic() - began < most
+    said = [line for line in lines if "nothing is handed over" in line]
+    assert len(said) == (rank == 0), lines
+    return "".join(said)
+
+
+@on_nccl_gpus(3)
+def test_ranks_that_share_a_gpu_hand_nothing_over(rank, world):
+    count = len(fake_nccl.made)
+    with fake_nccl.looking("0000:01" if rank else "0000:02"):
+        said = falls_back(rank, world)
+    assert len(fake_nccl.made) == count, "nothing was made"
+    if rank == 0:
+        assert "rank 1 " in said and "rank 2 " in said
+        assert "share the GPU 0000:01, and NCCL wants one for each rank" in said
+
+
+@on_nccl_gpus(2)
+def test_a_rank_without_nccl_keeps_all_from_handing_over(rank, world):
+    with fake_nccl.looking("", "this torch has none") if rank else contextlib.nullcontext():
+        said = falls_back(rank, world)
+    assert rank or ("rank 1 " in said and "this torch has none" in said)
+
+
+@on_nccl_gpus(2)
+def test_a_look_that_fails_is_a_rank_without(rank, world):
+    import nvx.delegate
+
+    before = nvx.delegate.look
+    if rank:
+        nvx.delegate.look = lambda device: 1 / 0
+    try:
+        said = falls_back(rank, world)
+    finally:
+        nvx.delegate.look = before
+    assert rank or "rank 1 " in said and "ZeroDivisionError" in said
+
+
+@on_nccl_gpus(2, op_timeout=100)
+def test_a_backend_that_cannot_be_made_on_a_rank_is_none_for_all(rank, world):
+    """The other one waits for it in there, and is called off."""
+    import nvx.delegate
+
+    before = nvx.delegate.make
+    if rank:
+        nvx.delegate.make = lambda *given: 1 / 0
+    try:
+        said = falls_back(rank, world)
+    finally:
+        nvx.delegate.make = before
+    if rank == 0:
+        assert fake_nccl.calls() == {"connect": 1, "abort": 1}
+        assert "rank 1 " in said and "ZeroDivisionError" in said and "\n" not in said
+
+
+@on_nccl_gpus(3, op_timeout=100)
+def test_a_rank_that_cannot_connect_is_none_for_all(rank, world):
+    with fake_nccl.connecting("no route to rank 0\nand more") if rank == 1 else contextlib.nullcontext():
+        said = falls_back(rank, world)
+    assert fake_nccl.calls() == {"connect": 1, "abort": 1}
+    assert rank or ("rank 1 " in said and "no route to rank 0" in said and "more" not in said)
+
+
+@on_nccl_gpus(2, op_timeout=4)
+def test_connecting_that_does_not_end_ends_in_half_of_the_timeout(rank, world):
+    with fake_nccl.connecting("hang"):
+        said = falls_back(rank, world)
+    assert rank or "it was not connected within 2000 ms, half of the group's timeout" in said
+    assert fake_nccl.calls() == {"connect": 1, "abort": 1}
+
+
+@on_nccl_gpus(2, op_timeout=4)
+def test_a_rank_that_hangs_is_named_though_all_wait_for_it(rank, world):
+    """Its own time is up at the same time as that of who waits for it: any of them may be named, and all fall back."""
+    with fake_nccl.connecting("hang") if rank else contextlib.nullcontext():
+        said = falls_back(rank, world)
+    assert rank or "half of the group's timeout" in said
+
+
+@on_nccl_gpus(2, op_timeout=4, store="tcp")
+def test_a_wait_in_the_store_holds_nobody_up(rank, world):
+    """Nor can it be called off: it is left to itself."""
+    with fake_nccl.connecting("wait"):
+        said = falls_back(rank, world)
+    assert rank or "half of the group's timeout" in said
+
+
+@on_nccl_gpus(2, op_timeout=100)
+def test_an_abort_ends_connecting(rank, world):
+    tensor = on_gpu(1, LARGE)
+    with fake_nccl.connecting("hang"):
+        if rank == 0:
+            timer = threading.Timer(0.5, dist.group.WORLD.abort)
+            timer.start()
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="abort"):
+            dist.all_reduce(tensor)
+        assert time.monotonic() - began < 15
+        if rank == 0:
+            timer.join()
+    assert fake_nccl.calls() == {"connect": 1, "abort": 1}
+
+
+@on_nccl_gpus(2, op_timeout=100)
+def test_ctrl_c_ends_connecting(rank, world):
+    tensor = on_gpu(1, LARGE)
+    with fake_nccl.connecting("hang"):
+        if rank == 0:
+            assert interrupted(lambda: dist.all_reduce(tensor)) < 15
+        else:
+            with pytest.raises(dist.DistBackendError, match="interrupted by the user.*rank 0"):
+                dist.all_reduce(tensor)
+    assert fake_nccl.calls() == {"connect": 1, "abort": 1}
+    meet("both have been told")
+
+
+@on_nccl_gpus(3, op_timeout=100, dies=[1])
+def test_a_rank_that_dies_while_connecting_is_named_soon(rank, world):
+    tensor = on_gpu(1, LARGE)
+    if rank == 1:
+        threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    with fake_nccl.connecting("hang"):
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError, match="rank 1 .*ended"):
+            dist.all_reduce(tensor)
+        assert time.monotonic() - began < 20
+    assert fake_nccl.calls() == {"connect": 1, "abort": 1}
+
+
+@on_nccl_gpus(2, op_timeout=2)
+def test_a_rank_that_does_not_come_to_agree_is_named(rank, world):
+    dist.all_reduce(on_gpu(1, SMALL))
+    if rank == 0:
+        said = "rank 1 did not come.*while the ranks agreed on what to hand over"
+        with pytest.raises(dist.DistBackendError, match=said):
+            dist.all_reduce(on_gpu(1, LARGE))
+    meet("rank 0 has given up")
+
+
+@on_nccl_gpus(2)
+def test_a_device_that_gives_no_answer_fails_the_group(rank, world):
+    """Instead of an end of whoever asked, and of all looking after what is in flight."""
+    tensor = on_gpu(1, LARGE)
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        with held(), questions_fail():
+            work = dist.all_reduce(tensor, async_op=True)
+            raises_before_long("does not tell where it is.*fake_nccl.*an illegal memory access", work.wait)
+    else:
+        raises_before_long("illegal memory access.*told by rank 0", lambda: dist.all_reduce(tensor))
+    assert fake_nccl.calls()["abort"] == 1
+    torch.accelerator.synchronize()
+
+
+def test_nccl_is_made_so_that_it_ends_no_process(monkeypatch):
+    """Its class is played: what it is given, and the environment that it reads."""
+    from nvx import delegate
+
+    class Played:
+        class Options:
+            _timeout = None
+
+        def __init__(self, store, rank, size, options):
+            self.given = (store, rank, size)
+            self.timeout = options._timeout
+            self.environment = {name: os.environ.get(name) for name in delegate.CALM}
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Played, raising=False)
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    monkeypatch.delenv("TORCH_NCCL_ENABLE_MONITORING", raising=False)
+    made = delegate.make("store", 1, 2, torch.device("cuda:0"))
+    assert made.given == ("store", 1, 2) and made.timeout > timedelta(days=300)
+    assert set(made.environment.values()) == {"0"} and len(made.environment) == 6
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1" and "TORCH_NCCL_ENABLE_MONITORING" not in os.environ
+
+
+def test_what_nccl_cannot_serve_is_said(monkeypatch):
+    from nvx import delegate
+
+    gpu, why_not = delegate.look(torch.device("cpu"))
+    assert not gpu and "serves CUDA tensors" in why_not
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    gpu, why_not = delegate.look(torch.device("cuda:0"))
+    assert not gpu and "without NCCL: there is nothing to hand over to" in why_not
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    facts = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x1A, pci_device_id=2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    assert delegate.look(torch.device("cuda:0")) == ("00000001:1a:02", "")
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_python_sees_captures_for_torches_that_do_not_say(monkeypatch, capturing):
+    from nvx import delegate
+
+    entered = []
+
+    @contextlib.contextmanager
+    def on(device):
+        entered.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    assert delegate.captures(torch.device("cuda:1")) is capturing
+    assert entered == [torch.device("cuda:1")]
+    assert delegate.captures(torch.device("cpu")) is False
