@@ -105,7 +105,7 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held), "kernels reduce_packets;");
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held + 8), "kernels reduce_chunks;");
   EXPECT_EQ(runs_of(Collective::kAllGather, held), "kernels exchange_packets;");
-  EXPECT_EQ(runs_of(Collective::kAllToAll, 8), "kernels exchange_chunks;") << "each rank knows its own sizes only";
+  EXPECT_EQ(runs_of(Collective::kAllToAll, 8), "kernels exchange_pieces;") << "each pair knows its own";
   EXPECT_TRUE(runs_of(Collective::kBarrier, 0).starts_with("host memory"));
 }
 

@@ -214,6 +214,12 @@ def test_explain_follows_nvx_delegate():
     assert rows("broadcast")[1] == [False, False]
 
 
+def test_explain_tells_of_cuda_tensors_on_one_host(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "all_reduce", "8", "-n", "4", "--hosts", "2", "--device", "cuda"])
+    assert "--device cuda tells of ranks on one host: leave out --hosts" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["send", "recv", "sendrecv", "pingpong"])
 def test_explain_says_how_messages_travel(capsys, name):
     assert cli.main(["explain", name, "8", "1M"]) == 0
