@@ -97,11 +97,12 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
       kernels_(std::make_shared<KernelPath>(group_, store_)),
       options_(options) {
   init();
-  if (!config().delegate.empty() && size_ > 1)
+  if (!config().delegate.empty() && size_ > 1) {
     delegate_ = std::make_shared<Delegate>(group_, store_, [this] {
       kernels_->catch_up();  // the host waits for the others, who may wait for what this rank has called
       return device_group();
     });
+  }
   Registry& r = registry();
   MutexLock lock(r.mutex);
   r.groups.insert(this);
@@ -257,8 +258,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
   return work;
 }
 
-/// What is handed over comes behind results that are on their way through host memory to where it reads. Of those the
-/// host knows first that they can be waited for.
+/// What is handed over comes behind results that are on their way through host memory to where it reads. The host waits
+/// until a stream can wait for them.
 void ProcessGroupNVX::follow_results(const Tensors& inputs, const c10::Stream& stream) {
   constexpr std::chrono::milliseconds kGlance{20};
   while (!results_.follow(inputs, stream)) {

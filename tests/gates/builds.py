@@ -140,7 +140,8 @@ def played(context):
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
     compile_all(context, folder, "_C", "nvx_fake_cuda")
-    files = ("test_kernels.py", "test_graphs.py", "test_delegate.py", "test_delegate_graphs.py", "test_gpucheck_uses.py")
+    names = ("kernels", "graphs", "delegate", "delegate_graphs", "gpucheck_uses")
+    files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "--timeout", "600", *tests]

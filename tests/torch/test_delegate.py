@@ -483,7 +483,8 @@ def test_a_capture_is_refused_before_anything_is_handed_over(rank, world):
     reset_counts()
 
     def call():  # of no other thread's concern, as this process has no driver to tell that it may look at the device
-        with captured(mode="thread_local"), pytest.raises(ValueError, match="this stream is being captured into a graph"):
+        said = "this stream is being captured into a graph"
+        with captured(mode="thread_local"), pytest.raises(ValueError, match=said):
             dist.all_reduce(tensor)
 
     assert not is_handed_over(call)
