@@ -19,12 +19,11 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFarewell{5000};  // for what is in flight when this rank goes
-constexpr milliseconds kMoment{2000};    // for the backend's own end
 
 /// The words that a failure of one group has, for another one's.
 std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
 
-std::string text_of(const std::exception* error) { return error ? error->what() : "it threw no std::exception"; }
+std::string words_of(const std::exception* error) { return error ? error->what() : "it threw no std::exception"; }
 
 bool is_captured(at::Device device) {
   constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
@@ -146,7 +145,7 @@ Status Delegate::begin(Collective& c, const c10::Stream& stream) {
               [&](const std::exception* error) {
                 status =
                     fail(Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
-                                            group_->name() + " on " + self() + ": " + text_of(error));
+                                            group_->name() + " on " + self() + ": " + words_of(error));
               });
   flight->ended.record(stream);
   flight->enqueued.store(true, std::memory_order_release);
@@ -190,7 +189,7 @@ Status Delegate::look_at_flights() {
               [&](const std::exception* error) {
                 now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
                                           " does not tell where it is with what group " + group_->name() +
-                                          " has handed over to " + backend_->getBackendName() + ": " + text_of(error)};
+                                          " has handed over to " + backend_->getBackendName() + ": " + words_of(error)};
               });
   return now.ok() ? now : fail(now.code(), without_name(now.what()));
 }
@@ -237,7 +236,7 @@ Status Delegate::fail(Code code, const std::string& cause, const std::string& co
 }
 
 void Delegate::call_off() {
-  if (!called_off_.exchange(true)) abort_delegate(backend_, kMoment);
+  if (!called_off_.exchange(true)) abort_delegate(backend_);
 }
 
 void Delegate::abort() {

@@ -7,39 +7,38 @@
 namespace nvx {
 namespace {
 
-using kernel::Collective;
 using Tensors = std::vector<at::Tensor>;
 
-struct TypeRow {
+struct TorchType {
   DType dtype;
   at::ScalarType type;
 };
 /// Of what is reduced; data that only moves goes as bytes.
-constexpr TypeRow kTypes[] = {
+constexpr TorchType kTorchTypes[] = {
     {DType::kU8, at::kByte},  {DType::kI8, at::kChar},       {DType::kI32, at::kInt},   {DType::kI64, at::kLong},
     {DType::kF16, at::kHalf}, {DType::kBF16, at::kBFloat16}, {DType::kF32, at::kFloat}, {DType::kF64, at::kDouble},
 };
 
-struct OpRow {
+struct TorchOp {
   ReduceOp op;
   c10d::ReduceOp::RedOpType type;
 };
-constexpr OpRow kOps[] = {
+constexpr TorchOp kTorchOps[] = {
     {ReduceOp::kSum, c10d::ReduceOp::SUM},         {ReduceOp::kAvg, c10d::ReduceOp::AVG},
     {ReduceOp::kMin, c10d::ReduceOp::MIN},         {ReduceOp::kMax, c10d::ReduceOp::MAX},
     {ReduceOp::kProduct, c10d::ReduceOp::PRODUCT},
 };
 
-at::ScalarType type_of(const Operation& o) {
+at::ScalarType torch_type_of(const Operation& o) {
   if (!reduces(o.collective)) return at::kByte;
-  for (const TypeRow& row : kTypes) {
+  for (const TorchType& row : kTorchTypes) {
     if (row.dtype == o.dtype) return row.type;
   }
   TORCH_CHECK(false, "nvx hands no ", name(o.dtype), " over");
 }
 
-c10d::ReduceOp op_of(const Operation& o) {
-  for (const OpRow& row : kOps) {
+c10d::ReduceOp torch_op_of(const Operation& o) {
+  for (const TorchOp& row : kTorchOps) {
     if (row.op == o.op) return row.type;
   }
   TORCH_CHECK(false, "nvx hands no ", name(o.op), " over");
@@ -56,7 +55,7 @@ bool is_even(const Pieces& pieces) {
 /// Memory as tensors of the operation's type. The memory is kept by whoever called it.
 class Views {
  public:
-  Views(const Operation& o, at::Device device) : options_(at::TensorOptions().device(device).dtype(type_of(o))) {}
+  Views(const Operation& o, at::Device device) : options_(at::TensorOptions().device(device).dtype(torch_type_of(o))) {}
 
   at::Tensor of(const std::byte* data, size_t bytes) const {
     const auto count = int64_t(bytes / options_.dtype().itemsize());
@@ -98,7 +97,7 @@ c10::intrusive_ptr<c10d::Work> all_gather(c10d::Backend& backend, const Operatio
 
 c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::Backend& backend, const Operation& o, const Views& views) {
   auto options = synchronous<c10d::ReduceScatterOptions>();
-  options.reduceOp = op_of(o);
+  options.reduceOp = torch_op_of(o);
   at::Tensor output = views.of(o.out, o.send[size_t(backend.getRank())].bytes);
   if (is_even(o.send)) {
     at::Tensor input = views.of_whole(o.send);
@@ -111,27 +110,27 @@ c10::intrusive_ptr<c10d::Work> reduce_scatter(c10d::Backend& backend, const Oper
 
 c10::intrusive_ptr<c10d::Work> call(c10d::Backend& backend, const Operation& o, const Views& views) {
   switch (o.collective) {
-    case Collective::kAllReduce: {
+    case kernel::Collective::kAllReduce: {
       auto options = synchronous<c10d::AllreduceOptions>();
-      options.reduceOp = op_of(o);
+      options.reduceOp = torch_op_of(o);
       Tensors tensors{views.of(o.out, o.count * size_of(o.dtype))};
       return backend.allreduce(tensors, options);
     }
-    case Collective::kReduce: {
+    case kernel::Collective::kReduce: {
       auto options = synchronous<c10d::ReduceOptions>();
-      options.reduceOp = op_of(o);
+      options.reduceOp = torch_op_of(o);
       options.rootRank = o.root;
       Tensors tensors{views.of(o.out, o.count * size_of(o.dtype))};
       return backend.reduce(tensors, options);
     }
-    case Collective::kBroadcast: {
+    case kernel::Collective::kBroadcast: {
       auto options = synchronous<c10d::BroadcastOptions>();
       options.rootRank = o.root;
       Tensors tensors{views.of(o.out, o.recv[0].bytes)};
       return backend.broadcast(tensors, options);
     }
-    case Collective::kAllGather: return all_gather(backend, o, views);
-    case Collective::kReduceScatter: return reduce_scatter(backend, o, views);
+    case kernel::Collective::kAllGather: return all_gather(backend, o, views);
+    case kernel::Collective::kReduceScatter: return reduce_scatter(backend, o, views);
     default: TORCH_CHECK(false, "nvx hands no ", name(o.collective), " over");
   }
 }

@@ -20,7 +20,7 @@ constexpr milliseconds kNews{200};     // between two questions to the store whe
 constexpr char kBorder = '\n';         // between the two texts of a card
 constexpr const char* kCannotKey = "cannot";
 
-std::vector<std::byte> bytes_of(const std::string& text) {
+std::vector<std::byte> to_bytes(const std::string& text) {
   const auto* begin = reinterpret_cast<const std::byte*>(text.data());
   return {begin, begin + text.size()};
 }
@@ -62,8 +62,8 @@ void end_apart(const char* what, const DelegateSetup::Backend& backend, millisec
 
 }  // namespace
 
-void abort_delegate(const DelegateSetup::Backend& backend, milliseconds span) {
-  end_apart("calling off what was handed over", backend, span, &c10d::Backend::abort);
+void abort_delegate(const DelegateSetup::Backend& backend) {
+  end_apart("calling off what was handed over", backend, kMoment, &c10d::Backend::abort);
 }
 
 void shut_delegate_down(const DelegateSetup::Backend& backend, milliseconds span) {
@@ -99,7 +99,7 @@ class DelegateSetup::Attempt {
     made_->unwanted = true;
     const Backend made = made_->backend;
     lock.unlock();
-    if (made) abort_delegate(made, kMoment);
+    if (made) abort_delegate(made);
   }
 
  private:
@@ -135,19 +135,19 @@ void DelegateSetup::look_about() const {
 
 DelegateSetup::Backend DelegateSetup::agree() {
   const DelegateCard card = look();
-  why_not_ = refusal_of(exchange_.all_gather(bytes_of(card.gpu + kBorder + card.why_not)));
+  why_not_ = refusal_of(exchange_.all_gather(to_bytes(card.gpu + kBorder + card.why_not)));
   if (!why_not_.empty()) return nullptr;
   try {
     const Said mine = connect();
-    why_not_ = refusal_of_connecting(exchange_.all_gather(bytes_of(std::string(1, char(mine.kind)) + mine.text)));
+    why_not_ = refusal_of_connecting(exchange_.all_gather(to_bytes(std::string(1, char(mine.kind)) + mine.text)));
   } catch (const std::exception& error) {
     contain("telling why a rank does not connect", [&] { exchange_.give_up(error.what()); });
-    if (backend_) abort_delegate(backend_, kMoment);
+    if (backend_) abort_delegate(backend_);
     throw;
   }
   if (group_.rank() == 0) store_.remove(key(kCannotKey));  // all have heard
   if (why_not_.empty()) return backend_;
-  if (backend_) abort_delegate(backend_, kMoment);
+  if (backend_) abort_delegate(backend_);
   return nullptr;
 }
 

@@ -28,8 +28,9 @@ c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::S
 /// Whether this thread's current stream of the device is being captured, where torch's C++ cannot tell.
 bool python_sees_capture(at::Device device);
 
-/// Ends what a backend is at, or lets go of it in good order: within the span, whatever becomes of the call.
-void abort_delegate(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds span);
+/// Ends what a backend is at, within a moment, or lets go of it in good order, within the span: whatever becomes of the
+/// call.
+void abort_delegate(const c10::intrusive_ptr<c10d::Backend>& backend);
 void shut_delegate_down(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds span);
 
 /// How the ranks of a group come to have another backend beside it, or agree that none of them has one. Used once.
