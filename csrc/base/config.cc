@@ -53,7 +53,7 @@ constexpr Variable kVariables[] = {
     {"NVX_DELEGATE", "none",
      "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks: a list of "
      "all_reduce, reduce, broadcast, all_gather, reduce_scatter, each for all sizes or from a size of the whole on "
-     "(all_reduce>=64M,broadcast), or none",
+     "(all_reduce>=64M,broadcast), or none; not run over a real NCCL yet",
      kHandOvers},
     {"NVX_CUDA", "", "read by the build only: 0 builds without CUDA"},
 };

@@ -234,6 +234,29 @@ def test_order_beside_kernels(rank, world):
     assert fake_nccl.calls()["allreduce"] == fake_nccl.calls()["broadcast"] == 12
 
 
+@on_played_nccl_gpus(2)
+def test_ranks_agree_behind_kernels_that_others_may_wait_for(rank, world):
+    """The first that may be handed over holds the host up until all come to it: one that still waits for kernels does
+    not, as long as this rank keeps its own back in a window."""
+    few, many, made = on_gpu(rank, SMALL), on_gpu(rank, LARGE), len(fake_nccl.made)
+    dist.reduce_scatter_tensor(torch.empty(1, device=GPU), on_gpu(1, 2))  # by kernels, and nothing is agreed on yet
+    assert len(fake_nccl.made) == made
+    backend = dist.group.WORLD._get_backend(torch.device(GPU))
+    if rank == 0:
+        backend._start_coalescing()
+        work = dist.all_reduce(few, async_op=True)
+        dist.all_reduce(many, async_op=True)
+        backend._end_coalescing()
+        work.wait()
+    else:
+        dist.all_reduce(few)
+        torch.accelerator.synchronize()
+        dist.all_reduce(many)
+    torch.accelerator.synchronize()
+    assert_all(few, 1)
+    assert_all(many, 1)
+
+
 @on_nccl_gpus(2)
 def test_the_host_runs_ahead(rank, world):
     tensor = on_gpu(rank + 1, LARGE)
