@@ -212,7 +212,7 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
     transit = std::make_unique<Transit>(tracks);
     const Loads loads = loads_of(collectives, &Collective::bring);
     const bool behind = results_.awaited_in(inputs);
-    if (behind) (void)results_.follow(inputs, tracks.down);  // what was handed over is on another stream
+    if (behind) (void)results_.follow(inputs, tracks.down);         // what was handed over is on another stream
     behind ? transit->bring_behind(loads) : transit->bring(loads);  // may throw, and then nothing has been numbered
     for (Collective& c : collectives) {
       if (c.in_chunks && !behind) c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
