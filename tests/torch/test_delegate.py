@@ -205,6 +205,23 @@ def mix(rank):
 
 
 @on_nccl_gpus(2)
+def test_calls_on_several_streams_keep_their_order(rank, world):
+    """No stream waits for another by the caller's doing."""
+    dist.broadcast(on_gpu(1), 0)
+    tensor = on_gpu(rank + 2, LARGE)
+    torch.accelerator.synchronize()
+    first, second = torch.Stream(GPU), torch.Stream(GPU)
+    with held(first):
+        with first:
+            dist.all_reduce(tensor)
+        with second:
+            dist.all_reduce(tensor, op=dist.ReduceOp.PRODUCT)
+        time.sleep(0.5)  # in which the second could run
+    torch.accelerator.synchronize()
+    assert_all(tensor, 25)
+
+
+@on_nccl_gpus(2)
 def test_order_beside_what_goes_through_host_memory(rank, world):
     mix(rank)
     assert fake_nccl.calls()["allreduce"] == fake_nccl.calls()["broadcast"] == 12

@@ -90,6 +90,26 @@ def test_a_rank_that_cannot_connect_is_none_for_all(rank, world):
     assert rank or ("rank 1 " in said and "no route to rank 0" in said and "more" not in said)
 
 
+@on_nccl_gpus(2)
+def test_a_rank_that_has_connected_follows_one_that_has_not(rank, world):
+    """And lets go of what it has."""
+    import nvx.delegate
+
+    before = nvx.delegate.make
+
+    def alone(store, rank, size, device):
+        return before(dist.PrefixStore("alone", store), 0, 1, device)
+
+    nvx.delegate.make = (lambda *given: 1 / 0) if rank else alone
+    try:
+        said = falls_back(rank, world)
+    finally:
+        nvx.delegate.make = before
+    if rank == 0:
+        assert fake_nccl.calls() == {"connect": 1, "abort": 1}
+        assert "rank 1 " in said and "ZeroDivisionError" in said
+
+
 @on_nccl_gpus(2, op_timeout=4)
 def test_connecting_that_does_not_end_ends_in_half_of_the_timeout(rank, world):
     with fake_nccl.connecting("hang"):
