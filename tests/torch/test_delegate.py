@@ -15,7 +15,7 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import held, reset_counts, set_delays, slow_fill
-from ranks import meet, on_fake_gpus
+from ranks import SEVERAL_HOSTS, meet, on_fake_gpus
 from test_device import GPU, MODES, assert_all, captured, on_gpu
 
 DEVICE = test_device
@@ -369,7 +369,8 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
     torch.accelerator.synchronize()
     if rank == 0:
         work = dist.all_reduce(tensor, async_op=True)
-        raises_before_long("timed out in all_reduce.*waiting for rank 1", work.wait)
+        whom = "" if SEVERAL_HOSTS else ".*waiting for rank 1"  # whose time is up later than the device's
+        raises_before_long("timed out in all_reduce" + whom, work.wait)
         torch.accelerator.synchronize()
     meet("rank 0 has given up")
 
@@ -399,6 +400,7 @@ def test_the_time_before_the_device_comes_to_it_does_not_count(rank, world):
     dist.barrier()
 
 
+@pytest.mark.skipif(SEVERAL_HOSTS, reason="a rank of another host that dies is missed when the time is up")
 @on_nccl_gpus(3, op_timeout=60, dies=[1])
 def test_a_rank_that_dies_is_named_soon(rank, world):
     tensor = on_gpu(1, LARGE)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import held, questions_fail
-from ranks import meet
+from ranks import SEVERAL_HOSTS, meet
 from test_delegate import LARGE, SMALL, on_nccl_gpus, raises_before_long, stderr_lines
 from test_device import assert_all, on_gpu
 from test_interrupts import interrupted
@@ -33,6 +33,7 @@ def falls_back(rank, world, most=20):
     return "".join(said)
 
 
+@pytest.mark.skipif(SEVERAL_HOSTS, reason="of each host's GPUs by themselves")
 @on_nccl_gpus(3)
 def test_ranks_that_share_a_gpu_hand_nothing_over(rank, world):
     count = len(fake_nccl.made)
@@ -163,6 +164,7 @@ def test_ctrl_c_ends_connecting(rank, world):
     meet("both have been told")
 
 
+@pytest.mark.skipif(SEVERAL_HOSTS, reason="a rank of another host that dies is missed when the time is up")
 @on_nccl_gpus(3, op_timeout=100, dies=[1])
 def test_a_rank_that_dies_while_connecting_is_named_soon(rank, world):
     tensor = on_gpu(1, LARGE)
