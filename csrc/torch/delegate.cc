@@ -19,6 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kFarewell{5000};  // for what is in flight when this rank goes
+constexpr milliseconds kWord{5000};      // for the meeting, which knows who did not come, when the device's time is up
 
 /// The words that a failure of one group has, for another one's.
 std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
@@ -214,7 +215,8 @@ Status Delegate::look_at_first() {
     first->seen = true;
     first->deadline = Deadline::after(first->timeout);
   }
-  const bool late = first->seen && first->deadline.passed(Clock::now());
+  const bool may_name_a_rank = !first->meeting->done() && !first->deadline.passed(Clock::now() - kWord);
+  const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();
   if (called_off_) return group_->failure();  // whatever the backend says now comes of that
   const std::string where = " of group " + group_->name() + " on " + self();
