@@ -77,6 +77,14 @@ void Mailbox::post(const std::shared_ptr<Message>& message) {
   enter(message);
 }
 
+std::string Message::describe() const {
+  std::string whom = receives_ ? "from " : "to ";
+  whom += peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);
+  if (tag != 0) whom += ", tag " + std::to_string(tag);
+  return std::string(receives_ ? "recv(" : "send(") + name(dtype) + ", " + std::to_string(bytes / size_of(dtype)) +
+         " elements, " + whom + ")";
+}
+
 void Mailbox::push(Carrier carrier) {
   if (group_.forked()) return;
   MutexLock lock(mutex_);
@@ -89,7 +97,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   if (const Status refused = group_.check_alive(); !refused.ok()) {
     finish(message, refused);
   } else if (group_.told()) {
-    finish(message, group_.came_late(message->receives_ ? "recv" : "send"));
+    finish(message, group_.came_late(message->describe()));
   } else if (!message->receives_) {
     peers_[size_t(message->peer)].unannounced.push_back(message);
   } else if (!match_early(message)) {

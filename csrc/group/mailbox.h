@@ -41,6 +41,7 @@ struct Message {
 
   bool done() const { return done_.load(std::memory_order_acquire); }
   const Status& status() const { return status_; }  ///< once done
+  std::string describe() const;                     ///< "recv(f32, 1000 elements, from rank 1, tag 7)"
 
  private:
   friend class Mailbox;

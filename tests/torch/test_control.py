@@ -137,8 +137,9 @@ def test_timeout_of_a_wait(rank, world):
 def test_timeout_of_a_receive_names_the_sender(rank, world):
     group = dist.new_group(timeout=timedelta(seconds=1))
     if rank == 0:
-        first = late(1.0, lambda: dist.recv(torch.ones(3), 1, group=group)).splitlines()[0]
-        assert "rank 1" in first and "recv" in first, first
+        first = late(1.0, lambda: dist.recv(torch.ones(3), 1, group=group, tag=7)).splitlines()[0]
+        assert "timed out in recv(f32, 3 elements, from rank 1, tag 7)" in first, first
+        assert "waiting for rank 1 (pid" in first, first
     meet("done")
 
 
