@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
@@ -53,7 +54,7 @@ constexpr Variable kVariables[] = {
     {"NVX_DELEGATE", "none",
      "collectives of CUDA tensors that torch's own NCCL carries out, where it can serve all ranks: a list of "
      "all_reduce, reduce, broadcast, all_gather, reduce_scatter, each for all sizes or from a size of the whole on "
-     "(all_reduce>=64M,broadcast), or none; not run over a real NCCL yet",
+     "(all_reduce:64M,broadcast), or none; not run over a real NCCL yet",
      kHandOvers},
     {"NVX_CUDA", "", "read by the build only: 0 builds without CUDA"},
 };
@@ -115,7 +116,9 @@ std::optional<uint64_t> as_size(const std::string& set) {
   constexpr char kUnits[] = "KMG";
   if (set.empty() || !std::isdigit(uint8_t(set[0]))) return std::nullopt;
   char* end = nullptr;
+  errno = 0;
   const uint64_t value = std::strtoull(set.c_str(), &end, 10);
+  if (errno == ERANGE) return std::nullopt;
   if (*end == '\0') return value;
   const char* unit = std::strchr(kUnits, std::toupper(uint8_t(*end)));
   if (!unit || end[1] != '\0') return std::nullopt;
@@ -131,14 +134,15 @@ std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
   if (asked == std::vector<std::string>{"none"}) return all;
   const auto trimmed = [](const std::string& text) { return items(text + ",").front(); };
   for (const std::string& one : asked) {
-    const size_t sign = one.find(">=");
+    const size_t sign = one.find(':');
     const std::string name = trimmed(one.substr(0, sign));
     const auto same = [&](const HandOver& other) { return other.collective == name; };
-    const auto least = sign == std::string::npos ? 0 : as_size(trimmed(one.substr(sign + 2)));
+    const auto least = sign == std::string::npos ? 0 : as_size(trimmed(one.substr(sign + 1)));
     if (!least || std::count(known.begin(), known.end(), name) == 0 || std::any_of(all.begin(), all.end(), same))
       return std::nullopt;
     all.push_back({name, *least});
   }
+  std::ranges::sort(all, {}, &HandOver::collective);  // ranks that name the same in another order agree
   return all;
 }
 
@@ -234,7 +238,7 @@ std::string fault(const Variable& v) {
   if (v.takes == kHandOvers) {
     return as_hand_overs(text(v)) ? ""
                                   : std::string("neither none nor a list, each once, of ") + kHandOvers +
-                                        ", perhaps with a size (all_reduce>=64M,broadcast)";
+                                        ", perhaps with a size (all_reduce:64M,broadcast)";
   }
   return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cxxabi.h>
+
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -37,6 +39,8 @@ class Apart {
       std::exception_ptr thrown;
       try {
         result = work();
+      } catch (abi::__forced_unwind&) {
+        throw;  // the end of a thread is no exception, and must not be stopped
       } catch (...) {
         thrown = std::current_exception();
       }

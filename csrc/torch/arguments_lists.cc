@@ -74,7 +74,7 @@ Collective Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c10d::R
     sources.push_back(parts.back().data_ptr());
   }
   kernel::level().reduce(c.operation.dtype, inner)(folded.data_ptr(), sources.data(), int(sources.size()),
-                                                   size_t(folded.numel()), nullptr);
+                                                   c.operation.count, nullptr);
   for (at::Tensor& tensor : tensors) c.take_back.emplace_back(tensor, folded);
   return c;
 }

@@ -258,11 +258,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
   return work;
 }
 
-/// What is handed over comes behind results that are on their way through host memory to where it reads. The host waits
-/// until a stream can wait for them.
-void ProcessGroupNVX::follow_results(const Tensors& inputs, const c10::Stream& stream) {
+/// What is handed over comes behind results that are on their way through host memory to where it reads or writes. The
+/// host waits until a stream can wait for them.
+void ProcessGroupNVX::follow_results(const Tensors& tensors, const c10::Stream& stream) {
   constexpr std::chrono::milliseconds kGlance{20};
-  while (!results_.follow(inputs, stream)) {
+  while (!results_.follow(tensors, stream)) {
     Lane& lane = device_group()->lane();
     if (lane.held_here()) raise(group_->inside_itself());
     kernels_->catch_up();
@@ -294,6 +294,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
   if (!handed_over && async && collects() && std::none_of(collectives.begin(), collectives.end(), copies))
     return put_off_kernels(kind, std::move(collectives), outputs, inputs, std::move(transit));
   if (handed_over) follow_results(inputs, tracks.down);
+  if (handed_over) follow_results(outputs, tracks.down);
   // Whatever comes of it, part of it may have been begun.
   const std::vector<at::Tensor> used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
   Status status;

@@ -139,7 +139,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork put_off_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                 const Tensors& inputs, std::unique_ptr<Transit> transit);
   Status launch_on_device(Collectives& collectives, Transit& transit);
-  void follow_results(const Tensors& inputs, const c10::Stream& stream);
+  void follow_results(const Tensors& tensors, const c10::Stream& stream);
   Status execute(Collectives& collectives);
   Status execute_staged(Collectives& collectives, Transit& transit);
   /// To a group's lane, which keeps the work, and with it all tensors, until it has run.

@@ -133,25 +133,31 @@ Status Delegate::begin(Collective& c, const c10::Stream& stream) {
   NVX_LOG(kTrace, "group %s #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
           static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
           backend_->getBackendName().c_str());
-  flight->begun.record(stream);
-  {
-    MutexLock lock(mutex_);
-    if (parted_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
-    flights_.push_back(flight);
-    watch();
-  }
-  lane_group_->lane().submit(flight->meeting);
   Status status;
-  contain_and([&] { call_delegate(*backend_, o, device_); },
+  contain_and([&] { status = begin(flight, o, stream); },
               [&](const std::exception* error) {
                 status =
                     fail(Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
                                             group_->name() + " on " + self() + ": " + words_of(error));
               });
-  flight->ended.record(stream);
-  flight->enqueued.store(true, std::memory_order_release);
   if (group_->failed()) call_off();  // a failure of just now has not seen it
   return status;
+}
+
+Status Delegate::begin(const std::shared_ptr<Flight>& flight, const Operation& o, const c10::Stream& stream) {
+  flight->begun.record(stream);
+  {
+    MutexLock lock(mutex_);
+    if (group_->failed()) return group_->failure();
+    if (parted_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
+    flights_.push_back(flight);
+    watch();
+  }
+  lane_group_->lane().submit(flight->meeting);
+  call_delegate(*backend_, o, device_);
+  flight->ended.record(stream);
+  flight->enqueued.store(true, std::memory_order_release);
+  return {};
 }
 
 /// A thread of the pool looks after what is in flight, and goes when nothing is.
@@ -215,6 +221,7 @@ Status Delegate::look_at_first() {
     first->seen = true;
     first->deadline = Deadline::after(first->timeout);
   }
+  if (first->meeting->done() && !first->meeting->outcome().ok()) return first->meeting->outcome();
   const bool may_name_a_rank = !first->meeting->done() && !first->deadline.passed(Clock::now() - kWord);
   const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();

@@ -27,7 +27,8 @@ namespace nvx {
 ///
 /// Before each, the ranks meet on the host, beside the device: a barrier with its fingerprint in the order of the
 /// collectives that go through host memory. So who calls something else, or does not come, is named as ever, while
-/// what was begun waits on the device until it is called off. A timeout of its own begins when the device comes to it.
+/// what was begun waits on the device until it is called off. That meeting has the call's timeout, and so, from when
+/// the device comes to it, has what was handed over.
 ///
 /// None of that can be done for a replay of a graph, which no host takes part in. So nothing that is captured is handed
 /// over: it stays with nvx's kernels, which look after themselves.
@@ -72,6 +73,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
   void ask(at::Device device) EXCLUDES(asking_);
   void say(const std::string& why_not) const;
+  Status begin(const std::shared_ptr<Flight>& flight, const Operation& o, const c10::Stream& stream) EXCLUDES(mutex_);
   void watch() REQUIRES(mutex_);
   bool keeps_watching() EXCLUDES(mutex_);
   /// Whether nothing is in flight.

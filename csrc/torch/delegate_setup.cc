@@ -75,7 +75,9 @@ class DelegateSetup::Attempt {
  public:
   Attempt(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device)
       : running_([made = made_, store = std::move(store), rank, size, device] {
-          Backend backend = make_delegate(own(store), rank, size, device);
+          const c10::intrusive_ptr<c10d::Store> apart = own(store);
+          if (made->is_unwanted()) return false;
+          const Backend backend = make_delegate(apart, rank, size, device);
           {
             MutexLock lock(made->mutex);
             if (made->unwanted) return false;
@@ -104,6 +106,10 @@ class DelegateSetup::Attempt {
 
  private:
   struct Made {
+    bool is_unwanted() {
+      MutexLock lock(mutex);
+      return unwanted;
+    }
     Mutex mutex;
     Backend backend GUARDED_BY(mutex);
     bool unwanted GUARDED_BY(mutex) = false;

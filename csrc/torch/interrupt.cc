@@ -40,4 +40,10 @@ void raise_interrupt() {
   std::rethrow_exception(std::exchange(kept().raised, nullptr));
 }
 
+void without_python_lock(const std::function<void()>& act) {
+  if (!Py_IsInitialized() || !PyGILState_Check()) return act();
+  const pybind11::gil_scoped_release unlocked;
+  act();
+}
+
 }  // namespace nvx

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 namespace nvx {
 
 /// Ctrl-C, and every other signal whose Python handler raises. A waiter on the main thread lets the handlers run; what
@@ -11,5 +13,9 @@ bool run_signal_handlers();
 
 /// Throws what a handler has raised, if there is something. Does nothing on other threads than the main one.
 void raise_interrupt();
+
+/// Python's lock is taken last, or alone: what may wait for another lock lets go of it meanwhile, where this thread has
+/// it.
+void without_python_lock(const std::function<void()>& act);
 
 }  // namespace nvx

@@ -8,6 +8,7 @@
 #include "kernel/launch_cuda.h"
 #include "memory/beside_captures.h"
 #include "torch/argument_error.h"
+#include "torch/interrupt.h"
 #include "torch/store.h"
 
 namespace nvx {
@@ -236,7 +237,7 @@ void LaunchedWork::tell_outcome() {
 void LaunchedWork::catch_up() {
   if (closed_.load(std::memory_order_acquire)) return;
   origin_.check(facts_.rank);
-  path_->catch_up();
+  without_python_lock([&] { path_->catch_up(); });
 }
 
 /// The host waits for nothing; a failure that is known by now is raised.

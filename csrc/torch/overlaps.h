@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstddef>
 #include <vector>
@@ -27,7 +28,7 @@ class Outputs {
   bool clash(const at::Tensor& input, size_t counterpart) const;
 
  private:
-  std::vector<MemorySpan> spans_;
+  c10::SmallVector<MemorySpan, 8> spans_;
 };
 /// The same of a rank's piece and the whole, one of which is the input; the counterpart is that piece of the whole.
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);

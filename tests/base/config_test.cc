@@ -135,16 +135,26 @@ TEST(Config, ReadsWhatIsHandedOver) {
   } kGood[] = {
       {"none", ""},
       {"all_reduce", "all_reduce>=0 "},
-      {"all_reduce>=64M,broadcast", "all_reduce>=67108864 broadcast>=0 "},
-      {" reduce >= 4k , all_gather>=1G,reduce_scatter>=100",
-       "reduce>=4096 all_gather>=1073741824 reduce_scatter>=100 "},
+      {"all_reduce:64M,broadcast", "all_reduce>=67108864 broadcast>=0 "},
+      {" reduce : 4k , all_gather:1G,reduce_scatter:100", "all_gather>=1073741824 reduce>=4096 reduce_scatter>=100 "},
   };
   for (const auto& good : kGood)
     EXPECT_EQ(said_with({{"NVX_DELEGATE", good.set}}, [&] { EXPECT_EQ(list(config().delegate), good.read); }), "");
-  const char* const kBad[] = {"nccl",           "all_reduce>64M",          "all_reduce>=", "all_reduce>=M",
-                              "all_reduce>=-1", "all_reduce>=4T",          "all_to_all",   "none,reduce",
-                              "all_reduce,,",   "all_reduce,all_reduce",   ">=4K",         "all_reduce>=4KB",
-                              "broadcast>=1 M", "all_reduce>=99999999999G"};
+  const char* const kBad[] = {"nccl",
+                              "all_reduce>64M",
+                              "all_reduce:",
+                              "all_reduce:M",
+                              "all_reduce:-1",
+                              "all_reduce:4T",
+                              "all_to_all",
+                              "none,reduce",
+                              "all_reduce,,",
+                              "all_reduce,all_reduce",
+                              ":4K",
+                              "all_reduce:4KB",
+                              "broadcast:1 M",
+                              "all_reduce:99999999999G",
+                              "reduce:99999999999999999999"};
   for (const char* bad : kBad) {
     const std::string said = said_with({{"NVX_DELEGATE", bad}}, [] { EXPECT_EQ(list(config().delegate), ""); });
     EXPECT_NE(said.find("NVX_DELEGATE=" + std::string(bad) + " is neither none nor a list"), std::string::npos)

@@ -198,7 +198,7 @@ def test_explain_follows_nvx_delegate():
         "import nvx.delegate, nvx.cli, sys; nvx.delegate.obstacle = lambda: ''; "
         "sys.exit(nvx.cli.main(['explain', sys.argv[1], '4K', '1M', '-n', '4', '--device', 'cuda']))"
     )
-    again = {**os.environ, "NVX_DELEGATE": "all_reduce>=1M, all_gather>=16K, reduce_scatter>=8K"}
+    again = {**os.environ, "NVX_DELEGATE": "all_reduce:1M, all_gather:16K, reduce_scatter:8K"}
 
     def rows(collective):
         command = [sys.executable, "-c", script, collective]

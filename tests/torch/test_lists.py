@@ -59,6 +59,17 @@ def test_all_reduce(pg, rank, world, operator):
 
 
 @on_threads(2, 3)
+def test_all_reduce_of_complex_halves(pg, rank, world):
+    """Which nvx takes for twice as many numbers where torch does not."""
+    for operator in ("SUM", "AVG"):
+        tensors = [torch.view_as_complex(t.view(-1, 2)) for t in given(rank, 2, torch.float16, size=140)]
+        value(pg.allreduce(tensors, all_reduce_options(operator)))
+        want = sum(t for r in range(world) for t in given(r, 2, torch.float16, size=140)).view(-1, 2)
+        for tensor in tensors:
+            torch.testing.assert_close(torch.view_as_real(tensor), want / (world * 2) if operator == "AVG" else want)
+
+
+@on_threads(2, 3)
 def test_broadcast(pg, rank, world):
     for root in range(world):
         for chosen in range(3):
