@@ -53,6 +53,9 @@ class [[nodiscard]] Status {
 /// "nvx: <what>: <strerror>", and what to do about it, for a system call that failed just now.
 Error system_error(const std::string& what);
 
+/// What an error says, without the "nvx: " that it begins with: to be said in another one.
+inline std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
+
 }  // namespace nvx
 
 #define NVX_TRY(expression)                                                           \

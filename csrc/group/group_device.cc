@@ -10,9 +10,6 @@
 namespace nvx {
 namespace {
 
-/// What has failed on the device is said once more by the group, which says whose it is itself.
-std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
-
 /// Whether any kernel may be running. Nobody says when a graph is replayed; at the end of the process it does not
 /// count.
 bool may_run(const DeviceSide& kernels) {

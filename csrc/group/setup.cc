@@ -126,7 +126,7 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
   const std::string note = !told_.empty() ? told_
                                           : "rank " + std::to_string(rank()) + " (pid " + std::to_string(getpid()) +
                                                 ", host " + own_host_name(options_.host) + ") gave up making group " +
-                                                name() + ": " + (why.starts_with("nvx: ") ? why.substr(5) : why);
+                                                name() + ": " + without_name(why);
   if (pad_span_) {
     const kernel::Pad own(neighbours_->arena().at(pad_span_.offset), size_t(size()));
     write_note(own.header().failure, code, note);

@@ -123,7 +123,7 @@ void StoreExchange::look_for_failures() {
 void StoreExchange::give_up(const std::string& why) {
   if (gave_up_) return;
   gave_up_ = true;
-  const std::string note = of_rank(options_.rank) + " gave up: " + (why.starts_with("nvx: ") ? why.substr(5) : why);
+  const std::string note = of_rank(options_.rank) + " gave up: " + without_name(why);
   if (store_.add(key(kFailures), 1) == 1) store_.set(key(kFailure), {note.begin(), note.end()});
 }
 

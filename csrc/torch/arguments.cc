@@ -165,7 +165,7 @@ Collective Arguments::begin(kernel::Collective collective, const at::Tensor& lik
 }
 
 /// Before any of its tensors is looked at for where it is.
-void Arguments::hand_over(Collective& c, at::TensorList whole) const {
+void Arguments::decide_way(Collective& c, at::TensorList whole) const {
   c.handed_over = delegate_ && !c.device.is_cpu() && delegate_->serves(c, bytes_of_all(whole));
   if (c.handed_over) c.in_chunks = false;
 }
@@ -216,7 +216,7 @@ Collective Arguments::begin_reduce(kernel::Collective collective, at::Tensor& te
   check_tensor(tensor);
   Collective c = begin(collective, tensor, size_t(tensor.numel()));
   reduces_with(c, op, tensor);
-  hand_over(c, tensor);
+  decide_way(c, tensor);
   c.operation.out = in_place(c, tensor, apart);
   c.operation.in = c.operation.out;
   return c;
@@ -238,7 +238,7 @@ Collective Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   check_tensor(tensor);
   check_root(root);
   Collective c = begin(kernel::Collective::kBroadcast, tensor, size_t(tensor.numel()));
-  hand_over(c, tensor);
+  decide_way(c, tensor);
   c.operation.out = in_place(c, tensor);
   if (root == rank_) {
     keep_only(c, c.take_back);
@@ -262,7 +262,7 @@ Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Ten
     same_type(out, tensor);
   }
   Collective c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
-  hand_over(c, outputs);
+  decide_way(c, outputs);
   c.operation.in = input(c, tensor, Outputs(outputs).clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
   for (size_t p = 0; p < outputs.size(); ++p) c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
@@ -280,7 +280,7 @@ Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) con
   same_type(out, in);
   if (!times_size(out, in)) invalid("output tensor size must be equal to world_size times input tensor size");
   Collective c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
-  hand_over(c, out);
+  decide_way(c, out);
   c.operation.in = input(c, in, clash_within(in, out, rank_));
   c.operation.recv = Pieces(size_t(size_));
   std::byte* base = output(c, out);
@@ -300,7 +300,7 @@ Collective Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tens
   }
   Collective c = begin(kernel::Collective::kReduceScatter, out, count_of(inputs));
   reduces_with(c, op, out);
-  hand_over(c, inputs);
+  decide_way(c, inputs);
   c.operation.send = Pieces(inputs.size());
   for (size_t p = 0; p < inputs.size(); ++p)
     c.operation.send[p] = give(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
@@ -320,7 +320,7 @@ Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in,
   if (!times_size(in, out)) invalid("input tensor must be the same size as output size times world size");
   Collective c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
   reduces_with(c, op, in);
-  hand_over(c, in);
+  decide_way(c, in);
   c.operation.send = Pieces(size_t(size_));
   auto* base = give(c, in, clash_within(out, in, rank_)).data;
   for (int p = 0; p < size_; ++p) c.operation.send[size_t(p)] = {base + size_t(p) * bytes_of(out), bytes_of(out)};

@@ -58,7 +58,7 @@ class Arguments {
   Collective begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
   Collective begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
                           bool apart) const;
-  void hand_over(Collective& c, at::TensorList whole) const;
+  void decide_way(Collective& c, at::TensorList whole) const;
   Collective begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
   void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const Collective& c, const at::Tensor& tensor) const;

@@ -21,9 +21,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFarewell{5000};  // for what is in flight when this rank goes
 constexpr milliseconds kWord{5000};      // for the meeting, which knows who did not come, when the device's time is up
 
-/// The words that a failure of one group has, for another one's.
-std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
-
 std::string words_of(const std::exception* error) { return error ? error->what() : "it threw no std::exception"; }
 
 bool is_captured(at::Device device) {
