@@ -1,5 +1,6 @@
 # One libFuzzer program for every tests/fuzz/*_fuzz.cc. Configure with clang, and with the sanitizers wanted beside it:
 #   cmake -B build-fuzz -DCMAKE_CXX_COMPILER=clang++ -DNVX_FUZZ=ON -DNVX_SANITIZE=address,undefined
+# All else of such a build runs as without, so that one build serves the tests and the fuzzing.
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   message(FATAL_ERROR "nvx: NVX_FUZZ needs clang")
 endif()
