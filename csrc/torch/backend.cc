@@ -134,12 +134,12 @@ c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() 
   return c10::make_intrusive<Options>(options_);  // torch changes what it gets
 }
 
-NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind) {
+NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind, const std::shared_ptr<Group>& group) {
   std::function<void(NvxWork&)> on_end;
   if (somebody_listens()) {
     on_end = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](NvxWork& work) { self->tell(work); };
   }
-  return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end), kind.lists};
+  return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end), kind.lists, group};
 }
 
 void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
@@ -191,7 +191,14 @@ Status ProcessGroupNVX::execute(Collectives& collectives) {
 Status ProcessGroupNVX::execute_staged(Collectives& collectives, Transit& transit) {
   Group& group = *group_of(collectives);
   transit.bring(loads_of(collectives, &Collective::bring));
-  NVX_TRY(transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))));
+  Status arrived;
+  contain_and(
+      [&] { arrived = transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
+      [&](const std::exception* error) {
+        arrived =
+            fail_silent(group, transit.stream().device(), nvx::name(collectives.front().operation.collective), error);
+      });
+  NVX_TRY(arrived);
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
     trace_staged(group, c);
@@ -220,7 +227,7 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
   }
   for (Collective& c : collectives) c.operation.number = group_->next_number();
   if (transit) way = results_.expect(outputs, device.type());
-  auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind), std::move(collectives), outputs, inputs,
+  auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind, group), std::move(collectives), outputs, inputs,
                                                   std::move(transit), std::move(way));
   hand_over(work, group->lane());
   return work;
@@ -250,7 +257,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
   }
   raise_interrupt();  // that was noticed while the operation still ended well
   if (!heard) return nullptr;
-  NvxWork::Facts all = facts(kind);
+  NvxWork::Facts all = facts(kind, transit ? group_of(collectives) : group_);
   all.began = began;
   const auto stream = transit ? std::optional(transit->stream()) : std::nullopt;
   const auto work = c10::make_intrusive<DoneWork>(std::move(all), outputs, stream, std::move(transit));
@@ -288,6 +295,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
   Tracks tracks = Tracks::of_caller(device);
   tracks.capture = capture_of(tracks.up);
   if (async) tracks = tracks_.of_kernels(device, tracks.capture);
+  const kernel::Collective first = collectives.front().operation.collective;
   const bool handed_over = collectives.front().handed_over, heard = somebody_listens() || timed_;
   auto transit = std::make_unique<Transit>(tracks, /*timed=*/timed_ && tracks.capture == 0);
   const auto copies = [](const Collective& c) { return !c.bring.empty() || !c.take_back.empty(); };
@@ -304,8 +312,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
     contain("the end of a call", [&] { transit->close(used); });
     throw;
   }
-  if (async || heard) transit->close(used);
-  if (async && handed_over) results_.expect(outputs, device.type())->set_out(tracks.up);
+  contain_and(
+      [&] {
+        if (async || heard) transit->close(used);
+        if (async && handed_over) results_.expect(outputs, device.type())->set_out(tracks.up);
+      },
+      [&](const std::exception* error) {
+        const Status lost = fail_silent(*group_, device, nvx::name(first), error);
+        if (status.ok()) status = lost;
+      });
   if (!status.ok()) {
     tell_failure(status.code());
     raise(status);

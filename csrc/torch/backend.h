@@ -158,7 +158,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   /// The first rank's in the default group, and how far they are apart; -1: not all as far.
   std::pair<int64_t, int64_t> global_ranks();
-  NvxWork::Facts facts(const Kind& kind);
+  NvxWork::Facts facts(const Kind& kind) { return facts(kind, group_); }
+  /// group: whose lane carries it out.
+  NvxWork::Facts facts(const Kind& kind, const std::shared_ptr<Group>& group);
   c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,
                                           std::vector<uint64_t> global_ranks);

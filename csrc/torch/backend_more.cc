@@ -351,10 +351,8 @@ void ProcessGroupNVX::tell(NvxWork& work) {
     });
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
-  if (!work.status().ok()) {
-    tell_failure(work.status().code());
-    return;
-  }
+  if (!work.status().ok() || work.lost())
+    return tell_failure(work.status().ok() ? Code::kSystem : work.status().code());
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   c10d::CompletionHookArgs args;

@@ -21,8 +21,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFarewell{5000};  // for what is in flight when this rank goes
 constexpr milliseconds kWord{5000};      // for the meeting, which knows who did not come, when the device's time is up
 
-std::string words_of(const std::exception* error) { return error ? error->what() : "it threw no std::exception"; }
-
 bool is_captured(at::Device device) {
   constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
   if (!kTorchTells && !kernel::built_with_cuda()) return python_sees_capture(device);

@@ -122,10 +122,18 @@ Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begi
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
   }
-  transit.start_clock();
-  NVX_TRY(begin(transit, [&](const Place& place) { return begin_them(collectives, place); }));
-  transit.take_back(loads_of(collectives, &Collective::take_back));
-  return {};
+  Status status;
+  contain_and(
+      [&] {
+        transit.start_clock();
+        status = begin(transit, [&](const Place& place) { return begin_them(collectives, place); });
+        if (status.ok()) transit.take_back(loads_of(collectives, &Collective::take_back));
+      },
+      [&](const std::exception* error) {  // part of it may have been begun
+        const char* const what = nvx::name(collectives.front().operation.collective);
+        status = fail_silent(*group_, transit.stream().device(), what, error);
+      });
+  return status;
 }
 
 Status KernelPath::launch_kernels(const Operations& operations, const Place& place) {

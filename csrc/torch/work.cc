@@ -43,9 +43,10 @@ uint64_t next_completion_key() {
 }
 
 /// title: "nvx:all_reduce", as in Facts.
+std::string what_is(const char* title) { return title ? title + std::string("nvx:").size() : "an operation"; }
+
 [[noreturn]] void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout) {
-  const std::string what = title ? title + std::string("nvx:").size() : "an operation";
-  const std::string me = what + " of group " + group.name() + " on rank " + std::to_string(group.rank());
+  const std::string me = what_is(title) + " of group " + group.name() + " on rank " + std::to_string(group.rank());
   C10_THROW_ERROR(DistBackendError, "nvx: wait() timed out after " + std::to_string(timeout.count()) + " ms; " + me +
                                         " goes on. Next: wait again, or abort the group");
 }
@@ -63,6 +64,19 @@ std::exception_ptr exception_of(const Status& status) {
   } catch (...) {
     return std::current_exception();
   }
+}
+
+std::string words_of(const std::exception* error) {
+  const std::string words = error ? error->what() : "it threw no std::exception";
+  return words.substr(0, words.find('\n'));
+}
+
+Status fail_silent(Group& group, at::Device device, const std::string& what, const std::exception* error) {
+  return group.fail(Code::kSystem,
+                    device.str() + " of " + group.topology().describe(group.rank()) +
+                        " does not tell where it is with " + what + " of group " + group.name() + ": " +
+                        words_of(error),
+                    "");
 }
 
 Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
@@ -240,14 +254,21 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   });
   if (window) window->one_has_ended();
   const bool heard = facts_.on_end || facts_.timed;
-  if (hooks == Hooks::kNow || !heard || !transit_ || transit_->is_over()) return tell_hooks();
+  if (hooks == Hooks::kNow || !heard || is_there()) return tell_hooks();
   if (!Endings::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) tell_hooks();
 }
 
 bool NvxWork::is_there() {
   bool there = true;
-  contain("a look at a stream", [&] { there = transit_->is_over(); });
+  contain_and([&] { there = !transit_ || transit_->is_over(); }, [&](const std::exception* error) { lose(error); });
   return there;
+}
+
+/// Nobody could say any more when anything on the device has ended, and no call may have to look again who else waits.
+void NvxWork::lose(const std::exception* error) {
+  lost_.store(true, std::memory_order_release);
+  if (const auto group = facts_.group.lock())
+    (void)fail_silent(*group, transit_->stream().device(), what_is(facts_.title), error);
 }
 
 void NvxWork::tell_that_it_is_there() {
@@ -277,6 +298,8 @@ void NvxWork::check() {
   raise_interrupt();
   if (transit_) transit_->hand_over();  // a failed one, too, may have some of its results on their way
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  if (!lost()) return;
+  if (const auto group = facts_.group.lock()) raise(group->failure());
 }
 
 float NvxWork::getDuration() const {
@@ -285,11 +308,16 @@ float NvxWork::getDuration() const {
   // Copies may have yet to end; who is told of the end first would wait for itself.
   const auto is_clocked = [&] { return clocked_.load(std::memory_order_acquire); };
   for (int looks = 0; !is_clocked() && !told_here(); ++looks) pause_after(looks);
-  return duration().count();
+  return transit_ && transit_->is_timed() ? transit_->duration().count() : duration_here().count();
 }
 
 std::chrono::duration<float, std::milli> NvxWork::duration() const {
-  if (transit_ && transit_->is_timed()) return transit_->duration();
+  std::chrono::duration<float, std::milli> span = duration_here();
+  if (transit_ && transit_->is_timed() && !lost()) contain("a device's clock", [&] { span = transit_->duration(); });
+  return span;
+}
+
+std::chrono::duration<float, std::milli> NvxWork::duration_here() const {
   const Clock::time_point end = clocked_.load(std::memory_order_acquire) ? ended_ : Clock::now();
   return end - began();
 }

@@ -28,6 +28,12 @@ namespace nvx {
 /// The same, not raised, and as every thread sees it.
 std::exception_ptr exception_of(const Status& status);
 
+/// What a device or a backend has thrown, null for what is no std::exception: without the backtrace behind it.
+std::string words_of(const std::exception* error);
+/// Fails the group because a device has thrown this, or what is no std::exception, where it was asked about what it was
+/// given, or given it: the others would wait for this rank in vain. what: "all_reduce".
+Status fail_silent(Group& group, at::Device device, const std::string& what, const std::exception* error);
+
 /// One collective, or several in a row, with the tensors that must live until it is done.
 struct Collective {
   Operation operation;
@@ -82,6 +88,7 @@ class NvxWork : public c10d::Work {
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
     size_t lists = 0;                      ///< in how many lists of one length a future has the outputs; 0: in one
+    std::weak_ptr<Group> group = {};       ///< that fails where a device does not tell of the end
     Clock::time_point began = Clock::now();
   };
   const std::vector<c10::Stream>& streams() const { return streams_; }
@@ -99,8 +106,9 @@ class NvxWork : public c10d::Work {
 #endif
   /// A stream can wait for what is on its way back; for what has not ended the caller does.
   void synchronize() override;
-  /// Whether the results are where whoever looks finds them, on whatever stream.
-  bool isCompleted() override { return Work::isCompleted() && (!transit_ || transit_->is_over()); }
+  /// Whether the results are where whoever looks finds them, on whatever stream. Throws nothing: torch's recorder asks
+  /// this of each work inside the call that makes it.
+  bool isCompleted() override { return Work::isCompleted() && is_there(); }
   /// Without a stream the caller is what waits.
   void blockCurrentStream() override;
 
@@ -120,11 +128,13 @@ class NvxWork : public c10d::Work {
   bool watched();
   /// Whether it has ended well, and somebody has waited for it or asked for its future: nothing is left to be told.
   bool settled() const;
-  /// Whether its results are where whoever looks finds them; true where nobody can say.
+  /// Whether its results are where whoever looks finds them; true where nobody can say, which fails the group.
   bool is_there();
+  /// Whether its device did not tell: whatever it has ended in, what came of it is not known.
+  bool lost() const { return lost_.load(std::memory_order_acquire); }
   /// For whoever looks after it until then.
   void tell_that_it_is_there();
-  /// From its beginning to its end: on the device where that has been timed.
+  /// From its beginning to its end: on the device where that has been timed and is told.
   std::chrono::duration<float, std::milli> duration() const;
 
  protected:
@@ -149,6 +159,8 @@ class NvxWork : public c10d::Work {
   void complete(c10::ivalue::Future& future);
   c10::IValue value() const;
   void tell_hooks();
+  void lose(const std::exception* error);
+  std::chrono::duration<float, std::milli> duration_here() const;
   class Telling;
   static thread_local const Telling* innermost_;
 
@@ -161,6 +173,7 @@ class NvxWork : public c10d::Work {
   c10::intrusive_ptr<WindowWork> window_ GUARDED_BY(future_mutex_);  // until the end
   std::vector<c10::Stream> streams_;
   std::atomic<bool> over_{false};
+  std::atomic<bool> lost_{false};
   std::atomic<bool> clocked_{false};    // ended_ is known
   std::atomic<bool> asked_for_{false};  // waited for to the end, or its future asked for
 };

@@ -16,6 +16,7 @@ from fake_device import held, questions_fail
 from ranks import SEVERAL_HOSTS, meet
 from test_delegate import LARGE, SMALL, on_nccl_gpus, raises_before_long, stderr_lines
 from test_device import assert_all, on_gpu
+from test_device_groups import listen
 from test_interrupts import interrupted
 
 
@@ -188,18 +189,30 @@ def test_a_rank_that_does_not_come_to_agree_is_named(rank, world):
     meet("rank 0 has given up")
 
 
+def until_called_off(most=20):
+    end = time.monotonic() + most
+    while "abort" not in fake_nccl.calls():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("listening", [False, True])
 @on_nccl_gpus(2)
-def test_a_device_that_gives_no_answer_fails_the_group(rank, world):
-    """Instead of an end of whoever asked, and of all looking after what is in flight."""
-    tensor = on_gpu(1, LARGE)
-    dist.all_reduce(tensor)
+def test_a_device_that_gives_no_answer_fails_the_group(rank, world, listening):
+    """Instead of an end of whoever asked, of all looking after what is in flight, or of the call that tells hooks."""
+    group, tensor, heard = dist.new_group(), on_gpu(1, LARGE), []
+    dist.all_reduce(tensor, group=group)
     torch.accelerator.synchronize()
+    if listening:
+        listen(group, heard.append)
     if rank == 0:
         with held(), questions_fail():
-            work = dist.all_reduce(tensor, async_op=True)
-            raises_before_long("does not tell where it is.*fake_nccl.*an illegal memory access", work.wait)
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            raises_before_long("does not tell where it is with.*an illegal memory access", work.wait)
+            until_called_off()
     else:
-        raises_before_long("illegal memory access.*told by rank 0", lambda: dist.all_reduce(tensor))
+        raises_before_long("illegal memory access.*told by rank 0", lambda: dist.all_reduce(tensor, group=group))
+        until_called_off()
     assert fake_nccl.calls()["abort"] == 1
     torch.accelerator.synchronize()
 

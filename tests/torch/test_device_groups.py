@@ -1,5 +1,6 @@
 """Groups of ranks with tensors of a device: splits, sparse tensors, a set-up that is aborted, who hears of an end."""
 
+import concurrent.futures
 import copy
 import threading
 import time
@@ -8,8 +9,9 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import peek, set_copy_rate, set_delays
+from fake_device import peek, questions_fail, set_copy_rate, set_delays
 from ranks import TORCH, meet, on_fake_gpus, only_nvx
+from test_delegate import raises_before_long
 
 GPU = "fakegpu"
 pytestmark = only_nvx
@@ -121,22 +123,53 @@ def test_an_abort_ends_the_set_up_of_the_devices_group(rank, world):
         dist.all_reduce(on_gpu(1))
 
 
+def listen(group, hook):
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+    group._register_on_completion_hook(hook)
+
+
 def heard(group, call, tensor):
     """What the tensor held when a hook heard of the call's end, and how long it took."""
     seen = []
     told = threading.Event()
-    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
 
     def hook(info):
         seen.append((peek(tensor)[-1].item(), info.active_duration.total_seconds()))
         told.set()
 
-    group._register_on_completion_hook(hook)
+    listen(group, hook)
     work = call()
     if work is not None:
         work.wait()
     assert told.wait(20)
     return work, seen[0]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@on_fake_gpus(2)
+def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asynchronous):
+    """Whoever listens has nvx ask; the call that it is asked in, and the thread, go on."""
+    group, told = dist.new_group(), threading.Event()
+    group._enable_collectives_timing()
+    tensor = on_gpu(1)
+    dist.all_reduce(tensor, group=group)
+    torch.accelerator.synchronize()
+    if rank == 0:
+        listen(group, lambda info: told.set())
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            call = pool.submit(dist.all_reduce, tensor, group=group, async_op=asynchronous)
+            time.sleep(0.3)  # what it reads has come to the host by then; else it fails sooner, in the same words
+            with questions_fail():
+                meet("the device tells nothing")
+                call.result(60)
+                assert told.wait(20)
+        words = "does not tell where it is with all_reduce of group.*an illegal memory access"
+    else:
+        meet("the device tells nothing")
+        dist.all_reduce(tensor, group=group)
+        words = "an illegal memory access.*told by rank 0"
+    raises_before_long(words, lambda: dist.all_reduce(tensor, group=group))
+    torch.accelerator.synchronize()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
