@@ -267,13 +267,8 @@ std::string DeviceSide::mismatch(const DeviceVerdict& v) const {
     return "collective mismatch in group " + group + " before " + what_was(v.call, v.epoch) + ": by the end of " +
            what_was_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " + peer + " had called something else";
   }
-  std::string cause = "collective mismatch in group " + group + " at " + what_was(v.call, v.epoch) + ": " + self() +
-                      " called " + describe(mine) + ", " + peer + " called " + describe(theirs);
-  if (describe(mine) == describe(theirs)) {
-    cause +=
-        theirs.history != mine.history ? ", after operations that differed already" : ", with different sizes by rank";
-  }
-  return cause;
+  return "collective mismatch in group " + group + " at " + what_was(v.call, v.epoch) + ": " +
+         contrast({self(), mine}, {peer, theirs});
 }
 
 Status DeviceSide::explain(const DeviceVerdict& v) {

@@ -296,6 +296,17 @@ std::string Group::missing_ranks() {
   return text;
 }
 
+/// The first epoch, up to one in which they differ, in which this rank and a peer called different things, as far as
+/// both still know: around a root ranks may not meet, and learn of it from what they call later. The peer is less than
+/// kEpochs ahead of this rank.
+uint32_t Group::where_they_parted(int seat, uint32_t epoch) const {
+  const auto alike_before = [&](uint32_t e) { return own_pad().recent(e).history == pad(seat).recent(e).history; };
+  for (uint32_t e = epoch; channel_->epoch() - e <= kernel::kEpochs; --e) {
+    if (alike_before(e)) return e;
+  }
+  return epoch;
+}
+
 Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, const Deadline& deadline) {
   const std::string what = describe(o.fingerprint());
   const std::string number = "#" + std::to_string(o.number);
@@ -304,16 +315,11 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
   const std::string peer = v.peer >= 0 ? describe_seat(v.peer) : "";
   switch (v.cause) {
     case kernel::Verdict::Cause::kMismatch: {
-      const uint32_t epoch = uint32_t(v.wanted >> 32);
-      const kernel::Fingerprint mine = own_pad().recent(epoch), theirs = pad(v.peer).recent(epoch);
+      const uint32_t epoch = where_they_parted(v.peer, uint32_t(v.wanted >> 32));
       const char* where = epoch == channel_->epoch() ? " at " : " before ";
-      std::string cause = "collective mismatch in group " + name() + where + number + ": " +
-                          topology_.describe(rank()) + " called " + describe(mine) + ", " + peer + " called " +
-                          describe(theirs);
-      if (describe(mine) == describe(theirs)) {
-        cause += theirs.history != mine.history ? ", after operations that differed already"
-                                                : ", with different sizes by rank";
-      }
+      const std::string cause =
+          "collective mismatch in group " + name() + where + number + ": " +
+          contrast({topology_.describe(rank()), own_pad().recent(epoch)}, {peer, pad(v.peer).recent(epoch)});
       return fail(Code::kMismatch, cause, context + ". " + kCallAlike);
     }
     case kernel::Verdict::Cause::kCounts:

@@ -78,20 +78,31 @@ Status Spread::run(Operation& o, Carrier carrier) {
     (void)end();
     throw;
   }
-  const std::optional<std::pair<int, net::Label>> stray = end();
+  const std::optional<net::Port::Stray> stray = end();
   if (room_.size() > kKeptRoom) std::vector<std::byte>().swap(room_);
-  if (!status.ok() || !stray || stray->second == call.label) return status;
+  return !status.ok() || !stray ? status : explain_stray(o, *stray);
+}
+
+/// Around a root ranks may not meet, and learn from what comes later that another one called something else.
+Status Spread::explain_stray(const Operation& o, const net::Port::Stray& stray) {
+  const std::optional<net::Label> own = [&] {
+    MutexLock lock(port_.mutex());
+    return port_.called_here(stray.op);
+  }();
+  if (own == stray.label) return {};
+  const std::string where = stray.op == op_ ? " at #" : " before #", peer = group_.topology().describe(stray.rank);
+  const kernel::Fingerprint theirs = fingerprint_of(stray.label);
+  const std::string what =
+      own ? contrast({group_.topology().describe(group_.rank()), fingerprint_of(*own)}, {peer, theirs})
+          : peer + " called " + describe(theirs) + ", and this rank something else";
   return group_.fail(Code::kMismatch,
-                     "collective mismatch in group " + group_.name() + " at #" + std::to_string(o.number) + ": " +
-                         group_.topology().describe(group_.rank()) + " called " + describe(o.fingerprint()) + ", " +
-                         group_.topology().describe(stray->first) + " called " +
-                         describe(fingerprint_of(stray->second)),
+                     "collective mismatch in group " + group_.name() + where + std::to_string(o.number) + ": " + what,
                      kCallAlike);
 }
 
 /// When it returns, nothing of the operation's memory is touched any more. What was called under its number, and was
 /// something else.
-std::optional<std::pair<int, net::Label>> Spread::end() {
+std::optional<net::Port::Stray> Spread::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::Run*> open;
   for (const auto& active : active_) {
@@ -248,8 +259,8 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
   switch (v.cause) {
     case Cause::kMismatch:
       return group_.fail(Code::kMismatch,
-                         "collective mismatch in group " + group_.name() + " at " + number + ": " + me + " called " +
-                             what + ", " + peer + " called " + describe(fingerprint_of(v.theirs)),
+                         "collective mismatch in group " + group_.name() + " at " + number + ": " +
+                             contrast({me, call.o.fingerprint()}, {peer, fingerprint_of(v.theirs)}),
                          context + ". " + kCallAlike);
     case Cause::kCounts:
       return group_.fail(Code::kMismatch,

@@ -52,7 +52,7 @@ class Spread final : private Driver {
   };
 
   void drive() override;
-  std::optional<std::pair<int, net::Label>> end();
+  std::optional<net::Port::Stray> end();
 
   Status all_reduce(Call& call);
   Status all_reduce_by_leader(Call& call, const Bridge& bridge);
@@ -81,6 +81,7 @@ class Spread final : private Driver {
   /// Ends the errand that was begun first.
   Status finish(Call& call);
   Status finish_all(Call& call);
+  Status explain_stray(const Operation& o, const net::Port::Stray& stray);
   Status explain(Call& call, const net::Run& run, Waited how);
 
   Line leaders() const;

@@ -48,6 +48,15 @@ std::string describe(const kernel::Fingerprint& f) {
   return text + ")";
 }
 
+std::string contrast(const Called& one, const Called& other) {
+  const kernel::Fingerprint &a = one.what, &b = other.what;
+  std::string text = one.who + " called " + describe(a) + ", " + other.who + " called " + describe(b);
+  if (a.collective == b.collective && a.root != b.root) return text + ": their roots differ";
+  if (describe(a) != describe(b)) return text;
+  return text +
+         (a.history != b.history ? ", after operations that differed already" : ", with different sizes by rank");
+}
+
 Status met_in(const Status& status, const std::string& context) {
   const std::string& text = status.what();
   const size_t at = advice_at(text);

@@ -101,14 +101,14 @@ void Port::drop_early(uint32_t first_op, uint32_t last_op) {
   auto it = early_.lower_bound({first_op, 0, 0, 0});
   while (it != early_.end() && it->first.op <= last_op) {
     for (const Early& early : it->second) {
-      if (early.first && !stray_) stray_ = {int(early.header.from), early.first->label};
+      if (early.first && !stray_) stray_ = {int(early.header.from), early.header.op, early.first->label};
       let_go(early);
     }
     it = early_.erase(it);
   }
 }
 
-std::optional<std::pair<int, Label>> Port::stray() { return std::exchange(stray_, std::nullopt); }
+std::optional<Port::Stray> Port::stray() { return std::exchange(stray_, std::nullopt); }
 
 bool Port::spend(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
@@ -194,7 +194,7 @@ void Port::take_segment(const WireHeader& header, std::span<const std::byte> who
   if (header.kind == Kind::kFirst) first = read_behind_header<First>(whole);
   note_called(header);
   if (before(header.op, ended_)) {
-    if (first && !stray_) stray_ = {int(header.from), first->label};
+    if (first && !stray_) stray_ = {int(header.from), header.op, first->label};
     return took_in(int(header.from), body.size());
   }
   for (Run* run : runs_) {
@@ -293,13 +293,18 @@ void Port::take_label(const WireHeader& header, std::span<const std::byte> whole
   }
   const bool news = !clash_ || clash_->second.op != header.op;
   if (news) clash_ = {int(header.from), {header.op, *label}};
-  if (news && before(header.op, ended_) && !stray_) stray_ = {int(header.from), *label};
+  if (news && before(header.op, ended_) && !stray_) stray_ = {int(header.from), header.op, *label};
   if (news) show_label(int(header.from), header.op);
 }
 
 std::optional<std::pair<int, Label>> Port::clash(uint32_t op) const {
   if (!clash_ || clash_->second.op != op) return std::nullopt;
   return std::pair(clash_->first, clash_->second.label);
+}
+
+std::optional<Label> Port::called_here(uint32_t op) const {
+  const Called& called = called_[op % called_.size()];
+  return called.op == op ? std::optional(called.label) : std::nullopt;
 }
 
 // --- failure

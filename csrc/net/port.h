@@ -68,10 +68,17 @@ class Port {
   }
   /// A rank that calls something else as this operation, and what.
   std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(wire_->mutex_);
+  /// What was called here as this operation, if it is one of the last ones.
+  std::optional<Label> called_here(uint32_t op) const REQUIRES(wire_->mutex_);
   /// Operations before this one are over here: what still comes for them is a mismatch, or late.
   void end_operation(uint32_t op) REQUIRES(wire_->mutex_);
-  /// A label that came for an operation which is over here, and is not what was called: who sent it.
-  std::optional<std::pair<int, Label>> stray() REQUIRES(wire_->mutex_);
+  /// A label that came for an operation which is over here, and perhaps is not what was called.
+  struct Stray {
+    int rank;  ///< that sent it
+    uint32_t op;
+    Label label;
+  };
+  std::optional<Stray> stray() REQUIRES(wire_->mutex_);
   /// Whether a segment of this size may go to a rank now; counted as sent if so. What a rank has not taken in yet is
   /// bounded by the credit, except that one segment may go however long it is; so are those of no bytes.
   bool spend(int rank, size_t bytes) REQUIRES(wire_->mutex_);
@@ -181,7 +188,7 @@ class Port {
   std::vector<Run*> runs_;
   std::map<Early::Message, std::vector<Early>> early_;
   uint32_t ended_ = 0;  // operations before this one are over here
-  std::optional<std::pair<int, Label>> stray_;
+  std::optional<Stray> stray_;
   struct Called {
     uint32_t op = 0;
     Label label{};

@@ -125,8 +125,9 @@ TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
     if (status.ok()) status = barrier(group);
     ASSERT_FALSE(status.ok());
     EXPECT_SAYS(status, "collective mismatch");
-    EXPECT_SAYS(status, "root 0");
-    EXPECT_SAYS(status, "root 1");
+    EXPECT_SAYS(status, "root 0)");
+    EXPECT_SAYS(status, "root 1)");
+    EXPECT_SAYS(status, "): their roots differ");
   });
 }
 

@@ -52,7 +52,7 @@ class Alone {
   net::Run& run() { return *run_; }
   net::Port& port() { return *port_; }
   std::optional<net::Port::Failure> fate() { return hold(), port_->fate(1); }
-  std::optional<std::pair<int, net::Label>> stray() { return hold(), port_->stray(); }
+  std::optional<net::Port::Stray> stray() { return hold(), port_->stray(); }
 
   net::Run& begin(uint32_t op = 1) {
     hold();
@@ -320,14 +320,17 @@ TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
   alone.come({other, alone.segment(1)});
   const auto stray = alone.stray();
   ASSERT_TRUE(stray);
-  EXPECT_EQ(stray->first, 1);
-  EXPECT_EQ(stray->second, label(9));
+  EXPECT_EQ(stray->rank, 1);
+  EXPECT_EQ(stray->op, 1u);
+  EXPECT_EQ(stray->label, label(9));
   // The same if it came before its time, and nobody asked for it.
   alone.come({alone.segment(0, 3)});
   EXPECT_FALSE(alone.stray());
   alone.end_operation(2);
   alone.end_operation(3);
-  EXPECT_TRUE(alone.stray());
+  const auto later = alone.stray();
+  ASSERT_TRUE(later);
+  EXPECT_EQ(later->op, 3u);
 }
 
 /// An honest peer stops at its credit. One that does not is given up before it has filled the memory.
