@@ -219,7 +219,7 @@ bool reduces(Collective collective) {
 kernel::Fingerprint Operation::fingerprint() const {
   if (whole) return whole->fingerprint;
   const Collective called = meets_for == Collective::kNone ? collective : meets_for;
-  return {called, dtype, reduces(called) ? op : ReduceOp::kSum, 0, root, count, shape, 0};
+  return {called, dtype, reduces(called) ? op : ReduceOp::kSum, kernel::Form::kDense, root, count, shape, 0};
 }
 
 Status Group::run(Operation& o, Carrier carrier) {

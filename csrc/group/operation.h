@@ -30,8 +30,8 @@ class Pieces {
   std::unique_ptr<kernel::Piece[]> many_;
 };
 
-/// What an operation is a chunk of (group/chunks.h): what ranks compare and errors speak of, whose time it shares, and
-/// the bytes as which it is planned between hosts.
+/// What an operation is a chunk of (group/chunks.h), or a step of: what ranks compare and errors speak of, whose time
+/// it shares, and the bytes as which it is planned between hosts.
 struct Whole {
   kernel::Fingerprint fingerprint;
   Deadline deadline;
@@ -60,7 +60,7 @@ struct Operation {
   Pieces recv;
   std::chrono::milliseconds timeout{0};  ///< 0: the group's
   uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
-  const Whole* whole = nullptr;          ///< of a chunk
+  const Whole* whole = nullptr;          ///< of a chunk, or a step
 
   /// In the form in which ranks compare it.
   kernel::Fingerprint fingerprint() const;

@@ -26,12 +26,15 @@ enum class Collective : uint8_t {
   kBarrier,
 };
 
+/// What tensors hold their elements as. Sparse ones go through host memory, in several steps of one collective.
+enum class Form : uint8_t { kDense, kSparse };
+
 /// What a rank is calling. Ranks that meet compare these; equal means byte for byte.
 struct Fingerprint {
   Collective collective = Collective::kNone;
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
-  uint8_t reserved = 0;
+  Form form = Form::kDense;
   int32_t root = -1;
   uint64_t count = 0;    ///< elements, of all ranks together; 0 where counts are compared pair by pair
   uint64_t shape = 0;    ///< hash of the counts by rank, where they may differ

@@ -250,8 +250,9 @@ class PushChannel {
     if (word == kBytesWord) return bytes;
     uint64_t value;
     __builtin_memcpy(&value, reinterpret_cast<const std::byte*>(&job.fingerprint) + word * sizeof value, sizeof value);
-    // Ranks that have chosen different algorithms do not wait for each other's data in vain.
-    return word == 0 ? value | uint64_t(uint8_t(job.algorithm) + 1) << (8 * offsetof(Fingerprint, reserved)) : value;
+    // Ranks that have chosen different algorithms do not wait for each other's data in vain. What kernels carry out is
+    // dense, so its form has nothing to say.
+    return word == 0 ? value | uint64_t(uint8_t(job.algorithm) + 1) << (8 * offsetof(Fingerprint, form)) : value;
   }
 
   NVX_HD bool their_word(uint32_t p, uint32_t word, uint64_t* value) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/hash.h"
+
 namespace nvx {
 
 SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments,
@@ -16,19 +18,21 @@ void SparseWork::let_go() {
   call_.claim.reset();
 }
 
-Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) const {
+Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) {
   std::vector<int64_t> shape = in.sizes().vec();
   shape.insert(shape.begin(), group.size());
   out = at::empty(shape, in.options());
   Collective c = arguments_.all_gather_base(out, in);
   c.operation.timeout = call_.timeout;
   c.operation.number = call_.number;
+  whole_.bytes = in.nbytes();
+  whole_.fingerprint.shape = Hash().add(c.operation.count).add(c.operation.shape).value();
+  c.operation.whole = &whole_;
   return group.run(c.operation, carrier);
 }
 
 /// How many entries each rank has, when all have the same shape.
-Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine,
-                                std::vector<int64_t>& entries) const {
+Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) {
   std::vector<int64_t> described{mine._nnz(), mine.sparse_dim(), mine.dense_dim()};
   described.insert(described.end(), mine.sizes().begin(), mine.sizes().end());
   at::Tensor all;
@@ -46,6 +50,10 @@ Status SparseWork::carry_out(Group& group, Carrier carrier) {
   at::Tensor mine = tensors_[0];
   for (size_t i = 1; i < tensors_.size(); ++i) mine = mine + tensors_[i];
   mine = mine.coalesce();
+  whole_.fingerprint.collective = kernel::Collective::kAllReduce;
+  whole_.fingerprint.dtype = dtype_of(mine.values());
+  whole_.fingerprint.form = kernel::Form::kSparse;
+  whole_.deadline = Deadline::after(group.span_of(call_.timeout));
   std::vector<int64_t> entries;
   NVX_TRY(gather_sizes(group, carrier, mine, entries));
   const int64_t most = *std::max_element(entries.begin(), entries.end());

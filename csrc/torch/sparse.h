@@ -22,11 +22,12 @@ class SparseWork final : public LaneWork {
  private:
   Status carry_out(Group& group, Carrier carrier) override;
   void let_go() override;
-  Status gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) const;
-  Status gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) const;
+  Status gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out);
+  Status gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries);
 
   const Arguments arguments_;
   Call call_;
+  Whole whole_;  // what was called: ranks compare that in each step
   std::vector<at::Tensor> tensors_;
 };
 

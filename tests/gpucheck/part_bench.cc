@@ -64,7 +64,7 @@ class FusedBench {
   Job job_of(Pushed algorithm, size_t bytes, uint32_t rank) const {
     kernel::Work work;
     std::byte* const tensor = tensors_.data() + rank * most_bytes_;
-    work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, 0, -1, bytes / 4, 0, 0};
+    work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
     work.in = tensor, work.out = tensor, work.count = bytes / 4;
     Job job = kernel::job_of(algorithm, work, rank, world_.shape().ranks, 4, 0, nullptr);
     job.patience_ns = kPatienceNs;

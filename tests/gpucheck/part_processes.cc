@@ -226,7 +226,7 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
     for (size_t bytes = spot.least; bytes <= spot.most; bytes *= bytes < 4096 ? 8 : 4) {
       for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
         kernel::Work work;
-        work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, 0, -1, bytes / 4, 0, 0};
+        work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
         work.in = tensor.data(), work.out = tensor.data(), work.count = bytes / 4;
         kernel::Job job = kernel::job_of(algorithm, work, member.number(), ranks, 4, 0, nullptr);
         job.patience_ns = kPatienceNs;

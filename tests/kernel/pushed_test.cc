@@ -184,7 +184,7 @@ TEST(Launch, WhatAnAlgorithmCannotDoIsRefused) {
   EXPECT_FALSE(fits(twins, Pushed::kExchangeChunks, sum(1)));
   EXPECT_FALSE(fits(twins, Pushed::kReduceChunks, play_of(Collective::kAllGather, 1, 2, 0)));
   kernel::Work work;
-  work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, 0, -1, 1, 0, 0};
+  work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, {}, -1, 1, 0, 0};
   const Job job = kernel::job_of(Pushed::kReduceChunks, work, 0, 1, 4, 0, nullptr);
   EXPECT_FALSE(kernel::can_do(Pushed::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
 }

@@ -70,6 +70,16 @@ MISMATCHES = {
         lambda g, w: dist.all_reduce(ones(), dist.ReduceOp.MAX, group=g),
         ("sum", "max"),
     ),
+    "sparse against dense": (
+        lambda g, w: dist.all_reduce(ones(), group=g),
+        lambda g, w: dist.all_reduce(ones().to_sparse(), group=g),
+        (r"all_reduce\(sum, f32, 10 elements\)", r"all_reduce\(sum, f32, sparse\)"),
+    ),
+    "type of sparse": (
+        lambda g, w: dist.all_reduce(ones().to_sparse(), group=g),
+        lambda g, w: dist.all_reduce(ones().double().to_sparse(), group=g),
+        (r"all_reduce\(sum, f32, sparse\)", r"all_reduce\(sum, f64, sparse\)"),
+    ),
     "root": (
         lambda g, w: dist.broadcast(ones(), 0, group=g),
         lambda g, w: dist.broadcast(ones(), 2, group=g),
@@ -116,7 +126,7 @@ def mismatch(rank, world, name):
     first = text.splitlines()[0]
     assert first.startswith("nvx: "), text
     for word in words:
-        assert re.search(rf"\b{word}\b", first), f"{name}: {word!r} is not in {first!r}"
+        assert re.search(rf"\b{word}(?!\w)", first), f"{name}: {word!r} is not in {first!r}"
     assert f"rank {rank}" in first, text
     others = [r for r in range(world) if r != rank and f"rank {r}" in first]
     assert others, f"no other rank in {first!r}"
