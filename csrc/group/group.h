@@ -186,12 +186,19 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
  private:
   void meet(Store& store);
   std::vector<Hello> exchange_hellos(Store& store, const std::string& door, const Deadline& deadline);
-  std::string key(const std::string& what) const { return "nvx/" + std::to_string(generation_) + "/" + what; }
+  static std::string key_in(int64_t generation, const std::string& what) {
+    return "nvx/" + std::to_string(generation) + "/" + what;
+  }
+  std::string key(const std::string& what) const { return key_in(generation_, what); }
   std::optional<std::vector<uint8_t>> fetch(Store& store, const std::string& what, int writer,
                                             const Deadline& deadline);
   std::optional<std::vector<uint8_t>> take(Store& store, const std::string& what, std::chrono::milliseconds span);
   void choose_reader(Store& store, uint64_t host);
   void catch_up(Store& store, int rank);
+  void look_for_a_double(Store& store);
+  [[noreturn]] void end_as_doubled(Store& store, int64_t their_generation);
+  std::string claimant(Store& store, int64_t generation);
+  std::string earlier_claim(Store& store);
   void map_peers(Doorway& door, const Deadline& deadline);
   void await_ready(Doorway& door, const Deadline& deadline);
   void open_port(Store& store, const Deadline& deadline);
@@ -240,6 +247,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::unique_ptr<Handout> handout_;  // during set-up, of the rank that reads the store for its host; ...
   std::unique_ptr<Receipt> receipt_;  // ... and of the ranks for which it does
   int64_t generation_ = 0;            // how often this rank has set the group up in its store, this time included
+  int64_t doubled_until_ = 0;         // set-up: another process has counted up to here for this rank
   Span pad_span_;
   Topology topology_;
   PlanFacts facts_;

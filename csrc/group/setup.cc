@@ -23,8 +23,10 @@ constexpr const char* kTable = "table";
 constexpr const char* kAddresses = "addresses";
 constexpr const char* kFailures = "failures";  // how many ranks have given up; the first one says why
 constexpr const char* kFailure = "failure";
+constexpr int64_t kMostDoubles = 8;  // who are told that they are
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
+std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
 std::string generation_of(int rank) { return "nvx/generation/" + std::to_string(rank); }
 
 std::chrono::milliseconds set_up_time(const GroupOptions& options) {
@@ -133,8 +135,9 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
     own.header().presence.store(kernel::Presence::kLeft);
   }
   contain("the store, told that a group cannot be made,", [&] {
-    if (generation_ == 0 || store.add(key(kFailures), 1) != 1) return;
-    store.set(key(kFailure), {note.begin(), note.end()});
+    for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
+      if (store.add(key_in(g, kFailures), 1) == 1) store.set(key_in(g, kFailure), {note.begin(), note.end()});
+    }
   });
   if (port_)
     contain("the wire, told that a group cannot be made,",
@@ -248,6 +251,7 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
     if (auto value = take(store, what, kSlice)) return value;
     stop_if_unwanted();
     if (slice < 10 || slice % 5 == 0) {
+      look_for_a_double(store);
       if (store.add(generation_of(writer), 0) > generation_) return store.get(key(what), kSlice);
       look_for_failures(store);
     }
@@ -255,8 +259,8 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
     if (deadline.passed(Clock::now())) {
       throw Error(Code::kTimeout,
                   "nvx: the ranks of group " + name() + " did not all come in " + seconds(deadline) + ": " +
-                      missing_in_set_up(store, writer) + "; this is rank " + std::to_string(rank()) +
-                      ", which waits for the key " + key(what) +
+                      missing_in_set_up(store, writer) + earlier_claim(store) + "; this is rank " +
+                      std::to_string(rank()) + ", which waits for the key " + key(what) +
                       " in the store. Next: has every rank been started, with this backend and world size, and "
                       "does each make this group? See the logs of those that have not come");
     }
@@ -266,8 +270,50 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
 /// Ranks count their set-ups alike, unless one has died in one, or given it up, and begun again: then nobody can have
 /// finished that one, and who is behind follows.
 void Group::catch_up(Store& store, int rank) {
+  look_for_a_double(store);
   const int64_t theirs = store.add(generation_of(rank), 0);
   generation_ = store.add(generation_of(this->rank()), theirs - generation_);
+}
+
+/// Throws if another process has counted as this rank while this one is making the group: nobody else may, and it would
+/// wait for a set-up of its own. It is told, too.
+void Group::look_for_a_double(Store& store) {
+  const int64_t counted = store.add(generation_of(rank()), 0);
+  if (counted > generation_) end_as_doubled(store, counted);
+}
+
+void Group::end_as_doubled(Store& store, int64_t their_generation) {
+  doubled_until_ = std::min(their_generation, generation_ + kMostDoubles);
+  const std::string own = claim_of(getpid(), own_host_name(options_.host)), other = claimant(store, their_generation);
+  throw Error(Code::kMismatch, "nvx: rank " + std::to_string(rank()) + " of group " + name() +
+                                   " was claimed twice: by " + own + " and by " +
+                                   (other.empty() ? "another process" : other) +
+                                   ". Next: give each process a rank of its own (RANK, init_process_group(rank=))");
+}
+
+/// Whoever was this rank before may have ended, or have made the group that this process waits for: nobody here can
+/// tell.
+std::string Group::earlier_claim(Store& store) {
+  const std::string who = generation_ > 1 ? claimant(store, generation_ - 1) : "";
+  const std::string own_host = own_host_name(options_.host).substr(0, sizeof Hello::host_name - 1);
+  if (who.empty() || who == claim_of(getpid(), own_host)) return "";
+  return "; rank " + std::to_string(rank()) + " was claimed before, by " + who +
+         ", with which the others may have gone on";
+}
+
+/// Who has counted that set-up for this rank; empty where it has not said so.
+std::string Group::claimant(Store& store, int64_t generation) {
+  constexpr std::chrono::milliseconds kSpan{2000};
+  std::string who;
+  contain_and(
+      [&] {
+        const auto value = store.get(key_in(generation, hello_of(rank())), kSpan);
+        if (!value) return;
+        const Hello hello = decode(*value, 1).front();
+        who = claim_of(hello.pid, printable(hello.host_name));
+      },
+      [](const std::exception*) {});
+  return who;
 }
 
 std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door, const Deadline& deadline) {
@@ -277,6 +323,7 @@ std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door,
   self.pad_bytes = pad_span_.bytes;
   std::memcpy(self.door, door.data(), std::min(door.size(), sizeof self.door - 1));
   if (size() == 1) return {self};
+  if (rank() == 0 && generation_ > 1) store.set(key(hello_of(0)), encode({&self, 1}));  // for who may have come before
   while (rank() != 0) {
     store.set(key(hello_of(rank())), encode({&self, 1}));
     choose_reader(store, self.host);
