@@ -51,6 +51,13 @@ foreach(dir ${rooms})
   endif()
 endforeach()
 
+# The contract of links holds over whichever UCX is loaded, and a process loads one.
+if(TARGET net_test AND NOT CMAKE_CROSSCOMPILING)
+  add_test(NAME net.other_ucx COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:net_test> -DPYTHON=${Python_EXECUTABLE}
+    -P ${PROJECT_SOURCE_DIR}/tests/net/other_ucx.cmake)
+  set_tests_properties(net.other_ucx PROPERTIES TIMEOUT 300 LABELS net SKIP_REGULAR_EXPRESSION "SKIPPED: no second libucp")
+endif()
+
 # What nvx declares of libcuda and NVML itself is held against cuda.h and nvml.h where they are. Their folder comes last:
 # nothing else of it is wanted.
 find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)

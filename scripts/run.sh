@@ -211,7 +211,7 @@ run_cpp_tests() {
   if has ninja; then generator=(-G Ninja); fi
   local folder=build/make/cpp  # as deep as setup.py's folder and the gates': so ccache knows their objects again
   # shellcheck disable=SC2086
-  cmake -S . -B $folder "${generator[@]}" -DNVX_TESTS=ON -DNVX_PYTHON=OFF ${CMAKE_ARGS:-} >"$logs/cmake.log" 2>&1 ||
+  cmake -S . -B $folder "${generator[@]}" -DNVX_TESTS=ON -DNVX_PYTHON=OFF -DPython_EXECUTABLE="$py" ${CMAKE_ARGS:-} >"$logs/cmake.log" 2>&1 ||
     { cat "$logs/cmake.log"; return 1; }
   cmake --build $folder --parallel "$jobs" && ctest --test-dir $folder -j $((jobs + 1)) --output-on-failure \
     --output-junit "$root/build/results/cpp.xml" | tee "$logs/ctest.log" | sed -u -n -e '/Failed\|\*\*\*/p' -e '/tests passed/p'

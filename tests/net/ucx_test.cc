@@ -6,12 +6,14 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
 #include "base/handle.h"
 #include "net/ends.h"
 #include "net/ucx_address.h"
+#include "net/ucx_search.h"
 #include "support/ranks.h"
 
 namespace nvx::net::test {
@@ -108,6 +110,15 @@ void live_on(End& end, Line&) {
 
 bool drive(End& end, const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
   return test::drive({end.link.get()}, until, patience);
+}
+
+/// Where the environment names none, what is tested is what is found.
+TEST_F(Ucx, IsTheOneThatIsNamed) {
+  const char* named = std::getenv("NVX_LIBUCP");
+  if (!named) GTEST_SKIP() << "NVX_LIBUCP names none";
+  ASSERT_EQ(look_at(named).size(), 1u) << named;
+  EXPECT_EQ(look_at(loaded_ucx()).at(0).path, look_at(named)[0].path);
+  EXPECT_NE(open_ucx()->describe().find(look_at(named)[0].version.text()), std::string::npos) << open_ucx()->describe();
 }
 
 TEST_F(Ucx, CarriesMessagesBetweenProcesses) {

@@ -89,6 +89,33 @@ if rank == 0:
         assert "lost" not in lines and "Endpoint" not in lines, lines
 
 
+def found_ucx():
+    return [one["path"] for one in nvx._load().network()["ucx_found"]] if has_ucx() else []
+
+
+@pytest.mark.parametrize("turn", [0, 1], ids=["first", "second"])
+def test_each_ucx_that_is_found_serves_hosts(tmp_path, turn):
+    """Other tests use the first one, which is the newest."""
+    if len(found_ucx()) <= turn:
+        pytest.skip(f"{len(found_ucx())} libucp.so.0 found here: pip install libucx-cu13, apt-get install libucx0")
+    path = found_ucx()[turn]
+    body = """
+for count in (10, 3_000_000):
+    tensor = torch.full((count,), float(rank + 1))
+    dist.all_reduce(tensor)
+    assert tensor.eq(3).all()
+    dist.send(tensor, 1) if rank == 0 else dist.recv(tensor.zero_(), 0)
+    assert tensor.eq(3).all()
+dist.barrier()
+with open("/proc/self/maps") as maps:
+    print("loaded", {line.split()[-1] for line in maps if "libucp" in line}, file=sys.stderr)
+dist.destroy_process_group()
+"""
+    for lines in told(str(tmp_path), body, ["left", "right"], NVX_LIBUCP=path):
+        loaded = [line for line in lines.splitlines() if line.startswith("loaded ")]
+        assert loaded == [f"loaded {{'{path}'}}"], lines
+
+
 EXPLAINED = {
     "all_reduce": "dist.all_reduce(torch.ones({n}, dtype=torch.uint8))",
     "reduce": "dist.reduce(torch.ones({n}, dtype=torch.uint8), 0)",
