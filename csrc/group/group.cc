@@ -341,7 +341,8 @@ Status Group::explain_wait(Waited how, int who, const std::string& what, const s
   const std::string me = "this is rank " + std::to_string(rank()), waited = seconds(deadline);
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed())
-    return met_in(failure(), me + " in " + what + " of group " + name() + ", waited " + waited);
+    return met_in(failure(), me + " in " + what + " of group " + name() + ", waited " + waited +
+                                 (missing.empty() ? "" : " for " + missing));
   const std::string whom = !missing.empty() ? missing : who >= 0 ? topology_.describe(who) : "the peers";
   return fail(Code::kTimeout,
               "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + whom,

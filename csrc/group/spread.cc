@@ -240,7 +240,7 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
       "this is rank " + std::to_string(group_.rank()) + " in " + what + " " + number + " of group " + group_.name();
   using Cause = net::Run::Verdict::Cause;
   net::Run::Verdict v;
-  std::string missing;
+  std::string missing, state;
   std::optional<net::Port::Failure> fate;
   {
     MutexLock lock(port_.mutex());
@@ -248,11 +248,14 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
     std::vector<int> ranks = run.unheard();
     if (ranks.empty()) {  // they have called too, and wait for others: these are to speak first
       ranks = run.waits_for();
+      state = ranks.size() == 1 ? ", which is in it too: see there for whom it waits"
+                                : ", which are in it too: see there for whom they wait";
       group_.doubt(kDoubtOfSteps);
     }
     for (const int rank : ranks) {
       missing += (missing.empty() ? "" : ", ") + group_.topology().describe(rank);
     }
+    if (!missing.empty() && how == Waited::kTimedOut) missing += state;
     if (v.cause == Cause::kLost) fate = port_.fate(v.rank);
   }
   const std::string peer = v.rank >= 0 ? group_.topology().describe(v.rank) : "";

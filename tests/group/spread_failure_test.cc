@@ -268,6 +268,31 @@ TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
   });
 }
 
+/// Whose time is up first waits for a rank that waits itself, and whose time is not up: that one says for whom.
+TEST(SpreadFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
+  Hosts hosts({0, 1, 1});
+  MemoryStore store;
+  std::atomic<int> waiting{2};
+  as_threads(3, [&](int rank) {
+    Group group(store, hosts.options("chain", rank));
+    if (rank == 2) {
+      EXPECT_TRUE(eventually(milliseconds(60'000), [&] { return waiting == 0; }));
+      return;
+    }
+    // Long enough for a question of rank 0 and its answer.
+    group.set_timeout(rank == 0 ? milliseconds(4000) : milliseconds(60'000));
+    const Status status = run(group, play_of(Collective::kAllReduce, 10, 3));
+    --waiting;
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "timed out in all_reduce");
+    EXPECT_SAYS(status, "which is in it too: see there for whom it waits");
+    if (rank == 1) {
+      EXPECT_SAYS(status, "told by rank 0");
+      EXPECT_SAYS(status, " s for rank 2 (pid");
+    }
+  });
+}
+
 TEST(SpreadFailure, SilenceIsLossAfterAWhile) {
   Hosts hosts({0, 1}, {}, milliseconds(1500));
   MemoryStore store;
