@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,9 @@ class Arguments {
   Delegate* delegate_;
 };
 
-DType dtype_of(const at::Tensor& tensor);
+DType dtype_of(at::ScalarType type);
+inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
+/// The reverse; none of bytes, which stand for any type.
+std::optional<at::ScalarType> torch_type_of(DType dtype);
 
 }  // namespace nvx

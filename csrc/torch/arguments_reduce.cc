@@ -43,8 +43,8 @@ double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
 
 }  // namespace
 
-DType dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
+DType dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kBool: return DType::kBool;
     case at::kByte: return DType::kU8;
     case at::kChar: return DType::kI8;
@@ -67,6 +67,14 @@ DType dtype_of(const at::Tensor& tensor) {
     case at::kFloat8_e8m0fnu: return DType::kF8E8M0FNU;
     default: return DType::kBytes;
   }
+}
+
+std::optional<at::ScalarType> torch_type_of(DType dtype) {
+  for (int8_t i = 0; i < int8_t(at::ScalarType::NumOptions); ++i) {
+    const auto type = at::ScalarType(i);
+    if (dtype != DType::kBytes && dtype_of(type) == dtype) return type;
+  }
+  return std::nullopt;
 }
 
 void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {

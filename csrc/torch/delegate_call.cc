@@ -3,21 +3,12 @@
 #include <ATen/ATen.h>
 
 #include "group/plan.h"
+#include "torch/arguments.h"
 
 namespace nvx {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-
-struct TorchType {
-  DType dtype;
-  at::ScalarType type;
-};
-/// Of what is reduced; data that only moves goes as bytes.
-constexpr TorchType kTorchTypes[] = {
-    {DType::kU8, at::kByte},  {DType::kI8, at::kChar},       {DType::kI32, at::kInt},   {DType::kI64, at::kLong},
-    {DType::kF16, at::kHalf}, {DType::kBF16, at::kBFloat16}, {DType::kF32, at::kFloat}, {DType::kF64, at::kDouble},
-};
 
 struct TorchOp {
   ReduceOp op;
@@ -29,12 +20,12 @@ constexpr TorchOp kTorchOps[] = {
     {ReduceOp::kProduct, c10d::ReduceOp::PRODUCT},
 };
 
+/// Data that only moves goes as bytes; what is reduced in its type, of those that group/delegate_plan.cc hands over.
 at::ScalarType torch_type_of(const Operation& o) {
   if (!reduces(o.collective)) return at::kByte;
-  for (const TorchType& row : kTorchTypes) {
-    if (row.dtype == o.dtype) return row.type;
-  }
-  TORCH_CHECK(false, "nvx hands no ", name(o.dtype), " over");
+  const std::optional<at::ScalarType> type = torch_type_of(o.dtype);
+  TORCH_CHECK(type, "nvx hands no ", name(o.dtype), " over");
+  return *type;
 }
 
 c10d::ReduceOp torch_op_of(const Operation& o) {
