@@ -190,10 +190,11 @@ void DeviceEnd::take_memory() {
     return DeviceRegion::make(driver, device, ShareKind::kPointer, bytes);
   };
   own_.add(state_ = ask_device<std::shared_ptr<DeviceRegion>>("allocating the channel's state", make));
-  own_.add(control_ = pin("the channel's control", sizeof(kernel::Control)));
+  own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
   control().finished = control().begun = options_.first_epoch;
   channel_.state = pointer(state_->base());
   channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
+  channel_.pools = kernel::pool_views(channel_.control);
 }
 
 /// Each rank says where its pad is. What it says is held against what is mapped of it.

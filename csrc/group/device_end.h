@@ -27,6 +27,9 @@ struct DeviceSideOptions {
   /// Holds when no peer's kernel can write to what this rank has exported. Asked from when this rank has gone, maybe by
   /// other groups' threads; until then that memory is nobody else's.
   std::function<bool()> peers_gone = [] { return false; };
+  /// 1 + the offset of so many bytes in the pool of this rank that its peers may map; 0 where they do not lie in it.
+  /// Asked at every launch.
+  std::function<uint64_t(const void*, size_t)> place_of = [](const void*, size_t) { return 0; };
   /// "rank 3 (pid 4711, host a01)"
   std::function<std::string(int)> describe = [](int rank) { return "rank " + std::to_string(rank); };
 };
@@ -46,6 +49,9 @@ class DeviceEnd {
   const kernel::DeviceChannel& channel() const { return channel_; }
   /// As the host sees it.
   kernel::Control& control() const { return *reinterpret_cast<kernel::Control*>(control_->host()); }
+  /// How this rank's kernels see a peer's pool, for the host to write as PoolView has it: base, then mapped with
+  /// release. From any thread, as long as this end is there; kernels in flight may see it or not.
+  kernel::PoolView& pool_view(int peer) const { return kernel::pool_views(&control())[peer]; }
   const DeviceShare& share() const { return *share_; }
   /// Why the ranks have fewer blocks than was wanted; empty where they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }

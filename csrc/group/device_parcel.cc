@@ -23,15 +23,8 @@ Piece* DeviceParcel::room() {
 }
 
 DeviceParcel::Reach DeviceParcel::reach_of(const Pieces& pieces) const {
-  const std::less<const std::byte*> before;
-  Reach reach;
-  for (uint32_t p = 0; p < ranks_; ++p) {
-    const Piece piece = pieces.of(p, ranks_, piece_.data());
-    if (piece.bytes == 0) continue;
-    if (!reach.end || before(piece.data, reach.begin)) reach.begin = piece.data;
-    if (!reach.end || before(reach.end, piece.data + piece.bytes)) reach.end = piece.data + piece.bytes;
-  }
-  return reach;
+  const Piece extent = kernel::extent_of(pieces, ranks_, piece_.data());
+  return {extent.data, extent.data + extent.bytes};
 }
 
 bool DeviceParcel::meets(const Pieces& a, const Pieces& b) const {

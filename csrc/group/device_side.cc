@@ -101,6 +101,8 @@ uint64_t DeviceSide::finished() const {
   return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // behind: never ahead
 }
 
+uint32_t DeviceSide::direct() const { return shared(end_.control().direct).load(std::memory_order_acquire); }
+
 bool DeviceSide::has_verdict() const {
   return shared(end_.control().verdict.state).load(std::memory_order_acquire) == DeviceVerdict::kReadable;
 }
@@ -192,7 +194,18 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
   kernel::Job job = kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype),
                                    parcel_.index(), room);
   job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
+  if (kernel::has_chunks(choice.algorithm)) {
+    job.send_place = place_of(job.send, room);
+    job.recv_place = place_of(job.recv, room);
+  }
   return job;
+}
+
+/// room: what the job lists, from parcel_.index() on.
+uint64_t DeviceSide::place_of(kernel::Pieces pieces, const kernel::Piece* room) const {
+  if (pieces.kind == kernel::Pieces::Kind::kTable) pieces.index -= parcel_.index();
+  const kernel::Piece extent = kernel::extent_of(pieces, shape().ranks, room);
+  return extent.bytes == 0 ? 0 : end_.options().place_of(extent.data, extent.bytes);
 }
 
 /// What all ranks know alike decides. Of what is gathered by all, or reduced and scattered, each rank has the lengths

@@ -50,6 +50,8 @@ class DeviceSide {
   /// that it has ended well. Told as for finished().
   uint32_t begun_epoch() const;
   uint32_t ended_epoch() const;
+  /// Pieces that have gone to a peer or come from it without staging, ever; told as for finished(), and wraps.
+  uint32_t direct() const;
   /// Whether there may be graphs that hold operations of it, which nobody says when they run.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
 
@@ -84,6 +86,7 @@ class DeviceSide {
       REQUIRES(launch_mutex_);
   kernel::Job job_of(const Operation& operation, kernel::Piece* room, std::chrono::milliseconds timeout)
       REQUIRES(launch_mutex_);
+  uint64_t place_of(kernel::Pieces pieces, const kernel::Piece* room) const REQUIRES(launch_mutex_);
   DeviceChoice choose(const Operation& operation) const;
   Status refused(const Status& status, bool is_first) EXCLUDES(mutex_);
   Status not_captured(const Status& status) const;

@@ -177,7 +177,19 @@ struct alignas(kLine) Control {
   alignas(kLine) uint64_t finished;  ///< the last epoch that all blocks have ended
   uint64_t replayed;                 ///< how many of those so far were graphs'; written before it. 32 bits, which wrap
   uint32_t begun;                    ///< the last epoch that the first block has begun
+  uint32_t direct;                   ///< pieces that have gone to or come from a peer without staging, ever; wraps
 };
+
+/// Another rank's pool (memory/device_pool.h) as this rank's device sees it, in memory of the host that the device
+/// reaches too. The host writes it at any time: base first, which then stays as it is, then mapped, which only grows.
+struct PoolView {
+  uint64_t base;    ///< where its first byte is; 0: nothing of it is mapped
+  uint64_t mapped;  ///< bytes from there that may be touched
+};
+
+/// Where the host and the kernels of a rank meet: Control, and behind it a PoolView a rank.
+constexpr size_t control_bytes(uint32_t ranks) { return sizeof(Control) + ranks * sizeof(PoolView); }
+inline PoolView* pool_views(Control* control) { return reinterpret_cast<PoolView*>(control + 1); }
 
 /// One rank's end of a channel, as kernels are handed it.
 struct DeviceChannel {
@@ -185,7 +197,8 @@ struct DeviceChannel {
   uint32_t rank = 0;
   std::byte* state = nullptr;
   Control* control = nullptr;
-  uint32_t by_replays = 0;  ///< whether the launch is kept in a graph, whose replays the host does not count
+  const PoolView* pools = nullptr;  ///< by rank; null: all goes by staging
+  uint32_t by_replays = 0;          ///< whether the launch is kept in a graph, whose replays the host does not count
 };
 
 /// Writes what a pad and a state must hold before the first operation, which is first_epoch + 1. first_chunk is where

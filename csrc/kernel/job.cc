@@ -1,6 +1,7 @@
 #include "kernel/job.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace nvx::kernel {
 namespace {
@@ -43,7 +44,7 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
   const uint64_t bytes = work.count * width;
   const auto listed = [&](const Piece* pieces, uint32_t at) {
     std::copy(pieces, pieces + ranks, table + at);
-    return Pieces{Kind::kTable, index + at, nullptr, 0};
+    return Pieces{Kind::kTable, index + at, extent_of({Kind::kTable, 0, nullptr, 0}, ranks, pieces).data, 0};
   };
   const auto only_root = [&](const Piece* pieces) {
     const Piece& piece = pieces[job.root];
@@ -87,6 +88,18 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
     case Collective::kNone: break;
   }
   return job;
+}
+
+Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
+  const std::less<const std::byte*> before;  // pieces may be of different tensors
+  std::byte *begin = nullptr, *end = nullptr;
+  for (uint32_t p = 0; p < ranks; ++p) {
+    const Piece piece = pieces.of(p, ranks, table);
+    if (piece.bytes == 0) continue;
+    if (!end || before(piece.data, begin)) begin = piece.data;
+    if (!end || before(end, piece.data + piece.bytes)) end = piece.data + piece.bytes;
+  }
+  return {begin, size_t(end - begin)};
 }
 
 Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank) {

@@ -21,6 +21,12 @@ inline constexpr size_t kPushedCount = 6;
 
 const char* name(Pushed algorithm);
 
+/// Whether ranks that have each other's memory mapped may do without staging in it.
+NVX_HD constexpr bool has_chunks(Pushed algorithm) {
+  return algorithm == Pushed::kReduceChunks || algorithm == Pushed::kExchangeChunks ||
+         algorithm == Pushed::kExchangePieces;
+}
+
 /// Where each rank's piece lies, without a list where there is a rule.
 struct Pieces {
   enum class Kind : uint32_t {
@@ -33,7 +39,7 @@ struct Pieces {
   };
   Kind kind = Kind::kNone;
   uint32_t index = 0;
-  std::byte* base = nullptr;
+  std::byte* base = nullptr;  ///< no piece has a byte before it
   uint64_t bytes = 0;
 
   NVX_APART Piece of(uint32_t rank, uint32_t ranks, const Piece* table) const {
@@ -72,6 +78,10 @@ struct Job {
   Pieces send;               ///< what goes to each rank; to itself too
   Pieces recv;               ///< where each rank's part of the result goes
   uint64_t patience_ns = 0;  ///< from its beginning, until a wait gives up; 0: until it is aborted
+  // Where the first of these pieces' bytes is in this rank's pool, plus 1; 0 where not all of them lie in it. Peers
+  // that have it mapped then read and write them where they are.
+  uint64_t send_place = 0;
+  uint64_t recv_place = 0;
 };
 
 /// What a launch is handed beside jobs: the pieces that they list.
@@ -81,6 +91,9 @@ using PieceTable = const Piece*;
 /// room for 2 * ranks, and are named as if it began at `index`.
 Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
            Piece* table);
+
+/// From the first byte of any of these pieces to the last.
+Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table);
 
 /// A message's two jobs, of who sends it and of who receives it, on a channel of these two ranks that has this
 /// direction to itself. It is a broadcast, whose root is the sender. What must match is the fingerprint's: type and
