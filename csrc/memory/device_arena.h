@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,6 +12,10 @@
 #include "memory/apart.h"
 #include "memory/arena.h"
 #include "memory/device_memory.h"
+#include "memory/device_pool.h"
+#include "memory/peer_pool.h"
+#include "memory/pool_door.h"
+#include "memory/unix_socket.h"
 
 namespace nvx {
 
@@ -99,11 +105,30 @@ class DeviceHome {
   std::shared_ptr<DeviceRegion> find(const Import& import) EXCLUDES(mutex_);
   void adopt(const Import& import, const std::shared_ptr<DeviceRegion>& region) EXCLUDES(mutex_);
 
+  /// The pool of a device: one for all that is handed out to users, made by the first who asks. Throws Error where its
+  /// memory cannot be shared so, and from then on at once; kTimeout where the driver does not return.
+  DevicePool& pool(int device) EXCLUDES(mutex_);
+  /// Null until it is made. What points there stays: for looks without a lock.
+  const std::atomic<DevicePool*>& made_pool(int device) EXCLUDES(mutex_);
+  /// Where others ask for the memory of this process's pools; nobody listens before there is some.
+  const std::string& pool_door() const { return pool_door_name_; }
+  /// Another rank's pool as this device sees it, mapped once for all groups, for as long as somebody keeps it.
+  std::shared_ptr<PeerPool> peer_pool(int device, const PoolOwner& owner) EXCLUDES(mutex_);
+
   /// What has once hung or corrupted is not tried again. Empty: nothing is known against it.
   void distrust(const Import& import, const std::string& why) EXCLUDES(mutex_);
   std::string distrusted(const Import& import) EXCLUDES(mutex_);
 
  private:
+  struct Pooled {
+    MadeApart<DevicePool> making;
+    std::atomic<DevicePool*> made{nullptr};
+    std::optional<Error> why_not;
+  };
+  Pooled& pooled(int device) EXCLUDES(mutex_);
+  void open_pool_door() EXCLUDES(mutex_);
+  PoolAnswer answer(const PoolQuestion& question, Fd* fd) EXCLUDES(mutex_);
+
   const ArenaId id_ = random_arena_id();
   std::shared_ptr<DeviceDriver> driver_;
   const size_t arena_bytes_;
@@ -113,6 +138,16 @@ class DeviceHome {
   std::map<int, ShareProbe> probes_ GUARDED_BY(mutex_);              // the last of each device
   std::map<Import, std::weak_ptr<DeviceRegion>> imports_ GUARDED_BY(mutex_);
   std::map<Import, std::string> distrusted_ GUARDED_BY(mutex_);
+  std::map<int, Pooled> pools_ GUARDED_BY(mutex_);  // none of them ever goes
+  struct Seen {
+    int by;
+    ArenaId home;
+    int device;
+    auto operator<=>(const Seen&) const = default;
+  };
+  std::map<Seen, std::weak_ptr<PeerPool>> peer_pools_ GUARDED_BY(mutex_);
+  const std::string pool_door_name_ = fresh_socket_name();
+  std::unique_ptr<PoolDoor> pool_door_ GUARDED_BY(mutex_);
 };
 
 }  // namespace nvx

@@ -10,12 +10,28 @@ namespace nvx {
 
 SpanBook::SpanBook(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub)
     : page_(page), name_(std::move(name)), scrub_(std::move(scrub)) {
-  holes_[0] = bytes;
+  if (bytes > 0) holes_[0] = bytes;
 }
 
 Span SpanBook::allocate(size_t bytes) {
-  bytes = (bytes + page_ - 1) / page_ * page_;
   MutexLock lock(mutex_);
+  if (const Span span = take(bytes)) return span;
+  throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) +
+                                 " MiB in use); destroy groups that are no longer needed");
+}
+
+Span SpanBook::find(size_t bytes) {
+  MutexLock lock(mutex_);
+  return take(bytes);
+}
+
+void SpanBook::add(Span span) {
+  MutexLock lock(mutex_);
+  open_hole(span);
+}
+
+Span SpanBook::take(size_t bytes) {
+  bytes = (bytes + page_ - 1) / page_ * page_;
   sweep();
   for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
     if (hole->second < bytes) continue;
@@ -26,8 +42,7 @@ Span SpanBook::allocate(size_t bytes) {
     used_ += bytes;
     return span;
   }
-  throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) +
-                                 " MiB in use); destroy groups that are no longer needed");
+  return {};
 }
 
 void SpanBook::bury(Span span, std::function<bool()> released) {
@@ -56,6 +71,11 @@ void SpanBook::sweep() {
 void SpanBook::give_back(Span span) {
   scrub_(span);
   used_ -= span.bytes;
+  open_hole(span);
+}
+
+/// One with those that it touches.
+void SpanBook::open_hole(Span span) {
   auto [hole, added] = holes_.emplace(span.offset, span.bytes);
   const auto next = std::next(hole);
   if (next != holes_.end() && hole->first + hole->second == next->first) {

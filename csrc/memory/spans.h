@@ -36,6 +36,10 @@ class SpanBook {
   SpanBook(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
 
   Span allocate(size_t bytes) EXCLUDES(mutex_);
+  /// The same; an empty span where there is no room.
+  Span find(size_t bytes) EXCLUDES(mutex_);
+  /// The memory has become larger by this.
+  void add(Span span) EXCLUDES(mutex_);
   void bury(Span span, std::function<bool()> released) EXCLUDES(mutex_);
   void free(Span span) EXCLUDES(mutex_);
   size_t used() EXCLUDES(mutex_);
@@ -47,7 +51,9 @@ class SpanBook {
   };
 
   void sweep() REQUIRES(mutex_);
+  Span take(size_t bytes) REQUIRES(mutex_);
   void give_back(Span span) REQUIRES(mutex_);
+  void open_hole(Span span) REQUIRES(mutex_);
 
   const size_t page_;
   const std::string name_;

@@ -246,17 +246,28 @@ DriverCode FakeDriver::reserve(size_t bytes, size_t, DevicePtr* at) {
 DriverCode FakeDriver::unreserve(DevicePtr at, size_t bytes) {
   Lock lock(mutex_);
   const DriverCode code = enter(lock, "unreserve");
-  if (!reserved_.count(at) || reserved_[at] != bytes || ranges_.count(at)) std::abort();
+  const auto inside = ranges_.lower_bound(at);
+  const bool mapped = inside != ranges_.end() && inside->first < at + bytes;
+  if (!reserved_.count(at) || reserved_[at] != bytes || mapped) std::abort();
   reserved_.erase(at);
   munmap(pointer(at), bytes);
   return code;
+}
+
+bool FakeDriver::is_reserved(DevicePtr at, size_t bytes) const {
+  const auto after = reserved_.upper_bound(at);
+  if (after == reserved_.begin()) return false;
+  const auto& [begin, room] = *std::prev(after);
+  return at - begin <= room && bytes <= room - (at - begin);
 }
 
 DriverCode FakeDriver::map(DevicePtr at, size_t bytes, DeviceMemory memory) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "map")) return code;
   const auto it = memories_.find(memory);
-  if (it == memories_.end() || !reserved_.count(at) || size_of(it->second.fd.get()) < bytes) return kInvalid;
+  if (it == memories_.end() || !is_reserved(at, bytes) || size_of(it->second.fd.get()) < bytes) return kInvalid;
+  const auto next = ranges_.lower_bound(at);
+  if (find(at, 1) || (next != ranges_.end() && next->first < at + bytes)) return kInvalid;  // something is there
   if (mmap(pointer(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, it->second.fd.get(), 0) == MAP_FAILED)
     return kNoMemory;
   ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd()};

@@ -103,6 +103,7 @@ class FakeDriver : public DeviceDriver {
   DevicePtr base_of(DevicePtr at) const;
   Truth truth(int from, int to) const;
   const Range* find(DevicePtr at, size_t bytes) const;
+  bool is_reserved(DevicePtr at, size_t bytes) const;
   bool may(int device, const Range& range) const;
   DriverCode take(Fd fd, DeviceMemory* memory);
   DriverCode close(DevicePtr at, Range::How how);

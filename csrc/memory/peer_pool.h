@@ -1,0 +1,47 @@
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/deadline.h"
+#include "memory/device_pool.h"
+#include "memory/pool_door.h"
+
+namespace nvx {
+
+/// The pool of another rank's device as one of this process's devices sees it: mapped as far as it was asked for.
+class PeerPool {
+ public:
+  virtual ~PeerPool() = default;
+  /// 0 while nothing is mapped; then it stays as it is.
+  virtual DevicePtr base() const = 0;
+  /// Bytes from base() that the device may use, written after base(). Only grows.
+  uint64_t mapped() const { return mapped_.load(std::memory_order_acquire); }
+
+  /// Maps what is missing, segment by segment, until it reaches so far. Blocks, in the driver too, which may hang.
+  /// Throws Error; what was mapped stays.
+  void catch_up(uint64_t grown, const Deadline& deadline) EXCLUDES(mutex_);
+
+ protected:
+  /// Maps the n-th segment, and says where it ends.
+  virtual uint64_t map_next(uint64_t segment, const Deadline& deadline) = 0;
+
+ private:
+  Mutex mutex_;  // one at a time
+  uint64_t segments_ GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> mapped_{0};
+};
+
+/// Of another process. Which one, its card says.
+struct PoolOwner {
+  ArenaId home;
+  int device = -1;
+  std::string door;
+};
+std::shared_ptr<PeerPool> pool_behind_door(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner);
+/// Of this process, for another one of its devices, or the same. made: the owner's pool, null until there is one.
+std::shared_ptr<PeerPool> pool_beside(int device, std::function<DevicePool*()> made);
+
+}  // namespace nvx
