@@ -25,12 +25,12 @@ DevicePool& DeviceHome::pool(int device) {
     if (!found.has(kind))
       throw Error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it " +
                                      "grows: " + found.why_not[int(ShareKind::kFd)]);
-    DevicePool& made = here.making.get(
-        "making a pool on GPU " + std::to_string(device), Deadline::after(patience_),
-        [this, driver = driver_, device, kind, patience = patience_] {
-          return std::make_unique<DevicePool>(
-              driver, device, DevicePool::Options{kind, patience, [this] { open_pool_door(); }});
-        });
+    DevicePool& made =
+        here.making.get("making a pool on GPU " + std::to_string(device), Deadline::after(patience_),
+                        [this, driver = driver_, device, kind, patience = patience_] {
+                          return std::make_unique<DevicePool>(
+                              driver, device, DevicePool::Options{kind, patience, [this] { open_pool_door(); }});
+                        });
     here.made.store(&made, std::memory_order_release);
     return made;
   } catch (const Error& error) {

@@ -31,8 +31,8 @@ DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options
 
 DevicePtr DevicePool::allocate(size_t bytes) {
   NVX_CHECK(bytes > 0, "no memory was asked for");
-  NVX_CHECK(bytes <= region_->room(), "GPU " + std::to_string(device()) + " has not got " +
-                                          std::to_string(bytes >> 20) + " MiB");
+  NVX_CHECK(bytes <= region_->room(),
+            "GPU " + std::to_string(device()) + " has not got " + std::to_string(bytes >> 20) + " MiB");
   MutexLock lock(mutex_);
   // Its lock may be held for ever in a child, too, but this is better told than not.
   if (getpid() != made_by_) throw Error(Code::kInvalid, "nvx: this is a forked child: GPUs are its parent's");
@@ -48,8 +48,8 @@ DevicePtr DevicePool::allocate(size_t bytes) {
 
 /// By what was asked for, beside the holes that there are: the memory of a device is not for keeping in reserve.
 void DevicePool::grow(uint64_t bytes) {
-  const std::string what = "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " +
-                           std::to_string(device());
+  const std::string what =
+      "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " + std::to_string(device());
   if (stuck_) throw Error(Code::kTimeout, "nvx: " + what + ": the driver has not returned from that before");
   const uint64_t before = grown(), more = up_to_multiple(bytes, granule_);
   if (before == 0) options_.open_door();

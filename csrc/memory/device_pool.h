@@ -19,9 +19,10 @@ namespace nvx {
 class DevicePool {
  public:
   struct Options {
-    ShareKind kind = ShareKind::kFd;         ///< or kFabric
-    std::chrono::milliseconds patience{0};   ///< how long this process waits for its own device
-    std::function<void()> open_door = [] {}; ///< called before the first memory is made; who comes there may ask for it
+    ShareKind kind = ShareKind::kFd;        ///< or kFabric
+    std::chrono::milliseconds patience{0};  ///< how long this process waits for its own device
+    std::function<void()> open_door = [] {
+    };  ///< called before the first memory is made; who comes there may ask for it
   };
 
   /// With addresses for as much as the device has. Throws Error.

@@ -41,8 +41,7 @@ class ForeignPool : public PeerPool {
   /// What peers write is not believed.
   void check(const PoolAnswer& answer) const {
     const uint64_t before = region_ ? region_->mapped() : 0;
-    const bool virtual_memory =
-        answer.kind == uint32_t(ShareKind::kFd) || answer.kind == uint32_t(ShareKind::kFabric);
+    const bool virtual_memory = answer.kind == uint32_t(ShareKind::kFd) || answer.kind == uint32_t(ShareKind::kFabric);
     const bool same = !region_ || (answer.pool == pool_ && answer.room == region_->room());
     const bool inside = answer.room <= kMostRoom && answer.offset == before && answer.bytes > 0 &&
                         before <= answer.room && answer.bytes <= answer.room - before;

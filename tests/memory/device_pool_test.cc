@@ -1,5 +1,5 @@
-// Memory of a GPU that is handed out and grows, and how other processes come to have it mapped: every refusal, every lie
-// and every death, over a driver that plays several GPUs.
+// Memory of a GPU that is handed out and grows, and how other processes come to have it mapped: every refusal, every
+// lie and every death, over a driver that plays several GPUs.
 
 #include "memory/device_pool.h"
 
@@ -83,9 +83,9 @@ TEST(DevicePool, KnowsWhatLiesInIt) {
     int64_t from;
     uint64_t bytes;
     bool inside;
-  } kTable[] = {{0, 1, true},          {0, 2 * M, true},          {0, 2 * M + 1, false}, {5, 2 * M - 5, true},
-                {5, 2 * M - 4, false}, {2 * M - 1, 1, true},      {2 * M, 1, false},     {-1, 1, false},
-                {-1, 2, false},        {0, 0, false},             {3, UINT64_MAX, false}};
+  } kTable[] = {{0, 1, true},          {0, 2 * M, true},     {0, 2 * M + 1, false}, {5, 2 * M - 5, true},
+                {5, 2 * M - 4, false}, {2 * M - 1, 1, true}, {2 * M, 1, false},     {-1, 1, false},
+                {-1, 2, false},        {0, 0, false},        {3, UINT64_MAX, false}};
   for (const auto& row : kTable) {
     const auto offset = pool.offset_of(memory(base + uint64_t(row.from)), row.bytes);
     EXPECT_EQ(offset.has_value(), row.inside) << row.from << " " << row.bytes;
