@@ -28,7 +28,9 @@ void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_ch
     const BlockState first{first_epoch, 0, 0, {}};
     std::memcpy(state + layout.blocks() + block * sizeof first, &first, sizeof first);
     for (uint32_t peer = 0; peer < shape.ranks; ++peer) {
-      const PipeState pipe{first_chunk, first_chunk, first_epoch, {}};
+      PipeState pipe{};
+      pipe.sent = pipe.taken = first_chunk;
+      pipe.heard = first_epoch;
       std::memcpy(state + layout.pipe(block, peer), &pipe, sizeof pipe);
     }
   }

@@ -41,6 +41,36 @@ static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, count) == kCountWo
               offsetof(Greeting, bytes) == kBytesWord * kPacketBytes);
 inline constexpr uint32_t kGreetingPackets = 8;  ///< room for the words, in a line of its own
 
+/// The words that follow where pieces may go without staging (has_chunks). kPlaceWord is a Reach, whose place is where
+/// the receiver's part of the sender's result belongs. kMoreWord: in reductions the place of the receiver's slice in
+/// the sender's input; in exchanges how many bytes the sender has room for at kPlaceWord's.
+inline constexpr uint32_t kPlaceWord = kGreetingWords, kMoreWord = kPlaceWord + 1, kReachWords = 2;
+static_assert(kGreetingWords + kReachWords <= kGreetingPackets);
+
+/// What ranks say of their pools, in a word: 1 + an offset in the sender's, 0 for none; and below that how much of the
+/// receiver's the sender has mapped, in granules. Of what these bits do not hold nothing is said.
+struct Reach {
+  static constexpr uint32_t kPlaceBits = 44;
+  static constexpr uint64_t kPlaces = uint64_t(1) << kPlaceBits, kMostGranules = (uint64_t(1) << (64 - kPlaceBits)) - 1;
+  static constexpr uint64_t kGranule = 2 << 20;
+
+  uint64_t place;
+  uint64_t granules;
+
+  static constexpr Reach of(uint64_t word) { return {word % kPlaces, word >> kPlaceBits}; }
+  constexpr uint64_t word() const { return place | granules << kPlaceBits; }
+  static constexpr uint64_t granules_of(uint64_t mapped) {
+    return mapped / kGranule < kMostGranules ? mapped / kGranule : kMostGranules;
+  }
+  /// Whether a piece at this place lies in what so many granules are.
+  static constexpr bool holds(uint64_t granules, uint64_t place, uint64_t bytes) {
+    const uint64_t end = granules * kGranule;
+    return place != 0 && bytes != 0 && bytes <= end && place - 1 <= end - bytes;
+  }
+};
+static_assert(Reach::of(Reach{Reach::kPlaces - 1, 5}.word()).granules == 5 &&
+              Reach::of(Reach{7, Reach::kMostGranules}.word()).place == 7);
+
 /// Counters of one peer: it alone writes them, in the memory of the one who waits for them.
 struct alignas(kLine) PeerLine {
   Stamp posted;  ///< chunks that the peer has written for me, ever
@@ -120,6 +150,7 @@ struct alignas(kLine) RankState {
   uint32_t failed;    ///< 1 after the first failure: no block of a later operation writes anything
   uint32_t left;      ///< blocks that have ended the operation under way
   uint32_t replayed;  ///< operations that graphs have begun and that have ended
+  uint32_t direct;    ///< as Control's
 };
 
 struct alignas(kLine) BlockState {
@@ -134,8 +165,18 @@ struct PipeState {
   Stamp sent;      ///< chunks, ever
   Stamp taken;     ///< chunks, ever
   uint32_t heard;  ///< the last operation in which the peer was met
-  uint32_t reserved[3];
+
+  // Of this operation, where pieces may go without staging: what this rank has told the peer ...
+  uint32_t granules;  ///< that it reaches of the peer's pool, and
+  uint64_t pool;      ///< where it sees that pool begin
+  // ... and what both make of their greetings. Addresses are of this block's share; null: by staging.
+  std::byte* out;           ///< in the peer's result, where what this rank has for it belongs
+  const std::byte* in;      ///< this rank's slice of the peer's input
+  uint32_t is_written;      ///< the peer writes to this rank's result itself
+  uint32_t is_read;         ///< the peer reads this rank's input itself
+  const std::byte* source;  ///< the chunk from the peer that is being reduced
 };
+static_assert(sizeof(PipeState) == 64);
 
 struct DeviceState {
   DeviceShape shape;

@@ -129,6 +129,12 @@ class TileExec : public Machine {
   /// The host's abort word, for one lane of the tile; 0 for the others. Worth asking for early: it comes over the bus.
   NVX_HD uint32_t ask_host() const { return is_lookout() ? Machine::load_host(control_->abort) : 0; }
 
+  /// How far a peer's pool is mapped, for any lane. Worth asking for as early. base never changes once it is there, and
+  /// mapped only grows: the two need not be of one moment.
+  NVX_HD PoolView ask_host(const PoolView& at) const {
+    return {Machine::load_host(at.base), Machine::load_host(at.mapped)};
+  }
+
   /// Opens an operation, which verdicts name by its epoch, and tells the host so. A lane's verdict: false where its
   /// rank has failed before, or the host has said not to begin.
   NVX_HD bool begin(uint32_t epoch, uint32_t abort) {
@@ -185,6 +191,11 @@ class TileExec : public Machine {
     return false;
   }
 
+  /// Pieces that go without staging: the first block counts them.
+  NVX_HD void count_direct(uint32_t pieces) {
+    if (pieces != 0 && Machine::tile() == 0) Machine::add(rank_->direct, pieces);
+  }
+
   /// By one lane of each block, once a launch. The last of them tells the host that this epoch has ended, and before
   /// that how many operations of the launch a graph has begun.
   NVX_HD void count_out(uint32_t epoch, uint32_t replayed) {
@@ -194,6 +205,7 @@ class TileExec : public Machine {
       Machine::store(rank_->replayed, Machine::load(rank_->replayed) + replayed);
       Machine::signal(control_->replayed, Machine::load(rank_->replayed));
     }
+    if (Machine::load(rank_->direct) != 0) Machine::signal(control_->direct, Machine::load(rank_->direct));
     Machine::signal(control_->finished, epoch);
   }
 
@@ -270,8 +282,9 @@ class CudaMachine {
   __device__ Stamp acquire(const Stamp& at) const {
     return system_ref<Stamp>(const_cast<Stamp&>(at)).load(cuda::std::memory_order_acquire);
   }
-  __device__ uint32_t load_host(const uint32_t& at) const {
-    return system_ref<uint32_t>(const_cast<uint32_t&>(at)).load(cuda::std::memory_order_relaxed);
+  template <class Word>
+  __device__ Word load_host(const Word& at) const {
+    return system_ref<Word>(const_cast<Word&>(at)).load(cuda::std::memory_order_relaxed);
   }
   __device__ void store_host(uint32_t& at, uint32_t value) const {
     system_ref<uint32_t>(at).store(value, cuda::std::memory_order_relaxed);
@@ -289,7 +302,9 @@ class CudaMachine {
     return device_ref(at).compare_exchange_strong(free, 1, cuda::std::memory_order_acq_rel,
                                                   cuda::std::memory_order_relaxed);
   }
-  __device__ uint32_t add(uint32_t& at) const { return device_ref(at).fetch_add(1, cuda::std::memory_order_acq_rel); }
+  __device__ uint32_t add(uint32_t& at, uint32_t n = 1) const {
+    return device_ref(at).fetch_add(n, cuda::std::memory_order_acq_rel);
+  }
 
   __device__ uint64_t now_ns() const {
     uint64_t ns;

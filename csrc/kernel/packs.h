@@ -142,6 +142,11 @@ NVX_APART bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t b
   return true;
 }
 
+/// Whether all of a piece can be read by packs where it is.
+NVX_HD inline bool has_packs(const std::byte* data, size_t bytes) {
+  return is_aligned(data) && bytes % sizeof(Pack) == 0;
+}
+
 /// What each rank writes for this block into one part of this rank's pad, wherever that is for it.
 struct Cells {
   const PeerPads* pads;
@@ -151,14 +156,12 @@ struct Cells {
   NVX_HD const std::byte* of(int rank) const { return pads[rank].mine + first + size_t(rank) * step; }
 };
 
-/// Where the ranks' contributions are, mine among them, in memory of this rank: in packets that are still to come, or
-/// in chunks that have.
+/// Where the ranks' contributions are, mine among them: in packets that are still to come, or in chunks that have.
 struct Sources {
   Cells cells;
-  const PipeState* pipes;  ///< chunks: which of its slots each rank's is in; null for packets
-  uint32_t chunk_bytes;
+  const PipeState* pipes;  ///< chunks: where each peer's is; null for packets
   uint32_t stamp;
-  const std::byte* own;  ///< chunks: mine, where it need not be copied to be read by packs; else null
+  const std::byte* own;  ///< chunks: mine; null for packets
   int me;
 };
 
@@ -170,8 +173,7 @@ struct Ahead {
 
 NVX_HD inline const std::byte* source_of(const Sources& s, int rank) {
   if (rank == s.me && s.own) return s.own;
-  if (!s.pipes) return s.cells.of(rank);
-  return s.cells.of(rank) + size_t(s.pipes[rank].taken % kChunks) * s.chunk_bytes;
+  return s.pipes ? s.pipes[rank].source : s.cells.of(rank);
 }
 
 /// Packs i of ranks [first, first + 4), as far as there are so many.

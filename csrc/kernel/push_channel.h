@@ -16,6 +16,11 @@ struct PushRules {
   static constexpr uint32_t kRestampEvery = kRestamp;
   static constexpr bool kCredits = true;  ///< chunks and packets wait until there is room for them
   static constexpr bool kMeets = true;    ///< greetings are waited for
+  // Of what goes without staging:
+  static constexpr bool kHearsFirst = true;    ///< a peer says in this epoch where, before anything is written there
+  static constexpr bool kReachIsTold = true;   ///< both go by how far a rank has told that it reaches
+  static constexpr bool kReachEnds = true;     ///< nothing behind that is touched
+  static constexpr bool kReadersFirst = true;  ///< an input stays until its readers have read it
 };
 
 /// One block of a rank's end of a channel, played by the lanes of a tile together. A lane's view of it: every lane has
@@ -33,6 +38,10 @@ struct PushRules {
 ///     gives each one back.
 ///  4. Ranks that meet compare their greetings; those that do not, what they had called before, at the line of rule 2.
 ///  5. What follows an await is the tile's, what precedes a post or a release is the whole tile's too.
+///  6. Where a rank has mapped what a peer uses of its pool, what would go through slots goes without: it writes to the
+///  peer's result itself, or reads its input. Both judge that alike, from what they say in their greetings of this
+///  epoch and nothing else, so who writes has heard the peer in it: its memory is ready. Counters go on as if there
+///  were slots; and who lets others read leaves when they have.
 template <class Exec, class Rules = PushRules>
 class PushChannel {
  public:
@@ -54,7 +63,8 @@ class PushChannel {
   /// Opens the next epoch: everybody is greeted, and what this block writes to in anyone's buffer is free. Where the
   /// rank has failed or was aborted, nothing is written at all.
   NVX_APART bool enter(const Job& job, bool pairwise, PieceTable table) {
-    const uint32_t abort = ex_.ask_host();  // it is on its way while this rank's own memory is read
+    const uint32_t abort = ex_.ask_host();  // they are on their way while this rank's own memory is read
+    const PoolView view = has_chunks(job.algorithm) ? view_of(uint32_t(ex_.lane())) : PoolView{};
     epoch_ = own().epoch + 1;
     history_ = own().history;
     bool ok = ex_.begin(epoch_, abort);
@@ -71,32 +81,41 @@ class PushChannel {
       const uint64_t bytes = pairwise ? job.send.of(p, ranks_, table).bytes : 0;
       ex_.put_packet(greetings_to(p) + word, packet_of(my_word(job, word, bytes), stamp32()));
     }
+    if (has_chunks(job.algorithm)) tell_places(job, table, view);
     return true;
   }
 
-  /// Waits for the greetings of those whom `whom` names and compares them.
+  /// Waits for the greetings of those whom `whom` names and compares them. Only with them may anything go without
+  /// staging.
   template <class Whom>
   NVX_HD bool meet(const Job& job, bool pairwise, PieceTable table, Whom whom) {
     if (!Rules::kMeets) return true;
+    const bool has_places = has_chunks(job.algorithm);
+    const uint32_t words = kGreetingWords + (has_places ? kReachWords : 0);
     bool ok = true;
-    for (uint32_t i = uint32_t(ex_.lane()); ok && i < ranks_ * kGreetingWords; i += uint32_t(ex_.lanes())) {
-      const uint32_t p = i / kGreetingWords, word = i % kGreetingWords;
-      if (p == rank() || !whom(p)) continue;
+    for (uint32_t i = uint32_t(ex_.lane()); ok && i < ranks_ * words; i += uint32_t(ex_.lanes())) {
+      const uint32_t p = i / words, word = i % words;
+      if (p == rank() || !whom(p) || !Rules::kHearsFirst) continue;
       const uint64_t due = pairwise ? job.recv.of(p, ranks_, table).bytes : 0;
       uint64_t theirs = 0;
       ok = their_word(p, word, &theirs);
-      if (ok && word != kFactorWord && theirs != my_word(job, word, due)) ok = mismatch(job, p, due);
+      if (ok && word != kFactorWord && word < kGreetingWords && theirs != my_word(job, word, due))
+        ok = mismatch(job, p, due);
     }
     if (!ex_.all(ok)) return false;
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
-      if (p != rank() && whom(p)) pipe(p).heard = epoch_;
+      if (p == rank() || !whom(p)) continue;
+      pipe(p).heard = epoch_;
+      if (has_places) settle(job, table, p);
     }
+    if (has_places) ex_.sync();
     return true;
   }
   template <class Whom>
   NVX_HD bool meet(const Job& job, Whom whom) {
     return meet(job, /*pairwise=*/false, nullptr, whom);
   }
+  NVX_HD bool has_met(uint32_t p) const { return pipe(p).heard == epoch_; }
 
   /// Closes the epoch: this block reads nothing of it any more. all_met: every rank has met every other one, so that
   /// nobody needs to be told.
@@ -130,12 +149,16 @@ class PushChannel {
   NVX_HD bool packets_hold(const Piece& whole) const {
     return 2 * ceil_div(Pieces::fullest(whole, at_.shape.blocks), sizeof(Pack)) <= at_.shape.packets;
   }
+  /// Whether a piece goes in them, pair by pair, where others go in chunks.
+  NVX_HD bool is_in_packets(const Job& job, const Piece& whole) const {
+    return job.algorithm == Pushed::kExchangePieces && packets_hold(whole);
+  }
   /// Those of this epoch: where I write mine for `to`, and where I read those from `from`.
   NVX_HD Packet* packets_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kPackets, slot())); }
   NVX_HD Packet* packets_from(uint32_t from) const { return mine<Packet>(from, DevicePad::of(Part::kPackets, slot())); }
   /// Everyone's, mine too.
   NVX_HD Sources packet_sources() const {
-    return {cells(DevicePad::of(Part::kPackets, slot())), nullptr, 0, stamp32(), nullptr, int(rank())};
+    return {cells(DevicePad::of(Part::kPackets, slot())), nullptr, stamp32(), nullptr, int(rank())};
   }
   NVX_HD Factors factors(const Job& job) const {
     return {job.factor, int(rank()), cells(DevicePad::of(Part::kGreetings, slot()))};
@@ -150,15 +173,35 @@ class PushChannel {
   NVX_HD std::byte* chunk_from(uint32_t from) const {
     return mine<std::byte>(from, Part::kStaging) + size_t(pipe(from).taken % kChunks) * at_.shape.chunk_bytes;
   }
-  /// Everyone's chunks, mine too: where mine cannot be read by packs where it is, it is copied to where it can.
-  NVX_HD Sources chunk_sources(const Piece& own) {
-    Sources s{cells(Part::kStaging), &pipe(0), at_.shape.chunk_bytes, 0, nullptr, int(rank())};
-    if (is_aligned(own.data) && own.bytes % sizeof(Pack) == 0) {
-      s.own = own.data;
-    } else {
-      copy(ex_, chunk_from(rank()), own.data, own.bytes);
+  /// Everyone's chunks, mine too, whose offset in the slice is `at`, once the others' have been awaited: which cannot
+  /// be read by packs where it is, is copied to where it can.
+  NVX_HD Sources chunk_sources(const Piece& own, size_t at) {
+    Sources s{cells(Part::kStaging), &pipe(0), 0, own.data, int(rank())};
+    if (!has_packs(own.data, own.bytes)) copy(ex_, chunk_from(rank()), own.data, own.bytes), s.own = chunk_from(rank());
+    for (uint32_t i = 0; i < others(); ++i) {
+      const uint32_t p = other(i);
+      const std::byte* const in = pipe(p).in;
+      if (in && !has_packs(in + at, own.bytes)) copy(ex_, chunk_from(p), in + at, own.bytes);
     }
     return s;
+  }
+
+  // ---- what goes without staging, once those whom it is about were met
+
+  /// Whether this rank may yet find, when it meets the peer, that it can.
+  NVX_HD bool may_reach(uint32_t p) const { return pipe(p).granules != 0; }
+  /// Whether what this rank has for the peer's result is written there; and what the peer has for mine, here.
+  NVX_HD bool writes_to(uint32_t p) const { return pipe(p).out != nullptr; }
+  NVX_HD bool is_written_by(uint32_t p) const { return pipe(p).is_written != 0; }
+  /// Whether the peer reads my input where it is.
+  NVX_HD bool is_read_by(uint32_t p) const { return pipe(p).is_read != 0; }
+  /// Where bytes from `at` on of what I have for the peer's result go: there, or in the next chunk.
+  NVX_HD std::byte* target(uint32_t p, size_t at) const { return pipe(p).out ? pipe(p).out + at : chunk_to(p); }
+  /// Waits until those who read my input where it is have read it.
+  NVX_HD bool await_readers() {
+    return for_each(
+        [&](uint32_t p) { return is_read_by(p); },
+        [&](uint32_t p) { return !Rules::kReadersFirst || ex_.wait_for(line_from(p).credit, pipe(p).sent, int(p)); });
   }
 
   /// Waits until each whom `whom` names has room for a chunk.
@@ -178,6 +221,16 @@ class PushChannel {
   template <class Whom>
   NVX_HD bool await_chunks(Whom whom) {
     return for_each(whom, [&](uint32_t p) { return ex_.wait_for(line_from(p).posted, pipe(p).taken + 1, int(p)); });
+  }
+  /// The same, of the chunks at this offset of my slice, of so many bytes, which are to be reduced.
+  NVX_HD bool await_sources(size_t at, size_t bytes) {
+    const auto all = [](uint32_t) { return true; };
+    return for_each(all, [&](uint32_t p) {
+      PipeState& pipe = this->pipe(p);
+      const bool in_place = pipe.in && has_packs(pipe.in + at, bytes);
+      pipe.source = in_place ? pipe.in + at : chunk_from(p);
+      return ex_.wait_for(line_from(p).posted, pipe.taken + 1, int(p));
+    });
   }
   /// The chunk is read: whom it is from may write the next one there.
   template <class Whom>
@@ -278,6 +331,74 @@ class PushChannel {
     const auto cause = alike ? Verdict::Cause::kCounts : Verdict::Cause::kMismatch;
     const Verdict verdict{cause, Waited::kReached, int(p), stamp32(), stamp32(), due, quarrel.theirs[kBytesWord]};
     return ex_.fail(verdict, &quarrel);
+  }
+
+  // ---- places
+
+  NVX_HD PoolView view_of(uint32_t p) const {
+    return at_.pools && p < ranks_ ? ex_.ask_host(at_.pools[p]) : PoolView{};
+  }
+
+  /// What the greeting says of where a peer's piece lies in my pool.
+  NVX_HD uint64_t place_of(const Pieces& pieces, uint64_t first, uint32_t p, PieceTable table) const {
+    if (first == 0) return 0;
+    const Piece piece = pieces.of(p, ranks_, table);
+    const uint64_t place = piece.bytes ? first + uint64_t(piece.data - pieces.base) : 0;
+    return place < Reach::kPlaces ? place : 0;
+  }
+  NVX_HD uint64_t more_of(const Job& job, uint32_t p, PieceTable table) const {
+    return is_reduction(job) ? place_of(job.send, job.send_place, p, table) : job.recv.of(p, ranks_, table).bytes;
+  }
+  NVX_HD static bool is_reduction(const Job& job) { return job.algorithm == Pushed::kReduceChunks; }
+
+  /// Whether this rank hears the peer before it sends it anything. Who has a root sends what slots hold without, and
+  /// so what they hold never goes past them.
+  NVX_HD bool hears(const Job& job, PieceTable table, uint32_t p) const {
+    if (is_reduction(job) || job.root < 0) return true;
+    const Piece whole = job.send.of(p, ranks_, table);
+    return !is_in_packets(job, whole) && share(whole).bytes > size_t(kChunks) * at_.shape.chunk_bytes;
+  }
+
+  /// The greeting's last words. view: of this lane's first peer.
+  NVX_APART void tell_places(const Job& job, PieceTable table, PoolView view) {
+    for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes()), view = view_of(p)) {
+      if (p == rank()) continue;
+      PipeState& pipe = this->pipe(p);
+      pipe.pool = view.base;
+      pipe.granules = view.base && hears(job, table, p) ? uint32_t(Reach::granules_of(view.mapped)) : 0;
+      pipe.out = nullptr, pipe.in = nullptr, pipe.is_written = pipe.is_read = 0;
+      const Reach reach{place_of(job.recv, job.recv_place, p, table), pipe.granules};
+      ex_.put_packet(greetings_to(p) + kPlaceWord, packet_of(reach.word(), stamp32()));
+      ex_.put_packet(greetings_to(p) + kMoreWord, packet_of(more_of(job, p, table), stamp32()));
+    }
+  }
+
+  /// Rule 6: what a peer and I do without staging, by what each has said to the other.
+  NVX_APART void settle(const Job& job, PieceTable table, uint32_t p) {
+    PipeState& pipe = this->pipe(p);
+    const auto word = [&](uint32_t i) { return data_of(ex_.peek_packet(greetings_from(p) + i)); };
+    const Reach theirs = Reach::of(word(kPlaceWord));
+    const uint64_t more = word(kMoreWord);
+    const auto length = [&](const Pieces& pieces, uint32_t of) {
+      const Piece whole = pieces.of(of, ranks_, table);
+      return is_in_packets(job, whole) ? 0 : whole.bytes;
+    };
+    const auto holds = [](uint64_t granules, uint64_t place, uint64_t bytes) {
+      return Reach::holds(Rules::kReachEnds ? granules : Reach::kMostGranules, place, bytes);
+    };
+    const auto there = [&](uint64_t place, uint64_t bytes) {
+      return share({reinterpret_cast<std::byte*>(pipe.pool) + (place - 1), bytes}).data;
+    };
+    const bool reduces = is_reduction(job);
+    const uint64_t reach = Rules::kReachIsTold ? pipe.granules : Reach::granules_of(view_of(p).mapped);
+    // In a reduction my slice is what I take of the peer's input, and what I have for its result.
+    const uint64_t bytes = length(job.send, reduces ? rank() : p);
+    if (holds(reach, theirs.place, bytes) && (reduces || more == bytes)) pipe.out = there(theirs.place, bytes);
+    if (reduces && holds(reach, more, bytes)) pipe.in = there(more, bytes);
+    const uint64_t to = place_of(job.recv, job.recv_place, p, table);
+    pipe.is_written = holds(theirs.granules, to, length(job.recv, p));
+    pipe.is_read = reduces && holds(theirs.granules, more_of(job, p, table), length(job.send, p));
+    ex_.count_direct((pipe.out != nullptr) + (pipe.in != nullptr) + pipe.is_written + pipe.is_read);
   }
 
   /// Whoever was met too long ago has been done with epoch - kBuffers, or this epoch had not been entered.

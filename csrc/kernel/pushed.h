@@ -68,7 +68,9 @@ NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, Pi
 
 /// Chunk by chunk: send the others their slices of my input; reduce my slice of everyone's and send that on; keep what
 /// the others have reduced. The three run one chunk behind another. all_reduce sends its sums to all, reduce to the
-/// root, and reduce_scatter to nobody.
+/// root, and reduce_scatter to nobody. An input that its reader can reach is read where it is, and sums are written to
+/// the results that their writer can reach. Then inputs and results may be the same memory, as ever: slice p of them is
+/// read by rank p alone, and written by it when it has read it everywhere.
 template <class Exec, class Channel>
 class ReduceChunks {
  public:
@@ -82,13 +84,15 @@ class ReduceChunks {
 
   NVX_APART bool run() {
     const auto all = [](uint32_t) { return true; };
-    if (!ch_.enter(job_, /*pairwise=*/false, table_) || !ch_.meet(job_, all)) return false;
+    if (!ch_.enter(job_, /*pairwise=*/false, table_)) return false;
+    if (!ch_.meet(job_, /*pairwise=*/false, table_, all)) return false;
     const bool scatters = job_.fingerprint.collective == Collective::kReduceScatter;
     for (size_t k = 0; k < rounds_ + 2; ++k) {
       if (k < rounds_ && !scatter(k)) return false;
       if (k >= 1 && k - 1 < rounds_ && !reduce_mine(k - 1, /*passes_on=*/!scatters)) return false;
       if (k >= 2 && !scatters && (job_.root < 0 || is_root(me_)) && !gather(k - 2)) return false;
     }
+    if (!ch_.await_readers()) return false;
     ch_.leave(job_, /*all_met=*/true);
     return true;
   }
@@ -111,7 +115,7 @@ class ReduceChunks {
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
       const Piece piece = part(send(p), k);
-      if (piece.bytes) copy(ex_, ch_.chunk_to(p), piece.data, piece.bytes);
+      if (piece.bytes && !ch_.is_read_by(p)) copy(ex_, ch_.chunk_to(p), piece.data, piece.bytes);
     }
     ch_.post(whom);
     return true;
@@ -122,12 +126,13 @@ class ReduceChunks {
     const auto all = [](uint32_t) { return true; };
     const auto root = [&](uint32_t p) { return is_root(p); };
     const bool straight_to_root = passes_on && job_.root >= 0 && !is_root(me_);
-    if (!ch_.await_chunks(all)) return false;
-    if (straight_to_root && !ch_.await_room(root)) return false;
     const Piece own = part(send(me_), k);
-    const Piece out = straight_to_root ? Piece{ch_.chunk_to(uint32_t(job_.root)), own.bytes}
+    const size_t at = k * ch_.shape().chunk_bytes;
+    if (!ch_.await_sources(at, own.bytes)) return false;
+    if (straight_to_root && !ch_.await_room(root)) return false;
+    const Piece out = straight_to_root ? Piece{ch_.target(uint32_t(job_.root), at), own.bytes}
                                        : part(ch_.share(job_.recv.of(me_, ch_.ranks(), table_)), k);
-    const Fold fold{out.data, ch_.chunk_sources(own), ch_.factors(job_), job_.fingerprint.op, int(ch_.ranks()),
+    const Fold fold{out.data, ch_.chunk_sources(own, at), ch_.factors(job_), job_.fingerprint.op, int(ch_.ranks()),
                     own.bytes};
     if (!ex_.all(reduce(ex_, job_.fingerprint.dtype, fold))) return false;
     ch_.release(all);
@@ -135,7 +140,7 @@ class ReduceChunks {
       ch_.post(root);
     } else if (passes_on && job_.root < 0) {
       if (!ch_.await_room(all)) return false;
-      for (uint32_t i = 0; i < ch_.others(); ++i) copy(ex_, ch_.chunk_to(ch_.other(i)), out.data, out.bytes);
+      for (uint32_t i = 0; i < ch_.others(); ++i) copy(ex_, ch_.target(ch_.other(i), at), out.data, out.bytes);
       ch_.post(all);
     }
     return true;
@@ -147,7 +152,7 @@ class ReduceChunks {
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
       const Piece piece = part(ch_.share(job_.recv.of(p, ch_.ranks(), table_)), k);
-      if (piece.bytes) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
+      if (piece.bytes && !ch_.is_written_by(p)) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
     }
     ch_.release(whom);
     return true;
@@ -211,7 +216,9 @@ NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTabl
 
 /// Each rank's piece goes to whom it is for, chunk by chunk; a chunk is read while the next one is written. In
 /// kExchangePieces, what packets hold goes in these: both of a pair know how long its piece is, and compare that before
-/// any of it is used.
+/// any of it is used. Who can reach the receiver's result writes there, and posts once, when all of it is written; in a
+/// collective with a root it hears the receiver first, which with staging it need not until the slots are full, so
+/// there what they hold goes through them.
 template <class Exec, class Channel>
 class ExchangeChunks {
  public:
@@ -230,6 +237,8 @@ class ExchangeChunks {
     put_small();
     if (!ch_.meet(job_, meeting_.pairwise(), table_, [&](uint32_t p) { return meeting_.receives_from(p); }))
       return false;
+    if (!ch_.meet(job_, /*pairwise=*/false, table_, [&](uint32_t p) { return is_stranger(p) && ch_.may_reach(p); }))
+      return false;
     const uint32_t me = ch_.rank();
     const Piece own = ch_.share(job_.recv.of(me, ch_.ranks(), table_));
     if (own.bytes) copy(ex_, own.data, ch_.share(job_.send.of(me, ch_.ranks(), table_)).data, own.bytes);
@@ -243,8 +252,10 @@ class ExchangeChunks {
   }
 
  private:
-  NVX_HD bool is_small(const Piece& whole) const {
-    return job_.algorithm == Pushed::kExchangePieces && ch_.packets_hold(whole);
+  NVX_HD bool is_small(const Piece& whole) const { return ch_.is_in_packets(job_, whole); }
+  /// Whom I send to without having met it.
+  NVX_HD bool is_stranger(uint32_t p) const {
+    return meeting_.sends_to(p) && !meeting_.receives_from(p) && !ch_.has_met(p);
   }
   /// What goes to a peer, and comes from it: in chunks.
   NVX_HD Piece send(uint32_t p) const {
@@ -259,6 +270,11 @@ class ExchangeChunks {
     const size_t most = ch_.shape().chunk_bytes, at = k * most;
     if (at >= piece.bytes) return Piece{};
     return Piece{piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
+  }
+  /// Whether something is posted at chunk k: each, or, where the piece is written to its place, the last alone.
+  NVX_HD bool is_posted(const Piece& piece, size_t k, bool direct) const {
+    const size_t most = ch_.shape().chunk_bytes;
+    return k * most < piece.bytes && (!direct || piece.bytes <= (k + 1) * most);
   }
 
   NVX_HD void put_small() {
@@ -283,25 +299,27 @@ class ExchangeChunks {
   }
 
   NVX_HD bool put_chunk(size_t k) {
-    const auto whom = [&](uint32_t p) { return part(send(p), k).bytes != 0; };
+    const auto whom = [&](uint32_t p) { return is_posted(send(p), k, ch_.writes_to(p)); };
     // Who calls something else will never make room.
-    const auto strangers = [&](uint32_t p) { return whom(p) && !meeting_.receives_from(p); };
-    if (k == kChunks && !ch_.meet(job_, strangers)) return false;
+    const auto strangers = [&](uint32_t p) { return is_stranger(p) && part(send(p), k).bytes != 0; };
+    if (k == kChunks && !ch_.meet(job_, /*pairwise=*/false, table_, strangers)) return false;
     if (!ch_.await_room(whom)) return false;
     for (uint32_t i = 0; i < ch_.others(); ++i) {
-      const Piece piece = part(send(ch_.other(i)), k);
-      if (piece.bytes) copy(ex_, ch_.chunk_to(ch_.other(i)), piece.data, piece.bytes);
+      const uint32_t p = ch_.other(i);
+      const Piece piece = part(send(p), k);
+      if (piece.bytes) copy(ex_, ch_.target(p, k * ch_.shape().chunk_bytes), piece.data, piece.bytes);
     }
     ch_.post(whom);
     return true;
   }
 
   NVX_HD bool get_chunk(size_t k) {
-    const auto whom = [&](uint32_t p) { return part(recv(p), k).bytes != 0; };
+    const auto whom = [&](uint32_t p) { return is_posted(recv(p), k, ch_.is_written_by(p)); };
     if (!ch_.await_chunks(whom)) return false;
     for (uint32_t i = 0; i < ch_.others(); ++i) {
-      const Piece piece = part(recv(ch_.other(i)), k);
-      if (piece.bytes) copy(ex_, piece.data, ch_.chunk_from(ch_.other(i)), piece.bytes);
+      const uint32_t p = ch_.other(i);
+      const Piece piece = part(recv(p), k);
+      if (piece.bytes && !ch_.is_written_by(p)) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
     }
     ch_.release(whom);
     return true;

@@ -7,6 +7,7 @@
 
 #include "group/device_side.h"
 #include "support/device_sides.h"
+#include "support/pools.h"
 #include "support/pushes.h"
 
 namespace nvx::test {
@@ -51,6 +52,81 @@ TEST_P(DeviceReplays, FollowCallsAndAreFollowedByThem) {
         }
       },
       [](DeviceSideOptions& options) { options.first_epoch = uint32_t(-7); });
+}
+
+/// A rank whose tensors lie in a pool, as its peers come to see it.
+struct Pooled {
+  static constexpr size_t kCount = 30'000;
+  Pooled(DeviceRank& of, Pools& in)
+      : one(of), pools(in), sum(take(kCount)), all(take(size_t(of.world.ranks()) * kCount)) {}
+
+  int32_t* take(size_t n) { return reinterpret_cast<int32_t*>(pools.allocate(one.rank, 4 * n)); }
+  /// Its part of a sum in place, and that in the end of what all gather.
+  std::vector<Operation> operations() {
+    std::vector<Operation> list(2);
+    for (Operation& o : list) o.dtype = DType::kI32, o.in = reinterpret_cast<std::byte*>(sum), o.count = kCount;
+    list[0].collective = kernel::Collective::kAllReduce;
+    list[0].out = reinterpret_cast<std::byte*>(sum);
+    list[1].collective = kernel::Collective::kAllGather;
+    list[1].recv = Pieces(size_t(one.world.ranks()));
+    for (size_t p = 0; p < list[1].recv.size(); ++p)
+      list[1].recv[p] = {reinterpret_cast<std::byte*>(all + p * kCount), 4 * kCount};
+    return list;
+  }
+  void fill(int32_t turn) {
+    for (size_t i = 0; i < kCount; ++i) sum[i] = int32_t(i) + one.rank * turn;
+    std::fill_n(all, size_t(one.world.ranks()) * kCount, -1);
+  }
+  void expect(int32_t turn) const {
+    const int n = one.world.ranks();
+    for (size_t i = 0; i < kCount * size_t(n); ++i)
+      ASSERT_EQ(all[i], n * int32_t(i % kCount) + turn * n * (n - 1) / 2) << i;
+  }
+  void see(size_t granules) {
+    for (int p = 0; p < one.world.ranks(); ++p) {
+      pools.map(one.rank, p, granules);
+      kernel::PoolView& view = one.side->end().pool_view(p);
+      std::atomic_ref(view.base).store(pools.views(one.rank)[p].base);
+      std::atomic_ref(view.mapped).store(pools.views(one.rank)[p].mapped);
+    }
+  }
+
+  DeviceRank& one;
+  Pools& pools;
+  int32_t *sum, *all;
+};
+
+/// What a graph keeps is where its tensors lie; how far the peers' pools are mapped its kernels see when they run.
+TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
+  const int ranks = GetParam();
+  DeviceWorld world({.ranks = ranks});
+  Pools pools(ranks, 1);
+  with_sides(
+      world,
+      [&](DeviceRank& one) {
+        Pooled mine(one, pools);
+        std::vector<Operation> operations = mine.operations();
+        ASSERT_TRUE(one.capture(operations).ok());
+        for (int32_t turn = 0; turn < 4; ++turn) {
+          if (turn == 2) mine.see(1);
+          mine.fill(turn);
+          if (turn % 2 == 0) {
+            one.replay();
+          } else {
+            ASSERT_TRUE(one.launch(operations).ok());
+          }
+          EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, ranks, 1)}), "");
+          mine.expect(turn);
+          // Of each of the two, with each peer: what is taken of its input and written to its result, and what it does.
+          EXPECT_EQ(one.side->direct(), turn < 2 ? 0u : uint32_t(turn - 1) * 6 * uint32_t(ranks - 1));
+        }
+      },
+      [&](DeviceSideOptions& options) {
+        options.force = PlanFacts::Force::kPipelined;
+        options.place_of = [&pools, rank = options.rank](const void* data, size_t bytes) {
+          return pools.place_of(rank, static_cast<const std::byte*>(data), bytes);
+        };
+      });
 }
 
 TEST(DeviceReplay, WhoDoesNotReplayIsNamed) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <span>
 #include <vector>
 
 #include "base/hash.h"
@@ -65,14 +67,24 @@ inline Bytes reduced(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
   return out;
 }
 
+/// Where a tensor may be told to lie: memory of so many bytes, or null where it brings its own.
+using Room = std::function<std::byte*(size_t)>;
+
 /// Memory of the caller's, at an odd address, with painted bytes before and behind it.
 class Tensor {
  public:
-  explicit Tensor(size_t bytes, size_t shift = 0)
-      : all_(bytes + 2 * kGuard, std::byte(0xEE)), shift_(shift), bytes_(bytes) {}
-  explicit Tensor(const Bytes& from, size_t shift = 0) : Tensor(from.size(), shift) {
+  explicit Tensor(size_t bytes, size_t shift = 0, const Room& room = nullptr) : shift_(shift), bytes_(bytes) {
+    const size_t all = bytes + 2 * kGuard;
+    std::byte* at = room ? room(all) : nullptr;
+    if (!at) own_.resize(all), at = own_.data();
+    all_ = {at, all};
+    std::fill(all_.begin(), all_.end(), std::byte(0xEE));
+  }
+  explicit Tensor(const Bytes& from, size_t shift = 0, const Room& room = nullptr) : Tensor(from.size(), shift, room) {
     if (!from.empty()) std::memcpy(data(), from.data(), from.size());
   }
+  Tensor(Tensor&&) = default;
+  Tensor& operator=(Tensor&&) = default;
 
   std::byte* data() { return all_.data() + kGuard / 2 + shift_; }
   size_t size() const { return bytes_; }
@@ -88,7 +100,8 @@ class Tensor {
  private:
   static constexpr size_t kGuard = 128;
 
-  Bytes all_;
+  Bytes own_;
+  std::span<std::byte> all_;
   size_t shift_;
   size_t bytes_;
 };

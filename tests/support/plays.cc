@@ -92,11 +92,11 @@ Bytes Side::want() const {
   return all;
 }
 
-Side::Side(const Play& play, int rank, int ranks)
+Side::Side(const Play& play, int rank, int ranks, const Room& in_room, const Room& out_room)
     : play_(play), rank_(rank), ranks_(ranks), factors_(size_t(ranks)), in_(0), out_(0) {
   for (int r = 0; r < ranks; ++r) factors_[size_t(r)] = 0.5 + 0.25 * r;
-  in_ = Tensor(input_of(rank), play.shift);
-  out_ = Tensor(want().size(), play.shift);
+  in_ = Tensor(input_of(rank), play.shift, in_room);
+  out_ = Tensor(want().size(), play.shift, out_room);
   in_data_ = in_.data();
   out_data_ = receives() ? out_.data() : nullptr;
   if (play.collective == Collective::kBroadcast && rank != play.root) in_data_ = nullptr;

@@ -28,7 +28,7 @@ std::string describe(const Play& play);
 /// One rank's memory in a play.
 class Side {
  public:
-  Side(const Play& play, int rank, int ranks);
+  Side(const Play& play, int rank, int ranks, const Room& in_room = nullptr, const Room& out_room = nullptr);
 
   kernel::Work work() const;
   kernel::Fingerprint fingerprint() const;

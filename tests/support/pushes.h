@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernel/launch_cuda.h"
+#include "support/pools.h"
 #include "support/twin.h"
 #include "support/ways.h"
 
@@ -15,19 +16,30 @@ using kernel::Job;
 
 inline constexpr uint64_t kPatience = 60'000'000'000;
 
+/// Which of a rank's tensors lie in its pool.
+struct Placed {
+  bool in = false, out = false;
+};
+
 /// One rank's side of several operations, which one kernel runs.
 class Batch {
  public:
-  Batch(Twins& twins, int rank) : twins_(twins), rank_(rank) {}
+  /// pools: this rank's begins anew.
+  Batch(Twins& twins, int rank, Pools* pools = nullptr) : twins_(twins), rank_(rank), pools_(pools) {
+    if (pools) pools->begin_anew(rank);
+  }
 
-  void add(Pushed algorithm, const Play& play, uint64_t patience_ns = kPatience) {
-    sides_.push_back(std::make_unique<Side>(play, rank_, twins_.ranks()));
+  void add(Pushed algorithm, const Play& play, uint64_t patience_ns = kPatience, Placed placed = {}) {
+    const Room room = [this](size_t bytes) { return pools_->allocate(rank_, bytes); };
+    sides_.push_back(
+        std::make_unique<Side>(play, rank_, twins_.ranks(), placed.in ? room : nullptr, placed.out ? room : nullptr));
     texts_.push_back(std::string(kernel::name(algorithm)) + " " + describe(play));
     table_.resize(table_.size() + 2 * size_t(twins_.ranks()));
     const size_t index = table_.size() - 2 * size_t(twins_.ranks());
     Job job = kernel::job_of(algorithm, sides_.back()->work(), uint32_t(rank_), uint32_t(twins_.ranks()),
                              sides_.back()->width(), uint32_t(index), table_.data() + index);
     job.patience_ns = patience_ns;
+    if (pools_) job.send_place = place_of(job.send), job.recv_place = place_of(job.recv);
     jobs_.push_back(job);
   }
   /// What the last operation sends to a rank, and where its result goes.
@@ -59,8 +71,14 @@ class Batch {
  private:
   size_t result_bytes(size_t i) const { return sides_[i]->out() ? sides_[i]->out_bytes() : 0; }
 
+  uint64_t place_of(const kernel::Pieces& pieces) const {
+    const kernel::Piece extent = kernel::extent_of(pieces, uint32_t(twins_.ranks()), table_.data());
+    return pools_->place_of(rank_, extent.data, extent.bytes);
+  }
+
   Twins& twins_;
   int rank_;
+  Pools* pools_;
   std::vector<std::unique_ptr<Side>> sides_;
   std::vector<std::string> texts_;
   std::vector<kernel::Piece> table_;

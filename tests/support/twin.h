@@ -115,6 +115,9 @@ class TwinMachine {
     if (crossing_.count_look() == mischief_.abort_at) store(const_cast<uint32_t&>(at), 1);
     return load(at);
   }
+  uint64_t load_host(const uint64_t& at) const {
+    return std::atomic_ref(const_cast<uint64_t&>(at)).load(std::memory_order_relaxed);
+  }
 
   uint32_t load(const uint32_t& at) const {
     return std::atomic_ref(const_cast<uint32_t&>(at)).load(std::memory_order_relaxed);
@@ -125,7 +128,9 @@ class TwinMachine {
     uint32_t free = 0;
     return std::atomic_ref(at).compare_exchange_strong(free, 1);
   }
-  uint32_t add(uint32_t& at) const { return std::atomic_ref(at).fetch_add(1, std::memory_order_acq_rel); }
+  uint32_t add(uint32_t& at, uint32_t n = 1) const {
+    return std::atomic_ref(at).fetch_add(n, std::memory_order_acq_rel);
+  }
 
   uint64_t now_ns() const { return uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()); }
   void relax() const { std::this_thread::yield(); }
@@ -178,6 +183,7 @@ class Twins {
     uint32_t first_epoch = 0;
     Stamp first_chunk = 0;
     bool (*apart)(int a, int b) = [](int, int) { return false; };  ///< pairs that meet in memory of their own
+    std::function<const kernel::PoolView*(int)> views = nullptr;   ///< of pools, by rank
   };
 
   explicit Twins(const Shape& shape) : shape_(shape), mischief_(shape.device.ranks) {
@@ -203,7 +209,8 @@ class Twins {
   /// All of a rank's pad, as those see it who do not meet it apart.
   std::span<const std::byte> pad(int rank) const { return {memory(rank, rank).get(), pad_bytes()}; }
   kernel::DeviceChannel channel(int rank) {
-    return {shape_.device, uint32_t(rank), states_[size_t(rank)].get(), controls_[size_t(rank)].get()};
+    return {shape_.device, uint32_t(rank), states_[size_t(rank)].get(), controls_[size_t(rank)].get(),
+            shape_.views ? shape_.views(rank) : nullptr};
   }
   bool guards_are_whole() const {
     const auto is_whole = [](const Memory& memory, size_t bytes) {

@@ -1,0 +1,337 @@
+// What the pushed algorithms do without staging, where ranks have each other's pools mapped: the same results bit for
+// bit, of every mixture of ranks that can and cannot, and whether the tests would notice a rule that was dropped.
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "support/epochs.h"
+#include "support/pushes.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Part;
+using kernel::Reach;
+
+constexpr uint64_t kMillisecond = 1'000'000;
+constexpr size_t kChunkBytes = 256;
+
+struct Step {
+  Pushed algorithm;
+  Play play;
+};
+/// Which tensors of a rank lie in its pool, in the i-th step.
+using Where = std::function<Placed(size_t i, int rank)>;
+
+Placed nowhere(size_t, int) { return {}; }
+Placed everywhere(size_t, int) { return {true, true}; }
+/// Any mixture, by ranks and steps.
+Placed mixed(size_t i, int rank) {
+  const uint64_t bits = Hash().add(i).add(uint64_t(rank)).value() >> 20;
+  return {bits % 2 == 0, bits / 2 % 2 == 0};
+}
+
+/// Ranks with pools, which see as much of each other's as they are told to.
+struct World {
+  explicit World(int ranks, uint32_t blocks = 2, uint32_t first_epoch = 0, size_t first_byte = 0)
+      : pools(ranks, 4, first_byte),
+        twins({{uint32_t(ranks), blocks, 128, kChunkBytes},
+               2,
+               first_epoch,
+               Stamp(0) - 5,
+               [](int, int) { return false; },
+               [this](int rank) { return pools.views(rank); }}) {}
+
+  /// All ranks run the steps, at_once of them a kernel.
+  template <class Rules = kernel::PushRules>
+  int wrong(const std::vector<Step>& steps, const Where& where, size_t at_once = 1, uint64_t patience_ns = kPatience) {
+    std::atomic<int> wrong{0};
+    as_threads(twins.ranks(), [&](int rank) {
+      for (size_t i = 0; i < steps.size(); i += at_once) {
+        Batch batch(twins, rank, &pools);
+        for (size_t j = i; j < std::min(i + at_once, steps.size()); ++j)
+          batch.add(steps[j].algorithm, steps[j].play, patience_ns, where(j, rank));
+        const std::string text = batch.run<Rules>();
+        if (!text.empty() && patience_ns == kPatience) ADD_FAILURE() << text;
+        if (!text.empty()) ++wrong;
+      }
+    });
+    EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
+    return wrong;
+  }
+  /// Whether nothing was ever put into a slot, but by a rank for itself.
+  bool slots_are_fresh() {
+    const kernel::DevicePad pad{twins.shape()};
+    for (int r = 0; r < twins.ranks(); ++r) {
+      for (uint32_t b = 0; b < twins.shape().blocks; ++b) {
+        for (int sender = 0; sender < twins.ranks(); ++sender) {
+          const auto cell =
+              twins.pad(r).subspan(pad.offset(Part::kStaging, b, uint32_t(sender)), pad.cell(Part::kStaging));
+          const bool fresh = std::all_of(cell.begin(), cell.end(), [](std::byte x) { return x == std::byte(0); });
+          if (sender != r && !fresh) return false;
+        }
+      }
+    }
+    return true;
+  }
+  uint32_t direct(int rank) { return twins.control(rank).direct; }
+
+  Pools pools;
+  Twins twins;
+};
+
+/// Every way and length, packets between chunks.
+std::vector<Step> all_ways(int ranks, std::initializer_list<size_t> lengths) {
+  std::vector<Step> steps;
+  uint64_t round = 0;
+  for (const size_t n : lengths) {
+    for (const auto& [algorithm, collective] : kWays) {
+      ++round;
+      const bool in_packets = !kernel::has_chunks(algorithm);
+      Play play = play_of(collective, in_packets ? n % 24 : n, ranks, round);
+      play.shift = round % 5 == 4 ? 8 : round % 3 == 0 ? 0 : round % 5;
+      play.in_place = round % 2 == 0;
+      if (round % 4 == 1) play.op = ReduceOp::kPremulSum;
+      steps.push_back({algorithm, play});
+    }
+  }
+  return steps;
+}
+
+class Places : public testing::TestWithParam<std::tuple<int, uint32_t>> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Places,
+                         testing::Combine(testing::Values(1, 2, 3, 8), testing::ValuesIn(first_epochs())),
+                         [](const auto& info) { return name_of(std::get<0>(info.param), std::get<1>(info.param)); });
+
+TEST_P(Places, EveryCollectiveWhereverTensorsLie) {
+  const auto [ranks, first_epoch] = GetParam();
+  World world(ranks, 2, first_epoch);
+  world.pools.map_all(4);
+  const auto steps = all_ways(ranks, {1, 17, 300, 2049});
+  for (const Where& where : {Where(nowhere), Where(mixed), Where(everywhere)}) world.wrong(steps, where, 4);
+  for (int r = 0; r < ranks && ranks > 1; ++r) EXPECT_GT(world.direct(r), 0u);
+}
+
+/// Pools that end in the middle of tensors, pairs that see each other or do not, and ones that only see one way.
+TEST_P(Places, WhatIsMappedMayEndAnywhere) {
+  const auto [ranks, first_epoch] = GetParam();
+  World world(ranks, 3, first_epoch, 2 * Reach::kGranule - 9000);
+  for (int i = 0; i < ranks * ranks; ++i) world.pools.map(i / ranks, i % ranks, size_t(i * 7 % 5));
+  world.wrong(all_ways(ranks, {5, 700, 2049}), everywhere, 2);
+}
+
+/// Each of these goes past the slots altogether.
+TEST(Place, NothingIsStagedWhereAllSeeEverything) {
+  const std::pair<Pushed, Collective> ways[] = {
+      {Pushed::kReduceChunks, Collective::kAllReduce},     {Pushed::kReduceChunks, Collective::kReduce},
+      {Pushed::kReduceChunks, Collective::kReduceScatter}, {Pushed::kExchangeChunks, Collective::kAllGather},
+      {Pushed::kExchangeChunks, Collective::kAllToAll},    {Pushed::kExchangePieces, Collective::kAllToAll},
+      {Pushed::kExchangeChunks, Collective::kBroadcast},   {Pushed::kExchangeChunks, Collective::kGather},
+      {Pushed::kExchangeChunks, Collective::kScatter}};
+  for (const auto& [algorithm, collective] : ways) {
+    for (const bool in_place : {false, true}) {
+      World world(3);
+      world.pools.map_all(4);
+      Play play = play_of(collective, 3072, 3, 4);
+      play.in_place = in_place;
+      world.wrong({{algorithm, play}}, everywhere);
+      EXPECT_TRUE(world.slots_are_fresh()) << describe(play);
+      world.wrong({{algorithm, play}}, nowhere);
+      EXPECT_FALSE(world.slots_are_fresh()) << describe(play);
+    }
+  }
+}
+
+/// Inputs alone, and results alone.
+TEST(Place, ARankMayHaveOneTensorInItsPool) {
+  const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
+  World world(2, 1);
+  world.pools.map_all(4);
+  const auto counted = [&](Placed placed) {
+    const uint32_t before = world.direct(0);
+    world.wrong({{Pushed::kReduceChunks, play}}, [&](size_t, int rank) { return rank == 0 ? placed : Placed{}; });
+    return world.direct(0) - before;
+  };
+  EXPECT_EQ(counted({}), 0u);
+  EXPECT_EQ(counted({.in = true, .out = false}), 1u);
+  EXPECT_EQ(counted({.in = false, .out = true}), 1u);
+  EXPECT_EQ(counted({.in = true, .out = true}), 2u);
+}
+
+/// Who sends to one who has not been heard does not wait for that: what the slots hold goes through them.
+TEST(Place, ARootSendsWhatSlotsHoldWithoutWaiting) {
+  for (const size_t chunks : {kernel::kChunks, kernel::kChunks + 1}) {
+    World world(2, 1);
+    world.pools.map_all(4);
+    Play play{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {chunks * kChunkBytes}};
+    play.counts.push_back(play.counts[0]);
+    Batch batch(world.twins, 0, &world.pools);
+    batch.add(Pushed::kExchangeChunks, play, 100 * kMillisecond, {true, true});
+    EXPECT_EQ(batch.run().empty(), chunks == kernel::kChunks);
+    EXPECT_EQ(world.slots_are_fresh(), chunks > kernel::kChunks);
+  }
+}
+
+/// The host maps more while kernels run.
+TEST(Place, PoolsMayGrowWhileKernelsRun) {
+  World world(3, 2, 0, Reach::kGranule - 3000);
+  for (int r = 0; r < 3; ++r) world.twins.mischief(r) = {Mischief::Kind::kNone, 100u << r, uint64_t(r)};
+  std::vector<Step> steps;
+  for (uint64_t i = 0; i < as_fast(60, 20); ++i) {
+    const bool reduces = i % 3 == 0;
+    steps.push_back({reduces ? Pushed::kReduceChunks : Pushed::kExchangeChunks,
+                     play_of(reduces ? Collective::kAllReduce : Collective::kAllGather, 500, 3, i)});
+  }
+  std::thread host([&] {
+    for (size_t granules = 1; granules <= 4; ++granules) {
+      for (int i = 0; i < 9; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        world.pools.map(i / 3, i % 3, granules);
+      }
+    }
+  });
+  world.wrong(steps, everywhere, 3);
+  host.join();
+  world.wrong({{Pushed::kReduceChunks, play_of(Collective::kAllReduce, 500, 3, 1)}}, everywhere);
+  EXPECT_GT(world.direct(0), 0u);
+}
+
+/// Ranks that dawdle before every verb, of which some lie in pools: a kernel that ends lets its memory be used again.
+TEST(Place, OrderOfArrivalDoesNotMatter) {
+  for (const int ranks : {2, 3, 4}) {
+    World world(ranks, 1, uint32_t(-30));
+    world.pools.map_all(4);
+    for (int r = 0; r < ranks; ++r) world.twins.mischief(r) = {Mischief::Kind::kNone, 100u << r, uint64_t(r)};
+    std::vector<Step> steps = all_ways(ranks, {200, 33});
+    for (const Where& where : {Where(mixed), Where(everywhere)}) world.wrong(steps, where);
+  }
+}
+
+// ---- what goes wrong
+
+TEST(Place, AnAbsentRankEndsWhatOthersDoInTime) {
+  for (const auto& [algorithm, collective] : kWays) {
+    if (!kernel::has_chunks(algorithm) || is_rooted(collective) || collective == Collective::kBarrier) continue;
+    World world(3);
+    world.pools.map_all(4);
+    as_threads(3, [&](int rank) {
+      if (rank == 2) return;
+      Batch batch(world.twins, rank, &world.pools);
+      batch.add(algorithm, play_of(collective, 3000, 3, 0), 50 * kMillisecond, {true, true});
+      const auto began = Clock::now();
+      EXPECT_NE(batch.run(), "");
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
+    });
+  }
+}
+
+/// Aborted at any look at the host, a rank ends, and the other one when it is aborted, too; and what the first one
+/// writes to the other's result ends there: a chunk a look at the most.
+TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
+  constexpr size_t kWhole = 12 * kChunkBytes;
+  bool ended_well = false;
+  size_t cut_short = 0;
+  for (uint32_t look = 1; !ended_well; ++look) {
+    ASSERT_LT(look, 100u);
+    World world(2, 1);
+    world.pools.map_all(4);
+    world.twins.mischief(0).abort_at = look;
+    const Play play{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {kWhole, kWhole}};
+    as_threads(2, [&](int rank) {
+      Batch batch(world.twins, rank, &world.pools);
+      batch.add(Pushed::kExchangeChunks, play, kPatience, {true, true});
+      const bool well = batch.run().empty();
+      if (rank == 0) {
+        ended_well = well;
+        if (!well) std::atomic_ref(world.twins.control(1).abort).store(1);
+        return;
+      }
+      size_t written = kWhole;
+      while (written > 0 && batch.out()[written - 1] == std::byte(0xEE)) --written;
+      // Waits look around, too: there may be more looks than chunks, but never less.
+      EXPECT_LE(well ? 0 : written, look * kChunkBytes);
+      if (!well && written > 0 && written < kWhole) ++cut_short;
+    });
+    EXPECT_TRUE(world.slots_are_fresh());
+  }
+  EXPECT_GT(cut_short, 2u);
+}
+
+#if !defined(__SANITIZE_THREAD__)
+// ---- with a rule broken, wrong results must appear. These are races; what they must show needs no sanitizer.
+
+struct Unheard : kernel::PushRules {
+  static constexpr bool kHearsFirst = false;
+};
+struct Untold : kernel::PushRules {
+  static constexpr bool kReachIsTold = false;
+};
+struct Endless : kernel::PushRules {
+  static constexpr bool kReachEnds = false;
+};
+struct NoReaders : kernel::PushRules {
+  static constexpr bool kReadersFirst = false;
+};
+
+std::vector<Step> many(Pushed algorithm, Collective collective, size_t n) {
+  std::vector<Step> steps;
+  for (uint64_t i = 0; i < 20; ++i) steps.push_back({algorithm, play_of(collective, n, 2, i)});
+  return steps;
+}
+
+/// What is broken may need luck to show. first: where tensors lie; maps: of one rank's pool, before and while it runs.
+template <class Rules>
+bool goes_wrong(const std::vector<Step>& steps, const Where& where, size_t first = 0, size_t mapped = 4,
+                bool grows = false) {
+  for (int tries = 0; tries < 20; ++tries) {
+    World world(2, 1, 0, first);
+    world.pools.map_all(mapped);
+    world.twins.mischief(1) = {Mischief::Kind::kNone, 400, uint64_t(tries)};
+    std::thread host([&] {
+      for (size_t more = mapped + 1; grows && more <= 4; ++more) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        world.pools.map_all(more);
+      }
+    });
+    const int wrong = world.wrong<Rules>(steps, where, 1, 300 * kMillisecond);
+    host.join();
+    if (wrong > 0) return true;
+  }
+  return false;
+}
+
+TEST(PlaceControls, WhoDoesNotHearFirstWritesWhereNothingIsReady) {
+  const auto steps = many(Pushed::kExchangeChunks, Collective::kAllGather, 300);
+  EXPECT_TRUE(goes_wrong<Unheard>(steps, mixed));
+}
+
+TEST(PlaceControls, WithoutATellingPairsDisagree) {
+  const auto steps = many(Pushed::kExchangeChunks, Collective::kAllGather, 700);
+  EXPECT_TRUE(goes_wrong<Untold>(steps, everywhere, 3 * Reach::kGranule - 6000, 1, /*grows=*/true));
+}
+
+TEST(PlaceControls, WhatIsBehindTheMappedGetsLost) {
+  const auto steps = many(Pushed::kExchangeChunks, Collective::kAllGather, 700);
+  EXPECT_TRUE(goes_wrong<Endless>(steps, everywhere, 2 * Reach::kGranule - 3000, 2));
+}
+
+TEST(PlaceControls, AnInputThatIsLeftTooEarlyIsReadTooLate) {
+  const auto steps = many(Pushed::kReduceChunks, Collective::kReduceScatter, 200);
+  EXPECT_TRUE(goes_wrong<NoReaders>(steps, everywhere));
+}
+
+TEST(PlaceControls, NoneOfThemGoesWrongByTheRules) {
+  for (const auto& [algorithm, collective] : {std::pair(Pushed::kExchangeChunks, Collective::kAllGather),
+                                              std::pair(Pushed::kReduceChunks, Collective::kReduceScatter)}) {
+    World world(2, 1, 0, 2 * Reach::kGranule - 3000);
+    world.pools.map_all(2);
+    world.twins.mischief(1) = {Mischief::Kind::kNone, 400, 1};
+    EXPECT_EQ(world.wrong(many(algorithm, collective, 700), mixed), 0);
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace nvx::test
