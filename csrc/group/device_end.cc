@@ -51,6 +51,23 @@ struct PadCard {
 };
 static_assert(sizeof(PadCard) == 16);
 
+/// Where a rank's pool can be asked for, once it has one.
+struct PoolCard {
+  static constexpr uint32_t kMagic = 0x6c78766e;  // "nvxl"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  int32_t device = -1;
+  uint32_t reserved = 0;
+  ArenaId home;
+  char door[48] = {};
+};
+static_assert(sizeof(PoolCard) == 80);
+
+/// Memory that is mapped as the arena was, which the ranks have tried.
+bool shares_virtual_memory(const DevicePeer& peer) {
+  return peer.kind == ShareKind::kFabric || peer.kind == ShareKind::kFd || peer.kind == ShareKind::kPointer;
+}
+
 /// Each GPU once, in the order of the first of its ranks: the same on every rank.
 std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
   std::vector<kernel::GpuRoom> rooms;
@@ -101,6 +118,7 @@ DeviceEnd::~DeviceEnd() { let_go(); }
 
 /// Nothing of this rank's own touches it any more; peers may.
 void DeviceEnd::let_go() {
+  pools_.reset();  // before the memory that its views lie in
   if (!span_) return;
   const Span span = std::exchange(span_, Span{});
   if (exported_) {
@@ -115,6 +133,7 @@ void DeviceEnd::keep() {
   share_->arena().quarantine(std::exchange(span_, Span{}));
   state_->abandon();
   control_->abandon();
+  pools_->keep();
   keep_for_ever(std::move(share_));
 }
 
@@ -131,7 +150,7 @@ void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
   take_memory();
   format(exchange_pads(exchange));
   exported_ = true;
-  (void)exchange.all_gather({});  // all are formatted
+  meet_pools(exchange);  // and by then, all are formatted
   NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s",
           options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
           channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
@@ -213,6 +232,24 @@ std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
     pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});
   }
   return pads;
+}
+
+void DeviceEnd::meet_pools(Exchange& exchange) {
+  PoolCard card;
+  card.rank = options_.rank;
+  card.device = options_.device;
+  card.home = home_.id();
+  put(card.door, home_.pool_door());
+  const auto cards = read_cards<PoolCard>(exchange.all_gather(bytes_of(card)), 1);
+  std::vector<DevicePools::Rank> ranks(cards.size());
+  for (size_t r = 0; r < cards.size(); ++r) {
+    if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))
+      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
+    if (int(r) == options_.rank || !shares_virtual_memory(share_->peer(int(r)))) continue;
+    ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &pool_view(int(r)),
+                options_.describe(int(r))};
+  }
+  pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news);
 }
 
 /// Wherever a peer writes for this rank there is a pad: in the arena, in its window, or in both.

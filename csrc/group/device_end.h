@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "group/device_launcher.h"
+#include "group/device_pools.h"
 #include "group/plan.h"
 #include "memory/device_share.h"
 
@@ -30,6 +31,7 @@ struct DeviceSideOptions {
   /// 1 + the offset of so many bytes in the pool of this rank that its peers may map; 0 where they do not lie in it.
   /// Asked at every launch.
   std::function<uint64_t(const void*, size_t)> place_of = [](const void*, size_t) { return 0; };
+  PoolNews pool_news = {};
   /// "rank 3 (pid 4711, host a01)"
   std::function<std::string(int)> describe = [](int rank) { return "rank " + std::to_string(rank); };
 };
@@ -52,6 +54,8 @@ class DeviceEnd {
   /// How this rank's kernels see a peer's pool, for the host to write as PoolView has it: base, then mapped with
   /// release. From any thread, as long as this end is there; kernels in flight may see it or not.
   kernel::PoolView& pool_view(int peer) const { return kernel::pool_views(&control())[peer]; }
+  /// Before each launch: see DevicePools.
+  void look_at_pools() { pools_->look(); }
   const DeviceShare& share() const { return *share_; }
   /// Why the ranks have fewer blocks than was wanted; empty where they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }
@@ -64,6 +68,7 @@ class DeviceEnd {
   size_t agree(Exchange& exchange, int resident);
   void take_memory();
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
+  void meet_pools(Exchange& exchange);
   void format(const std::vector<kernel::PeerPads>& pads);
   void let_go();
   template <class Result>
@@ -76,6 +81,7 @@ class DeviceEnd {
   kernel::DeviceChannel channel_;
   std::string why_fewer_;
   std::unique_ptr<DeviceShare> share_;
+  std::unique_ptr<DevicePools> pools_;
   Span span_;
   bool exported_ = false;  // peers may be writing there
   std::shared_ptr<DeviceRegion> state_, control_;

@@ -124,6 +124,7 @@ Status DeviceSide::launch(std::span<const Operation* const> operations, void* st
                           Begins begins) {
   MutexLock lock(launch_mutex_);
   if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
+  end_.look_at_pools();
   kernel::DeviceChannel channel = end_.channel();
   channel.by_replays = begins == Begins::kInReplays;
   for (size_t at = 0; at < operations.size();) {

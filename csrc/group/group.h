@@ -213,6 +213,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Status carry_out(Operation& operation, Carrier carrier);
   Status refusal() const;
   std::unique_ptr<DeviceSide> make_device_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
+  uint64_t pool_of(int rank) const;
   void watch_kernels();
   bool part_from_kernels();
   bool waits_in_vain(const DeviceSide& kernels, int seat) const;

@@ -65,15 +65,31 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
   options.one_shot_bytes = facts_.one_shot_bytes;
   options.first_epoch = options_.first_epoch;
   options.peers_gone = everybody_gone();
+  options.pool_news = {
+      [this](uint64_t bytes) { own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
+      [this](int rank) { return pool_of(rank); }};
   options.describe = [topology = topology_](int rank) { return topology.describe(rank); };
   try {
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
-    return std::make_unique<DeviceSide>(DeviceHome::here(), exchange, options, launcher);
+    DeviceHome& home = DeviceHome::here();
+    options.place_of = [&pool = home.made_pool(device)](const void* at, size_t bytes) -> uint64_t {
+      const DevicePool* made = pool.load(std::memory_order_acquire);
+      const auto offset = made ? made->offset_of(at, bytes) : std::nullopt;
+      return offset ? 1 + *offset : 0;
+    };
+    return std::make_unique<DeviceSide>(home, exchange, options, launcher);
   } catch (const Error& error) {
     contain("telling why there are no kernels", [&] { exchange.give_up(error.what()); });
     throw;
   }
+}
+
+/// How far it has grown, as the rank says. Who has left may use that memory for something else.
+uint64_t Group::pool_of(int rank) const {
+  const kernel::PadHeader& header = pad(seat_of(rank)).header();
+  const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
+  return header.group == id_ ? grown : 0;
 }
 
 Status Group::launch(std::span<const Operation* const> operations, void* stream, Begins begins) {

@@ -13,7 +13,7 @@ namespace nvx {
 /// is believed beyond what decode_table() checks and what local geometry allows.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
-  static constexpr uint16_t kWire = 3;            // protocol between ranks; moves when a layout in pad.h or here does
+  static constexpr uint16_t kWire = 4;            // protocol between ranks; moves when a layout in pad.h or here does
 
   uint32_t magic = kMagic;
   uint16_t wire = kWire;

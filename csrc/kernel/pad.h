@@ -82,6 +82,7 @@ struct alignas(kLine) PadHeader {
   // Of the rank's device; final when it has left.
   std::atomic<uint64_t> launched;     ///< operations begun on it by calls
   std::atomic<uint32_t> ended_epoch;  ///< the last one that it has ended, replays too
+  std::atomic<uint64_t> pool_grown;   ///< bytes of its pool, which peers may map; at any time, and only grows
   FailureNote failure;
   FlagLine ready;          ///< set-up: this rank has mapped everybody
   FlagLine monitored_in;   ///< monitored barrier: checked in
