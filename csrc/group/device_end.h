@@ -56,6 +56,11 @@ class DeviceEnd {
   kernel::PoolView& pool_view(int peer) const { return kernel::pool_views(&control())[peer]; }
   /// Before each launch: see DevicePools.
   void look_at_pools() { pools_->look(); }
+  PoolStats pool_stats(uint32_t direct) const {
+    PoolStats stats = pools_->stats();
+    stats.direct = direct;
+    return stats;
+  }
   const DeviceShare& share() const { return *share_; }
   /// Why the ranks have fewer blocks than was wanted; empty where they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }

@@ -66,6 +66,13 @@ void DevicePools::look() {
   }
 }
 
+PoolStats DevicePools::stats() const {
+  PoolStats stats;
+  if (DevicePool* own = own_.load(std::memory_order_acquire)) stats.grown = own->grown(), stats.used = own->used();
+  for (const auto& peer : peers_) stats.mapped.push_back(peer ? peer->pool->mapped() : 0);
+  return stats;
+}
+
 /// A failure is tried again when the pool has grown further; what hangs is not.
 void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patience) {
   uint64_t next = grown;

@@ -19,6 +19,14 @@ struct PoolNews {
   std::function<uint64_t(int rank)> told = [](int) { return 0; };
 };
 
+/// What has become of them, for whoever asks.
+struct PoolStats {
+  uint64_t grown = 0;            ///< bytes of this rank's own
+  uint64_t used = 0;             ///< ... that torch's allocator has
+  std::vector<uint64_t> mapped;  ///< bytes of each rank's, for this rank's kernels
+  uint32_t direct = 0;           ///< pieces that went or came without staging; wraps
+};
+
 /// The pools of a group's ranks. What this rank's has grown by is told to the others; what theirs have is mapped beside
 /// the launches, for kernels to find it in the views. Where that fails, its pair goes on by staging.
 class DevicePools {
@@ -38,6 +46,7 @@ class DevicePools {
   /// Before a launch: tells, and has what is missing mapped. Waits for nothing, and allocates nothing where nothing has
   /// grown.
   void look();
+  PoolStats stats() const;
   /// Kernels that may never end use the views: what is mapped stays so until the process ends.
   void keep();
 

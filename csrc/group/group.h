@@ -23,6 +23,7 @@
 namespace nvx {
 
 class DeviceSide;
+struct PoolStats;
 class Launcher;
 class Mailbox;
 class Spread;
@@ -101,6 +102,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(device_mutex_);
   /// Begins operations on the device that was opened, as DeviceSide::launch(). They share the timeout of the first.
   Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow);
+  /// What kernels find of the ranks' pools; nothing where there are none.
+  std::optional<PoolStats> pool_stats() const;
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look_at_kernels();
 

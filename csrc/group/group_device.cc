@@ -2,6 +2,7 @@
 
 #include "base/contain.h"
 #include "base/log.h"
+#include "group/device_pools.h"
 #include "group/device_side.h"
 #include "group/group.h"
 #include "group/store_exchange.h"
@@ -83,6 +84,12 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
     contain("telling why there are no kernels", [&] { exchange.give_up(error.what()); });
     throw;
   }
+}
+
+std::optional<PoolStats> Group::pool_stats() const {
+  const DeviceSide* const side = kernels_.load(std::memory_order_acquire);
+  if (!side) return {};
+  return side->end().pool_stats(side->direct());
 }
 
 /// How far it has grown, as the rank says. Who has left may use that memory for something else.

@@ -19,6 +19,8 @@
 
 namespace nvx {
 
+struct PoolStats;
+
 /// nvx as torch sees it. Turns tensors into operations and operations' ends into torch's; decides nothing.
 class ProcessGroupNVX final : public c10d::Backend {
  public:
@@ -91,6 +93,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   void waitForPendingWorks() override;
   void eagerConnectSingleDevice(at::Device) override {}
   c10d::ErrorType getError() override;
+  /// Whether tensors can be had that kernels need no staging for. Asks nobody else.
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
   void abort() override;
   void shutdown() override;
 
@@ -108,6 +113,8 @@ class ProcessGroupNVX final : public c10d::Backend {
 #endif
 
   Group& group() { return *group_; }
+  /// Of the group's kernels; nothing where there are none.
+  std::optional<PoolStats> pool_stats();
   /// It, and that of devices' tensors where there is one.
   std::vector<std::shared_ptr<Group>> groups() const;
 

@@ -3,10 +3,13 @@
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "group/device_pools.h"
 #include "memory/beside_captures.h"
+#include "torch/argument_error.h"
 #include "torch/backend.h"
 #include "torch/hook.h"
 #include "torch/interrupt.h"
+#include "torch/pool.h"
 #include "torch/sparse.h"
 
 namespace nvx {
@@ -413,6 +416,26 @@ void ProcessGroupNVX::run_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
   for (const auto& hook : abort_hooks_.all()) run_hook("an abort hook", *hook);
 #endif
+}
+
+bool ProcessGroupNVX::supportsTensorAlloc(c10::DeviceIndex device) {
+  origin_.check(rank_);
+  return device >= 0 && kernels_->may_serve(device) && has_pool(device);
+}
+
+at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options) {
+  origin_.check(rank_);
+  const at::Device device = options.device();
+  if (device.type() != kernel_device() || !supportsTensorAlloc(device.index())) {
+    throw_argument_error("nvx: group " + group_->name() + " has no memory to hand out on " + device.str() +
+                         ": supports_tensor_alloc says so before. Next: torch.empty; any tensor will do");
+  }
+  return pool_tensor(size, options);
+}
+
+std::optional<PoolStats> ProcessGroupNVX::pool_stats() {
+  origin_.check(rank_);
+  return group_->pool_stats();
 }
 
 }  // namespace nvx

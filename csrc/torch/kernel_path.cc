@@ -83,6 +83,11 @@ bool KernelPath::serves(at::Device device) {
   return answer_ == Answer::kYes;
 }
 
+bool KernelPath::may_serve(c10::DeviceIndex device) const {
+  if (answer_ == Answer::kUnknown) return kernel::built_with_cuda() && group_->topology().hosts.size() == 1;
+  return answer_ == Answer::kYes && device == device_;
+}
+
 void KernelPath::ask(at::Device device) {
   MutexLock lock(asking_);
   if (answer_ != Answer::kUnknown) return;

@@ -72,6 +72,9 @@ class KernelPath {
   /// Whether kernels serve tensors of this device. The first question about one is a step of all ranks together.
   bool serves(at::Device device);
 
+  /// Whether they may serve tensors of the device of this number, as far as that is known without the other ranks.
+  bool may_serve(c10::DeviceIndex device) const;
+
   /// Begins collectives on the stream of the transit, behind what was begun on another one and what was put off.
   /// Nothing is waited for.
   Status launch(Collectives& collectives, Transit& transit) EXCLUDES(mutex_);

@@ -8,6 +8,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "group/device_explain.h"
+#include "group/device_pools.h"
 #include "kernel/launch_cuda.h"
 #include "net/ucx.h"
 #include "net/ucx_search.h"
@@ -88,6 +89,26 @@ void set_timeout(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::
   TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the backend of this group is ", backend ? backend->getBackendName() : "none",
                     ", not nvx");
   nvx->setTimeout(timeout);
+}
+
+/// {grown, used, mapped by rank, direct}, or None where no kernels serve the group.
+py::object pool_stats(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
+  TORCH_CHECK_VALUE(nvx, "nvx.pool_stats: the backend of this group is ", backend ? backend->getBackendName() : "none",
+                    ", not nvx");
+  const std::optional<PoolStats> stats = nvx->pool_stats();
+  if (!stats) return py::none();
+  py::dict told;
+  told["grown"] = stats->grown;
+  told["used"] = stats->used;
+  told["mapped"] = stats->mapped;
+  told["direct"] = stats->direct;
+  return told;
+}
+
+py::object mem_allocator(ProcessGroupNVX&) {
+  return py::module_::import("nvx.pool").attr("allocator")(
+      c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
 }
 
 /// For the bench: the seconds of one round of a flag between two ranks, negative when the other one does not answer.
@@ -180,6 +201,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
       .def("_set_default_timeout", &ProcessGroupNVX::setTimeout, py::arg("timeout"),
            py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("mem_allocator", &mem_allocator, "What torch.cuda.MemPool takes.")
       .def("comm_split_count", [](ProcessGroupNVX&) { return 0; })
       .def(
           "perform_nocolor_split", [](ProcessGroupNVX&, const py::object&) {}, py::arg("device"),
@@ -190,6 +212,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"));
   m.def("set_timeout", &set_timeout, py::arg("backend"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+  m.def("pool_stats", &pool_stats, py::arg("backend"));
   m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
         py::arg("hosts") = 1);
   m.def("explain_on_device", &explain_device_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,

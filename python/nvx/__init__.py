@@ -18,6 +18,7 @@ __all__ = [
     "Options",
     "explain",
     "monitored_barrier",
+    "pool_stats",
     "sequence_number",
     "set_timeout",
     "__version__",
@@ -156,6 +157,15 @@ def sequence_number(group=None):
     import torch.distributed as dist
 
     return _backend(group if group is not None else dist.group.WORLD)._get_sequence_number_for_group()
+
+
+def pool_stats(group=None):
+    """What has become of the GPU memory that `allocate_tensor` and `mem_allocator` hand out, in `group`: a dict, or None
+    where no kernels serve it. `grown`: bytes of this rank's pool, `used`: those that torch has of it, `mapped`: bytes of
+    each rank's pool that this one's kernels reach, `direct`: pieces that they have sent or got without staging."""
+    import torch.distributed as dist
+
+    return _load().pool_stats(_backend(group if group is not None else dist.group.WORLD))
 
 
 def _backend(group):

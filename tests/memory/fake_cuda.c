@@ -11,7 +11,7 @@
 
 extern "C" {
 
-enum { kDone = 0, kInvalid = 1, kNoContext = 201, kAlready = 704, kNotReady = 600 };
+enum { kDone = 0, kInvalid = 1, kNoMemory = 2, kNoContext = 201, kAlready = 704, kNotReady = 600 };
 enum { kDevices = 2, kPosixFd = 1 };
 
 struct location { int type, id; };
@@ -33,6 +33,11 @@ static int polls = 0;
 /* For the test: how many contexts this thread has current, and how often one was retained. */
 int fake_depth(void) { return depth; }
 int fake_retained(void) { return retained; }
+
+/* For the test: the one call that is refused; none by "". */
+static char refused[64];
+int fake_refuse(const char* call) { return snprintf(refused, sizeof refused, "%s", call); }
+static int refuses(const char* call) { return strcmp(refused, call) == 0; }
 
 static int need(void) { return depth > 0 ? kDone : kNoContext; }
 
@@ -69,6 +74,7 @@ int cuMemGetAllocationGranularity(size_t* bytes, const struct properties* asked,
 }
 int cuMemCreate(unsigned long long* memory, size_t bytes, const struct properties* asked, unsigned long long) {
   if (asked->type != 1 || asked->handle_types != kPosixFd || asked->where.type != 1) return kInvalid;
+  if (refuses("cuMemCreate")) return kNoMemory;
   int fd = memfd_create("fake", MFD_CLOEXEC);
   return *memory = 1000 + fd, ftruncate(fd, bytes) == 0 ? kDone : kInvalid;
 }
@@ -93,6 +99,7 @@ int cuMemExportToShareableHandle(int* fd, unsigned long long memory, int type, u
   return *fd = dup(memory - 1000), type == kPosixFd ? kDone : kInvalid;
 }
 int cuMemImportFromShareableHandle(unsigned long long* memory, void* fd, int type) {
+  if (refuses("cuMemImportFromShareableHandle")) return kNoMemory;
   return *memory = 1000 + dup((int)(long)fd), type == kPosixFd ? kDone : kInvalid;
 }
 

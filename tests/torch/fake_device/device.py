@@ -1,5 +1,9 @@
 """torch.fakegpu: what torch's generic code asks of a device's module."""
 
+import contextlib
+import ctypes
+import types
+
 import torch
 
 Stream = torch.Stream
@@ -81,3 +85,39 @@ def get_rng_state(device=None):
 
 def set_rng_state(new_state, device=None):
     pass
+
+
+# Memory that others hand out, as torch.cuda has it.
+
+
+class CUDAPluggableAllocator:
+    def __init__(self, path_to_so_file, alloc_fn_name, free_fn_name):
+        library = ctypes.CDLL(path_to_so_file)
+        functions = (getattr(library, alloc_fn_name), getattr(library, free_fn_name))
+        self._allocator = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
+
+    def allocator(self):
+        return self._allocator
+
+
+memory = types.SimpleNamespace(CUDAPluggableAllocator=CUDAPluggableAllocator)
+
+
+class MemPool:
+    """Of the current device."""
+
+    def __init__(self, allocator):
+        self.number = torch.ops.fake_device.new_pool(current_device(), *allocator)
+
+    def empty(self):
+        """Gives back what no tensor uses, as torch.cuda.empty_cache() does of all pools."""
+        torch.ops.fake_device.empty_pool(self.number)
+
+
+@contextlib.contextmanager
+def use_mem_pool(pool, device=None):
+    before = torch.ops.fake_device.exchange_pool(pool.number)
+    try:
+        yield
+    finally:
+        torch.ops.fake_device.exchange_pool(before)

@@ -22,6 +22,7 @@
 
 #include "graph.h"
 #include "memory.h"
+#include "pool.h"
 #include "streams.h"
 
 namespace fake {
@@ -306,6 +307,13 @@ TORCH_LIBRARY(fake_device, m) {
         [](int64_t seed, int64_t most_us) { set_delays(uint64_t(seed), most_us); });
   m.def("set_copy_rate(float bytes_per_second) -> ()", [](double rate) { copy_rate = rate; });
   m.def("device_count() -> int", [] { return int64_t(device_count()); });
+  m.def("new_pool(int device, int malloc, int free) -> int", TORCH_FN(new_pool));
+  m.def("exchange_pool(int pool) -> int", [](int64_t number) {
+    static thread_local int64_t before = -1;
+    (void)exchange_pool(number < 0 ? nullptr : &pool_of(number));
+    return std::exchange(before, number);
+  });
+  m.def("empty_pool(int pool) -> ()", [](int64_t number) { pool_of(number).empty(); });
   m.def("drain(int most_ms) -> bool", TORCH_FN(drain_all));
 }
 

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "graph.h"
+#include "pool.h"
 
 namespace fake {
 
@@ -43,17 +44,22 @@ class DeviceMemory {
   explicit DeviceMemory(c10::DeviceIndex device)
       : device_(device), addresses_(reserve(kRoom, PROT_NONE)), real_(reserve(kRoom, PROT_READ | PROT_WRITE)) {}
 
-  bool holds(const void* address) const { return address >= addresses_ && address < addresses_ + kRoom; }
-  std::byte* real(const void* address) const { return real_ + (static_cast<const std::byte*>(address) - addresses_); }
+  bool holds(const void* address) const { return has_own(address) || device_of_pooled(address) == device_; }
+  std::byte* real(const void* address) const {
+    const auto* at = static_cast<const std::byte*>(address);
+    return has_own(at) ? real_ + (at - addresses_) : const_cast<std::byte*>(at);
+  }
 
   void* allocate(size_t bytes) {
     const size_t room = (bytes + kPage - 1) / kPage * kPage;
     Queue& home = current_queue(device_);
-    std::byte* address;
+    Pool* const pool = current_pool(device_);
+    auto* address = pool ? static_cast<std::byte*>(pool->take(room, home)) : nullptr;
+    TORCH_CHECK_WITH(OutOfMemoryError, address || !pool, "fakegpu:", int(device_), " is out of memory: its pool is");
     {
       std::lock_guard lock(mutex_);
-      address = addresses_ + take(room);
-      blocks_[address] = {room, &home, {}, home.graph()};
+      if (!pool) address = addresses_ + take(room);
+      blocks_[address] = {room, &home, {}, home.graph(), pool};
     }
     home.push(poison(address, room), Pace::kAtOnce);
     return address;
@@ -72,6 +78,7 @@ class DeviceMemory {
     } else {
       when_all(marks_of(block.users), [this, address, block] {
         block.home->push_now(poison(address, block.room), Pace::kAtOnce);
+        if (block.pool) return block.pool->keep(address, block.room, *block.home);
         block.home->push_now([=, this] { rest(address, block.room); }, Pace::kAtOnce);
       });
     }
@@ -91,7 +98,10 @@ class DeviceMemory {
     Queue* home = nullptr;
     std::set<Queue*> users;        // beside its home
     std::shared_ptr<Graph> graph;  // allocated in its capture
+    Pool* pool = nullptr;          // whose it is
   };
+
+  bool has_own(const void* address) const { return address >= addresses_ && address < addresses_ + kRoom; }
 
   size_t take(size_t room) {
     auto& same = free_[room];

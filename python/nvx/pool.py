@@ -1,0 +1,46 @@
+"""Tensors in GPU memory that the other ranks of the host can map, so that nvx's kernels need no staging for them.
+
+torch's caching allocator cuts up what nvx hands out, and uses it again in the order of each stream.
+"""
+
+import ctypes
+import functools
+import threading
+
+import torch
+
+_lock = threading.Lock()
+_pools = {}  # by device
+
+
+@functools.cache
+def _pluggable(kind):
+    import nvx
+
+    memory = torch.get_device_module(kind).memory
+    return memory.CUDAPluggableAllocator(nvx._load().__file__, "nvx_pool_malloc", "nvx_pool_free")
+
+
+def allocator(kind="cuda"):
+    """What torch.cuda.MemPool takes. A tensor must not outlive its pool: keep yours."""
+    return _pluggable(kind).allocator()
+
+
+def _pool_of(device):
+    """One a device, as long as the process lives."""
+    with _lock:
+        if device not in _pools:
+            module = torch.get_device_module(device.type)
+            with module.device(device):
+                pool = module.MemPool(allocator(device.type))
+            # Tensors may be alive when the interpreter ends, and a pool must not go before them.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+            _pools[device] = pool
+        return _pools[device]
+
+
+def empty(size, dtype, device):
+    """A tensor of so many elements. Called by the C++ core."""
+    module = torch.get_device_module(device.type)
+    with module.use_mem_pool(_pool_of(device), device):
+        return torch.empty(size, dtype=dtype, device=device)

@@ -1,0 +1,447 @@
+"""Tensors in memory that nvx hands out and the other ranks map: nvx's kernels need no staging for them, and compute the
+same bits. Threads play the kernels, on fake_device's streams and in its memory.
+"""
+
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import fake_device
+import nvx
+import played
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import counts, held, reset_counts, set_delays, slow_fill
+from nvx import pool
+from ranks import TORCH, meet, on_played_gpus
+from test_device import GPU, assert_all, on_gpu
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+M = 1 << 20
+LARGE = M  # elements: more than packets hold
+
+
+def backend(group=None):
+    return (group or dist.group.WORLD)._get_backend(torch.device(GPU))
+
+
+def empty(count, dtype=torch.float32, group=None, device=0):
+    return backend(group).allocate_tensor(count, dtype=dtype, device=torch.device(GPU, device))
+
+
+def pooled(host, group=None):
+    """The same numbers, in the pool."""
+    tensor = empty(host.numel(), host.dtype, group)
+    tensor.copy_(host)
+    return tensor
+
+
+def grown(group=None):
+    return nvx.pool_stats(group)["grown"]
+
+
+def call_until(holds, group=None, seconds=40):
+    """Calls until that holds on all ranks: what has grown is told by launches, and mapped beside them."""
+    end = time.monotonic() + seconds
+    while True:
+        all_of_them = on_gpu(float(holds()), 4)
+        dist.all_reduce(all_of_them, op=dist.ReduceOp.MIN, group=group)
+        if all_of_them[0].item() == 1:
+            return
+        assert time.monotonic() < end, nvx.pool_stats(group)
+        time.sleep(0.002)
+
+
+def call_until_mapped(group=None):
+    """Every rank has mapped all that the others have grown by."""
+    world = dist.get_world_size(group)
+    everybody = torch.zeros(world, dtype=torch.int64)
+    everybody[dist.get_rank(group)] = grown(group)
+    everybody = everybody.to(GPU)
+    dist.all_reduce(everybody, group=group)
+    wanted = everybody.tolist()
+
+    def reached():
+        mapped = nvx.pool_stats(group)["mapped"]
+        return all(mapped[r] >= wanted[r] for r in range(world) if r != dist.get_rank(group))
+
+    call_until(reached, group)
+
+
+def fake_cuda():
+    return ctypes.CDLL(str(played.BUILT / "libnvx_fake_cuda.so"))
+
+
+@contextlib.contextmanager
+def refusing(call):
+    """The driver refuses this call."""
+    library = fake_cuda()
+    library.fake_refuse(call.encode())
+    try:
+        yield
+    finally:
+        library.fake_refuse(b"")
+
+
+def numbers(count, seed, dtype=torch.float32):
+    made = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * 8 - 4
+    return made.to(dtype)
+
+
+def bits_of_collectives(make, rank, world, dtype=torch.float32, group=None, count=LARGE + 24):
+    """What all of them give where make() makes the tensors."""
+    mine = numbers(count * world, 7 + rank, dtype)
+    results = []
+
+    def done(tensor):
+        results.append(tensor.cpu().clone())
+
+    def room(elements):
+        return make(torch.zeros(elements, dtype=dtype))
+
+    whole = room(count * world)
+    dist.all_gather_into_tensor(whole, make(mine[:count]), group=group)
+    done(whole)
+    part = room(count)
+    dist.reduce_scatter_tensor(part, make(mine), group=group)
+    done(part)
+    summed = make(mine)
+    dist.all_reduce(summed, group=group)
+    done(summed)
+    swapped = room(count * world)
+    dist.all_to_all_single(swapped, make(mine), group=group)
+    done(swapped)
+    told = make(mine)
+    dist.broadcast(told, dist.get_global_rank(group or dist.group.WORLD, world - 1), group=group)
+    done(told)
+    scattered, parts = room(count), [make(piece) for piece in mine.chunk(world)]
+    dist.scatter(scattered, parts if rank == 0 else None, src=0, group=group)
+    done(scattered)
+    gathered = [room(count) for _ in range(world)]
+    dist.gather(make(mine[:count]), gathered if rank == 0 else None, dst=0, group=group)
+    for tensor in gathered if rank == 0 else ():
+        done(tensor)
+    return results
+
+
+def assert_same_bits(some, others):
+    assert len(some) == len(others)
+    for i, (one, other) in enumerate(zip(some, others, strict=True)):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), i
+
+
+# --- what comes out -------------------------------------------------------------------------------------------------
+
+
+@on_played_gpus(2, 3)
+def test_the_bits_of_ordinary_tensors(rank, world):
+    ordinary = bits_of_collectives(lambda host: host.to(GPU), rank, world)
+    before = nvx.pool_stats()["direct"]
+    assert before == 0
+    while_it_is_mapped = bits_of_collectives(pooled, rank, world)
+    call_until_mapped()
+    in_place = bits_of_collectives(pooled, rank, world)
+    assert_same_bits(ordinary, while_it_is_mapped)
+    assert_same_bits(ordinary, in_place)
+    assert nvx.pool_stats()["direct"] > before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
+@on_played_gpus(2)
+def test_types(rank, world, dtype):
+    ordinary = bits_of_collectives(lambda host: host.to(GPU), rank, world, dtype, count=LARGE // 4 + 3)
+    _ = pooled(torch.zeros(16 * M))
+    call_until_mapped()
+    assert_same_bits(ordinary, bits_of_collectives(pooled, rank, world, dtype, count=LARGE // 4 + 3))
+
+
+@on_played_gpus(2)
+def test_one_rank_has_a_tensor_of_the_pool_and_the_other_not(rank, world):
+    ordinary = bits_of_collectives(lambda host: host.to(GPU), rank, world)
+    _ = pooled(torch.zeros(32 * M))
+    call_until_mapped()
+    make = pooled if rank == 1 else lambda host: host.to(GPU)
+    assert_same_bits(ordinary, bits_of_collectives(make, rank, world))
+    by_turns = iter(range(1000))
+
+    def mixed(host):
+        return pooled(host) if (next(by_turns) + rank) % 2 else host.to(GPU)
+
+    assert_same_bits(ordinary, bits_of_collectives(mixed, rank, world))
+
+
+@on_played_gpus(2)
+def test_offsets_and_odd_lengths(rank, world):
+    space = pooled(torch.zeros(4 * LARGE))
+    call_until_mapped()
+    for shift, count in ((1, LARGE), (3, LARGE + 5), (1000, 2 * LARGE + 1)):
+        part = space[shift : shift + count]
+        part.fill_(rank + 1.0)
+        space[shift + count].fill_(77)
+        space[shift - 1].fill_(78)
+        dist.all_reduce(part)
+        assert_all(part, 3)
+        assert space[shift + count].item() == 77 and space[shift - 1].item() == 78
+
+
+@on_played_gpus(2)
+def test_a_pool_that_grows_while_groups_run(rank, world):
+    group = dist.new_group([0, 1])
+    kept = []
+    for i in range(6):
+        kept.append(pooled(torch.full((LARGE * (1 + i % 3),), float(rank + i))))
+        works = [dist.all_reduce(t, async_op=True) for t in kept[-2:]]
+        dist.all_reduce(on_gpu(rank, LARGE), group=group)
+        for work in works:
+            work.wait()
+    assert grown() > 6 * 4 * LARGE
+    for g in (None, group):
+        call_until_mapped(g)
+        before = nvx.pool_stats(g)["direct"]
+        kept[-1].fill_(rank + 1)
+        dist.all_reduce(kept[-1], group=g)
+        assert_all(kept[-1], 3)
+        call_until(lambda g=g, before=before: nvx.pool_stats(g)["direct"] > before, g)
+
+
+@on_played_gpus(2)
+def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
+    set_delays(5, 500)
+    stream = torch.Stream(GPU)
+    call_until_mapped_after = pooled(torch.zeros(4 * LARGE))
+    del call_until_mapped_after
+    call_until_mapped()
+    before, sums = grown(), []
+    for i in range(8):
+        tensor = pooled(torch.full((LARGE,), float(rank + i)))
+        dist.all_reduce(tensor, async_op=i % 2 == 0)
+        if i % 3 == 0:
+            with stream:
+                stream.wait_stream(torch.accelerator.current_stream()) if hasattr(stream, "wait_stream") else None
+        sums.append(tensor.sum() if i % 2 else None)
+        if i % 2:
+            assert sums[-1].item() == LARGE * (2 * i + 1)
+        del tensor
+    torch.accelerator.synchronize()
+    assert grown() <= before + 4 * 4 * LARGE
+    set_delays(5, 50)
+
+
+# --- where there is none, or no more --------------------------------------------------------------------------------
+
+
+@on_played_gpus(2)
+def test_who_has_it(rank, world):
+    assert backend().supports_tensor_alloc(torch.device(GPU, 0)), "before the device is opened, without the other ranks"
+    assert not backend().supports_tensor_alloc(torch.device("cpu"))
+    assert nvx.pool_stats() is None
+    tensor = empty(10, torch.int64)
+    assert tensor.shape == (10,) and tensor.dtype == torch.int64 and tensor.device == torch.device(GPU, 0)
+    with pytest.raises(nvx.ArgumentError, match="no memory to hand out on cpu.*any tensor will do"):
+        backend().allocate_tensor(10, dtype=torch.float32, device=torch.device("cpu"))
+    dist.all_reduce(on_gpu(1))
+    assert not backend().supports_tensor_alloc(torch.device(GPU, 1)), "the group's is another one"
+    with pytest.raises(nvx.ArgumentError, match=f"no memory to hand out on {GPU}:1"):
+        empty(10, device=1)
+    stats = nvx.pool_stats()
+    assert stats["grown"] == stats["used"] == 2 * M and stats["direct"] == 0
+
+
+@on_played_gpus(2)
+def test_a_pool_of_the_users_own(rank, world):
+    mine = torch.get_device_module(GPU).MemPool(backend().mem_allocator)
+    with torch.get_device_module(GPU).use_mem_pool(mine):
+        tensor = torch.full((2 * LARGE,), 0.0).to(GPU)
+    assert grown_before_opening() >= 8 * LARGE
+    call_until_mapped()
+    tensor.fill_(rank + 1)
+    dist.all_reduce(tensor)
+    assert_all(tensor, 3)
+    call_until(lambda: nvx.pool_stats()["direct"] > 0)
+
+
+def grown_before_opening():
+    dist.all_reduce(on_gpu(1))
+    return grown()
+
+
+@on_played_gpus(2)
+def test_a_peer_that_cannot_map_stages(rank, world):
+    dist.all_reduce(on_gpu(1))
+    with refusing("cuMemImportFromShareableHandle") if rank == 0 else contextlib.nullcontext():
+        tensor = pooled(torch.full((LARGE,), rank + 1.0))
+        call_until(lambda: rank == 0 or nvx.pool_stats()["mapped"][0] == grown())
+        for _ in range(3):
+            tensor.fill_(rank + 1)
+            dist.all_reduce(tensor)
+            assert_all(tensor, 3)
+        meet("both are done with that")
+        if rank == 0:
+            assert nvx.pool_stats()["mapped"] == [0, 0]
+    more = pooled(torch.zeros(8 * LARGE))
+    call_until_mapped()  # what has grown further is tried again
+    del more
+    assert_same_bits(
+        bits_of_collectives(lambda host: host.to(GPU), rank, world), bits_of_collectives(pooled, rank, world)
+    )
+
+
+@on_played_gpus(2)
+def test_a_device_that_is_full(rank, world):
+    small, large = pooled(torch.ones(LARGE)), pooled(torch.ones(4 * LARGE))
+    torch.accelerator.synchronize()
+    with refusing("cuMemCreate"):
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(5 * LARGE)
+        kept = grown_before_opening()
+        del large
+        torch.accelerator.synchronize()
+        again = empty(4 * LARGE)  # what torch has cached
+        assert grown() == kept
+    assert_all(small, 1)
+    more = pooled(torch.full((5 * LARGE,), rank + 1.0))
+    dist.all_reduce(more)
+    assert_all(more, 3)
+    del again
+
+
+@on_played_gpus(2)
+def test_what_torch_gives_back_is_another_stream_s_behind_it(rank, world):
+    module = torch.get_device_module(GPU)
+    mine = module.MemPool(backend().mem_allocator)
+    with module.use_mem_pool(mine):
+        tensor = torch.empty(LARGE, device=GPU)
+    address, before = tensor.data_ptr(), grown_before_opening()
+    seen = torch.empty(LARGE, device=GPU)
+    with held():
+        slow_fill(tensor, 5, 100)
+        seen.copy_(tensor)
+        del tensor
+    torch.accelerator.current_stream().synchronize()
+    mine.empty()
+    other = torch.Stream(GPU)
+    with other, module.use_mem_pool(mine):
+        tensor = torch.empty(LARGE, device=GPU)
+        tensor.fill_(6)
+    assert tensor.data_ptr() == address and grown() == before
+    assert_all(seen, 5)
+
+
+# --- ends -----------------------------------------------------------------------------------------------------------
+
+
+@on_played_gpus(2)
+def test_tensors_outlive_their_group(rank, world):
+    tensor = pooled(torch.full((LARGE,), rank + 1.0))
+    call_until_mapped()
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    assert_all(tensor, 3)
+    tensor.fill_(4)
+    assert_all(tensor, 4)
+    del tensor
+    gc.collect()
+
+
+@on_played_gpus(3, op_timeout=60, dies=[1])
+def test_an_owner_that_dies(rank, world):
+    """Its memory stays for who has it mapped; the survivors make another group and go on with theirs."""
+    tensor = pooled(torch.full((LARGE,), rank + 1.0))
+    call_until_mapped()
+    dist.all_reduce(tensor)
+    torch.accelerator.synchronize()
+    if rank == 1:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 1 "):
+        work = dist.all_reduce(tensor, async_op=True)
+        while time.monotonic() < began + 30:
+            work.wait()
+            time.sleep(0.01)
+    torch.accelerator.synchronize()
+    tensor.fill_(1)
+    assert_all(tensor, 1)
+
+
+@on_played_gpus(2)
+def test_a_forked_child_is_refused(rank, world):
+    _ = pooled(torch.ones(10))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            backend().allocate_tensor(10, dtype=torch.float32, device=torch.device(GPU, 0))
+        except RuntimeError as error:
+            code = 0 if "forked" in str(error) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+EXITS = """
+import os, sys
+sys.path[:0] = {paths!r}
+import nvx, played
+played.load()
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:nvx,fakegpu:nvx", store=dist.HashStore(), rank=0, world_size=1)
+backend = dist.group.WORLD._get_backend(torch.device("fakegpu"))
+kept = [backend.allocate_tensor(1 << 20, dtype=torch.float32, device=torch.device("fakegpu", 0)) for _ in range(3)]
+kept[0].fill_(1)
+del kept[1]
+print("alive")
+"""
+
+
+def test_the_interpreter_may_end_with_tensors_alive():
+    if played.module() is None:
+        pytest.skip("nvx was not built with NVX_PLAYED")
+    fake_device.build()
+    script = EXITS.format(paths=[os.path.dirname(os.path.abspath(__file__)), *sys.path])
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "alive" in done.stdout, done.stdout + done.stderr
+    assert "rror" not in done.stderr, done.stderr
+
+
+# --- FSDP2 ----------------------------------------------------------------------------------------------------------
+
+
+def trained(rank, from_pool):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(300, 700), nn.ReLU(), nn.Linear(700, 300)).to(GPU)
+    mesh = DeviceMesh.from_group(dist.group.WORLD, GPU)
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    if from_pool:
+        for module in (model[0], model[2], model):
+            module.set_allocate_memory_from_process_group_for_comm(True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        given = torch.randn(8, 300, generator=torch.Generator().manual_seed(10 * step + rank)).to(GPU)
+        model(given).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.full_tensor().detach().cpu() for p in model.parameters()]
+
+
+@on_played_gpus(2)
+def test_fsdp2(rank, world):
+    ordinary = trained(rank, from_pool=False)
+    assert nvx.pool_stats()["grown"] == 0 or nvx.pool_stats()["used"] >= 0
+    before = nvx.pool_stats()["direct"]
+    first = trained(rank, from_pool=True)
+    call_until_mapped()
+    second = trained(rank, from_pool=True)
+    assert_same_bits(ordinary, first)
+    assert_same_bits(ordinary, second)
+    assert grown() > 0
+    assert nvx.pool_stats()["direct"] > before
