@@ -17,9 +17,8 @@ import played
 import pytest
 import torch
 import torch.distributed as dist
-from fake_device import counts, held, reset_counts, set_delays, slow_fill
-from nvx import pool
-from ranks import TORCH, meet, on_played_gpus
+from fake_device import held, set_delays, slow_fill
+from ranks import meet, on_played_gpus
 from test_device import GPU, assert_all, on_gpu
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -45,7 +44,17 @@ def pooled(host, group=None):
 
 
 def grown(group=None):
+    if nvx.pool_stats(group) is None:
+        dist.all_reduce(on_gpu(1), group=group)  # opens the device, on all ranks
     return nvx.pool_stats(group)["grown"]
+
+
+def grow():
+    """Tensors of the pool, of which the last one lies in memory that was not there before."""
+    before, made = grown(), []
+    while grown() == before:
+        made.append(pooled(torch.zeros(LARGE)))
+    return made
 
 
 def call_until(holds, group=None, seconds=40):
@@ -144,14 +153,13 @@ def assert_same_bits(some, others):
 @on_played_gpus(2, 3)
 def test_the_bits_of_ordinary_tensors(rank, world):
     ordinary = bits_of_collectives(lambda host: host.to(GPU), rank, world)
-    before = nvx.pool_stats()["direct"]
-    assert before == 0
+    assert nvx.pool_stats()["direct"] == 0
     while_it_is_mapped = bits_of_collectives(pooled, rank, world)
     call_until_mapped()
     in_place = bits_of_collectives(pooled, rank, world)
     assert_same_bits(ordinary, while_it_is_mapped)
     assert_same_bits(ordinary, in_place)
-    assert nvx.pool_stats()["direct"] > before
+    assert nvx.pool_stats()["direct"] > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
@@ -214,24 +222,33 @@ def test_a_pool_that_grows_while_groups_run(rank, world):
 
 @on_played_gpus(2)
 def test_memory_is_used_again_in_the_order_of_the_stream(rank, world):
+    """Late readers and writers would meet another tensor's numbers, or fake_device's poison."""
+    dist.all_reduce(on_gpu(1))
     set_delays(5, 500)
-    stream = torch.Stream(GPU)
-    call_until_mapped_after = pooled(torch.zeros(4 * LARGE))
-    del call_until_mapped_after
-    call_until_mapped()
-    before, sums = grown(), []
-    for i in range(8):
+    stream, other = torch.accelerator.current_stream(), torch.Stream(GPU)
+    sums, before = [], None
+    for i in range(12):
+        asynchronous = i % 2 == 0
         tensor = pooled(torch.full((LARGE,), float(rank + i)))
-        dist.all_reduce(tensor, async_op=i % 2 == 0)
+        work = dist.all_reduce(tensor, async_op=asynchronous)
+        if asynchronous:
+            work.wait()
         if i % 3 == 0:
-            with stream:
-                stream.wait_stream(torch.accelerator.current_stream()) if hasattr(stream, "wait_stream") else None
-        sums.append(tensor.sum() if i % 2 else None)
-        if i % 2:
-            assert sums[-1].item() == LARGE * (2 * i + 1)
-        del tensor
+            ready = stream.record_event()
+            with other:
+                other.wait_event(ready)
+                sums.append((i, tensor.amax()))
+                tensor.record_stream(other)
+        else:
+            sums.append((i, tensor.amax()))
+        del tensor, work
+        if i == 3:
+            torch.accelerator.synchronize()
+            before = grown()
     torch.accelerator.synchronize()
-    assert grown() <= before + 4 * 4 * LARGE
+    for i, largest in sums:
+        assert largest.item() == 2 * i + 1, i
+    assert grown() <= before + 8 * 4 * LARGE
     set_delays(5, 50)
 
 
@@ -252,7 +269,8 @@ def test_who_has_it(rank, world):
     with pytest.raises(nvx.ArgumentError, match=f"no memory to hand out on {GPU}:1"):
         empty(10, device=1)
     stats = nvx.pool_stats()
-    assert stats["grown"] == stats["used"] == 2 * M and stats["direct"] == 0
+    assert stats["grown"] >= stats["used"] > 0 and stats["direct"] == 0
+    assert stats["mapped"] == [0, 0] or stats["mapped"][rank] == 0
 
 
 @on_played_gpus(2)
@@ -260,7 +278,7 @@ def test_a_pool_of_the_users_own(rank, world):
     mine = torch.get_device_module(GPU).MemPool(backend().mem_allocator)
     with torch.get_device_module(GPU).use_mem_pool(mine):
         tensor = torch.full((2 * LARGE,), 0.0).to(GPU)
-    assert grown_before_opening() >= 8 * LARGE
+    assert grown() >= 8 * LARGE
     call_until_mapped()
     tensor.fill_(rank + 1)
     dist.all_reduce(tensor)
@@ -268,27 +286,24 @@ def test_a_pool_of_the_users_own(rank, world):
     call_until(lambda: nvx.pool_stats()["direct"] > 0)
 
 
-def grown_before_opening():
-    dist.all_reduce(on_gpu(1))
-    return grown()
-
-
 @on_played_gpus(2)
 def test_a_peer_that_cannot_map_stages(rank, world):
     dist.all_reduce(on_gpu(1))
+    before = nvx.pool_stats()["mapped"][1]
     with refusing("cuMemImportFromShareableHandle") if rank == 0 else contextlib.nullcontext():
-        tensor = pooled(torch.full((LARGE,), rank + 1.0))
-        call_until(lambda: rank == 0 or nvx.pool_stats()["mapped"][0] == grown())
+        kept = grow()
+        tensor = kept[-1]
+        call_until(lambda: rank == 0 or nvx.pool_stats()["mapped"][0] >= 4 * LARGE)
         for _ in range(3):
             tensor.fill_(rank + 1)
             dist.all_reduce(tensor)
             assert_all(tensor, 3)
         meet("both are done with that")
         if rank == 0:
-            assert nvx.pool_stats()["mapped"] == [0, 0]
-    more = pooled(torch.zeros(8 * LARGE))
+            assert nvx.pool_stats()["mapped"][1] == before
+    kept += grow()
     call_until_mapped()  # what has grown further is tried again
-    del more
+    del kept
     assert_same_bits(
         bits_of_collectives(lambda host: host.to(GPU), rank, world), bits_of_collectives(pooled, rank, world)
     )
@@ -298,16 +313,16 @@ def test_a_peer_that_cannot_map_stages(rank, world):
 def test_a_device_that_is_full(rank, world):
     small, large = pooled(torch.ones(LARGE)), pooled(torch.ones(4 * LARGE))
     torch.accelerator.synchronize()
+    kept = grown()
     with refusing("cuMemCreate"):
         with pytest.raises(torch.OutOfMemoryError):
-            empty(5 * LARGE)
-        kept = grown_before_opening()
+            empty(kept // 4 + LARGE)
         del large
         torch.accelerator.synchronize()
         again = empty(4 * LARGE)  # what torch has cached
         assert grown() == kept
     assert_all(small, 1)
-    more = pooled(torch.full((5 * LARGE,), rank + 1.0))
+    more = grow()[-1].fill_(rank + 1)
     dist.all_reduce(more)
     assert_all(more, 3)
     del again
@@ -319,7 +334,7 @@ def test_what_torch_gives_back_is_another_stream_s_behind_it(rank, world):
     mine = module.MemPool(backend().mem_allocator)
     with module.use_mem_pool(mine):
         tensor = torch.empty(LARGE, device=GPU)
-    address, before = tensor.data_ptr(), grown_before_opening()
+    address, before = tensor.data_ptr(), grown()
     seen = torch.empty(LARGE, device=GPU)
     with held():
         slow_fill(tensor, 5, 100)
@@ -436,7 +451,6 @@ def trained(rank, from_pool):
 @on_played_gpus(2)
 def test_fsdp2(rank, world):
     ordinary = trained(rank, from_pool=False)
-    assert nvx.pool_stats()["grown"] == 0 or nvx.pool_stats()["used"] >= 0
     before = nvx.pool_stats()["direct"]
     first = trained(rank, from_pool=True)
     call_until_mapped()
