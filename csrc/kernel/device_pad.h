@@ -76,6 +76,7 @@ struct alignas(kLine) PeerLine {
   Stamp posted;  ///< chunks that the peer has written for me, ever
   Stamp credit;  ///< chunks of mine that the peer has read, ever
   Stamp done;    ///< the last operation it is done with that some ranks could leave unheard; below, what it had called
+  Stamp quit;    ///< above, the operation in which it has failed; below, 1. Its tensors are then not to be relied on
 };
 
 inline constexpr uint32_t kBuffers = 2;        ///< operations whose packets are kept apart

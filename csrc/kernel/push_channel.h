@@ -21,6 +21,7 @@ struct PushRules {
   static constexpr bool kReachIsTold = true;   ///< both go by how far a rank has told that it reaches
   static constexpr bool kReachEnds = true;     ///< nothing behind that is touched
   static constexpr bool kReadersFirst = true;  ///< an input stays until its readers have read it
+  static constexpr bool kTellsFailure = true;  ///< before a kernel ends, and with that what is known of its tensors
 };
 
 /// One block of a rank's end of a channel, played by the lanes of a tile together. A lane's view of it: every lane has
@@ -42,6 +43,9 @@ struct PushRules {
 ///  peer's result itself, or reads its input. Both judge that alike, from what they say in their greetings of this
 ///  epoch and nothing else, so who writes has heard the peer in it: its memory is ready. Counters go on as if there
 ///  were slots; and who lets others read leaves when they have.
+///  7. Who fails in such an operation tells the others before its kernel ends, and its tensors with it. Who reads or
+///  writes them looks for that at every await: it goes no further then, and waits for its own end. So what was read of
+///  an input is what was posted, or is not used; and a result is written no longer than until the next await.
 template <class Exec, class Rules = PushRules>
 class PushChannel {
  public:
@@ -81,7 +85,8 @@ class PushChannel {
       const uint64_t bytes = pairwise ? job.send.of(p, ranks_, table).bytes : 0;
       ex_.put_packet(greetings_to(p) + word, packet_of(my_word(job, word, bytes), stamp32()));
     }
-    if (has_chunks(job.algorithm)) tell_places(job, table, view);
+    shares_ = has_chunks(job.algorithm);
+    if (shares_) tell_places(job, table, view);
     return true;
   }
 
@@ -135,6 +140,12 @@ class PushChannel {
       own().epoch = epoch_;
     }
     ex_.sync();
+  }
+
+  /// For an operation that has ended badly, together: rule 7.
+  NVX_APART void give_up() {
+    if (!Rules::kTellsFailure || !shares_) return;
+    tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(line_to(p).quit, stamp(epoch_, 1)); });
   }
 
   /// Closes the launch of so many operations, of which this was the last: the host learns of it when all blocks have
@@ -269,12 +280,19 @@ class PushChannel {
     return *reinterpret_cast<PipeState*>(at_.state + state_.pipe(block_, peer));
   }
 
+  /// Rule 7. False when this rank has ended, too.
+  NVX_HD bool stands(uint32_t p) {
+    if (!pipe(p).out && !pipe(p).in) return true;
+    Awaited awaited{int(p), stamp32(), 0};
+    return ex_.wait(awaited, [&] { return ex_.acquire(line_from(p).quit) != stamp(epoch_, 1); });
+  }
+
   /// One lane a peer waits, one looks around; the tile decides.
   template <class Whom, class Wait>
   NVX_HD bool for_each(Whom whom, Wait wait) {
     bool ok = ex_.goes_on();
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes())) {
-      if (p != rank() && whom(p)) ok = wait(p);
+      if (p != rank()) ok = (!whom(p) || wait(p)) && stands(p);
     }
     return ex_.all(ok);
   }
@@ -430,6 +448,7 @@ class PushChannel {
   uint32_t block_;
   uint32_t epoch_ = 0;
   uint64_t history_ = 0;
+  bool shares_ = false;  // in this operation others may be reading or writing this rank's tensors
 };
 
 }  // namespace nvx::kernel

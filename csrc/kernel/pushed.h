@@ -137,6 +137,7 @@ class ReduceChunks {
     if (!ex_.all(reduce(ex_, job_.fingerprint.dtype, fold))) return false;
     ch_.release(all);
     if (straight_to_root) {
+      if (!ch_.await_room(root)) return false;  // there is; but what was read must still stand
       ch_.post(root);
     } else if (passes_on && job_.root < 0) {
       if (!ch_.await_room(all)) return false;
@@ -368,7 +369,10 @@ NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const
     auto* rank = reinterpret_cast<RankState*>(channel.state + DeviceState::rank());
     TileExec<Machine> ex(machine, rank, channel.control, jobs[i].patience_ns, jobs[i].call);
     PushChannel<TileExec<Machine>, Rules> ch(ex, channel);
-    if (!run(ex, ch, jobs[i], table)) return false;
+    if (!run(ex, ch, jobs[i], table)) {
+      ch.give_up();
+      return false;
+    }
     if (i + 1 == count) ch.retire(count);
   }
   return true;

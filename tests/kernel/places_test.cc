@@ -259,6 +259,96 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
   EXPECT_GT(cut_short, 2u);
 }
 
+/// Two ranks, of which rank 0 is aborted at a look at the host, and what the other one still writes to its result.
+template <class Rules>
+struct Failing {
+  Failing(Pushed algorithm, const Play& play, uint32_t look, uint64_t patience_ns = 150 * kMillisecond) {
+    World world(2, 1);
+    world.pools.map_all(4);
+    world.twins.mischief(0).abort_at = look;
+    world.twins.mischief(1) = {Mischief::Kind::kNone, 100, look};
+    std::vector<std::unique_ptr<Batch>> batches;
+    for (int rank = 0; rank < 2; ++rank) {
+      batches.push_back(std::make_unique<Batch>(world.twins, rank, &world.pools));
+      batches.back()->add(algorithm, play, rank == 0 ? kPatience : patience_ns, {true, true});
+    }
+    as_threads(2, [&](int rank) {
+      const bool ended_well = batches[size_t(rank)]->run<Rules>().empty();
+      if (rank == 1) return;
+      well = ended_well;
+      written = extent(*batches[0]);
+    });
+    if (!well) written_later = extent(*batches[0]) - written;
+  }
+  /// Up to the last byte of its result that has been written.
+  static size_t extent(Batch& batch) {
+    size_t n = batch.out() ? batch.result(0).size() : 0;
+    while (n > 0 && std::atomic_ref(batch.out()[n - 1]).load() == std::byte(0xEE)) --n;
+    return n;
+  }
+
+  bool well = false;
+  size_t written = 0, written_later = 0;
+};
+
+struct Silent : kernel::PushRules {
+  static constexpr bool kTellsFailure = false;
+};
+
+/// Whether a rank ends as if nothing had happened, with something else than what was sent, when it is held at one of
+/// its awaits until the other one has given up and has other use for its tensors.
+template <class Rules>
+bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
+  World world(2, 1);
+  world.pools.map_all(4);
+  std::atomic<bool> over{false};
+  world.twins.mischief(1).holds = [&](uint32_t n) {
+    if (n == await) (void)eventually(std::chrono::seconds(30), [&] { return over.load(); });
+  };
+  // No more than the slots hold: who fails may have posted all of it.
+  const Play play = play_of(collective, 150, 2, 1);
+  bool taken_in = false;
+  as_threads(2, [&](int rank) {
+    Batch batch(world.twins, rank, &world.pools);
+    batch.add(Pushed::kReduceChunks, play, rank == 0 ? patience_ns : 3 * patience_ns, {true, true});
+    const std::string text = batch.run<Rules>();
+    if (rank == 1) return void(taken_in = text.find("wrong output") != std::string::npos);
+    if (!text.empty()) std::memset(batch.in(), 0x77, batch.in_bytes());  // the caller has it back
+    over = true;
+  });
+  return taken_in;
+}
+
+/// At how many of its awaits it is.
+template <class Rules>
+int taken_in(uint64_t patience_ns) {
+  int times = 0;
+  for (const Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    for (uint32_t await = 1; await <= 14; ++await) times += is_taken_in<Rules>(collective, await, patience_ns);
+  }
+  return times;
+}
+
+TEST(Place, AnInputWhoseOwnerHasFailedIsNotUsed) { EXPECT_EQ(taken_in<kernel::PushRules>(50 * kMillisecond), 0); }
+
+/// The most that was written to a result after the kernel had failed for which it was.
+template <class Rules>
+size_t written_too_late() {
+  size_t most = 0;
+  Play play{.collective = Collective::kAllGather, .dtype = DType::kU8, .counts = {40 * kChunkBytes, 40 * kChunkBytes}};
+  for (uint32_t look = 3; look < 20; look += 2) {
+    const Failing<Rules> failing(Pushed::kExchangeChunks, play, look);
+    EXPECT_FALSE(failing.well);
+    most = std::max(most, failing.written_later);
+  }
+  return most;
+}
+
+TEST(Place, AResultIsWrittenNoLongerThanAChunkAfterAFailure) {
+  // One that is under way, and one that was begun by a look just before.
+  EXPECT_LE(written_too_late<kernel::PushRules>(), 2 * kChunkBytes);
+}
+
 #if !defined(__SANITIZE_THREAD__)
 // ---- with a rule broken, wrong results must appear. These are races; what they must show needs no sanitizer.
 
@@ -321,6 +411,15 @@ TEST(PlaceControls, AnInputThatIsLeftTooEarlyIsReadTooLate) {
   const auto steps = many(Pushed::kReduceChunks, Collective::kReduceScatter, 200);
   EXPECT_TRUE(goes_wrong<NoReaders>(steps, everywhere));
 }
+
+TEST(PlaceControls, WhoFailsInSilenceTakesOthersIn) {
+  int times = 0;
+  for (const uint64_t patience_ms : {50, 500, 5000})
+    times = times ? times : taken_in<Silent>(patience_ms * kMillisecond);
+  EXPECT_GT(times, 0);
+}
+
+TEST(PlaceControls, WhoFailsInSilenceIsWrittenToForLong) { EXPECT_GT(written_too_late<Silent>(), 10 * kChunkBytes); }
 
 TEST(PlaceControls, NoneOfThemGoesWrongByTheRules) {
   for (const auto& [algorithm, collective] : {std::pair(Pushed::kExchangeChunks, Collective::kAllGather),

@@ -45,6 +45,8 @@ class Batch {
   /// What the last operation sends to a rank, and where its result goes.
   kernel::Piece& piece(int to) { return table_[table_.size() - 2 * size_t(twins_.ranks()) + size_t(to)]; }
   std::byte* out() { return sides_.back()->out(); }
+  std::byte* in() { return const_cast<std::byte*>(sides_.back()->in()); }
+  size_t in_bytes() const { return sides_.back()->work().count * sides_.back()->width(); }
   /// What is in the output of the i-th operation; and what is wrong with that, if anything.
   Bytes result(size_t i) const { return Bytes(sides_[i]->out(), sides_[i]->out() + result_bytes(i)); }
   std::string verdict(size_t i) const { return sides_[i]->verdict(); }

@@ -60,6 +60,7 @@ struct Mischief {
   uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
   uint64_t seed = 0;
   uint32_t abort_at = 0;  ///< the look of a tile at the host just before which that raises its abort word; 0: none
+  std::function<void(uint32_t)> holds = nullptr;  ///< what a lane does before it says how its n-th await has ended
 };
 
 class TwinMachine {
@@ -86,6 +87,7 @@ class TwinMachine {
   }
   bool all(bool mine) const {
     dawdle();
+    if (mischief_.holds) mischief_.holds(++awaits_);
     return crossing_.meet(mine);
   }
   bool speaks() const { return crossing_.is_turn(); }
@@ -147,6 +149,7 @@ class TwinMachine {
   Crossing& crossing_;
   const Mischief& mischief_;
   mutable std::minstd_rand random_;
+  mutable uint32_t awaits_ = 0;
 };
 
 using TwinExec = kernel::TileExec<TwinMachine>;
