@@ -32,9 +32,9 @@ struct PoolStats {
 class DevicePools {
  public:
   struct Rank {
-    std::optional<PoolOwner> owner;      ///< none: not reached in its device's memory, so never mapped
-    kernel::PoolView* view = nullptr;    ///< for this rank's kernels
-    std::string who;                     ///< "rank 3 (pid 4711, host a01)"
+    std::optional<PoolOwner> owner;    ///< none: not reached in its device's memory, so never mapped
+    kernel::PoolView* view = nullptr;  ///< for this rank's kernels
+    std::string who;                   ///< "rank 3 (pid 4711, host a01)"
   };
   /// ranks: by rank, the own one without an owner. news: may be asked for as long as look() is called.
   DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news);

@@ -107,8 +107,7 @@ py::object pool_stats(const c10::intrusive_ptr<c10d::Backend>& backend) {
 }
 
 py::object mem_allocator(ProcessGroupNVX&) {
-  return py::module_::import("nvx.pool").attr("allocator")(
-      c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
+  return py::module_::import("nvx.pool").attr("allocator")(c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
 }
 
 /// For the bench: the seconds of one round of a flag between two ranks, negative when the other one does not answer.

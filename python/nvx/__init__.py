@@ -160,9 +160,12 @@ def sequence_number(group=None):
 
 
 def pool_stats(group=None):
-    """What has become of the GPU memory that `allocate_tensor` and `mem_allocator` hand out, in `group`: a dict, or None
-    where no kernels serve it. `grown`: bytes of this rank's pool, `used`: those that torch has of it, `mapped`: bytes of
-    each rank's pool that this one's kernels reach, `direct`: pieces that they have sent or got without staging."""
+    """What has become of the GPU memory that `allocate_tensor` and `mem_allocator` hand out, in `group`.
+
+    A dict, or None where no kernels serve the group. `grown`: bytes of this rank's pool; `used`: those that torch has
+    of it; `mapped`: bytes of each rank's pool that this one's kernels reach; `direct`: pieces that they have sent or
+    got without staging.
+    """
     import torch.distributed as dist
 
     return _load().pool_stats(_backend(group if group is not None else dist.group.WORLD))

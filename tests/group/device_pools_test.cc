@@ -196,7 +196,7 @@ TEST(DevicePools, StayMappedWhereKernelsMayYetRun) {
     EXPECT_TRUE(together.call_until_mapped(one, 2 * M));
     std::vector<int32_t> data(100, 1);
     std::vector<Operation> sum;
-      sum.push_back(all_reduce(data));
+    sum.push_back(all_reduce(data));
     EXPECT_TRUE(one.capture(sum).ok());  // a graph may be replayed at any time
   });
   for (int r = 0; r < 2; ++r) {

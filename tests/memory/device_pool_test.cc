@@ -407,8 +407,10 @@ TEST(PoolDoor, WhoeverSaysNothingOrNonsenseOrGoesKeepsNobodyOut) {
   const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
   seen->catch_up(2 * M, soon());
   EXPECT_EQ(seen->mapped(), 2 * M);
-  for (const Fd* shown_out : {&nonsense, &wrong}) {
+  for (const Fd* shown_out : std::initializer_list<const Fd*>{&nonsense, &wrong, &silent.front()}) {
     char byte = 0;
+    pollfd asked{shown_out->get(), POLLIN, 0};
+    ASSERT_EQ(poll(&asked, 1, 10'000), 1);
     EXPECT_EQ(read(shown_out->get(), &byte, 1), 0) << "no answer";
   }
 }

@@ -336,18 +336,19 @@ def test_what_torch_gives_back_is_another_stream_s_behind_it(rank, world):
         tensor = torch.empty(LARGE, device=GPU)
     address, before = tensor.data_ptr(), grown()
     seen = torch.empty(LARGE, device=GPU)
+    other = torch.Stream(GPU)
     with held():
         slow_fill(tensor, 5, 100)
         seen.copy_(tensor)
         del tensor
-    torch.accelerator.current_stream().synchronize()
-    mine.empty()
-    other = torch.Stream(GPU)
-    with other, module.use_mem_pool(mine):
-        tensor = torch.empty(LARGE, device=GPU)
-        tensor.fill_(6)
+        mine.empty()
+        with other, module.use_mem_pool(mine):
+            tensor = torch.empty(LARGE, device=GPU)
+            tensor.fill_(6)
+    torch.accelerator.synchronize()
     assert tensor.data_ptr() == address and grown() == before
     assert_all(seen, 5)
+    assert_all(tensor, 6)
 
 
 # --- ends -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-// Memory of a device that others hand out: what torch.cuda.MemPool is over a CUDAPluggableAllocator. What a pool is given
-// is kept whole, and used again in the order of the stream that had it. Unlike other memory of the device, a host that
-// touches it is not killed: it is where it says it is.
+// Memory of a device that others hand out: what torch.cuda.MemPool is over a CUDAPluggableAllocator. What a pool is
+// given is kept whole, and used again in the order of the stream that had it. Unlike other memory of the device, a host
+// that touches it is not killed: it is where it says it is.
 #pragma once
 
 #include <sys/types.h>
