@@ -76,6 +76,7 @@ struct alignas(kLine) PeerLine {
   Stamp posted;  ///< chunks that the peer has written for me, ever
   Stamp credit;  ///< chunks of mine that the peer has read, ever
   Stamp done;    ///< the last operation it is done with that some ranks could leave unheard; below, what it had called
+  Stamp ready;   ///< above, the last operation for which its tensors are ready for others to touch; below, 1
   Stamp quit;    ///< above, the operation in which it has failed; below, 1. Its tensors are then not to be relied on
 };
 

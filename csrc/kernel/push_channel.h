@@ -111,10 +111,11 @@ class PushChannel {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
       if (p == rank() || !whom(p)) continue;
       pipe(p).heard = epoch_;
-      if (has_places) settle(job, table, p);
+      if (!has_places) continue;
+      ok = ok && await_ready(p);
+      settle(job, table, p);
     }
-    if (has_places) ex_.sync();
-    return true;
+    return !has_places || ex_.all(ok);
   }
   template <class Whom>
   NVX_HD bool meet(const Job& job, Whom whom) {
@@ -388,7 +389,18 @@ class PushChannel {
       const Reach reach{place_of(job.recv, job.recv_place, p, table), pipe.granules};
       ex_.put_packet(greetings_to(p) + kPlaceWord, packet_of(reach.word(), stamp32()));
       ex_.put_packet(greetings_to(p) + kMoreWord, packet_of(more_of(job, p, table), stamp32()));
+      ex_.signal(line_to(p).ready, stamp(epoch_, 1));
     }
+  }
+
+  /// What was done with the peer's tensors before its kernel began is over: packets, which carry themselves, do not say
+  /// so. It may be an operation ahead.
+  NVX_HD bool await_ready(uint32_t p) {
+    Awaited awaited{int(p), stamp32(), 0};
+    return !Rules::kHearsFirst || ex_.wait(awaited, [&] {
+      const Stamp ready = awaited.seen = ex_.acquire(line_from(p).ready);
+      return uint32_t(ready) != 0 && uint32_t(ready >> 32) - epoch_ < kBuffers;
+    });
   }
 
   /// Rule 6: what a peer and I do without staging, by what each has said to the other.

@@ -227,6 +227,9 @@ TEST(Place, AnAbsentRankEndsWhatOthersDoInTime) {
   }
 }
 
+#if !defined(__SANITIZE_THREAD__)
+// What follows are races, as any failure is for those who do not stop for it; what they must show needs no sanitizer.
+
 /// Aborted at any look at the host, a rank ends, and the other one when it is aborted, too; and what the first one
 /// writes to the other's result ends there: a chunk a look at the most.
 TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
@@ -349,8 +352,7 @@ TEST(Place, AResultIsWrittenNoLongerThanAChunkAfterAFailure) {
   EXPECT_LE(written_too_late<kernel::PushRules>(), 2 * kChunkBytes);
 }
 
-#if !defined(__SANITIZE_THREAD__)
-// ---- with a rule broken, wrong results must appear. These are races; what they must show needs no sanitizer.
+// ---- with a rule broken, wrong results must appear
 
 struct Unheard : kernel::PushRules {
   static constexpr bool kHearsFirst = false;
