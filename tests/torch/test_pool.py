@@ -369,7 +369,7 @@ def test_tensors_outlive_their_group(rank, world):
 
 @on_played_gpus(3, op_timeout=60, dies=[1])
 def test_an_owner_that_dies(rank, world):
-    """Its memory stays for who has it mapped; the survivors make another group and go on with theirs."""
+    """Its memory stays for who has it mapped, and the survivors have theirs."""
     tensor = pooled(torch.full((LARGE,), rank + 1.0))
     call_until_mapped()
     dist.all_reduce(tensor)
