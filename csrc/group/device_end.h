@@ -30,7 +30,7 @@ struct DeviceSideOptions {
   std::function<bool()> peers_gone = [] { return false; };
   /// 1 + the offset of so many bytes in the pool of this rank that its peers may map; 0 where they do not lie in it.
   /// Asked at every launch.
-  std::function<uint64_t(const void*, size_t)> place_of = [](const void*, size_t) { return 0; };
+  kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
   PoolNews pool_news = {};
   /// "rank 3 (pid 4711, host a01)"
   std::function<std::string(int)> describe = [](int rank) { return "rank " + std::to_string(rank); };

@@ -31,6 +31,7 @@ size_t longest(const Pieces& pieces) {
 Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
   Fingerprint f;
   std::memcpy(&f, words, sizeof f);
+  f.form = kernel::Form::kDense;  // in its place kernels tell their algorithm
   return f;
 }
 
@@ -195,18 +196,9 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
   kernel::Job job = kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype),
                                    parcel_.index(), room);
   job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
-  if (kernel::has_chunks(choice.algorithm)) {
-    job.send_place = place_of(job.send, room);
-    job.recv_place = place_of(job.recv, room);
-  }
+  if (kernel::has_chunks(choice.algorithm))
+    kernel::put_places(job, channel.shape.ranks, room - parcel_.index(), end_.options().place_of);
   return job;
-}
-
-/// room: what the job lists, from parcel_.index() on.
-uint64_t DeviceSide::place_of(kernel::Pieces pieces, const kernel::Piece* room) const {
-  if (pieces.kind == kernel::Pieces::Kind::kTable) pieces.index -= parcel_.index();
-  const kernel::Piece extent = kernel::extent_of(pieces, shape().ranks, room);
-  return extent.bytes == 0 ? 0 : end_.options().place_of(extent.data, extent.bytes);
 }
 
 /// What all ranks know alike decides. Of what is gathered by all, or reduced and scattered, each rank has the lengths

@@ -86,7 +86,6 @@ class DeviceSide {
       REQUIRES(launch_mutex_);
   kernel::Job job_of(const Operation& operation, kernel::Piece* room, std::chrono::milliseconds timeout)
       REQUIRES(launch_mutex_);
-  uint64_t place_of(kernel::Pieces pieces, const kernel::Piece* room) const REQUIRES(launch_mutex_);
   DeviceChoice choose(const Operation& operation) const;
   Status refused(const Status& status, bool is_first) EXCLUDES(mutex_);
   Status not_captured(const Status& status) const;

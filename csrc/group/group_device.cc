@@ -74,7 +74,7 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
     DeviceHome& home = DeviceHome::here();
-    options.place_of = [&pool = home.made_pool(device)](const void* at, size_t bytes) -> uint64_t {
+    options.place_of = [&pool = home.made_pool(device)](const std::byte* at, size_t bytes) -> uint64_t {
       const DevicePool* made = pool.load(std::memory_order_acquire);
       const auto offset = made ? made->offset_of(at, bytes) : std::nullopt;
       return offset ? 1 + *offset : 0;

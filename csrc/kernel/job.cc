@@ -102,6 +102,18 @@ Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
   return {begin, size_t(end - begin)};
 }
 
+/// Of an all-to-all in place, what goes to a peer lies where what comes from it belongs: the peer may have to write
+/// before this has been read, so that goes through slots.
+void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of) {
+  const std::less<const std::byte*> before;
+  const Piece in = extent_of(job.send, ranks, table), out = extent_of(job.recv, ranks, table);
+  const bool meet =
+      in.bytes != 0 && out.bytes != 0 && before(in.data, out.data + out.bytes) && before(out.data, in.data + in.bytes);
+  const auto place = [&](const Piece& piece) { return piece.bytes == 0 ? 0 : place_of(piece.data, piece.bytes); };
+  job.send_place = place(in);
+  job.recv_place = meet && job.fingerprint.collective == Collective::kAllToAll ? 0 : place(out);
+}
+
 Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank) {
   Job job = message_job(algorithm, message.bytes, dtype, rank);
   job.send = {Kind::kOnly, 1 - rank, message.data, message.bytes};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "kernel/device_pad.h"
 #include "kernel/launch.h"
@@ -94,6 +95,10 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
 
 /// From the first byte of any of these pieces to the last.
 Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table);
+
+/// Tells a job its places. place_of: 1 + where so many bytes begin in this rank's pool, or 0.
+using PlaceOf = std::function<uint64_t(const std::byte* data, size_t bytes)>;
+void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of);
 
 /// A message's two jobs, of who sends it and of who receives it, on a channel of these two ranks that has this
 /// direction to itself. It is a broadcast, whose root is the sender. What must match is the fingerprint's: type and

@@ -218,8 +218,9 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
     const Tracks tracks = tracks_.of(device);
     transit = std::make_unique<Transit>(tracks);
     const Loads loads = loads_of(collectives, &Collective::bring);
-    const bool behind = results_.awaited_in(inputs);
-    if (behind) (void)results_.follow(inputs, tracks.down);         // what was handed over is on another stream
+    const bool behind = results_.awaited_in(inputs) || results_.awaited_in(outputs);
+    if (behind) (void)results_.follow(inputs, tracks.down);  // what was handed over is on another stream
+    if (behind) (void)results_.follow(outputs, tracks.up);
     behind ? transit->bring_behind(loads) : transit->bring(loads);  // may throw, and then nothing has been numbered
     for (Collective& c : collectives) {
       if (c.in_chunks && !behind) c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
@@ -240,13 +241,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
     return issue_on_device(kind, std::move(collectives), outputs, inputs, mode);
   if (kernels_->is_behind()) kernels_->catch_up();
   if (mode == Mode::kAsync || collects()) return queue(kind, std::move(collectives), outputs, inputs);
-  if (in_chunks(collectives) || (!device.is_cpu() && results_.awaited_in(inputs))) {
+  if (in_chunks(collectives) || (!device.is_cpu() && (results_.awaited_in(inputs) || results_.awaited_in(outputs)))) {
     if (group_of(collectives)->lane().held_here()) raise(group_->inside_itself());
     auto work = queue(kind, std::move(collectives), outputs, inputs);
     work->wait(std::chrono::milliseconds(0));
     return work;
   }
-  const bool heard = somebody_listens() || timed_;
+  const bool heard = needs_work();
   const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
   std::unique_ptr<Transit> transit;
   if (!device.is_cpu()) transit = std::make_unique<Transit>(Tracks::of_caller(device));
@@ -276,6 +277,7 @@ void ProcessGroupNVX::follow_results(const Tensors& tensors, const c10::Stream& 
     lane.settle(kGlance);
     group_->look_for_interrupt();
     raise_interrupt();
+    if (const Status alive = device_group()->check_alive(); !alive.ok()) raise(alive);
   }
 }
 
@@ -296,7 +298,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
   tracks.capture = capture_of(tracks.up);
   if (async) tracks = tracks_.of_kernels(device, tracks.capture);
   const kernel::Collective first = collectives.front().operation.collective;
-  const bool handed_over = collectives.front().handed_over, heard = somebody_listens() || timed_;
+  const bool handed_over = collectives.front().handed_over, heard = needs_work();
   auto transit = std::make_unique<Transit>(tracks, /*timed=*/timed_ && tracks.capture == 0);
   const auto copies = [](const Collective& c) { return !c.bring.empty() || !c.take_back.empty(); };
   if (!handed_over && async && collects() && std::none_of(collectives.begin(), collectives.end(), copies))
@@ -315,7 +317,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
   contain_and(
       [&] {
         if (async || heard) transit->close(used);
-        if (async && handed_over) results_.expect(outputs, device.type())->set_out(tracks.up);
+        if (async && handed_over) results_.expect(used, device.type())->set_out(tracks.up);
       },
       [&](const std::exception* error) {
         const Status lost = fail_silent(*group_, device, nvx::name(first), error);
@@ -573,8 +575,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::alltoall(Tensors& outputs, Tenso
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptions& opts) {
   Collective c;
   c.operation.collective = kernel::Collective::kBarrier;
-  // torch routes a barrier without a device to the CPU; who uses one expects what it was given to have been done.
-  c.device = device_in_use().value_or(at::kCPU);
+  // torch routes a barrier without a device to the CPU; who uses one expects what it was given to have been done. A
+  // group that is bound to a device means that one.
+  c.device = device_in_use(getBoundDeviceId()).value_or(at::kCPU);
   if (!c.device.is_cpu() && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
   Tensors none;
   return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, opts.timeout,

@@ -3,6 +3,7 @@
 #include <torch/version.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <map>
 #include <memory>
@@ -172,6 +173,8 @@ class ProcessGroupNVX final : public c10d::Backend {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,
                                           std::vector<uint64_t> global_ranks);
   bool somebody_listens() const { return listeners_.load(std::memory_order_acquire) != 0; }
+  /// Whether a synchronous call is asked for a work, too.
+  bool needs_work() const { return somebody_listens() || timed_ || c10d::allow_inflight_collective_as_graph_input(); }
   void tell(NvxWork& work);
   /// Whether this thread has a window open.
   bool collects() EXCLUDES(mutex_);

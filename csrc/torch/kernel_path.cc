@@ -253,14 +253,36 @@ void LaunchedWork::catch_up() {
   without_python_lock([&] { path_->catch_up(); });
 }
 
-/// The host waits for nothing; a failure that is known by now is raised.
-bool LaunchedWork::wait(std::chrono::milliseconds) {
+/// Without a timeout the host waits for nothing; a failure that is known by then is raised.
+bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   catch_up();
   check();
   if (!outcome_.ok()) raise(outcome_);
+  if (timeout.count() > 0 && transit_->capture() == 0) wait_there(timeout);
   const Status status = group_->look_at_kernels();
   if (!status.ok()) raise(status);
   return true;
+}
+
+/// Until it is over on the device, or has failed.
+void LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
+  const Deadline limit = Deadline::after(timeout);
+  for (int looks = 0; !is_there() && group_->look_at_kernels().ok(); ++looks) {
+    if (limit.passed(Clock::now())) raise_late(facts_.title, *group_, timeout);
+    group_->look_for_interrupt();
+    raise_interrupt();
+    pause_after(looks);
+  }
+}
+
+bool LaunchedWork::isSuccess() const { return !exception(); }
+
+/// A kernel's failure comes when the work is over as torch sees it.
+std::exception_ptr LaunchedWork::exception() const {
+  if (const std::exception_ptr known = NvxWork::exception()) return known;
+  if (!closed_.load(std::memory_order_acquire)) return nullptr;
+  const Status status = group_->look_at_kernels();
+  return status.ok() ? nullptr : exception_of(status);
 }
 
 bool LaunchedWork::isCompleted() {

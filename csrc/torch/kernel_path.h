@@ -124,12 +124,15 @@ class LaunchedWork final : public NvxWork {
 
   bool wait(std::chrono::milliseconds timeout) override;
   bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   void abort() override;
 
  private:
   friend class KernelPath;
   void catch_up();
+  void wait_there(std::chrono::milliseconds timeout);
   void close(const Status& outcome);
   void tell_outcome();
 

@@ -11,8 +11,8 @@
 
 namespace nvx {
 
-/// Where results will be that are on their way through host memory, or of what was handed over: an operation that reads
-/// there, before anybody has waited for them, comes behind them, as it would on a stream.
+/// Where results will be that are on their way through host memory, and what was handed over uses: an operation that
+/// reads or writes there, before anybody has waited for that, comes behind it, as it would on a stream.
 class Results {
  public:
   /// Those of one operation.

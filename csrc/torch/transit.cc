@@ -40,17 +40,20 @@ bool serves(at::Device device) {
 }
 
 /// Asks nothing that would set CUDA up: it must not be where a process has yet to fork.
-std::optional<at::Device> device_in_use() {
+std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen) {
+  const auto here = [&](at::Device current) {
+    return chosen && chosen->type() == current.type() && chosen->has_index() ? *chosen : current;
+  };
   if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
     auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));
     if (allocator && allocator->initialized()) {
       // A thread that has chosen no device is on the first, which this process may not use.
-      const at::Device device = c10::impl::VirtualGuardImpl(at::kCUDA).getDevice();
+      const at::Device device = here(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
       if (at::detail::getCUDAHooks().hasPrimaryContext(device.index())) return device;
     }
   }
   if (c10::impl::hasDeviceGuardImpl(at::kPrivateUse1) && at::isPrivateUse1HooksRegistered()) {
-    const at::Device device = c10::impl::VirtualGuardImpl(at::kPrivateUse1).getDevice();
+    const at::Device device = here(c10::impl::VirtualGuardImpl(at::kPrivateUse1).getDevice());
     if (at::detail::getPrivateUse1Hooks().hasPrimaryContext(device.index())) return device;
   }
   return std::nullopt;

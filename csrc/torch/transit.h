@@ -21,8 +21,9 @@ namespace nvx {
 /// Whether nvx takes tensors of this device.
 bool serves(at::Device device);
 
-/// The device of this thread whose current stream a barrier waits for; none where nothing has been done on any.
-std::optional<at::Device> device_in_use();
+/// The device whose current stream a barrier waits for: the one that was chosen, else this thread's; none where nothing
+/// has been done on it.
+std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen = std::nullopt);
 
 /// Between two looks at a device.
 void pause_after(int looks);

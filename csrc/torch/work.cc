@@ -4,6 +4,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 
@@ -45,13 +46,13 @@ uint64_t next_completion_key() {
 /// title: "nvx:all_reduce", as in Facts.
 std::string what_is(const char* title) { return title ? title + std::string("nvx:").size() : "an operation"; }
 
-[[noreturn]] void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout) {
+}  // namespace
+
+void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout) {
   const std::string me = what_is(title) + " of group " + group.name() + " on rank " + std::to_string(group.rank());
   C10_THROW_ERROR(DistBackendError, "nvx: wait() timed out after " + std::to_string(timeout.count()) + " ms; " + me +
                                         " goes on. Next: wait again, or abort the group");
 }
-
-}  // namespace
 
 void raise(const Status& status) {
   raise_interrupt();
@@ -226,6 +227,7 @@ c10::IValue NvxWork::value() const {
 }
 
 void NvxWork::synchronize() {
+  let_torch_forget();
   if (!streams_.empty()) wait(std::chrono::milliseconds(0));
 }
 
@@ -292,9 +294,16 @@ bool NvxWork::watched() {
 
 bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
 
+/// torch keeps those that a graph under way may be handed, until they have been waited for.
+void NvxWork::let_torch_forget() {
+  if (C10_UNLIKELY(c10d::allow_inflight_collective_as_graph_input()))
+    c10d::unregister_work(c10::intrusive_ptr<Work>::reclaim_copy(this));
+}
+
 void NvxWork::check() {
   if (transit_) origin_.check(facts_.rank);
   asked_for_ = true;
+  let_torch_forget();
   raise_interrupt();
   if (transit_) transit_->hand_over();  // a failed one, too, may have some of its results on their way
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);

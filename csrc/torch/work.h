@@ -27,6 +27,8 @@ namespace nvx {
 [[noreturn]] void raise(const Status& status);
 /// The same, not raised, and as every thread sees it.
 std::exception_ptr exception_of(const Status& status);
+/// Of a wait for as long as this. title: as in NvxWork::Facts.
+[[noreturn]] void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout);
 
 /// What a device or a backend has thrown, null for what is no std::exception: without the backtrace behind it.
 std::string words_of(const std::exception* error);
@@ -147,6 +149,7 @@ class NvxWork : public c10d::Work {
   /// For a wait: raises if the work failed, or was made in the process that this one was forked from. Else the caller's
   /// stream waits for the results.
   void check();
+  void let_torch_forget();
   /// Of tensors of devices, before it begins: the streams that its results come back on.
   void ends_on(const std::vector<c10::Stream>& streams);
 
@@ -233,7 +236,10 @@ class DoneWork final : public NvxWork {
   }
   /// Apart from the constructor because hooks keep it until they have been told.
   void begin() { end({}, Hooks::kWhenThere); }
-  bool wait(std::chrono::milliseconds) override { return true; }
+  bool wait(std::chrono::milliseconds) override {
+    let_torch_forget();
+    return true;
+  }
 };
 
 /// One send or receive.

@@ -123,8 +123,8 @@ TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
       },
       [&](DeviceSideOptions& options) {
         options.force = PlanFacts::Force::kPipelined;
-        options.place_of = [&pools, rank = options.rank](const void* data, size_t bytes) {
-          return pools.place_of(rank, static_cast<const std::byte*>(data), bytes);
+        options.place_of = [&pools, rank = options.rank](const std::byte* data, size_t bytes) {
+          return pools.place_of(rank, data, bytes);
         };
       });
 }

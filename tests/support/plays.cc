@@ -108,7 +108,9 @@ Side::Side(const Play& play, int rank, int ranks, const Room& in_room, const Roo
 void Side::place_in_place() {
   const Collective c = play_.collective;
   const bool whole = c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kBroadcast;
-  if (!receives() || !in_data_ || (!whole && c != Collective::kAllGather)) return;
+  bool swaps = c == Collective::kAllToAll;  // pieces of one length
+  for (int r = 0; r < ranks_; ++r) swaps = swaps && piece(rank_, r) == piece(r, rank_);
+  if (!receives() || !in_data_ || (!whole && !swaps && c != Collective::kAllGather)) return;
   size_t first = 0;
   for (int r = 0; c == Collective::kAllGather && r < rank_; ++r) first += play_.counts[size_t(r)] * width();
   if (in_.size() != 0) std::memcpy(out_.data() + first, in_.data(), in_.size());

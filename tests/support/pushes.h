@@ -39,7 +39,10 @@ class Batch {
     Job job = kernel::job_of(algorithm, sides_.back()->work(), uint32_t(rank_), uint32_t(twins_.ranks()),
                              sides_.back()->width(), uint32_t(index), table_.data() + index);
     job.patience_ns = patience_ns;
-    if (pools_) job.send_place = place_of(job.send), job.recv_place = place_of(job.recv);
+    if (pools_) {
+      kernel::put_places(job, uint32_t(twins_.ranks()), table_.data(),
+                         [this](const std::byte* data, size_t bytes) { return pools_->place_of(rank_, data, bytes); });
+    }
     jobs_.push_back(job);
   }
   /// What the last operation sends to a rank, and where its result goes.
@@ -72,11 +75,6 @@ class Batch {
 
  private:
   size_t result_bytes(size_t i) const { return sides_[i]->out() ? sides_[i]->out_bytes() : 0; }
-
-  uint64_t place_of(const kernel::Pieces& pieces) const {
-    const kernel::Piece extent = kernel::extent_of(pieces, uint32_t(twins_.ranks()), table_.data());
-    return pools_->place_of(rank_, extent.data, extent.bytes);
-  }
 
   Twins& twins_;
   int rank_;

@@ -246,6 +246,22 @@ def test_what_nobody_has_waited_for_is_followed_whichever_way_it_goes(rank, worl
 
 
 @on_played_nccl_gpus(2)
+def test_what_is_yet_to_be_read_is_not_written_over(rank, world):
+    """An operation that writes where one that was handed over reads comes behind it."""
+    dist.all_reduce(on_gpu(1, LARGE))
+    set_delays(3, 1000)
+    for i in range(5):
+        read = on_gpu(rank + 1, LARGE)
+        doubled = dist.all_reduce(read, async_op=True)  # handed over: reads and writes
+        pieces = [on_gpu(10.0 * i + r, SMALL) for r in range(world)] if rank == 0 else None
+        written = dist.scatter(read[:SMALL], pieces, src=0, async_op=True)
+        for work in (doubled, written):
+            work.wait()
+        assert_all(read[:SMALL], 10 * i + rank)
+        assert_all(read[SMALL:], 3)
+
+
+@on_played_nccl_gpus(2)
 def test_order_beside_kernels(rank, world):
     mix(rank)
     assert fake_nccl.calls()["allreduce"] == fake_nccl.calls()["broadcast"] == 12

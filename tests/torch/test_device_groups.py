@@ -1,6 +1,7 @@
 """Groups of ranks with tensors of a device: splits, sparse tensors, a set-up that is aborted, who hears of an end."""
 
 import concurrent.futures
+import contextlib
 import copy
 import threading
 import time
@@ -166,7 +167,8 @@ def test_a_device_that_does_not_tell_of_the_end_fails_the_group(rank, world, asy
         words = "does not tell where it is with all_reduce of group.*an illegal memory access"
     else:
         meet("the device tells nothing")
-        dist.all_reduce(tensor, group=group)
+        with contextlib.suppress(dist.DistBackendError):  # its part may be done before the news comes, or not
+            dist.all_reduce(tensor, group=group)
         words = "an illegal memory access.*told by rank 0"
     raises_before_long(words, lambda: dist.all_reduce(tensor, group=group))
     torch.accelerator.synchronize()

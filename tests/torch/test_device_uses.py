@@ -368,11 +368,27 @@ def test_windows_waited_for_in_a_callback(rank, world):
 
 
 @on_fake_gpus(2)
+def test_what_nobody_has_waited_for_is_not_written_over_later(rank, world):
+    """The last that was called has the last word, as on a stream."""
+    set_delays(rank, 3000)
+    for i in range(5):
+        whole, mine = torch.empty(2000, device=GPU), torch.full((1000,), rank + 10.0 * i).to(GPU)
+        work = dist.all_reduce(whole, async_op=True)
+        dist.all_gather_into_tensor(whole, mine)
+        work.wait()
+        assert torch.equal(whole.cpu(), torch.cat([torch.full((1000,), r + 10.0 * i) for r in range(world)]))
+
+
+@on_fake_gpus(2)
 def test_a_barrier_waits_for_the_device_it_is_given(rank, world):
     tensor = torch.zeros(100).to(f"{GPU}:1")
     slow_fill(tensor, 1, 50)
     dist.barrier(device_ids=[1])
     assert torch.equal(peek(tensor), torch.ones(100))
+    bound = dist.new_group(device_id=torch.device(GPU, 1))
+    slow_fill(tensor, 2, 50)
+    dist.barrier(group=bound)
+    assert torch.equal(peek(tensor), torch.full((100,), 2.0))
 
 
 @on_fake_gpus(2)

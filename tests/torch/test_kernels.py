@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import test_device
@@ -102,6 +103,30 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
             work.wait()
             time.sleep(0.01)
     meet("the other one has given up")
+
+
+@on_played_gpus(2, op_timeout=3)
+def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(tensor)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        with pytest.raises(dist.DistBackendError, match="wait.. timed out after 200 ms; all_reduce of group"):
+            work.wait(timedelta(milliseconds=200))
+    meet("the other one has given up waiting")
+    if rank == 1:
+        work = dist.all_reduce(tensor, async_op=True)
+    assert work.wait(timedelta(seconds=20)) and work.is_completed() and work.is_success()
+    assert_all(tensor, 6)
+    meet("both have it")
+    if rank == 0:
+        meet("the other one has seen its operation fail")
+        return
+    work = dist.all_reduce(tensor, async_op=True)
+    with pytest.raises(dist.DistBackendError, match="rank 0"):
+        work.wait(timedelta(seconds=20))
+    assert not work.is_success()
+    meet("the other one has seen its operation fail")
 
 
 @on_played_gpus(3, op_timeout=60, dies=[1])

@@ -11,8 +11,24 @@ import torch
 import torch.distributed as dist
 from ranks import BACKEND, OVER_NVX, TORCH, on_ranks, on_threads, only_nvx
 from reference import assert_same, reduced, small_numbers
+from torch.distributed._functional_collectives import allow_inflight_collective_as_graph_input_ctx
 
 CPU = torch.device("cpu")
+
+
+@on_ranks(2)
+def test_works_that_graphs_may_be_handed(rank, world):
+    """torch keeps them until they, or their tensors, have been waited for."""
+    registered, tensor = torch._C._distributed_c10d._get_work_registry_size, torch.ones(10)
+    with allow_inflight_collective_as_graph_input_ctx():
+        for _ in range(3):
+            dist.all_reduce(tensor, async_op=True).wait()
+        assert registered() == 0
+        if OVER_NVX:
+            dist.group.WORLD.allreduce([tensor])
+            assert registered() == 1
+    torch.ops._c10d_functional.wait_tensor(tensor)
+    assert registered() == 0
 
 
 def inputs(world, count=1000, salt=0):
