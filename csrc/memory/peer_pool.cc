@@ -45,9 +45,8 @@ class ForeignPool : public PeerPool {
     const bool same = !region_ || (answer.pool == pool_ && answer.room == region_->room());
     const bool inside = answer.room <= kMostRoom && answer.offset == before && answer.bytes > 0 &&
                         before <= answer.room && answer.bytes <= answer.room - before;
-    const uint64_t granule = share_granularity(*driver_, device_, ShareKind::kFd);
-    const bool whole = answer.bytes % granule == 0 && answer.room % granule == 0;
-    if (!virtual_memory || !same || !inside || !whole)
+    const auto whole = [&](uint64_t granule) { return answer.bytes % granule == 0 && answer.room % granule == 0; };
+    if (!virtual_memory || !same || !inside || !whole(share_granularity(*driver_, device_, ShareKind(answer.kind))))
       throw Error(Code::kMismatch, "nvx: it describes memory that its pool cannot have");
   }
 

@@ -11,6 +11,7 @@ import torch
 
 _lock = threading.Lock()
 _pools = {}  # by device
+_one_at_a_time = threading.Lock()  # torch refuses a thread that comes to a pool while another one is there
 
 
 @functools.cache
@@ -42,5 +43,6 @@ def _pool_of(device):
 def empty(size, dtype, device):
     """A tensor of so many elements. Called by the C++ core."""
     module = torch.get_device_module(device.type)
-    with module.use_mem_pool(_pool_of(device), device):
+    pool = _pool_of(device)
+    with _one_at_a_time, module.use_mem_pool(pool, device):
         return torch.empty(size, dtype=dtype, device=device)

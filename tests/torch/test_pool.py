@@ -2,6 +2,7 @@
 same bits. Threads play the kernels, on fake_device's streams and in its memory.
 """
 
+import concurrent.futures
 import contextlib
 import ctypes
 import gc
@@ -277,6 +278,14 @@ def test_who_has_it(rank, world):
     stats = nvx.pool_stats()
     assert stats["grown"] >= stats["used"] > 0 and stats["direct"] == 0
     assert stats["mapped"][rank] == 0
+
+
+@on_played_gpus(2)
+def test_threads_ask_for_memory_beside_each_other(rank, world):
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        tensors = list(threads.map(lambda i: pooled(torch.full((1000,), float(i))), range(40)))
+    for i, tensor in enumerate(tensors):
+        assert_all(tensor, i)
 
 
 @on_played_gpus(2)

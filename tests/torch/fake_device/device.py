@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import time
 import types
 
 import torch
@@ -114,10 +115,18 @@ class MemPool:
         torch.ops.fake_device.empty_pool(self.number)
 
 
+_in_use = set()  # pools: torch's allocator lets one thread at a time come to each
+
+
 @contextlib.contextmanager
 def use_mem_pool(pool, device=None):
+    if pool.number in _in_use:
+        raise RuntimeError(f"already recording to mempool_id {pool.number}")
+    _in_use.add(pool.number)
     before = torch.ops.fake_device.exchange_pool(pool.number)
     try:
+        time.sleep(0.0005)  # other threads may run meanwhile, as they may while torch asks for memory
         yield
     finally:
         torch.ops.fake_device.exchange_pool(before)
+        _in_use.discard(pool.number)
