@@ -230,10 +230,12 @@ TEST(Place, AnAbsentRankEndsWhatOthersDoInTime) {
     if (!kernel::has_chunks(algorithm) || is_rooted(collective) || collective == Collective::kBarrier) continue;
     World world(3);
     world.pools.map_all(4);
+    const Pushed way = algorithm;
+    const Play play = play_of(collective, 3000, 3, 0);
     as_threads(3, [&](int rank) {
       if (rank == 2) return;
       Batch batch(world.twins, rank, &world.pools);
-      batch.add(algorithm, play_of(collective, 3000, 3, 0), 50 * kMillisecond, {true, true});
+      batch.add(way, play, 50 * kMillisecond, {true, true});
       const auto began = Clock::now();
       EXPECT_NE(batch.run(), "");
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
