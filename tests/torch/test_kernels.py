@@ -105,7 +105,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
     meet("the other one has given up")
 
 
-@on_played_gpus(2, op_timeout=3)
+@on_played_gpus(2, op_timeout=6)
 def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
     tensor = on_gpu(rank + 1)
     dist.all_reduce(tensor)
