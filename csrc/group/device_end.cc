@@ -63,7 +63,7 @@ struct PoolCard {
 };
 static_assert(sizeof(PoolCard) == 80);
 
-/// Memory that is mapped as the arena was, which the ranks have tried.
+/// Whose arena this rank reaches in its device's memory, as the two have tried; a pool's mapping is not tried again.
 bool shares_virtual_memory(const DevicePeer& peer) {
   return peer.kind == ShareKind::kFabric || peer.kind == ShareKind::kFd || peer.kind == ShareKind::kPointer;
 }

@@ -218,7 +218,7 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
     const Tracks tracks = tracks_.of(device);
     transit = std::make_unique<Transit>(tracks);
     const Loads loads = loads_of(collectives, &Collective::bring);
-    const bool behind = results_.awaited_in(inputs) || results_.awaited_in(outputs);
+    const bool behind = comes_behind(outputs, inputs);
     if (behind) (void)results_.follow(inputs, tracks.down);  // what was handed over is on another stream
     if (behind) (void)results_.follow(outputs, tracks.up);
     behind ? transit->bring_behind(loads) : transit->bring(loads);  // may throw, and then nothing has been numbered
@@ -241,7 +241,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collecti
     return issue_on_device(kind, std::move(collectives), outputs, inputs, mode);
   if (kernels_->is_behind()) kernels_->catch_up();
   if (mode == Mode::kAsync || collects()) return queue(kind, std::move(collectives), outputs, inputs);
-  if (in_chunks(collectives) || (!device.is_cpu() && (results_.awaited_in(inputs) || results_.awaited_in(outputs)))) {
+  if (in_chunks(collectives) || (!device.is_cpu() && comes_behind(outputs, inputs))) {
     if (group_of(collectives)->lane().held_here()) raise(group_->inside_itself());
     auto work = queue(kind, std::move(collectives), outputs, inputs);
     work->wait(std::chrono::milliseconds(0));

@@ -147,6 +147,10 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork put_off_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                 const Tensors& inputs, std::unique_ptr<Transit> transit);
   Status launch_on_device(Collectives& collectives, Transit& transit);
+  /// Whether something is yet to come to where these are, or to be read there.
+  bool comes_behind(const Tensors& outputs, const Tensors& inputs) {
+    return results_.awaited_in(inputs) || results_.awaited_in(outputs);
+  }
   void follow_results(const Tensors& tensors, const c10::Stream& stream);
   Status execute(Collectives& collectives);
   Status execute_staged(Collectives& collectives, Transit& transit);

@@ -3,7 +3,6 @@
 
 #include "memory/device_pool.h"
 
-#include <dirent.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -26,14 +25,6 @@ using std::chrono::milliseconds;
 using Truth = FakeDriver::Truth;
 
 constexpr size_t M = 1 << 20;
-
-int open_fds() {
-  int count = 0;
-  DIR* dir = opendir("/proc/self/fd");
-  while (readdir(dir)) ++count;
-  closedir(dir);
-  return count;
-}
 
 Deadline soon(int ms = 10'000) { return Deadline::after(milliseconds(ms)); }
 

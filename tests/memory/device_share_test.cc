@@ -3,7 +3,6 @@
 
 #include "memory/device_share.h"
 
-#include <dirent.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -22,14 +21,6 @@ using std::chrono::milliseconds;
 using Truth = FakeDriver::Truth;
 
 constexpr size_t M = 1 << 20;
-
-int open_fds() {
-  int count = 0;
-  DIR* dir = opendir("/proc/self/fd");
-  while (readdir(dir)) ++count;
-  closedir(dir);
-  return count;
-}
 
 DeviceCard card(int rank, uint64_t home, std::initializer_list<ShareKind> kinds, uint64_t host = 7) {
   DeviceCard card;

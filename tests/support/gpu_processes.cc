@@ -1,8 +1,17 @@
 #include "support/gpu_processes.h"
 
+#include <dirent.h>
 #include <gtest/gtest.h>
 
 namespace nvx::test {
+
+int open_fds() {
+  int count = 0;
+  DIR* dir = opendir("/proc/self/fd");
+  while (readdir(dir)) ++count;
+  closedir(dir);
+  return count;
+}
 
 void write_and_look(const DeviceShare& share, Exchange& exchange, int rank, int ranks) {
   const Span span = share.arena().allocate(65536);

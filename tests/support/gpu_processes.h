@@ -33,6 +33,9 @@ inline ShareOptions options_of(int rank, int ranks, int device) {
 
 inline std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
+/// Descriptors of this process.
+int open_fds();
+
 /// Each rank writes to each other's memory, and finds there what was written to its own: by the addresses that the
 /// share gives, as kernels would.
 void write_and_look(const DeviceShare& share, Exchange& exchange, int rank, int ranks);

@@ -245,20 +245,22 @@ def test_what_nobody_has_waited_for_is_followed_whichever_way_it_goes(rank, worl
         assert_all(tensor[SMALL:], 6)
 
 
-@on_played_nccl_gpus(2)
+@on_nccl_gpus(2)
 def test_what_is_yet_to_be_read_is_not_written_over(rank, world):
     """An operation that writes where one that was handed over reads comes behind it."""
     dist.all_reduce(on_gpu(1, LARGE))
     set_delays(3, 1000)
     for i in range(5):
-        read = on_gpu(rank + 1, LARGE)
-        doubled = dist.all_reduce(read, async_op=True)  # handed over: reads and writes
+        read, whole = on_gpu(rank + 1, LARGE), on_gpu(0, world * LARGE)
+        slow_fill(whole, 0, 20)  # what is handed over has yet to wait for that
         pieces = [on_gpu(10.0 * i + r, SMALL) for r in range(world)] if rank == 0 else None
+        gathered = dist.all_gather_into_tensor(whole, read, async_op=True)  # handed over
         written = dist.scatter(read[:SMALL], pieces, src=0, async_op=True)
-        for work in (doubled, written):
+        for work in (gathered, written):
             work.wait()
         assert_all(read[:SMALL], 10 * i + rank)
-        assert_all(read[SMALL:], 3)
+        for r in range(world):
+            assert_all(whole[r * LARGE : (r + 1) * LARGE], r + 1)
 
 
 @on_played_nccl_gpus(2)
