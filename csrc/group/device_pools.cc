@@ -59,7 +59,7 @@ void DevicePools::look() {
     const std::shared_ptr<Peer>& peer = peers_[r];
     if (!peer) continue;
     const uint64_t grown = news_.told(int(r));
-    if (grown <= peer->tried.load(std::memory_order_acquire)) continue;
+    if (grown <= peer->tried.load(std::memory_order_acquire) || peer->pool->is_given_up()) continue;
     if (peer->busy.exchange(true, std::memory_order_acq_rel)) continue;
     const bool begun = Engine::here().start([peer, grown, patience = patience_] { peer->catch_up(grown, patience); });
     if (!begun) peer->busy.store(false, std::memory_order_release);  // the next launch tries again
@@ -75,7 +75,6 @@ PoolStats DevicePools::stats() const {
 
 /// A failure is tried again when the pool has grown further; what hangs is not.
 void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patience) {
-  uint64_t next = grown;
   try {
     const Deadline deadline = Deadline::after(patience);
     (void)demand_apart<bool>("mapping it", deadline, [pool = pool, grown, deadline] {
@@ -84,11 +83,11 @@ void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patie
     });
   } catch (const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
-    if (known && known->code() == Code::kTimeout) next = UINT64_MAX;
+    if (known && known->code() == Code::kTimeout) pool->give_up();
     contain("saying why memory is staged", [&] { say(without_name(error.what())); });
   }
   show();
-  tried.store(next, std::memory_order_release);
+  tried.store(grown, std::memory_order_release);
   busy.store(false, std::memory_order_release);
 }
 

@@ -55,7 +55,7 @@ class DevicePools {
   struct Peer {
     std::string who, group;
     std::shared_ptr<PeerPool> pool;
-    std::atomic<uint64_t> tried{0};  // how far it was asked for; UINT64_MAX: never again
+    std::atomic<uint64_t> tried{0};  // how far it was asked for
     std::atomic<bool> busy{false};
     Mutex mutex;
     kernel::PoolView* view GUARDED_BY(mutex) = nullptr;  // null when the group has gone

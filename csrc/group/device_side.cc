@@ -102,7 +102,7 @@ uint64_t DeviceSide::finished() const {
   return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // behind: never ahead
 }
 
-uint32_t DeviceSide::direct() const { return shared(end_.control().direct).load(std::memory_order_acquire); }
+uint32_t DeviceSide::direct() const { return shared(end_.control().direct).load(std::memory_order_relaxed); }
 
 bool DeviceSide::has_verdict() const {
   return shared(end_.control().verdict.state).load(std::memory_order_acquire) == DeviceVerdict::kReadable;

@@ -205,7 +205,7 @@ class TileExec : public Machine {
       Machine::store(rank_->replayed, Machine::load(rank_->replayed) + replayed);
       Machine::signal(control_->replayed, Machine::load(rank_->replayed));
     }
-    if (Machine::load(rank_->direct) != 0) Machine::signal(control_->direct, Machine::load(rank_->direct));
+    if (Machine::load(rank_->direct) != 0) Machine::store_host(control_->direct, Machine::load(rank_->direct));
     Machine::signal(control_->finished, epoch);
   }
 

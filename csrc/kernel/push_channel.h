@@ -86,6 +86,7 @@ class PushChannel {
       ex_.put_packet(greetings_to(p) + word, packet_of(my_word(job, word, bytes), stamp32()));
     }
     shares_ = has_chunks(job.algorithm);
+    touches_ = false;
     if (shares_) tell_places(job, table, view);
     return true;
   }
@@ -112,8 +113,8 @@ class PushChannel {
       if (p == rank() || !whom(p)) continue;
       pipe(p).heard = epoch_;
       if (!has_places) continue;
-      ok = ok && await_ready(p);
       settle(job, table, p);
+      ok = ok && (!is_direct(p) || await_ready(p));
     }
     return !has_places || ex_.all(ok);
   }
@@ -281,9 +282,12 @@ class PushChannel {
     return *reinterpret_cast<PipeState*>(at_.state + state_.pipe(block_, peer));
   }
 
+  /// Whether this rank reads or writes a peer's tensors where they are.
+  NVX_HD bool is_direct(uint32_t p) const { return pipe(p).out || pipe(p).in; }
+
   /// Rule 7. False when this rank has ended, too.
   NVX_HD bool stands(uint32_t p) {
-    if (!pipe(p).out && !pipe(p).in) return true;
+    if (!touches_ || !is_direct(p)) return true;
     Awaited awaited{int(p), stamp32(), 0};
     return ex_.wait(awaited, [&] { return ex_.acquire(line_from(p).quit) != stamp(epoch_, 1); });
   }
@@ -387,14 +391,15 @@ class PushChannel {
       pipe.granules = view.base && hears(job, table, p) ? uint32_t(Reach::granules_of(view.mapped)) : 0;
       pipe.out = nullptr, pipe.in = nullptr, pipe.is_written = pipe.is_read = 0;
       const Reach reach{place_of(job.recv, job.recv_place, p, table), pipe.granules};
+      const uint64_t more = more_of(job, p, table);
       ex_.put_packet(greetings_to(p) + kPlaceWord, packet_of(reach.word(), stamp32()));
-      ex_.put_packet(greetings_to(p) + kMoreWord, packet_of(more_of(job, p, table), stamp32()));
-      ex_.signal(line_to(p).ready, stamp(epoch_, 1));
+      ex_.put_packet(greetings_to(p) + kMoreWord, packet_of(more, stamp32()));
+      if (reach.place != 0 || (is_reduction(job) && more != 0)) ex_.signal(line_to(p).ready, stamp(epoch_, 1));
     }
   }
 
   /// What was done with the peer's tensors before its kernel began is over: packets, which carry themselves, do not say
-  /// so. It may be an operation ahead.
+  /// so. Only who has told a place says it. It may be an operation ahead.
   NVX_HD bool await_ready(uint32_t p) {
     Awaited awaited{int(p), stamp32(), 0};
     return !Rules::kHearsFirst || ex_.wait(awaited, [&] {
@@ -428,6 +433,7 @@ class PushChannel {
     const uint64_t to = place_of(job.recv, job.recv_place, p, table);
     pipe.is_written = holds(theirs.granules, to, length(job.recv, p));
     pipe.is_read = reduces && holds(theirs.granules, more_of(job, p, table), length(job.send, p));
+    touches_ = touches_ || is_direct(p);
     ex_.count_direct((pipe.out != nullptr) + (pipe.in != nullptr) + pipe.is_written + pipe.is_read);
   }
 
@@ -438,9 +444,11 @@ class PushChannel {
     }
   }
 
-  /// Every packet that this block can write in this epoch gets a stamp that its buffer never waits for.
+  /// Every packet that this block can write in this epoch gets a stamp that its buffer never waits for. What says that
+  /// tensors are ready, and may not be said again for long, says it of the operation before, which is past.
   NVX_APART void restamp() {
     const Packet stale = packet_of(0, (epoch_ - 1) & Rules::kStampMask);
+    tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(line_to(p).ready, stamp(epoch_ - 1, 1)); });
     for (uint32_t p = 0; p < ranks_; ++p) {
       for (uint32_t j = uint32_t(ex_.lane()); j < kGreetingPackets; j += uint32_t(ex_.lanes())) {
         ex_.put_packet(greetings_to(p) + j, stale);
@@ -460,7 +468,8 @@ class PushChannel {
   uint32_t block_;
   uint32_t epoch_ = 0;
   uint64_t history_ = 0;
-  bool shares_ = false;  // in this operation others may be reading or writing this rank's tensors
+  bool shares_ = false;   // in this operation others may be reading or writing this rank's tensors
+  bool touches_ = false;  // ... and this lane settled so with one of its peers
 };
 
 }  // namespace nvx::kernel

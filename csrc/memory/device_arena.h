@@ -126,6 +126,7 @@ class DeviceHome {
     std::optional<Error> why_not;
   };
   Pooled& pooled(int device) EXCLUDES(mutex_);
+  [[noreturn]] void refuse_pool(int device, const ShareProbe& found) EXCLUDES(mutex_);
   void open_pool_door() EXCLUDES(mutex_);
   PoolAnswer answer(const PoolQuestion& question, Fd* fd) EXCLUDES(mutex_);
 

@@ -19,25 +19,31 @@ DevicePool& DeviceHome::pool(int device) {
     MutexLock lock(mutex_);
     if (here.why_not) throw Error(here.why_not->code(), here.why_not->what());
   }
-  try {
-    const ShareProbe found = probe(device, patience_);
-    const ShareKind kind = found.has(ShareKind::kFd) ? ShareKind::kFd : ShareKind::kFabric;
-    if (!found.has(kind))
-      throw Error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it " +
-                                     "grows: " + found.why_not[int(ShareKind::kFd)]);
-    DevicePool& made =
-        here.making.get("making a pool on GPU " + std::to_string(device), Deadline::after(patience_),
-                        [this, driver = driver_, device, kind, patience = patience_] {
-                          return std::make_unique<DevicePool>(
-                              driver, device, DevicePool::Options{kind, patience, [this] { open_pool_door(); }});
-                        });
-    here.made.store(&made, std::memory_order_release);
-    return made;
-  } catch (const Error& error) {
+  const ShareProbe found = probe(device, patience_);
+  const ShareKind kind = found.has(ShareKind::kFd) ? ShareKind::kFd : ShareKind::kFabric;
+  if (!found.has(kind)) refuse_pool(device, found);
+  DevicePool& made =
+      here.making.get("making a pool on GPU " + std::to_string(device), Deadline::after(patience_),
+                      [this, driver = driver_, device, kind, patience = patience_] {
+                        return std::make_unique<DevicePool>(
+                            driver, device, DevicePool::Options{kind, patience, [this] { open_pool_door(); }});
+                      });
+  here.made.store(&made, std::memory_order_release);
+  return made;
+}
+
+/// What a device says that it cannot do, or did not return from, it is not asked for again. It may have had too little
+/// memory to try it with.
+void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
+  const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
+  Error error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it grows: " +
+                                 found.why_not[int(ShareKind::kFd)]);
+  NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
+  if (is_out(ShareKind::kFd) && is_out(ShareKind::kFabric)) {
     MutexLock lock(mutex_);
-    here.why_not = error;
-    throw;
+    pools_[device].why_not = error;
   }
+  throw error;
 }
 
 /// The pool is of use without it, too: to this process.

@@ -24,6 +24,10 @@ class PeerPool {
   /// Throws Error; what was mapped stays.
   void catch_up(uint64_t grown, const Deadline& deadline) EXCLUDES(mutex_);
 
+  /// For whoever has not come back from catch_up() in time: nobody is to try it again.
+  void give_up() { given_up_.store(true, std::memory_order_release); }
+  bool is_given_up() const { return given_up_.load(std::memory_order_acquire); }
+
  protected:
   /// Maps the n-th segment, and says where it ends.
   virtual uint64_t map_next(uint64_t segment, const Deadline& deadline) = 0;
@@ -32,6 +36,7 @@ class PeerPool {
   Mutex mutex_;  // one at a time
   uint64_t segments_ GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> mapped_{0};
+  std::atomic<bool> given_up_{false};
 };
 
 /// Of another process. Which one, its card says.

@@ -158,6 +158,8 @@ TEST(DevicePools, ADriverThatHangsInMappingHoldsNobodyUp) {
     if (one.rank == 0) {
       EXPECT_EQ(process.driver->calls_of("import_fd"), before + 1) << "it is not asked again";
       EXPECT_EQ(view_of(one, 1).mapped, 0u);
+      const auto pool = process.home->peer_pool(0, {world.process(1).home->id(), 1, "none"});
+      EXPECT_TRUE(pool->is_given_up()) << "nor by another group of the process";
       process.driver->come_back();
     }
   });

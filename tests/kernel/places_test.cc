@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <thread>
 
 #include "support/epochs.h"
@@ -366,6 +367,26 @@ size_t written_too_late() {
 TEST(Place, AResultIsWrittenNoLongerThanAChunkAfterAFailure) {
   // One that is under way, and one that was begun by a look just before.
   EXPECT_LE(written_too_late<kernel::PushRules>(), 2 * kChunkBytes);
+}
+
+// ---- epochs that wrap
+
+struct Restamping : kernel::PushRules {
+  static constexpr uint32_t kRestampEvery = 4;
+};
+
+/// Who has no places to tell says nothing of being ready, however long: what it said last must not come to look new.
+TEST(PlaceWrap, WhatWasReadyLongAgoIsBroughtUpToDate) {
+  World world(2, 1, uint32_t(-30));
+  world.pools.map_all(4);
+  const auto steps = all_ways(2, {300, 2049});
+  for (const Where& where : {Where(mixed), Where(nowhere), Where(everywhere), Where(nowhere)})
+    EXPECT_EQ(world.wrong<Restamping>(steps, where), 0);
+  const kernel::DevicePad pad{world.twins.shape()};
+  kernel::PeerLine line;
+  std::memcpy(&line, world.twins.pad(0).data() + pad.offset(Part::kLines, 0, 1), sizeof line);
+  const uint32_t epoch = uint32_t(-30) + uint32_t(4 * steps.size());
+  EXPECT_LE(epoch - uint32_t(line.ready >> 32), Restamping::kRestampEvery + 1);
 }
 
 // ---- with a rule broken, wrong results must appear

@@ -156,6 +156,14 @@ TEST(DevicePool, NoneWhereMemoryCannotBeMappedAsItGrows) {
   EXPECT_EQ(process.home->made_pool(0).load(), nullptr);
 }
 
+TEST(DevicePool, IsMadeLaterWhereThereWasNoMemoryToTryItWith) {
+  Process process(1);
+  process.driver->refuse("create", 2);
+  EXPECT_NE(refusal_of([&] { (void)process.home->pool(0); }).second.find("fake refusal 2"), std::string::npos);
+  process.driver->refuse("create", 0);
+  EXPECT_GT(process.home->pool(0).allocate(2 * M), 0u);
+}
+
 TEST(DevicePool, AForkedChildGetsNone) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   Process process(1);
