@@ -75,6 +75,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   int rank() const { return options_.rank; }
   int size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
+  /// What its ranks, and no other group, are known by.
+  uint64_t id() const { return id_; }
   /// Which ranks of the whole job these are; empty where that is not known.
   const std::vector<uint64_t>& global_ranks() const { return options_.global_ranks; }
   const Topology& topology() const { return topology_; }

@@ -333,7 +333,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
     done->begin();
     return done;
   }
-  auto work = c10::make_intrusive<LaunchedWork>(group_, facts(kind), outputs, std::move(transit));
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, std::move(transit));
   work->begin();
   into_window(work);
   return work;
@@ -344,15 +344,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, Collectives collectives,
                                                                 const Tensors& outputs, const Tensors& inputs,
                                                                 std::unique_ptr<Transit> transit) {
+  kernels_->check_stream(*transit);
   transit->bring({});
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
   }
   std::vector<at::Tensor> used = all_tensors(collectives, outputs, inputs);
-  auto work = c10::make_intrusive<LaunchedWork>(group_, facts(kind), outputs, std::move(transit));
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, std::move(transit));
   into_window(work);
-  work->put_off(kernels_, std::move(collectives), std::move(used));
+  work->put_off(std::move(collectives), std::move(used));
   return work;
 }
 

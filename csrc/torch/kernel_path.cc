@@ -94,6 +94,7 @@ void KernelPath::ask(at::Device device) {
   refuse_to_open(device);
   const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
+  shared_ = SharedStreams::join(group_->id());  // before any of the ranks can call on
   TorchStore store(store_, group_->size());
   const bool yes = group_->open_device(store, device.index(), launcher_);
   if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
@@ -109,6 +110,22 @@ void KernelPath::refuse_to_open(at::Device device) const {
                        "of the group, on all ranks, before the capture");
 }
 
+void KernelPath::check_stream(const Transit& transit) const {
+  if (!shared_ || transit.capture() != 0) return;
+  const c10::Stream stream = current_stream(transit.stream().device());
+  const SharedStreams::Call call{stream, group_->rank(), group_->sequence() + 1};
+  if (transit.tracks().own) {
+    shared_->check(call, group_->name());
+  } else {
+    shared_->claim(call, group_->name());
+  }
+}
+
+void KernelPath::note_wait(const Transit& transit, uint64_t number) const {
+  if (!shared_ || transit.capture() != 0) return;
+  shared_->note({current_stream(transit.stream().device()), group_->rank(), number});
+}
+
 Status KernelPath::launch(Collectives& collectives, Transit& transit) {
   return launch(collectives, transit, [this](Collectives& all, const Place& place) {
     Operations operations;
@@ -122,6 +139,7 @@ Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begi
   const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
   MutexLock lock(mutex_);
   before = begin_what_waits();
+  check_stream(transit);
   transit.bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
@@ -219,15 +237,14 @@ void KernelPath::tell(const Works& begun) {
   for (const auto& work : begun) work->tell_outcome();
 }
 
-LaunchedWork::LaunchedWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
-                           std::unique_ptr<Transit> transit)
-    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), group_(std::move(group)) {
+LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
+                           std::vector<at::Tensor> outputs, std::unique_ptr<Transit> transit)
+    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), path_(std::move(path)), group_(std::move(group)) {
   transit_ = std::move(transit);
   ends_on({transit_->stream()});
 }
 
-void LaunchedWork::put_off(std::shared_ptr<KernelPath> path, Collectives collectives, std::vector<at::Tensor> used) {
-  path_ = std::move(path);
+void LaunchedWork::put_off(Collectives collectives, std::vector<at::Tensor> used) {
   collectives_ = std::move(collectives);
   used_ = std::move(used);
   closed_.store(false, std::memory_order_release);
@@ -257,6 +274,7 @@ void LaunchedWork::catch_up() {
 bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   catch_up();
   check();
+  path_->note_wait(*transit_, facts_.sequence);
   if (!outcome_.ok()) raise(outcome_);
   if (timeout.count() > 0 && transit_->capture() == 0) wait_there(timeout);
   const Status status = group_->look_at_kernels();

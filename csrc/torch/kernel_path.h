@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "group/device_launcher.h"
 #include "kernel/capture.h"
+#include "torch/shared_streams.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -88,6 +89,11 @@ class KernelPath {
   void catch_up() EXCLUDES(mutex_);
   bool is_behind() const { return behind_.load(std::memory_order_acquire); }
 
+  /// Raises where what is called next would be behind another rank's part of it, on this thread's current stream.
+  void check_stream(const Transit& transit) const;
+  /// This thread's current stream has come to wait for that collective.
+  void note_wait(const Transit& transit, uint64_t number) const;
+
  private:
   using Works = std::vector<c10::intrusive_ptr<LaunchedWork>>;
   using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
@@ -105,6 +111,7 @@ class KernelPath {
   Mutex asking_;
   std::atomic<Answer> answer_{Answer::kUnknown};
   std::atomic<c10::DeviceIndex> device_{-1};
+  std::shared_ptr<SharedStreams> shared_;  // set before the answer is
   const std::shared_ptr<StreamLauncher> launcher_ = std::make_shared<StreamLauncher>();
   Mutex mutex_;                       // held while operations are launched, which all ranks do in one order
   Works put_off_ GUARDED_BY(mutex_);  // of one stream, capture and timeout
@@ -115,12 +122,12 @@ class KernelPath {
 /// stream wait.
 class LaunchedWork final : public NvxWork {
  public:
-  LaunchedWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
-               std::unique_ptr<Transit> transit);
+  LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
+               std::vector<at::Tensor> outputs, std::unique_ptr<Transit> transit);
   /// That were begun; apart from the constructor because hooks keep it until they have been told.
   void begin() { end({}, Hooks::kWhenThere); }
   /// That are put off: whoever asks for it has them begun. used: all their tensors.
-  void put_off(std::shared_ptr<KernelPath> path, Collectives collectives, std::vector<at::Tensor> used);
+  void put_off(Collectives collectives, std::vector<at::Tensor> used);
 
   bool wait(std::chrono::milliseconds timeout) override;
   bool isCompleted() override;
@@ -136,9 +143,9 @@ class LaunchedWork final : public NvxWork {
   void close(const Status& outcome);
   void tell_outcome();
 
-  std::shared_ptr<Group> group_;
-  std::shared_ptr<KernelPath> path_;  // null: never put off; these three are the path's until it has begun them
-  Collectives collectives_;
+  const std::shared_ptr<KernelPath> path_;
+  const std::shared_ptr<Group> group_;
+  Collectives collectives_;  // of what was put off; these two are the path's until it has begun them
   std::vector<at::Tensor> used_;
   Status outcome_;                  // written before closed_
   std::atomic<bool> closed_{true};  // they have been begun, or could not be

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <iterator>
 #include <thread>
+#include <unordered_set>
 
 #include "kernel/capture.h"
 #include "kernel/launch_cuda.h"
@@ -20,11 +21,8 @@
 #include "torch/work.h"
 
 namespace nvx {
-namespace {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
-
-}  // namespace
 
 /// The first looks follow each other at once: most of what is waited for is there within microseconds.
 void pause_after(int looks) {
@@ -111,6 +109,38 @@ void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
   lock.unlock();
 }
 
+namespace {
+
+/// Those of a process on which kernels may wait for peers. Whatever else is put there waits, too: for itself, where it
+/// is a kernel of one of these peers.
+class KernelStreams {
+ public:
+  static KernelStreams& here() {
+    static auto* const kHere = new KernelStreams;
+    return *kHere;
+  }
+  c10::Stream draw(at::Device device, bool for_kernels) EXCLUDES(mutex_) {
+    constexpr int kPool = 32;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    MutexLock lock(mutex_);
+    c10::Stream next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    for (int i = 1; i < kPool && used_.count(next) != 0; ++i)
+      next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    if (for_kernels) used_.insert(next);
+    return next;
+  }
+  void give_back(const c10::Stream& stream) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    used_.erase(used_.find(stream));
+  }
+
+ private:
+  Mutex mutex_;
+  std::unordered_multiset<c10::Stream> used_ GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
 Tracks Tracks::of_caller(at::Device device) {
   const c10::Stream stream = current_stream(device);
   return {stream, stream, /*own=*/false};
@@ -119,9 +149,14 @@ Tracks Tracks::of_caller(at::Device device) {
 c10::Stream OwnTracks::stream(Use use, const c10::Stream& key) {
   const auto known = streams_.find({use, key});
   if (known != streams_.end()) return known->second;
-  const c10::Stream next =
-      c10::impl::VirtualGuardImpl(key.device_type()).getStreamFromGlobalPool(key.device(), /*isHighPriority=*/true);
+  const c10::Stream next = KernelStreams::here().draw(key.device(), is_for_kernels(use));
   return streams_.emplace(std::pair(use, key), next).first->second;
+}
+
+OwnTracks::~OwnTracks() {
+  for (const auto& [key, stream] : streams_) {
+    if (is_for_kernels(key.first)) KernelStreams::here().give_back(stream);
+  }
 }
 
 Tracks OwnTracks::of(at::Device device) {

@@ -28,6 +28,9 @@ std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen 
 /// Between two looks at a device.
 void pause_after(int looks);
 
+/// This thread's.
+c10::Stream current_stream(at::Device device);
+
 /// The capture that a stream is in, which makes a graph of what the stream is given; 0: none.
 uint64_t capture_of(const c10::Stream& stream);
 /// Raises where this thread's current stream of the device is in one: for what needs the host.
@@ -75,9 +78,15 @@ struct Tracks {
 
 /// A group's own streams of each device. What waits to go down holds nothing up that comes back, and kernels, which may
 /// wait for peers, hold up neither. Messages have no common order: no stream waits for what is to be sent, and what is
-/// received comes back on a stream for each one of the callers'.
+/// received comes back on a stream for each one of the callers'. The pool that they are from goes round: none is one
+/// that kernels of this process have, as far as there are others.
 class OwnTracks {
  public:
+  OwnTracks() = default;
+  ~OwnTracks();
+  OwnTracks(const OwnTracks&) = delete;
+  OwnTracks& operator=(const OwnTracks&) = delete;
+
   Tracks of(at::Device device) EXCLUDES(mutex_);
   Tracks of_messages(at::Device device) EXCLUDES(mutex_);
   /// What is captured has a stream of its own: what is not would break the capture.
@@ -85,6 +94,7 @@ class OwnTracks {
 
  private:
   enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured };
+  static bool is_for_kernels(Use use) { return use == Use::kKernels || use == Use::kCaptured; }
   /// key: the caller's, or any one of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);
   struct Hash {

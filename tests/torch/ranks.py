@@ -413,3 +413,12 @@ def on_threads(*worlds, **settings):
     return lambda body: _as_test(
         body, worlds, lambda ranks, test, **given: ranks.run(test, kind="threads", **settings, **given)
     )
+
+
+def on_played_threads(*worlds, **settings):
+    """As on_threads, in a process whose accelerator has nvx's kernels played on it: the ranks share it."""
+
+    def run(ranks, test, **given):
+        ranks.run(test, kind="threads", **settings, **given)
+
+    return lambda body: _as_test(body, worlds, run, pool="played_gpus")

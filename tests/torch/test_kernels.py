@@ -14,10 +14,12 @@ import test_device
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, reset_counts, set_delays, slow_fill
-from ranks import meet, on_played_gpus
+from ranks import meet, on_played_gpus, on_played_threads
 from test_device import GPU, MODES, assert_all, finish, on_gpu
 
 DEVICE = test_device
+TURN = threading.Semaphore(0)
+STREAMS = {}
 
 test_every_collective = MODES(on_played_gpus(2, 3)(DEVICE.test_every_collective.body))
 test_every_type = on_played_gpus(2)(DEVICE.test_every_type.body)
@@ -483,3 +485,49 @@ def until(holds, seconds=30):
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+# --- ranks that are threads of one process, on one device
+
+
+def stream_of(i):
+    """The same one for all threads, for each in an object of its own: these remember what was current before."""
+    stream = STREAMS.setdefault(i, torch.Stream(GPU))
+    return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+@on_played_threads(2, 3)
+def test_threads_on_streams_of_their_own(pg, rank, world):
+    """Synchronous and asynchronous calls, and streams that change hands when all have done with them."""
+    options = dist.AllreduceOptions()
+    for round_ in range(12):
+        options.asyncOp = round_ % 3 == 0
+        with stream_of((rank + round_) % world):
+            tensor = torch.full((1000,), rank + round_, device=GPU)
+            finish(pg.allreduce([tensor], options), options.asyncOp)
+            gathered = torch.empty(world * 1000, dtype=tensor.dtype, device=GPU)
+            pg._allgather_base(gathered, tensor).wait()
+            expected = sum(r + round_ for r in range(world))
+            assert_all(tensor, expected)
+            assert_all(gathered, expected)
+            pg.barrier().wait()
+
+
+@on_played_threads(2)
+def test_two_ranks_on_one_stream_are_told(pg, rank, world):
+    """Whoever comes second, and whether the stream is behind the other's call, or has come to wait for its end."""
+    options = dist.AllreduceOptions()
+    for options.asyncOp in (True, False, True):
+        with stream_of(rank):
+            pg.allreduce([torch.ones(1, device=GPU)]).wait()  # the first one opens the device
+            tensor = torch.full((10,), rank + 1, device=GPU)
+            if rank == 0:
+                finish(pg.allreduce([tensor], options), options.asyncOp)
+                TURN.release()
+            else:
+                assert TURN.acquire(timeout=20)
+                second = r"#\d+ of rank 1 would begin behind #\d+ of rank 0.*one stream"
+                with stream_of(0), pytest.raises(ValueError, match=second):
+                    pg.allreduce([tensor], options)
+                finish(pg.allreduce([tensor], options), options.asyncOp)  # the group goes on
+            assert_all(tensor, 3)
