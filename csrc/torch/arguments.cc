@@ -94,9 +94,12 @@ void Arguments::check_tensor(const at::Tensor& tensor) const {
   // A storage may have been made smaller under its tensors, as FSDP does with parameters that it frees.
   const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                                          size_t(tensor.storage_offset()));
-  const size_t there = tensor.unsafeGetTensorImpl()->unsafe_storage().nbytes();
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  const size_t there = storage.nbytes();
   if (tensor.numel() != 0 && there < needed)
     invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) + " bytes");
+  if (tensor.numel() != 0 && !storage.data())  // torch does not look for these in lists of lists
+    invalid("a tensor has no memory of its own, as one that wraps others or is a fake: hand over what it stands for");
 }
 
 void Arguments::one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const {

@@ -116,6 +116,7 @@ ProcessGroupNVX::~ProcessGroupNVX() {
 
 void stop_everything() {
   exiting.store(true);
+  HooksBeside::await_all(std::chrono::seconds(40));  // torch gives its recorder 15 s, twice
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() == 0) return;
   Registry& r = registry();

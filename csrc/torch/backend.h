@@ -183,7 +183,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   /// Whether this thread has a window open.
   bool collects() EXCLUDES(mutex_);
   void into_window(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
-  void run_abort_hooks();
+  std::optional<HooksBeside> begin_abort_hooks();
   void tell_failure(Code code);
   /// Not in a forked child.
   Group& checked_group() const {
@@ -231,6 +231,7 @@ class ProcessGroupNVX final : public c10d::Backend {
 #ifdef C10D_BACKEND_HAS_HOOKS
   Hooks<c10d::AbortHook> abort_hooks_;
 #endif
+  std::atomic<bool> failure_told_{false};
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   Hooks<c10d::CompletionHook> completion_hooks_;
 #endif

@@ -300,12 +300,13 @@ c10d::ErrorType ProcessGroupNVX::getError() {
 /// These two do nothing in a forked child: torch calls them where a group is destroyed there, and that is no mistake.
 void ProcessGroupNVX::abort() {
   if (origin_.elsewhere()) return;
-  run_abort_hooks();
+  const auto hooks = begin_abort_hooks();
   group_->abort("");  // first: a group of devices' tensors that is just being made looks at it
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const auto& group : groups()) group->abort("");
   if (delegate_) delegate_->abort();  // first: who launches may be in a call of it
   kernels_->catch_up();               // which are refused, and say so
+  if (hooks) hooks->await_moment();
 }
 
 /// What the user never waited for gets a moment to end well, as its peers may wait for it. Then it ends.
@@ -406,15 +407,25 @@ void ProcessGroupNVX::unregisterCompletionHook(int64_t id) {
 
 #endif
 
-/// A wrong argument and Ctrl-C are no failures of the group. Nor is the end of the process, in which hooks that need
-/// Python are killed on its threads.
+/// Once: whatever fails after that fails of the same. A wrong argument and Ctrl-C are no failures of the group. Nor is
+/// the end of the process, in which hooks that need Python are killed on its threads.
 void ProcessGroupNVX::tell_failure(Code code) {
-  if (code != Code::kInvalid && code != Code::kInterrupted && !exiting.load()) run_abort_hooks();
+  if (code == Code::kInvalid || code == Code::kInterrupted || exiting.load()) return;
+  if (failure_told_.exchange(true)) return;
+  if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
 }
 
-void ProcessGroupNVX::run_abort_hooks() {
+/// What the recorder of torch 2.15 does in one takes seconds: who is to hear of the failure does not wait for that.
+std::optional<HooksBeside> ProcessGroupNVX::begin_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
-  for (const auto& hook : abort_hooks_.all()) run_hook("an abort hook", *hook);
+  auto hooks = abort_hooks_.all();
+  if (hooks.empty()) return {};
+  const auto self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this);  // hooks may ask it
+  return std::optional<HooksBeside>(std::in_place, [self, hooks = std::move(hooks)] {
+    for (const auto& hook : hooks) run_hook("an abort hook", *hook);
+  });
+#else
+  return {};
 #endif
 }
 

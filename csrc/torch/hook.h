@@ -1,7 +1,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
@@ -25,6 +27,22 @@ void run_hook(const char* whose, Call&& call) {
     }
   });
 }
+
+/// Hooks that may take long, as torch's flight recorder does: they run on a thread of their own, where there is one, and
+/// are waited for until they end, or a moment has passed.
+class HooksBeside {
+ public:
+  explicit HooksBeside(std::function<void()> hooks);
+  /// They have ended, or the moment has passed since they began.
+  void await_moment() const;
+  /// Of all that have been begun in this process: where their threads ended with it, Python would end it badly.
+  static void await_all(std::chrono::milliseconds most);
+
+ private:
+  static constexpr std::chrono::milliseconds kMoment{100};
+  struct Running;
+  std::shared_ptr<Running> running_;
+};
 
 /// Code of the user's, by number. It is made and goes with no lock held, and is not copied: each may need Python's
 /// lock, whose holder may wait for this one.
