@@ -10,17 +10,17 @@
 namespace nvx::net {
 
 enum class Kind : uint8_t {
-  kFirst,       ///< the first segment of a schedule's message; a First follows the header
-  kNext,        ///< a later segment of it
-  kCredit,      ///< `value` bytes of what the receiver of this sent have been taken in
-  kPoison,      ///< the sender's group has failed; the body says why
-  kPing,        ///< of a process, not of a group: are you there?
-  kPong,        ///< yes
-  kMail,        ///< a send's announcement; a MailHead follows the header, and a small message is in the body
-  kTaken,       ///< announcements have been read, `value` is a Taken
-  kGrant,       ///< the large message of this number may be sent
-  kParcel,      ///< a segment of a large message
-  kLabel,       ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
+  kFirst,   ///< the first segment of a schedule's message; a First follows the header
+  kNext,    ///< a later segment of it
+  kCredit,  ///< `value` bytes of what the receiver of this sent have been taken in
+  kPoison,  ///< the sender's group has failed; the body says why
+  kPing,    ///< of a process, not of a group: are you there?
+  kPong,    ///< yes; `value` 1: and its group stands, 0: it does not, 2: the asker has been given up, the body says why
+  kMail,    ///< a send's announcement; a MailHead follows the header, and a small message is in the body
+  kTaken,   ///< announcements have been read, `value` is a Taken
+  kGrant,   ///< the large message of this number may be sent
+  kParcel,  ///< a segment of a large message
+  kLabel,   ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
   kMonitorIn,   ///< has come to the monitored barrier of number `value`
   kMonitorOut,  ///< all have come to it
 };

@@ -13,10 +13,13 @@ constexpr uint64_t kCredit = 4 << 20;          ///< bytes that a rank may be sen
 constexpr uint64_t kCreditStep = kCredit / 4;  ///< it says so in steps of this many
 constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body: bounds how many wait
 constexpr size_t kMostLetterBytes = 1 << 10;
-constexpr uint64_t kMostLetters = 16 << 10;  ///< of a rank, unread: as many messages may be granted at once
+/// Of a rank, unread, by what they cost: announcements come with memory, the others are a few words.
+constexpr uint64_t kMostLetters = 1 << 20, kMailCost = 64;
 
 /// Modular, as the numbers may wrap.
 bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
+
+uint64_t cost_of(const Port::Letter& letter) { return letter.kind == Kind::kMail ? kMailCost : 1; }
 
 }  // namespace
 
@@ -181,7 +184,7 @@ void Port::arrived(const WireHeader& header, std::span<const std::byte> whole, s
     letter.head = *head;
     letter.body.assign(body.begin(), body.end());
   }
-  if (++from.letters > kMostLetters) {
+  if ((from.letters += cost_of(letter)) > kMostLetters) {
     if (from.known) wire_->sever(from.peer, "it sends more than it may");
     return;
   }
@@ -370,7 +373,7 @@ std::optional<Port::Letter> Port::next_letter() {
   if (letters_.empty()) return std::nullopt;
   Letter letter = std::move(letters_.front());
   letters_.pop_front();
-  --ranks_[size_t(letter.from)].letters;
+  ranks_[size_t(letter.from)].letters -= cost_of(letter);
   return letter;
 }
 

@@ -134,7 +134,7 @@ class Port {
     uint64_t owed = 0;      // cost of what was sent and it has not said that it took in
     uint32_t called = 0;    // the last operation that it is known to have called
     uint64_t kept = 0;      // cost of what came from it too early
-    uint64_t letters = 0;   // from it that nobody has read
+    uint64_t letters = 0;   // cost of those from it that nobody has read
     uint64_t taken_in = 0;  // cost of what came from it and it has not been told of
   };
   /// Whose message it is. A root's receivers, and those who are behind, have thousands of segments waiting here.

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/config.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "net/interfaces.h"
@@ -63,13 +64,17 @@ std::vector<Setting> general_settings(const UcxVersion& version) {
 }
 
 /// A host that has gone silent is noticed after 10 + 3 x 2 s without traffic, with traffic after 20 s where UCX can be
-/// told so. Connecting waits for nobody. (TCP_SYN_CNT stays alone: setting it corrupts UCX's memory, 1.13 to 1.22.)
+/// told so; later, where peers are waited for longer. Connecting waits for nobody. (TCP_SYN_CNT stays alone: setting it
+/// corrupts UCX's memory, 1.13 to 1.22.)
 std::vector<Setting> tcp_settings(const UcxVersion& version) {
   const char* transports = set_by_user("TLS");
   const auto says = [&](const char* word) { return std::strstr(transports, word) != nullptr; };
   if (transports && !says("tcp") && !says("all") && !says("^")) return {};
-  std::vector<Setting> settings = {{"TCP_KEEPCNT", "3"}, {"TCP_CONN_NB", "y"}};
-  if (version >= UcxVersion{1, 22, 0}) settings.push_back({"TCP_USER_TIMEOUT", "20s"});
+  const int64_t liveness_s = std::chrono::ceil<std::chrono::seconds>(config().liveness).count();
+  const int64_t probes = std::clamp<int64_t>((liveness_s - 4) / 2, 3, 127);  // the most that Linux takes
+  std::vector<Setting> settings = {{"TCP_KEEPCNT", std::to_string(probes)}, {"TCP_CONN_NB", "y"}};
+  if (version >= UcxVersion{1, 22, 0})
+    settings.push_back({"TCP_USER_TIMEOUT", std::to_string(std::max<int64_t>(20, liveness_s + 10)) + "s"});
   return settings;
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/config.h"
+#include "base/contain.h"
 #include "base/log.h"
 #include "net/port.h"
 #include "net/ucx.h"
@@ -126,8 +127,10 @@ PeerId Wire::connect(std::span<const std::byte> address) {
   if (it != by_process_.end() && peers_[it->second].lost.empty()) return it->second;
   const PeerId id = PeerId(peers_.size());
   peers_.emplace_back();
+  const std::span<const std::byte> of_link = address.subspan(sizeof process);
   peers_.back().process = process;
-  peers_.back().link = link_->add(address.subspan(sizeof process));
+  peers_.back().address.assign(of_link.begin(), of_link.end());
+  peers_.back().link = link_->add(of_link);
   by_process_[process] = id;
   by_link_.resize(std::max<size_t>(by_link_.size(), peers_.back().link + 1));
   by_link_[peers_.back().link] = id;
@@ -140,19 +143,10 @@ void Wire::send(PeerId to, const WireHeader& header, std::span<const std::byte> 
     if (sender) sender->sent(cookie, Status(Code::kPeerDied, peers_[to].lost));
     return;
   }
-  if (free_.empty()) {
-    outgoing_.emplace_back();
-    free_.push_back(&outgoing_.back());
-  }
-  Outgoing& out = *free_.back();
-  free_.pop_back();
+  peers_[to].has_sent = true;
+  Outgoing& out = outgoing(peers_[to].link, header, behind);
   out.sender = sender;
   out.cookie = cookie;
-  out.post.to = peers_[to].link;
-  out.post.owner = &out;
-  std::memcpy(out.post.header, &header, sizeof header);
-  if (!behind.empty()) std::memcpy(out.post.header + sizeof header, behind.data(), behind.size());
-  out.post.header_bytes = uint8_t(sizeof header + behind.size());
   out.post.body = body.data();
   out.post.bytes = body.size();
   if (!sender && !body.empty()) {
@@ -162,8 +156,25 @@ void Wire::send(PeerId to, const WireHeader& header, std::span<const std::byte> 
   link_->post(out.post);
 }
 
+Wire::Outgoing& Wire::outgoing(PeerId link, const WireHeader& header, std::span<const std::byte> behind) {
+  if (free_.empty()) {
+    outgoing_.emplace_back();
+    free_.push_back(&outgoing_.back());
+  }
+  Outgoing& out = *free_.back();
+  free_.pop_back();
+  out.last = false;
+  out.post.to = link;
+  out.post.owner = &out;
+  std::memcpy(out.post.header, &header, sizeof header);
+  if (!behind.empty()) std::memcpy(out.post.header + sizeof header, behind.data(), behind.size());
+  out.post.header_bytes = uint8_t(sizeof header + behind.size());
+  return out;
+}
+
 void Wire::done(Post& post, const Status& status) {
   Outgoing* out = static_cast<Outgoing*>(post.owner);
+  if (std::exchange(out->last, false)) to_forget_.push_back(post.to);
   if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
   free_.push_back(out);
 }
@@ -179,6 +190,7 @@ bool Wire::progress() {
   if (closed_) return false;
   const bool moved = link_->progress();
   for (const PeerId peer : std::exchange(to_forget_, {})) link_->forget(peer);
+  for (const auto& [question, peer] : std::exchange(to_tell_, {})) tell_lost(question, peer);
   if (moved) stir();
   return moved;
 }
@@ -268,13 +280,15 @@ void Wire::dropped(std::span<const std::byte> bytes, std::byte* where) {
 void Wire::arrived(std::span<const std::byte> whole, std::span<const std::byte> body) {
   const auto header = read_header(whole);
   if (!header) return;
-  if (header->kind == Kind::kPing || header->kind == Kind::kPong) return answer(*header, whole);
+  if (header->kind == Kind::kPing || header->kind == Kind::kPong) return answer(*header, whole, body);
   Port* port = port_of(*header);
   if (!port) return;  // its group is gone here
   port->mutex().held_by_caller();
   port->arrived(*header, whole, body);
-  if (header->from < port->ranks_.size() && port->ranks_[header->from].known)
-    hear(peers_[port->ranks_[header->from].peer]);
+  if (header->from >= port->ranks_.size() || !port->ranks_[header->from].known) return;
+  const PeerId from = port->ranks_[header->from].peer;
+  hear(peers_[from]);
+  if (header->kind == Kind::kFirst || header->kind == Kind::kNext || header->kind == Kind::kParcel) nod(from, *header);
 }
 
 void Wire::hear(Peer& peer) {
@@ -283,26 +297,107 @@ void Wire::hear(Peer& peer) {
             std::chrono::duration<double>(Clock::now() - peer.asked_first).count());
   }
   peer.waits_for_sign = peer.warned = false;
+  peer.heard = Clock::now();
+}
+
+/// Who sends much hears by this that it comes, however slowly: the answer to a question would come behind all of it.
+void Wire::nod(PeerId id, const WireHeader& heard) {
+  Peer& peer = peers_[id];
+  if (peer.heard - peer.nodded < kAskInterval) return;
+  peer.nodded = peer.heard;
+  const Sign mine{process_};
+  send(id, pong_to(heard, kGroupStands), std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+}
+
+WireHeader Wire::pong_to(const WireHeader& heard, Answer value) const {
+  WireHeader pong;
+  pong.kind = Kind::kPong;
+  pong.group = heard.group;
+  pong.from = heard.to;
+  pong.to = heard.from;
+  if (heard.kind == Kind::kPing) pong.op = heard.op;
+  pong.value = value;
+  return pong;
 }
 
 /// A ping is answered by whoever asked for, with whether its group is still there; a pong is noted.
-void Wire::answer(const WireHeader& header, std::span<const std::byte> whole) {
+void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
   const auto sign = read_behind_header<Sign>(whole);
   if (!sign) return;
   const auto it = by_process_.find(sign->process);
   if (it == by_process_.end()) return;
   hear(peers_[it->second]);
-  if (header.kind == Kind::kPong) {
-    Port* port = port_of(header);
-    if (port && header.value == 0 && header.from < port->ranks_.size()) port->ranks_[header.from].left = true;
-    return;
-  }
-  WireHeader pong = header;
-  pong.kind = Kind::kPong;
-  std::swap(pong.from, pong.to);
-  pong.value = port_of(header) ? 1 : 0;
+  if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
+  if (!peers_[it->second].lost.empty()) return answer_lost(header, it->second);
   const Sign mine{process_};
+  const WireHeader pong = pong_to(header, port_of(header) ? kGroupStands : kGroupGone);
   send(it->second, pong, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+}
+
+void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std::byte> body) {
+  Peer& peer = peers_[id];
+  if (header.op != 0 && header.op == peer.last_asked) peer.last_asked = 0;
+  if (header.value == kGivenUp) {
+    const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
+    return lose(id, "has given this process up, of which it says: " + why);
+  }
+  Port* port = port_of(header);
+  if (port && header.value == kGroupGone && header.from < port->ranks_.size()) port->ranks_[header.from].left = true;
+}
+
+/// Of a process that this one has given up, and that yet lives. It is told why, once: it would wait in vain, and at
+/// last blame this one.
+void Wire::answer_lost(const WireHeader& question, PeerId id) {
+  if (std::exchange(peers_[id].told_lost, true)) return;
+  to_tell_.emplace_back(question, id);  // this is a call of the link's
+}
+
+void Wire::tell_lost(const WireHeader& question, PeerId id) {
+  const Peer& peer = peers_[id];
+  contain("telling a process that it has been given up", [&] {
+    mutex_.held_by_caller();
+    const PeerId link = link_->add(peer.address);
+    by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
+    by_link_[link] = id;
+    const Sign mine{process_};
+    Outgoing& out = outgoing(link, pong_to(question, kGivenUp), std::as_bytes(std::span(&mine, 1)));
+    out.last = true;
+    out.post.body = out.copied.data();
+    out.post.bytes = std::min(peer.lost.size(), kMostCopied);
+    std::memcpy(out.copied.data(), peer.lost.data(), out.post.bytes);
+    link_->post(out.post);
+  });
+}
+
+void Wire::question(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint32_t number) {
+  WireHeader ping;
+  ping.kind = Kind::kPing;
+  ping.group = group;
+  ping.from = from;
+  ping.to = to;
+  ping.op = number;
+  const Sign mine{process_};
+  send(id, ping, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+}
+
+void Wire::finish() {
+  constexpr std::chrono::seconds kMostSilence{5}, kMost{300};
+  const auto began = Clock::now();
+  const auto silence = std::min<Clock::duration>(silence_, kMostSilence);
+  MutexLock lock(mutex_);
+  // All that goes to a peer goes one way, so what answers the last word has come behind everything.
+  for (PeerId id = 0; id < peers_.size(); ++id) {
+    Peer& peer = peers_[id];
+    if (!peer.has_sent || !peer.lost.empty() || peer.warned) continue;
+    peer.last_asked = ++questions_;
+    question(id, /*group=*/0, 0, 0, peer.last_asked);
+  }
+  const auto is_open = [&](const Peer& peer) {
+    const bool silent = Clock::now() - std::max(began, peer.heard) > silence;
+    return peer.last_asked != 0 && peer.lost.empty() && !silent;
+  };
+  while (!closed_ && Clock::now() - began < kMost && std::any_of(peers_.begin(), peers_.end(), is_open))
+    drive_or_pause();
 }
 
 void Wire::ask(PeerId id, uint64_t group, int from, int to) {
@@ -326,13 +421,7 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
   if (!peer.waits_for_sign) peer.asked_first = now;
   peer.asked = now;
   peer.waits_for_sign = true;
-  WireHeader ping;
-  ping.kind = Kind::kPing;
-  ping.group = group;
-  ping.from = uint32_t(from);
-  ping.to = uint32_t(to);
-  const Sign mine{process_};
-  send(id, ping, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+  question(id, group, uint32_t(from), uint32_t(to), /*number=*/0);
 }
 
 // --- failure

@@ -85,6 +85,10 @@ class Wire final : private Receiver {
   /// somebody has since stirs_ was `seen`.
   void nap(std::chrono::microseconds span, std::optional<uint64_t> seen = std::nullopt) EXCLUDES(mutex_);
 
+  /// For the end of the process: returns when what was sent has come to its peers, as far as they give signs of life. A
+  /// system whose process has gone throws away what it has not delivered as soon as a peer says something.
+  void finish() EXCLUDES(mutex_);
+
   /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
   void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
 
@@ -103,7 +107,13 @@ class Wire final : private Receiver {
   struct Peer {
     ProcessId process = 0;
     PeerId link = 0;
-    std::string lost;  // why, once it is
+    std::vector<std::byte> address;  // on the link
+    std::string lost;                // why, once it is
+    bool told_lost = false;          // it has asked since, and knows
+    bool has_sent = false;           // this process, something to it
+    uint32_t last_asked = 0;         // by finish(); the answer has yet to come
+    Clock::time_point heard{};       // when something last came from it
+    Clock::time_point nodded{};      // when it was last told so unasked
     Clock::time_point asked{};
     Clock::time_point asked_first{};  // of the questions that wait for an answer
     bool waits_for_sign = false;
@@ -114,6 +124,7 @@ class Wire final : private Receiver {
     Post post;
     Sender* sender = nullptr;
     uint64_t cookie = 0;
+    bool last = false;  // the peer is the link's alone, and for this only
     std::array<std::byte, kMostCopied> copied;
   };
   using PortKey = std::pair<uint64_t, uint32_t>;  // group, rank here
@@ -124,8 +135,17 @@ class Wire final : private Receiver {
   void done(Post& post, const Status& status) override REQUIRES(mutex_);
   void lost(PeerId peer, const std::string& why) override REQUIRES(mutex_);
 
-  void answer(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(mutex_);
+  enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
+  Outgoing& outgoing(PeerId link, const WireHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
+  void question(PeerId peer, uint64_t group, uint32_t from, uint32_t to, uint32_t number) REQUIRES(mutex_);
+  void answer(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+      REQUIRES(mutex_);
+  void take_answer(const WireHeader& header, PeerId peer, std::span<const std::byte> body) REQUIRES(mutex_);
+  void answer_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
+  void tell_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
+  WireHeader pong_to(const WireHeader& heard, Answer value) const;
   void hear(Peer& peer) REQUIRES(mutex_);
+  void nod(PeerId peer, const WireHeader& heard) REQUIRES(mutex_);
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
   Port* port_of(const WireHeader& header) REQUIRES(mutex_);
   bool sweep() REQUIRES(mutex_);
@@ -151,7 +171,9 @@ class Wire final : private Receiver {
   std::map<PortKey, Port*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
-  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);  // by the link's numbers
+  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);                       // by the link's numbers
+  std::vector<std::pair<WireHeader, PeerId>> to_tell_ GUARDED_BY(mutex_);  // that they are lost
+  uint32_t questions_ GUARDED_BY(mutex_) = 0;                              // of finish()
   std::condition_variable stirred_;
   uint64_t stirs_ GUARDED_BY(mutex_) = 0;  // moves with whatever has come or gone
   int sleepers_ GUARDED_BY(mutex_) = 0;

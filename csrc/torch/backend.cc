@@ -1,36 +1,17 @@
 #include "torch/backend.h"
 
-#include <pthread.h>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-
-#include <set>
 
 #include "base/config.h"
 #include "base/contain.h"
 #include "torch/interrupt.h"
 #include "torch/overlaps.h"
+#include "torch/registry.h"
 #include "torch/store.h"
 
 namespace nvx {
 namespace {
-
-struct Registry {
-  Mutex mutex;
-  std::set<ProcessGroupNVX*> groups GUARDED_BY(mutex);
-};
-
-Registry*& registry_here() {
-  static Registry* r = new Registry;  // never destroyed: groups may outlive static destructors
-  return r;
-}
-
-Registry& registry() {
-  // A forked child begins with one of its own: the parent's was perhaps locked.
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { registry_here() = new Registry; });
-  (void)kRegistered;
-  return *registry_here();
-}
 
 Collectives one(Collective&& c) {
   Collectives all;
@@ -103,31 +84,10 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
       return device_group();
     });
   }
-  Registry& r = registry();
-  MutexLock lock(r.mutex);
-  r.groups.insert(this);
+  Registry::here().add(*this);
 }
 
-ProcessGroupNVX::~ProcessGroupNVX() {
-  Registry& r = registry();
-  MutexLock lock(r.mutex);
-  r.groups.erase(this);
-}
-
-void stop_everything() {
-  exiting.store(true);
-  HooksBeside::await_all(std::chrono::seconds(40));  // torch gives its recorder 15 s, twice
-  Engine::here().stop(std::chrono::milliseconds(100));
-  if (Engine::here().threads() == 0) return;
-  Registry& r = registry();
-  {
-    MutexLock lock(r.mutex);
-    for (ProcessGroupNVX* pg : r.groups) {
-      for (const auto& group : pg->groups()) group->abort("its process exits");
-    }
-  }
-  Engine::here().stop(std::chrono::milliseconds(500));
-}
+ProcessGroupNVX::~ProcessGroupNVX() { Registry::here().remove(*this); }
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() {
   origin_.check(rank_);

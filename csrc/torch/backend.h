@@ -237,8 +237,4 @@ class ProcessGroupNVX final : public c10d::Backend {
 #endif
 };
 
-/// Ends the pool's threads, aborting what blocks them. When the interpreter exits.
-void stop_everything();
-inline std::atomic<bool> exiting{false};  ///< it has begun
-
 }  // namespace nvx

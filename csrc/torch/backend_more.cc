@@ -10,6 +10,7 @@
 #include "torch/hook.h"
 #include "torch/interrupt.h"
 #include "torch/pool.h"
+#include "torch/registry.h"
 #include "torch/sparse.h"
 
 namespace nvx {

@@ -28,8 +28,8 @@ void run_hook(const char* whose, Call&& call) {
   });
 }
 
-/// Hooks that may take long, as torch's flight recorder does: they run on a thread of their own, where there is one, and
-/// are waited for until they end, or a moment has passed.
+/// Hooks that may take long, as torch's flight recorder does: they run on a thread of their own, where there is one,
+/// and are waited for until they end, or a moment has passed.
 class HooksBeside {
  public:
   explicit HooksBeside(std::function<void()> hooks);

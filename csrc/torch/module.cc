@@ -17,6 +17,7 @@
 #include "torch/inspect.h"
 #include "torch/interrupt.h"
 #include "torch/null_backend.h"
+#include "torch/registry.h"
 
 namespace nvx {
 namespace {

@@ -83,11 +83,13 @@ def _options(given, group):
         if options._timeout == options_class()._timeout:  # nobody has set it
             options._timeout = group.timeout
     else:
+        timeout = getattr(given, "_timeout", None)
+        used = "nothing" if timeout is None else "only the timeout"
         warnings.warn(
-            f"nvx takes nvx.Options as pg_options; of {type(given).__name__} only the timeout is used.",
+            f"nvx takes nvx.Options as pg_options; of {type(given).__name__} {used} is used.",
             stacklevel=4,
         )
-        options = options_class(timeout=getattr(given, "_timeout", group.timeout))
+        options = options_class(timeout=group.timeout if timeout is None else timeout)
     _check_timeout(options._timeout)
     options.group_name = group.group_id
     options.global_ranks_in_group = list(group.global_ranks_in_group)

@@ -106,6 +106,32 @@ def until_failure(what="all_reduce", timeout=60.0, again=False):
     return told
 
 
+def end_at_once(count):
+    """Rank 0 has nothing to wait for, and ends when its data has only begun to go."""
+    rank, _ = begin()
+    dist.barrier()
+    come_to("ready")
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    x = torch.full((count,), float(2 - rank))
+    dist.broadcast(x, 0)
+    dist.destroy_process_group()
+    return [x.min().item(), x.max().item()]
+
+
+def be_late(count, seconds):
+    """Rank 1 comes when the other one's data has long been on its way."""
+    rank, _ = begin()
+    dist.barrier()
+    come_to("ready")
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    time.sleep(seconds * rank)
+    x = torch.ones(count)
+    dist.all_reduce(x)
+    return [x.min().item(), x.max().item()]
+
+
 def mismatched():
     rank, world = begin()
     check_collectives(rank, world, 1, (1,))

@@ -138,6 +138,37 @@ def test_a_link_that_is_down_for_three_seconds(cluster, hosts):
     assert min(cluster.results(180)) > 1
 
 
+@contextlib.contextmanager
+def slow_link(hosts, rate):
+    """What goes out of each host goes no faster."""
+    command = ["tc", "qdisc", "add", "dev", "nvx0", "root", "tbf", "rate", rate, "burst", "16kbit", "latency", "400ms"]
+    for host in range(hosts.count):
+        made = subprocess.run(hosts.inside(host, command), capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            pytest.skip(f"this kernel limits no rates: {made.stderr.strip()}")
+    try:
+        yield
+    finally:
+        for host in range(hosts.count):
+            subprocess.run(hosts.inside(host, ["tc", "qdisc", "del", "dev", "nvx0", "root"]), check=True)
+
+
+def test_what_a_process_has_sent_comes_though_it_has_ended(cluster, hosts):
+    cluster.start("end_at_once", 2, count=500_000)
+    cluster.wait_for("ready")
+    with slow_link(hosts, "4mbit"):
+        (cluster.folder / "go").touch()
+        assert cluster.results(60) == [[2, 2], [2, 2]]
+
+
+def test_a_slow_link_is_no_dead_one(cluster, hosts):
+    cluster.start("be_late", 2, environment={"NVX_LIVENESS_S": 3}, count=300_000, seconds=5)
+    cluster.wait_for("ready")
+    with slow_link(hosts, "2mbit"):
+        (cluster.folder / "go").touch()
+        assert cluster.results(60) == [[2, 2], [2, 2]]
+
+
 def test_loss_and_jitter_change_no_bit(tmp_path):
     with shaken(tmp_path, loss=0.01, jitter_ms=50) as cluster:
         assert len(set(cluster.start("collectives", 2, rounds=1, sizes=(1, 1000, 30_000)).results(300))) == 1

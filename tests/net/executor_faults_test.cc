@@ -115,6 +115,62 @@ class Alone {
   std::unique_ptr<net::Run> run_;
 };
 
+/// Whether this side has posted an answer of this value, and with what body.
+std::optional<std::string> pong(const ScriptedLink& link, uint64_t value) {
+  for (const Sent& sent : link.sent) {
+    const WireHeader header = sent.read();
+    if (header.kind == Kind::kPong && header.value == value)
+      return std::string(reinterpret_cast<const char*>(sent.body.data()), sent.body.size());
+  }
+  return {};
+}
+
+/// What the process at rank 1's address says of itself, not of a group.
+Sent from_process(Kind kind, uint64_t value, const std::string& body = "") {
+  WireHeader header = Alone::header_of(kind);
+  header.value = value;
+  Sent sent;
+  append(sent.header, header);
+  append(sent.header, uint64_t(1));  // as connect() has read from the address
+  sent.body.assign(reinterpret_cast<const std::byte*>(body.data()),
+                   reinterpret_cast<const std::byte*>(body.data() + body.size()));
+  return sent;
+}
+
+TEST(Signs, WhoSendsHearsUnaskedThatItComes) {
+  Alone alone;
+  alone.begin();
+  EXPECT_FALSE(pong(alone.link(), 1));
+  alone.come({alone.segment(0), alone.segment(1)});
+  EXPECT_TRUE(pong(alone.link(), 1)) << "the answer to a question would come behind all that is on its way";
+  alone.link().sent.clear();
+  alone.come({alone.segment(2)});
+  EXPECT_FALSE(pong(alone.link(), 1)) << "once a second is enough";
+  alone.end();
+}
+
+TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
+  Alone alone;
+  alone.begin();
+  alone.link().to_lose.push_back(0);
+  alone.advance();
+  alone.link().sent.clear();
+  alone.come({from_process(Kind::kPing, 0), from_process(Kind::kPing, 0)});
+  EXPECT_EQ(pong(alone.link(), 2), "the test says so");
+  EXPECT_EQ(alone.link().sent.size(), 1u) << "once";
+  alone.end();
+}
+
+TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
+  Alone alone;
+  alone.begin();
+  alone.come({from_process(Kind::kPong, 2, "has been silent")});
+  const auto fate = alone.fate();
+  ASSERT_TRUE(fate);
+  EXPECT_EQ(fate->why, "has given this process up, of which it says: has been silent");
+  alone.end();
+}
+
 /// As rank 1 sends it, with one thing changed.
 template <class Change>
 Sent changed(Sent message, Change change) {

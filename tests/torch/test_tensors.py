@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from ranks import OVER_NVX, on_ranks, on_threads, only_nvx
 from reference import assert_same, reduced, small_numbers, wild_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 F32 = torch.float32
 
@@ -558,3 +559,32 @@ def test_a_tensor_whose_storage_was_made_smaller_is_refused(rank, world):
     tensor.fill_(rank)
     dist.all_reduce(tensor)
     assert_same(tensor, torch.full((100,), 1.0))
+
+
+class Wrapped(torch.Tensor):
+    """Stands for another tensor, and has no memory itself."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(func)
+
+
+@on_ranks(2)
+def test_tensors_without_memory_are_refused_in_lists(rank, world):
+    """torch does not look for them in lists of lists, and hands them over."""
+    inner = torch.ones(3)
+    for wrap in (Wrapped, FakeTensorMode().from_tensor):
+        wrapped = [wrap(torch.empty(3)) for _ in range(world)]
+        with pytest.raises(ValueError, match="has no memory of its own"):
+            dist.all_gather(wrapped, inner)
+        with pytest.raises(ValueError, match="has no memory of its own"):
+            dist.reduce_scatter(inner, wrapped)
+        if rank == 0:
+            with pytest.raises(ValueError, match="has no memory of its own"):
+                dist.gather(inner, wrapped)
+    dist.all_reduce(inner)
+    assert inner.eq(2).all()

@@ -1,0 +1,52 @@
+#include "torch/registry.h"
+
+#include <pthread.h>
+
+#include "net/wire.h"
+#include "torch/backend.h"
+
+namespace nvx {
+namespace {
+
+Registry*& registry_here() {
+  static Registry* here = new Registry;  // never destroyed: groups may outlive static destructors
+  return here;
+}
+
+}  // namespace
+
+Registry& Registry::here() {
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { registry_here() = new Registry; });
+  (void)kRegistered;
+  return *registry_here();
+}
+
+void Registry::add(ProcessGroupNVX& group) {
+  MutexLock lock(mutex_);
+  groups_.insert(&group);
+}
+
+void Registry::remove(ProcessGroupNVX& group) {
+  MutexLock lock(mutex_);
+  groups_.erase(&group);
+}
+
+void Registry::abort_all() {
+  MutexLock lock(mutex_);
+  for (ProcessGroupNVX* pg : groups_) {
+    for (const auto& group : pg->groups()) group->abort("its process exits");
+  }
+}
+
+void stop_everything() {
+  exiting.store(true);
+  HooksBeside::await_all(std::chrono::seconds(40));  // torch gives its recorder 15 s, twice
+  Engine::here().stop(std::chrono::milliseconds(100));
+  if (Engine::here().threads() != 0) {
+    Registry::here().abort_all();
+    Engine::here().stop(std::chrono::milliseconds(500));
+  }
+  if (const auto wire = net::Wire::opened()) wire->finish();
+}
+
+}  // namespace nvx
