@@ -11,7 +11,8 @@ target=${1:?usage: scripts/run.sh demo|test|test-hosts|test-slow|check|bench|con
 jobs=${MAX_JOBS:-$(nproc)}
 logs=$root/build/logs
 
-say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+if [ -t 1 ]; then bold=$'\033[1m' plain=$'\033[0m'; else bold='' plain=''; fi
+say() { printf '%s==>%s %s\n' "$bold" "$plain" "$*"; }
 note() { printf '    %s\n' "$*"; }
 die() { printf 'nvx: %s\n' "$*" >&2; exit 1; }
 

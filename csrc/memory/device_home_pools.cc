@@ -39,7 +39,7 @@ void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
   Error error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it grows: " +
                                  found.why_not[int(ShareKind::kFd)]);
   NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
-  if (is_out(ShareKind::kFd) && is_out(ShareKind::kFabric)) {
+  if (found.has(ShareKind::kPointer) && is_out(ShareKind::kFd) && is_out(ShareKind::kFabric)) {
     MutexLock lock(mutex_);
     pools_[device].why_not = error;
   }

@@ -14,7 +14,7 @@ constexpr uint64_t kCreditStep = kCredit / 4;  ///< it says so in steps of this 
 constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body: bounds how many wait
 constexpr size_t kMostLetterBytes = 1 << 10;
 /// Of a rank, unread, by what they cost: announcements come with memory, the others are a few words.
-constexpr uint64_t kMostLetters = 1 << 20, kMailCost = 64;
+constexpr uint64_t kMostLetters = 1 << 18, kMailCost = 16;
 
 /// Modular, as the numbers may wrap.
 bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }

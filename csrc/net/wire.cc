@@ -12,6 +12,7 @@
 
 #include "base/config.h"
 #include "base/contain.h"
+#include "base/interrupt.h"
 #include "base/log.h"
 #include "net/port.h"
 #include "net/ucx.h"
@@ -124,13 +125,20 @@ PeerId Wire::connect(std::span<const std::byte> address) {
   if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: a rank's address on the wire is too short");
   std::memcpy(&process, address.data(), sizeof process);
   const auto it = by_process_.find(process);
-  if (it != by_process_.end() && peers_[it->second].lost.empty()) return it->second;
+  if (it != by_process_.end() && peers_[it->second].lost.empty()) {
+    peers_[it->second].joined = Clock::now();
+    return it->second;
+  }
   const PeerId id = PeerId(peers_.size());
   peers_.emplace_back();
   const std::span<const std::byte> of_link = address.subspan(sizeof process);
   peers_.back().process = process;
+  peers_.back().joined = Clock::now();
   peers_.back().address.assign(of_link.begin(), of_link.end());
-  peers_.back().link = link_->add(of_link);
+  // It may have been told by a connection of its own that it was given up: one is enough.
+  const std::optional<PeerId> spare =
+      it == by_process_.end() ? std::nullopt : std::exchange(peers_[it->second].spare, {});
+  peers_.back().link = spare ? *spare : link_->add(of_link);
   by_process_[process] = id;
   by_link_.resize(std::max<size_t>(by_link_.size(), peers_.back().link + 1));
   by_link_[peers_.back().link] = id;
@@ -163,7 +171,6 @@ Wire::Outgoing& Wire::outgoing(PeerId link, const WireHeader& header, std::span<
   }
   Outgoing& out = *free_.back();
   free_.pop_back();
-  out.last = false;
   out.post.to = link;
   out.post.owner = &out;
   std::memcpy(out.post.header, &header, sizeof header);
@@ -174,7 +181,6 @@ Wire::Outgoing& Wire::outgoing(PeerId link, const WireHeader& header, std::span<
 
 void Wire::done(Post& post, const Status& status) {
   Outgoing* out = static_cast<Outgoing*>(post.owner);
-  if (std::exchange(out->last, false)) to_forget_.push_back(post.to);
   if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
   free_.push_back(out);
 }
@@ -288,7 +294,7 @@ void Wire::arrived(std::span<const std::byte> whole, std::span<const std::byte> 
   if (header->from >= port->ranks_.size() || !port->ranks_[header->from].known) return;
   const PeerId from = port->ranks_[header->from].peer;
   hear(peers_[from]);
-  if (header->kind == Kind::kFirst || header->kind == Kind::kNext || header->kind == Kind::kParcel) nod(from, *header);
+  if (!body.empty()) nod(from, *header);
 }
 
 void Wire::hear(Peer& peer) {
@@ -326,9 +332,9 @@ void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, st
   if (!sign) return;
   const auto it = by_process_.find(sign->process);
   if (it == by_process_.end()) return;
+  if (header.kind == Kind::kPing && !peers_[it->second].lost.empty()) return answer_lost(header, it->second);
   hear(peers_[it->second]);
   if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
-  if (!peers_[it->second].lost.empty()) return answer_lost(header, it->second);
   const Sign mine{process_};
   const WireHeader pong = pong_to(header, port_of(header) ? kGroupStands : kGroupGone);
   send(it->second, pong, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
@@ -338,30 +344,36 @@ void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std:
   Peer& peer = peers_[id];
   if (header.op != 0 && header.op == peer.last_asked) peer.last_asked = 0;
   if (header.value == kGivenUp) {
+    if (peer.asked < peer.joined) return note_left(header);  // a new group has come to terms with it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
     return lose(id, "has given this process up, of which it says: " + why);
   }
-  Port* port = port_of(header);
-  if (port && header.value == kGroupGone && header.from < port->ranks_.size()) port->ranks_[header.from].left = true;
+  if (header.value == kGroupGone) note_left(header);
+}
+
+void Wire::note_left(const WireHeader& heard) {
+  Port* port = port_of(heard);
+  if (port && heard.from < port->ranks_.size()) port->ranks_[heard.from].left = true;
 }
 
 /// Of a process that this one has given up, and that yet lives. It is told why, once: it would wait in vain, and at
 /// last blame this one.
 void Wire::answer_lost(const WireHeader& question, PeerId id) {
-  if (std::exchange(peers_[id].told_lost, true)) return;
+  const auto same = [id](const auto& told) { return told.second == id; };
+  if (peers_[id].spare || std::any_of(to_tell_.begin(), to_tell_.end(), same)) return;
   to_tell_.emplace_back(question, id);  // this is a call of the link's
 }
 
 void Wire::tell_lost(const WireHeader& question, PeerId id) {
-  const Peer& peer = peers_[id];
+  Peer& peer = peers_[id];
   contain("telling a process that it has been given up", [&] {
     mutex_.held_by_caller();
     const PeerId link = link_->add(peer.address);
     by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
     by_link_[link] = id;
+    peer.spare = link;
     const Sign mine{process_};
     Outgoing& out = outgoing(link, pong_to(question, kGivenUp), std::as_bytes(std::span(&mine, 1)));
-    out.last = true;
     out.post.body = out.copied.data();
     out.post.bytes = std::min(peer.lost.size(), kMostCopied);
     std::memcpy(out.copied.data(), peer.lost.data(), out.post.bytes);
@@ -385,7 +397,8 @@ void Wire::finish() {
   const auto began = Clock::now();
   const auto silence = std::min<Clock::duration>(silence_, kMostSilence);
   MutexLock lock(mutex_);
-  // All that goes to a peer goes one way, so what answers the last word has come behind everything.
+  // Over one TCP connection, as UCX makes it where a peer has one device, what answers the last word has come behind
+  // everything.
   for (PeerId id = 0; id < peers_.size(); ++id) {
     Peer& peer = peers_[id];
     if (!peer.has_sent || !peer.lost.empty() || peer.warned) continue;
@@ -396,8 +409,13 @@ void Wire::finish() {
     const bool silent = Clock::now() - std::max(began, peer.heard) > silence;
     return peer.last_asked != 0 && peer.lost.empty() && !silent;
   };
-  while (!closed_ && Clock::now() - began < kMost && std::any_of(peers_.begin(), peers_.end(), is_open))
+  while (!closed_ && Clock::now() - began < kMost && std::any_of(peers_.begin(), peers_.end(), is_open)) {
     drive_or_pause();
+    lock.unlock();
+    const bool stop = stop_wanted();
+    lock.lock();
+    if (stop) return;
+  }
 }
 
 void Wire::ask(PeerId id, uint64_t group, int from, int to) {
@@ -451,7 +469,11 @@ std::string Wire::fate(uint64_t global_rank) {
 const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
 
 void Wire::lost(PeerId link, const std::string& why) {
-  if (link < by_link_.size()) lose(by_link_[link], why);
+  if (link >= by_link_.size()) return;
+  Peer& peer = peers_[by_link_[link]];
+  if (peer.spare != link) return lose(by_link_[link], why);
+  peer.spare.reset();
+  to_forget_.push_back(link);
 }
 
 void Wire::sever(PeerId peer, const std::string& why) { lose(peer, why); }

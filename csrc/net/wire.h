@@ -109,9 +109,10 @@ class Wire final : private Receiver {
     PeerId link = 0;
     std::vector<std::byte> address;  // on the link
     std::string lost;                // why, once it is
-    bool told_lost = false;          // it has asked since, and knows
+    std::optional<PeerId> spare;     // of the link, by which it was told that it is lost
     bool has_sent = false;           // this process, something to it
     uint32_t last_asked = 0;         // by finish(); the answer has yet to come
+    Clock::time_point joined{};      // when a group last came to it
     Clock::time_point heard{};       // when something last came from it
     Clock::time_point nodded{};      // when it was last told so unasked
     Clock::time_point asked{};
@@ -124,7 +125,6 @@ class Wire final : private Receiver {
     Post post;
     Sender* sender = nullptr;
     uint64_t cookie = 0;
-    bool last = false;  // the peer is the link's alone, and for this only
     std::array<std::byte, kMostCopied> copied;
   };
   using PortKey = std::pair<uint64_t, uint32_t>;  // group, rank here
@@ -145,6 +145,7 @@ class Wire final : private Receiver {
   void tell_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
   WireHeader pong_to(const WireHeader& heard, Answer value) const;
   void hear(Peer& peer) REQUIRES(mutex_);
+  void note_left(const WireHeader& heard) REQUIRES(mutex_);
   void nod(PeerId peer, const WireHeader& heard) REQUIRES(mutex_);
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
   Port* port_of(const WireHeader& header) REQUIRES(mutex_);

@@ -301,13 +301,13 @@ c10d::ErrorType ProcessGroupNVX::getError() {
 /// These two do nothing in a forked child: torch calls them where a group is destroyed there, and that is no mistake.
 void ProcessGroupNVX::abort() {
   if (origin_.elsewhere()) return;
-  const auto hooks = begin_abort_hooks();
+  failure_told_.store(true);
+  if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
   group_->abort("");  // first: a group of devices' tensors that is just being made looks at it
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const auto& group : groups()) group->abort("");
   if (delegate_) delegate_->abort();  // first: who launches may be in a call of it
   kernels_->catch_up();               // which are refused, and say so
-  if (hooks) hooks->await_moment();
 }
 
 /// What the user never waited for gets a moment to end well, as its peers may wait for it. Then it ends.
@@ -422,9 +422,14 @@ std::optional<HooksBeside> ProcessGroupNVX::begin_abort_hooks() {
   auto hooks = abort_hooks_.all();
   if (hooks.empty()) return {};
   const auto self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this);  // hooks may ask it
-  return std::optional<HooksBeside>(std::in_place, [self, hooks = std::move(hooks)] {
-    for (const auto& hook : hooks) run_hook("an abort hook", *hook);
-  });
+  const auto run = [self, hooks = std::move(hooks)] {
+    for (const auto& hook : hooks) {
+      if (self->abort_hooks_.has(hook)) run_hook("an abort hook", *hook);
+    }
+  };
+  if (!exiting.load()) return std::optional<HooksBeside>(std::in_place, run);
+  run();  // nobody would wait for a thread any more
+  return {};
 #else
   return {};
 #endif

@@ -1,25 +1,37 @@
 #include "torch/hook.h"
 
+#include <pthread.h>
+#include <signal.h>
+
 #include <condition_variable>
 #include <system_error>
 #include <thread>
 
 #include "base/deadline.h"
+#include "base/interrupt.h"
 #include "torch/interrupt.h"
 
 namespace nvx {
 namespace {
 
-/// How many are running, in all.
+/// How many are running, in all. They take turns, as if one thread ran them.
 struct Count {
   Mutex mutex;
   std::condition_variable changed;
   int running GUARDED_BY(mutex) = 0;
+  Mutex turn;
 };
 
+Count*& current_count() {
+  static auto* count = new Count;
+  return count;
+}
+
 Count& count() {
-  static auto* const kCount = new Count;
-  return *kCount;
+  // A forked child has none of its parent's threads.
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { current_count() = new Count; });
+  (void)kRegistered;
+  return *current_count();
 }
 
 }  // namespace
@@ -30,16 +42,23 @@ struct HooksBeside::Running {
 };
 
 HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_shared<Running>()) {
+  static thread_local bool is_at_it = false;
+  if (is_at_it) {  // a hook has called for hooks
+    running_->ended = true;
+    return;
+  }
   Count& all = count();
   {
     MutexLock lock(all.mutex);
     ++all.running;
   }
-  const auto run = [hooks, &all, running = running_] {
+  const auto run = [&all, running = running_](std::function<void()>& hooks) {
     {
-      static auto* const kOneAtATime = new Mutex;  // as if one thread ran them all
-      MutexLock turn(*kOneAtATime);
+      MutexLock turn(all.turn);
+      is_at_it = true;
       hooks();
+      hooks = nullptr;  // with what it holds, before it counts as ended
+      is_at_it = false;
     }
     MutexLock lock(all.mutex);
     --all.running;
@@ -47,9 +66,16 @@ HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_share
     all.changed.notify_all();
   };
   try {
-    std::thread(run).detach();
+    std::thread([run, hooks]() mutable {
+      pthread_setname_np(pthread_self(), "nvx-hooks");
+      sigset_t every;
+      sigfillset(&every);
+      pthread_sigmask(SIG_BLOCK, &every, nullptr);
+      run(hooks);
+    }).detach();
+    hooks = nullptr;
   } catch (const std::system_error&) {
-    run();
+    without_python_lock([&] { run(hooks); });
   }
 }
 
@@ -64,11 +90,18 @@ void HooksBeside::await_moment() const {
   });
 }
 
-void HooksBeside::await_all(std::chrono::milliseconds most) {
-  const auto end = Clock::now() + most;
+void HooksBeside::await_all() {
+  constexpr std::chrono::seconds kMost{40};  // torch gives its recorder 15 s, twice
+  const auto end = Clock::now() + kMost;
   Count& all = count();
   MutexLock lock(all.mutex);
-  while (all.running > 0 && Clock::now() < end) lock.wait_for(all.changed, std::chrono::milliseconds(100));
+  while (all.running > 0 && Clock::now() < end) {
+    lock.wait_for(all.changed, std::chrono::milliseconds(100));
+    lock.unlock();
+    const bool stop = stop_wanted();
+    lock.lock();
+    if (stop) return;
+  }
 }
 
 }  // namespace nvx

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -36,7 +37,8 @@ class HooksBeside {
   /// They have ended, or the moment has passed since they began.
   void await_moment() const;
   /// Of all that have been begun in this process: where their threads ended with it, Python would end it badly.
-  static void await_all(std::chrono::milliseconds most);
+  /// Bounded; Ctrl-C ends it.
+  static void await_all();
 
  private:
   static constexpr std::chrono::milliseconds kMoment{100};
@@ -62,6 +64,10 @@ class Hooks {
     const auto dropped = hooks_.extract(id);
     lock.unlock();
     return !dropped.empty();
+  }
+  bool has(const std::shared_ptr<const Hook>& hook) const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return std::any_of(hooks_.begin(), hooks_.end(), [&](const auto& entry) { return entry.second == hook; });
   }
   std::vector<std::shared_ptr<const Hook>> all() const EXCLUDES(mutex_) {
     std::vector<std::shared_ptr<const Hook>> all;

@@ -40,12 +40,12 @@ void Registry::abort_all() {
 
 void stop_everything() {
   exiting.store(true);
-  HooksBeside::await_all(std::chrono::seconds(40));  // torch gives its recorder 15 s, twice
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() != 0) {
     Registry::here().abort_all();
     Engine::here().stop(std::chrono::milliseconds(500));
   }
+  HooksBeside::await_all();
   if (const auto wire = net::Wire::opened()) wire->finish();
 }
 

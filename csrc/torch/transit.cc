@@ -111,12 +111,12 @@ void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
 
 namespace {
 
-/// Those of a process on which kernels may wait for peers. Whatever else is put there waits, too: for itself, where it
-/// is a kernel of one of these peers.
-class KernelStreams {
+/// Those that a process has drawn from the pool. Kernels may wait for peers, so whatever else is put on their streams
+/// waits, too: for itself, where it is a kernel of one of these peers, or what these wait for.
+class DrawnStreams {
  public:
-  static KernelStreams& here() {
-    static auto* const kHere = new KernelStreams;
+  static DrawnStreams& here() {
+    static auto* const kHere = new DrawnStreams;
     return *kHere;
   }
   c10::Stream draw(at::Device device, bool for_kernels) EXCLUDES(mutex_) {
@@ -124,19 +124,25 @@ class KernelStreams {
     const c10::impl::VirtualGuardImpl guard(device.type());
     MutexLock lock(mutex_);
     c10::Stream next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-    for (int i = 1; i < kPool && used_.count(next) != 0; ++i)
+    for (int i = 1; i < kPool && is_taken(next, for_kernels); ++i)
       next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-    if (for_kernels) used_.insert(next);
+    (for_kernels ? of_kernels_ : of_others_).insert(next);
     return next;
   }
-  void give_back(const c10::Stream& stream) EXCLUDES(mutex_) {
+  void give_back(const c10::Stream& stream, bool for_kernels) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    used_.erase(used_.find(stream));
+    Streams& streams = for_kernels ? of_kernels_ : of_others_;
+    streams.erase(streams.find(stream));
   }
 
  private:
+  using Streams = std::unordered_multiset<c10::Stream>;
+  bool is_taken(const c10::Stream& stream, bool for_kernels) const REQUIRES(mutex_) {
+    return of_kernels_.count(stream) != 0 || (for_kernels && of_others_.count(stream) != 0);
+  }
+
   Mutex mutex_;
-  std::unordered_multiset<c10::Stream> used_ GUARDED_BY(mutex_);
+  Streams of_kernels_ GUARDED_BY(mutex_), of_others_ GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -149,14 +155,13 @@ Tracks Tracks::of_caller(at::Device device) {
 c10::Stream OwnTracks::stream(Use use, const c10::Stream& key) {
   const auto known = streams_.find({use, key});
   if (known != streams_.end()) return known->second;
-  const c10::Stream next = KernelStreams::here().draw(key.device(), is_for_kernels(use));
+  const c10::Stream next = DrawnStreams::here().draw(key.device(), is_for_kernels(use));
   return streams_.emplace(std::pair(use, key), next).first->second;
 }
 
 OwnTracks::~OwnTracks() {
-  for (const auto& [key, stream] : streams_) {
-    if (is_for_kernels(key.first)) KernelStreams::here().give_back(stream);
-  }
+  if (origin_.elsewhere()) return;
+  for (const auto& [key, stream] : streams_) DrawnStreams::here().give_back(stream, is_for_kernels(key.first));
 }
 
 Tracks OwnTracks::of(at::Device device) {

@@ -12,6 +12,7 @@
 
 #include "base/mutex.h"
 #include "group/group.h"
+#include "torch/origin.h"
 
 /// Tensors of accelerators, which go through host memory: to the host on a stream, through the group as any tensor of
 /// the CPU, and back on a stream. All of it over what c10 knows of every device, so no accelerator's own headers or
@@ -103,6 +104,7 @@ class OwnTracks {
     }
   };
 
+  const Origin origin_;
   const std::shared_ptr<Leftovers> leftovers_ = std::make_shared<Leftovers>();
   Mutex mutex_;
   std::unordered_map<std::pair<Use, c10::Stream>, c10::Stream, Hash> streams_ GUARDED_BY(mutex_);

@@ -164,10 +164,25 @@ TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
 TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
   Alone alone;
   alone.begin();
+  alone.hold();
+  alone.port().ask(1);
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
   EXPECT_EQ(fate->why, "has given this process up, of which it says: has been silent");
+  alone.end();
+}
+
+/// An answer to what was asked before this group came is about another one.
+TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
+  Alone alone;
+  alone.begin();
+  alone.come({from_process(Kind::kPong, 2, "has been silent")});
+  const auto fate = alone.fate();
+  ASSERT_TRUE(fate);
+  EXPECT_TRUE(fate->left) << "that group";
+  alone.hold();
+  EXPECT_EQ(alone.port().wire().lost_because(0), "") << "not the process";
   alone.end();
 }
 
