@@ -52,6 +52,9 @@ class Alone {
   net::Run& run() { return *run_; }
   net::Port& port() { return *port_; }
   std::optional<net::Port::Failure> fate() { return hold(), port_->fate(1); }
+  void ask() { hold(), port_->ask(1); }
+  /// What the wire says of the process of rank 1.
+  std::string lost_because() { return hold(), wire_->lost_because(0); }
   std::optional<net::Port::Stray> stray() { return hold(), port_->stray(); }
 
   net::Run& begin(uint32_t op = 1) {
@@ -164,8 +167,7 @@ TEST(Signs, AProcessThatWasGivenUpIsToldWhyWhenItAsks) {
 TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
   Alone alone;
   alone.begin();
-  alone.hold();
-  alone.port().ask(1);
+  alone.ask();
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
@@ -181,8 +183,7 @@ TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
   EXPECT_TRUE(fate->left) << "that group";
-  alone.hold();
-  EXPECT_EQ(alone.port().wire().lost_because(0), "") << "not the process";
+  EXPECT_EQ(alone.lost_because(), "") << "not the process";
   alone.end();
 }
 
