@@ -14,6 +14,7 @@
 #include "base/contain.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/per_process.h"
 #include "net/port.h"
 #include "net/ucx.h"
 
@@ -48,17 +49,7 @@ struct Home {
   std::shared_ptr<Wire> wire GUARDED_BY(mutex);
 };
 
-Home*& current_home() {
-  static Home* home = new Home;
-  return home;
-}
-
-Home& home() {
-  // A forked child begins with one of its own: the parent's link is not its own, and was perhaps locked.
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { current_home() = new Home; });
-  (void)kRegistered;
-  return *current_home();
-}
+Home& home() { return of_this_process<Home>(); }
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 
 #include "base/deadline.h"
 #include "base/interrupt.h"
+#include "base/per_process.h"
 #include "torch/interrupt.h"
 
 namespace nvx {
@@ -22,17 +23,7 @@ struct Count {
   Mutex turn;
 };
 
-Count*& current_count() {
-  static auto* count = new Count;
-  return count;
-}
-
-Count& count() {
-  // A forked child has none of its parent's threads.
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { current_count() = new Count; });
-  (void)kRegistered;
-  return *current_count();
-}
+Count& count() { return of_this_process<Count>(); }  // a forked child has none of its parent's threads
 
 }  // namespace
 

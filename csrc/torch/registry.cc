@@ -1,25 +1,11 @@
 #include "torch/registry.h"
 
-#include <pthread.h>
-
+#include "base/per_process.h"
 #include "net/wire.h"
 #include "torch/backend.h"
 
 namespace nvx {
-namespace {
-
-Registry*& registry_here() {
-  static Registry* here = new Registry;  // never destroyed: groups may outlive static destructors
-  return here;
-}
-
-}  // namespace
-
-Registry& Registry::here() {
-  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] { registry_here() = new Registry; });
-  (void)kRegistered;
-  return *registry_here();
-}
+Registry& Registry::here() { return of_this_process<Registry>(); }
 
 void Registry::add(ProcessGroupNVX& group) {
   MutexLock lock(mutex_);
