@@ -46,6 +46,11 @@ target_compile_definitions(_C PRIVATE _GLIBCXX_USE_CXX11_ABI=1 TORCH_EXTENSION_N
 foreach(lib c10 torch_cpu torch_python)
   target_link_libraries(_C PRIVATE ${NVX_TORCH_DIR}/lib/lib${lib}.so)
 endforeach()
+if(NOT NVX_UNITY)
+  target_precompile_headers(_C PRIVATE <torch/csrc/distributed/c10d/Utils.hpp> <torch/csrc/distributed/c10d/PrefixStore.hpp>
+    <torch/csrc/distributed/c10d/ParamCommsUtils.hpp> <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+    <torch/csrc/utils/pybind.h> <ATen/ATen.h>)
+endif()
 # For tests: kernels that threads of the host play on tests/torch/fake_device, over a libcuda of the tests' own.
 if(NVX_PLAYED)
   include(fake_cuda)
