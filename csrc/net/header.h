@@ -23,13 +23,15 @@ enum class Kind : uint8_t {
   kLabel,   ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
   kMonitorIn,   ///< has come to the monitored barrier of number `value`
   kMonitorOut,  ///< all have come to it
+  kTrouble,     ///< another group of the sender's process has failed; the body says of what
+  kKinds        ///< how many there are
 };
 
 /// Before every message between hosts. Fixed layout, little endian; comes from peers, so every field is checked against
 /// what this side knows before it is used.
 struct WireHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kWire = 3;  ///< moves when a layout in this file does
+  static constexpr uint8_t kWire = 4;  ///< moves when a layout in this file does
 
   uint8_t magic = kMagic;
   uint8_t wire = kWire;
@@ -92,7 +94,7 @@ inline std::optional<WireHeader> read_header(std::span<const std::byte> bytes) {
   WireHeader header;
   if (bytes.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.magic != WireHeader::kMagic || header.wire != WireHeader::kWire || header.kind > Kind::kMonitorOut)
+  if (header.magic != WireHeader::kMagic || header.wire != WireHeader::kWire || header.kind >= Kind::kKinds)
     return std::nullopt;
   return header;
 }

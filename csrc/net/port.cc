@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/words.h"
 #include "net/executor.h"
 
 namespace nvx::net {
@@ -18,6 +19,10 @@ constexpr uint64_t kMostLetters = 1 << 18, kMailCost = 16;
 
 /// Modular, as the numbers may wrap.
 bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
+
+std::string words_in(std::span<const std::byte> body) {
+  return printable(std::string(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostLetterBytes)));
+}
 
 uint64_t cost_of(const Port::Letter& letter) { return letter.kind == Kind::kMail ? kMailCost : 1; }
 
@@ -165,9 +170,10 @@ void Port::arrived(const WireHeader& header, std::span<const std::byte> whole, s
     case Kind::kFirst:
     case Kind::kNext: return take_segment(header, whole, body);
     case Kind::kCredit: from.owed -= std::min(from.owed, header.value); return;
-    case Kind::kPoison:
-      return fail({int(header.from), /*told=*/true, /*left=*/false,
-                   std::string(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostLetterBytes))});
+    case Kind::kPoison: return fail({int(header.from), /*told=*/true, /*left=*/false, words_in(body)});
+    case Kind::kTrouble:
+      if (from.trouble.empty()) from.trouble = words_in(body);
+      return;
     case Kind::kParcel: return take_parcel(header, body);
     case Kind::kLabel: return take_label(header, whole);
     case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
@@ -341,6 +347,27 @@ void Port::poison(const std::string& why, const std::vector<int>& ranks) {
   for (const int rank : ranks) {
     if (ranks_[size_t(rank)].known) send(rank, header, {}, std::as_bytes(text), nullptr, 0);
   }
+}
+
+void Port::tell_trouble(const std::string& what) {
+  if (left_ || !trouble_.empty()) return;
+  trouble_ = what.substr(0, Wire::kMostCopied);
+  for (const int rank : acquaintances()) pass_trouble(rank);
+}
+
+void Port::pass_trouble(int rank) {
+  Rank& there = ranks_[size_t(rank)];
+  if (trouble_.empty() || !there.known || std::exchange(there.told_trouble, true)) return;
+  WireHeader header;
+  header.kind = Kind::kTrouble;
+  send(rank, header, {}, std::as_bytes(std::span<const char>(trouble_)), nullptr, 0);
+}
+
+/// Who asks for a sign of life waits for this rank, so it is one of those who are to be told.
+void Port::asked_by(uint32_t rank, PeerId peer) {
+  if (rank >= ranks_.size() || !ranks_[rank].known || ranks_[rank].peer != peer) return;
+  ranks_[rank].acquainted = true;
+  pass_trouble(int(rank));
 }
 
 std::vector<int> Port::acquaintances() const {

@@ -99,7 +99,16 @@ class Port {
   std::optional<Failure> fate(int rank) REQUIRES(wire_->mutex_);
   /// Tells these ranks why the group has failed here.
   void poison(const std::string& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex_);
-  /// The ranks that something has been sent to or has come from.
+  /// Tells whoever waits for this rank, or will, of what another group of this process has failed. The first time
+  /// counts.
+  void tell_trouble(const std::string& what) REQUIRES(wire_->mutex_);
+  /// What a rank has said so, else empty.
+  const std::string& trouble(int rank) const REQUIRES(wire_->mutex_) { return ranks_[size_t(rank)].trouble; }
+  /// Which process a rank is, on the wire; nothing where no address is known.
+  std::optional<PeerId> process_of(int rank) const REQUIRES(wire_->mutex_) {
+    return ranks_[size_t(rank)].known ? std::optional(ranks_[size_t(rank)].peer) : std::nullopt;
+  }
+  /// The ranks that something has been sent to or has come from, a question included.
   std::vector<int> acquaintances() const REQUIRES(wire_->mutex_);
 
   // --- monitored barrier
@@ -130,6 +139,8 @@ class Port {
     bool known = false;  // has an address
     bool acquainted = false;
     bool left = false;
+    bool told_trouble = false;
+    std::string trouble{};
     uint64_t monitored = 0;
     uint64_t owed = 0;      // cost of what was sent and it has not said that it took in
     uint32_t called = 0;    // the last operation that it is known to have called
@@ -179,6 +190,8 @@ class Port {
   Parcel* parcel_of(const WireHeader& header, size_t bytes) REQUIRES(wire_->mutex_);
   bool parcels_busy() const REQUIRES(wire_->mutex_);
   void fail(Failure failure) REQUIRES(wire_->mutex_);
+  void asked_by(uint32_t rank, PeerId peer) REQUIRES(wire_->mutex_);
+  void pass_trouble(int rank) REQUIRES(wire_->mutex_);
   void push_parcels() REQUIRES(wire_->mutex_);
 
   std::shared_ptr<Wire> wire_;
@@ -199,6 +212,7 @@ class Port {
   std::atomic<bool> failed_{false};
   std::optional<Failure> failure_;
   std::function<void(const Failure&)> hear_;
+  std::string trouble_;  // of other groups of this process
 
   uint64_t monitored_out_ = 0;
   std::function<void()> poke_;  // may be called with the wire's lock held

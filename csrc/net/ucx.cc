@@ -1,7 +1,5 @@
 #include "net/ucx.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -11,10 +9,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/config.h"
 #include "base/deadline.h"
 #include "base/log.h"
 #include "net/bell.h"
 #include "net/ucx_worker.h"
+#include "net/unreached.h"
 
 namespace nvx::net {
 namespace {
@@ -36,24 +36,6 @@ constexpr milliseconds kPatienceToFlush{10000};
 constexpr milliseconds kPatienceToClose{500};
 
 enum MessageId : unsigned { kMessage, kSign };
-
-/// What links say to each other, beside messages.
-struct Sign {
-  enum Kind : uint32_t {
-    kHello,  ///< the first word on a connection: who this is. The other side connects too, and so notices a death.
-    kLeave,  ///< the last one: this side needs the connection no more
-    kClose,  ///< the last one of all
-  };
-  Kind kind;
-  uint32_t turn;  ///< which connection to this peer it is
-  LinkNonce from;
-};
-
-LinkNonce fresh_nonce() {
-  LinkNonce nonce;
-  if (getrandom(nonce.data(), sizeof nonce, 0) != ssize_t(sizeof nonce)) throw system_error("getrandom failed");
-  return nonce;
-}
 
 class UcxLink final : public Link {
  public:
@@ -82,6 +64,7 @@ class UcxLink final : public Link {
     PeerId id;
     LinkNonce nonce;
     std::vector<std::byte> worker_address;
+    std::vector<Place> places;  // where it has to be reached by TCP
     ucp_ep_h endpoint = nullptr;
     uint32_t turn = 0;        // endpoints made so far
     uint32_t their_turn = 0;  // of the other side's latest hello
@@ -125,6 +108,7 @@ class UcxLink final : public Link {
   Sent& take_sent(Post* post, PeerId peer);
   void release(Sent& sent);
   void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
+  void end_lost(Post& post) { end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost")); }
   void end_overdue_posts();
   void lose(Peer& peer, const std::string& why);
   void part(Peer& peer, Sign::Kind last_word, milliseconds patience);
@@ -136,6 +120,7 @@ class UcxLink final : public Link {
   bool tell_fetches();
   void drain();
   std::string why(ucs_status_t status) const { return ucx_.explain(status); }
+  std::string why(const Peer& peer, ucs_status_t status) const;
 
   ucs_status_t arrive(std::span<const std::byte> header, void* data, size_t bytes, const ucp_am_recv_param_t& param);
   ucs_status_t fetch(std::span<const std::byte> header, void* descriptor, size_t bytes);
@@ -168,7 +153,8 @@ class UcxLink final : public Link {
   std::vector<Sent*> free_, open_;
   std::map<PeerId, Clock::time_point> overdue_;  // when what is open to a lost or forgotten peer ends in any case
   std::vector<Fetch*> fetches_, fetched_;
-  std::vector<Post*> waiting_;  // for an endpoint
+  std::vector<Post*> waiting_;                        // for an endpoint
+  Unreached unreached_{config().liveness * 19 / 20};  // before the wire gives them up, who knows no way
   std::vector<PeerId> to_greet_;
   std::vector<Sign> signs_;
   std::vector<News> news_;
@@ -178,7 +164,7 @@ UcxLink::UcxLink()
     : worker_(std::make_unique<UcxWorker>()),
       ucx_(worker_->ucx()),
       description_(worker_->describe()),
-      address_(encode_address({ucx_.version, nonce_, worker_->address()})) {
+      address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->places()})) {
   const auto handle = [&](unsigned id, ucp_am_recv_callback_t callback) {
     ucp_am_handler_param_t param{};
     param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
@@ -208,6 +194,7 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   peer.id = id;
   peer.nonce = address->nonce;
   peer.worker_address.assign(address->worker.begin(), address->worker.end());
+  if (!worker_->has_rdma()) peer.places = address->places;
   by_nonce_.emplace(peer.nonce, id);
   if (strangers_.erase(peer.nonce) != 0) to_greet_.push_back(id);
   return id;
@@ -222,6 +209,7 @@ void UcxLink::forget(PeerId id) {
     part(*peer, Sign::kLeave, patience);
     overdue_[id] = Clock::now() + patience + kPatienceWithUcx;
   }
+  for (Post* kept : unreached_.take(id)) end_lost(*kept);
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
   const auto [first, last] = by_nonce_.equal_range(peer->nonce);
   for (auto it = first; it != last; ++it) {
@@ -243,7 +231,7 @@ bool UcxLink::connect(Peer& peer) {
   const ucs_status_t status = ucx_.ep_create(worker_->get(), &params, &peer.endpoint);
   if (status != UCS_OK) {
     peer.endpoint = nullptr;
-    lose(peer, why(status));
+    lose(peer, why(peer, status));
     return false;
   }
   ++peer.turn;
@@ -257,9 +245,11 @@ void UcxLink::post(Post& post) {
                           "nvx: the link is closed, or belongs to the process that this one was forked "
                           "from"));
   } else if (!peer || peer->lost || peer->broken != UCS_OK) {
-    end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost"));
+    end_lost(post);
   } else if (!peer->endpoint && calling_) {
     waiting_.push_back(&post);
+  } else if (!peer->endpoint && unreached_.holds(peer->id, peer->places)) {
+    unreached_.keep(post);
   } else {
     if (!peer->endpoint && connect(*peer)) send_sign(*peer, peer->endpoint, Sign::kHello);
     send(*peer, post);
@@ -437,15 +427,21 @@ void UcxLink::heed(const Sign& sign) {
   }
 }
 
+std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
+  const std::string way = peer.their_turn == 0 ? describe_way(peer.places) : "";
+  return why(status) + (way.empty() ? "" : ", " + way);
+}
+
 /// With an endpoint of its own, this side too is told when the connection breaks.
 void UcxLink::greet(Peer& peer) {
-  if (!peer.endpoint && !peer.lost) connect(peer);
+  if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.places)) connect(peer);
 }
 
 void UcxLink::lose(Peer& peer, const std::string& why) {
   if (peer.lost) return;
   peer.lost = true;
   news_.push_back({nullptr, Status(), peer.id, why});
+  for (Post* kept : unreached_.take(peer.id)) end_lost(*kept);
   drop(peer);
   overdue_[peer.id] = Clock::now() + kPatienceWithUcx;
 }
@@ -477,7 +473,7 @@ void UcxLink::end_overdue_posts() {
       if (sent->peer != entry.first || !sent->post) continue;
       any = true;
       if (now < entry.second) return false;
-      end_post(*std::exchange(sent->post, nullptr), Status(Code::kPeerDied, "nvx: the peer is lost"));
+      end_lost(*std::exchange(sent->post, nullptr));
     }
     return !any || now >= entry.second;
   });
@@ -488,13 +484,19 @@ void UcxLink::settle() {
   for (const Sign& sign : std::exchange(signs_, {})) heed(sign);
   if (std::exchange(breakage_, false)) {
     for (const std::unique_ptr<Peer>& peer : peers_) {
-      if (peer && peer->broken != UCS_OK && !peer->lost) lose(*peer, why(peer->broken));
+      if (peer && peer->broken != UCS_OK && !peer->lost) lose(*peer, why(*peer, peer->broken));
     }
   }
   for (const PeerId id : std::exchange(to_greet_, {})) {
     if (Peer* peer = find(id)) greet(*peer);
   }
   for (Post* waiting : std::exchange(waiting_, {})) post(*waiting);
+  for (const Unreached::News& item : unreached_.look_again()) {
+    Peer* peer = find(item.peer);
+    if (peer && !item.why.empty()) lose(*peer, item.why);
+    for (Post* post : item.posts) this->post(*post);
+    if (peer && item.posts.empty()) greet(*peer);
+  }
   worker_->bury();
   if (!overdue_.empty()) end_overdue_posts();
 }
@@ -580,6 +582,7 @@ void UcxLink::close() {
   for (Sent* sent : open_) {
     if (sent->post) end_post(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
   }
+  for (Post* post : unreached_.take_all()) waiting_.push_back(post);
   for (Post* post : waiting_) end_post(*post, Status(Code::kAborted, "nvx: the link was closed"));
   fetched_.insert(fetched_.end(), fetches_.begin(), fetches_.end());
   fetches_.clear();

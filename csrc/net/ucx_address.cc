@@ -1,9 +1,12 @@
 #include "net/ucx_address.h"
 
+#include <sys/random.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string_view>
 
+#include "base/error.h"
 #include "base/hash.h"
 
 namespace nvx::net {
@@ -12,18 +15,21 @@ namespace {
 /// Before UCX's own address. Little endian, as all of nvx's platforms are.
 struct Head {
   static constexpr uint32_t kMagic = 0x5543584e;  // "NXCU"
-  static constexpr uint32_t kWire = 1;            // moves with this layout, with Sign, and with the size of segments
+  static constexpr uint32_t kWire = 2;            // moves with this layout, with Sign, and with the size of segments
 
   uint32_t magic;
   uint32_t wire;
   uint32_t version[3];
   uint32_t worker_bytes;
   LinkNonce nonce;
-  uint64_t checksum;  // of the worker's address
+  uint64_t places;
+  uint64_t checksum;  // of the places, which come first, and the worker's address
 };
-static_assert(sizeof(Head) == 48);
+static_assert(sizeof(Head) == 56);
 
 constexpr size_t kMostWorkerBytes = 64 << 10;
+
+static_assert(std::has_unique_object_representations_v<Place>);
 
 uint64_t checksum(std::span<const std::byte> bytes) {
   return Hash().add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())).value();
@@ -35,17 +41,27 @@ std::string UcxVersion::text() const {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
 }
 
+LinkNonce fresh_nonce() {
+  LinkNonce nonce;
+  if (getrandom(nonce.data(), sizeof nonce, 0) != ssize_t(sizeof nonce)) throw system_error("getrandom failed");
+  return nonce;
+}
+
 std::vector<std::byte> encode_address(const UcxAddress& address) {
+  const std::span<const std::byte> places = std::as_bytes(std::span(address.places));
+  std::vector<std::byte> behind(places.begin(), places.end());
+  behind.insert(behind.end(), address.worker.begin(), address.worker.end());
   const UcxVersion& version = address.version;
   const Head head{.magic = Head::kMagic,
                   .wire = Head::kWire,
                   .version = {version.major, version.minor, version.patch},
                   .worker_bytes = uint32_t(address.worker.size()),
                   .nonce = address.nonce,
-                  .checksum = checksum(address.worker)};
-  std::vector<std::byte> bytes(sizeof head + address.worker.size());
+                  .places = address.places.size(),
+                  .checksum = checksum(behind)};
+  std::vector<std::byte> bytes(sizeof head + behind.size());
   std::memcpy(bytes.data(), &head, sizeof head);
-  std::copy(address.worker.begin(), address.worker.end(), bytes.begin() + sizeof head);
+  std::copy(behind.begin(), behind.end(), bytes.begin() + sizeof head);
   return bytes;
 }
 
@@ -53,11 +69,16 @@ std::optional<UcxAddress> decode_address(std::span<const std::byte> bytes) {
   Head head{};
   if (bytes.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, bytes.data(), sizeof head);
-  const std::span<const std::byte> worker = bytes.subspan(sizeof head);
+  const std::span<const std::byte> behind = bytes.subspan(sizeof head);
   if (head.magic != Head::kMagic || head.wire != Head::kWire) return std::nullopt;
+  if (head.places > kMostPlaces || behind.size() < head.places * sizeof(Place)) return std::nullopt;
+  const std::span<const std::byte> worker = behind.subspan(head.places * sizeof(Place));
   if (worker.empty() || worker.size() > kMostWorkerBytes || worker.size() != head.worker_bytes) return std::nullopt;
-  if (checksum(worker) != head.checksum) return std::nullopt;
-  return UcxAddress{{head.version[0], head.version[1], head.version[2]}, head.nonce, worker};
+  if (checksum(behind) != head.checksum) return std::nullopt;
+  UcxAddress address{{head.version[0], head.version[1], head.version[2]}, head.nonce, worker};
+  address.places.resize(head.places);
+  if (head.places != 0) std::memcpy(address.places.data(), behind.data(), head.places * sizeof(Place));
+  return address;
 }
 
 std::string why_not_together(const UcxVersion& mine, const UcxVersion& theirs) {

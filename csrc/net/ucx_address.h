@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "net/places.h"
+
 namespace nvx::net {
 
 struct UcxVersion {
@@ -22,12 +24,26 @@ inline constexpr UcxVersion kOldestUcx{1, 13, 0};
 
 /// Tells links apart, also those of one process and of processes with recycled ids.
 using LinkNonce = std::array<uint64_t, 2>;
+LinkNonce fresh_nonce();
 
 /// What a UCX link tells the other side about itself.
 struct UcxAddress {
   UcxVersion version;
   LinkNonce nonce;
   std::span<const std::byte> worker;  ///< for ucp_ep_create
+  std::vector<Place> places{};        ///< at most kMostPlaces: where TCP reaches it, if nothing else does
+};
+
+/// What links say to each other, beside messages.
+struct Sign {
+  enum Kind : uint32_t {
+    kHello,  ///< the first word on a connection: who this is. The other side connects too, and so notices a death.
+    kLeave,  ///< the last one: this side needs the connection no more
+    kClose,  ///< the last one of all
+  };
+  Kind kind;
+  uint32_t turn;  ///< which connection to this peer it is
+  LinkNonce from;
 };
 
 std::vector<std::byte> encode_address(const UcxAddress& address);

@@ -151,11 +151,23 @@ bool is_local(const std::string& transport) {
 /// The user's settings that may have left no transport: " with UCX_TLS=sm".
 std::string restrictions() {
   std::string text;
-  for (const char* key : {"TLS", "NET_DEVICES"}) {
-    if (const char* value = set_by_user(key))
-      text += (text.empty() ? " with UCX_" : ", UCX_") + (std::string(key) + "=") + value;
+  for (const std::string key : {"TLS", "NET_DEVICES"}) {
+    const char* value = set_by_user(key);
+    if (!value) continue;
+    const std::string prefix = std::getenv(("NVX_UCX_" + key).c_str()) ? "NVX_UCX_" : "UCX_";
+    text += (text.empty() ? " with " : ", ") + prefix + key + "=" + value;
   }
   return text;
+}
+
+std::string no_way(const std::string& who) {
+  std::vector<std::string> names;
+  for (const Interface& interface : interfaces()) names.push_back(interface.name);
+  const std::vector<std::string> ports = rdma_ports();
+  return "nvx: " + who + ", finds no way to other hosts" + restrictions() + "; this host has " +
+         (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
+         (names.empty() ? "no interface that is up" : "interfaces " + joined(names)) +
+         ". Next: unset what leaves none, or name an interface that is up";
 }
 
 }  // namespace
@@ -213,6 +225,8 @@ void UcxWorker::make_context() {
   params.name = "nvx";
   const ucs_status_t status = ucx_.init_version(kOldestUcx.major, kOldestUcx.minor, &params, config, &context_);
   ucx_.config_release(config);
+  if (status == UCS_ERR_NO_DEVICE)
+    throw Error(Code::kSystem, no_way("UCX " + ucx_.version.text() + " (" + ucx_.path + ")"));
   require(status, "making a context");
 }
 
@@ -246,12 +260,12 @@ void UcxWorker::look_around() {
     all_local &= is_local(transport);
     if (transport != "self") transports += ", " + transport + " on " + joined(devices);
   }
+  if (const auto tcp = found.find("tcp"); tcp != found.end() && !has_rdma_) places_ = places_of(tcp->second);
   const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");
   if (all_local) {
-    throw Error(Code::kSystem, "nvx: " + description_ + ", finds no way to other hosts" + restrictions() +
-                                   ". Next: unset what leaves none, or name an interface that is up");
+    throw Error(Code::kSystem, no_way(description_));
   }
 }
 

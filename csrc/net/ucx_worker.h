@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "net/places.h"
 #include "net/ucx_library.h"
 
 namespace nvx::net {
@@ -32,6 +33,8 @@ class UcxWorker {
   /// Some transport is more than TCP: large messages are then best fetched.
   bool has_rdma() const { return has_rdma_; }
   const std::string& describe() const { return description_; }
+  /// Where others reach this one; empty where that is no matter of TCP alone.
+  const std::vector<Place>& places() const { return places_; }
 
   /// Takes over an endpoint to close it: when ready_to_close() is said of it, or after this span.
   void retire(ucp_ep_h endpoint, std::chrono::milliseconds patience);
@@ -64,6 +67,7 @@ class UcxWorker {
   std::vector<std::byte> address_;
   bool has_rdma_ = false;
   std::string description_;
+  std::vector<Place> places_;
   std::vector<Closing> closing_;
 };
 

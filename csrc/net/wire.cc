@@ -1,7 +1,5 @@
 #include "net/wire.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/random.h>
 
 #include <algorithm>
@@ -14,7 +12,9 @@
 #include "base/contain.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "base/own_thread.h"
 #include "base/per_process.h"
+#include "base/words.h"
 #include "net/port.h"
 #include "net/ucx.h"
 
@@ -327,8 +327,12 @@ void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, st
   hear(peers_[it->second]);
   if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
   const Sign mine{process_};
-  const WireHeader pong = pong_to(header, port_of(header) ? kGroupStands : kGroupGone);
-  send(it->second, pong, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
+  Port* const port = port_of(header);
+  send(it->second, pong_to(header, port ? kGroupStands : kGroupGone), std::as_bytes(std::span(&mine, 1)), {}, nullptr,
+       0);
+  if (!port) return;
+  port->mutex().held_by_caller();
+  port->asked_by(header.from, it->second);
 }
 
 void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std::byte> body) {
@@ -337,7 +341,7 @@ void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std:
   if (header.value == kGivenUp) {
     if (peer.asked < peer.joined) return note_left(header);  // a new group has come to terms with it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
-    return lose(id, "has given this process up, of which it says: " + why);
+    return lose(id, "has given this process up, of which it says: " + printable(why));
   }
   if (header.value == kGroupGone) note_left(header);
 }
@@ -384,7 +388,8 @@ void Wire::question(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint3
 }
 
 void Wire::finish() {
-  constexpr std::chrono::seconds kMostSilence{5}, kMost{300};
+  constexpr std::chrono::seconds kMostSilence{5}, kMost{300}, kSayAfter{1};
+  constexpr std::chrono::milliseconds kNap{10};
   const auto began = Clock::now();
   const auto silence = std::min<Clock::duration>(silence_, kMostSilence);
   MutexLock lock(mutex_);
@@ -400,13 +405,34 @@ void Wire::finish() {
     const bool silent = Clock::now() - std::max(began, peer.heard) > silence;
     return peer.last_asked != 0 && peer.lost.empty() && !silent;
   };
-  while (!closed_ && Clock::now() - began < kMost && std::any_of(peers_.begin(), peers_.end(), is_open)) {
-    drive_or_pause();
+  bool said = false;
+  for (;;) {
+    const auto open = std::find_if(peers_.begin(), peers_.end(), is_open);
+    if (closed_ || Clock::now() - began >= kMost || open == peers_.end()) return;
+    if (!said && Clock::now() - began > kSayAfter) {
+      said = true;
+      NVX_LOG(kInfo,
+              "this process ends when what it has sent has come to %s, which it awaits for at most %.0f s without a "
+              "sign of life",
+              who(PeerId(open - peers_.begin())).c_str(), std::chrono::duration<double>(silence).count());
+    }
+    const uint64_t seen = stirs_;
+    const bool moved = progress();
     lock.unlock();
-    const bool stop = stop_wanted();
+    if (!moved) nap(kNap, seen);
+    if (stop_wanted()) return;
     lock.lock();
-    if (stop) return;
   }
+}
+
+/// As far as a group has shown; it need not stand any more.
+std::string Wire::who(PeerId peer) {
+  for (const auto& [rank, met] : met_) {
+    for (const Met& m : met) {
+      if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.known_as;
+    }
+  }
+  return "a process on another host";
 }
 
 void Wire::ask(PeerId id, uint64_t group, int from, int to) {
@@ -485,10 +511,7 @@ void Wire::lose(PeerId id, const std::string& why) {
 /// answers, and pushes out what the last operation left in the link: every millisecond shortly after an operation, and
 /// when the link says so later on.
 void Wire::attend() {
-  pthread_setname_np(pthread_self(), "nvx-wire");
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  begin_own_thread("nvx-wire");
   while (!closing_.load(std::memory_order_acquire)) {
     const auto idle = std::chrono::nanoseconds(now_ns() - driven_ns_.load(std::memory_order_relaxed));
     if (idle < kGlance || !attend_once(idle < kAfterglow)) std::this_thread::sleep_for(kGlance);

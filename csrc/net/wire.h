@@ -145,6 +145,7 @@ class Wire final : private Receiver {
   void tell_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
   WireHeader pong_to(const WireHeader& heard, Answer value) const;
   void hear(Peer& peer) REQUIRES(mutex_);
+  std::string who(PeerId peer) REQUIRES(mutex_);
   void note_left(const WireHeader& heard) REQUIRES(mutex_);
   void nod(PeerId peer, const WireHeader& heard) REQUIRES(mutex_);
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);

@@ -12,15 +12,18 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace nvx::net;
   const std::span<const std::byte> input = std::as_bytes(std::span(data, size));
   if (const auto address = decode_address(input)) {
+    for (const Place& place : address->places) (void)place.text();
     const std::vector<std::byte> again = encode_address(*address);
     if (!std::equal(again.begin(), again.end(), input.begin(), input.end())) std::abort();
     why_not_together({1, 16, 0}, address->version);
   }
   // An honest address of these bytes, which the checksum would keep the fuzzer from finding, with one of them changed.
   if (size < 3) return 0;
-  const std::vector<std::byte> honest = encode_address({{data[0], data[1], 0}, {1, 2}, input.subspan(2)});
+  const std::vector<std::byte> honest =
+      encode_address({{data[0], data[1], 0}, {1, 2}, input.subspan(2), std::vector<Place>(data[0] % 17)});
   const auto back = decode_address(honest);
   if (!back || back->version != UcxVersion{data[0], data[1], 0} || back->worker.size() != size - 2) std::abort();
+  if (back->places.size() != data[0] % 17) std::abort();
   std::vector<std::byte> damaged = honest;
   const size_t at = (data[0] * size_t(256) + data[1]) % damaged.size();
   damaged[at] ^= std::byte(data[2] | 1);

@@ -20,7 +20,7 @@ constexpr uint64_t kGroup = 5;
 
 Sent make_up(FuzzedDataProvider& from) {
   WireHeader header;
-  header.kind = Kind(from.ConsumeIntegralInRange(0, int(Kind::kMonitorOut) + 1));
+  header.kind = Kind(from.ConsumeIntegralInRange(0, int(Kind::kKinds)));
   header.group = from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<uint64_t>() : kGroup;
   header.from = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>() : 1);
   header.to = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>() : 0);
@@ -43,6 +43,9 @@ Sent make_up(FuzzedDataProvider& from) {
                                       from.ConsumeIntegral<uint8_t>(),
                                       from.ConsumeIntegral<uint8_t>(),
                                       {}});
+  } else if (honest && (header.kind == Kind::kPing || header.kind == Kind::kPong)) {
+    append(sent.header, uint64_t(0));  // the process at rank 1's address
+    if (from.ConsumeBool()) std::memcpy(sent.header.data() + offsetof(WireHeader, value), "\2\0\0\0\0\0\0", 8);
   } else {
     const auto bytes = from.ConsumeBytes<uint8_t>(from.ConsumeIntegralInRange<size_t>(0, net::kMostHeader - 32));
     for (const uint8_t byte : bytes) append(sent.header, byte);
@@ -97,6 +100,11 @@ void play(FuzzedDataProvider& from) {
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
       case 5: link->reads_posts = from.ConsumeBool(); break;
       case 6: port.end_operation(from.ConsumeIntegralInRange<uint32_t>(0, 3)); break;
+      case 7: port.ask(1); break;
+      case 8: port.tell_trouble(std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')); break;
+      case 9:
+        if (port.trouble(1).size() > 1500 || (port.fate(1) && port.fate(1)->why.size() > 1500)) std::abort();
+        break;
       default: break;
     }
     wire->progress();

@@ -55,6 +55,9 @@ class Alone {
   void ask() { hold(), port_->ask(1); }
   /// What the wire says of the process of rank 1.
   std::string lost_because() { return hold(), wire_->lost_because(0); }
+  std::string trouble(int rank) { return hold(), port_->trouble(rank); }
+  void tell_trouble(const std::string& what) { hold(), port_->tell_trouble(what); }
+  void look() { hold(), wire_->progress(); }
   std::optional<net::Port::Stray> stray() { return hold(), port_->stray(); }
 
   net::Run& begin(uint32_t op = 1) {
@@ -173,6 +176,68 @@ TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
   ASSERT_TRUE(fate);
   EXPECT_EQ(fate->why, "has given this process up, of which it says: has been silent");
   alone.end();
+}
+
+TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
+  Alone alone;
+  alone.begin();
+  alone.ask();
+  alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'))});
+  const auto fate = alone.fate();
+  ASSERT_TRUE(fate);
+  EXPECT_NE(fate->why.find("says: a b [2J?xxx"), std::string::npos) << fate->why;
+  EXPECT_LT(fate->why.size(), 1200u);
+  alone.end();
+}
+
+/// What rank 1 has said before it was lost, and what it is told of this process.
+TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
+  Alone alone;
+  alone.begin();
+  Sent letter = from_process(Kind::kTrouble, 0, "its group 9 had failed\n");
+  letter.header.resize(sizeof(WireHeader));
+  alone.come({letter});
+  EXPECT_EQ(alone.trouble(1), "its group 9 had failed ");
+  EXPECT_EQ(alone.trouble(2), "");
+  EXPECT_FALSE(alone.fate()) << "it is there all the same";
+  const auto told = [&] {
+    return std::count_if(alone.link().sent.begin(), alone.link().sent.end(),
+                         [](const Sent& sent) { return sent.read().kind == Kind::kTrouble; });
+  };
+  alone.tell_trouble("another one");
+  EXPECT_EQ(told(), 1) << "rank 1, which has been talked to";
+  Sent question = from_process(Kind::kPing, 0);
+  alone.come({question, question});
+  EXPECT_EQ(told(), 1);
+  alone.end();
+}
+
+TEST(Signs, WhoAsksLaterIsToldOfTroublesToo) {
+  Alone alone;
+  alone.tell_trouble("another one");
+  EXPECT_TRUE(alone.link().sent.empty()) << "nobody waits";
+  alone.link().to_come.push_back(from_process(Kind::kPing, 0));
+  alone.look();
+  ASSERT_EQ(alone.link().sent.size(), 2u);
+  EXPECT_EQ(alone.link().sent[1].read().kind, Kind::kTrouble);
+}
+
+/// The end of a process waits for an answer without keeping a core busy.
+TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
+  auto* const link = new ScriptedLink(kSegment);
+  const auto wire = std::make_shared<net::Wire>(std::unique_ptr<net::Link>(link), std::chrono::milliseconds(300));
+  {
+    net::Port port(wire, kGroup, 0, 2);
+    MutexLock lock(wire->mutex());
+    port.mutex().held_by_caller();
+    port.connect(1, Bytes(16));
+    port.monitor_in(1, 1);
+  }
+  const auto began = Clock::now();
+  wire->finish();
+  EXPECT_GE(Clock::now() - began, std::chrono::milliseconds(290)) << "nobody has answered";
+  wire->close();
+  EXPECT_LT(link->looks, 900u);
 }
 
 /// An answer to what was asked before this group came is about another one.

@@ -41,6 +41,7 @@ class ScriptedLink final : public net::Link {
   std::deque<Sent> sent;     ///< all that was posted
   std::deque<Sent> to_come;  ///< arrives in the next progress()
   std::deque<net::PeerId> to_lose;
+  size_t looks = 0;  ///< calls of progress()
 
   size_t open_posts() const { return posts_.size(); }
   size_t open_fetches() const { return fetching_.size(); }
@@ -60,6 +61,7 @@ class ScriptedLink final : public net::Link {
   }
   bool progress() override {
     bool moved = false;
+    ++looks;
     for (; !to_lose.empty(); moved = true) {
       const net::PeerId peer = to_lose.front();
       to_lose.pop_front();

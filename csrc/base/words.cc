@@ -1,0 +1,39 @@
+#include "base/words.h"
+
+#include <cstdint>
+
+namespace nvx {
+namespace {
+
+/// Bytes of the character that begins there, or 0 if none does: cut off, too long a form, half a pair, or no character.
+size_t character_at(const std::string& text, size_t at) {
+  const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  const size_t bytes = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+  uint32_t code = first & (0xffu >> (bytes + 1));
+  for (size_t i = 1; i < bytes; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3f);
+  }
+  const bool half = code >= 0xd800 && code < 0xe000;
+  return first >= 0xc0 && first < 0xf8 && code >= kLeast[bytes] && code <= 0x10ffff && !half ? bytes : 0;
+}
+
+}  // namespace
+
+std::string printable(std::string text) {
+  for (size_t at = 0; at < text.size();) {
+    const unsigned char c = static_cast<unsigned char>(text[at]);
+    const bool controls = c == 0xc2 && at + 1 < text.size() && static_cast<unsigned char>(text[at + 1]) < 0xa0;
+    const size_t bytes = character_at(text, at);
+    if (c < 0x20 || c == 0x7f) text[at] = ' ';
+    if (bytes == 0) text[at] = '?';
+    if (bytes == 2 && controls) text[at] = text[at + 1] = ' ';
+    at += bytes == 0 ? 1 : bytes;
+  }
+  return text;
+}
+
+}  // namespace nvx

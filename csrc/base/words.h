@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string>
+
+namespace nvx {
+
+/// What another process wrote, as one line of text that every terminal and every decoder takes: what is no UTF-8, and
+/// what controls terminals, is replaced.
+std::string printable(std::string text);
+
+}  // namespace nvx

@@ -1,0 +1,60 @@
+#include "net/unreached.h"
+
+#include "base/log.h"
+
+namespace nvx::net {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{100};
+
+}  // namespace
+
+bool Unreached::holds(PeerId peer, std::span<const Place> places) {
+  if (waiting_.contains(peer)) return true;
+  if (why_out_of_reach(places).empty()) return false;
+  waiting_[peer] = {{places.begin(), places.end()}, Clock::now(), false, {}};
+  return true;
+}
+
+std::vector<Unreached::News> Unreached::look_again() {
+  std::vector<News> news;
+  const auto now = Clock::now();
+  if (waiting_.empty() || now < next_look_) return news;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    Waiting& waiting = it->second;
+    const std::string why = why_out_of_reach(waiting.places);
+    const auto waited = now - waiting.since;
+    if (!why.empty() && waited < patience_) {
+      if (!waiting.warned && waited >= patience_ * 3 / 10) {
+        waiting.warned = true;
+        NVX_LOG(kWarn, "no way leads to a process on another host (%s); it is given up after %.0f s", why.c_str(),
+                std::chrono::duration<double>(patience_).count());
+      }
+      ++it;
+      continue;
+    }
+    const auto s = std::chrono::duration_cast<std::chrono::seconds>(waited).count();
+    news.push_back({it->first,
+                    why.empty() ? ""
+                                : "its host cannot be reached, for " + std::to_string(s) + " s now: " + why +
+                                      "; NVX_SOCKET_IFNAME names the interfaces to use",
+                    std::move(waiting.posts)});
+    it = waiting_.erase(it);
+  }
+  next_look_ = Clock::now() + kBetweenLooks;  // however long it took to look at them all
+  return news;
+}
+
+std::vector<Post*> Unreached::take(PeerId peer) {
+  auto taken = waiting_.extract(peer);
+  return taken.empty() ? std::vector<Post*>() : std::move(taken.mapped().posts);
+}
+
+std::vector<Post*> Unreached::take_all() {
+  std::vector<Post*> posts;
+  for (auto& [peer, waiting] : waiting_) posts.insert(posts.end(), waiting.posts.begin(), waiting.posts.end());
+  waiting_.clear();
+  return posts;
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "net/link.h"
+#include "net/places.h"
+
+namespace nvx::net {
+
+/// Peers of a link to which no way leads just now, as while a cable is out, and what was posted to them: UCX would give
+/// up at once to connect to them, or after three seconds, and must not be asked again after that. Looks again now and
+/// then, and bounds how long.
+class Unreached {
+ public:
+  explicit Unreached(std::chrono::milliseconds patience) : patience_(patience) {}
+
+  /// Whether the peer has to wait: it does already, or there is no way to any of its places.
+  bool holds(PeerId peer, std::span<const Place> places);
+  /// Of a peer that has to wait.
+  void keep(Post& post) { waiting_[post.to].posts.push_back(&post); }
+
+  /// What has become of a peer: there is a way, or `why` not.
+  struct News {
+    PeerId peer;
+    std::string why;
+    std::vector<Post*> posts;
+  };
+  std::vector<News> look_again();
+  /// What is kept for a peer that is lost or forgotten; it waits no more.
+  std::vector<Post*> take(PeerId peer);
+  /// All that is kept; nothing is from then on.
+  std::vector<Post*> take_all();
+
+ private:
+  struct Waiting {
+    std::vector<Place> places;
+    Clock::time_point since{};
+    bool warned = false;
+    std::vector<Post*> posts;
+  };
+  const std::chrono::milliseconds patience_;
+  std::map<PeerId, Waiting> waiting_;
+  Clock::time_point next_look_{};
+};
+
+}  // namespace nvx::net
