@@ -84,6 +84,7 @@ struct alignas(kLine) PadHeader {
   std::atomic<uint32_t> ended_epoch;  ///< the last one that it has ended, replays too
   std::atomic<uint64_t> pool_grown;   ///< bytes of its pool, which peers may map; at any time, and only grows
   FailureNote failure;
+  FailureNote trouble;     ///< what another group of this rank's process has failed of
   FlagLine ready;          ///< set-up: this rank has mapped everybody
   FlagLine monitored_in;   ///< monitored barrier: checked in
   FlagLine monitored_out;  ///< monitored barrier, rank 0: everybody has

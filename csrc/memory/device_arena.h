@@ -124,6 +124,7 @@ class DeviceHome {
     MadeApart<DevicePool> making;
     std::atomic<DevicePool*> made{nullptr};
     std::optional<Error> why_not;
+    std::string told;  // why there was none when it was last asked for, as logged
   };
   Pooled& pooled(int device) EXCLUDES(mutex_);
   [[noreturn]] void refuse_pool(int device, const ShareProbe& found) EXCLUDES(mutex_);

@@ -38,6 +38,7 @@ struct DeviceFacts {
   std::string bus;  ///< "0000:3b:00.0"
   size_t bytes = 0;
   bool can[kShareKinds] = {};  ///< what it says of itself, by kind; only trying tells
+  bool exports_dma_buf = false;
 };
 
 /// The few calls that nvx asks of a device's driver: libcuda, or a test's. Each says by its code whether it was done;

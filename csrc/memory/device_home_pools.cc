@@ -33,16 +33,16 @@ DevicePool& DeviceHome::pool(int device) {
 }
 
 /// What a device says that it cannot do, or did not return from, it is not asked for again. It may have had too little
-/// memory to try it with.
+/// memory to try it with: that is said once, not at each call.
 void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
   const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
   Error error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it grows: " +
                                  found.why_not[int(ShareKind::kFd)]);
-  NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
-  if (found.has(ShareKind::kPointer) && is_out(ShareKind::kFd) && is_out(ShareKind::kFabric)) {
-    MutexLock lock(mutex_);
-    pools_[device].why_not = error;
-  }
+  MutexLock lock(mutex_);
+  Pooled& here = pools_[device];
+  if (here.told != error.what()) NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
+  here.told = error.what();
+  if (found.has(ShareKind::kPointer) && is_out(ShareKind::kFd) && is_out(ShareKind::kFabric)) here.why_not = error;
   throw error;
 }
 

@@ -21,6 +21,7 @@ constexpr Result kPeerAccessAlreadyEnabled = 704;
 constexpr int kAttributeCanMapHost = 19;
 constexpr int kAttributeVirtualMemory = 102;
 constexpr int kAttributePosixFd = 103;
+constexpr int kAttributeDmaBuf = 124;
 constexpr int kAttributeFabric = 128;
 
 constexpr int kHandlePosixFd = 1;

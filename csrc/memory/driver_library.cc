@@ -106,6 +106,7 @@ class DriverLibrary : public DeviceDriver {
     facts->can[int(ShareKind::kIpc)] = true;
     facts->can[int(ShareKind::kPointer)] = true;
     facts->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
+    facts->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
     return cuda::kSuccess;
   }
 

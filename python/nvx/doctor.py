@@ -24,6 +24,8 @@ import torch.distributed as dist
 
 import nvx
 
+from . import gpudirect
+
 SCHEMA = 1
 RANKS = 2
 HOOK_LIMIT_MS = 5.0
@@ -60,6 +62,28 @@ def check_build():
     except ImportError as error:
         return Finding("build", "FAIL", f"the C++ module does not load: {error}", "build nvx again, against this torch")
     return okay("build", ", ".join(f"{key} {value}" for key, value in sorted(module.build_info().items())))
+
+
+def check_variables():
+    """What of the environment nvx does not take, as it says itself; None where there is no module to ask."""
+    try:
+        module = nvx._load()
+    except (ImportError, RuntimeError):
+        return None  # check_build says so
+    rows = [(name, fault, default) for name, default, _, fault in module.config_table()]
+    wrong = [
+        f"{name}={os.environ.get(name)} is {fault}: the default{f' {default}' if default else ''} is used"
+        for name, fault, default in rows
+        if fault
+    ]
+    wrong += [f"{name} is no variable of nvx ({hint})" for name, hint in module.config_strays()]
+    level, best = os.environ.get("NVX_CPU_LEVEL", "").lower(), module.build_info()["cpu_level"]
+    if level in ("base", "v3", "v4") and level != best:
+        wrong.append(f"NVX_CPU_LEVEL={level} is not to be had on this machine: {best} is used")
+    if wrong:
+        return Finding("variables", "WARN", "; ".join(wrong), "`nvx env` lists them, and what each takes")
+    known = sum(name in os.environ for name, _, _ in rows)
+    return okay("variables", f"{known} of nvx's are set, to what they take" if known else "none of nvx's is set")
 
 
 def in_fresh_python(code):
@@ -172,6 +196,7 @@ CHECKS = (
     check_versions,
     check_build,
     check_registration,
+    check_variables,
     check_cores,
     check_memfd,
     check_pidfd,
@@ -287,7 +312,7 @@ def check_smoke():
 
 def check_between_hosts():
     """The same with each rank on a host by name, so that what passes between them goes over UCX. One host can do
-    without, so nothing here is a failure but a wrong result."""
+    without, so nothing here is a failure but a wrong result, and what somebody has set in vain."""
     name = "between hosts"
     if not nvx._load().build_info()["ucx"]:
         text = "built without UCX: a group that spans hosts is refused"
@@ -296,7 +321,11 @@ def check_between_hosts():
         try:
             _, wrong = smoke(folder, apart=True)
         except RANK_FAILED as error:
-            return Finding(name, "WARN", f"a rank failed: {last_line(str(error))}", "docs/hosts.md says what UCX needs")
+            said = last_line(str(error))
+            blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP") if os.environ.get(v) and v in said]
+            if blamed:
+                return Finding(name, "FAIL", f"a rank failed: {said}", f"set {blamed[0]} to what is here, or unset it")
+            return Finding(name, "WARN", f"a rank failed: {said}", "docs/hosts.md says what UCX needs")
         with open(f"{folder}/0.log") as file:
             way = re.search(r"between hosts: (.*)", file.read())
     if wrong:
@@ -304,15 +333,24 @@ def check_between_hosts():
     return okay(name, f"{way.group(1) if way else 'UCX'}; the same exact between two hosts by name")
 
 
+def check_gpudirect():
+    """Facts, none of which is wrong: nvx makes no use of them."""
+    return [okay(fact["name"], fact["text"]) for fact in gpudirect.facts(nvx._load())]
+
+
 def examine():
     """Every finding in order; the collectives only where the build can run them."""
     findings = []
     for check in CHECKS:
-        findings.append(check())
-        yield findings[-1]
+        finding = check()
+        if finding is None:
+            continue
+        findings.append(finding)
+        yield finding
     if all(finding.state != "FAIL" for finding in findings):
         yield check_smoke()
         yield check_between_hosts()
+        yield from check_gpudirect()
 
 
 def main(arguments=None):

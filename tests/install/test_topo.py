@@ -6,8 +6,10 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
+from nvx import gpudirect
 from nvx.commands import topo
 
 HERE = pathlib.Path(__file__).parent
@@ -73,6 +75,28 @@ def test_each_pair_says_what_it_shares_and_why_nothing_better():
     )
 
 
+def test_what_gpudirect_would_need_is_said_fact_by_fact(tmp_path):
+    def told(network, devices, none=""):
+        core = types.SimpleNamespace(network=lambda: network, dma_bufs=lambda: {"devices": devices, "none": none})
+        return {fact["name"]: (fact["there"], fact["text"]) for fact in gpudirect.facts(core)}
+
+    bufs = [{"bus": f"0000:0{i}:00.0", "name": "A", "exports": i == 1} for i in (1, 2)]
+    facts = told({"link": "UCX 1.19", "none": "", "cuda_memory": True}, bufs)
+    assert "device pointers are not handed to UCX" in facts["GPUDirect"][1]
+    assert facts["UCX and CUDA memory"] == (True, "UCX's context reports host and CUDA memory")
+    assert facts["dma-buf"] == (False, "0000:01:00.0 exports dma-bufs, 0000:02:00.0 does not export dma-bufs")
+    facts = told({"link": "", "none": "no libucp", "cuda_memory": False}, [], "no NVIDIA driver here")
+    assert facts["UCX and CUDA memory"] == (None, "not known: no libucp")
+    assert facts["dma-buf"] == (None, "no GPU to ask: no NVIDIA driver here")
+    assert gpudirect.peermem(str(tmp_path))["there"] is False
+    (tmp_path / "nvidia_peermem").mkdir()
+    assert gpudirect.peermem(str(tmp_path)) == {
+        "name": "peer memory",
+        "there": True,
+        "text": "the kernel module nvidia_peermem is loaded",
+    }
+
+
 def test_a_library_that_has_rdma_is_not_said_to_have_found_any():
     with_rdma = {"version": "1.13.1", "rdma": True, "path": "/lib/a"}
     without = {"version": "1.9.0", "rdma": False, "path": "/lib/b"}
@@ -96,6 +120,8 @@ def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     assert "\nnot measured: copies are timed between two GPUs" in run("--measure", LD_LIBRARY_PATH=str(tmp_path)).stdout
     told = json.loads(run("--json", LD_LIBRARY_PATH=str(tmp_path)).stdout)
     assert told["schema"] == topo.SCHEMA
+    assert {fact["name"] for fact in told["gpudirect"]} >= {"GPUDirect", "UCX and CUDA memory", "dma-buf"}
+    assert "\n  GPUDirect: between hosts, device tensors go through pinned host memory" in shown.stdout
     assert told["gpus"]["gpus"] == [] and "no NVIDIA driver here" in told["gpus"]["none"]
     assert told["host"]["cores"] >= 1 and told["host"]["numa"] == topo.numa_nodes()
     assert told["inside_host"]["level"] in told["inside_host"]["levels"]

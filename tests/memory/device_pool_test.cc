@@ -13,6 +13,7 @@
 #include <functional>
 #include <thread>
 
+#include "base/log.h"
 #include "memory/cards.h"
 #include "memory/unix_socket.h"
 #include "support/fake_driver.h"
@@ -162,6 +163,25 @@ TEST(DevicePool, IsMadeLaterWhereThereWasNoMemoryToTryItWith) {
   EXPECT_NE(refusal_of([&] { (void)process.home->pool(0); }).second.find("fake refusal 2"), std::string::npos);
   process.driver->refuse("create", 0);
   EXPECT_GT(process.home->pool(0).allocate(2 * M), 0u);
+}
+
+/// In a process of its own, which has not looked yet at what it is to log.
+TEST(DevicePool, IsLoggedOnceWhileThereIsNone) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  all_end_well(1, [&](int) {
+    setenv("NVX_DEBUG", "info", 1);
+    if (!logs(LogLevel::kInfo)) return;  // a test before this one has looked
+    Process process(1);
+    process.driver->refuse("create", 2);
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < 3; ++i) EXPECT_NE(refusal_of([&] { (void)process.home->pool(0); }).second, "");
+    process.driver->refuse("create", 3);
+    (void)refusal_of([&] { (void)process.home->pool(0); });
+    const std::string said = testing::internal::GetCapturedStderr();
+    int lines = 0;
+    for (size_t at = 0; (at = said.find("no memory that others can map", at)) != std::string::npos; ++at) ++lines;
+    EXPECT_EQ(lines, 2) << said;
+  });
 }
 
 TEST(DevicePool, AForkedChildGetsNone) {

@@ -73,6 +73,7 @@ TEST(DriverLibrary, DescribesWhatTheDriverTells) {
   EXPECT_EQ(facts.bytes, size_t(11) << 30);
   EXPECT_FALSE(facts.can[int(ShareKind::kFabric)]) << "an attribute that an old driver does not know";
   EXPECT_TRUE(facts.can[int(ShareKind::kFd)]);
+  EXPECT_TRUE(facts.exports_dma_buf);
   EXPECT_NE(driver->describe(2, &facts), 0);
   EXPECT_EQ(driver->words(1), "FAKE_INVALID (as a test wants it)");
   EXPECT_EQ(driver->words(9), "error 9");
@@ -195,6 +196,7 @@ static_assert(cuda::kPeerAccessAlreadyEnabled == CUDA_ERROR_PEER_ACCESS_ALREADY_
 static_assert(cuda::kAttributeCanMapHost == CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);
 static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(cuda::kAttributePosixFd == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(cuda::kAttributeDmaBuf == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
 static_assert(cuda::kAttributeFabric == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
 static_assert(cuda::kHandlePosixFd == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 static_assert(cuda::kHandleFabric == CU_MEM_HANDLE_TYPE_FABRIC);

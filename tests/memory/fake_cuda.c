@@ -58,7 +58,7 @@ int cuDeviceGetUuid_v2(char* uuid, int device) { return memset(uuid, device, 16)
 int cuDeviceGetPCIBusId(char* id, int bytes, int device) { return snprintf(id, bytes, "0000:%02X:00.0", device) < 0; }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { return *bytes = size_t(device) << 30, kDone; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  return *value = attribute == 102 || attribute == 103 || attribute == 19, attribute == 128 ? kInvalid : kDone;
+  return *value = attribute == 102 || attribute == 103 || attribute == 124 || attribute == 19, attribute == 128 ? kInvalid : kDone;
 }
 int cuDeviceCanAccessPeer(int* can, int device, int peer) { return *can = device != peer, kDone; }
 int cuDevicePrimaryCtxRetain(long* context, int device) { return ++retained, *context = device, kDone; }

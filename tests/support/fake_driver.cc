@@ -204,6 +204,7 @@ DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
   facts->bus = bus;
   facts->bytes = size_t(1) << 30;
   for (int kind = 0; kind < kShareKinds; ++kind) facts->can[kind] = !lacking_.count(ShareKind(kind));
+  facts->exports_dma_buf = device % 2 == 0;
   return 0;
 }
 

@@ -12,6 +12,8 @@ import sys
 
 import nvx
 
+from .. import gpudirect
+
 SCHEMA = 1
 SIZES = (4 << 10, 1 << 20, 64 << 20)
 
@@ -72,7 +74,7 @@ def gather(measure=False):
     from ..doctor import memory_limit
 
     core = nvx._load()
-    processor = core.processor()
+    processor, network = core.processor(), core.network()
     settings = {name: os.environ.get(name) or default for name, default, *_ in core.config_table()}
     return {
         "schema": SCHEMA,
@@ -91,7 +93,8 @@ def gather(measure=False):
             "levels": processor["levels"],
             "plans": [nvx.explain("all_reduce", size, max(2, processor["cores"])) for size in SIZES],
         },
-        "between_hosts": core.network(),
+        "between_hosts": network,
+        "gpudirect": gpudirect.facts(core, network),
         "kernels": core.build_info()["cuda"],
         "gpus": gpus(core, measure),
     }
@@ -132,6 +135,10 @@ def between_lines(between):
         lines.append(f"  found   UCX {candidate['version']}{rdma}: {candidate['path']}")
     lines.append(f"  RDMA    {', '.join(between['rdma_ports']) or 'no active port'}")
     return lines
+
+
+def gpudirect_lines(facts):
+    return ["Device tensors, between hosts", *(f"  {fact['name']}: {fact['text']}" for fact in facts)]
 
 
 def columns(rows):
@@ -207,6 +214,7 @@ def text(report):
         host_lines(report["host"]),
         inside_lines(report["inside_host"]),
         between_lines(report["between_hosts"]),
+        gpudirect_lines(report["gpudirect"]),
         gpu_lines(report),
     )
     return "\n\n".join("\n".join(block) for block in blocks)
