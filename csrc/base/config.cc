@@ -193,7 +193,10 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-void warn_of_unknown() {
+}  // namespace
+
+std::vector<Stray> strays() {
+  std::vector<Stray> all;
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string name(*entry, std::strcspn(*entry, "="));
     if (name.rfind("NVX_", 0) != 0 || name.rfind("NVX_TEST_", 0) == 0) continue;
@@ -206,19 +209,24 @@ void warn_of_unknown() {
     constexpr size_t kTypo = 2;  // letters
     const bool near = edit_distance(name, nearest->name) <= kTypo;
     const std::string hint = near ? "did you mean " + std::string(nearest->name) + "?" : "`nvx env` lists those it has";
-    NVX_LOG(kWarn, "%s is set, but nvx has no such variable; %s", name.c_str(), hint.c_str());
+    all.push_back({name, hint});
   }
+  return all;
 }
 
+namespace {
+
 Config read() {
-  warn_of_unknown();
+  for (const Stray& one : strays()) {
+    NVX_LOG(kWarn, "%s is set, but nvx has no such variable; %s", one.name.c_str(), one.hint.c_str());
+  }
   return {.debug = choice("NVX_DEBUG"),
           .host_id = text("NVX_HOST_ID"),
           .socket_ifname = text("NVX_SOCKET_IFNAME"),
           .libucp = text("NVX_LIBUCP"),
           .on_error = choice("NVX_ON_ERROR"),
           .algorithm = choice("NVX_ALGO"),
-          .cpu_level = text("NVX_CPU_LEVEL"),
+          .cpu_level = choice("NVX_CPU_LEVEL"),
           .timeout = seconds("NVX_TIMEOUT_S"),
           .liveness = seconds("NVX_LIVENESS_S"),
           .spin_us = whole("NVX_SPIN_US"),
@@ -247,6 +255,11 @@ uint64_t Config::plan_hash() const {
   Hash hash = Hash().add(algorithm).add(uint64_t(one_shot_bytes));
   for (const HandOver& one : delegate) hash.add(one.collective).add(one.least_bytes);
   return hash.value();
+}
+
+bool may_be_handed_over(const std::string& collective) {
+  const std::vector<std::string> known = items(kHandOvers);
+  return std::count(known.begin(), known.end(), collective) != 0;
 }
 
 const Config& config() {

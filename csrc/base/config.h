@@ -23,6 +23,13 @@ std::span<const Variable> variables();
 /// it is, or is not set.
 std::string fault(const Variable& variable);
 
+/// What is set and looks like a variable of nvx, and is none; and what may have been meant.
+struct Stray {
+  std::string name;
+  std::string hint;
+};
+std::vector<Stray> strays();
+
 /// Operations of devices' tensors that go to torch's own backend, from so many bytes on.
 struct HandOver {
   std::string collective;
@@ -49,6 +56,9 @@ struct Config {
   /// Two ranks whose configurations hash differently would choose differently, and are refused.
   uint64_t plan_hash() const;
 };
+
+/// Whether NVX_DELEGATE may name a collective.
+bool may_be_handed_over(const std::string& collective);
 
 /// Read once. Warns of NVX_* variables that nvx does not know, naming the nearest that it does.
 const Config& config();

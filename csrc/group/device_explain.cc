@@ -20,12 +20,18 @@ size_t bytes_of_piece(const DeviceQuestion& q) {
   return in_pieces ? q.bytes / std::max<size_t>(q.facts.ranks, 1) : q.bytes;
 }
 
-DeviceWay by_delegate(const DeviceQuestion& q) {
+Way by_delegate(const DeviceQuestion& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
   const HandOver* rule = rule_for(q.collective, config().delegate);
-  DeviceWay way{"NCCL", "torch's ProcessGroupNCCL", q.no_nccl, "NVX_DELEGATE"};
+  Way way{"NCCL", "torch's ProcessGroupNCCL", q.no_nccl, "NVX_DELEGATE"};
+  const bool never = !may_be_handed_over(name(q.collective));
+  if (q.no_nccl.empty() && q.facts.ranks > 1 && !never)
+    way.estimate = estimate_nccl(q.collective, q.bytes, q.facts.ranks, q.link);
   if (!q.no_nccl.empty()) {
     way.set_by = "another torch";
+  } else if (never) {
+    way.why = "NVX_DELEGATE cannot name it";
+    way.set_by.clear();
   } else if (q.facts.ranks < 2) {
     way.why = "a group of one rank hands nothing over";
   } else if (const char* why_not =
@@ -45,16 +51,22 @@ std::string limit_of(Pushed algorithm, const kernel::DeviceShape& shape) {
   return most == SIZE_MAX ? "for any size" : "for pieces of at most " + std::to_string(most) + " bytes";
 }
 
+bool kernel_can(Pushed algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+  return q.collective != Collective::kBarrier && bytes_of_piece(q) <= most_bytes(algorithm, shape);
+}
+
 /// Of a channel as the first groups of a process get it.
-std::vector<DeviceWay> by_kernels(const DeviceQuestion& q) {
+std::vector<Way> by_kernels(const DeviceQuestion& q) {
   const DevicePlanFacts facts{device_shape(uint32_t(q.facts.ranks), DeviceSideOptions().blocks, pad_budget(SIZE_MAX)),
                               q.facts.force, q.facts.one_shot_bytes};
   const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
-  std::vector<DeviceWay> ways;
+  std::vector<Way> ways;
   for (const Pushed algorithm : algorithms_of(q.collective)) {
     const bool chosen = algorithm == choice.algorithm;
-    DeviceWay way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),
-                  "NVX_ALGO, NVX_ONE_SHOT_BYTES", chosen && q.has_kernels};
+    Way way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),
+            "NVX_ALGO, NVX_ONE_SHOT_BYTES", chosen && q.has_kernels};
+    if (kernel_can(algorithm, q, facts.shape))
+      way.estimate = estimate_pushed(algorithm, q.collective, q.bytes, q.facts.ranks, q.link);
     if (!q.has_kernels) way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
     if (q.collective == Collective::kBarrier) way.why = "a barrier is the hosts'", way.runs = false;
     ways.push_back(std::move(way));
@@ -63,13 +75,16 @@ std::vector<DeviceWay> by_kernels(const DeviceQuestion& q) {
 }
 
 /// Where it goes in chunks, the plan is asked for one.
-DeviceWay by_host(const DeviceQuestion& q) {
+Way by_host(const DeviceQuestion& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
   const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
   const Choice choice = plan(q.collective, in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes, q.facts);
   std::string why = std::string("where there is nothing else: ") + choice.why;
   if (in_chunks) why += "; each chunk of " + std::to_string(kChunk >> 20) + " MiB of the whole by itself";
-  return {"host memory", kernel::name(choice.algorithm), why, "NVX_ALGO, NVX_ONE_SHOT_BYTES", true};
+  const Estimate there = estimate_inside(choice.algorithm, q.collective, q.bytes, q.facts);
+  return {"host memory", kernel::name(choice.algorithm),
+          why,           "NVX_ALGO, NVX_ONE_SHOT_BYTES",
+          true,          estimate_through_host(there, q.collective, q.bytes, q.facts.ranks)};
 }
 
 }  // namespace
@@ -78,12 +93,26 @@ size_t bytes_of_whole(Collective collective, size_t bytes, size_t ranks) {
   return collective == Collective::kAllGather || collective == Collective::kGather ? bytes * ranks : bytes;
 }
 
-std::vector<DeviceWay> explain_on_device(const DeviceQuestion& question) {
-  std::vector<DeviceWay> ways{by_delegate(question)};
-  for (DeviceWay& way : by_kernels(question)) ways.push_back(std::move(way));
+DeviceLink slowest_link(const GpuTopology& topology) {
+  using Kind = DeviceLink::Kind;
+  if (topology.gpus.empty()) return {Kind::kNvlink, 450, "there is no GPU here: as if 18 lanes of NVLink 4 joined all"};
+  if (topology.pairs.empty()) return {Kind::kOneGpu, 1000, "one GPU here: as if all ranks shared it"};
+  const GpuPair& pair =
+      *std::min_element(topology.pairs.begin(), topology.pairs.end(),
+                        [](const GpuPair& a, const GpuPair& b) { return a.expected_gb_s < b.expected_gb_s; });
+  const std::string who = "GPU " + std::to_string(pair.a) + " and GPU " + std::to_string(pair.b) + ", " + pair.label() +
+                          ", the slowest pair here";
+  if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, who + ", of which nothing is known: as if over PCIe 3.0 x16"};
+  const bool nvlink = pair.lanes > 0 && pair.no_peer_access.empty();
+  return {nvlink ? Kind::kNvlink : Kind::kPcie, pair.expected_gb_s, who};
+}
+
+std::vector<Way> explain_on_device(const DeviceQuestion& question) {
+  std::vector<Way> ways{by_delegate(question)};
+  for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
   ways.push_back(by_host(question));
   bool found = false;  // in the order in which they are asked
-  for (DeviceWay& way : ways) {
+  for (Way& way : ways) {
     way.runs = way.runs && !found;
     found |= way.runs;
   }

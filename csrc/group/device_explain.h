@@ -3,19 +3,12 @@
 #include <string>
 #include <vector>
 
+#include "group/alternatives.h"
 #include "group/device_plan.h"
+#include "group/gpu_topology.h"
 #include "group/plan.h"
 
 namespace nvx {
-
-/// One way that a collective of a device's tensors can go.
-struct DeviceWay {
-  std::string by;      ///< "NCCL", "kernels", "host memory"
-  std::string what;    ///< the algorithm
-  std::string why;     ///< or why not
-  std::string set_by;  ///< what changes it
-  bool runs = false;
-};
 
 struct DeviceQuestion {
   kernel::Collective collective;
@@ -23,11 +16,16 @@ struct DeviceQuestion {
   PlanFacts facts;
   bool has_kernels;     ///< this build
   std::string no_nccl;  ///< why this torch has none; empty where it has
+  DeviceLink link{};    ///< between the ranks' GPUs
 };
 
 /// All ways, and which of them float32 tensors that are summed, or moved in pieces of one size, would go in a group of
 /// one host whose ranks have a GPU each, outside of captures.
-std::vector<DeviceWay> explain_on_device(const DeviceQuestion& question);
+std::vector<Way> explain_on_device(const DeviceQuestion& question);
+
+/// Between the GPUs of this machine: their slowest pair, as its link's data say; where there are none, an NVLink that
+/// is named as a supposition.
+DeviceLink slowest_link(const GpuTopology& topology);
 
 /// What NVX_DELEGATE compares: the longest that any rank has of it, put in or got. As DeviceQuestion counts bytes.
 size_t bytes_of_whole(kernel::Collective collective, size_t bytes, size_t ranks);

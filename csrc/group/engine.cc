@@ -1,13 +1,13 @@
 #include "group/engine.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <chrono>
 #include <system_error>
 
 #include "base/contain.h"
 #include "base/log.h"
+#include "base/own_thread.h"
 
 namespace nvx {
 namespace {
@@ -184,10 +184,7 @@ bool Engine::stopping() {
 }
 
 void Engine::work() {
-  pthread_setname_np(pthread_self(), "nvx");
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals are for the threads that the user knows
+  begin_own_thread("nvx");
   MutexLock lock(mutex_);
   for (;;) {
     if (!jobs_.empty()) {

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "group/device_side.h"
 #include "group/mailbox.h"
+#include "group/roster.h"
 #include "group/spread.h"
 #include "net/port.h"
 
@@ -31,6 +32,7 @@ Group::~Group() {
     device_side_.release();
     return;
   }
+  Roster::here().leave(*this);
   leave();
   if (parts_later_) part();  // no operation has ended since
   device_side_.reset();
@@ -208,7 +210,7 @@ Status Group::refusal() const {
 }
 
 Status Group::came_late(const std::string& what) const {
-  return met_in(failure(), "this is rank " + std::to_string(rank()) + ", which came to " + what + " after that");
+  return met_in(failure(), "this is " + rank_name(rank()) + ", which came to " + what + " after that");
 }
 
 bool reduces(Collective collective) {
@@ -310,8 +312,7 @@ uint32_t Group::where_they_parted(int seat, uint32_t epoch) const {
 Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, const Deadline& deadline) {
   const std::string what = describe(o.fingerprint());
   const std::string number = "#" + std::to_string(o.number);
-  const std::string context =
-      "this is rank " + std::to_string(rank()) + " in " + what + " " + number + " of group " + name();
+  const std::string context = "this is " + rank_name(rank()) + " in " + what + " " + number + " of group " + name();
   const std::string peer = v.peer >= 0 ? describe_seat(v.peer) : "";
   switch (v.cause) {
     case kernel::Verdict::Cause::kMismatch: {
@@ -338,14 +339,18 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
 
 Status Group::explain_wait(Waited how, int who, const std::string& what, const std::string& missing,
                            const Deadline& deadline) {
-  const std::string me = "this is rank " + std::to_string(rank()), waited = seconds(deadline);
+  const std::string me = "this is " + rank_name(rank()), waited = seconds(deadline);
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed())
     return met_in(failure(), me + " in " + what + " of group " + name() + ", waited " + waited +
                                  (missing.empty() ? "" : " for " + missing));
   const std::string whom = !missing.empty() ? missing : who >= 0 ? topology_.describe(who) : "the peers";
+  std::string trouble;
+  for (int r = 0; trouble.empty() && r < size(); ++r) {
+    if (r != rank() && (who < 0 || who == r)) trouble = trouble_of(r);
+  }
   return fail(Code::kTimeout,
-              "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + whom,
+              "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + whom + trouble,
               me + ". Next: look at what these ranks do; is the timeout long enough (init_process_group(timeout=), "
                    "NVX_TIMEOUT_S, nvx.set_timeout)?");
 }
@@ -404,7 +409,7 @@ void Group::alarm(int seat) {
     const net::Port::Failure failure = *port_->failure();
     lock.unlock();
     (void)fail(Code::kPeerFailed, printable(failure.why),
-               "told by rank " + std::to_string(failure.rank) + ". " + kSeeItsLog);
+               "told by " + rank_name(failure.rank) + ". " + see_log_of(rank_name(failure.rank)));
     return;
   }
   if (closed()) {
@@ -424,8 +429,9 @@ void Group::alarm(int seat) {
 bool Group::fail_as_told() {
   const int s = told_by();
   if (s < 0) return false;
+  const int rank = here()[size_t(s)];
   (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
-             "told by rank " + std::to_string(here()[size_t(s)]) + ". " + kSeeItsLog);
+             "told by " + rank_name(rank) + ". " + see_log_of(rank_name(rank)));
   return true;
 }
 
@@ -437,15 +443,17 @@ void Group::fail_as_gone(int seat) {
   }
   const std::string how = peers_[size_t(seat)]->how_it_ended(" (", ")");
   const bool killed = how.find("signal 9") != std::string::npos;
-  (void)fail(Code::kPeerDied, describe_seat(seat) + " has ended" + how,
-             std::string(kSeeItsLog) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
+  const int rank = here()[size_t(seat)];
+  (void)fail(Code::kPeerDied, describe_seat(seat) + " has ended" + how + trouble_of(rank),
+             see_log_of(rank_name(rank)) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
 }
 
 void Group::fail_as_left(int rank) {
   (void)fail(Code::kPeerLeft,
              topology_.describe(rank) + " has left group " + name() +
-                 ", in which it is still waited for: it has destroyed the group, or its process ends",
-             kSeeItsLog);
+                 ", in which it is still waited for: it has destroyed the group, or its process ends" +
+                 trouble_of(rank),
+             see_log_of(rank_name(rank)));
 }
 
 Status Group::failure() const {
@@ -487,6 +495,7 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
   lock.unlock();
   if (DeviceSide* const kernels = kernels_.load(std::memory_order_acquire)) kernels->abort(first);
   tell_other_hosts(code, cause);
+  tell_other_groups(code, cause);
   lock.lock();
   NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
   return failure_;
@@ -545,8 +554,8 @@ Status Group::fail_by_fate(const net::Port::Failure& fate) {
     fail_as_left(fate.rank);
     return failure();
   }
-  return fail(Code::kPeerDied, topology_.describe(fate.rank) + " is lost: " + fate.why,
-              std::string(kSeeItsLog) + "; is its host up, and reachable from here?");
+  return fail(Code::kPeerDied, topology_.describe(fate.rank) + " is lost: " + fate.why + trouble_of(fate.rank),
+              see_log_of(rank_name(fate.rank)) + "; is its host up, and reachable from here?");
 }
 
 }  // namespace nvx

@@ -10,6 +10,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/mutex.h"
+#include "base/words.h"
 #include "group/engine.h"
 #include "group/operation.h"
 #include "group/plan.h"
@@ -44,8 +45,9 @@ struct GroupOptions {
 /// What to do about a collective mismatch.
 inline constexpr const char* kCallAlike =
     "Next: make all ranks call the same collectives in the same order, with the same shapes, types and operators";
-/// ... and about what has happened to another rank, or on it.
-inline constexpr const char* kSeeItsLog = "Next: see that rank's log";
+/// ... and about what has happened to a rank, or on it: "rank 3".
+inline std::string see_log_of(const std::string& rank) { return "Next: see the log of " + rank; }
+inline std::string see_log_of(int rank) { return see_log_of("rank " + std::to_string(rank)); }
 
 /// One step of a collective inside a host, as the kernels see it: roots and pieces by seat.
 struct Stage {
@@ -108,6 +110,14 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::optional<PoolStats> pool_stats() const;
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look_at_kernels();
+  /// Operations that kernels have been given, ever; and whether the device has ended the first so many of them well, as
+  /// far as it has told. Those of graphs do not count.
+  uint64_t kernels_launched() const;
+  bool kernels_ended_well(uint64_t launched) const;
+  /// Whether all ranks have come here, to open their devices before anything is called: those that were told which one.
+  /// Where some do not come for a while a warning names them, and the answer is no for all, also for those who come
+  /// later: the first collective opens then. why_not: this rank cannot; it and all who wait throw Error.
+  bool meet_to_connect(Store& store, const std::string& why_not);
 
   /// Fails the group if a rank of its host has ended, or any has said that it failed: for who waits for them outside of
   /// memory. Who has left looks at nobody.
@@ -166,6 +176,17 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void doubt(std::chrono::milliseconds span) { doubt_.store(span, std::memory_order_relaxed); }
   /// Fails the group for what has become of a rank of another host.
   Status fail_by_fate(const net::Port::Failure& fate);
+  /// "rank 1", or where that is another one of the whole job, "rank 1 (global rank 3)".
+  std::string rank_name(int rank) const { return nvx::rank_name(rank, options_.global_ranks); }
+  /// A process that a group has found dead, or to which it has lost the connection.
+  struct Lost {
+    const Neighbour* near = nullptr;
+    const net::Wire* wire = nullptr;
+    net::PeerId far = 0;
+  };
+  /// Another group of this process has failed, and why: fails this one too if it has lost a rank by that, and else
+  /// tells its ranks, which may wait for this one, and be left waiting.
+  void hear_of(const std::vector<Lost>& lost, Code code, const std::string& trouble);
 
   /// The ranks of this host, by seat.
   const std::vector<int>& here() const { return topology_.hosts[size_t(topology_.host_of[size_t(rank())])]; }
@@ -211,6 +232,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::string missing_in_set_up(Store& store, int writer);
   void look_for_failures(Store& store);
   void look_for_deaths(int writer);
+  void look_while_waiting(int writer);
   [[noreturn]] void end_as_told(const std::string& note);
   void give_up(Store& store, Code code, const std::string& why);
   void stop_if_unwanted() const;
@@ -237,10 +259,16 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);
   void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
   void tell_other_hosts(Code code, const std::string& cause);
+  void tell_other_groups(Code code, const std::string& cause);
+  void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
+  std::vector<Lost> lost_ranks();
+  bool fail_as_lost(const Lost& lost);
+  std::string trouble_of(int rank);
   bool fail_as_told();
   void fail_as_gone(int seat);
   void fail_as_left(int rank);
   Waited check_in(Stamp turn, const WaitRules& rules);
+  Status came_not(const std::vector<int>& missing, bool all, const std::string& me, const Deadline& deadline) const;
   Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
   bool told_in_time();
   Waited await_check_in(int rank, Stamp turn, const WaitRules& rules);
@@ -299,7 +327,6 @@ PlanFacts facts_of(const Topology& topology, int rank);
 /// text of bounded length.
 void write_note(kernel::FailureNote& note, Code code, const std::string& text);
 std::string read_note(const kernel::FailureNote& note);
-std::string printable(std::string text);
 /// Where the advice begins that a text may end with, and what parts it from the rest; the text's end if there is none.
 size_t advice_at(const std::string& text);
 /// The status, and where it was met: before that.

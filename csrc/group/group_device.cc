@@ -40,6 +40,70 @@ bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher
   return device_side_ != nullptr;
 }
 
+/// As an exchange's watch while it waits for a rank.
+void Group::look_while_waiting(int writer) {
+  if (look_for_interrupt() || failed()) throw Error(failure().code(), failure().what());
+  if (const Status alive = check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
+  if (const int s = told_by(); s >= 0) {
+    const std::string who = rank_name(here()[size_t(s)]);
+    throw Error(Code::kPeerDied,
+                "nvx: " + read_note(pad(s).header().failure) + ", told by " + who + ". " + see_log_of(who));
+  }
+  look_for_deaths(writer);
+}
+
+bool Group::meet_to_connect(Store& store, const std::string& why_not) {
+  constexpr std::chrono::milliseconds kMost{10'000};
+  constexpr size_t kMostWords = 1024;
+  const std::string come = key("connect"), refusal = key("connect/refused"), decided = key("connect/decided");
+  if (!why_not.empty()) {
+    const std::string note = topology_.describe(rank()) + " cannot: " + without_name(why_not);
+    store.set(refusal, {note.begin(), note.end()});
+    throw Error(Code::kInvalid, why_not);
+  }
+  store.set(come + "/" + std::to_string(rank()), {1});
+  store.add(come, 1);
+  // Who does not come may be waiting for this rank in a call, and must not have given up first.
+  const std::chrono::milliseconds patience = timeout().count() > 0 ? std::min(timeout() / 4, kMost) : kMost;
+  const Deadline deadline = Deadline::after(patience), last = Deadline::after(2 * patience);
+  const std::chrono::microseconds pause(2000 + 200 * size());
+  for (int looked_at = rank();; std::this_thread::sleep_for(pause)) {
+    // One rank decides for all, those too who come later: else some would wait for the others in vain.
+    if (const auto all = store.get(decided, std::chrono::milliseconds(0))) {
+      if (all->size() == 1 && all->front() != 0) return true;
+      warn_of_missing(store, come, deadline);
+      return false;
+    }
+    const bool all = store.add(come, 0) >= size();
+    if ((all || deadline.passed(Clock::now())) && store.add(key("connect/decide"), 1) == 1) {
+      store.set(decided, {uint8_t(all)});
+      continue;
+    }
+    if (const auto note = store.get(refusal, std::chrono::milliseconds(0)))
+      throw Error(Code::kPeerFailed,
+                  "nvx: the ranks were to open the devices that device_id names: " +
+                      printable(std::string(note->begin(), note->begin() + std::min(note->size(), kMostWords))));
+    if (last.passed(Clock::now()))
+      throw Error(Code::kTimeout, "nvx: timed out after " + seconds(last) +
+                                      ", waiting for a rank to say whether all open the devices that device_id names");
+    looked_at = (looked_at + 1) % size();
+    if (looked_at != rank()) look_while_waiting(looked_at);
+  }
+}
+
+void Group::warn_of_missing(Store& store, const std::string& come, const Deadline& deadline) {
+  std::string missing;
+  for (int r = 0; r < size(); ++r) {
+    if (!store.get(come + "/" + std::to_string(r), std::chrono::milliseconds(0)))
+      missing += (missing.empty() ? "" : ", ") + topology_.describe(r);
+  }
+  if (missing.empty()) missing = "all others at the same time";
+  NVX_LOG(kWarn,
+          "group %s: device_id was given to this rank and, within %.0f s, not to %s: devices are opened by the first "
+          "collective instead. Next: give device_id on all ranks, or on none",
+          name().c_str(), deadline.elapsed_s(), missing.c_str());
+}
+
 /// Throws Error, and then on all ranks unless one has ended.
 std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
                                                     const std::shared_ptr<Launcher>& launcher) {
@@ -47,15 +111,7 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
                                  .rank = rank(),
                                  .ranks = size(),
                                  .timeout = timeout().count() > 0 ? timeout() : std::chrono::hours(24),
-                                 .watch = [this](int writer) {
-                                   if (look_for_interrupt() || failed())
-                                     throw Error(failure().code(), failure().what());
-                                   if (const Status alive = check_alive(); !alive.ok())
-                                     throw Error(alive.code(), alive.what());
-                                   if (const int s = told_by(); s >= 0)
-                                     throw Error(Code::kPeerDied, read_note(pad(s).header().failure));
-                                   look_for_deaths(writer);
-                                 }});
+                                 .watch = [this](int writer) { look_while_waiting(writer); }});
   DeviceSideOptions options;
   options.group = name();
   options.rank = rank();
@@ -108,6 +164,16 @@ Status Group::launch(std::span<const Operation* const> operations, void* stream,
   if (status.ok()) watch_kernels();
   if (failed()) side.abort(failure());  // which may just have come, and not have seen them
   return status;
+}
+
+uint64_t Group::kernels_launched() const {
+  const DeviceSide* const side = kernels_.load(std::memory_order_acquire);
+  return side ? side->launched() : 0;
+}
+
+bool Group::kernels_ended_well(uint64_t launched) const {
+  const DeviceSide* const side = kernels_.load(std::memory_order_acquire);
+  return side && !forked() && int64_t(side->finished() - launched) >= 0;
 }
 
 Status Group::look_at_kernels() {

@@ -262,7 +262,7 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
                     "send/recv mismatch in group " + group_.name() + ": " + group_.topology().describe(early.peer) +
                         words(" sends", early.dtype, early.bytes) + ", " + group_.topology().describe(group_.rank()) +
                         words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
-                    "this is rank " + std::to_string(group_.rank()) +
+                    "this is " + group_.rank_name(group_.rank()) +
                         ". Next: give both tensors the same number of elements and the same type"));
     return true;
   }

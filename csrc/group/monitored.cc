@@ -4,41 +4,65 @@
 
 namespace nvx {
 
+namespace {
+
+constexpr const char* kLookAtThem =
+    ". Next: look at what these ranks do; is the timeout long enough (monitored_barrier(timeout=))?";
+constexpr size_t kMostDescribed = 8;
+
+}  // namespace
+
+/// The leading words are gloo's, which scripts know.
 Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all) {
   NVX_TRY(check_alive());
   const WaitRules rules = this->rules(timeout, Carrier::kCaller);
   const Stamp turn = ++monitored_;
-  const std::string context = "; this is rank " + std::to_string(rank()) + " in monitored_barrier of group " + name();
+  const std::string me = "this is " + rank_name(rank()) + " in monitored_barrier of group " + name();
   if (rank() != 0) {
     if (check_in(turn, rules) == Waited::kReached) return {};
-    if (failed()) return {failure().code(), failure().what() + context};
+    const std::string waited = me + ", waited " + seconds(rules.deadline) + " for " + topology_.describe(0);
+    if (failed()) return met_in(failure(), waited);
     return {Code::kTimeout,
             "nvx: Rank " + std::to_string(rank()) +
                 " successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
-                "rank 0. Please check rank 0 logs for faulty rank."};
+                "rank 0. Please check rank 0 logs for faulty rank; " +
+                waited +
+                ". Next: see whether that rank has come; rank 0 names the missing only where the others wait longer "
+                "than it does"};
   }
-  if (timeout.count() <= 0) return {Code::kTimeout, "nvx: Rank 0 timed out in monitoredBarrier after 0 ms"};
-  std::string missing;
-  int count = 0;
+  if (timeout.count() <= 0) {
+    return {Code::kTimeout, "nvx: Rank 0 timed out in monitoredBarrier after 0 ms; " + me +
+                                ". Next: give it time for the others to come (monitored_barrier(timeout=))"};
+  }
+  std::vector<int> missing;
+  for (int r = 1; r < size() && (name_all || missing.empty()); ++r) {
+    if (await_check_in(r, turn, rules) != Waited::kReached) missing.push_back(r);
+  }
+  if (!missing.empty()) return came_not(missing, name_all, me, rules.deadline);
+  if (failed()) return met_in(failure(), me);
+  signal(own_pad().header().monitored_out.flag, turn);
+  if (!port_) return {};
+  MutexLock lock(port_->mutex());
   for (int r = 1; r < size(); ++r) {
-    if (await_check_in(r, turn, rules) == Waited::kReached) continue;
-    missing += (missing.empty() ? "" : ", ") + std::to_string(r);
-    ++count;
-    if (!name_all) break;
+    if (seat_of(r) < 0) port_->monitor_out(r, turn);
   }
-  if (count == 0) {
-    if (failed()) return failure();
-    signal(own_pad().header().monitored_out.flag, turn);
-    if (!port_) return {};
-    MutexLock lock(port_->mutex());
-    for (int r = 1; r < size(); ++r) {
-      if (seat_of(r) < 0) port_->monitor_out(r, turn);
-    }
-    return {};
+  return {};
+}
+
+/// All of them by number, and the first where they are.
+Status Group::came_not(const std::vector<int>& missing, bool all, const std::string& me,
+                       const Deadline& deadline) const {
+  std::string numbers, described;
+  for (size_t i = 0; i < missing.size(); ++i) {
+    numbers += (i ? ", " : "") + std::to_string(missing[i]);
+    if (i < kMostDescribed) described += (i ? ", " : "") + topology_.describe(missing[i]);
   }
-  return {Code::kTimeout, std::string("nvx: ") + (count == 1 && !name_all ? "Rank " : "Ranks ") + missing +
-                              " failed to pass monitoredBarrier in " + seconds(rules.deadline) +
-                              (failed() ? ": " + failure().what().substr(5) + context : "")};
+  if (missing.size() > kMostDescribed) described += ", ...";
+  const std::string head =
+      (all ? "Ranks " : "Rank ") + numbers + " failed to pass monitoredBarrier in " + seconds(deadline);
+  const std::string rest = me + ", waited for " + described;
+  if (!failed()) return {Code::kTimeout, "nvx: " + head + "; " + rest + kLookAtThem};
+  return met_in({Code::kTimeout, "nvx: " + head + ": " + without_name(failure().what())}, rest);
 }
 
 /// Tells rank 0, and waits to be let go.

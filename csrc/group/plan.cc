@@ -62,6 +62,12 @@ size_t lease_for(size_t bytes, const PlanFacts& facts) {
 
 const char* name(Collective collective) { return collective == Collective::kNone ? "nothing" : row(collective).name; }
 
+std::vector<Algorithm> host_algorithms_of(Collective collective) {
+  const Row& r = row(collective);
+  if (r.small == r.large) return {r.small};
+  return {r.small, r.large};
+}
+
 size_t one_shot_limit(Collective collective, const PlanFacts& facts) {
   const Row& r = row(collective);
   if (r.small == r.large) return kSlot;
@@ -167,14 +173,6 @@ Bridge plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blo
   return {nullptr, 0, false, Collective::kNone, Collective::kNone, ""};
 }
 
-namespace {
-
-std::string ranks_of(size_t n) { return std::to_string(n) + (n == 1 ? " rank" : " ranks"); }
-
-std::string asked(Collective collective, size_t bytes) {
-  return std::string(name(collective)) + " of " + std::to_string(bytes) + " bytes a rank, ";
-}
-
 Across across(Collective collective) {
   for (int c = 0; c <= int(Across::kBarrier); ++c) {
     if (std::string_view(schedule::name(Across(c))) == name(collective)) return Across(c);
@@ -182,11 +180,7 @@ Across across(Collective collective) {
   return Across::kBarrier;
 }
 
-/// What is cut into slices, and what a step inside the host then puts into one rank's slot, as in Spread.
-struct Sizes {
-  size_t sliced, before, after;
-};
-
+/// As in Spread.
 Sizes sizes(Across collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts) {
   const size_t slice = std::min(bytes, bridge.slice);
   switch (collective) {
@@ -204,6 +198,15 @@ Sizes sizes(Across collective, size_t bytes, const Bridge& bridge, const PlanFac
     case Across::kReduce: return {bytes, slice, slice};
     default: return {0, bytes, bytes};
   }
+}
+
+namespace {
+
+std::string ranks_of(size_t n) { return std::to_string(n) + (n == 1 ? " rank" : " ranks"); }
+
+std::string asked(Collective collective, size_t bytes) {
+  const std::string size = collective == Collective::kBarrier ? "" : std::to_string(bytes) + " bytes a rank, ";
+  return std::string(name(collective)) + " of " + size;
 }
 
 std::string explain_between(Collective collective, size_t bytes, const PlanFacts& facts) {
@@ -245,6 +248,13 @@ std::string explain_inside(Collective collective, size_t bytes, const PlanFacts&
 }  // namespace
 
 std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const size_t ranks = facts.hosts > 1 ? facts.world : facts.ranks;
+  const std::string all = asked(collective, bytes) + ranks_of(ranks) +
+                          (facts.hosts > 1 ? " on " + std::to_string(facts.hosts) + " hosts: " : " on one host: ");
+  if (ranks == 1) return all + "nobody to exchange anything with, so nothing is chosen";
+  if (collective != Collective::kBarrier && bytes == 0)
+    return all + "no data to move, so nothing is chosen; the ranks only tell each other what they call";
+  if (collective == Collective::kBarrier && facts.hosts == 1) return all + "flags in shared memory, nothing to choose";
   return facts.hosts > 1 ? explain_between(collective, bytes, facts) : explain_inside(collective, bytes, facts);
 }
 

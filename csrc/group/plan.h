@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "kernel/launch.h"
 #include "kernel/pad.h"
@@ -38,10 +39,15 @@ kernel::Way way_to_keep(size_t bytes, const PlanFacts& facts);
 /// would stage in all.
 Choice plan(kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 
+/// Those that a collective may go by inside a host, the one for the shortest messages first.
+std::vector<kernel::Algorithm> host_algorithms_of(kernel::Collective collective);
+
+inline constexpr size_t kSlicesInFlight = 4;  ///< of what goes between hosts
+
 /// How a collective goes between hosts.
 struct Bridge {
   const schedule::Row* row;
-  size_t slice;                      ///< bytes of the whole that go as one schedule; several are on their way at a time
+  size_t slice;                      ///< bytes of the whole that go as one schedule
   bool by_leader;                    ///< one rank of each host does it alone; else each rail does its part
   kernel::Collective before, after;  ///< what each host's ranks do among themselves; kNone: nothing
   const char* why;
@@ -52,6 +58,16 @@ struct Bridge {
 enum class Blocks { kAlike, kOfAnySize };
 Bridge plan_between(schedule::Collective collective, size_t bytes, const PlanFacts& facts,
                     Blocks blocks = Blocks::kAlike);
+
+/// The same collective between hosts; barrier's for what has none.
+schedule::Collective across(kernel::Collective collective);
+
+/// Of bytes as plan_between() counts them: what is cut into slices, and what a step inside the host then puts into one
+/// rank's slot.
+struct Sizes {
+  size_t sliced, before, after;
+};
+Sizes sizes(schedule::Collective collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts);
 
 /// Where one-shot ends, in bytes.
 size_t one_shot_limit(kernel::Collective collective, const PlanFacts& facts);

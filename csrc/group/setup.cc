@@ -12,6 +12,7 @@
 #include "group/device_side.h"
 #include "group/group.h"
 #include "group/mailbox.h"
+#include "group/roster.h"
 #include "group/spread.h"
 #include "net/port.h"
 
@@ -89,12 +90,13 @@ Group::Group(Store& store, const GroupOptions& options)
     MutexLock lock(port_->mutex());
     port_->on_failure([this](const net::Port::Failure& failure) { pass_on(failure); });
   }
-  neighbours_->leases().join(this);
   if (rank() == 0) {
     NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
             topology_.describe().c_str(), topology_.cores, topology_.l3_bytes >> 10, kernel::level().name);
     NVX_LOG(kInfo, "group %s: %s", name().c_str(), explain(kernel::Collective::kAllReduce, 1 << 20, facts_).c_str());
   }
+  neighbours_->leases().join(this);
+  Roster::here().join(*this);  // last: who joins is a whole group
 }
 
 void Group::meet(Store& store) {
@@ -105,6 +107,7 @@ void Group::meet(Store& store) {
   begin_counters(own, options_.first_epoch);
   Doorway door(*neighbours_);
   topology_ = Topology::from(exchange_hellos(store, door.name(), deadline));
+  topology_.global_ranks = options_.global_ranks;
   door.hand_out(handout_.get());
   facts_ = facts_of(topology_, rank());
   if (const auto spin = spin_of(facts_); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
@@ -126,9 +129,9 @@ void Group::meet(Store& store) {
 /// it any more, and until then they find there that its rank has left, and why.
 void Group::give_up(Store& store, Code code, const std::string& why) {
   const std::string note = !told_.empty() ? told_
-                                          : "rank " + std::to_string(rank()) + " (pid " + std::to_string(getpid()) +
-                                                ", host " + own_host_name(options_.host) + ") gave up making group " +
-                                                name() + ": " + without_name(why);
+                                          : rank_name(rank()) + " (pid " + std::to_string(getpid()) + ", host " +
+                                                own_host_name(options_.host) + ") gave up making group " + name() +
+                                                ": " + without_name(why);
   if (pad_span_) {
     const kernel::Pad own(neighbours_->arena().at(pad_span_.offset), size_t(size()));
     write_note(own.header().failure, code, note);
@@ -155,7 +158,7 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
 void Group::end_as_told(const std::string& note) {
   told_ = printable(note);
   const Status status =
-      met_in({Code::kPeerFailed, "nvx: " + told_}, "this is rank " + std::to_string(rank()) + ", which was making it");
+      met_in({Code::kPeerFailed, "nvx: " + told_}, "this is " + rank_name(rank()) + ", which was making it");
   throw Error(status.code(), status.what());
 }
 
@@ -172,18 +175,18 @@ void Group::look_for_deaths(int writer) {
   const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::opened();
   for (size_t r = 0; r < options_.global_ranks.size(); ++r) {
     const uint64_t global = options_.global_ranks[r];
-    const std::string who = "nvx: global rank " + std::to_string(global);
-    const std::string when = " while group " + name() + " was being made";
+    const std::string who = "global rank " + std::to_string(global);
+    const std::string when = " while group " + name() + " was being made. " + see_log_of(who);
     const std::shared_ptr<Neighbour> met = neighbours_->met(global);
     if (met && met->dead()) {
-      throw Error(Code::kPeerDied, who + " (pid " + std::to_string(met->pid()) + ", host " +
+      throw Error(Code::kPeerDied, "nvx: " + who + " (pid " + std::to_string(met->pid()) + ", host " +
                                        own_host_name(options_.host) + ") has ended" + met->how_it_ended(" (", ")") +
-                                       when + ". " + kSeeItsLog);
+                                       when);
     }
     if (!wire || int(r) != writer) continue;
     MutexLock lock(wire->mutex());
     const std::string lost = wire->fate(global);
-    if (!lost.empty()) throw Error(Code::kPeerDied, who + " " + lost + "," + when + ". " + kSeeItsLog);
+    if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + who + " " + lost + "," + when);
   }
 }
 
@@ -232,9 +235,9 @@ std::string Group::missing_in_set_up(Store& store, int writer) {
   constexpr int kMostAsked = 256, kMostNamed = 8;
   std::vector<std::string> missing;
   for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
-    if (store.add(generation_of(r), 0) < generation_) missing.push_back(std::to_string(r));
+    if (store.add(generation_of(r), 0) < generation_) missing.push_back(rank_name(r).substr(5));
   }
-  if (missing.empty()) return "rank " + std::to_string(writer) + " has come, but says nothing more";
+  if (missing.empty()) return rank_name(writer) + " has come, but says nothing more";
   std::string named;
   for (size_t i = 0; i < std::min<size_t>(missing.size(), kMostNamed); ++i) named += (i ? ", " : "") + missing[i];
   if (missing.size() > kMostNamed) named += " and others";
@@ -259,8 +262,8 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
     if (deadline.passed(Clock::now())) {
       throw Error(Code::kTimeout,
                   "nvx: the ranks of group " + name() + " did not all come in " + seconds(deadline) + ": " +
-                      missing_in_set_up(store, writer) + earlier_claim(store) + "; this is rank " +
-                      std::to_string(rank()) + ", which waits for the key " + key(what) +
+                      missing_in_set_up(store, writer) + earlier_claim(store) + "; this is " + rank_name(rank()) +
+                      ", which waits for the key " + key(what) +
                       " in the store. Next: has every rank been started, with this backend and world size, and "
                       "does each make this group? See the logs of those that have not come");
     }
@@ -391,7 +394,7 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
       check_seats();
       if (deadline.passed(Clock::now())) {
         throw Error(Code::kTimeout, "nvx: " + topology_.describe(r) + " did not finish setting up group " + name() +
-                                        " in time" + ". " + kSeeItsLog);
+                                        " in time. " + see_log_of(r));
       }
     }
     if (header.group != id_ || header.rank != r) {
@@ -408,6 +411,7 @@ void Group::check_seats() {
     if (s == seat()) continue;
     const kernel::PadHeader& header = pad(s).header();
     const std::string who = "nvx: " + describe_seat(s);
+    const std::string advice = ". " + see_log_of(here()[size_t(s)]);
     const uint64_t group = header.group;
     const bool of_this_group = group == id_ || group == 0;  // 0: it does not know the name yet
     if (of_this_group && header.failure.state.load(std::memory_order_acquire) == 2)
@@ -415,10 +419,10 @@ void Group::check_seats() {
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
     if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
-      throw Error(Code::kPeerLeft, who + " has given up making group " + name() + ". " + kSeeItsLog);
+      throw Error(Code::kPeerLeft, who + " has given up making group " + name() + advice);
     if (dead(s) && presence == kernel::Presence::kHere) {
       throw Error(Code::kPeerDied, who + " ended" + peers_[size_t(s)]->how_it_ended(" (", ")") + " while group " +
-                                       name() + " was being set up" + ". " + kSeeItsLog);
+                                       name() + " was being set up" + advice);
     }
   }
 }

@@ -237,7 +237,7 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
   const std::string number = "#" + std::to_string(call.o.number), what = describe(call.o.fingerprint());
   const std::string me = group_.topology().describe(group_.rank());
   const std::string context =
-      "this is rank " + std::to_string(group_.rank()) + " in " + what + " " + number + " of group " + group_.name();
+      "this is " + group_.rank_name(group_.rank()) + " in " + what + " " + number + " of group " + group_.name();
   using Cause = net::Run::Verdict::Cause;
   net::Run::Verdict v;
   std::string missing, state;

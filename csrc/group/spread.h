@@ -25,8 +25,6 @@ class Spread final : private Driver {
   Status run(Operation& operation, Carrier carrier);
 
  private:
-  static constexpr size_t kSlicesInFlight = 4;
-
   /// The operation in hand.
   struct Call {
     Operation& o;

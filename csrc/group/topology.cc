@@ -32,6 +32,9 @@ uint64_t host_hash(const std::string& said) {
   return Hash().add(boot).add(uint64_t(net.st_ino)).value();
 }
 
+/// Ranks of one host are of one machine, whatever they say: only there memory can be shared.
+uint32_t machine_hash() { return uint32_t(host_hash({})); }
+
 /// What the cgroup's quota leaves of the cores, in whole cores.
 uint32_t quota_cores(uint32_t cores) {
   std::istringstream max(read_line("/sys/fs/cgroup/cpu.max"));
@@ -89,6 +92,7 @@ Hello describe_self(int rank, const std::string& host) {
   hello.rank = rank;
   hello.pid = int32_t(getpid());
   hello.host = host_hash(said);
+  hello.machine = machine_hash();
   hello.plan_hash = config().plan_hash();
   hello.cores = usable_cores();
   hello.l2_bytes = cache_bytes(2);
@@ -225,7 +229,14 @@ void Topology::sort_by_host() {
     std::vector<int>& there = hosts[size_t(host->second)];
     host_of.push_back(host->second);
     seat_of.push_back(int(there.size()));
+    const size_t first = there.empty() ? i : size_t(there.front());
     there.push_back(int(i));
+    if (ranks[first].machine == ranks[i].machine) continue;
+    throw Error(Code::kMismatch,
+                "nvx: " + describe(int(first)) + " and " + describe(int(i)) +
+                    " say with NVX_HOST_ID that they share a host, but they run on different machines "
+                    "or in different network namespaces, where they cannot share memory. Next: give "
+                    "the ranks of each machine, or container, an NVX_HOST_ID of their own, or unset it");
   }
 }
 
@@ -241,7 +252,18 @@ std::string Topology::describe() const {
   return all + " on " + std::to_string(hosts.size()) + " hosts: " + spread;
 }
 
-std::string Topology::describe(int rank) const { return "rank " + std::to_string(rank) + " " + whereabouts(rank); }
+std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks) {
+  const std::string name = "rank " + std::to_string(rank);
+  const bool same = size_t(rank) >= global_ranks.size() || global_ranks[size_t(rank)] == uint64_t(rank);
+  return same ? name : name + " (global rank " + std::to_string(global_ranks[size_t(rank)]) + ")";
+}
+
+std::string Topology::describe(int rank) const {
+  std::string name = rank_name(rank, global_ranks), where = whereabouts(rank);
+  if (name.back() != ')') return name + " " + where;
+  name.pop_back();
+  return name + ", " + where.substr(1);
+}
 
 std::string Topology::whereabouts(int rank) const {
   const Hello& hello = ranks[size_t(rank)];

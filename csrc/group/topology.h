@@ -13,7 +13,7 @@ namespace nvx {
 /// is believed beyond what decode_table() checks and what local geometry allows.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
-  static constexpr uint16_t kWire = 4;            // protocol between ranks; moves when a layout in pad.h or here does
+  static constexpr uint16_t kWire = 5;            // protocol between ranks; moves when a layout in pad.h or here does
 
   uint32_t magic = kMagic;
   uint16_t wire = kWire;
@@ -29,7 +29,7 @@ struct Hello {
   uint64_t l2_bytes = 0;
   uint64_t l3_bytes = 0;
   uint32_t cores = 0;
-  uint32_t reserved = 0;
+  uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees
   char host_name[48] = {};
   char door[48] = {};
   char version[16] = {};
@@ -49,6 +49,9 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
 std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses);
 std::vector<std::vector<std::byte>> decode_addresses(std::span<const uint8_t> value, size_t count);
 
+/// "rank 3"; where that is another one of the job, "rank 1 (global rank 3)".
+std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks);
+
 /// The first line of a file; empty where it cannot be read.
 std::string read_line(const std::string& path);
 
@@ -61,12 +64,14 @@ struct Topology {
   size_t cores = 1;                     ///< of the host, as the rank with the fewest sees it
   size_t l2_bytes = 0;                  ///< least of all
   size_t l3_bytes = 0;
+  std::vector<uint64_t> global_ranks;  ///< of the ranks, in the whole job; empty where that is not known
 
   /// Checks that all ranks speak one protocol and are configured alike, and sorts them by host.
   static Topology from(std::vector<Hello> ranks);
   /// As many ranks as every host has at least: each of them can carry a part of what goes between hosts.
   size_t rails() const;
-  std::string describe(int rank) const;     ///< "rank 3 (pid 4711, host a01)"
+  /// "rank 3 (pid 4711, host a01)"; where that is another one of the job, "rank 1 (global rank 3, pid 4711, host a01)"
+  std::string describe(int rank) const;
   std::string whereabouts(int rank) const;  ///< "(pid 4711, host a01)"
   std::string describe() const;             ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
 

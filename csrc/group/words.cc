@@ -17,13 +17,6 @@ std::string seconds(double span) {
 
 std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }
 
-std::string printable(std::string text) {
-  for (char& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20) c = ' ';
-  }
-  return text;
-}
-
 size_t advice_at(const std::string& text) {
   for (const char* mark : {"; Next: ", ". Next: "}) {
     if (const size_t at = text.find(mark); at != std::string::npos) return at;

@@ -64,9 +64,9 @@ TEST(DelegatePlan, NothingIsHandedOverWhereNothingIsNamed) {
                "NVX_DELEGATE does not name it");
 }
 
-std::string runs(const std::vector<DeviceWay>& ways) {
+std::string runs(const std::vector<Way>& ways) {
   std::string text;
-  for (const DeviceWay& way : ways) {
+  for (const Way& way : ways) {
     if (way.runs) text += way.by + " " + way.what + ";";
   }
   return text;
@@ -84,7 +84,7 @@ TEST(DeviceExplain, OneWayRunsAndAllAreThere) {
   EXPECT_EQ(ways(1 * M, true).size(), 5u) << "NCCL, three of kernels, host memory";
   facts.force = PlanFacts::Force::kPipelined;
   EXPECT_EQ(runs(ways(8, true)), "kernels reduce_chunks;");
-  for (const DeviceWay& way : ways(8, false)) {
+  for (const Way& way : ways(8, false)) {
     EXPECT_NE(way.why, "") << way.by;
     EXPECT_NE(way.set_by, "") << way.by;
   }
@@ -112,6 +112,9 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
 TEST(DeviceExplain, SaysWhyThereIsNoNccl) {
   PlanFacts facts;
   facts.ranks = 2;
+  const Way gathers = explain_on_device({Collective::kGather, 64 * M, facts, true, ""}).front();
+  EXPECT_EQ(gathers.why, "NVX_DELEGATE cannot name it");
+  EXPECT_FALSE(gathers.estimate.seconds > 0) << "it has no time";
   const auto ways = explain_on_device({Collective::kAllReduce, 64 * M, facts, true, "nothing to hand over to"});
   EXPECT_EQ(ways.front().why, "nothing to hand over to");
   EXPECT_FALSE(ways.front().runs);

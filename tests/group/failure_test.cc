@@ -372,9 +372,16 @@ TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
     EXPECT_TRUE(rank < 2 || eventually(milliseconds(10'000), [&] { return over.load(); }));
     const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 200 : 400), /*name_all=*/true);
     EXPECT_FALSE(status.ok());
+    const std::string where = group.topology().whereabouts(0);  // of all: they are threads
     if (rank == 0) {
-      EXPECT_SAYS(status, "Ranks 2, 3 failed to pass monitoredBarrier");
+      EXPECT_SAYS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
+      EXPECT_SAYS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +
+                              ", rank 3 " + where + ". Next: look at what these ranks do");
       over = true;
+    } else if (rank == 1) {
+      EXPECT_SAYS(status, "nvx: Rank 1 successfully reached monitoredBarrier");
+      EXPECT_SAYS(status, "; this is rank 1 in monitored_barrier of group monitored, waited 0.");
+      EXPECT_SAYS(status, " s for rank 0 " + where + ". Next: ");
     }
     EXPECT_FALSE(group.failed());
     EXPECT_TRUE(barrier(group).ok());

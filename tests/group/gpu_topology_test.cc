@@ -101,7 +101,7 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
   GpuTopology topology = look_at_gpus(nvml);
   const auto driver = std::make_shared<FakeDriver>(2);  // the third one is hidden from CUDA
-  measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)));
+  measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(60'000));
   EXPECT_GT(topology.pair(0, 1).measured.gb_s, 0);
   EXPECT_GT(topology.pair(0, 1).measured.us, 0);
   EXPECT_EQ(topology.pair(0, 2).measured.why_not, "CUDA_VISIBLE_DEVICES hides one of them");

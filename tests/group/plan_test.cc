@@ -117,7 +117,13 @@ TEST(Plan, ExplainsItself) {
   for (const char* part : {"all_reduce", "1048576 bytes", "2 ranks", "reduce_pipelined", "NVX_ALGO", "NVX_LEASE_KB"}) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   }
-  EXPECT_NE(explain(Collective::kAllReduce, 8, machine(1)).find(", 1 rank on"), std::string::npos);
+  EXPECT_EQ(explain(Collective::kAllReduce, 8, machine(1)),
+            "all_reduce of 8 bytes a rank, 1 rank on one host: nobody to exchange anything with, so nothing is chosen");
+  EXPECT_EQ(explain(Collective::kAllReduce, 0, machine(2)),
+            "all_reduce of 0 bytes a rank, 2 ranks on one host: no data to move, so nothing is chosen; the ranks only "
+            "tell each other what they call");
+  EXPECT_EQ(explain(Collective::kBarrier, 0, machine(2)),
+            "barrier of 2 ranks on one host: flags in shared memory, nothing to choose");
 }
 
 struct ExpectedBridge {
@@ -212,7 +218,7 @@ TEST(PlanBetween, ExplainsItself) {
        "all_to_all of 100 bytes a rank, 4 ranks on 2 hosts, 2 on each: between hosts pairwise (every block goes "
        "straight to where it is due), inside a host exchange"},
       {Collective::kBarrier, 2, 2, 0,
-       "barrier of 0 bytes a rank, 4 ranks on 2 hosts, 2 on each: inside a host barrier, between hosts dissemination "
+       "barrier of 4 ranks on 2 hosts, 2 on each: inside a host barrier, between hosts dissemination "
        "(the fewest steps) by one rank of each host, inside a host barrier"},
   };
   for (const Row& row : kRows) {

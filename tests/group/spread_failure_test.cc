@@ -340,6 +340,7 @@ TEST(SpreadFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
     EXPECT_FALSE(status.ok());
     if (rank == 0) {
       EXPECT_SAYS(status, "Ranks 1, 3 failed to pass monitoredBarrier");
+      EXPECT_SAYS(status, "waited for " + group.topology().describe(1) + ", " + group.topology().describe(3));
       over = true;
     }
     EXPECT_FALSE(group.failed());

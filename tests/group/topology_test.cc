@@ -47,6 +47,27 @@ TEST(Topology, TellsOfThisMachine) {
   EXPECT_EQ(hello.host, describe_self(3).host);
 }
 
+TEST(Topology, RanksOfOneHostAreOfOneMachine) {
+  std::vector<Hello> all = hellos(3);
+  all[2].machine ^= 1;
+  expect_refused(all, "rank 0 (pid");
+  expect_refused(all, "rank 2 (pid");
+  expect_refused(all, "NVX_HOST_ID");
+  all[2].host ^= 1;
+  EXPECT_EQ(Topology::from(all).hosts.size(), 2u);
+}
+
+TEST(Topology, SaysWhichRankOfTheWholeJobThatIsWhereItDiffers) {
+  Topology topology = Topology::from(hellos(3));
+  const std::string before = topology.describe(1);
+  EXPECT_TRUE(before.starts_with("rank 1 (pid ")) << before;
+  topology.global_ranks = {4, 1, 7};
+  EXPECT_EQ(topology.describe(1), before);
+  EXPECT_TRUE(topology.describe(2).starts_with("rank 2 (global rank 7, pid ")) << topology.describe(2);
+  EXPECT_EQ(rank_name(0, topology.global_ranks), "rank 0 (global rank 4)");
+  EXPECT_EQ(rank_name(0, {}), "rank 0");
+}
+
 TEST(Topology, DamagedValuesAreRefused) {
   const std::vector<uint8_t> good = encode(hellos(2));
   EXPECT_THROW((void)decode(good, 3), Error);

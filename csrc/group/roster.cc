@@ -1,0 +1,119 @@
+// What befalls one group of a process, and the others of it: a process that one of them has lost is lost to all, and
+// who waits in another one for a rank that has failed here is to name the cause, and not that rank.
+
+#include "group/roster.h"
+
+#include <algorithm>
+
+#include "base/contain.h"
+#include "base/per_process.h"
+#include "group/group.h"
+
+namespace nvx {
+namespace {
+
+thread_local bool telling = false;
+
+constexpr const char kBefore[] = "; before that, ";
+
+}  // namespace
+
+Roster& Roster::here() { return of_this_process<Roster>(); }
+
+void Roster::join(Group& group) {
+  MutexLock lock(mutex_);
+  groups_.push_back(&group);
+}
+
+void Roster::leave(Group& group) {
+  MutexLock lock(mutex_);
+  std::erase(groups_, &group);
+}
+
+void Roster::tell_others(const Group& of, const std::function<void(Group&)>& tell) {
+  if (telling) return;
+  MutexLock lock(mutex_);
+  telling = true;
+  for (Group* const group : groups_) {
+    if (group != &of) contain("telling another group of a failure", [&] { tell(*group); });
+  }
+  telling = false;
+}
+
+/// What a rank has said it failed of before it was lost, or left: then it is not to blame.
+void Group::tell_other_groups(Code code, const std::string& cause) {
+  if (code == Code::kAborted || closed()) return;
+  // What has come from group to group: where it began is what counts.
+  const size_t root = cause.rfind(kBefore);
+  const std::string trouble = root == std::string::npos ? "its group " + name() + " had failed: " + cause
+                                                        : cause.substr(root + sizeof kBefore - 1);
+  const bool by_loss = code == Code::kPeerDied || code == Code::kPeerFailed;
+  const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
+  Roster::here().tell_others(*this, [&](Group& other) {
+    if (!port_ || !other.port_ || &port_->wire() == &other.port_->wire()) other.hear_of(lost, code, trouble);
+  });
+}
+
+std::vector<Group::Lost> Group::lost_ranks() {
+  std::vector<Lost> lost;
+  for (int s = 0; s < seats(); ++s) {
+    if (s != seat() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere)
+      lost.push_back({.near = peers_[size_t(s)].get()});
+  }
+  if (!port_) return lost;
+  MutexLock lock(port_->mutex());
+  for (int r = 0; r < size(); ++r) {
+    if (seat_of(r) >= 0) continue;
+    const auto fate = port_->fate(r);
+    const auto process = port_->process_of(r);
+    if (fate && !fate->left && process) lost.push_back({.wire = &port_->wire(), .far = *process});
+  }
+  return lost;
+}
+
+void Group::hear_of(const std::vector<Lost>& lost, Code code, const std::string& trouble) {
+  if (forked() || failed() || closed()) return;
+  if (std::any_of(lost.begin(), lost.end(), [this](const Lost& l) { return fail_as_lost(l); })) return;
+  {
+    MutexLock lock(failure_mutex_);
+    if (own_pad().header().presence.load(std::memory_order_relaxed) == kernel::Presence::kLeft) return;
+    write_note(own_pad().header().trouble, code, trouble);
+  }
+  if (!port_) return;
+  MutexLock lock(port_->mutex());
+  port_->tell_trouble(trouble);
+}
+
+bool Group::fail_as_lost(const Lost& lost) {
+  for (int s = 0; lost.near && s < seats(); ++s) {
+    if (s == seat() || peers_[size_t(s)].get() != lost.near ||
+        pad(s).header().presence.load() != kernel::Presence::kHere)
+      continue;
+    fail_as_gone(s);
+    return true;
+  }
+  for (int r = 0; lost.wire && port_ && &port_->wire() == lost.wire && r < size(); ++r) {
+    MutexLock lock(port_->mutex());
+    if (seat_of(r) >= 0 || port_->process_of(r) != lost.far) continue;
+    const auto fate = port_->fate(r);
+    lock.unlock();
+    if (!fate || fate->left) continue;
+    (void)fail_by_fate(*fate);
+    return true;
+  }
+  return false;
+}
+
+std::string Group::trouble_of(int rank) {
+  std::string trouble;
+  if (const int s = seat_of(rank); s >= 0) {
+    const kernel::FailureNote& note = pad(s).header().trouble;
+    if (pad(s).header().group == id_ && note.state.load(std::memory_order_acquire) == 2) trouble = read_note(note);
+  } else if (port_) {
+    MutexLock lock(port_->mutex());
+    trouble = port_->trouble(rank);
+  }
+  return trouble.empty() ? "" : kBefore + trouble;
+}
+
+}  // namespace nvx
