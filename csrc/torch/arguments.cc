@@ -80,40 +80,57 @@ void Arguments::invalid_type(const std::string& what) const {
 }
 
 at::Tensor& Arguments::single(std::vector<at::Tensor>& tensors) const {
-  const auto fail = [this](const std::string& what) { invalid(what); };
-  c10d::assertNonEmpty(fail, tensors);
-  c10d::assertSingleElement(fail, tensors);
+  if (tensors.empty()) invalid("requires non-empty tensor list");
+  check_single(tensors);
   check_tensor(tensors[0]);
   return tensors[0];
 }
 
+void Arguments::check_single(const std::vector<at::Tensor>& tensors, const std::string& side) const {
+  if (tensors.size() == 1) return;
+  invalid("requires a single-element " + side + "tensor list, not one of " + std::to_string(tensors.size()));
+}
+
 void Arguments::check_tensor(const at::Tensor& tensor) const {
   if (!tensor.defined()) invalid("requires defined tensors");
-  if (tensor.layout() != at::kStrided) invalid("only supports dense tensors");
-  if (!serves(tensor.device())) invalid("only supports CPU tensors and those of accelerators");
+  if (tensor.layout() != at::kStrided)
+    invalid("only supports dense tensors, not one of layout " + c10::str(tensor.layout()) + ": to_dense() it first");
+  check_place(tensor);
   // A storage may have been made smaller under its tensors, as FSDP does with parameters that it frees.
   const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                                          size_t(tensor.storage_offset()));
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
   const size_t there = storage.nbytes();
   if (tensor.numel() != 0 && there < needed)
-    invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) + " bytes");
+    invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) +
+            " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
   if (tensor.numel() != 0 && !storage.data())  // torch does not look for these in lists of lists
     invalid("a tensor has no memory of its own, as one that wraps others or is a fake: hand over what it stands for");
+}
+
+void Arguments::check_place(const at::Tensor& tensor) const {
+  if (serves(tensor.device())) return;
+  invalid("only supports CPU tensors and those of accelerators, not one on " + tensor.device().str());
 }
 
 void Arguments::one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const {
   const std::string size = std::to_string(size_);
   if (lists.size() != 1)
-    invalid("requires a single-element " + side + " list containing a list with " + size + " tensors.");
+    invalid("requires a single-element " + side + " list containing a list with " + size + " tensors. It has " +
+            std::to_string(lists.size()) + " elements");
   if (lists[0].size() == size_t(size_)) return;
   const std::string side_first = side == "input" ? "Input" : "Output";
   invalid("Incorrect " + side + " list size " + std::to_string(lists[0].size()) + ". " + side_first +
           " list size should be " + size + ", same as size of the process group.");
 }
 
+std::string Arguments::ranks_of(int64_t root) const {
+  return ": this is rank " + std::to_string(rank_) + ", the root is rank " + std::to_string(root);
+}
+
 void Arguments::check_root(int64_t root) const {
-  c10d::assertRootRank([this](const std::string& what) { invalid(what); }, root, size_);
+  if (root >= 0 && root < size_) return;
+  invalid("invalid root rank: " + std::to_string(root) + ", in a group of " + std::to_string(size_));
 }
 
 /// Each split is within dimension 0 before they are summed, so no sum overflows.
@@ -144,9 +161,14 @@ void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tenso
     invalid("Split sizes doesn't match total dim 0 size: " + name + " leaves " + std::to_string(left) + of_rows);
 }
 
-/// Whether whole has as many elements as all ranks' parts together; a product might overflow.
-bool Arguments::times_size(const at::Tensor& whole, const at::Tensor& part) const {
-  return whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel();
+/// One tensor has as many elements as all ranks' parts together; a product might overflow.
+void Arguments::check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const {
+  const at::Tensor& part = whole.is_same(out) ? in : out;
+  if (whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel()) return;
+  invalid(std::string(whole.is_same(out) ? "output tensor size must be equal to world_size times input tensor size"
+                                         : "input tensor must be the same size as output size times world size") +
+          ": the output has " + std::to_string(out.numel()) + " elements, the input " + std::to_string(in.numel()) +
+          ", the group " + std::to_string(size_) + " ranks");
 }
 
 void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
@@ -281,7 +303,7 @@ Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) con
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
-  if (!times_size(out, in)) invalid("output tensor size must be equal to world_size times input tensor size");
+  check_times_size(out, in, /*whole=*/out);
   Collective c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
   decide_way(c, out);
   c.operation.in = input(c, in, clash_within(in, out, rank_));
@@ -320,7 +342,7 @@ Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in,
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
-  if (!times_size(in, out)) invalid("input tensor must be the same size as output size times world size");
+  check_times_size(out, in, /*whole=*/in);
   Collective c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
   reduces_with(c, op, in);
   decide_way(c, in);
@@ -348,7 +370,7 @@ Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, cons
   const auto fail = [this](const std::string& what) { invalid(what); };
   Collective c = begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
   if (root != rank_) {
-    if (!outputs.empty()) invalid("requires empty output on non-root");
+    if (!outputs.empty()) invalid("requires empty output on non-root" + ranks_of(root));
     return c;
   }
   one_per_rank(outputs, "output");
@@ -368,7 +390,7 @@ Collective Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t
   if (root != rank_) return c;
   check_tensor(out);
   same_type(out, in);
-  if (!times_size(out, in)) invalid("output tensor size must be equal to world_size times input tensor size");
+  check_times_size(out, in, /*whole=*/out);
   std::byte* base = output(c, out);
   for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
   return c;
@@ -384,7 +406,7 @@ Collective Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at:
   c.operation.recv = Pieces(size_t(size_));
   c.operation.recv[size_t(root)] = {output(c, out), bytes_of(out)};
   if (root != rank_) {
-    if (!inputs.empty()) invalid("requires empty input on non-root");
+    if (!inputs.empty()) invalid("requires empty input on non-root" + ranks_of(root));
     return c;
   }
   one_per_rank(inputs, "input");
@@ -419,7 +441,9 @@ Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::ve
     c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
   }
   if (inputs[size_t(rank_)].numel() != outputs[size_t(rank_)].numel()) {
-    invalid("the input and the output for this rank itself differ in size");
+    invalid("the input and the output for this rank itself differ in size: " +
+            std::to_string(inputs[size_t(rank_)].numel()) + " and " + std::to_string(outputs[size_t(rank_)].numel()) +
+            " elements");
   }
   return c;
 }
@@ -446,8 +470,11 @@ Collective Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in, con
   const bool apart = clash(in, out, /*counterparts=*/input_splits == output_splits);
   c.operation.send = cut(in, input_splits, give(c, in, apart).data);
   c.operation.recv = cut(out, output_splits, output(c, out));
-  if (c.operation.send[size_t(rank_)].bytes != c.operation.recv[size_t(rank_)].bytes) {
-    invalid("the input and the output split for this rank itself differ in size");
+  const size_t sent = c.operation.send[size_t(rank_)].bytes, kept = c.operation.recv[size_t(rank_)].bytes;
+  if (sent != kept) {
+    invalid("the input and the output split for this rank itself differ in size: " +
+            std::to_string(sent / in.element_size()) + " and " + std::to_string(kept / in.element_size()) +
+            " elements");
   }
   return c;
 }

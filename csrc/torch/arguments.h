@@ -48,6 +48,13 @@ class Arguments {
   void check_coalesced(const std::vector<std::vector<at::Tensor>>& outputs,
                        const std::vector<at::Tensor>& inputs) const;
 
+  /// Of an all-reduce of several.
+  void check_reduced(const std::vector<at::Tensor>& tensors) const;
+  void check_same_length(size_t outputs, size_t inputs) const;
+  /// side: "input ", "output " or nothing.
+  void check_single(const std::vector<at::Tensor>& tensors, const std::string& side = "") const;
+  void check_place(const at::Tensor& tensor) const;
+
   /// The one tensor of a list that must have one.
   at::Tensor& single(std::vector<at::Tensor>& tensors) const;
   void check_tensor(const at::Tensor& tensor) const;
@@ -67,7 +74,8 @@ class Arguments {
   void check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) const;
   void check_root(int64_t root) const;
   void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
-  bool times_size(const at::Tensor& whole, const at::Tensor& part) const;
+  void check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const;
+  std::string ranks_of(int64_t root) const;
   /// One list with a tensor for each rank. `side` is "input" or "output".
   void one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const;
   void check_writable(const at::Tensor& tensor) const;

@@ -1,7 +1,5 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
-#include <torch/csrc/distributed/c10d/Utils.hpp>
-
 #include "kernel/level.h"
 #include "torch/arguments.h"
 
@@ -20,28 +18,52 @@ std::string at_index(size_t index, const Wanted& wanted, const There& there) {
 void Arguments::check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) const {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
-    if (!tensor.defined()) invalid("requires defined tensors");
+    if (!tensor.defined()) invalid("requires defined tensors, which that at index " + std::to_string(i) + " is not");
     if (tensor.layout() != like.layout())
       invalid("invalid tensor layout" + at_index(i, like.layout(), tensor.layout()));
     if (tensor.scalar_type() != like.scalar_type())
       invalid("invalid tensor type" + at_index(i, like.scalar_type(), tensor.scalar_type()));
     if (tensor.sizes() != like.sizes()) invalid("invalid tensor size" + at_index(i, like.sizes(), tensor.sizes()));
-    if (tensor.device() != like.device()) invalid("tensors must be on the same device");
+    if (tensor.device() != like.device())
+      invalid("tensors must be on the same device" + at_index(i, like.device(), tensor.device()));
   }
 }
 
+/// In gloo's words, which allow sizes that differ.
+void Arguments::check_reduced(const std::vector<at::Tensor>& tensors) const {
+  if (tensors.empty()) invalid("requires non-empty tensor list");
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor &first = tensors[0], &tensor = tensors[i];
+    if (!tensor.defined()) invalid("requires defined tensors, which that at index " + std::to_string(i) + " is not");
+    if (tensor.layout() != first.layout())
+      invalid("invalid tensor layout" + at_index(i, first.layout(), tensor.layout()));
+    if (tensor.layout() != at::kStrided)
+      invalid("unsupported layout: only supports dense tensors" + at_index(i, at::kStrided, tensor.layout()));
+    if (tensor.scalar_type() != first.scalar_type())
+      invalid("tensors must all have the same type" + at_index(i, first.scalar_type(), tensor.scalar_type()));
+    check_tensor(tensor);
+  }
+}
+
+void Arguments::check_same_length(size_t outputs, size_t inputs) const {
+  if (outputs == inputs) return;
+  invalid("requires input/output tensor lists to have the same length: there are " + std::to_string(inputs) +
+          " inputs and " + std::to_string(outputs) + " outputs");
+}
+
 void Arguments::check_list(const std::vector<at::Tensor>& tensors) const {
-  const auto fail = [this](const std::string& what) { invalid(what); };
-  c10d::assertNonEmpty(fail, tensors);
+  if (tensors.empty()) invalid("requires non-empty tensor list");
   if (!tensors[0].defined()) invalid("requires defined tensors");
-  if (!tensors[0].is_cpu()) c10d::assertSingleElement(fail, tensors);
+  if (!tensors[0].is_cpu()) check_single(tensors);
   check_alike(tensors, tensors[0]);
 }
 
 void Arguments::check_coalesced(const std::vector<std::vector<at::Tensor>>& outputs,
                                 const std::vector<at::Tensor>& inputs) const {
   if (inputs.empty()) invalid("requires non-empty input tensor list");
-  if (outputs.size() != size_t(size_)) invalid("output lists should be equal to world size");
+  if (outputs.size() != size_t(size_))
+    invalid("output lists should be equal to world size: " + std::to_string(outputs.size()) + " lists for " +
+            std::to_string(size_) + " ranks");
   for (const std::vector<at::Tensor>& list : outputs) {
     if (list.size() != inputs.size())
       invalid("invalid output size: (expected length " + std::to_string(inputs.size()) + ", got " +
@@ -80,7 +102,8 @@ Collective Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c10d::R
 }
 
 Collective Arguments::broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const {
-  c10d::assertRootTensor([this](const std::string& what) { invalid(what); }, root_tensor, int64_t(tensors.size()));
+  if (root_tensor < 0 || root_tensor >= int64_t(tensors.size()))
+    invalid("invalid root tensor: " + std::to_string(root_tensor) + ", in a list of " + std::to_string(tensors.size()));
   if (tensors.size() == 1) [[likely]]
     return broadcast(tensors[0], root);
   check_list(tensors);
@@ -97,7 +120,7 @@ Collective Arguments::broadcast(std::vector<at::Tensor>& tensors, int64_t root, 
 
 Collective Arguments::all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const {
   if (inputs.empty()) invalid("requires non-empty input tensor list");
-  if (inputs.size() != outputs.size()) invalid("requires input/output tensor lists to have the same length");
+  check_same_length(outputs.size(), inputs.size());
   if (inputs.size() == 1) [[likely]]
     return all_gather(outputs[0], inputs[0]);
   check_list(inputs);

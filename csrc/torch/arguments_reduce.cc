@@ -1,5 +1,3 @@
-#include <torch/csrc/distributed/c10d/Utils.hpp>
-
 #include <cctype>
 
 #include "kernel/level.h"
@@ -20,7 +18,7 @@ ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BOR: return ReduceOp::kBor;
     case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
     case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
-    default: args.invalid("Unhandled ReduceOp");
+    default: args.invalid("Unhandled ReduceOp: its number is " + std::to_string(int(op.op_)));
   }
 }
 
@@ -89,7 +87,7 @@ void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::
   if (tensor.scalar_type() == at::kBool) invalid_type(refused + "Boolean inputs");
   const bool bitwise =
       c.operation.op == ReduceOp::kBand || c.operation.op == ReduceOp::kBor || c.operation.op == ReduceOp::kBxor;
-  if (bitwise) invalid(refused + "non-integral dtype");
+  if (bitwise) invalid(refused + "non-integral dtype " + c10::toString(tensor.scalar_type()));
   invalid_type(refused + c10::toString(tensor.scalar_type()) + " inputs");
 }
 

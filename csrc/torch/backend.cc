@@ -1,12 +1,12 @@
 #include "torch/backend.h"
 
-#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/config.h"
 #include "base/contain.h"
 #include "torch/interrupt.h"
 #include "torch/overlaps.h"
+#include "torch/recorded.h"
 #include "torch/registry.h"
 #include "torch/store.h"
 
@@ -242,8 +242,8 @@ void ProcessGroupNVX::follow_results(const Tensors& tensors, const c10::Stream& 
   }
 }
 
-Status ProcessGroupNVX::launch_on_device(Collectives& collectives, Transit& transit) {
-  if (!collectives.front().handed_over) return kernels_->launch(collectives, transit);
+Status ProcessGroupNVX::launch_on_device(Collectives& collectives, Transit& transit, uint64_t* ended_at) {
+  if (!collectives.front().handed_over) return kernels_->launch(collectives, transit, ended_at);
   return kernels_->launch(collectives, transit, [this](Collectives& all, const KernelPath::Place& place) {
     return delegate_->begin(all.front(), place.stream);
   });
@@ -269,8 +269,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
   // Whatever comes of it, part of it may have been begun.
   const std::vector<at::Tensor> used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
   Status status;
+  uint64_t ended_at = 0;
   try {
-    status = launch_on_device(collectives, *transit);
+    status = launch_on_device(collectives, *transit, &ended_at);
   } catch (...) {
     contain("the end of a call", [&] { transit->close(used); });
     throw;
@@ -295,7 +296,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
     return done;
   }
   auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, std::move(transit));
-  work->begin();
+  work->begin(ended_at);
   into_window(work);
   return work;
 }
@@ -305,8 +306,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, Collectives collectives,
                                                                 const Tensors& outputs, const Tensors& inputs,
                                                                 std::unique_ptr<Transit> transit) {
-  kernels_->check_stream(*transit);
-  transit->bring({});
+  SharedStreams::Claim claim = kernels_->claim_stream(*transit);
+  transit->bring({});  // may throw, and then nothing has been numbered
+  claim.keep();
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
@@ -351,10 +353,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
   };
   const auto [first, stride] = global_ranks();
   const at::Tensor* any = !inputs.empty() ? &inputs[0] : !outputs.empty() ? &outputs[0] : nullptr;
-  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(group_->sequence() + 1), false),
-                          std::make_tuple(group_->name(), pg_desc_), inputs, outputs, rank_, kind.title + 4,
-                          count(inputs), count(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(),
-                          kind.take.vec(), first, stride, size_);
+  NVX_RECORD_COMMS(mode == Mode::kAsync, std::make_tuple(static_cast<int64_t>(group_->sequence() + 1), false),
+                   std::make_tuple(group_->name(), pg_desc_), inputs, outputs, rank_, kind.title + 4, count(inputs),
+                   count(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(), kind.take.vec(), first,
+                   stride, size_);
   at::RecordFunction way(at::RecordScope::FUNCTION);
   if (way.isActive() && !device_of(collectives).is_cpu()) way.before(way_of(collectives.front()));
   if (mode == Mode::kAsync || in_chunks(collectives))  // whose work says so itself
@@ -392,14 +394,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_sparse(Tensors& tensor
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_coalesced(Tensors& tensors,
                                                                     const c10d::AllreduceCoalescedOptions& opts) {
   const Arguments args = arguments_of_several("ProcessGroupNVX::allreduce_coalesced");
-  if (tensors.empty()) args.invalid("requires non-empty tensor list");
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].defined()) args.invalid("requires defined tensors");
-    if (tensors[i].layout() != tensors[0].layout()) args.invalid("invalid tensor layout at index " + std::to_string(i));
-    if (tensors[i].layout() != at::kStrided) args.invalid("unsupported layout: only supports dense tensors");
-    if (tensors[i].scalar_type() != tensors[0].scalar_type()) args.invalid("tensors must all have the same type");
-    args.check_tensor(tensors[i]);
-  }
+  args.check_reduced(tensors);
   const std::vector<bool> again = use_memory_again(tensors);
   Collectives all;
   for (size_t i = 0; i < tensors.size(); ++i) all.push_back(args.all_reduce(tensors[i], opts.reduceOp, again[i]));
@@ -439,8 +434,6 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::_allgather_base(at::Tensor& outp
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                                     const c10d::AllgatherOptions& opts) {
   const Arguments args = arguments_of_several("ProcessGroupNVX::allgather_coalesced");
-  if (inputs.empty()) args.invalid("requires non-empty input tensor list");
-  if (outputs.size() != size_t(size_)) args.invalid("output lists should be equal to world size");
   args.check_coalesced(outputs, inputs);
   Collectives all;
   Tensors flat;
@@ -457,7 +450,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_coalesced(std::vector<
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                                 const c10d::AllgatherOptions& opts) {
   const Arguments args = arguments_of_several("ProcessGroupNVX::allgather_into_tensor_coalesced");
-  if (outputs.size() != inputs.size()) args.invalid("requires input/output tensor lists to have the same length");
+  args.check_same_length(outputs.size(), inputs.size());
   Collectives all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(args.all_gather_base(outputs[i], inputs[i]));
   return launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, std::move(all), outputs, inputs,
@@ -467,7 +460,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_into_tensor_coalesced(
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                        const c10d::GatherOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::gather");
-  c10d::assertSingleElementInput([&](const std::string& what) { args.invalid(what); }, inputs);
+  args.check_single(inputs, "input ");
   Collective c = args.gather(outputs, inputs[0], opts.rootRank);
   Tensors none;
   Tensors& flat = outputs.empty() ? none : outputs[0];
@@ -478,7 +471,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather(std::vector<Tensors>& out
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                         const c10d::ScatterOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::scatter");
-  c10d::assertSingleElementOutput([&](const std::string& what) { args.invalid(what); }, outputs);
+  args.check_single(outputs, "output ");
   Collective c = args.scatter(outputs[0], inputs, opts.rootRank);
   Tensors none;
   Tensors& flat = inputs.empty() ? none : inputs[0];
@@ -489,8 +482,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::scatter(Tensors& outputs, std::v
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                                                const c10d::ReduceScatterOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::reduce_scatter");
-  c10d::assertSingleElementOutput([&](const std::string& what) { args.invalid(what); }, outputs);
-  if (inputs.size() != 1) args.invalid("requires input/output tensor lists to have the same length");
+  args.check_single(outputs, "output ");
+  args.check_same_length(outputs.size(), inputs.size());
   return launch({c10d::OpType::REDUCE_SCATTER, "nvx:reduce_scatter"},
                 one(args.reduce_scatter(outputs[0], inputs[0], opts.reduceOp)), outputs, inputs[0], opts.timeout,
                 mode(opts.asyncOp));
@@ -508,7 +501,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::_reduce_scatter_base(at::Tensor&
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   const Arguments args = arguments_of_several("ProcessGroupNVX::reduce_scatter_tensor_coalesced");
-  if (outputs.size() != inputs.size()) args.invalid("requires input/output tensor lists to have the same length");
+  args.check_same_length(outputs.size(), inputs.size());
   Collectives all;
   for (size_t i = 0; i < inputs.size(); ++i)
     all.push_back(args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp));

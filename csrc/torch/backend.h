@@ -92,7 +92,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   void enableCollectivesTiming() override { timed_ = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
-  void eagerConnectSingleDevice(at::Device) override {}
+  /// Of the device_id that a group is made with: opens it as the first collective would, on all ranks.
+  void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
   /// Whether tensors can be had that kernels need no staging for. Asks nobody else.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
@@ -146,7 +147,7 @@ class ProcessGroupNVX final : public c10d::Backend {
                                 const Tensors& inputs, Mode mode);
   IntrusiveWork put_off_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs,
                                 const Tensors& inputs, std::unique_ptr<Transit> transit);
-  Status launch_on_device(Collectives& collectives, Transit& transit);
+  Status launch_on_device(Collectives& collectives, Transit& transit, uint64_t* ended_at);
   /// Whether something is yet to come to where these are, or to be read there.
   bool comes_behind(const Tensors& outputs, const Tensors& inputs) {
     return results_.awaited_in(inputs) || results_.awaited_in(outputs);

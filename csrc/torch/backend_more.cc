@@ -1,6 +1,5 @@
 // The parts of the backend that are not collectives: messages, windows, sparse tensors, splitting, hooks, the end.
 
-#include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "group/device_pools.h"
@@ -10,8 +9,10 @@
 #include "torch/hook.h"
 #include "torch/interrupt.h"
 #include "torch/pool.h"
+#include "torch/recorded.h"
 #include "torch/registry.h"
 #include "torch/sparse.h"
+#include "torch/store.h"
 
 namespace nvx {
 namespace {
@@ -36,10 +37,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::transfer(const Kind& kind, at::T
     return begin_transfer(kind, tensor, peer, tag, receives);
   const Tensors none, it{tensor};
   const auto [first, stride] = global_ranks();
-  RECORD_PARAM_COMMS_DATA(std::make_tuple(static_cast<int64_t>(group_->sequence()), true),
-                          std::make_tuple(group_->name(), pg_desc_), receives ? none : it, receives ? it : none, rank_,
-                          kind.title + 4, receives ? 0 : tensor.numel(), receives ? tensor.numel() : 0,
-                          tensor.scalar_type(), std::vector<int64_t>(), std::vector<int64_t>(), first, stride, size_);
+  // Of a message torch does not say whether its caller waits at once.
+  NVX_RECORD_COMMS(true, std::make_tuple(static_cast<int64_t>(group_->sequence()), true),
+                   std::make_tuple(group_->name(), pg_desc_), receives ? none : it, receives ? it : none, rank_,
+                   kind.title + 4, receives ? 0 : tensor.numel(), receives ? tensor.numel() : 0, tensor.scalar_type(),
+                   std::vector<int64_t>(), std::vector<int64_t>(), first, stride, size_);
   return begin_transfer(kind, tensor, peer, tag, receives);
 }
 
@@ -70,7 +72,11 @@ namespace {
 at::Tensor& message_tensor(const Arguments& args, std::vector<at::Tensor>& tensors, int tag) {
   if (tag < 0) args.invalid("Tag must be nonnegative, not " + std::to_string(tag));
   at::Tensor& tensor = args.single(tensors);
-  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) args.invalid("input tensor has to be contiguous");
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
+    args.invalid("input tensor has to be contiguous, and its elements as they are: this has sizes " +
+                 c10::str(tensor.sizes()) + " and strides " + c10::str(tensor.strides()) +
+                 "; send a contiguous() copy of it, or receive into one");
+  }
   return tensor;
 }
 
@@ -179,7 +185,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(Tensors& tenso
   args.check_list(tensors);
   if (opts.reduceOp != c10d::ReduceOp::SUM)
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
-  if (!serves(tensors[0].device())) args.invalid("only supports CPU tensors and those of accelerators");
+  args.check_place(tensors[0]);
   origin_.check(rank_);
   if (!tensors[0].is_cpu()) return all_reduce_sparse_on_host(tensors[0], opts);
   if (!opts.asyncOp && !collects() && group_->lane().held_here()) raise(group_->inside_itself());
@@ -433,6 +439,34 @@ std::optional<HooksBeside> ProcessGroupNVX::begin_abort_hooks() {
 #else
   return {};
 #endif
+}
+
+/// torch calls this where init_process_group or new_group was given a device_id, when the group has been made. Whether
+/// the other ranks were given one too nobody has said: they meet first, so that none waits for the others' first call.
+void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
+  origin_.check(rank_);
+  if (device.is_cpu() || !serves(device)) return;
+  const int there = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
+  std::string why_not;
+  if (device.index() >= there) {
+    why_not = "nvx: device_id is " + device.str() + ", and this process sees " + std::to_string(there) +
+              " of them. Next: give the number of one that it sees (torch.accelerator.device_count())";
+  }
+  try {
+    TorchStore store(store_, size_);
+    if (!group_->meet_to_connect(store, why_not)) return;
+  } catch (const Error& error) {
+    raise_interrupt();
+    C10_THROW_ERROR(DistBackendError, error.what());
+  }
+  const c10::OptionalDeviceGuard on(device);
+  if (kernels_->serves(device)) {
+    (void)tracks_.of_kernels(device, 0);
+  } else {
+    (void)device_group();
+    (void)tracks_.of(device);
+  }
+  if (delegate_) delegate_->connect(device);
 }
 
 bool ProcessGroupNVX::supportsTensorAlloc(c10::DeviceIndex device) {

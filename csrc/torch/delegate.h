@@ -45,6 +45,11 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   /// The first that it may carry out is a step of all ranks together. bytes: of the whole.
   bool serves(const Collective& collective, size_t bytes) EXCLUDES(asking_);
 
+  /// What the first of them would do, before any is called: a step of all ranks together.
+  void connect(at::Device device) EXCLUDES(asking_) {
+    if (answer_ == Answer::kUnknown) ask(device);
+  }
+
   /// Begins one on the stream, which is the current one. As Group::launch().
   Status begin(Collective& collective, const c10::Stream& stream) EXCLUDES(mutex_);
 

@@ -1,14 +1,12 @@
 #include "torch/hook.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <condition_variable>
 #include <system_error>
 #include <thread>
 
 #include "base/deadline.h"
 #include "base/interrupt.h"
+#include "base/own_thread.h"
 #include "base/per_process.h"
 #include "torch/interrupt.h"
 
@@ -58,10 +56,7 @@ HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_share
   };
   try {
     std::thread([run, hooks]() mutable {
-      pthread_setname_np(pthread_self(), "nvx-hooks");
-      sigset_t every;
-      sigfillset(&every);
-      pthread_sigmask(SIG_BLOCK, &every, nullptr);
+      begin_own_thread("nvx-hooks");
       run(hooks);
     }).detach();
     hooks = nullptr;

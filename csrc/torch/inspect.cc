@@ -4,6 +4,7 @@
 #include "group/gpu_topology.h"
 #include "group/topology.h"
 #include "kernel/level.h"
+#include "memory/dma_buf.h"
 #include "memory/driver_library.h"
 #include "net/interfaces.h"
 #include "net/ucx.h"
@@ -96,6 +97,32 @@ py::dict gpu_topology(bool measure) {
   return told;
 }
 
+/// What the driver says of memory that network cards reach; why it says nothing.
+py::dict told_dma_bufs() {
+  std::vector<DmaBuf> found;
+  std::string none;
+  {
+    py::gil_scoped_release release;
+    try {
+      found = dma_bufs(driver_library(), Deadline::after(std::chrono::seconds(10)));
+    } catch (const Error& error) {
+      none = error.reason();
+    }
+  }
+  py::list devices;
+  for (const DmaBuf& one : found) {
+    py::dict told;
+    told["bus"] = one.bus;
+    told["name"] = one.name;
+    told["exports"] = one.exports;
+    devices.append(std::move(told));
+  }
+  py::dict told;
+  told["devices"] = std::move(devices);
+  told["none"] = none;
+  return told;
+}
+
 /// What goes between hosts: the UCX that would be loaded, and what it finds.
 py::dict network() {
   py::dict told;
@@ -120,6 +147,7 @@ py::dict network() {
     }
   }
   told["link"] = link;
+  told["cuda_memory"] = link.ends_with("CUDA memory");
   told["none"] = none;
   return told;
 }
@@ -143,6 +171,7 @@ py::dict processor() {
 void register_inspection(py::module_& m) {
   m.def("gpu_topology", &gpu_topology, py::arg("measure") = false);
   m.def("network", &network);
+  m.def("dma_bufs", &told_dma_bufs);
   m.def("processor", &processor);
 }
 

@@ -110,15 +110,13 @@ void KernelPath::refuse_to_open(at::Device device) const {
                        "of the group, on all ranks, before the capture");
 }
 
-void KernelPath::check_stream(const Transit& transit) const {
-  if (!shared_ || transit.capture() != 0) return;
+SharedStreams::Claim KernelPath::claim_stream(const Transit& transit) const {
+  if (!shared_ || transit.capture() != 0) return {};
   const c10::Stream stream = current_stream(transit.stream().device());
   const SharedStreams::Call call{stream, group_->rank(), group_->sequence() + 1};
-  if (transit.tracks().own) {
-    shared_->check(call, group_->name());
-  } else {
-    shared_->claim(call, group_->name());
-  }
+  if (!transit.tracks().own) return shared_->claim(call, group_->name());
+  shared_->check(call, group_->name());
+  return {};
 }
 
 void KernelPath::note_wait(const Transit& transit, uint64_t number) const {
@@ -126,11 +124,13 @@ void KernelPath::note_wait(const Transit& transit, uint64_t number) const {
   shared_->note({current_stream(transit.stream().device()), group_->rank(), number});
 }
 
-Status KernelPath::launch(Collectives& collectives, Transit& transit) {
-  return launch(collectives, transit, [this](Collectives& all, const Place& place) {
+Status KernelPath::launch(Collectives& collectives, Transit& transit, uint64_t* ended_at) {
+  return launch(collectives, transit, [&](Collectives& all, const Place& place) {
     Operations operations;
     for (const Collective& c : all) operations.push_back(&c.operation);
-    return launch_kernels(operations, place);
+    const Status status = launch_kernels(operations, place);
+    if (place.capture == 0) *ended_at = group_->kernels_launched();  // nobody else launches meanwhile
+    return status;
   });
 }
 
@@ -139,8 +139,9 @@ Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begi
   const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
   MutexLock lock(mutex_);
   before = begin_what_waits();
-  check_stream(transit);
+  SharedStreams::Claim claim = claim_stream(transit);
   transit.bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
+  claim.keep();
   for (Collective& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
@@ -148,6 +149,7 @@ Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begi
   Status status;
   contain_and(
       [&] {
+        mutex_.held_by_caller();
         transit.start_clock();
         status = begin(transit, [&](const Place& place) { return begin_them(collectives, place); });
         if (status.ok()) transit.take_back(loads_of(collectives, &Collective::take_back));
@@ -217,6 +219,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
     for (const Collective& c : work->collectives_) operations.push_back(&c.operation);
   }
   Status outcome;
+  uint64_t ended_at = group_->kernels_launched();
   try {
     if (first.capture() != 0 && capture_of(first.stream()) != first.capture()) {
       outcome = Status(Code::kInvalid,
@@ -229,7 +232,10 @@ KernelPath::Works KernelPath::begin_what_waits() {
   } catch (const std::exception& error) {  // part of it may have been begun
     outcome = group_->fail(Code::kSystem, std::string("launching kernels failed: ") + error.what(), "");
   }
-  for (const auto& work : works) work->close(outcome);
+  for (const auto& work : works) {
+    ended_at += work->collectives_.size();
+    work->close(outcome, first.capture() == 0 ? ended_at : 0);
+  }
   return works;
 }
 
@@ -252,9 +258,10 @@ void LaunchedWork::put_off(Collectives collectives, std::vector<at::Tensor> used
 }
 
 /// Whatever came of it, part of it may have been begun.
-void LaunchedWork::close(const Status& outcome) {
+void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
   contain("the end of a call", [&] { transit_->close(used_); });
   outcome_ = outcome;
+  ended_at_ = ended_at;
   closed_.store(true, std::memory_order_release);
 }
 
@@ -278,8 +285,13 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   if (!outcome_.ok()) raise(outcome_);
   if (timeout.count() > 0 && transit_->capture() == 0) wait_there(timeout);
   const Status status = group_->look_at_kernels();
-  if (!status.ok()) raise(status);
+  if (!status.ok() && !has_ended_well()) raise(status);
   return true;
+}
+
+/// What fails later, or has been called later, changes nothing of it.
+bool LaunchedWork::has_ended_well() const {
+  return outcome_.ok() && ended_at_ != 0 && group_->kernels_ended_well(ended_at_);
 }
 
 /// Until it is over on the device, or has failed.
@@ -300,7 +312,7 @@ std::exception_ptr LaunchedWork::exception() const {
   if (const std::exception_ptr known = NvxWork::exception()) return known;
   if (!closed_.load(std::memory_order_acquire)) return nullptr;
   const Status status = group_->look_at_kernels();
-  return status.ok() ? nullptr : exception_of(status);
+  return status.ok() || has_ended_well() ? nullptr : exception_of(status);
 }
 
 bool LaunchedWork::isCompleted() {

@@ -78,7 +78,8 @@ class KernelPath {
 
   /// Begins collectives on the stream of the transit, behind what was begun on another one and what was put off.
   /// Nothing is waited for.
-  Status launch(Collectives& collectives, Transit& transit) EXCLUDES(mutex_);
+  /// ended_at: where Group::kernels_ended_well() says that these have; 0 where it cannot, as in captures.
+  Status launch(Collectives& collectives, Transit& transit, uint64_t* ended_at) EXCLUDES(mutex_);
   /// The same, whoever begins them on the stream, which is the current one then.
   using Begin = std::function<Status(Collectives&, const Place&)>;
   Status launch(Collectives& collectives, Transit& transit, const Begin& begin_them) EXCLUDES(mutex_);
@@ -89,8 +90,9 @@ class KernelPath {
   void catch_up() EXCLUDES(mutex_);
   bool is_behind() const { return behind_.load(std::memory_order_acquire); }
 
-  /// Raises where what is called next would be behind another rank's part of it, on this thread's current stream.
-  void check_stream(const Transit& transit) const;
+  /// Raises where what is called next would be behind another rank's part of it, on this thread's current stream. The
+  /// claim is kept once it begins.
+  [[nodiscard]] SharedStreams::Claim claim_stream(const Transit& transit) const;
   /// This thread's current stream has come to wait for that collective.
   void note_wait(const Transit& transit, uint64_t number) const;
 
@@ -124,8 +126,12 @@ class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
                std::vector<at::Tensor> outputs, std::unique_ptr<Transit> transit);
-  /// That were begun; apart from the constructor because hooks keep it until they have been told.
-  void begin() { end({}, Hooks::kWhenThere); }
+  /// That were begun, and where they have ended, as KernelPath::launch() says it; apart from the constructor because
+  /// hooks keep it until they have been told.
+  void begin(uint64_t ended_at) {
+    ended_at_ = ended_at;
+    end({}, Hooks::kWhenThere);
+  }
   /// That are put off: whoever asks for it has them begun. used: all their tensors.
   void put_off(Collectives collectives, std::vector<at::Tensor> used);
 
@@ -140,14 +146,16 @@ class LaunchedWork final : public NvxWork {
   friend class KernelPath;
   void catch_up();
   void wait_there(std::chrono::milliseconds timeout);
-  void close(const Status& outcome);
+  void close(const Status& outcome, uint64_t ended_at);
+  bool has_ended_well() const;
   void tell_outcome();
 
   const std::shared_ptr<KernelPath> path_;
   const std::shared_ptr<Group> group_;
   Collectives collectives_;  // of what was put off; these two are the path's until it has begun them
   std::vector<at::Tensor> used_;
-  Status outcome_;                  // written before closed_
+  Status outcome_;                  // these two are written before closed_
+  uint64_t ended_at_ = 0;           // 0: nobody counts it
   std::atomic<bool> closed_{true};  // they have been begun, or could not be
 };
 

@@ -55,15 +55,41 @@ std::string explain_choice(const std::string& collective, size_t bytes, size_t r
   return explain(collective_of(collective), bytes, facts_of_some(ranks, hosts));
 }
 
-/// (who, the algorithm, why or why not, what changes it, whether it runs), in the order in which they are asked.
-std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>> explain_device_choice(
-    const std::string& collective, size_t bytes, size_t ranks, const std::string& no_nccl) {
-  std::vector<std::tuple<std::string, std::string, std::string, std::string, bool>> told;
-  const DeviceQuestion question{collective_of(collective), bytes, facts_of_some(ranks, 1), kernel::built_with_cuda(),
-                                no_nccl};
-  for (const DeviceWay& way : explain_on_device(question))
-    told.emplace_back(way.by, way.what, way.why, way.set_by, way.runs);
+py::list listed(const std::vector<Way>& ways) {
+  py::list told;
+  for (const Way& way : ways) {
+    const Estimate& estimate = way.estimate;
+    const bool known = estimate.seconds > 0;
+    py::dict one;
+    one["by"] = way.by;
+    one["algorithm"] = way.what;
+    one["why"] = way.why;
+    one["set_by"] = way.set_by;
+    one["runs"] = way.runs;
+    one["estimate_us"] = known ? py::object(py::float_(estimate.seconds * 1e6)) : py::none();
+    one["steps"] = known ? py::object(py::int_(estimate.steps)) : py::none();
+    one["bytes"] = known ? py::object(py::int_(estimate.bytes)) : py::none();
+    one["basis"] = estimate.basis;
+    told.append(std::move(one));
+  }
   return told;
+}
+
+/// Of tensors of the CPU. rdma_gb_s: of the port between hosts; 0: they have TCP. cores, l3_bytes: of another machine
+/// than this one; 0: of this one.
+py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, size_t hosts, double rdma_gb_s,
+                     size_t cores, size_t l3_bytes) {
+  PlanFacts facts = facts_of_some(ranks, hosts);
+  if (cores) facts.cores = cores;
+  if (l3_bytes) facts.l3_bytes = l3_bytes;
+  return listed(ways_of(collective_of(collective), bytes, facts, rdma_gb_s > 0 ? rdma(rdma_gb_s) : tcp()));
+}
+
+/// Of CUDA tensors, in the order in which they are asked.
+py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, const std::string& no_nccl) {
+  const DeviceQuestion question{collective_of(collective), bytes,   facts_of_some(ranks, 1),
+                                kernel::built_with_cuda(), no_nccl, slowest_link(look_at_gpus())};
+  return listed(explain_on_device(question));
 }
 
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> config_table() {
@@ -71,6 +97,13 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> conf
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning, fault(v));
   return rows;
+}
+
+/// (name, what may have been meant).
+std::vector<std::pair<std::string, std::string>> config_strays() {
+  std::vector<std::pair<std::string, std::string>> told;
+  for (const Stray& one : strays()) told.emplace_back(one.name, one.hint);
+  return told;
 }
 
 py::dict build_info() {
@@ -127,6 +160,11 @@ timeout: how long an operation, or making the group, may wait: a timedelta. It c
 group_desc: words of your own for the group, which nvx only keeps.
 group_name, global_ranks_in_group: set by nvx when the group is made, whatever they were.)";
 
+py::object shown(const ProcessGroupNVX::Options& options) {
+  return py::str("nvx.Options(timeout={!r}, group_desc={!r}, group_name={!r}, global_ranks_in_group={!r})")
+      .format(options.timeout, options.group_desc, options.group_name, options.global_ranks_in_group);
+}
+
 /// A class that is both, made as Python makes classes.
 py::object new_error(const char* name, PyObject* kind) {
   const py::object type = py::module_::import("builtins").attr("type");
@@ -180,6 +218,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readwrite("group_name", &ProcessGroupNVX::Options::group_name)
       .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)
       .def_readwrite("global_ranks_in_group", &ProcessGroupNVX::Options::global_ranks_in_group)
+      .def("__repr__", &shown)
       .def("__copy__",
            [](const ProcessGroupNVX::Options& self) { return c10::make_intrusive<ProcessGroupNVX::Options>(self); })
       .def("__deepcopy__", [](const ProcessGroupNVX::Options& self, const py::dict&) {
@@ -188,10 +227,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   group
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                        const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
+             const py::gil_scoped_release unlocked;  // a call_guard would last while pybind11 lists the object
              return c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
            }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = py::none(),
-           py::call_guard<py::gil_scoped_release>())
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = py::none())
       .def_property_readonly(
           "options",
           [](ProcessGroupNVX& self) {
@@ -215,10 +254,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("pool_stats", &pool_stats, py::arg("backend"));
   m.def("explain", &explain_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
         py::arg("hosts") = 1);
-  m.def("explain_on_device", &explain_device_choice, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
+  m.def("ways", &ways_on_cpu, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2, py::arg("hosts") = 1,
+        py::arg("rdma_gb_s") = 0.0, py::arg("cores") = 0, py::arg("l3_bytes") = 0);
+  m.def("ways_on_device", &ways_on_device, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
         py::arg("no_nccl") = "");
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);
+  m.def("config_strays", &config_strays);
   m.def("build_info", &build_info);
   register_inspection(m);
   m.attr("torch_version") = std::to_string(TORCH_VERSION_MAJOR) + "." + std::to_string(TORCH_VERSION_MINOR);

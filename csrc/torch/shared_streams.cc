@@ -34,18 +34,27 @@ void SharedStreams::note(const Call& call) {
   keep(call);
 }
 
-void SharedStreams::claim(const Call& call, const std::string& group) {
-  if (is_alone()) return;
+SharedStreams::Claim SharedStreams::claim(const Call& call, const std::string& group) {
+  if (is_alone()) return {};
   MutexLock lock(mutex_);
   compare(call, group);
+  const Last before = last_[call.stream];
   keep(call);
+  return {this, call, before};
+}
+
+/// Unless another call has come meanwhile.
+void SharedStreams::release(const c10::Stream& stream, const Last& mine, const Last& before) {
+  MutexLock lock(mutex_);
+  Last& last = last_[stream];
+  if (last.rank == mine.rank && last.number == mine.number) last = before;
 }
 
 void SharedStreams::compare(const Call& call, const std::string& group) {
   const auto known = last_.find(call.stream);
   if (known == last_.end()) return;
   const Last& last = known->second;
-  if (last.rank == call.rank || last.number < call.number) return;
+  if (last.rank == call.rank || last.number < call.number) return;  // numbers begin with 1
   const auto one = [](int rank, uint64_t number) {
     return "#" + std::to_string(number) + " of rank " + std::to_string(rank);
   };

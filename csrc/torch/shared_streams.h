@@ -5,8 +5,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "base/mutex.h"
 
@@ -30,18 +32,42 @@ class SharedStreams {
   void check(const Call& call, const std::string& group) EXCLUDES(mutex_);
   /// From here on the stream is behind it.
   void note(const Call& call) EXCLUDES(mutex_);
-  /// Both at once.
-  void claim(const Call& call, const std::string& group) EXCLUDES(mutex_);
-
- private:
   struct Last {
     int rank = -1;
     uint64_t number = 0;
   };
+  /// What a stream is behind while its call may still turn out not to begin: then it is behind what it was before.
+  class Claim {
+   public:
+    Claim() = default;
+    Claim(SharedStreams* streams, const Call& call, Last before)
+        : streams_(streams), stream_(call.stream), mine_{call.rank, call.number}, before_(before) {}
+    Claim(Claim&& other) noexcept
+        : streams_(std::exchange(other.streams_, nullptr)),
+          stream_(other.stream_),
+          mine_(other.mine_),
+          before_(other.before_) {}
+    Claim& operator=(Claim&&) = delete;
+    ~Claim() {
+      if (streams_) streams_->release(*stream_, mine_, before_);
+    }
+    /// It begins.
+    void keep() { streams_ = nullptr; }
+
+   private:
+    SharedStreams* streams_ = nullptr;
+    std::optional<c10::Stream> stream_;
+    Last mine_, before_;
+  };
+  /// Both at once.
+  [[nodiscard]] Claim claim(const Call& call, const std::string& group) EXCLUDES(mutex_);
+
+ private:
   static Mutex& registry_mutex();
   bool is_alone() const { return ranks_.load(std::memory_order_acquire) < 2; }
   void compare(const Call& call, const std::string& group) REQUIRES(mutex_);
   void keep(const Call& call) REQUIRES(mutex_);
+  void release(const c10::Stream& stream, const Last& mine, const Last& before) EXCLUDES(mutex_);
 
   std::atomic<int> ranks_{0};
   Mutex mutex_;

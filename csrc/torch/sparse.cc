@@ -31,6 +31,19 @@ Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, a
   return group.run(c.operation, carrier);
 }
 
+namespace {
+
+/// As a rank has described it.
+std::string shape_of(const Group& group, const at::Tensor& all, int64_t rank) {
+  const auto number = [&](int64_t i) { return all[rank][i].item<int64_t>(); };
+  std::string sizes;
+  for (int64_t i = 3; i < all.size(1); ++i) sizes += (i > 3 ? ", " : "") + std::to_string(number(i));
+  return group.topology().describe(int(rank)) + " has one of sizes [" + sizes + "], of which " +
+         std::to_string(number(1)) + " dimensions are sparse";
+}
+
+}  // namespace
+
 /// How many entries each rank has, when all have the same shape.
 Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) {
   std::vector<int64_t> described{mine._nnz(), mine.sparse_dim(), mine.dense_dim()};
@@ -38,8 +51,10 @@ Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor&
   at::Tensor all;
   NVX_TRY(gather(group, carrier, at::tensor(described, at::kLong), all));
   for (int64_t r = 0; r < group.size(); ++r) {
-    if (!all[r].slice(0, 1).equal(all[0].slice(0, 1)))
-      arguments_.invalid("sparse tensors of all ranks must have the same shape");
+    if (!all[r].slice(0, 1).equal(all[0].slice(0, 1))) {
+      arguments_.invalid("sparse tensors of all ranks must have the same shape: " + shape_of(group, all, 0) + ", " +
+                         shape_of(group, all, r));
+    }
     entries.push_back(all[r][0].item<int64_t>());
   }
   return {};

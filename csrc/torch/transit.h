@@ -104,7 +104,7 @@ class OwnTracks {
     }
   };
 
-  const Origin origin_;
+  Origin origin_;
   const std::shared_ptr<Leftovers> leftovers_ = std::make_shared<Leftovers>();
   Mutex mutex_;
   std::unordered_map<std::pair<Use, c10::Stream>, c10::Stream, Hash> streams_ GUARDED_BY(mutex_);

@@ -37,7 +37,7 @@ uint64_t next_completion_key() {
 [[noreturn]] void raise_failure(const Status& status) {
   if (status.code() == Code::kInvalid) throw_argument_error(status.what());
   if (config().on_error == "abort" && status.code() != Code::kInterrupted) {
-    log_line("%s (NVX_ON_ERROR=abort)", status.what().c_str());
+    log_line("%s (NVX_ON_ERROR=abort)", without_name(status.what()).c_str());
     without_python_lock([] { HooksBeside::await_all(); });  // what they write is what such an end is for
     std::abort();
   }

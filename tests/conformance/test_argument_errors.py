@@ -290,6 +290,34 @@ def test_text(groups, name):
     assert isinstance(told.value, RuntimeError), "gloo raises this for any bad argument"
 
 
+# Behind the words that are known: what was given and what would do.
+ALSO_SAYS = {
+    "broadcast: root too big": "invalid root rank: 2, in a group of 2",
+    "broadcast: root tensor too big": "invalid root tensor: 1, in a list of 1",
+    "broadcast: sparse": r"not one of layout Sparse: to_dense\(\) it first",
+    "all_reduce: bits of floats": "with non-integral dtype Float",
+    "all_reduce: meta tensor": "those of accelerators, not one on meta",
+    "all_reduce_coalesced: sparse": r"at index 0 \(expected Strided, got Sparse\)",
+    "reduce: two tensors": "not one of 2",
+    "all_gather: no output": "there are 1 inputs and 0 outputs",
+    "all_gather_coalesced: too few outputs": "1 lists for 2 ranks",
+    "all_gather_into_tensor: size": "the output has 7 elements, the input 4, the group 2 ranks",
+    "gather: no input": "input tensor list, not one of 0",
+    "gather: two output lists": "a list with 2 tensors. It has 2 elements",
+    "gather: outputs off the root": "this is rank 0, the root is rank 1",
+    "scatter: two outputs": "output tensor list, not one of 2",
+    "scatter: inputs off the root": "this is rank 0, the root is rank 1",
+    "reduce_scatter_tensor: size": "the output has 4 elements, the input 7, the group 2 ranks",
+    "send: strided": r"sizes \[2, 4\] and strides \[2, 4\]; send a contiguous\(\) copy",
+}
+
+
+@pytest.mark.parametrize("name", ALSO_SAYS)
+def test_text_has_the_numbers(groups, name):
+    with pytest.raises(ValueError, match=ALSO_SAYS[name]):
+        BAD[name][0](groups[0])
+
+
 # Torch's own check of splits, which raises the same from every backend.
 BAD_SPLITS = {
     "does not divide": (

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
 from nvx.gpucheck import torch_tests
-from nvx.gpucheck.uses import figures, graphs, training
+from nvx.gpucheck.uses import figures, graphs, pools, surroundings, training
 from nvx.gpucheck.uses.__main__ import refusals
 from nvx.gpucheck.uses.parts import PARTS
 from nvx.gpucheck.uses.ranks import Rank, close, run_cases
@@ -118,6 +118,58 @@ def test_steps_and_host_times(rank, world):
         assert step["nvx_ms"] > 0 and step["gloo_ms"] > 0 and step["rounds"] == 2
         assert launch["host"] == "an empty launch" and len(calls) == 5
         assert all(call["us"] > 0 for call in calls)
+
+
+@on_played_gpus(2)
+def test_pools_beside_ordinary_tensors(rank, world):
+    told = []
+    here = rank_here(told)
+    pools.beside_ordinary(here, counts=(1 << 19,), calls=2)
+    pools.fsdp2(here)
+    if rank == 0:
+        *calls, training_told = told
+        assert [line["pool"] for line in calls] == ["all_gather", "reduce_scatter", "all_reduce"]
+        for line in calls:
+            assert line["direct_pieces"] >= 1 and line["ordinary_ms"] > 0 and line["pool_ms"] > 0, line
+            assert line["staging_bytes_saved"] == line["direct_pieces"] * line["piece_bytes"], line
+        assert training_told["direct_pieces"] > 0
+
+
+@on_played_gpus(2)
+def test_pools_that_save_nothing_are_found(rank, world):
+    pools.pooled, kept = pools.ordinary, pools.pooled
+    try:
+        with pytest.raises(AssertionError, match="all_gather: pieces that went without staging, by rank: .0, 0."):
+            pools.beside_ordinary(rank_here([]), counts=(1 << 19,), calls=1)
+    finally:
+        pools.pooled = kept
+
+
+@on_fake_gpus(2)
+def test_their_part_is_left_out_where_tensors_go_through_the_host(rank, world):
+    told = []
+    pools.beside_ordinary(rank_here(told))
+    assert [line["left_out_part"] for line in told] == (["pools"] if rank == 0 else [])
+
+
+def test_each_rank_sees_the_devices_in_an_order_of_its_own():
+    seen = [surroundings.visible_to(number, 4, None) for number in range(5)]
+    assert seen == ["0,1,2,3", "1,2,3,0", "2,3,0,1", "3,0,1,2", "0,1,2,3"]
+    assert surroundings.visible_to(1, 2, "GPU-a, GPU-b,GPU-c") == "GPU-b,GPU-a"
+    assert surroundings.visible_to(1, 1, None) == "0"
+    assert surroundings.of_rank("ddp", 1, 4, {}) == {} and surroundings.devices_of("ddp", 4) == 4
+    assert surroundings.of_rank("visible", 1, 2, {}) == {"CUDA_VISIBLE_DEVICES": "1,0"}
+    assert surroundings.devices_of("visible", 4) == 1
+
+
+def test_expandable_segments_are_asked_for_beside_what_was_set():
+    assert surroundings.of_all("ddp", {}) == {}
+    set_before = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:False"}
+    both = "max_split_size_mb:64,expandable_segments:True"
+    assert surroundings.of_all("expandable", set_before) == {
+        "PYTORCH_ALLOC_CONF": both,
+        "PYTORCH_CUDA_ALLOC_CONF": both,
+    }
 
 
 @pytest.mark.parametrize("graph", [Again, Refused])

@@ -179,6 +179,7 @@ def test_a_group_of_another_backend_beside(rank, world):
 @on_ranks(2)
 def test_options(rank, world):
     options = nvx_c().ProcessGroupNVX.Options(timeout=timedelta(seconds=17))
+    assert repr(options).startswith(f"nvx.Options(timeout={timedelta(seconds=17)!r}, group_desc='"), repr(options)
     group = dist.new_group(pg_options=options, timeout=timedelta(seconds=19))
     assert sum_over(group) == 1.0
     backend = group._get_backend(CPU)

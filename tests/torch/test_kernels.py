@@ -131,6 +131,33 @@ def test_a_wait_that_has_a_timeout_waits_on_the_host(rank, world):
     meet("the other one has seen its operation fail")
 
 
+@on_played_gpus(2, op_timeout=4)
+def test_what_ended_well_stays_so_when_the_group_fails_later(rank, world):
+    """Asynchronous calls and those of a window; what was in flight then has failed."""
+    dist.all_reduce(on_gpu(1))
+    tensors = [on_gpu(rank + 1) for _ in range(3)]
+    well = [dist.all_reduce(tensors[0], async_op=True)]
+    with dist._coalescing_manager(device=torch.device(GPU), async_ops=True) as window:
+        dist.all_reduce(tensors[1])
+        dist.all_reduce(tensors[2])
+    window.wait()
+    torch.accelerator.synchronize()
+    meet("all have ended")
+    if rank == 1:
+        meet("the other one has seen its operation fail")
+        return
+    late = dist.all_reduce(on_gpu(1), async_op=True)
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        late.wait(timedelta(seconds=20))
+    assert not late.is_success()
+    for work in [*well, *window.works]:
+        assert work.is_completed() and work.is_success() and work.exception() is None
+        assert work.wait()
+    for tensor in tensors:
+        assert_all(tensor, 3)
+    meet("the other one has seen its operation fail")
+
+
 @on_played_gpus(3, op_timeout=60, dies=[1])
 def test_a_rank_that_dies_is_named_within_a_second(rank, world):
     tensor = on_gpu(1)

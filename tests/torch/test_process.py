@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -151,7 +152,9 @@ print("must not get here")
 """
     (out, err), code, _ = finish(start(tmp_path, body, NVX_ON_ERROR="abort"))[0]
     assert code == -signal.SIGABRT, (code, err)
-    assert "nvx: " in err and "rank 1" in err, err
+    last = next(line for line in err.splitlines() if line.endswith("(NVX_ON_ERROR=abort)"))
+    assert re.fullmatch(r"nvx\[\d+\] rank 1 \(pid \d+, host \S+\) has ended.*", last), err
+    assert "Next: see the log of rank 1" in last, err
     assert "must not get here" not in out
 
 

@@ -302,6 +302,22 @@ def told_to_the_profiler(path, call):
 
 
 @only_nvx
+@on_ranks(2)
+def test_profiler_knows_what_is_asynchronous(rank, world):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "trace.json"
+        for async_op in (False, True):
+
+            def call(async_op=async_op):
+                work = dist.all_reduce(torch.ones(5), async_op=async_op)
+                if async_op:
+                    work.wait()
+
+            (told,) = told_to_the_profiler(path, call)
+            assert bool(told.get("Is asynchronized op", async_op)) == async_op, told  # 2.11 does not tell
+
+
+@only_nvx
 @on_ranks(4)
 def test_profiler_knows_messages_splits_and_ranks(rank, world):
     group = dist.new_group([0, 2])

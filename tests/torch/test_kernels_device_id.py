@@ -1,0 +1,67 @@
+"""A group that is made with device_id opens that device then: kernels are played on it."""
+
+import time
+from datetime import timedelta
+
+import nvx
+import pytest
+import torch
+import torch.distributed as dist
+from fake_device import counts, reset_counts
+from ranks import on_played_gpus
+from test_device import GPU, assert_all, on_gpu
+
+
+def device_groups(rank, which, index=0, **more):
+    """A group, of which some ranks are given the device."""
+    device = torch.device(GPU, index) if rank in which else None
+    return dist.new_group(backend=f"{GPU}:nvx", device_id=device, **more)
+
+
+@on_played_gpus(2)
+def test_a_device_id_opens_the_device_when_the_group_is_made(rank, world):
+    group = device_groups(rank, (0, 1))
+    assert nvx.pool_stats(group) is not None, "kernels serve it before anything is called"
+    tensor = on_gpu(rank + 1)
+    reset_counts()
+    dist.all_reduce(tensor, group=group, async_op=True).wait()
+    found = counts()
+    assert found["device_allocations"] == found["pinned_allocations"] == 0, found
+    assert_all(tensor, 3)
+    without = dist.new_group(backend=f"{GPU}:nvx")
+    assert nvx.pool_stats(without) is None
+
+
+@on_played_gpus(2, op_timeout=8)
+def test_a_device_id_on_some_ranks_only_holds_nobody_up(rank, world):
+    group = device_groups(rank, (0,), timeout=timedelta(seconds=8))
+    assert nvx.pool_stats(group) is None
+    host = torch.full((4,), rank + 1.0)
+    dist.all_reduce(host)
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(tensor, group=group)
+    assert_all(tensor, 3)
+    assert nvx.pool_stats(group) is not None
+
+
+@on_played_gpus(2, op_timeout=8)
+def test_who_comes_late_to_open_the_device_does_as_the_others_do(rank, world):
+    group = device_groups(rank, (), timeout=timedelta(seconds=8))
+    device = torch.device(GPU, 0)
+    if rank == 1:
+        time.sleep(3)  # the others wait for a quarter of the timeout
+    began = time.monotonic()
+    group._get_backend(device).eager_connect_single_device(device)
+    assert rank == 0 or time.monotonic() - began < 1
+    dist.barrier()
+    assert nvx.pool_stats(group) is None
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(tensor, group=group)
+    assert_all(tensor, 3)
+
+
+@on_played_gpus(2)
+def test_a_device_id_that_is_none_is_an_error_of_all_when_the_group_is_made(rank, world):
+    said = "device_id is .*99, and this process sees" if rank == 0 else "rank 0 .*cannot: device_id is .*99"
+    with pytest.raises(RuntimeError, match=said):
+        device_groups(rank, (0, 1), index=99 if rank == 0 else 0)
