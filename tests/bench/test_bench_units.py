@@ -251,7 +251,8 @@ def test_figures_keep_to_their_width(value, text):
         ("all_reduce -d float128", "no dtype 'float128': there are float, double"),
         ("all_reduce -n 2 --hosts 4", "--hosts 4 with -n 2: every host needs a rank"),
         ("train -n 2 --hosts 3", "--hosts 3 with -n 2"),
-        ("all_reduce --vs gloo,glo", "--vs: nothing is called 'glo': there are nvx, null, deepspeed, mpi, socket, "),
+        ("all_reduce --vs gloo,glo", "--vs: nothing is called 'glo': beside nvx there are null, "),
+        ("all_reduce --backend gloo --vs glo", "beside gloo there are nvx, null, "),
         ("init --vs foo", "nothing is called 'foo'"),
         ("all_reduce -g 1", "nccl-tests' -g is not here: a rank is a process here: -n is how many to start"),
         ("all_reduce -b 8 -z 0 -e 64", "nccl-tests' -z is not here: every call is waited for"),
@@ -264,6 +265,17 @@ def test_command_lines_that_make_no_sense_end_with_2_and_say_why(capsys, line, s
         cli.main(line.split())
     assert end.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_wrong_contender_is_told_which_there_are_and_which_are_installed(monkeypatch):
+    """Not the backend under test, nor what serves no tensors of the CPU."""
+    find_spec = contenders.importlib.util.find_spec
+    monkeypatch.setattr(contenders.importlib.util, "find_spec", lambda name: name == "mpi4py" or find_spec(name))
+    monkeypatch.setattr(contenders.dist, "is_gloo_available", lambda: False)
+    here, _, missing = contenders.peers_of("nvx").partition("; not installed: ")
+    assert {"null", "socket", "mpi"} <= set(here.split(", "))
+    assert "gloo" in missing.split(", ")
+    assert not {"nvx", "nccl", "fake"} & {*here.split(", "), *missing.split(", ")}
 
 
 def test_the_shown_command_is_what_a_person_typed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from datetime import timedelta
@@ -132,6 +133,57 @@ def be_late(count, seconds):
     return [x.min().item(), x.max().item()]
 
 
+def wait_apart(groups, waits, stay=0.0, killed=()):
+    """Groups, and for each rank in which one it waits, and for whom, or nothing: its words, and when."""
+    rank, _ = begin()
+    made = [dist.new_group(ranks) for ranks in groups]
+    for group, ranks in zip(made, groups, strict=True):
+        if rank in ranks:
+            check_collectives(ranks.index(rank), len(ranks), 0)
+            dist.all_reduce(torch.ones(1), group=group)
+    dist.barrier()
+    come_to("ready")
+    if waits[rank] is None:
+        time.sleep(30)
+        os._exit(0)
+    group, source = waits[rank]
+    try:
+        dist.recv(torch.ones(4), src=source, group=made[group])
+    except dist.DistBackendError as error:
+        told = {"words": str(error), "when": time.time()}
+    if rank in killed:
+        write_result(told)
+        time.sleep(0.5)  # as a launcher leaves it
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(stay)
+    return told
+
+
+def talk_late():
+    """The first word between the hosts comes when the link is as the test has it."""
+    rank, world = begin()
+    come_to("ready")
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    began = time.monotonic()
+    try:
+        check_collectives(rank, world, 1)
+    except dist.DistBackendError as error:
+        return f"after {time.monotonic() - began:.1f} s: {error}"
+    return "good"
+
+
+def leave_somebody():
+    """Rank 0 ends while the other one stands still."""
+    rank, _ = begin()
+    dist.barrier()
+    come_to("ready")
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    dist.destroy_process_group()
+    return 0
+
+
 def mismatched():
     rank, world = begin()
     check_collectives(rank, world, 1, (1,))
@@ -200,15 +252,18 @@ def training(kind):
     return round(total, 4)
 
 
+def write_result(value):
+    rank = os.environ["RANK"]
+    (FOLDER / f"result{rank}.part").write_text(json.dumps(value))
+    (FOLDER / f"result{rank}.part").rename(FOLDER / f"result{rank}")
+
+
 def main():
     global FOLDER
     body, folder, arguments = sys.argv[1:]
     FOLDER = Path(folder)
     torch.set_num_threads(1)
-    value = globals()[body](**json.loads(arguments))
-    rank = os.environ["RANK"]
-    (FOLDER / f"result{rank}.part").write_text(json.dumps(value))
-    (FOLDER / f"result{rank}.part").rename(FOLDER / f"result{rank}")
+    write_result(globals()[body](**json.loads(arguments)))
 
 
 if __name__ == "__main__":

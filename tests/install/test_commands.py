@@ -46,6 +46,7 @@ def test_doctor_passes_here_and_says_so_in_json():
     report = json.loads(ended.stdout)
     assert report["schema"] == doctor.SCHEMA
     states = {finding["name"]: finding["state"] for finding in report["findings"]}
+    assert {"GPUDirect", "UCX and CUDA memory", "peer memory", "dma-buf"} <= set(states)
     assert states["build"] == states["registration"] == states["collectives"] == "OKAY"
     assert states["between hosts"] == ("OKAY" if nvx_module._load().build_info()["ucx"] else "WARN")
 
@@ -65,6 +66,32 @@ def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
     assert doctor.check_smoke().state == "FAIL"
     monkeypatch.setattr(nvx_module._load(), "build_info", lambda: {"ucx": False})
     assert "pip install libucx" in doctor.check_between_hosts().hint
+
+
+def variables_told(**environment):
+    script = "from nvx import doctor; found = doctor.check_variables(); print(found.state, found.text)"
+    again = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=again).stdout
+
+
+def test_doctor_says_which_variables_are_wrong():
+    told = variables_told(NVX_SPIN_US="much", NVX_ONE_SHOT_BYTES="70000", NVX_TIMOUT_S="3", NVX_ALGO="one_shot")
+    assert told.startswith("WARN ")
+    assert "NVX_SPIN_US=much is not a number: the default -1 is used" in told
+    assert "NVX_ONE_SHOT_BYTES=70000 is more than 65536: the default -1 is used" in told
+    assert "NVX_TIMOUT_S is no variable of nvx (did you mean NVX_TIMEOUT_S?)" in told
+    assert "NVX_ALGO" not in told
+    assert variables_told(NVX_ALGO="one_shot").startswith("OKAY ")
+    assert variables_told(NVX_CPU_LEVEL="BASE").startswith("OKAY "), "any case will do"
+
+
+def test_doctor_fails_for_what_init_process_group_refuses(monkeypatch):
+    if not nvx_module._load().build_info()["ucx"]:
+        pytest.skip("built without UCX")
+    monkeypatch.setenv("NVX_SOCKET_IFNAME", "nosuch")
+    found = doctor.check_between_hosts()
+    assert found.state == "FAIL" and "names no interface that is up" in found.text
+    assert "NVX_SOCKET_IFNAME" in found.hint
 
 
 def test_doctor_gives_a_hint_with_whatever_is_wrong(monkeypatch, capsys):
@@ -143,9 +170,35 @@ def test_explain_reads_sizes_as_people_write_them():
     assert len(ended.stdout.strip().splitlines()) >= 2
 
 
+def test_explain_estimates_every_way_and_says_what_that_rests_on(capsys):
+    assert cli.main(["explain", "all_reduce", "1M", "--json"]) == 0
+    (answer,) = json.loads(capsys.readouterr().out)["answers"]
+    one_shot, pipelined = answer["ways"]
+    assert (one_shot["runs"], one_shot["estimate_us"]) == (False, None) and "65536" in one_shot["why"]
+    assert pipelined["runs"] and pipelined["estimate_us"] > 10 and pipelined["steps"] > 1
+    assert "bench/results/targets.json" in pipelined["basis"] and "NVX_ALGO" in pipelined["set_by"]
+    assert cli.main(["explain", "all_reduce", "64M", "-n", "64", "--hosts", "16"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(bool(re.search(r"\d+ ms .* (ring|halving_doubling|direct) ", line)) for line in lines) == 3
+    assert lines[-1].startswith("  estimates: ")
+
+
+def test_explain_reckons_with_the_fastest_port_that_is_up(tmp_path):
+    from nvx.commands.explain import rdma_gb_s
+
+    assert rdma_gb_s(str(tmp_path)) == 0
+    for port, (state, rate) in enumerate((("4: ACTIVE", "200 Gb/sec (4X HDR)"), ("1: DOWN", "400 Gb/sec"))):
+        folder = tmp_path / "mlx5_0" / "ports" / str(port + 1)
+        folder.mkdir(parents=True)
+        (folder / "state").write_text(state + "\n")
+        (folder / "rate").write_text(rate + "\n")
+    assert rdma_gb_s(str(tmp_path)) == 25.0
+
+
 def test_explain_knows_of_several_hosts(capsys):
     assert cli.main(["explain", "all_reduce", "8", "64M", "-n", "4", "--hosts", "2"]) == 0
-    small, large = capsys.readouterr().out.splitlines()
+    told = capsys.readouterr().out
+    small, large = (line for line in told.splitlines() if line.startswith("all_reduce of "))
     assert small.startswith("all_reduce of 8 bytes a rank, 4 ranks on 2 hosts, 2 on each: "), small
     assert "between hosts pair (small, two hosts: one exchange) by one rank of each host" in small
     assert "between hosts ring (" in large and " on 2 rails " in large and " slices of " in large
@@ -161,10 +214,26 @@ def test_python_m_nvx_is_the_command():
     assert (ended.returncode, ended.stdout) == (0, nvx_module.__version__ + "\n"), ended.stderr
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_explain_says_so_where_there_is_nothing_to_choose(capsys, device):
+    """A barrier has no size, whatever is said."""
+    for arguments in (["barrier"], ["barrier", "8"]):
+        assert cli.main(["explain", *arguments, "-n", "4", "--device", device]) == 0
+        told = capsys.readouterr().out
+        assert told == "barrier of 4 ranks on one host: flags in shared memory, nothing to choose\n"
+    assert cli.main(["explain", "all_reduce", "8", "-n", "1", "--device", device]) == 0
+    assert "1 rank on one host: nobody to exchange anything with" in capsys.readouterr().out
+    assert cli.main(["explain", "broadcast", "0", "-n", "2", "--device", device]) == 0
+    assert "2 ranks on one host: no data to move" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "all_reduce"])
+    assert "name a size" in capsys.readouterr().err
+
+
 def test_explain_knows_the_names_that_bench_knows(capsys):
     for alias in (alias for alias, name in collectives.ALIASES.items() if name != "sendrecv"):
         assert cli.main(["explain", alias, "8"]) == 0, alias
-        assert capsys.readouterr().out.startswith(f"{collectives.ALIASES[alias]} of 8 bytes")
+        assert capsys.readouterr().out.startswith(f"{collectives.ALIASES[alias]} of ")
 
 
 def explained(monkeypatch, capsys, *arguments, why_no_nccl=""):
@@ -182,7 +251,8 @@ def test_explain_says_what_cuda_tensors_would_do_and_what_else_they_could(monkey
     assert "4096 bytes a rank, 8 ranks on one host, CUDA tensors" in headings[0]
     for way in ("NCCL", "kernels", "host memory", "NVX_DELEGATE", "NVX_ALGO"):
         assert sum(way in line for line in lines) >= 2, way
-    assert sum("how long each takes is not known" in line for line in lines) == 2
+    assert sum("not measured on a device" in line for line in lines) >= 2
+    assert all(re.match(r"  runs +\d+ [um]s ", line) for line in running), running
 
 
 def test_explain_says_plainly_that_there_is_no_nccl(monkeypatch, capsys):

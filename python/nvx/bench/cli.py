@@ -119,7 +119,8 @@ def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -
         parser.error(f"--hosts {parsed.hosts} with -n {parsed.ranks}: every host needs a rank")
     for name in parsed.vs:
         if name not in contenders.known():
-            parser.error(f"--vs: nothing is called '{name}': there are {', '.join(contenders.known())}")
+            peers = contenders.peers_of(parsed.backend)
+            parser.error(f"--vs: nothing is called '{name}': beside {parsed.backend} there are {peers}")
 
 
 VERSUS_HELP = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch.distributed as dist
 
 from .peers import NULL, Contender, TorchContender, Unsupported, torch_backend
@@ -14,6 +16,24 @@ def known() -> list[str]:
     """Every name that could take part, whether or not it can on this machine."""
     torchs = [name for name in dist.Backend.backend_list if name != dist.Backend.UNDEFINED]
     return list(dict.fromkeys([*OWN, *torchs]))
+
+
+def _is_here(name: str) -> bool:
+    """As far as that can be told without starting it."""
+    package = {"deepspeed": "deepspeed", "mpi": "mpi4py"}.get(name)
+    if package:
+        return importlib.util.find_spec(package) is not None
+    of_torch = getattr(dist, f"is_{name}_available", None)  # none for what somebody else has registered
+    return of_torch is None or of_torch()
+
+
+def peers_of(backend: str) -> str:
+    """The names of what `backend` can be measured beside, for people: those that are here, and those that are not."""
+    serving_cpu = dist.Backend.backend_capability
+    names = [name for name in known() if name in OWN or ("cpu" in serving_cpu.get(name, ()) and name != "fake")]
+    here = [name for name in names if name != backend and _is_here(name)]
+    missing = [name for name in names if name != backend and name not in here]
+    return ", ".join(here) + (f"; not installed: {', '.join(missing)}" if missing else "")
 
 
 def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contender], dict[str, str]]:

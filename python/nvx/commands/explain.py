@@ -1,21 +1,26 @@
-"""`nvx explain all_reduce 1M -n 2`: what would run, and why. With --device cuda: of CUDA tensors, and what else."""
+"""`nvx explain all_reduce 1M -n 2`: what would run and why, what else there is, and how long each may take.
+
+With --device cuda: of CUDA tensors. The times are estimates; the last lines say what they rest on.
+"""
 
 import argparse
+import glob
+import json
 import sys
 
 import nvx
 
 from .. import delegate
 from ..bench.collectives import ALIASES
-from .topo import columns
+from .topo import columns, first_line
 
+SCHEMA = 1
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 OF_MESSAGES = (
     "send and recv: nothing is chosen, as it is for collectives; a small message travels with its announcement, a large"
     " one when the receiver is ready for it: inside a host through shared staging, between hosts over UCX"
 )
-UNTIMED = "  how long each takes is not known: none has been measured on a GPU (nvx gpucheck measures the kernels)"
 
 
 def size(text):
@@ -27,23 +32,69 @@ def size(text):
     return int(number) * UNITS[unit]
 
 
-def on_device(collective, nbytes, ranks):
-    """Of CUDA tensors: all ways that there are, and which of them would be gone."""
-    ways = nvx._load().explain_on_device(collective, nbytes, ranks, delegate.obstacle())
-    lines = [f"{collective} of {nbytes} bytes a rank, {ranks} rank{'s' * (ranks > 1)} on one host, CUDA tensors:"]
-    rows = [["", "by", "algorithm", "why, or why not", "changed by"]]
-    for by, what, why, set_by, runs in ways:
-        rows.append(["  runs" if runs else "", by, what, why, set_by])
-    return "\n".join([*lines, *columns(rows), UNTIMED])
+def rdma_gb_s(folder="/sys/class/infiniband"):
+    """Of the fastest port that is up, in one direction; 0 where there is none."""
+    rates = [0.0]
+    for port in glob.glob(f"{folder}/*/ports/*"):
+        rate = first_line(f"{port}/rate").split()  # 200 Gb/sec (4X HDR)
+        if "ACTIVE" in first_line(f"{port}/state") and rate and rate[0].replace(".", "", 1).isdigit():
+            rates.append(float(rate[0]) / 8)
+    return max(rates)
+
+
+def ask(collective, nbytes, options):
+    """One question and its answer, as --json prints it."""
+    core, ranks, hosts = nvx._load(), options.ranks, options.hosts
+    if collective == "barrier" or nbytes == 0 or ranks == 1:  # there is no choice
+        said, ways = nvx.explain(collective, nbytes, ranks, hosts), []
+    elif options.device == "cuda":
+        said = f"{collective} of {nbytes} bytes a rank, {ranks} rank{'s' * (ranks > 1)} on one host, CUDA tensors:"
+        ways = core.ways_on_device(collective, nbytes, ranks, delegate.obstacle())
+    else:
+        said = nvx.explain(collective, nbytes, ranks, hosts)
+        ways = core.ways(collective, nbytes, ranks, hosts, rdma_gb_s())
+    return {
+        "collective": collective,
+        "bytes": nbytes,
+        "ranks": ranks,
+        "hosts": hosts,
+        "device": options.device,
+        "said": said,
+        "ways": ways,
+    }
+
+
+def took(microseconds):
+    if microseconds is None:
+        return "-"
+    return f"{microseconds:.0f} us" if microseconds < 10000 else f"{microseconds / 1000:.0f} ms"
+
+
+def text(answer):
+    if not answer["ways"]:
+        return answer["said"]
+    rows = [["", "estimate", "steps", "bytes", "by", "algorithm", "why, or why not", "changed by"]]
+    for way in answer["ways"]:
+        counted = ["-" if way[key] is None else str(way[key]) for key in ("steps", "bytes")]
+        rows.append(
+            ["  runs" if way["runs"] else "", took(way["estimate_us"]), *counted]
+            + [way[key] for key in ("by", "algorithm", "why", "set_by")]
+        )
+    bases = dict.fromkeys(way["basis"] for way in answer["ways"] if way["basis"])
+    return "\n".join([answer["said"], *columns(rows), *(f"  estimates: {basis}" for basis in bases)])
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="nvx explain", description="Says what nvx would run, and why.")
+    parser = argparse.ArgumentParser(
+        prog="nvx explain",
+        description="Says what nvx would run and why, what else there is, and about how long each takes.",
+    )
     parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
-    parser.add_argument("sizes", nargs="+", type=size, metavar="size", help="bytes a rank puts in: 4096, 4K, 64M")
+    parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes a rank puts in: 4096, 4K, 64M")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
     parser.add_argument("--hosts", type=int, default=1, help="hosts like this one, over which they are spread evenly")
     parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="of whose tensors (default cpu)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and options.hosts != 1:
         parser.error("--device cuda tells of ranks on one host: leave out --hosts")
@@ -53,15 +104,19 @@ def main(arguments=None):
         return 2
     collective = ALIASES.get(options.collective, options.collective)
     if collective in MESSAGES:
-        print(OF_MESSAGES)
+        print(json.dumps({"schema": SCHEMA, "said": OF_MESSAGES, "answers": []}) if options.json else OF_MESSAGES)
         return 0
+    if collective == "barrier":
+        options.sizes = [0]  # it has none
+    if not options.sizes:
+        parser.error("name a size: the bytes that a rank puts in, as 4096, 4K or 64M")
     try:
-        for nbytes in options.sizes:
-            if options.device == "cuda":
-                print(on_device(collective, nbytes, options.ranks))
-            else:
-                print(nvx.explain(collective, nbytes, options.ranks, options.hosts))
+        answers = [ask(collective, nbytes, options) for nbytes in options.sizes]
     except (ValueError, RuntimeError) as error:
         print(f"nvx explain: {str(error).removeprefix('nvx: ')}", file=sys.stderr)
         return 2
+    if options.json:
+        print(json.dumps({"schema": SCHEMA, "answers": answers}, indent=2))
+    else:
+        print("\n".join(text(answer) for answer in answers))
     return 0

@@ -114,6 +114,15 @@ def graph_table(document: dict[str, Any]) -> list[str]:
     return rows_as_markdown(["captured and replayed", "as eager", "refused"], rows) if rows else []
 
 
+def pool_table(document: dict[str, Any]) -> list[str]:
+    rows = []
+    for line in (line for line in lines_of(document, "pools") if "piece_bytes" in line):
+        saved = [size(line[key]) for key in ("piece_bytes", "staging_bytes_saved")]
+        rows.append([line["pool"], *saved, cell(line["ordinary_ms"]), cell(line["pool_ms"])])
+    head = ["tensors of the pool", "a piece", "not staged, by a rank and call", "ordinary ms", "pool ms"]
+    return rows_as_markdown(head, rows) if rows else []
+
+
 def markdown(document: dict[str, Any]) -> str:
     """All of a results file that a reader wants."""
     blocks = [
@@ -128,5 +137,6 @@ def markdown(document: dict[str, Any]) -> str:
         step_table(document),
         call_table(document),
         graph_table(document),
+        pool_table(document),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)

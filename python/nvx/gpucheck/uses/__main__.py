@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import probe
 from .. import torch_tests as own_tests
+from . import surroundings
 
 
 def say(**fields: Any) -> None:
@@ -36,6 +37,7 @@ def main(given: list[str] | None = None) -> int:
     os.environ["NVX_DEBUG"] = "info"
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool is made by forking, and so are the ranks
+    os.environ.update(surroundings.of_all(part, dict(os.environ)))
     if part == "torch_tests":
         found_here = own_tests.run(arguments, gpus, say)
         return end(part, began, found_here.state, found_here.why, found_here.tried, found_here.failed)
@@ -43,7 +45,9 @@ def main(given: list[str] | None = None) -> int:
     from .ranks import Layout, run_ranks
 
     ranks = min(gpus, 8) if gpus > 1 else arguments.ranks
-    layout = Layout(arguments.device, ranks, max(gpus, 1), arguments.module, arguments.seconds)
+    devices = surroundings.devices_of(part, max(gpus, 1))
+    apart = tuple(surroundings.of_rank(part, number, max(gpus, 1), dict(os.environ)) for number in range(ranks))
+    layout = Layout(arguments.device, ranks, devices, arguments.module, arguments.seconds, environments=apart)
     lines: list[dict[str, Any]] = []
 
     def hear(**fields: Any) -> None:

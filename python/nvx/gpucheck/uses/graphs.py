@@ -15,6 +15,8 @@ from . import training
 from .ranks import Cases, Rank, close
 from .splitting import mesh_of, numbers
 
+ROUNDS = 5
+
 # ---- torch.compile
 
 
@@ -43,6 +45,17 @@ def run_collectives(rank: Rank, compiler: str) -> None:
     for _ in range(2):
         got = run(numbers(rank.number, 6, 4).to(rank.device), rank.world)
         close([functional.wait_tensor(t) + 0 for t in got], expected(rank.number, rank.world), compiler or "eager")
+
+
+def run_replayed(rank: Rank) -> None:
+    """Compiled into graphs of CUDA's, which the third and later calls replay, with other inputs each time."""
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1, mode="reduce-overhead")
+    for turn in range(ROUNDS):
+        torch.compiler.cudagraph_mark_step_begin()
+        got = run(numbers(100 * turn + rank.number, 64, 8).to(rank.device)).clone()
+        want = sum(numbers(100 * turn + r, 64, 8) for r in range(rank.world)) * 2 + 1
+        close([got], [want], f"reduce-overhead, call {turn}")
 
 
 def compiled_ddp(rank: Rank, compiler: str) -> None:
@@ -79,12 +92,11 @@ COMPILE: Cases = {
     "DTensor": compiled_dtensor,
     "DDP": functools.partial(compiled_ddp, compiler="aot_eager"),
     "inductor": functools.partial(only_on_cuda, functools.partial(run_collectives, compiler="inductor")),
+    "inductor, reduce-overhead": functools.partial(only_on_cuda, run_replayed),
     "inductor, DDP": functools.partial(only_on_cuda, functools.partial(compiled_ddp, compiler="inductor")),
 }
 
 # ---- captured and replayed
-
-ROUNDS = 5
 
 
 class CudaGraph:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import figures, graphs, splitting, training
+from . import figures, graphs, pools, splitting, training
 from .names import NAMES
 from .ranks import Cases
 
@@ -17,6 +17,18 @@ PARTS: dict[str, Cases] = {
     "training": figures.STEPS,
     "host_time": figures.HOST,
     "profile": figures.PROFILE,
+    "pools": pools.POOLS,
+    # In an environment that surroundings.py sets.
+    "expandable": {
+        "functional collectives": graphs.COMPILE["functional collectives"],
+        "DDP": training.DDP["small buckets"],
+        "replay": graphs.REPLAY["small"],
+        "pools": pools.POOLS["beside ordinary tensors"],
+    },
+    "visible": {
+        "functional collectives": graphs.COMPILE["functional collectives"],
+        "DDP": training.DDP["small buckets"],
+    },
     # Of each use one or two, by a module without kernels.
     "staging": {
         **{f"DDP, {name}": training.DDP[name] for name in ("small buckets", "large buckets")},

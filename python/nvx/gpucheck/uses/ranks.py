@@ -39,6 +39,7 @@ class Layout:
     module: str  # the torch module of nvx; empty: as `import nvx` finds it
     seconds: float
     log: str = ""
+    environments: tuple[dict[str, str], ...] = ()  # by rank: set before it touches a device
 
 
 class Rank:
@@ -122,6 +123,7 @@ def _be_rank(layout: Layout, number: int, meet: str, cases: Cases, pipe: Any) ->
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, log, all_threads=True)
     try:
+        os.environ.update(layout.environments[number] if layout.environments else {})
         torch.set_num_threads(1)
         torch.manual_seed(0)
         warnings.simplefilter("ignore")

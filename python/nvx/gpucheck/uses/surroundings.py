@@ -1,0 +1,35 @@
+"""The environments that some parts run in: of all ranks, and of each by itself. Nothing here needs torch."""
+
+from __future__ import annotations
+
+# torch renamed it in 2.9 and reads both.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+EXPANDABLE = "expandable_segments:True"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def of_all(part: str, given: dict[str, str]) -> dict[str, str]:
+    """What is set before torch is imported. given: the environment as it is."""
+    if part != "expandable":
+        return {}
+    others = [word for name in ALLOCATOR for word in given.get(name, "").split(",") if word]
+    kept = dict.fromkeys(word for word in others if not word.startswith("expandable_segments"))
+    return dict.fromkeys(ALLOCATOR, ",".join([*kept, EXPANDABLE]))
+
+
+def visible_to(number: int, gpus: int, given: str | None) -> str:
+    """Each rank sees all of them in an order of its own, its own one first: so all of them call theirs number 0."""
+    names = [name.strip() for name in given.split(",")] if given else [str(i) for i in range(gpus)]
+    names = names[:gpus]
+    first = number % len(names)
+    return ",".join(names[first:] + names[:first])
+
+
+def of_rank(part: str, number: int, gpus: int, given: dict[str, str]) -> dict[str, str]:
+    """What a rank sets before it touches a device."""
+    return {VISIBLE: visible_to(number, gpus, given.get(VISIBLE))} if part == "visible" else {}
+
+
+def devices_of(part: str, gpus: int) -> int:
+    """How many numbers of devices the ranks take in turn."""
+    return 1 if part == "visible" else gpus

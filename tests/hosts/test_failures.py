@@ -1,0 +1,127 @@
+"""What ranks on several hosts say when a process dies, a link is down, or hosts are mistaken for one."""
+
+from __future__ import annotations
+
+import glob
+import signal
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from nvx.bench.hosts import Hosts, why_no_namespaces
+
+from tests.hosts.world import Cluster
+
+WHY_NOT = why_no_namespaces()
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with Hosts(2) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(hosts, tmp_path):
+    made = Cluster(hosts, tmp_path)
+    yield made
+    made.end()
+    for host in range(hosts.count):
+        hosts.set_link(host, "up")
+
+
+def kill_the_last(cluster, groups, waits, **more):
+    cluster.start("wait_apart", 4, groups=groups, waits=waits, **more)
+    cluster.wait_for("ready")
+    time.sleep(0.5)
+    cluster.send(3, signal.SIGKILL)
+    return time.time()
+
+
+# Rank 3 dies. Whoever waits for it fails; the others wait for each other in groups without it.
+CHAINS = {
+    "its neighbour": ([[2, 3], [0, 2], [0, 1]], [[1, 2], [2, 0], [0, 3], None]),
+    "a rank of the other host": ([[1, 3], [0, 1], [0, 2]], [[1, 1], [0, 3], [2, 0], None]),
+}
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["which ends", "which is killed"])
+@pytest.mark.parametrize("first", CHAINS)
+def test_who_failed_for_another_one_is_not_blamed_in_its_other_groups(cluster, first, killed):
+    groups, waits = CHAINS[first]
+    ends = 2 if first == "its neighbour" else 1
+    kill_the_last(cluster, groups, waits, killed=[ends] if killed else [])
+    told = cluster.results(without=(3, *([ends] if killed else [])))
+    for rank in {0, 1, 2} - ({ends} if killed else set()):
+        assert "global rank 3, pid" in told[rank]["words"], told[rank]["words"]
+
+
+def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
+    """Rank 0 waits for rank 2, which has heard of the death in a group of two, and goes on living."""
+    dead = kill_the_last(cluster, [[2, 3], [0, 2, 3]], [[1, 2], None, [0, 3], None], stay=5)
+    cluster.send(1, signal.SIGKILL)
+    told = cluster.results(without=(1, 3))[0]
+    assert "rank 2 (global rank 3, pid" in told["words"], told["words"]
+    assert told["when"] - dead < 3
+
+
+SYSTEMS = sorted(glob.glob("/usr/lib/*/libucp.so.0"))
+LIBRARIES = [{}, *({"NVX_LIBUCP": path} for path in SYSTEMS[:1])]
+
+
+@pytest.mark.parametrize(
+    ("down", "library"), list(enumerate(LIBRARIES)), ids=["newest UCX", "the system's UCX"][: len(LIBRARIES)]
+)
+def test_a_link_that_is_down_when_two_processes_first_talk(cluster, hosts, down, library):
+    cluster.start("talk_late", 2, environment=library)
+    cluster.wait_for("ready")
+    hosts.set_link(down, "down")
+    (cluster.folder / "go").touch()
+    time.sleep(5)
+    hosts.set_link(down, "up")
+    assert cluster.results() == ["good", "good"]
+    assert "no way leads to" in cluster.logs()
+
+
+def test_a_link_that_stays_down_is_named(cluster, hosts):
+    cluster.start("talk_late", 2, environment={"NVX_LIVENESS_S": 3})
+    cluster.wait_for("ready")
+    hosts.set_link(1, "down")
+    (cluster.folder / "go").touch()
+    for rank, words in enumerate(cluster.results()):
+        assert f"rank {1 - rank} (pid" in words, words
+        assert f"to {hosts.address(1 - rank)} (nvx0)" in words, words
+        assert "Network is" in words and "NVX_SOCKET_IFNAME" in words, words
+
+
+def test_a_timeout_ends_what_waits_for_a_link_that_is_down(cluster, hosts):
+    cluster.start("talk_late", 2, environment={"NVX_TIMEOUT_S": 2, "NVX_LIVENESS_S": 30})
+    cluster.wait_for("ready")
+    hosts.set_link(1, "down")
+    (cluster.folder / "go").touch()
+    for words in cluster.results():
+        assert "timed out" in words, words
+        assert float(words.split()[1]) < 3.5, words
+
+
+def test_one_host_id_for_two_machines_is_refused(cluster):
+    cluster.start("begin", 2, environment={"NVX_HOST_ID": "one"})
+    time.sleep(0.1)
+    for process in cluster.ranks:
+        assert process.wait(60) != 0
+    assert "say with NVX_HOST_ID that they share a host" in cluster.logs()
+
+
+def test_whom_an_ending_process_waits_for_is_said(cluster):
+    cluster.start("leave_somebody", 2, environment={"NVX_DEBUG": "info"})
+    cluster.wait_for("ready")
+    cluster.send(1, signal.SIGSTOP)
+    (cluster.folder / "go").touch()
+    assert cluster.ranks[0].wait(20) == 0
+    cluster.send(1, signal.SIGCONT)
+    cluster.results()
+    log = (cluster.folder / "rank0.log").read_text()
+    assert "this process ends when what it has sent has come to global rank 1 (pid" in log, log
