@@ -18,12 +18,19 @@ if(support)
   target_link_libraries(nvx_test_support PUBLIC nvx_core GTest::gtest)
 endif()
 
+# What nvx declares of libcuda and NVML itself is held against cuda.h and nvml.h where they are. Their folder comes last:
+# nothing else of it is wanted.
+find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
+set(abi_tests ${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc ${PROJECT_SOURCE_DIR}/tests/group/nvml_library_test.cc)
+set_source_files_properties(${abi_tests} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
+  set_source_files_properties(${abi_tests} PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
+endif()
+
 # Where compiling takes longer than running: tests that wait and compare. Those of kernel and schedule compute.
-set(quick "")
+set(quick -O1)
 if(NVX_SANITIZE)
   set(quick -O0)
-elseif(CMAKE_CROSSCOMPILING)
-  set(quick -O1)
 endif()
 
 file(GLOB rooms CONFIGURE_DEPENDS LIST_DIRECTORIES true ${PROJECT_SOURCE_DIR}/tests/*)
@@ -34,6 +41,7 @@ foreach(dir ${rooms})
   endif()
   if(room_tests)
     get_filename_component(room ${dir} NAME)
+    nvx_read_together(room_tests ${PROJECT_SOURCE_DIR}/tests 5)
     add_executable(${room}_test ${room_tests})
     target_include_directories(${room}_test PRIVATE ${PROJECT_SOURCE_DIR}/tests)
     target_link_libraries(${room}_test PRIVATE nvx_core GTest::gtest_main)
@@ -56,15 +64,6 @@ if(TARGET net_test AND NOT CMAKE_CROSSCOMPILING)
   add_test(NAME net.other_ucx COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:net_test> -DPYTHON=${Python_EXECUTABLE}
     -P ${PROJECT_SOURCE_DIR}/tests/net/other_ucx.cmake)
   set_tests_properties(net.other_ucx PROPERTIES TIMEOUT 300 LABELS net SKIP_REGULAR_EXPRESSION "SKIPPED: no second libucp")
-endif()
-
-# What nvx declares of libcuda and NVML itself is held against cuda.h and nvml.h where they are. Their folder comes last:
-# nothing else of it is wanted.
-find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
-if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
-  set_source_files_properties(${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc
-    ${PROJECT_SOURCE_DIR}/tests/group/nvml_library_test.cc
-    PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
 endif()
 
 if(TARGET memory_test)

@@ -12,10 +12,10 @@
 #include <sstream>
 #include <vector>
 
+#include <unistd.h>
+
 #include "base/hash.h"
 #include "base/log.h"
-
-extern char** environ;
 
 namespace nvx {
 namespace {

@@ -8,4 +8,6 @@ namespace nvx {
 /// what controls terminals, is replaced.
 std::string printable(std::string text);
 
+inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
+
 }  // namespace nvx

@@ -7,18 +7,9 @@ namespace {
 
 using kernel::ceil_div;
 using kernel::Collective;
-using Across = schedule::Collective;
 
 /// Whole cache lines, which no element straddles.
 constexpr size_t kLine = 64;
-
-Across across(Collective collective) {
-  switch (collective) {
-    case Collective::kReduce: return Across::kReduce;
-    case Collective::kReduceScatter: return Across::kReduceScatter;
-    default: return Across::kAllReduce;
-  }
-}
 
 /// What slices are multiples of.
 size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {

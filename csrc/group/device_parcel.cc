@@ -6,9 +6,6 @@
 namespace nvx {
 namespace {
 
-using kernel::Piece;
-using kernel::Pieces;
-
 /// Addresses of different tensors: std::less orders those too.
 bool overlap(const std::byte* a, const std::byte* a_end, const std::byte* b, const std::byte* b_end) {
   const std::less<const std::byte*> before;
@@ -17,21 +14,21 @@ bool overlap(const std::byte* a, const std::byte* a_end, const std::byte* b, con
 
 }  // namespace
 
-Piece* DeviceParcel::room() {
+kernel::Piece* DeviceParcel::room() {
   const bool full = jobs_ == job_.size() || listed_ + 2 * ranks_ > piece_.size();
   return full ? nullptr : piece_.data() + listed_;
 }
 
-DeviceParcel::Reach DeviceParcel::reach_of(const Pieces& pieces) const {
-  const Piece extent = kernel::extent_of(pieces, ranks_, piece_.data());
+DeviceParcel::Reach DeviceParcel::reach_of(const kernel::Pieces& pieces) const {
+  const kernel::Piece extent = kernel::extent_of(pieces, ranks_, piece_.data());
   return {extent.data, extent.data + extent.bytes};
 }
 
-bool DeviceParcel::meets(const Pieces& a, const Pieces& b) const {
+bool DeviceParcel::meets(const kernel::Pieces& a, const kernel::Pieces& b) const {
   for (uint32_t p = 0; p < ranks_; ++p) {
-    const Piece one = a.of(p, ranks_, piece_.data());
+    const kernel::Piece one = a.of(p, ranks_, piece_.data());
     for (uint32_t q = 0; one.bytes != 0 && q < ranks_; ++q) {
-      const Piece other = b.of(q, ranks_, piece_.data());
+      const kernel::Piece other = b.of(q, ranks_, piece_.data());
       if (other.bytes != 0 && overlap(one.data, one.data + one.bytes, other.data, other.data + other.bytes))
         return true;
     }
@@ -53,7 +50,7 @@ bool DeviceParcel::add(const kernel::Job& job) {
   }
   job_[jobs_] = job, read_[jobs_] = read, written_[jobs_] = written;
   ++jobs_;
-  const auto lists = [](const Pieces& pieces) { return pieces.kind == Pieces::Kind::kTable; };
+  const auto lists = [](const kernel::Pieces& pieces) { return pieces.kind == kernel::Pieces::Kind::kTable; };
   if (lists(job.send) || lists(job.recv)) listed_ += 2 * ranks_;
   return true;
 }

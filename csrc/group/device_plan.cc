@@ -9,10 +9,10 @@ namespace {
 using kernel::Collective;
 using kernel::Pushed;
 
-constexpr size_t kAny = SIZE_MAX;
+constexpr size_t kNoLimit = SIZE_MAX;
 
 /// One row a collective: what carries it while packets hold it, and at any length.
-struct Row {
+struct DeviceRow {
   Collective collective;
   Pushed packets;
   Pushed chunks;
@@ -21,7 +21,7 @@ struct Row {
   bool pair_by_pair = false;
 };
 
-constexpr Row kTable[] = {
+constexpr DeviceRow kDeviceTable[] = {
     {Collective::kAllReduce, Pushed::kReducePackets, Pushed::kReduceChunks, /*has_two_trips=*/true},
     {Collective::kReduce, Pushed::kReducePackets, Pushed::kReduceChunks},
     {Collective::kReduceScatter, Pushed::kReducePackets, Pushed::kReduceChunks},
@@ -33,11 +33,11 @@ constexpr Row kTable[] = {
     {Collective::kBarrier, Pushed::kExchangePackets, Pushed::kExchangeChunks},
 };
 
-const Row& row(Collective collective) {
-  for (const Row& r : kTable) {
+const DeviceRow& device_row(Collective collective) {
+  for (const DeviceRow& r : kDeviceTable) {
     if (r.collective == collective) return r;
   }
-  return kTable[std::size(kTable) - 1];
+  return kDeviceTable[std::size(kDeviceTable) - 1];
 }
 
 /// Up to where one trip beats two: it takes every rank's whole message to every other one, which is n / 2 times the
@@ -47,13 +47,13 @@ struct Trip {
   size_t most_ranks;
   size_t bytes;
 };
-constexpr Trip kOneTrip[] = {{2, kAny}, {4, 64 << 10}, {8, 32 << 10}, {kAny, 16 << 10}};
+constexpr Trip kOneTrip[] = {{2, kNoLimit}, {4, 64 << 10}, {8, 32 << 10}, {kNoLimit, 16 << 10}};
 
 bool is_whole(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduce;
 }
 
-size_t one_trip_limit(const Row& row, const DevicePlanFacts& facts) {
+size_t one_trip_limit(const DeviceRow& row, const DevicePlanFacts& facts) {
   const size_t held = most_bytes(row.packets, facts.shape);
   if (facts.force == PlanFacts::Force::kOneShot) return held;
   if (facts.one_shot_bytes) return std::min(held, facts.one_shot_bytes);
@@ -76,18 +76,18 @@ size_t most_bytes(Pushed algorithm, const kernel::DeviceShape& shape) {
     // Half of the packets for each trip, and a slice of the message for each rank.
     case Pushed::kReducePacketsTwoShot:
       return size_t(shape.packets) / 4 * sizeof(kernel::Pack) * shape.blocks * shape.ranks;
-    default: return kAny;
+    default: return kNoLimit;
   }
 }
 
 std::vector<Pushed> algorithms_of(Collective collective) {
-  const Row& r = row(collective);
+  const DeviceRow& r = device_row(collective);
   if (r.has_two_trips) return {r.packets, Pushed::kReducePacketsTwoShot, r.chunks};
   return {r.packets, r.chunks};
 }
 
 DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts) {
-  const Row& r = row(collective);
+  const DeviceRow& r = device_row(collective);
   if (bytes == 0 && !r.pair_by_pair) return {r.packets, "there is nothing to move but the greeting"};
   if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "chunks were asked for"};
   if (r.pair_by_pair) return {r.packets, "each pair knows its own piece: packets where they hold it, else chunks"};

@@ -14,16 +14,15 @@
 #include "group/mailbox.h"
 #include "group/roster.h"
 #include "group/spread.h"
+#include "group/store_notes.h"
 #include "net/port.h"
 
 namespace nvx {
 namespace {
 
 /// What ranks write into the store is of one set-up: a store, and a prefix in it, may serve several, one after another.
-constexpr const char* kTable = "table";
+constexpr const char* kHellos = "table";
 constexpr const char* kAddresses = "addresses";
-constexpr const char* kFailures = "failures";  // how many ranks have given up; the first one says why
-constexpr const char* kFailure = "failure";
 constexpr int64_t kMostDoubles = 8;  // who are told that they are
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
@@ -139,7 +138,7 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
   }
   contain("the store, told that a group cannot be made,", [&] {
     for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
-      if (store.add(key_in(g, kFailures), 1) == 1) store.set(key_in(g, kFailure), {note.begin(), note.end()});
+      leave_note(store, key_in(g, ""), note);
     }
   });
   if (port_)
@@ -164,9 +163,8 @@ void Group::end_as_told(const std::string& note) {
 
 /// Throws if a rank has given this set-up up, wherever it is.
 void Group::look_for_failures(Store& store) {
-  constexpr std::chrono::milliseconds kSlice{200};
-  if (generation_ == 0 || store.add(key(kFailures), 0) == 0) return;
-  if (const auto note = store.get(key(kFailure), kSlice)) end_as_told({note->begin(), note->end()});
+  if (generation_ == 0) return;
+  if (const auto note = read_note(store, key(""))) end_as_told(*note);
 }
 
 /// Throws if a rank that this process has met in another group has ended meanwhile. Of those on other hosts only the
@@ -330,7 +328,7 @@ std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door,
   while (rank() != 0) {
     store.set(key(hello_of(rank())), encode({&self, 1}));
     choose_reader(store, self.host);
-    if (const auto table = fetch(store, kTable, 0, deadline)) {
+    if (const auto table = fetch(store, kHellos, 0, deadline)) {
       std::vector<Hello> hellos = decode(*table, size_t(size()));
       if (hellos[size_t(rank())].nonce == self.nonce) return hellos;
       throw Error(Code::kMismatch, "nvx: the store holds the table of another set-up of group " + name() +
@@ -348,7 +346,7 @@ std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door,
     hellos.resize(1);
     r = 0;
   }
-  store.set(key(kTable), encode(hellos));
+  store.set(key(kHellos), encode(hellos));
   return hellos;
 }
 

@@ -6,6 +6,8 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "base/interrupt.h"
+#include "base/words.h"
+#include "group/store_notes.h"
 
 namespace nvx {
 namespace {
@@ -25,19 +27,6 @@ struct Header {
 static_assert(sizeof(Header) == 32);
 
 constexpr uint64_t kMost = uint64_t(1) << 24;  // that a rank says at once
-constexpr const char* kFailures = "failures";  // how many ranks have given up; the first one says why
-constexpr const char* kFailure = "failure";
-
-std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
-
-/// It comes from a peer and goes into a message.
-std::string readable(const std::vector<uint8_t>& note) {
-  constexpr size_t kLongest = 1024;
-  std::string text(note.begin(), note.begin() + ptrdiff_t(std::min(note.size(), kLongest)));
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
-  return text;
-}
 
 }  // namespace
 
@@ -114,17 +103,14 @@ std::string StoreExchange::missing() {
 }
 
 void StoreExchange::look_for_failures() {
-  constexpr std::chrono::milliseconds kSlice{200};
-  if (store_.add(key(kFailures), 0) == 0) return;
-  const auto note = store_.get(key(kFailure), kSlice);
-  if (note) throw Error(Code::kPeerFailed, "nvx: " + readable(*note) + "; this is " + of_rank(options_.rank));
+  if (const auto note = read_note(store_, key("")))
+    throw Error(Code::kPeerFailed, "nvx: " + *note + "; this is " + of_rank(options_.rank));
 }
 
 void StoreExchange::give_up(const std::string& why) {
   if (gave_up_) return;
   gave_up_ = true;
-  const std::string note = of_rank(options_.rank) + " gave up: " + without_name(why);
-  if (store_.add(key(kFailures), 1) == 1) store_.set(key(kFailure), {note.begin(), note.end()});
+  leave_note(store_, key(""), of_rank(options_.rank) + " gave up: " + without_name(why));
 }
 
 StoreExchange::Value StoreExchange::pack(std::span<const std::byte> said) const {

@@ -12,8 +12,6 @@
 namespace nvx {
 namespace {
 
-constexpr size_t kPage = 65536;  // the largest base page that Linux uses, so that a span never shares a page
-
 Fd make_memfd(size_t bytes) {
   Fd fd(memfd_create("nvx", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) throw system_error("memfd_create failed");
@@ -50,7 +48,7 @@ Arena::Arena()
     : id_(random_arena_id()),
       fd_(make_memfd(kBytes)),
       mapping_(fd_.get(), kBytes),
-      book_(kBytes, kPage, "the shared arena of this process", [this](Span span) { punch(span); }) {}
+      book_(kBytes, kSpanPage, "the shared arena of this process", [this](Span span) { punch(span); }) {}
 
 /// The pages go back to the kernel, and read as zero when used again.
 void Arena::punch(Span span) {

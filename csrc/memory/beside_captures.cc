@@ -9,15 +9,15 @@
 namespace nvx {
 namespace {
 
-using Exchange = decltype(cuda::Api::cuThreadExchangeStreamCaptureMode);
+using ExchangeMode = decltype(cuda::Api::cuThreadExchangeStreamCaptureMode);
 
 /// Null while this process has no driver, and so no captures: it is not loaded for this.
-Exchange exchange() {
-  static std::atomic<Exchange> known{nullptr};
-  if (const Exchange found = known.load(std::memory_order_acquire)) return found;
+ExchangeMode exchange_mode() {
+  static std::atomic<ExchangeMode> known{nullptr};
+  if (const ExchangeMode found = known.load(std::memory_order_acquire)) return found;
   void* const driver = dlopen("libcuda.so.1", RTLD_NOLOAD | RTLD_LAZY);
   if (!driver) return nullptr;
-  const auto found = reinterpret_cast<Exchange>(dlsym(driver, "cuThreadExchangeStreamCaptureMode"));
+  const auto found = reinterpret_cast<ExchangeMode>(dlsym(driver, "cuThreadExchangeStreamCaptureMode"));
   known.store(found, std::memory_order_release);
   return found;
 }
@@ -26,7 +26,7 @@ constexpr int kNone = -1;
 
 /// What it was before; kNone where nothing was changed.
 int change_to(int mode) {
-  const Exchange change = mode == kNone ? nullptr : exchange();
+  const ExchangeMode change = mode == kNone ? nullptr : exchange_mode();
   return change && change(&mode) == cuda::kSuccess ? mode : kNone;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/words.h"
 
 /// What ranks say to each other about their GPUs: in fixed layouts, as bytes.
 namespace nvx {
@@ -22,18 +23,13 @@ void put(char (&field)[N], const std::string& text) {
 /// It comes from a peer and goes into messages.
 template <size_t N>
 std::string text_of(const char (&field)[N]) {
-  std::string text(field, strnlen(field, N));
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c > '~'; }, '?');
-  return text;
+  return printable({field, strnlen(field, N)});
 }
 
 template <class T>
 std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
-
-inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
 
 /// What each rank has said, if it is of the right shape.
 template <class T>

@@ -9,8 +9,6 @@
 namespace nvx {
 namespace {
 
-constexpr size_t kPage = 65536;
-
 std::string name_of(int device) { return "the shared memory of GPU " + std::to_string(device); }
 
 }  // namespace
@@ -20,7 +18,7 @@ DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, Share
     : driver_(std::move(driver)),
       region_(DeviceRegion::make(driver_, device, kind, bytes)),
       patience_(patience),
-      book_(bytes, kPage, name_of(device), [](Span) {}) {}
+      book_(bytes, kSpanPage, name_of(device), [](Span) {}) {}
 
 DeviceArena::Window& DeviceArena::open_window() {
   const std::string what =

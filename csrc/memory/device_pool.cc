@@ -10,8 +10,6 @@
 namespace nvx {
 namespace {
 
-constexpr size_t kPage = 65536;
-
 uint64_t up_to_multiple(uint64_t bytes, uint64_t of) { return (bytes + of - 1) / of * of; }
 
 uint64_t bytes_of(DeviceDriver& driver, int device) {
@@ -27,7 +25,7 @@ DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options
       made_by_(getpid()),
       granule_(share_granularity(*driver, device, options_.kind)),
       region_(std::make_shared<GrowingRegion>(driver, device, up_to_multiple(bytes_of(*driver, device), granule_))),
-      book_(0, kPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
+      book_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
 
 DevicePtr DevicePool::allocate(size_t bytes) {
   NVX_CHECK(bytes > 0, "no memory was asked for");

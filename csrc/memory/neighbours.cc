@@ -25,7 +25,7 @@ namespace nvx {
 namespace {
 
 /// What one process tells another through a doorway, beside the two descriptors.
-struct Handover {
+struct Introduction {
   static constexpr uint32_t kMagic = 0x4e565831;  // "NVX1"
   uint32_t magic;
   uint32_t has_pidfd;
@@ -56,12 +56,12 @@ bool is_arena(int memfd) {
   return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == Arena::kBytes;
 }
 
-bool receive_handover(int socket, Handover* handover, Fd* memfd, Fd* pidfd) {
+bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd* pidfd) {
   Fd fds[2];
-  if (!receive_packet(socket, handover, sizeof *handover, fds)) return false;
+  if (!receive_packet(socket, introduction, sizeof *introduction, fds)) return false;
   *memfd = std::move(fds[0]);
   *pidfd = std::move(fds[1]);
-  return handover->magic == Handover::kMagic && *memfd && is_arena(memfd->get());
+  return introduction->magic == Introduction::kMagic && *memfd && is_arena(memfd->get());
 }
 
 Fd open_pidfd(pid_t pid) {
@@ -148,12 +148,12 @@ void Doorway::answer() {
   const Arena& arena = neighbours_.arena();
   const int fds[] = {arena.fd(), neighbours_.own_pidfd().get()};
   const bool has_pidfd = fds[1] >= 0;
-  const Handover handover{Handover::kMagic, has_pidfd, arena.id()};
+  const Introduction introduction{Introduction::kMagic, has_pidfd, arena.id()};
   for (Fd guest;;) {
     const Came came = accept_from(listener_.get(), &guest);
     if (came == Came::kNobody) break;
     if (came == Came::kGuest)
-      (void)send_packet(guest.get(), &handover, sizeof handover, std::span(fds, has_pidfd ? 2 : 1));
+      (void)send_packet(guest.get(), &introduction, sizeof introduction, std::span(fds, has_pidfd ? 2 : 1));
   }
   if (handout_) handout_->serve();
 }
@@ -194,9 +194,9 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     for (size_t i = first; i < polls.size(); ++i) {
       if (!polls[i].revents || polls[i].fd < 0) continue;
       const Wanted& want = open[i - first];
-      Handover handover{};
+      Introduction introduction{};
       Fd memfd, pidfd;
-      if (!receive_handover(guests[i - first].get(), &handover, &memfd, &pidfd) || handover.id != want.id) {
+      if (!receive_introduction(guests[i - first].get(), &introduction, &memfd, &pidfd) || introduction.id != want.id) {
         throw Error(Code::kPeerDied,
                     "nvx: the process " + std::to_string(want.pid) +
                         " of this host ended, or sent something else than its shared memory, during set-up");

@@ -17,6 +17,9 @@ struct Span {
   explicit operator bool() const { return bytes != 0; }
 };
 
+/// The largest base page that Linux uses, so that a span never shares a page.
+inline constexpr size_t kSpanPage = 65536;
+
 /// A memory that is handed out in pieces.
 class SpanSource {
  public:

@@ -37,7 +37,7 @@ struct Message {
 };
 
 /// The faults of one direction, and how far it is.
-struct Way {
+struct Direction {
   Faults faults;
   uint64_t messages = 0;
   uint64_t call = 0;  // of the receiver's progress(), to which `taken` belongs
@@ -102,14 +102,14 @@ class LoopbackNet::Shared {
 
   const Options options;
   Mutex mutex;
-  std::condition_variable fetched;                                  // a receiver has left a sender's post
-  std::deque<End> ends GUARDED_BY(mutex);                           // by place
-  std::map<std::pair<size_t, size_t>, Way> ways GUARDED_BY(mutex);  // by sender and receiver
+  std::condition_variable fetched;                                              // a receiver has left a sender's post
+  std::deque<End> ends GUARDED_BY(mutex);                                       // by place
+  std::map<std::pair<size_t, size_t>, Direction> directions GUARDED_BY(mutex);  // by sender and receiver
   uint64_t messages GUARDED_BY(mutex) = 0;
   Counts counts GUARDED_BY(mutex);
 
-  Way& way(size_t from, size_t to) REQUIRES(mutex) {
-    return ways.try_emplace({from, to}, Way{options.faults}).first->second;
+  Direction& direction(size_t from, size_t to) REQUIRES(mutex) {
+    return directions.try_emplace({from, to}, Direction{options.faults}).first->second;
   }
   void post(size_t from, Post& post) REQUIRES(mutex);
   void send(size_t from, size_t to, Post& post) REQUIRES(mutex);
@@ -142,9 +142,9 @@ void LoopbackNet::Shared::post(size_t from, Post& post) {
 }
 
 void LoopbackNet::Shared::send(size_t from, size_t to, Post& post) {
-  Way& way = this->way(from, to);
-  const uint64_t nth = ++way.messages;
-  const Faults& faults = way.faults;
+  Direction& direction = this->direction(from, to);
+  const uint64_t nth = ++direction.messages;
+  const Faults& faults = direction.faults;
   const auto dice = [&](uint64_t kind) {
     return Hash().add(options.seed).add(from).add(to).add(nth).add(kind).value();
   };
@@ -242,10 +242,10 @@ std::optional<Message> LoopbackNet::Shared::next_due(size_t place, uint64_t befo
   const auto now = Clock::now();
   for (auto it = end.inbox.begin(); it != end.inbox.end(); ++it) {
     if (it->due > end.calls || it->number > before || it->ready > now) continue;
-    Way& way = this->way(it->from, place);
-    if (std::exchange(way.call, end.calls) != end.calls) way.taken = 0;
-    if (way.faults.bytes_per_progress != 0 && way.taken >= way.faults.bytes_per_progress) continue;
-    way.taken += it->bytes;
+    Direction& direction = this->direction(it->from, place);
+    if (std::exchange(direction.call, end.calls) != end.calls) direction.taken = 0;
+    if (direction.faults.bytes_per_progress != 0 && direction.taken >= direction.faults.bytes_per_progress) continue;
+    direction.taken += it->bytes;
     Message message = std::move(*it);
     end.inbox.erase(it);
     return message;
@@ -480,7 +480,7 @@ std::unique_ptr<Link> LoopbackNet::open() { return std::make_unique<Place>(*shar
 
 void LoopbackNet::set_faults(int from, int to, const Faults& faults) {
   MutexLock lock(shared_->mutex);
-  shared_->way(size_t(from), size_t(to)).faults = faults;
+  shared_->direction(size_t(from), size_t(to)).faults = faults;
 }
 
 void LoopbackNet::cut(int a, int b) {

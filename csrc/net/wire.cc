@@ -35,7 +35,7 @@ ProcessId random_id() {
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 /// What a ping carries: who asks, so that the answer finds its way.
-struct Sign {
+struct Asker {
   ProcessId process;
 };
 
@@ -302,7 +302,7 @@ void Wire::nod(PeerId id, const WireHeader& heard) {
   Peer& peer = peers_[id];
   if (peer.heard - peer.nodded < kAskInterval) return;
   peer.nodded = peer.heard;
-  const Sign mine{process_};
+  const Asker mine{process_};
   send(id, pong_to(heard, kGroupStands), std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
 }
 
@@ -319,14 +319,14 @@ WireHeader Wire::pong_to(const WireHeader& heard, Answer value) const {
 
 /// A ping is answered by whoever asked for, with whether its group is still there; a pong is noted.
 void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
-  const auto sign = read_behind_header<Sign>(whole);
+  const auto sign = read_behind_header<Asker>(whole);
   if (!sign) return;
   const auto it = by_process_.find(sign->process);
   if (it == by_process_.end()) return;
   if (header.kind == Kind::kPing && !peers_[it->second].lost.empty()) return answer_lost(header, it->second);
   hear(peers_[it->second]);
   if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
-  const Sign mine{process_};
+  const Asker mine{process_};
   Port* const port = port_of(header);
   send(it->second, pong_to(header, port ? kGroupStands : kGroupGone), std::as_bytes(std::span(&mine, 1)), {}, nullptr,
        0);
@@ -367,7 +367,7 @@ void Wire::tell_lost(const WireHeader& question, PeerId id) {
     by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
     by_link_[link] = id;
     peer.spare = link;
-    const Sign mine{process_};
+    const Asker mine{process_};
     Outgoing& out = outgoing(link, pong_to(question, kGivenUp), std::as_bytes(std::span(&mine, 1)));
     out.post.body = out.copied.data();
     out.post.bytes = std::min(peer.lost.size(), kMostCopied);
@@ -383,7 +383,7 @@ void Wire::question(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint3
   ping.from = from;
   ping.to = to;
   ping.op = number;
-  const Sign mine{process_};
+  const Asker mine{process_};
   send(id, ping, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
 }
 

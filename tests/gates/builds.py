@@ -108,12 +108,15 @@ def gcc(context):
     return "no warning"
 
 
+# Half the time to compile of -O2 -g, and as many accesses seen.
+QUICK = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG")
+
+
+# Schedules are proved by one thread: nothing to see.
 def tsan(context):
-    # Half the time to compile of -O2 -g, and as many accesses seen. Schedules are proved by one thread: nothing to see.
-    quick = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG")
     rooms = [room for room in tested_rooms(context) if room != "schedule"]
     programs = [f"{room}_test" for room in rooms]
-    folder = build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", *quick, targets=programs)
+    folder = build(context, "tsan", *GCC, "-DNVX_SANITIZE=thread", *QUICK, targets=programs)
     return run_tests(context, folder, rooms=rooms)
 
 
@@ -123,7 +126,7 @@ def tested_rooms(context):
 
 
 # One build for the tests and for the fuzz targets, as the core is most of both.
-SANITIZED = ("-DNVX_SANITIZE=address,undefined", "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DNVX_FUZZ=ON")
+SANITIZED = ("-DNVX_SANITIZE=address,undefined", "-DNVX_FUZZ=ON", *QUICK)
 
 
 def asan(context):

@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include "support/hosts.h"
+#include "support/sizes.h"
 
 namespace nvx::test {
 namespace {
 
 using kernel::Collective;
-
-constexpr size_t K = 1 << 10, M = 1 << 20;
 
 PlanFacts on(size_t hosts, size_t rails = 1) { return {.ranks = rails, .hosts = hosts, .rails = rails}; }
 
@@ -29,7 +28,7 @@ Operation operation(Collective collective, size_t pieces, size_t longest) {
   return o;
 }
 
-struct Expected {
+struct ExpectedCut {
   Collective collective;
   size_t pieces, longest;
   PlanFacts facts;
@@ -40,7 +39,7 @@ struct Expected {
 constexpr size_t kSlice = 504 * K;
 
 TEST(Chunks, AreEvenAndEndWhereSchedulesBegin) {
-  const Expected kTable[] = {
+  const ExpectedCut kCuts[] = {
       {Collective::kAllReduce, 1, 4 * M + 4, on(1), 2 * M + 64, 2},
       {Collective::kAllReduce, 1, 64 * M, on(1), 4 * M, 16},
       {Collective::kAllReduce, 1, 64 * M, on(1, 8), 4 * M, 16},
@@ -53,7 +52,7 @@ TEST(Chunks, AreEvenAndEndWhereSchedulesBegin) {
       {Collective::kReduceScatter, 4, 4 * M, on(3), 3 * kSlice, 3},
       {Collective::kReduceScatter, 64, 1 * M, on(1), 64 * K, 16},
   };
-  for (const Expected& e : kTable) {
+  for (const ExpectedCut& e : kCuts) {
     const Cut c = cut(operation(e.collective, e.pieces, e.longest), e.facts);
     const std::string what = std::string(name(e.collective)) + " of " + std::to_string(e.longest) + " on " +
                              std::to_string(e.facts.hosts) + " hosts";

@@ -6,17 +6,16 @@
 
 #include "group/device_end.h"
 #include "group/device_explain.h"
+#include "support/sizes.h"
 
 namespace nvx::test {
 namespace {
 
 using kernel::Collective;
 
-constexpr size_t M = 1 << 20;
-
 const std::vector<HandOver> kRules{{"all_reduce", 64 * M}, {"reduce", 0}, {"broadcast", 0}};
 
-struct Expected {
+struct ExpectedHandOver {
   Collective collective;
   DType dtype;
   ReduceOp op;
@@ -25,7 +24,7 @@ struct Expected {
 };
 
 // clang-format off
-constexpr Expected kTable[] = {
+constexpr ExpectedHandOver kHandOvers[] = {
     {Collective::kAllReduce,     DType::kF32,  ReduceOp::kSum,       64 * M,     nullptr},
     {Collective::kAllReduce,     DType::kF32,  ReduceOp::kSum,       64 * M - 1, "it is smaller"},
     {Collective::kReduce,        DType::kF32,  ReduceOp::kSum,       1,          nullptr},
@@ -48,7 +47,7 @@ constexpr Expected kTable[] = {
 // clang-format on
 
 TEST(DelegatePlan, IsTheExpectedTable) {
-  for (const Expected& e : kTable) {
+  for (const ExpectedHandOver& e : kHandOvers) {
     const char* why_not = why_not_handed_over({e.collective, e.dtype, e.op, e.bytes}, kRules);
     const std::string row =
         std::string(name(e.collective)) + " " + name(e.dtype) + " " + name(e.op) + " " + std::to_string(e.bytes);

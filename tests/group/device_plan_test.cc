@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace nvx {
+#include "support/sizes.h"
+
+namespace nvx::test {
 namespace {
 
 using kernel::Collective;
@@ -16,10 +18,9 @@ using kernel::DeviceShape;
 using kernel::Piece;
 using kernel::Pushed;
 
-constexpr size_t K = 1 << 10, M = 1 << 20;
 constexpr size_t kPad = 8 * M;
 
-struct Expected {
+struct ExpectedOnDevice {
   Collective collective;
   uint32_t ranks;
   size_t bytes;
@@ -27,7 +28,7 @@ struct Expected {
 };
 
 // clang-format off
-constexpr Expected kTable[] = {
+constexpr ExpectedOnDevice kDeviceChoices[] = {
     // collective               ranks    bytes      algorithm
     {Collective::kAllReduce,        1,      4 * K,  "reduce_packets"},
     {Collective::kAllReduce,        2,          0,  "reduce_packets"},
@@ -68,7 +69,7 @@ std::string row(Collective collective, uint32_t ranks, size_t bytes, const char*
 }
 
 TEST(DevicePlan, IsTheExpectedTable) {
-  for (const Expected& e : kTable) {
+  for (const ExpectedOnDevice& e : kDeviceChoices) {
     const DeviceChoice choice = plan(e.collective, e.bytes, {.shape = device_shape(e.ranks, 16, kPad)});
     EXPECT_EQ(row(e.collective, e.ranks, e.bytes, kernel::name(choice.algorithm)),
               row(e.collective, e.ranks, e.bytes, e.algorithm));
@@ -126,7 +127,7 @@ bool can_do(Pushed algorithm, Collective collective, size_t bytes, const DeviceS
 TEST(DevicePlan, PacketsHoldWhatIsSaidAndNoMore) {
   for (const DeviceShape shape : {DeviceShape{2, 1, 64, 4096}, DeviceShape{3, 5, 30, 4096}, device_shape(8, 16, kPad),
                                   device_shape(7, 3, kPad)}) {
-    for (const Expected& e : kTable) {
+    for (const ExpectedOnDevice& e : kDeviceChoices) {
       if (e.collective == Collective::kBarrier) continue;
       const DeviceChoice choice = plan(e.collective, e.bytes, {.shape = shape});
       EXPECT_TRUE(can_do(choice.algorithm, e.collective, e.bytes, shape)) << name(e.collective) << e.bytes;
@@ -185,4 +186,4 @@ TEST(DevicePlan, AnArenaServesManyGroups) {
 }
 
 }  // namespace
-}  // namespace nvx
+}  // namespace nvx::test

@@ -10,13 +10,12 @@
 
 #include "support/device_sides.h"
 #include "support/gpu_processes.h"
+#include "support/sizes.h"
 
 namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr size_t M = 1 << 20;
 
 kernel::PoolView view_of(const DeviceRank& one, int peer) {
   kernel::PoolView& view = one.side->end().pool_view(peer);

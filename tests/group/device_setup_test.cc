@@ -9,14 +9,13 @@
 #include "group/store_exchange.h"
 #include "support/device_sides.h"
 #include "support/pushes.h"
+#include "support/sizes.h"
 #include "support/stores.h"
 
 namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr size_t M = 1 << 20;
 
 /// Why a side could not be made; nothing where it could.
 std::optional<Error> failure_of(DeviceWorld& world, int rank, Exchange& exchange) {

@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using Truth = FakeDriver::Truth;
-using Shape = DeviceWorld::Shape;
+using WorldShape = DeviceWorld::Shape;
 
 constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
                                        Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,

@@ -7,15 +7,14 @@
 #include "group/alternatives.h"
 #include "group/device_explain.h"
 #include "support/simulate.h"
+#include "support/sizes.h"
 
-namespace nvx {
+namespace nvx::test {
 namespace {
 
 using kernel::Collective;
 
-constexpr size_t K = 1 << 10, M = 1 << 20;
-
-PlanFacts machine(size_t ranks, size_t hosts = 1) {
+PlanFacts hosts_of(size_t ranks, size_t hosts = 1) {
   return {.ranks = ranks, .hosts = hosts, .rails = ranks, .world = ranks * hosts, .cores = 2};
 }
 
@@ -57,7 +56,7 @@ TEST(Estimate, GrowsWithTheSize) {
     for (const auto& [ranks, hosts] : {std::pair<size_t, size_t>{2, 1}, {4, 1}, {8, 1}, {1, 2}, {4, 2}, {8, 16}}) {
       double before = 0;
       for (size_t bytes = 1 * K; bytes <= 256 * M; bytes *= 2) {
-        const auto ways = ways_of(Collective(c), bytes, machine(ranks, hosts), tcp());
+        const auto ways = ways_of(Collective(c), bytes, hosts_of(ranks, hosts), tcp());
         const Way& way = running(ways);
         EXPECT_GT(way.estimate.seconds, before * 0.8)
             << name(Collective(c)) << " " << ranks << "x" << hosts << " " << bytes << " " << way.what;
@@ -71,7 +70,7 @@ TEST(Estimate, GrowsWithTheSize) {
 
 TEST(Estimate, TakesWhatTheMediumTakes) {
   const auto seconds = [](size_t bytes, const Medium& medium) {
-    const auto ways = ways_of(Collective::kAllReduce, bytes, machine(1, 2), medium);
+    const auto ways = ways_of(Collective::kAllReduce, bytes, hosts_of(1, 2), medium);
     return running(ways).estimate.seconds;
   };
   EXPECT_LT(seconds(8, rdma(25)), seconds(8, tcp()));
@@ -81,11 +80,11 @@ TEST(Estimate, TakesWhatTheMediumTakes) {
 }
 
 TEST(Estimate, SaysOfSharedMemoryWhichIsTheFaster) {
-  const auto small = ways_of(Collective::kAllReduce, 8 * K, machine(2), tcp());
+  const auto small = ways_of(Collective::kAllReduce, 8 * K, hosts_of(2), tcp());
   ASSERT_EQ(small.size(), 2u);
   EXPECT_TRUE(small[0].runs);
   EXPECT_LT(small[0].estimate.seconds, small[1].estimate.seconds);
-  const auto large = ways_of(Collective::kAllReduce, 1 * M, machine(2), tcp());
+  const auto large = ways_of(Collective::kAllReduce, 1 * M, hosts_of(2), tcp());
   EXPECT_EQ(large[0].estimate.seconds, 0) << "no slot holds it";
   EXPECT_NE(large[0].why.find("65536"), std::string::npos);
   EXPECT_TRUE(large[1].runs);
@@ -105,7 +104,7 @@ GpuTopology joined(int lanes) {
 
 TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndSaysSo) {
   const auto ways = [](const DeviceLink& link, size_t bytes) {
-    return explain_on_device({Collective::kAllReduce, bytes, machine(8), /*has_kernels=*/true, "", link});
+    return explain_on_device({Collective::kAllReduce, bytes, hosts_of(8), /*has_kernels=*/true, "", link});
   };
   const auto nvlink = ways(slowest_link(joined(18)), 64 * M), pcie = ways(slowest_link(joined(0)), 64 * M);
   EXPECT_LT(running(nvlink).estimate.seconds * 5, running(pcie).estimate.seconds);
@@ -124,4 +123,4 @@ TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndSaysSo) {
 }
 
 }  // namespace
-}  // namespace nvx
+}  // namespace nvx::test

@@ -16,15 +16,6 @@ Play all_reduce_of(size_t n, DType dtype = DType::kF32) {
   return {.collective = Collective::kAllReduce, .dtype = dtype, .counts = {n}};
 }
 
-Status run(Group& group, const Play& play) {
-  Side side(play, group.rank(), group.size());
-  Operation operation = operation_of(play, side, group.size());
-  return group.execute(operation);
-}
-
-#define EXPECT_SAYS(status, text) \
-  EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()
-
 class Sizes : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Elements, Sizes, testing::Values(10, 200'000));
 
@@ -427,18 +418,6 @@ class BadStore : public Store {
 };
 
 [[noreturn]] void lose_the_store() { throw Error(Code::kSystem, "nvx: the store is gone"); }
-
-/// What making the group throws, which must be soon.
-std::string set_up_error(Store& store, const GroupOptions& options) {
-  const auto began = Clock::now();
-  try {
-    Group group(store, options);
-  } catch (const Error& error) {
-    EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << error.what();
-    return error.what();
-  }
-  return "nothing";
-}
 
 /// ... also on a rank that waits for somebody else, who is late.
 TEST(SetUp, ARankThatFailsIsNamedWithTheReason) {

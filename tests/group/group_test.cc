@@ -15,10 +15,6 @@ namespace {
 using kernel::Collective;
 using std::chrono::milliseconds;
 
-constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
-                                       Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
-                                       Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
-
 std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
   std::vector<Play> plays;
   uint64_t round = 0;
@@ -26,9 +22,7 @@ std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
     for (const Collective collective : kCollectives) {
       Play play{.collective = collective, .counts = std::vector<size_t>(size_t(ranks), n), .round = ++round};
       if (collective >= Collective::kAllToAll || collective == Collective::kAllGather) play.counts.back() += round % 5;
-      const bool rooted = collective == Collective::kReduce || collective == Collective::kBroadcast ||
-                          collective == Collective::kGather || collective == Collective::kScatter;
-      if (rooted) play.root = int(round) % ranks;
+      if (is_rooted(collective)) play.root = int(round) % ranks;
       play.shift = round % 3;
       plays.push_back(play);
     }

@@ -6,7 +6,9 @@
 
 #include <cstdio>
 
-namespace nvx {
+#include "support/sizes.h"
+
+namespace nvx::test {
 namespace {
 
 using kernel::Algorithm;
@@ -16,7 +18,7 @@ PlanFacts machine(size_t ranks, size_t l3_mb = 32) {
   return {.ranks = ranks, .cores = 2, .l2_bytes = 1 << 20, .l3_bytes = l3_mb << 20};
 }
 
-struct Expected {
+struct ExpectedChoice {
   Collective collective;
   size_t ranks;
   size_t bytes;
@@ -24,10 +26,8 @@ struct Expected {
   size_t lease_kb;
 };
 
-constexpr size_t K = 1 << 10, M = 1 << 20;
-
 // clang-format off
-constexpr Expected kTable[] = {
+constexpr ExpectedChoice kChoices[] = {
     // collective              ranks   bytes     algorithm                    lease KiB
     {Collective::kAllReduce,       2,       0,  "reduce_one_shot",               0},
     {Collective::kAllReduce,       2,       8,  "reduce_one_shot",               0},
@@ -63,7 +63,7 @@ std::string row(Collective collective, size_t ranks, size_t bytes, const char* a
 }
 
 TEST(Plan, IsThisTable) {
-  for (const Expected& e : kTable) {
+  for (const ExpectedChoice& e : kChoices) {
     const Choice choice = plan(e.collective, e.bytes, machine(e.ranks));
     EXPECT_EQ(row(e.collective, e.ranks, e.bytes, kernel::name(choice.algorithm), choice.lease_bytes >> 10),
               row(e.collective, e.ranks, e.bytes, e.algorithm, e.lease_kb));
@@ -282,4 +282,4 @@ TEST(PlanBetween, ServesEveryQuestion) {
 }
 
 }  // namespace
-}  // namespace nvx
+}  // namespace nvx::test

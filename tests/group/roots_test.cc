@@ -9,12 +9,6 @@ namespace {
 
 using kernel::Collective;
 
-Status run(Group& group, const Play& play) {
-  Side side(play, group.rank(), group.size());
-  Operation operation = operation_of(play, side, group.size());
-  return group.execute(operation);
-}
-
 struct Case {
   Collective collective;
   std::vector<int> hosts;

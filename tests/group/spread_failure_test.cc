@@ -18,15 +18,6 @@ Play play_of(Collective collective, size_t n, int ranks, int root = -1) {
       .collective = collective, .dtype = DType::kI32, .root = root, .counts = std::vector<size_t>(size_t(ranks), n)};
 }
 
-Status run(Group& group, const Play& play) {
-  Side side(play, group.rank(), group.size());
-  Operation operation = operation_of(play, side, group.size());
-  return group.execute(operation);
-}
-
-#define EXPECT_SAYS(status, text) \
-  EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()
-
 /// Takes the time of something, and fails if it was too long. Sanitizers and emulators get several times as long.
 class Within {
  public:
@@ -347,17 +338,6 @@ TEST(SpreadFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
     EXPECT_TRUE(barrier(group).ok());
     EXPECT_TRUE(group.monitored_barrier(milliseconds(10'000), /*name_all=*/false).ok());
   });
-}
-
-/// What making the group throws, which must be long before the time of the set-up is over.
-std::string set_up_error(Store& store, const GroupOptions& options) {
-  const Within time(milliseconds(20'000));
-  try {
-    Group group(store, options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing";
 }
 
 /// A store that fails a rank when all have come.

@@ -242,9 +242,9 @@ TEST(SpreadMail, ALostPeerEndsWhatIsOpen) {
 
 // --- beside each other
 
-class Queued : public Task {
+class QueuedPlay : public Task {
  public:
-  Queued(Group& group, const Play& play)
+  QueuedPlay(Group& group, const Play& play)
       : side_(play, group.rank(), group.size()), group_(group), operation_(operation_of(play, side_, group.size())) {}
   void perform(Carrier carrier) override { status_ = group_.run(operation_, carrier); }
   std::string verdict() { return status_.ok() ? side_.verdict() : status_.what(); }
@@ -271,12 +271,12 @@ TEST(SpreadGroups, AreIndependent) {
                                                               int(members[g].size()), size_t(rank))));
     }
     for (uint64_t round = 0; round < 10; ++round) {
-      std::vector<std::shared_ptr<Queued>> tasks;
+      std::vector<std::shared_ptr<QueuedPlay>> tasks;
       for (size_t i = 0; i < groups.size(); ++i) {
         Group& group = *groups[(i + size_t(rank) + round) % groups.size()];
         Play play{.collective = Collective::kAllReduce, .dtype = DType::kI32, .counts = {3000}};
         play.round = round;
-        tasks.push_back(std::make_shared<Queued>(group, play));
+        tasks.push_back(std::make_shared<QueuedPlay>(group, play));
         group.lane().submit(tasks.back());
       }
       for (size_t i = 0; i < groups.size(); ++i) {

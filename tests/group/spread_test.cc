@@ -12,12 +12,8 @@ namespace {
 
 using kernel::Collective;
 
-constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
-                                       Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
-                                       Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
-
 /// Integers: their sums do not depend on who adds to whom first.
-std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
+std::vector<Play> integer_plays_at(const std::vector<size_t>& sizes, int ranks) {
   std::vector<Play> plays;
   uint64_t round = 0;
   for (const size_t n : sizes) {
@@ -29,9 +25,7 @@ std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
       const bool by_rank = collective >= Collective::kAllToAll || collective == Collective::kAllGather ||
                            collective == Collective::kReduceScatter;
       if (by_rank) play.counts.back() += round % 5, play.counts[0] += round % 3;
-      const bool rooted = collective == Collective::kReduce || collective == Collective::kBroadcast ||
-                          collective == Collective::kGather || collective == Collective::kScatter;
-      if (rooted) play.root = int(round) % ranks;
+      if (is_rooted(collective)) play.root = int(round) % ranks;
       play.shift = round % 3;
       play.in_place = round % 2 == 0;
       plays.push_back(play);
@@ -40,13 +34,13 @@ std::vector<Play> plays_at(const std::vector<size_t>& sizes, int ranks) {
   return plays;
 }
 
-struct Shape {
+struct HostShape {
   const char* name;
   std::vector<int> host_of;
 };
-void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
+void PrintTo(const HostShape& shape, std::ostream* out) { *out << shape.name; }
 
-const Shape kShapes[] = {
+const HostShape kHostShapes[] = {
     {"two_of_one", {0, 1}},
     {"three_of_one", {0, 1, 2}},
     {"five_of_one", {0, 1, 2, 3, 4}},
@@ -58,8 +52,8 @@ const Shape kShapes[] = {
     {"uneven_out_of_order", {2, 0, 1, 0, 2, 0, 1, 0}},
 };
 
-class Spreads : public testing::TestWithParam<Shape> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, Spreads, testing::ValuesIn(kShapes),
+class Spreads : public testing::TestWithParam<HostShape> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Spreads, testing::ValuesIn(kHostShapes),
                          [](const auto& shape) { return shape.param.name; });
 
 TEST_P(Spreads, RunEveryCollective) {
@@ -68,7 +62,7 @@ TEST_P(Spreads, RunEveryCollective) {
   std::vector<size_t> sizes{0, 1, 7, 3000, as_fast(60'001, 12'001)};
   // Large ones only where they do not take minutes: not under ThreadSanitizer, nor in an emulator.
   if (!why_no_processes()) sizes.push_back(size_t(1'400'000 / hosts.ranks() / hosts.ranks()));
-  const auto plays = plays_at(sizes, hosts.ranks());
+  const auto plays = integer_plays_at(sizes, hosts.ranks());
   as_threads(hosts.ranks(), [&](int rank) {
     Group group(store, hosts.options("spread", rank, uint32_t(-20)));
     for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
@@ -85,7 +79,7 @@ TEST_P(Spreads, RunEveryCollectiveOverASlowAndDisorderlyNet) {
   options.faults.reorder = 0.2;
   Hosts hosts(GetParam().host_of, options);
   MemoryStore store;
-  const auto plays = plays_at({1, 7, 3000, as_fast(20'001, 8'001)}, hosts.ranks());
+  const auto plays = integer_plays_at({1, 7, 3000, as_fast(20'001, 8'001)}, hosts.ranks());
   as_threads(hosts.ranks(), [&](int rank) {
     Group group(store, hosts.options("spread", rank));
     for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");

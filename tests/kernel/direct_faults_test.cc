@@ -16,14 +16,14 @@ using kernel::Collective;
 using kernel::Verdict;
 using std::chrono::milliseconds;
 
-struct Way {
+struct Route {
   Collective collective;
   Algorithm algorithm;
   int root;
 };
 
 /// Every algorithm, with a root that is not the absent rank where there is one.
-constexpr Way kWays[] = {
+constexpr Route kRoutes[] = {
     {Collective::kBarrier, Algorithm::kBarrier, -1},
     {Collective::kAllReduce, Algorithm::kReduceOneShot, -1},
     {Collective::kAllReduce, Algorithm::kReducePipelined, -1},
@@ -47,18 +47,18 @@ Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, millisecond
 
 TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   constexpr int kRanks = 3, kAbsent = 2;
-  for (const Way& way : kWays) {
+  for (const Route& route : kRoutes) {
     Lanes lanes(kRanks, uint32_t(-2));
-    Play play{.collective = way.collective, .root = way.root, .counts = {3000, 3000, 3000}};
+    Play play{.collective = route.collective, .root = route.root, .counts = {3000, 3000, 3000}};
     as_threads(kRanks, [&](int rank) {
       if (rank == kAbsent) return;
       Side side(play, rank, kRanks);
       const auto began = Clock::now();
-      const Verdict verdict = run(lanes, rank, way.algorithm, side, milliseconds(100));
+      const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(100));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
-      const bool waits_for_it = way.root < 0 || rank == way.root || way.algorithm == Algorithm::kReducePipelined;
+      const bool waits_for_it = route.root < 0 || rank == route.root || route.algorithm == Algorithm::kReducePipelined;
       if (!waits_for_it) return;
-      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(way.algorithm) << " rank " << rank;
+      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(route.algorithm) << " rank " << rank;
       EXPECT_EQ(verdict.how, Waited::kTimedOut);
       EXPECT_EQ(verdict.peer, kAbsent);
       EXPECT_FALSE(reached(verdict.seen, verdict.wanted));
@@ -67,16 +67,16 @@ TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
 }
 
 TEST(Faults, AnAbsentRootIsNamedByThoseWhoListen) {
-  for (const Way& way : {Way{Collective::kBroadcast, Algorithm::kPublishOneShot, 1},
-                         Way{Collective::kBroadcast, Algorithm::kPublishPipelined, 1},
-                         Way{Collective::kScatter, Algorithm::kExchange, 1}}) {
+  for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishOneShot, 1},
+                             Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 1},
+                             Route{Collective::kScatter, Algorithm::kExchange, 1}}) {
     Lanes lanes(3);
     as_threads(3, [&](int rank) {
-      if (rank == way.root) return;
-      Side side({.collective = way.collective, .root = way.root, .counts = {3000, 3000, 3000}}, rank, 3);
-      const Verdict verdict = run(lanes, rank, way.algorithm, side, milliseconds(100));
+      if (rank == route.root) return;
+      Side side({.collective = route.collective, .root = route.root, .counts = {3000, 3000, 3000}}, rank, 3);
+      const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(100));
       EXPECT_EQ(verdict.cause, Verdict::Cause::kWait);
-      EXPECT_EQ(verdict.peer, way.root);
+      EXPECT_EQ(verdict.peer, route.root);
     });
   }
 }
@@ -146,20 +146,20 @@ TEST(Faults, AMismatchThatOneRankCouldNotSeeIsSeenAtItsNextOperation) {
 
 /// Each is its own root and waits for nobody: they find out when they wait for one another's credit.
 TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
-  for (const Way& way :
-       {Way{Collective::kBroadcast, Algorithm::kPublishOneShot, 0},
-        Way{Collective::kReduce, Algorithm::kReduceOneShot, 1}, Way{Collective::kScatter, Algorithm::kExchange, 0},
-        Way{Collective::kGather, Algorithm::kExchange, 1}}) {
+  for (const Route& route :
+       {Route{Collective::kBroadcast, Algorithm::kPublishOneShot, 0},
+        Route{Collective::kReduce, Algorithm::kReduceOneShot, 1}, Route{Collective::kScatter, Algorithm::kExchange, 0},
+        Route{Collective::kGather, Algorithm::kExchange, 1}}) {
     for (const uint32_t first : {uint32_t(0), uint32_t(-3)}) {
       Lanes lanes(2, first);
       as_threads(2, [&](int rank) {
-        const int root = way.root == 0 ? rank : 1 - rank;
-        Side side({.collective = way.collective, .root = root, .counts = {10, 10}}, rank, 2);
+        const int root = route.root == 0 ? rank : 1 - rank;
+        Side side({.collective = route.collective, .root = root, .counts = {10, 10}}, rank, 2);
         for (uint32_t i = 0; i < kernel::kEpochs; ++i) {
-          EXPECT_EQ(run(lanes, rank, way.algorithm, side, milliseconds(5000)).cause, Verdict::Cause::kNone);
+          EXPECT_EQ(run(lanes, rank, route.algorithm, side, milliseconds(5000)).cause, Verdict::Cause::kNone);
         }
-        const Verdict verdict = run(lanes, rank, way.algorithm, side, milliseconds(5000));
-        EXPECT_EQ(verdict.cause, Verdict::Cause::kMismatch) << int(way.collective);
+        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(5000));
+        EXPECT_EQ(verdict.cause, Verdict::Cause::kMismatch) << int(route.collective);
         EXPECT_EQ(verdict.wanted, stamp(first + 1, 0)) << "the first operation that differed";
       });
     }
@@ -168,14 +168,14 @@ TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
 
 /// A root that streams does not wait to the end of its patience for somebody who has left another operation already.
 TEST(Faults, ARootThatStreamsSeesWhoCalledSomethingElse) {
-  for (const Way& way : {Way{Collective::kBroadcast, Algorithm::kPublishPipelined, 0},
-                         Way{Collective::kScatter, Algorithm::kExchange, 0}}) {
+  for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 0},
+                             Route{Collective::kScatter, Algorithm::kExchange, 0}}) {
     Lanes lanes(2);
     as_threads(2, [&](int rank) {
-      Side large({.collective = way.collective, .root = 0, .counts = {200'000, 200'000}}, rank, 2);
+      Side large({.collective = route.collective, .root = 0, .counts = {200'000, 200'000}}, rank, 2);
       Side small({.collective = Collective::kBroadcast, .root = 1, .counts = {1, 1}}, rank, 2);
       const auto began = Clock::now();
-      const Verdict verdict = rank == 0 ? run(lanes, rank, way.algorithm, large, milliseconds(20'000))
+      const Verdict verdict = rank == 0 ? run(lanes, rank, route.algorithm, large, milliseconds(20'000))
                                         : run(lanes, rank, Algorithm::kPublishOneShot, small, milliseconds(20'000));
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
       EXPECT_EQ(verdict.cause, rank == 0 ? Verdict::Cause::kMismatch : Verdict::Cause::kNone);
@@ -211,12 +211,13 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
   const std::pair<size_t, size_t> kLies[] = {
       {pad, 0}, {size_t(-4096), 8192}, {pad, size_t(1) << 40}, {pad, 1}, {pad, 100}};
   for (const auto& [offset, bytes] : kLies) {
-    for (const Way& way : kWays) {
-      if (way.collective == Collective::kBarrier || way.algorithm == Algorithm::kReduceOneShot) continue;
-      if (way.algorithm == Algorithm::kReduceScatterOneShot || way.algorithm == Algorithm::kPublishOneShot) continue;
+    for (const Route& route : kRoutes) {
+      if (route.collective == Collective::kBarrier || route.algorithm == Algorithm::kReduceOneShot) continue;
+      if (route.algorithm == Algorithm::kReduceScatterOneShot || route.algorithm == Algorithm::kPublishOneShot)
+        continue;
       Lanes lanes(2);
       as_threads(2, [&, offset = offset, bytes = bytes](int rank) {
-        Side side({.collective = way.collective, .root = way.root, .counts = {30000, 30000}}, rank, 2);
+        Side side({.collective = route.collective, .root = route.root, .counts = {30000, 30000}}, rank, 2);
         if (rank == 1) {
           // What rank 1 would write on arrival, with a lie in it.
           kernel::Arrival& here = lanes.pad(1).arrival(1);
@@ -227,9 +228,9 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
           signal(here.flag, stamp(1, 0));
           return;
         }
-        const Verdict verdict = run(lanes, rank, way.algorithm, side, milliseconds(300));
+        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(300));
         EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease)
-            << kernel::name(way.algorithm) << " " << offset << " " << bytes;
+            << kernel::name(route.algorithm) << " " << offset << " " << bytes;
       });
     }
   }

@@ -15,7 +15,6 @@ namespace {
 
 using kernel::Algorithm;
 using kernel::Collective;
-using kernel::Way;
 
 enum class Path { kSmall, kLarge };
 
@@ -33,27 +32,8 @@ Algorithm algorithm_of(Collective collective, Path path) {
   }
 }
 
-bool is_rooted(Collective c) {
-  return c == Collective::kReduce || c == Collective::kBroadcast || c == Collective::kGather ||
-         c == Collective::kScatter;
-}
-
 bool reduces(Collective c) {
   return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
-}
-
-constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
-                                       Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
-                                       Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
-
-/// Counts by rank around n: all the same where the collective needs that, some of them 0 where not.
-std::vector<size_t> counts_around(size_t n, int ranks, Collective collective) {
-  const bool varies = collective != Collective::kAllReduce && collective != Collective::kReduce &&
-                      collective != Collective::kBroadcast && collective != Collective::kReduceScatter;
-  std::vector<size_t> counts;
-  for (int r = 0; r < ranks; ++r) counts.push_back(!varies ? n : n % 3 == 0 ? n : r % 3 == 1 ? 0 : n + size_t(r));
-  if (collective == Collective::kReduceScatter && n % 2 == 1) counts.back() += 3;
-  return counts;
 }
 
 /// Runs a play on one rank at the lane's next epoch.
@@ -62,7 +42,7 @@ std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::ch
   const WaitRules rules = rules_of(patience);
   const kernel::ReduceFn reduce = reduces(play.collective) ? kernel::level().reduce(play.dtype, play.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
-  ex.keep_by(lanes[rank].ways().only().value_or(Way::kCached));
+  ex.keep_by(lanes[rank].ways().only().value_or(kernel::Way::kCached));
   if (!launch_cpu(algorithm_of(play.collective, path), ex, lanes[rank], side.work())) {
     return describe(play) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
@@ -70,7 +50,8 @@ std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::ch
 }
 
 /// All ranks go through the plays one after the other, without meeting in between.
-void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays, Way way = Way::kCached) {
+void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays,
+                 kernel::Way way = kernel::Way::kCached) {
   as_threads(lanes.size(), [&](int rank) {
     lanes[rank].ways().only(way);
     for (const auto& [play, path] : plays) {
@@ -109,7 +90,7 @@ TEST_P(Grid, EveryCollectiveAtEveryCount) {
       }
     }
   }
-  for (const Way way : {Way::kCached, Way::kPast}) perform_all(lanes, plays, way);
+  for (const kernel::Way way : {kernel::Way::kCached, kernel::Way::kPast}) perform_all(lanes, plays, way);
 }
 
 TEST_P(Grid, EveryTypeAndOperatorOnBothPaths) {

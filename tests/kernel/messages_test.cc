@@ -4,6 +4,7 @@
 
 #include "support/pushes.h"
 #include "support/ranks.h"
+#include "support/ways.h"
 
 namespace nvx::test {
 namespace {
@@ -12,7 +13,6 @@ using kernel::DeviceVerdict;
 using kernel::Piece;
 using kernel::Verdict;
 
-constexpr uint64_t kMillisecond = 1'000'000;
 const Twins::Shape kShape{{2, 2, 128, 256}, 2, uint32_t(-11), Stamp(0) - 9};  // packets hold 2 KiB
 
 /// What one message is.

@@ -16,7 +16,6 @@ namespace {
 using kernel::Part;
 using kernel::Reach;
 
-constexpr uint64_t kMillisecond = 1'000'000;
 constexpr size_t kChunkBytes = 256;
 
 struct Step {

@@ -16,8 +16,6 @@ namespace {
 using kernel::DeviceVerdict;
 using kernel::Verdict;
 
-constexpr uint64_t kMillisecond = 1'000'000;
-
 Twins::Shape small(int ranks, uint32_t first_epoch = 0, uint32_t blocks = 1) {
   return {{uint32_t(ranks), blocks, 128, 256}, 2, first_epoch, 0};
 }
@@ -303,7 +301,7 @@ TEST(PushedWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
 
 // ---- Negative controls: with a rule of the channel broken, wrong results must appear.
 
-std::vector<std::pair<Pushed, Play>> many(Pushed algorithm, Collective collective, size_t n) {
+std::vector<std::pair<Pushed, Play>> many_plays(Pushed algorithm, Collective collective, size_t n) {
   std::vector<std::pair<Pushed, Play>> plays;
   for (uint64_t round = 0; round < 30; ++round) {
     plays.emplace_back(algorithm, play_of(collective, n, 2, is_rooted(collective) ? 2 * round : round));
@@ -331,7 +329,7 @@ std::pair<int, std::string> run_apart(const std::string& test) {
 }
 
 void exchange_chunks_with(Mischief::Kind kind) {
-  EXPECT_EQ(wrong_plays<kernel::PushRules>(many(Pushed::kExchangeChunks, Collective::kAllGather, 300), kind), 0);
+  EXPECT_EQ(wrong_plays<kernel::PushRules>(many_plays(Pushed::kExchangeChunks, Collective::kAllGather, 300), kind), 0);
 }
 TEST(PushedControls, DISABLED_SignalsThatRelease) { exchange_chunks_with(Mischief::Kind::kNone); }
 TEST(PushedControls, DISABLED_SignalsThatDoNot) { exchange_chunks_with(Mischief::Kind::kRelaxedSignal); }
@@ -359,14 +357,14 @@ TEST(PushedControls, WithoutRestampingOldPacketsAreTakenForNew) {
   EXPECT_TRUE(go_wrong<NarrowStamps<1u << 24>>(sums_between_barriers()));
 }
 
-struct OneSlot : kernel::PushRules {
+struct SingleSlot : kernel::PushRules {
   static constexpr uint32_t kSlots = 1;
 };
 struct NoCredits : kernel::PushRules {
   static constexpr bool kCredits = false;
 };
 
-struct NoMeeting : kernel::PushRules {
+struct Unmet : kernel::PushRules {
   static constexpr bool kMeets = false;
 };
 
@@ -377,21 +375,21 @@ TEST(PushedControls, WithoutMeetingAMismatchGoesUnseen) {
     play.op = rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
     Batch batch(twins, rank);
     batch.add(Pushed::kReducePackets, play);
-    EXPECT_EQ(batch.run<NoMeeting>(), "") << "each gets what it asks for, and no verdict tells that they differ";
+    EXPECT_EQ(batch.run<Unmet>(), "") << "each gets what it asks for, and no verdict tells that they differ";
     EXPECT_EQ(twins.control(rank).verdict.state, 0u);
   });
 }
 
 /// A packet that is overwritten is waited for in vain.
 TEST(PushedControls, WithoutTheDoubleBufferPacketsAreLost) {
-  const auto plays = many(Pushed::kReducePackets, Collective::kAllReduce, 100);
+  const auto plays = many_plays(Pushed::kReducePackets, Collective::kAllReduce, 100);
   EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
-  EXPECT_TRUE(go_wrong<OneSlot>(plays, Mischief::Kind::kNone, 300 * kMillisecond));
+  EXPECT_TRUE(go_wrong<SingleSlot>(plays, Mischief::Kind::kNone, 300 * kMillisecond));
 }
 
 TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
   for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
-    const auto plays = many(algorithm, Collective::kBroadcast, 100);
+    const auto plays = many_plays(algorithm, Collective::kBroadcast, 100);
     EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
     EXPECT_TRUE(go_wrong<NoCredits>(plays, Mischief::Kind::kNone, 300 * kMillisecond));
   }
@@ -399,12 +397,12 @@ TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
 
 /// A lane posts what the others have not written yet.
 TEST(PushedControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
-  const auto plays = many(Pushed::kExchangeChunks, Collective::kAllGather, 300);
+  const auto plays = many_plays(Pushed::kExchangeChunks, Collective::kAllGather, 300);
   EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kNoSync, 2000 * kMillisecond));
 }
 
 TEST(PushedControls, ASignalThatIsLostEndsInAVerdict) {
-  const auto plays = many(Pushed::kExchangeChunks, Collective::kAllGather, 30);
+  const auto plays = many_plays(Pushed::kExchangeChunks, Collective::kAllGather, 30);
   EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kLostSignal, 100 * kMillisecond));
 }
 #endif

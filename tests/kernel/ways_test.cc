@@ -11,7 +11,6 @@
 namespace nvx::test {
 namespace {
 
-using kernel::Way;
 using kernel::WayRecord;
 
 struct Costs {
@@ -24,9 +23,9 @@ constexpr Costs kNear{4, 6}, kFar{15, 5};
 int operate(WayRecord& record, const Costs& costs, int operations) {
   int past = 0;
   for (int i = 0; i < operations; ++i) {
-    const Way next = record.next();
-    past += record.now() == Way::kPast;
-    record.learn(record.now() == Way::kPast ? costs.past : costs.cached);
+    const kernel::Way next = record.next();
+    past += record.now() == kernel::Way::kPast;
+    record.learn(record.now() == kernel::Way::kPast ? costs.past : costs.cached);
     record.now(next);
   }
   return past;
@@ -81,9 +80,9 @@ TEST(Ways, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
   WayRecord record;
   int past = 0;
   for (int i = 0; i < 100; ++i) {
-    const Way next = record.next();
-    past += record.now() == Way::kPast;
-    if (record.now() == Way::kCached) record.learn(4);  // every trial was interrupted
+    const kernel::Way next = record.next();
+    past += record.now() == kernel::Way::kPast;
+    if (record.now() == kernel::Way::kCached) record.learn(4);  // every trial was interrupted
     record.now(next);
   }
   EXPECT_GE(past, 5);
@@ -92,11 +91,11 @@ TEST(Ways, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
 
 TEST(Ways, RecordsAreApartByKindAndSize) {
   kernel::Ways ways;
-  ways.record(0, 4096).now(Way::kPast);
-  EXPECT_EQ(ways.record(1, 4096).now(), Way::kCached);
-  EXPECT_EQ(ways.record(0, 8192).now(), Way::kCached);
-  EXPECT_EQ(ways.record(0, 5000).now(), Way::kPast);
-  EXPECT_EQ(ways.record(0, SIZE_MAX).now(), Way::kCached);
+  ways.record(0, 4096).now(kernel::Way::kPast);
+  EXPECT_EQ(ways.record(1, 4096).now(), kernel::Way::kCached);
+  EXPECT_EQ(ways.record(0, 8192).now(), kernel::Way::kCached);
+  EXPECT_EQ(ways.record(0, 5000).now(), kernel::Way::kPast);
+  EXPECT_EQ(ways.record(0, SIZE_MAX).now(), kernel::Way::kCached);
 }
 
 /// Each rank's choice must be the leader's, or a rank is slow by the others' way and takes it for its own.
@@ -105,7 +104,7 @@ TEST(Ways, AllRanksGoTheSameWayInEveryOperation) {
   constexpr int kRanks = 3, kOperations = 200;
   constexpr size_t kCount = 4000;
   Lanes lanes(kRanks);
-  std::vector<std::vector<Way>> gone(kRanks);
+  std::vector<std::vector<kernel::Way>> gone(kRanks);
   as_threads(kRanks, [&](int rank) {
     for (int i = 0; i < kOperations; ++i) {
       const Play play{.collective = kernel::Collective::kAllReduce, .counts = {kCount}, .round = uint64_t(i + 1)};
@@ -122,7 +121,7 @@ TEST(Ways, AllRanksGoTheSameWayInEveryOperation) {
   });
   EXPECT_EQ(gone[1], gone[0]);
   EXPECT_EQ(gone[2], gone[0]);
-  EXPECT_NE(std::count(gone[0].begin(), gone[0].end(), Way::kPast), 0) << "both are tried";
+  EXPECT_NE(std::count(gone[0].begin(), gone[0].end(), kernel::Way::kPast), 0) << "both are tried";
 }
 
 }  // namespace

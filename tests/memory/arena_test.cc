@@ -18,13 +18,12 @@
 #include "memory/leases.h"
 #include "memory/neighbours.h"
 #include "support/ranks.h"
+#include "support/sizes.h"
 
 namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
-
-constexpr size_t K = 1 << 10, M = 1 << 20;
 
 TEST(Arena, SpansAreZeroedApartAndGivenBack) {
   Arena arena;

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "memory/apart.h"
 #include "support/gpu_processes.h"
+#include "support/sizes.h"
 
 namespace nvx::test {
 namespace {
@@ -21,7 +22,6 @@ namespace {
 using std::chrono::milliseconds;
 using enum ShareKind;
 
-constexpr size_t M = 1 << 20;
 const std::vector<ShareKind> kAll{}, kNoFabric{kFabric}, kIpcOnly{kFabric, kFd};
 
 /// What became of a share that was to be made.

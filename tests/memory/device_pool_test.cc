@@ -18,14 +18,13 @@
 #include "memory/unix_socket.h"
 #include "support/fake_driver.h"
 #include "support/gpu_processes.h"
+#include "support/sizes.h"
 
 namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
 using Truth = FakeDriver::Truth;
-
-constexpr size_t M = 1 << 20;
 
 Deadline soon(int ms = 10'000) { return Deadline::after(milliseconds(ms)); }
 

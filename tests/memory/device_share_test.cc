@@ -13,14 +13,13 @@
 #include "memory/leases.h"
 #include "support/fake_driver.h"
 #include "support/gpu_processes.h"
+#include "support/sizes.h"
 
 namespace nvx::test {
 namespace {
 
 using std::chrono::milliseconds;
 using Truth = FakeDriver::Truth;
-
-constexpr size_t M = 1 << 20;
 
 DeviceCard card(int rank, uint64_t home, std::initializer_list<ShareKind> kinds, uint64_t host = 7) {
   DeviceCard card;

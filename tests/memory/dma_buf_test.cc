@@ -11,10 +11,10 @@
 namespace nvx::test {
 namespace {
 
-Deadline soon() { return Deadline::after(std::chrono::seconds(20)); }
+Deadline in_time() { return Deadline::after(std::chrono::seconds(20)); }
 
 TEST(DmaBuf, IsToldOfEachDevice) {
-  const auto found = dma_bufs(std::make_shared<FakeDriver>(3), soon());
+  const auto found = dma_bufs(std::make_shared<FakeDriver>(3), in_time());
   ASSERT_EQ(found.size(), 3u);
   EXPECT_EQ(found[1].bus, "0000:02:00.0");
   EXPECT_TRUE(found[0].exports);
@@ -26,7 +26,7 @@ TEST(DmaBuf, WhicheverCallIsRefusedIsNamed) {
     const auto driver = std::make_shared<FakeDriver>(2);
     driver->fail_call(n);
     try {
-      (void)dma_bufs(driver, soon());
+      (void)dma_bufs(driver, in_time());
       ADD_FAILURE() << n;
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(n == 0 ? "cuDeviceGetCount" : "cuDeviceGetAttribute"),

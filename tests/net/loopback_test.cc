@@ -8,8 +8,8 @@ namespace nvx::net::test {
 namespace {
 
 /// Two ends that know each other as peer 0, over a net with these faults.
-struct Pair {
-  explicit Pair(const Faults& faults, uint64_t seed = 1, size_t place_above = 64 << 10)
+struct LoopbackPair {
+  explicit LoopbackPair(const Faults& faults, uint64_t seed = 1, size_t place_above = 64 << 10)
       : net({.seed = seed, .faults = faults, .place_above = place_above}), a(net.open()), b(net.open()) {
     a.link->add(b.link->address());
     b.link->add(a.link->address());
@@ -40,11 +40,11 @@ std::vector<uint32_t> numbers(uint32_t count) {
   return made;
 }
 
-TEST(Loopback, WithoutFaultsKeepsTheOrder) { EXPECT_EQ(Pair({}).run(100, 1), numbers(100)); }
+TEST(Loopback, WithoutFaultsKeepsTheOrder) { EXPECT_EQ(LoopbackPair({}).run(100, 1), numbers(100)); }
 
 TEST(Loopback, DelaysReorderButLoseNothing) {
   for (const Faults& faults : {Faults{.most_delay = 5}, Faults{.reorder = 0.3}}) {
-    std::vector<uint32_t> order = Pair(faults).run(100, 7);
+    std::vector<uint32_t> order = LoopbackPair(faults).run(100, 7);
     EXPECT_NE(order, numbers(100));
     std::sort(order.begin(), order.end());
     EXPECT_EQ(order, numbers(100));
@@ -53,23 +53,23 @@ TEST(Loopback, DelaysReorderButLoseNothing) {
 
 TEST(Loopback, TheSameSeedDoesTheSame) {
   const Faults faults{.most_delay = 9, .reorder = 0.2, .duplicate = 0.1, .truncate = 0.1, .lose = 0.1};
-  const std::vector<uint32_t> once = Pair(faults, 7).run(200, 10);
-  EXPECT_EQ(Pair(faults, 7).run(200, 10), once);
-  EXPECT_NE(Pair(faults, 8).run(200, 10), once);
+  const std::vector<uint32_t> once = LoopbackPair(faults, 7).run(200, 10);
+  EXPECT_EQ(LoopbackPair(faults, 7).run(200, 10), once);
+  EXPECT_NE(LoopbackPair(faults, 8).run(200, 10), once);
 }
 
 TEST(Loopback, LosesDuplicatesAndTruncatesAShare) {
-  Pair lossy({.lose = 0.25});
+  LoopbackPair lossy({.lose = 0.25});
   const size_t came = lossy.run(1000, 2).size();
   EXPECT_NEAR(double(came), 750, 60);
   EXPECT_EQ(lossy.net.counts().lost, 1000 - came);
   EXPECT_TRUE(lossy.a.all_done_once());
   EXPECT_EQ(lossy.a.diary.failures, 0u) << "a sender does not know what is lost";
 
-  Pair doubled({.duplicate = 0.25});
+  LoopbackPair doubled({.duplicate = 0.25});
   EXPECT_NEAR(double(doubled.run(1000, 2).size()), 1250, 60);
 
-  Pair shortened({.truncate = 0.25});
+  LoopbackPair shortened({.truncate = 0.25});
   shortened.run(1000, 2);
   size_t shorter = 0;
   for (size_t i = 0; i < 1000; ++i) shorter += shortened.b.diary.messages[i].body.size() < 100 + i;
@@ -78,7 +78,7 @@ TEST(Loopback, LosesDuplicatesAndTruncatesAShare) {
 }
 
 TEST(Loopback, DelayCountsCallsOfProgress) {
-  Pair pair({.most_delay = 3});
+  LoopbackPair pair({.most_delay = 3});
   for (uint32_t i = 0; i < 64; ++i) pair.a.send(0, 10, i);
   std::vector<size_t> came;
   for (int i = 0; i < 5; ++i) {
@@ -91,7 +91,7 @@ TEST(Loopback, DelayCountsCallsOfProgress) {
 }
 
 TEST(Loopback, LatencyTakesTimeAndEndsASleep) {
-  Pair pair({.latency = milliseconds(30)});
+  LoopbackPair pair({.latency = milliseconds(30)});
   const auto began = Clock::now();
   pair.a.send(0, 10);
   while (pair.b.diary.messages.empty()) {
@@ -102,7 +102,7 @@ TEST(Loopback, LatencyTakesTimeAndEndsASleep) {
 }
 
 TEST(Loopback, ASlowWayTakesManyCalls) {
-  Pair pair({.bytes_per_progress = 1000});
+  LoopbackPair pair({.bytes_per_progress = 1000});
   for (uint32_t i = 0; i < 10; ++i) pair.a.send(0, 600, i);
   int calls = 0;
   while (pair.b.diary.messages.size() < 10 && calls < 100) {
@@ -113,7 +113,7 @@ TEST(Loopback, ASlowWayTakesManyCalls) {
 }
 
 TEST(Loopback, ACutIsNoticedByBothAndOnce) {
-  Pair pair({.cut_after = 5});
+  LoopbackPair pair({.cut_after = 5});
   const std::vector<uint32_t> order = pair.run(20, 3);
   EXPECT_LE(order.size(), 5u);
   EXPECT_EQ(pair.a.diary.losses[0], 1);
@@ -126,7 +126,7 @@ TEST(Loopback, ACutIsNoticedByBothAndOnce) {
 }
 
 TEST(Loopback, TheKilledSaysNothingMore) {
-  Pair pair({}, 1, /*place_above=*/1000);
+  LoopbackPair pair({}, 1, /*place_above=*/1000);
   pair.a.send(0, 5000, 1);
   pair.b.send(0, 5000, 2);
   pair.net.kill(0);
@@ -143,7 +143,7 @@ TEST(Loopback, TheKilledSaysNothingMore) {
 }
 
 TEST(Loopback, AFetchedBodyIsReadWhenItArrives) {
-  Pair pair({.most_delay = 4}, 1, /*place_above=*/10);
+  LoopbackPair pair({.most_delay = 4}, 1, /*place_above=*/10);
   pair.a.send(0, 1000, 1);
   pair.a.link->progress();
   EXPECT_FALSE(pair.a.all_done_once());
@@ -156,7 +156,7 @@ TEST(Loopback, AFetchedBodyIsReadWhenItArrives) {
 }
 
 TEST(Loopback, APlaceIsGivenBackWhenItsSenderGoes) {
-  Pair pair({}, 1, /*place_above=*/10);
+  LoopbackPair pair({}, 1, /*place_above=*/10);
   pair.a.send(0, 1000, 1);
   pair.b.diary.on_place = [&] { pair.net.cut(0, 1); };
   pair.b.link->progress();

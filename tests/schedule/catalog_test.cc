@@ -21,7 +21,7 @@ using schedule::find;
 using schedule::Order;
 using schedule::Row;
 
-struct Expected {
+struct ExpectedRow {
   int size;
   Collective collective;
   const char* name;
@@ -32,7 +32,7 @@ struct Expected {
 
 // clang-format off
 /// Of 896 B in all, or in all that a rank has for the others.
-constexpr Expected kTable[] = {
+constexpr ExpectedRow kRows[] = {
     // ranks collective          row                  order      messages depth sent scratch
     {2, Collective::kAllReduce,     "pair",               "by rank",     1,     1,   896,      0},
     {8, Collective::kAllReduce,     "direct",             "by rank",     7,     1,  6272,   6272},
@@ -72,7 +72,7 @@ const char* text(Order order) {
   return "";
 }
 
-std::string text(const Expected& e) {
+std::string text(const ExpectedRow& e) {
   char text[160];
   std::snprintf(text, sizeof text, "%d ranks %-14s %-18s %-8s %3zu messages %3zu deep %5zu B sent %5zu B scratch",
                 e.size, name(e.collective), e.name, e.order, size_t(e.messages), size_t(e.depth), e.sent, e.scratch);
@@ -94,7 +94,7 @@ std::string text(const Row& row, int size) {
 
 TEST(Catalog, IsThisTable) {
   std::set<const Row*> seen;
-  for (const Expected& e : kTable) {
+  for (const ExpectedRow& e : kRows) {
     const Row* row = find(e.collective, e.name);
     ASSERT_NE(row, nullptr) << e.name;
     EXPECT_EQ(text(*row, e.size), text(e));

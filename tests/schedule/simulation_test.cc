@@ -16,7 +16,7 @@ constexpr size_t kBlock = 100;                                // bytes a rank: 1
 constexpr Costs kInside{.message = 2e-6, .byte = 1 / 400e9};  // of a host
 constexpr Costs kMessagesOnly{.message = 1, .byte = 0};
 
-struct Expected {
+struct ExpectedRun {
   Collective collective;
   const char* name;
   uint64_t steps, messages;  ///< of the rank that has most; messages that it sends
@@ -24,7 +24,7 @@ struct Expected {
   double in_a_row;  ///< messages one after another, until the last rank's end; -1: the row was sampled
 };
 
-std::string text(const Expected& e) {
+std::string text(const ExpectedRun& e) {
   char text[160];
   std::snprintf(text, sizeof text, "%-14s %-18s %7llu steps %6llu messages %8zu B sent %11zu B scratch %5.0f in a row",
                 name(e.collective), e.name, (unsigned long long)e.steps, (unsigned long long)e.messages, e.sent,
@@ -33,7 +33,7 @@ std::string text(const Expected& e) {
 }
 
 // clang-format off
-constexpr Expected kWhole[] = {
+constexpr ExpectedRun kWhole[] = {
     // collective              row                    steps messages       sent    scratch in a row
     {Collective::kAllReduce,     "recursive_doubling",      15,     14,   14000000,          0,     15},
     {Collective::kAllReduce,     "halving_doubling",        28,     27,    3015560,          0,     28},
@@ -47,7 +47,7 @@ constexpr Expected kWhole[] = {
     {Collective::kScatter,       "linear",               10000,   9999,     999900,          0,   9999},
     {Collective::kBarrier,       "dissemination",           14,     14,         14,         15,     14},
 };
-constexpr Expected kSampled[] = {
+constexpr ExpectedRun kSampled[] = {
     {Collective::kAllReduce,     "ring",                 19998,  19998,    1999800,          0,     -1},
     {Collective::kAllReduce,     "direct",               19998,   9999, 9999000000, 9999000000,     -1},
     {Collective::kReduceScatter, "ring",                  9999,   9999,     999900,        300,     -1},
@@ -60,7 +60,7 @@ constexpr Expected kSampled[] = {
 };
 // clang-format on
 
-void expect(const Expected& want, const Simulated& got, double in_a_row) {
+void expect(const ExpectedRun& want, const Simulated& got, double in_a_row) {
   EXPECT_EQ(got.error, "") << want.name;
   EXPECT_EQ(
       text({want.collective, want.name, got.most_steps, got.most_messages, got.most_sent, got.most_scratch, in_a_row}),
@@ -71,7 +71,7 @@ void expect(const Expected& want, const Simulated& got, double in_a_row) {
 }
 
 TEST(Simulation, TenThousandRanksEveryStepOfEach) {
-  for (const Expected& want : kWhole) {
+  for (const ExpectedRun& want : kWhole) {
     const Row& row = *find(want.collective, want.name);
     const Simulated got = simulate(row, large_shape(want.collective, kRanks, kBlock, 4), kMessagesOnly);
     expect(want, got, got.seconds);
@@ -81,7 +81,7 @@ TEST(Simulation, TenThousandRanksEveryStepOfEach) {
 
 TEST(Simulation, TenThousandRanksEveryStepOfFiveRanks) {
   constexpr int kSample[] = {0, 1, 4999, 5000, 9999};
-  for (const Expected& want : kSampled) {
+  for (const ExpectedRun& want : kSampled) {
     expect(want, sample(*find(want.collective, want.name), large_shape(want.collective, kRanks, kBlock, 4), kSample),
            -1);
   }

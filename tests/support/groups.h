@@ -1,8 +1,11 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <memory>
 #include <string>
 
+#include "base/deadline.h"
 #include "group/group.h"
 #include "group/mailbox.h"
 #include "support/plays.h"
@@ -44,6 +47,12 @@ inline Operation operation_of(const Play& play, const Side& side, int ranks) {
   return o;
 }
 
+inline Status run(Group& group, const Play& play) {
+  Side side(play, group.rank(), group.size());
+  Operation operation = operation_of(play, side, group.size());
+  return group.execute(operation);
+}
+
 /// Runs a play in a group on this rank's thread. What went wrong, or nothing.
 inline std::string perform(Group& group, const Play& play) {
   Side side(play, group.rank(), group.size());
@@ -70,4 +79,19 @@ inline std::shared_ptr<Message> message(int peer, int64_t tag, std::byte* data, 
   return message;
 }
 
+/// What making the group throws, which must be long before the time of the set-up is over.
+inline std::string set_up_error(Store& store, const GroupOptions& options) {
+  const auto began = Clock::now();
+  try {
+    Group group(store, options);
+  } catch (const Error& error) {
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << error.what();
+    return error.what();
+  }
+  return "nothing";
+}
+
 }  // namespace nvx::test
+
+#define EXPECT_SAYS(status, text) \
+  EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()

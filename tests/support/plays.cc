@@ -27,6 +27,15 @@ std::string describe(const Play& play) {
          (play.nature == Nature::kTiny ? " tiny" : "") + " round " + std::to_string(play.round);
 }
 
+std::vector<size_t> counts_around(size_t n, int ranks, Collective collective) {
+  const bool varies = collective != Collective::kAllReduce && collective != Collective::kReduce &&
+                      collective != Collective::kBroadcast && collective != Collective::kReduceScatter;
+  std::vector<size_t> counts;
+  for (int r = 0; r < ranks; ++r) counts.push_back(!varies ? n : n % 3 == 0 ? n : r % 3 == 1 ? 0 : n + size_t(r));
+  if (collective == Collective::kReduceScatter && n % 2 == 1) counts.back() += 3;
+  return counts;
+}
+
 size_t Side::piece(int from, int to) const {
   const bool root_sends = play_.collective == Collective::kScatter;
   switch (play_.collective) {

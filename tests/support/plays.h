@@ -25,6 +25,20 @@ struct Play {
 
 std::string describe(const Play& play);
 
+inline constexpr kernel::Collective kCollectives[] = {
+    kernel::Collective::kAllReduce, kernel::Collective::kReduce,    kernel::Collective::kReduceScatter,
+    kernel::Collective::kAllGather, kernel::Collective::kBroadcast, kernel::Collective::kAllToAll,
+    kernel::Collective::kGather,    kernel::Collective::kScatter,   kernel::Collective::kBarrier};
+
+inline bool is_rooted(kernel::Collective c) {
+  using kernel::Collective;
+  return c == Collective::kReduce || c == Collective::kBroadcast || c == Collective::kGather ||
+         c == Collective::kScatter;
+}
+
+/// Counts by rank around n: all the same where the collective needs that, some of them 0 where not.
+std::vector<size_t> counts_around(size_t n, int ranks, kernel::Collective collective);
+
 /// One rank's memory in a play.
 class Side {
  public:

@@ -12,10 +12,7 @@ namespace nvx::test {
 using kernel::Collective;
 using kernel::Pushed;
 
-inline bool is_rooted(Collective c) {
-  return c == Collective::kReduce || c == Collective::kBroadcast || c == Collective::kGather ||
-         c == Collective::kScatter;
-}
+inline constexpr uint64_t kMillisecond = 1'000'000;  // in ns
 
 /// What each algorithm is for.
 inline constexpr std::pair<Pushed, Collective> kWays[] = {
@@ -33,15 +30,6 @@ inline constexpr std::pair<Pushed, Collective> kWays[] = {
     {Pushed::kExchangePieces, Collective::kGather},       {Pushed::kExchangePieces, Collective::kScatter},
     {Pushed::kExchangePieces, Collective::kBarrier},
 };
-
-inline std::vector<size_t> counts_around(size_t n, int ranks, Collective collective) {
-  const bool varies = collective != Collective::kAllReduce && collective != Collective::kReduce &&
-                      collective != Collective::kBroadcast && collective != Collective::kReduceScatter;
-  std::vector<size_t> counts;
-  for (int r = 0; r < ranks; ++r) counts.push_back(!varies ? n : n % 3 == 0 ? n : r % 3 == 1 ? 0 : n + size_t(r));
-  if (collective == Collective::kReduceScatter && n % 2 == 1) counts.back() += 3;
-  return counts;
-}
 
 inline Play play_of(Collective collective, size_t n, int ranks, uint64_t round) {
   Play play{.collective = collective, .counts = counts_around(n, ranks, collective), .round = round};

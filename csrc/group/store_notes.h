@@ -1,0 +1,17 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "group/store.h"
+
+namespace nvx {
+
+/// What ranks that give a set-up up leave for the others in the store, below that set-up's own prefix. The first one's
+/// note is the reason for all.
+void leave_note(Store& store, const std::string& prefix, const std::string& why);
+
+/// As one line of text that is fit for a message; nothing where all are well.
+std::optional<std::string> read_note(Store& store, const std::string& prefix);
+
+}  // namespace nvx
