@@ -3,9 +3,11 @@ own, so that a second run compiles only what changed."""
 
 import concurrent.futures
 import importlib.util
+import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -166,19 +168,32 @@ def played(context):
     return said.strip().splitlines()[-1].strip("= ")
 
 
-def torch_clang(context):
-    """The torch room by clang, each file by itself: with -Wthread-safety, and nothing hangs on what a neighbour
-    includes. Not linked: the core is compiled by clang for asan."""
-    if not look_for_torch(context):
-        raise Skipped("this python has no torch")
+def alone(context):
+    """Other builds read files of a room together. Here clang looks at each by itself, so that nothing hangs on what a
+    neighbour includes; only the module's become objects, as they share torch's headers as a compiled one."""
     if not shutil.which("ninja"):
         raise Skipped("not installed: ninja")
-    torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", "-DNVX_UNITY=OFF")
-    quick = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0")
-    folder = configure(context, "torch_clang", *CLANG, *torch, *quick, f"-DNVX_OUTPUT_DIR={context.build_dir}/unused")
-    files = [f for f in context.sources(".cc", under=("csrc",)) if f.parts[1] == "torch"]
-    compile_all(context, folder, *(f"CMakeFiles/_C.dir/csrc/torch/{f.name}.o" for f in files))
-    return f"{len(files)} files"
+    torch = look_for_torch(context)
+    unused = f"-DNVX_OUTPUT_DIR={context.build_dir}/unused"
+    python = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", unused)
+    quick = ("-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DNVX_UNITY=OFF")
+    folder = configure(context, "alone", *CLANG, *quick, *(python if torch else ()))
+    commands = json.loads((folder / "compile_commands.json").read_text())
+    commands = [c for c in commands if c["file"].startswith(f"{context.root}/csrc/")]
+    of_torch = [c for c in commands if "/csrc/torch/" in c["file"]]
+    others = [c for c in commands if "/csrc/torch/" not in c["file"]]
+
+    def look(command):
+        words = shlex.split(command["command"])
+        words = words[next(i for i, word in enumerate(words) if "clang++" in word) :]
+        output = words.index("-o")
+        context.run([*words[:output], *words[output + 2 :], "-fsyntax-only"], command["file"], cwd=folder)
+
+    with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
+        list(pool.map(look, others))
+    if of_torch:
+        compile_all(context, folder, *(pathlib.Path(c["output"]).relative_to(folder) for c in of_torch))
+    return f"{len(others) + len(of_torch)} files" + ("" if torch else "; this python has no torch")
 
 
 def no_cuda(context):

@@ -10,28 +10,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nvx.bench.hosts import Hosts, why_no_namespaces
-
-from tests.hosts.world import Cluster
-
-WHY_NOT = why_no_namespaces()
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-
-
-@pytest.fixture(scope="module")
-def hosts():
-    with Hosts(2) as made:
-        yield made
-
-
-@pytest.fixture
-def cluster(hosts, tmp_path):
-    made = Cluster(hosts, tmp_path)
-    yield made
-    made.end()
-    for host in range(hosts.count):
-        hosts.set_link(host, "up")
-
 
 def kill_the_last(cluster, groups, waits, **more):
     cluster.start("wait_apart", 4, groups=groups, waits=waits, **more)

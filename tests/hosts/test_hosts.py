@@ -17,28 +17,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from nvx.bench.hosts import Hosts, why_no_namespaces
+from nvx.bench.hosts import Hosts
 
 from tests.hosts.shaker import ShakenHosts
 from tests.hosts.world import ROOT, Cluster
-
-WHY_NOT = why_no_namespaces()
-pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT))
-
-
-@pytest.fixture(scope="module", params=[2])
-def hosts(request):
-    with Hosts(request.param) as made:
-        yield made
-
-
-@pytest.fixture
-def cluster(hosts, tmp_path):
-    made = Cluster(hosts, tmp_path)
-    yield made
-    made.end()
-    for host in range(hosts.count):
-        hosts.set_link(host, "up")
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 5])

@@ -1,0 +1,33 @@
+"""Hosts for a file's tests, and what a test starts on them. Nothing is imported before a test asks: this file is read
+where there is no torch, too."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def namespaces():
+    from nvx.bench.hosts import why_no_namespaces
+
+    if why_not := why_no_namespaces():
+        pytest.skip(why_not)
+
+
+@pytest.fixture(scope="module")
+def hosts(namespaces):
+    from nvx.bench.hosts import Hosts
+
+    with Hosts(2) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(hosts, tmp_path):
+    from tests.hosts.world import Cluster
+
+    made = Cluster(hosts, tmp_path)
+    yield made
+    made.end()
+    for host in range(hosts.count):
+        hosts.set_link(host, "up")
