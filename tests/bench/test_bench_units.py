@@ -4,6 +4,7 @@ goals, the plot."""
 from __future__ import annotations
 
 import json
+import threading
 import types
 
 import pytest
@@ -16,6 +17,7 @@ from nvx.bench import (  # noqa: E402
     contenders,
     goals,
     machine,
+    memory,
     payload,
     plot,
     report,
@@ -338,6 +340,25 @@ def test_memory_verdicts():
     }  # fmt: skip
     oks = [verdict.ok for verdict in goals.judge_memory([measured], idle_seconds=2.0)]
     assert oks == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_idle_time_is_of_the_threads_that_are_not_others(counted):
+    ends = threading.Event()
+
+    def work():
+        while not ends.is_set():
+            pass
+
+    thread = threading.Thread(target=work)
+    before = set(memory.cpu_by_thread())
+    thread.start()
+    try:
+        others = before if counted else {*before, thread.native_id}
+        assert (memory.idle_cpu(0.3, others) > 0.01) == counted
+    finally:
+        ends.set()
+        thread.join()
 
 
 def test_results_files_are_whole_or_absent(tmp_path):

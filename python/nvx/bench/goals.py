@@ -248,5 +248,5 @@ def judge_memory(results: list[dict[str, Any]], idle_seconds: float, subject: st
     for key, title in (("idle_cpu_s", "idle groups, unused"), ("used_idle_cpu_s", "idle groups, used")):
         measured = _by_backend(results, key)(subject)
         share = None if measured is None else 100 * measured / idle_seconds
-        out.append(Verdict(title, "CPU time of the process", share, 100 * IDLE_CPU_SHARE, "%"))
+        out.append(Verdict(title, "CPU time of its threads", share, 100 * IDLE_CPU_SHARE, "%"))
     return out

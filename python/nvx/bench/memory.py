@@ -1,8 +1,8 @@
 """`nvx bench memory`: what a group holds and what it costs while it does nothing.
 
 Resident memory of a rank, private and shared alike but without the pages of libraries, before there is a
-group, with one, with many, and after each has been used; and the CPU time of the whole process while it
-sleeps. Fresh processes for every contender, so that none profits from what another left behind."""
+group, with one, with many, and after each has been used; and the CPU time of the groups' threads while the
+process sleeps. Fresh processes for every contender, so that none profits from what another left behind."""
 
 from __future__ import annotations
 
@@ -49,11 +49,23 @@ def _kilobytes(path: str) -> dict[str, int]:
     return found
 
 
-def idle_cpu(seconds: float) -> float:
-    """CPU seconds all threads of this process take while the caller sleeps."""
-    before = time.process_time()
+def cpu_by_thread() -> dict[int, float]:
+    """Seconds that each thread of this process has run, to the nanosecond."""
+    found: dict[int, float] = {}
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            found[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended, or this kernel does not say
+    return found
+
+
+def idle_cpu(seconds: float, others: set[int]) -> float:
+    """CPU seconds that threads take while the caller sleeps, without those of others: the caller's own, and what keeps
+    the bench together, wake up now and then whatever is measured."""
+    before = cpu_by_thread()
     time.sleep(seconds)
-    return time.process_time() - before
+    return sum(now - before.get(thread, 0.0) for thread, now in cpu_by_thread().items() if thread not in others)
 
 
 def work(me: World, arguments: argparse.Namespace) -> int:
@@ -67,18 +79,19 @@ def work(me: World, arguments: argparse.Namespace) -> int:
     tensor = torch.zeros(max(1, arguments.bytes // 4))
     small = torch.zeros(2)
     stages: dict[str, dict[str, float]] = {}
+    others = set(cpu_by_thread())
 
     def stage(name: str, idle: bool = False) -> None:
         gc.collect()
         me.barrier()
-        cpu = idle_cpu(arguments.idle) if idle else 0.0
+        cpu = idle_cpu(arguments.idle, others) if idle else 0.0
         here = resident()
         values = me.largest([*here.values(), cpu])
         stages[name] = dict(zip([*here, "idle_cpu_s"], values, strict=True))
         me.barrier()
 
     me.barrier()
-    stage("none", idle=True)
+    stage("none")
     groups = [dist.new_group(backend=backend)]
     stage("one")
     groups += [dist.new_group(backend=backend) for _ in range(arguments.groups - 1)]
@@ -108,8 +121,8 @@ def figures(name: str, stages: dict[str, dict[str, float]], groups: int) -> dict
         "used_group_bytes": grew("used", "none") / groups,
         "used_bytes": grew("used", "none"),
         "used_proportional_bytes": stages["used"]["proportional"] - stages["none"]["proportional"],
-        "idle_cpu_s": max(0.0, stages["many"]["idle_cpu_s"] - stages["none"]["idle_cpu_s"]),
-        "used_idle_cpu_s": max(0.0, stages["used"]["idle_cpu_s"] - stages["none"]["idle_cpu_s"]),
+        "idle_cpu_s": stages["many"]["idle_cpu_s"],
+        "used_idle_cpu_s": stages["used"]["idle_cpu_s"],
         "stages": stages,
     }
 
