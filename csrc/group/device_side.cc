@@ -182,7 +182,7 @@ size_t DeviceSide::gather(std::span<const Operation* const> operations, millisec
 
 kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, milliseconds timeout) {
   const DeviceChoice choice = choose(o);
-  NVX_LOG(kTrace, "group %s #%llu %s on GPU %d: %s (%s)", end_.options().group.c_str(),
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on GPU %d: %s (%s)", end_.options().group.c_str(), end_.options().rank,
           static_cast<unsigned long long>(o.number), nvx::name(o.collective), end_.options().device,
           kernel::name(choice.algorithm), choice.why);
   kernel::Work work;

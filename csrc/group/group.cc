@@ -259,8 +259,9 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
     MutexLock lock(lease_mutex_);
     channel_->lease(lease_.offset, lease_.bytes);
   }
-  NVX_LOG(kTrace, "group %s #%llu %s %zu bytes: %s", name().c_str(), static_cast<unsigned long long>(o.number),
-          nvx::name(stage.collective), stage.bytes, kernel::name(choice.algorithm));
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s %zu bytes: %s", name().c_str(), rank(),
+          static_cast<unsigned long long>(o.number), nvx::name(stage.collective), stage.bytes,
+          kernel::name(choice.algorithm));
   // Sums of several hosts are divided when all of them are together.
   const ReduceOp op = spread_ && o.op == ReduceOp::kAvg ? ReduceOp::kSum : o.op;
   const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, op) : nullptr;
@@ -408,8 +409,7 @@ void Group::alarm(int seat) {
     MutexLock lock(port_->mutex());
     const net::Port::Failure failure = *port_->failure();
     lock.unlock();
-    (void)fail(Code::kPeerFailed, printable(failure.why),
-               "told by " + rank_name(failure.rank) + ". " + see_log_of(rank_name(failure.rank)));
+    (void)fail(Code::kPeerFailed, printable(failure.why), told_by_words(rank_name(failure.rank)));
     return;
   }
   if (closed()) {
@@ -430,8 +430,7 @@ bool Group::fail_as_told() {
   const int s = told_by();
   if (s < 0) return false;
   const int rank = here()[size_t(s)];
-  (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure),
-             "told by " + rank_name(rank) + ". " + see_log_of(rank_name(rank)));
+  (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure), told_by_words(rank_name(rank)));
   return true;
 }
 

@@ -47,6 +47,10 @@ inline constexpr const char* kCallAlike =
     "Next: make all ranks call the same collectives in the same order, with the same shapes, types and operators";
 /// ... and about what has happened to a rank, or on it: "rank 3".
 inline std::string see_log_of(const std::string& rank) { return "Next: see the log of " + rank; }
+/// Who tells is seldom at whose end it went wrong.
+inline std::string told_by_words(const std::string& teller) {
+  return "told by " + teller + ". Next: see the log of the rank named first";
+}
 inline std::string see_log_of(int rank) { return see_log_of("rank " + std::to_string(rank)); }
 
 /// One step of a collective inside a host, as the kernels see it: roots and pieces by seat.

@@ -46,8 +46,7 @@ void Group::look_while_waiting(int writer) {
   if (const Status alive = check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
   if (const int s = told_by(); s >= 0) {
     const std::string who = rank_name(here()[size_t(s)]);
-    throw Error(Code::kPeerDied,
-                "nvx: " + read_note(pad(s).header().failure) + ", told by " + who + ". " + see_log_of(who));
+    throw Error(Code::kPeerDied, "nvx: " + read_note(pad(s).header().failure) + ", " + told_by_words(who));
   }
   look_for_deaths(writer);
 }

@@ -358,7 +358,8 @@ void Group::map_peers(Doorway& door, const Deadline& deadline) {
     const Hello& hello = topology_.ranks[size_t(here()[s])];
     if (hello.arena == own || (peers_[s] = neighbours_->find(hello.arena))) continue;
     const auto same = [&](const Doorway::Wanted& w) { return w.id == hello.arena; };
-    if (std::none_of(wanted.begin(), wanted.end(), same)) wanted.push_back({hello.arena, hello.door, pid_t(hello.pid)});
+    if (std::none_of(wanted.begin(), wanted.end(), same))
+      wanted.push_back({hello.arena, hello.door, pid_t(hello.pid), topology_.describe(here()[s])});
   }
   const auto fetched = door.fetch(wanted, deadline);
   const size_t bytes = kernel::PadLayout(peers_.size()).bytes();

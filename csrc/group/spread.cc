@@ -181,7 +181,7 @@ size_t Spread::rounds() const {
 
 net::Errand Spread::errand(Call& call, const schedule::Row* row, const Line& line) const {
   if (call.runs == 0) {
-    NVX_LOG(kTrace, "group %s #%llu %s between hosts: %s", group_.name().c_str(),
+    NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", group_.name().c_str(), group_.rank(),
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
   }
   net::Errand e;

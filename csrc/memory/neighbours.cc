@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "base/config.h"
@@ -64,6 +66,36 @@ bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd*
   return introduction->magic == Introduction::kMagic && *memfd && is_arena(memfd->get());
 }
 
+/// A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
+std::optional<int> status_of_unreaped(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos || name_end + 2 >= stat.size() || stat[name_end + 2] != 'Z') return std::nullopt;
+  return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1);
+}
+
+/// As linux/pidfd.h has it from 6.15 on, which other kernels' headers lack: who holds a descriptor learns how the
+/// process ended though its parent has reaped it.
+struct PidfdInfo {
+  static constexpr uint64_t kExit = 1 << 3;
+  uint64_t mask = kExit;
+  uint64_t cgroup = 0;
+  uint32_t ids[11] = {};
+  int32_t status = 0;
+};
+static_assert(sizeof(PidfdInfo) == 64);
+
+std::optional<int> status_of_reaped(int pidfd) {
+  PidfdInfo info;
+  if (ioctl(pidfd, _IOWR(0xff, 11, PidfdInfo), &info) != 0 || !(info.mask & PidfdInfo::kExit)) return std::nullopt;
+  return info.status;
+}
+
+std::string name_of(const Doorway::Wanted& wanted) {
+  return wanted.who.empty() ? "the process " + std::to_string(wanted.pid) + " of this host" : wanted.who;
+}
+
 Fd open_pidfd(pid_t pid) {
 #ifdef SYS_pidfd_open
   return Fd(int(syscall(SYS_pidfd_open, pid, 0)));
@@ -88,15 +120,11 @@ bool Neighbour::dead() const {
 }
 
 std::string Neighbour::how_it_ended(const std::string& before, const std::string& behind) const {
-  // A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
-  std::ifstream file("/proc/" + std::to_string(pid_) + "/stat");
-  std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos || name_end + 2 >= stat.size() || stat[name_end + 2] != 'Z') return "";
-  const size_t last = stat.find_last_of(' ');
-  const int status = std::atoi(stat.c_str() + last + 1);
-  if (WIFSIGNALED(status)) return before + "signal " + std::to_string(WTERMSIG(status)) + behind;
-  return before + "exit code " + std::to_string(WEXITSTATUS(status)) + behind;
+  std::optional<int> status = status_of_unreaped(pid_);
+  if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
+  if (!status) return "";
+  if (WIFSIGNALED(*status)) return before + "signal " + std::to_string(WTERMSIG(*status)) + behind;
+  return before + "exit code " + std::to_string(WEXITSTATUS(*status)) + behind;
 }
 
 Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), own_pidfd_(open_pidfd(getpid())) {}
@@ -175,8 +203,7 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     Fd guest = connect_to(want.door);
     if (!guest) {
       throw Error(Code::kPeerDied,
-                  "nvx: the process " + std::to_string(want.pid) +
-                      " of this host cannot be reached over its Unix socket (" + std::strerror(errno) +
+                  "nvx: " + name_of(want) + " cannot be reached over its Unix socket (" + std::strerror(errno) +
                       "): it has ended, or belongs to another user. Next: see its log; run all ranks of "
                       "a host as one user");
     }
@@ -198,8 +225,7 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
       Fd memfd, pidfd;
       if (!receive_introduction(guests[i - first].get(), &introduction, &memfd, &pidfd) || introduction.id != want.id) {
         throw Error(Code::kPeerDied,
-                    "nvx: the process " + std::to_string(want.pid) +
-                        " of this host ended, or sent something else than its shared memory, during set-up");
+                    "nvx: " + name_of(want) + " ended, or sent something else than its shared memory, during set-up");
       }
       got[want.id] = neighbours_.adopt(
           std::make_shared<Neighbour>(want.id, memfd.get(), Arena::kBytes, std::move(pidfd), want.pid));

@@ -82,6 +82,7 @@ class Doorway {
     ArenaId id;
     std::string door;  ///< the name of that process's doorway
     pid_t pid;
+    std::string who{};  ///< in words, for who cannot reach it
   };
 
   explicit Doorway(Neighbours& neighbours);

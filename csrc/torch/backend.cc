@@ -39,7 +39,7 @@ const char* way_of(const Collective& c) {
 }
 
 void trace_staged(const Group& group, const Collective& c) {
-  NVX_LOG(kTrace, "group %s #%llu %s on %s: through host memory", group.name().c_str(),
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: through host memory", group.name().c_str(), group.rank(),
           static_cast<unsigned long long>(c.operation.number), name(c.operation.collective), c.device.str().c_str());
 }
 

@@ -125,8 +125,8 @@ Status Delegate::begin(Collective& c, const c10::Stream& stream) {
   flight->timeout = o.timeout;
   flight->what = describe(o.fingerprint()) + " #" + std::to_string(o.number);
   flight->meeting = std::make_shared<Meeting>(lane_group_, o);
-  NVX_LOG(kTrace, "group %s #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
-          static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
+          group_->rank(), static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
           backend_->getBackendName().c_str());
   Status status;
   contain_and([&] { status = begin(flight, o, stream); },

@@ -215,6 +215,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   Class<ProcessGroupNVX, c10d::Backend> group(m, "ProcessGroupNVX");
   Class<ProcessGroupNVX::Options, BackendOptions>(group, "Options", kOptionsText)
       .def(py::init<std::chrono::milliseconds>(), py::arg("timeout") = kBackendDefaultTimeout)
+      .def_readwrite("timeout", &ProcessGroupNVX::Options::timeout)
       .def_readwrite("group_name", &ProcessGroupNVX::Options::group_name)
       .def_readwrite("group_desc", &ProcessGroupNVX::Options::group_desc)
       .def_readwrite("global_ranks_in_group", &ProcessGroupNVX::Options::global_ranks_in_group)

@@ -132,7 +132,7 @@ def _autoload():
 
 
 def set_timeout(timeout, group=None):
-    """Sets the timeout (a timedelta) of the nvx part of `group`, or of the default group.
+    """Sets the timeout (a timedelta; zero: none) of the nvx part of `group`, or of the default group.
 
     torch's own `_set_pg_timeout` ignores backends it does not know the name of, up to 2.13.
     """

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import os
 import sys
 
 # name: module with a main(arguments) -> exit status, and what it is for. Loaded only when called.
@@ -41,7 +42,13 @@ def main(arguments=None):
     if row is None:
         print(f"nvx: no command {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    return importlib.import_module(row[0]).main(arguments[1:])
+    try:
+        status = importlib.import_module(row[0]).main(arguments[1:])
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # who reads, as `head` does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

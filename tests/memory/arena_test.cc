@@ -7,7 +7,9 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -177,6 +179,32 @@ TEST(Neighbours, SeeEachOthersMemoryAndEnd) {
     *neighbour->at(100) = std::byte(42);
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return neighbour->dead(); }));
   });
+}
+
+TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  for (const auto& [dies, said] : {std::pair{true, "<signal 9>"}, {false, "<exit code 7>"}}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (dies) raise(SIGKILL);
+      _exit(7);
+    }
+    Fd memfd(memfd_create("nvx test", MFD_CLOEXEC));
+    ASSERT_EQ(ftruncate(memfd.get(), 4096), 0);
+    const Neighbour neighbour({}, memfd.get(), 4096, Fd(int(syscall(SYS_pidfd_open, child, 0))), child);
+    siginfo_t info{};
+    ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
+    EXPECT_EQ(neighbour.how_it_ended("<", ">"), said);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    utsname kernel{};
+    uname(&kernel);
+    int major = 0, minor = 0;
+    std::sscanf(kernel.release, "%d.%d", &major, &minor);
+    const std::string later = neighbour.how_it_ended("<", ">");
+    if (major > 6 || (major == 6 && minor >= 15) || !later.empty()) {
+      EXPECT_EQ(later, said) << kernel.release;
+    }
+  }
 }
 
 /// What a process finds behind a door that is not nvx's, or lies.
