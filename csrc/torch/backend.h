@@ -229,6 +229,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   };
   std::map<std::string, Child> children_ GUARDED_BY(mutex_);  // by name
   std::shared_ptr<const CompletionHook> completion_hook_ GUARDED_BY(mutex_);
+  Clock::time_point hooked_at_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
   Hooks<c10d::AbortHook> abort_hooks_;
 #endif

@@ -342,6 +342,7 @@ void ProcessGroupNVX::registerOnCompletionHook(CompletionHook&& hook) {
   if (first) {
     onCompletionHook_.swap(seen);
     completion_hook_.swap(kept);
+    hooked_at_ = Clock::now();
     listeners_.fetch_add(1, std::memory_order_release);
   }
   lock.unlock();
@@ -352,7 +353,7 @@ void ProcessGroupNVX::tell(NvxWork& work) {
   std::shared_ptr<const CompletionHook> old_hook;
   {
     MutexLock lock(mutex_);
-    old_hook = completion_hook_;
+    if (work.began() >= hooked_at_) old_hook = completion_hook_;  // others may have listened before it
   }
   if (old_hook) {
     run_hook("a completion hook", [&] {

@@ -198,6 +198,25 @@ def test_hooks_and_clocks_hear_of_the_end(rank, world, count, asynchronous):
 
 
 @on_fake_gpus(2)
+def test_a_hook_hears_of_nothing_from_before_it(rank, world):
+    """Even where somebody else does, as the recorder of torch 2.15."""
+    group, tensor, told = dist.new_group(), on_gpu(1), []
+    torch.accelerator.synchronize()
+    set_copy_rate(4000 / 0.2)
+    try:
+        dist.all_reduce(tensor, group=group, async_op=True)
+        listen(group, told.append)
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        end = time.monotonic() + 20
+        while not told or told[-1].seq != 2:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        assert [info.seq for info in told] == [2]
+    finally:
+        set_copy_rate(0)
+
+
+@on_fake_gpus(2)
 def test_a_hook_hears_of_a_message_when_it_is_there(rank, world):
     group = dist.new_group()
     if rank == 1:
