@@ -33,6 +33,15 @@ def test_a_command_that_is_not_installed_is_not_listed(monkeypatch, capsys):
     assert "absent" not in cli.commands()
 
 
+def test_a_reader_that_has_seen_enough_ends_a_command_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "nvx.cli", "env"]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("command", list(cli.commands()))
 def test_every_command_has_help(command):
     ended = nvx(command, "--help")

@@ -180,6 +180,7 @@ def test_a_group_of_another_backend_beside(rank, world):
 def test_options(rank, world):
     options = nvx_c().ProcessGroupNVX.Options(timeout=timedelta(seconds=17))
     assert repr(options).startswith(f"nvx.Options(timeout={timedelta(seconds=17)!r}, group_desc='"), repr(options)
+    assert options.timeout == timedelta(seconds=17)
     group = dist.new_group(pg_options=options, timeout=timedelta(seconds=19))
     assert sum_over(group) == 1.0
     backend = group._get_backend(CPU)
