@@ -140,6 +140,9 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
     for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
       leave_note(store, key_in(g, ""), note);
     }
+    // As a rule rank 0 serves the store, and others look into it once a second.
+    constexpr std::chrono::milliseconds kMost{1500};
+    if (rank() == 0 && generation_ != 0 && code != Code::kInterrupted) await_notes(store, key(""), size(), kMost);
   });
   if (port_)
     contain("the wire, told that a group cannot be made,",

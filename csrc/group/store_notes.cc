@@ -1,6 +1,7 @@
 #include "group/store_notes.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "base/words.h"
 
@@ -25,6 +26,13 @@ std::optional<std::string> read_note(Store& store, const std::string& prefix) {
   const auto note = store.get(note_in(prefix), kSpan);
   if (!note) return std::nullopt;
   return printable({note->begin(), note->begin() + ptrdiff_t(std::min(note->size(), kLongest))});
+}
+
+void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most) {
+  constexpr std::chrono::milliseconds kPause{20};
+  for (auto left = most; left.count() > 0 && store.add(count_in(prefix), 0) < ranks; left -= kPause) {
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 }  // namespace nvx

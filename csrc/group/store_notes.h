@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -13,5 +15,9 @@ void leave_note(Store& store, const std::string& prefix, const std::string& why)
 
 /// As one line of text that is fit for a message; nothing where all are well.
 std::optional<std::string> read_note(Store& store, const std::string& prefix);
+
+/// Waits until so many ranks have left a note, as all do that know of the first one's: who serves the store must not
+/// end before them.
+void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most);
 
 }  // namespace nvx

@@ -370,6 +370,43 @@ TEST(FarSetUp, ARankThatFailsIsNamedOnAllHosts) {
   });
 }
 
+/// A store that its server takes with it, and that answers slowly.
+class ServedStore : public Store {
+ public:
+  ServedStore(Store& kept, const std::atomic<bool>& gone) : kept_(kept), gone_(gone) {}
+  void set(const std::string& key, const std::vector<uint8_t>& value) override { served().set(key, value); }
+  int64_t add(const std::string& key, int64_t n) override { return served().add(key, n); }
+  std::optional<std::vector<uint8_t>> get(const std::string& key, milliseconds span) override {
+    std::this_thread::sleep_for(milliseconds(300));
+    return served().get(key, span);
+  }
+
+ private:
+  Store& served() {
+    if (gone_) throw Error(Code::kSystem, "nvx: nobody serves the store");
+    return kept_;
+  }
+  Store& kept_;
+  const std::atomic<bool>& gone_;
+};
+
+TEST(FarSetUp, TheStoreIsServedUntilAllKnowWhoFailed) {
+  Hosts hosts({0, 1, 2});
+  MemoryStore store;
+  std::atomic<bool> gone{false};
+  as_threads(3, [&](int rank) {
+    ServedStore served(store, gone);
+    LostStore lost(store);
+    Store& own = rank == 2 ? static_cast<Store&>(lost) : rank == 1 ? static_cast<Store&>(served) : store;
+    const std::string error = set_up_error(own, hosts.options("served", rank));
+    if (rank == 0) gone = true;
+    EXPECT_NE(error.find("the store is gone"), std::string::npos) << error;
+    if (rank != 2) {
+      EXPECT_NE(error.find("rank 2 (pid"), std::string::npos) << error;
+    }
+  });
+}
+
 /// Ranks of another group know each other, and so whether one that does not come is still there.
 TEST(FarSetUp, ARankThatIsLostIsNotWaitedFor) {
   Hosts hosts({0, 1, 2});
