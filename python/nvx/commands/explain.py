@@ -88,9 +88,9 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="nvx explain",
         description="Says what nvx would run and why, what else there is, and about how long each takes.",
-        epilog="steps: how often a rank waits for another one, one behind the other. bytes: what a rank reads and writes in "
-        "memory, sends and receives on the way. Estimates come from both, and from measured times of other sizes: "
-        "what runs is chosen by tables, not by them.",
+        epilog="steps: how often a rank waits for another one, one behind the other. bytes: what a rank reads and "
+        "writes in memory, sends and receives on the way. Estimates come from both, and from measured times of other "
+        "sizes: what runs is chosen by tables, not by them.",
     )
     parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
     parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes a rank puts in: 4096, 4K, 64M")
