@@ -36,7 +36,7 @@ void write_what_it_likes(FuzzedDataProvider& from, kernel::Pad pad, size_t arena
   }
 }
 
-void run(FuzzedDataProvider& from) {
+void try_input(FuzzedDataProvider& from) {
   static Lanes& lanes = *new Lanes(2, 0, 8 << 10);
   lanes.begin(0);
   const auto algorithm = Algorithm(from.ConsumeIntegralInRange(0, int(Algorithm::kExchange)));
@@ -71,6 +71,6 @@ void run(FuzzedDataProvider& from) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider from(data, size);
-  nvx::test::run(from);
+  nvx::test::try_input(from);
   return 0;
 }

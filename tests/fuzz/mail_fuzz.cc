@@ -31,7 +31,7 @@ void scribble(FuzzedDataProvider& from, kernel::Outbox& out, kernel::Inbox& in) 
   }
 }
 
-void run(FuzzedDataProvider& from) {
+void try_input(FuzzedDataProvider& from) {
   Impostor impostor;
   Group group(impostor, options("fuzz", 0, 2));
   std::vector<std::unique_ptr<Bytes>> memory;
@@ -56,6 +56,6 @@ void run(FuzzedDataProvider& from) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   FuzzedDataProvider from(data, size);
-  nvx::test::run(from);
+  nvx::test::try_input(from);
   return 0;
 }
