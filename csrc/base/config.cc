@@ -46,7 +46,9 @@ constexpr Variable kVariables[] = {
     {"NVX_ALGO", "", "forces one_shot or pipelined wherever both are possible", "one_shot, pipelined"},
     {"NVX_ONE_SHOT_BYTES", "-1", "largest message that goes through the one-shot slots (at most 65536); -1: the plan's",
      kWhole, -1, 64 << 10},
-    {"NVX_STAGING_MB", "32", "most staging memory a process exports for all its groups", kWhole, 1, kMost},
+    // 30: 64 groups of two ranks that have all used theirs hold less than a MiB each, the peer's share and pads
+    // included.
+    {"NVX_STAGING_MB", "30", "most staging memory a process exports for all its groups", kWhole, 1, kMost},
     {"NVX_LEASE_KB", "0", "staging that one large operation leases; 0: sized from the caches and the rank count",
      kWhole, 0, kMost},
     {"NVX_CPU_LEVEL", "", "instruction-set level of the copy and reduce loops (base, v3, v4); empty: the best there is",

@@ -294,9 +294,26 @@ std::string Group::missing_ranks() {
     if (s == seat()) continue;
     kernel::Arrival& there = pad(s).arrival(channel_->epoch());
     if (reached(there.flag.value.load(std::memory_order_seq_cst), stamp(channel_->epoch(), 0))) continue;
-    text += (text.empty() ? "" : ", ") + describe_seat(s);
+    text += (text.empty() ? "" : ", ") + describe_progress(s);
   }
   return text;
+}
+
+/// A rank of this host, and how far it has come. It may be on its way: what it announced last it does not overwrite
+/// before this rank has caught up.
+std::string Group::describe_progress(int seat) const {
+  const kernel::Pad there = pad(seat);
+  const auto announced = [&](uint32_t e) { return there.arrival(e).flag.value.load(std::memory_order_acquire); };
+  uint32_t last = options_.first_epoch;
+  for (uint32_t e = 0; e < kernel::kEpochs; ++e) {
+    if (!reached(announced(last), announced(e))) last = e;
+  }
+  std::string who = describe_seat(seat);
+  if (there.header().group != id_) return who;  // it uses the pad for something else by now
+  const kernel::Fingerprint called = there.arrival(last).fingerprint;
+  const bool nothing = called.collective == Collective::kNone;
+  who.pop_back();  // the parenthesis
+  return who + (nothing ? ", no collective in this group yet)" : ", last collective: " + describe(called) + ")");
 }
 
 /// The first epoch, up to one in which they differ, in which this rank and a peer called different things, as far as
@@ -448,8 +465,9 @@ void Group::fail_as_gone(int seat) {
 }
 
 void Group::fail_as_left(int rank) {
+  const int seat = seat_of(rank);
   (void)fail(Code::kPeerLeft,
-             topology_.describe(rank) + " has left group " + name() +
+             (seat >= 0 ? describe_progress(seat) : topology_.describe(rank)) + " has left group " + name() +
                  ", in which it is still waited for: it has destroyed the group, or its process ends" +
                  trouble_of(rank),
              see_log_of(rank_name(rank)));

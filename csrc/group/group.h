@@ -256,6 +256,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void rest_lease();
   Status explain_verdict(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
   std::string missing_ranks();
+  std::string describe_progress(int seat) const;
   uint32_t where_they_parted(int seat, uint32_t epoch) const;
   bool read_by_all(uint32_t epoch) const;
   bool dead(int seat) const { return peers_[size_t(seat)] && peers_[size_t(seat)]->dead(); }

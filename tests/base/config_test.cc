@@ -59,7 +59,7 @@ TEST(Config, ReadsWhatIsSet) {
 
 TEST(Config, SaysWhatItCannotRead) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
-  const std::string said = said_with({{"NVX_STAGING_MB", "much"}}, [] { EXPECT_EQ(config().staging_mb, 32); });
+  const std::string said = said_with({{"NVX_STAGING_MB", "much"}}, [] { EXPECT_EQ(config().staging_mb, 30); });
   EXPECT_NE(said.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << said;
 }
 

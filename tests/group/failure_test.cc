@@ -209,7 +209,31 @@ TEST(Failure, WhoLeavesWhileWaitedForIsNamed) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kPeerLeft);
     EXPECT_SAYS(status, "rank 1 (pid");
+    EXPECT_SAYS(status, ", no collective in this group yet) has left group left");
   });
+}
+
+/// Where to look in the other one's program: after the call that it last made, whichever of the few kept that is.
+TEST(Failure, WhoIsWaitedForIsNamedWithItsLastCall) {
+  for (int calls = 1; calls <= 6; ++calls) {
+    MemoryStore store;
+    std::atomic<bool> over{false};
+    as_threads(2, [&](int rank) {
+      GroupOptions given = options("behind", rank, 2);
+      given.first_epoch = uint32_t(-3);  // the counters wrap on the way
+      Group group(store, given);
+      for (int i = 1; i < calls; ++i) EXPECT_TRUE(barrier(group).ok());
+      ASSERT_TRUE(run(group, all_reduce_of(size_t(calls))).ok());
+      if (rank == 1) {
+        EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+        return;
+      }
+      group.set_timeout(milliseconds(50));
+      EXPECT_SAYS(barrier(group),
+                  ", last collective: all_reduce(sum, f32, " + std::to_string(calls) + " elements)); this is rank 0");
+      over = true;
+    });
+  }
 }
 
 /// What a rank signalled before it left still counts: leaving right after one's last operation is no failure.
