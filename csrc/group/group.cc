@@ -288,15 +288,16 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   return explain_verdict(ex.verdict(), o, rules.deadline);
 }
 
-std::string Group::missing_ranks() {
-  std::string text;
+Awaited Group::missing_ranks() {
+  Awaited missing;
   for (int s = 0; s < seats(); ++s) {
     if (s == seat()) continue;
     kernel::Arrival& there = pad(s).arrival(channel_->epoch());
     if (reached(there.flag.value.load(std::memory_order_seq_cst), stamp(channel_->epoch(), 0))) continue;
-    text += (text.empty() ? "" : ", ") + describe_progress(s);
+    missing.ranks.push_back(here()[size_t(s)]);
+    missing.words += (missing.words.empty() ? "" : ", ") + describe_progress(s);
   }
-  return text;
+  return missing;
 }
 
 /// A rank of this host, and how far it has come. It may be on its way: what it announced last it does not overwrite
@@ -349,26 +350,27 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
                   context + ". Next: compare the split sizes of the two ranks");
     case kernel::Verdict::Cause::kBadLease:
       return fail(Code::kMismatch, peer + " describes staging memory that it cannot have", context);
-    default:
-      return explain_wait(v.how, v.peer >= 0 ? here()[size_t(v.peer)] : -1, what + " " + number, missing_ranks(),
-                          deadline);
+    default: {
+      Awaited whom = missing_ranks();
+      if (whom.ranks.empty() && v.peer >= 0) whom.ranks = {here()[size_t(v.peer)]};
+      return explain_wait(v.how, whom, what + " " + number, deadline);
+    }
   }
 }
 
-Status Group::explain_wait(Waited how, int who, const std::string& what, const std::string& missing,
-                           const Deadline& deadline) {
+Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {
   const std::string me = "this is " + rank_name(rank()), waited = seconds(deadline);
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
   if (how == Waited::kAlarmed && failed())
     return met_in(failure(), me + " in " + what + " of group " + name() + ", waited " + waited +
-                                 (missing.empty() ? "" : " for " + missing));
-  const std::string whom = !missing.empty() ? missing : who >= 0 ? topology_.describe(who) : "the peers";
-  std::string trouble;
-  for (int r = 0; trouble.empty() && r < size(); ++r) {
-    if (r != rank() && (who < 0 || who == r)) trouble = trouble_of(r);
+                                 (whom.words.empty() ? "" : " for " + whom.words));
+  std::string names = whom.words, trouble;
+  if (names.empty()) names = whom.ranks.empty() ? "the peers" : topology_.describe(whom.ranks.front());
+  for (const int r : whom.ranks) {
+    if (trouble.empty()) trouble = trouble_of(r);
   }
   return fail(Code::kTimeout,
-              "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + whom + trouble,
+              "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + names + trouble,
               me + ". Next: look at what these ranks do; is the timeout long enough (init_process_group(timeout=), "
                    "NVX_TIMEOUT_S, nvx.set_timeout)?");
 }
@@ -501,18 +503,20 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
   if (forked()) return check_alive();
   MutexLock lock(failure_mutex_);
   if (!failure_.ok()) return failure_;
-  failure_ = Status(code, "nvx: " + cause + (context.empty() ? "" : "; " + context));
+  const Status status(code, "nvx: " + cause);
+  failure_ = context.empty() ? status : met_in(status, context);
   failed_.store(true, std::memory_order_release);
   standing_.reset();
-  note_failure(code, cause);
+  const std::string told = cause.substr(0, advice_at(cause));  // advice is for who reads it here
+  note_failure(code, told);
   if (!closed()) {
     for (int s = 0; s < seats(); ++s) ring(pad(s).header().mail_bell.flag);
   }
   const Status first = failure_;
   lock.unlock();
   if (DeviceSide* const kernels = kernels_.load(std::memory_order_acquire)) kernels->abort(first);
-  tell_other_hosts(code, cause);
-  tell_other_groups(code, cause);
+  tell_other_hosts(code, told);
+  tell_other_groups(code, told);
   lock.lock();
   NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
   return failure_;

@@ -51,7 +51,12 @@ inline std::string see_log_of(const std::string& rank) { return "Next: see the l
 inline std::string told_by_words(const std::string& teller) {
   return "told by " + teller + ". Next: see the log of the rank named first";
 }
-inline std::string see_log_of(int rank) { return see_log_of("rank " + std::to_string(rank)); }
+
+/// Ranks that a wait is for; words: how they are called, and how far they have come, where that is known.
+struct Awaited {
+  std::vector<int> ranks;
+  std::string words;
+};
 
 /// One step of a collective inside a host, as the kernels see it: roots and pieces by seat.
 struct Stage {
@@ -172,9 +177,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool gone(int seat) const;
   Span yield() override;
 
-  /// The status for a wait on a rank (-1: on any) that ended badly; missing: who has not come, if that is known.
-  Status explain_wait(Waited how, int rank, const std::string& what, const std::string& missing,
-                      const Deadline& deadline);
+  /// The status for a wait that ended badly. Of any rank, if none are named.
+  Status explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline);
 
   /// How long a wait that has run out of time listens for a rank that knows better who is missing.
   void doubt(std::chrono::milliseconds span) { doubt_.store(span, std::memory_order_relaxed); }
@@ -255,7 +259,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void hold_lease(size_t bytes);
   void rest_lease();
   Status explain_verdict(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
-  std::string missing_ranks();
+  Awaited missing_ranks();
   std::string describe_progress(int seat) const;
   uint32_t where_they_parted(int seat, uint32_t epoch) const;
   bool read_by_all(uint32_t epoch) const;

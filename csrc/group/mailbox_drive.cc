@@ -95,7 +95,9 @@ void Mailbox::check_times() {
     if (gone) (void)group_.fail_by_fate(*gone);
     if (!late) group_.alarm(seat);
     const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
-    fail_all(group_.explain_wait(how, message->peer, message->describe(), "", message->deadline_));
+    Awaited whom;
+    if (message->peer >= 0) whom.ranks = {message->peer};
+    fail_all(group_.explain_wait(how, whom, message->describe(), message->deadline_));
     return;
   }
 }

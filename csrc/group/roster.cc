@@ -45,8 +45,9 @@ void Group::tell_other_groups(Code code, const std::string& cause) {
   if (code == Code::kAborted || closed()) return;
   // What has come from group to group: where it began is what counts.
   const size_t root = cause.rfind(kBefore);
-  const std::string trouble = root == std::string::npos ? "its group " + name() + " had failed: " + cause
-                                                        : cause.substr(root + sizeof kBefore - 1);
+  const std::string trouble = root == std::string::npos
+                                  ? "group " + name() + " of " + topology_.describe(rank()) + " had failed: " + cause
+                                  : cause.substr(root + sizeof kBefore - 1);
   const bool by_loss = code == Code::kPeerDied || code == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
   Roster::here().tell_others(*this, [&](Group& other) {

@@ -396,7 +396,7 @@ void Group::await_ready(Doorway& door, const Deadline& deadline) {
       check_seats();
       if (deadline.passed(Clock::now())) {
         throw Error(Code::kTimeout, "nvx: " + topology_.describe(r) + " did not finish setting up group " + name() +
-                                        " in time. " + see_log_of(r));
+                                        " in time. " + see_log_of(rank_name(r)));
       }
     }
     if (header.group != id_ || header.rank != r) {
@@ -413,7 +413,7 @@ void Group::check_seats() {
     if (s == seat()) continue;
     const kernel::PadHeader& header = pad(s).header();
     const std::string who = "nvx: " + describe_seat(s);
-    const std::string advice = ". " + see_log_of(here()[size_t(s)]);
+    const std::string advice = ". " + see_log_of(rank_name(here()[size_t(s)]));
     const uint64_t group = header.group;
     const bool of_this_group = group == id_ || group == 0;  // 0: it does not know the name yet
     if (of_this_group && header.failure.state.load(std::memory_order_acquire) == 2)

@@ -240,22 +240,23 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
       "this is " + group_.rank_name(group_.rank()) + " in " + what + " " + number + " of group " + group_.name();
   using Cause = net::Run::Verdict::Cause;
   net::Run::Verdict v;
-  std::string missing, state;
+  Awaited whom;
+  std::string state;
   std::optional<net::Port::Failure> fate;
   {
     MutexLock lock(port_.mutex());
     v = run.verdict();
-    std::vector<int> ranks = run.unheard();
-    if (ranks.empty()) {  // they have called too, and wait for others: these are to speak first
-      ranks = run.waits_for();
-      state = ranks.size() == 1 ? ", which is in it too: see there for whom it waits"
-                                : ", which are in it too: see there for whom they wait";
+    whom.ranks = run.unheard();
+    if (whom.ranks.empty()) {  // they have called too, and wait for others: these are to speak first
+      whom.ranks = run.waits_for();
+      state = whom.ranks.size() == 1 ? ", which is in it too: see there for whom it waits"
+                                     : ", which are in it too: see there for whom they wait";
       group_.doubt(kDoubtOfSteps);
     }
-    for (const int rank : ranks) {
-      missing += (missing.empty() ? "" : ", ") + group_.topology().describe(rank);
+    for (const int rank : whom.ranks) {
+      whom.words += (whom.words.empty() ? "" : ", ") + group_.topology().describe(rank);
     }
-    if (!missing.empty() && how == Waited::kTimedOut) missing += state;
+    if (!whom.ranks.empty() && how == Waited::kTimedOut) whom.words += state;
     if (v.cause == Cause::kLost) fate = port_.fate(v.rank);
   }
   const std::string peer = v.rank >= 0 ? group_.topology().describe(v.rank) : "";
@@ -283,7 +284,7 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
     group_.alarm(-1);  // another rank has failed the group
     how = Waited::kAlarmed;
   }
-  return group_.explain_wait(how, -1, what + " " + number, missing, call.rules.deadline);
+  return group_.explain_wait(how, whom, what + " " + number, call.rules.deadline);
 }
 
 }  // namespace nvx

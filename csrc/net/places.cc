@@ -98,6 +98,7 @@ Way way_to(const Place& place) {
   socklen_t bytes = sizeof own;
   if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return way;
   const Place local = place_at(reinterpret_cast<const sockaddr*>(&own), "");
+  if (local.family == 0) return way;                      // one that no place tells, as of a link alone
   const bool to_itself = local.address == place.address;  // which goes past the interface
   each_interface([&](const ifaddrs& entry) {
     const Place here = place_at(entry.ifa_addr, entry.ifa_name);

@@ -458,6 +458,7 @@ void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
     if (!group_->meet_to_connect(store, why_not)) return;
   } catch (const Error& error) {
     raise_interrupt();
+    if (!why_not.empty()) throw_argument_error(error.what());
     C10_THROW_ERROR(DistBackendError, error.what());
   }
   const c10::OptionalDeviceGuard on(device);

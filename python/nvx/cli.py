@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import os
+import select
 import sys
 
 # name: module with a main(arguments) -> exit status, and what it is for. Loaded only when called.
@@ -42,13 +43,22 @@ def main(arguments=None):
     if row is None:
         print(f"nvx: no command {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
+    status = 0
     try:
         status = importlib.import_module(row[0]).main(arguments[1:])
         sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # who reads, as `head` does, has seen enough
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return status
+
+
+def _nobody_reads():
+    """Whether whoever read what this prints, as `head` does, has seen enough."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ void every_type(Runner& run, uint32_t ranks, bool lean) {
         Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
         play.round = ++round;
         play.counts.assign(ranks, round % 2 ? 61 : 23);
-        play.shift = round % 4 == 3 ? 16 : 0;
+        const size_t element = size_of(DType(t)), shifts[] = {0, element, 3 * element, 16};
+        play.shift = shifts[round % 4];
         play.nature = round % 5 == 2 ? Nature::kTiny : Nature::kNearOne;
         run.add({algorithm, play});
       }

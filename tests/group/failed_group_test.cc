@@ -24,8 +24,6 @@ Status mail(Group& group, bool receives) {
   return group.mail().wait(*one);
 }
 
-#define EXPECT_SAYS(status, text) \
-  EXPECT_NE((status).what().find(text), std::string::npos) << "says: " << (status).what()
 #define EXPECT_SAYS_NOT(status, text) \
   EXPECT_EQ((status).what().find(text), std::string::npos) << "says: " << (status).what()
 
@@ -159,6 +157,49 @@ TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
                 "this is rank 1, which came to all_reduce(sum, f32, 10 elements) #2 after that. Next: see the log of "
                 "the rank named first");
   });
+}
+
+/// Two ranks of three have failed in a group of their own. That counts where one of them is waited for, and only there.
+class Elsewhere : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Absent, Elsewhere, testing::Values(1, 2));
+
+TEST_P(Elsewhere, AFailureIsToldOfWhoMetIt) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  const auto endings = as_processes(3, [&](int rank) {
+    Group all(store, test::options("all", rank, 3));
+    ASSERT_TRUE(barrier(all).ok());
+    if (rank < 2) {
+      Group pair(store, test::options("pair", rank, 2));
+      ASSERT_TRUE(barrier(pair).ok());
+      if (rank == 1) {
+        pair.set_timeout(milliseconds(100));
+        EXPECT_EQ(all_reduce(pair, 10).code(), Code::kTimeout);
+        store.set("failed", {});
+      }
+      store.get("failed", milliseconds(20'000));
+      EXPECT_EQ(all_reduce(pair, 10).ok(), false);
+    }
+    if (rank == GetParam()) {
+      store.get("over", milliseconds(20'000));
+      return;
+    }
+    all.set_timeout(milliseconds(rank == 0 ? 300 : 5'000));
+    const Status status = all_reduce(all, 7);
+    ASSERT_FALSE(status.ok());
+    if (rank != 0) return;
+    store.set("over", {});
+    EXPECT_SAYS(status, "waiting for rank " + std::to_string(GetParam()) + " (pid");
+    EXPECT_SAYS(status, ", last collective: barrier)");
+    if (GetParam() == 1) {
+      EXPECT_SAYS(status, "; before that, group pair of rank 1 (pid");
+      EXPECT_SAYS(status, "had failed: timed out in all_reduce(sum, f32, 10 elements)");
+    } else {
+      EXPECT_SAYS_NOT(status, "before that");
+    }
+    EXPECT_EQ(count_of(status.what(), "Next: "), 1u) << status.what();
+  });
+  for (const Ending& ending : endings) EXPECT_TRUE(ending.well());
 }
 
 }  // namespace

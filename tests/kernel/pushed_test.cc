@@ -81,8 +81,10 @@ TEST_P(Pushes, EveryTypeAndOperator) {
     for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
       if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
       for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
-        Play play = play_of(Collective::kAllReduce, 61, ranks(), ++round);
-        play.dtype = DType(t), play.op = ReduceOp(o), play.shift = round % 4 == 3 ? 16 : 0;
+        const size_t element = size_of(DType(t)), shifts[] = {0, element, 3 * element, 16};
+        ++round;
+        Play play = play_of(Collective::kAllReduce, round % 5 == 4 ? 1 : 61, ranks(), round);
+        play.dtype = DType(t), play.op = ReduceOp(o), play.shift = shifts[round % 4];
         if (!fits(twins, algorithm, play)) play.counts.assign(play.counts.size(), 23);
         ASSERT_TRUE(fits(twins, algorithm, play)) << describe(play);
         plan.emplace_back(algorithm, play);

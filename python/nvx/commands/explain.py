@@ -29,6 +29,8 @@ def size(text):
     number = text[: len(text) - len(unit)]
     if unit not in UNITS or not number.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write 4096, 4K, 64M or 1G")
+    if int(number) * UNITS[unit] >= 1 << 62:
+        raise argparse.ArgumentTypeError(f"{text} is more than any machine has")
     return int(number) * UNITS[unit]
 
 
@@ -101,6 +103,8 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.device == "cuda" and options.hosts != 1:
         parser.error("--device cuda tells of ranks on one host: leave out --hosts")
+    if options.ranks < 1 or options.hosts < 1:
+        parser.error("there is at least one rank, on one host")
     obstacle = nvx.obstacle()
     if obstacle is not None:
         print(f"nvx explain: {obstacle}", file=sys.stderr)
