@@ -13,6 +13,10 @@ from collections.abc import Callable
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # The Debian package that brings a tool, where its name differs.
+WHEELS = {  # of tools that Debian has not
+    "ruff": ("ruff",),
+    "cuobjdump": ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm"),
+}
 PACKAGES = {
     "ctags": "universal-ctags",
     "clang++-14": "clang-14",
@@ -79,7 +83,8 @@ class Gate:
     name: str
     check: Callable  # Context -> a note for the table, or nothing; raises Failed or Skipped
     asks: str
-    tools: tuple = ()
+    tools: tuple = ()  # without which it is skipped
+    extras: tuple = ()  # with which it sees more
 
 
 def shut_if(breaches, what):
@@ -127,8 +132,9 @@ class Context:
     def tool(self, name):
         """Where a tool is, or None. This interpreter's own scripts come first."""
         beside = pathlib.Path(sys.executable).with_name(name)
-        private = self.build_dir / "tools" / "bin" / name
-        return next((str(p) for p in (beside, private) if p.exists()), None) or shutil.which(name)
+        home = self.build_dir / "tools"
+        private = [home / "bin" / name, *home.glob(f"lib/python*/site-packages/nvidia/*/bin/{name}")]
+        return next((str(p) for p in (beside, *private) if p.exists()), None) or shutil.which(name)
 
     def tags(self, paths, kinds):
         """What ctags finds in C++ and Python files: dictionaries with name, path, line, end, kind, scope."""
@@ -168,12 +174,13 @@ class Context:
     def install(self, tools):
         """Installs what is missing. Says what it does, and what it cannot do."""
         missing = [tool for tool in tools if not self.tool(tool)]
-        if "ruff" in missing:
-            print("installing ruff into", self.build_dir / "tools", flush=True)
+        wheels = [wheel for tool in missing for wheel in WHEELS.get(tool, ())]
+        if wheels:
             home = self.build_dir / "tools"
+            print("installing", " ".join(wheels), "into", home, flush=True)
             subprocess.run([sys.executable, "-m", "venv", home], check=False)
-            subprocess.run([home / "bin" / "pip", "install", "-q", "ruff"], check=False)
-        packages = [PACKAGES.get(tool, tool) for tool in missing if tool != "ruff"] + list(LIBRARIES)
+            subprocess.run([home / "bin" / "pip", "install", "-q", *wheels], check=False)
+        packages = [PACKAGES.get(tool, tool) for tool in missing if tool not in WHEELS] + list(LIBRARIES)
         if os.geteuid() != 0 or not shutil.which("apt-get"):
             print("not root on Debian; install by hand what is skipped below:", " ".join(packages), flush=True)
             return
