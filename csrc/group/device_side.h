@@ -55,6 +55,9 @@ class DeviceSide {
   /// Whether there may be graphs that hold operations of it, which nobody says when they run.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
 
+  /// What carries an operation out.
+  DeviceChoice choose(const Operation& operation) const;
+
   /// Begins nothing any more. Waits for kernels that have not ended, as long as the options' farewell; then they are
   /// called off, and all that they may still write to stays until the process ends, as it does where there may be
   /// graphs: what they replay from then on does nothing. True where all has ended: only then may this rank tell the
@@ -86,7 +89,6 @@ class DeviceSide {
       REQUIRES(launch_mutex_);
   kernel::Job job_of(const Operation& operation, kernel::Piece* room, std::chrono::milliseconds timeout)
       REQUIRES(launch_mutex_);
-  DeviceChoice choose(const Operation& operation) const;
   Status refused(const Status& status, bool is_first) EXCLUDES(mutex_);
   Status not_captured(const Status& status) const;
   void remember(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, Begins begins)

@@ -119,6 +119,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::optional<PoolStats> pool_stats() const;
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look_at_kernels();
+  /// The algorithm of the kernel that carries an operation out.
+  const char* kernel_for(const Operation& operation) const;
   /// Operations that kernels have been given, ever; and whether the device has ended the first so many of them well, as
   /// far as it has told. Those of graphs do not count.
   uint64_t kernels_launched() const;

@@ -165,6 +165,11 @@ Status Group::launch(std::span<const Operation* const> operations, void* stream,
   return status;
 }
 
+const char* Group::kernel_for(const Operation& operation) const {
+  const DeviceSide* const side = kernels_.load(std::memory_order_acquire);
+  return side ? kernel::name(side->choose(operation).algorithm) : "none";
+}
+
 uint64_t Group::kernels_launched() const {
   const DeviceSide* const side = kernels_.load(std::memory_order_acquire);
   return side ? side->launched() : 0;

@@ -32,10 +32,10 @@ GroupOptions group_options(int rank, int size, const ProcessGroupNVX::Options& o
   return facts;
 }
 
-/// Who carries a collective of a device's tensors out, for profiles.
-const char* way_of(const Collective& c) {
+/// Who carries a collective of a device's tensors out, and how, for profiles.
+std::string way_of(const Group& group, const Collective& c) {
   if (c.handed_over) return "nvx:handed_over";
-  return c.by_kernels ? "nvx:by_kernels" : "nvx:through_host_memory";
+  return c.by_kernels ? std::string("nvx:by_kernels:") + group.kernel_for(c.operation) : "nvx:through_host_memory";
 }
 
 void trace_staged(const Group& group, const Collective& c) {
@@ -358,7 +358,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
                    count(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(), kind.take.vec(), first,
                    stride, size_);
   at::RecordFunction way(at::RecordScope::FUNCTION);
-  if (way.isActive() && !device_of(collectives).is_cpu()) way.before(way_of(collectives.front()));
+  if (way.isActive() && !device_of(collectives).is_cpu()) way.before(way_of(*group_, collectives.front()));
   if (mode == Mode::kAsync || in_chunks(collectives))  // whose work says so itself
     return issue(kind, std::move(collectives), outputs, inputs, mode);
   {

@@ -45,6 +45,15 @@ def test_nothing_is_waited_for_and_nothing_staged(rank, world):
 
 
 @on_played_gpus(2)
+def test_the_profiler_names_the_algorithm(rank, world):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(on_gpu(1))
+        dist.broadcast(on_gpu(1), 0)
+    names = {event.name for event in profile.events()}
+    assert {"nvx:by_kernels:reduce_packets", "nvx:by_kernels:exchange_packets"} <= names, names
+
+
+@on_played_gpus(2)
 def test_the_host_runs_ahead(rank, world):
     """A call returns while the device has yet to begin it."""
     tensor = on_gpu(rank + 1)
