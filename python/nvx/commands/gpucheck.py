@@ -212,10 +212,11 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="nvx gpucheck", description="Tries nvx on the GPUs of this machine, measures it, and writes one file."
     )
+    names = ",".join((*parts.NAMES, *parts.GROUPS))
     default = "bench/results/gpucheck.json in the sources"
     parser.add_argument("-J", dest="json", metavar="FILE", help=f"the file (default: {default})")
     parser.add_argument("--minutes", type=float, default=9, help="for all of it, the build too (default: 9)")
-    parser.add_argument("--parts", default=",".join(parts.NAMES), help=f"some of {','.join(parts.NAMES)}")
+    parser.add_argument("--parts", default=",".join(parts.NAMES), help=f"some of {names}")
     parser.add_argument("--source", metavar="DIR", help="nvx's sources (default: where this package lies, or here)")
     parser.add_argument("--build-dir", metavar="DIR", help="where to build (default: build/gpucheck in the sources)")
     parser.add_argument("--no-build", action="store_true", help="use what was built before")
@@ -226,10 +227,10 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--table", metavar="FILE", help="print the tables of an earlier file, and do nothing else")
     options = parser.parse_args(given)
     options.given = given
-    options.parts = [name for name in options.parts.split(",") if name]
-    unknown = [name for name in options.parts if name not in parts.NAMES]
-    if unknown:
-        parser.error(f"no part '{unknown[0]}': there are {', '.join(parts.NAMES)}")
+    try:
+        options.parts = parts.expand([name for name in options.parts.split(",") if name])
+    except ValueError as error:
+        parser.error(str(error))
     return options
 
 
