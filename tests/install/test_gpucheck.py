@@ -370,8 +370,11 @@ START = {"start": "processes", "ranks": 8, "arena_bytes": 64 << 20, "init_ms": 9
 COPY = {"copy": "device_to_device", "bytes": 256 << 20, "us": 150.0, "gb_s": 1800.0}
 
 
-def verdicts(document):
-    return [verdict.state for verdict in judge.judge(document)]
+def verdicts(document, *checks):
+    return [check(document).state for check in checks]
+
+
+FUSED = (judge._one_shot, judge._two_shot, judge._arena, judge._init)
 
 
 def test_targets_are_judged():
@@ -379,14 +382,61 @@ def test_targets_are_judged():
     ideal_us = judge.moved_bytes(16 << 20, 8)[0] / (2 * 1800e9) * 1e6
     chunks = [bench_line("chunks", 16 << 20, ideal_us / 0.85), bench_line("chunks", 16 << 20, 9e9, blocks=8)]
     good = document_of(bench=fast + chunks, copies=[COPY], processes=[START])
-    assert verdicts(good) == ["met"] * 4 + ["not measured"]
+    assert verdicts(good, *FUSED) == ["met"] * 4
     slow = [rounds_line(6.0), bench_line("one_shot", 8, 5.0), bench_line("one_shot", 16 << 10, 6.1)]
     chunks = [bench_line("chunks", 16 << 20, ideal_us / 0.75)]
     late = START | {"init_ms": 201.0, "arena_bytes": (64 << 20) + 1}
-    assert verdicts(document_of(bench=slow + chunks, copies=[COPY], processes=[START, late])) == ["missed"] * 4 + [
-        "not measured"
-    ]
-    assert verdicts(document_of(bench=slow[:2], processes=[])) == ["not measured"] * 5
+    assert verdicts(document_of(bench=slow + chunks, copies=[COPY], processes=[START, late]), *FUSED) == ["missed"] * 4
+    nothing = document_of(bench=slow[:2], processes=[])
+    assert {verdict.state for verdict in judge.judge(nothing)} == {"not measured"}
+
+
+def test_processes_under_mps_are_judged_beside_torchs():
+    def judged(ours, theirs, mps=True, ranks=8):
+        sizes = (64, 4096, 16 << 10, 64 << 10)
+        found = {
+            part: [bench_line("one_shot", n, us, ranks) for n, us in zip(sizes, times, strict=False)]
+            for part, times in (("bench_processes", ours), ("symm_mem", theirs))
+        }
+        found["symm_mem"] += [bench_line("two_shot", n, 0.1, ranks) for n in sizes]
+        document = document_of(**found)
+        for part in document["parts"].values():
+            part["mps"] = mps
+        return judge._under_mps(document)
+
+    assert judged((5, 5, 5, 99), (6, 6, 6, 6)).state == "met"  # beyond 16 KiB nothing was promised
+    missed = judged((5, 6.5, 5), (6, 6, 6))
+    assert missed.state == "missed" and missed.measured == "6.50 us at 4096 B, torch's 6.00 us"
+    assert judged((6, 5, 5), (6, 6, 6)).state == "missed"
+    assert judged((5, 5, 5), (6, 6, 6), mps=False).state == "not measured"
+    assert judged((5, 5), (6, 6, 6)).state == "not measured"
+    assert judged((5, 5, 5), (6, 6, 6), ranks=4).state == "not measured"
+
+
+def test_the_hosts_time_is_judged():
+    lines = [{"host": "an empty launch", "us": 2.0}, {"host": "all_reduce", "us": 5.9, "over_launch_us": 3.9}]
+    met = judge._host_time(document_of(host_time=lines))
+    assert met.state == "met" and met.measured == "3.90 us: all_reduce"
+    slow = {"host": "broadcast", "us": 6.0, "over_launch_us": 4.0}
+    document = document_of(host_time=[*lines, slow])
+    assert verdicts(document, judge._host_time) == ["missed"]
+    document["parts"]["host_time"]["state"] = "failed"
+    assert verdicts(document, judge._host_time) == ["not measured"]
+
+
+def test_a_step_is_judged_beside_gloos():
+    def judged(nvx, gloo, copies=(), gpus=ONE_GPU, **more):
+        step = {"step": "DDP", "ranks": 2, "gradient_bytes": 10_000_000, "nvx_ms": nvx, "gloo_ms": gloo} | more
+        return judge._step(document_of(training=[step], copies=list(copies)) | {"gpus": gpus})
+
+    ways = [{"copy": way, "bytes": 16 << 20, "gb_s": 10.0} for way in ("device_to_host", "host_to_device")]
+    ways += [{"copy": "device_to_host", "bytes": 8, "gb_s": 0.1}]
+    assert judged(3.0, 5.0, ways).state == "met" and "the copies are 2.00 ms" in judged(3.0, 5.0, ways).measured
+    assert judged(3.1, 5.0, ways).state == "missed"
+    assert judged(4.9, 5.0).state == "met" and "were not measured" in judged(4.9, 5.0).measured
+    assert judged(5.0, 5.0).state == "missed"
+    assert judged(3.0, 5.0, ranks=4).state == judged(3.0, 5.0, gpus=ONE_GPU * 2).state == "not measured"
+    assert verdicts(document_of(), judge._step) == ["not measured"]
 
 
 def test_what_an_all_reduce_moves():
@@ -424,14 +474,14 @@ def test_the_tables_of_torchs_parts():
     pools = [line | {"ordinary_ms": 1.5, "pool_ms": 1.25}, {"pool": "FSDP2, 4 steps", "direct_pieces": 9}]
     document = document_of(training=training, host_time=host, profile=profile, replay=graphs, pools=pools)
     document["targets"] = [verdict.as_json() for verdict in judge.judge(document)]
-    assert document["targets"][-1]["state"] == "met"
+    assert judge._calls(document).state == "met"
     text = table.markdown(document)
     assert "| kernels | 2 | 16 MiB | 3.2 | 40.0 | 2.5 |" in text
     assert "| all_reduce | 7.5 | 5.5 | 2 cudaEventRecord, 1 cudaLaunchKernel |" in text
     assert "| 3 KiB | all_reduce | broadcast: not yet |" in text
     assert re.search(r"\| all_gather \| 1 MiB \| 2 MiB \| 1.5\d* \| 1.2\d* \|", text), text
     document["parts"]["profile"] |= {"state": "failed", "why": "20 calls waited"}
-    assert judge.judge(document)[-1].state == "missed"
+    assert judge._calls(document).state == "missed"
 
 
 def test_unknown_parts_are_refused(capsys):

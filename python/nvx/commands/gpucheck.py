@@ -122,6 +122,7 @@ class Check:
                     end -= min(parts.MPS_ENDS, whole / 3)
             seconds = max(1.0, end - time.monotonic())
             outcome = run.run(parts.command(part, scene, seconds, bool(mps)), seconds, environment | mps)
+            outcome.mps = bool(mps)
         if outcome.state == "skipped" and no_mps:
             outcome.why += f" ({no_mps})"
         return outcome

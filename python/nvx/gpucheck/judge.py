@@ -11,6 +11,7 @@ LARGE = 16 << 20
 HBM_SHARE = 0.8
 ARENA_BYTES = 64 << 20
 INIT_MS = 200.0
+CALL_US = 4.0
 
 
 @dataclasses.dataclass
@@ -137,5 +138,81 @@ def _calls(document: dict[str, Any]) -> Verdict:
     return Verdict(target, "met" if part["state"] == "passed" else "missed", measured, how)
 
 
+def by_size(document: dict[str, Any], part: str, ranks: int, **same: Any) -> dict[int, float]:
+    """The least launch_us of the lines of a part that say the same, by size."""
+    found: dict[int, float] = {}
+    for line in lines_of(document, part):
+        us = line.get("launch_us")
+        if line.get("ranks") != ranks or not isinstance(us, (int, float)) or us <= 0:
+            continue
+        if all(line.get(key) == value for key, value in same.items()):
+            found[line["bytes"]] = min(us, found.get(line["bytes"], us))
+    return found
+
+
+def _under_mps(document: dict[str, Any]) -> Verdict:
+    target = f"one-shot of {RANKS} processes under MPS, to {SMALL[1] >> 10} KiB: faster than torch's symmetric memory"
+    both = ("bench_processes", "symm_mem")
+    ours, theirs = (by_size(document, part, RANKS, algorithm="one_shot") for part in both)
+    sizes = [n for n in ours if n in theirs and n <= SMALL[1]]
+    mps = all(document["parts"].get(part, {}).get("mps") for part in both)
+    if not mps or SMALL[1] not in sizes:
+        return Verdict(target, "not measured")
+    worst = max(sizes, key=lambda n: ours[n] / theirs[n])
+    return Verdict(
+        target,
+        "met" if ours[worst] < theirs[worst] else "missed",
+        f"{ours[worst]:.2f} us at {worst} B, torch's {theirs[worst]:.2f} us",
+        f"launches in a row, the slowest rank's time, at {len(sizes)} sizes that both have; that which suits nvx least",
+    )
+
+
+def _host_time(document: dict[str, Any]) -> Verdict:
+    target = f"the host's time of a call over that of an empty launch: under {CALL_US:g} us"
+    passed = document["parts"].get("host_time", {}).get("state") == "passed"  # or it may have gone by host memory
+    lines = [line for line in lines_of(document, "host_time") if "over_launch_us" in line]
+    calls = {line["host"]: line["over_launch_us"] for line in lines}
+    if not passed or not calls:
+        return Verdict(target, "not measured")
+    worst = max(calls, key=lambda name: calls[name])
+    return Verdict(
+        target,
+        "met" if calls[worst] < CALL_US else "missed",
+        f"{calls[worst]:.2f} us: {worst}",
+        f"{len(calls)} kinds of calls, each many times in a row; the slowest rank and the slowest kind",
+    )
+
+
+def copies_ms(document: dict[str, Any], size: int) -> float:
+    """Of so many bytes to the host and back, at the speed of the largest copies; 0 where none was measured."""
+    ms = 0.0
+    for way in ("device_to_host", "host_to_device"):
+        found = [line for line in lines_of(document, "copies") if line.get("copy") == way]
+        largest = max(found, key=lambda line: line["bytes"], default=None)
+        if largest is None:
+            return 0.0
+        ms += size / largest["gb_s"] / 1e6
+    return ms
+
+
+def _step(document: dict[str, Any]) -> Verdict:
+    target = "a step of DDP with 2 ranks on a GPU: faster than over gloo by the copies that it saves"
+    steps = [line for line in lines_of(document, "training") if line.get("step") == "DDP" and line.get("ranks") == 2]
+    step = next((line for line in steps if "nvx_ms" in line and "gloo_ms" in line), None)
+    one_each = len(document.get("gpus", ())) > 1  # with several GPUs each rank has its own
+    if step is None or one_each or document["parts"]["training"]["state"] != "passed":
+        return Verdict(target, "not measured")
+    saved = copies_ms(document, step["gradient_bytes"])
+    faster = step["gloo_ms"] - step["nvx_ms"]
+    known = f"the copies are {saved:.2f} ms" if saved else "the copies were not measured, so by anything"
+    return Verdict(
+        target,
+        "met" if faster > 0 and faster >= saved else "missed",
+        f"{step['nvx_ms']:.2f} ms, over gloo {step['gloo_ms']:.2f} ms; {known}",
+        "steps by turns; copies: the gradients of one rank to the host and back, at the speed that `copies` found",
+    )
+
+
 def judge(document: dict[str, Any]) -> list[Verdict]:
-    return [check(document) for check in (_one_shot, _two_shot, _arena, _init, _calls)]
+    checks = (_one_shot, _under_mps, _two_shot, _arena, _init, _calls, _host_time, _step)
+    return [check(document) for check in checks]

@@ -24,6 +24,7 @@ class Outcome:
     limit: float = 0.0
     lines: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     said: list[str] = dataclasses.field(default_factory=list)  # the end of what was no JSON
+    mps: bool = False  # its processes shared a GPU at once
 
     def as_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"seconds": round(self.seconds, 2), "limit": round(self.limit, 1)}
