@@ -462,6 +462,29 @@ def test_the_tables_show_every_figure(tmp_path, capsys):
     assert gpucheck.main(["--table", str(file)]) == 2
 
 
+def test_files_of_several_calls_are_judged_together(tmp_path, capsys):
+    head = {"schema": 1, "what": "gpucheck", "gpus": ONE_GPU, "driver": "1", "minutes": 4.0}
+    calls = [{"host": "all_reduce", "us": 5.9, "over_launch_us": 3.9}]
+    skipped = run.Outcome("skipped", "time ran out").as_json()
+    first, again = document_of(host_time=calls, facts=[]) | head, document_of(processes=[START], correct=[]) | head
+    first["parts"]["correct"], again["parts"]["facts"] = skipped, skipped
+    files = [tmp_path / "first.json", tmp_path / "again.json"]
+
+    def table_of(*documents):
+        for file, document in zip(files, documents, strict=True):
+            file.write_text(json.dumps(document))
+        return gpucheck.main(["--table", *map(str, files), "-J", str(tmp_path / "whole.json")])
+
+    assert table_of(again, first) == 0
+    whole = json.loads((tmp_path / "whole.json").read_text())
+    assert list(whole["parts"]) == ["facts", "correct", "processes", "host_time"]
+    assert set(states(whole).values()) == {"passed"} and whole["minutes"] == 8.0
+    assert [target["state"] for target in whole["targets"]].count("met") == 3
+    assert "| set-up beyond CUDA's own: under 200 ms | met |" in capsys.readouterr().out
+    assert table_of(first, again | {"driver": "2"}) == 2
+    assert "differ in their driver: 1 and 2" in capsys.readouterr().err
+
+
 def test_the_tables_of_torchs_parts():
     training = [
         {"step": "DDP", "ranks": 2, "gradient_bytes": 16 << 20, "nvx_ms": 3.21, "gloo_ms": 40.0, "alone_ms": 2.5}

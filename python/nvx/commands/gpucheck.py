@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..gpucheck import build, judge, parts, probe, run, table
+from ..gpucheck import build, join, judge, parts, probe, run, table
 
 NO_GPU = "no GPU"
 BUILDS = 240.0  # seconds, at most
@@ -225,7 +225,12 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--kind", choices=parts.KINDS, default="", help="of memory that processes share (default: the best there is)"
     )
-    parser.add_argument("--table", metavar="FILE", help="print the tables of an earlier file, and do nothing else")
+    parser.add_argument(
+        "--table",
+        metavar="FILE",
+        nargs="+",
+        help="print the tables of earlier files, judged together, and run nothing; with -J write them as one",
+    )
     options = parser.parse_args(given)
     options.given = given
     try:
@@ -235,19 +240,27 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     return options
 
 
+def show(options: argparse.Namespace) -> int:
+    """The tables of earlier files, as one where they are several."""
+    from ..bench import machine
+
+    try:
+        documents = [machine.read(file) for file in options.table]
+        for file, document in zip(options.table, documents, strict=True):
+            if document.get("what") != "gpucheck":
+                raise ValueError(f"{file} was written by nvx {document.get('what')}")
+        whole = documents[0] if len(documents) == 1 else join.join(documents)
+    except (OSError, ValueError) as error:
+        print(f"nvx gpucheck: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        machine.write(options.json, whole)
+    print(table.markdown(whole))
+    return 0
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = read_arguments(list(sys.argv[1:] if arguments is None else arguments))
     if options.table:
-        from ..bench import machine
-
-        try:
-            document = machine.read(options.table)
-        except (OSError, ValueError) as error:
-            print(f"nvx gpucheck: {error}", file=sys.stderr)
-            return 2
-        if document.get("what") != "gpucheck":
-            print(f"nvx gpucheck: {options.table} was written by nvx {document.get('what')}", file=sys.stderr)
-            return 2
-        print(table.markdown(document))
-        return 0
+        return show(options)
     return check_machine(options)
