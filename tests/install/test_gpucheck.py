@@ -424,6 +424,24 @@ def test_the_hosts_time_is_judged():
     assert verdicts(document, judge._host_time) == ["not measured"]
 
 
+def test_replays_are_judged_beside_torchs():
+    def judged(ours, theirs, **more):
+        found = {
+            part: [{"replayed": "all_reduce", "ranks": 2, "bytes": n, "us": us} | more for n, us in times.items()]
+            for part, times in (("replay_time", ours), ("symm_mem", theirs))
+        }
+        document = document_of(**found)
+        return judge._replayed(document), table.markdown(document)
+
+    verdict, text = judged({64: 5.0, 4096: 6.0}, {64: 5.0, 1 << 20: 1.0})
+    assert verdict.state == "met" and "| 2 | 64 B | 5.0 | 5.0 |" in text and "| 2 | 1 MiB | - | 1.0 |" in text
+    verdict, _ = judged({64: 5.0, 4096: 6.1}, {64: 5.0, 4096: 6.0})
+    assert verdict.state == "missed" and verdict.measured == "6.10 us at 4096 B, torch's 6.00 us"
+    assert judged({64: 5.0}, {4096: 6.0})[0].state == "not measured"
+    assert judged({64: 5.0}, {64: 6.0}, ranks=8)[0].state == "not measured"
+    assert verdicts(document_of(), judge._replayed) == ["not measured"]
+
+
 def test_a_step_is_judged_beside_gloos():
     def judged(nvx, gloo, copies=(), gpus=ONE_GPU, **more):
         step = {"step": "DDP", "ranks": 2, "gradient_bytes": 10_000_000, "nvx_ms": nvx, "gloo_ms": gloo} | more

@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 from collections import Counter
 
 import fake_device
@@ -15,12 +16,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
-from nvx.gpucheck import torch_tests
+from nvx.gpucheck import torch_tests, workers
 from nvx.gpucheck.uses import figures, graphs, pools, surroundings, training
 from nvx.gpucheck.uses.__main__ import refusals
 from nvx.gpucheck.uses.parts import PARTS
 from nvx.gpucheck.uses.ranks import Rank, close, run_cases
 from ranks import on_fake_gpus, on_played_gpus, on_ranks, one_host, only_nvx
+from test_device import captured
 
 PACKAGE = pathlib.Path(nvx.__file__).parents[1]
 ROOT = pathlib.Path(__file__).parents[2]
@@ -192,6 +194,82 @@ def test_a_replay_that_does_nothing_is_found(rank, world):
     graphs.GRAPHS["fakegpu"] = Stale
     with pytest.raises(AssertionError, match="all_reduce, replay 0"):
         graphs.replay(rank_here([]), 100)
+
+
+class Captured:
+    """A graph of the accelerator's own."""
+
+    def __init__(self, run):
+        with captured() as graph:
+            run()
+        self.replay = graph.replay
+
+
+@on_played_gpus(2)
+def test_replayed_graphs_are_timed(rank, world):
+    graphs.GRAPHS["fakegpu"] = Captured
+    told = []
+    graphs.replay_time(rank_here(told), sizes=(64, 4096), times=2, rounds=2)
+    if rank == 0:
+        assert [(line["replayed"], line["ranks"], line["bytes"]) for line in told] == [
+            ("all_reduce", 2, 64),
+            ("all_reduce", 2, 4096),
+        ]
+        assert all(line["us"] > 0 for line in told)
+
+
+@on_fake_gpus(2)
+def test_a_replay_that_was_refused_has_no_time(rank, world):
+    graphs.GRAPHS["fakegpu"] = Refused
+    told = []
+    graphs.replay_time(rank_here(told))
+    assert rank != 0 or [line["refused"] for line in told] == [
+        {"all_reduce": "this stream is being captured, which is refused"}
+    ]
+    assert rank != 0 or refusals(told)[0] == "skipped"
+
+
+@on_fake_gpus(2)
+def test_a_timed_replay_that_does_nothing_is_found(rank, world):
+    graphs.GRAPHS["fakegpu"] = Stale
+    with pytest.raises(AssertionError, match="64 bytes, after so many replays"):
+        graphs.replay_time(rank_here([]), sizes=(64,), times=1, rounds=1)
+
+
+@pytest.mark.parametrize(("total", "refused"), [(2.0, ""), (3.0, ""), (2.0, "not in a capture")])
+def test_torchs_replays_are_told_refused_or_found_wrong(monkeypatch, capsys, total, refused):
+    """Symmetric memory needs a device: here all that is of CUDA is played."""
+    calls = []
+
+    def one_shot(buffer, op, group):
+        if refused:
+            raise RuntimeError(refused)
+        calls.append(op)
+        return torch.full_like(buffer, total)
+
+    def gather(every, mine):
+        every[:] = [mine] * len(every)
+
+    space = types.SimpleNamespace
+    cuda = space(CUDAGraph=lambda: space(replay=lambda: None), graph=contextlib.nullcontext, synchronize=lambda: None)
+    ops = space(symm_mem=space(one_shot_all_reduce=one_shot))
+    played = space(cuda=cuda, ops=ops, all=torch.all)
+    group = space(WORLD=space(group_name="0"))
+    job = space(group=group, all_gather_object=gather, barrier=lambda: None, get_world_size=lambda: 2)
+    monkeypatch.setattr(workers, "event_time_us", lambda torch, call, times: 40.0)
+    arguments = argparse.Namespace(rank=0, ranks=2)
+    with pytest.raises(RuntimeError, match="wrong sum") if total != 2 else contextlib.nullcontext():
+        workers.tell_replays(arguments, played, job, torch.zeros(16), 64)
+    told = capsys.readouterr().out
+    if refused:
+        assert json.loads(told) == {"part": "symm_mem", "left_out": "a graph, 64 bytes", "why": refused}
+    elif total == 2:
+        assert len(calls) == json.loads(told)["operations"] == 20 and json.loads(told)["us"] == 2.0
+
+
+def test_replays_are_not_timed_where_ranks_take_turns():
+    lines, code = start("replay_time", "--gpus", "1")
+    assert code == 0 and lines[-1]["end"] == "skipped" and lines[-1]["why"] == workers.TURNS
 
 
 @on_fake_gpus(2)

@@ -12,6 +12,7 @@ HBM_SHARE = 0.8
 ARENA_BYTES = 64 << 20
 INIT_MS = 200.0
 CALL_US = 4.0
+REPLAYING = 2  # ranks
 
 
 @dataclasses.dataclass
@@ -138,14 +139,13 @@ def _calls(document: dict[str, Any]) -> Verdict:
     return Verdict(target, "met" if part["state"] == "passed" else "missed", measured, how)
 
 
-def by_size(document: dict[str, Any], part: str, ranks: int, **same: Any) -> dict[int, float]:
-    """The least launch_us of the lines of a part that say the same, by size."""
+def by_size(document: dict[str, Any], part: str, figure: str, **same: Any) -> dict[int, float]:
+    """The least of a figure in the lines of a part that say the same, by size."""
     found: dict[int, float] = {}
     for line in lines_of(document, part):
-        us = line.get("launch_us")
-        if line.get("ranks") != ranks or not isinstance(us, (int, float)) or us <= 0:
-            continue
-        if all(line.get(key) == value for key, value in same.items()):
+        us = line.get(figure)
+        is_one = isinstance(us, (int, float)) and us > 0
+        if is_one and all(line.get(key) == value for key, value in same.items()):
             found[line["bytes"]] = min(us, found.get(line["bytes"], us))
     return found
 
@@ -153,7 +153,7 @@ def by_size(document: dict[str, Any], part: str, ranks: int, **same: Any) -> dic
 def _under_mps(document: dict[str, Any]) -> Verdict:
     target = f"one-shot of {RANKS} processes under MPS, to {SMALL[1] >> 10} KiB: faster than torch's symmetric memory"
     both = ("bench_processes", "symm_mem")
-    ours, theirs = (by_size(document, part, RANKS, algorithm="one_shot") for part in both)
+    ours, theirs = (by_size(document, part, "launch_us", ranks=RANKS, algorithm="one_shot") for part in both)
     sizes = [n for n in ours if n in theirs and n <= SMALL[1]]
     mps = all(document["parts"].get(part, {}).get("mps") for part in both)
     if not mps or SMALL[1] not in sizes:
@@ -180,6 +180,22 @@ def _host_time(document: dict[str, Any]) -> Verdict:
         "met" if calls[worst] < CALL_US else "missed",
         f"{calls[worst]:.2f} us: {worst}",
         f"{len(calls)} kinds of calls, each many times in a row; the slowest rank and the slowest kind",
+    )
+
+
+def _replayed(document: dict[str, Any]) -> Verdict:
+    target = f"an all_reduce of {REPLAYING} ranks in a replayed graph: no slower than torch's symmetric memory"
+    same = {"ranks": REPLAYING, "replayed": "all_reduce"}
+    ours, theirs = (by_size(document, part, "us", **same) for part in ("replay_time", "symm_mem"))
+    sizes = [n for n in ours if n in theirs]
+    if not sizes or document["parts"]["replay_time"]["state"] != "passed":
+        return Verdict(target, "not measured")
+    worst = max(sizes, key=lambda n: ours[n] / theirs[n])
+    return Verdict(
+        target,
+        "met" if ours[worst] <= theirs[worst] else "missed",
+        f"{ours[worst]:.2f} us at {worst} B, torch's {theirs[worst]:.2f} us",
+        f"of one of several in a graph, the slowest rank's time, at {len(sizes)} sizes; that which suits nvx least",
     )
 
 
@@ -214,5 +230,5 @@ def _step(document: dict[str, Any]) -> Verdict:
 
 
 def judge(document: dict[str, Any]) -> list[Verdict]:
-    checks = (_one_shot, _under_mps, _two_shot, _arena, _init, _calls, _host_time, _step)
+    checks = (_one_shot, _under_mps, _two_shot, _arena, _init, _calls, _host_time, _replayed, _step)
     return [check(document) for check in checks]

@@ -51,6 +51,7 @@ PARTS = (
     Part("synccheck", 35, "compute-sanitizer: synchronisation", "sanitizer"),
     Part("symm_mem", 70, "torch's symmetric-memory kernels, ranks as processes", "worker", together=True),
     Part("bench_processes", 60, "time of an operation, ranks as processes", together=True, shares=True),
+    Part("replay_time", 40, "time of an all-reduce in a replayed graph", "torch", together=True),
     Part("copies", 20, "plain copies"),
     Part("gloo", 40, "gloo on CUDA tensors", "worker"),
     Part("fsdp2", 40, "torch's fully_shard", "torch", ("--ranks", "4")),
@@ -78,7 +79,8 @@ GROUPS = {
         "synccheck",
     ),
     "targets": (
-        "processes", "profile", "bench", "symm_mem", "bench_processes", "copies", "gloo", "training", "pairs", "nccl",
+        "processes", "profile", "bench", "symm_mem", "bench_processes", "replay_time", "copies", "gloo", "training",
+        "pairs", "nccl",
     ),
     "uses": (
         "ddp", "fsdp2", "pools", "dtensor", "pipeline", "fsdp1", "compile", "expandable", "visible", "staging",

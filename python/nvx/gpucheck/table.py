@@ -114,6 +114,20 @@ def graph_table(document: dict[str, Any]) -> list[str]:
     return rows_as_markdown(["captured and replayed", "as eager", "refused"], rows) if rows else []
 
 
+def replay_table(document: dict[str, Any]) -> list[str]:
+    """One of several all-reduces in a graph: nvx's, and torch's one-shot."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for part in ("replay_time", "symm_mem"):
+        for line in (line for line in lines_of(document, part) if "replayed" in line):
+            found.setdefault((line["ranks"], line["bytes"]), {})[part] = line["us"]
+    rows = [
+        [str(ranks), size(n), *(cell(spot.get(part)) for part in ("replay_time", "symm_mem"))]
+        for (ranks, n), spot in sorted(found.items())
+    ]
+    head = ["ranks", "all_reduce in a replayed graph", "nvx us", "torch's one-shot us"]
+    return rows_as_markdown(head, rows) if rows else []
+
+
 def pool_table(document: dict[str, Any]) -> list[str]:
     rows = []
     for line in (line for line in lines_of(document, "pools") if "piece_bytes" in line):
@@ -137,6 +151,7 @@ def markdown(document: dict[str, Any]) -> str:
         step_table(document),
         call_table(document),
         graph_table(document),
+        replay_table(document),
         pool_table(document),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)

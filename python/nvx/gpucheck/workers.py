@@ -15,6 +15,9 @@ from typing import Any
 
 SIZES = (64, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 GLOO_SIZES = (64, 16 << 10, 1 << 20, 16 << 20)
+REPLAYED = (64, 4096, 16 << 10, 256 << 10, 1 << 20)
+OPERATIONS = 20  # in a graph
+TURNS = "without MPS the ranks take turns on the GPU: their time slices would be measured"
 
 
 def say(**fields: Any) -> None:
@@ -32,7 +35,7 @@ def start(arguments: argparse.Namespace) -> int:
         return 1 if state == "failed" else 0
 
     if what == "symm_mem" and not arguments.together and arguments.gpus < 2:
-        return end("skipped", "without MPS the ranks take turns on the GPU: their time slices would be measured")
+        return end("skipped", TURNS)
     ranks = [arguments.gpus] if what == "nccl" else [2] if what == "gloo" else [8, 2, 4]
     for n in ranks:
         if what == "symm_mem" and not arguments.together and n > arguments.gpus:
@@ -109,11 +112,11 @@ def event_time_us(torch: Any, call: Any, times: int, rounds: int = 5) -> float:
 def wall_time_us(torch: Any, call: Any, times: int, rounds: int = 5) -> float:
     found = []
     for turn in range(rounds + 1):
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         began = time.perf_counter()
         for _ in range(times):
             call()
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         if turn:
             found.append((time.perf_counter() - began) * 1e6 / times)
     return statistics.median(found)
@@ -154,6 +157,36 @@ def tell(arguments: argparse.Namespace, algorithm: str, size: int, us: float) ->
         say(bench="all_reduce", algorithm=algorithm, ranks=arguments.ranks, bytes=size, launch_us=round(us, 3))
 
 
+def tell_replays(arguments: argparse.Namespace, torch: Any, dist: Any, buffer: Any, size: int) -> None:
+    """The time of one of several one-shot all-reduces in a graph, replayed in a row. The buffer is not written."""
+    group = dist.group.WORLD.group_name
+    graph, out, why = torch.cuda.CUDAGraph(), None, ""
+    try:
+        with torch.cuda.graph(graph):
+            for _ in range(OPERATIONS):
+                out = torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", group)
+    except RuntimeError as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+    every: list[Any] = [None] * arguments.ranks
+    dist.all_gather_object(every, why)
+    if why := next(filter(None, every), ""):
+        if arguments.rank == 0:
+            say(part="symm_mem", left_out=f"a graph, {size} bytes", why=why)
+        return
+    buffer.fill_(1.0)
+    torch.cuda.synchronize()
+    dist.barrier()
+    graph.replay()
+    torch.cuda.synchronize()
+    if not torch.all(out == arguments.ranks).item():
+        raise RuntimeError(f"one_shot of {size} bytes in a graph gave a wrong sum")
+    dist.barrier()
+    us = slowest(torch, dist, event_time_us(torch, graph.replay, 10) / OPERATIONS)
+    if arguments.rank == 0:
+        named = {"replayed": "all_reduce", "algorithm": "one_shot", "ranks": arguments.ranks}
+        say(**named, bytes=size, operations=OPERATIONS, us=round(us, 3))
+
+
 def symmetric(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any, deadline: float) -> None:
     """torch.ops.symm_mem's one-shot and two-shot all-reduce, of floats."""
     import torch.distributed._symmetric_memory as memory
@@ -182,6 +215,8 @@ def symmetric(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any,
             dist.barrier()
             us = event_time_us(torch, call, 100 if size <= 1 << 20 else 10)
             tell(arguments, name, size, slowest(torch, dist, us))
+        if size in REPLAYED and goes_on(dist, deadline):
+            tell_replays(arguments, torch, dist, buffer, size)
 
 
 def collective(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any, deadline: float) -> None:

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from .. import probe
+from .. import probe, workers
 from .. import torch_tests as own_tests
 from . import surroundings
 
@@ -33,6 +33,8 @@ def main(given: list[str] | None = None) -> int:
         if not found:
             return end(part, began, "skipped", f"there is no GPU here: {why}")
         gpus = len(found)
+    if part in surroundings.AT_ONCE and arguments.device == "cuda" and gpus < 2 and not arguments.together:
+        return end(part, began, "skipped", workers.TURNS)
     # Before torch and the module look at it: which way a group takes is told on stderr.
     os.environ["NVX_DEBUG"] = "info"
     os.environ["OMP_NUM_THREADS"] = "1"

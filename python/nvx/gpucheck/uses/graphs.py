@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from .. import workers
 from . import training
 from .ranks import Cases, Rank, close
 from .splitting import mesh_of, numbers
@@ -151,23 +152,29 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
-def replay(rank: Rank, count: int) -> None:
-    """Replays with other inputs each time, between eager calls, have the bits of eager calls. What is refused is told,
-    and eager calls work on after it."""
+def capture(rank: Rank, name: str, run: Callable[[], None]) -> tuple[Any, str]:
+    """The graph, or why it was refused: by nvx, or by CUDA where torch has no way to ask before."""
     record = GRAPHS.get(rank.device.type)
     if record is None:
         raise RuntimeError(f"{rank.device.type} has no graphs")
+    graph, why = None, ""
+    try:
+        graph = record(run)
+    except RuntimeError as error:
+        why = str(first_of(error)).strip().splitlines()[0]
+    if len(set(rank.hear(bool(why)))) != 1:
+        raise AssertionError(f"{name}: some ranks were refused and some not")
+    return graph, why
+
+
+def replay(rank: Rank, count: int) -> None:
+    """Replays with other inputs each time, between eager calls, have the bits of eager calls. What is refused is told,
+    and eager calls work on after it."""
     served, refused = [], {}
     for name, (x, y, run) in steps(rank, count).items():
         run(x, y)  # what is set up at a first call is not captured
         rank.synchronize()
-        graph, why = None, ""
-        try:
-            graph = record(lambda x=x, y=y, run=run: run(x, y))
-        except RuntimeError as error:  # nvx's, or CUDA's where torch has no way to ask before
-            why = str(first_of(error)).strip().splitlines()[0]
-        if len(set(rank.hear(bool(why)))) != 1:
-            raise AssertionError(f"{name}: some ranks were refused and some not")
+        graph, why = capture(rank, name, lambda x=x, y=y, run=run: run(x, y))
         for turn in range(ROUNDS):
             x.copy_(numbers(100 * turn + rank.number, x.numel()))
             run(x, y)
@@ -188,3 +195,37 @@ REPLAY: Cases = {
     "small": functools.partial(replay, count=1000),
     "large": functools.partial(replay, count=1 << 20),
 }
+
+# ---- what a replay takes
+
+
+def replay_time(rank: Rank, sizes: tuple[int, ...] = workers.REPLAYED, times: int = 10, rounds: int = 5) -> None:
+    """Of one of several all-reduces in a graph, replayed in a row."""
+    time_us = workers.event_time_us if rank.device.type == "cuda" else workers.wall_time_us
+    for size in sizes:
+        if not rank.goes_on():
+            rank.say(left_out_part=f"{size} bytes", why="time ran out")
+            return
+        x = torch.zeros(size // 4, device=rank.device)
+        dist.all_reduce(x)  # what is set up at a first call is not captured
+        rank.synchronize()
+
+        def run(x: torch.Tensor = x) -> None:
+            for _ in range(workers.OPERATIONS):
+                dist.all_reduce(x)
+
+        graph, why = capture(rank, "all_reduce", run)
+        if why:
+            rank.say(served=[], refused={"all_reduce": why})
+            return
+        rank.hear("together")
+        us = max(rank.hear(time_us(torch, graph.replay, times, rounds) / workers.OPERATIONS))
+        rank.say(replayed="all_reduce", ranks=rank.world, bytes=size, operations=workers.OPERATIONS, us=round(us, 3))
+        x.fill_(1)
+        graph.replay()
+        want = torch.full((size // 4,), float(rank.world) ** workers.OPERATIONS)
+        close([x], [want], f"{size} bytes, after so many replays")
+        rank.hear("done with this graph")
+
+
+REPLAY_TIME: Cases = {"all_reduces in a graph": replay_time}

@@ -14,6 +14,7 @@ PARTS: dict[str, Cases] = {
     "pipeline": splitting.PIPELINE,
     "compile": graphs.COMPILE,
     "replay": graphs.REPLAY,
+    "replay_time": graphs.REPLAY_TIME,
     "training": figures.STEPS,
     "host_time": figures.HOST,
     "profile": figures.PROFILE,

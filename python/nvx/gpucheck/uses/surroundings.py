@@ -6,6 +6,8 @@ from __future__ import annotations
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# Their ranks have to be on a GPU at once, or one each.
+AT_ONCE = ("replay_time",)
 
 
 def of_all(part: str, given: dict[str, str]) -> dict[str, str]:
