@@ -20,6 +20,11 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
     add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${part} --lean --ranks 2,3 --seconds 200)
     set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck)
   endforeach()
+  # What is measured has no meaning here: a few sizes, until their time is over.
+  foreach(part bench copies)
+    add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${part} --ranks 2 --seconds 3)
+    set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck)
+  endforeach()
   # Processes share memory through the driver: the one that tests/memory plays.
   set(played_driver ${PROJECT_BINARY_DIR}/played_driver)
   file(MAKE_DIRECTORY ${played_driver})
@@ -31,6 +36,9 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
     set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck
       ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
   endforeach()
+  add_test(NAME gpucheck.twin_bench_processes COMMAND nvx_gpucheck_twin bench_processes --together --ranks 2 --seconds 6)
+  set_tests_properties(gpucheck.twin_bench_processes PROPERTIES TIMEOUT 300 LABELS gpucheck
+    ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
 endif()
 
 if(NOT NVX_GPUCHECK)
