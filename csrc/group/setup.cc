@@ -242,7 +242,10 @@ std::string Group::missing_in_set_up(Store& store, int writer) {
   std::string named;
   for (size_t i = 0; i < std::min<size_t>(missing.size(), kMostNamed); ++i) named += (i ? ", " : "") + missing[i];
   if (missing.size() > kMostNamed) named += " and others";
-  return missing.size() == 1 ? "rank " + named + " has not" : "ranks " + named + " have not";
+  if (missing.size() == 1) return "rank " + named + " has not";
+  const bool server_too = missing.front() == "0";  // which torch holds back as long as anybody is missing
+  return "ranks " + named + " have not" +
+         (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "");
 }
 
 /// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if

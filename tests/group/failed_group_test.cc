@@ -159,6 +159,29 @@ TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
   });
 }
 
+/// Where to look in the other one's program: after the call that it last made, whichever of the few kept that is.
+TEST(LateRank, WhoIsWaitedForIsNamedWithItsLastCall) {
+  for (int calls = 1; calls <= 6; ++calls) {
+    MemoryStore store;
+    std::atomic<bool> over{false};
+    as_threads(2, [&](int rank) {
+      GroupOptions given = test::options("behind", rank, 2);
+      given.first_epoch = uint32_t(-3);  // the counters wrap on the way
+      Group group(store, given);
+      for (int i = 1; i < calls; ++i) EXPECT_TRUE(barrier(group).ok());
+      ASSERT_TRUE(all_reduce(group, size_t(calls)).ok());
+      if (rank == 1) {
+        EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+        return;
+      }
+      group.set_timeout(milliseconds(50));
+      EXPECT_SAYS(barrier(group),
+                  ", last collective: all_reduce(sum, f32, " + std::to_string(calls) + " elements)); this is rank 0");
+      over = true;
+    });
+  }
+}
+
 /// Two ranks of three have failed in a group of their own. That counts where one of them is waited for, and only there.
 class Elsewhere : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Absent, Elsewhere, testing::Values(1, 2));

@@ -216,6 +216,10 @@ def test_explain_knows_of_several_hosts(capsys):
     for ranks, hosts in (("2", "3"), ("2", "0"), ("0", "1")):
         assert cli.main(["explain", "all_reduce", "8", "-n", ranks, "--hosts", hosts]) == 2
         assert capsys.readouterr().err.startswith("nvx explain: ")
+    for given in (["8", "-n", "-1"], ["8", "--hosts", "-1"], ["99999999999999999999"]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["explain", "all_reduce", *given])
+        assert "nvx explain: error: " in capsys.readouterr().err
 
 
 def test_python_m_nvx_is_the_command():

@@ -103,8 +103,8 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     if options.device == "cuda" and options.hosts != 1:
         parser.error("--device cuda tells of ranks on one host: leave out --hosts")
-    if options.ranks < 1 or options.hosts < 1:
-        parser.error("there is at least one rank, on one host")
+    if options.ranks < 0 or options.hosts < 0:
+        parser.error("neither ranks nor hosts can be fewer than none")
     obstacle = nvx.obstacle()
     if obstacle is not None:
         print(f"nvx explain: {obstacle}", file=sys.stderr)
