@@ -26,7 +26,7 @@ struct Row {
 constexpr size_t kSlot = kernel::kSlotBytes;
 
 constexpr Row kTable[] = {
-    {Collective::kAllReduce, "all_reduce", Algorithm::kReduceOneShot, 32 << 10, 16 << 10, Algorithm::kReducePipelined},
+    {Collective::kAllReduce, "all_reduce", Algorithm::kReduceOneShot, kSlot, 16 << 10, Algorithm::kReducePipelined},
     {Collective::kReduce, "reduce", Algorithm::kReduceOneShot, 32 << 10, 16 << 10, Algorithm::kReducePipelined},
     {Collective::kReduceScatter, "reduce_scatter", Algorithm::kReduceScatterOneShot, kSlot, kSlot,
      Algorithm::kReduceScatterPipelined},

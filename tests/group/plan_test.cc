@@ -31,8 +31,8 @@ constexpr ExpectedChoice kChoices[] = {
     // collective              ranks   bytes     algorithm                    lease KiB
     {Collective::kAllReduce,       2,       0,  "reduce_one_shot",               0},
     {Collective::kAllReduce,       2,       8,  "reduce_one_shot",               0},
-    {Collective::kAllReduce,       2,  32 * K,  "reduce_one_shot",               0},
-    {Collective::kAllReduce,       2, 32*K+1,   "reduce_pipelined",            256},
+    {Collective::kAllReduce,       2,  64 * K,  "reduce_one_shot",               0},
+    {Collective::kAllReduce,       2, 64*K+1,   "reduce_pipelined",            256},
     {Collective::kAllReduce,       2,   1 * M,  "reduce_pipelined",           2048},
     {Collective::kAllReduce,       2,  64 * M,  "reduce_pipelined",          3072},
     {Collective::kAllReduce,       4,  16 * K,  "reduce_one_shot",               0},
