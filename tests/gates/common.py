@@ -12,11 +12,12 @@ from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# The Debian package that brings a tool, where its name differs.
-WHEELS = {  # of tools that Debian has not
+# The wheels that bring a tool which Debian has not.
+WHEELS = {
     "ruff": ("ruff",),
     "cuobjdump": ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm"),
 }
+# The Debian package that brings a tool, where its name differs.
 PACKAGES = {
     "ctags": "universal-ctags",
     "clang++-14": "clang-14",

@@ -112,9 +112,9 @@ def sass(context, cubins):
     tool = context.tool("cuobjdump")
     if not tool:
         return "machine code not looked into: no cuobjdump (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)"
+    helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")  # by nvdisasm beside it
     told = []
     for cubin, arch in zip(cubins, LOOKED_INTO, strict=True):
-        helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")  # by nvdisasm beside it
         code = context.run([tool, "-sass", cubin], "cuobjdump", env=helped)
         wide = len(re.findall(r"\bLDG?\.E\S*\.128\b", code))
         system = len(re.findall(r"\bSTG?\.E\S*\.SYS\b|\bMEMBAR\.\S*\.SYS\b", code))

@@ -207,7 +207,7 @@ TEST_P(Elsewhere, AFailureIsToldOfWhoMetIt) {
       store.get("over", milliseconds(20'000));
       return;
     }
-    all.set_timeout(milliseconds(rank == 0 ? 300 : 5'000));
+    all.set_timeout(milliseconds(rank == 0 ? 1'500 : 10'000));
     const Status status = all_reduce(all, 7);
     ASSERT_FALSE(status.ok());
     if (rank != 0) return;
