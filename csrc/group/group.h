@@ -109,11 +109,13 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
 
-  /// Makes this rank's end of what the group does on GPUs, if that has not been tried: a step of all ranks together, on
-  /// a thread whose current device this is. True if kernels serve its tensors; else they go through host memory, on all
-  /// ranks alike, and the log says why. launcher: who knows the device's streams.
+  /// Makes this rank's end of what the ranks of its host do on GPUs among themselves, if that has not been tried: a
+  /// step of all ranks of the group together, on a thread whose current device this is. True if there are kernels for
+  /// that on all ranks; else tensors go through host memory, on all alike, and the log says why. launcher: who knows
+  /// the device's streams.
   bool open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(device_mutex_);
-  /// Begins operations on the device that was opened, as DeviceSide::launch(). They share the timeout of the first.
+  /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by seat. They
+  /// share the timeout of the first.
   Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow);
   /// What kernels find of the ranks' pools; nothing where there are none.
   std::optional<PoolStats> pool_stats() const;
@@ -250,7 +252,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Status carry_out(Operation& operation, Carrier carrier);
   Status refusal() const;
   std::unique_ptr<DeviceSide> make_device_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
-  uint64_t pool_of(int rank) const;
+  void agree_on_sides(Store& store, bool has_one);
+  uint64_t pool_of(int seat) const;
   void watch_kernels();
   bool part_from_kernels();
   bool waits_in_vain(const DeviceSide& kernels, int seat) const;

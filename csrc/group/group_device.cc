@@ -1,4 +1,5 @@
-// What a group does on GPUs: how its ranks open them together, and who looks after kernels while nobody waits.
+// What a group does on GPUs: how the ranks of each host open them together, and who looks after kernels while nobody
+// waits.
 
 #include "base/contain.h"
 #include "base/log.h"
@@ -18,6 +19,21 @@ bool may_run(const DeviceSide& kernels) {
   return kernels.may_be_replayed() && !Engine::here().stopping();
 }
 
+/// Who says something under this prefix: which of how many.
+struct Speaker {
+  std::string prefix;
+  int rank, ranks;
+};
+
+StoreExchange::Options options_of(const Speaker& speaker, std::chrono::milliseconds timeout,
+                                  std::function<void(int)> watch) {
+  return {.prefix = speaker.prefix,
+          .rank = speaker.rank,
+          .ranks = speaker.ranks,
+          .timeout = timeout.count() > 0 ? timeout : std::chrono::hours(24),
+          .watch = std::move(watch)};
+}
+
 }  // namespace
 
 bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) {
@@ -25,23 +41,47 @@ bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher
   MutexLock lock(device_mutex_);
   if (device_ >= 0) return kernels_.load(std::memory_order_acquire) != nullptr;
   device_ = device;
-  try {
-    if (topology_.hosts.size() > 1) throw Error(Code::kInvalid, "nvx: the ranks are on several hosts");
-    device_side_ = make_device_side(store, device, launcher);
-    kernels_.store(device_side_.get(), std::memory_order_release);
-  } catch (const Error& error) {
+  std::unique_ptr<DeviceSide> side;
+  const auto carry_on_without = [&](const Error& error) {
     const std::string why = without_name(error.what());
     NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", name().c_str(), device,
             why.c_str());
     // Who refuses says so to all. Who was not heard, or did not hear, does not know what the others do now.
     if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
       (void)fail(error.code(), why, "while the ranks opened their devices");
+  };
+  try {
+    side = make_device_side(store, device, launcher);
+  } catch (const Error& error) {
+    carry_on_without(error);
   }
+  try {
+    if (topology_.hosts.size() > 1) agree_on_sides(store, side != nullptr);
+    device_side_ = std::move(side);
+  } catch (const Error& error) {
+    carry_on_without(error);
+  }
+  kernels_.store(device_side_.get(), std::memory_order_release);
   return device_side_ != nullptr;
+}
+
+/// What goes between hosts hangs on what is done inside them: throws Error where a host has no kernels, then on all
+/// ranks unless one has ended.
+void Group::agree_on_sides(Store& store, bool has_one) {
+  StoreExchange exchange(store, options_of({key("device/hosts"), rank(), size()}, timeout(),
+                                           [this](int rank) { look_while_waiting(rank); }));
+  const std::byte mine{has_one};
+  const std::vector<std::vector<std::byte>> all = exchange.all_gather({&mine, 1});
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].size() == 1 && all[r][0] == std::byte{1}) continue;
+    throw Error(Code::kInvalid,
+                "nvx: the host of " + topology_.describe(int(r)) + " has no kernels, see the log there");
+  }
 }
 
 /// As an exchange's watch while it waits for a rank.
 void Group::look_while_waiting(int writer) {
+  if (port_ && port_->failed()) (void)told();
   if (look_for_interrupt() || failed()) throw Error(failure().code(), failure().what());
   if (const Status alive = check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
   if (const int s = told_by(); s >= 0) {
@@ -106,15 +146,14 @@ void Group::warn_of_missing(Store& store, const std::string& come, const Deadlin
 /// Throws Error, and then on all ranks unless one has ended.
 std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
                                                     const std::shared_ptr<Launcher>& launcher) {
-  StoreExchange exchange(store, {.prefix = key("device"),
-                                 .rank = rank(),
-                                 .ranks = size(),
-                                 .timeout = timeout().count() > 0 ? timeout() : std::chrono::hours(24),
-                                 .watch = [this](int writer) { look_while_waiting(writer); }});
+  const std::string where = key("device/" + std::to_string(topology_.host_of[size_t(rank())]));
+  const std::vector<int> ranks = here();
+  StoreExchange exchange(store, options_of({where, seat(), seats()}, timeout(),
+                                           [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); }));
   DeviceSideOptions options;
   options.group = name();
-  options.rank = rank();
-  options.ranks = size();
+  options.rank = seat();
+  options.ranks = seats();
   options.device = device;
   options.host = 1;  // all are on one
   options.force = facts_.force;
@@ -123,8 +162,8 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
   options.peers_gone = everybody_gone();
   options.pool_news = {
       [this](uint64_t bytes) { own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
-      [this](int rank) { return pool_of(rank); }};
-  options.describe = [topology = topology_](int rank) { return topology.describe(rank); };
+      [this](int seat) { return pool_of(seat); }};
+  options.describe = [topology = topology_, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
   try {
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
@@ -148,8 +187,8 @@ std::optional<PoolStats> Group::pool_stats() const {
 }
 
 /// How far it has grown, as the rank says. Who has left may use that memory for something else.
-uint64_t Group::pool_of(int rank) const {
-  const kernel::PadHeader& header = pad(seat_of(rank)).header();
+uint64_t Group::pool_of(int seat) const {
+  const kernel::PadHeader& header = pad(seat).header();
   const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
   return header.group == id_ ? grown : 0;
 }

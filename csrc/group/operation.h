@@ -38,6 +38,8 @@ struct Whole {
   size_t bytes = 0;
 };
 
+class Relay;
+
 /// One collective of one rank, in terms of memory. Which fields count depends on the collective:
 ///   all_reduce, reduce     in, out, count (elements)
 ///   reduce_scatter         send (a piece for each rank), out
@@ -61,6 +63,7 @@ struct Operation {
   std::chrono::milliseconds timeout{0};  ///< 0: the group's
   uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
   const Whole* whole = nullptr;          ///< of a chunk, or a step
+  Relay* relay = nullptr;                ///< of an all-reduce over several hosts whose memory is a device's
 
   /// In the form in which ranks compare it.
   kernel::Fingerprint fingerprint() const;

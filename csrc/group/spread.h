@@ -55,6 +55,7 @@ class Spread final : private Driver {
   Status all_reduce(Call& call);
   Status all_reduce_by_leader(Call& call, const Bridge& bridge);
   Status all_reduce_on_rails(Call& call, const Bridge& bridge);
+  Status all_reduce_by_relay(Call& call, const Bridge& bridge);
   Status reduce(Call& call);
   Status broadcast(Call& call);
   Status all_gather(Call& call);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "group/relay.h"
 #include "group/spread.h"
 #include "kernel/level.h"
 
@@ -33,6 +34,7 @@ std::byte* base_of(const std::vector<kernel::Piece>& pieces) {
 Status Spread::all_reduce(Call& call) {
   const size_t bytes = call.o.count * call.width;
   const Bridge bridge = plan_between(Across::kAllReduce, call.o.planned(bytes), group_.plan_facts());
+  if (call.o.relay) return all_reduce_by_relay(call, bridge);
   return bridge.by_leader ? all_reduce_by_leader(call, bridge) : all_reduce_on_rails(call, bridge);
 }
 
@@ -113,6 +115,61 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
       if (call.divide) call.divide(mine.data, mine.bytes / call.width, group_.size());
     }
     if (!alone) NVX_TRY(tell_inside(done));
+  }
+  return {};
+}
+
+/// The same slices, parts and sums, and so the same bits, where the steps inside the host are the relay's. While a
+/// slice is between hosts, the next ones are summed and come to host memory, and the last one goes back. A kernel that
+/// waits holds its device, so none begins before all ranks have called the same.
+Status Spread::all_reduce_by_relay(Call& call, const Bridge& bridge) {
+  Operation& o = call.o;
+  Relay& relay = *o.relay;
+  const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
+  const size_t slices = (bytes + slice - 1) / slice;
+  const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
+  const auto part = [&](const std::byte* of, size_t k, size_t s) {
+    const schedule::Block b = s < rails() ? part_of(length(k), call.width, s, rails()) : schedule::Block{};
+    return kernel::Piece{const_cast<std::byte*>(of) + k * slice + b.offset, b.bytes};
+  };
+  const auto step = [&](Collective collective, size_t k) {
+    Operation inside;
+    inside.collective = collective, inside.dtype = o.dtype, inside.number = o.number;
+    inside.count = length(k) / call.width;
+    inside.op = o.op == ReduceOp::kAvg ? ReduceOp::kSum : o.op;  // divided when all hosts' sums are together
+    inside.factor = o.factor;
+    inside.timeout = o.timeout;
+    inside.send = Pieces(seats()), inside.recv = Pieces(seats());
+    for (size_t s = 0; s < seats(); ++s) {
+      if (collective == Collective::kReduceScatter) inside.send[s] = part(o.in, k, s);
+      if (collective == Collective::kAllGather) inside.recv[s] = part(o.out, k, s);
+    }
+    (collective == Collective::kReduceScatter ? inside.out : const_cast<std::byte*&>(inside.in)) =
+        part(o.out, k, seat()).data;
+    return inside;
+  };
+  NVX_TRY(barrier(call));
+  NVX_TRY(relay.begin(part(o.out, 0, seat()).bytes));
+  for (size_t k = 0; k < slices + Relay::kSlots - 1; ++k) {
+    if (k < slices) NVX_TRY(relay.set_out(k, step(bridge.before, k), part(o.out, k, seat())));
+    const size_t there = k - Relay::kAhead;  // at first none: beyond all slices
+    if (there < slices && carries()) {
+      NVX_TRY(relay.arrive(there, call.rules.deadline, [this] { drive(); }));
+      active_.push_back(std::make_unique<Active>());
+      active_.back()->members = rail(seat()).members;
+      net::Errand e = errand(call, bridge.row, rail(seat()));
+      e.layout.bytes = part(o.out, there, seat()).bytes;
+      e.input = e.output = relay.at(there);
+      begin(call, std::move(e));
+    }
+    const size_t done = there - kSlicesInFlight;
+    if (done >= slices) continue;
+    const kernel::Piece mine = part(o.out, done, seat());
+    if (carries()) {
+      NVX_TRY(finish(call));
+      if (call.divide) call.divide(relay.at(done), mine.bytes / call.width, group_.size());
+    }
+    NVX_TRY(relay.come_home(done, mine, step(bridge.after, done)));
   }
   return {};
 }

@@ -32,12 +32,6 @@ GroupOptions group_options(int rank, int size, const ProcessGroupNVX::Options& o
   return facts;
 }
 
-/// Who carries a collective of a device's tensors out, and how, for profiles.
-std::string way_of(const Group& group, const Collective& c) {
-  if (c.handed_over) return "nvx:handed_over";
-  return c.by_kernels ? std::string("nvx:by_kernels:") + group.kernel_for(c.operation) : "nvx:through_host_memory";
-}
-
 void trace_staged(const Group& group, const Collective& c) {
   NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: through host memory", group.name().c_str(), group.rank(),
           static_cast<unsigned long long>(c.operation.number), name(c.operation.collective), c.device.str().c_str());
@@ -76,6 +70,7 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
       store_(std::move(store)),
       group_(std::move(group)),
       kernels_(std::make_shared<KernelPath>(group_, store_)),
+      relays_(device_store()),
       options_(options) {
   init();
   if (!config().delegate.empty() && size_ > 1) {
@@ -118,6 +113,10 @@ const std::shared_ptr<Group>& ProcessGroupNVX::group_of(const Collectives& colle
   return device_group();
 }
 
+c10::intrusive_ptr<c10d::Store> ProcessGroupNVX::device_store() const {
+  return store_ ? c10::make_intrusive<c10d::PrefixStore>("nvx/device", store_) : nullptr;
+}
+
 const std::shared_ptr<Group>& ProcessGroupNVX::device_group() {
   if (has_device_group_.load(std::memory_order_acquire)) return device_group_;
   MutexLock lock(device_group_mutex_);
@@ -127,7 +126,7 @@ const std::shared_ptr<Group>& ProcessGroupNVX::device_group() {
     return options_;
   }();
   if (const Status status = group_->check_alive(); !status.ok()) raise(status);
-  device_group_ = make_group(c10::make_intrusive<c10d::PrefixStore>("nvx/device", store_), rank_, size_, options,
+  device_group_ = make_group(device_store(), rank_, size_, options,
                              [group = group_] { return group->failed() || group->closed(); });
   has_device_group_.store(true, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -169,6 +168,18 @@ Status ProcessGroupNVX::execute_staged(Collectives& collectives, Transit& transi
   return {};
 }
 
+/// A relay's kernels begin in their turn. Chunks begin at once, unless results that are to come are in the way.
+void ProcessGroupNVX::set_out(Collectives& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
+                              bool behind) {
+  for (Collective& c : collectives) {
+    if (c.in_chunks && relays_.serves(*group, c.operation, c.device)) {
+      c.relay = relays_.make(group, tracks, tracks_.of_kernels(c.device, /*capture=*/0).up);
+    } else if (c.in_chunks && !behind) {
+      c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
+    }
+  }
+}
+
 c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Collectives collectives,
                                                           const Tensors& outputs, const Tensors& inputs) {
   const at::Device device = device_of(collectives);
@@ -183,9 +194,7 @@ c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Coll
     if (behind) (void)results_.follow(inputs, tracks.down);  // what was handed over is on another stream
     if (behind) (void)results_.follow(outputs, tracks.up);
     behind ? transit->bring_behind(loads) : transit->bring(loads);  // may throw, and then nothing has been numbered
-    for (Collective& c : collectives) {
-      if (c.in_chunks && !behind) c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
-    }
+    set_out(collectives, group, tracks, behind);
   }
   for (Collective& c : collectives) c.operation.number = group_->next_number();
   if (transit) way = results_.expect(outputs, device.type());
@@ -343,6 +352,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, Collect
   return issue(kind, std::move(collectives), outputs, inputs, mode);
 }
 
+/// Who carries collectives of a device's tensors out, and how, for profiles.
+std::string ProcessGroupNVX::way_of(const Collectives& collectives) {
+  const Collective& c = collectives.front();
+  if (c.handed_over) return "nvx:handed_over";
+  if (c.by_kernels) return std::string("nvx:by_kernels:") + group_->kernel_for(c.operation);
+  const bool relayed = c.in_chunks && relays_.serves(*group_of(collectives), c.operation, c.device);
+  return relayed ? "nvx:by_kernels_and_host_memory" : "nvx:through_host_memory";
+}
+
 /// As launch, when a profiler or an observer is on.
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind, Collectives collectives,
                                                                 Tensors& outputs, Tensors& inputs, Mode mode) {
@@ -358,7 +376,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
                    count(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(), kind.take.vec(), first,
                    stride, size_);
   at::RecordFunction way(at::RecordScope::FUNCTION);
-  if (way.isActive() && !device_of(collectives).is_cpu()) way.before(way_of(*group_, collectives.front()));
+  if (way.isActive() && !device_of(collectives).is_cpu()) way.before(way_of(collectives));
   if (mode == Mode::kAsync || in_chunks(collectives))  // whose work says so itself
     return issue(kind, std::move(collectives), outputs, inputs, mode);
   {

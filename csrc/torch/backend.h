@@ -16,6 +16,7 @@
 #include "torch/hook.h"
 #include "torch/kernel_path.h"
 #include "torch/origin.h"
+#include "torch/relay_path.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -155,10 +156,14 @@ class ProcessGroupNVX final : public c10d::Backend {
   void follow_results(const Tensors& tensors, const c10::Stream& stream);
   Status execute(Collectives& collectives);
   Status execute_staged(Collectives& collectives, Transit& transit);
+  std::string way_of(const Collectives& collectives);
   /// To a group's lane, which keeps the work, and with it all tensors, until it has run.
   void hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
   const std::shared_ptr<Group>& group_of(const Collectives& collectives) EXCLUDES(device_group_mutex_, mutex_);
   const std::shared_ptr<Group>& device_group() EXCLUDES(device_group_mutex_, mutex_);
+  c10::intrusive_ptr<c10d::Store> device_store() const;
+  /// Makes what carries large operations out, where that can begin before their turn has come.
+  void set_out(Collectives& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks, bool behind);
   /// The timeout of an operation that was called with this one (0: the group's), and what it keeps until it has ended.
   struct Term {
     std::chrono::milliseconds timeout;
@@ -216,6 +221,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   Results results_;
   const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
   const std::shared_ptr<KernelPath> kernels_;
+  RelayPath relays_;                    // of the group of devices' tensors
   std::shared_ptr<Delegate> delegate_;  // null where NVX_DELEGATE names nothing
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};

@@ -5,6 +5,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include "base/contain.h"
+#include "base/log.h"
 #include "kernel/launch_cuda.h"
 #include "memory/beside_captures.h"
 #include "torch/argument_error.h"
@@ -72,14 +73,16 @@ bool StreamLauncher::ended() {
   return tail_.passed();
 }
 
+void refuse_other_device(const Group& group, c10::DeviceIndex served, at::Device device) {
+  throw_argument_error("nvx: group " + group.name() + " is served by kernels on device " + std::to_string(served) +
+                       " of this rank, and this tensor is on " + device.str() +
+                       ". Next: keep the tensors of a group on one device of each rank");
+}
+
 bool KernelPath::serves(at::Device device) {
   if (device.type() != kernel_device()) return false;
   if (answer_ == Answer::kUnknown) ask(device);
-  if (answer_ == Answer::kYes && device.index() != device_) {
-    throw_argument_error("nvx: group " + group_->name() + " is served by kernels on device " + std::to_string(device_) +
-                         " of this rank, and this tensor is on " + device.str() +
-                         ". Next: keep the tensors of a group on one device of each rank");
-  }
+  if (answer_ == Answer::kYes && device.index() != device_) refuse_other_device(*group_, device_, device);
   return answer_ == Answer::kYes;
 }
 
@@ -92,6 +95,12 @@ void KernelPath::ask(at::Device device) {
   MutexLock lock(asking_);
   if (answer_ != Answer::kUnknown) return;
   refuse_to_open(device);
+  if (group_->topology().hosts.size() > 1) {
+    NVX_LOG(kInfo, "group %s: collectives of %s go through host memory: the ranks are on several hosts",
+            group_->name().c_str(), device.str().c_str());
+    answer_ = Answer::kNo;
+    return;
+  }
   const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
   shared_ = SharedStreams::join(group_->id());  // before any of the ranks can call on

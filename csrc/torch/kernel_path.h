@@ -20,6 +20,9 @@ namespace nvx {
 /// Whose kernels nvx has. In a file of its own, as tests play them on another device.
 at::DeviceType kernel_device();
 
+/// Kernels of a group run on one device of each rank.
+[[noreturn]] void refuse_other_device(const Group& group, c10::DeviceIndex served, at::Device device);
+
 /// CUDA's, which knows where kernels were launched last: behind all others of its group.
 class StreamLauncher final : public Launcher {
  public:

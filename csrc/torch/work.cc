@@ -83,6 +83,7 @@ Status fail_silent(Group& group, at::Device device, const std::string& what, con
 
 Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
   for (Collective& c : collectives) {
+    c.operation.relay = c.relay.get();
     NVX_TRY(c.convoy ? c.convoy->run(group, c.operation, carrier) : group.run(c.operation, carrier));
   }
   return {};
@@ -397,10 +398,11 @@ Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
 Status CollectiveWork::haul(Group& group, Carrier carrier) {
   NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
   for (Collective& c : collectives_) {  // of one that came behind results
-    if (c.in_chunks && !c.convoy)
+    if (c.in_chunks && !c.convoy && !c.relay)
       c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
   }
   Status status = run_in_order(group, collectives_, carrier);
+  for (Collective& c : collectives_) c.relay.reset();  // what it began is on the transit's stream then
   if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &Collective::take_back));
   // Whatever came of it, chunks may be on their way.
   if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));

@@ -14,6 +14,7 @@
 #include "group/extensions.h"
 #include "group/group.h"
 #include "group/mailbox.h"
+#include "group/relay.h"
 #include "torch/convoy.h"
 #include "torch/departures.h"
 #include "torch/origin.h"
@@ -41,7 +42,7 @@ struct Collective {
   Operation operation;
   at::Device device = at::kCPU;  ///< of its tensors
   bool by_kernels = false;       ///< they are used where they are; else a device's tensors go through host memory, ...
-  bool in_chunks = false;        ///< ... and those of large operations are told where they are, for a convoy
+  bool in_chunks = false;        ///< ... and those of large operations are told where they are, for a convoy or a relay
   bool handed_over = false;      ///< to a backend of torch's own, which uses them where they are
   bool on_device() const { return by_kernels || handed_over; }
   /// Stand-ins for a device's tensors, which are filled before it begins.
@@ -51,6 +52,7 @@ struct Collective {
   /// Contiguous copies of inputs.
   std::vector<at::Tensor> stand_ins;
   std::unique_ptr<Convoy> convoy;
+  std::unique_ptr<Relay> relay;  ///< what does it instead where kernels can do part of it
   Extensions::Claim claim;
 
   /// Whether the operation is told in the memory that the tensors are in.

@@ -42,6 +42,16 @@ def played_gpus():
 
 
 @pytest.fixture(scope="session")
+def relayed_gpus():
+    if played.module() is None:
+        pytest.skip("nvx was not built with NVX_PLAYED")
+    fake_device.build()
+    pool = Ranks(prepare="played", hosts=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
 def fake_nccl_gpus():
     if not OVER_NVX:
         pytest.skip("it is nvx that hands collectives over")

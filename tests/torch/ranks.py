@@ -245,9 +245,11 @@ def serve(conn, paths, stacks, host, prepare):
 
 @dataclass
 class Ranks:
-    """The pool. A test of n ranks uses its first n processes. prepare: a module that each process loads before."""
+    """The pool. A test of n ranks uses its first n processes. prepare: a module that each process loads before; hosts:
+    over how many they are spread, by turns."""
 
     prepare: str = ""
+    hosts: int = HOSTS
     members: list = field(default_factory=list)
     history: list = field(default_factory=list)
     numbers: itertools.count = field(default_factory=itertools.count)
@@ -321,7 +323,7 @@ class Ranks:
         while len(self.members) < count:
             ours, theirs = self.context.Pipe()
             stacks = os.path.join(self.folder, f"stacks-{next(self.numbers)}")
-            hosts = NAMESPACES or ([f"host{h}" for h in range(HOSTS)] if HOSTS > 1 else [""])
+            hosts = NAMESPACES or ([f"host{h}" for h in range(self.hosts)] if self.hosts > 1 else [""])
             host = hosts[len(self.members) % len(hosts)]
             process = self.context.Process(target=serve, args=(theirs, [HERE, *sys.path], stacks, host, self.prepare))
             process.start()
@@ -406,6 +408,11 @@ def on_fake_gpus(*worlds, pool="fake_gpus", **settings):
 def on_played_gpus(*worlds, **settings):
     """As on_fake_gpus, where nvx's kernels are played on it."""
     return on_fake_gpus(*worlds, pool="played_gpus", **settings)
+
+
+def on_relayed_gpus(*worlds, **settings):
+    """As on_played_gpus, over two hosts: kernels serve the ranks of each."""
+    return on_fake_gpus(*worlds, pool="relayed_gpus", **settings)
 
 
 def on_threads(*worlds, **settings):

@@ -1,0 +1,181 @@
+#include "torch/relay_path.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "base/contain.h"
+#include "memory/beside_captures.h"
+#include "torch/store.h"
+#include "torch/work.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Piece;
+
+/// One operation's, whose turn has come on the host and on the caller's stream, too. Kernels follow each other on one
+/// stream, as all ranks of the host launch them; what comes down and what goes up have streams of their own, and
+/// neither holds the other up, nor does a later call.
+class StreamRelay final : public Relay {
+ public:
+  StreamRelay(std::shared_ptr<Group> group, std::shared_ptr<StreamLauncher> launcher, const Tracks& tracks,
+              const c10::Stream& kernels)
+      : group_(std::move(group)),
+        launcher_(std::move(launcher)),
+        down_(tracks.more.value_or(tracks.down)),
+        up_(tracks.up),
+        kernels_(kernels),
+        turn_(kernels.device_type()) {
+    for (std::optional<Slot>& slot : slots_) slot.emplace(kernels.device_type());
+  }
+
+  /// Whatever has become of it, the stream that the caller will wait for comes behind all that was begun.
+  ~StreamRelay() override {
+    if (!begun_) return;
+    contain("the end of an operation", [&] {
+      const BesideCaptures beside;
+      follow(up_, kernels_);
+      follow(up_, down_);
+    });
+  }
+
+  Status begin(size_t bytes) override {
+    const BesideCaptures beside;
+    begun_ = true;
+    memory_ = at::empty({int64_t(kSlots), int64_t(kernel::ceil_div(bytes, kAlign) * kAlign)},
+                        at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(bytes != 0));
+    return {};
+  }
+
+  Status set_out(size_t k, const Operation& sum, Piece part) override {
+    const BesideCaptures beside;
+    NVX_TRY(launch(sum));
+    if (part.bytes == 0) return {};
+    Slot& slot = slot_of(k);
+    follow(down_, kernels_);
+    if (k >= kSlots) slot.gone_up.block(down_);
+    copy(down_, host(k, part), there(part));
+    slot.come_down.record(down_);
+    slot.came = true;
+    return {};
+  }
+
+  Status arrive(size_t k, const Deadline& deadline, const std::function<void()>& meanwhile) override {
+    Slot& slot = slot_of(k);
+    for (int looks = 0; slot.came; ++looks) {
+      if (const std::optional<Status> end = look(slot, deadline)) {
+        slot.came = false;
+        return *end;
+      }
+      meanwhile();
+      pause_after(looks);
+      if (looks % 256 == 255) group_->look_for_interrupt();
+    }
+    return {};
+  }
+
+  std::byte* at(size_t k) override { return static_cast<std::byte*>(memory_[int64_t(k % kSlots)].data_ptr()); }
+
+  Status come_home(size_t k, Piece part, const Operation& tell) override {
+    const BesideCaptures beside;
+    if (part.bytes != 0) {
+      copy(up_, there(part), host(k, part));
+      slot_of(k).gone_up.record(up_);
+      follow(kernels_, up_);
+    }
+    return launch(tell);
+  }
+
+ private:
+  static constexpr size_t kAlign = 64;
+  struct Slot {
+    explicit Slot(at::DeviceType type) : come_down(type), gone_up(type) {}
+    c10::Event come_down, gone_up;
+    bool came = false;  // something comes down that nobody has seen arrive
+  };
+  Slot& slot_of(size_t k) { return *slots_[k % kSlots]; }
+
+  void follow(const c10::Stream& stream, const c10::Stream& first) {
+    turn_.record(first);
+    turn_.block(stream);
+  }
+  at::Tensor there(Piece part) const {
+    return at::for_blob(part.data, {int64_t(part.bytes)})
+        .options(at::TensorOptions().dtype(at::kByte).device(kernels_.device()))
+        .target_device(kernels_.device())
+        .make_tensor();
+  }
+  at::Tensor host(size_t k, Piece part) const { return memory_[int64_t(k % kSlots)].narrow(0, 0, int64_t(part.bytes)); }
+  static void copy(const c10::Stream& stream, const at::Tensor& to, const at::Tensor& from) {
+    const c10::StreamGuard on(stream);
+    const Movement movement;
+    to.copy_(from, /*non_blocking=*/true);
+  }
+
+  Status launch(const Operation& operation) {
+    const c10::StreamGuard on(kernels_);
+    const c10::impl::VirtualGuardImpl guard(kernels_.device_type());
+    const StreamLauncher::Place place{kernels_, guard.getStreamNativeHandle(kernels_), 0};
+    NVX_TRY(launcher_->follow(place));
+    const Operation* const one[] = {&operation};
+    const Status status = group_->launch(one, place.native);
+    const Status noted = launcher_->note(place);  // also where it was refused
+    NVX_TRY(status);
+    return noted;
+  }
+
+  std::optional<Status> look(const Slot& slot, const Deadline& deadline) {
+    const BesideCaptures beside;
+    if (group_->failed()) return group_->failure();
+    if (slot.come_down.query()) return group_->look_at_kernels();
+    if (!deadline.passed(Clock::now())) return std::nullopt;
+    if (const Status verdict = group_->look_at_kernels(); !verdict.ok()) return verdict;
+    return group_->fail(Code::kTimeout,
+                        kernels_.device().str() + " of " + group_->topology().describe(group_->rank()) +
+                            " has not done its part of an all_reduce of group " + group_->name() + " in " +
+                            seconds(deadline),
+                        "Next: look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, "
+                        "nvx.set_timeout)");
+  }
+
+  const std::shared_ptr<Group> group_;
+  const std::shared_ptr<StreamLauncher> launcher_;
+  const c10::Stream down_, up_, kernels_;
+  c10::Event turn_;
+  bool begun_ = false;
+  at::Tensor memory_;  // of all slots
+  std::array<std::optional<Slot>, kSlots> slots_;
+};
+
+}  // namespace
+
+bool RelayPath::serves(Group& group, const Operation& operation, at::Device device) {
+  const PlanFacts& facts = group.plan_facts();
+  const size_t bytes = operation.count * size_of(operation.dtype);
+  if (operation.collective != kernel::Collective::kAllReduce || facts.hosts == 1 || facts.rails == 1 ||
+      device.type() != kernel_device())
+    return false;
+  if (plan_between(schedule::Collective::kAllReduce, bytes, facts).by_leader) return false;
+  if (answer_ == Answer::kUnknown) {
+    MutexLock lock(asking_);
+    if (answer_ == Answer::kUnknown) {
+      const BesideCaptures beside;
+      const c10::OptionalDeviceGuard on(device);
+      TorchStore store(store_, group.size());
+      const bool yes = group.open_device(store, device.index(), launcher_);
+      if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
+      device_ = device.index();
+      answer_ = yes ? Answer::kYes : Answer::kNo;
+    }
+  }
+  if (answer_ == Answer::kYes && device.index() != device_) refuse_other_device(group, device_, device);
+  return answer_ == Answer::kYes;
+}
+
+std::unique_ptr<Relay> RelayPath::make(const std::shared_ptr<Group>& group, const Tracks& tracks,
+                                       const c10::Stream& kernels) {
+  return std::make_unique<StreamRelay>(group, launcher_, tracks, kernels);
+}
+
+}  // namespace nvx

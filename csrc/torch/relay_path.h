@@ -1,0 +1,41 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "base/mutex.h"
+#include "group/relay.h"
+#include "torch/kernel_path.h"
+#include "torch/transit.h"
+
+namespace nvx {
+
+/// Large all-reduces of a device's tensors over several hosts: kernels sum inside each host, so that a rank brings only
+/// its part to host memory, and takes only that back. In groups in which every host has several ranks, and kernels.
+class RelayPath {
+ public:
+  explicit RelayPath(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  /// Whether an operation of this group, told in the device's memory, goes that way. The first question about one that
+  /// might is a step of all ranks together.
+  bool serves(Group& group, const Operation& operation, at::Device device) EXCLUDES(asking_);
+  /// What carries it out once the device has come to the call: on the call's streams, and on one of the group's for
+  /// kernels.
+  std::unique_ptr<Relay> make(const std::shared_ptr<Group>& group, const Tracks& tracks, const c10::Stream& kernels);
+
+ private:
+  enum class Answer { kUnknown, kYes, kNo };
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<StreamLauncher> launcher_ = std::make_shared<StreamLauncher>();
+  Mutex asking_;
+  std::atomic<Answer> answer_{Answer::kUnknown};
+  std::atomic<c10::DeviceIndex> device_{-1};
+};
+
+}  // namespace nvx
