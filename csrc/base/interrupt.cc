@@ -4,10 +4,22 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <utility>
 
 #include "base/deadline.h"
 
 namespace nvx {
+namespace {
+
+std::string& words() {
+  static auto* const kWords = new std::string("interrupted by the user");
+  return *kWords;
+}
+
+}  // namespace
+
+const std::string& stop_words() { return words(); }
+void set_stop_words(std::string text) { words() = std::move(text); }
 
 bool stop_wanted() {
   constexpr std::chrono::milliseconds kInterval{100};

@@ -310,6 +310,8 @@ std::string Group::describe_progress(int seat) const {
     if (!reached(announced(last), announced(e))) last = e;
   }
   std::string who = describe_seat(seat);
+  if (peers_[size_t(seat)] && peers_[size_t(seat)]->stopped())
+    who.insert(who.size() - 1, ", stopped by a signal or a debugger");
   if (there.header().group != id_) return who;  // it uses the pad for something else by now
   const kernel::Fingerprint called = there.arrival(last).fingerprint;
   const bool nothing = called.collective == Collective::kNone;
@@ -358,6 +360,14 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
   }
 }
 
+/// "; rank 3 gives no sign of life for 8.0 s", of a rank of another host that is asked for one.
+std::string Group::silence_of(int rank) {
+  if (!port_ || seat_of(rank) >= 0) return "";
+  MutexLock lock(port_->mutex());
+  const double span = std::chrono::duration<double>(port_->silence(rank)).count();
+  return span < 1 ? "" : "; " + rank_name(rank) + " gives no sign of life for " + seconds(span);
+}
+
 Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {
   const std::string me = "this is " + rank_name(rank()), waited = seconds(deadline);
   if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
@@ -367,6 +377,7 @@ Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& w
   std::string names = whom.words, trouble;
   if (names.empty()) names = whom.ranks.empty() ? "the peers" : topology_.describe(whom.ranks.front());
   for (const int r : whom.ranks) {
+    names += silence_of(r);
     if (trouble.empty()) trouble = trouble_of(r);
   }
   return fail(Code::kTimeout,
@@ -405,7 +416,7 @@ int Group::told_by() const {
 
 bool Group::look_for_interrupt() {
   if (forked() || !stop_wanted()) return false;
-  (void)fail(Code::kInterrupted, "interrupted by the user on " + topology_.describe(rank()), "");
+  (void)fail(Code::kInterrupted, stop_words() + " on " + topology_.describe(rank()), "");
   return true;
 }
 

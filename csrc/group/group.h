@@ -278,6 +278,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::vector<Lost> lost_ranks();
   bool fail_as_lost(const Lost& lost);
   std::string trouble_of(int rank);
+  std::string silence_of(int rank);
   bool fail_as_told();
   void fail_as_gone(int seat);
   void fail_as_left(int rank);

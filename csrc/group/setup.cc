@@ -194,7 +194,7 @@ void Group::look_for_deaths(int writer) {
 /// For what the set-up waits for.
 void Group::stop_if_unwanted() const {
   if (stop_wanted())
-    throw Error(Code::kInterrupted, "nvx: interrupted by the user while group " + name() + " was being made");
+    throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while group " + name() + " was being made");
   if (options_.unwanted && options_.unwanted())
     throw Error(Code::kAborted,
                 "nvx: group " + name() + " was aborted on rank " + std::to_string(rank()) + " while it was being made");

@@ -80,7 +80,7 @@ StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, c
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
     if (auto value = store_.get(what, kSlice)) return *std::move(value);
-    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: interrupted by the user while ranks agreed");
+    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while ranks agreed");
     if (slice < 10 || slice % 5 == 0) look_for_failures();
     options_.watch(writer);
     if (!deadline.passed(Clock::now())) continue;

@@ -66,12 +66,18 @@ bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd*
   return introduction->magic == Introduction::kMagic && *memfd && is_arena(memfd->get());
 }
 
-/// A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
-std::optional<int> status_of_unreaped(pid_t pid) {
+/// A process's state and all behind it, as in "S 1 4711 ..."; empty where it is not seen.
+std::string stat_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   const size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos || name_end + 2 >= stat.size() || stat[name_end + 2] != 'Z') return std::nullopt;
+  return name_end == std::string::npos || name_end + 2 >= stat.size() ? "" : stat.substr(name_end + 2);
+}
+
+/// A process that its parent has not reaped yet still has its wait status in /proc, as the last field.
+std::optional<int> status_of_unreaped(pid_t pid) {
+  const std::string stat = stat_of(pid);
+  if (!stat.starts_with('Z')) return std::nullopt;
   return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1);
 }
 
@@ -117,6 +123,18 @@ bool Neighbour::dead() const {
   if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || !how_it_ended("", "").empty();
   pollfd ask{pidfd_.get(), POLLIN, 0};
   return poll(&ask, 1, 0) == 1;
+}
+
+bool Neighbour::stopped() const {
+  pid_t pid = pid_;
+  if (pidfd_) {  // the number that it has in this process's namespace
+    std::ifstream info("/proc/self/fdinfo/" + std::to_string(pidfd_.get()));
+    std::string field;
+    while (info >> field && field != "Pid:") continue;
+    if (!(info >> pid)) return false;
+  }
+  const std::string stat = pid > 0 ? stat_of(pid) : "";
+  return stat.starts_with('T') || stat.starts_with('t');
 }
 
 std::string Neighbour::how_it_ended(const std::string& before, const std::string& behind) const {
@@ -212,9 +230,15 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     open.push_back(want);
   }
   while (got.size() < wanted.size()) {
-    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: interrupted by the user during set-up");
+    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
     if (deadline.passed(Clock::now())) {
-      throw Error(Code::kTimeout, "nvx: a process of this host did not hand over its shared memory in time");
+      std::string missing;
+      for (const Wanted& want : wanted) {
+        if (!got.contains(want.id)) missing += (missing.empty() ? "" : ", ") + name_of(want);
+      }
+      throw Error(Code::kTimeout, "nvx: no shared memory was handed over in time by " + missing +
+                                      ". Next: see what it does, whether it is stopped or swapped out; is the timeout "
+                                      "long enough (init_process_group(timeout=))?");
     }
     if (poll(polls.data(), polls.size(), 100) < 0 && errno != EINTR) throw system_error("poll failed");
     if (polls[0].revents || polls[1].revents) answer();

@@ -26,6 +26,8 @@ class Neighbour {
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
   bool dead() const;
+  /// By a signal, or a debugger, as far as /proc tells.
+  bool stopped() const;
   /// "signal 9" or "exit code 1" between these, where the kernel still tells, else empty.
   std::string how_it_ended(const std::string& before, const std::string& behind) const;
   pid_t pid() const { return pid_; }

@@ -340,6 +340,11 @@ std::optional<Port::Failure> Port::fate(int rank) {
   return Failure{rank, false, false, lost};
 }
 
+Clock::duration Port::silence(int rank) const {
+  const Rank& there = ranks_[size_t(rank)];
+  return there.known ? wire_->silence_of(there.peer) : Clock::duration(0);
+}
+
 void Port::poison(const std::string& why, const std::vector<int>& ranks) {
   WireHeader header;
   header.kind = Kind::kPoison;

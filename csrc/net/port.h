@@ -97,6 +97,8 @@ class Port {
   void on_failure(std::function<void(const Failure&)> hear) REQUIRES(wire_->mutex_);
   /// What is known of a rank: lost, or left; nothing while it is there.
   std::optional<Failure> fate(int rank) REQUIRES(wire_->mutex_);
+  /// For how long a rank that is waited for has been asked for a sign of life in vain; 0 where it has not.
+  Clock::duration silence(int rank) const REQUIRES(wire_->mutex_);
   /// Tells these ranks why the group has failed here.
   void poison(const std::string& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex_);
   /// Tells whoever waits for this rank, or will, of what another group of this process has failed. The first time

@@ -416,6 +416,7 @@ void UcxLink::heed(const Sign& sign) {
     switch (sign.kind) {
       case Sign::kHello:
         peer.their_turn = std::max(peer.their_turn, sign.turn);
+        worker_->keep_sockets_to_itself();  // by now both sides' are there
         greet(peer);
         return;  // one connection, one peer
       case Sign::kLeave:

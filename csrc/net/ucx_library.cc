@@ -11,6 +11,7 @@
 #include "net/interfaces.h"
 #include "net/ucx.h"
 #include "net/ucx_search.h"
+#include "net/ucx_sockets.h"
 
 namespace nvx::net {
 namespace {
@@ -121,7 +122,8 @@ UcxLibrary load() {
 }  // namespace
 
 std::string UcxLibrary::explain(ucs_status_t status) const {
-  const std::string words = std::string(" (UCX: ") + status_string(status) + ")";
+  const std::string words = std::string(" (UCX: ") + status_string(status) + ")", own = why_nothing_opens();
+  if (!own.empty()) return "cannot be reached from here" + words + own;
   switch (status) {
     case UCS_ERR_ENDPOINT_TIMEOUT:
     case UCS_ERR_TIMED_OUT:

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "net/interfaces.h"
+#include "net/ucx_sockets.h"
 
 namespace nvx::net {
 namespace {
@@ -118,11 +120,25 @@ std::map<std::string, std::vector<std::string>> resources(const UcxLibrary& ucx,
 std::atomic<uint32_t> forks{0};
 std::atomic<int> workers{0}, workers_of_parent{0};
 
+/// What the first workers of this process sleep on, plus 1, for a forked child. A process has one, but for tests.
+std::array<std::atomic<int>, 16> sleep_on{};
+
+void replace_sleep(int known, int by) {
+  for (std::atomic<int>& fd : sleep_on) {
+    int expected = known;
+    if (fd.compare_exchange_strong(expected, by)) return;
+  }
+}
+
 /// Moves by one in a forked child. UCX does not know of forks: its thread is gone there, and it would wait for it.
 uint32_t fork_generation() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
     forks.fetch_add(1);
     workers_of_parent.fetch_add(workers.exchange(0));
+    // Else peers would take the parent for alive as long as this child lives.
+    for (std::atomic<int>& fd : sleep_on) {
+      if (const int worker = fd.exchange(0); worker != 0) close_sockets(worker - 1);
+    }
   });
   (void)kRegistered;
   if (workers_of_parent.load() != 0) {
@@ -185,6 +201,7 @@ UcxWorker::UcxWorker() : generation_(fork_generation()), ucx_(ucx_library()) {
     take_address();
     look_around();
     workers.fetch_add(1);
+    replace_sleep(0, fd_ + 1);
   } catch (...) {
     if (worker_) ucx_.worker_destroy(worker_);
     if (context_) ucx_.cleanup(context_);
@@ -194,17 +211,21 @@ UcxWorker::UcxWorker() : generation_(fork_generation()), ucx_(ucx_library()) {
 
 void UcxWorker::close() {
   if (!worker_ || !mine()) return;
+  replace_sleep(fd_ + 1, 0);
   ucx_.worker_destroy(std::exchange(worker_, nullptr));
   ucx_.cleanup(context_);
   workers.fetch_sub(1);
 }
+
+void UcxWorker::keep_sockets_to_itself() const { close_sockets_on_exec(fd_); }
 
 bool UcxWorker::mine() const { return forks.load(std::memory_order_relaxed) == generation_; }
 
 void UcxWorker::require(ucs_status_t status, const char* what) const {
   if (status == UCS_OK) return;
   throw Error(Code::kSystem, "nvx: UCX " + ucx_.version.text() + " (" + ucx_.path + "): " + what +
-                                 " failed: " + ucx_.status_string(status) + ". UCX_LOG_LEVEL=info makes it say more");
+                                 " failed: " + ucx_.status_string(status) + why_nothing_opens() +
+                                 ". UCX_LOG_LEVEL=info makes it say more");
 }
 
 void UcxWorker::make_context() {

@@ -41,6 +41,8 @@ class UcxWorker {
   void ready_to_close(ucp_ep_h endpoint);
   /// Goes on with that, between calls of progress. True when nothing is left to close.
   bool bury();
+  /// Programs that this process starts do not inherit connections that there are by now.
+  void keep_sockets_to_itself() const;
   /// Nothing is waited for longer than this from now on.
   void hurry(std::chrono::milliseconds patience);
 

@@ -485,6 +485,11 @@ std::string Wire::fate(uint64_t global_rank) {
 
 const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
 
+Clock::duration Wire::silence_of(PeerId id) const {
+  const Peer& peer = peers_[id];
+  return peer.waits_for_sign ? Clock::now() - peer.asked_first : Clock::duration(0);
+}
+
 void Wire::lost(PeerId link, const std::string& why) {
   if (link >= by_link_.size()) return;
   Peer& peer = peers_[by_link_[link]];

@@ -100,6 +100,8 @@ class Wire final : private Receiver {
 
   /// Empty while the peer can be talked to; else what has become of it.
   const std::string& lost_because(PeerId peer) REQUIRES(mutex_);
+  /// For how long it has been asked for a sign of life in vain; 0 where it has not.
+  Clock::duration silence_of(PeerId peer) const REQUIRES(mutex_);
 
  private:
   friend class Port;

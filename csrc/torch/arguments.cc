@@ -218,9 +218,9 @@ void Arguments::check_writable(const at::Tensor& tensor) const {
   }
 }
 
-std::byte* Arguments::output(Collective& c, at::Tensor& tensor) const {
+std::byte* Arguments::output(Collective& c, at::Tensor& tensor, bool apart) const {
   same_device(c, tensor);
-  if (plain(tensor, c)) return memory_of(tensor);
+  if (plain(tensor, c) && !apart) return memory_of(tensor);
   check_writable(tensor);
   const at::Tensor stand_in = empty_stand_in(tensor, c);
   c.take_back.emplace_back(tensor, stand_in);
@@ -288,9 +288,11 @@ Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Ten
   }
   Collective c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
   decide_way(c, outputs);
-  c.operation.in = input(c, tensor, Outputs(outputs).clash(tensor, size_t(rank_)));
+  const Outputs written(outputs);
+  c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
-  for (size_t p = 0; p < outputs.size(); ++p) c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
+  for (size_t p = 0; p < outputs.size(); ++p)
+    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
   if (outputs[size_t(rank_)].numel() != tensor.numel()) {
     invalid("the input has " + std::to_string(tensor.numel()) + " elements, the output for this rank " +
             std::to_string(outputs[size_t(rank_)].numel()));
@@ -374,11 +376,12 @@ Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, cons
     return c;
   }
   one_per_rank(outputs, "output");
+  const Outputs written(outputs[0]);
   for (size_t p = 0; p < outputs[0].size(); ++p) {
     at::Tensor& out = outputs[0][p];
     check_tensor(out);
     c10d::assertTypeMatch(fail, tensor.options(), outputs[0], p);
-    c.operation.recv[p] = {output(c, out), bytes_of(out)};
+    c.operation.recv[p] = {output(c, out, written.meets_one_before(p)), bytes_of(out)};
   }
   if (outputs[0][size_t(rank_)].numel() != tensor.numel())
     c10d::assertSizesMatch(fail, tensor.sizes(), outputs[0], size_t(rank_));
@@ -438,7 +441,7 @@ Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::ve
     same_type(inputs[0], inputs[p]);
     same_type(outputs[p], inputs[0]);
     c.operation.send[p] = give(c, inputs[p], written.clash(inputs[p], p));
-    c.operation.recv[p] = {output(c, outputs[p]), bytes_of(outputs[p])};
+    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
   }
   if (inputs[size_t(rank_)].numel() != outputs[size_t(rank_)].numel()) {
     invalid("the input and the output for this rank itself differ in size: " +

@@ -82,7 +82,7 @@ class Arguments {
   /// apart: an output uses its memory too, so it is read at once.
   const std::byte* input(Collective& c, const at::Tensor& tensor, bool apart = false) const;
   kernel::Piece give(Collective& c, const at::Tensor& tensor, bool apart) const;
-  std::byte* output(Collective& c, at::Tensor& tensor) const;
+  std::byte* output(Collective& c, at::Tensor& tensor, bool apart = false) const;
   std::byte* in_place(Collective& c, at::Tensor& tensor, bool apart = false) const;
 
   const char* name_;

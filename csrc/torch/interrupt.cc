@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <exception>
+#include <string>
 #include <utility>
 
 namespace nvx {
@@ -22,6 +23,12 @@ Kept& kept() {
   return *here;
 }
 
+/// "TimeoutError"
+std::string name_of(const pybind11::object& type) {
+  const auto name = pybind11::getattr(type, "__name__", pybind11::none());
+  return pybind11::isinstance<pybind11::str>(name) ? name.cast<std::string>() : "an exception";
+}
+
 }  // namespace
 
 bool run_signal_handlers() {
@@ -29,7 +36,11 @@ bool run_signal_handlers() {
   pybind11::gil_scoped_acquire gil;
   const pybind11::error_scope undisturbed;  // what somebody up the stack is about to raise
   if (PyErr_CheckSignals() == 0) return false;
-  kept().raised = std::make_exception_ptr(pybind11::error_already_set());
+  pybind11::error_already_set raised;
+  set_stop_words(raised.matches(PyExc_KeyboardInterrupt)
+                     ? "interrupted by the user"
+                     : "interrupted by a signal handler that raised " + name_of(raised.type()));
+  kept().raised = std::make_exception_ptr(std::move(raised));
   kept().something.store(true, std::memory_order_release);
   return true;
 }

@@ -38,6 +38,10 @@ bool Outputs::clash(const at::Tensor& input, size_t counterpart) const {
   return false;
 }
 
+bool Outputs::meets_one_before(size_t p) const {
+  return std::any_of(spans_.begin(), spans_.begin() + p, [&](const MemorySpan& s) { return s.meets(spans_[p]); });
+}
+
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
   const MemorySpan in = span_of(piece), all = span_of(whole);
   return in.meets(all) && in.begin != all.begin + size_t(rank) * length_of(piece);

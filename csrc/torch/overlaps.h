@@ -26,6 +26,9 @@ class Outputs {
  public:
   explicit Outputs(const std::vector<at::Tensor>& tensors);
   bool clash(const at::Tensor& input, size_t counterpart) const;
+  /// Whether one uses memory of another one before it in the list. What is there at the end is the last one's, on every
+  /// rank alike, so it is put there when the operation is over.
+  bool meets_one_before(size_t p) const;
 
  private:
   c10::SmallVector<MemorySpan, 8> spans_;

@@ -22,6 +22,15 @@ def ranks():
 
 
 @pytest.fixture(scope="session")
+def ranks_of_two_hosts():
+    if not OVER_NVX:
+        pytest.skip("only nvx knows that they are")
+    pool = Ranks(hosts=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
 def fake_gpus():
     if not OVER_NVX:
         pytest.skip("the fake accelerator's tensors are nvx's to serve")

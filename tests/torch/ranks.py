@@ -95,6 +95,7 @@ class Member:
     process: multiprocessing.Process
     conn: object
     stacks: str
+    host: str
 
     def kill(self):
         if self.process.is_alive():
@@ -245,7 +246,7 @@ def serve(conn, paths, stacks, host, prepare):
 
 @dataclass
 class Ranks:
-    """The pool. A test of n ranks uses its first n processes. prepare: a module that each process loads before; hosts:
+    """The pool. A test of n ranks uses n of its processes. prepare: a module that each process loads before; hosts:
     over how many they are spread, by turns."""
 
     prepare: str = ""
@@ -319,17 +320,24 @@ class Ranks:
         return self.server.port, f"run-{number}"
 
     def _members(self, count):
+        """One for each rank, on the host whose turn it is."""
         self._replace([m for m in self.members if not m.process.is_alive()])
-        while len(self.members) < count:
-            ours, theirs = self.context.Pipe()
-            stacks = os.path.join(self.folder, f"stacks-{next(self.numbers)}")
-            hosts = NAMESPACES or ([f"host{h}" for h in range(self.hosts)] if self.hosts > 1 else [""])
-            host = hosts[len(self.members) % len(hosts)]
-            process = self.context.Process(target=serve, args=(theirs, [HERE, *sys.path], stacks, host, self.prepare))
-            process.start()
-            theirs.close()
-            self.members.append(Member(process, ours, stacks))
-        return self.members[:count]
+        hosts = NAMESPACES or ([f"host{h}" for h in range(self.hosts)] if self.hosts > 1 else [""])
+        chosen = []
+        for rank in range(count):
+            host = hosts[rank % len(hosts)]
+            known = (m for m in self.members if m.host == host and m not in chosen)
+            chosen.append(next(known, None) or self._start(host))
+        return chosen
+
+    def _start(self, host):
+        ours, theirs = self.context.Pipe()
+        stacks = os.path.join(self.folder, f"stacks-{next(self.numbers)}")
+        process = self.context.Process(target=serve, args=(theirs, [HERE, *sys.path], stacks, host, self.prepare))
+        process.start()
+        theirs.close()
+        self.members.append(Member(process, ours, stacks, host))
+        return self.members[-1]
 
     def _replace(self, broken):
         for member in broken:
@@ -393,6 +401,15 @@ def _as_test(body, worlds, run, pool="ranks"):
 def on_ranks(*worlds, **settings):
     """Runs the decorated body in every rank of a pool of processes, once for each world size."""
     return lambda body: _as_test(body, worlds, lambda ranks, test, **given: ranks.run(test, **settings, **given))
+
+
+def on_two_hosts(*worlds, **settings):
+    """As on_ranks, over two hosts, whatever the suite goes over."""
+
+    def run(ranks, test, **given):
+        ranks.run(test, **settings, **given)
+
+    return lambda body: _as_test(body, worlds, run, pool="ranks_of_two_hosts")
 
 
 def on_fake_gpus(*worlds, pool="fake_gpus", **settings):

@@ -4,13 +4,15 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import SEVERAL_HOSTS, meet, on_ranks, only_nvx
+from ranks import SEVERAL_HOSTS, meet, on_ranks, on_two_hosts, only_nvx
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
@@ -420,3 +422,59 @@ def test_a_stopped_rank_is_waited_for(rank, world):
         total = torch.full((5000,), rank + 1.0)
         dist.all_reduce(total)
         assert total.unique().tolist() == [6.0]
+
+
+# --- of ranks on other hosts, and on this one, that do not answer --------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["forked", "with descriptors"])
+@on_two_hosts(2, dies={ODD})
+def test_children_that_live_on_do_not_hide_a_death(rank, world, how):
+    """They inherit connections, which end only when nobody has them open."""
+    dist.all_reduce(ones())
+    if rank == ODD:
+        if how == "forked":
+            if os.fork() == 0:
+                time.sleep(8)
+                os._exit(0)
+        else:
+            subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(8)"], close_fds=False)
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    caught(lambda: dist.all_reduce(ones()), within=5)
+
+
+@on_two_hosts(2, op_timeout=4)
+def test_a_timeout_tells_of_silence(rank, world):
+    dist.all_reduce(ones())
+    pids = [None] * world
+    dist.all_gather_object(pids, os.getpid())
+    dist.barrier()
+    if rank == ODD:
+        with pytest.raises(dist.DistBackendError):
+            time.sleep(0.2)  # stopped here, until the other one has given up
+            dist.all_reduce(ones())
+        return
+    os.kill(pids[ODD], signal.SIGSTOP)
+    try:
+        assert "gives no sign of life for" in caught(lambda: dist.all_reduce(ones()), within=9)
+    finally:
+        os.kill(pids[ODD], signal.SIGCONT)
+
+
+@pytest.mark.skipif(SEVERAL_HOSTS, reason="seen on one host only")
+@on_ranks(2, op_timeout=1.5)
+def test_a_timeout_tells_who_is_stopped(rank, world):
+    pids = [None] * world
+    dist.all_gather_object(pids, os.getpid())
+    dist.barrier()
+    if rank == ODD:
+        with pytest.raises(dist.DistBackendError):
+            time.sleep(0.2)
+            dist.all_reduce(ones())
+        return
+    os.kill(pids[ODD], signal.SIGSTOP)
+    try:
+        assert "stopped by a signal" in caught(lambda: dist.all_reduce(ones()), within=6)
+    finally:
+        os.kill(pids[ODD], signal.SIGCONT)

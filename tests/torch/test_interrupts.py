@@ -278,3 +278,25 @@ def test_a_handler_may_use_other_groups_and_messages(rank, world):
         dist.all_reduce(total, group=group)
     assert got == [[2.0] * 3, [1.0 - rank] * 3]
     assert total.tolist() == [2.0] * 3
+
+
+@on_ranks(2)
+def test_a_handler_that_raises_is_told_by_its_exception(rank, world):
+    class Stopped(Exception):
+        pass
+
+    def stop(number, frame):
+        raise Stopped
+
+    dist.barrier()
+    if rank == 1:
+        with pytest.raises(dist.DistBackendError, match="signal handler that raised Stopped on rank 0"):
+            dist.recv(torch.ones(3), 0)
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    try:
+        with pytest.raises(Stopped):
+            dist.all_reduce(torch.ones(3))
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -91,3 +91,25 @@ def test_all_to_all_into_memory_of_the_input(rank, world):
             starts[1] = count - 1
         parts = [sent[r][starts[r] : starts[r] + take[r]] for r in range(world)]
         assert_same(output, torch.cat(parts), f"all_to_all_single with other splits, count {count}")
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_outputs_that_share_memory_hold_the_last_one(rank, world):
+    """Whichever piece comes first: the same on all ranks, as over gloo."""
+    for count in (3, 1000, 70_001):
+        want = numbers(world - 1, count)
+        out, mine = torch.zeros(count), numbers(rank, count)
+        dist.all_gather([out] * world, mine)
+        assert_same(out, want, f"all_gather of {count}")
+        out.zero_()
+        dist.all_to_all([out] * world, [mine.clone() for _ in range(world)])
+        assert_same(out, want, f"all_to_all of {count}")
+        out.zero_()
+        dist.gather(mine, [out] * world if rank == 0 else None, dst=0)
+        if rank == 0:
+            assert_same(out, want, f"gather of {count}")
+        whole = torch.zeros(count + world - 1)
+        dist.all_gather([whole[p : p + count] for p in range(world)], mine)
+        assert_same(whole[world - 1 :], want, f"all_gather of {count}, one element on")
+        assert whole[0] == numbers(0, count)[0]
