@@ -87,6 +87,11 @@ class ProcessGroupNVX final : public c10d::Backend {
                                           const c10::intrusive_ptr<c10d::Backend::Options>& opts, const int& rank,
                                           const int& size) override;
 
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<int64_t>& excluded, int flags = 0,
+      const c10::intrusive_ptr<c10d::Backend::Options>& override = nullptr) override;
+
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return checked_group().sequence(); }
   void setTimeout(std::chrono::milliseconds timeout) override;

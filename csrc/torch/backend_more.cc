@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <set>
+
 #include "group/device_pools.h"
 #include "memory/beside_captures.h"
 #include "torch/argument_error.h"
@@ -237,6 +239,33 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_pt
                                                          const int& rank, const int& size) {
   origin_.check(rank_);
   return child(store, opts, rank, size, {});
+}
+
+/// Those that are left meet over the store of this group, whatever has become of it: only they call.
+c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int64_t>& excluded, int flags,
+                                                          const c10::intrusive_ptr<c10d::Backend::Options>& override) {
+  constexpr int kAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT
+  origin_.check(rank_);
+  std::set<int64_t> gone(excluded.begin(), excluded.end());
+  TORCH_CHECK_VALUE(gone.size() == excluded.size() && !gone.empty() && *gone.begin() >= 0 && *gone.rbegin() < size_,
+                    "ProcessGroupNVX::shrink: excludes ranks of a group of ", size_, ", each once, and got ", excluded);
+  TORCH_CHECK_VALUE(!gone.contains(rank_), "ProcessGroupNVX::shrink: rank ", rank_,
+                    " is to be excluded, and calls it: only those that stay do");
+  if (flags & kAbort) abort();
+  auto options = c10::make_intrusive<Options>(override ? override->timeout : group_->timeout());
+  options->group_name = group_->name() + ":shrunk";
+  options->ranks_unknown = group_->global_ranks().empty();
+  std::string without;
+  for (const int64_t rank : gone) without += (without.empty() ? "" : ",") + std::to_string(rank);
+  int rank = 0, left = 0;
+  for (int r = 0; r < size_; ++r) {
+    if (gone.contains(r)) continue;
+    if (r == rank_) rank = left;
+    ++left;
+    if (!options->ranks_unknown) options->global_ranks_in_group.push_back(group_->global_ranks().at(size_t(r)));
+  }
+  auto store = c10::make_intrusive<c10d::PrefixStore>("nvx/without/" + without, store_);
+  return c10::make_intrusive<ProcessGroupNVX>(std::move(store), rank, left, std::move(options));
 }
 
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::child(const c10::intrusive_ptr<c10d::Store>& store,

@@ -478,3 +478,46 @@ def test_a_timeout_tells_who_is_stopped(rank, world):
         assert "stopped by a signal" in caught(lambda: dist.all_reduce(ones()), within=6)
     finally:
         os.kill(pids[ODD], signal.SIGCONT)
+
+
+@pytest.mark.parametrize("store", ["file", "tcp"])
+@on_ranks(3, 4, dies={ODD})
+def test_those_that_are_left_go_on_in_a_smaller_group(rank, world, store):
+    dist.all_reduce(ones())
+    if rank == ODD:
+        os.kill(os.getpid(), signal.SIGKILL)
+    caught(lambda: dist.all_reduce(ones()), within=5)
+    smaller = dist.shrink_group([ODD], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+    left = [r for r in range(world) if r != ODD]
+    assert (dist.get_rank(), dist.get_world_size()) == (left.index(rank), world - 1)
+    assert dist.group.WORLD is smaller and dist.get_backend() == "nvx"
+    tensor = torch.full((100_000,), float(rank))
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((100_000,), float(sum(left))))
+    seen = [None] * (world - 1)
+    dist.all_gather_object(seen, rank)
+    assert seen == left
+    part = dist.new_group([0, 1])
+    if dist.get_rank() < 2:
+        tensor = ones()
+        dist.all_reduce(tensor, group=part)
+        assert tensor[0] == 2
+
+
+@on_ranks(3)
+def test_a_group_shrinks_though_nothing_has_failed(rank, world):
+    pair = dist.new_group([0, 1, 2])
+    backend = pair._get_backend(CPU)
+    assert backend.supports_shrinking
+    if rank == 2:
+        with pytest.raises(ValueError, match="only those that stay"):
+            backend.shrink([2], 0, None)
+    else:
+        smaller = dist.shrink_group([2], group=pair)
+        tensor = ones()
+        dist.all_reduce(tensor, group=smaller)
+        assert tensor[0] == 2
+    dist.barrier()
+    for wrong in ([], [3], [-1], [1, 1]):
+        with pytest.raises(ValueError, match="of a group of 3"):
+            dist.group.WORLD._get_backend(CPU).shrink(wrong, 0, None)
