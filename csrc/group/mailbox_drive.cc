@@ -1,5 +1,6 @@
 // Who moves the mail along, and when; who is told; what ends a message that does not come.
 
+#include <algorithm>
 #include <map>
 
 #include "base/contain.h"
@@ -69,6 +70,19 @@ void Mailbox::give_way(Shift& shift) {
   if (waiters_ == 0) waiters_gone_.notify_all();
 }
 
+/// Whom a message waits for, and what has come from there instead.
+std::string Mailbox::describe_wait(const Message& message) {
+  const bool from_any = message.peer < 0;
+  std::string words = from_any ? "any rank" : group_.topology().describe(message.peer);
+  if (message.peer == group_.rank()) words += ", which is this rank itself";
+  const auto other = std::find_if(early_.begin(), early_.end(),
+                                  [&](const Early& early) { return from_any || early.peer == message.peer; });
+  if (!message.receives_ || other == early_.end()) return words;
+  return words + "; " + (from_any ? group_.topology().describe(other->peer) + " has" : "it has") + " sent " +
+         std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
+         std::to_string(other->tag) + ", which nobody here receives";
+}
+
 /// Ends what has become pointless or too late. Called by whoever moves the mail, once a watch interval, whatever comes
 /// meanwhile; the watch may run hooks, so no lock.
 void Mailbox::check_times() {
@@ -97,6 +111,7 @@ void Mailbox::check_times() {
     const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     Awaited whom;
     if (message->peer >= 0) whom.ranks = {message->peer};
+    if (how == Waited::kTimedOut) whom.words = describe_wait(*message);
     fail_all(group_.explain_wait(how, whom, message->describe(), message->deadline_));
     return;
   }

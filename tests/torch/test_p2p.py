@@ -336,3 +336,23 @@ def test_object_lists(rank, world):
         received = [None] * 3
         dist.recv_object_list(received, src=0)
         assert received == objects
+
+
+@only_nvx
+@on_ranks(2, op_timeout=1.5)
+def test_a_recv_that_times_out_tells_of_what_has_come_instead(rank, world):
+    if rank == 0:
+        dist.send(torch.ones(10), 1, tag=2)
+        with pytest.raises(dist.DistBackendError):
+            dist.recv(torch.ones(1), 1)
+        return
+    words = r"tag 1\).*rank 0 .*; it has sent 10 elements of f32 with tag 2, which nobody here receives"
+    with pytest.raises(dist.DistBackendError, match=words):
+        dist.recv(torch.ones(10), 0, tag=1)
+
+
+@only_nvx
+@on_ranks(1, op_timeout=1)
+def test_a_recv_from_oneself_says_so(rank, world):
+    with pytest.raises(dist.DistBackendError, match="which is this rank itself"):
+        dist.recv(torch.ones(10), 0)
