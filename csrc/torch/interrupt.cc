@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "base/interrupt.h"
+
 namespace nvx {
 namespace {
 
