@@ -177,7 +177,8 @@ size_t DeviceEnd::agree(Exchange& exchange, int resident) {
   for (size_t r = 0; r < cards.size(); ++r) {
     const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
     if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
-      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
+      throw Error(Code::kMismatch,
+                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
     least = std::min<size_t>(least, cards[r].arena_free);
     wanted = std::min(wanted, cards[r].wanted);
   }
@@ -228,7 +229,7 @@ std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
     const uint64_t offset = cards[r].offset;
     const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kLine == 0;
     if (cards[r].magic != PadCard::kMagic || cards[r].rank != int32_t(r) || !inside)
-      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " describes a pad that it cannot have");
+      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes a pad that it cannot have");
     pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});
   }
   return pads;
@@ -244,7 +245,8 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   std::vector<DevicePools::Rank> ranks(cards.size());
   for (size_t r = 0; r < cards.size(); ++r) {
     if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))
-      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
+      throw Error(Code::kMismatch,
+                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
     if (int(r) == options_.rank || !shares_virtual_memory(share_->peer(int(r)))) continue;
     ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &pool_view(int(r)),
                 options_.describe(int(r))};

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/words.h"
 #include "group/device_launcher.h"
 #include "group/device_pools.h"
 #include "group/plan.h"
@@ -32,7 +33,8 @@ struct DeviceSideOptions {
   /// Asked at every launch.
   kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
   PoolNews pool_news = {};
-  /// "rank 3 (pid 4711, host a01)"
+  /// "rank 3": what their group calls these ranks, which may be only some of it; and "rank 3 (pid 4711, host a01)".
+  std::function<std::string(int)> name = of_rank;
   std::function<std::string(int)> describe = [](int rank) { return "rank " + std::to_string(rank); };
 };
 

@@ -279,7 +279,7 @@ std::string DeviceSide::mismatch(const DeviceVerdict& v) const {
 
 Status DeviceSide::explain(const DeviceVerdict& v) {
   const std::string what = what_was(v.call, v.epoch), &group = end_.options().group;
-  const std::string here = "this is rank " + std::to_string(end_.options().rank) + " in " + what + " of group " +
+  const std::string here = "this is " + end_.options().name(end_.options().rank) + " in " + what + " of group " +
                            group + ", on GPU " + std::to_string(end_.options().device);
   const std::string peer = v.peer >= 0 ? end_.options().describe(v.peer) : "the peers";
   if (v.cause == Verdict::Cause::kMismatch) return fail(Code::kMismatch, mismatch(v), here + ". " + kCallAlike);

@@ -56,10 +56,12 @@ bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher
     carry_on_without(error);
   }
   try {
-    if (topology_.hosts.size() > 1) agree_on_sides(store, side != nullptr);
+    if (topology_.hosts.size() > 1) agree_on_sides(store, /*has_one=*/side != nullptr);
     device_side_ = std::move(side);
   } catch (const Error& error) {
     carry_on_without(error);
+    // Who does not know what the others have agreed on cannot go on with them.
+    if (error.code() != Code::kInvalid) (void)fail(error.code(), without_name(error.what()), "");
   }
   kernels_.store(device_side_.get(), std::memory_order_release);
   return device_side_ != nullptr;
@@ -148,8 +150,11 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
                                                     const std::shared_ptr<Launcher>& launcher) {
   const std::string where = key("device/" + std::to_string(topology_.host_of[size_t(rank())]));
   const std::vector<int> ranks = here();
-  StoreExchange exchange(store, options_of({where, seat(), seats()}, timeout(),
-                                           [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); }));
+  StoreExchange::Options speaks =
+      options_of({where, seat(), seats()}, timeout(), [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); });
+  const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
+  speaks.name = name_of;
+  StoreExchange exchange(store, std::move(speaks));
   DeviceSideOptions options;
   options.group = name();
   options.rank = seat();
@@ -163,6 +168,7 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
   options.pool_news = {
       [this](uint64_t bytes) { own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
       [this](int seat) { return pool_of(seat); }};
+  options.name = name_of;
   options.describe = [topology = topology_, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
   try {
     std::vector<kernel::KernelFacts> facts;

@@ -24,7 +24,8 @@ class Relay {
   virtual Status begin(size_t bytes) = 0;
   /// Begins `sum`, which leaves this rank's part of slice k in `part`, and the part's way to host memory.
   virtual Status set_out(size_t k, const Operation& sum, kernel::Piece part) = 0;
-  /// Waits until the part is there, `meanwhile` as often as it looks. From then on at(k) is its memory.
+  /// Waits until the part is there, or where there is none, the sum done; `meanwhile` as often as it looks. From then
+  /// on at(k) is its memory.
   virtual Status arrive(size_t k, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
   virtual std::byte* at(size_t k) = 0;
   /// Begins the way back, and then `tell`, by which every rank of the host gets every part.

@@ -144,8 +144,9 @@ Status Spread::all_reduce_by_relay(Call& call, const Bridge& bridge) {
       if (collective == Collective::kReduceScatter) inside.send[s] = part(o.in, k, s);
       if (collective == Collective::kAllGather) inside.recv[s] = part(o.out, k, s);
     }
-    (collective == Collective::kReduceScatter ? inside.out : const_cast<std::byte*&>(inside.in)) =
-        part(o.out, k, seat()).data;
+    const kernel::Piece mine = part(o.out, k, seat());
+    if (collective == Collective::kReduceScatter) inside.out = mine.data;
+    if (collective == Collective::kAllGather) inside.in = mine.data;
     return inside;
   };
   NVX_TRY(barrier(call));
@@ -153,8 +154,8 @@ Status Spread::all_reduce_by_relay(Call& call, const Bridge& bridge) {
   for (size_t k = 0; k < slices + Relay::kSlots - 1; ++k) {
     if (k < slices) NVX_TRY(relay.set_out(k, step(bridge.before, k), part(o.out, k, seat())));
     const size_t there = k - Relay::kAhead;  // at first none: beyond all slices
+    if (there < slices) NVX_TRY(relay.arrive(there, call.rules.deadline, [this] { drive(); }));
     if (there < slices && carries()) {
-      NVX_TRY(relay.arrive(there, call.rules.deadline, [this] { drive(); }));
       active_.push_back(std::make_unique<Active>());
       active_.back()->members = rail(seat()).members;
       net::Errand e = errand(call, bridge.row, rail(seat()));

@@ -96,7 +96,7 @@ std::string StoreExchange::missing() {
   std::string ranks;
   for (int r = 0; r < options_.ranks; ++r) {
     if (r == options_.rank || store_.get(key_of(round_, r), std::chrono::milliseconds(0))) continue;
-    ranks += (ranks.empty() ? "" : ", ") + of_rank(r);
+    ranks += (ranks.empty() ? "" : ", ") + options_.name(r);
   }
   if (ranks.empty()) return "rank 0 has not handed out what all ranks have said";
   return ranks + " did not come";
@@ -104,13 +104,13 @@ std::string StoreExchange::missing() {
 
 void StoreExchange::look_for_failures() {
   if (const auto note = read_note(store_, key("")))
-    throw Error(Code::kPeerFailed, "nvx: " + *note + "; this is " + of_rank(options_.rank));
+    throw Error(Code::kPeerFailed, "nvx: " + *note + "; this is " + options_.name(options_.rank));
 }
 
 void StoreExchange::give_up(const std::string& why) {
   if (gave_up_) return;
   gave_up_ = true;
-  leave_note(store_, key(""), of_rank(options_.rank) + " gave up: " + without_name(why));
+  leave_note(store_, key(""), options_.name(options_.rank) + " gave up: " + without_name(why));
 }
 
 StoreExchange::Value StoreExchange::pack(std::span<const std::byte> said) const {
@@ -132,7 +132,7 @@ std::vector<std::byte> StoreExchange::unpack(std::span<const uint8_t> value, int
   if (!whole || header.magic != Header::kMagic || header.version != Header::kVersion || header.bytes != sizeof header ||
       header.rank != rank || header.round != round_ || header.length > kMost ||
       header.length != value.size() - sizeof header)
-    throw Error(Code::kMismatch, "nvx: what " + of_rank(rank) + " says through the store, of " +
+    throw Error(Code::kMismatch, "nvx: what " + options_.name(rank) + " says through the store, of " +
                                      std::to_string(value.size()) + " bytes, is damaged, or of another version of nvx");
   const auto* begin = reinterpret_cast<const std::byte*>(value.data() + sizeof header);
   return {begin, begin + header.length};

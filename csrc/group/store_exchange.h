@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/words.h"
 #include "group/store.h"
 #include "memory/device_share.h"
 
@@ -21,6 +22,8 @@ class StoreExchange : public Exchange {
     int rank = 0;
     int ranks = 1;
     std::chrono::milliseconds timeout{60'000};  ///< for each round
+    /// What a rank is called in errors.
+    std::function<std::string(int rank)> name = of_rank;
     /// Asked now and then while it waits for this rank: throws Error where that has become pointless.
     std::function<void(int rank)> watch = [](int) {};
   };

@@ -122,15 +122,18 @@ UcxLibrary load() {
 }  // namespace
 
 std::string UcxLibrary::explain(ucs_status_t status) const {
-  const std::string words = std::string(" (UCX: ") + status_string(status) + ")", own = why_nothing_opens();
-  if (!own.empty()) return "cannot be reached from here" + words + own;
+  const std::string words = std::string(" (UCX: ") + status_string(status) + ")";
   switch (status) {
     case UCS_ERR_ENDPOINT_TIMEOUT:
     case UCS_ERR_TIMED_OUT:
     case UCS_ERR_CONNECTION_RESET:
     case UCS_ERR_NOT_CONNECTED:
-    case UCS_ERR_REJECTED:
-    case UCS_ERR_IO_ERROR: return "its process has ended, or the network between has failed" + words;
+    case UCS_ERR_REJECTED: return "its process has ended, or the network between has failed" + words;
+    case UCS_ERR_IO_ERROR: {
+      const std::string own = why_nothing_opens();
+      if (!own.empty()) return "cannot be reached from here" + words + own;
+      return "its process has ended, or the network between has failed" + words;
+    }
     case UCS_ERR_UNREACHABLE:
     case UCS_ERR_NO_DEVICE:
       return "its host cannot be reached" + words + "; NVX_SOCKET_IFNAME names the interfaces to use";

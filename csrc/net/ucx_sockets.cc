@@ -6,7 +6,9 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "base/handle.h"
 
@@ -33,36 +35,47 @@ class InfoPath {
   char text_[32] = "/proc/self/fdinfo/";
 };
 
-/// Calls act with each socket that an epoll, or an epoll in it, looks at: lines "tfd:  17 events: ..." say which.
+/// The number behind a word of a line, in this base; -1 where the line has none.
+int64_t number_behind(const char* word, const char* line, int base) {
+  const char* at = std::strstr(line, word);
+  if (!at) return -1;
+  for (at += std::strlen(word); *at == ' ';) ++at;
+  int64_t number = -1;
+  for (;; ++at) {
+    const int digit = *at >= '0' && *at <= '9' ? *at - '0' : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10 : base;
+    if (digit >= base) return number;
+    number = (number < 0 ? 0 : number * base) + digit;
+  }
+}
+
+/// What a line says of an epoll's descriptor: "tfd:  17 events: 19 data: 11  pos:0 ino:2f1c sdev:8". The number may be
+/// another file's in this process by now, or in the one that has the epoll too; newer kernels tell which file it was.
+bool is_still_there(int fd, const char* line, struct stat* what) {
+  if (fd < 0 || fstat(fd, what) != 0) return false;
+  const int64_t inode = number_behind(" ino:", line, 16);
+  return inode < 0 || uint64_t(inode) == uint64_t(what->st_ino);
+}
+
+/// Calls act with each socket that an epoll, or an epoll in it, looks at.
 void each_socket(int epoll, void (*act)(int socket), int depth) {
   const int info = open(InfoPath(epoll).text(), O_RDONLY | O_CLOEXEC);
   if (info < 0) return;
-  constexpr char kTag[] = "tfd:";
-  size_t matched = 0;  // of the tag, at the beginning of a line; behind it, blanks and digits
-  int fd = -1;
-  const auto found = [&] {
-    struct stat what;
-    if (fd < 0 || fd == epoll || fstat(fd, &what) != 0) return;
-    if (S_ISSOCK(what.st_mode)) {
-      act(fd);
-    } else if (depth > 1) {
-      each_socket(fd, act, depth - 1);
-    }
-  };
-  char some[512];
+  char line[256], some[512];
+  size_t length = 0;
   for (ssize_t n; (n = read(info, some, sizeof some)) > 0;) {
     for (ssize_t i = 0; i < n; ++i) {
-      const char c = some[i];
-      if (c == '\n') {
-        matched = 0;
-      } else if (matched < sizeof kTag - 1) {
-        matched = c == kTag[matched] ? matched + 1 : sizeof kTag;
-        fd = -1;
-      } else if (matched == sizeof kTag - 1 && c >= '0' && c <= '9') {
-        fd = (fd < 0 ? 0 : fd * 10) + (c - '0');
-      } else if (matched == sizeof kTag - 1 && fd >= 0) {
-        found();
-        matched = sizeof kTag;  // nothing more of this line
+      if (some[i] != '\n') {
+        if (length + 1 < sizeof line) line[length++] = some[i];
+        continue;
+      }
+      line[std::exchange(length, 0)] = '\0';
+      const auto fd = int(number_behind("tfd:", line, 10));
+      struct stat what;
+      if (fd == epoll || !is_still_there(fd, line, &what)) continue;
+      if (S_ISSOCK(what.st_mode)) {
+        act(fd);
+      } else if (depth > 1) {
+        each_socket(fd, act, depth - 1);
       }
     }
   }

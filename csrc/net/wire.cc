@@ -487,7 +487,9 @@ const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
 
 Clock::duration Wire::silence_of(PeerId id) const {
   const Peer& peer = peers_[id];
-  return peer.waits_for_sign ? Clock::now() - peer.asked_first : Clock::duration(0);
+  const auto now = Clock::now();
+  const bool asked = peer.waits_for_sign && now - peer.asked <= 3 * kAskInterval;
+  return asked ? now - peer.asked_first : Clock::duration(0);
 }
 
 void Wire::lost(PeerId link, const std::string& why) {

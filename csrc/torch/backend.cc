@@ -4,6 +4,7 @@
 
 #include "base/config.h"
 #include "base/contain.h"
+#include "base/hash.h"
 #include "torch/interrupt.h"
 #include "torch/overlaps.h"
 #include "torch/recorded.h"
@@ -168,12 +169,19 @@ Status ProcessGroupNVX::execute_staged(Collectives& collectives, Transit& transi
   return {};
 }
 
+/// Not beside another backend's kernels, which come in the order of the calls, while the lane launches a relay's: they
+/// might wait for each other crosswise.
+bool ProcessGroupNVX::is_relayed(const Collective& c) {
+  return c.in_chunks && !delegate_ && relays_.serves(*device_group(), c.operation, c.device);
+}
+
 /// A relay's kernels begin in their turn. Chunks begin at once, unless results that are to come are in the way.
 void ProcessGroupNVX::set_out(Collectives& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
                               bool behind) {
   for (Collective& c : collectives) {
-    if (c.in_chunks && relays_.serves(*group, c.operation, c.device)) {
-      c.relay = relays_.make(group, tracks, tracks_.of_kernels(c.device, /*capture=*/0).up);
+    if (is_relayed(c)) {
+      c.relay = relays_.make(group, tracks, tracks_.of_relays(c.device));
+      c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all do so, or hear of it
     } else if (c.in_chunks && !behind) {
       c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
     }
@@ -357,8 +365,7 @@ std::string ProcessGroupNVX::way_of(const Collectives& collectives) {
   const Collective& c = collectives.front();
   if (c.handed_over) return "nvx:handed_over";
   if (c.by_kernels) return std::string("nvx:by_kernels:") + group_->kernel_for(c.operation);
-  const bool relayed = c.in_chunks && relays_.serves(*group_of(collectives), c.operation, c.device);
-  return relayed ? "nvx:by_kernels_and_host_memory" : "nvx:through_host_memory";
+  return is_relayed(c) ? "nvx:by_kernels_and_host_memory" : "nvx:through_host_memory";
 }
 
 /// As launch, when a profiler or an observer is on.

@@ -167,6 +167,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   const std::shared_ptr<Group>& group_of(const Collectives& collectives) EXCLUDES(device_group_mutex_, mutex_);
   const std::shared_ptr<Group>& device_group() EXCLUDES(device_group_mutex_, mutex_);
   c10::intrusive_ptr<c10d::Store> device_store() const;
+  bool is_relayed(const Collective& c);
   /// Makes what carries large operations out, where that can begin before their turn has come.
   void set_out(Collectives& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks, bool behind);
   /// The timeout of an operation that was called with this one (0: the group's), and what it keeps until it has ended.

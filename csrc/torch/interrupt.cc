@@ -27,8 +27,7 @@ Kept& kept() {
 
 /// "TimeoutError"
 std::string name_of(const pybind11::object& type) {
-  const auto name = pybind11::getattr(type, "__name__", pybind11::none());
-  return pybind11::isinstance<pybind11::str>(name) ? name.cast<std::string>() : "an exception";
+  return PyType_Check(type.ptr()) ? reinterpret_cast<PyTypeObject*>(type.ptr())->tp_name : "an exception";
 }
 
 }  // namespace
@@ -38,11 +37,11 @@ bool run_signal_handlers() {
   pybind11::gil_scoped_acquire gil;
   const pybind11::error_scope undisturbed;  // what somebody up the stack is about to raise
   if (PyErr_CheckSignals() == 0) return false;
-  pybind11::error_already_set raised;
-  set_stop_words(raised.matches(PyExc_KeyboardInterrupt)
-                     ? "interrupted by the user"
-                     : "interrupted by a signal handler that raised " + name_of(raised.type()));
-  kept().raised = std::make_exception_ptr(std::move(raised));
+  const pybind11::error_already_set raised;
+  kept().raised = std::make_exception_ptr(raised);
+  const bool by_user = raised.matches(PyExc_KeyboardInterrupt);
+  set_stop_words(by_user ? "interrupted by the user"
+                         : "interrupted by a signal handler that raised " + name_of(raised.type()));
   kept().something.store(true, std::memory_order_release);
   return true;
 }

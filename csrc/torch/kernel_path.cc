@@ -96,8 +96,10 @@ void KernelPath::ask(at::Device device) {
   if (answer_ != Answer::kUnknown) return;
   refuse_to_open(device);
   if (group_->topology().hosts.size() > 1) {
-    NVX_LOG(kInfo, "group %s: collectives of %s go through host memory: the ranks are on several hosts",
-            group_->name().c_str(), device.str().c_str());
+    NVX_LOG(
+        kInfo,
+        "group %s: collectives of %s go through host memory, but for what relays do: the ranks are on several hosts",
+        group_->name().c_str(), device.str().c_str());
     answer_ = Answer::kNo;
     return;
   }

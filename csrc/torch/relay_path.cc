@@ -16,7 +16,7 @@ using kernel::Piece;
 
 /// One operation's, whose turn has come on the host and on the caller's stream, too. Kernels follow each other on one
 /// stream, as all ranks of the host launch them; what comes down and what goes up have streams of their own, and
-/// neither holds the other up, nor does a later call.
+/// neither holds the other up.
 class StreamRelay final : public Relay {
  public:
   StreamRelay(std::shared_ptr<Group> group, std::shared_ptr<StreamLauncher> launcher, const Tracks& tracks,
@@ -51,12 +51,13 @@ class StreamRelay final : public Relay {
   Status set_out(size_t k, const Operation& sum, Piece part) override {
     const BesideCaptures beside;
     NVX_TRY(launch(sum));
-    if (part.bytes == 0) return {};
     Slot& slot = slot_of(k);
-    follow(down_, kernels_);
-    if (k >= kSlots) slot.gone_up.block(down_);
-    copy(down_, host(k, part), there(part));
-    slot.come_down.record(down_);
+    if (part.bytes != 0) {
+      follow(down_, kernels_);
+      if (k >= kSlots) slot.gone_up.block(down_);
+      copy(down_, host(k, part), there(part));
+    }
+    slot.come_down.record(part.bytes != 0 ? down_ : kernels_);
     slot.came = true;
     return {};
   }

@@ -183,6 +183,11 @@ Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
   return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
+c10::Stream OwnTracks::of_relays(at::Device device) {
+  MutexLock lock(mutex_);
+  return stream(Use::kRelays, c10::Stream(c10::Stream::DEFAULT, device));
+}
+
 Transit::~Transit() {
   if (!kept_.empty()) tracks_.leftovers->add(place_, *caller_, std::move(kept_));
 }

@@ -92,10 +92,12 @@ class OwnTracks {
   Tracks of_messages(at::Device device) EXCLUDES(mutex_);
   /// What is captured has a stream of its own: what is not would break the capture.
   Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
+  /// Where a relay's kernels are, which the lane launches: apart from those that callers do.
+  c10::Stream of_relays(at::Device device) EXCLUDES(mutex_);
 
  private:
-  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured };
-  static bool is_for_kernels(Use use) { return use == Use::kKernels || use == Use::kCaptured; }
+  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kRelays };
+  static bool is_for_kernels(Use use) { return use >= Use::kKernels; }
   /// key: the caller's, or any one of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);
   struct Hash {

@@ -85,6 +85,7 @@ Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
   for (Collective& c : collectives) {
     c.operation.relay = c.relay.get();
     NVX_TRY(c.convoy ? c.convoy->run(group, c.operation, carrier) : group.run(c.operation, carrier));
+    c.relay.reset();  // what it began is on the transit's stream then
   }
   return {};
 }
@@ -401,11 +402,14 @@ Status CollectiveWork::haul(Group& group, Carrier carrier) {
     if (c.in_chunks && !c.convoy && !c.relay)
       c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
   }
+  const auto close = c10::make_scope_exit([&] {  // whatever came of it, chunks may be on their way
+    for (Collective& c : collectives_) c.relay.reset();
+    contain("the end of an operation", [&] {
+      if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));
+    });
+  });
   Status status = run_in_order(group, collectives_, carrier);
-  for (Collective& c : collectives_) c.relay.reset();  // what it began is on the transit's stream then
   if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &Collective::take_back));
-  // Whatever came of it, chunks may be on their way.
-  if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));
   return status;
 }
 
