@@ -402,14 +402,15 @@ Status CollectiveWork::haul(Group& group, Carrier carrier) {
     if (c.in_chunks && !c.convoy && !c.relay)
       c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
   }
-  const auto close = c10::make_scope_exit([&] {  // whatever came of it, chunks may be on their way
+  const auto close = [&] {  // whatever came of it, chunks may be on their way
     for (Collective& c : collectives_) c.relay.reset();
-    contain("the end of an operation", [&] {
-      if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));
-    });
-  });
+    if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));
+  };
+  auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
   Status status = run_in_order(group, collectives_, carrier);
   if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &Collective::take_back));
+  after_all.release();
+  close();  // which may fail, and so does the operation then: nothing would wait for its results
   return status;
 }
 
