@@ -167,7 +167,7 @@ def test_the_order_of_the_callers_streams_is_kept(rank, world):
             finish(work)
             after = torch.empty_like(tensor)
             after.copy_(tensor, non_blocking=True)
-            assert torch.equal(after.cpu(), torch.full((CHUNK,), 3.0))
+            assert torch.equal(after.cpu(), torch.full((CHUNK,), world * (world + 1) / 2))
 
 
 @on_fake_gpus(2)
