@@ -148,6 +148,14 @@ def meet(name):
         time.sleep(0.005)
 
 
+def eventually(holds, seconds=10.0):
+    """For bodies: waits until this comes to hold on its own."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come to be"
+        time.sleep(0.001)
+
+
 def body_of(job):
     thing = getattr(importlib.import_module(job.module), job.name)
     return getattr(thing, "body", thing)

@@ -9,10 +9,11 @@ import sys
 import time
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import SEVERAL_HOSTS, meet, on_ranks, on_two_hosts, only_nvx
+from ranks import SEVERAL_HOSTS, eventually, meet, on_ranks, on_two_hosts, only_nvx
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
@@ -445,21 +446,21 @@ def test_children_that_live_on_do_not_hide_a_death(rank, world, how):
 
 
 def timeout_beside_a_stopped_rank(rank, world, within):
-    """What the others say; nothing on the rank that is stopped, whose call raises when it goes on."""
+    """What the others say; nothing on the rank that stops itself, whose call raises when it goes on."""
     dist.all_reduce(ones())
     pids = [None] * world
     dist.all_gather_object(pids, os.getpid())
-    dist.barrier()
     if rank == ODD:
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the other one has given up
         with pytest.raises(dist.DistBackendError):
-            time.sleep(0.2)  # stopped here, until the other one has given up
             dist.all_reduce(ones())
         return None
-    os.kill(pids[ODD], signal.SIGSTOP)
+    stopped = psutil.Process(pids[ODD])
+    eventually(lambda: stopped.status() == psutil.STATUS_STOPPED)
     try:
         return caught(lambda: dist.all_reduce(ones()), within=within)
     finally:
-        os.kill(pids[ODD], signal.SIGCONT)
+        stopped.resume()
 
 
 @on_two_hosts(2, op_timeout=4)

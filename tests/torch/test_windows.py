@@ -3,14 +3,13 @@
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import TORCH, meet, on_ranks, only_nvx
+from ranks import TORCH, eventually, meet, on_ranks, only_nvx
 
 pytestmark = only_nvx
 CPU = torch.device("cpu")
@@ -23,13 +22,6 @@ def window(calls, group=None):
     for call in calls:
         call()
     return group._end_coalescing(CPU)
-
-
-def eventually(holds, seconds=10.0):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come to be"
-        time.sleep(0.001)
 
 
 # --- how a window's work ends -----------------------------------------------------------------------------------------
