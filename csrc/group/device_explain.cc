@@ -6,12 +6,15 @@
 #include "group/chunks.h"
 #include "group/delegate_plan.h"
 #include "group/device_end.h"
+#include "group/relay.h"
 
 namespace nvx {
 namespace {
 
 using kernel::Collective;
 using kernel::Pushed;
+
+size_t ranks_of(const DeviceQuestion& q) { return q.facts.hosts > 1 ? q.facts.world : q.facts.ranks; }
 
 /// As plan() for devices counts: one piece of what is scattered or exchanged.
 size_t bytes_of_piece(const DeviceQuestion& q) {
@@ -21,18 +24,18 @@ size_t bytes_of_piece(const DeviceQuestion& q) {
 }
 
 Way by_delegate(const DeviceQuestion& q) {
-  const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
+  const size_t ranks = ranks_of(q), whole = bytes_of_whole(q.collective, q.bytes, ranks);
   const HandOver* rule = rule_for(q.collective, config().delegate);
   Way way{"NCCL", "torch's ProcessGroupNCCL", q.no_nccl, "NVX_DELEGATE"};
   const bool never = !may_be_handed_over(name(q.collective));
-  if (q.no_nccl.empty() && q.facts.ranks > 1 && !never)
+  if (q.no_nccl.empty() && ranks > 1 && !never && q.facts.hosts == 1)
     way.estimate = estimate_nccl(q.collective, q.bytes, q.facts.ranks, q.link);
   if (!q.no_nccl.empty()) {
     way.set_by = "another torch";
   } else if (never) {
     way.why = "NVX_DELEGATE cannot name it";
     way.set_by.clear();
-  } else if (q.facts.ranks < 2) {
+  } else if (ranks < 2) {
     way.why = "a group of one rank hands nothing over";
   } else if (const char* why_not =
                  why_not_handed_over({q.collective, DType::kF32, ReduceOp::kSum, whole}, config().delegate)) {
@@ -74,6 +77,30 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
   return ways;
 }
 
+/// The steps inside each host, where the ranks are on several.
+Way by_relay(const DeviceQuestion& q) {
+  const Bridge bridge = plan_between(across(q.collective), q.bytes, q.facts);
+  Way way{"kernels and host memory", std::string("between hosts ") + bridge.row->name, "", ""};
+  const char* const why_not = why_not_relayed(q.collective, DType::kU8, q.bytes, q.facts);
+  if (!q.has_kernels) {
+    way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+  } else if (why_not) {
+    way.why = why_not;
+  } else if (!config().delegate.empty()) {
+    way.why = "not beside NCCL's kernels", way.set_by = "NVX_DELEGATE";
+  } else {
+    way.why = "each rank brings its part of the host's sum to host memory, and takes only that back";
+    way.runs = true;
+  }
+  return way;
+}
+
+Way by_hosts(const DeviceQuestion& q) {
+  const Bridge bridge = plan_between(across(q.collective), q.bytes, q.facts);
+  return {"host memory", std::string("between hosts ") + bridge.row->name,
+          std::string("where there is nothing else: ") + bridge.why, "", true};
+}
+
 /// Where it goes in chunks, the plan is asked for one.
 Way by_host(const DeviceQuestion& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
@@ -109,8 +136,13 @@ DeviceLink slowest_link(const GpuTopology& topology) {
 
 std::vector<Way> explain_on_device(const DeviceQuestion& question) {
   std::vector<Way> ways{by_delegate(question)};
-  for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
-  ways.push_back(by_host(question));
+  if (question.facts.hosts > 1) {
+    ways.push_back(by_relay(question));
+    ways.push_back(by_hosts(question));
+  } else {
+    for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
+    ways.push_back(by_host(question));
+  }
   bool found = false;  // in the order in which they are asked
   for (Way& way : ways) {
     way.runs = way.runs && !found;

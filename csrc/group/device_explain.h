@@ -19,8 +19,8 @@ struct DeviceQuestion {
   DeviceLink link{};    ///< between the ranks' GPUs
 };
 
-/// All ways, and which of them float32 tensors that are summed, or moved in pieces of one size, would go in a group of
-/// one host whose ranks have a GPU each, outside of captures.
+/// All ways, and which of them float32 tensors that are summed, or moved in pieces of one size, would go in a group
+/// whose ranks have a GPU each, outside of captures.
 std::vector<Way> explain_on_device(const DeviceQuestion& question);
 
 /// Between the GPUs of this machine: their slowest pair, as its link's data say; where there are none, an NVLink that

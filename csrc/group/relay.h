@@ -30,6 +30,13 @@ class Relay {
   virtual std::byte* at(size_t k) = 0;
   /// Begins the way back, and then `tell`, by which every rank of the host gets every part.
   virtual Status come_home(size_t k, kernel::Piece part, const Operation& tell) = 0;
+  /// After the last step: who waits for the operation, waits for all that was begun. Where a step fails it is not
+  /// called.
+  virtual Status end() = 0;
 };
+
+/// Why an operation's steps inside each host are not for kernels; nullptr where they are, if kernels serve the ranks of
+/// each. Pure, and the same on every rank. count: of elements, as goes_in_chunks() takes it.
+const char* why_not_relayed(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
 }  // namespace nvx

@@ -172,7 +172,7 @@ Status Spread::all_reduce_by_relay(Call& call, const Bridge& bridge) {
     }
     NVX_TRY(relay.come_home(done, mine, step(bridge.after, done)));
   }
-  return {};
+  return relay.end();
 }
 
 /// The host's sum at one of its ranks, which is the root on the root's host; and from there to the root.

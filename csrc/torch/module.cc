@@ -86,8 +86,9 @@ py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, 
 }
 
 /// Of CUDA tensors, in the order in which they are asked.
-py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, const std::string& no_nccl) {
-  const DeviceQuestion question{collective_of(collective), bytes,   facts_of_some(ranks, 1),
+py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
+                        const std::string& no_nccl) {
+  const DeviceQuestion question{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
                                 kernel::built_with_cuda(), no_nccl, slowest_link(look_at_gpus())};
   return listed(explain_on_device(question));
 }
@@ -258,7 +259,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("ways", &ways_on_cpu, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2, py::arg("hosts") = 1,
         py::arg("rdma_gb_s") = 0.0, py::arg("cores") = 0, py::arg("l3_bytes") = 0);
   m.def("ways_on_device", &ways_on_device, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
-        py::arg("no_nccl") = "");
+        py::arg("hosts") = 1, py::arg("no_nccl") = "");
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);
   m.def("config_strays", &config_strays);

@@ -30,14 +30,9 @@ class StreamRelay final : public Relay {
     for (std::optional<Slot>& slot : slots_) slot.emplace(kernels.device_type());
   }
 
-  /// Whatever has become of it, the stream that the caller will wait for comes behind all that was begun.
+  /// Of one that has failed, too, the caller waits for all that was begun.
   ~StreamRelay() override {
-    if (!begun_) return;
-    contain("the end of an operation", [&] {
-      const BesideCaptures beside;
-      follow(up_, kernels_);
-      follow(up_, down_);
-    });
+    if (begun_) contain("the end of an operation", [&] { (void)end(); });
   }
 
   Status begin(size_t bytes) override {
@@ -86,6 +81,14 @@ class StreamRelay final : public Relay {
       follow(kernels_, up_);
     }
     return launch(tell);
+  }
+
+  Status end() override {
+    const BesideCaptures beside;
+    begun_ = false;
+    follow(up_, kernels_);
+    follow(up_, down_);
+    return {};
   }
 
  private:
@@ -152,12 +155,9 @@ class StreamRelay final : public Relay {
 }  // namespace
 
 bool RelayPath::serves(Group& group, const Operation& operation, at::Device device) {
-  const PlanFacts& facts = group.plan_facts();
-  const size_t bytes = operation.count * size_of(operation.dtype);
-  if (operation.collective != kernel::Collective::kAllReduce || facts.hosts == 1 || facts.rails == 1 ||
-      device.type() != kernel_device())
+  if (device.type() != kernel_device() ||
+      why_not_relayed(operation.collective, operation.dtype, operation.count, group.plan_facts()))
     return false;
-  if (plan_between(schedule::Collective::kAllReduce, bytes, facts).by_leader) return false;
   if (answer_ == Answer::kUnknown) {
     MutexLock lock(asking_);
     if (answer_ == Answer::kUnknown) {

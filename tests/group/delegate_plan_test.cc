@@ -122,5 +122,18 @@ TEST(DeviceExplain, SaysWhyThereIsNoNccl) {
             std::string::npos);
 }
 
+TEST(DeviceExplain, OverSeveralHostsKernelsHelpOrHostMemoryDoesAll) {
+  PlanFacts facts;
+  facts.ranks = facts.rails = 4, facts.hosts = 2, facts.world = 8;
+  const auto ways = [&](Collective collective, size_t bytes, bool has_kernels) {
+    return explain_on_device({collective, bytes, facts, has_kernels, ""});
+  };
+  EXPECT_EQ(runs(ways(Collective::kAllReduce, 64 * M, true)), "kernels and host memory between hosts ring;");
+  EXPECT_EQ(runs(ways(Collective::kAllReduce, 64 * M, false)), "host memory between hosts ring;");
+  EXPECT_EQ(runs(ways(Collective::kAllReduce, 1 * M, true)), "host memory between hosts ring;");
+  EXPECT_EQ(runs(ways(Collective::kAllGather, 64 * M, true)), "host memory between hosts direct;");
+  for (const Way& way : ways(Collective::kAllReduce, 1 * M, true)) EXPECT_NE(way.why, "") << way.by;
+}
+
 }  // namespace
 }  // namespace nvx::test

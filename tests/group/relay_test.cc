@@ -9,6 +9,7 @@
 #include <cstring>
 #include <random>
 
+#include "group/chunks.h"
 #include "kernel/level.h"
 #include "support/hosts.h"
 
@@ -77,7 +78,13 @@ class RoomRelay final : public Relay {
     });
     return {};
   }
+  Status end() override {
+    EXPECT_EQ(set_out_, home_);
+    ended_ = true;
+    return {};
+  }
   size_t slices() const { return home_; }
+  bool ended() const { return ended_; }
 
  private:
   void together(const Operation& step, const std::function<void()>& act) {
@@ -91,6 +98,7 @@ class RoomRelay final : public Relay {
   const size_t seat_;
   std::array<std::vector<std::byte>, kSlots> slots_;
   size_t set_out_ = 0, home_ = 0;
+  bool ended_ = false;
 };
 
 struct Sum {
@@ -133,6 +141,7 @@ TEST(Relay, GivesTheBitsOfTheChannel) {
         EXPECT_EQ(std::memcmp(mine.data(), want.data(), count * sizeof(float)), 0);
         const Bridge bridge = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
         EXPECT_EQ(relay.slices(), (count * 4 + bridge.slice - 1) / bridge.slice);
+        EXPECT_TRUE(relay.ended());
       }
       ASSERT_TRUE(barrier(group).ok());
     });
@@ -154,6 +163,41 @@ TEST(Relay, IsNotAskedWhereRanksCallDifferentThings) {
     EXPECT_EQ(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed, true) << status.what();
     EXPECT_EQ(relay.slices(), 0u);
   });
+}
+
+TEST(Relay, ServesLargeSumsOfSeveralRanksOnEachOfSeveralHosts) {
+  PlanFacts facts;
+  facts.ranks = facts.rails = 4, facts.hosts = 2, facts.world = 8;
+  const auto why_not = [&](Collective collective, DType dtype, size_t count) {
+    const char* why = why_not_relayed(collective, dtype, count, facts);
+    return std::string_view(why ? why : "");
+  };
+  const size_t large = kChunk / 4 + 1;
+  EXPECT_EQ(why_not(Collective::kAllReduce, DType::kF32, large), "");
+  EXPECT_TRUE(why_not(Collective::kAllReduce, DType::kF32, large - 1).starts_with("small"));
+  EXPECT_TRUE(why_not(Collective::kAllReduce, DType::kF16, large).starts_with("small")) << "half of the bytes";
+  EXPECT_TRUE(why_not(Collective::kAllGather, DType::kF32, large).starts_with("all_reduce is"));
+  facts.rails = 1;
+  EXPECT_NE(why_not(Collective::kAllReduce, DType::kF32, large), "") << "a rank that is alone on its host";
+  facts.ranks = 4, facts.rails = 4, facts.hosts = 1, facts.world = 4;
+  EXPECT_EQ(why_not(Collective::kAllReduce, DType::kF32, large), "the ranks are on one host");
+}
+
+/// Its steps inside a host are those of rails.
+TEST(Relay, IsForPlansWithRailsOnly) {
+  for (const size_t ranks : {2, 3, 8, 64}) {
+    for (const size_t hosts : {2, 5, 100}) {
+      PlanFacts facts;
+      facts.ranks = facts.rails = ranks, facts.hosts = hosts, facts.world = ranks * hosts;
+      for (size_t bytes = 1; bytes < size_t(1) << 34; bytes = bytes * 3 + 1) {
+        if (why_not_relayed(Collective::kAllReduce, DType::kU8, bytes, facts)) continue;
+        const Bridge bridge = plan_between(schedule::Collective::kAllReduce, bytes, facts);
+        EXPECT_FALSE(bridge.by_leader) << bytes << " bytes, " << ranks << " ranks on each of " << hosts;
+        EXPECT_EQ(bridge.before, Collective::kReduceScatter);
+        EXPECT_EQ(bridge.after, Collective::kAllGather);
+      }
+    }
+  }
 }
 
 }  // namespace

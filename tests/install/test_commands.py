@@ -297,10 +297,12 @@ def test_explain_follows_nvx_delegate():
     assert rows("broadcast")[1] == [False, False]
 
 
-def test_explain_tells_of_cuda_tensors_on_one_host(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["explain", "all_reduce", "8", "-n", "4", "--hosts", "2", "--device", "cuda"])
-    assert "--device cuda tells of ranks on one host: leave out --hosts" in capsys.readouterr().err
+def test_explain_tells_of_cuda_tensors_over_several_hosts(capsys):
+    assert cli.main(["explain", "all_reduce", "8", "64M", "-n", "4", "--hosts", "2", "--device", "cuda"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("4 ranks on 2 hosts, CUDA tensors:\n") == 2
+    assert len(re.findall(r"^  runs .* between hosts \w+", told, re.MULTILINE)) == 2
+    assert "kernels and host memory" in told
 
 
 @pytest.mark.parametrize("name", ["send", "recv", "sendrecv", "pingpong"])

@@ -50,8 +50,9 @@ def ask(collective, nbytes, options):
     if collective == "barrier" or nbytes == 0 or ranks == 1:  # there is no choice
         said, ways = nvx.explain(collective, nbytes, ranks, hosts), []
     elif options.device == "cuda":
-        said = f"{collective} of {nbytes} bytes a rank, {ranks} rank{'s' * (ranks > 1)} on one host, CUDA tensors:"
-        ways = core.ways_on_device(collective, nbytes, ranks, delegate.obstacle())
+        where = "one host" if hosts == 1 else f"{hosts} hosts"
+        said = f"{collective} of {nbytes} bytes a rank, {ranks} rank{'s' * (ranks > 1)} on {where}, CUDA tensors:"
+        ways = core.ways_on_device(collective, nbytes, ranks, hosts, delegate.obstacle())
     else:
         said = nvx.explain(collective, nbytes, ranks, hosts)
         ways = core.ways(collective, nbytes, ranks, hosts, rdma_gb_s())
@@ -101,8 +102,6 @@ def main(arguments=None):
     parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="of whose tensors (default cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
-    if options.device == "cuda" and options.hosts != 1:
-        parser.error("--device cuda tells of ranks on one host: leave out --hosts")
     if options.ranks < 0 or options.hosts < 0:
         parser.error("neither ranks nor hosts can be fewer than none")
     obstacle = nvx.obstacle()
