@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace nvx {
@@ -9,5 +10,8 @@ namespace nvx {
 std::string printable(std::string text);
 
 inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
+
+/// What messages call a rank: some of a group's number themselves anew among each other.
+using RankNames = std::function<std::string(int rank)>;
 
 }  // namespace nvx

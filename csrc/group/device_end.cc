@@ -143,7 +143,8 @@ void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
   std::vector<kernel::KernelFacts> facts;  // loaded before anybody's kernel waits for this rank's
   if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
   share_ = std::make_unique<DeviceShare>(
-      home_, exchange, ShareOptions{options_.rank, options_.ranks, options_.device, options_.host, options_.patience});
+      home_, exchange,
+      ShareOptions{options_.rank, options_.ranks, options_.device, options_.host, options_.patience, options_.name});
   const size_t budget = agree(exchange, kernel::resident_at_once(facts));
   channel_.shape = device_shape(uint32_t(options_.ranks), channel_.shape.blocks, budget);
   channel_.rank = uint32_t(options_.rank);
@@ -171,7 +172,7 @@ size_t DeviceEnd::agree(Exchange& exchange, int resident) {
                 return facts;
               }).uuid;
   card.arena_free = share_->arena().region().bytes() - share_->arena().used();
-  const auto cards = read_cards<RoomCard>(exchange.all_gather(bytes_of(card)), 1);
+  const auto cards = read_cards<RoomCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
   size_t least = SIZE_MAX;
   uint32_t wanted = card.wanted;
   for (size_t r = 0; r < cards.size(); ++r) {
@@ -222,7 +223,7 @@ std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
   PadCard card;
   card.rank = options_.rank;
   card.offset = span_.offset;
-  const auto cards = read_cards<PadCard>(exchange.all_gather(bytes_of(card)), 1);
+  const auto cards = read_cards<PadCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
   std::vector<kernel::PeerPads> pads;
   for (size_t r = 0; r < cards.size(); ++r) {
     const DevicePeer& peer = share_->peer(int(r));
@@ -241,7 +242,7 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   card.device = options_.device;
   card.home = home_.id();
   put(card.door, home_.pool_door());
-  const auto cards = read_cards<PoolCard>(exchange.all_gather(bytes_of(card)), 1);
+  const auto cards = read_cards<PoolCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
   std::vector<DevicePools::Rank> ranks(cards.size());
   for (size_t r = 0; r < cards.size(); ++r) {
     if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))

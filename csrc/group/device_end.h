@@ -34,8 +34,8 @@ struct DeviceSideOptions {
   kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
   PoolNews pool_news = {};
   /// "rank 3": what their group calls these ranks, which may be only some of it; and "rank 3 (pid 4711, host a01)".
-  std::function<std::string(int)> name = of_rank;
-  std::function<std::string(int)> describe = [](int rank) { return "rank " + std::to_string(rank); };
+  RankNames name = of_rank;
+  RankNames describe = of_rank;
 };
 
 /// All the memory of one rank's end of a channel between GPUs: its pad, which the peers write to; its state, for its

@@ -23,7 +23,7 @@ class StoreExchange : public Exchange {
     int ranks = 1;
     std::chrono::milliseconds timeout{60'000};  ///< for each round
     /// What a rank is called in errors.
-    std::function<std::string(int rank)> name = of_rank;
+    RankNames name = of_rank;
     /// Asked now and then while it waits for this rank: throws Error where that has become pointless.
     std::function<void(int rank)> watch = [](int) {};
   };

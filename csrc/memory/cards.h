@@ -33,12 +33,12 @@ std::span<const std::byte> bytes_of(const T& value) {
 
 /// What each rank has said, if it is of the right shape.
 template <class T>
-std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each) {
+std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each, const RankNames& name_of) {
   std::vector<T> cards(said.size() * each);
   for (size_t r = 0; r < said.size(); ++r) {
     if (said[r].size() != each * sizeof(T))
       throw Error(Code::kMismatch,
-                  "nvx: what " + of_rank(int(r)) + " says of its GPU is damaged, or of another version");
+                  "nvx: what " + name_of(int(r)) + " says of its GPU is damaged, or of another version");
     std::memcpy(cards.data() + r * each, said[r].data(), said[r].size());
   }
   return cards;

@@ -37,13 +37,14 @@ void Meeting::introduce() {
   for (int kind = 0; kind < kShareKinds; ++kind) put(card.why_not[kind], probe_.why_not[kind]);
   card.uuid = probe_.facts.uuid;
   put(card.door, door_name_);
-  cards_ = read_cards<DeviceCard>(exchange_.all_gather(bytes_of(card)), 1);
+  cards_ = read_cards<DeviceCard>(exchange_.all_gather(bytes_of(card)), 1, options_.name);
   for (size_t r = 0; r < ranks(); ++r) {
     const DeviceCard& other = cards_[r];
     if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
-      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " says of its GPU what another version of nvx would");
+      throw Error(Code::kMismatch,
+                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
   }
-  share_.agreement_ = agree_on_kind(cards_);
+  share_.agreement_ = agree_on_kind(cards_, options_.name);
 }
 
 /// Where nobody outside this process can map the arena now, later groups may have members that can: the kind that most
@@ -88,7 +89,7 @@ void Meeting::hand_over(int fd, const std::vector<bool>& to) {
     const Fd guest = connect_to(text_of(cards_[r].door));
     const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
     if (!guest || !send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
-      throw Error(Code::kPeerDied, "nvx: " + of_rank(int(r)) + " cannot be reached over its Unix socket (" +
+      throw Error(Code::kPeerDied, "nvx: " + options_.name(int(r)) + " cannot be reached over its Unix socket (" +
                                        std::strerror(errno) + "): it has ended, or belongs to another user");
   }
 }
@@ -110,7 +111,7 @@ std::optional<std::vector<Fd>> Meeting::trade(Offer mine, const std::function<vo
 
 bool Meeting::exchange_offers(const Offer& mine) {
   touched_ = mine.state == Offer::kHere;
-  offers_ = read_cards<Offer>(exchange_.all_gather(bytes_of(mine)), 1);
+  offers_ = read_cards<Offer>(exchange_.all_gather(bytes_of(mine)), 1, options_.name);
   constexpr uint64_t kMost = uint64_t(1) << 40;
   bool anew = false;
   for (size_t r = 0; r < ranks(); ++r) {
@@ -120,12 +121,12 @@ bool Meeting::exchange_offers(const Offer& mine) {
     if (named && offer.state == Offer::kNone) {
       touched_ = false;
       throw Error(r == me() ? Code::kSystem : Code::kPeerFailed,
-                  "nvx: " + of_rank(int(r)) + ": " + text_of(offer.said));
+                  "nvx: " + options_.name(int(r)) + ": " + text_of(offer.said));
     }
     const bool here = named && offer.rank == int32_t(r) && offer.kind < uint32_t(kShareKinds) && offer.bytes <= kMost &&
                       offer.bytes >= room && offer.check <= offer.bytes - room;
     if (!here && !(named && offer.state == Offer::kAnew))
-      throw Error(Code::kMismatch, "nvx: " + of_rank(int(r)) + " describes GPU memory that it cannot have");
+      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes GPU memory that it cannot have");
     anew = anew || offer.state == Offer::kAnew;
   }
   if (anew) touched_ = false;

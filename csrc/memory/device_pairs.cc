@@ -82,7 +82,8 @@ std::vector<PairVerdict> Meeting::tell_findings(const std::vector<PairVerdict>& 
     findings[r].state = uint32_t(mine[r].state);
     put(findings[r].why, mine[r].why);
   }
-  const auto told = read_cards<Finding>(exchange_.all_gather(std::as_bytes(std::span(findings))), ranks());
+  const auto told =
+      read_cards<Finding>(exchange_.all_gather(std::as_bytes(std::span(findings))), ranks(), options_.name);
   std::vector<PairVerdict> all;
   for (const Finding& finding : told)
     all.push_back({PairState(std::min(finding.state, uint32_t(PairState::kCorrupt))), text_of(finding.why)});
@@ -94,7 +95,8 @@ PairVerdict Meeting::judge(size_t a, size_t b, const std::vector<PairVerdict>& r
                            const std::vector<PairVerdict>& marked) const {
   const auto say = [&](const std::vector<PairVerdict>& found, size_t from, size_t to, const char* what) {
     PairVerdict verdict = found[from * ranks() + to];
-    if (!verdict.fine()) verdict.why = of_rank(int(from)) + " " + what + " " + of_rank(int(to)) + ": " + verdict.why;
+    if (!verdict.fine())
+      verdict.why = options_.name(int(from)) + " " + what + " " + options_.name(int(to)) + ": " + verdict.why;
     return verdict;
   };
   for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {

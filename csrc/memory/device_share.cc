@@ -19,7 +19,7 @@ bool one_host(std::span<const DeviceCard> cards) {
 
 }  // namespace
 
-ShareAgreement agree_on_kind(std::span<const DeviceCard> cards) {
+ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames& name_of) {
   if (one_process(cards)) return {ShareKind::kPointer, ""};
   ShareAgreement agreement;
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc, ShareKind::kHost}) {
@@ -27,7 +27,7 @@ ShareAgreement agree_on_kind(std::span<const DeviceCard> cards) {
     const auto without = std::find_if(cards.begin(), cards.end(), lacks);
     std::string& why = agreement.why_not_better;
     if (without != cards.end()) {
-      why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": " + of_rank(without->rank) + ": " +
+      why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": " + name_of(without->rank) + ": " +
              text_of(without->why_not[int(kind)]);
     } else if (kind != ShareKind::kFabric && !one_host(cards)) {
       why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": the ranks are on several hosts";
@@ -112,8 +112,8 @@ void Meeting::share_windows() {
       if (arenas.fine() || (windows[a * ranks() + b].fine() && cards_[a].host == cards_[b].host)) continue;
       throw Error(
           Code::kSystem,
-          "nvx: " + of_rank(int(a)) + " and " + of_rank(int(b)) + " share neither GPU memory (" + arenas.why +
-              ") nor pinned host memory (" +
+          "nvx: " + options_.name(int(a)) + " and " + options_.name(int(b)) + " share neither GPU memory (" +
+              arenas.why + ") nor pinned host memory (" +
               (cards_[a].host == cards_[b].host ? windows[a * ranks() + b].why : "they are on different hosts") + ")");
     }
   }
@@ -128,7 +128,8 @@ void Meeting::share_windows() {
   }
 }
 
-DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOptions& options) : kept_(options.patience) {
+DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOptions& options)
+    : kept_(options.patience), name_of_(options.name) {
   try {
     Meeting meeting(*this, home, exchange, options);
     // Whose arena was made meanwhile says so the next time: nobody has more than one reason to agree anew.
@@ -149,8 +150,8 @@ std::string DeviceShare::complaints() const {
   std::string lines;
   for (size_t r = 0; r < peers_.size(); ++r) {
     if (peers_[r].why_not_better.empty()) continue;
-    lines += (lines.empty() ? "" : "\n") + std::string("rank ") + std::to_string(r) + " is reached through " +
-             name(peers_[r].kind) + ", which is slower than GPU memory: " + peers_[r].why_not_better;
+    lines += (lines.empty() ? "" : "\n") + name_of_(int(r)) + " is reached through " + name(peers_[r].kind) +
+             ", which is slower than GPU memory: " + peers_[r].why_not_better;
   }
   return lines;
 }

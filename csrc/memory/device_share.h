@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/words.h"
 #include "memory/device_arena.h"
 #include "memory/device_check.h"
 
@@ -27,6 +28,7 @@ struct ShareOptions {
   int device = 0;
   uint64_t host = 0;                         ///< ranks with the same one can pass each other descriptors
   std::chrono::milliseconds patience{2000};  ///< with each kind and each pair that is tried; DeviceHome has its own
+  RankNames name = of_rank;                  ///< what messages call a rank
 };
 
 /// What a rank says of itself. Fixed layout; comes from peers.
@@ -53,7 +55,7 @@ struct ShareAgreement {
 };
 /// The best kind that every rank has; kPointer where there is one process only. Pure: the same on every rank. Throws
 /// Error where the ranks have none in common.
-ShareAgreement agree_on_kind(std::span<const DeviceCard> cards);
+ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames& name_of = of_rank);
 
 /// How this rank and another one reach each other's memory.
 struct DevicePeer {
@@ -85,6 +87,7 @@ class DeviceShare {
   DeviceArena* arena_ = nullptr;
   std::vector<DevicePeer> peers_;
   MappedRegions kept_;  // of others
+  RankNames name_of_;
 };
 
 }  // namespace nvx

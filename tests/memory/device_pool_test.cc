@@ -468,7 +468,7 @@ TEST(PeerPool, OutlivesItsOwner) {
       write_at(place, 4 * M, 9);
       card.grown = process.home->pool(1).grown();
     }
-    const Card theirs = read_cards<Card>(exchange.all_gather(bytes_of(card)), 1)[1];
+    const Card theirs = read_cards<Card>(exchange.all_gather(bytes_of(card)), 1, of_rank)[1];
     if (rank == 0) {
       const auto seen = process.home->peer_pool(0, {theirs.home, 1, text_of(theirs.door)});
       seen->catch_up(theirs.grown, soon());

@@ -87,11 +87,15 @@ TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
   const SharedTable table(3);
   as_threads(3, [&](int rank) {
     SharedExchange exchange(table, rank);
-    const DeviceShare share(*process.home, exchange, options_of(rank, 3, rank));
+    ShareOptions options = options_of(rank, 3, rank);
+    options.name = [](int r) { return "rank " + std::to_string(r + 40); };
+    const DeviceShare share(*process.home, exchange, options);
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(share.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
     }
     EXPECT_EQ(share.complaints().find("the driver says that GPU 0 cannot reach GPU 1") != std::string::npos, rank < 2);
+    EXPECT_EQ(share.complaints().starts_with("rank 41 is reached through"), rank == 0) << share.complaints();
+    EXPECT_EQ(share.complaints().starts_with("rank 40 is reached through"), rank == 1) << share.complaints();
     write_and_look(share, exchange, rank, 3);
   });
   process.home.reset();
