@@ -215,35 +215,24 @@ run_cpp_tests() {
   cmake -S . -B $folder "${generator[@]}" -DNVX_TESTS=ON -DNVX_PYTHON=OFF -DPython_EXECUTABLE="$py" ${CMAKE_ARGS:-} >"$logs/cmake.log" 2>&1 ||
     { cat "$logs/cmake.log"; return 1; }
   cmake --build $folder --parallel "$jobs" && ctest --test-dir $folder -j $((jobs + 1)) --output-on-failure \
-    --output-junit "$root/build/results/cpp.xml" | tee "$logs/ctest.log" | sed -u -n -e '/Failed\|\*\*\*/p' -e '/tests passed/p'
+    --output-junit "$root/build/results/cpp.xml" | tee "$logs/ctest.log" | awk '
+      /^ *Start +[0-9]+: / { next }
+      / Test +#[0-9]+: .*(Passed|\*\*\*Skipped) +[0-9.]+ sec$/ { if (++well % 100 == 0) print "    " well " tests"; fflush(); next }
+      { print; fflush() }'
 }
 
-run_tests_of_commands() {
-  "$py" -m pytest tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts -m "not slow" --timeout 600 -q \
-    --durations=5 --junitxml="$root/build/results/commands.xml"
-}
-
-# Ranks wait for each other half of their time, so the other suites run beside them, one after the other, and are shown
-# when they are through.
+# Ranks wait for each other half of their time, so the tests of commands, builds and the bench run beside them.
 run_python_tests() {
-  local failed=0
-  set -m  # a group of processes of its own, to be ended as one
-  {
-    ended=0
-    say "Python tests: commands, builds, the bench"
-    run_tests_of_commands || ended=1
-    say "Python tests, ranks on two hosts by name"
-    run_python_tests_on_two_hosts || ended=1
-    exit $ended
-  } >"$logs/beside.log" 2>&1 </dev/null &
+  local failed=0 usual=(-m "not slow" --timeout 600 -q)
+  "$py" -m pytest tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts "${usual[@]}" --durations=5 \
+    --junitxml="$root/build/results/commands.xml" >"$logs/commands.log" 2>&1 &
   beside=$!
-  set +m
-  trap 'kill -- -$beside 2>/dev/null' EXIT
-  say "Python tests: ranks"
-  "$py" -m pytest tests/torch -m "not slow" --timeout 600 -q --durations=10 --junitxml="$root/build/results/python.xml" || failed=1
-  tail -n +1 -f --pid=$beside "$logs/beside.log"
+  trap 'kill $beside 2>/dev/null' EXIT
+  "$py" -m pytest tests/torch "${usual[@]}" --durations=10 --junitxml="$root/build/results/python.xml" || failed=1
+  say "Python tests: commands, builds, the bench"
   wait $beside || failed=1
   trap - EXIT
+  cat "$logs/commands.log"
   return $failed
 }
 
@@ -260,8 +249,12 @@ run_test() {
   rm -rf build/results && mkdir -p build/results
   say "C++ tests"
   run_cpp_tests || failed=1
+  say "Python tests: ranks"
   run_python_tests || failed=1
+  say "Python tests, ranks on two hosts by name"
+  run_python_tests_on_two_hosts || failed=1
   "$py" scripts/count_tests.py build/results
+  say "make test: $([ $failed = 0 ] && echo "all passed" || echo "FAILED, see above")"
   return $failed
 }
 

@@ -439,7 +439,9 @@ void Group::alarm(int seat) {
     MutexLock lock(port_->mutex());
     const net::Port::Failure failure = *port_->failure();
     lock.unlock();
-    (void)fail(Code::kPeerFailed, printable(failure.why), told_by_words(rank_name(failure.rank)));
+    const std::string why = printable(failure.why);
+    if (const int s = seen_to_end(why); s >= 0) return fail_as_gone(s);
+    (void)fail(Code::kPeerFailed, why, told_by_words(why, rank_name(failure.rank), topology_.describe(rank())));
     return;
   }
   if (closed()) {
@@ -459,8 +461,8 @@ void Group::alarm(int seat) {
 bool Group::fail_as_told() {
   const int s = told_by();
   if (s < 0) return false;
-  const int rank = here()[size_t(s)];
-  (void)fail(Code::kPeerFailed, read_note(pad(s).header().failure), told_by_words(rank_name(rank)));
+  const std::string why = read_note(pad(s).header().failure), teller = rank_name(here()[size_t(s)]);
+  (void)fail(Code::kPeerFailed, why, told_by_words(why, teller, topology_.describe(rank())));
   return true;
 }
 

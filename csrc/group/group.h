@@ -47,10 +47,8 @@ inline constexpr const char* kCallAlike =
     "Next: make all ranks call the same collectives in the same order, with the same shapes, types and operators";
 /// ... and about what has happened to a rank, or on it: "rank 3".
 inline std::string see_log_of(const std::string& rank) { return "Next: see the log of " + rank; }
-/// Who tells is seldom at whose end it went wrong.
-inline std::string told_by_words(const std::string& teller) {
-  return "told by " + teller + ". Next: see the log of the rank named first";
-}
+/// Who tells is seldom at whose end it went wrong, and `why` may be that `me` was waited for.
+std::string told_by_words(const std::string& why, const std::string& teller, const std::string& me);
 
 /// Ranks that a wait is for; words: how they are called, and how far they have come, where that is known.
 struct Awaited {
@@ -278,6 +276,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::vector<Lost> lost_ranks();
   bool fail_as_lost(const Lost& lost);
   std::string trouble_of(int rank);
+  int seen_to_end(const std::string& why) const;
   std::string silence_of(int rank);
   bool fail_as_told();
   void fail_as_gone(int seat);

@@ -87,8 +87,8 @@ void Group::look_while_waiting(int writer) {
   if (look_for_interrupt() || failed()) throw Error(failure().code(), failure().what());
   if (const Status alive = check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
   if (const int s = told_by(); s >= 0) {
-    const std::string who = rank_name(here()[size_t(s)]);
-    throw Error(Code::kPeerDied, "nvx: " + read_note(pad(s).header().failure) + ", " + told_by_words(who));
+    const std::string why = read_note(pad(s).header().failure), teller = rank_name(here()[size_t(s)]);
+    throw Error(Code::kPeerDied, "nvx: " + why + ", " + told_by_words(why, teller, topology_.describe(rank())));
   }
   look_for_deaths(writer);
 }

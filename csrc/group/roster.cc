@@ -4,6 +4,8 @@
 #include "group/roster.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "base/contain.h"
 #include "base/per_process.h"
@@ -103,6 +105,20 @@ bool Group::fail_as_lost(const Lost& lost) {
     return true;
   }
   return false;
+}
+
+/// The seat of a rank that ranks of other hosts have lost, as one of them says, and that has ended on this one, where
+/// it is known how; else -1. Its connections end a little before the process does.
+int Group::seen_to_end(const std::string& why) const {
+  constexpr std::chrono::milliseconds kMost{50};
+  for (int s = 0; s < seats(); ++s) {
+    if (s == seat() || !why.starts_with(topology_.describe(here()[size_t(s)]) + " is lost")) continue;
+    const auto here_still = [&] { return pad(s).header().presence.load() == kernel::Presence::kHere; };
+    for (const auto end = Clock::now() + kMost; !dead(s) && here_still() && Clock::now() < end;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return dead(s) && here_still() ? s : -1;
+  }
+  return -1;
 }
 
 std::string Group::trouble_of(int rank) {

@@ -51,6 +51,16 @@ std::string contrast(const Called& one, const Called& other) {
          (a.history != b.history ? ", after operations that differed already" : ", with different sizes by rank");
 }
 
+std::string told_by_words(const std::string& why, const std::string& teller, const std::string& me) {
+  const size_t awaited = why.find("waiting for ");
+  const std::string name = me.substr(0, me.find(')'));  // in which more may be said of it
+  const bool here = awaited != std::string::npos && why.find(name, awaited) != std::string::npos;
+  return "told by " + teller +
+         (here ? ". Next: see what kept this rank, or allow more time (init_process_group(timeout=), NVX_TIMEOUT_S, "
+                 "nvx.set_timeout)"
+               : ". Next: see the log of the rank named first");
+}
+
 Status met_in(const Status& status, const std::string& context) {
   const std::string& text = status.what();
   const size_t at = advice_at(text);

@@ -154,8 +154,8 @@ TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
     EXPECT_SAYS(late, "waiting for rank 1 (pid");
     EXPECT_SAYS(late, "told by rank 0");
     EXPECT_SAYS(late,
-                "this is rank 1, which came to all_reduce(sum, f32, 10 elements) #2 after that. Next: see the log of "
-                "the rank named first");
+                "this is rank 1, which came to all_reduce(sum, f32, 10 elements) #2 after that. Next: see what kept "
+                "this rank, or allow more time");
   });
 }
 

@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <barrier>
 #include <cstring>
 #include <random>
+#include <span>
 
 #include "group/chunks.h"
 #include "kernel/level.h"
@@ -127,8 +129,9 @@ TEST(Relay, GivesTheBitsOfTheChannel) {
       rooms.push_back(std::make_unique<Room>(size_t(std::max<std::ptrdiff_t>(1, std::ranges::count(host_of, h)))));
     as_threads(hosts.ranks(), [&](int rank) {
       Group group(store, hosts.options("relay", rank));
-      for (const Sum sum : {Sum{DType::kF32, ReduceOp::kSum}, Sum{DType::kF32, ReduceOp::kAvg},
-                            Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor}}) {
+      const std::array all{Sum{DType::kF32, ReduceOp::kAvg}, Sum{DType::kF32, ReduceOp::kSum},
+                           Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor}};
+      for (const Sum sum : std::span(all).first(hosts.ranks() == 4 ? all.size() : as_fast(all.size(), 1))) {
         std::vector<float> mine(count);
         std::minstd_rand random(unsigned(rank) + 1);
         for (float& x : mine) x = float(random()) / float(1 << 20);

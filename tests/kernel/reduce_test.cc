@@ -322,24 +322,37 @@ struct Case {
            std::to_string(n) + " offset " + std::to_string(offset) + " in place " + std::to_string(in_place);
   }
 
-  void check(const Level& l, std::mt19937_64& random) const {
-    constexpr size_t kGuard = 64;
-    constexpr uint8_t kMark = 0xa5;
+  /// Every level, on the same inputs.
+  void check(std::mt19937_64& random) const {
     const size_t bytes = n * size_of(type);
-    std::vector<std::vector<uint8_t>> memory(ranks + 1, std::vector<uint8_t>(bytes + 2 * kGuard + 64, kMark));
-    std::vector<uint8_t*> at;
-    for (int r = 0; r <= ranks; ++r)
-      at.push_back(memory[r].data() + kGuard + (r == 0 ? offset : offset * (r + 1)) % 64);
-    std::vector<const void*> srcs;
-    for (int r = 0; r < ranks; ++r) fill(type, at[r], n, random), srcs.push_back(at[r]);
-    uint8_t* const dst = at[in_place < 0 ? ranks : in_place];
+    const std::vector<uint8_t> untouched(bytes + 2 * kGuard + 64, kMark);
+    std::vector<std::vector<uint8_t>> inputs(size_t(ranks) + 1, untouched);
+    for (int r = 0; r < ranks; ++r) fill(type, place(inputs, r), n, random);
     std::vector<uint8_t> want(bytes);
+    std::vector<const void*> element(static_cast<size_t>(ranks));
     for (size_t i = 0; i < n; ++i) {
-      std::vector<const void*> element;
-      for (auto* s : srcs) element.push_back(static_cast<const uint8_t*>(s) + i * size_of(type));
+      for (int r = 0; r < ranks; ++r) element[size_t(r)] = place(inputs, r) + i * size_of(type);
       reference(type, op, want.data() + i * size_of(type), element, kFactors);
     }
-    l.reduce(type, op)(dst, srcs.data(), ranks, n, op == ReduceOp::kPremulSum ? kFactors : nullptr);
+    for (const Level* l : levels()) {
+      check(*l, inputs, want);
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+
+ private:
+  static constexpr size_t kGuard = 64;
+  static constexpr uint8_t kMark = 0xa5;
+
+  uint8_t* place(std::vector<std::vector<uint8_t>>& memory, int r) const {
+    return memory[size_t(r)].data() + kGuard + (r == 0 ? offset : offset * (size_t(r) + 1)) % 64;
+  }
+
+  void check(const Level& l, std::vector<std::vector<uint8_t>> memory, const std::vector<uint8_t>& want) const {
+    std::vector<const void*> srcs;
+    for (int r = 0; r < ranks; ++r) srcs.push_back(place(memory, r));
+    uint8_t* const dst = place(memory, in_place < 0 ? ranks : in_place);
+    l.reduce(type, op)(dst, srcs.data(), size_t(ranks), n, op == ReduceOp::kPremulSum ? kFactors : nullptr);
     for (size_t i = 0; i < n; ++i) {
       const uint8_t *got = dst + i * size_of(type), *expect = want.data() + i * size_of(type);
       ASSERT_TRUE(same(type, got, expect))
@@ -347,7 +360,7 @@ struct Case {
     }
     for (size_t i = 1; i <= 32; ++i) {
       ASSERT_EQ(dst[-ptrdiff_t(i)], kMark) << text(l) << ": wrote before the destination";
-      ASSERT_EQ(dst[bytes + i - 1], kMark) << text(l) << ": wrote behind the destination";
+      ASSERT_EQ(dst[want.size() + i - 1], kMark) << text(l) << ": wrote behind the destination";
     }
   }
 };
@@ -386,23 +399,19 @@ TEST_P(Reduce, GivesTheReferencesBitsOnEveryLevel) {
     if (!is_defined(GetParam(), op)) continue;
     for (int ranks : {1, 2, 3, 4, 5, 8}) {
       for (size_t n : {0, 1, 17, 130, 1027}) {
-        for (const Level* l : levels()) {
-          std::mt19937_64 random(n * 8 + ranks);  // every level sees the same inputs
-          for (size_t offset : {0, 1, 7}) Case{GetParam(), op, ranks, n, offset, -1}.check(*l, random);
-          for (int r : {0, ranks - 1}) Case{GetParam(), op, ranks, n, 0, r}.check(*l, random);
-          if (HasFatalFailure()) return;
-        }
+        std::mt19937_64 random(n * 8 + ranks);
+        for (size_t offset : {0, 1, 7}) Case{GetParam(), op, ranks, n, offset, -1}.check(random);
+        for (int r : {0, ranks - 1}) Case{GetParam(), op, ranks, n, 0, r}.check(random);
+        if (HasFatalFailure()) return;
       }
     }
   }
 }
 
 TEST_P(Reduce, CrossesItsBlocks) {
-  for (const Level* l : levels()) {
-    std::mt19937_64 random(5);
-    Case{GetParam(), is_defined(GetParam(), ReduceOp::kSum) ? ReduceOp::kSum : ReduceOp::kBor, 6, 9001, 3, 4}.check(
-        *l, random);
-  }
+  std::mt19937_64 random(5);
+  Case{GetParam(), is_defined(GetParam(), ReduceOp::kSum) ? ReduceOp::kSum : ReduceOp::kBor, 6, 9001, 3, 4}.check(
+      random);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, Reduce,

@@ -10,6 +10,17 @@
 
 namespace nvx::test {
 
+bool is_sanitized() {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return true;
+#elif defined(__has_feature)  // clang has no macros for them
+#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
+  return true;
+#endif
+#endif
+  return false;
+}
+
 const char* why_no_processes() {
   [[maybe_unused]] constexpr const char* kTsan = "ThreadSanitizer sees one process only; threads are its part";
 #if defined(__SANITIZE_THREAD__)

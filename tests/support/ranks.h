@@ -17,6 +17,9 @@ void as_threads(int ranks, const Body& body);
 /// Why forked ranks cannot be tried here; nullptr where they can.
 const char* why_no_processes();
 
+/// By ThreadSanitizer or AddressSanitizer.
+bool is_sanitized();
+
 /// How much of something a test takes: less where a sanitizer or an emulator would take minutes for all of it.
 inline size_t as_fast(size_t all, size_t few) { return why_no_processes() ? few : all; }
 

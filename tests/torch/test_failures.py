@@ -445,6 +445,20 @@ def test_children_that_live_on_do_not_hide_a_death(rank, world, how):
     caught(lambda: dist.all_reduce(ones()), within=5)
 
 
+@on_two_hosts(4, dies={ODD})
+def test_who_shares_a_host_with_the_dead_knows_how_it_ended(rank, world):
+    """Though who lost its connection, and does not know, may say so sooner."""
+    dist.all_reduce(ones())
+    hosts = [None] * world
+    dist.all_gather_object(hosts, os.environ["NVX_HOST_ID"])
+    if rank == ODD:
+        os.kill(os.getpid(), signal.SIGKILL)
+    said = caught(lambda: dist.all_reduce(ones()), within=5)
+    assert re.search(rf"rank {ODD} \(pid \d+, host \w+\)", said), said
+    if hosts[rank] == hosts[ODD]:
+        assert re.search(r" has ended(?!, or)", said), said
+
+
 def timeout_beside_a_stopped_rank(rank, world, within):
     """What the others say; nothing on the rank that stops itself, whose call raises when it goes on."""
     dist.all_reduce(ones())
