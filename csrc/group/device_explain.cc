@@ -78,8 +78,7 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
 }
 
 /// The steps inside each host, where the ranks are on several.
-Way by_relay(const DeviceQuestion& q) {
-  const Bridge bridge = plan_between(across(q.collective), q.bytes, q.facts);
+Way by_relay(const DeviceQuestion& q, const Bridge& bridge) {
   Way way{"kernels and host memory", std::string("between hosts ") + bridge.row->name, "", ""};
   const char* const why_not = why_not_relayed(q.collective, DType::kU8, q.bytes, q.facts);
   if (!q.has_kernels) {
@@ -95,8 +94,7 @@ Way by_relay(const DeviceQuestion& q) {
   return way;
 }
 
-Way by_hosts(const DeviceQuestion& q) {
-  const Bridge bridge = plan_between(across(q.collective), q.bytes, q.facts);
+Way by_all_hosts(const Bridge& bridge) {
   return {"host memory", std::string("between hosts ") + bridge.row->name,
           std::string("where there is nothing else: ") + bridge.why, "", true};
 }
@@ -137,8 +135,9 @@ DeviceLink slowest_link(const GpuTopology& topology) {
 std::vector<Way> explain_on_device(const DeviceQuestion& question) {
   std::vector<Way> ways{by_delegate(question)};
   if (question.facts.hosts > 1) {
-    ways.push_back(by_relay(question));
-    ways.push_back(by_hosts(question));
+    const Bridge bridge = plan_between(across(question.collective), question.bytes, question.facts);
+    ways.push_back(by_relay(question, bridge));
+    ways.push_back(by_all_hosts(bridge));
   } else {
     for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
     ways.push_back(by_host(question));

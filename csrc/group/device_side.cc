@@ -294,7 +294,7 @@ Status DeviceSide::explain(const DeviceVerdict& v) {
   const Call* call = find(v.call);
   return fail(Code::kTimeout,
               "timed out in " + what + " of group " + group +
-                  (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + ", waiting for " + peer,
+                  (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + kWaitingFor + peer,
               here +
                   ". Next: look at what that rank does; is the timeout long enough (NVX_TIMEOUT_S, "
                   "nvx.set_timeout)?");

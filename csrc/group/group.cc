@@ -381,7 +381,7 @@ Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& w
     if (trouble.empty()) trouble = trouble_of(r);
   }
   return fail(Code::kTimeout,
-              "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + names + trouble,
+              "timed out in " + what + " of group " + name() + " after " + waited + kWaitingFor + names + trouble,
               me + ". Next: look at what these ranks do; is the timeout long enough (init_process_group(timeout=), "
                    "NVX_TIMEOUT_S, nvx.set_timeout)?");
 }
@@ -588,7 +588,7 @@ Status Group::fail_by_fate(const net::Port::Failure& fate) {
     fail_as_left(fate.rank);
     return failure();
   }
-  return fail(Code::kPeerDied, topology_.describe(fate.rank) + " is lost: " + fate.why + trouble_of(fate.rank),
+  return fail(Code::kPeerDied, topology_.describe(fate.rank) + kIsLost + fate.why + trouble_of(fate.rank),
               see_log_of(rank_name(fate.rank)) + "; is its host up, and reachable from here?");
 }
 

@@ -112,7 +112,7 @@ bool Group::fail_as_lost(const Lost& lost) {
 int Group::seen_to_end(const std::string& why) const {
   constexpr std::chrono::milliseconds kMost{50};
   for (int s = 0; s < seats(); ++s) {
-    if (s == seat() || !why.starts_with(topology_.describe(here()[size_t(s)]) + " is lost")) continue;
+    if (s == seat() || !why.starts_with(topology_.describe(here()[size_t(s)]) + kIsLost)) continue;
     const auto here_still = [&] { return pad(s).header().presence.load() == kernel::Presence::kHere; };
     for (const auto end = Clock::now() + kMost; !dead(s) && here_still() && Clock::now() < end;)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

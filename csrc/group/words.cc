@@ -52,7 +52,7 @@ std::string contrast(const Called& one, const Called& other) {
 }
 
 std::string told_by_words(const std::string& why, const std::string& teller, const std::string& me) {
-  const size_t awaited = why.find("waiting for ");
+  const size_t awaited = why.find(kWaitingFor);
   const std::string name = me.substr(0, me.find(')'));  // in which more may be said of it
   const bool here = awaited != std::string::npos && why.find(name, awaited) != std::string::npos;
   return "told by " + teller +

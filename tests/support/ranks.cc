@@ -10,26 +10,31 @@
 
 namespace nvx::test {
 
-bool is_sanitized() {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return true;
+namespace {
+
+enum class Sanitizer { kNone, kThread, kAddress };
+
+constexpr Sanitizer sanitizer() {
+#if defined(__SANITIZE_THREAD__)
+  return Sanitizer::kThread;
+#elif defined(__SANITIZE_ADDRESS__)
+  return Sanitizer::kAddress;
 #elif defined(__has_feature)  // clang has no macros for them
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-  return true;
+#if __has_feature(thread_sanitizer)
+  return Sanitizer::kThread;
+#elif __has_feature(address_sanitizer)
+  return Sanitizer::kAddress;
 #endif
 #endif
-  return false;
+  return Sanitizer::kNone;
 }
 
+}  // namespace
+
+bool is_sanitized() { return sanitizer() != Sanitizer::kNone; }
+
 const char* why_no_processes() {
-  [[maybe_unused]] constexpr const char* kTsan = "ThreadSanitizer sees one process only; threads are its part";
-#if defined(__SANITIZE_THREAD__)
-  return kTsan;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)  // clang has no macro for it
-  return kTsan;
-#endif
-#endif
+  if (sanitizer() == Sanitizer::kThread) return "ThreadSanitizer sees one process only; threads are its part";
   if (std::getenv("NVX_TEST_EMULATED")) return "the emulator cannot fork a process that has threads";
   return nullptr;
 }
