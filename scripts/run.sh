@@ -198,8 +198,8 @@ run_python_tests_on_two_hosts() {
     note "SKIPPED: this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
     return 0
   fi
-  NVX_TEST_HOSTS=2 "$py" -m pytest tests/torch -m "not slow" --ignore=tests/torch/test_fake_device.py --ignore=tests/torch/test_ranks.py \
-    --timeout 600 --junitxml="$root/build/results/python-on-two-hosts.xml" -q
+  NVX_TEST_HOSTS=2 "$py" -m pytest tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py --timeout 600 \
+    --junitxml="$root/build/results/python-on-two-hosts.xml" -q
 }
 
 # Half of what they do is to wait, so one more than there are cores runs at once.

@@ -4,14 +4,22 @@ import fake_device
 import fake_nccl
 import played
 import pytest
-from ranks import OVER_NVX, Ranks
+from ranks import OVER_NVX, SEVERAL_HOSTS, Ranks
+
+# Pools whose ranks are where NVX_TEST_HOSTS or NVX_TEST_NETNS says. What uses none of them, or a pool with hosts of its
+# own, is the same test wherever the suite's ranks are.
+SPREAD_POOLS = {"ranks", "fake_gpus", "played_gpus", "fake_nccl_gpus", "played_nccl_gpus"}
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     if OVER_NVX and importlib.util.find_spec("nvx") is None:
         raise pytest.UsageError(
             "nvx is not importable: build it, or set NVX_TEST_BACKEND=gloo to try the tests themselves"
         )
+    if SEVERAL_HOSTS:
+        spread = [item for item in items if SPREAD_POOLS.intersection(item.fixturenames)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in spread])
+        items[:] = spread
 
 
 @pytest.fixture(scope="session")

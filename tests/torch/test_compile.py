@@ -1,5 +1,6 @@
 """torch.compile with functional collectives: one graph, the same numbers as eager."""
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -57,6 +58,7 @@ def test_compiled_functional_collectives(rank, world):
         check(run(numbers(rank, 6, 4), world), rank, world)
 
 
+@pytest.mark.slow
 @on_ranks(2, limit=150)
 def test_inductor(rank, world):
     """Its own lowering of collectives: in place, into buffers it planned, waits moved late."""
