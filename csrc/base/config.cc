@@ -168,7 +168,7 @@ double number(const char* name) {
 
 int64_t whole(const char* name) { return int64_t(number(name)); }
 
-/// However little it is, it is not nothing.
+/// Rounded up, so that a span that is not 0 does not become 0.
 std::chrono::milliseconds seconds(const char* name) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(number(name)));
 }

@@ -23,20 +23,20 @@ std::span<const Variable> variables();
 /// it is, or is not set.
 std::string fault(const Variable& variable);
 
-/// What is set and looks like a variable of nvx, and is none; and what may have been meant.
+/// A variable that is set and looks like one of nvx's, but is none; and what may have been meant.
 struct Stray {
   std::string name;
   std::string hint;
 };
 std::vector<Stray> strays();
 
-/// Operations of devices' tensors that go to torch's own backend, from so many bytes on.
+/// A collective of devices' tensors that is handed over to torch's own backend from this many bytes on.
 struct HandOver {
   std::string collective;
   uint64_t least_bytes = 0;
 };
 
-/// The environment as this process read it first. Every rank of a group must agree on what affects_plan() covers.
+/// The environment as this process first read it. Every rank of a group must have the same plan_hash().
 struct Config {
   std::string debug;
   std::string host_id;
@@ -53,7 +53,8 @@ struct Config {
   int64_t one_shot_bytes;
   std::vector<HandOver> delegate;
 
-  /// Two ranks whose configurations hash differently would choose differently, and are refused.
+  /// Of all that affects which algorithm is chosen. Ranks whose hashes differ would choose differently, so they are
+  /// refused.
   uint64_t plan_hash() const;
 };
 

@@ -8,8 +8,8 @@
 
 namespace nvx {
 
-/// Runs what somebody else has written, for whom nobody here could catch: what it throws goes to say(), as the
-/// std::exception that it is, or null where it is none, and no further.
+/// Runs somebody else's code, whose exceptions nobody here could handle. What it throws goes no further: say() is given
+/// the std::exception, or null where it is none.
 template <class Act, class Say>
 void contain_and(Act&& act, Say&& say) {
   try {
@@ -23,7 +23,7 @@ void contain_and(Act&& act, Say&& say) {
   }
 }
 
-/// The same, and it is logged.
+/// The same, where what was thrown is logged.
 template <class Act>
 void contain(const char* what, Act&& act) {
   contain_and(act, [&](const std::exception* error) {

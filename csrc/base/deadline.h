@@ -26,9 +26,9 @@ class Watch {
  public:
   virtual ~Watch() = default;
   /// True when waiting for this peer (-1: for any) has become pointless. The waiter then looks a last time, for what
-  /// the peer did before it went ...
+  /// the peer did before it went.
   virtual bool alarmed(int peer) = 0;
-  /// ... and if that was in vain, has the cause kept.
+  /// Called where that last look was in vain: keeps the cause.
   virtual void alarm(int peer) = 0;
 };
 

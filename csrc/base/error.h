@@ -25,7 +25,7 @@ class Error : public std::runtime_error {
  public:
   Error(Code code, const std::string& what) : std::runtime_error(what), code_(code) {}
   Code code() const { return code_; }
-  /// The text without that, for a sentence that has it already.
+  /// The text without "nvx: ", for a sentence that begins with it already.
   std::string reason() const { return what() + 5; }
 
  private:
@@ -53,7 +53,7 @@ class [[nodiscard]] Status {
 /// "nvx: <what>: <strerror>", and what to do about it, for a system call that failed just now.
 Error system_error(const std::string& what);
 
-/// What an error says, without the "nvx: " that it begins with: to be said in another one.
+/// What an error says, without the "nvx: " that it begins with: for use inside another message.
 inline std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
 
 }  // namespace nvx

@@ -16,7 +16,7 @@ constexpr bool reached(Stamp value, Stamp want) { return int64_t(value - want) >
 /// A counter in memory that several processes share: one writer of value, any number of sleepers.
 struct Flag {
   std::atomic<Stamp> value;
-  std::atomic<uint32_t> sleepers;  ///< who raised it must be rung for
+  std::atomic<uint32_t> sleepers;  ///< how many sleep: whoever raises the value must ring for them
   std::atomic<uint32_t> bell;      ///< the futex word: moves with every ring
   std::atomic<uint32_t> core;      ///< a hint: 1 + where the writer last ran; 0 before it has written
 };
@@ -44,13 +44,13 @@ class Patience {
   std::atomic<int64_t> span_;
 };
 
-/// Whether to hand the core over instead of sleeping. Among ranks that wait for each other, one is back within
-/// microseconds; behind somebody who computes, only when that one's share of time is over, which is worse than to sleep
-/// and be woken. So who was away for long sleeps in the next waits, and in twice as many if it happens again. Shared by
-/// the waits of a group; a lost update does not matter.
+/// Whether a waiter yields its core instead of sleeping. Among ranks that wait for each other, a thread that yields is
+/// back on its core within microseconds. Behind a thread that computes, it is back only when that thread's time slice
+/// is over, which is worse than to sleep and be woken. So after a yield that took long the next waits sleep, and twice
+/// as many of them if it happens again. Shared by the waits of a group; a lost update does not matter.
 class Courtesy {
  public:
-  /// Whether this wait may hand over; counts the waits.
+  /// Whether this wait may yield. Called once for each wait, as it counts them.
   bool offers();
   void hand_over();
 
@@ -68,7 +68,7 @@ struct WaitRules {
   Patience* patience = nullptr;  ///< null: do not spin
   Watch* watch = nullptr;
   Driver* driver = nullptr;      ///< null: nothing else depends on this waiter
-  Courtesy* courtesy = nullptr;  ///< null: do not hand the core over
+  Courtesy* courtesy = nullptr;  ///< null: do not yield the core
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
@@ -76,7 +76,8 @@ enum class Waited { kReached, kTimedOut, kAlarmed };
 /// The interval at which a sleeper asks its watch; bounds how late a death or an abort is noticed.
 inline constexpr std::chrono::milliseconds kWatchInterval{50};
 
-/// Sleeps on the flag until it is rung or the watch interval has passed, unless its bell has moved since `seen`.
+/// Sleeps on the flag until it is rung, `until` has come or the watch interval has passed. Returns at once if its bell
+/// has moved since `seen` was read.
 void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until);
 
 /// The longest sleep of a waiter that has something to drive.
@@ -98,11 +99,12 @@ inline bool writer_is_on_this_core(const Flag& flag) {
   return core != 0 && core == this_core();
 }
 
-/// How long one that is not to spin hands its core over, again and again, before it sleeps.
+/// How long a waiter that must not spin yields its core, again and again, before it sleeps.
 inline constexpr std::chrono::microseconds kHandOver{50};
 
-/// The one way to wait: for ready() to become true, sleeping on the flag that its makers ring. Ends in any case.
-/// ready() must load with acquire what it hands on; when it held, everything before the matching signal() is visible.
+/// The one way to wait: returns when ready() has become true, or the rules say to give up. It sleeps on the flag, which
+/// must be rung by whoever makes ready() true. ready() must load with acquire; once it was true, everything that was
+/// written before the matching signal() is visible.
 template <class Ready>
 Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   if (ready()) return Waited::kReached;
@@ -120,7 +122,7 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
       }
       if (rules.driver) rules.driver->drive();
       // Two that spin and sleep in turns on one core are never both ready to run, so the scheduler sees no reason to
-      // part them, while another core idles. Handing over is faster, and shows it that there are two.
+      // part them, while another core idles. Yielding is faster, and shows the scheduler that there are two.
       if (courteous && writer_is_on_this_core(flag)) rules.courtesy->hand_over();
     } while (Clock::now() < stop);
     rules.patience->in_vain();

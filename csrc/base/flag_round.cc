@@ -14,7 +14,8 @@ struct Court {
 };
 static_assert(sizeof(Court) == kFlagRoundBytes && std::atomic<uint64_t>::is_always_lock_free);
 
-// No pause between the looks: its length differs by a factor of ten between processors, and would be what is measured.
+// There is no pause between the looks: its length differs by a factor of ten between processors, so the pause is what
+// would be measured.
 bool comes(const std::atomic<uint64_t>& ball, uint64_t want, Clock::time_point end) {
   for (;;) {
     for (int look = 0; look < 4096; ++look)

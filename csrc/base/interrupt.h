@@ -14,7 +14,8 @@ inline std::atomic<InterruptCheck> interrupt_check{nullptr};
 /// however often it is called; in between, and elsewhere: false.
 bool stop_wanted();
 
-/// By what it was to stop, for errors: "interrupted by the user". Of the main thread, like what sets it.
+/// What asked the thread to stop, in words for errors: "interrupted by the user". To be read and set on the main thread
+/// only.
 const std::string& stop_words();
 void set_stop_words(std::string words);
 

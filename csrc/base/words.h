@@ -5,13 +5,14 @@
 
 namespace nvx {
 
-/// What another process wrote, as one line of text that every terminal and every decoder takes: what is no UTF-8, and
-/// what controls terminals, is replaced.
+/// What another process wrote, as one line of text that every terminal and every decoder takes: bytes that are not
+/// UTF-8, and characters that control terminals, are replaced.
 std::string printable(std::string text);
 
 inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
 
-/// What messages call a rank: some of a group's number themselves anew among each other.
+/// What messages call a rank. Where some ranks of a group are numbered anew among each other, messages still use the
+/// group's numbers.
 using RankNames = std::function<std::string(int rank)>;
 
 }  // namespace nvx

@@ -10,8 +10,8 @@
 /// the same slice of every piece, and gives the bits that the whole would.
 namespace nvx {
 
-/// Bytes of a chunk, of all ranks' pieces together: at what a bus moves in a second this is some tenths of a
-/// millisecond, in which what a chunk costs besides, some ten microseconds of events and of meeting the ranks, is lost.
+/// Bytes of a chunk, of all ranks' pieces together: a chunk takes the bus tenths of a millisecond; its fixed cost, some
+/// ten microseconds, is negligible.
 inline constexpr size_t kChunk = 4 << 20;
 
 /// Whether an operation of this many elements, as the fingerprint counts them, goes in chunks. Of what ranks compare,

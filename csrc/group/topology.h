@@ -10,7 +10,7 @@
 namespace nvx {
 
 /// What each rank says of itself when a group is made. Fixed layout, little endian; comes from peers, so nothing in it
-/// is believed beyond what decode_table() checks and what local geometry allows.
+/// is believed beyond what decode() checks and what local geometry allows.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire = 5;            // protocol between ranks; moves when a layout in pad.h or here does

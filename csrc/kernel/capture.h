@@ -11,15 +11,17 @@ namespace nvx::kernel {
 /// The capture that a stream (a cudaStream_t) is in; 0: none. A capture that has failed already counts as one.
 uint64_t capture_of(void* stream);
 
-/// Stands behind the last launch of a channel, whatever stream that was on, and whether a graph has begun it: so
-/// launches of a channel do not overlap. Used on one device, by one thread at a time.
+/// A mark behind the last launch of a channel, on whatever stream that was, and whether a call or a graph has begun it.
+/// It keeps launches of a channel from overlapping. Used on one device, by one thread at a time.
 class Tail {
  public:
-  /// What the stream is given next waits for it. Captured: each replay waits for what was begun before that.
+  /// Has what the stream is given next wait for the mark. Captured: each replay waits for what was begun before it.
   Status hold_back(void* stream, bool captured);
-  /// It stands behind what the stream has been given so far. Captured: behind that of each replay, once that is begun.
+  /// Moves the mark behind what the stream has been given so far. Captured: each replay moves it behind its own work
+  /// when it is begun.
   Status put_behind(void* stream, bool captured);
-  /// Whether it has been passed; true where nobody can tell any more. Of a thread that may ask beside captures.
+  /// Whether the device has passed the mark; true where nobody can tell any more. For threads that may ask beside
+  /// captures (memory/beside_captures.h).
   bool passed() const;
 
  private:

@@ -25,20 +25,23 @@ struct Call {
 
 enum class Staging { kSlot, kLeased };
 
-/// The collective lane of one rank of a group: pads of all ranks, the epoch, and who is known to have finished what.
-/// Used by one thread at a time.
+/// One rank's end of a group's collectives inside a host: the pads of all ranks, the epoch, and who is known to have
+/// finished what. Used by one thread at a time.
 ///
-/// Rules of the lane (design: epochs only grow, credits):
-///  1. Every collective is one epoch on every rank. A rank announces it in arrival(e), which it may overwrite at e +
-///  kEpochs.
-///  2. A rank enters e only when all others are done with e - kEpochs; so nobody still reads what it overwrites. Where
-///  every
-///     rank hears from every rank, that follows from the arrivals and costs nothing; else it is waited for, as credit.
-///  3. Staging is leased; where it is, stands in the arrival. It is touched again only when all are done with the epoch
-///  that
-///     used it.
-///  4. Ranks that meet compare what they call. Where they do not, as around a root, they compare at the credit: what
-///  the other one called at e - kEpochs.
+/// The rules that all ranks keep:
+///
+///  1. Every collective is one epoch on every rank. A rank announces it in arrival(e), which it may overwrite at
+///     e + kEpochs.
+///
+///  2. A rank enters epoch e only when all others are done with e - kEpochs, so nobody still reads what it overwrites.
+///     Where every rank hears from every rank, this follows from the arrivals and costs nothing. Elsewhere the rank
+///     waits until the others have said so: that is their credit.
+///
+///  3. Staging is leased memory, and the arrival says where it is. It is written again only when all ranks are done
+///     with the epoch that used it last.
+///
+///  4. Ranks that meet compare what they call. Ranks that do not meet, as around a root, compare when they take the
+///     credit: then each looks at what the other one called at e - kEpochs.
 class Channel {
  public:
   Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch);
@@ -71,9 +74,9 @@ class Channel {
 
   /// The staging that this rank may use from now on; empty takes it away.
   void lease(size_t offset, size_t bytes);
-  /// Staging of this rank, once nobody reads what an earlier epoch left there.
+  /// The staging of this rank. Waits until nobody reads what an earlier epoch left there.
   bool own_staging(CpuExec& ex, std::span<std::byte>* out);
-  /// Staging of a rank that has been met; false if what it claims is not in its arena.
+  /// The staging of a rank that has been met. False if what that rank claims is not in its arena.
   bool staging(CpuExec& ex, int rank, std::span<std::byte>* out);
   /// The last epoch that used this rank's lease. From any thread.
   uint32_t leased_epoch() const { return leased_epoch_.load(std::memory_order_acquire); }
@@ -84,11 +87,11 @@ class Channel {
   /// Waits for every other rank to be done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
-  /// Who decides for all how they stage: see kernel/ways.h.
+  /// Whether this rank decides for all how they write to staging: see kernel/ways.h.
   bool leads() const { return rank_ == 0; }
-  /// For who leads. Goes out with the arrival.
+  /// For the rank that leads: tells the others, with its next arrival.
   void tell(WayNews news) { told_ = news; }
-  /// What the leader has told in this epoch, once it was met.
+  /// What the leading rank has told in this epoch, once it has been met.
   const WayNews& told() const { return told_; }
   Ways& ways() { return ways_; }
 

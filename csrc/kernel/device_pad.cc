@@ -7,13 +7,14 @@ namespace nvx::kernel {
 void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* pad) {
   const DevicePad layout{shape};
   std::memset(pad, 0, layout.offset(Part::kStaging));
-  // No stamp that a buffer starts with is ever waited for there: those of even epochs are even, those of odd ones odd.
+  // A buffer must not start with a stamp that is ever waited for there. The first buffer serves even epochs, whose
+  // stamps are even, and starts with odd stamps (all bits set); the second serves odd epochs and starts with 0.
   std::memset(pad, 0xff, layout.offset(Part::kGreetingsOdd));
   for (uint32_t block = 0; block < shape.blocks; ++block) {
     for (uint32_t sender = 0; sender < shape.ranks; ++sender) {
       const Stamp posted_credit_done[] = {first_chunk, first_chunk, stamp(first_epoch, 0)};
       static_assert(offsetof(PeerLine, done) == 2 * sizeof(Stamp) && sizeof(Stamp) == 8);
-      // Not the whole line: what fills it up would be whatever this stack holds.
+      // Not the whole line, whose padding would be whatever is on this stack.
       std::memcpy(pad + layout.offset(Part::kLines, block, sender), posted_credit_done, sizeof posted_credit_done);
     }
   }

@@ -7,11 +7,11 @@
 #include "kernel/verdict.h"
 
 /// What ranks write into each other's device memory, and what each keeps to itself: every layout of the pushed
-/// algorithms, stated once for the device and for the host. All of it is plain memory; who accesses it how is the
-/// Exec's affair.
+/// algorithms, stated once for the device and for the host. All of it is plain memory; how it is accessed is up to the
+/// Exec.
 ///
-/// A channel is cut into blocks, and the same block of all ranks is a world of its own: it has its own epoch, packets,
-/// chunks and flags, and never waits for another block.
+/// A channel is cut into blocks, and the same block of all ranks works apart from the other blocks: it has its own
+/// epoch, packets, chunks and flags, and never waits for another block.
 namespace nvx::kernel {
 
 /// 16 bytes of anything: what a lane moves at a time.
@@ -19,8 +19,8 @@ struct alignas(16) [[gnu::may_alias]] Pack {
   uint64_t words[2];
 };
 
-/// 8 bytes of data between stamps: each half is 4 bytes of data below, their stamp above, and is written at once. So
-/// data needs no flag and no order: who sees the stamp sees the data.
+/// 8 bytes of data with their stamps. Each half has 4 bytes of data in its low bits and the stamp in its high bits, and
+/// is written at once. So the data needs neither a flag nor any order: whoever sees the stamp sees the data.
 struct alignas(16) Packet {
   uint64_t halves[2];
 };
@@ -41,14 +41,15 @@ static_assert(sizeof(Greeting) == 48 && offsetof(Fingerprint, count) == kCountWo
               offsetof(Greeting, bytes) == kBytesWord * kPacketBytes);
 inline constexpr uint32_t kGreetingPackets = 8;  ///< room for the words, in a line of its own
 
-/// The words that follow where pieces may go without staging (has_chunks). kPlaceWord is a Reach, whose place is where
-/// the receiver's part of the sender's result belongs. kMoreWord: in reductions the place of the receiver's slice in
-/// the sender's input; in exchanges how many bytes the sender has room for at kPlaceWord's.
+/// Words that follow the greeting where pieces may go without staging (has_chunks). kPlaceWord is a Reach; its place is
+/// where, in the sender's result, the receiver's part belongs. kMoreWord is, in reductions, the place of the receiver's
+/// slice in the sender's input, and in exchanges, how many bytes the sender has room for at the place in kPlaceWord.
 inline constexpr uint32_t kPlaceWord = kGreetingWords, kMoreWord = kPlaceWord + 1, kReachWords = 2;
 static_assert(kGreetingWords + kReachWords <= kGreetingPackets);
 
-/// What ranks say of their pools, in a word: 1 + an offset in the sender's, 0 for none; and below that how much of the
-/// receiver's the sender has mapped, in granules. Of what these bits do not hold nothing is said.
+/// What a rank says of pools, in one word. The low kPlaceBits bits hold the place: 1 + an offset in the sender's pool,
+/// or 0 for none. The high bits hold how much of the receiver's pool the sender has mapped, in granules. A place that
+/// does not fit its bits is told as none, and granules that do not fit theirs are not told.
 struct Reach {
   static constexpr uint32_t kPlaceBits = 44;
   static constexpr uint64_t kPlaces = uint64_t(1) << kPlaceBits, kMostGranules = (uint64_t(1) << (64 - kPlaceBits)) - 1;
@@ -62,7 +63,7 @@ struct Reach {
   static constexpr uint64_t granules_of(uint64_t mapped) {
     return mapped / kGranule < kMostGranules ? mapped / kGranule : kMostGranules;
   }
-  /// Whether a piece at this place lies in what so many granules are.
+  /// Whether a piece at this place lies within the first so many granules of a pool.
   static constexpr bool holds(uint64_t granules, uint64_t place, uint64_t bytes) {
     const uint64_t end = granules * kGranule;
     return place != 0 && bytes != 0 && bytes <= end && place - 1 <= end - bytes;
@@ -71,13 +72,14 @@ struct Reach {
 static_assert(Reach::of(Reach{Reach::kPlaces - 1, 5}.word()).granules == 5 &&
               Reach::of(Reach{7, Reach::kMostGranules}.word()).place == 7);
 
-/// Counters of one peer: it alone writes them, in the memory of the one who waits for them.
+/// Counters of one peer, which alone writes them, in the memory of the rank that waits for them. The last three have an
+/// epoch in their high half.
 struct alignas(kLine) PeerLine {
   Stamp posted;  ///< chunks that the peer has written for me, ever
   Stamp credit;  ///< chunks of mine that the peer has read, ever
-  Stamp done;    ///< the last operation it is done with that some ranks could leave unheard; below, what it had called
-  Stamp ready;   ///< above, the last operation for which its tensors are ready for others to touch; below, 1
-  Stamp quit;    ///< above, the operation in which it has failed; below, 1. Its tensors are then not to be relied on
+  Stamp done;   ///< the last operation it is done with, of those that it tells of; low half: a digest of what it called
+  Stamp ready;  ///< the last operation for which its tensors are ready to be touched by others; low half: 1
+  Stamp quit;   ///< the operation in which it has failed, so that its tensors cannot be relied on; low half: 1
 };
 
 inline constexpr uint32_t kBuffers = 2;        ///< operations whose packets are kept apart
@@ -86,8 +88,9 @@ inline constexpr uint32_t kDigests = 8;        ///< operations of which a block 
 inline constexpr uint32_t kRestamp = 1 << 24;  ///< operations after which every packet is stamped anew
 
 constexpr bool is_power_of_two(uint64_t n) { return n != 0 && (n & (n - 1)) == 0; }
-// Epochs, stamps and chunk counters wrap. What is derived from them by a remainder goes on smoothly only so; and a
-// stamp may be taken for another one only when it is as old as the whole range, which restamping rules out by far.
+// Epochs, stamps and chunk counters wrap. Remainders of them go on without a jump only where the divisor is a power of
+// two. And a stamp may be mistaken for another one only when it is as old as the whole range; packets are stamped anew
+// long before that.
 static_assert(is_power_of_two(kBuffers) && is_power_of_two(kChunks) && is_power_of_two(kDigests));
 static_assert(is_power_of_two(kRestamp) && kRestamp > kBuffers && uint64_t(kRestamp) < (uint64_t(1) << 31));
 static_assert(kDigests >= 2 * kBuffers);
@@ -106,11 +109,11 @@ struct DeviceShape {
   }
 };
 
-/// What a rank's pad consists of; in each part one cell a block and sender. Senders may see
+/// The parts of a rank's pad. Each part has one cell for every block and sender. Different senders may be shown
 /// different memory as the pad: see PeerPads.
 enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, kLines, kStaging, kEnd };
 
-/// Where everything is in a pad. Its owner reads it, the others write to it.
+/// Where everything is in a pad, which its owner reads and the others write.
 struct DevicePad {
   DeviceShape shape;
 
@@ -128,26 +131,27 @@ struct DevicePad {
     for (uint32_t i = 0; i < uint32_t(part); ++i) sum += cell(Part(i)) * shape.ranks * shape.blocks;
     return sum;
   }
-  /// What sender has for this block.
+  /// The cell of this block into which this sender writes.
   constexpr size_t offset(Part part, uint32_t block, uint32_t sender) const {
     return offset(part) + (size_t(block) * shape.ranks + sender) * cell(part);
   }
-  /// The parts of which there is one a buffer.
+  /// Of a part that exists once for each buffer: the one of this buffer.
   static constexpr Part of(Part part, uint32_t buffer) { return Part(uint32_t(part) + 2 * buffer); }
   constexpr size_t bytes() const { return offset(Part::kEnd); }
 };
 static_assert(uint32_t(Part::kGreetingsOdd) == uint32_t(Part::kGreetings) + 2 &&
               uint32_t(Part::kPacketsOdd) == uint32_t(Part::kPackets) + 2 && kBuffers == 2);
 
-/// A rank and one of its peers, as addresses for kernels of this rank. Each is where a pad begins, of whose cells only
-/// those of this pair are touched: so pairs that cannot reach each other's devices have a pad in other memory, and a
-/// rank may own several, each formatted as any. Of a rank with itself, both are the same.
+/// Where a rank and one of its peers meet, as addresses for this rank's kernels. Each is where a whole pad begins, of
+/// which only the cells of this pair are touched. So a pair that cannot reach each other's devices has a pad in other
+/// memory, and a rank may own several pads, all formatted alike. For a rank with itself, the two addresses are the
+/// same.
 struct PeerPads {
   std::byte* theirs;  ///< the peer's, in which this rank writes
   std::byte* mine;    ///< this rank's, which the peer sees as its `theirs`: where this rank reads what it wrote
 };
 
-/// Of a rank, for itself: memory that no peer has mapped.
+/// What a rank keeps for itself, in memory that no peer has mapped.
 struct alignas(kLine) RankState {
   uint32_t failed;    ///< 1 after the first failure: no block of a later operation writes anything
   uint32_t left;      ///< blocks that have ended the operation under way
@@ -168,10 +172,11 @@ struct PipeState {
   Stamp taken;     ///< chunks, ever
   uint32_t heard;  ///< the last operation in which the peer was met
 
-  // Of this operation, where pieces may go without staging: what this rank has told the peer ...
-  uint32_t granules;  ///< that it reaches of the peer's pool, and
-  uint64_t pool;      ///< where it sees that pool begin
-  // ... and what both make of their greetings. Addresses are of this block's share; null: by staging.
+  // In this operation, where pieces may go without staging. What this rank has told the peer:
+  uint32_t granules;  ///< how much of the peer's pool this rank reaches
+  uint64_t pool;      ///< where this rank sees that pool begin
+  // What both conclude from their greetings. Addresses are those of this block's share; null means that it goes by
+  // staging.
   std::byte* out;           ///< in the peer's result, where what this rank has for it belongs
   const std::byte* in;      ///< this rank's slice of the peer's input
   uint32_t is_written;      ///< the peer writes to this rank's result itself
@@ -184,7 +189,7 @@ struct DeviceState {
   DeviceShape shape;
 
   static constexpr size_t rank() { return 0; }
-  /// A PeerPads a rank.
+  /// One PeerPads for each rank.
   static constexpr size_t pads() { return rank() + sizeof(RankState); }
   constexpr size_t blocks() const { return round(pads() + shape.ranks * sizeof(PeerPads)); }
   constexpr size_t pipes() const { return blocks() + shape.blocks * sizeof(BlockState); }
@@ -218,9 +223,9 @@ struct alignas(kLine) Control {
   uint32_t abort;  ///< the host raises it, and every wait ends
   alignas(kLine) DeviceVerdict verdict;
   alignas(kLine) uint64_t finished;  ///< the last epoch that all blocks have ended
-  uint64_t replayed;                 ///< how many of those so far were graphs'; written before it. 32 bits, which wrap
-  uint32_t begun;                    ///< the last epoch that the first block has begun
-  uint32_t direct;                   ///< pieces that have gone to or come from a peer without staging, ever; wraps
+  uint64_t replayed;  ///< how many operations graphs had begun by then; written first; wraps after 32 bits
+  uint32_t begun;     ///< the last epoch that the first block has begun
+  uint32_t direct;    ///< pieces that have gone to or come from a peer without staging, ever; wraps
 };
 
 /// Another rank's pool (memory/device_pool.h) as this rank's device sees it, in memory of the host that the device
@@ -244,9 +249,9 @@ struct DeviceChannel {
   uint32_t by_replays = 0;          ///< whether the launch is kept in a graph, whose replays the host does not count
 };
 
-/// Writes what a pad and a state must hold before the first operation, which is first_epoch + 1. first_chunk is where
-/// chunk counters begin. Staging needs nothing: pad points to offset(Part::kStaging) bytes. pads: by rank, this rank
-/// included.
+/// These write what a pad and a state must hold before the first operation, whose epoch is first_epoch + 1. Chunk
+/// counters begin at first_chunk. Staging may hold anything, so `pad` is of offset(Part::kStaging) bytes only. pads:
+/// one for each rank, this rank included.
 void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* pad);
 void format_state(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, const PeerPads* pads,
                   std::byte* state);

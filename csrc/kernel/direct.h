@@ -16,7 +16,7 @@
 /// ("pipelined").
 namespace nvx::kernel {
 
-/// Everyone has come when the first one leaves.
+/// Nobody leaves before everyone has come.
 template <class Exec, class Channel>
 NVX_HD bool barrier(Exec& ex, Channel& ch, const Call& call) {
   if (!ch.enter(ex)) return false;
@@ -103,8 +103,8 @@ NVX_HD bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std:
 
 inline constexpr size_t kDepth = 3;  ///< chunks in flight: one being staged, one reduced, one fetched
 
-/// Lengths and numbers of chunks beyond these are nobody's: what peers write is held against them before it is computed
-/// with, so that no product of such numbers overflows.
+/// No operation has longer pieces, or more chunks, than these. What peers write is checked against them before it is
+/// used in a calculation, so that no product of such numbers overflows.
 inline constexpr size_t kLongest = size_t(1) << 48;
 inline constexpr size_t kMostChunks = size_t(1) << 31;
 
@@ -114,8 +114,9 @@ struct Geometry {
   size_t chunks;  ///< rounds
   size_t depth;   ///< slots
 
-  /// longest: bytes of the longest part that has to go through; parts: of how many a slot consists. Parts are whole
-  /// cache lines, which no element straddles. What is too long for anybody has no chunks.
+  /// longest: bytes of the longest piece that has to go through. parts: how many parts a slot has. Parts are whole
+  /// cache lines, so that no element straddles two of them. There are no chunks where the piece is too long for
+  /// anybody, or the staging too small.
   static NVX_HD Geometry of(size_t staging, size_t longest, size_t parts) {
     constexpr size_t kAlign = 64;
     if (longest > kLongest) return {0, 0, kDepth};

@@ -17,12 +17,13 @@
 #define NVX_HD
 #define NVX_APART __attribute__((noinline))
 #endif
-// NVX_APART: compiled once for all kernels, which would take minutes each otherwise.
+// NVX_APART marks functions that are not inlined, so that they are compiled once for all kernels: otherwise each kernel
+// would take minutes to compile.
 
 namespace nvx::kernel {
 
-/// The verbs of an algorithm, played by one thread of the host: one tile of one lane, bulk work by the level's wide
-/// loops.
+/// The verbs of the CPU's algorithms (kernel/direct.h), for the one thread of the host that a rank runs them on. Bulk
+/// work is done by the wide loops of the instruction-set level (kernel/level.h).
 class CpuExec {
  public:
   CpuExec(size_t width, ReduceFn reduce, const double* factors, const WaitRules& rules)
@@ -60,13 +61,13 @@ class CpuExec {
     if (bytes != 0) stage_(dst, src, bytes);
   }
 
-  /// Which way stage() goes from now on, where the machine has two.
+  /// How stage() writes from now on, on a machine that can do it in two ways.
   void stage_by(Way way) { stage_ = level_.copy_by(way); }
-  /// Which way copy() goes from now on: to where this rank alone will read.
+  /// How copy() writes from now on: to memory that this rank alone will read.
   void keep_by(Way way) { keep_ = level_.copy_by(way); }
   bool has_ways() const { return level_.copy_past != nullptr; }
 
-  /// Tells from now on how long waits take.
+  /// From now on waits are timed, for waited().
   void measure() { measures_ = true; }
   Clock::duration waited() const { return waited_; }
 
@@ -81,7 +82,8 @@ class CpuExec {
   }
   const Verdict& verdict() const { return verdict_; }
 
-  /// Bytes after which alternating between two bulk verbs keeps the data in the nearest cache.
+  /// Callers that run two bulk verbs over the same data alternate between them after this many bytes, so that the
+  /// second finds the data in the nearest cache.
   static constexpr size_t kBlock = 16 << 10;
 
  private:
@@ -104,19 +106,19 @@ struct Awaited {
   Stamp seen;
 };
 
-/// What two ranks that do not agree have said to each other.
+/// The greetings of two ranks that do not agree.
 struct Quarrel {
   uint64_t mine[kGreetingWords];
   uint64_t theirs[kGreetingWords];
 };
 
 /// The verbs of the pushed algorithms (kernel/pushed.h), for one lane of a tile of many. Machine is what a lane is made
-/// of: a thread of a CUDA block, or a thread of the host that plays one. A wait is one lane's, and ends; what it means
-/// for the tile, the tile decides with all().
+/// of: a thread of a CUDA block, or a thread of the host that plays one. Each lane waits for itself, and every wait
+/// ends; what that means for the tile, its lanes decide together by all().
 template <class Machine>
 class TileExec : public Machine {
  public:
-  /// call: what verdicts name the operation by.
+  /// call: the number by which verdicts name the operation.
   NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns, uint32_t call)
       : Machine(machine),
         rank_(rank),
@@ -126,30 +128,32 @@ class TileExec : public Machine {
         began_ns_(Machine::now_ns()),
         next_look_ns_(began_ns_ + Machine::kLookNs) {}
 
-  /// The host's abort word, for one lane of the tile; 0 for the others. Worth asking for early: it comes over the bus.
+  /// The host's abort word, read by one lane of the tile; the other lanes get 0. Ask early, as the answer has to come
+  /// over the bus.
   NVX_HD uint32_t ask_host() const { return is_lookout() ? Machine::load_host(control_->abort) : 0; }
 
-  /// How far a peer's pool is mapped, for any lane. Worth asking for as early. base never changes once it is there, and
-  /// mapped only grows: the two need not be of one moment.
+  /// How far a peer's pool is mapped; any lane may ask. Ask as early as for the abort word. base never changes once it
+  /// is set and mapped only grows, so the two need not be read at the same moment.
   NVX_HD PoolView ask_host(const PoolView& at) const {
     return {Machine::load_host(at.base), Machine::load_host(at.mapped)};
   }
 
-  /// Opens an operation, which verdicts name by its epoch, and tells the host so. A lane's verdict: false where its
-  /// rank has failed before, or the host has said not to begin.
+  /// Opens an operation and tells the host so; verdicts name it by this epoch. The answer is this lane's alone: false
+  /// where its rank has failed before, or where the host has asked not to begin.
   NVX_HD bool begin(uint32_t epoch, uint32_t abort) {
     epoch_ = epoch;
     if (is_lookout() && Machine::tile() == 0) Machine::store_host(control_->begun, epoch);
     return !has_failed() && (abort == 0 || fail(alarm()));
   }
 
-  /// For between chunks, where no wait may come to look around. A lane's verdict.
+  /// To be asked between chunks, as there may be no wait there that would notice a failure or an abort. The answer is
+  /// this lane's alone.
   NVX_HD bool goes_on() {
     if (!is_lookout()) return true;
     return !has_failed() && (!hears_abort(Machine::now_ns()) || fail(alarm()));
   }
 
-  /// Until ready() holds. False: it does not, and the verdict says why.
+  /// Waits until ready() holds. False if the wait ended otherwise; the verdict then says why.
   template <class Ready>
   NVX_HD bool wait(Awaited& awaited, Ready ready) {
     for (uint32_t turn = 1; !ready(); ++turn) {
@@ -162,8 +166,8 @@ class TileExec : public Machine {
     return true;
   }
 
-  /// Until a peer has raised its counter that far. What it wrote before is then visible to this lane, and to the tile
-  /// once they have met.
+  /// Waits until a peer has raised its counter that far. What the peer had written before is then visible to this lane,
+  /// and to the other lanes of the tile after their next sync() or all().
   NVX_HD bool wait_for(const Stamp& counter, Stamp want, int peer, Stamp* seen = nullptr) {
     Awaited awaited{peer, want, 0};
     const bool ok = wait(awaited, [&] { return reached(awaited.seen = Machine::acquire(counter), want); });
@@ -171,7 +175,8 @@ class TileExec : public Machine {
     return ok;
   }
 
-  /// Keeps the verdict if it is the rank's first, and so ends the waits of all its lanes. Always false.
+  /// Records the verdict if it is the rank's first, which also ends the waits of all of the rank's lanes. Always
+  /// returns false.
   NVX_APART bool fail(const Verdict& verdict, const Quarrel* quarrel = nullptr) {
     if (!Machine::claim(rank_->failed)) return false;
     DeviceVerdict& told = control_->verdict;
@@ -191,13 +196,13 @@ class TileExec : public Machine {
     return false;
   }
 
-  /// Pieces that go without staging: the first block counts them.
+  /// Counts pieces that go without staging. Only the first block does, as each block has a share of every piece.
   NVX_HD void count_direct(uint32_t pieces) {
     if (pieces != 0 && Machine::tile() == 0) Machine::add(rank_->direct, pieces);
   }
 
-  /// By one lane of each block, once a launch. The last of them tells the host that this epoch has ended, and before
-  /// that how many operations of the launch a graph has begun.
+  /// Called by one lane of each block, once a launch. The last block tells the host that this epoch has ended; before
+  /// that, where a graph has begun the launch, it adds its operations to the count of replayed ones.
   NVX_HD void count_out(uint32_t epoch, uint32_t replayed) {
     if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);
@@ -212,20 +217,21 @@ class TileExec : public Machine {
  private:
   NVX_HD static Verdict alarm() { return {Verdict::Cause::kWait, Waited::kAlarmed, -1, 0, 0, 0, 0}; }
 
-  /// Another block of this rank has failed, or another lane, or an operation before this one.
+  /// Whether this rank has failed: in this block or another one, in this operation or an earlier one.
   NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }
-  /// The one lane that looks around for the tile when all lanes come by. The last one has the least to do.
+  /// Whether this is the lane that looks around for the tile where all lanes pass. It is the last one, which has the
+  /// least to do.
   NVX_HD bool is_lookout() const { return Machine::lane() == Machine::lanes() - 1; }
 
-  /// Whether the host wants this to end, as far as it is due to be asked.
+  /// Whether the host wants the operation to end. The host is really asked once every kLookNs only.
   NVX_HD bool hears_abort(uint64_t now_ns) {
     if (now_ns < next_look_ns_) return false;
     next_look_ns_ = now_ns + Machine::kLookNs;
     return Machine::load_host(control_->abort) != 0;
   }
 
-  /// Whether to give up a wait; kReached: not yet. Each lane that waits looks at its rank, and one of those that wait
-  /// together at the clock and the host too: what it finds fails the rank, which is how the others learn of it.
+  /// Whether to give up a wait. kReached: keep waiting. Each waiting lane checks whether its rank failed; one of those
+  /// waiting together also checks the clock and the host's abort word. Giving up fails the rank, which the others see.
   NVX_APART Waited look() {
     if (has_failed()) return Waited::kAlarmed;
     if (!Machine::speaks()) return Waited::kReached;
@@ -248,8 +254,8 @@ class TileExec : public Machine {
 /// A thread of a CUDA block. A rank's blocks may be some of a grid's.
 class CudaMachine {
  public:
-  static constexpr uint32_t kGlance = 32;       ///< turns of a wait after which it looks around
-  static constexpr uint64_t kLookNs = 100'000;  ///< after which a lane that does looks across the bus, at the host
+  static constexpr uint32_t kGlance = 32;       ///< a waiting lane looks around after this many turns
+  static constexpr uint64_t kLookNs = 100'000;  ///< how often such a look goes to the host, over the bus
 
   __device__ CudaMachine(int tile, int tiles) : tile_(tile), tiles_(tiles) {}
 
@@ -259,10 +265,11 @@ class CudaMachine {
   __device__ int tiles() const { return tiles_; }
   __device__ void sync() const { __syncthreads(); }
   __device__ bool all(bool mine) const { return __syncthreads_and(mine); }
-  /// For one of those lanes of a warp that are here at once, whichever they are: who waits alone speaks for itself.
+  /// True for exactly one of the lanes of a warp that are here at the same time, whichever these are. So a lane that
+  /// waits alone speaks for itself.
   __device__ bool speaks() const { return int(threadIdx.x % warpSize) == __ffs(int(__activemask())) - 1; }
 
-  /// Both halves in one access of 16 bytes, which promises no more than each half's being whole.
+  /// Reads both halves in one access of 16 bytes. Only each half by itself is promised to be whole.
   __device__ Packet peek_packet(const Packet* from) const {
     Packet p;
     asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(p.halves[0]), "=l"(p.halves[1]) : "l"(from) : "memory");
@@ -272,7 +279,8 @@ class CudaMachine {
     asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(p.halves[0]), "l"(p.halves[1]) : "memory");
   }
 
-  /// What this lane's tile wrote before it last met is visible to whoever acquires the value, on any device.
+  /// What this lane's tile wrote before its last sync() or all() is visible to whoever acquires the value, on any
+  /// device.
   __device__ void signal(Stamp& at, Stamp value) const {
     system_ref<Stamp>(at).store(value, cuda::std::memory_order_release);
   }

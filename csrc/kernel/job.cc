@@ -39,7 +39,7 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
   job.factor = work.call.factor;
   job.root = work.call.root;
   job.algorithm = algorithm;
-  std::byte* const in = const_cast<std::byte*>(work.in);  // it is read only: pieces are of both sides
+  std::byte* const in = const_cast<std::byte*>(work.in);  // it is only read; Pieces serve both directions
   const bool is_root = job.root == int(rank);
   const uint64_t bytes = work.count * width;
   const auto listed = [&](const Piece* pieces, uint32_t at) {
@@ -102,8 +102,8 @@ Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
   return {begin, size_t(end - begin)};
 }
 
-/// Of an all-to-all in place, what goes to a peer lies where what comes from it belongs: the peer may have to write
-/// before this has been read, so that goes through slots.
+/// In an all-to-all in place, what goes to a peer lies where what comes from it belongs. The peer may be ready to write
+/// there before that has been read, so what comes goes through slots.
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of) {
   const std::less<const std::byte*> before;
   const Piece in = extent_of(job.send, ranks, table), out = extent_of(job.recv, ranks, table);

@@ -22,13 +22,13 @@ inline constexpr size_t kPushedCount = 6;
 
 const char* name(Pushed algorithm);
 
-/// Whether ranks that have each other's memory mapped may do without staging in it.
+/// Whether it may move data in chunks. Then ranks that have mapped each other's memory may do without staging.
 NVX_HD constexpr bool has_chunks(Pushed algorithm) {
   return algorithm == Pushed::kReduceChunks || algorithm == Pushed::kExchangeChunks ||
          algorithm == Pushed::kExchangePieces;
 }
 
-/// Where each rank's piece lies, without a list where there is a rule.
+/// Where each rank's piece lies: by a rule where there is one, else listed in a table.
 struct Pieces {
   enum class Kind : uint32_t {
     kNone,   ///< nobody has one
@@ -106,9 +106,9 @@ void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place
 Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank);
 Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank);
 
-/// Whether the algorithm can do the collective on this type, and in the case of packets whether they hold it. What a
-/// launch is given must be so. Where counts differ by rank the answer does too: there kExchangePieces and chunks are
-/// what all can agree on.
+/// Whether the algorithm can carry out the job: its collective, its type and, in packets, its length. Launches refuse
+/// jobs that it cannot. Where counts differ by rank the answer may do so too; kExchangePieces and chunks are what all
+/// ranks can agree on there.
 bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table);
 
 }  // namespace nvx::kernel

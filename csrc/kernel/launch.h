@@ -23,7 +23,7 @@ enum class Algorithm {
 
 const char* name(Algorithm algorithm);
 
-/// Everything an algorithm reads and writes. Which fields count is the algorithm's affair.
+/// Everything that algorithms read and write. Each uses some of the fields.
 struct Work {
   Call call;
   const std::byte* in = nullptr;

@@ -20,7 +20,7 @@ bool lies_inside(const Pieces& pieces, uint32_t ranks, size_t listed) {
 
 bool lacks_memory(const Piece& piece) { return piece.bytes != 0 && !piece.data; }
 
-/// Why the channel is none; null where it is one.
+/// Why a channel cannot be used; null where it can.
 const char* flaw(const DeviceChannel& channel) {
   if (!channel.shape.sound()) return "its channel has no ranks, no blocks, or packets or chunks of no such size";
   if (channel.rank >= channel.shape.ranks) return "its rank is none of the channel's";
@@ -28,7 +28,7 @@ const char* flaw(const DeviceChannel& channel) {
   return nullptr;
 }
 
-/// Why a job cannot be run on a channel that can; null where it can.
+/// Why a job cannot be run on a channel that can be used; null where it can.
 const char* flaw(const Job& job, const DeviceChannel& channel, std::span<const Piece> table) {
   const uint32_t ranks = channel.shape.ranks, me = channel.rank;
   const Collective collective = job.fingerprint.collective;

@@ -42,14 +42,15 @@ constexpr bool in_order() {
 }
 static_assert(in_order());
 
-/// How often this thread has lost its core to another one while it had work: what it took then tells nothing.
+/// How often this thread has lost its core to another one while it had work. The time of an operation that was
+/// interrupted so tells nothing of how it wrote its data.
 long interruptions() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
   return usage.ru_nivcsw;
 }
 
-/// From these bytes on an operation may well be interrupted, and asking whether it was costs little beside it.
+/// An operation of at least this many bytes may well be interrupted, and asking whether it was costs little beside it.
 constexpr size_t kLasts = 64 << 10;
 
 }  // namespace

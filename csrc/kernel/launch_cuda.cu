@@ -23,9 +23,9 @@ using Single = Parcel<1, 16>;
 using Several = Parcel<kLaunchJobs, kLaunchPieces>;
 static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
 
-// Which algorithms a kernel knows is fixed where it is compiled: code that it cannot reach it does not carry. One block
-// at once on a processor is enough, and is said: compilers that are left to choose make room for two on some
-// architectures, with half of the registers, and then spill in the loops.
+// The algorithms that a kernel can run are fixed when it is compiled, so it carries no code that it cannot reach. One
+// block at a time on a multiprocessor is enough, and the launch bounds say so: on some architectures, compilers that
+// are left to choose make room for two blocks with half of the registers each, and then spill in the loops.
 
 __global__ void __launch_bounds__(kLanes, 1) run_reduction(const __grid_constant__ Single parcel) {
   run_jobs<PushRules>(
@@ -106,7 +106,8 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
     facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
     most = std::max(most, a.localSizeBytes);
   }
-  // A launch that finds less has it made larger, and for that waits for the kernels in flight, which may wait for it.
+  // A launch that finds a smaller stack has it enlarged, which waits for the kernels in flight; and those may be
+  // waiting for this launch.
   NVX_TRY(status_of(cudaDeviceGetLimit(&stack, cudaLimitStackSize), "the device's limits"));
   if (stack < most) NVX_TRY(status_of(cudaDeviceSetLimit(cudaLimitStackSize, most), "room for the kernels' stacks"));
   return {};

@@ -13,7 +13,7 @@ namespace nvx::kernel {
 /// factors holds one multiplier a rank for kPremulSum and is not read otherwise.
 using ReduceFn = void (*)(void* dst, const void* const* srcs, int ranks, size_t n, const double* factors);
 
-/// data[i] = data[i] / by, as kAvg divides: for sums that were put together from sums.
+/// data[i] = data[i] / by, as kAvg divides: for averages whose sums were put together from partial sums.
 using DivideFn = void (*)(void* data, size_t n, int by);
 
 /// Copies n bytes between ranges that do not overlap.
@@ -30,7 +30,8 @@ struct Level {
   CopyFn copy_by(Way way) const { return way == Way::kPast && copy_past ? copy_past : copy; }
 };
 
-/// The levels that this machine can run, the best last. All give the same bits, NaN payloads and signs aside.
+/// The levels that this machine can run, the best last. All give the same bits, except for the payloads and signs of
+/// NaNs.
 std::span<const Level* const> levels();
 
 /// The best level this machine can run, or the one that NVX_CPU_LEVEL names; picked once.

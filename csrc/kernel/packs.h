@@ -10,7 +10,8 @@
 /// What a tile does to memory, a pack of 16 bytes a lane at a time: copies, and reductions from peers' chunks or
 /// packets. Pointers of the caller's may have any alignment; what lies in pads is aligned, and padded to whole packs.
 ///
-/// Pack i is always lane i's, modulo the lanes: what a lane has written in one loop it may read in the next one.
+/// Pack i always belongs to lane i modulo the number of lanes, so a lane may read in one loop what it has written in
+/// the loop before.
 namespace nvx::kernel {
 
 template <class Word>
@@ -42,7 +43,7 @@ NVX_HD void store_words(std::byte* to, const Pack& pack) {
 
 NVX_HD inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(Pack) == 0; }
 
-/// A pack at any address, of which no more than `bytes` are there: not a byte behind them is touched.
+/// A pack at any address, of which only the first `bytes` bytes are there: no byte behind them is touched.
 NVX_APART inline Pack load_odd(const std::byte* from, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (bytes >= sizeof(Pack) && address % 8 == 0) return load_words<uint64_t>(from);
@@ -93,13 +94,13 @@ NVX_APART inline void copy_packs(std::byte* to, const std::byte* from, size_t by
   }
 }
 
-/// Together.
+/// Called by all lanes together.
 template <class Exec>
 NVX_HD void copy(const Exec& ex, std::byte* to, const std::byte* from, size_t bytes) {
   copy_packs(to, from, bytes, size_t(ex.lane()), size_t(ex.lanes()));
 }
 
-/// Data goes four bytes a half packet, so a pack is two packets.
+/// Each half of a packet carries four bytes of data, so a pack takes two packets.
 NVX_HD inline uint32_t stamp_of(uint64_t half) { return uint32_t(half >> 32); }
 NVX_HD inline uint64_t data_of(const Packet& p) { return (p.halves[0] & 0xffffffffu) | p.halves[1] << 32; }
 NVX_HD inline bool is_stamped(const Packet& p, uint32_t stamp) {
@@ -110,7 +111,7 @@ NVX_HD inline Packet packet_of(uint64_t data, uint32_t stamp) {
   return {{(data & 0xffffffffu) | above, data >> 32 | above}};
 }
 
-/// Together: a piece goes out as packets.
+/// Called by all lanes together: sends a piece as packets.
 template <class Exec>
 NVX_APART void put_packets(const Exec& ex, Packet* to, const std::byte* from, size_t bytes, uint32_t stamp) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
@@ -130,7 +131,8 @@ NVX_HD bool peek_pack(const Exec& ex, const Packet* from, uint32_t stamp, Pack* 
   return is_stamped(first, stamp) && is_stamped(second, stamp);
 }
 
-/// Together: packets of a peer become a piece. A lane's verdict; the tile has to decide on it.
+/// Called by all lanes together: makes a piece of a peer's packets. The answer is this lane's alone; the tile has to
+/// decide on it together.
 template <class Exec>
 NVX_APART bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t bytes, uint32_t stamp, int peer) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
@@ -147,7 +149,7 @@ NVX_HD inline bool has_packs(const std::byte* data, size_t bytes) {
   return is_aligned(data) && bytes % sizeof(Pack) == 0;
 }
 
-/// What each rank writes for this block into one part of this rank's pad, wherever that is for it.
+/// The cells that the ranks write for this block in one part of this rank's pad, wherever that pad is for each of them.
 struct Cells {
   const PeerPads* pads;
   size_t first;  ///< where rank 0's cell is in a pad
@@ -264,7 +266,7 @@ class Accumulators {
   };
   static constexpr bool kFloats = kIsFloat<Acc>;
   static constexpr bool kScales = kFloats;
-  /// What the type has no operator for, nobody asks for: see visit.
+  /// Operators that a type does not have are never asked for: see reduce() below.
   static constexpr bool has(ReduceOp op) {
     const bool bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
     if (kIsComplex<T>) return op == ReduceOp::kProduct;
@@ -282,7 +284,7 @@ class Accumulators {
   Acc acc_[kCount] = {};
 };
 
-/// What one lane does of a reduction.
+/// A reduction, of which each lane does its own packs.
 struct Fold {
   std::byte* to;
   Sources sources;
@@ -292,7 +294,7 @@ struct Fold {
   size_t bytes;
 };
 
-/// to[i] = op over the ranks' elements, in absolute rank order, rounded once. A lane's verdict.
+/// to[i] = op over the ranks' elements, in absolute rank order, rounded once. The answer is this lane's alone.
 template <class T, class Exec>
 NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < f.bytes; i += size_t(ex.lanes())) {
@@ -308,7 +310,7 @@ NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
   return true;
 }
 
-/// Where the sign makes no difference, the signed type uses the code of the unsigned; bits have no type.
+/// Where the sign makes no difference, the signed type uses the code of the unsigned one; so do bitwise operators.
 template <class T, class Unsigned, class Exec>
 NVX_HD bool fold_integers(Exec& ex, const Fold& f) {
   switch (f.op) {
@@ -352,8 +354,8 @@ NVX_HD bool fold_bools(Exec& ex, const Fold& f) {
   }
 }
 
-/// Together: a reduction of elements of the type. A lane's verdict; false too where type and operator have no meaning
-/// together, which is where the host's loops have none.
+/// Called by all lanes together: reduces elements of this type. The answer is this lane's alone; it is also false where
+/// the type has no such operator, which is where the host's loops have none either.
 template <class Exec>
 NVX_APART bool reduce(Exec& ex, DType type, const Fold& f) {
   switch (type) {

@@ -17,35 +17,43 @@ struct PushRules {
   static constexpr bool kCredits = true;  ///< chunks and packets wait until there is room for them
   static constexpr bool kMeets = true;    ///< greetings are waited for
   // Of what goes without staging:
-  static constexpr bool kHearsFirst = true;    ///< a peer says in this epoch where, before anything is written there
-  static constexpr bool kReachIsTold = true;   ///< both go by how far a rank has told that it reaches
+  static constexpr bool kHearsFirst = true;    ///< nothing is written before its owner has said, in this epoch, where
+  static constexpr bool kReachIsTold = true;   ///< both judge by the reach that a rank has told
   static constexpr bool kReachEnds = true;     ///< nothing behind that is touched
   static constexpr bool kReadersFirst = true;  ///< an input stays until its readers have read it
-  static constexpr bool kTellsFailure = true;  ///< before a kernel ends, and with that what is known of its tensors
+  static constexpr bool kTellsFailure = true;  ///< a rank that fails says so before its kernel ends
 };
 
-/// One block of a rank's end of a channel, played by the lanes of a tile together. A lane's view of it: every lane has
-/// one of its own.
+/// One block of a rank's end of a channel, worked by all lanes of a tile together. Every lane has an object of its own.
 ///
-/// Rules of the lane:
+/// The rules that all ranks keep:
+///
 ///  1. Every operation is one epoch on every rank and block. In it a rank greets every other one, and may send packets
 ///     to it, in buffer epoch % kBuffers.
-///  2. A rank writes to a peer's buffer when that peer is done with epoch - kBuffers: it was met in the epoch after
-///  that
-///     one, or says so in its line. It says so after operations in which not everybody meets everybody.
-///     What only some operations move, `heard` and the line, is brought up to date whenever packets are stamped anew:
-///     it is compared modularly, and so must never be half the range behind.
+///
+///  2. A rank writes to a peer's buffer only when that peer is done with epoch - kBuffers: either the peer was met in
+///     the epoch after that one, or it has said so in its line. A rank says so after operations in which not everybody
+///     meets everybody. `heard` and the line move in some operations only. They are compared modularly, so they must
+///     never be half the range behind, and are brought up to date whenever packets are stamped anew.
+///
 ///  3. Chunks from one rank to another go through kChunks slots in the reader's memory, numbered for ever. The reader
-///     gives each one back.
-///  4. Ranks that meet compare their greetings; those that do not, what they had called before, at the line of rule 2.
-///  5. What follows an await is the tile's, what precedes a post or a release is the whole tile's too.
-///  6. Where a rank has mapped what a peer uses of its pool, what would go through slots goes without: it writes to the
-///  peer's result itself, or reads its input. Both judge that alike, from what they say in their greetings of this
-///  epoch and nothing else, so who writes has heard the peer in it: its memory is ready. Counters go on as if there
-///  were slots; and who lets others read leaves when they have.
-///  7. Who fails in such an operation tells the others before its kernel ends, and its tensors with it. Who reads or
-///  writes them looks for that at every await: it goes no further then, and waits for its own end. So what was read of
-///  an input is what was posted, or is not used; and a result is written no longer than until the next await.
+///     gives each slot back.
+///
+///  4. Ranks that meet compare their greetings. Ranks that do not meet compare what they had called before, when they
+///     read the line of rule 2.
+///
+///  5. After an await all lanes of the tile may use what was awaited. A post or a release speaks for what all lanes of
+///     the tile have done before it.
+///
+///  6. Where a rank has mapped what a peer uses of its pool, the rank writes to the peer's result itself, or reads the
+///     peer's input, instead of going through slots. Both judge this alike, from what they say in their greetings of
+///     this epoch and from nothing else. So whoever writes has heard the peer in this epoch, and the peer's memory is
+///     ready. The counters go on as if there were slots; and whoever lets others read leaves only when they have read.
+///
+///  7. A rank that fails in such an operation tells the others before its kernel ends, as its tensors may end with it.
+///     Whoever reads or writes those tensors looks for that word at every await; if it has come, it goes no further and
+///     waits for its own end. So what was read of an input is what was posted, or is not used; and a result is written
+///     no longer than until the next await.
 template <class Exec, class Rules = PushRules>
 class PushChannel {
  public:
@@ -64,10 +72,10 @@ class PushChannel {
   /// This block's share of a piece.
   NVX_HD Piece share(const Piece& piece) const { return Pieces::slice(piece, block_, at_.shape.blocks); }
 
-  /// Opens the next epoch: everybody is greeted, and what this block writes to in anyone's buffer is free. Where the
-  /// rank has failed or was aborted, nothing is written at all.
+  /// Opens the next epoch and greets everybody. When it returns true, what this block writes in anyone's buffer is
+  /// free. Where the rank has failed or was aborted, nothing is written at all.
   NVX_APART bool enter(const Job& job, bool pairwise, PieceTable table) {
-    const uint32_t abort = ex_.ask_host();  // they are on their way while this rank's own memory is read
+    const uint32_t abort = ex_.ask_host();  // both answers travel while this rank's own memory is read
     const PoolView view = has_chunks(job.algorithm) ? view_of(uint32_t(ex_.lane())) : PoolView{};
     epoch_ = own().epoch + 1;
     history_ = own().history;
@@ -144,32 +152,31 @@ class PushChannel {
     ex_.sync();
   }
 
-  /// For an operation that has ended badly, together: rule 7.
+  /// Called by all lanes after an operation that has ended badly: rule 7.
   NVX_APART void give_up() {
     if (!Rules::kTellsFailure || !shares_) return;
     tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(line_to(p).quit, stamp(epoch_, 1)); });
   }
 
-  /// Closes the launch of so many operations, of which this was the last: the host learns of it when all blocks have
-  /// come here.
+  /// Closes a launch of this many operations, after the last of them. The host is told when all blocks have done so.
   NVX_HD void retire(uint32_t operations) {
     if (ex_.lane() == 0) ex_.count_out(epoch_, at_.by_replays ? operations : 0);
   }
 
   // ---- packets
 
-  /// Whether each block's share of a piece fits into those that it has for one rank.
+  /// Whether each block's share of a piece fits into the packets that the block has for one rank.
   NVX_HD bool packets_hold(const Piece& whole) const {
     return 2 * ceil_div(Pieces::fullest(whole, at_.shape.blocks), sizeof(Pack)) <= at_.shape.packets;
   }
-  /// Whether a piece goes in them, pair by pair, where others go in chunks.
+  /// Whether a piece goes in packets, in an operation in which each pair chooses between packets and chunks.
   NVX_HD bool is_in_packets(const Job& job, const Piece& whole) const {
     return job.algorithm == Pushed::kExchangePieces && packets_hold(whole);
   }
-  /// Those of this epoch: where I write mine for `to`, and where I read those from `from`.
+  /// The packets of this epoch: where I write those for `to`, and where I read those from `from`.
   NVX_HD Packet* packets_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kPackets, slot())); }
   NVX_HD Packet* packets_from(uint32_t from) const { return mine<Packet>(from, DevicePad::of(Part::kPackets, slot())); }
-  /// Everyone's, mine too.
+  /// Everyone's packets, mine included.
   NVX_HD Sources packet_sources() const {
     return {cells(DevicePad::of(Part::kPackets, slot())), nullptr, stamp32(), nullptr, int(rank())};
   }
@@ -179,15 +186,15 @@ class PushChannel {
 
   // ---- chunks
 
-  /// The next chunk for `to`, mine to fill; and that from `from`, mine to read.
+  /// The next chunk for `to`, which I fill; and the next one from `from`, which I read.
   NVX_HD std::byte* chunk_to(uint32_t to) const {
     return theirs<std::byte>(to, Part::kStaging) + size_t(pipe(to).sent % kChunks) * at_.shape.chunk_bytes;
   }
   NVX_HD std::byte* chunk_from(uint32_t from) const {
     return mine<std::byte>(from, Part::kStaging) + size_t(pipe(from).taken % kChunks) * at_.shape.chunk_bytes;
   }
-  /// Everyone's chunks, mine too, whose offset in the slice is `at`, once the others' have been awaited: which cannot
-  /// be read by packs where it is, is copied to where it can.
+  /// Everyone's chunks at offset `at` of the slice, mine included, once the others' have been awaited. A chunk that
+  /// cannot be read by packs where it lies is first copied to where it can.
   NVX_HD Sources chunk_sources(const Piece& own, size_t at) {
     Sources s{cells(Part::kStaging), &pipe(0), 0, own.data, int(rank())};
     if (!has_packs(own.data, own.bytes)) copy(ex_, chunk_from(rank()), own.data, own.bytes), s.own = chunk_from(rank());
@@ -199,16 +206,16 @@ class PushChannel {
     return s;
   }
 
-  // ---- what goes without staging, once those whom it is about were met
+  // ---- what goes without staging, as known once the peer in question has been met
 
-  /// Whether this rank may yet find, when it meets the peer, that it can.
+  /// Before the peer has been met: whether this rank may find, when it meets it, that it can do without staging.
   NVX_HD bool may_reach(uint32_t p) const { return pipe(p).granules != 0; }
-  /// Whether what this rank has for the peer's result is written there; and what the peer has for mine, here.
+  /// Whether this rank writes to the peer's result itself; and whether the peer writes to mine.
   NVX_HD bool writes_to(uint32_t p) const { return pipe(p).out != nullptr; }
   NVX_HD bool is_written_by(uint32_t p) const { return pipe(p).is_written != 0; }
   /// Whether the peer reads my input where it is.
   NVX_HD bool is_read_by(uint32_t p) const { return pipe(p).is_read != 0; }
-  /// Where bytes from `at` on of what I have for the peer's result go: there, or in the next chunk.
+  /// Where to write what I have for the peer's result, from byte `at` on: in the result itself, or in the next chunk.
   NVX_HD std::byte* target(uint32_t p, size_t at) const { return pipe(p).out ? pipe(p).out + at : chunk_to(p); }
   /// Waits until those who read my input where it is have read it.
   NVX_HD bool await_readers() {
@@ -224,7 +231,7 @@ class PushChannel {
       return !Rules::kCredits || ex_.wait_for(line_from(p).credit, pipe(p).sent + 1 - kChunks, int(p));
     });
   }
-  /// The chunk is written: whom it is for may read it.
+  /// Says that the chunk is written, so that those it is for may read it.
   template <class Whom>
   NVX_HD void post(Whom whom) {
     ex_.sync();
@@ -235,7 +242,8 @@ class PushChannel {
   NVX_HD bool await_chunks(Whom whom) {
     return for_each(whom, [&](uint32_t p) { return ex_.wait_for(line_from(p).posted, pipe(p).taken + 1, int(p)); });
   }
-  /// The same, of the chunks at this offset of my slice, of so many bytes, which are to be reduced.
+  /// The same for the chunks of this many bytes at this offset of my slice, which are to be reduced. Notes where each
+  /// of them lies.
   NVX_HD bool await_sources(size_t at, size_t bytes) {
     const auto all = [](uint32_t) { return true; };
     return for_each(all, [&](uint32_t p) {
@@ -245,7 +253,7 @@ class PushChannel {
       return ex_.wait_for(line_from(p).posted, pipe.taken + 1, int(p));
     });
   }
-  /// The chunk is read: whom it is from may write the next one there.
+  /// Says that the chunk has been read, so that those it is from may write another one there.
   template <class Whom>
   NVX_HD void release(Whom whom) {
     ex_.sync();
@@ -266,7 +274,7 @@ class PushChannel {
   NVX_HD T* mine(uint32_t peer, Part part) const {
     return reinterpret_cast<T*>(pads()[peer].mine + pad_.offset(part, block_, peer));
   }
-  /// Everyone's cells in mine.
+  /// Everyone's cells in my pads.
   NVX_HD Cells cells(Part part) const { return {pads(), pad_.offset(part, block_, 0), pad_.cell(part)}; }
 
   NVX_HD Packet* greetings_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kGreetings, slot())); }
@@ -285,14 +293,14 @@ class PushChannel {
   /// Whether this rank reads or writes a peer's tensors where they are.
   NVX_HD bool is_direct(uint32_t p) const { return pipe(p).out || pipe(p).in; }
 
-  /// Rule 7. False when this rank has ended, too.
+  /// Rule 7: true while the peer has not failed. If it has, waits until this rank is to end too, and returns false.
   NVX_HD bool stands(uint32_t p) {
     if (!touches_ || !is_direct(p)) return true;
     Awaited awaited{int(p), stamp32(), 0};
     return ex_.wait(awaited, [&] { return ex_.acquire(line_from(p).quit) != stamp(epoch_, 1); });
   }
 
-  /// One lane a peer waits, one looks around; the tile decides.
+  /// One lane waits for each peer, and one looks around; what comes of it, the tile decides together.
   template <class Whom, class Wait>
   NVX_HD bool for_each(Whom whom, Wait wait) {
     bool ok = ex_.goes_on();
@@ -308,7 +316,7 @@ class PushChannel {
     }
   }
 
-  /// Rule 2, and rule 4 where it is about those who were not met.
+  /// Rule 2, and rule 4 for peers that were not met.
   NVX_APART bool is_free(uint32_t p) {
     if (!Rules::kCredits || int32_t(pipe(p).heard - (epoch_ - kBuffers + 1)) >= 0) return true;
     Stamp seen = 0;
@@ -326,8 +334,8 @@ class PushChannel {
     if (word == kBytesWord) return bytes;
     uint64_t value;
     __builtin_memcpy(&value, reinterpret_cast<const std::byte*>(&job.fingerprint) + word * sizeof value, sizeof value);
-    // Ranks that have chosen different algorithms do not wait for each other's data in vain. What kernels carry out is
-    // dense, so its form has nothing to say.
+    // The algorithm is compared too, so that ranks which have chosen different ones do not wait for each other's data
+    // in vain. It is put where the form is: what kernels carry out is always dense, so the form says nothing.
     return word == 0 ? value | uint64_t(uint8_t(job.algorithm) + 1) << (8 * offsetof(Fingerprint, form)) : value;
   }
 
@@ -342,7 +350,7 @@ class PushChannel {
     });
   }
 
-  /// Tells what both have said, in full. Always false.
+  /// Fails with the greetings of both, in full. Always returns false.
   NVX_APART bool mismatch(const Job& job, uint32_t p, uint64_t due) {
     Quarrel quarrel;
     bool alike = true;
@@ -374,15 +382,15 @@ class PushChannel {
   }
   NVX_HD static bool is_reduction(const Job& job) { return job.algorithm == Pushed::kReduceChunks; }
 
-  /// Whether this rank hears the peer before it sends it anything. Who has a root sends what slots hold without, and
-  /// so what they hold never goes past them.
+  /// Whether this rank hears the peer before it sends it anything. With a root, what fits the slots is sent without
+  /// hearing the receiver first, so only longer pieces may go direct.
   NVX_HD bool hears(const Job& job, PieceTable table, uint32_t p) const {
     if (is_reduction(job) || job.root < 0) return true;
     const Piece whole = job.send.of(p, ranks_, table);
     return !is_in_packets(job, whole) && share(whole).bytes > size_t(kChunks) * at_.shape.chunk_bytes;
   }
 
-  /// The greeting's last words. view: of this lane's first peer.
+  /// Writes the greeting's last words. view: that of this lane's first peer.
   NVX_APART void tell_places(const Job& job, PieceTable table, PoolView view) {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes()), view = view_of(p)) {
       if (p == rank()) continue;
@@ -398,8 +406,8 @@ class PushChannel {
     }
   }
 
-  /// What was done with the peer's tensors before its kernel began is over: packets, which carry themselves, do not say
-  /// so. Only who has told a place says it. It may be an operation ahead.
+  /// Waits until the peer says that whatever used its tensors before its kernel began is over. Packets do not say so,
+  /// as they carry only themselves. Only a peer that has told a place says it, and it may be one operation ahead.
   NVX_HD bool await_ready(uint32_t p) {
     Awaited awaited{int(p), stamp32(), 0};
     return !Rules::kHearsFirst || ex_.wait(awaited, [&] {
@@ -437,15 +445,16 @@ class PushChannel {
     ex_.count_direct((pipe.out != nullptr) + (pipe.in != nullptr) + pipe.is_written + pipe.is_read);
   }
 
-  /// Whoever was met too long ago has been done with epoch - kBuffers, or this epoch had not been entered.
+  /// This epoch was entered, so every peer is done with epoch - kBuffers. Record it, or `heard` falls half its range
+  /// behind.
   NVX_HD void catch_up() {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
       if (int32_t(pipe(p).heard - (epoch_ - kBuffers)) < 0) pipe(p).heard = epoch_ - kBuffers;
     }
   }
 
-  /// Every packet that this block can write in this epoch gets a stamp that its buffer never waits for. What says that
-  /// tensors are ready, and may not be said again for long, says it of the operation before, which is past.
+  /// Every packet that this block can write in this epoch gets a stamp that its buffer never waits for. `ready` is
+  /// raised by some operations only. Set it to the previous epoch, which is over, so that it never goes stale.
   NVX_APART void restamp() {
     const Packet stale = packet_of(0, (epoch_ - 1) & Rules::kStampMask);
     tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(line_to(p).ready, stamp(epoch_ - 1, 1)); });
@@ -469,7 +478,7 @@ class PushChannel {
   uint32_t epoch_ = 0;
   uint64_t history_ = 0;
   bool shares_ = false;   // in this operation others may be reading or writing this rank's tensors
-  bool touches_ = false;  // ... and this lane settled so with one of its peers
+  bool touches_ = false;  // ... and this lane has found one of its peers to be direct
 };
 
 }  // namespace nvx::kernel

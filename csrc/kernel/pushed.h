@@ -13,8 +13,8 @@
 /// way: what ends badly in one ends the tile.
 namespace nvx::kernel {
 
-/// Everything goes to everyone who reads, in one trip; who reads sums in rank order: all_reduce, reduce, and
-/// reduce_scatter, where each is sent its own piece.
+/// Everything is sent to everyone who reads, in one trip, and whoever reads sums in rank order: all_reduce, reduce, and
+/// reduce_scatter, where each rank is sent its own piece.
 template <class Exec, class Channel>
 NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
@@ -36,7 +36,7 @@ NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable 
   return true;
 }
 
-/// Everyone reduces a slice and sends the result round, both as packets: all_reduce in two trips.
+/// all_reduce in two trips, both as packets: everyone reduces a slice, and sends the result to all.
 template <class Exec, class Channel>
 NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
@@ -69,8 +69,8 @@ NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, Pi
 /// Chunk by chunk: send the others their slices of my input; reduce my slice of everyone's and send that on; keep what
 /// the others have reduced. The three run one chunk behind another. all_reduce sends its sums to all, reduce to the
 /// root, and reduce_scatter to nobody. An input that its reader can reach is read where it is, and sums are written to
-/// the results that their writer can reach. Then inputs and results may be the same memory, as ever: slice p of them is
-/// read by rank p alone, and written by it when it has read it everywhere.
+/// the results that their writer can reach. Inputs and results may be the same memory even then: slice p is read by
+/// rank p alone, which writes it only when it has read it from everybody.
 template <class Exec, class Channel>
 class ReduceChunks {
  public:
@@ -137,7 +137,7 @@ class ReduceChunks {
     if (!ex_.all(reduce(ex_, job_.fingerprint.dtype, fold))) return false;
     ch_.release(all);
     if (straight_to_root) {
-      if (!ch_.await_room(root)) return false;  // there is; but what was read must still stand
+      if (!ch_.await_room(root)) return false;  // there is room; this is to see that what was read still counts
       ch_.post(root);
     } else if (passes_on && job_.root < 0) {
       if (!ch_.await_room(all)) return false;
@@ -182,7 +182,7 @@ struct Meeting {
     if (root < 0) return true;
     return collective == Collective::kGather ? uint32_t(root) == p : uint32_t(root) == me;
   }
-  /// All-gather's pieces and broadcast's are in the fingerprint.
+  /// Whether lengths are compared pair by pair. Those of all-gather and broadcast are in the fingerprint.
   NVX_HD bool pairwise() const {
     return collective == Collective::kAllToAll || collective == Collective::kGather ||
            collective == Collective::kScatter;
@@ -217,9 +217,9 @@ NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTabl
 
 /// Each rank's piece goes to whom it is for, chunk by chunk; a chunk is read while the next one is written. In
 /// kExchangePieces, what packets hold goes in these: both of a pair know how long its piece is, and compare that before
-/// any of it is used. Who can reach the receiver's result writes there, and posts once, when all of it is written; in a
-/// collective with a root it hears the receiver first, which with staging it need not until the slots are full, so
-/// there what they hold goes through them.
+/// any of it is used. A sender that can reach the receiver's result writes there, and posts once, when all of it is
+/// written. For that it must hear the receiver first. In a collective with a root, a sender by staging need not hear
+/// the receiver before the slots are full; so there, a piece that the slots hold goes through them.
 template <class Exec, class Channel>
 class ExchangeChunks {
  public:
@@ -258,7 +258,7 @@ class ExchangeChunks {
   NVX_HD bool is_stranger(uint32_t p) const {
     return meeting_.sends_to(p) && !meeting_.receives_from(p) && !ch_.has_met(p);
   }
-  /// What goes to a peer, and comes from it: in chunks.
+  /// What goes to a peer in chunks; and what comes from it so.
   NVX_HD Piece send(uint32_t p) const {
     const Piece whole = job_.send.of(p, ch_.ranks(), table_);
     return meeting_.sends_to(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
@@ -272,7 +272,8 @@ class ExchangeChunks {
     if (at >= piece.bytes) return Piece{};
     return Piece{piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
   }
-  /// Whether something is posted at chunk k: each, or, where the piece is written to its place, the last alone.
+  /// Whether something is posted at chunk k. Every chunk is; but of a piece that is written to its place, only the
+  /// last.
   NVX_HD bool is_posted(const Piece& piece, size_t k, bool direct) const {
     const size_t most = ch_.shape().chunk_bytes;
     return k * most < piece.bytes && (!direct || piece.bytes <= (k + 1) * most);
@@ -334,7 +335,8 @@ class ExchangeChunks {
   size_t sends_ = 0, receives_ = 0;  // chunks of the longest piece
 };
 
-/// One operation of this block, to its end. False: the verdict is told, and nothing more may run on the channel.
+/// Runs one operation of this block to its end. False: the verdict has been told, and nothing more may run on the
+/// channel.
 template <class Exec, class Channel>
 NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   switch (job.algorithm) {
@@ -360,8 +362,8 @@ NVX_HD bool run_pushed(Exec& ex, Channel& ch, const Job& job, PieceTable table) 
   return job.algorithm <= Pushed::kReduceChunks ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
 }
 
-/// All that one lane does in a launch: operations of a rank, one after the other, each by `run`, which is run_pushed or
-/// a part of it. Whether all ended well.
+/// All that one lane does in a launch: the operations of a rank one after the other, each by `run`, which is run_pushed
+/// or a part of it. Returns whether all of them ended well.
 template <class Rules, class Machine, class Run>
 NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const Job* jobs, uint32_t count,
                      PieceTable table, Run run) {

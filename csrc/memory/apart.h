@@ -17,8 +17,8 @@
 #include "base/error.h"
 #include "memory/beside_captures.h"
 
-/// Calls that may never return. Each runs on a thread of its own, which is left to itself when its time is up, with all
-/// that it may still touch: so what it captures, it owns.
+/// Calls that may never return. Each runs on a thread of its own. When its time is up, the thread is left to itself
+/// with everything that it may still touch, so a call must own all that it captures.
 namespace nvx {
 
 /// How long a deadline gave: "2000 ms".
@@ -27,7 +27,7 @@ inline std::string how_long(const Deadline& deadline) {
          " ms";
 }
 
-/// Work that has been begun so.
+/// Work that has been begun on a thread of its own.
 template <class Result>
 class Apart {
  public:
@@ -52,7 +52,8 @@ class Apart {
     }).detach();
   }
 
-  /// What work returns, or throws, once. Nothing if it has not by then; what is never fetched goes with its thread.
+  /// What work returns or throws; only the first call gets it. Nothing if it has done neither by then. A result that is
+  /// never fetched goes with the thread.
   std::optional<Result> get(Clock::time_point until) {
     std::unique_lock lock(desk_->mutex);
     desk_->end.wait_until(lock, until, [&] { return desk_->result.has_value() || desk_->thrown; });
@@ -70,17 +71,17 @@ class Apart {
   const std::shared_ptr<Desk> desk_ = std::make_shared<Desk>();
 };
 
-/// What work returns, or throws. Nothing if it has not returned by the deadline and a little more; what it returns
-/// then goes with its thread. Throws std::system_error where there is no thread.
+/// What work returns or throws. Nothing if it has done neither by the deadline and a little more; a later result goes
+/// with its thread. Throws std::system_error where there is no thread.
 template <class Result>
 std::optional<Result> run_apart(std::function<Result()> work, const Deadline& deadline) {
-  constexpr std::chrono::milliseconds kGrace{250};  // for who has seen the deadline pass and says so
+  constexpr std::chrono::milliseconds kGrace{250};  // for work that sees the deadline pass itself, and says so
   return Apart<Result>(std::move(work))
       .get(deadline.end == Clock::time_point::max() ? deadline.end : deadline.end + kGrace);
 }
 
-/// The same for who needs the result: throws Error where there is none, Code::kTimeout when it has not returned in
-/// time: "<what> did not return within 2000 ms".
+/// The same for a caller that needs the result. Throws Error where there is none; it is of Code::kTimeout if the work
+/// has not returned in time: "<what> did not return within 2000 ms".
 template <class Result>
 Result demand_apart(const std::string& what, const Deadline& deadline, std::function<Result()> work) {
   try {
@@ -91,13 +92,13 @@ Result demand_apart(const std::string& what, const Deadline& deadline, std::func
   throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
 }
 
-/// One thing, made by the first who asks for it. Whoever asks meanwhile waits for that one; a making that failed is
-/// tried again by the next who asks, but never beside one that has not returned.
+/// One thing, made by the first who asks for it. Whoever asks meanwhile waits for it. If making it fails, the next who
+/// asks tries again, but never while an attempt has not returned.
 template <class T>
 class MadeApart {
  public:
-  /// Throws Error: what make has thrown, or kTimeout as above. Whoever asks after that is told so at once, until the
-  /// making returns at last.
+  /// Throws Error: what make has thrown, or kTimeout as above. After a timeout whoever asks is told so at once, until
+  /// that attempt returns at last.
   T& get(const std::string& what, const Deadline& deadline, const std::function<std::unique_ptr<T>()>& make) {
     std::unique_lock lock(state_->mutex);
     if (state_->thing) return *state_->thing;

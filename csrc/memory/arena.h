@@ -35,8 +35,9 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-/// The memory that this process lets the other ranks of its host map: one sparse memfd, sealed against shrinking, with
-/// no name to leak. Pages cost nothing until touched, and go back to the kernel when their span is freed.
+/// The memory that this process lets the other ranks of its host map: one sparse memfd, sealed against shrinking, which
+/// has no name that could be left over. Pages cost nothing until touched, and go back to the kernel when their span is
+/// freed.
 class Arena : public SpanSource {
  public:
   static constexpr size_t kBytes = size_t(1) << 30;

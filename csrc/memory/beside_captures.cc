@@ -11,7 +11,7 @@ namespace {
 
 using ExchangeMode = decltype(cuda::Api::cuThreadExchangeStreamCaptureMode);
 
-/// Null while this process has no driver, and so no captures: it is not loaded for this.
+/// Null while this process has not loaded the driver, and so has no captures. It is not loaded for this.
 ExchangeMode exchange_mode() {
   static std::atomic<ExchangeMode> known{nullptr};
   if (const ExchangeMode found = known.load(std::memory_order_acquire)) return found;
@@ -24,7 +24,7 @@ ExchangeMode exchange_mode() {
 
 constexpr int kNone = -1;
 
-/// What it was before; kNone where nothing was changed.
+/// Returns the thread's mode before; kNone where nothing was changed.
 int change_to(int mode) {
   const ExchangeMode change = mode == kNone ? nullptr : exchange_mode();
   return change && change(&mode) == cuda::kSuccess ? mode : kNone;

@@ -2,9 +2,10 @@
 
 namespace nvx {
 
-/// While it lives, this thread may ask and tell GPUs what it must, though somebody in the process captures a stream
-/// into a graph. Else CUDA refuses what might not belong beside a capture, as asking for an event, and breaks the
-/// capture. Nothing that is captured itself may be asked for all the same. Costs nothing worth counting; may be nested.
+/// While it lives, this thread may make the CUDA calls that it must, even if somebody in the process is capturing a
+/// stream into a graph. Without it CUDA refuses calls that might not belong beside a capture, such as asking for an
+/// event, and breaks the capture. It does not allow asking for what is itself being captured. It costs hardly anything,
+/// and may be nested.
 class BesideCaptures {
  public:
   BesideCaptures();

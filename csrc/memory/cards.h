@@ -20,7 +20,7 @@ void put(char (&field)[N], const std::string& text) {
   std::memset(field + n, 0, N - n);
 }
 
-/// It comes from a peer and goes into messages.
+/// The text in a field. It comes from a peer and goes into messages, so it is made printable.
 template <size_t N>
 std::string text_of(const char (&field)[N]) {
   return printable({field, strnlen(field, N)});

@@ -19,8 +19,8 @@
 
 namespace nvx {
 
-/// The memory of one device that this process lets others map: made once, handed out in spans to all groups. Others may
-/// have it mapped as long as they live, so nothing of it goes back to the driver before the process ends.
+/// The memory of one device that this process lets others map. It is made once and handed out in spans to all groups.
+/// Others may keep it mapped for as long as they live, so none of it goes back to the driver before the process ends.
 class DeviceArena : public SpanSource {
  public:
   /// How long this process waits for its own device.
@@ -31,22 +31,23 @@ class DeviceArena : public SpanSource {
 
   const ArenaId& id() const { return id_; }
   const DeviceRegion& region() const { return *region_; }
-  /// For calls that may outlive the arena.
+  /// The same, to be held by calls that may outlive the arena.
   const std::shared_ptr<DeviceRegion>& hold() const { return region_; }
   DevicePtr at(size_t offset) const { return region_->base() + offset; }
 
-  /// Pinned host memory of the same size, of which each span has its part at the same offset. For pairs that cannot
-  /// reach each other's device memory; made when first asked for. Throws Error, kTimeout when the driver does not
-  /// return.
+  /// The window: pinned host memory of the same size, in which each span has a part at its own offset. It is for pairs
+  /// that cannot reach each other's device memory, and is made when first asked for. Throws Error, of kTimeout when the
+  /// driver does not return.
   const DeviceRegion& window() { return *open_window().region; }
   const std::shared_ptr<DeviceRegion>& hold_window() { return open_window().region; }
   int window_fd() { return open_window().fd.get(); }
 
-  /// Zeroed, in the window too. Throws Error when the arena is full, or the device does not answer.
+  /// The span is zeroed, in the window too. Throws Error when the arena is full, or the device does not answer.
   Span allocate(size_t bytes) override;
   void free(Span span) override { book_.free(span); }
   void bury(Span span, std::function<bool()> released) override { book_.bury(span, std::move(released)); }
-  /// A span that a device which hangs may yet write to: never handed out again, and its memory never given back.
+  /// For a span that a hanging device may yet write to: it is never handed out again, and its memory is never given
+  /// back.
   void quarantine(Span span);
   size_t used() { return book_.used(); }
 
@@ -65,16 +66,16 @@ class DeviceArena : public SpanSource {
   MadeApart<Window> window_;
 };
 
-/// What this process shares of its devices and has mapped of others'. One a process; tests make more, to play several
-/// processes.
+/// What this process shares of its devices, and what it has mapped of others'. There is one in a process; tests make
+/// more, to play several processes.
 class DeviceHome {
  public:
   static constexpr size_t kArenaBytes = size_t(64) << 20;
 
-  /// Of this process, over libcuda; stays until it ends. Throws Error where there is no driver.
+  /// This process's, over libcuda. It stays until the process ends. Throws Error where there is no driver.
   static DeviceHome& here();
 
-  /// patience: how long it waits for its own devices.
+  /// patience: how long this process waits for its own devices.
   explicit DeviceHome(std::shared_ptr<DeviceDriver> driver, size_t arena_bytes = kArenaBytes,
                       std::chrono::milliseconds patience = DeviceArena::kPatience)
       : driver_(std::move(driver)), arena_bytes_(arena_bytes), patience_(patience) {}
@@ -85,17 +86,18 @@ class DeviceHome {
 
   std::chrono::milliseconds patience() const { return patience_; }
 
-  /// probe_share_kinds(), without what has hung before.
+  /// As probe_share_kinds(), but does not try again what has hung before.
   ShareProbe probe(int device, std::chrono::milliseconds patience) EXCLUDES(mutex_);
 
-  /// The arena of a device: one for all groups, made by the first who asks, in the kind that its ranks have agreed on.
-  /// Who asks for another kind, later or meanwhile, gets that one all the same, and must look. Throws Error, kTimeout
-  /// when the driver does not return.
+  /// The arena of a device, one for all groups. The first who asks has it made, of the kind that its ranks have agreed
+  /// on. Whoever asks for another kind, later or meanwhile, gets the same arena all the same, and must look at its
+  /// kind. Throws Error, of kTimeout when the driver does not return.
   DeviceArena& arena(int device, ShareKind kind) EXCLUDES(mutex_);
   /// Null until it is made.
   DeviceArena* made(int device) EXCLUDES(mutex_);
 
-  /// Another process's memory as this device sees it, mapped once for all groups. An arena and its window are two.
+  /// Another process's memory as a device of this process sees it, mapped once for all groups. An arena and its window
+  /// count as two.
   struct Import {
     ArenaId arena;
     ShareKind kind;
@@ -105,17 +107,19 @@ class DeviceHome {
   std::shared_ptr<DeviceRegion> find(const Import& import) EXCLUDES(mutex_);
   void adopt(const Import& import, const std::shared_ptr<DeviceRegion>& region) EXCLUDES(mutex_);
 
-  /// The pool of a device: one for all that is handed out to users, made by the first who asks. Throws Error where its
-  /// memory cannot be shared so, and from then on at once; kTimeout where the driver does not return.
+  /// The pool of a device, one for all that is handed out to users, made when first asked for. Throws Error where the
+  /// device's memory cannot be shared in this way, which is then remembered; of kTimeout where the driver does not
+  /// return.
   DevicePool& pool(int device) EXCLUDES(mutex_);
-  /// Null until it is made. What points there stays: for looks without a lock.
+  /// Null until it is made. The reference stays valid, for looks without a lock.
   const std::atomic<DevicePool*>& made_pool(int device) EXCLUDES(mutex_);
   /// Where others ask for the memory of this process's pools; nobody listens before there is some.
   const std::string& pool_door() const { return pool_door_name_; }
   /// Another rank's pool as this device sees it, mapped once for all groups, for as long as somebody keeps it.
   std::shared_ptr<PeerPool> peer_pool(int device, const PoolOwner& owner) EXCLUDES(mutex_);
 
-  /// What has once hung or corrupted is not tried again. Empty: nothing is known against it.
+  /// An import that has once hung or corrupted data is not tried again. distrusted() says why; empty: nothing is known
+  /// against it.
   void distrust(const Import& import, const std::string& why) EXCLUDES(mutex_);
   std::string distrusted(const Import& import) EXCLUDES(mutex_);
 

@@ -41,8 +41,9 @@ struct DeviceFacts {
   bool exports_dma_buf = false;
 };
 
-/// The few calls that nvx asks of a device's driver: libcuda, or a test's. Each says by its code whether it was done;
-/// what it gives is to be given back by the call beside it. Calls may come from any thread, and may hang.
+/// The few calls that nvx asks of a device's driver: libcuda, or a test's. The code that each returns says whether it
+/// was done. What a call gives must be given back by the call that follows it here. Calls may come from any thread, and
+/// may hang.
 class DeviceDriver {
  public:
   virtual ~DeviceDriver() = default;
@@ -76,7 +77,7 @@ class DeviceDriver {
   /// Where the allocation begins that this address is in, one of this process or one that was opened, and its size.
   virtual DriverCode range(int device, DevicePtr at, DevicePtr* begin, size_t* bytes) = 0;
 
-  /// What the driver says of it; a pair that is said to work may yet hang.
+  /// What the driver says. A pair that it says can reach each other may hang all the same.
   virtual DriverCode can_reach(int device, int peer, bool* can) = 0;
   /// Lets one device use the other's plain allocations; no error if it may already.
   virtual DriverCode enable_peer(int device, int peer) = 0;
@@ -87,7 +88,7 @@ class DeviceDriver {
 
   virtual DriverCode open_queue(int device, DeviceQueue* queue) = 0;
   virtual DriverCode close_queue(int device, DeviceQueue queue) = 0;
-  /// Begun, not done: drained() tells when all that was begun is.
+  /// These begin the work only: drained() tells when all that was begun has been done.
   virtual DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) = 0;
   virtual DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) = 0;
   virtual DriverCode drained(int device, DeviceQueue queue, bool* done) = 0;

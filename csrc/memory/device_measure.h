@@ -15,9 +15,9 @@ struct PairSpeed {
   std::string why_not;  ///< not measured, for this reason
 };
 
-/// Both devices are this process's. Returns at the deadline or soon after it. No memory outlives it but what a copy may
-/// still touch that is not known to have ended. Peer access and the devices' contexts stay.
-/// large: the bytes of a copy that shows the bandwidth; enough for any link.
+/// Both devices are this process's. Returns at the deadline or soon after it. The memory that it used is given back,
+/// unless a copy that is not known to have ended may still touch it. Peer access and the devices' contexts stay. large:
+/// the bytes of a copy that shows the bandwidth; enough for any link.
 PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline,
                        size_t large = size_t(64) << 20);
 

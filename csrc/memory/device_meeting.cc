@@ -7,7 +7,7 @@
 
 namespace nvx {
 
-/// While others may yet write to it, the part for checks is not used for anything else.
+/// The part for checks is not used for anything else while others may yet write to it.
 Meeting::~Meeting() {
   if (!check_) return;
   if (touched_ || hung_) {
@@ -47,8 +47,8 @@ void Meeting::introduce() {
   share_.agreement_ = agree_on_kind(cards_, options_.name);
 }
 
-/// Where nobody outside this process can map the arena now, later groups may have members that can: the kind that most
-/// processes have, then.
+/// Where nobody outside this process can map the arena now, later groups may have members that can. So the arena is
+/// then made by the kind that most processes have.
 ShareKind Meeting::kind_to_make() const {
   const ShareKind agreed = share_.agreement_.kind;
   if (agreed != ShareKind::kPointer && agreed != ShareKind::kHost) return agreed;
@@ -58,7 +58,7 @@ ShareKind Meeting::kind_to_make() const {
   return ShareKind::kPointer;
 }
 
-/// This rank's pattern where the others will read it, and what they need to find it.
+/// Puts this rank's pattern where the others will read it, and returns what they need to find it.
 Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   const ShareKind kind = region->kind();
   Offer offer;
@@ -82,7 +82,7 @@ Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   return offer;
 }
 
-/// Puts a descriptor behind others' doors: there it waits for them, and nobody waits for anybody.
+/// Sends a descriptor to the sockets of others, where it lies until they read it. So nobody waits for anybody.
 void Meeting::hand_over(int fd, const std::vector<bool>& to) {
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
@@ -94,8 +94,8 @@ void Meeting::hand_over(int fd, const std::vector<bool>& to) {
   }
 }
 
-/// Tells all what fill() makes of mine, or why it could not, and collects the descriptors that are sent for it. Nothing
-/// where a rank wants to agree anew.
+/// Has fill() complete this rank's offer, tells all ranks of it or of why that failed, and collects the descriptors
+/// that are sent with theirs. Nothing where a rank wants to agree anew.
 std::optional<std::vector<Fd>> Meeting::trade(Offer mine, const std::function<void(Offer&)>& fill,
                                               const std::vector<bool>& over_socket) {
   ++turn_;
@@ -133,9 +133,9 @@ bool Meeting::exchange_offers(const Offer& mine) {
   return !anew;
 }
 
-/// The descriptors of these ranks, which have all been sent by now. One that did not come is missed by who needs it.
+/// The descriptors of these ranks, all of which have been sent by now. If one did not come, whoever needs it says so.
 std::vector<Fd> Meeting::collect(const std::vector<bool>& from) {
-  constexpr int kNowMs = 1000;  // for what waits already
+  constexpr int kNowMs = 1000;  // enough, as what was sent is there already
   std::vector<Fd> fds(ranks());
   const Deadline deadline = Deadline::after(std::chrono::milliseconds(kNowMs));
   for (size_t left = size_t(std::count(from.begin(), from.end(), true)); left > 0;) {

@@ -45,13 +45,13 @@ struct Handover {
 };
 static_assert(sizeof(Handover) == 32);
 
-/// How a rank finds its use of another one's memory.
+/// What a rank has found when it used another one's memory.
 struct Finding {
   uint32_t state = 0;
   char why[124] = {};
 };
 
-/// One making of a DeviceShare: what is needed only until it stands.
+/// What is needed while a DeviceShare is being made, and no longer.
 class Meeting {
  public:
   Meeting(DeviceShare& share, DeviceHome& home, Exchange& exchange, const ShareOptions& options)

@@ -64,7 +64,7 @@ void Undo::all() {
   }
 }
 
-/// Physical memory of its own, at an address that this device may use.
+/// Makes physical memory the region's own, at an address that this device may use.
 void DeviceRegion::give_address(DeviceMemory memory) {
   DeviceDriver* const driver = driver_.get();  // undo_ goes before driver_
   memory_ = memory;
@@ -178,8 +178,8 @@ size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind) {
   return std::max(bytes, kPlain);
 }
 
-/// Exports it and imports that, as a peer will: a driver may well make handles that this process may not open, as those
-/// of a fabric where the user has no IMEX channel. Throws Error where that is refused.
+/// Exports a region and imports what comes of it, as a peer will: a driver may well make handles that this process may
+/// not open, as those of a fabric where the user has no IMEX channel. Throws Error where that is refused.
 static void share_with_itself(const std::shared_ptr<DeviceDriver>& driver, const DeviceRegion& region) {
   switch (region.kind()) {
     case ShareKind::kFd:

@@ -20,7 +20,7 @@ void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call)
 /// Throws Error if the driver says of itself that one device cannot reach the other's memory.
 void demand_reach(DeviceDriver& driver, int device, int peer);
 
-/// What must be undone, the last first; undoes it when it goes.
+/// Steps that undo what was done. Its destructor takes them, the last first.
 class Undo {
  public:
   Undo() = default;
@@ -37,10 +37,10 @@ class Undo {
   std::vector<std::function<void()>> steps_;
 };
 
-/// Memory that a device can use, whoever made it. Gives back all that it took.
+/// Memory that a device can use, whoever made it. Its destructor gives back all that it took.
 class DeviceRegion {
  public:
-  /// New memory of this device, which only kind can share. bytes: a multiple of share_granularity(). Throws Error.
+  /// New memory of this device, to be shared by this kind only. bytes: a multiple of share_granularity(). Throws Error.
   static std::unique_ptr<DeviceRegion> make(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
                                             size_t bytes);
   /// Memory that another process has made, for this device. Throws Error where the driver refuses, or where it is
@@ -49,14 +49,14 @@ class DeviceRegion {
                                                  size_t bytes);
   static std::unique_ptr<DeviceRegion> import_handle(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
                                                      const HandleBytes& handle, size_t bytes);
-  /// Host memory, pinned for this device: from a memfd, whoever has made it. Throws Error.
+  /// Host memory out of a memfd, whoever made that, pinned for this device. Throws Error.
   static std::unique_ptr<DeviceRegion> pin(std::shared_ptr<DeviceDriver> driver, int device, int memfd, size_t bytes);
 
   DevicePtr base() const { return base_; }
   size_t bytes() const { return bytes_; }
   ShareKind kind() const { return kind_; }
   int device() const { return device_; }
-  /// Of pinned host memory: where the processor sees it.
+  /// Where the processor sees it, if it is pinned host memory.
   std::byte* host() const { return host_; }
 
   /// For another process: a descriptor of kFd, the bytes of kFabric and kIpc. Throws Error.
@@ -64,7 +64,7 @@ class DeviceRegion {
   HandleBytes export_handle() const;
   /// Lets another device of this process use it. Throws Error.
   void open_to(int device) const;
-  /// A device that hangs may still be using it: it stays until the process ends.
+  /// For memory that a hanging device may still be using: it stays until the process ends.
   void abandon() { undo_.forget(); }
 
  private:
@@ -87,8 +87,8 @@ class DeviceRegion {
 /// What sizes of this kind must be multiples of. Throws Error.
 size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind);
 
-/// What this process can export, and import again, found by doing it with a small allocation. kPointer: the device
-/// works at all.
+/// What this process can export and import again, found out by doing so with a small allocation. kPointer says that the
+/// device works at all.
 struct ShareProbe {
   uint32_t kinds = 0;                     ///< a bit a kind
   uint32_t hung = 0;                      ///< those that the driver did not return from
@@ -100,14 +100,15 @@ struct ProbeTimes {
   std::chrono::milliseconds device{20'000};  ///< to begin to work: the first call makes its context
   std::chrono::milliseconds kind{2000};      ///< each
 };
-/// Returns whatever the driver does. What has hung before is not tried again.
+/// Returns in time, whatever the driver does. Kinds that have hung before are not tried again.
 ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times = {},
                              const ShareProbe& before = ShareProbe());
 
 /// A sealed memfd for DeviceRegion::pin(). Throws Error.
 Fd make_host_window(size_t bytes);
 
-/// What is mapped of others, given back together: by a thread of its own, as a driver may hang in that too.
+/// What is mapped of others. Its destructor gives all of it back on a thread of its own, as a driver may hang in that
+/// too.
 class MappedRegions {
  public:
   /// patience: how long whoever lets go of them waits for that.

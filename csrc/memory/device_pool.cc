@@ -44,7 +44,7 @@ DevicePtr DevicePool::allocate(size_t bytes) {
   return at;
 }
 
-/// By what was asked for, beside the holes that there are: the memory of a device is not for keeping in reserve.
+/// Grows by what was asked for and no more: the memory of a device is not for keeping in reserve.
 void DevicePool::grow(uint64_t bytes) {
   const std::string what =
       "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " + std::to_string(device());

@@ -15,7 +15,8 @@
 namespace nvx {
 
 /// Memory of one device of this process that is handed out to users, and that other processes of the host can map. It
-/// grows as it is asked for more, and nothing of it goes back to the driver: what peers have mapped stays what it is.
+/// grows as it is asked for more, and none of it goes back to the driver, so that what peers have mapped stays what it
+/// is.
 class DevicePool {
  public:
   struct Options {
@@ -25,17 +26,18 @@ class DevicePool {
     };  ///< called before the first memory is made; who comes there may ask for it
   };
 
-  /// With addresses for as much as the device has. Throws Error.
+  /// Reserves addresses for as much memory as the device has. Throws Error.
   DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options options);
 
-  /// At a multiple of 64 KiB, with whatever was there before. Throws Error where the device has no more, in a forked
-  /// child, and where the driver does not return: it is asked for no more memory then.
+  /// Memory at a multiple of 64 KiB, with whatever was there before. Throws Error where the device has no more, in a
+  /// forked child, and where the driver does not return, which is asked for no more memory from then on.
   DevicePtr allocate(size_t bytes) EXCLUDES(mutex_);
-  /// For others at once: whoever gives it back knows that no work of the device is left that touches it. False: it is
-  /// not what allocate() gave.
+  /// Gives memory back. Others may have it at once, so the caller must know that no work of the device is left that
+  /// touches it. False: allocate() did not give it.
   bool free(DevicePtr at) EXCLUDES(mutex_);
 
-  /// Where these bytes lie, from base(), if all of them are the pool's. Asked for every launch: no lock, no call.
+  /// The offset of these bytes from base(), if all of them are the pool's. It is asked at every launch, so it takes no
+  /// lock and makes no call.
   std::optional<uint64_t> offset_of(const void* at, uint64_t bytes) const {
     const uint64_t offset = reinterpret_cast<DevicePtr>(at) - region_->base(), grown = this->grown();
     if (bytes == 0 || offset >= grown || bytes > grown - offset) return {};
@@ -49,7 +51,7 @@ class DevicePool {
   ShareKind kind() const { return options_.kind; }
   /// Bytes that are handed out.
   size_t used() { return book_.used(); }
-  /// For calls that may outlive the pool, and for who hands out its segments.
+  /// To be held by calls that may outlive the pool, and by those who hand its segments out.
   const std::shared_ptr<GrowingRegion>& region() const { return region_; }
 
  private:

@@ -18,7 +18,8 @@ class Exchange {
   virtual ~Exchange() = default;
   /// Each rank says one thing, and hears what all have said, by rank. Throws Error when not all do.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
-  /// This rank has failed, for this reason, and says nothing any more. Whoever waits for it may be told.
+  /// Called when this rank has failed, for this reason, and will say nothing any more. Whoever waits for it may be
+  /// told.
   virtual void give_up(const std::string& /*why*/) {}
 };
 
@@ -78,7 +79,7 @@ class DeviceShare {
   DeviceArena& arena() const { return *arena_; }
   /// This rank itself included.
   const DevicePeer& peer(int rank) const { return peers_[size_t(rank)]; }
-  /// A line a pair that has less than what was agreed on, with the reason. Empty where all is well.
+  /// A line for each pair that has less than what was agreed on, with the reason. Empty where all is well.
   std::string complaints() const;
 
  private:

@@ -26,8 +26,9 @@ struct PairVerdict {
   bool fine() const { return state == PairState::kFine; }
 };
 
-/// What a device is given to do, in order. What was begun and is not known to have ended may go on for as long as the
-/// process lives; the queue, and all the memory that the work touches, then stay as long, whoever lets go of them.
+/// Work that a device is given to do, in order. Work that was begun and is not known to have ended may go on for as
+/// long as the process lives. The queue, and all the memory that the work touches, then stay as long too, even if
+/// everybody lets go of them.
 class DeviceWork {
  public:
   /// touches: the memory that the work reads and writes. Throws Error.
@@ -36,14 +37,14 @@ class DeviceWork {
   DeviceWork(const DeviceWork&) = delete;
   DeviceWork& operator=(const DeviceWork&) = delete;
 
-  /// Begins it. Throws Error where the driver refuses; this one then was not begun.
+  /// These begin work. They throw Error where the driver refuses; that work was then not begun.
   void copy(DevicePtr to, DevicePtr from, size_t bytes);
   void fill(DevicePtr to, uint8_t value, size_t bytes);
   /// Waits for all that was begun, and looks again after each pause. False when it did not end in time. Throws Error
   /// where the driver does not tell.
   bool drain(const Deadline& deadline, std::chrono::microseconds pause = std::chrono::microseconds(20));
-  /// What steps find. Where the driver refuses one of them while others may still go on, kHung; else the refusal is
-  /// thrown on.
+  /// Runs steps and returns what they find. Where the driver refuses one of them, the answer is kHung if others may
+  /// still be going on; else the refusal is thrown on.
   PairVerdict carry_out(const std::function<PairVerdict()>& steps);
 
  private:
@@ -58,7 +59,7 @@ class DeviceWork {
 /// after it. The work owns all that it uses.
 PairVerdict run_work(std::function<PairVerdict()> work, const Deadline& deadline);
 
-/// Fills a part of a region and waits for it. Where that hangs, the region stays until the process ends.
+/// Fills a part of a region and waits until that is done. Where it hangs, the region stays until the process ends.
 PairVerdict fill_now(const std::shared_ptr<DeviceDriver>& driver, const std::shared_ptr<DeviceRegion>& region,
                      size_t offset, uint8_t value, size_t bytes, const Deadline& deadline);
 

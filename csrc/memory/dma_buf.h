@@ -9,7 +9,7 @@
 
 namespace nvx {
 
-/// Whether network cards could read and write a device's memory by a file descriptor of it, as its driver says.
+/// Whether network cards could read and write a device's memory, given a file descriptor of it: what its driver says.
 struct DmaBuf {
   std::string bus;
   std::string name;

@@ -10,8 +10,9 @@
 
 namespace nvx {
 
-/// Addresses in a row behind which memory comes segment by segment, never to go: so a place in it is its base and an
-/// offset, for who has made the memory as for who has mapped it. Gives all back when it goes.
+/// A range of addresses that is given memory segment by segment, none of which is taken away again. So a place in it is
+/// an offset from its base, both for the process that has made the memory and for those that have mapped it. Its
+/// destructor gives everything back.
 class GrowingRegion {
  public:
   struct Segment {
@@ -20,13 +21,13 @@ class GrowingRegion {
     DeviceMemory memory = 0;
   };
 
-  /// Room for so many bytes, a multiple of what the device asks for. Throws Error.
+  /// Reserves room for so many bytes, a multiple of the device's granularity. Throws Error.
   GrowingRegion(std::shared_ptr<DeviceDriver> driver, int device, uint64_t room);
   ~GrowingRegion() = default;
   GrowingRegion(const GrowingRegion&) = delete;
   GrowingRegion& operator=(const GrowingRegion&) = delete;
 
-  /// The next segment, for this device to use; the region's own from here on, also where this throws Error.
+  /// Adds the next segment, for this device to use. The region owns it from here on, even if this throws Error.
   void append(DeviceMemory memory, uint64_t bytes) EXCLUDES(mutex_);
   /// Lets another device of this process use a segment. Throws Error.
   void open_to(const Segment& segment, int device);

@@ -11,19 +11,19 @@
 
 namespace nvx {
 
-/// What one process of a host has read elsewhere, handed on to others of its host, so that not each of them must read
-/// it there: sheets, which everybody gets in their order.
+/// What one process of a host has read elsewhere and hands on to the others of its host, so that not each of them must
+/// read it there. It consists of sheets, which everybody gets in the same order.
 class Handout {
  public:
   Handout();
-  /// For a Receipt.
+  /// The name that a Receipt is made with.
   const std::string& name() const { return name_; }
-  /// Readable when somebody has come.
+  /// Readable when somebody has come to fetch.
   int fd() const { return listener_.get(); }
 
-  /// The next sheet. Throws Error if there is no memory for it.
+  /// Adds the next sheet. Throws Error if there is no memory for it.
   void give(std::span<const uint8_t> sheet);
-  /// Lets in who has come, and gives what there is. Never blocks.
+  /// Lets in whoever has come, and gives everybody the sheets that there are by now. Never blocks.
   void serve();
 
  private:
@@ -42,7 +42,7 @@ class Handout {
 class Receipt {
  public:
   explicit Receipt(const std::string& name);
-  /// False when its handout is gone: what has not come by then will not come.
+  /// False once its handout is gone: sheets that have not come by then will not come.
   bool open() const { return bool(socket_); }
   /// The next sheet; nothing if none comes within the span.
   std::optional<std::vector<uint8_t>> next(std::chrono::milliseconds span);

@@ -12,7 +12,7 @@ namespace nvx {
 class LeaseHolder {
  public:
   virtual ~LeaseHolder() = default;
-  /// Takes a span away that is idle and that no peer still reads; an empty one if there is none. Never blocks.
+  /// Gives up a span that is idle and that no peer still reads; an empty one if it has none. Never blocks.
   virtual Span yield() = 0;
 };
 
@@ -26,7 +26,7 @@ class LeasePool {
 
   Span acquire(size_t wanted, LeaseHolder* asker) EXCLUDES(mutex_);
   void release(Span span) EXCLUDES(mutex_);
-  /// A span whose peers may still read it: counted until released() holds.
+  /// Takes back a span that peers may still read: it counts as leased until released() holds.
   void bury(Span span, std::function<bool()> released);
 
   void join(LeaseHolder* holder) EXCLUDES(mutex_);

@@ -51,7 +51,8 @@ void forget_after_fork() {
   home() = new Home;  // the parent's is left as it was, perhaps locked
 }
 
-/// As large as it must be, and sealed so that it stays so: touching it can never fail later.
+/// Whether a memfd is as large as an arena must be, and sealed so that it stays so: then touching it can never fail
+/// later.
 bool is_arena(int memfd) {
   struct stat facts {};
   const int seals = fcntl(memfd, F_GET_SEALS);
@@ -66,7 +67,8 @@ bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd*
   return introduction->magic == Introduction::kMagic && *memfd && is_arena(memfd->get());
 }
 
-/// A process's state and all behind it, as in "S 1 4711 ..."; empty where it is not seen.
+/// The state of a process and what follows it in /proc's stat, as in "S 1 4711 ..."; empty where the process cannot be
+/// seen.
 std::string stat_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());

@@ -26,9 +26,10 @@ class Neighbour {
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
   bool dead() const;
-  /// By a signal, or a debugger, as far as /proc tells.
+  /// Whether a signal or a debugger has stopped it, as far as /proc tells.
   bool stopped() const;
-  /// "signal 9" or "exit code 1" between these, where the kernel still tells, else empty.
+  /// How it ended, put between these two texts: "signal 9" or "exit code 1". Empty where the kernel does not tell any
+  /// more.
   std::string how_it_ended(const std::string& before, const std::string& behind) const;
   pid_t pid() const { return pid_; }
 
@@ -52,7 +53,7 @@ class Neighbours {
   std::shared_ptr<Neighbour> find(const ArenaId& id) EXCLUDES(mutex_);
   std::shared_ptr<Neighbour> adopt(std::shared_ptr<Neighbour> neighbour) EXCLUDES(mutex_);
 
-  /// Which process is which rank of the whole job, as far as a group has shown: for as long as that group stands, as a
+  /// Notes that this process is that rank of the whole job, as a group has shown, for as long as that group stands: a
   /// job may number its ranks anew after a failure.
   void meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing)
       EXCLUDES(mutex_);
@@ -73,7 +74,8 @@ class Neighbours {
   std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
 };
 
-/// Moves by one in a forked child: what was made before the fork belongs to the parent.
+/// A number that is higher by one in a forked child, which can so tell what was made before the fork and belongs to its
+/// parent.
 uint32_t fork_generation();
 
 /// An abstract Unix socket on which this process hands its memfd and its pidfd to processes of the same user. Open
@@ -90,7 +92,7 @@ class Doorway {
   explicit Doorway(Neighbours& neighbours);
   const std::string& name() const { return name_; }
 
-  /// Whoever comes for this is served too, from here on.
+  /// From here on, serves those who come for this handout too.
   void hand_out(Handout* handout) { handout_ = handout; }
 
   /// Fetches what is wanted while serving those who want ours. Throws when the time is up.

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint64_t kMostRoom = uint64_t(1) << 44;  // far beyond any device; a peer could say anything
 
-/// Of a process of this host, segment by segment through its door.
+/// The pool of another process of this host, segment by segment through its door.
 class ForeignPool : public PeerPool {
  public:
   ForeignPool(std::shared_ptr<DeviceDriver> driver, int device, PoolOwner owner)
@@ -58,7 +58,7 @@ class ForeignPool : public PeerPool {
   std::atomic<DevicePtr> base_{0};
 };
 
-/// Of this process: at the owner's own addresses.
+/// A pool of this process, at the owner's own addresses.
 class OwnPool : public PeerPool {
  public:
   OwnPool(int device, std::function<DevicePool*()> made) : device_(device), made_(std::move(made)) {}

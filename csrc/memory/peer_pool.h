@@ -11,7 +11,7 @@
 
 namespace nvx {
 
-/// The pool of another rank's device as one of this process's devices sees it: mapped as far as it was asked for.
+/// The pool of another rank's device, as one of this process's devices sees it: mapped as far as somebody has asked.
 class PeerPool {
  public:
   virtual ~PeerPool() = default;
@@ -24,12 +24,12 @@ class PeerPool {
   /// Throws Error; what was mapped stays.
   void catch_up(uint64_t grown, const Deadline& deadline) EXCLUDES(mutex_);
 
-  /// For whoever has not come back from catch_up() in time: nobody is to try it again.
+  /// Called when catch_up() has not returned in time: nobody is to try it again.
   void give_up() { given_up_.store(true, std::memory_order_release); }
   bool is_given_up() const { return given_up_.load(std::memory_order_acquire); }
 
  protected:
-  /// Maps the n-th segment, and says where it ends.
+  /// Maps the segment of this number, and returns where it ends.
   virtual uint64_t map_next(uint64_t segment, const Deadline& deadline) = 0;
 
  private:
@@ -39,7 +39,7 @@ class PeerPool {
   std::atomic<bool> given_up_{false};
 };
 
-/// Of another process. Which one, its card says.
+/// A pool of another process, as that process's card names it.
 struct PoolOwner {
   ArenaId home;
   int device = -1;

@@ -71,7 +71,7 @@ void PoolDoor::let_in() {
   guests_.push_back(std::move(guest));
 }
 
-/// One question a guest: so what is sent back is all that lies in its socket, and sending never blocks.
+/// Each guest asks one question only, so the answer is all that lies in its socket, and sending it never blocks.
 void PoolDoor::hear(const Fd& guest) {
   PoolQuestion question;
   if (!receive_packet(guest.get(), &question, sizeof question, {})) return;

@@ -43,7 +43,7 @@ static_assert(sizeof(PoolAnswer) == 32 + 24 + 64 + 120);
 /// thread sleeps there until somebody comes.
 class PoolDoor {
  public:
-  /// Says what it makes of a question; a descriptor too, where it has one. May throw Error, which is the answer then.
+  /// Answers a question, with a descriptor where there is one. May throw Error, which then is the answer.
   using Answer = std::function<PoolAnswer(const PoolQuestion&, Fd*)>;
 
   /// Throws Error where it cannot be opened.
@@ -57,7 +57,7 @@ class PoolDoor {
   void let_in();
   void hear(const Fd& guest);
 
-  /// Who comes and says nothing makes room for others, the one that came first first.
+  /// When there are more, those who came first and have not asked anything make room for others.
   static constexpr size_t kMostGuests = 64;
 
   const Answer answer_;
@@ -67,7 +67,7 @@ class PoolDoor {
   std::thread thread_;
 };
 
-/// The answer of a process, which may have ended, be another one by now, or never say anything. Throws Error.
+/// Asks a process for its answer. It may have ended, be another one by now, or never say anything. Throws Error.
 PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline);
 
 }  // namespace nvx

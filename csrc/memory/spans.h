@@ -17,7 +17,7 @@ struct Span {
   explicit operator bool() const { return bytes != 0; }
 };
 
-/// The largest base page that Linux uses, so that a span never shares a page.
+/// The largest base page that Linux uses. Spans consist of whole ones, so two never share a page.
 inline constexpr size_t kSpanPage = 65536;
 
 /// A memory that is handed out in pieces.
@@ -27,7 +27,8 @@ class SpanSource {
   /// Throws Error when there is no room.
   virtual Span allocate(size_t bytes) = 0;
   virtual void free(Span span) = 0;
-  /// Gives a span back when no peer can still touch it: released() is asked now and at each later allocation.
+  /// Gives a span back once no peer can still touch it. Whether that is so, released() is asked now and at each later
+  /// allocation.
   virtual void bury(Span span, std::function<bool()> released) = 0;
 };
 
@@ -35,13 +36,13 @@ class SpanSource {
 class SpanBook {
  public:
   /// page: spans begin and end at its multiples. scrub: called with each span that comes back, before it is handed out
-  /// again. name: of the memory, for who finds it full.
+  /// again. name: what the memory is called in the error that says that it is full.
   SpanBook(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
 
   Span allocate(size_t bytes) EXCLUDES(mutex_);
-  /// The same; an empty span where there is no room.
+  /// As allocate(), but gives an empty span where there is no room.
   Span find(size_t bytes) EXCLUDES(mutex_);
-  /// The memory has become larger by this.
+  /// Adds a span by which the memory has become larger.
   void add(Span span) EXCLUDES(mutex_);
   void bury(Span span, std::function<bool()> released) EXCLUDES(mutex_);
   void free(Span span) EXCLUDES(mutex_);

@@ -25,7 +25,7 @@ class Bell {
     [[maybe_unused]] const ssize_t put = write(fd_.get(), &one, sizeof one);
   }
 
-  /// Until the descriptor is readable, the bell is rung, or the span is over.
+  /// Sleeps until the descriptor is readable, the bell is rung, or the span is over.
   void sleep(int fd, std::chrono::microseconds span) {
     const timespec time{time_t(span.count() / 1'000'000), long(span.count() % 1'000'000 * 1000)};
     pollfd asks[] = {{fd_.get(), POLLIN, 0}, {fd, POLLIN, 0}};

@@ -54,7 +54,7 @@ Progress Run::advance() {
   return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
 }
 
-/// What came for steps before they had begun, or before what they overwrite was sent.
+/// Takes in what came for steps before they had begun, or before the data that they overwrite had been sent.
 void Run::take_early() {
   port_.mutex().held_by_caller();
   for (uint32_t i = first_; i != behind_; ++i) {
@@ -238,8 +238,8 @@ void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) 
   if (body.empty()) {
     // only order
   } else if (flight.step.reduce) {
-    // In the order of the places: of two zeros or two NaNs an operator keeps one by its position, and both sides of an
-    // exchange are to keep the same one.
+    // The operands are in the order of the ranks' places: of two zeros or two NaNs an operator keeps the one at a
+    // certain position, and both sides of an exchange must keep the same one.
     const void* sources[] = {at(flight.step.with) + offset, body.data()};
     if (flight.step.recv_from < errand_.place) std::swap(sources[0], sources[1]);
     errand_.reduce(to, sources, 2, body.size() / errand_.layout.width, nullptr);
@@ -250,7 +250,7 @@ void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) 
   flight.received_all = flight.received == flight.step.recv.bytes;
 }
 
-/// Only what is stored as it comes can be fetched straight to its place.
+/// A segment can be fetched straight to its place only where it is stored as it comes, not where it is reduced.
 std::byte* Run::place(const WireHeader& header, size_t bytes) {
   Flight* flight = flight_of(header.from, header.message);
   if (given_up_ || !flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
@@ -338,7 +338,8 @@ void Run::abandon(Port& port, std::span<Run* const> runs) {
   while (in_link() != 0 && Clock::now() < bound) port.wire().drive_or_pause();
   for (Run* run : runs) {
     port.wire().disown(run);
-    for (Flight& flight : run->flights_) flight.unread = flight.fetching = 0;  // it has been waited for once
+    for (Flight& flight : run->flights_)
+      flight.unread = flight.fetching = 0;  // so that ~Run, which abandons again, does not wait a second time
   }
 }
 

@@ -57,11 +57,12 @@ class Run final : public Sender {
   const Verdict& verdict() const { return verdict_; }
   /// The ranks whose messages it waits for, or which have not taken in what it sends; nobody when it is done.
   std::vector<int> waits_for() const;
-  /// Those of them that are to send something and of which nothing shows that they have called.
+  /// Those of them that are to send something, and that nothing shows to have called this operation yet.
   std::vector<int> unheard() const;
   /// Looks after the ranks that it waits for: asks them for a sign of life, and fails with the first that is lost.
   void look();
-  /// Gives these runs of a port up: when this returns nobody reads or writes their memory any more. Bounded.
+  /// Gives up these runs of a port. When this returns, nobody reads or writes their memory any more. Takes a bounded
+  /// time.
   static void abandon(Port& port, std::span<Run* const> runs);
 
  private:

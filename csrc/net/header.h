@@ -12,7 +12,7 @@ namespace nvx::net {
 enum class Kind : uint8_t {
   kFirst,   ///< the first segment of a schedule's message; a First follows the header
   kNext,    ///< a later segment of it
-  kCredit,  ///< `value` bytes of what the receiver of this sent have been taken in
+  kCredit,  ///< of what the receiver of this had sent, `value` bytes have been taken in
   kPoison,  ///< the sender's group has failed; the body says why
   kPing,    ///< of a process, not of a group: are you there?
   kPong,    ///< yes; `value` 1: and its group stands, 0: it does not, 2: the asker has been given up, the body says why
@@ -63,8 +63,8 @@ struct First {
 };
 static_assert(sizeof(First) == 40);
 
-/// The value of kTaken, whole each time: letters may overtake each other, and then the later one holds. Both count
-/// modulo 2^32.
+/// The value of a kTaken, which tells the whole state each time: letters may overtake each other, and then the one that
+/// has counted further holds. Both count modulo 2^32.
 struct Taken {
   uint32_t count = 0;  ///< announcements that have been read
   uint32_t turns = 0;  ///< how often the reader has changed its mind about data that comes unasked
@@ -72,7 +72,7 @@ struct Taken {
   bool full() const { return turns % 2 != 0; }  ///< what came is enough: later announcements carry no data
   uint64_t value() const { return uint64_t(turns) << 32 | count; }
   static Taken of(uint64_t value) { return {uint32_t(value), uint32_t(value >> 32)}; }
-  /// What is known after another one has come.
+  /// Updates what is known when another one has come.
   void learn(const Taken& news) {
     if (int32_t(news.count - count) > 0) count = news.count;
     if (int32_t(news.turns - turns) > 0) turns = news.turns;

@@ -22,16 +22,18 @@ bool has_rdma();
 struct InterfaceRule {
   const char* variable = nullptr;  ///< null: nothing was said
   std::string text;
-  /// NCCL's syntax: a list of prefixes, of names behind '=', of what to leave out behind '^'. Gloo's is names alone.
+  /// False: NCCL's syntax, which is a list of prefixes, of whole names if it begins with '=', or of what to leave out
+  /// if it begins with '^'. True: names alone, as Gloo's is.
   bool exact = false;
   bool own = false;  ///< said to nvx, and not to others
 };
 /// NVX_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME.
 InterfaceRule interface_rule();
 
-/// The interfaces that the rule names; all but bridges, and the loopback where there is another, if it names none.
+/// The interfaces that the rule names. Where there is no rule: all but bridges, and the loopback only if there is
+/// nothing else.
 std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present);
-/// What is said where it names none of them, and what to do.
+/// What is said where the rule names none of those present, and what to do.
 std::string none_named(const InterfaceRule& rule, std::span<const Interface> present);
 
 }  // namespace nvx::net

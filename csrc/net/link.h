@@ -26,17 +26,17 @@ struct Post {
   void* owner = nullptr;  ///< the sender's own
 };
 
-/// Who a link talks to. Called inside progress() and close() only, by the thread that runs them, one call at a time. Of
-/// the link's methods, it may call post() alone.
+/// Who a link talks to. Called inside progress() and close() only, by the thread that runs them, one call at a time.
+/// The only method of the link that it may call is post().
 class Receiver {
  public:
   virtual ~Receiver() = default;
-  /// Where the body of a message should go, which the link then fetches; null lets the link find room itself. Asked for
-  /// messages longer than the sender's segment_bytes() as a rule, never required for others. The memory is the link's
-  /// until arrived() or dropped(), of which exactly one follows.
+  /// Where the body of a message should go, which the link then fetches; null lets the link find room itself. As a rule
+  /// this is asked for messages that are longer than the sender's segment_bytes(); a link need not ask it for others.
+  /// The memory is the link's until arrived() or dropped(), of which exactly one follows.
   virtual std::byte* place(std::span<const std::byte> header, size_t bytes) = 0;
-  /// A message has come, whole. body is where place() said, or the link's own memory, valid during this call only and
-  /// aligned to nothing.
+  /// A whole message has come. body is where place() said, or in the link's own memory, which is valid during this call
+  /// only and may have any alignment.
   virtual void arrived(std::span<const std::byte> header, std::span<const std::byte> body) = 0;
   /// A message that place() was asked for will not come: its peer is lost or forgotten, or the link closes. Nothing
   /// writes to that memory from here on.
@@ -48,8 +48,8 @@ class Receiver {
   /// each post, also after a loss.
   virtual void done(Post& post, const Status& status) = 0;
   /// Nothing can be sent to this peer any more, and nothing will come from it: its process has ended or closed its
-  /// link, or cannot be reached. At most once a peer. Noticed by itself once a message went either way; before, only
-  /// when something is posted.
+  /// link, or cannot be reached. At most once a peer. Once a message has gone either way, the link notices this by
+  /// itself; before, only when something is posted.
   virtual void lost(PeerId peer, const std::string& why) = 0;
 };
 
@@ -67,13 +67,13 @@ class Link {
 
   /// For the other side's add(). Carries what that needs to refuse an address that it cannot reach.
   virtual std::vector<std::byte> address() const = 0;
-  /// Knows a peer from now on; connects when first needed. Throws Error if this side could never talk to it. The same
-  /// process may be added again, as another peer.
+  /// Makes a peer known; the link connects to it when that is first needed. Throws Error if this side could never talk
+  /// to it. The same process may be added again, as another peer.
   virtual PeerId add(std::span<const std::byte> address) = 0;
-  /// Gives up what is kept for a peer, lost or not. It may not be posted to any more and is not lost() any more. What
-  /// was done() well still goes out in later calls of progress(); what is open has ended there after a quarter of a
-  /// second, one way or the other. The peer does not lose this side, though what it is sending may fail: either may
-  /// connect again.
+  /// Gives up what is kept for a peer, lost or not. Nothing may be posted to it any more, and lost() is not called for
+  /// it any more. What was done() well still goes out in later calls of progress(); what is open has ended there after
+  /// a quarter of a second, one way or the other. The peer does not lose this side, though what it is sending may fail:
+  /// either may connect again.
   virtual void forget(PeerId peer) = 0;
 
   /// Begins to send. Never blocks, never fails: what goes wrong is told to done().
@@ -85,7 +85,8 @@ class Link {
   /// if it has come unnoticed already.
   virtual bool arm() = 0;
   /// Sleeps until something may have come, wake() is called, or the span is over. Several threads may sleep while
-  /// another uses the link. What one of them is woken for another may have dealt with, so the span is to be short.
+  /// another one uses the link. One of them may be woken for what another has already dealt with, and the other way
+  /// round, so the span should be short.
   virtual void sleep(std::chrono::microseconds span) = 0;
   /// Ends the sleeps going on or, if there is none, the next one. From any thread, as long as the link is not closed.
   virtual void wake() = 0;
@@ -95,8 +96,8 @@ class Link {
   /// done() waits for that.
   virtual size_t segment_bytes() const = 0;
 
-  /// How long to leave between two calls of progress() in which nothing moved, by one who spins: what a call costs may
-  /// be paid by whoever delivers.
+  /// How long somebody who spins should wait between two calls of progress() in which nothing moved: a call may slow
+  /// down whoever is just delivering a message.
   virtual std::chrono::nanoseconds between_looks() const { return std::chrono::nanoseconds(0); }
 
   /// "UCX 1.22.0 (/usr/lib/libucp.so.0), tcp on eth0, host memory"

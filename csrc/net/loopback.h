@@ -19,8 +19,8 @@ struct Faults {
   uint64_t cut_after = 0;  ///< messages after which the two lose each other; 0: never
 };
 
-/// Links between places of one process, for tests and simulations: complete, and as unreliable as wanted. What happens
-/// to which message follows from the seed alone, as long as one thread uses all of the links.
+/// A network inside one process, for tests and simulations: each link reaches every other one, as unreliably as wanted.
+/// What happens to which message follows from the seed alone, as long as one thread uses all of the links.
 class LoopbackNet {
  public:
   struct Options {
@@ -36,7 +36,7 @@ class LoopbackNet {
   LoopbackNet(const LoopbackNet&) = delete;
   LoopbackNet& operator=(const LoopbackNet&) = delete;
 
-  /// A link of a place of its own. The net must outlive it.
+  /// A new end of the network. The net must outlive it.
   std::unique_ptr<Link> open();
 
   /// Links are numbered here in the order in which they were opened.

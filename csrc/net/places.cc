@@ -17,7 +17,7 @@
 namespace nvx::net {
 namespace {
 
-/// Empty where it is neither version of IP, or means nothing on other hosts.
+/// Empty where the address is of neither version of IP, or means nothing on other hosts.
 Place place_at(const sockaddr* address, const char* interface) {
   Place place;
   if (!address) return place;
@@ -44,7 +44,7 @@ void each_interface(const std::function<void(const ifaddrs&)>& body) {
   freeifaddrs(first);
 }
 
-/// A datagram's socket that is connected has only asked for the route.
+/// Connecting a datagram socket sends nothing: it only asks the kernel for the route.
 int connect_to(int fd, const Place& place) {
   constexpr uint16_t kDiscard = 9;
   if (place.family == 4) {
@@ -61,7 +61,8 @@ int connect_to(int fd, const Place& place) {
   return connect(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
 }
 
-/// What does not say that there is no way says nothing: no descriptor was free, or a filter forbids to ask.
+/// Whether an error says that there is no way. Others say nothing of that: no descriptor was free, or a filter forbids
+/// to ask.
 bool says_no_way(int error) {
   return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
 }
@@ -98,7 +99,7 @@ Way way_to(const Place& place) {
   socklen_t bytes = sizeof own;
   if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return way;
   const Place local = place_at(reinterpret_cast<const sockaddr*>(&own), "");
-  if (local.family == 0) return way;                      // one that no place tells, as of a link alone
+  if (local.family == 0) return way;                      // an address that is not told, such as a link-local one
   const bool to_itself = local.address == place.address;  // which goes past the interface
   each_interface([&](const ifaddrs& entry) {
     const Place here = place_at(entry.ifa_addr, entry.ifa_name);

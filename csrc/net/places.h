@@ -8,8 +8,8 @@
 
 namespace nvx::net {
 
-/// Where a host has an address in some network. Part of what links tell each other, so of fixed layout, and of a peer's
-/// nothing is believed: at worst the peer is waited for in vain.
+/// An address of a host in some network. Links tell each other theirs, so the layout is fixed. Nothing that a peer says
+/// here is believed; at worst it is waited for in vain.
 struct Place {
   uint16_t family = 0;  ///< 4 or 6: which version of IP
   uint16_t reserved = 0;
@@ -21,10 +21,10 @@ static_assert(sizeof(Place) == 36);
 
 inline constexpr size_t kMostPlaces = 16;
 
-/// Of these interfaces of this host; of the loopback only if it is the only one.
+/// Those of this host's interfaces of these names; the loopback's only if there are no others.
 std::vector<Place> places_of(std::span<const std::string> interfaces);
 
-/// How a packet to there would leave this host just now, as the kernel says: nothing is sent.
+/// How a packet to an address would leave this host just now, as the kernel says. Nothing is sent.
 struct Way {
   Place from;
   int error = 0;  ///< or why it would not, as an errno; ENETDOWN where the interface has no carrier

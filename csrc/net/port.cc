@@ -10,11 +10,12 @@
 namespace nvx::net {
 namespace {
 
-constexpr uint64_t kCredit = 4 << 20;          ///< bytes that a rank may be sent before it has taken them in
-constexpr uint64_t kCreditStep = kCredit / 4;  ///< it says so in steps of this many
-constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body: bounds how many wait
+constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be under way to a rank before it has taken it in
+constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver tells of what it has taken in once it comes to this
+constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment, beside its body: so the number of them is bounded too
 constexpr size_t kMostLetterBytes = 1 << 10;
-/// Of a rank, unread, by what they cost: announcements come with memory, the others are a few words.
+/// The most that the unread letters of a rank may cost, and the cost of an announcement, which comes with memory.
+/// Others are a few words and cost 1.
 constexpr uint64_t kMostLetters = 1 << 18, kMailCost = 16;
 
 /// Modular, as the numbers may wrap.
@@ -28,7 +29,7 @@ uint64_t cost_of(const Port::Letter& letter) { return letter.kind == Kind::kMail
 
 }  // namespace
 
-/// Parcels are numbered by their place in the list of those on their way.
+/// Told when the link has read a segment of a parcel. The cookie is the parcel's id.
 class Port::ParcelSender final : public Sender {
  public:
   explicit ParcelSender(Port& port) : port_(port) {}
@@ -104,7 +105,7 @@ void Port::end_operation(uint32_t op) {
   drop_early(0, last);
 }
 
-/// What came for these operations, which are over.
+/// Drops what came for these operations, which are over.
 void Port::drop_early(uint32_t first_op, uint32_t last_op) {
   auto it = early_.lower_bound({first_op, 0, 0, 0});
   while (it != early_.end() && it->first.op <= last_op) {
@@ -121,7 +122,7 @@ std::optional<Port::Stray> Port::stray() { return std::exchange(stray_, std::nul
 bool Port::spend(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   const uint64_t cost = bytes + kSegmentCost;
-  // Of less than a step the receiver need not tell: so it must not stop anybody.
+  // Of less than a step the receiver may never tell, so less than a step must not stop anybody.
   if (there.owed >= kCreditStep && there.owed + cost > kCredit) return false;
   there.owed += cost;
   return true;
@@ -140,7 +141,7 @@ void Port::took_in(int rank, size_t bytes) {
 void Port::send(int rank, WireHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
                 Sender* sender, uint64_t cookie) {
   Rank& there = ranks_[size_t(rank)];
-  if (!there.known) {  // whoever says to be that rank
+  if (!there.known) {  // a message may claim to be from any rank
     if (sender) sender->sent(cookie, Status(Code::kPeerDied, "nvx: no address is known"));
     return;
   }
@@ -215,7 +216,7 @@ void Port::take_segment(const WireHeader& header, std::span<const std::byte> who
   early_[{header.op, header.run, header.from, header.message}].push_back({header, first, {body.begin(), body.end()}});
 }
 
-/// Whether there is room for a segment that came early. Who keeps to the credit finds some.
+/// Whether there is room for a segment that came early. A sender that keeps to its credit always finds room.
 bool Port::keep(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   if (there.kept + bytes > kCredit + kCreditStep + wire_->segment_bytes()) {
@@ -288,8 +289,8 @@ void Port::show_label(int rank, uint32_t op, Asks asks) {
   send(rank, header, std::as_bytes(std::span(&called.label, 1)), {}, nullptr, 0);
 }
 
-/// Compared with what was called here under that number, if anything was yet. The one who showed it may wait for what
-/// will never come, so it is shown the other one.
+/// Compares a label with what was called here under that number, if anything was yet. A sender whose label differs may
+/// be waiting for what will never come, so it is shown this rank's label.
 void Port::take_label(const WireHeader& header, std::span<const std::byte> whole) {
   const auto label = read_behind_header<Label>(whole);
   const Called& called = called_[header.op % called_.size()];
@@ -436,7 +437,7 @@ void Port::send_parcel(int rank, uint64_t number, const std::byte* data, size_t 
   push_parcels();
 }
 
-/// A few segments of each parcel at a time: the rest follows when the link has read them.
+/// Sends a few segments of each parcel at a time; the rest follows when the link has read those.
 void Port::push_parcels() {
   constexpr int kMostUnread = 8;
   for (auto it = outgoing_.begin(); it != outgoing_.end();) {

@@ -45,12 +45,12 @@ class Port {
   int rank() const { return rank_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(wire_->mutex_);
-  /// Which rank of the whole job that one is; see Wire::meet.
+  /// Says which rank of the whole job this rank is; see Wire::meet.
   void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing, std::string known_as)
       REQUIRES(wire_->mutex_) {
     wire_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing), std::move(known_as));
   }
-  /// From here on nothing is sent or taken in. Peers that ask are told so.
+  /// From here on nothing is sent or taken in. Peers that ask whether the group is here are told that it is not.
   void leave() REQUIRES(wire_->mutex_);
 
   // --- runs
@@ -58,7 +58,7 @@ class Port {
   void close(Run& run) REQUIRES(wire_->mutex_);
   /// Gives a run what has come of a message before its step had begun.
   void offer_early(Run& run, int from, uint16_t message) REQUIRES(wire_->mutex_);
-  /// The operation that begins, and what is called. What the last ones were is kept for those who ask.
+  /// Notes which operation begins, and what is called. The last few are kept for peers that ask.
   void begin_operation(uint32_t op, const Label& label) REQUIRES(wire_->mutex_);
   /// Shows a rank that is waited for what is called here: if it calls, or called, something else, both sides learn so.
   enum class Asks { kYes, kNo };
@@ -72,28 +72,31 @@ class Port {
   std::optional<Label> called_here(uint32_t op) const REQUIRES(wire_->mutex_);
   /// Operations before this one are over here: what still comes for them is a mismatch, or late.
   void end_operation(uint32_t op) REQUIRES(wire_->mutex_);
-  /// A label that came for an operation which is over here, and perhaps is not what was called.
+  /// A label that came for an operation which is over here, and which may differ from what was called here.
   struct Stray {
     int rank;  ///< that sent it
     uint32_t op;
     Label label;
   };
   std::optional<Stray> stray() REQUIRES(wire_->mutex_);
-  /// Whether a segment of this size may go to a rank now; counted as sent if so. What a rank has not taken in yet is
-  /// bounded by the credit, except that one segment may go however long it is; so are those of no bytes.
+  /// Whether a segment of this size may go to a rank now; if so, it is counted as sent. Unacknowledged cost is bounded
+  /// by kCredit; empty segments cost kSegmentCost. While less than kCreditStep is owed, one segment of any length may
+  /// go.
   bool spend(int rank, size_t bytes) REQUIRES(wire_->mutex_);
   void took_in(int rank, size_t bytes) REQUIRES(wire_->mutex_);
   void send(int rank, WireHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
             Sender* sender, uint64_t cookie) REQUIRES(wire_->mutex_);
-  /// Asks the ranks for a sign of life.
+  /// Asks the rank for a sign of life.
   void ask(int rank) REQUIRES(wire_->mutex_);
-  /// For a run that ends badly: its bodies must not be read any more when this returns.
+  /// For what ends badly while the link still has bodies of it for this rank, or from it: closes the connection, so
+  /// that the link lets go of them.
   void sever(int rank) REQUIRES(wire_->mutex_);
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   const std::optional<Failure>& failure() const REQUIRES(wire_->mutex_) { return failure_; }
-  /// Told once when another rank fails the group, with the wire's lock held, on whatever thread drives the wire.
+  /// hear is called once, when another rank fails the group: with the wire's lock held, on whatever thread drives the
+  /// wire.
   void on_failure(std::function<void(const Failure&)> hear) REQUIRES(wire_->mutex_);
   /// What is known of a rank: lost, or left; nothing while it is there.
   std::optional<Failure> fate(int rank) REQUIRES(wire_->mutex_);
@@ -101,10 +104,10 @@ class Port {
   Clock::duration silence(int rank) const REQUIRES(wire_->mutex_);
   /// Tells these ranks why the group has failed here.
   void poison(const std::string& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex_);
-  /// Tells whoever waits for this rank, or will, of what another group of this process has failed. The first time
-  /// counts.
+  /// Tells whoever waits for this rank, now or later, of what another group of this process has failed. Only the first
+  /// call counts.
   void tell_trouble(const std::string& what) REQUIRES(wire_->mutex_);
-  /// What a rank has said so, else empty.
+  /// What a rank has told of its other groups in this way; empty if nothing.
   const std::string& trouble(int rank) const REQUIRES(wire_->mutex_) { return ranks_[size_t(rank)].trouble; }
   /// Which process a rank is, on the wire; nothing where no address is known.
   std::optional<PeerId> process_of(int rank) const REQUIRES(wire_->mutex_) {
@@ -150,7 +153,8 @@ class Port {
     uint64_t letters = 0;   // cost of those from it that nobody has read
     uint64_t taken_in = 0;  // cost of what came from it and it has not been told of
   };
-  /// Whose message it is. A root's receivers, and those who are behind, have thousands of segments waiting here.
+  /// A segment that came before its step, kept by the message that it is of. A root's receivers, and ranks that are
+  /// behind, have thousands of segments waiting here.
   struct Early {
     struct Message {
       uint32_t op;

@@ -21,14 +21,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// With its header the largest that UCX receives over TCP without putting it together from pieces: measured, half as
-/// fast again as 256 KiB.
+/// With its header, the largest message that UCX receives over TCP without putting it together from pieces. Measured,
+/// it is half as fast again as one of 256 KiB.
 constexpr size_t kSegmentBytes = 63 << 10;
 /// The most that peers may make this side keep for messages that nobody gave a place.
 constexpr size_t kMostUnplaced = 64 << 20;
-/// Links that said hello before they were added here; more of them are only noticed later, by what is posted to them.
+/// Links kept in mind as they said hello before they were added; losses of others are noticed only by a post to them.
 constexpr size_t kMostStrangers = 65536;
-/// How long what was posted to a peer may stay open when the peer is forgotten, and when it is lost or being closed.
+/// How long posts to a peer may stay open when the peer is forgotten, and when it is lost or is being closed.
 constexpr milliseconds kPatienceWithOpen{250};
 constexpr milliseconds kPatienceWithUcx{1000};
 /// How long the rest of what was done() may take to go out after forget(), and in close().
@@ -77,7 +77,7 @@ class UcxLink final : public Link {
     Post* post;
     PeerId peer;
     Sign sign;
-    ucp_ep_h closes;  // with this, nothing keeps the endpoint from being closed
+    ucp_ep_h closes;  // if set: when this has ended, the endpoint can be closed
     size_t slot;      // in open_
   };
   /// A large message on its way in.
@@ -144,7 +144,7 @@ class UcxLink final : public Link {
   bool closed_ = false;
   bool calling_ = false;  // UCX is on the stack, so endpoints cannot be made
   bool breakage_ = false;
-  std::atomic<int> quiet_{0};  // calls of progress since a sleep, or since something moved
+  std::atomic<int> quiet_{0};  // calls of progress() since the last sleep, or since something last moved
 
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
   std::multimap<LinkNonce, PeerId> by_nonce_;
@@ -154,7 +154,7 @@ class UcxLink final : public Link {
   std::map<PeerId, Clock::time_point> overdue_;  // when what is open to a lost or forgotten peer ends in any case
   std::vector<Fetch*> fetches_, fetched_;
   std::vector<Post*> waiting_;                        // for an endpoint
-  Unreached unreached_{config().liveness * 19 / 20};  // before the wire gives them up, who knows no way
+  Unreached unreached_{config().liveness * 19 / 20};  // before the wire's patience ends, which cannot say why
   std::vector<PeerId> to_greet_;
   std::vector<Sign> signs_;
   std::vector<News> news_;
@@ -465,7 +465,7 @@ void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds patience) {
   send_sign(peer, endpoint, last_word, /*closes=*/endpoint);
 }
 
-/// UCX should have ended these by now. It has let go of their endpoints, so nothing reads the posts any more.
+/// Ends posts that UCX should have ended by now. It has let go of their endpoints, so nothing reads the posts any more.
 void UcxLink::end_overdue_posts() {
   const auto now = Clock::now();
   std::erase_if(overdue_, [&](const auto& entry) {
@@ -539,8 +539,8 @@ bool UcxLink::tell() {
   return true;
 }
 
-/// What breaks is dealt with by UCX in the calls after the one in which it saw it, and that one does not count as
-/// moving anything, nor does the rest end a sleep.
+/// UCX deals with a broken connection in the calls that follow the one in which it noticed. That call does not count as
+/// moving anything, and the work that is left does not end a sleep.
 bool UcxLink::arm() {
   if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
   if (!usable()) return true;

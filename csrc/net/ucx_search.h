@@ -14,7 +14,7 @@ struct UcxCandidate {
   bool rdma = false;   ///< it has a module for RDMA
 };
 
-/// What this file is, if it is one. A folder stands for the libucp.so.0 in it.
+/// The candidate that this file is, if it is one. A folder stands for the libucp.so.0 in it.
 std::vector<UcxCandidate> look_at(const std::string& path);
 
 /// One more place where a libucp.so.0 may be: a file or its folder. Counts until the first link is opened.
@@ -26,7 +26,8 @@ std::vector<UcxCandidate> find_ucx();
 /// Best first: with RDMA where the machine has RDMA, then the newer. What is too old is left out.
 std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool machine_has_rdma);
 
-/// The libucp of any version that is in this process already, or empty. Two of one SONAME share libucs, and crash.
+/// The libucp of any version that is in this process already, or empty. Two libraries of the same SONAME would share
+/// libucs, and crash.
 std::string loaded_ucx();
 
 }  // namespace nvx::net

@@ -305,8 +305,8 @@ bool UcxWorker::bury() {
   return closing_.empty();
 }
 
-/// A NIC may still hold what was sent, and asks no one to have it acknowledged; a flush waits for that. Over TCP a
-/// flush would wait for the peer to move, and the kernel has all of it.
+/// A NIC may still hold what was sent, not yet acknowledged, and a flush waits for that. Over TCP the kernel has all of
+/// it, and a flush would only wait for the peer to move.
 bool UcxWorker::bury(Closing& closing) {
   if (!closing.closing) {
     const bool late = Clock::now() >= closing.force_at;

@@ -33,17 +33,17 @@ class UcxWorker {
   /// Some transport is more than TCP: large messages are then best fetched.
   bool has_rdma() const { return has_rdma_; }
   const std::string& describe() const { return description_; }
-  /// Where others reach this one; empty where that is no matter of TCP alone.
+  /// Where others reach this worker; empty where TCP is not the only way.
   const std::vector<Place>& places() const { return places_; }
 
-  /// Takes over an endpoint to close it: when ready_to_close() is said of it, or after this span.
+  /// Takes over an endpoint, to close it when ready_to_close() is called for it, or after this span.
   void retire(ucp_ep_h endpoint, std::chrono::milliseconds patience);
   void ready_to_close(ucp_ep_h endpoint);
-  /// Goes on with that, between calls of progress. True when nothing is left to close.
+  /// Goes on with closing; to be called between calls of progress. True when nothing is left to close.
   bool bury();
-  /// Programs that this process starts do not inherit connections that there are by now.
+  /// The connections that there are by now are not inherited by programs that this process starts.
   void keep_sockets_to_itself() const;
-  /// Nothing is waited for longer than this from now on.
+  /// From now on, no closing endpoint is waited for longer than this.
   void hurry(std::chrono::milliseconds patience);
 
  private:

@@ -12,19 +12,19 @@
 
 namespace nvx::net {
 
-/// Peers of a link to which no way leads just now, as while a cable is out, and what was posted to them: UCX would give
-/// up at once to connect to them, or after three seconds, and must not be asked again after that. Looks again now and
-/// then, and bounds how long.
+/// Peers of a link to which no way leads just now, as while a cable is out, and what was posted to them. UCX would give
+/// up connecting to them at once, or after three seconds, and must not be asked again after that. So the posts wait
+/// here; whether there is a way is looked at again now and then, for a bounded time.
 class Unreached {
  public:
   explicit Unreached(std::chrono::milliseconds patience) : patience_(patience) {}
 
   /// Whether the peer has to wait: it does already, or there is no way to any of its places.
   bool holds(PeerId peer, std::span<const Place> places);
-  /// Of a peer that has to wait.
+  /// Keeps a post to a peer that has to wait.
   void keep(Post& post) { waiting_[post.to].posts.push_back(&post); }
 
-  /// What has become of a peer: there is a way, or `why` not.
+  /// What has become of a peer: there is a way to it if `why` is empty; else it is given up.
   struct News {
     PeerId peer;
     std::string why;

@@ -34,7 +34,7 @@ ProcessId random_id() {
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
-/// What a ping carries: who asks, so that the answer finds its way.
+/// What a ping or a pong carries: who sends it, so that the answer finds its way.
 struct Asker {
   ProcessId process;
 };
@@ -43,7 +43,7 @@ struct Asker {
 
 namespace {
 
-/// Never closed but by the end of the process: peers may ask this one for a sign of life between two groups.
+/// Closed only by the end of the process, as peers may ask this one for a sign of life between two groups.
 struct Home {
   Mutex mutex;
   std::shared_ptr<Wire> wire GUARDED_BY(mutex);
@@ -126,7 +126,7 @@ PeerId Wire::connect(std::span<const std::byte> address) {
   peers_.back().process = process;
   peers_.back().joined = Clock::now();
   peers_.back().address.assign(of_link.begin(), of_link.end());
-  // It may have been told by a connection of its own that it was given up: one is enough.
+  // If tell_lost() opened a connection to this process, reuse it.
   const std::optional<PeerId> spare =
       it == by_process_.end() ? std::nullopt : std::exchange(peers_[it->second].spare, {});
   peers_.back().link = spare ? *spare : link_->add(of_link);
@@ -212,7 +212,7 @@ void Wire::await_flow(const std::function<int()>& open) {
   }
 }
 
-/// For those who come by seldom: all that has come, within bounds.
+/// For those who come by seldom: moves all that has come, within bounds.
 bool Wire::sweep() {
   constexpr int kMostMoves = 64;
   bool moved = false;
@@ -227,7 +227,7 @@ bool Wire::glance() {
   return moved;
 }
 
-/// Something has moved: whoever sleeps may have waited for it.
+/// Something has moved: wakes those who sleep, as they may be waiting for it.
 void Wire::stir() {
   ++stirs_;
   if (sleepers_ == 0) return;
@@ -297,7 +297,8 @@ void Wire::hear(Peer& peer) {
   peer.heard = Clock::now();
 }
 
-/// Who sends much hears by this that it comes, however slowly: the answer to a question would come behind all of it.
+/// Tells a peer that sends much that its data comes, however slowly: the answer to a question of its would come only
+/// behind all of that data.
 void Wire::nod(PeerId id, const WireHeader& heard) {
   Peer& peer = peers_[id];
   if (peer.heard - peer.nodded < kAskInterval) return;
@@ -317,7 +318,7 @@ WireHeader Wire::pong_to(const WireHeader& heard, Answer value) const {
   return pong;
 }
 
-/// A ping is answered by whoever asked for, with whether its group is still there; a pong is noted.
+/// Answers a ping, with whether the group that it asks for is still there; notes a pong.
 void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
   const auto sign = read_behind_header<Asker>(whole);
   if (!sign) return;
@@ -351,8 +352,8 @@ void Wire::note_left(const WireHeader& heard) {
   if (port && heard.from < port->ranks_.size()) port->ranks_[heard.from].left = true;
 }
 
-/// Of a process that this one has given up, and that yet lives. It is told why, once: it would wait in vain, and at
-/// last blame this one.
+/// Answers a process that this one has given up, but that still lives. It is told why, once: else it would wait in
+/// vain, and in the end blame this process.
 void Wire::answer_lost(const WireHeader& question, PeerId id) {
   const auto same = [id](const auto& told) { return told.second == id; };
   if (peers_[id].spare || std::any_of(to_tell_.begin(), to_tell_.end(), same)) return;
@@ -393,8 +394,8 @@ void Wire::finish() {
   const auto began = Clock::now();
   const auto silence = std::min<Clock::duration>(silence_, kMostSilence);
   MutexLock lock(mutex_);
-  // Over one TCP connection, as UCX makes it where a peer has one device, what answers the last word has come behind
-  // everything.
+  // On a single TCP connection, which is what UCX makes to a peer with one network device, the answer to this last
+  // question says that everything before it has come.
   for (PeerId id = 0; id < peers_.size(); ++id) {
     Peer& peer = peers_[id];
     if (!peer.has_sent || !peer.lost.empty() || peer.warned) continue;
@@ -425,7 +426,7 @@ void Wire::finish() {
   }
 }
 
-/// As far as a group has shown; it need not stand any more.
+/// Who a peer is, as far as a group has shown; that group need not stand any more.
 std::string Wire::who(PeerId peer) {
   for (const auto& [rank, met] : met_) {
     for (const Met& m : met) {
@@ -463,7 +464,7 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
 
 void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
   std::vector<Met>& met = met_[global_rank];
-  const ProcessId process = peers_[peer].process;  // another one's place has been taken
+  const ProcessId process = peers_[peer].process;  // a rank that was another one has been replaced
   std::erase_if(met, [&](const Met& m) {
     mutex_.held_by_caller();
     return m.standing.expired() || peers_[m.peer].process != process;
@@ -506,7 +507,8 @@ void Wire::lose(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
   peer.lost = why.empty() ? "is lost" : why;
-  // Who waits for it says so, and who does not has perhaps seen it leave in good order.
+  // Only traced: whoever waits for the peer reports the loss, and whoever does not may have seen it leave in good
+  // order.
   NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());
   to_forget_.push_back(peer.link);  // this may be a call of the link's
   stir();
@@ -514,9 +516,9 @@ void Wire::lose(PeerId id, const std::string& why) {
 
 // --- the attendant
 
-/// While somebody waits, the link is driven by who waits, and this thread keeps away from the lock. In between it
-/// answers, and pushes out what the last operation left in the link: every millisecond shortly after an operation, and
-/// when the link says so later on.
+/// While somebody waits, whoever waits drives the link, and this thread keeps away from the lock. In between, this
+/// thread answers questions and pushes out what the last operation left in the link: every millisecond shortly after an
+/// operation, and later when the link has something to do.
 void Wire::attend() {
   begin_own_thread("nvx-wire");
   while (!closing_.load(std::memory_order_acquire)) {
@@ -533,7 +535,7 @@ bool Wire::attend_once(bool afterglow) {
   if (!sweep()) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
   if (afterglow || !link_->arm()) return false;
   lock.unlock();
-  link_->sleep(kTick);  // not as the lookout: who waits for something is to be woken by it itself
+  link_->sleep(kTick);  // not as the lookout: whoever waits for something must be woken by the link itself
   return true;
 }
 

@@ -38,12 +38,12 @@ class Wire final : private Receiver {
  public:
   /// This process's, opened when first asked for and kept until the process ends. Throws Error.
   static std::shared_ptr<Wire> here();
-  /// The same if it has been opened, or nothing.
+  /// The same if it has been opened; else null.
   static std::shared_ptr<Wire> opened();
 
   Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
   ~Wire() override;
-  /// Ends the thread and the link. Bounded; nothing moves any more afterwards.
+  /// Ends the thread and the link, in bounded time. Nothing moves any more afterwards.
   void close() EXCLUDES(mutex_);
 
   /// Held by whoever touches a port or a run.
@@ -55,25 +55,26 @@ class Wire final : private Receiver {
   /// The process at that address. Throws Error if the link could never reach it.
   PeerId connect(std::span<const std::byte> address) REQUIRES(mutex_);
 
-  /// Sends a header, what follows it, and a body. The body is copied where no sender waits for its end, and must then
-  /// be small. Goes nowhere if the peer is lost; a sender is told.
+  /// Sends a header, what follows it, and a body. Without a sender, who would be told when the body has been read, the
+  /// body is copied and must be of at most kMostCopied bytes. If the peer is lost nothing is sent, and the sender is
+  /// told so.
   void send(PeerId to, const WireHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
             Sender* sender, uint64_t cookie) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
-  /// Nobody is told any more of what this sender has sent.
+  /// This sender is not told any more of what it has sent.
   void disown(const Sender* sender) REQUIRES(mutex_);
-  /// Closes what is open to a peer: it is lost.
+  /// Closes the connection to a peer, which counts as lost from then on.
   void sever(PeerId peer, const std::string& why) REQUIRES(mutex_);
 
   /// Moves what can be moved now. True if anything did, so that calling it again may pay.
   bool progress() REQUIRES(mutex_);
-  /// Drives the link until nothing is open of what somebody gives up, or nothing of it has ended for a while: a slow
-  /// link is not a dead one. Bounded. Lets others have the lock in between.
+  /// Drives the link until open(), which counts what somebody gives up and the link still has, is 0, or has not become
+  /// less for a while: a slow link is not a dead one. Takes a bounded time. Lets others have the lock in between.
   void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
   /// Drives the link, and where nothing moves lets others have the lock for a moment. Not from inside a call of the
   /// link's.
   void drive_or_pause() REQUIRES(mutex_);
-  /// As sweep(), if nobody else is at it.
+  /// Moves what has come, within bounds, unless somebody else has the lock.
   bool glance() EXCLUDES(mutex_);
 
   /// Returns when ready() does, which is asked with the lock held, when the deadline has passed, or the watch alarms;
@@ -81,21 +82,22 @@ class Wire final : private Receiver {
   template <class Ready, class Look>
   Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
-  /// Sleeps in the link for at most this long, or until somebody else who drives it has found something; not at all if
-  /// somebody has since stirs_ was `seen`.
+  /// Sleeps in the link for at most this long, or until somebody else who drives it has found something. Returns at
+  /// once if stirs_ has moved since `seen` was read.
   void nap(std::chrono::microseconds span, std::optional<uint64_t> seen = std::nullopt) EXCLUDES(mutex_);
 
-  /// For the end of the process: returns when what was sent has come to its peers, as far as they give signs of life. A
-  /// system whose process has gone throws away what it has not delivered as soon as a peer says something.
+  /// For the end of the process: returns when what was sent has come to its peers, as far as they give signs of life.
+  /// Once the process has gone, the system throws away what it has not delivered as soon as the peer sends something.
   void finish() EXCLUDES(mutex_);
 
   /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
   void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
 
-  /// Which process is which rank of the whole job, as far as a group has shown, for as long as that group stands, and
-  /// how it is told from others.
+  /// Notes that this process is that rank of the whole job, as a group has shown, for as long as that group stands;
+  /// known_as is what tells it from others.
   void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) REQUIRES(mutex_);
-  /// Asks a rank that has been met for a sign of life. Who it is and what has become of it if it is lost, else empty.
+  /// Asks a rank that has been met for a sign of life. Returns who it is and what has become of it if it is lost, else
+  /// an empty text.
   std::string fate(uint64_t global_rank) REQUIRES(mutex_);
 
   /// Empty while the peer can be talked to; else what has become of it.
@@ -111,12 +113,12 @@ class Wire final : private Receiver {
     PeerId link = 0;
     std::vector<std::byte> address;  // on the link
     std::string lost;                // why, once it is
-    std::optional<PeerId> spare;     // of the link, by which it was told that it is lost
-    bool has_sent = false;           // this process, something to it
-    uint32_t last_asked = 0;         // by finish(); the answer has yet to come
+    std::optional<PeerId> spare;     // a second number of the link's for it, by which it was told that it is lost
+    bool has_sent = false;           // whether anything was sent to it
+    uint32_t last_asked = 0;         // the number of finish()'s question, while the answer has yet to come
     Clock::time_point joined{};      // when a group last came to it
     Clock::time_point heard{};       // when something last came from it
-    Clock::time_point nodded{};      // when it was last told so unasked
+    Clock::time_point nodded{};      // when it was last told, unasked, that what it sends comes
     Clock::time_point asked{};
     Clock::time_point asked_first{};  // of the questions that wait for an answer
     bool waits_for_sign = false;
@@ -190,8 +192,8 @@ class Wire final : private Receiver {
 
 /// How long a sleep in the link may take while an operation waits: an event that was missed costs this much.
 inline constexpr std::chrono::microseconds kMostNap{1000};
-/// The least that a waiter with any patience spins: less than an exchange takes would never be paid back, and patience
-/// that has been spent in vain would never return.
+/// The least that a waiter with any patience spins. Spinning for less than an exchange takes would never pay, and so
+/// patience that was once halved would never be doubled again.
 inline constexpr std::chrono::microseconds kLeastSpin{50};
 
 template <class Ready, class Look>

@@ -20,11 +20,11 @@ HATCHES = {"net": {"kernel/launch.h"}}
 OUTSIDERS = (
     ("torch and Python", r"(ATen|c10|torch|pybind11|caffe2)/|Python\.h$", r"torch/"),
     ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/(ucx\.cc|ucx_(library|worker)\.(cc|h))$"),
-    ("NCCL", r"nccl\.h$", r"torch/nccl_delegate\.(cc|h)$"),
+    ("NCCL", r"nccl\.h$", r"(?!)"),  # of no file: NCCL comes from Python
     (
         "CUDA",
         r"cuda(_\w+)?\.h$|cuda/|cooperative_groups|cub/|nvml\.h$|mma\.h$",
-        r"kernel/(exec\.h|launch_cuda\.cu)$|kernel/\w+\.cu$|memory/(\w+_)?cuda\w*\.(cc|h)$",
+        r"kernel/(exec\.h|\w+\.cu)$",
     ),
 )
 
@@ -75,7 +75,8 @@ EXAMPLES = (
     ("net/ucx_worker.h", "#include <ucp/api/ucp.h>", False),
     ("net/ucx.h", "#include <ucp/api/ucp.h>", True),
     ("memory/shm.cc", "#include <cuda_runtime.h>", True),
-    ("memory/copy_cuda.cc", "#include <cuda_runtime.h>", False),
+    ("memory/copy_cuda.cc", "#include <cuda_runtime.h>", True),
+    ("torch/delegate.cc", "#include <nccl.h>", True),
     ("group/group.h", "#include <torch/csrc/distributed/c10d/Backend.hpp>", True),
     ("torch/work.h", "#include <torch/csrc/distributed/c10d/Work.hpp>", False),
     ("torch/work.h", '#include "group/group.h"', False),
