@@ -11,25 +11,31 @@ using kernel::Pushed;
 
 constexpr size_t kNoLimit = SIZE_MAX;
 
+enum class PacketTrips { kOne, kTwo };
+/// Who knows how long each rank's piece is. Where only a pair does, lengths decide nothing for all: each pair decides
+/// for its own piece.
+enum class Lengths { kKnownToAll, kKnownToPairs };
+
 /// One row a collective: what carries it while packets hold it, and at any length.
 struct DeviceRow {
   Collective collective;
   Pushed packets;
   Pushed chunks;
-  bool has_two_trips = false;  ///< of packets, where one would take too many bytes
-  /// A rank knows its own pieces only: its lengths decide nothing for all, each pair decides for its own.
-  bool pair_by_pair = false;
+  PacketTrips trips = PacketTrips::kOne;  ///< the most that packets may take, where one trip would take too many bytes
+  Lengths lengths = Lengths::kKnownToAll;
+  bool pair_by_pair() const { return lengths == Lengths::kKnownToPairs; }
 };
 
 constexpr DeviceRow kDeviceTable[] = {
-    {Collective::kAllReduce, Pushed::kReducePackets, Pushed::kReduceChunks, /*has_two_trips=*/true},
+    {Collective::kAllReduce, Pushed::kReducePackets, Pushed::kReduceChunks, PacketTrips::kTwo},
     {Collective::kReduce, Pushed::kReducePackets, Pushed::kReduceChunks},
     {Collective::kReduceScatter, Pushed::kReducePackets, Pushed::kReduceChunks},
     {Collective::kAllGather, Pushed::kExchangePackets, Pushed::kExchangeChunks},
     {Collective::kBroadcast, Pushed::kExchangePackets, Pushed::kExchangeChunks},
-    {Collective::kAllToAll, Pushed::kExchangePieces, Pushed::kExchangeChunks, false, /*pair_by_pair=*/true},
-    {Collective::kGather, Pushed::kExchangePieces, Pushed::kExchangeChunks, false, /*pair_by_pair=*/true},
-    {Collective::kScatter, Pushed::kExchangePieces, Pushed::kExchangeChunks, false, /*pair_by_pair=*/true},
+    {Collective::kAllToAll, Pushed::kExchangePieces, Pushed::kExchangeChunks, PacketTrips::kOne,
+     Lengths::kKnownToPairs},
+    {Collective::kGather, Pushed::kExchangePieces, Pushed::kExchangeChunks, PacketTrips::kOne, Lengths::kKnownToPairs},
+    {Collective::kScatter, Pushed::kExchangePieces, Pushed::kExchangeChunks, PacketTrips::kOne, Lengths::kKnownToPairs},
     {Collective::kBarrier, Pushed::kExchangePackets, Pushed::kExchangeChunks},
 };
 
@@ -68,31 +74,27 @@ constexpr size_t down_to(size_t n, size_t multiple) { return n / multiple * mult
 }  // namespace
 
 size_t most_bytes(Pushed algorithm, const kernel::DeviceShape& shape) {
-  // Two packets hold a pack, and each block has packets of its own.
-  const size_t piece = size_t(shape.packets) / 2 * sizeof(kernel::Pack) * shape.blocks;
-  switch (algorithm) {
-    case Pushed::kReducePackets:
-    case Pushed::kExchangePackets: return piece;
-    // Half of the packets for each trip, and a slice of the message for each rank.
-    case Pushed::kReducePacketsTwoShot:
-      return size_t(shape.packets) / 4 * sizeof(kernel::Pack) * shape.blocks * shape.ranks;
-    default: return kNoLimit;
-  }
+  const size_t packs = kernel::most_packs(algorithm, shape);
+  if (packs == SIZE_MAX) return kNoLimit;
+  // Each block has packets of its own. In two trips they need to hold a slice only, of which there is one for each
+  // rank.
+  const size_t slices = algorithm == Pushed::kReducePacketsTwoShot ? shape.ranks : 1;
+  return packs * sizeof(kernel::Pack) * shape.blocks * slices;
 }
 
 std::vector<Pushed> algorithms_of(Collective collective) {
   const DeviceRow& r = device_row(collective);
-  if (r.has_two_trips) return {r.packets, Pushed::kReducePacketsTwoShot, r.chunks};
+  if (r.trips == PacketTrips::kTwo) return {r.packets, Pushed::kReducePacketsTwoShot, r.chunks};
   return {r.packets, r.chunks};
 }
 
 DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts) {
   const DeviceRow& r = device_row(collective);
-  if (bytes == 0 && !r.pair_by_pair) return {r.packets, "there is nothing to move but the greeting"};
+  if (bytes == 0 && !r.pair_by_pair()) return {r.packets, "there is nothing to move but the greeting"};
   if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "chunks were asked for"};
-  if (r.pair_by_pair) return {r.packets, "each pair knows its own piece: packets where they hold it, else chunks"};
+  if (r.pair_by_pair()) return {r.packets, "each pair knows its own piece: packets where they hold it, else chunks"};
   if (bytes <= one_trip_limit(r, facts)) return {r.packets, "packets hold it: one trip"};
-  if (r.has_two_trips && bytes <= most_bytes(Pushed::kReducePacketsTwoShot, facts.shape))
+  if (r.trips == PacketTrips::kTwo && bytes <= most_bytes(Pushed::kReducePacketsTwoShot, facts.shape))
     return {Pushed::kReducePacketsTwoShot, "packets hold every rank's slice of it: two trips, for fewer bytes"};
   return {r.chunks, "packets do not hold it, or do not pay for it: chunks"};
 }

@@ -213,11 +213,6 @@ Status Group::came_late(const std::string& what) const {
   return met_in(failure(), "this is " + rank_name(rank()) + ", which came to " + what + " after that");
 }
 
-bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduce ||
-         collective == Collective::kReduceScatter;
-}
-
 kernel::Fingerprint Operation::fingerprint() const {
   if (whole) return whole->fingerprint;
   const Collective called = meets_for == Collective::kNone ? collective : meets_for;

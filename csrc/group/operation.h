@@ -6,8 +6,8 @@
 #include <string>
 
 #include "base/deadline.h"
-#include "kernel/direct.h"
 #include "kernel/pad.h"
+#include "kernel/piece.h"
 
 namespace nvx {
 
@@ -73,9 +73,6 @@ struct Operation {
 
 /// When an operation of a device begins: now, or whenever a graph is replayed that its stream is being captured into.
 enum class Begins { kNow, kInReplays };
-
-/// Whether it combines the ranks' elements.
-bool reduces(kernel::Collective collective);
 
 /// "all_reduce(sum, f32, 1024 elements)"
 std::string describe(const kernel::Fingerprint& fingerprint);

@@ -31,10 +31,8 @@ std::string read_note(const kernel::FailureNote& note) {
 std::string describe(const kernel::Fingerprint& f) {
   std::string text = f.collective <= Collective::kBarrier ? name(f.collective) : "an unknown operation";
   if (f.collective == Collective::kBarrier || f.collective == Collective::kNone) return text;
-  const bool reduces = f.collective == Collective::kAllReduce || f.collective == Collective::kReduce ||
-                       f.collective == Collective::kReduceScatter;
   text += "(";
-  if (reduces && size_t(f.op) < kernel::kReduceOpCount) text += std::string(nvx::name(f.op)) + ", ";
+  if (reduces(f.collective) && size_t(f.op) < kernel::kReduceOpCount) text += std::string(nvx::name(f.op)) + ", ";
   text += size_t(f.dtype) < kernel::kDTypeCount ? nvx::name(f.dtype) : "?";
   if (f.form == kernel::Form::kSparse) text += ", sparse";
   if (f.count) text += ", " + std::to_string(f.count) + " elements";

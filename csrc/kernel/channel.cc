@@ -47,7 +47,7 @@ bool Channel::wait_done(CpuExec& ex, uint32_t epoch) {
 /// ahead of this rank, which is at most kEpochs ahead of the epoch.
 bool Channel::compare(CpuExec& ex, int peer, uint32_t epoch) {
   if (std::memcmp(&pad(peer).recent(epoch), &mine().recent(epoch), sizeof(Fingerprint)) == 0) return true;
-  return ex.fail({Verdict::Cause::kMismatch, Waited::kReached, peer, stamp(epoch, 0), 0, 0, 0});
+  return ex.fail(Verdict::mismatch(peer, stamp(epoch, 0), 0));
 }
 
 bool Channel::enter(CpuExec& ex) {
@@ -95,7 +95,7 @@ bool Channel::meet(CpuExec& ex, int peer) {
   if (!epoch_reached(done_[size_t(peer)], epoch_ - 1)) done_[size_t(peer)] = epoch_ - 1;
   if (peer == 0) told_ = {way_of(there.next_way), way_of(there.general_way)};
   if (std::memcmp(&there.fingerprint, &mine().arrival(epoch_).fingerprint, sizeof(Fingerprint)) == 0) return true;
-  return ex.fail({Verdict::Cause::kMismatch, Waited::kReached, peer, stamp(epoch_, 0), 0, 0, 0});
+  return ex.fail(Verdict::mismatch(peer, stamp(epoch_, 0), 0));
 }
 
 bool Channel::meet_all(CpuExec& ex) {
@@ -121,7 +121,7 @@ bool Channel::staging(CpuExec& ex, int rank, std::span<std::byte>* out) {
   const uint64_t bytes = there.lease_bytes;
   const PeerMemory& memory = memory_[size_t(rank)];
   if (bytes == 0 || offset > memory.arena_bytes || bytes > memory.arena_bytes - offset) {
-    return ex.fail({Verdict::Cause::kBadLease, Waited::kReached, rank, 0, 0, 0, 0});
+    return ex.fail(Verdict::bad_lease(rank));
   }
   staging_[size_t(rank)] = memory.arena + offset;
   *out = {memory.arena + offset, size_t(bytes)};

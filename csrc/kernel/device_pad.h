@@ -104,6 +104,8 @@ struct DeviceShape {
   uint32_t packets = 64;        ///< that one block can get from one rank in one operation; even
   uint32_t chunk_bytes = 4096;  ///< a multiple of the pack
 
+  /// Packs that those packets carry: two packets hold one.
+  constexpr uint32_t packs() const { return packets / 2; }
   constexpr bool sound() const {
     return ranks > 0 && blocks > 0 && packets % 2 == 0 && chunk_bytes > 0 && chunk_bytes % sizeof(Pack) == 0;
   }

@@ -8,9 +8,10 @@
 #include "kernel/exec.h"
 #include "kernel/piece.h"
 
-/// The collectives inside a host, written in the verbs of Exec alone. Every function runs on every rank of the group at
-/// its next epoch, returns false when a wait has ended badly (the verdict is in the Exec), and leaves results that
-/// depend on the inputs and the rank order only: not on size, slicing, algorithm or timing.
+/// The CPU's collectives inside a host, written in the verbs of CpuExec alone. Exec and Channel are parameters, so that
+/// tests can put others in their place. Every function runs on every rank of the group at its next epoch, returns false
+/// when a wait has ended badly (the verdict is in the Exec), and leaves results that depend on the inputs and the rank
+/// order only: not on size, slicing, algorithm or timing.
 ///
 /// Small messages go through the slots of the pads ("one shot"), large ones in chunks through leased staging
 /// ("pipelined").
@@ -18,7 +19,7 @@ namespace nvx::kernel {
 
 /// Nobody leaves before everyone has come.
 template <class Exec, class Channel>
-NVX_HD bool barrier(Exec& ex, Channel& ch, const Call& call) {
+bool barrier(Exec& ex, Channel& ch, const Call& call) {
   if (!ch.enter(ex)) return false;
   ch.arrive(ex, call, Staging::kSlot);
   if (!ch.meet_all(ex)) return false;
@@ -28,7 +29,7 @@ NVX_HD bool barrier(Exec& ex, Channel& ch, const Call& call) {
 
 /// The multipliers that came with the arrivals, for those who reduce.
 template <class Channel>
-NVX_HD void collect_factors(Channel& ch, const Call& call) {
+void collect_factors(Channel& ch, const Call& call) {
   if (call.fingerprint.op != ReduceOp::kPremulSum) return;
   for (int p = 0; p < ch.size(); ++p) ch.factors()[size_t(p)] = ch.pad(p).arrival(ch.epoch()).factor;
 }
@@ -36,7 +37,7 @@ NVX_HD void collect_factors(Channel& ch, const Call& call) {
 /// My input goes to my slot, everyone reads everyone's slots in rank order. With a root, only the root reads, and
 /// nobody waits for it.
 template <class Exec, class Channel>
-NVX_HD bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
+bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
   const size_t bytes = n * ex.width();
   const int root = call.root;
   const bool reads = root < 0 || root == ch.rank();
@@ -56,7 +57,7 @@ NVX_HD bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::
 /// My whole input goes to my slot, everyone reduces the part that is theirs. in: a piece for each rank, the same sizes
 /// everywhere.
 template <class Exec, class Channel>
-NVX_HD bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
+bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
   size_t total = 0, mine = 0;
   for (int p = 0; p < ch.size(); ++p) {
     if (p == ch.rank()) mine = total;
@@ -83,7 +84,7 @@ NVX_HD bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, con
 /// only the root has something to say and does not wait for the listeners. out: a piece for each rank; the root's is
 /// used by all.
 template <class Exec, class Channel>
-NVX_HD bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
+bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
   const int root = call.root;
   const bool writes = root < 0 || root == ch.rank();
   const size_t bytes = out[ch.rank()].bytes;
@@ -117,7 +118,7 @@ struct Geometry {
   /// longest: bytes of the longest piece that has to go through. parts: how many parts a slot has. Parts are whole
   /// cache lines, so that no element straddles two of them. There are no chunks where the piece is too long for
   /// anybody, or the staging too small.
-  static NVX_HD Geometry of(size_t staging, size_t longest, size_t parts) {
+  static Geometry of(size_t staging, size_t longest, size_t parts) {
     constexpr size_t kAlign = 64;
     if (longest > kLongest) return {0, 0, kDepth};
     const size_t whole = ceil_div(longest, kAlign) * kAlign;
@@ -139,13 +140,11 @@ struct WholeSlices {
   size_t bytes;
   size_t ranks;
 
-  NVX_HD size_t longest() const { return ceil_div(bytes, ranks); }
-  NVX_HD size_t first(const Geometry& g, size_t k, int p) const {
-    return std::min(bytes, (k * ranks + size_t(p)) * g.part);
-  }
-  NVX_HD size_t count(const Geometry& g, size_t k, int p) const { return std::min(g.part, bytes - first(g, k, p)); }
-  NVX_HD const std::byte* source(const Geometry& g, size_t k, int p) const { return in + first(g, k, p); }
-  NVX_HD std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
+  size_t longest() const { return ceil_div(bytes, ranks); }
+  size_t first(const Geometry& g, size_t k, int p) const { return std::min(bytes, (k * ranks + size_t(p)) * g.part); }
+  size_t count(const Geometry& g, size_t k, int p) const { return std::min(g.part, bytes - first(g, k, p)); }
+  const std::byte* source(const Geometry& g, size_t k, int p) const { return in + first(g, k, p); }
+  std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
 };
 
 /// A block for each rank, of which slice k is the k-th part; only my block is reduced here, into one output.
@@ -154,17 +153,15 @@ struct BlockSlices {
   std::byte* out;
   size_t ranks;
 
-  NVX_HD size_t longest() const {
+  size_t longest() const {
     size_t most = 0;
     for (size_t p = 0; p < ranks; ++p) most = std::max(most, in[p].bytes);
     return most;
   }
-  NVX_HD size_t first(const Geometry& g, size_t k, int p) const { return std::min(in[p].bytes, k * g.part); }
-  NVX_HD size_t count(const Geometry& g, size_t k, int p) const {
-    return std::min(g.part, in[p].bytes - first(g, k, p));
-  }
-  NVX_HD const std::byte* source(const Geometry& g, size_t k, int p) const { return advance(in[p], first(g, k, p)); }
-  NVX_HD std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
+  size_t first(const Geometry& g, size_t k, int p) const { return std::min(in[p].bytes, k * g.part); }
+  size_t count(const Geometry& g, size_t k, int p) const { return std::min(g.part, in[p].bytes - first(g, k, p)); }
+  const std::byte* source(const Geometry& g, size_t k, int p) const { return advance(in[p], first(g, k, p)); }
+  std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
 };
 
 enum class Fetch { kNobody, kRoot, kEverybody };
@@ -178,7 +175,7 @@ enum class Fetch { kNobody, kRoot, kEverybody };
 template <class Exec, class Channel, class Slices>
 class ReducePipeline {
  public:
-  NVX_HD ReducePipeline(Exec& ex, Channel& ch, const Slices& slices, Fetch fetch, int root)
+  ReducePipeline(Exec& ex, Channel& ch, const Slices& slices, Fetch fetch, int root)
       : ex_(ex),
         ch_(ch),
         slices_(slices),
@@ -187,7 +184,7 @@ class ReducePipeline {
         fetches_(fetch == Fetch::kEverybody || (fetch == Fetch::kRoot && root == ch.rank())),
         keeps_(fetch != Fetch::kRoot || fetches_) {}
 
-  NVX_HD bool run(const Call& call) {
+  bool run(const Call& call) {
     if (!ch_.enter(ex_)) return false;
     ch_.arrive(ex_, call, Staging::kLeased);
     if (!ch_.meet_all(ex_)) return false;
@@ -200,8 +197,7 @@ class ReducePipeline {
       least = std::min(least, theirs.size());
     }
     geometry_ = Geometry::of(least, slices_.longest(), ranks_);
-    if (!geometry_.possible(slices_.longest()))
-      return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, ch_.rank(), 0, 0, 0, 0});
+    if (!geometry_.possible(slices_.longest())) return ex_.fail(Verdict::bad_lease(ch_.rank()));
     for (size_t k = 0; k < geometry_.chunks + 2; ++k) {
       if (k < geometry_.chunks && !stage(k)) return false;
       if (k >= 1 && k - 1 < geometry_.chunks && !reduce(k - 1)) return false;
@@ -212,13 +208,13 @@ class ReducePipeline {
   }
 
  private:
-  NVX_HD Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
+  Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
 
-  NVX_HD std::byte* part(int owner, size_t k, int p) {
+  std::byte* part(int owner, size_t k, int p) {
     return ch_.staging_base(owner) + geometry_.slot(k, ranks_) + size_t(p) * geometry_.part;
   }
 
-  NVX_HD bool stage(size_t k) {
+  bool stage(size_t k) {
     if (k >= geometry_.depth) {
       for (int i = 0; i < ch_.others(); ++i) {
         const int p = ch_.other(i);
@@ -234,7 +230,7 @@ class ReducePipeline {
     return true;
   }
 
-  NVX_HD bool reduce(size_t k) {
+  bool reduce(size_t k) {
     for (int i = 0; i < ch_.others(); ++i) {
       const int p = ch_.other(i);
       if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
@@ -255,7 +251,7 @@ class ReducePipeline {
     return true;
   }
 
-  NVX_HD bool fetch(size_t k) {
+  bool fetch(size_t k) {
     for (int i = 0; fetches_ && i < ch_.others(); ++i) {
       const int p = ch_.other(i);
       if (!ex_.wait(ch_.pad(p).reduced(), step(k + 1), p)) return false;
@@ -277,71 +273,109 @@ class ReducePipeline {
 };
 
 template <class Exec, class Channel>
-NVX_HD bool reduce_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
+bool reduce_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
   const WholeSlices slices{in, out, n * ex.width(), size_t(ch.size())};
   const int root = call.root;
   return ReducePipeline(ex, ch, slices, root < 0 ? Fetch::kEverybody : Fetch::kRoot, root).run(call);
 }
 
 template <class Exec, class Channel>
-NVX_HD bool reduce_scatter_pipelined(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
+bool reduce_scatter_pipelined(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
   const BlockSlices slices{in, out, size_t(ch.size())};
   return ReducePipeline(ex, ch, slices, Fetch::kNobody, -1).run(call);
 }
 
-/// Every writer stages its piece chunk by chunk; everyone copies chunk k of all while chunk k + 1 is being staged.
+/// Every writer stages its piece chunk by chunk; everyone copies chunk k of all while chunk k + 1 is being staged. With
+/// a root, only the root writes, and only it is listened to.
 template <class Exec, class Channel>
-NVX_HD bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
-  const int me = ch.rank(), root = call.root;
-  const bool writes = root < 0 || root == me;
-  const auto step = [&](size_t chunks) { return stamp(ch.epoch(), uint32_t(chunks)); };
-  const auto listens = [&](int p) { return p != me && (root < 0 || root == p); };
-  if (!ch.enter(ex)) return false;
-  ch.arrive(ex, call, writes ? Staging::kLeased : Staging::kSlot);
-  std::span<std::byte> mine;
-  if (writes && !ch.own_staging(ex, &mine)) return false;
-  const auto geometry = [&](std::span<std::byte> staging, int p) {
-    return Geometry::of(staging.size(), out[p].bytes, 1);
-  };
-  const Geometry own = writes ? geometry(mine, me) : Geometry{0, 0, 1};
-  const auto impossible = [&](int p) { return ex.fail({Verdict::Cause::kBadLease, Waited::kReached, p, 0, 0, 0, 0}); };
-  if (writes && !own.possible(out[me].bytes)) return impossible(me);
-  size_t rounds = own.chunks;
-  for (int i = 0; i < ch.others(); ++i) {
-    const int p = ch.other(i);
-    std::span<std::byte> theirs;
-    if (!listens(p)) continue;
-    if (!ch.meet(ex, p) || !ch.staging(ex, p, &theirs)) return false;
-    if (!geometry(theirs, p).possible(out[p].bytes)) return impossible(p);
-    rounds = std::max(rounds, geometry(theirs, p).chunks);
-  }
-  for (size_t k = 0; k < rounds + 1; ++k) {
-    if (k < own.chunks) {
-      for (int i = 0; k >= own.depth && i < ch.others(); ++i) {
-        const int p = ch.other(i);
-        if (k == own.depth && !ch.meet(ex, p)) return false;  // who calls something else will never fetch
-        if (!ex.wait(ch.pad(p).fetched(), step(k - own.depth + 1), p)) return false;
-      }
-      const size_t at = k * own.part, bytes = std::min(own.part, out[me].bytes - at);
-      ex.stage(mine.data() + own.slot(k, 1), in + at, bytes);
-      ex.signal(ch.mine().staged(), step(k + 1));
-      ex.copy(out[me].data + at, in + at, bytes);
+class PublishPipeline {
+ public:
+  PublishPipeline(Exec& ex, Channel& ch, const std::byte* in, const Piece* out, int root)
+      : ex_(ex), ch_(ch), in_(in), out_(out), root_(root), writes_(root < 0 || root == ch.rank()) {}
+
+  bool run(const Call& call) {
+    if (!ch_.enter(ex_)) return false;
+    ch_.arrive(ex_, call, writes_ ? Staging::kLeased : Staging::kSlot);
+    if (writes_ && !prepare()) return false;
+    size_t rounds = own_.chunks;
+    for (int i = 0; i < ch_.others(); ++i) {
+      if (listens(ch_.other(i)) && !begin(ch_.other(i), &rounds)) return false;
     }
-    for (int i = 0; k >= 1 && i < ch.others(); ++i) {
-      const int p = ch.other(i);
+    for (size_t k = 0; k < rounds + 1; ++k) {
+      if (k < own_.chunks && !stage(k)) return false;
+      if (k >= 1 && !fetch(k - 1)) return false;
+    }
+    ch_.leave(ex_);
+    return true;
+  }
+
+ private:
+  Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
+  bool listens(int p) const { return p != ch_.rank() && (root_ < 0 || root_ == p); }
+  Geometry geometry(std::span<std::byte> staging, int p) const {
+    return Geometry::of(staging.size(), out_[p].bytes, 1);
+  }
+
+  bool prepare() {
+    const int me = ch_.rank();
+    if (!ch_.own_staging(ex_, &mine_)) return false;
+    own_ = geometry(mine_, me);
+    return own_.possible(out_[me].bytes) || ex_.fail(Verdict::bad_lease(me));
+  }
+
+  /// Meets a writer and finds how many rounds its piece takes.
+  bool begin(int p, size_t* rounds) {
+    std::span<std::byte> theirs;
+    if (!ch_.meet(ex_, p) || !ch_.staging(ex_, p, &theirs)) return false;
+    const Geometry g = geometry(theirs, p);
+    if (!g.possible(out_[p].bytes)) return ex_.fail(Verdict::bad_lease(p));
+    *rounds = std::max(*rounds, g.chunks);
+    return true;
+  }
+
+  bool stage(size_t k) {
+    const Piece& out = out_[ch_.rank()];
+    for (int i = 0; k >= own_.depth && i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // who calls something else will never fetch
+      if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
+    }
+    const size_t at = k * own_.part, bytes = std::min(own_.part, out.bytes - at);
+    ex_.stage(mine_.data() + own_.slot(k, 1), in_ + at, bytes);
+    ex_.signal(ch_.mine().staged(), step(k + 1));
+    ex_.copy(out.data + at, in_ + at, bytes);
+    return true;
+  }
+
+  bool fetch(size_t k) {
+    for (int i = 0; i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
       std::span<std::byte> theirs;
       if (!listens(p)) continue;
-      if (!ch.staging(ex, p, &theirs)) return false;
+      if (!ch_.staging(ex_, p, &theirs)) return false;
       const Geometry g = geometry(theirs, p);
-      if (k - 1 >= g.chunks) continue;
-      const size_t at = (k - 1) * g.part;
-      if (!ex.wait(ch.pad(p).staged(), step(k), p)) return false;
-      ex.copy(out[p].data + at, theirs.data() + g.slot(k - 1, 1), std::min(g.part, out[p].bytes - at));
+      if (k >= g.chunks) continue;
+      const size_t at = k * g.part;
+      if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
+      ex_.copy(out_[p].data + at, theirs.data() + g.slot(k, 1), std::min(g.part, out_[p].bytes - at));
     }
-    if (k >= 1) ex.signal(ch.mine().fetched(), step(k));
+    ex_.signal(ch_.mine().fetched(), step(k + 1));
+    return true;
   }
-  ch.leave(ex);
-  return true;
+
+  Exec& ex_;
+  Channel& ch_;
+  const std::byte* in_;
+  const Piece* out_;
+  const int root_;
+  const bool writes_;
+  Geometry own_{0, 0, 1};
+  std::span<std::byte> mine_;
+};
+
+template <class Exec, class Channel>
+bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
+  return PublishPipeline(ex, ch, in, out, call.root).run(call);
 }
 
 /// Who takes part in an exchange with whom: everybody (all-to-all), or the root with each (gather, scatter).
@@ -357,10 +391,10 @@ struct Exchange {
 template <class Exec, class Channel>
 class ExchangePipeline {
  public:
-  NVX_HD ExchangePipeline(Exec& ex, Channel& ch, const Exchange& what)
+  ExchangePipeline(Exec& ex, Channel& ch, const Exchange& what)
       : ex_(ex), ch_(ch), what_(what), ranks_(size_t(ch.size())) {}
 
-  NVX_HD bool run(const Call& call) {
+  bool run(const Call& call) {
     if (!ch_.enter(ex_)) return false;
     uint64_t* counts = ch_.mine().counts(ch_.epoch());
     size_t total = 0;
@@ -376,8 +410,7 @@ class ExchangePipeline {
     if (leased_) {
       if (!ch_.own_staging(ex_, &mine_)) return false;
       own_ = Geometry::of(mine_.size(), longest_, ranks_);
-      if (!own_.possible(longest_))
-        return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, ch_.rank(), 0, 0, 0, 0});
+      if (!own_.possible(longest_)) return ex_.fail(Verdict::bad_lease(ch_.rank()));
     }
     ex_.copy(what_.recv[ch_.rank()].data, what_.send[ch_.rank()].data, what_.recv[ch_.rank()].bytes);
     size_t rounds = own_.chunks;
@@ -393,10 +426,10 @@ class ExchangePipeline {
   }
 
  private:
-  NVX_HD Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
-  NVX_HD bool meets(int p) const { return what_.meets_all || what_.meets == p; }
+  Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
+  bool meets(int p) const { return what_.meets_all || what_.meets == p; }
 
-  NVX_HD void fill_slot(size_t total) {
+  void fill_slot(size_t total) {
     std::byte* slot = ch_.slot(ch_.rank(), total);
     for (int p = 0; p < ch_.size(); ++p) {
       if (p == ch_.rank()) continue;
@@ -406,13 +439,13 @@ class ExchangePipeline {
   }
 
   /// Meets a sender, compares what it sends with what is expected, and reads it at once if it is in the slot.
-  NVX_HD bool begin(int p, size_t* rounds) {
+  bool begin(int p, size_t* rounds) {
     if (!meets(p)) return true;
     if (!ch_.meet(ex_, p)) return false;
     const uint64_t* counts = ch_.pad(p).counts(ch_.epoch());
     const uint64_t offered = counts[ch_.rank()];
     if (offered != what_.recv[p].bytes) {
-      return ex_.fail({Verdict::Cause::kCounts, Waited::kReached, p, 0, 0, what_.recv[p].bytes, offered});
+      return ex_.fail(Verdict::counts(p, what_.recv[p].bytes, offered));
     }
     if (ch_.pad(p).arrival(ch_.epoch()).lease_bytes != 0) {
       Geometry g{};
@@ -425,24 +458,24 @@ class ExchangePipeline {
     for (int q = 0; q < ch_.size(); ++q) {
       const uint64_t bytes = counts[q];
       if (q == ch_.rank()) before = total;
-      if (bytes > kSlotBytes - total) return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, p, 0, 0, 0, 0});
+      if (bytes > kSlotBytes - total) return ex_.fail(Verdict::bad_lease(p));
       total += bytes;
     }
-    if (offered > total - before) return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, p, 0, 0, 0, 0});
+    if (offered > total - before) return ex_.fail(Verdict::bad_lease(p));
     ex_.copy(what_.recv[p].data, ch_.slot(p, total) + before, offered);
     return true;
   }
 
-  NVX_HD bool geometry(int p, Geometry* g, std::span<std::byte>* theirs) {
+  bool geometry(int p, Geometry* g, std::span<std::byte>* theirs) {
     if (!ch_.staging(ex_, p, theirs)) return false;
     uint64_t longest = 0;
     for (int q = 0; q < ch_.size(); ++q) longest = std::max(longest, ch_.pad(p).counts(ch_.epoch())[q]);
     *g = Geometry::of(theirs->size(), longest, ranks_);
-    if (g->part == 0) return ex_.fail({Verdict::Cause::kBadLease, Waited::kReached, p, 0, 0, 0, 0});
+    if (g->part == 0) return ex_.fail(Verdict::bad_lease(p));
     return true;
   }
 
-  NVX_HD bool stage(size_t k) {
+  bool stage(size_t k) {
     for (int i = 0; i < ch_.others(); ++i) {
       const int p = ch_.other(i);
       // Whoever had a part in the chunk that this one replaces must have fetched it.
@@ -458,7 +491,7 @@ class ExchangePipeline {
     return true;
   }
 
-  NVX_HD bool fetch(size_t k) {
+  bool fetch(size_t k) {
     for (int i = 0; i < ch_.others(); ++i) {
       const int p = ch_.other(i);
       if (!meets(p) || ch_.pad(p).arrival(ch_.epoch()).lease_bytes == 0) continue;
@@ -486,7 +519,7 @@ class ExchangePipeline {
 };
 
 template <class Exec, class Channel>
-NVX_HD bool exchange(Exec& ex, Channel& ch, const Call& call, const Exchange& what) {
+bool exchange(Exec& ex, Channel& ch, const Call& call, const Exchange& what) {
   return ExchangePipeline(ex, ch, what).run(call);
 }
 

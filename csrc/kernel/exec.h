@@ -29,13 +29,6 @@ class CpuExec {
   CpuExec(size_t width, ReduceFn reduce, const double* factors, const WaitRules& rules)
       : level_(level()), width_(width), reduce_(reduce), factors_(factors), rules_(rules) {}
 
-  int lane() const { return 0; }
-  int lanes() const { return 1; }
-  int tile() const { return 0; }
-  int tiles() const { return 1; }
-  void sync() const {}
-  bool all(bool mine) const { return mine; }
-
   /// Bytes of one element.
   size_t width() const { return width_; }
 
@@ -48,7 +41,7 @@ class CpuExec {
     const Waited how = nvx::wait(flag, want, peer, rules_);
     if (measures_) waited_ += Clock::now() - began;
     if (how == Waited::kReached) return true;
-    verdict_ = {Verdict::Cause::kWait, how, peer, want, flag.value.load(std::memory_order_relaxed), 0, 0};
+    verdict_ = Verdict::wait(how, peer, want, flag.value.load(std::memory_order_relaxed));
     return false;
   }
 
@@ -161,7 +154,7 @@ class TileExec : public Machine {
       if (turn % Machine::kGlance != 0) continue;
       const Waited end = look();
       if (end == Waited::kReached) continue;
-      return ready() || fail({Verdict::Cause::kWait, end, awaited.peer, awaited.wanted, awaited.seen, 0, 0});
+      return ready() || fail(Verdict::wait(end, awaited.peer, awaited.wanted, awaited.seen));
     }
     return true;
   }
@@ -215,7 +208,7 @@ class TileExec : public Machine {
   }
 
  private:
-  NVX_HD static Verdict alarm() { return {Verdict::Cause::kWait, Waited::kAlarmed, -1, 0, 0, 0, 0}; }
+  NVX_HD static Verdict alarm() { return Verdict::wait(Waited::kAlarmed, -1, 0, 0); }
 
   /// Whether this rank has failed: in this block or another one, in this operation or an earlier one.
   NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }

@@ -12,12 +12,6 @@ constexpr const char* kNames[] = {"reduce_packets",   "reduce_packets_two_shot",
                                   "exchange_packets", "exchange_chunks",         "exchange_pieces"};
 static_assert(std::size(kNames) == kPushedCount);
 
-bool reduces(Pushed algorithm) { return algorithm <= Pushed::kReduceChunks; }
-
-bool is_reduction(Collective c) {
-  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
-}
-
 Job message_job(Pushed algorithm, size_t bytes, DType dtype, uint32_t sender) {
   Job job;
   job.fingerprint.collective = Collective::kBroadcast;
@@ -128,7 +122,7 @@ Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank)
 
 bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table) {
   const Collective collective = job.fingerprint.collective;
-  if (reduces(algorithm) != is_reduction(collective)) return false;
+  if (reduces(algorithm) != reduces(collective)) return false;
   if (reduces(algorithm) && !level().reduce(job.fingerprint.dtype, job.fingerprint.op)) return false;
   if (algorithm == Pushed::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;
   size_t most = 0;
@@ -136,14 +130,7 @@ bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTab
     most = std::max({most, Pieces::fullest(job.send.of(p, shape.ranks, table), shape.blocks),
                      Pieces::fullest(job.recv.of(p, shape.ranks, table), shape.blocks)});
   }
-  // Packets come in pairs: a pack each.
-  const size_t packs = ceil_div(most, sizeof(Pack));
-  switch (algorithm) {
-    case Pushed::kReducePackets:
-    case Pushed::kExchangePackets: return 2 * packs <= shape.packets;
-    case Pushed::kReducePacketsTwoShot: return 4 * packs <= shape.packets;
-    default: return true;
-  }
+  return ceil_div(most, sizeof(Pack)) <= most_packs(algorithm, shape);
 }
 
 }  // namespace nvx::kernel

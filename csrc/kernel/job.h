@@ -28,6 +28,19 @@ NVX_HD constexpr bool has_chunks(Pushed algorithm) {
          algorithm == Pushed::kExchangePieces;
 }
 
+/// Whether it carries out reductions; else it only moves data.
+NVX_HD constexpr bool reduces(Pushed algorithm) { return algorithm <= Pushed::kReduceChunks; }
+
+/// Packs of each block's share of a piece that an algorithm of packets holds; of chunks any number goes.
+constexpr size_t most_packs(Pushed algorithm, const DeviceShape& shape) {
+  switch (algorithm) {
+    case Pushed::kReducePackets:
+    case Pushed::kExchangePackets: return shape.packs();
+    case Pushed::kReducePacketsTwoShot: return shape.packs() / 2;  // half of the packets for each trip
+    default: return SIZE_MAX;
+  }
+}
+
 /// Where each rank's piece lies: by a rule where there is one, else listed in a table.
 struct Pieces {
   enum class Kind : uint32_t {

@@ -10,10 +10,6 @@ bool has_root(Collective c) {
          c == Collective::kScatter;
 }
 
-bool reduces(Collective c) {
-  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
-}
-
 bool lies_inside(const Pieces& pieces, uint32_t ranks, size_t listed) {
   return pieces.kind != Pieces::Kind::kTable || (pieces.index <= listed && ranks <= listed - pieces.index);
 }

@@ -89,7 +89,7 @@ Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std:
   const bool single = jobs.size() == 1 && table.size() <= std::size(Single().table);
   const auto on = static_cast<cudaStream_t>(stream);
   if (!single) return launch<Several>(kSeveral, channel, jobs, table, on);
-  return launch<Single>(jobs[0].algorithm <= Pushed::kReduceChunks ? kReduction : kExchange, channel, jobs, table, on);
+  return launch<Single>(reduces(jobs[0].algorithm) ? kReduction : kExchange, channel, jobs, table, on);
 }
 
 Status load_cuda(std::vector<KernelFacts>* facts) {

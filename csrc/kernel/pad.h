@@ -26,6 +26,11 @@ enum class Collective : uint8_t {
   kBarrier,
 };
 
+/// Whether it combines the ranks' elements.
+constexpr bool reduces(Collective c) {
+  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
+}
+
 /// What tensors hold their elements as. Sparse ones go through host memory, in several steps of one collective.
 enum class Form : uint8_t { kDense, kSparse };
 

@@ -1,9 +1,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
-
-#include "kernel/exec.h"
 
 namespace nvx::kernel {
 
@@ -13,8 +10,8 @@ struct Piece {
   size_t bytes = 0;
 };
 
-NVX_HD inline std::byte* advance(const Piece& piece, size_t bytes) { return piece.data ? piece.data + bytes : nullptr; }
+inline std::byte* advance(const Piece& piece, size_t bytes) { return piece.data ? piece.data + bytes : nullptr; }
 
-NVX_HD constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
+constexpr size_t ceil_div(size_t a, size_t b) { return (a + b - 1) / b; }
 
 }  // namespace nvx::kernel

@@ -71,6 +71,12 @@ class PushChannel {
 
   /// This block's share of a piece.
   NVX_HD Piece share(const Piece& piece) const { return Pieces::slice(piece, block_, at_.shape.blocks); }
+  /// Chunk k of such a share; nothing behind its end.
+  NVX_HD Piece chunk_of(const Piece& piece, size_t k) const {
+    const size_t most = at_.shape.chunk_bytes, at = k * most;
+    if (at >= piece.bytes) return Piece{};
+    return Piece{piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
+  }
 
   /// Opens the next epoch and greets everybody. When it returns true, what this block writes in anyone's buffer is
   /// free. Where the rank has failed or was aborted, nothing is written at all.
@@ -167,7 +173,7 @@ class PushChannel {
 
   /// Whether each block's share of a piece fits into the packets that the block has for one rank.
   NVX_HD bool packets_hold(const Piece& whole) const {
-    return 2 * ceil_div(Pieces::fullest(whole, at_.shape.blocks), sizeof(Pack)) <= at_.shape.packets;
+    return ceil_div(Pieces::fullest(whole, at_.shape.blocks), sizeof(Pack)) <= at_.shape.packs();
   }
   /// Whether a piece goes in packets, in an operation in which each pair chooses between packets and chunks.
   NVX_HD bool is_in_packets(const Job& job, const Piece& whole) const {
@@ -324,8 +330,7 @@ class PushChannel {
     const uint32_t then = uint32_t(seen >> 32);
     const bool is_known = epoch_ - 1 - then < kDigests - 1;  // neither ahead of this rank nor forgotten
     if (!is_known || own().digests[then % kDigests] == uint32_t(seen)) return true;
-    return ex_.fail(
-        {Verdict::Cause::kMismatch, Waited::kReached, int(p), stamp(then, own().digests[then % kDigests]), seen, 0, 0});
+    return ex_.fail(Verdict::mismatch(int(p), stamp(then, own().digests[then % kDigests]), seen));
   }
 
   NVX_HD uint64_t my_word(const Job& job, uint32_t word, uint64_t bytes) const {

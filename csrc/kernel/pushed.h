@@ -101,12 +101,6 @@ class ReduceChunks {
   NVX_HD bool is_root(uint32_t p) const { return job_.root >= 0 && uint32_t(job_.root) == p; }
   NVX_HD Piece send(uint32_t p) const { return ch_.share(job_.send.of(p, ch_.ranks(), table_)); }
 
-  /// Chunk k of a piece; nothing behind its end.
-  NVX_HD Piece part(const Piece& piece, size_t k) const {
-    const size_t most = ch_.shape().chunk_bytes, at = k * most;
-    if (at >= piece.bytes) return {};
-    return {piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
-  }
   NVX_HD bool has(uint32_t p, size_t k) const { return k * ch_.shape().chunk_bytes < send(p).bytes; }
 
   NVX_HD bool scatter(size_t k) {
@@ -114,7 +108,7 @@ class ReduceChunks {
     if (!ch_.await_room(whom)) return false;
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
-      const Piece piece = part(send(p), k);
+      const Piece piece = ch_.chunk_of(send(p), k);
       if (piece.bytes && !ch_.is_read_by(p)) copy(ex_, ch_.chunk_to(p), piece.data, piece.bytes);
     }
     ch_.post(whom);
@@ -126,12 +120,12 @@ class ReduceChunks {
     const auto all = [](uint32_t) { return true; };
     const auto root = [&](uint32_t p) { return is_root(p); };
     const bool straight_to_root = passes_on && job_.root >= 0 && !is_root(me_);
-    const Piece own = part(send(me_), k);
+    const Piece own = ch_.chunk_of(send(me_), k);
     const size_t at = k * ch_.shape().chunk_bytes;
     if (!ch_.await_sources(at, own.bytes)) return false;
     if (straight_to_root && !ch_.await_room(root)) return false;
     const Piece out = straight_to_root ? Piece{ch_.target(uint32_t(job_.root), at), own.bytes}
-                                       : part(ch_.share(job_.recv.of(me_, ch_.ranks(), table_)), k);
+                                       : ch_.chunk_of(ch_.share(job_.recv.of(me_, ch_.ranks(), table_)), k);
     const Fold fold{out.data, ch_.chunk_sources(own, at), ch_.factors(job_), job_.fingerprint.op, int(ch_.ranks()),
                     own.bytes};
     if (!ex_.all(reduce(ex_, job_.fingerprint.dtype, fold))) return false;
@@ -152,7 +146,7 @@ class ReduceChunks {
     if (!ch_.await_chunks(whom)) return false;
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
-      const Piece piece = part(ch_.share(job_.recv.of(p, ch_.ranks(), table_)), k);
+      const Piece piece = ch_.chunk_of(ch_.share(job_.recv.of(p, ch_.ranks(), table_)), k);
       if (piece.bytes && !ch_.is_written_by(p)) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
     }
     ch_.release(whom);
@@ -267,11 +261,6 @@ class ExchangeChunks {
     const Piece whole = job_.recv.of(p, ch_.ranks(), table_);
     return meeting_.receives_from(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
   }
-  NVX_HD Piece part(const Piece& piece, size_t k) const {
-    const size_t most = ch_.shape().chunk_bytes, at = k * most;
-    if (at >= piece.bytes) return Piece{};
-    return Piece{piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
-  }
   /// Whether something is posted at chunk k. Every chunk is; but of a piece that is written to its place, only the
   /// last.
   NVX_HD bool is_posted(const Piece& piece, size_t k, bool direct) const {
@@ -303,12 +292,12 @@ class ExchangeChunks {
   NVX_HD bool put_chunk(size_t k) {
     const auto whom = [&](uint32_t p) { return is_posted(send(p), k, ch_.writes_to(p)); };
     // Who calls something else will never make room.
-    const auto strangers = [&](uint32_t p) { return is_stranger(p) && part(send(p), k).bytes != 0; };
+    const auto strangers = [&](uint32_t p) { return is_stranger(p) && ch_.chunk_of(send(p), k).bytes != 0; };
     if (k == kChunks && !ch_.meet(job_, /*pairwise=*/false, table_, strangers)) return false;
     if (!ch_.await_room(whom)) return false;
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
-      const Piece piece = part(send(p), k);
+      const Piece piece = ch_.chunk_of(send(p), k);
       if (piece.bytes) copy(ex_, ch_.target(p, k * ch_.shape().chunk_bytes), piece.data, piece.bytes);
     }
     ch_.post(whom);
@@ -320,7 +309,7 @@ class ExchangeChunks {
     if (!ch_.await_chunks(whom)) return false;
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
-      const Piece piece = part(recv(p), k);
+      const Piece piece = ch_.chunk_of(recv(p), k);
       if (piece.bytes && !ch_.is_written_by(p)) copy(ex_, piece.data, ch_.chunk_from(p), piece.bytes);
     }
     ch_.release(whom);
@@ -359,7 +348,7 @@ NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable tab
 
 template <class Exec, class Channel>
 NVX_HD bool run_pushed(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
-  return job.algorithm <= Pushed::kReduceChunks ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
+  return reduces(job.algorithm) ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
 }
 
 /// All that one lane does in a launch: the operations of a rank one after the other, each by `run`, which is run_pushed

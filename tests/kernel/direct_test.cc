@@ -32,10 +32,6 @@ Algorithm algorithm_of(Collective collective, Path path) {
   }
 }
 
-bool reduces(Collective c) {
-  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
-}
-
 /// Runs a play on one rank at the lane's next epoch.
 std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::chrono::milliseconds patience) {
   Side side(play, rank, lanes.size());
