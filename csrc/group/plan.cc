@@ -93,6 +93,9 @@ using Across = schedule::Collective;
 
 constexpr size_t kAny = SIZE_MAX;
 
+/// Who carries what goes between hosts: one rank of each host, or all rails, each its part.
+enum class By { kLeader, kRails };
+
 /// The first row that fits decides. Rings need the fewest bytes and reduce each byte once, but a step for every host;
 /// beyond a few hosts the steps cost more than the bytes.
 struct BridgeRow {
@@ -100,57 +103,58 @@ struct BridgeRow {
   size_t most_bytes;
   size_t most_hosts;
   const char* schedule;
-  bool by_leader;
+  By by;
   const char* why;
   bool wants_alike = false;  ///< blocks of the same size
 };
 
 constexpr BridgeRow kBridges[] = {
-    {Across::kAllReduce, 16 << 10, 2, "pair", true, "small, two hosts: one exchange"},
-    {Across::kAllReduce, 16 << 10, kAny, "recursive_doubling", true, "small: the fewest steps"},
-    {Across::kAllReduce, kAny, 8, "ring", false, "large, few hosts: every byte is reduced once"},
-    {Across::kAllReduce, kAny, kAny, "halving_doubling", false,
+    {Across::kAllReduce, 16 << 10, 2, "pair", By::kLeader, "small, two hosts: one exchange"},
+    {Across::kAllReduce, 16 << 10, kAny, "recursive_doubling", By::kLeader, "small: the fewest steps"},
+    {Across::kAllReduce, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
+    {Across::kAllReduce, kAny, kAny, "halving_doubling", By::kRails,
      "large, many hosts: the fewest steps for the fewest bytes"},
-    {Across::kReduceScatter, 16 << 10, kAny, "halving", false, "small: the fewest steps"},
-    {Across::kReduceScatter, kAny, 8, "ring", false, "large, few hosts: every byte is reduced once"},
-    {Across::kReduceScatter, kAny, kAny, "halving", false, "large, many hosts: the fewest steps for the fewest bytes"},
-    {Across::kAllGather, kAny, 4, "direct", false, "few hosts: every block goes straight to where it is due"},
-    {Across::kAllGather, 16 << 10, kAny, "bruck", false, "small: the fewest steps", /*wants_alike=*/true},
-    {Across::kAllGather, kAny, kAny, "ring", false, "large: the fewest bytes, one neighbour"},
-    {Across::kBroadcast, 64 << 10, kAny, "binomial", true, "small: the fewest steps"},
-    {Across::kBroadcast, kAny, 8, "chain", true, "large, few hosts: slices follow each other down the chain"},
-    {Across::kBroadcast, kAny, kAny, "scatter_all_gather", true, "large, many hosts: the fewest bytes a host"},
-    {Across::kReduce, 64 << 10, kAny, "binomial", true, "small: the fewest steps"},
-    {Across::kReduce, kAny, kAny, "chain", true, "large: slices follow each other up the chain"},
-    {Across::kGather, kAny, kAny, "linear", false, "every block goes straight to where it is due"},
-    {Across::kScatter, kAny, kAny, "linear", false, "every block goes straight to where it is due"},
-    {Across::kAllToAll, kAny, kAny, "pairwise", false, "every block goes straight to where it is due"},
-    {Across::kBarrier, kAny, kAny, "dissemination", true, "the fewest steps"},
+    {Across::kReduceScatter, 16 << 10, kAny, "halving", By::kRails, "small: the fewest steps"},
+    {Across::kReduceScatter, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
+    {Across::kReduceScatter, kAny, kAny, "halving", By::kRails,
+     "large, many hosts: the fewest steps for the fewest bytes"},
+    {Across::kAllGather, kAny, 4, "direct", By::kRails, "few hosts: every block goes straight to where it is due"},
+    {Across::kAllGather, 16 << 10, kAny, "bruck", By::kRails, "small: the fewest steps", /*wants_alike=*/true},
+    {Across::kAllGather, kAny, kAny, "ring", By::kRails, "large: the fewest bytes, one neighbour"},
+    {Across::kBroadcast, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
+    {Across::kBroadcast, kAny, 8, "chain", By::kLeader, "large, few hosts: slices follow each other down the chain"},
+    {Across::kBroadcast, kAny, kAny, "scatter_all_gather", By::kLeader, "large, many hosts: the fewest bytes a host"},
+    {Across::kReduce, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
+    {Across::kReduce, kAny, kAny, "chain", By::kLeader, "large: slices follow each other up the chain"},
+    {Across::kGather, kAny, kAny, "linear", By::kRails, "every block goes straight to where it is due"},
+    {Across::kScatter, kAny, kAny, "linear", By::kRails, "every block goes straight to where it is due"},
+    {Across::kAllToAll, kAny, kAny, "pairwise", By::kRails, "every block goes straight to where it is due"},
+    {Across::kBarrier, kAny, kAny, "dissemination", By::kLeader, "the fewest steps"},
 };
 
 /// What is made inside a host of what comes from it, or goes to it, in one piece.
 struct InsideRow {
   Across collective;
-  bool by_leader;
+  By by;
   Collective before, after;
 };
 
 constexpr InsideRow kInside[] = {
-    {Across::kAllReduce, true, Collective::kReduce, Collective::kBroadcast},
-    {Across::kAllReduce, false, Collective::kReduceScatter, Collective::kAllGather},
-    {Across::kReduceScatter, false, Collective::kReduceScatter, Collective::kNone},
-    {Across::kAllGather, false, Collective::kNone, Collective::kAllGather},
-    {Across::kBroadcast, true, Collective::kNone, Collective::kBroadcast},
-    {Across::kReduce, true, Collective::kReduce, Collective::kNone},
-    {Across::kGather, false, Collective::kNone, Collective::kGather},
-    {Across::kScatter, false, Collective::kNone, Collective::kScatter},
-    {Across::kAllToAll, false, Collective::kNone, Collective::kAllToAll},
-    {Across::kBarrier, true, Collective::kBarrier, Collective::kBarrier},
+    {Across::kAllReduce, By::kLeader, Collective::kReduce, Collective::kBroadcast},
+    {Across::kAllReduce, By::kRails, Collective::kReduceScatter, Collective::kAllGather},
+    {Across::kReduceScatter, By::kRails, Collective::kReduceScatter, Collective::kNone},
+    {Across::kAllGather, By::kRails, Collective::kNone, Collective::kAllGather},
+    {Across::kBroadcast, By::kLeader, Collective::kNone, Collective::kBroadcast},
+    {Across::kReduce, By::kLeader, Collective::kReduce, Collective::kNone},
+    {Across::kGather, By::kRails, Collective::kNone, Collective::kGather},
+    {Across::kScatter, By::kRails, Collective::kNone, Collective::kScatter},
+    {Across::kAllToAll, By::kRails, Collective::kNone, Collective::kAllToAll},
+    {Across::kBarrier, By::kLeader, Collective::kBarrier, Collective::kBarrier},
 };
 
-const InsideRow& inside(Across collective, bool by_leader) {
+const InsideRow& inside(Across collective, By by) {
   return *std::find_if(std::begin(kInside), std::end(kInside),
-                       [&](const InsideRow& r) { return r.collective == collective && r.by_leader == by_leader; });
+                       [&](const InsideRow& r) { return r.collective == collective && r.by == by; });
 }
 
 /// Slices are as long as keeps every rail's messages worth their headers, and no longer, so that steps inside a host
@@ -167,8 +171,8 @@ Bridge plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blo
     const size_t parts = cuts ? std::max<size_t>(std::min<size_t>(facts.hosts, 8), 1) : 1;
     const size_t rails = collective == Across::kAllReduce ? std::max<size_t>(facts.rails, 1) : 1;
     const size_t slice = collective == Across::kReduceScatter ? kMessage : kMessage * parts * rails;
-    const InsideRow& in = inside(collective, r.by_leader);
-    return {schedule::find(collective, r.schedule), slice, r.by_leader, in.before, in.after, r.why};
+    const InsideRow& in = inside(collective, r.by);
+    return {schedule::find(collective, r.schedule), slice, r.by == By::kLeader, in.before, in.after, r.why};
   }
   return {nullptr, 0, false, Collective::kNone, Collective::kNone, ""};
 }
