@@ -579,7 +579,7 @@ void Group::part() {
 
 /// For a wait on a rank of another host, of which the port knows what has become of it.
 Status Group::fail_by_fate(const net::Port::Failure& fate) {
-  if (fate.left) {
+  if (fate.left()) {
     fail_as_left(fate.rank);
     return failure();
   }

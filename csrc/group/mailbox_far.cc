@@ -56,8 +56,8 @@ bool Mailbox::read_port() {
     {
       MutexLock lock(group_.port()->mutex());
       letter = group_.port()->next_letter();
-      sent = group_.port()->next_sent();
-      received = group_.port()->next_received();
+      sent = group_.port()->parcels().next_sent();
+      received = group_.port()->parcels().next_received();
     }
     if (!letter && !sent && !received) return moved;
     moved = true;
@@ -106,7 +106,7 @@ void Mailbox::read_letter(net::Port::Letter&& letter) {
       const std::shared_ptr<Message> message = found.mapped();
       peer.parcels_out[letter.value] = message;
       MutexLock lock(group_.port()->mutex());
-      group_.port()->send_parcel(letter.from, letter.value, message->data, message->bytes);
+      group_.port()->parcels().send(letter.from, letter.value, message->data, message->bytes);
       return;
     }
     default: return;
@@ -124,7 +124,7 @@ std::optional<net::Port::Failure> Mailbox::fate(int peer) {
     if (!far(rank) || (peer >= 0 && peer != rank)) continue;
     group_.port()->ask(rank);
     const auto fate = group_.port()->fate(rank);
-    if (fate && (peer == rank || !fate->left)) return fate;
+    if (fate && (peer == rank || !fate->left())) return fate;
     if (fate) left = fate;
     somebody |= !fate;
   }

@@ -69,7 +69,7 @@ std::vector<Group::Lost> Group::lost_ranks() {
     if (seat_of(r) >= 0) continue;
     const auto fate = port_->fate(r);
     const auto process = port_->process_of(r);
-    if (fate && !fate->left && process) lost.push_back({.wire = &port_->wire(), .far = *process});
+    if (fate && !fate->left() && process) lost.push_back({.wire = &port_->wire(), .far = *process});
   }
   return lost;
 }
@@ -100,7 +100,7 @@ bool Group::fail_as_lost(const Lost& lost) {
     if (seat_of(r) >= 0 || port_->process_of(r) != lost.far) continue;
     const auto fate = port_->fate(r);
     lock.unlock();
-    if (!fate || fate->left) continue;
+    if (!fate || fate->left()) continue;
     (void)fail_by_fate(*fate);
     return true;
   }

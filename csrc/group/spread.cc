@@ -275,7 +275,8 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
     case Cause::kGarbage:
       return group_.fail(Code::kMismatch, peer + " sends what belongs to no message of " + what, context);
     case Cause::kLost: {
-      return met_in(group_.fail_by_fate(fate.value_or(net::Port::Failure{v.rank, false, false, "was closed"})),
+      return met_in(group_.fail_by_fate(
+                        fate.value_or(net::Port::Failure{v.rank, net::Port::Failure::Cause::kLost, "was closed"})),
                     context);
     }
     case Cause::kNone: break;

@@ -171,7 +171,7 @@ bool Run::post(Flight& flight) {
 void Run::sent(uint64_t cookie, const Status& status) {
   Flight& flight = flights_[cookie];
   --flight.unread;
-  if (!status.ok()) refuse({Verdict::Cause::kLost, rank_of(flight.step.send_to), {}, 0, 0});
+  if (!status.ok()) refuse(Verdict::lost(rank_of(flight.step.send_to)));
 }
 
 Run::Flight* Run::flight_of(uint32_t rank, uint16_t number) {
@@ -183,14 +183,13 @@ Run::Flight* Run::flight_of(uint32_t rank, uint16_t number) {
   return nullptr;
 }
 
-Run::Taken Run::refuse(Verdict verdict) {
+Run::Took Run::refuse(const Verdict& verdict) {
   if (verdict_.cause == Verdict::Cause::kNone) verdict_ = verdict;
-  return Taken::kNever;
+  return Took::kNever;
 }
 
-/// Whether a rank calls what is called here.
 void Run::compare(uint32_t from, const First& first) {
-  if (first.label != errand_.label) refuse({Verdict::Cause::kMismatch, int(from), first.label, 0, 0});
+  if (first.label != errand_.label) refuse(Verdict::mismatch(int(from), first.label));
 }
 
 /// Whether the message has such a segment, of this length.
@@ -207,30 +206,44 @@ bool Run::claim(Flight& flight, uint32_t number) {
   return flight.seen[number] = true;
 }
 
-Run::Taken Run::take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body) {
+Run::Took Run::take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body) {
   Flight* flight = flight_of(header.from, header.message);
   if (!flight && make_way()) flight = flight_of(header.from, header.message);
+  const bool fetched = flight && end_fetch(*flight, header, body);
+  const Took took = verdict_on(flight, header, first, body, fetched);
+  if (took == Took::kYes) store(*flight, size_t(header.segment) * port_.wire().segment_bytes(), body);
+  return took;
+}
+
+/// Whether the link has fetched this segment straight to its place, which it then has done with.
+bool Run::end_fetch(Flight& flight, const WireHeader& header, std::span<const std::byte> body) const {
   const size_t offset = size_t(header.segment) * port_.wire().segment_bytes();
-  const bool fitting = flight && fits(*flight, header.segment, body.size());
-  const bool fetched = fitting && flight->fetching != 0 && body.data() == at(flight->step.recv) + offset;
-  if (fetched) --flight->fetching;
-  if (given_up_) return Taken::kNever;
-  if (first.has_value() != (header.segment == 0)) return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
-  if (first && first->label != errand_.label) return compare(header.from, *first), Taken::kNever;
-  if (!flight) return Taken::kLater;
-  if (first && first->bytes != flight->step.recv.bytes)
-    return refuse({Verdict::Cause::kCounts, int(header.from), {}, flight->step.recv.bytes, first->bytes});
-  if (!fitting) return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
+  if (flight.fetching == 0 || !fits(flight, header.segment, body.size())) return false;
+  if (body.data() != at(flight.step.recv) + offset) return false;
+  --flight.fetching;
+  return true;
+}
+
+/// Whether a segment is to be stored; where it cannot be one of this run's, the run fails.
+Run::Took Run::verdict_on(Flight* flight, const WireHeader& header, const std::optional<First>& first,
+                          std::span<const std::byte> body, bool fetched) {
+  const int from = int(header.from);
+  if (given_up_) return Took::kNever;
+  if (first.has_value() != (header.segment == 0)) return refuse(Verdict::garbage(from));
+  if (first && first->label != errand_.label) return refuse(Verdict::mismatch(from, first->label));
+  if (!flight) return Took::kLater;
+  const schedule::Step& step = flight->step;
+  if (first && first->bytes != step.recv.bytes) return refuse(Verdict::counts(from, step.recv.bytes, first->bytes));
+  if (!fits(*flight, header.segment, body.size())) return refuse(Verdict::garbage(from));
   // The message out of the same step is read before anything is written over it.
-  if (!flight->sends_over() && overlap(at(flight->step.recv) + offset, body.size(), at(flight->step.send),
-                                       flight->step.send_to >= 0 ? flight->step.send.bytes : 0)) {
+  const std::byte* to = at(step.recv) + size_t(header.segment) * port_.wire().segment_bytes();
+  const size_t unsent = step.send_to >= 0 ? step.send.bytes : 0;
+  if (!flight->sends_over() && overlap(to, body.size(), at(step.send), unsent)) {
     flight->early = true;
-    return Taken::kLater;
+    return Took::kLater;
   }
-  if (!fetched && !claim(*flight, header.segment))
-    return refuse({Verdict::Cause::kGarbage, int(header.from), {}, 0, 0});
-  store(*flight, offset, body);
-  return Taken::kYes;
+  if (!fetched && !claim(*flight, header.segment)) return refuse(Verdict::garbage(from));
+  return Took::kYes;
 }
 
 void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) {
@@ -295,15 +308,14 @@ void Run::look() {
   port_.mutex().held_by_caller();
   for (const int rank : waits_for()) {
     if (port_.fate(rank)) {
-      refuse({Verdict::Cause::kLost, rank, {}, 0, 0});
+      refuse(Verdict::lost(rank));
       continue;
     }
     port_.ask(rank);
     if (looks_ % kLooksBetweenLabels == 0) port_.show_label(rank, errand_.op);
   }
   ++looks_;
-  if (const auto clash = port_.clash(errand_.op))
-    refuse({Verdict::Cause::kMismatch, clash->first, clash->second, 0, 0});
+  if (const auto clash = port_.clash(errand_.op)) refuse(Verdict::mismatch(clash->first, clash->second));
 }
 
 /// Segments that the link reads or writes.
@@ -331,15 +343,13 @@ void Run::abandon(Port& port, std::span<Run* const> runs) {
     for (const Run* run : runs) open += run->in_link();
     return open;
   };
-  port.wire().await_flow(in_link);
+  port.wire().let_go_of(runs, in_link, [&] {
+    for (Run* run : runs) run->cut_off();
+  });
   if (in_link() == 0) return;
-  for (Run* run : runs) run->cut_off();
-  const auto bound = Clock::now() + std::chrono::seconds(2);
-  while (in_link() != 0 && Clock::now() < bound) port.wire().drive_or_pause();
   for (Run* run : runs) {
-    port.wire().disown(run);
-    for (Flight& flight : run->flights_)
-      flight.unread = flight.fetching = 0;  // so that ~Run, which abandons again, does not wait a second time
+    // So that ~Run, which abandons again, does not wait a second time.
+    for (Flight& flight : run->flights_) flight.unread = flight.fetching = 0;
   }
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel/launch.h"
+#include "kernel/level.h"
 #include "net/port.h"
 #include "schedule/catalog.h"
 
@@ -46,6 +46,11 @@ class Run final : public Sender {
     int rank = -1;
     Label theirs{};
     uint64_t mine = 0, other = 0;  ///< kCounts: bytes expected here, bytes offered
+
+    static Verdict mismatch(int rank, const Label& theirs) { return {Cause::kMismatch, rank, theirs, 0, 0}; }
+    static Verdict counts(int rank, uint64_t mine, uint64_t other) { return {Cause::kCounts, rank, {}, mine, other}; }
+    static Verdict garbage(int rank) { return {Cause::kGarbage, rank, {}, 0, 0}; }
+    static Verdict lost(int rank) { return {Cause::kLost, rank, {}, 0, 0}; }
   };
 
   Run(Port& port, Errand errand);
@@ -65,9 +70,22 @@ class Run final : public Sender {
   /// time.
   static void abandon(Port& port, std::span<Run* const> runs);
 
- private:
-  friend class Port;
+  // --- for the port: what comes
+  /// Which run of which operation this is.
+  uint32_t op() const { return errand_.op; }
+  uint16_t number() const { return errand_.run; }
+  /// Whether a segment is of this run.
+  bool owns(const WireHeader& header) const { return header.op == op() && header.run == number(); }
+  /// What has become of a segment: it was taken in, it is to be offered later, or nobody wants it.
+  enum class Took { kYes, kLater, kNever };
+  Took take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
+  /// As Receiver::place() and Receiver::dropped().
+  std::byte* place(const WireHeader& header, size_t bytes);
+  void dropped(const WireHeader& header);
+  /// Fails the run if a rank calls something else than is called here.
+  void compare(uint32_t from, const First& first);
 
+ private:
   /// A step in flight.
   struct Flight {
     schedule::Step step;
@@ -90,16 +108,9 @@ class Run final : public Sender {
     size_t bytes;
   };
 
-  enum class Taken { kYes, kLater, kNever };
-  /// A segment for this run; `later` if its step has not begun.
-  Taken take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
-  std::byte* place(const WireHeader& header, size_t bytes);
-  void dropped(const WireHeader& header);
-
   int in_link() const;
   void cut_off();
   void sent(uint64_t cookie, const Status& status) override;
-  void compare(uint32_t from, const First& first);
   void take_early();
   bool make_way();
   bool begin_next();
@@ -112,7 +123,10 @@ class Run final : public Sender {
   bool fits(const Flight& flight, uint32_t segment, size_t bytes) const;
   bool claim(Flight& flight, uint32_t segment);
   void store(Flight& flight, size_t offset, std::span<const std::byte> body);
-  Taken refuse(Verdict verdict);
+  bool end_fetch(Flight& flight, const WireHeader& header, std::span<const std::byte> body) const;
+  Took verdict_on(Flight* flight, const WireHeader& header, const std::optional<First>& first,
+                  std::span<const std::byte> body, bool fetched);
+  Took refuse(const Verdict& verdict);
   std::byte* at(const schedule::Range& range) const;
   Span span(const schedule::Range& range) const { return {at(range), range.bytes}; }
   bool absent(int place) const { return place >= 0 && !errand_.absent.empty() && errand_.absent[size_t(place)]; }

@@ -29,42 +29,14 @@ uint64_t cost_of(const Port::Letter& letter) { return letter.kind == Kind::kMail
 
 }  // namespace
 
-/// Told when the link has read a segment of a parcel. The cookie is the parcel's id.
-class Port::ParcelSender final : public Sender {
- public:
-  explicit ParcelSender(Port& port) : port_(port) {}
-  void sent(uint64_t cookie, const Status& status) override {
-    port_.mutex().held_by_caller();
-    for (auto it = port_.outgoing_.begin(); it != port_.outgoing_.end(); ++it) {
-      if (it->id != cookie) continue;
-      --it->busy;
-      it->failed |= !status.ok();  // what has become of the rank is told elsewhere
-      if (it->busy == 0 && it->moved == it->bytes && !it->failed) {
-        port_.sent_.emplace_back(it->rank, it->number);
-        port_.outgoing_.erase(it);
-      }
-      port_.poke_();  // there is room for more, or an end to tell of
-      return;
-    }
-  }
-
- private:
-  Port& port_;
-};
-
 Port::Port(std::shared_ptr<Wire> wire, uint64_t group, int rank, int size)
-    : wire_(std::move(wire)),
-      group_(group),
-      rank_(rank),
-      ranks_(size_t(size)),
-      poke_([] {}),
-      parcel_sender_(std::make_unique<ParcelSender>(*this)) {
-  MutexLock lock(wire_->mutex_);
-  wire_->ports_[{group, uint32_t(rank)}] = this;
+    : wire_(std::move(wire)), group_(group), rank_(rank), ranks_(size_t(size)) {
+  MutexLock lock(wire_->mutex());
+  wire_->enrol(group, rank, *this);
 }
 
 Port::~Port() {
-  MutexLock lock(wire_->mutex_);
+  MutexLock lock(wire_->mutex());
   drop_mail();
   leave();
 }
@@ -78,17 +50,15 @@ void Port::connect(int rank, std::span<const std::byte> address) {
 void Port::leave() {
   left_ = true;
   early_.clear();
-  const auto it = wire_->ports_.find({group_, uint32_t(rank_)});
-  if (it != wire_->ports_.end() && it->second == this) wire_->ports_.erase(it);
+  wire_->dismiss(group_, rank_, *this);
 }
 
 // --- runs
 
 void Port::open(Run& run) {
   runs_.push_back(&run);
-  const uint32_t op = run.errand_.op;
-  for (auto it = early_.lower_bound({op, run.errand_.run, 0, 0}); it != early_.end(); ++it) {
-    if (it->first.op != op || it->first.run != run.errand_.run) break;
+  for (auto it = early_.lower_bound({run.op(), run.number(), 0, 0}); it != early_.end(); ++it) {
+    if (it->first.op != run.op() || it->first.run != run.number()) break;
     for (const Early& early : it->second) {
       if (early.first) run.compare(early.header.from, *early.first);
     }
@@ -171,11 +141,11 @@ void Port::arrived(const WireHeader& header, std::span<const std::byte> whole, s
     case Kind::kFirst:
     case Kind::kNext: return take_segment(header, whole, body);
     case Kind::kCredit: from.owed -= std::min(from.owed, header.value); return;
-    case Kind::kPoison: return fail({int(header.from), /*told=*/true, /*left=*/false, words_in(body)});
+    case Kind::kPoison: return fail({int(header.from), Failure::Cause::kTold, words_in(body)});
     case Kind::kTrouble:
       if (from.trouble.empty()) from.trouble = words_in(body);
       return;
-    case Kind::kParcel: return take_parcel(header, body);
+    case Kind::kParcel: return parcels_.take(header, body);
     case Kind::kLabel: return take_label(header, whole);
     case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
     case Kind::kMonitorOut: monitored_out_ = std::max(monitored_out_, header.value); return;
@@ -208,8 +178,8 @@ void Port::take_segment(const WireHeader& header, std::span<const std::byte> who
     return took_in(int(header.from), body.size());
   }
   for (Run* run : runs_) {
-    if (run->errand_.op != header.op || run->errand_.run != header.run) continue;
-    if (run->take(header, first, body) != Run::Taken::kLater) return took_in(int(header.from), body.size());
+    if (!run->owns(header)) continue;
+    if (run->take(header, first, body) != Run::Took::kLater) return took_in(int(header.from), body.size());
     break;
   }
   if (!keep(int(header.from), body.size())) return;
@@ -234,11 +204,11 @@ void Port::let_go(const Early& early) {
 
 void Port::offer_early(Run& run, int from, uint16_t message) {
   if (early_.empty()) return;
-  const auto it = early_.find({run.errand_.op, run.errand_.run, uint32_t(from), message});
+  const auto it = early_.find({run.op(), run.number(), uint32_t(from), message});
   if (it == early_.end()) return;
   std::erase_if(it->second, [&](const Early& early) {
-    wire_->mutex_.held_by_caller();
-    if (run.take(early.header, early.first, early.body) == Run::Taken::kLater) return false;
+    wire_->mutex().held_by_caller();
+    if (run.take(early.header, early.first, early.body) == Run::Took::kLater) return false;
     let_go(early);
     return true;
   });
@@ -247,28 +217,17 @@ void Port::offer_early(Run& run, int from, uint16_t message) {
 
 std::byte* Port::place(const WireHeader& header, size_t bytes) {
   if (left_ || header.from >= ranks_.size()) return nullptr;
-  if (header.kind == Kind::kParcel) {
-    Parcel* const parcel = parcel_of(header, bytes);
-    if (!parcel || parcel->seen[header.segment]) return nullptr;
-    parcel->seen[header.segment] = true;
-    ++parcel->busy;
-    return parcel->data + size_t(header.segment) * wire_->segment_bytes();
-  }
+  if (header.kind == Kind::kParcel) return parcels_.place(header, bytes);
   for (Run* run : runs_) {
-    if (run->errand_.op == header.op && run->errand_.run == header.run) return run->place(header, bytes);
+    if (run->owns(header)) return run->place(header, bytes);
   }
   return nullptr;
 }
 
 void Port::dropped(const WireHeader& header, const std::byte* where) {
-  for (Parcel& parcel : incoming_) {
-    if (where < parcel.data || where >= parcel.data + parcel.bytes) continue;
-    --parcel.busy;
-    parcel.seen[size_t(where - parcel.data) / wire_->segment_bytes()] = false;
-    return;
-  }
+  if (parcels_.dropped(where)) return;
   for (Run* run : runs_) {
-    if (run->errand_.op == header.op && run->errand_.run == header.run) run->dropped(header);
+    if (run->owns(header)) run->dropped(header);
   }
 }
 
@@ -335,10 +294,10 @@ void Port::on_failure(std::function<void(const Failure&)> hear) {
 std::optional<Port::Failure> Port::fate(int rank) {
   const Rank& there = ranks_[size_t(rank)];
   if (!there.known) return std::nullopt;
-  if (there.left) return Failure{rank, false, true, ""};
+  if (there.left) return Failure{rank, Failure::Cause::kLeft};
   const std::string& lost = wire_->lost_because(there.peer);
   if (lost.empty()) return std::nullopt;
-  return Failure{rank, false, false, lost};
+  return Failure{rank, Failure::Cause::kLost, lost};
 }
 
 Clock::duration Port::silence(int rank) const {
@@ -374,6 +333,10 @@ void Port::asked_by(uint32_t rank, PeerId peer) {
   if (rank >= ranks_.size() || !ranks_[rank].known || ranks_[rank].peer != peer) return;
   ranks_[rank].acquainted = true;
   pass_trouble(int(rank));
+}
+
+void Port::note_left(uint32_t rank) {
+  if (rank < ranks_.size()) ranks_[rank].left = true;
 }
 
 std::vector<int> Port::acquaintances() const {
@@ -424,116 +387,17 @@ void Port::tell_taken(int rank, const Taken& taken) {
 }
 
 void Port::grant(int rank, uint64_t number, std::byte* data, size_t bytes) {
-  incoming_.push_back({next_parcel_++, rank, number, data, bytes});
-  incoming_.back().seen.resize((bytes + wire_->segment_bytes() - 1) / wire_->segment_bytes());
+  parcels_.expect(rank, number, data, bytes);
   WireHeader header;
   header.kind = Kind::kGrant;
   header.value = number;
   send(rank, header, {}, {}, nullptr, 0);
 }
 
-void Port::send_parcel(int rank, uint64_t number, const std::byte* data, size_t bytes) {
-  outgoing_.push_back({next_parcel_++, rank, number, const_cast<std::byte*>(data), bytes});
-  push_parcels();
-}
-
-/// Sends a few segments of each parcel at a time; the rest follows when the link has read those.
-void Port::push_parcels() {
-  constexpr int kMostUnread = 8;
-  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
-    Parcel& parcel = *it++;  // it may be over, and gone, before send() returns
-    while (parcel.moved != parcel.bytes && parcel.busy < kMostUnread && !parcel.failed) {
-      const size_t bytes = std::min(wire_->segment_bytes(), parcel.bytes - parcel.moved);
-      WireHeader header;
-      header.kind = Kind::kParcel;
-      header.op = uint32_t(parcel.number);
-      header.segment = uint32_t(parcel.moved / wire_->segment_bytes());
-      const std::byte* data = parcel.data + parcel.moved;
-      parcel.moved += bytes;
-      ++parcel.busy;
-      const bool last = parcel.moved == parcel.bytes;
-      send(parcel.rank, header, {}, {data, bytes}, parcel_sender_.get(), parcel.id);
-      if (last) break;
-    }
-  }
-}
-
-/// The granted message that a segment of this length belongs to.
-Port::Parcel* Port::parcel_of(const WireHeader& header, size_t bytes) {
-  const size_t segment = wire_->segment_bytes();
-  for (Parcel& parcel : incoming_) {
-    if (parcel.rank != int(header.from) || uint32_t(parcel.number) != header.op) continue;
-    const bool fits = header.segment < parcel.seen.size() &&
-                      bytes == std::min(segment, parcel.bytes - size_t(header.segment) * segment);
-    return fits ? &parcel : nullptr;
-  }
-  return nullptr;
-}
-
-void Port::take_parcel(const WireHeader& header, std::span<const std::byte> body) {
-  Parcel* const parcel = parcel_of(header, body.size());
-  if (!parcel) return;
-  std::byte* const to = parcel->data + size_t(header.segment) * wire_->segment_bytes();
-  if (parcel->busy != 0 && body.data() == to) {
-    --parcel->busy;
-  } else if (parcel->seen[header.segment]) {
-    return;
-  } else {
-    parcel->seen[header.segment] = true;
-    std::memcpy(to, body.data(), body.size());
-  }
-  parcel->moved += body.size();
-  if (parcel->moved != parcel->bytes) return;
-  received_.emplace_back(parcel->rank, parcel->number);
-  std::erase_if(incoming_, [&](const Parcel& p) { return &p == parcel; });
-  poke_();
-}
-
-std::optional<std::pair<int, uint64_t>> Port::next_sent() {
-  push_parcels();
-  if (sent_.empty()) return std::nullopt;
-  const auto next = sent_.front();
-  sent_.pop_front();
-  return next;
-}
-
-std::optional<std::pair<int, uint64_t>> Port::next_received() {
-  if (received_.empty()) return std::nullopt;
-  const auto next = received_.front();
-  received_.pop_front();
-  return next;
-}
-
-bool Port::parcels_busy() const {
-  const auto busy = [](const Parcel& p) { return p.busy != 0; };
-  return std::any_of(outgoing_.begin(), outgoing_.end(), busy) || std::any_of(incoming_.begin(), incoming_.end(), busy);
-}
-
 void Port::drop_mail() {
   for (Rank& rank : ranks_) rank.letters = 0;
   letters_.clear();
-  for (Parcel& parcel : outgoing_) parcel.failed = true;                          // no more of it goes out
-  for (Parcel& parcel : incoming_) parcel.seen.assign(parcel.seen.size(), true);  // nor in
-  wire_->await_flow([&] {
-    wire_->mutex_.held_by_caller();
-    int open = 0;
-    for (const std::list<Parcel>* parcels : {&outgoing_, &incoming_}) {
-      for (const Parcel& parcel : *parcels) open += parcel.busy;
-    }
-    return open;
-  });
-  for (const std::list<Parcel>* parcels : {&outgoing_, &incoming_}) {
-    for (const Parcel& parcel : *parcels) {
-      if (parcel.busy != 0) sever(parcel.rank);
-    }
-  }
-  const auto bound = Clock::now() + std::chrono::seconds(2);
-  while (parcels_busy() && Clock::now() < bound) wire_->drive_or_pause();
-  wire_->disown(parcel_sender_.get());
-  outgoing_.clear();
-  incoming_.clear();
-  sent_.clear();
-  received_.clear();
+  parcels_.drop();
 }
 
 }  // namespace nvx::net

@@ -2,30 +2,36 @@
 
 #include <compare>
 #include <functional>
-#include <list>
 #include <map>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "net/parcels.h"
 #include "net/wire.h"
 
 namespace nvx::net {
 
 class Run;
 
-/// A group's place at the wire, for one rank: who its ranks are, which of its runs are open, what came too early, its
-/// mail. All of it is guarded by the wire's lock, which the caller holds; but failed() may be asked at any time.
+/// What a group has at the wire, for one of its ranks: who the other ranks are, which runs are open, what came too
+/// early, and mail. All of it is guarded by the wire's lock, which the caller holds; but failed() may be asked at any
+/// time.
 class Port {
  public:
   /// What became of a rank, or what another one says of the group.
   struct Failure {
+    enum class Cause {
+      kLost,  ///< its process cannot be talked to any more
+      kLeft,  ///< it has destroyed the group
+      kTold,  ///< it has failed the group, and says why
+    };
     int rank = -1;
-    bool told = false;  ///< the rank has failed the group; else the rank itself is lost
-    bool left = false;  ///< the rank has destroyed the group
-    std::string why;
+    Cause cause = Cause::kLost;
+    std::string why{};
+    bool left() const { return cause == Cause::kLeft; }
   };
-  /// Mail that has come, in the order in which it came.
+  /// A piece of mail that has come: an announcement, or an answer to one.
   struct Letter {
     Kind kind;
     int from;
@@ -40,105 +46,115 @@ class Port {
   Port& operator=(const Port&) = delete;
 
   Wire& wire() { return *wire_; }
-  /// The wire's.
-  Mutex& mutex() RETURN_CAPABILITY(wire_->mutex_) { return wire_->mutex_; }
+  /// The wire's, which guards all of this.
+  Mutex& mutex() RETURN_CAPABILITY(wire_->mutex()) { return wire_->mutex(); }
   int rank() const { return rank_; }
 
-  void connect(int rank, std::span<const std::byte> address) REQUIRES(wire_->mutex_);
+  void connect(int rank, std::span<const std::byte> address) REQUIRES(wire_->mutex());
   /// Says which rank of the whole job this rank is; see Wire::meet.
   void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing, std::string known_as)
-      REQUIRES(wire_->mutex_) {
+      REQUIRES(wire_->mutex()) {
     wire_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing), std::move(known_as));
   }
   /// From here on nothing is sent or taken in. Peers that ask whether the group is here are told that it is not.
-  void leave() REQUIRES(wire_->mutex_);
+  void leave() REQUIRES(wire_->mutex());
 
   // --- runs
-  void open(Run& run) REQUIRES(wire_->mutex_);
-  void close(Run& run) REQUIRES(wire_->mutex_);
+  void open(Run& run) REQUIRES(wire_->mutex());
+  void close(Run& run) REQUIRES(wire_->mutex());
   /// Gives a run what has come of a message before its step had begun.
-  void offer_early(Run& run, int from, uint16_t message) REQUIRES(wire_->mutex_);
+  void offer_early(Run& run, int from, uint16_t message) REQUIRES(wire_->mutex());
   /// Notes which operation begins, and what is called. The last few are kept for peers that ask.
-  void begin_operation(uint32_t op, const Label& label) REQUIRES(wire_->mutex_);
+  void begin_operation(uint32_t op, const Label& label) REQUIRES(wire_->mutex());
   /// Shows a rank that is waited for what is called here: if it calls, or called, something else, both sides learn so.
   enum class Asks { kYes, kNo };
-  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(wire_->mutex_);
-  bool has_called(int rank, uint32_t op) const REQUIRES(wire_->mutex_) {
+  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(wire_->mutex());
+  bool has_called(int rank, uint32_t op) const REQUIRES(wire_->mutex()) {
     return int32_t(ranks_[size_t(rank)].called - op) >= 0;
   }
   /// A rank that calls something else as this operation, and what.
-  std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(wire_->mutex_);
+  std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(wire_->mutex());
   /// What was called here as this operation, if it is one of the last ones.
-  std::optional<Label> called_here(uint32_t op) const REQUIRES(wire_->mutex_);
+  std::optional<Label> called_here(uint32_t op) const REQUIRES(wire_->mutex());
   /// Operations before this one are over here: what still comes for them is a mismatch, or late.
-  void end_operation(uint32_t op) REQUIRES(wire_->mutex_);
+  void end_operation(uint32_t op) REQUIRES(wire_->mutex());
   /// A label that came for an operation which is over here, and which may differ from what was called here.
   struct Stray {
     int rank;  ///< that sent it
     uint32_t op;
     Label label;
   };
-  std::optional<Stray> stray() REQUIRES(wire_->mutex_);
+  std::optional<Stray> stray() REQUIRES(wire_->mutex());
   /// Whether a segment of this size may go to a rank now; if so, it is counted as sent. Unacknowledged cost is bounded
   /// by kCredit; empty segments cost kSegmentCost. While less than kCreditStep is owed, one segment of any length may
   /// go.
-  bool spend(int rank, size_t bytes) REQUIRES(wire_->mutex_);
-  void took_in(int rank, size_t bytes) REQUIRES(wire_->mutex_);
+  bool spend(int rank, size_t bytes) REQUIRES(wire_->mutex());
+  void took_in(int rank, size_t bytes) REQUIRES(wire_->mutex());
   void send(int rank, WireHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
-            Sender* sender, uint64_t cookie) REQUIRES(wire_->mutex_);
+            Sender* sender, uint64_t cookie) REQUIRES(wire_->mutex());
   /// Asks the rank for a sign of life.
-  void ask(int rank) REQUIRES(wire_->mutex_);
+  void ask(int rank) REQUIRES(wire_->mutex());
   /// For what ends badly while the link still has bodies of it for this rank, or from it: closes the connection, so
   /// that the link lets go of them.
-  void sever(int rank) REQUIRES(wire_->mutex_);
+  void sever(int rank) REQUIRES(wire_->mutex());
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  const std::optional<Failure>& failure() const REQUIRES(wire_->mutex_) { return failure_; }
+  const std::optional<Failure>& failure() const REQUIRES(wire_->mutex()) { return failure_; }
   /// hear is called once, when another rank fails the group: with the wire's lock held, on whatever thread drives the
   /// wire.
-  void on_failure(std::function<void(const Failure&)> hear) REQUIRES(wire_->mutex_);
+  void on_failure(std::function<void(const Failure&)> hear) REQUIRES(wire_->mutex());
   /// What is known of a rank: lost, or left; nothing while it is there.
-  std::optional<Failure> fate(int rank) REQUIRES(wire_->mutex_);
+  std::optional<Failure> fate(int rank) REQUIRES(wire_->mutex());
   /// For how long a rank that is waited for has been asked for a sign of life in vain; 0 where it has not.
-  Clock::duration silence(int rank) const REQUIRES(wire_->mutex_);
+  Clock::duration silence(int rank) const REQUIRES(wire_->mutex());
   /// Tells these ranks why the group has failed here.
-  void poison(const std::string& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex_);
+  void poison(const std::string& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex());
   /// Tells whoever waits for this rank, now or later, of what another group of this process has failed. Only the first
   /// call counts.
-  void tell_trouble(const std::string& what) REQUIRES(wire_->mutex_);
+  void tell_trouble(const std::string& what) REQUIRES(wire_->mutex());
   /// What a rank has told of its other groups in this way; empty if nothing.
-  const std::string& trouble(int rank) const REQUIRES(wire_->mutex_) { return ranks_[size_t(rank)].trouble; }
-  /// Which process a rank is, on the wire; nothing where no address is known.
-  std::optional<PeerId> process_of(int rank) const REQUIRES(wire_->mutex_) {
-    return ranks_[size_t(rank)].known ? std::optional(ranks_[size_t(rank)].peer) : std::nullopt;
+  const std::string& trouble(int rank) const REQUIRES(wire_->mutex()) { return ranks_[size_t(rank)].trouble; }
+  /// Which process a rank is, on the wire; nothing where there is no such rank, or no address of it is known.
+  std::optional<PeerId> process_of(int rank) const REQUIRES(wire_->mutex()) {
+    const size_t r = size_t(rank);
+    return r < ranks_.size() && ranks_[r].known ? std::optional(ranks_[r].peer) : std::nullopt;
   }
   /// The ranks that something has been sent to or has come from, a question included.
-  std::vector<int> acquaintances() const REQUIRES(wire_->mutex_);
+  std::vector<int> acquaintances() const REQUIRES(wire_->mutex());
 
   // --- monitored barrier
-  void monitor_in(int rank, uint64_t turn) REQUIRES(wire_->mutex_);
-  void monitor_out(int rank, uint64_t turn) REQUIRES(wire_->mutex_);
+  void monitor_in(int rank, uint64_t turn) REQUIRES(wire_->mutex());
+  void monitor_out(int rank, uint64_t turn) REQUIRES(wire_->mutex());
   /// The last barrier that a rank has come to, and the last one that rank 0 has let all leave.
-  uint64_t monitored_in(int rank) const REQUIRES(wire_->mutex_) { return ranks_[size_t(rank)].monitored; }
-  uint64_t monitored_out() const REQUIRES(wire_->mutex_) { return monitored_out_; }
+  uint64_t monitored_in(int rank) const REQUIRES(wire_->mutex()) { return ranks_[size_t(rank)].monitored; }
+  uint64_t monitored_out() const REQUIRES(wire_->mutex()) { return monitored_out_; }
 
   // --- mail
-  void on_mail(std::function<void()> poke) REQUIRES(wire_->mutex_) { poke_ = std::move(poke); }
-  std::optional<Letter> next_letter() REQUIRES(wire_->mutex_);
-  void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(wire_->mutex_);
-  void tell_taken(int rank, const Taken& taken) REQUIRES(wire_->mutex_);
-  void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(wire_->mutex_);
-  /// Sends a granted message; the number comes up in next_sent() when its body may be changed.
-  void send_parcel(int rank, uint64_t number, const std::byte* data, size_t bytes) REQUIRES(wire_->mutex_);
-  std::optional<std::pair<int, uint64_t>> next_sent() REQUIRES(wire_->mutex_);
-  std::optional<std::pair<int, uint64_t>> next_received() REQUIRES(wire_->mutex_);
-  /// Lets go of all memory of messages. Bounded.
-  void drop_mail() REQUIRES(wire_->mutex_);
+  /// poke is called when there may be mail, or a parcel's end, to ask for; also when the group fails.
+  void on_mail(std::function<void()> poke) REQUIRES(wire_->mutex()) { poke_ = std::move(poke); }
+  /// The letters, in the order in which they came.
+  std::optional<Letter> next_letter() REQUIRES(wire_->mutex());
+  /// These send a letter each. A grant says, too, that the message is to be written to this memory.
+  void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(wire_->mutex());
+  void tell_taken(int rank, const Taken& taken) REQUIRES(wire_->mutex());
+  void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(wire_->mutex());
+  /// The large messages that have been granted, either way.
+  Parcels& parcels() { return parcels_; }
+  /// Lets go of all memory of messages, in bounded time.
+  void drop_mail() REQUIRES(wire_->mutex());
+
+  // --- for the wire: what comes. place() and dropped() are as those of Receiver.
+  std::byte* place(const WireHeader& header, size_t bytes) REQUIRES(wire_->mutex());
+  void arrived(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+      REQUIRES(wire_->mutex());
+  void dropped(const WireHeader& header, const std::byte* where) REQUIRES(wire_->mutex());
+  /// The rank has asked for a sign of life, as that process.
+  void asked_by(uint32_t rank, PeerId peer) REQUIRES(wire_->mutex());
+  /// The rank's process says that this group is gone there.
+  void note_left(uint32_t rank) REQUIRES(wire_->mutex());
 
  private:
-  friend class Wire;
-
   struct Rank {
     PeerId peer = 0;
     bool known = false;  // has an address
@@ -147,11 +163,11 @@ class Port {
     bool told_trouble = false;
     std::string trouble{};
     uint64_t monitored = 0;
-    uint64_t owed = 0;      // cost of what was sent and it has not said that it took in
+    uint64_t owed = 0;      // cost of what was sent to it and it has not acknowledged
     uint32_t called = 0;    // the last operation that it is known to have called
     uint64_t kept = 0;      // cost of what came from it too early
-    uint64_t letters = 0;   // cost of those from it that nobody has read
-    uint64_t taken_in = 0;  // cost of what came from it and it has not been told of
+    uint64_t letters = 0;   // cost of the letters from it that nobody has read yet
+    uint64_t taken_in = 0;  // cost of what was taken in from it and is not yet acknowledged
   };
   /// A segment that came before its step, kept by the message that it is of. A root's receivers, and ranks that are
   /// behind, have thousands of segments waiting here.
@@ -167,38 +183,16 @@ class Port {
     std::optional<First> first;
     std::vector<std::byte> body;
   };
-  /// A large message, granted and not over.
-  struct Parcel {
-    uint64_t id;
-    int rank;
-    uint64_t number;
-    std::byte* data;
-    size_t bytes;
-    size_t moved = 0;
-    int busy = 0;  // segments that the link still reads, or writes
-    bool failed = false;
-    std::vector<bool> seen{};  // that have come, or are being fetched
-  };
-  class ParcelSender;
 
-  void arrived(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
-      REQUIRES(wire_->mutex_);
-  std::byte* place(const WireHeader& header, size_t bytes) REQUIRES(wire_->mutex_);
-  void dropped(const WireHeader& header, const std::byte* where) REQUIRES(wire_->mutex_);
   void take_segment(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
-      REQUIRES(wire_->mutex_);
-  bool keep(int rank, size_t bytes) REQUIRES(wire_->mutex_);
-  void let_go(const Early& early) REQUIRES(wire_->mutex_);
-  void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(wire_->mutex_);
-  void note_called(const WireHeader& header) REQUIRES(wire_->mutex_);
-  void take_label(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(wire_->mutex_);
-  void take_parcel(const WireHeader& header, std::span<const std::byte> body) REQUIRES(wire_->mutex_);
-  Parcel* parcel_of(const WireHeader& header, size_t bytes) REQUIRES(wire_->mutex_);
-  bool parcels_busy() const REQUIRES(wire_->mutex_);
-  void fail(Failure failure) REQUIRES(wire_->mutex_);
-  void asked_by(uint32_t rank, PeerId peer) REQUIRES(wire_->mutex_);
-  void pass_trouble(int rank) REQUIRES(wire_->mutex_);
-  void push_parcels() REQUIRES(wire_->mutex_);
+      REQUIRES(wire_->mutex());
+  bool keep(int rank, size_t bytes) REQUIRES(wire_->mutex());
+  void let_go(const Early& early) REQUIRES(wire_->mutex());
+  void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(wire_->mutex());
+  void note_called(const WireHeader& header) REQUIRES(wire_->mutex());
+  void take_label(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(wire_->mutex());
+  void fail(Failure failure) REQUIRES(wire_->mutex());
+  void pass_trouble(int rank) REQUIRES(wire_->mutex());
 
   std::shared_ptr<Wire> wire_;
   const uint64_t group_;
@@ -221,13 +215,9 @@ class Port {
   std::string trouble_;  // of other groups of this process
 
   uint64_t monitored_out_ = 0;
-  std::function<void()> poke_;  // may be called with the wire's lock held
+  std::function<void()> poke_ = [] {};  // may be called with the wire's lock held
   std::deque<Letter> letters_;
-  std::list<Parcel> outgoing_;
-  std::list<Parcel> incoming_;
-  uint64_t next_parcel_ = 0;
-  std::unique_ptr<ParcelSender> parcel_sender_;
-  std::deque<std::pair<int, uint64_t>> sent_, received_;
+  Parcels parcels_{*this, /*poke=*/[this] { poke_(); }};
 };
 
 }  // namespace nvx::net

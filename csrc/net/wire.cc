@@ -111,6 +111,13 @@ std::string Wire::describe() {
   return link_->describe();
 }
 
+void Wire::enrol(uint64_t group, int rank, Port& port) { ports_[{group, uint32_t(rank)}] = &port; }
+
+void Wire::dismiss(uint64_t group, int rank, const Port& port) {
+  const auto it = ports_.find({group, uint32_t(rank)});
+  if (it != ports_.end() && it->second == &port) ports_.erase(it);
+}
+
 PeerId Wire::connect(std::span<const std::byte> address) {
   ProcessId process = 0;
   if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: a rank's address on the wire is too short");
@@ -212,6 +219,16 @@ void Wire::await_flow(const std::function<int()>& open) {
   }
 }
 
+bool Wire::await_end(const std::function<int()>& open, const std::function<void()>& sever) {
+  constexpr std::chrono::seconds kAfterSevering{2};
+  await_flow(open);
+  if (open() == 0) return true;
+  sever();
+  const auto bound = Clock::now() + kAfterSevering;
+  while (open() != 0 && Clock::now() < bound) drive_or_pause();
+  return open() == 0;
+}
+
 /// For those who come by seldom: moves all that has come, within bounds.
 bool Wire::sweep() {
   constexpr int kMostMoves = 64;
@@ -282,10 +299,10 @@ void Wire::arrived(std::span<const std::byte> whole, std::span<const std::byte> 
   if (!port) return;  // its group is gone here
   port->mutex().held_by_caller();
   port->arrived(*header, whole, body);
-  if (header->from >= port->ranks_.size() || !port->ranks_[header->from].known) return;
-  const PeerId from = port->ranks_[header->from].peer;
-  hear(peers_[from]);
-  if (!body.empty()) nod(from, *header);
+  const std::optional<PeerId> from = port->process_of(int(header->from));
+  if (!from) return;
+  hear(peers_[*from]);
+  if (!body.empty()) nod(*from, *header);
 }
 
 void Wire::hear(Peer& peer) {
@@ -349,7 +366,9 @@ void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std:
 
 void Wire::note_left(const WireHeader& heard) {
   Port* port = port_of(heard);
-  if (port && heard.from < port->ranks_.size()) port->ranks_[heard.from].left = true;
+  if (!port) return;
+  port->mutex().held_by_caller();
+  port->note_left(heard.from);
 }
 
 /// Answers a process that this one has given up, but that still lives. It is told why, once: else it would wait in

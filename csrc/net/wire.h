@@ -52,6 +52,10 @@ class Wire final : private Receiver {
   std::string describe() EXCLUDES(mutex_);
   size_t segment_bytes() const { return segment_bytes_; }
 
+  /// Has what comes for a rank of a group go to its port, until that is dismissed.
+  void enrol(uint64_t group, int rank, Port& port) REQUIRES(mutex_);
+  void dismiss(uint64_t group, int rank, const Port& port) REQUIRES(mutex_);
+
   /// The process at that address. Throws Error if the link could never reach it.
   PeerId connect(std::span<const std::byte> address) REQUIRES(mutex_);
 
@@ -61,19 +65,21 @@ class Wire final : private Receiver {
   void send(PeerId to, const WireHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
             Sender* sender, uint64_t cookie) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
-  /// This sender is not told any more of what it has sent.
-  void disown(const Sender* sender) REQUIRES(mutex_);
   /// Closes the connection to a peer, which counts as lost from then on.
   void sever(PeerId peer, const std::string& why) REQUIRES(mutex_);
 
   /// Moves what can be moved now. True if anything did, so that calling it again may pay.
   bool progress() REQUIRES(mutex_);
-  /// Drives the link until open(), which counts what somebody gives up and the link still has, is 0, or has not become
-  /// less for a while: a slow link is not a dead one. Takes a bounded time. Lets others have the lock in between.
-  void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
-  /// Drives the link, and where nothing moves lets others have the lock for a moment. Not from inside a call of the
-  /// link's.
-  void drive_or_pause() REQUIRES(mutex_);
+  /// For what is given up while the link may still read or write its memory: returns when the link does neither any
+  /// more, in bounded time. open() counts what the link still has of it. What does not end by itself is ended by
+  /// sever(), which closes the connections that have it; and at last these senders are told nothing any more. Lets
+  /// others have the lock in between. Not from inside a call of the link's.
+  template <class Senders>
+  void let_go_of(const Senders& senders, const std::function<int()>& open, const std::function<void()>& sever)
+      REQUIRES(mutex_) {
+    if (await_end(open, sever)) return;
+    for (const Sender* sender : senders) disown(sender);
+  }
   /// Moves what has come, within bounds, unless somebody else has the lock.
   bool glance() EXCLUDES(mutex_);
 
@@ -106,8 +112,6 @@ class Wire final : private Receiver {
   Clock::duration silence_of(PeerId peer) const REQUIRES(mutex_);
 
  private:
-  friend class Port;
-
   struct Peer {
     ProcessId process = 0;
     PeerId link = 0;
@@ -138,6 +142,16 @@ class Wire final : private Receiver {
   void dropped(std::span<const std::byte> header, std::byte* where) override REQUIRES(mutex_);
   void done(Post& post, const Status& status) override REQUIRES(mutex_);
   void lost(PeerId peer, const std::string& why) override REQUIRES(mutex_);
+
+  bool await_end(const std::function<int()>& open, const std::function<void()>& sever) REQUIRES(mutex_);
+  /// Drives the link until open(), which counts what somebody gives up and the link still has, is 0, or has not become
+  /// less for a while: a slow link is not a dead one. Takes a bounded time. Lets others have the lock in between.
+  void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
+  /// Drives the link, and where nothing moves lets others have the lock for a moment. Not from inside a call of the
+  /// link's.
+  void drive_or_pause() REQUIRES(mutex_);
+  /// This sender is not told any more of what it has sent.
+  void disown(const Sender* sender) REQUIRES(mutex_);
 
   enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
   Outgoing& outgoing(PeerId link, const WireHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);

@@ -89,13 +89,13 @@ void play(FuzzedDataProvider& from) {
   errand.op = 1;
   auto run = std::make_unique<net::Run>(port, errand);
   port.grant(1, 1, memory.parcel.data(), memory.parcel.size());
-  port.send_parcel(1, 2, memory.letter.data(), memory.letter.size());
+  port.parcels().send(1, 2, memory.letter.data(), memory.letter.size());
   for (int step = 0; step < 60 && from.remaining_bytes() > 0; ++step) {
     link->to_come.push_back(make_up(from));
     switch (from.ConsumeIntegralInRange(0, 15)) {
       case 0: link->finish_fetches(); break;
       case 1: (void)port.next_letter(); break;
-      case 2: (void)port.next_sent(), (void)port.next_received(); break;
+      case 2: (void)port.parcels().next_sent(), (void)port.parcels().next_received(); break;
       case 3: run->look(); break;
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;
       case 5: link->reads_posts = from.ConsumeBool(); break;

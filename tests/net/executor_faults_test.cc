@@ -247,7 +247,7 @@ TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
-  EXPECT_TRUE(fate->left) << "that group";
+  EXPECT_TRUE(fate->left()) << "that group";
   EXPECT_EQ(alone.lost_because(), "") << "not the process";
   alone.end();
 }
