@@ -83,7 +83,7 @@ Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, con
   if (facts.ranks > 1 && collective != Collective::kNone) {
     e.steps = steps_of(algorithm, collective, bytes, facts);
     e.bytes = size_t(passes(algorithm, collective, double(facts.ranks)) * double(bytes));
-    const double a_byte = way_to_keep(bytes, facts) == kernel::Way::kPast ? kPast : kCached;
+    const double a_byte = policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast ? kPast : kCached;
     const double crowd = std::max(1.0, double(facts.ranks) / double(std::max<size_t>(facts.cores, 1)));
     e.seconds = double(e.steps) * seen_by(facts) + double(e.bytes) * a_byte * crowd;
   }

@@ -263,7 +263,7 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_->factors().data(), rules);
   size_t kept = stage.bytes;  // the roots of gathers and who a scatter is for stage nothing
   for (int s = 0; kept == 0 && stage.recv && s < seats(); ++s) kept = stage.recv[s].bytes;
-  ex.keep_by(way_to_keep(kept));
+  ex.keep_by(policy_to_keep(kept));
   kernel::Work work;
   work.call = {o.fingerprint(), o.factor, stage.root};
   work.in = stage.in;

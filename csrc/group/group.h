@@ -213,8 +213,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   kernel::Pad pad(int seat) const { return {memory_[size_t(seat)].pad, memory_.size()}; }
   kernel::Pad own_pad() const { return pad(seat()); }
   /// How what others are to read is best written, as far as the collectives have found out. From any thread.
-  kernel::Way staging_way() const { return channel_->ways().general(); }
-  kernel::Way way_to_keep(size_t bytes) const { return nvx::way_to_keep(bytes, facts_); }
+  kernel::CachePolicy staging_policy() const { return channel_->cache_policies().general(); }
+  kernel::CachePolicy policy_to_keep(size_t bytes) const { return nvx::policy_to_keep(bytes, facts_); }
   const kernel::PeerMemory& memory(int seat) const { return memory_[size_t(seat)]; }
   /// Null where all ranks are on one host.
   net::Port* port() { return port_.get(); }

@@ -350,7 +350,7 @@ bool Mailbox::stream(int rank) {
     const size_t slot = peer.lease.bytes / kStreamDepth;
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
-    kernel::level().copy_by(group_.staging_way())(chunk, message->data + message->moved_, bytes);
+    kernel::level().copy_by(group_.staging_policy())(chunk, message->data + message->moved_, bytes);
     message->moved_ += bytes;
     publish(group_.own_pad().outbox(group_.seat_of(rank)).streamed, ++peer.streamed);
     poke(rank);
@@ -382,7 +382,7 @@ bool Mailbox::consume(int rank) {
     }
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     const std::byte* chunk = memory.arena + lease_offset + peer.consumed % kStreamDepth * slot;
-    kernel::level().copy_by(group_.way_to_keep(message->bytes))(message->data + message->moved_, chunk, bytes);
+    kernel::level().copy_by(group_.policy_to_keep(message->bytes))(message->data + message->moved_, chunk, bytes);
     message->moved_ += bytes;
     publish(group_.own_pad().inbox(group_.seat_of(rank)).consumed, ++peer.consumed);
     poke(rank);

@@ -77,8 +77,9 @@ size_t one_shot_limit(Collective collective, const PlanFacts& facts) {
   return facts.ranks <= 2 ? r.limit_for_2 : r.limit_beyond;
 }
 
-kernel::Way way_to_keep(size_t bytes, const PlanFacts& facts) {
-  return bytes >= facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1) ? kernel::Way::kPast : kernel::Way::kCached;
+kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts) {
+  return bytes >= facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1) ? kernel::CachePolicy::kPast
+                                                                        : kernel::CachePolicy::kCached;
 }
 
 Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
@@ -245,7 +246,7 @@ std::string explain_inside(Collective collective, size_t bytes, const PlanFacts&
   if (choice.lease_bytes) {
     text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, override with NVX_LEASE_KB";
   }
-  if (way_to_keep(bytes, facts) == kernel::Way::kPast) text += "; results are written past the caches";
+  if (policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast) text += "; results are written past the caches";
   return text + ")";
 }
 

@@ -32,8 +32,8 @@ struct Choice {
 
 /// How a rank writes what only it will read: past the caches from where on what all ranks read and write here does not
 /// fit the last cache together. Each line would be fetched only to be written, and push out what is needed next. What
-/// others will read is not so simple (kernel/ways.h).
-kernel::Way way_to_keep(size_t bytes, const PlanFacts& facts);
+/// others will read is not so simple (kernel/cache_policy.h).
+kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
 
 /// Pure: the same question gets the same answer on every rank. bytes: the most that one rank puts into its slot, and
 /// would stage in all.

@@ -87,13 +87,13 @@ class Channel {
   /// Waits for every other rank to be done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
-  /// Whether this rank decides for all how they write to staging: see kernel/ways.h.
+  /// Whether this rank decides for all how they write to staging: see kernel/cache_policy.h.
   bool leads() const { return rank_ == 0; }
   /// For the rank that leads: tells the others, with its next arrival.
-  void tell(WayNews news) { told_ = news; }
+  void tell(CachePolicyNews news) { told_ = news; }
   /// What the leading rank has told in this epoch, once it has been met.
-  const WayNews& told() const { return told_; }
-  Ways& ways() { return ways_; }
+  const CachePolicyNews& told() const { return told_; }
+  CachePolicies& cache_policies() { return cache_policies_; }
 
   /// Scratch for one pointer and one factor a rank.
   std::vector<const void*>& sources() { return sources_; }
@@ -112,8 +112,8 @@ class Channel {
   std::vector<const void*> sources_;
   std::vector<double> factors_;
   uint64_t history_ = 0;
-  Ways ways_;
-  WayNews told_;
+  CachePolicies cache_policies_;
+  CachePolicyNews told_;
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
   std::atomic<uint32_t> leased_epoch_;  // read by those who would like the lease

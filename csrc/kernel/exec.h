@@ -54,11 +54,11 @@ class CpuExec {
     if (bytes != 0) stage_(dst, src, bytes);
   }
 
-  /// How stage() writes from now on, on a machine that can do it in two ways.
-  void stage_by(Way way) { stage_ = level_.copy_by(way); }
+  /// How stage() writes from now on, on a machine that has both policies.
+  void stage_by(CachePolicy policy) { stage_ = level_.copy_by(policy); }
   /// How copy() writes from now on: to memory that this rank alone will read.
-  void keep_by(Way way) { keep_ = level_.copy_by(way); }
-  bool has_ways() const { return level_.copy_past != nullptr; }
+  void keep_by(CachePolicy policy) { keep_ = level_.copy_by(policy); }
+  bool has_choice() const { return level_.copy_past != nullptr; }
 
   /// From now on waits are timed, for waited().
   void measure() { measures_ = true; }

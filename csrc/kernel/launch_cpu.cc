@@ -59,23 +59,24 @@ const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
 
 bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work) {
   const auto& run = kRows[size_t(algorithm)].run;
-  Ways& ways = channel.ways();
-  const bool small = work.bytes < Ways::kLeastBytes, rooted = work.call.root >= 0;
-  if (small || rooted || ways.only() || !ex.has_ways()) {
-    ex.stage_by(ways.only() ? *ways.only() : small ? Way::kCached : ways.general());
+  CachePolicies& policies = channel.cache_policies();
+  const bool small = work.bytes < CachePolicies::kLeastBytes, rooted = work.call.root >= 0;
+  if (small || rooted || policies.only() || !ex.has_choice()) {
+    ex.stage_by(policies.only() ? *policies.only() : small ? CachePolicy::kCached : policies.general());
     return run(ex, channel, work);
   }
-  WayRecord& record = ways.record(size_t(algorithm), work.bytes);
+  CachePolicyRecord& record = policies.record(size_t(algorithm), work.bytes);
   ex.stage_by(record.now());
   if (!channel.leads()) {
     if (!run(ex, channel, work)) return false;
     record.now(channel.told().next);
-    ways.general(channel.told().general);
+    policies.general(channel.told().general);
     return true;
   }
-  const Way next = record.next();
-  if (work.bytes >= Ways::kLargeBytes) ways.general(record.far() ? Way::kPast : Way::kCached);
-  channel.tell({next, ways.general()});
+  const CachePolicy next = record.next();
+  if (work.bytes >= CachePolicies::kLargeBytes)
+    policies.general(record.far() ? CachePolicy::kPast : CachePolicy::kCached);
+  channel.tell({next, policies.general()});
   ex.measure();
   const bool lasts = work.bytes >= kLasts;
   const long before = lasts ? interruptions() : 0;

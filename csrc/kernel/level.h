@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <span>
 
+#include "kernel/cache_policy.h"
 #include "kernel/dtype.h"
-#include "kernel/ways.h"
 
 namespace nvx::kernel {
 
@@ -27,7 +27,7 @@ struct Level {
   ReduceFn (*reduce)(DType, ReduceOp);  // nullptr where the pair has no meaning
   DivideFn (*divide)(DType);            // nullptr where kAvg has none
 
-  CopyFn copy_by(Way way) const { return way == Way::kPast && copy_past ? copy_past : copy; }
+  CopyFn copy_by(CachePolicy policy) const { return policy == CachePolicy::kPast && copy_past ? copy_past : copy; }
 };
 
 /// The levels that this machine can run, the best last. All give the same bits, except for the payloads and signs of

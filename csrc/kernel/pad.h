@@ -60,9 +60,9 @@ struct alignas(kLine) Arrival {
   Fingerprint fingerprint;
   uint64_t lease_offset;  ///< in the owner's arena; staging of this operation
   uint64_t lease_bytes;
-  double factor;      ///< premul_sum's multiplier of this rank
-  uint32_t next_way;  ///< WayNews, which seat 0 alone writes
-  uint32_t general_way;
+  double factor;         ///< premul_sum's multiplier of this rank
+  uint32_t next_policy;  ///< CachePolicyNews, which seat 0 alone writes
+  uint32_t general_policy;
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(Arrival) == 2 * kLine);

@@ -87,12 +87,12 @@ TEST(Plan, TheUsersChoiceIsKeptWhereItIsPossible) {
 }
 
 TEST(Plan, WritesPastTheCachesWhatDoesNotFitThemTogether) {
-  const auto keep = [](size_t ranks, size_t bytes) { return way_to_keep(bytes, machine(ranks)); };
-  EXPECT_EQ(keep(2, 8 * M - 1), kernel::Way::kCached);
-  EXPECT_EQ(keep(2, 8 * M), kernel::Way::kPast);
-  EXPECT_EQ(keep(4, 4 * M - 1), kernel::Way::kCached);
-  EXPECT_EQ(keep(4, 4 * M), kernel::Way::kPast);
-  EXPECT_EQ(keep(1, 0), kernel::Way::kCached);
+  const auto keep = [](size_t ranks, size_t bytes) { return policy_to_keep(bytes, machine(ranks)); };
+  EXPECT_EQ(keep(2, 8 * M - 1), kernel::CachePolicy::kCached);
+  EXPECT_EQ(keep(2, 8 * M), kernel::CachePolicy::kPast);
+  EXPECT_EQ(keep(4, 4 * M - 1), kernel::CachePolicy::kCached);
+  EXPECT_EQ(keep(4, 4 * M), kernel::CachePolicy::kPast);
+  EXPECT_EQ(keep(1, 0), kernel::CachePolicy::kCached);
 }
 
 /// Whatever fits the limit fits the slot, and every lease is at least the smallest: for any machine.

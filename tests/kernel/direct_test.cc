@@ -38,7 +38,7 @@ std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::ch
   const WaitRules rules = rules_of(patience);
   const kernel::ReduceFn reduce = reduces(play.collective) ? kernel::level().reduce(play.dtype, play.op) : nullptr;
   CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
-  ex.keep_by(lanes[rank].ways().only().value_or(kernel::Way::kCached));
+  ex.keep_by(lanes[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
   if (!launch_cpu(algorithm_of(play.collective, path), ex, lanes[rank], side.work())) {
     return describe(play) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
   }
@@ -47,9 +47,9 @@ std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::ch
 
 /// All ranks go through the plays one after the other, without meeting in between.
 void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays,
-                 kernel::Way way = kernel::Way::kCached) {
+                 kernel::CachePolicy policy = kernel::CachePolicy::kCached) {
   as_threads(lanes.size(), [&](int rank) {
-    lanes[rank].ways().only(way);
+    lanes[rank].cache_policies().only(policy);
     for (const auto& [play, path] : plays) {
       const std::string wrong = perform(lanes, rank, play, path, std::chrono::seconds(20));
       ASSERT_EQ(wrong, "") << (path == Path::kSmall ? "small" : "large");
@@ -86,7 +86,8 @@ TEST_P(Grid, EveryCollectiveAtEveryCount) {
       }
     }
   }
-  for (const kernel::Way way : {kernel::Way::kCached, kernel::Way::kPast}) perform_all(lanes, plays, way);
+  for (const kernel::CachePolicy policy : {kernel::CachePolicy::kCached, kernel::CachePolicy::kPast})
+    perform_all(lanes, plays, policy);
 }
 
 TEST_P(Grid, EveryTypeAndOperatorOnBothPaths) {
