@@ -24,7 +24,7 @@ bool Courtesy::offers() {
   return skips <= 0;
 }
 
-void Courtesy::hand_over() {
+void Courtesy::yield_core() {
   const auto went = Clock::now();
   sched_yield();
   const int next = next_skips_.load(std::memory_order_relaxed);

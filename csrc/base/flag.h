@@ -52,7 +52,7 @@ class Courtesy {
  public:
   /// Whether this wait may yield. Called once for each wait, as it counts them.
   bool offers();
-  void hand_over();
+  void yield_core();
 
  private:
   static constexpr std::chrono::milliseconds kLong{1};
@@ -100,7 +100,7 @@ inline bool writer_is_on_this_core(const Flag& flag) {
 }
 
 /// How long a waiter that must not spin yields its core, again and again, before it sleeps.
-inline constexpr std::chrono::microseconds kHandOver{50};
+inline constexpr std::chrono::microseconds kYieldFor{50};
 
 /// The one way to wait: returns when ready() has become true, or the rules say to give up. It sleeps on the flag, which
 /// must be rung by whoever makes ready() true. ready() must load with acquire; once it was true, everything that was
@@ -123,13 +123,13 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
       if (rules.driver) rules.driver->drive();
       // Two that spin and sleep in turns on one core are never both ready to run, so the scheduler sees no reason to
       // part them, while another core idles. Yielding is faster, and shows the scheduler that there are two.
-      if (courteous && writer_is_on_this_core(flag)) rules.courtesy->hand_over();
+      if (courteous && writer_is_on_this_core(flag)) rules.courtesy->yield_core();
     } while (Clock::now() < stop);
     rules.patience->in_vain();
   } else if (courteous) {
-    const auto stop = Clock::now() + kHandOver;
+    const auto stop = Clock::now() + kYieldFor;
     do {
-      rules.courtesy->hand_over();
+      rules.courtesy->yield_core();
       if (ready()) return Waited::kReached;
       if (rules.driver) rules.driver->drive();
     } while (Clock::now() < stop);

@@ -83,7 +83,7 @@ Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
 }
 
 /// Sends a descriptor to the sockets of others, where it lies until they read it. So nobody waits for anybody.
-void Meeting::hand_over(int fd, const std::vector<bool>& to) {
+void Meeting::send_fd(int fd, const std::vector<bool>& to) {
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
     const Fd guest = connect_to(text_of(cards_[r].door));

@@ -79,7 +79,7 @@ class Meeting {
 
   ShareKind kind_to_make() const;
   Offer prepare(const std::shared_ptr<DeviceRegion>& region);
-  void hand_over(int fd, const std::vector<bool>& to);
+  void send_fd(int fd, const std::vector<bool>& to);
   std::optional<std::vector<Fd>> trade(Offer mine, const std::function<void(Offer&)>& fill,
                                        const std::vector<bool>& over_socket);
   bool exchange_offers(const Offer& mine);

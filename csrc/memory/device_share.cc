@@ -59,7 +59,7 @@ bool Meeting::share_arenas() {
     if (agreed != ShareKind::kFd) return;
     const auto fd = ask_own<std::shared_ptr<Fd>>("exporting memory",
                                                  [region] { return std::make_shared<Fd>(region->export_fd()); });
-    hand_over(fd->get(), over_socket);
+    send_fd(fd->get(), over_socket);
   };
   std::optional<std::vector<Fd>> fds = trade(Offer{}, fill, over_socket);
   if (!fds) return false;
@@ -99,7 +99,7 @@ void Meeting::share_windows() {
   const auto fill = [&](Offer& offer) {
     if (!wanted) return;
     offer = prepare(share_.arena_->hold_window());
-    hand_over(share_.arena_->window_fd(), over_socket);
+    send_fd(share_.arena_->window_fd(), over_socket);
   };
   std::optional<std::vector<Fd>> fds = trade(offers_[me()], fill, over_socket);
   if (!fds) throw Error(Code::kMismatch, "nvx: a rank wants to agree anew on what is agreed");

@@ -177,7 +177,7 @@ TEST(Courtesy, WhoWasAwayForLongSleepsTheNextTimes) {
     while (!enough) relax();
   });
   const auto until = Clock::now() + std::chrono::seconds(20);
-  do courtesy.hand_over();
+  do courtesy.yield_core();
   while (courtesy.offers() && Clock::now() < until);
   enough = true;
   computes.join();
