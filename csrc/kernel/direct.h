@@ -379,7 +379,7 @@ bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte*
 }
 
 /// Who takes part in an exchange with whom: everybody (all-to-all), or the root with each (gather, scatter).
-struct Exchange {
+struct ExchangeTask {
   const Piece* send;  ///< a piece for each rank; this rank's own is copied here
   const Piece* recv;
   bool meets_all;  ///< this rank waits for everyone's arrival ...
@@ -391,7 +391,7 @@ struct Exchange {
 template <class Exec, class Channel>
 class ExchangePipeline {
  public:
-  ExchangePipeline(Exec& ex, Channel& ch, const Exchange& what)
+  ExchangePipeline(Exec& ex, Channel& ch, const ExchangeTask& what)
       : ex_(ex), ch_(ch), what_(what), ranks_(size_t(ch.size())) {}
 
   bool run(const Call& call) {
@@ -510,7 +510,7 @@ class ExchangePipeline {
 
   Exec& ex_;
   Channel& ch_;
-  const Exchange& what_;
+  const ExchangeTask& what_;
   size_t ranks_;
   size_t longest_ = 0;
   bool leased_ = false;
@@ -519,7 +519,7 @@ class ExchangePipeline {
 };
 
 template <class Exec, class Channel>
-bool exchange(Exec& ex, Channel& ch, const Call& call, const Exchange& what) {
+bool exchange(Exec& ex, Channel& ch, const Call& call, const ExchangeTask& what) {
   return ExchangePipeline(ex, ch, what).run(call);
 }
 

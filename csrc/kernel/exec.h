@@ -93,7 +93,7 @@ class CpuExec {
 };
 
 /// What a lane waits for, and what it has seen instead.
-struct Awaited {
+struct PendingWait {
   int peer;
   Stamp wanted;
   Stamp seen;
@@ -148,13 +148,13 @@ class TileExec : public Machine {
 
   /// Waits until ready() holds. False if the wait ended otherwise; the verdict then says why.
   template <class Ready>
-  NVX_HD bool wait(Awaited& awaited, Ready ready) {
+  NVX_HD bool wait(PendingWait& pending, Ready ready) {
     for (uint32_t turn = 1; !ready(); ++turn) {
       Machine::relax();
       if (turn % Machine::kGlance != 0) continue;
       const Waited end = look();
       if (end == Waited::kReached) continue;
-      return ready() || fail(Verdict::wait(end, awaited.peer, awaited.wanted, awaited.seen));
+      return ready() || fail(Verdict::wait(end, pending.peer, pending.wanted, pending.seen));
     }
     return true;
   }
@@ -162,9 +162,9 @@ class TileExec : public Machine {
   /// Waits until a peer has raised its counter that far. What the peer had written before is then visible to this lane,
   /// and to the other lanes of the tile after their next sync() or all().
   NVX_HD bool wait_for(const Stamp& counter, Stamp want, int peer, Stamp* seen = nullptr) {
-    Awaited awaited{peer, want, 0};
-    const bool ok = wait(awaited, [&] { return reached(awaited.seen = Machine::acquire(counter), want); });
-    if (seen) *seen = awaited.seen;
+    PendingWait pending{peer, want, 0};
+    const bool ok = wait(pending, [&] { return reached(pending.seen = Machine::acquire(counter), want); });
+    if (seen) *seen = pending.seen;
     return ok;
   }
 

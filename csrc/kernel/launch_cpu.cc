@@ -30,7 +30,7 @@ constexpr Row kRows[] = {
      [](CpuExec& ex, Channel& ch, const Work& w) { return publish_pipelined(ex, ch, w.call, w.in, w.recv); }},
     {Algorithm::kExchange, "exchange",
      [](CpuExec& ex, Channel& ch, const Work& w) {
-       return exchange(ex, ch, w.call, Exchange{w.send, w.recv, w.meets_all, w.meets});
+       return exchange(ex, ch, w.call, ExchangeTask{w.send, w.recv, w.meets_all, w.meets});
      }},
 };
 

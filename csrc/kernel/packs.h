@@ -137,8 +137,8 @@ template <class Exec>
 NVX_APART bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t bytes, uint32_t stamp, int peer) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
     Pack pack;
-    Awaited awaited{peer, stamp, 0};
-    if (!ex.wait(awaited, [&] { return peek_pack(ex, from + 2 * i, stamp, &pack, &awaited.seen); })) return false;
+    PendingWait pending{peer, stamp, 0};
+    if (!ex.wait(pending, [&] { return peek_pack(ex, from + 2 * i, stamp, &pack, &pending.seen); })) return false;
     store_pack(to + i * sizeof(Pack), pack, bytes - i * sizeof(Pack));
   }
   return true;
@@ -187,13 +187,13 @@ NVX_HD bool load_ahead(Exec& ex, const Sources& s, int first, int ranks, size_t 
     *packs = {load(0), load(1), load(2), load(3)};
     return true;
   }
-  Awaited awaited{first, s.stamp, 0};
-  return ex.wait(awaited, [&] {
+  PendingWait pending{first, s.stamp, 0};
+  return ex.wait(pending, [&] {
     const auto peek = [&](int j, Pack* pack) {
       Stamp seen;
       const auto* from = reinterpret_cast<const Packet*>(source_of(s, rank(j))) + 2 * i;
       if (peek_pack(ex, from, s.stamp, pack, &seen)) return true;
-      awaited.peer = rank(j), awaited.seen = seen;
+      pending.peer = rank(j), pending.seen = seen;
       return false;
     };
     const bool a = peek(0, &packs->a), b = peek(1, &packs->b), c = peek(2, &packs->c), d = peek(3, &packs->d);

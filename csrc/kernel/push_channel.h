@@ -302,8 +302,8 @@ class PushChannel {
   /// Rule 7: true while the peer has not failed. If it has, waits until this rank is to end too, and returns false.
   NVX_HD bool stands(uint32_t p) {
     if (!touches_ || !is_direct(p)) return true;
-    Awaited awaited{int(p), stamp32(), 0};
-    return ex_.wait(awaited, [&] { return ex_.acquire(line_from(p).quit) != stamp(epoch_, 1); });
+    PendingWait pending{int(p), stamp32(), 0};
+    return ex_.wait(pending, [&] { return ex_.acquire(line_from(p).quit) != stamp(epoch_, 1); });
   }
 
   /// One lane waits for each peer, and one looks around; what comes of it, the tile decides together.
@@ -346,11 +346,11 @@ class PushChannel {
 
   NVX_HD bool their_word(uint32_t p, uint32_t word, uint64_t* value) {
     const Packet* from = greetings_from(p) + word;
-    Awaited awaited{int(p), stamp32(), 0};
-    return ex_.wait(awaited, [&] {
+    PendingWait pending{int(p), stamp32(), 0};
+    return ex_.wait(pending, [&] {
       const Packet packet = ex_.peek_packet(from);
       *value = data_of(packet);
-      awaited.seen = stamp_of(packet.halves[1]);
+      pending.seen = stamp_of(packet.halves[1]);
       return is_stamped(packet, stamp32());
     });
   }
@@ -414,9 +414,9 @@ class PushChannel {
   /// Waits until the peer says that whatever used its tensors before its kernel began is over. Packets do not say so,
   /// as they carry only themselves. Only a peer that has told a place says it, and it may be one operation ahead.
   NVX_HD bool await_ready(uint32_t p) {
-    Awaited awaited{int(p), stamp32(), 0};
-    return !Rules::kHearsFirst || ex_.wait(awaited, [&] {
-      const Stamp ready = awaited.seen = ex_.acquire(line_from(p).ready);
+    PendingWait pending{int(p), stamp32(), 0};
+    return !Rules::kHearsFirst || ex_.wait(pending, [&] {
+      const Stamp ready = pending.seen = ex_.acquire(line_from(p).ready);
       return uint32_t(ready) != 0 && uint32_t(ready >> 32) - epoch_ < kBuffers;
     });
   }

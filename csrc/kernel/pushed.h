@@ -163,7 +163,7 @@ class ReduceChunks {
 
 /// Who waits for whose greeting in an exchange: everybody for everybody, or in one with a root those who receive for
 /// those who send.
-struct Meeting {
+struct Partners {
   Collective collective;
   int32_t root;
   uint32_t me;
@@ -187,17 +187,17 @@ struct Meeting {
 template <class Exec, class Channel>
 NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const uint32_t me = ch.rank(), ranks = ch.ranks();
-  const Meeting meeting{job.fingerprint.collective, job.root, me};
-  if (!ch.enter(job, meeting.pairwise(), table)) return false;
+  const Partners partners{job.fingerprint.collective, job.root, me};
+  if (!ch.enter(job, partners.pairwise(), table)) return false;
   for (uint32_t i = 0; i < ch.others(); ++i) {
     const uint32_t p = ch.other(i);
     const Piece piece = ch.share(job.send.of(p, ranks, table));
-    if (meeting.sends_to(p)) put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
+    if (partners.sends_to(p)) put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
   }
   const Piece own = ch.share(job.recv.of(me, ranks, table));
   if (own.bytes) copy(ex, own.data, ch.share(job.send.of(me, ranks, table)).data, own.bytes);
-  const auto whom = [&](uint32_t p) { return meeting.receives_from(p); };
-  if (!ch.meet(job, meeting.pairwise(), table, whom)) return false;
+  const auto whom = [&](uint32_t p) { return partners.receives_from(p); };
+  if (!ch.meet(job, partners.pairwise(), table, whom)) return false;
   bool ok = true;
   for (uint32_t i = 0; ok && i < ch.others(); ++i) {
     const uint32_t p = ch.other(i);
@@ -218,7 +218,7 @@ template <class Exec, class Channel>
 class ExchangeChunks {
  public:
   NVX_HD ExchangeChunks(Exec& ex, Channel& ch, const Job& job, PieceTable table)
-      : ex_(ex), ch_(ch), job_(job), table_(table), meeting_{job.fingerprint.collective, job.root, ch.rank()} {
+      : ex_(ex), ch_(ch), job_(job), table_(table), partners_{job.fingerprint.collective, job.root, ch.rank()} {
     const size_t most = ch.shape().chunk_bytes;
     for (uint32_t i = 0; i < ch.others(); ++i) {
       const size_t out = ceil_div(send(ch.other(i)).bytes, most), in = ceil_div(recv(ch.other(i)).bytes, most);
@@ -228,9 +228,9 @@ class ExchangeChunks {
   }
 
   NVX_APART bool run() {
-    if (!ch_.enter(job_, meeting_.pairwise(), table_)) return false;
+    if (!ch_.enter(job_, partners_.pairwise(), table_)) return false;
     put_small();
-    if (!ch_.meet(job_, meeting_.pairwise(), table_, [&](uint32_t p) { return meeting_.receives_from(p); }))
+    if (!ch_.meet(job_, partners_.pairwise(), table_, [&](uint32_t p) { return partners_.receives_from(p); }))
       return false;
     if (!ch_.meet(job_, /*pairwise=*/false, table_, [&](uint32_t p) { return is_stranger(p) && ch_.may_reach(p); }))
       return false;
@@ -250,16 +250,16 @@ class ExchangeChunks {
   NVX_HD bool is_small(const Piece& whole) const { return ch_.is_in_packets(job_, whole); }
   /// Whom I send to without having met it.
   NVX_HD bool is_stranger(uint32_t p) const {
-    return meeting_.sends_to(p) && !meeting_.receives_from(p) && !ch_.has_met(p);
+    return partners_.sends_to(p) && !partners_.receives_from(p) && !ch_.has_met(p);
   }
   /// What goes to a peer in chunks; and what comes from it so.
   NVX_HD Piece send(uint32_t p) const {
     const Piece whole = job_.send.of(p, ch_.ranks(), table_);
-    return meeting_.sends_to(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
+    return partners_.sends_to(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
   }
   NVX_HD Piece recv(uint32_t p) const {
     const Piece whole = job_.recv.of(p, ch_.ranks(), table_);
-    return meeting_.receives_from(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
+    return partners_.receives_from(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
   }
   /// Whether something is posted at chunk k. Every chunk is; but of a piece that is written to its place, only the
   /// last.
@@ -272,7 +272,7 @@ class ExchangeChunks {
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
       const Piece whole = job_.send.of(p, ch_.ranks(), table_), piece = ch_.share(whole);
-      if (meeting_.sends_to(p) && is_small(whole))
+      if (partners_.sends_to(p) && is_small(whole))
         put_packets(ex_, ch_.packets_to(p), piece.data, piece.bytes, ch_.stamp32());
     }
   }
@@ -283,7 +283,7 @@ class ExchangeChunks {
     for (uint32_t i = 0; ok && i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
       const Piece whole = job_.recv.of(p, ch_.ranks(), table_), piece = ch_.share(whole);
-      if (meeting_.receives_from(p) && is_small(whole))
+      if (partners_.receives_from(p) && is_small(whole))
         ok = get_packets(ex_, piece.data, ch_.packets_from(p), piece.bytes, ch_.stamp32(), int(p));
     }
     return ex_.all(ok);
@@ -320,7 +320,7 @@ class ExchangeChunks {
   Channel& ch_;
   const Job& job_;
   PieceTable table_;
-  const Meeting meeting_;
+  const Partners partners_;
   size_t sends_ = 0, receives_ = 0;  // chunks of the longest piece
 };
 
