@@ -276,10 +276,10 @@ void LoopbackNet::Shared::part_with_leavers(End& end) {
   }
 }
 
-class LoopbackNet::Place final : public Link {
+class LoopbackNet::EndLink final : public Link {
  public:
-  explicit Place(Shared& shared);
-  ~Place() override { close(); }
+  explicit EndLink(Shared& shared);
+  ~EndLink() override { close(); }
 
   void listen(Receiver& receiver) override { receiver_ = &receiver; }
   void close() override;
@@ -304,13 +304,13 @@ class LoopbackNet::Place final : public Link {
   size_t self_ = 0;
 };
 
-LoopbackNet::Place::Place(Shared& shared) : shared_(shared) {
+LoopbackNet::EndLink::EndLink(Shared& shared) : shared_(shared) {
   MutexLock lock(shared_.mutex);
   self_ = shared_.ends.size();
   shared_.ends.emplace_back();
 }
 
-void LoopbackNet::Place::close() {
+void LoopbackNet::EndLink::close() {
   std::deque<News> news;
   {
     MutexLock lock(shared_.mutex);
@@ -326,13 +326,13 @@ void LoopbackNet::Place::close() {
   }
 }
 
-std::vector<std::byte> LoopbackNet::Place::address() const {
+std::vector<std::byte> LoopbackNet::EndLink::address() const {
   const Address address{Address::kMagic, reinterpret_cast<uintptr_t>(&shared_), self_};
   const auto bytes = std::as_bytes(std::span(&address, 1));
   return {bytes.begin(), bytes.end()};
 }
 
-PeerId LoopbackNet::Place::add(std::span<const std::byte> bytes) {
+PeerId LoopbackNet::EndLink::add(std::span<const std::byte> bytes) {
   Address address{};
   NVX_CHECK(bytes.size() == sizeof address, "a loopback address has another length");
   std::memcpy(&address, bytes.data(), sizeof address);
@@ -345,7 +345,7 @@ PeerId LoopbackNet::Place::add(std::span<const std::byte> bytes) {
   return PeerId(peers.size() - 1);
 }
 
-void LoopbackNet::Place::forget(PeerId peer) {
+void LoopbackNet::EndLink::forget(PeerId peer) {
   MutexLock lock(shared_.mutex);
   End& end = shared_.ends[self_];
   if (peer >= end.peers.size()) return;
@@ -354,12 +354,12 @@ void LoopbackNet::Place::forget(PeerId peer) {
   std::erase_if(end.news, [&](const News& item) { return !item.post && item.peer == peer; });
 }
 
-void LoopbackNet::Place::post(Post& post) {
+void LoopbackNet::EndLink::post(Post& post) {
   MutexLock lock(shared_.mutex);
   shared_.post(self_, post);
 }
 
-bool LoopbackNet::Place::progress() {
+bool LoopbackNet::EndLink::progress() {
   uint64_t before = 0;
   {
     MutexLock lock(shared_.mutex);
@@ -384,7 +384,7 @@ bool LoopbackNet::Place::progress() {
   }
 }
 
-bool LoopbackNet::Place::tell() {
+bool LoopbackNet::EndLink::tell() {
   std::deque<News> news;
   {
     MutexLock lock(shared_.mutex);
@@ -400,7 +400,7 @@ bool LoopbackNet::Place::tell() {
   return !news.empty();
 }
 
-void LoopbackNet::Place::deliver(Message message) {
+void LoopbackNet::EndLink::deliver(Message message) {
   const std::byte* body = message.in_post ? fetch(message) : message.copy.data();
   if (message.in_post && !body) return;
   {
@@ -412,7 +412,7 @@ void LoopbackNet::Place::deliver(Message message) {
 }
 
 /// Copies a body out of its sender's post; null if that has ended meanwhile. The sender's end waits for the copying.
-const std::byte* LoopbackNet::Place::fetch(Message& message) {
+const std::byte* LoopbackNet::EndLink::fetch(Message& message) {
   {
     MutexLock lock(shared_.mutex);
     if (!shared_.find_open(message)) return nullptr;
@@ -439,12 +439,12 @@ const std::byte* LoopbackNet::Place::fetch(Message& message) {
   return where;
 }
 
-bool LoopbackNet::Place::arm() {
+bool LoopbackNet::EndLink::arm() {
   MutexLock lock(shared_.mutex);
   return !shared_.ends[self_].something_waits();
 }
 
-void LoopbackNet::Place::sleep(std::chrono::microseconds span) {
+void LoopbackNet::EndLink::sleep(std::chrono::microseconds span) {
   MutexLock lock(shared_.mutex);
   End& end = shared_.ends[self_];
   if (std::exchange(end.wake_is_due, false)) return;
@@ -461,7 +461,7 @@ void LoopbackNet::Place::sleep(std::chrono::microseconds span) {
   --end.sleepers;
 }
 
-void LoopbackNet::Place::wake() {
+void LoopbackNet::EndLink::wake() {
   MutexLock lock(shared_.mutex);
   End& end = shared_.ends[self_];
   if (end.sleepers == 0) {
@@ -476,7 +476,7 @@ LoopbackNet::LoopbackNet() : LoopbackNet(Options()) {}
 LoopbackNet::LoopbackNet(const Options& options) : shared_(std::make_unique<Shared>(options)) {}
 LoopbackNet::~LoopbackNet() = default;
 
-std::unique_ptr<Link> LoopbackNet::open() { return std::make_unique<Place>(*shared_); }
+std::unique_ptr<Link> LoopbackNet::open() { return std::make_unique<EndLink>(*shared_); }
 
 void LoopbackNet::set_faults(int from, int to, const Faults& faults) {
   MutexLock lock(shared_->mutex);

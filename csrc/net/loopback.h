@@ -52,7 +52,7 @@ class LoopbackNet {
   Counts counts() const;
 
  private:
-  class Place;
+  class EndLink;
   class Shared;
   std::unique_ptr<Shared> shared_;
 };

@@ -64,7 +64,7 @@ class UcxLink final : public Link {
     PeerId id;
     LinkNonce nonce;
     std::vector<std::byte> worker_address;
-    std::vector<Place> places;  // where it has to be reached by TCP
+    std::vector<HostAddress> reached_at;  // where it has to be reached by TCP
     ucp_ep_h endpoint = nullptr;
     uint32_t turn = 0;        // endpoints made so far
     uint32_t their_turn = 0;  // of the other side's latest hello
@@ -164,7 +164,7 @@ UcxLink::UcxLink()
     : worker_(std::make_unique<UcxWorker>()),
       ucx_(worker_->ucx()),
       description_(worker_->describe()),
-      address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->places()})) {
+      address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->reached_at()})) {
   const auto handle = [&](unsigned id, ucp_am_recv_callback_t callback) {
     ucp_am_handler_param_t param{};
     param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
@@ -194,7 +194,7 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   peer.id = id;
   peer.nonce = address->nonce;
   peer.worker_address.assign(address->worker.begin(), address->worker.end());
-  if (!worker_->has_rdma()) peer.places = address->places;
+  if (!worker_->has_rdma()) peer.reached_at = address->reached_at;
   by_nonce_.emplace(peer.nonce, id);
   if (strangers_.erase(peer.nonce) != 0) to_greet_.push_back(id);
   return id;
@@ -248,7 +248,7 @@ void UcxLink::post(Post& post) {
     end_lost(post);
   } else if (!peer->endpoint && calling_) {
     waiting_.push_back(&post);
-  } else if (!peer->endpoint && unreached_.holds(peer->id, peer->places)) {
+  } else if (!peer->endpoint && unreached_.holds(peer->id, peer->reached_at)) {
     unreached_.keep(post);
   } else {
     if (!peer->endpoint && connect(*peer)) send_sign(*peer, peer->endpoint, Sign::kHello);
@@ -429,13 +429,13 @@ void UcxLink::heed(const Sign& sign) {
 }
 
 std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
-  const std::string way = peer.their_turn == 0 ? describe_way(peer.places) : "";
+  const std::string way = peer.their_turn == 0 ? describe_route(peer.reached_at) : "";
   return why(status) + (way.empty() ? "" : ", " + way);
 }
 
 /// With an endpoint of its own, this side too is told when the connection breaks.
 void UcxLink::greet(Peer& peer) {
-  if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.places)) connect(peer);
+  if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
 }
 
 void UcxLink::lose(Peer& peer, const std::string& why) {

@@ -22,14 +22,14 @@ struct Head {
   uint32_t version[3];
   uint32_t worker_bytes;
   LinkNonce nonce;
-  uint64_t places;
-  uint64_t checksum;  // of the places, which come first, and the worker's address
+  uint64_t addresses;
+  uint64_t checksum;  // of the host's addresses, which come first, and the worker's address
 };
 static_assert(sizeof(Head) == 56);
 
 constexpr size_t kMostWorkerBytes = 64 << 10;
 
-static_assert(std::has_unique_object_representations_v<Place>);
+static_assert(std::has_unique_object_representations_v<HostAddress>);
 
 uint64_t checksum(std::span<const std::byte> bytes) {
   return Hash().add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())).value();
@@ -48,8 +48,8 @@ LinkNonce fresh_nonce() {
 }
 
 std::vector<std::byte> encode_address(const UcxAddress& address) {
-  const std::span<const std::byte> places = std::as_bytes(std::span(address.places));
-  std::vector<std::byte> behind(places.begin(), places.end());
+  const std::span<const std::byte> hosts = std::as_bytes(std::span(address.reached_at));
+  std::vector<std::byte> behind(hosts.begin(), hosts.end());
   behind.insert(behind.end(), address.worker.begin(), address.worker.end());
   const UcxVersion& version = address.version;
   const Head head{.magic = Head::kMagic,
@@ -57,7 +57,7 @@ std::vector<std::byte> encode_address(const UcxAddress& address) {
                   .version = {version.major, version.minor, version.patch},
                   .worker_bytes = uint32_t(address.worker.size()),
                   .nonce = address.nonce,
-                  .places = address.places.size(),
+                  .addresses = address.reached_at.size(),
                   .checksum = checksum(behind)};
   std::vector<std::byte> bytes(sizeof head + behind.size());
   std::memcpy(bytes.data(), &head, sizeof head);
@@ -71,13 +71,13 @@ std::optional<UcxAddress> decode_address(std::span<const std::byte> bytes) {
   std::memcpy(&head, bytes.data(), sizeof head);
   const std::span<const std::byte> behind = bytes.subspan(sizeof head);
   if (head.magic != Head::kMagic || head.wire != Head::kWire) return std::nullopt;
-  if (head.places > kMostPlaces || behind.size() < head.places * sizeof(Place)) return std::nullopt;
-  const std::span<const std::byte> worker = behind.subspan(head.places * sizeof(Place));
+  if (head.addresses > kMostAddresses || behind.size() < head.addresses * sizeof(HostAddress)) return std::nullopt;
+  const std::span<const std::byte> worker = behind.subspan(head.addresses * sizeof(HostAddress));
   if (worker.empty() || worker.size() > kMostWorkerBytes || worker.size() != head.worker_bytes) return std::nullopt;
   if (checksum(behind) != head.checksum) return std::nullopt;
   UcxAddress address{{head.version[0], head.version[1], head.version[2]}, head.nonce, worker};
-  address.places.resize(head.places);
-  if (head.places != 0) std::memcpy(address.places.data(), behind.data(), head.places * sizeof(Place));
+  address.reached_at.resize(head.addresses);
+  if (head.addresses != 0) std::memcpy(address.reached_at.data(), behind.data(), head.addresses * sizeof(HostAddress));
   return address;
 }
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "net/places.h"
+#include "net/host_address.h"
 
 namespace nvx::net {
 
@@ -30,8 +30,8 @@ LinkNonce fresh_nonce();
 struct UcxAddress {
   UcxVersion version;
   LinkNonce nonce;
-  std::span<const std::byte> worker;  ///< for ucp_ep_create
-  std::vector<Place> places{};        ///< at most kMostPlaces: where TCP reaches it, if nothing else does
+  std::span<const std::byte> worker;      ///< for ucp_ep_create
+  std::vector<HostAddress> reached_at{};  ///< at most kMostAddresses: where TCP reaches it, if nothing else does
 };
 
 /// What links say to each other, beside messages.

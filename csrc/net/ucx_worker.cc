@@ -281,7 +281,7 @@ void UcxWorker::look_around() {
     all_local &= is_local(transport);
     if (transport != "self") transports += ", " + transport + " on " + joined(devices);
   }
-  if (const auto tcp = found.find("tcp"); tcp != found.end() && !has_rdma_) places_ = places_of(tcp->second);
+  if (const auto tcp = found.find("tcp"); tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
   const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "net/places.h"
+#include "net/host_address.h"
 #include "net/ucx_library.h"
 
 namespace nvx::net {
@@ -34,7 +34,7 @@ class UcxWorker {
   bool has_rdma() const { return has_rdma_; }
   const std::string& describe() const { return description_; }
   /// Where others reach this worker; empty where TCP is not the only way.
-  const std::vector<Place>& places() const { return places_; }
+  const std::vector<HostAddress>& reached_at() const { return reached_at_; }
 
   /// Takes over an endpoint, to close it when ready_to_close() is called for it, or after this span.
   void retire(ucp_ep_h endpoint, std::chrono::milliseconds patience);
@@ -69,7 +69,7 @@ class UcxWorker {
   std::vector<std::byte> address_;
   bool has_rdma_ = false;
   std::string description_;
-  std::vector<Place> places_;
+  std::vector<HostAddress> reached_at_;
   std::vector<Closing> closing_;
 };
 

@@ -9,10 +9,10 @@ constexpr std::chrono::milliseconds kBetweenLooks{100};
 
 }  // namespace
 
-bool Unreached::holds(PeerId peer, std::span<const Place> places) {
+bool Unreached::holds(PeerId peer, std::span<const HostAddress> addresses) {
   if (waiting_.contains(peer)) return true;
-  if (why_out_of_reach(places).empty()) return false;
-  waiting_[peer] = {{places.begin(), places.end()}, Clock::now(), false, {}};
+  if (why_out_of_reach(addresses).empty()) return false;
+  waiting_[peer] = {{addresses.begin(), addresses.end()}, Clock::now(), false, {}};
   return true;
 }
 
@@ -22,7 +22,7 @@ std::vector<Unreached::News> Unreached::look_again() {
   if (waiting_.empty() || now < next_look_) return news;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     Waiting& waiting = it->second;
-    const std::string why = why_out_of_reach(waiting.places);
+    const std::string why = why_out_of_reach(waiting.addresses);
     const auto waited = now - waiting.since;
     if (!why.empty() && waited < patience_) {
       if (!waiting.warned && waited >= patience_ * 3 / 10) {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "net/host_address.h"
 #include "net/link.h"
-#include "net/places.h"
 
 namespace nvx::net {
 
@@ -19,8 +19,8 @@ class Unreached {
  public:
   explicit Unreached(std::chrono::milliseconds patience) : patience_(patience) {}
 
-  /// Whether the peer has to wait: it does already, or there is no way to any of its places.
-  bool holds(PeerId peer, std::span<const Place> places);
+  /// Whether the peer has to wait: it does already, or there is no way to any of its addresses.
+  bool holds(PeerId peer, std::span<const HostAddress> addresses);
   /// Keeps a post to a peer that has to wait.
   void keep(Post& post) { waiting_[post.to].posts.push_back(&post); }
 
@@ -38,7 +38,7 @@ class Unreached {
 
  private:
   struct Waiting {
-    std::vector<Place> places;
+    std::vector<HostAddress> addresses;
     Clock::time_point since{};
     bool warned = false;
     std::vector<Post*> posts;

@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace nvx::net;
   const std::span<const std::byte> input = std::as_bytes(std::span(data, size));
   if (const auto address = decode_address(input)) {
-    for (const Place& place : address->places) (void)place.text();
+    for (const HostAddress& host : address->reached_at) (void)host.text();
     const std::vector<std::byte> again = encode_address(*address);
     if (!std::equal(again.begin(), again.end(), input.begin(), input.end())) std::abort();
     why_not_together({1, 16, 0}, address->version);
@@ -20,10 +20,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   // An honest address of these bytes, which the checksum would keep the fuzzer from finding, with one of them changed.
   if (size < 3) return 0;
   const std::vector<std::byte> honest =
-      encode_address({{data[0], data[1], 0}, {1, 2}, input.subspan(2), std::vector<Place>(data[0] % 17)});
+      encode_address({{data[0], data[1], 0}, {1, 2}, input.subspan(2), std::vector<HostAddress>(data[0] % 17)});
   const auto back = decode_address(honest);
   if (!back || back->version != UcxVersion{data[0], data[1], 0} || back->worker.size() != size - 2) std::abort();
-  if (back->places.size() != data[0] % 17) std::abort();
+  if (back->reached_at.size() != data[0] % 17) std::abort();
   std::vector<std::byte> damaged = honest;
   const size_t at = (data[0] * size_t(256) + data[1]) % damaged.size();
   damaged[at] ^= std::byte(data[2] | 1);

@@ -30,42 +30,43 @@ TEST(UcxAddress, ComesBackAsItWent) {
   EXPECT_TRUE(std::equal(back.worker.begin(), back.worker.end(), worker.begin(), worker.end()));
 }
 
-Place place_of(uint16_t family, std::array<uint8_t, 16> address, const std::string& interface) {
-  Place place{family, 0, address, {}};
-  std::copy_n(interface.begin(), std::min<size_t>(interface.size(), 16), place.interface.begin());
-  return place;
+HostAddress address_of(uint16_t family, std::array<uint8_t, 16> address, const std::string& interface) {
+  HostAddress host{family, 0, address, {}};
+  std::copy_n(interface.begin(), std::min<size_t>(interface.size(), 16), host.interface.begin());
+  return host;
 }
 
 TEST(UcxAddress, SaysWhereItsHostIs) {
   const std::vector<std::byte> worker = some_bytes(79);
-  const Place there = place_of(4, {10, 0, 0, 7}, "eth0");
-  const auto encoded = encode_address({{1, 13, 1}, {5, 7}, worker, {there, Place{}}});  // what comes back lies in it
+  const HostAddress there = address_of(4, {10, 0, 0, 7}, "eth0");
+  const auto encoded =
+      encode_address({{1, 13, 1}, {5, 7}, worker, {there, HostAddress{}}});  // what comes back lies in it
   const UcxAddress back = decode_address(encoded).value();
-  ASSERT_EQ(back.places.size(), 2u);
-  EXPECT_EQ(back.places[0].text(), "10.0.0.7 (eth0)");
+  ASSERT_EQ(back.reached_at.size(), 2u);
+  EXPECT_EQ(back.reached_at[0].text(), "10.0.0.7 (eth0)");
   EXPECT_TRUE(std::equal(back.worker.begin(), back.worker.end(), worker.begin(), worker.end()));
-  EXPECT_FALSE(decode_address(encode_address({{1, 13, 1}, {5, 7}, worker, std::vector<Place>(17)})));
-  EXPECT_EQ(place_of(6, {0x20, 1}, "\x1b\xff whatever it says").text(), "2001:: ( ? whatever it s)");
-  EXPECT_EQ(place_of(9, {}, "").text(), "? ()");
+  EXPECT_FALSE(decode_address(encode_address({{1, 13, 1}, {5, 7}, worker, std::vector<HostAddress>(17)})));
+  EXPECT_EQ(address_of(6, {0x20, 1}, "\x1b\xff whatever it says").text(), "2001:: ( ? whatever it s)");
+  EXPECT_EQ(address_of(9, {}, "").text(), "? ()");
 }
 
 TEST(Places, TheKernelKnowsWhetherAWayLeadsThere) {
-  const Place here = place_of(4, {127, 0, 0, 1}, "lo");
-  const Place nowhere = place_of(4, {255, 255, 255, 255}, "eth0");  // no datagram to all without leave
-  const Place neither = place_of(9, {}, "eth0");
+  const HostAddress here = address_of(4, {127, 0, 0, 1}, "lo");
+  const HostAddress nowhere = address_of(4, {255, 255, 255, 255}, "eth0");  // no datagram to all without leave
+  const HostAddress neither = address_of(9, {}, "eth0");
   EXPECT_EQ(why_out_of_reach(std::vector{here}), "");
   EXPECT_EQ(why_out_of_reach(std::vector{neither, here}), "");
   EXPECT_EQ(why_out_of_reach(std::vector{nowhere}), "") << "what was not asked of the route is no answer";
   EXPECT_EQ(why_out_of_reach({}), "");
-  EXPECT_EQ(describe_way(std::vector{here}), "between 127.0.0.1 (lo) here and 127.0.0.1 (lo) there");
+  EXPECT_EQ(describe_route(std::vector{here}), "between 127.0.0.1 (lo) here and 127.0.0.1 (lo) there");
 }
 
 TEST(Places, OfTheLoopbackOnlyIfThereIsNothingElse) {
   const std::vector<std::string> lo{"lo"}, none;
-  const std::vector<Place> found = places_of(lo);
+  const std::vector<HostAddress> found = host_addresses(lo);
   ASSERT_FALSE(found.empty());
   EXPECT_EQ(found[0].text(), "127.0.0.1 (lo)");
-  EXPECT_TRUE(places_of(none).empty());
+  EXPECT_TRUE(host_addresses(none).empty());
 }
 
 TEST(UcxAddress, RefusesEveryDamage) {

@@ -10,30 +10,30 @@ namespace nvx::net {
 
 /// An address of a host in some network. Links tell each other theirs, so the layout is fixed. Nothing that a peer says
 /// here is believed; at worst it is waited for in vain.
-struct Place {
+struct HostAddress {
   uint16_t family = 0;  ///< 4 or 6: which version of IP
   uint16_t reserved = 0;
   std::array<uint8_t, 16> address{};
   std::array<char, 16> interface {};
   std::string text() const;  ///< "10.0.0.7 (eth0)"
 };
-static_assert(sizeof(Place) == 36);
+static_assert(sizeof(HostAddress) == 36);
 
-inline constexpr size_t kMostPlaces = 16;
+inline constexpr size_t kMostAddresses = 16;
 
 /// Those of this host's interfaces of these names; the loopback's only if there are no others.
-std::vector<Place> places_of(std::span<const std::string> interfaces);
+std::vector<HostAddress> host_addresses(std::span<const std::string> interfaces);
 
 /// How a packet to an address would leave this host just now, as the kernel says. Nothing is sent.
-struct Way {
-  Place from;
+struct Route {
+  HostAddress from;
   int error = 0;  ///< or why it would not, as an errno; ENETDOWN where the interface has no carrier
 };
-Way way_to(const Place& place);
+Route route_to(const HostAddress& address);
 
 /// Why nothing can be sent to any of these just now, or empty.
-std::string why_out_of_reach(std::span<const Place> places);
+std::string why_out_of_reach(std::span<const HostAddress> addresses);
 /// "between 10.0.0.6 (eth0) here and 10.0.0.7 (eth0) there", of the first that can be reached; empty if none can.
-std::string describe_way(std::span<const Place> places);
+std::string describe_route(std::span<const HostAddress> addresses);
 
 }  // namespace nvx::net

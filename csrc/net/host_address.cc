@@ -1,0 +1,136 @@
+#include "net/host_address.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+
+#include "base/handle.h"
+#include "base/words.h"
+
+namespace nvx::net {
+namespace {
+
+/// Empty where the address is of neither version of IP, or means nothing on other hosts.
+HostAddress address_at(const sockaddr* address, const char* interface) {
+  HostAddress host;
+  if (!address) return host;
+  if (address->sa_family == AF_INET) {
+    sockaddr_in in;
+    std::memcpy(&in, address, sizeof in);
+    host.family = 4;
+    std::memcpy(host.address.data(), &in.sin_addr, sizeof in.sin_addr);
+  } else if (address->sa_family == AF_INET6) {
+    sockaddr_in6 in;
+    std::memcpy(&in, address, sizeof in);
+    if (IN6_IS_ADDR_LINKLOCAL(&in.sin6_addr)) return host;
+    host.family = 6;
+    std::memcpy(host.address.data(), &in.sin6_addr, sizeof in.sin6_addr);
+  }
+  std::memcpy(host.interface.data(), interface, std::min(std::strlen(interface), host.interface.size() - 1));
+  return host;
+}
+
+void each_interface(const std::function<void(const ifaddrs&)>& body) {
+  ifaddrs* first = nullptr;
+  if (getifaddrs(&first) != 0) return;
+  for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) body(*entry);
+  freeifaddrs(first);
+}
+
+/// Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+int connect_to(int fd, const HostAddress& host) {
+  constexpr uint16_t kDiscard = 9;
+  if (host.family == 4) {
+    sockaddr_in in{};
+    in.sin_family = AF_INET;
+    in.sin_port = htons(kDiscard);
+    std::memcpy(&in.sin_addr, host.address.data(), sizeof in.sin_addr);
+    return connect(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
+  }
+  sockaddr_in6 in{};
+  in.sin6_family = AF_INET6;
+  in.sin6_port = htons(kDiscard);
+  std::memcpy(&in.sin6_addr, host.address.data(), sizeof in.sin6_addr);
+  return connect(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
+}
+
+/// Whether an error says that there is no way. Others say nothing of that: no descriptor was free, or a filter forbids
+/// to ask.
+bool says_no_way(int error) {
+  return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
+}
+
+}  // namespace
+
+std::string HostAddress::text() const {
+  char text[INET6_ADDRSTRLEN] = "?";
+  if (family == 4 || family == 6) inet_ntop(family == 4 ? AF_INET : AF_INET6, address.data(), text, sizeof text);
+  return std::string(text) + " (" +
+         printable(std::string(interface.data(), strnlen(interface.data(), interface.size()))) + ")";
+}
+
+std::vector<HostAddress> host_addresses(std::span<const std::string> interfaces) {
+  std::vector<HostAddress> found, loopback;
+  each_interface([&](const ifaddrs& entry) {
+    if (std::find(interfaces.begin(), interfaces.end(), entry.ifa_name) == interfaces.end()) return;
+    const HostAddress host = address_at(entry.ifa_addr, entry.ifa_name);
+    if (host.family != 0) (entry.ifa_flags & IFF_LOOPBACK ? loopback : found).push_back(host);
+  });
+  std::vector<HostAddress>& chosen = found.empty() ? loopback : found;
+  chosen.resize(std::min(chosen.size(), kMostAddresses));
+  return chosen;
+}
+
+Route route_to(const HostAddress& host) {
+  Route route;
+  const Fd fd(socket(host.family == 4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || connect_to(fd.get(), host) != 0) {
+    route.error = says_no_way(errno) ? errno : 0;
+    return route;
+  }
+  sockaddr_storage own{};
+  socklen_t bytes = sizeof own;
+  if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return route;
+  const HostAddress local = address_at(reinterpret_cast<const sockaddr*>(&own), "");
+  if (local.family == 0) return route;                   // an address that is not told, such as a link-local one
+  const bool to_itself = local.address == host.address;  // which goes past the interface
+  each_interface([&](const ifaddrs& entry) {
+    const HostAddress here = address_at(entry.ifa_addr, entry.ifa_name);
+    if (route.from.family != 0 || here.family != local.family || here.address != local.address) return;
+    route.from = here;
+    constexpr unsigned kActive = IFF_UP | IFF_RUNNING;
+    if (!to_itself && (entry.ifa_flags & kActive) != kActive) route.error = ENETDOWN;
+  });
+  return route;
+}
+
+std::string why_out_of_reach(std::span<const HostAddress> addresses) {
+  std::string why;
+  for (const HostAddress& host : addresses) {
+    if (host.family != 4 && host.family != 6) continue;
+    const Route route = route_to(host);
+    if (route.error == 0) return "";
+    why += (why.empty() ? "" : "; ") + std::string("to ") + host.text() +
+           (route.from.family != 0 ? " from " + route.from.text() : "") + ": " + std::strerror(route.error);
+  }
+  return why;
+}
+
+std::string describe_route(std::span<const HostAddress> addresses) {
+  for (const HostAddress& host : addresses) {
+    if (host.family != 4 && host.family != 6) continue;
+    const Route route = route_to(host);
+    if (route.error == 0 && route.from.family != 0)
+      return "between " + route.from.text() + " here and " + host.text() + " there";
+  }
+  return "";
+}
+
+}  // namespace nvx::net
