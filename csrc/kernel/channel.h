@@ -9,7 +9,7 @@
 
 namespace nvx::kernel {
 
-/// Memory of one peer as it is mapped here, with the bounds that its leases must keep.
+/// The memory of one peer as it is mapped here, with the bounds that its leases must keep.
 struct PeerMemory {
   std::byte* arena = nullptr;
   size_t arena_bytes = 0;
@@ -116,7 +116,7 @@ class Channel {
   CachePolicyNews told_;
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
-  std::atomic<uint32_t> leased_epoch_;  // read by those who would like the lease
+  std::atomic<uint32_t> leased_epoch_;  // read by those who would like to have the lease
 };
 
 }  // namespace nvx::kernel

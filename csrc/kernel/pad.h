@@ -31,10 +31,10 @@ constexpr bool reduces(Collective c) {
   return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
 }
 
-/// What tensors hold their elements as. Sparse ones go through host memory, in several steps of one collective.
+/// How tensors hold their elements. Sparse tensors go through host memory, in several steps of one collective.
 enum class Form : uint8_t { kDense, kSparse };
 
-/// What a rank is calling. Ranks that meet compare these; equal means byte for byte.
+/// What a rank is calling. Ranks that meet compare these, byte for byte.
 struct Fingerprint {
   Collective collective = Collective::kNone;
   DType dtype = DType::kBytes;
@@ -49,7 +49,7 @@ static_assert(sizeof(Fingerprint) == 32);
 
 inline constexpr size_t kLine = 128;              ///< two cache lines: the adjacent-line prefetcher pairs them
 inline constexpr uint32_t kEpochs = 4;            ///< operations whose arrivals and slots are kept apart
-inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::wait_done
+inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::compare
 inline constexpr size_t kInlineBytes = 168;
 inline constexpr size_t kSlotBytes = 64 << 10;
 
@@ -84,12 +84,12 @@ struct alignas(kLine) PadHeader {
   std::atomic<uint64_t> group;  ///< names the set-up: a recycled pad shows another one, a fresh one 0
   std::atomic<Presence> presence;
   int32_t rank;
-  // Of the rank's device; final when it has left.
+  // Of the rank's device. Nothing of it moves any more once the rank has left.
   std::atomic<uint64_t> launched;     ///< operations begun on it by calls
-  std::atomic<uint32_t> ended_epoch;  ///< the last one that it has ended, replays too
-  std::atomic<uint64_t> pool_grown;   ///< bytes of its pool, which peers may map; at any time, and only grows
+  std::atomic<uint32_t> ended_epoch;  ///< the last operation that it has ended, replays included
+  std::atomic<uint64_t> pool_grown;   ///< bytes of its pool that peers may map; may grow at any time
   FailureNote failure;
-  FailureNote trouble;     ///< what another group of this rank's process has failed of
+  FailureNote trouble;     ///< why another group of this rank's process has failed
   FlagLine ready;          ///< set-up: this rank has mapped everybody
   FlagLine monitored_in;   ///< monitored barrier: checked in
   FlagLine monitored_out;  ///< monitored barrier, rank 0: everybody has
@@ -120,12 +120,12 @@ struct alignas(kLine) Outbox {
   Envelope envelopes[kEnvelopes];
 };
 
-/// To the pad's owner from one peer; written by the owner as well.
+/// For what comes to the pad's owner from one peer. The owner writes this too.
 struct alignas(kLine) Inbox {
   FlagLine taken;     ///< envelopes read
   FlagLine granted;   ///< messages asked for
   FlagLine consumed;  ///< chunks read, over all messages of the pair
-  FlagLine full;      ///< 1: what came unasked is enough, so announcements are to carry no data
+  FlagLine full;      ///< 1: announcements must carry no data, as enough has come unasked
   uint64_t grants[kEnvelopes];
 };
 

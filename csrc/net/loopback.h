@@ -11,8 +11,8 @@ namespace nvx::net {
 struct Faults {
   int most_delay = 0;                    ///< calls of the receiver's progress() that a message is late, at most
   std::chrono::microseconds latency{0};  ///< time that every message takes at least
-  size_t bytes_per_progress = 0;         ///< what a progress() takes in before it leaves the rest for later; 0: all
-  double reorder = 0;                    ///< overtakes all that waits already
+  size_t bytes_per_progress = 0;         ///< how much one progress() takes in, leaving the rest for later; 0: all of it
+  double reorder = 0;                    ///< messages that overtake all that wait already
   double duplicate = 0;
   double truncate = 0;
   double lose = 0;
