@@ -33,17 +33,17 @@ size_t count_of(const std::vector<at::Tensor>& tensors) {
 }
 
 /// Whether the collective can use its memory: it is there, and holds the elements in order and as they are.
-bool plain(const at::Tensor& tensor, const Collective& c) {
+bool plain(const at::Tensor& tensor, const TensorOperation& c) {
   return c.where_it_is() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-at::Tensor empty_stand_in(const at::Tensor& tensor, const Collective& c) {
+at::Tensor empty_stand_in(const at::Tensor& tensor, const TensorOperation& c) {
   if (!c.where_it_is()) return host_stand_in(tensor);
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
 /// Of a device's tensor: filled when the collective is begun, on its stream.
-at::Tensor stand_in_of(const at::Tensor& tensor, Collective& c) {
+at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   const Movement movement;
   at::Tensor copy = empty_stand_in(tensor, c);
   if (tensor.is_cpu()) {
@@ -55,7 +55,7 @@ at::Tensor stand_in_of(const at::Tensor& tensor, Collective& c) {
 }
 
 /// Nothing is copied for these; only their stand-ins are needed.
-void keep_only(Collective& c, Loads& loads) {
+void keep_only(TensorOperation& c, Loads& loads) {
   for (const auto& [user, stand_in] : loads) c.stand_ins.push_back(stand_in);
   loads.clear();
 }
@@ -177,30 +177,30 @@ void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
                c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
 }
 
-Collective Arguments::begin(kernel::Collective collective, const at::Tensor& like, size_t count) const {
-  Collective c;
+TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor& like, size_t count) const {
+  TensorOperation c;
   c.operation.collective = collective;
   c.operation.dtype = dtype_of(like);
   c.operation.count = count;
   c.device = like.device();
-  c.by_kernels = kernels_ && !like.is_cpu() && kernels_->serves(like.device());
+  c.by_kernels = kernels_ && !like.is_cpu() && kernels_->agree_to_serve(like.device());
   if (!like.is_cpu() && !c.by_kernels) refuse_capture(like.device());
   c.in_chunks = !like.is_cpu() && !c.by_kernels && goes_in_chunks(collective, c.operation.dtype, count);
   return c;
 }
 
 /// Before any of its tensors is looked at for where it is.
-void Arguments::decide_way(Collective& c, at::TensorList whole) const {
-  c.handed_over = delegate_ && !c.device.is_cpu() && delegate_->serves(c, bytes_of_all(whole));
-  if (c.handed_over) c.in_chunks = false;
+void Arguments::decide_way(TensorOperation& c, at::TensorList whole) const {
+  c.delegated = delegate_ && !c.device.is_cpu() && delegate_->agree_to_serve(c, bytes_of_all(whole));
+  if (c.delegated) c.in_chunks = false;
 }
 
-void Arguments::same_device(const Collective& c, const at::Tensor& tensor) const {
+void Arguments::same_device(const TensorOperation& c, const at::Tensor& tensor) const {
   if (tensor.device() != c.device)
     invalid("tensors must be on the same device, not on " + c.device.str() + " and " + tensor.device().str());
 }
 
-const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor, bool apart) const {
+const std::byte* Arguments::input(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
   same_device(c, tensor);
   if (plain(tensor, c) && !apart) return memory_of(tensor);
   const at::Tensor stand_in = stand_in_of(tensor, c);
@@ -208,7 +208,7 @@ const std::byte* Arguments::input(Collective& c, const at::Tensor& tensor, bool 
   return memory_of(stand_in);
 }
 
-Piece Arguments::give(Collective& c, const at::Tensor& tensor, bool apart) const {
+Piece Arguments::give(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
   return {const_cast<std::byte*>(input(c, tensor, apart)), bytes_of(tensor)};
 }
 
@@ -218,7 +218,7 @@ void Arguments::check_writable(const at::Tensor& tensor) const {
   }
 }
 
-std::byte* Arguments::output(Collective& c, at::Tensor& tensor, bool apart) const {
+std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart) const {
   same_device(c, tensor);
   if (plain(tensor, c) && !apart) return memory_of(tensor);
   check_writable(tensor);
@@ -227,7 +227,7 @@ std::byte* Arguments::output(Collective& c, at::Tensor& tensor, bool apart) cons
   return memory_of(stand_in);
 }
 
-std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor, bool apart) const {
+std::byte* Arguments::in_place(TensorOperation& c, at::Tensor& tensor, bool apart) const {
   same_device(c, tensor);
   if (plain(tensor, c) && !apart) return memory_of(tensor);
   check_writable(tensor);
@@ -236,10 +236,10 @@ std::byte* Arguments::in_place(Collective& c, at::Tensor& tensor, bool apart) co
   return memory_of(stand_in);
 }
 
-Collective Arguments::begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
-                                   bool apart) const {
+TensorOperation Arguments::begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
+                                        bool apart) const {
   check_tensor(tensor);
-  Collective c = begin(collective, tensor, size_t(tensor.numel()));
+  TensorOperation c = begin(collective, tensor, size_t(tensor.numel()));
   reduces_with(c, op, tensor);
   decide_way(c, tensor);
   c.operation.out = in_place(c, tensor, apart);
@@ -247,22 +247,22 @@ Collective Arguments::begin_reduce(kernel::Collective collective, at::Tensor& te
   return c;
 }
 
-Collective Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart) const {
+TensorOperation Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart) const {
   return begin_reduce(kernel::Collective::kAllReduce, tensor, op, apart);
 }
 
-Collective Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const {
+TensorOperation Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const {
   check_root(root);
-  Collective c = begin_reduce(kernel::Collective::kReduce, tensor, op, /*apart=*/false);
+  TensorOperation c = begin_reduce(kernel::Collective::kReduce, tensor, op, /*apart=*/false);
   c.operation.root = int(root);
   if (root != rank_) keep_only(c, c.take_back);
   return c;
 }
 
-Collective Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
+TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   check_tensor(tensor);
   check_root(root);
-  Collective c = begin(kernel::Collective::kBroadcast, tensor, size_t(tensor.numel()));
+  TensorOperation c = begin(kernel::Collective::kBroadcast, tensor, size_t(tensor.numel()));
   decide_way(c, tensor);
   c.operation.out = in_place(c, tensor);
   if (root == rank_) {
@@ -277,7 +277,7 @@ Collective Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   return c;
 }
 
-Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& tensor) const {
+TensorOperation Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& tensor) const {
   check_tensor(tensor);
   if (outputs.size() != size_t(size_))
     invalid("invalid output tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
@@ -286,7 +286,7 @@ Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Ten
     check_tensor(out);
     same_type(out, tensor);
   }
-  Collective c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
+  TensorOperation c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
   decide_way(c, outputs);
   const Outputs written(outputs);
   c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
@@ -301,12 +301,12 @@ Collective Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Ten
   return c;
 }
 
-Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) const {
+TensorOperation Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) const {
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
   check_times_size(out, in, /*whole=*/out);
-  Collective c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
+  TensorOperation c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
   decide_way(c, out);
   c.operation.in = input(c, in, clash_within(in, out, rank_));
   c.operation.recv = Pieces(size_t(size_));
@@ -315,8 +315,8 @@ Collective Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) con
   return c;
 }
 
-Collective Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tensor>& inputs,
-                                     const c10d::ReduceOp& op) const {
+TensorOperation Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tensor>& inputs,
+                                          const c10d::ReduceOp& op) const {
   check_tensor(out);
   if (inputs.size() != size_t(size_))
     invalid("invalid input tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
@@ -325,7 +325,7 @@ Collective Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tens
     check_tensor(in);
     same_type(out, in);
   }
-  Collective c = begin(kernel::Collective::kReduceScatter, out, count_of(inputs));
+  TensorOperation c = begin(kernel::Collective::kReduceScatter, out, count_of(inputs));
   reduces_with(c, op, out);
   decide_way(c, inputs);
   c.operation.send = Pieces(inputs.size());
@@ -340,12 +340,12 @@ Collective Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tens
   return c;
 }
 
-Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) const {
+TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) const {
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
   check_times_size(out, in, /*whole=*/in);
-  Collective c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
+  TensorOperation c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
   reduces_with(c, op, in);
   decide_way(c, in);
   c.operation.send = Pieces(size_t(size_));
@@ -356,10 +356,10 @@ Collective Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in,
 }
 
 /// What every rank gives; where it goes is the root's to say.
-Collective Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apart) const {
+TensorOperation Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apart) const {
   check_root(root);
   check_tensor(in);
-  Collective c = begin(kernel::Collective::kGather, in);
+  TensorOperation c = begin(kernel::Collective::kGather, in);
   c.operation.root = int(root);
   c.operation.send = Pieces(size_t(size_));
   c.operation.recv = Pieces(size_t(size_));
@@ -367,10 +367,11 @@ Collective Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apar
   return c;
 }
 
-Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
-                             int64_t root) const {
+TensorOperation Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
+                                  int64_t root) const {
   const auto fail = [this](const std::string& what) { invalid(what); };
-  Collective c = begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
+  TensorOperation c =
+      begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
   if (root != rank_) {
     if (!outputs.empty()) invalid("requires empty output on non-root" + ranks_of(root));
     return c;
@@ -388,8 +389,8 @@ Collective Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, cons
   return c;
 }
 
-Collective Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
-  Collective c = begin_gather(in, root, root == rank_ && clash_within(in, out, rank_));
+TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
+  TensorOperation c = begin_gather(in, root, root == rank_ && clash_within(in, out, rank_));
   if (root != rank_) return c;
   check_tensor(out);
   same_type(out, in);
@@ -399,11 +400,12 @@ Collective Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t
   return c;
 }
 
-Collective Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const {
+TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at::Tensor>>& inputs,
+                                   int64_t root) const {
   const auto fail = [this](const std::string& what) { invalid(what); };
   check_root(root);
   check_tensor(out);
-  Collective c = begin(kernel::Collective::kScatter, out);
+  TensorOperation c = begin(kernel::Collective::kScatter, out);
   c.operation.root = int(root);
   c.operation.send = Pieces(size_t(size_));
   c.operation.recv = Pieces(size_t(size_));
@@ -423,7 +425,7 @@ Collective Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at:
   return c;
 }
 
-Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const {
+TensorOperation Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const {
   if (inputs.size() != size_t(size_))
     invalid("input tensor list size " + std::to_string(inputs.size()) + " does not match world size " +
             std::to_string(size_));
@@ -431,7 +433,7 @@ Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::ve
     invalid("output tensor list size " + std::to_string(outputs.size()) + " does not match world size " +
             std::to_string(size_));
   check_tensor(inputs[0]);
-  Collective c = begin(kernel::Collective::kAllToAll, inputs[0]);
+  TensorOperation c = begin(kernel::Collective::kAllToAll, inputs[0]);
   c.operation.send = Pieces(inputs.size());
   c.operation.recv = Pieces(outputs.size());
   const Outputs written(outputs);
@@ -451,14 +453,15 @@ Collective Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::ve
   return c;
 }
 
-Collective Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in, const std::vector<int64_t>& output_splits,
-                                      const std::vector<int64_t>& input_splits) const {
+TensorOperation Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in,
+                                           const std::vector<int64_t>& output_splits,
+                                           const std::vector<int64_t>& input_splits) const {
   check_tensor(in);
   check_tensor(out);
   same_type(out, in);
   check_splits(input_splits, in, "input");
   check_splits(output_splits, out, "output");
-  Collective c = begin(kernel::Collective::kAllToAll, in);
+  TensorOperation c = begin(kernel::Collective::kAllToAll, in);
   const auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, std::byte* base) {
     Pieces pieces{size_t(size_)};
     const size_t total = bytes_of(tensor);

@@ -23,26 +23,28 @@ class Arguments {
       : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate) {}
 
   /// apart: other tensors of the call use its memory too, so it is read at once.
-  Collective all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
-  Collective reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const;
-  Collective broadcast(at::Tensor& tensor, int64_t root) const;
-  Collective all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input) const;
-  Collective all_gather_base(at::Tensor& output, const at::Tensor& input) const;
-  Collective reduce_scatter(at::Tensor& output, const std::vector<at::Tensor>& inputs, const c10d::ReduceOp& op) const;
-  Collective reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
-  Collective gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& input, int64_t root) const;
+  TensorOperation all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
+  TensorOperation reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const;
+  TensorOperation broadcast(at::Tensor& tensor, int64_t root) const;
+  TensorOperation all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& input) const;
+  TensorOperation all_gather_base(at::Tensor& output, const at::Tensor& input) const;
+  TensorOperation reduce_scatter(at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                                 const c10d::ReduceOp& op) const;
+  TensorOperation reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
+  TensorOperation gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& input, int64_t root) const;
   /// The root's output holds what all ranks' inputs do, one after the other; the other ranks' is not looked at.
-  Collective gather_base(at::Tensor& output, const at::Tensor& input, int64_t root) const;
-  Collective scatter(at::Tensor& output, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const;
-  Collective all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
-  Collective all_to_all_base(at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_splits,
-                             const std::vector<int64_t>& input_splits) const;
+  TensorOperation gather_base(at::Tensor& output, const at::Tensor& input, int64_t root) const;
+  TensorOperation scatter(at::Tensor& output, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const;
+  TensorOperation all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
+  TensorOperation all_to_all_base(at::Tensor& output, const at::Tensor& input,
+                                  const std::vector<int64_t>& output_splits,
+                                  const std::vector<int64_t>& input_splits) const;
 
   /// Lists of any length, as gloo takes them: of CPU tensors, all of one type and size. They are as one tensor a rank:
   /// reduced with each other first, or laid side by side; each gets the result.
-  Collective all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const;
-  Collective broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const;
-  Collective all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const;
+  TensorOperation all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const;
+  TensorOperation broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const;
+  TensorOperation all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const;
   void check_list(const std::vector<at::Tensor>& tensors) const;
   /// Of a list for each rank, with an output for each input.
   void check_coalesced(const std::vector<std::vector<at::Tensor>>& outputs,
@@ -63,13 +65,13 @@ class Arguments {
 
  private:
   /// count: as the fingerprint has it.
-  Collective begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
-  Collective begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
-                          bool apart) const;
-  void decide_way(Collective& c, at::TensorList whole) const;
-  Collective begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
-  void reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
-  void same_device(const Collective& c, const at::Tensor& tensor) const;
+  TensorOperation begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
+  TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
+                               bool apart) const;
+  void decide_way(TensorOperation& c, at::TensorList whole) const;
+  TensorOperation begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
+  void reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
+  void same_device(const TensorOperation& c, const at::Tensor& tensor) const;
   void same_type(const at::Tensor& a, const at::Tensor& b) const;
   void check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) const;
   void check_root(int64_t root) const;
@@ -80,10 +82,10 @@ class Arguments {
   void one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const;
   void check_writable(const at::Tensor& tensor) const;
   /// apart: an output uses its memory too, so it is read at once.
-  const std::byte* input(Collective& c, const at::Tensor& tensor, bool apart = false) const;
-  kernel::Piece give(Collective& c, const at::Tensor& tensor, bool apart) const;
-  std::byte* output(Collective& c, at::Tensor& tensor, bool apart = false) const;
-  std::byte* in_place(Collective& c, at::Tensor& tensor, bool apart = false) const;
+  const std::byte* input(TensorOperation& c, const at::Tensor& tensor, bool apart = false) const;
+  kernel::Piece give(TensorOperation& c, const at::Tensor& tensor, bool apart) const;
+  std::byte* output(TensorOperation& c, at::Tensor& tensor, bool apart = false) const;
+  std::byte* in_place(TensorOperation& c, at::Tensor& tensor, bool apart = false) const;
 
   const char* name_;
   int rank_;

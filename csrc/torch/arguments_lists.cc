@@ -78,14 +78,14 @@ void Arguments::check_coalesced(const std::vector<std::vector<at::Tensor>>& outp
   }
 }
 
-Collective Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const {
+TensorOperation Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const {
   if (tensors.size() == 1) [[likely]]
     return all_reduce(tensors[0], op);
   check_list(tensors);
   const Movement movement;
   // The first rounding is this one; a mean of means is the mean, as each is of as many.
   at::Tensor folded = at::empty(tensors[0].sizes(), tensors[0].options());
-  Collective c = all_reduce(folded, op);
+  TensorOperation c = all_reduce(folded, op);
   const ReduceOp inner = c.operation.op == ReduceOp::kPremulSum ? ReduceOp::kSum : c.operation.op;
   std::vector<at::Tensor> parts;
   std::vector<const void*> sources;
@@ -101,13 +101,13 @@ Collective Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c10d::R
   return c;
 }
 
-Collective Arguments::broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const {
+TensorOperation Arguments::broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const {
   if (root_tensor < 0 || root_tensor >= int64_t(tensors.size()))
     invalid("invalid root tensor: " + std::to_string(root_tensor) + ", in a list of " + std::to_string(tensors.size()));
   if (tensors.size() == 1) [[likely]]
     return broadcast(tensors[0], root);
   check_list(tensors);
-  Collective c = broadcast(tensors[size_t(root_tensor)], root);
+  TensorOperation c = broadcast(tensors[size_t(root_tensor)], root);
   const at::Tensor result = c.take_back.empty() ? tensors[size_t(root_tensor)] : c.take_back.front().second;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (int64_t(i) == root_tensor) continue;
@@ -118,7 +118,8 @@ Collective Arguments::broadcast(std::vector<at::Tensor>& tensors, int64_t root, 
   return c;
 }
 
-Collective Arguments::all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const {
+TensorOperation Arguments::all_gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                      std::vector<at::Tensor>& inputs) const {
   if (inputs.empty()) invalid("requires non-empty input tensor list");
   check_same_length(outputs.size(), inputs.size());
   if (inputs.size() == 1) [[likely]]
@@ -140,7 +141,7 @@ Collective Arguments::all_gather(std::vector<std::vector<at::Tensor>>& outputs, 
   std::vector<int64_t> shape = side_by_side.sizes().vec();
   shape.insert(shape.begin(), size_);
   at::Tensor all = at::empty(shape, side_by_side.options());
-  Collective c = all_gather_base(all, side_by_side);
+  TensorOperation c = all_gather_base(all, side_by_side);
   c.stand_ins.push_back(side_by_side);
   const at::Tensor flat = all.flatten(0, 1);
   for (std::vector<at::Tensor>& list : outputs) {

@@ -75,7 +75,7 @@ std::optional<at::ScalarType> torch_type_of(DType dtype) {
   return std::nullopt;
 }
 
-void Arguments::reduces_with(Collective& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
+void Arguments::reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
   c.operation.op = op_of(*this, op);
   if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(*this, op);
   if (tensor.scalar_type() == at::kComplexHalf && is_linear(c.operation.op)) {

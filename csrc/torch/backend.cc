@@ -14,8 +14,8 @@
 namespace nvx {
 namespace {
 
-Collectives one(Collective&& c) {
-  Collectives all;
+TensorOperations one(TensorOperation&& c) {
+  TensorOperations all;
   all.push_back(std::move(c));
   return all;
 }
@@ -33,7 +33,7 @@ GroupOptions group_options(int rank, int size, const ProcessGroupNVX::Options& o
   return facts;
 }
 
-void trace_staged(const Group& group, const Collective& c) {
+void trace_staged(const Group& group, const TensorOperation& c) {
   NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: through host memory", group.name().c_str(), group.rank(),
           static_cast<unsigned long long>(c.operation.number), name(c.operation.collective), c.device.str().c_str());
 }
@@ -99,16 +99,16 @@ NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind, const std::shared_ptr<Gr
   return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end), kind.lists, group};
 }
 
-void ProcessGroupNVX::hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
+void ProcessGroupNVX::enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
   work->count_in(pending_);
   lane.submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
   into_window(work);
 }
 
-/// Collectives of a device's tensors have an order of their own, as if it were another backend: a checkpoint's of CPU
-/// tensors, say, may run beside them on a thread of its own. So they have a group of their own, made when the first of
-/// them is called, which is a step of all ranks. A barrier is the CPU's, as torch sees it.
-const std::shared_ptr<Group>& ProcessGroupNVX::group_of(const Collectives& collectives) {
+/// Collectives of a device's tensors have an order of their own, as if it were another backend: a checkpoint's of
+/// CPU tensors, say, may run beside them on a thread of its own. So they have a group of their own, made when the first
+/// of them is called, which is a step of all ranks. A barrier is the CPU's, as torch sees it.
+const std::shared_ptr<Group>& ProcessGroupNVX::group_of(const TensorOperations& collectives) {
   if (device_of(collectives).is_cpu() || collectives.front().operation.collective == kernel::Collective::kBarrier)
     return group_;
   return device_group();
@@ -142,16 +142,16 @@ std::vector<std::shared_ptr<Group>> ProcessGroupNVX::groups() const {
   return {group_, device_group_};
 }
 
-Status ProcessGroupNVX::execute(Collectives& collectives) {
-  for (Collective& c : collectives) NVX_TRY(group_->execute(c.operation));
+Status ProcessGroupNVX::execute(TensorOperations& collectives) {
+  for (TensorOperation& c : collectives) NVX_TRY(group_->execute(c.operation));
   copy_back(collectives);
   return {};
 }
 
 /// On the caller's own stream, so that nothing that it is given later need wait.
-Status ProcessGroupNVX::execute_staged(Collectives& collectives, Transit& transit) {
+Status ProcessGroupNVX::execute_staged(TensorOperations& collectives, Transit& transit) {
   Group& group = *group_of(collectives);
-  transit.bring(loads_of(collectives, &Collective::bring));
+  transit.bring(loads_of(collectives, &TensorOperation::bring));
   Status arrived;
   contain_and(
       [&] { arrived = transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
@@ -160,25 +160,25 @@ Status ProcessGroupNVX::execute_staged(Collectives& collectives, Transit& transi
             fail_silent(group, transit.stream().device(), nvx::name(collectives.front().operation.collective), error);
       });
   NVX_TRY(arrived);
-  for (Collective& c : collectives) {
+  for (TensorOperation& c : collectives) {
     c.operation.number = group_->next_number();
     trace_staged(group, c);
     NVX_TRY(group.execute(c.operation));
   }
-  transit.take_back(loads_of(collectives, &Collective::take_back));
+  transit.take_back(loads_of(collectives, &TensorOperation::take_back));
   return {};
 }
 
 /// Not beside another backend's kernels, which come in the order of the calls, while the lane launches a relay's: they
 /// might wait for each other crosswise.
-bool ProcessGroupNVX::is_relayed(const Collective& c) {
-  return c.in_chunks && !delegate_ && relays_.serves(*device_group(), c.operation, c.device);
+bool ProcessGroupNVX::is_relayed(const TensorOperation& c) {
+  return c.in_chunks && !delegate_ && relays_.agree_to_serve(*device_group(), c.operation, c.device);
 }
 
 /// A relay's kernels begin in their turn. Chunks begin at once, unless results that are to come are in the way.
-void ProcessGroupNVX::set_out(Collectives& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
+void ProcessGroupNVX::set_out(TensorOperations& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
                               bool behind) {
-  for (Collective& c : collectives) {
+  for (TensorOperation& c : collectives) {
     if (is_relayed(c)) {
       c.relay = relays_.make(group, tracks, tracks_.of_relays(c.device));
       c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all do so, or hear of it
@@ -188,32 +188,32 @@ void ProcessGroupNVX::set_out(Collectives& collectives, const std::shared_ptr<Gr
   }
 }
 
-c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, Collectives collectives,
+c10::intrusive_ptr<CollectiveWork> ProcessGroupNVX::queue(const Kind& kind, TensorOperations collectives,
                                                           const Tensors& outputs, const Tensors& inputs) {
   const at::Device device = device_of(collectives);
   const std::shared_ptr<Group>& group = group_of(collectives);
   std::unique_ptr<Transit> transit;
-  std::shared_ptr<Results::Way> way;
+  std::shared_ptr<Results::Expected> expected;
   if (!device.is_cpu()) {
     const Tracks tracks = tracks_.of(device);
     transit = std::make_unique<Transit>(tracks);
-    const Loads loads = loads_of(collectives, &Collective::bring);
+    const Loads loads = loads_of(collectives, &TensorOperation::bring);
     const bool behind = comes_behind(outputs, inputs);
     if (behind) (void)results_.follow(inputs, tracks.down);  // what was handed over is on another stream
     if (behind) (void)results_.follow(outputs, tracks.up);
     behind ? transit->bring_behind(loads) : transit->bring(loads);  // may throw, and then nothing has been numbered
     set_out(collectives, group, tracks, behind);
   }
-  for (Collective& c : collectives) c.operation.number = group_->next_number();
-  if (transit) way = results_.expect(outputs, device.type());
+  for (TensorOperation& c : collectives) c.operation.number = group_->next_number();
+  if (transit) expected = results_.expect(outputs, device.type());
   auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind, group), std::move(collectives), outputs, inputs,
-                                                  std::move(transit), std::move(way));
-  hand_over(work, group->lane());
+                                                  std::move(transit), std::move(expected));
+  enqueue(work, group->lane());
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, Collectives collectives, const Tensors& outputs,
-                                                      const Tensors& inputs, Mode mode) {
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, TensorOperations collectives,
+                                                      const Tensors& outputs, const Tensors& inputs, Mode mode) {
   const at::Device device = device_of(collectives);
   if (!collectives.empty() && collectives.front().on_device())
     return issue_on_device(kind, std::move(collectives), outputs, inputs, mode);
@@ -259,15 +259,15 @@ void ProcessGroupNVX::follow_results(const Tensors& tensors, const c10::Stream& 
   }
 }
 
-Status ProcessGroupNVX::launch_on_device(Collectives& collectives, Transit& transit, uint64_t* ended_at) {
-  if (!collectives.front().handed_over) return kernels_->launch(collectives, transit, ended_at);
-  return kernels_->launch(collectives, transit, [this](Collectives& all, const KernelPath::Place& place) {
-    return delegate_->begin(all.front(), place.stream);
+Status ProcessGroupNVX::launch_on_device(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) {
+  if (!collectives.front().delegated) return kernels_->launch(collectives, transit, ended_at);
+  return kernels_->launch(collectives, transit, [this](TensorOperations& all, const KernelPath::Target& target) {
+    return delegate_->begin(all.front(), target.stream);
   });
 }
 
 /// A synchronous one runs on the caller's stream: nothing that this is given later need wait.
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind, Collectives collectives,
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind, TensorOperations collectives,
                                                                 const Tensors& outputs, const Tensors& inputs,
                                                                 Mode mode) {
   const at::Device device = device_of(collectives);
@@ -276,13 +276,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
   tracks.capture = capture_of(tracks.up);
   if (async) tracks = tracks_.of_kernels(device, tracks.capture);
   const kernel::Collective first = collectives.front().operation.collective;
-  const bool handed_over = collectives.front().handed_over, heard = needs_work();
+  const bool delegated = collectives.front().delegated, heard = needs_work();
   auto transit = std::make_unique<Transit>(tracks, /*timed=*/timed_ && tracks.capture == 0);
-  const auto copies = [](const Collective& c) { return !c.bring.empty() || !c.take_back.empty(); };
-  if (!handed_over && async && collects() && std::none_of(collectives.begin(), collectives.end(), copies))
+  const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
+  if (!delegated && async && collects() && std::none_of(collectives.begin(), collectives.end(), copies))
     return put_off_kernels(kind, std::move(collectives), outputs, inputs, std::move(transit));
-  if (handed_over) follow_results(inputs, tracks.down);
-  if (handed_over) follow_results(outputs, tracks.down);
+  if (delegated) follow_results(inputs, tracks.down);
+  if (delegated) follow_results(outputs, tracks.down);
   // Whatever comes of it, part of it may have been begun.
   const std::vector<at::Tensor> used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
   Status status;
@@ -296,7 +296,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
   contain_and(
       [&] {
         if (async || heard) transit->close(used);
-        if (async && handed_over) results_.expect(used, device.type())->set_out(tracks.up);
+        if (async && delegated) results_.expect(used, device.type())->set_out(tracks.up);
       },
       [&](const std::exception* error) {
         const Status lost = fail_silent(*group_, device, nvx::name(first), error);
@@ -320,13 +320,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_on_device(const Kind& kind
 
 /// What is called in a window shares launches, as far as nothing in one depends on another. Copies of what is not
 /// contiguous are not the kernels', so that what needs them keeps its place.
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, Collectives collectives,
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, TensorOperations collectives,
                                                                 const Tensors& outputs, const Tensors& inputs,
                                                                 std::unique_ptr<Transit> transit) {
   SharedStreams::Claim claim = kernels_->claim_stream(*transit);
   transit->bring({});  // may throw, and then nothing has been numbered
   claim.keep();
-  for (Collective& c : collectives) {
+  for (TensorOperation& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
   }
@@ -347,11 +347,11 @@ ProcessGroupNVX::Term ProcessGroupNVX::term_of(std::chrono::milliseconds given) 
   return {std::min(plain, Extensions::kMost) + share.extra, std::move(share.until_it_ends)};
 }
 
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, Collectives collectives, Tensors& outputs,
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, TensorOperations collectives, Tensors& outputs,
                                                        Tensors& inputs, std::chrono::milliseconds timeout, Mode mode) {
   origin_.check(rank_);
   const Term term = term_of(timeout);
-  for (Collective& c : collectives) {
+  for (TensorOperation& c : collectives) {
     if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");
     c.operation.timeout = term.timeout;
     c.claim = term.claim;
@@ -361,15 +361,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, Collect
 }
 
 /// Who carries collectives of a device's tensors out, and how, for profiles.
-std::string ProcessGroupNVX::way_of(const Collectives& collectives) {
-  const Collective& c = collectives.front();
-  if (c.handed_over) return "nvx:handed_over";
+std::string ProcessGroupNVX::way_of(const TensorOperations& collectives) {
+  const TensorOperation& c = collectives.front();
+  if (c.delegated) return "nvx:handed_over";
   if (c.by_kernels) return std::string("nvx:by_kernels:") + group_->kernel_for(c.operation);
   return is_relayed(c) ? "nvx:by_kernels_and_host_memory" : "nvx:through_host_memory";
 }
 
 /// As launch, when a profiler or an observer is on.
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind, Collectives collectives,
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind, TensorOperations collectives,
                                                                 Tensors& outputs, Tensors& inputs, Mode mode) {
   const auto count = [](const Tensors& tensors) {
     int64_t n = 0;
@@ -421,7 +421,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allreduce_coalesced(Tensors& ten
   const Arguments args = arguments_of_several("ProcessGroupNVX::allreduce_coalesced");
   args.check_reduced(tensors);
   const std::vector<bool> again = use_memory_again(tensors);
-  Collectives all;
+  TensorOperations all;
   for (size_t i = 0; i < tensors.size(); ++i) all.push_back(args.all_reduce(tensors[i], opts.reduceOp, again[i]));
   return launch({c10d::OpType::ALLREDUCE_COALESCED, "nvx:all_reduce"}, std::move(all), tensors, tensors, opts.timeout,
                 mode(opts.asyncOp));
@@ -438,7 +438,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce(Tensors& tensors, const c
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::allgather");
-  Collective c = args.all_gather(outputs, inputs);
+  TensorOperation c = args.all_gather(outputs, inputs);
   const bool several = outputs.size() > 1;
   Tensors flat;
   if (several) {
@@ -460,7 +460,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_coalesced(std::vector<
                                                                     const c10d::AllgatherOptions& opts) {
   const Arguments args = arguments_of_several("ProcessGroupNVX::allgather_coalesced");
   args.check_coalesced(outputs, inputs);
-  Collectives all;
+  TensorOperations all;
   Tensors flat;
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors column;
@@ -476,7 +476,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::allgather_into_tensor_coalesced(
                                                                                 const c10d::AllgatherOptions& opts) {
   const Arguments args = arguments_of_several("ProcessGroupNVX::allgather_into_tensor_coalesced");
   args.check_same_length(outputs.size(), inputs.size());
-  Collectives all;
+  TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i) all.push_back(args.all_gather_base(outputs[i], inputs[i]));
   return launch({c10d::OpType::ALLGATHER_COALESCED, "nvx:_all_gather_base"}, std::move(all), outputs, inputs,
                 opts.timeout, mode(opts.asyncOp));
@@ -486,7 +486,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather(std::vector<Tensors>& out
                                                        const c10d::GatherOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::gather");
   args.check_single(inputs, "input ");
-  Collective c = args.gather(outputs, inputs[0], opts.rootRank);
+  TensorOperation c = args.gather(outputs, inputs[0], opts.rootRank);
   Tensors none;
   Tensors& flat = outputs.empty() ? none : outputs[0];
   return launch({c10d::OpType::GATHER, "nvx:gather"}, one(std::move(c)), flat, inputs, opts.timeout,
@@ -497,7 +497,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::scatter(Tensors& outputs, std::v
                                                         const c10d::ScatterOptions& opts) {
   const Arguments args = arguments("ProcessGroupNVX::scatter");
   args.check_single(outputs, "output ");
-  Collective c = args.scatter(outputs[0], inputs, opts.rootRank);
+  TensorOperation c = args.scatter(outputs[0], inputs, opts.rootRank);
   Tensors none;
   Tensors& flat = inputs.empty() ? none : inputs[0];
   return launch({c10d::OpType::SCATTER, "nvx:scatter"}, one(std::move(c)), outputs, flat, opts.timeout,
@@ -527,7 +527,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   const Arguments args = arguments_of_several("ProcessGroupNVX::reduce_scatter_tensor_coalesced");
   args.check_same_length(outputs.size(), inputs.size());
-  Collectives all;
+  TensorOperations all;
   for (size_t i = 0; i < inputs.size(); ++i)
     all.push_back(args.reduce_scatter_base(outputs[i], inputs[i], opts.reduceOp));
   return launch({c10d::OpType::REDUCE_SCATTER, "nvx:_reduce_scatter_base"}, std::move(all), outputs, inputs,
@@ -553,7 +553,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::alltoall(Tensors& outputs, Tenso
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptions& opts) {
-  Collective c;
+  TensorOperation c;
   c.operation.collective = kernel::Collective::kBarrier;
   // torch routes a barrier without a device to the CPU; who uses one expects what it was given to have been done. A
   // group that is bound to a device means that one.

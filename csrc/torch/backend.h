@@ -141,35 +141,35 @@ class ProcessGroupNVX final : public c10d::Backend {
   Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get(), delegate_.get()}; }
   /// Of a call that is several collectives: all of them go one way.
   Arguments arguments_of_several(const char* name) { return {name, rank_, size_, kernels_.get()}; }
-  IntrusiveWork launch(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
+  IntrusiveWork launch(const Kind& kind, TensorOperations collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
-  IntrusiveWork launch_recorded(const Kind& kind, Collectives collectives, Tensors& outputs, Tensors& inputs,
+  IntrusiveWork launch_recorded(const Kind& kind, TensorOperations collectives, Tensors& outputs, Tensors& inputs,
                                 Mode mode);
-  IntrusiveWork issue(const Kind& kind, Collectives collectives, const Tensors& outputs, const Tensors& inputs,
+  IntrusiveWork issue(const Kind& kind, TensorOperations collectives, const Tensors& outputs, const Tensors& inputs,
                       Mode mode);
-  c10::intrusive_ptr<CollectiveWork> queue(const Kind& kind, Collectives collectives, const Tensors& outputs,
+  c10::intrusive_ptr<CollectiveWork> queue(const Kind& kind, TensorOperations collectives, const Tensors& outputs,
                                            const Tensors& inputs);
-  IntrusiveWork issue_on_device(const Kind& kind, Collectives collectives, const Tensors& outputs,
+  IntrusiveWork issue_on_device(const Kind& kind, TensorOperations collectives, const Tensors& outputs,
                                 const Tensors& inputs, Mode mode);
-  IntrusiveWork put_off_kernels(const Kind& kind, Collectives collectives, const Tensors& outputs,
+  IntrusiveWork put_off_kernels(const Kind& kind, TensorOperations collectives, const Tensors& outputs,
                                 const Tensors& inputs, std::unique_ptr<Transit> transit);
-  Status launch_on_device(Collectives& collectives, Transit& transit, uint64_t* ended_at);
+  Status launch_on_device(TensorOperations& collectives, Transit& transit, uint64_t* ended_at);
   /// Whether something is yet to come to where these are, or to be read there.
   bool comes_behind(const Tensors& outputs, const Tensors& inputs) {
     return results_.awaited_in(inputs) || results_.awaited_in(outputs);
   }
   void follow_results(const Tensors& tensors, const c10::Stream& stream);
-  Status execute(Collectives& collectives);
-  Status execute_staged(Collectives& collectives, Transit& transit);
-  std::string way_of(const Collectives& collectives);
+  Status execute(TensorOperations& collectives);
+  Status execute_staged(TensorOperations& collectives, Transit& transit);
+  std::string way_of(const TensorOperations& collectives);
   /// To a group's lane, which keeps the work, and with it all tensors, until it has run.
-  void hand_over(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
-  const std::shared_ptr<Group>& group_of(const Collectives& collectives) EXCLUDES(device_group_mutex_, mutex_);
+  void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
+  const std::shared_ptr<Group>& group_of(const TensorOperations& collectives) EXCLUDES(device_group_mutex_, mutex_);
   const std::shared_ptr<Group>& device_group() EXCLUDES(device_group_mutex_, mutex_);
   c10::intrusive_ptr<c10d::Store> device_store() const;
-  bool is_relayed(const Collective& c);
+  bool is_relayed(const TensorOperation& c);
   /// Makes what carries large operations out, where that can begin before their turn has come.
-  void set_out(Collectives& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks, bool behind);
+  void set_out(TensorOperations& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks, bool behind);
   /// The timeout of an operation that was called with this one (0: the group's), and what it keeps until it has ended.
   struct Term {
     std::chrono::milliseconds timeout;

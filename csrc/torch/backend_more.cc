@@ -195,7 +195,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(Tensors& tenso
   SparseWork::Call call{term.timeout, group_->next_number(), std::move(term.claim)};
   const auto work = c10::make_intrusive<SparseWork>(group_, facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
                                                     args, tensors, std::move(call));
-  hand_over(work, group_->lane());
+  enqueue(work, group_->lane());
   if (opts.asyncOp || collects()) return work;
   work->wait(std::chrono::milliseconds(0));
   return work;
@@ -407,7 +407,7 @@ void ProcessGroupNVX::tell(NvxWork& work) {
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::gather_single(at::Tensor& output, at::Tensor& input,
                                                               const c10d::GatherOptions& opts) {
-  Collectives all;
+  TensorOperations all;
   all.push_back(arguments("ProcessGroupNVX::gather_single").gather_base(output, input, opts.rootRank));
   Tensors inputs{input}, outputs;
   if (opts.rootRank == rank_) outputs.push_back(output);
@@ -491,7 +491,7 @@ void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
     C10_THROW_ERROR(DistBackendError, error.what());
   }
   const c10::OptionalDeviceGuard on(device);
-  if (kernels_->serves(device)) {
+  if (kernels_->agree_to_serve(device)) {
     (void)tracks_.of_kernels(device, 0);
   } else {
     (void)device_group();

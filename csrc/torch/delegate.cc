@@ -29,9 +29,9 @@ bool is_captured(at::Device device) {
 
 }  // namespace
 
-class Delegate::Meeting final : public Task {
+class Delegate::HostBarrier final : public Task {
  public:
-  Meeting(std::shared_ptr<Group> group, const Operation& o) : group_(std::move(group)) {
+  HostBarrier(std::shared_ptr<Group> group, const Operation& o) : group_(std::move(group)) {
     operation_.collective = kernel::Collective::kBarrier;
     operation_.meets_for = o.collective;
     operation_.dtype = o.dtype;
@@ -70,7 +70,7 @@ Delegate::~Delegate() {
 }
 
 /// A rank that captures does so with all others, as ever: then none of them hands over.
-bool Delegate::serves(const Collective& c, size_t bytes) {
+bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   const Operation& o = c.operation;
   if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
   if (is_captured(c.device)) return false;
@@ -113,7 +113,7 @@ void Delegate::say(const std::string& why_not) const {
   }
 }
 
-Status Delegate::begin(Collective& c, const c10::Stream& stream) {
+Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
   NVX_TRY(group_->check_alive());
   NVX_TRY(group_->look_at_kernels());
   if (lane_group_->failed()) {
@@ -124,7 +124,7 @@ Status Delegate::begin(Collective& c, const c10::Stream& stream) {
   const auto flight = std::make_shared<Flight>(stream.device_type());
   flight->timeout = o.timeout;
   flight->what = describe(o.fingerprint()) + " #" + std::to_string(o.number);
-  flight->meeting = std::make_shared<Meeting>(lane_group_, o);
+  flight->barrier = std::make_shared<HostBarrier>(lane_group_, o);
   NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
           group_->rank(), static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
           backend_->getBackendName().c_str());
@@ -148,7 +148,7 @@ Status Delegate::begin(const std::shared_ptr<Flight>& flight, const Operation& o
     flights_.push_back(flight);
     watch();
   }
-  lane_group_->lane().submit(flight->meeting);
+  lane_group_->lane().submit(flight->barrier);
   call_delegate(*backend_, o, device_);
   flight->ended.record(stream);
   flight->enqueued.store(true, std::memory_order_release);
@@ -175,7 +175,7 @@ bool Delegate::keeps_watching() {
 }
 
 bool Delegate::Flight::over() const {
-  return enqueued.load(std::memory_order_acquire) && ended.query() && meeting->done() && meeting->outcome().ok();
+  return enqueued.load(std::memory_order_acquire) && ended.query() && barrier->done() && barrier->outcome().ok();
 }
 
 bool Delegate::clear() {
@@ -216,8 +216,8 @@ Status Delegate::look_at_first() {
     first->seen = true;
     first->deadline = Deadline::after(first->timeout);
   }
-  if (first->meeting->done() && !first->meeting->outcome().ok()) return first->meeting->outcome();
-  const bool may_name_a_rank = !first->meeting->done() && !first->deadline.passed(Clock::now() - kWord);
+  if (first->barrier->done() && !first->barrier->outcome().ok()) return first->barrier->outcome();
+  const bool may_name_a_rank = !first->barrier->done() && !first->deadline.passed(Clock::now() - kWord);
   const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();
   if (called_off_) return group_->failure();  // whatever the backend says now comes of that

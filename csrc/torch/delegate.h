@@ -43,7 +43,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
   /// Whether it carries this collective out, which has a type and an operator by now, on this thread's current stream.
   /// The first that it may carry out is a step of all ranks together. bytes: of the whole.
-  bool serves(const Collective& collective, size_t bytes) EXCLUDES(asking_);
+  bool agree_to_serve(const TensorOperation& collective, size_t bytes) EXCLUDES(asking_);
 
   /// What the first of them would do, before any is called: a step of all ranks together.
   void connect(at::Device device) EXCLUDES(asking_) {
@@ -51,7 +51,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   }
 
   /// Begins one on the stream, which is the current one. As Group::launch().
-  Status begin(Collective& collective, const c10::Stream& stream) EXCLUDES(mutex_);
+  Status begin(TensorOperation& collective, const c10::Stream& stream) EXCLUDES(mutex_);
 
   /// Ends what is in flight, within a moment. From any thread, at any time.
   void abort() EXCLUDES(mutex_);
@@ -61,7 +61,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
 
  private:
   /// What the ranks meet in.
-  class Meeting;
+  class HostBarrier;
   struct Flight {
     explicit Flight(at::DeviceType device) : begun(device), ended(device) {}
     /// Whether it has ended well, here and as far as the others have said so. Throws what the device does.
@@ -72,7 +72,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
     Deadline deadline;
     std::chrono::milliseconds timeout{0};
     std::string what;  ///< "all_reduce(sum, f32, 1024 elements) #7"
-    std::shared_ptr<Meeting> meeting;
+    std::shared_ptr<HostBarrier> barrier;
   };
   enum class Answer { kUnknown, kYes, kNo };
 

@@ -23,47 +23,47 @@ bool may_have_kernels(const c10::Stream& stream) {
 
 }  // namespace
 
-Status StreamLauncher::hold_back(const Place& place) {
-  if (may_have_kernels(place.stream)) return tail_.hold_back(place.native, place.capture != 0);
-  if (last_) last_->block(place.stream);
+Status StreamLauncher::hold_back(const Target& target) {
+  if (may_have_kernels(target.stream)) return tail_.hold_back(target.native, target.capture != 0);
+  if (last_) last_->block(target.stream);
   return {};
 }
 
-Status StreamLauncher::put_behind(const Place& place) {
-  if (may_have_kernels(place.stream)) return tail_.put_behind(place.native, place.capture != 0);
-  if (!last_) last_.emplace(place.stream.device_type());
-  last_->record(place.stream);
+Status StreamLauncher::put_behind(const Target& target) {
+  if (may_have_kernels(target.stream)) return tail_.put_behind(target.native, target.capture != 0);
+  if (!last_) last_.emplace(target.stream.device_type());
+  last_->record(target.stream);
   return {};
 }
 
 /// Kernels of a channel must not overlap: on another stream they wait for what was begun on the last one, and where
 /// there are graphs, for what was replayed last.
-Status StreamLauncher::follow(const Place& place) {
+Status StreamLauncher::follow(const Target& target) {
   MutexLock lock(mutex_);
-  if (place.capture == 0) {
-    const bool in_order = !has_graphs_ && (!stream_ || stream_ == place.stream);
-    return in_order ? Status() : hold_back(place);
+  if (target.capture == 0) {
+    const bool in_order = !has_graphs_ && (!stream_ || stream_ == target.stream);
+    return in_order ? Status() : hold_back(target);
   }
-  if (capture_.id != place.capture) {
-    NVX_TRY(hold_back(place));
-    capture_ = {place.capture, std::nullopt, std::nullopt};
-  } else if (capture_.last && capture_.stream != place.stream) {
-    capture_.last->block(place.stream);
+  if (capture_.id != target.capture) {
+    NVX_TRY(hold_back(target));
+    capture_ = {target.capture, std::nullopt, std::nullopt};
+  } else if (capture_.last && capture_.stream != target.stream) {
+    capture_.last->block(target.stream);
   }
   return {};
 }
 
-Status StreamLauncher::note(const Place& place) {
+Status StreamLauncher::note(const Target& target) {
   MutexLock lock(mutex_);
-  if (place.capture == 0) {
-    stream_ = place.stream;
-    return put_behind(place);
+  if (target.capture == 0) {
+    stream_ = target.stream;
+    return put_behind(target);
   }
   has_graphs_ = true;
-  NVX_TRY(put_behind(place));
-  if (!capture_.last) capture_.last.emplace(place.stream.device_type());
-  capture_.last->record(place.stream);
-  capture_.stream = place.stream;
+  NVX_TRY(put_behind(target));
+  if (!capture_.last) capture_.last.emplace(target.stream.device_type());
+  capture_.last->record(target.stream);
+  capture_.stream = target.stream;
   return {};
 }
 
@@ -79,7 +79,7 @@ void refuse_other_device(const Group& group, c10::DeviceIndex served, at::Device
                        ". Next: keep the tensors of a group on one device of each rank");
 }
 
-bool KernelPath::serves(at::Device device) {
+bool KernelPath::agree_to_serve(at::Device device) {
   if (device.type() != kernel_device()) return false;
   if (answer_ == Answer::kUnknown) ask(device);
   if (answer_ == Answer::kYes && device.index() != device_) refuse_other_device(*group_, device_, device);
@@ -135,25 +135,25 @@ void KernelPath::note_wait(const Transit& transit, uint64_t number) const {
   shared_->note({current_stream(transit.stream().device()), group_->rank(), number});
 }
 
-Status KernelPath::launch(Collectives& collectives, Transit& transit, uint64_t* ended_at) {
-  return launch(collectives, transit, [&](Collectives& all, const Place& place) {
+Status KernelPath::launch(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) {
+  return launch(collectives, transit, [&](TensorOperations& all, const Target& target) {
     Operations operations;
-    for (const Collective& c : all) operations.push_back(&c.operation);
-    const Status status = launch_kernels(operations, place);
-    if (place.capture == 0) *ended_at = group_->kernels_launched();  // nobody else launches meanwhile
+    for (const TensorOperation& c : all) operations.push_back(&c.operation);
+    const Status status = launch_kernels(operations, target);
+    if (target.capture == 0) *ended_at = group_->kernels_launched();  // nobody else launches meanwhile
     return status;
   });
 }
 
-Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begin& begin_them) {
+Status KernelPath::launch(TensorOperations& collectives, Transit& transit, const Begin& begin_them) {
   Works before;
   const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
   MutexLock lock(mutex_);
   before = begin_what_waits();
   SharedStreams::Claim claim = claim_stream(transit);
-  transit.bring(loads_of(collectives, &Collective::bring));  // may throw, and then nothing has been numbered
+  transit.bring(loads_of(collectives, &TensorOperation::bring));  // may throw, and then nothing has been numbered
   claim.keep();
-  for (Collective& c : collectives) {
+  for (TensorOperation& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
   }
@@ -162,8 +162,8 @@ Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begi
       [&] {
         mutex_.held_by_caller();
         transit.start_clock();
-        status = begin(transit, [&](const Place& place) { return begin_them(collectives, place); });
-        if (status.ok()) transit.take_back(loads_of(collectives, &Collective::take_back));
+        status = begin(transit, [&](const Target& target) { return begin_them(collectives, target); });
+        if (status.ok()) transit.take_back(loads_of(collectives, &TensorOperation::take_back));
       },
       [&](const std::exception* error) {  // part of it may have been begun
         const char* const what = nvx::name(collectives.front().operation.collective);
@@ -172,9 +172,9 @@ Status KernelPath::launch(Collectives& collectives, Transit& transit, const Begi
   return status;
 }
 
-Status KernelPath::launch_kernels(const Operations& operations, const Place& place) {
-  const Begins begins = place.capture != 0 ? Begins::kInReplays : Begins::kNow;
-  return group_->launch({operations.data(), operations.size()}, place.native, begins);
+Status KernelPath::launch_kernels(const Operations& operations, const Target& target) {
+  const Begins begins = target.capture != 0 ? Begins::kInReplays : Begins::kNow;
+  return group_->launch({operations.data(), operations.size()}, target.native, begins);
 }
 
 /// Behind what was begun last, whatever stream that is on.
@@ -182,10 +182,10 @@ Status KernelPath::begin(const Transit& transit, const BeginThere& begin_there) 
   const c10::Stream& stream = transit.stream();
   const c10::StreamGuard on(stream);
   const c10::impl::VirtualGuardImpl guard(stream.device_type());
-  const Place place{stream, guard.getStreamNativeHandle(stream), transit.capture()};
-  NVX_TRY(launcher_->follow(place));
-  const Status status = begin_there(place);
-  const Status noted = launcher_->note(place);  // also where some of them were refused
+  const Target target{stream, guard.getStreamNativeHandle(stream), transit.capture()};
+  NVX_TRY(launcher_->follow(target));
+  const Status status = begin_there(target);
+  const Status noted = launcher_->note(target);  // also where some of them were refused
   NVX_TRY(status);
   return noted;
 }
@@ -227,7 +227,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
   const Transit& first = *works.front()->transit_;
   Operations operations;
   for (const auto& work : works) {
-    for (const Collective& c : work->collectives_) operations.push_back(&c.operation);
+    for (const TensorOperation& c : work->collectives_) operations.push_back(&c.operation);
   }
   Status outcome;
   uint64_t ended_at = group_->kernels_launched();
@@ -238,7 +238,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
                        "Next: end the window, or wait for the operation, inside the capture");
     } else {
       for (const auto& work : works) work->transit_->start_clock();
-      outcome = begin(first, [&](const Place& place) { return launch_kernels(operations, place); });
+      outcome = begin(first, [&](const Target& target) { return launch_kernels(operations, target); });
     }
   } catch (const std::exception& error) {  // part of it may have been begun
     outcome = group_->fail(Code::kSystem, std::string("launching kernels failed: ") + error.what(), "");
@@ -261,7 +261,7 @@ LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Gro
   ends_on({transit_->stream()});
 }
 
-void LaunchedWork::put_off(Collectives collectives, std::vector<at::Tensor> used) {
+void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor> used) {
   collectives_ = std::move(collectives);
   used_ = std::move(used);
   closed_.store(false, std::memory_order_release);

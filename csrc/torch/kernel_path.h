@@ -27,14 +27,14 @@ at::DeviceType kernel_device();
 class StreamLauncher final : public Launcher {
  public:
   /// Where kernels are launched: a stream, its native handle, and the capture that it is in, if any.
-  struct Place {
+  struct Target {
     c10::Stream stream;
     void* native;
     uint64_t capture;
   };
   /// Before kernels are launched there, and after.
-  Status follow(const Place& place) EXCLUDES(mutex_);
-  Status note(const Place& place) EXCLUDES(mutex_);
+  Status follow(const Target& target) EXCLUDES(mutex_);
+  Status note(const Target& target) EXCLUDES(mutex_);
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                 std::span<const kernel::Piece> table, void* stream) override {
     return cuda_->launch(channel, jobs, table, stream);
@@ -45,8 +45,8 @@ class StreamLauncher final : public Launcher {
 
  private:
   /// The stream waits for what was launched last, and that is now what it has been given.
-  Status hold_back(const Place& place) REQUIRES(mutex_);
-  Status put_behind(const Place& place) REQUIRES(mutex_);
+  Status hold_back(const Target& target) REQUIRES(mutex_);
+  Status put_behind(const Target& target) REQUIRES(mutex_);
 
   const std::shared_ptr<Launcher> cuda_ = cuda_launcher();
   Mutex mutex_;
@@ -68,13 +68,13 @@ class LaunchedWork;
 /// A group's collectives as kernels on streams, where all its ranks can have that.
 class KernelPath {
  public:
-  using Place = StreamLauncher::Place;
+  using Target = StreamLauncher::Target;
 
   KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store)
       : group_(std::move(group)), store_(std::move(store)) {}
 
   /// Whether kernels serve tensors of this device. The first question about one is a step of all ranks together.
-  bool serves(at::Device device);
+  bool agree_to_serve(at::Device device);
 
   /// Whether they may serve tensors of the device of this number, as far as that is known without the other ranks.
   bool may_serve(c10::DeviceIndex device) const;
@@ -82,10 +82,10 @@ class KernelPath {
   /// Begins collectives on the stream of the transit, behind what was begun on another one and what was put off.
   /// Nothing is waited for.
   /// ended_at: where Group::kernels_ended_well() says that these have; 0 where it cannot, as in captures.
-  Status launch(Collectives& collectives, Transit& transit, uint64_t* ended_at) EXCLUDES(mutex_);
+  Status launch(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) EXCLUDES(mutex_);
   /// The same, whoever begins them on the stream, which is the current one then.
-  using Begin = std::function<Status(Collectives&, const Place&)>;
-  Status launch(Collectives& collectives, Transit& transit, const Begin& begin_them) EXCLUDES(mutex_);
+  using Begin = std::function<Status(TensorOperations&, const Target&)>;
+  Status launch(TensorOperations& collectives, Transit& transit, const Begin& begin_them) EXCLUDES(mutex_);
   /// Keeps collectives back, which are numbered and whose call has been noted, to share launches with those that are
   /// put off next. They begin before anything else of the group does, when they fill a launch, or by catch_up().
   void put_off(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
@@ -104,9 +104,9 @@ class KernelPath {
   using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
   enum class Answer { kUnknown, kYes, kNo };
   Works begin_what_waits() REQUIRES(mutex_);
-  using BeginThere = std::function<Status(const Place&)>;
+  using BeginThere = std::function<Status(const Target&)>;
   Status begin(const Transit& transit, const BeginThere& begin_there) REQUIRES(mutex_);
-  Status launch_kernels(const Operations& operations, const Place& place);
+  Status launch_kernels(const Operations& operations, const Target& target);
   static void tell(const Works& begun);
   void ask(at::Device device) EXCLUDES(asking_);
   void refuse_to_open(at::Device device) const;
@@ -123,8 +123,8 @@ class KernelPath {
   std::atomic<bool> behind_{false};   // there are some
 };
 
-/// Collectives that kernels carry out: it is over when they have been begun, or captured, and who waits for it has a
-/// stream wait.
+/// Collectives that kernels carry out: it is over when they have been begun, or captured, and who waits for it has
+/// a stream wait.
 class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
@@ -136,7 +136,7 @@ class LaunchedWork final : public NvxWork {
     end({}, Hooks::kWhenThere);
   }
   /// That are put off: whoever asks for it has them begun. used: all their tensors.
-  void put_off(Collectives collectives, std::vector<at::Tensor> used);
+  void put_off(TensorOperations collectives, std::vector<at::Tensor> used);
 
   bool wait(std::chrono::milliseconds timeout) override;
   bool isCompleted() override;
@@ -155,7 +155,7 @@ class LaunchedWork final : public NvxWork {
 
   const std::shared_ptr<KernelPath> path_;
   const std::shared_ptr<Group> group_;
-  Collectives collectives_;  // of what was put off; these two are the path's until it has begun them
+  TensorOperations collectives_;  // of what was put off; these two are the path's until it has begun them
   std::vector<at::Tensor> used_;
   Status outcome_;                  // these two are written before closed_
   uint64_t ended_at_ = 0;           // 0: nobody counts it

@@ -120,11 +120,11 @@ class StreamRelay final : public Relay {
   Status launch(const Operation& operation) {
     const c10::StreamGuard on(kernels_);
     const c10::impl::VirtualGuardImpl guard(kernels_.device_type());
-    const StreamLauncher::Place place{kernels_, guard.getStreamNativeHandle(kernels_), 0};
-    NVX_TRY(launcher_->follow(place));
+    const StreamLauncher::Target target{kernels_, guard.getStreamNativeHandle(kernels_), 0};
+    NVX_TRY(launcher_->follow(target));
     const Operation* const one[] = {&operation};
-    const Status status = group_->launch(one, place.native);
-    const Status noted = launcher_->note(place);  // also where it was refused
+    const Status status = group_->launch(one, target.native);
+    const Status noted = launcher_->note(target);  // also where it was refused
     NVX_TRY(status);
     return noted;
   }
@@ -154,7 +154,7 @@ class StreamRelay final : public Relay {
 
 }  // namespace
 
-bool RelayPath::serves(Group& group, const Operation& operation, at::Device device) {
+bool RelayPath::agree_to_serve(Group& group, const Operation& operation, at::Device device) {
   if (device.type() != kernel_device() ||
       why_not_relayed(operation.collective, operation.dtype, operation.count, group.plan_facts()))
     return false;

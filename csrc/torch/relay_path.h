@@ -23,7 +23,7 @@ class RelayPath {
 
   /// Whether an operation of this group, told in the device's memory, goes that way. The first question about one that
   /// might is a step of all ranks together.
-  bool serves(Group& group, const Operation& operation, at::Device device) EXCLUDES(asking_);
+  bool agree_to_serve(Group& group, const Operation& operation, at::Device device) EXCLUDES(asking_);
   /// What carries it out once the device has come to the call: on the call's streams, and on one of the group's for
   /// kernels.
   std::unique_ptr<Relay> make(const std::shared_ptr<Group>& group, const Tracks& tracks, const c10::Stream& kernels);

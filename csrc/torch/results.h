@@ -16,9 +16,9 @@ namespace nvx {
 class Results {
  public:
   /// Those of one operation.
-  class Way {
+  class Expected {
    public:
-    Way(const std::vector<at::Tensor>& outputs, c10::DeviceType device);
+    Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device);
     /// The stream has been given all that brings them, or what there will be of it.
     void set_out(const c10::Stream& stream);
     bool is_over();
@@ -38,7 +38,7 @@ class Results {
     std::atomic<bool> is_out_{false};
   };
 
-  std::shared_ptr<Way> expect(const std::vector<at::Tensor>& outputs, c10::DeviceType device) EXCLUDES(mutex_);
+  std::shared_ptr<Expected> expect(const std::vector<at::Tensor>& outputs, c10::DeviceType device) EXCLUDES(mutex_);
   /// Whether some are on their way to where these are.
   bool awaited_in(const std::vector<at::Tensor>& tensors) EXCLUDES(mutex_);
   /// The stream waits for those that are on their way there. False where it cannot for some, as they are not set out.
@@ -46,7 +46,7 @@ class Results {
 
  private:
   Mutex mutex_;
-  std::vector<std::shared_ptr<Way>> ways_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Expected>> expected_ GUARDED_BY(mutex_);
 };
 
 }  // namespace nvx

@@ -22,7 +22,7 @@ Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, a
   std::vector<int64_t> shape = in.sizes().vec();
   shape.insert(shape.begin(), group.size());
   out = at::empty(shape, in.options());
-  Collective c = arguments_.all_gather_base(out, in);
+  TensorOperation c = arguments_.all_gather_base(out, in);
   c.operation.timeout = call_.timeout;
   c.operation.number = call_.number;
   whole_.bytes = in.nbytes();

@@ -303,7 +303,7 @@ void Transit::close(const std::vector<at::Tensor>& used) {
   if (tracks_.leftovers) kept_ = used;
 }
 
-void Transit::hand_over() {
+void Transit::join_streams() {
   if (!returned_.was_marked_for_recording()) return;
   const c10::Stream caller = current_stream(tracks_.up.device());
   const uint64_t capture = capture_of(caller);

@@ -147,11 +147,12 @@ class Transit {
   std::optional<Status> look(Group& group, const Deadline& deadline);
   /// Begins the copies back, none before the caller's stream has come to the call.
   void take_back(const Loads& loads);
-  /// What the stream has been given so far is what hand_over() waits for; the memory of these stays until it is done.
+  /// What the stream has been given so far is what join_streams() has a stream wait for; the memory of these stays
+  /// until it is done.
   void close(const std::vector<at::Tensor>& used) EXCLUDES(mutex_);
   /// This thread's current stream waits for the copies back, or for all until close(). Refused where it is in a capture
   /// that this is not part of; nothing where the capture that this is part of has ended, and so has what waits for it.
-  void hand_over() EXCLUDES(mutex_);
+  void join_streams() EXCLUDES(mutex_);
   /// Whether the stream has come past them. What is in a graph is over as soon as it is there: nobody can ask.
   bool is_over() const;
 

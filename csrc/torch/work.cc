@@ -81,8 +81,8 @@ Status fail_silent(Group& group, at::Device device, const std::string& what, con
                     "");
 }
 
-Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
-  for (Collective& c : collectives) {
+Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier) {
+  for (TensorOperation& c : collectives) {
     c.operation.relay = c.relay.get();
     NVX_TRY(c.convoy ? c.convoy->run(group, c.operation, carrier) : group.run(c.operation, carrier));
     c.relay.reset();  // what it began is on the transit's stream then
@@ -90,26 +90,26 @@ Status run_in_order(Group& group, Collectives& collectives, Carrier carrier) {
   return {};
 }
 
-bool in_chunks(const Collectives& collectives) {
-  return std::any_of(collectives.begin(), collectives.end(), [](const Collective& c) { return c.in_chunks; });
+bool in_chunks(const TensorOperations& collectives) {
+  return std::any_of(collectives.begin(), collectives.end(), [](const TensorOperation& c) { return c.in_chunks; });
 }
 
-void copy_back(Collectives& collectives) {
+void copy_back(TensorOperations& collectives) {
   const Movement movement;
-  for (Collective& c : collectives) {
+  for (TensorOperation& c : collectives) {
     for (auto& [user, stand_in] : c.take_back) user.copy_(stand_in);
   }
 }
 
-at::Device device_of(const Collectives& collectives) {
+at::Device device_of(const TensorOperations& collectives) {
   return collectives.empty() ? at::Device(at::kCPU) : collectives.front().device;
 }
 
-std::vector<at::Tensor> all_tensors(const Collectives& collectives, const std::vector<at::Tensor>& outputs,
+std::vector<at::Tensor> all_tensors(const TensorOperations& collectives, const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> all = outputs;
   all.insert(all.end(), inputs.begin(), inputs.end());
-  for (const Collective& c : collectives) {
+  for (const TensorOperation& c : collectives) {
     all.insert(all.end(), c.stand_ins.begin(), c.stand_ins.end());
     for (const Loads* loads : {&c.bring, &c.take_back}) {
       for (const auto& [user, stand_in] : *loads) all.push_back(stand_in);
@@ -118,9 +118,9 @@ std::vector<at::Tensor> all_tensors(const Collectives& collectives, const std::v
   return all;
 }
 
-Loads loads_of(const Collectives& collectives, Loads Collective::*which) {
+Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*which) {
   Loads all;
-  for (const Collective& c : collectives) all.insert(all.end(), (c.*which).begin(), (c.*which).end());
+  for (const TensorOperation& c : collectives) all.insert(all.end(), (c.*which).begin(), (c.*which).end());
   return all;
 }
 
@@ -308,7 +308,7 @@ void NvxWork::check() {
   asked_for_ = true;
   let_torch_forget();
   raise_interrupt();
-  if (transit_) transit_->hand_over();  // a failed one, too, may have some of its results on their way
+  if (transit_) transit_->join_streams();  // a failed one, too, may have some of its results on their way
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
   if (!lost()) return;
   if (const auto group = facts_.group.lock()) raise(group->failure());
@@ -376,13 +376,13 @@ void LaneWork::abort() {
   if (!origin_.elsewhere()) group_->abort("Work.abort()");
 }
 
-CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives,
+CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
                                std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
-                               std::unique_ptr<Transit> transit, std::shared_ptr<Results::Way> way)
+                               std::unique_ptr<Transit> transit, std::shared_ptr<Results::Expected> expected)
     : LaneWork(std::move(group), std::move(facts), std::move(outputs), inputs),
       collectives_(std::move(collectives)),
       inputs_(std::move(inputs)),
-      way_(std::move(way)) {
+      expected_(std::move(expected)) {
   transit_ = std::move(transit);
   if (transit_) ends_on({transit_->stream()});
 }
@@ -390,7 +390,7 @@ CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collec
 Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
   const auto over = c10::make_scope_exit([&] {
     contain("the end of an operation", [&] {
-      if (way_) way_->set_out(transit_->stream());
+      if (expected_) expected_->set_out(transit_->stream());
     });
   });
   return haul(group, carrier);
@@ -398,17 +398,17 @@ Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
 
 Status CollectiveWork::haul(Group& group, Carrier carrier) {
   NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
-  for (Collective& c : collectives_) {  // of one that came behind results
+  for (TensorOperation& c : collectives_) {  // of one that came behind results
     if (c.in_chunks && !c.convoy && !c.relay)
       c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
   }
   const auto close = [&] {  // whatever came of it, chunks may be on their way
-    for (Collective& c : collectives_) c.relay.reset();
+    for (TensorOperation& c : collectives_) c.relay.reset();
     if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
   Status status = run_in_order(group, collectives_, carrier);
-  if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &Collective::take_back));
+  if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &TensorOperation::take_back));
   after_all.release();
   close();  // which may fail, and so does the operation then: nothing would wait for its results
   return status;

@@ -38,13 +38,13 @@ std::string words_of(const std::exception* error);
 Status fail_silent(Group& group, at::Device device, const std::string& what, const std::exception* error);
 
 /// One collective, or several in a row, with the tensors that must live until it is done.
-struct Collective {
+struct TensorOperation {
   Operation operation;
   at::Device device = at::kCPU;  ///< of its tensors
   bool by_kernels = false;       ///< they are used where they are; else a device's tensors go through host memory, ...
   bool in_chunks = false;        ///< ... and those of large operations are told where they are, for a convoy or a relay
-  bool handed_over = false;      ///< to a backend of torch's own, which uses them where they are
-  bool on_device() const { return by_kernels || handed_over; }
+  bool delegated = false;        ///< to a backend of torch's own, which uses them where they are
+  bool on_device() const { return by_kernels || delegated; }
   /// Stand-ins for a device's tensors, which are filled before it begins.
   Loads bring;
   /// Stand-ins whose tensors get what is in them at the end.
@@ -58,26 +58,26 @@ struct Collective {
   /// Whether the operation is told in the memory that the tensors are in.
   bool where_it_is() const { return device.is_cpu() || on_device() || in_chunks; }
 };
-using Collectives = c10::SmallVector<Collective, 1>;
+using TensorOperations = c10::SmallVector<TensorOperation, 1>;
 
 /// While it lives, tensors are memory to this thread: nothing is recorded for autograd, and it does not matter whether
 /// a tensor requires grad, belongs to inference mode, or is moved on a thread that knows nothing of the caller's modes.
 /// So a stand-in changes its tensor exactly as writing into its memory does.
 using Movement = at::AutoDispatchBelowADInplaceOrView;
 
-Status run_in_order(Group& group, Collectives& collectives, Carrier carrier);
+Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier);
 /// Those of CPU tensors.
-void copy_back(Collectives& collectives);
+void copy_back(TensorOperations& collectives);
 Status take_back(Transit& transit, const Loads& loads);
 /// Whatever memory they use, the users' and that of stand-ins.
-std::vector<at::Tensor> all_tensors(const Collectives& collectives, const std::vector<at::Tensor>& outputs,
+std::vector<at::Tensor> all_tensors(const TensorOperations& collectives, const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs);
 /// Whether any of them goes in chunks.
-bool in_chunks(const Collectives& collectives);
+bool in_chunks(const TensorOperations& collectives);
 /// Of their tensors, which are all on one.
-at::Device device_of(const Collectives& collectives);
+at::Device device_of(const TensorOperations& collectives);
 /// All of what the collectives of one device bring there, or take back.
-Loads loads_of(const Collectives& collectives, Loads Collective::*which);
+Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*which);
 
 class WindowWork;
 
@@ -209,10 +209,10 @@ class LaneWork : public NvxWork, public Task {
 /// Collectives.
 class CollectiveWork final : public LaneWork {
  public:
-  /// way: of the results of a device's operation.
-  CollectiveWork(std::shared_ptr<Group> group, Facts facts, Collectives collectives, std::vector<at::Tensor> outputs,
-                 std::vector<at::Tensor> inputs, std::unique_ptr<Transit> transit,
-                 std::shared_ptr<Results::Way> way = nullptr);
+  /// expected: the results of an operation on a device's tensors.
+  CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
+                 std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs, std::unique_ptr<Transit> transit,
+                 std::shared_ptr<Results::Expected> expected = nullptr);
 
  private:
   Status carry_out_staged(Group& group, Carrier carrier);
@@ -221,9 +221,9 @@ class CollectiveWork final : public LaneWork {
 
   Status haul(Group& group, Carrier carrier);
 
-  Collectives collectives_;
+  TensorOperations collectives_;
   std::vector<at::Tensor> inputs_;
-  const std::shared_ptr<Results::Way> way_;
+  const std::shared_ptr<Results::Expected> expected_;
 };
 
 /// A work that was over before it was made: what a synchronous call returns to those who need an object.
