@@ -11,7 +11,8 @@ import torch.distributed as dist
 from ranks import OVER_NVX, TORCH, meet, on_ranks
 from reference import assert_same, wild_bits
 
-pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 15), reason="for nvx on torch 2.15 and later")
+pytestmark = pytest.mark.skipif(not OVER_NVX or TORCH < (2, 14), reason="for nvx on torch 2.14 and later")
+from_2_15 = pytest.mark.skipif(TORCH < (2, 15), reason="torch has this from 2.15 on")
 CPU = torch.device("cpu")
 
 
@@ -76,6 +77,7 @@ def recorded(after):
     return [e for e in trace() if e["record_id"] > after and "all_" in e["profiling_name"]]
 
 
+@from_2_15
 @on_ranks(2)
 def test_flight_recorder(rank, world):
     """No finished operation looks as if it hung."""
@@ -93,6 +95,7 @@ def test_flight_recorder(rank, world):
     assert names.count("all_reduce") == 6
 
 
+@from_2_15
 @on_ranks(2)
 def test_flight_recorder_shows_what_hangs(rank, world):
     group = dist.new_group()
@@ -112,7 +115,7 @@ def test_abort_hooks(rank, world):
     """Called when a collective times out and before an abort; not for a group that is well."""
     group = dist.new_group(timeout=timedelta(seconds=0.5))
     backend = backend_of(group)
-    assert backend.supports_abort_hooks
+    assert TORCH < (2, 15) or backend.supports_abort_hooks
     called, dropped = threading.Event(), threading.Event()
     backend.register_abort_hook(1, called.set)
     backend.register_abort_hook(2, dropped.set)
@@ -231,6 +234,7 @@ def test_ephemeral_timeout_of_all_until_the_first_has_ended(rank, world):
     dist.all_reduce(there, group=forever)
 
 
+@from_2_15
 @on_ranks(2)
 def test_hooks_come_and_go_while_operations_end(rank, world):
     group = dist.new_group()
@@ -260,6 +264,7 @@ def test_hooks_come_and_go_while_operations_end(rank, world):
     dist.barrier(group)
 
 
+@from_2_15
 @on_ranks(2)
 def test_what_nvx_does_not_offer_is_said(rank, world):
     backend = backend_of()
