@@ -32,17 +32,18 @@ size_t count_of(const std::vector<at::Tensor>& tensors) {
   return count;
 }
 
-/// Whether the collective can use its memory: it is there, and holds the elements in order and as they are.
+/// Whether the operation can use the tensor's own memory: its route does so, and the elements are there in order and as
+/// they are.
 bool plain(const at::Tensor& tensor, const TensorOperation& c) {
-  return c.where_it_is() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  return uses_tensors(c.route()) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 at::Tensor empty_stand_in(const at::Tensor& tensor, const TensorOperation& c) {
-  if (!c.where_it_is()) return host_stand_in(tensor);
+  if (!uses_tensors(c.route())) return host_stand_in(tensor);
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-/// Of a device's tensor: filled when the collective is begun, on its stream.
+/// That of a device's tensor is filled later: when the operation is begun, on its stream.
 at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   const Movement movement;
   at::Tensor copy = empty_stand_in(tensor, c);
@@ -54,13 +55,14 @@ at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   return copy;
 }
 
-/// Nothing is copied for these; only their stand-ins are needed.
+/// Drops the copies, and keeps the stand-ins alive, whose memory the operation uses.
 void keep_only(TensorOperation& c, Loads& loads) {
   for (const auto& [user, stand_in] : loads) c.stand_ins.push_back(stand_in);
   loads.clear();
 }
 
-/// Zero where all are alike, so that even and listed calls of the same sizes meet.
+/// Zero where all pieces have one length, so that calls with one tensor and with a list of equal ones match on the
+/// ranks.
 uint64_t shape_of(const Pieces& pieces) {
   Hash hash;
   bool alike = true;
@@ -104,7 +106,7 @@ void Arguments::check_tensor(const at::Tensor& tensor) const {
   if (tensor.numel() != 0 && there < needed)
     invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) +
             " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
-  if (tensor.numel() != 0 && !storage.data())  // torch does not look for these in lists of lists
+  if (tensor.numel() != 0 && !storage.data())  // torch does not look for such tensors in lists of lists
     invalid("a tensor has no memory of its own, as one that wraps others or is a fake: hand over what it stands for");
 }
 
@@ -133,7 +135,7 @@ void Arguments::check_root(int64_t root) const {
   invalid("invalid root rank: " + std::to_string(root) + ", in a group of " + std::to_string(size_));
 }
 
-/// Each split is within dimension 0 before they are summed, so no sum overflows.
+/// Each split is compared with what is left of dimension 0, and never summed with others: so nothing overflows.
 void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor,
                              const std::string& side) const {
   if (tensor.dim() == 0) invalid("the " + side + " tensor has no dimension 0 that could be split");
@@ -161,7 +163,7 @@ void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tenso
     invalid("Split sizes doesn't match total dim 0 size: " + name + " leaves " + std::to_string(left) + of_rows);
 }
 
-/// One tensor has as many elements as all ranks' parts together; a product might overflow.
+/// `whole` must have as many elements as all ranks' parts together. It divides, as a product might overflow.
 void Arguments::check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const {
   const at::Tensor& part = whole.is_same(out) ? in : out;
   if (whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel()) return;
@@ -183,16 +185,17 @@ TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor
   c.operation.dtype = dtype_of(like);
   c.operation.count = count;
   c.device = like.device();
-  c.by_kernels = kernels_ && !like.is_cpu() && kernels_->agree_to_serve(like.device());
-  if (!like.is_cpu() && !c.by_kernels) refuse_capture(like.device());
-  c.in_chunks = !like.is_cpu() && !c.by_kernels && goes_in_chunks(collective, c.operation.dtype, count);
+  if (like.is_cpu()) return c;
+  c.facts.on_device = true;
+  c.facts.kernels_serve = kernels_ && kernels_->agree_to_serve(like.device());
+  if (!c.facts.kernels_serve) refuse_capture(like.device());
+  c.facts.is_large = goes_in_chunks(collective, c.operation.dtype, count);
   return c;
 }
 
-/// Before any of its tensors is looked at for where it is.
-void Arguments::decide_way(TensorOperation& c, at::TensorList whole) const {
-  c.delegated = delegate_ && !c.device.is_cpu() && delegate_->agree_to_serve(c, bytes_of_all(whole));
-  if (c.delegated) c.in_chunks = false;
+/// Comes before the first input() or output(), which ask for the route.
+void Arguments::ask_delegate(TensorOperation& c, at::TensorList whole) const {
+  if (delegate_ && c.facts.on_device) c.facts.delegate_serves = delegate_->agree_to_serve(c, bytes_of_all(whole));
 }
 
 void Arguments::same_device(const TensorOperation& c, const at::Tensor& tensor) const {
@@ -241,7 +244,7 @@ TensorOperation Arguments::begin_reduce(kernel::Collective collective, at::Tenso
   check_tensor(tensor);
   TensorOperation c = begin(collective, tensor, size_t(tensor.numel()));
   reduces_with(c, op, tensor);
-  decide_way(c, tensor);
+  ask_delegate(c, tensor);
   c.operation.out = in_place(c, tensor, apart);
   c.operation.in = c.operation.out;
   return c;
@@ -263,7 +266,7 @@ TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
   check_tensor(tensor);
   check_root(root);
   TensorOperation c = begin(kernel::Collective::kBroadcast, tensor, size_t(tensor.numel()));
-  decide_way(c, tensor);
+  ask_delegate(c, tensor);
   c.operation.out = in_place(c, tensor);
   if (root == rank_) {
     keep_only(c, c.take_back);
@@ -287,7 +290,7 @@ TensorOperation Arguments::all_gather(std::vector<at::Tensor>& outputs, const at
     same_type(out, tensor);
   }
   TensorOperation c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
-  decide_way(c, outputs);
+  ask_delegate(c, outputs);
   const Outputs written(outputs);
   c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
   c.operation.recv = Pieces(outputs.size());
@@ -307,7 +310,7 @@ TensorOperation Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in
   same_type(out, in);
   check_times_size(out, in, /*whole=*/out);
   TensorOperation c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
-  decide_way(c, out);
+  ask_delegate(c, out);
   c.operation.in = input(c, in, clash_within(in, out, rank_));
   c.operation.recv = Pieces(size_t(size_));
   std::byte* base = output(c, out);
@@ -327,7 +330,7 @@ TensorOperation Arguments::reduce_scatter(at::Tensor& out, const std::vector<at:
   }
   TensorOperation c = begin(kernel::Collective::kReduceScatter, out, count_of(inputs));
   reduces_with(c, op, out);
-  decide_way(c, inputs);
+  ask_delegate(c, inputs);
   c.operation.send = Pieces(inputs.size());
   for (size_t p = 0; p < inputs.size(); ++p)
     c.operation.send[p] = give(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
@@ -347,7 +350,7 @@ TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor
   check_times_size(out, in, /*whole=*/in);
   TensorOperation c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
   reduces_with(c, op, in);
-  decide_way(c, in);
+  ask_delegate(c, in);
   c.operation.send = Pieces(size_t(size_));
   auto* base = give(c, in, clash_within(out, in, rank_)).data;
   for (int p = 0; p < size_; ++p) c.operation.send[size_t(p)] = {base + size_t(p) * bytes_of(out), bytes_of(out)};
@@ -355,7 +358,7 @@ TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor
   return c;
 }
 
-/// What every rank gives; where it goes is the root's to say.
+/// Describes what each rank gives. Where that goes only the root knows.
 TensorOperation Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apart) const {
   check_root(root);
   check_tensor(in);

@@ -13,16 +13,16 @@ namespace nvx {
 class Delegate;
 class KernelPath;
 
-/// From tensors to memory: each function checks what torch's users expect to be checked, with the error classes and
-/// texts that they know, and describes the collective. Tensors that are not contiguous get a stand-in.
+/// Turns the tensors of a call into an operation on memory. Each function checks what torch's users expect to be
+/// checked, with the error classes and texts that they know. Tensors that are not contiguous get a stand-in.
 class Arguments {
  public:
-  /// name: "ProcessGroupNVX::allreduce"; begins the error texts. kernels, delegate: null where neither uses a device's
-  /// tensors where they are.
+  /// name: what error texts begin with, as "ProcessGroupNVX::allreduce". kernels, delegate: asked whether they use a
+  /// device's tensors where they are; null where they are not to be asked.
   Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr, Delegate* delegate = nullptr)
       : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate) {}
 
-  /// apart: other tensors of the call use its memory too, so it is read at once.
+  /// apart: other tensors of the call use the same memory, so this one gets a stand-in.
   TensorOperation all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
   TensorOperation reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const;
   TensorOperation broadcast(at::Tensor& tensor, int64_t root) const;
@@ -32,7 +32,7 @@ class Arguments {
                                  const c10d::ReduceOp& op) const;
   TensorOperation reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
   TensorOperation gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& input, int64_t root) const;
-  /// The root's output holds what all ranks' inputs do, one after the other; the other ranks' is not looked at.
+  /// The root's output gets all ranks' inputs, one after the other. Other ranks' outputs are ignored.
   TensorOperation gather_base(at::Tensor& output, const at::Tensor& input, int64_t root) const;
   TensorOperation scatter(at::Tensor& output, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const;
   TensorOperation all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
@@ -40,35 +40,35 @@ class Arguments {
                                   const std::vector<int64_t>& output_splits,
                                   const std::vector<int64_t>& input_splits) const;
 
-  /// Lists of any length, as gloo takes them: of CPU tensors, all of one type and size. They are as one tensor a rank:
-  /// reduced with each other first, or laid side by side; each gets the result.
+  /// Lists of any length, as gloo takes them: of CPU tensors, all of one type and size. They are treated as one tensor
+  /// a rank, for which they are reduced with each other first, or laid side by side. Each of them gets the result.
   TensorOperation all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const;
   TensorOperation broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const;
   TensorOperation all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const;
   void check_list(const std::vector<at::Tensor>& tensors) const;
-  /// Of a list for each rank, with an output for each input.
+  /// Checks that there is a list for each rank, with an output for each input.
   void check_coalesced(const std::vector<std::vector<at::Tensor>>& outputs,
                        const std::vector<at::Tensor>& inputs) const;
 
-  /// Of an all-reduce of several.
+  /// Checks the tensors of a coalesced all-reduce.
   void check_reduced(const std::vector<at::Tensor>& tensors) const;
   void check_same_length(size_t outputs, size_t inputs) const;
-  /// side: "input ", "output " or nothing.
+  /// side: "input ", "output " or "".
   void check_single(const std::vector<at::Tensor>& tensors, const std::string& side = "") const;
   void check_place(const at::Tensor& tensor) const;
 
-  /// The one tensor of a list that must have one.
+  /// The tensor of a list that must have exactly one.
   at::Tensor& single(std::vector<at::Tensor>& tensors) const;
   void check_tensor(const at::Tensor& tensor) const;
   [[noreturn]] void invalid(const std::string& what) const;
   [[noreturn]] void invalid_type(const std::string& what) const;
 
  private:
-  /// count: as the fingerprint has it.
+  /// count: the number of elements, as the fingerprint has it.
   TensorOperation begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
   TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
                                bool apart) const;
-  void decide_way(TensorOperation& c, at::TensorList whole) const;
+  void ask_delegate(TensorOperation& c, at::TensorList whole) const;
   TensorOperation begin_gather(const at::Tensor& in, int64_t root, bool apart) const;
   void reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   void same_device(const TensorOperation& c, const at::Tensor& tensor) const;
@@ -78,10 +78,11 @@ class Arguments {
   void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, const std::string& side) const;
   void check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const;
   std::string ranks_of(int64_t root) const;
-  /// One list with a tensor for each rank. `side` is "input" or "output".
+  /// Checks that there is one list, with a tensor for each rank. side: "input" or "output".
   void one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const;
   void check_writable(const at::Tensor& tensor) const;
-  /// apart: an output uses its memory too, so it is read at once.
+  /// These three give the memory that the operation uses for a tensor: its own or a stand-in's. apart: an output uses
+  /// the tensor's memory, too, so it gets a stand-in.
   const std::byte* input(TensorOperation& c, const at::Tensor& tensor, bool apart = false) const;
   kernel::Piece give(TensorOperation& c, const at::Tensor& tensor, bool apart) const;
   std::byte* output(TensorOperation& c, at::Tensor& tensor, bool apart = false) const;
@@ -96,7 +97,7 @@ class Arguments {
 
 DType dtype_of(at::ScalarType type);
 inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
-/// The reverse; none of bytes, which stand for any type.
+/// The reverse. None for DType::kBytes, which stands for any type.
 std::optional<at::ScalarType> torch_type_of(DType dtype);
 
 }  // namespace nvx

@@ -23,13 +23,14 @@ namespace nvx {
 
 struct PoolStats;
 
-/// nvx as torch sees it. Turns tensors into operations and operations' ends into torch's; decides nothing.
+/// nvx as torch sees it: turns tensors into operations, and tells torch of their ends. Which route a collective takes
+/// is decided in group/route.h, of facts that are found out here and in arguments.cc.
 class ProcessGroupNVX final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {
     explicit Options(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
         : c10d::Backend::Options("nvx", timeout) {}
-    /// Nobody knows which ranks of the job these are: of a group that was made of several.
+    /// Of a group that was merged out of several: nobody knows which ranks of the job these are.
     bool ranks_unknown = false;
 #ifdef C10D_BACKEND_HAS_HOOKS
     c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<Options>(*this); }
@@ -37,7 +38,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   };
 
   ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, int rank, int size, c10::intrusive_ptr<Options> options);
-  /// Serves a group that there is.
+  /// For a group that exists already.
   ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const Options& options);
   ~ProcessGroupNVX() override;
 
@@ -98,10 +99,10 @@ class ProcessGroupNVX final : public c10d::Backend {
   void enableCollectivesTiming() override { timed_ = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
-  /// Of the device_id that a group is made with: opens it as the first collective would, on all ranks.
+  /// For a group that is made with a device_id: opens that device, as the first collective would, on all ranks.
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
-  /// Whether tensors can be had that kernels need no staging for. Asks nobody else.
+  /// Whether allocateTensor() has memory that kernels need no staging for. Does not ask the other ranks.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
   void abort() override;
@@ -121,9 +122,9 @@ class ProcessGroupNVX final : public c10d::Backend {
 #endif
 
   Group& group() { return *group_; }
-  /// Of the group's kernels; nothing where there are none.
+  /// What the group's kernels say of the pools of memory; nothing where there are no kernels.
   std::optional<PoolStats> pool_stats();
-  /// It, and that of devices' tensors where there is one.
+  /// group(), and the group of devices' tensors where there is one.
   std::vector<std::shared_ptr<Group>> groups() const;
 
  private:
@@ -139,80 +140,118 @@ class ProcessGroupNVX final : public c10d::Backend {
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
   Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get(), delegate_.get()}; }
-  /// Of a call that is several collectives: all of them go one way.
+  /// For a call that is several collectives. None of these is delegated, so that all of them begin alike.
   Arguments arguments_of_several(const char* name) { return {name, rank_, size_, kernels_.get()}; }
-  IntrusiveWork launch(const Kind& kind, TensorOperations collectives, Tensors& outputs, Tensors& inputs,
+
+  // backend_issue.cc. `collectives` are what one call asks for: one operation, or several on tensors of one device.
+  /// Every collective comes here. Null where a synchronous call has ended and nobody needs a work.
+  IntrusiveWork launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
-  IntrusiveWork launch_recorded(const Kind& kind, TensorOperations collectives, Tensors& outputs, Tensors& inputs,
+  IntrusiveWork launch_recorded(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
                                 Mode mode);
-  IntrusiveWork issue(const Kind& kind, TensorOperations collectives, const Tensors& outputs, const Tensors& inputs,
+  /// Begins them by their route: each route has one of the functions below.
+  IntrusiveWork issue(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs, const Tensors& inputs,
                       Mode mode);
-  c10::intrusive_ptr<CollectiveWork> queue(const Kind& kind, TensorOperations collectives, const Tensors& outputs,
-                                           const Tensors& inputs);
-  IntrusiveWork issue_on_device(const Kind& kind, TensorOperations collectives, const Tensors& outputs,
+  IntrusiveWork issue_in_memory(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                                 const Tensors& inputs, Mode mode);
-  IntrusiveWork put_off_kernels(const Kind& kind, TensorOperations collectives, const Tensors& outputs,
+  IntrusiveWork issue_staged(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+                             const Tensors& inputs, Mode mode);
+  IntrusiveWork issue_in_parts(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+                               const Tensors& inputs, Mode mode);
+  IntrusiveWork issue_by_kernels(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+                                 const Tensors& inputs, Mode mode);
+  IntrusiveWork issue_delegated(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+                                const Tensors& inputs, Mode mode);
+  IntrusiveWork enqueue_staged(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+                               const Tensors& inputs);
+  IntrusiveWork enqueue_and_wait(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+                                 const Tensors& inputs);
+  IntrusiveWork put_off_kernels(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                                 const Tensors& inputs, std::unique_ptr<Transit> transit);
-  Status launch_on_device(TensorOperations& collectives, Transit& transit, uint64_t* ended_at);
-  /// Whether something is yet to come to where these are, or to be read there.
+  IntrusiveWork launch_on_device(const Kind& kind, TensorOperations& collectives, const Tensors& outputs,
+                                 const Tensors& inputs, Mode mode, std::unique_ptr<Transit> transit);
+  Status begin_on_device(TensorOperations& collectives, Transit& transit, uint64_t* ended_at);
+  /// The streams and events of a call whose operations use a device's tensors where they are.
+  std::unique_ptr<Transit> on_device(const TensorOperations& collectives, Mode mode);
+  /// Whether the call reads or writes memory that pending results will be written to, or that a delegate still uses.
   bool comes_behind(const Tensors& outputs, const Tensors& inputs) {
     return results_.awaited_in(inputs) || results_.awaited_in(outputs);
   }
   void follow_results(const Tensors& tensors, const c10::Stream& stream);
   Status execute(TensorOperations& collectives);
   Status execute_staged(TensorOperations& collectives, Transit& transit);
-  std::string way_of(const TensorOperations& collectives);
-  /// To a group's lane, which keeps the work, and with it all tensors, until it has run.
+  void number(TensorOperations& collectives);
+  void raise_if_ended_badly(const Status& status);
+  /// The work of a synchronous call, which has ended. transit: null where its tensors are the CPU's.
+  static IntrusiveWork done(NvxWork::Facts facts, const Tensors& outputs, std::unique_ptr<Transit> transit);
+  /// Puts it into a group's lane, which keeps the work, and with it all tensors, until it has run.
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
-  const std::shared_ptr<Group>& group_of(const TensorOperations& collectives) EXCLUDES(device_group_mutex_, mutex_);
-  const std::shared_ptr<Group>& device_group() EXCLUDES(device_group_mutex_, mutex_);
-  c10::intrusive_ptr<c10d::Store> device_store() const;
-  bool is_relayed(const TensorOperation& c);
-  /// Makes what carries large operations out, where that can begin before their turn has come.
-  void set_out(TensorOperations& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks, bool behind);
-  /// The timeout of an operation that was called with this one (0: the group's), and what it keeps until it has ended.
+  void ask_relays(TensorOperation& c);
+  /// When the first chunks set out for host memory: at once, or, behind results that are on their way to where they
+  /// are, when the operation's turn has come. A relay's kernels begin in their turn in any case.
+  enum class Chunks { kSetOutNow, kSetOutInTheirTurn };
+  /// Makes what carries the operations out that go in parts.
+  void prepare_parts(TensorOperations& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
+                     Chunks chunks);
+  std::string profiled_as(TensorOperation& c);
   struct Term {
-    std::chrono::milliseconds timeout;
-    Extensions::Claim claim;
+    std::chrono::milliseconds timeout;  ///< 0: the group's
+    Extensions::Claim claim;            ///< what the operation keeps until it has ended
   };
+  /// given: the timeout that an operation was called with, if any.
   Term term_of(std::chrono::milliseconds given);
-  IntrusiveWork all_reduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts);
-  IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
-  IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
-  IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
-  /// The first rank's in the default group, and how far they are apart; -1: not all as far.
-  std::pair<int64_t, int64_t> global_ranks();
   NvxWork::Facts facts(const Kind& kind) { return facts(kind, group_); }
   /// group: whose lane carries it out.
   NvxWork::Facts facts(const Kind& kind, const std::shared_ptr<Group>& group);
-  c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store,
-                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,
-                                          std::vector<uint64_t> global_ranks);
+  /// The first rank's number in the default group, and the step from each to the next; -1: the steps differ.
+  std::pair<int64_t, int64_t> global_ranks();
   bool somebody_listens() const { return listeners_.load(std::memory_order_acquire) != 0; }
-  /// Whether a synchronous call is asked for a work, too.
+  /// Whether a synchronous call, too, must return a work.
   bool needs_work() const { return somebody_listens() || timed_ || c10d::allow_inflight_collective_as_graph_input(); }
-  void tell(NvxWork& work);
-  /// Whether this thread has a window open.
-  bool collects() EXCLUDES(mutex_);
-  void into_window(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
-  std::optional<HooksBeside> begin_abort_hooks();
-  void tell_failure(Code code);
-  /// Not in a forked child.
+
+  // backend.cc
+  /// The group whose lane carries them out.
+  const std::shared_ptr<Group>& group_of(const TensorOperations& collectives) EXCLUDES(device_group_mutex_, mutex_);
+  /// That of devices' tensors. The first call is a step of all ranks, which makes it.
+  const std::shared_ptr<Group>& device_group() EXCLUDES(device_group_mutex_, mutex_);
+  c10::intrusive_ptr<c10d::Store> device_store() const;
+  /// Raises in a forked child.
   Group& checked_group() const {
     origin_.check(rank_);
     return *group_;
   }
 
-  /// What a thread has issued since it began to coalesce. Operations run as ever: the window only remembers them, to be
-  /// waited for as one. Kernels may be put off, until something else of the group is called, or somebody asks for one
-  /// of them. An exception may leave it open for good, so it lets go of what has ended well and somebody has asked for
-  /// by itself.
+  // backend_collectives.cc
+  IntrusiveWork all_reduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts);
+  IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
+
+  // backend_messages.cc
+  IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+  IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+
+  // backend_lifecycle.cc
+  c10::intrusive_ptr<c10d::Backend> child(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts, int rank, int size,
+                                          std::vector<uint64_t> global_ranks);
+  void tell(NvxWork& work);
+  std::optional<HooksBeside> begin_abort_hooks();
+  void tell_failure(Code code);
+
+  // backend_windows.cc
+  /// Whether this thread has a window open.
+  bool collects() EXCLUDES(mutex_);
+  void into_window(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
+
+  /// What a thread has issued since it began to coalesce. The operations run as ever, and the window only remembers
+  /// them, so that they can be waited for as one. Only kernels may be put off, until something else of the group is
+  /// called, or somebody asks for one of them. An exception may leave a window open for good: therefore it forgets
+  /// works that have ended well and that somebody has asked for.
   struct Window {
     void add(const c10::intrusive_ptr<NvxWork>& work, std::vector<c10::intrusive_ptr<NvxWork>>& gone);
 
     std::vector<c10::intrusive_ptr<NvxWork>> works;
     size_t issued = 0;
-    size_t most = 64;  ///< how many to have before looking which may go
+    size_t most = 64;  ///< so many are kept before it looks which can be forgotten
   };
 
   const Origin origin_;
@@ -220,14 +259,14 @@ class ProcessGroupNVX final : public c10d::Backend {
   const std::shared_ptr<Group> group_;
   const NvxWork::Pending pending_ = std::make_shared<std::atomic<int64_t>>(0);
   const std::shared_ptr<Extensions> extensions_ = std::make_shared<Extensions>();
-  std::shared_ptr<Group> device_group_;  // made once, with the lock held; read where it is said to be there
+  std::shared_ptr<Group> device_group_;  // written once, under the mutex, before has_device_group_ says so
   std::atomic<bool> has_device_group_{false};
   Mutex device_group_mutex_;
   OwnTracks tracks_;
   Results results_;
   const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
   const std::shared_ptr<KernelPath> kernels_;
-  RelayPath relays_;                    // of the group of devices' tensors
+  RelayPath relays_;                    // for the group of devices' tensors
   std::shared_ptr<Delegate> delegate_;  // null where NVX_DELEGATE names nothing
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};

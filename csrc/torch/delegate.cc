@@ -18,8 +18,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFarewell{5000};  // for what is in flight when this rank goes
-constexpr milliseconds kWord{5000};      // for the meeting, which knows who did not come, when the device's time is up
+constexpr milliseconds kFarewell{5000};  // what is in flight gets so long to end when this rank leaves
+constexpr milliseconds kWord{5000};  // the barrier gets so long to name who did not come, when the device's time is up
 
 bool is_captured(at::Device device) {
   constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
@@ -69,23 +69,25 @@ Delegate::~Delegate() {
   contain("leaving a delegate", [&] { part(); });
 }
 
-/// A rank that captures does so with all others, as ever: then none of them hands over.
+/// All ranks capture a call, or none does: so all of them delegate it, or none.
 bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   const Operation& o = c.operation;
   if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
   if (is_captured(c.device)) return false;
-  if (answer_ == Answer::kUnknown) ask(c.device);
-  if (answer_ == Answer::kYes && c.device != device_) {
+  const bool yes = connected_.answer(c.device, [&] { return ask(c.device); });
+  if (yes && c.device != device_) {
     throw_argument_error("nvx: group " + group_->name() + " has handed over collectives of " + device_.str() +
                          " (NVX_DELEGATE), and this tensor is on " + c.device.str() +
                          ". Next: keep the tensors of a group on one device of each rank");
   }
-  return answer_ == Answer::kYes;
+  return yes;
 }
 
-void Delegate::ask(at::Device device) {
-  MutexLock lock(asking_);
-  if (answer_ != Answer::kUnknown) return;
+void Delegate::connect(at::Device device) {
+  (void)connected_.answer(device, [&] { return ask(device); });
+}
+
+bool Delegate::ask(at::Device device) {
   lane_group_ = of_devices_();
   device_ = device;
   std::string why_not;
@@ -94,15 +96,15 @@ void Delegate::ask(at::Device device) {
     backend_ = setup.agree();
     why_not = setup.why_not();
   } catch (const Error& error) {
-    // Who was not heard, or did not hear, does not know what the others do now.
+    // A rank that did not hear the others, or was not heard, does not know what they do now.
     (void)fail(error.code(), without_name(error.what()), "while the ranks agreed on what to hand over");
     raise(group_->failure());
   }
   if (group_->rank() == 0) say(why_not);
-  answer_ = backend_ ? Answer::kYes : Answer::kNo;
+  return backend_ != nullptr;
 }
 
-/// Once a group, for all its ranks. The user has asked for it, so that it is not so is no secret.
+/// Said once a group, for all its ranks. As the user has asked for a delegate, that there is none is a warning.
 void Delegate::say(const std::string& why_not) const {
   if (why_not.empty()) {
     NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are handed over to %s, on %s of this rank",
@@ -183,8 +185,8 @@ bool Delegate::clear() {
   return flights_.empty();
 }
 
-/// What has failed in one of the two groups fails both, and what is in flight. So does a device that gives no answer:
-/// nobody could say any more when anything on it has ended.
+/// A failure of one of the two groups fails both of them, and what is in flight. So does a device that gives no answer,
+/// as nobody could say any more when anything on it has ended.
 Status Delegate::look_at_flights() {
   Status now;
   contain_and([&] { now = look(); },
@@ -207,7 +209,7 @@ Status Delegate::look() {
   return look_at_first();
 }
 
-/// The device has one of them at a time.
+/// The device works at one of them at a time: at the first.
 Status Delegate::look_at_first() {
   MutexLock lock(mutex_);
   if (flights_.empty()) return {};
@@ -244,7 +246,7 @@ void Delegate::call_off() {
 }
 
 void Delegate::abort() {
-  if (answer_ == Answer::kYes) call_off();
+  if (connected_.says_yes()) call_off();
 }
 
 bool Delegate::settle(const Deadline& deadline) {
@@ -259,7 +261,7 @@ bool Delegate::settle(const Deadline& deadline) {
 }
 
 void Delegate::part() {
-  if (origin_.elsewhere() || answer_ != Answer::kYes) return;
+  if (origin_.elsewhere() || !connected_.says_yes()) return;
   const bool clear = settle(Deadline::after(kFarewell));
   {
     MutexLock lock(mutex_);

@@ -11,60 +11,60 @@
 #include <string>
 
 #include "base/mutex.h"
+#include "torch/ask_once.h"
 #include "torch/delegate_setup.h"
 #include "torch/origin.h"
 #include "torch/work.h"
 
 namespace nvx {
 
-/// Some collectives of a device's tensors, carried out by a backend of torch's own, NCCL: those that NVX_DELEGATE
-/// names, where it can serve all ranks of the group.
+/// Has a backend of torch's own, NCCL, carry out some collectives of a device's tensors: those that NVX_DELEGATE names,
+/// where that backend can serve all ranks of the group.
 ///
-/// It is used as kernels are. A call begins the collective on a stream that nvx chooses, behind all else that this
-/// group has begun on the device, in the order of the calls, which is that of all ranks: so of two that wait for each
-/// other's peers, NCCL's and nvx's, no rank has the second before the first, on whatever streams they were called. The
-/// host does not wait, and does not run what its watchdog would do: that is done here.
+/// It is used as kernels are. A call begins the collective on a stream that nvx chooses, behind everything else that
+/// this group has begun on the device. That is the order of the calls, which is the same on all ranks. So a collective
+/// of NCCL and one of nvx cannot wait for each other crosswise, whatever streams they were called on: no rank begins
+/// the second before the first. The host does not wait. What NCCL's watchdog would do it is told not to do: that is
+/// done here.
 ///
-/// Before each, the ranks meet on the host, beside the device: a barrier with its fingerprint in the order of the
-/// collectives that go through host memory. So who calls something else, or does not come, is named as ever, while
-/// what was begun waits on the device until it is called off. That meeting has the call's timeout, and so, from when
-/// the device comes to it, has what was handed over.
+/// Beside each such collective the ranks meet on the host, in a barrier that has the collective's fingerprint and its
+/// place in the order of those that go through host memory. So a rank that calls something else, or does not come, is
+/// named as ever, while what was begun waits on the device until it is called off. The barrier has the call's timeout.
+/// The collective has the same timeout again, from when the device comes to it.
 ///
-/// None of that can be done for a replay of a graph, which no host takes part in. So nothing that is captured is handed
-/// over: it stays with nvx's kernels, which look after themselves.
+/// None of that can be done for a replay of a graph, in which no host takes part. So nothing that is captured is
+/// delegated: it stays with nvx's kernels, which look after themselves.
 class Delegate : public std::enable_shared_from_this<Delegate> {
  public:
   using GroupOfDevices = std::function<std::shared_ptr<Group>()>;
-  /// group: fails with what fails here. of_devices: makes, or gives, the one of collectives through host memory.
+  /// group: fails with what fails here. of_devices: gives the group of collectives through host memory, or makes it.
   Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store, GroupOfDevices of_devices);
   ~Delegate();
   Delegate(const Delegate&) = delete;
   Delegate& operator=(const Delegate&) = delete;
 
-  /// Whether it carries this collective out, which has a type and an operator by now, on this thread's current stream.
-  /// The first that it may carry out is a step of all ranks together. bytes: of the whole.
-  bool agree_to_serve(const TensorOperation& collective, size_t bytes) EXCLUDES(asking_);
+  /// Whether it carries this collective out on this thread's current stream; type and operator must be known. May be a
+  /// step of all ranks: the first call for a collective that NVX_DELEGATE names connects them. bytes: of the whole.
+  bool agree_to_serve(const TensorOperation& collective, size_t bytes);
 
-  /// What the first of them would do, before any is called: a step of all ranks together.
-  void connect(at::Device device) EXCLUDES(asking_) {
-    if (answer_ == Answer::kUnknown) ask(device);
-  }
+  /// A step of all ranks: connects them now, as the first such collective would.
+  void connect(at::Device device);
 
-  /// Begins one on the stream, which is the current one. As Group::launch().
+  /// Begins a collective on the stream, which is the current one. What it returns is as for Group::launch().
   Status begin(TensorOperation& collective, const c10::Stream& stream) EXCLUDES(mutex_);
 
   /// Ends what is in flight, within a moment. From any thread, at any time.
   void abort() EXCLUDES(mutex_);
-  /// Waits for what is in flight, for a bounded time, and then calls it off. Nothing is begun any more. Before the
-  /// group's goodbye: until then this looks at its peers.
+  /// Waits for what is in flight, for a bounded time, and then calls it off. Nothing is begun any more. To be called
+  /// before the group leaves: while it is there, its peers are looked at.
   void part() EXCLUDES(mutex_);
 
  private:
-  /// What the ranks meet in.
+  /// In which the ranks meet on the host.
   class HostBarrier;
   struct Flight {
     explicit Flight(at::DeviceType device) : begun(device), ended(device) {}
-    /// Whether it has ended well, here and as far as the others have said so. Throws what the device does.
+    /// Whether it has ended well on this device, and all ranks have come to its barrier. Throws what the device throws.
     bool over() const;
     c10::Event begun, ended;
     std::atomic<bool> enqueued{false};  ///< ended has been recorded
@@ -74,9 +74,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
     std::string what;  ///< "all_reduce(sum, f32, 1024 elements) #7"
     std::shared_ptr<HostBarrier> barrier;
   };
-  enum class Answer { kUnknown, kYes, kNo };
-
-  void ask(at::Device device) EXCLUDES(asking_);
+  bool ask(at::Device device);
   void say(const std::string& why_not) const;
   Status begin(const std::shared_ptr<Flight>& flight, const Operation& o, const c10::Stream& stream) EXCLUDES(mutex_);
   void watch() REQUIRES(mutex_);
@@ -86,7 +84,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Status look_at_flights() EXCLUDES(mutex_);
   Status look() EXCLUDES(mutex_);
   Status look_at_first() EXCLUDES(mutex_);
-  /// Whether nothing was in flight any more, when it was called or within the time.
+  /// Waits until nothing is in flight; false if that is not so by the deadline.
   bool settle(const Deadline& deadline) EXCLUDES(mutex_);
   Status fail(Code code, const std::string& cause, const std::string& context = "");
   void call_off();
@@ -96,9 +94,8 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const GroupOfDevices of_devices_;
-  Mutex asking_;
-  std::atomic<Answer> answer_{Answer::kUnknown};
-  // Written before the answer is.
+  AskOnce connected_;
+  // These three are written before connected_ is answered.
   at::Device device_{at::kCPU};
   std::shared_ptr<Group> lane_group_;
   c10::intrusive_ptr<c10d::Backend> backend_;

@@ -16,7 +16,8 @@ namespace nvx {
 
 namespace {
 
-/// Where there are no kernels, what is launched is another backend's and never in a capture: c10's events are enough.
+/// Where there are no kernels, all that is launched is a delegate's, and never in a capture: then c10's events are
+/// enough.
 bool may_have_kernels(const c10::Stream& stream) {
   return kernel::built_with_cuda() && stream.device_type() == kernel_device();
 }
@@ -36,8 +37,8 @@ Status StreamLauncher::put_behind(const Target& target) {
   return {};
 }
 
-/// Kernels of a channel must not overlap: on another stream they wait for what was begun on the last one, and where
-/// there are graphs, for what was replayed last.
+/// Kernels of a channel must not overlap. So on another stream than the last one they wait for what was begun there,
+/// and where there are graphs, they wait for what was replayed last.
 Status StreamLauncher::follow(const Target& target) {
   MutexLock lock(mutex_);
   if (target.capture == 0) {
@@ -73,44 +74,40 @@ bool StreamLauncher::ended() {
   return tail_.passed();
 }
 
-void refuse_other_device(const Group& group, c10::DeviceIndex served, at::Device device) {
-  throw_argument_error("nvx: group " + group.name() + " is served by kernels on device " + std::to_string(served) +
-                       " of this rank, and this tensor is on " + device.str() +
+void refuse_other_device(const Group& group, at::Device served, at::Device device) {
+  throw_argument_error("nvx: group " + group.name() + " is served by kernels on device " +
+                       std::to_string(served.index()) + " of this rank, and this tensor is on " + device.str() +
                        ". Next: keep the tensors of a group on one device of each rank");
 }
 
 bool KernelPath::agree_to_serve(at::Device device) {
   if (device.type() != kernel_device()) return false;
-  if (answer_ == Answer::kUnknown) ask(device);
-  if (answer_ == Answer::kYes && device.index() != device_) refuse_other_device(*group_, device_, device);
-  return answer_ == Answer::kYes;
+  const bool yes = served_.answer(device, [&] { return open(device); });
+  if (yes && device != served_.device()) refuse_other_device(*group_, served_.device(), device);
+  return yes;
 }
 
 bool KernelPath::may_serve(c10::DeviceIndex device) const {
-  if (answer_ == Answer::kUnknown) return kernel::built_with_cuda() && group_->topology().hosts.size() == 1;
-  return answer_ == Answer::kYes && device == device_;
+  if (!served_.is_answered()) return kernel::built_with_cuda() && group_->topology().hosts.size() == 1;
+  return served_.says_yes() && device == served_.device().index();
 }
 
-void KernelPath::ask(at::Device device) {
-  MutexLock lock(asking_);
-  if (answer_ != Answer::kUnknown) return;
+bool KernelPath::open(at::Device device) {
   refuse_to_open(device);
   if (group_->topology().hosts.size() > 1) {
     NVX_LOG(
         kInfo,
         "group %s: collectives of %s go through host memory, but for what relays do: the ranks are on several hosts",
         group_->name().c_str(), device.str().c_str());
-    answer_ = Answer::kNo;
-    return;
+    return false;
   }
   const BesideCaptures beside;
   const c10::OptionalDeviceGuard on(device);
-  shared_ = SharedStreams::join(group_->id());  // before any of the ranks can call on
+  shared_ = SharedStreams::join(group_->id());  // before any rank can make its next call
   TorchStore store(store_, group_->size());
   const bool yes = group_->open_device(store, device.index(), launcher_);
   if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
-  device_ = device.index();
-  answer_ = yes ? Answer::kYes : Answer::kNo;
+  return yes;
 }
 
 void KernelPath::refuse_to_open(at::Device device) const {
@@ -177,7 +174,7 @@ Status KernelPath::launch_kernels(const Operations& operations, const Target& ta
   return group_->launch({operations.data(), operations.size()}, target.native, begins);
 }
 
-/// Behind what was begun last, whatever stream that is on.
+/// Begins it behind what was begun last, whatever stream that was on.
 Status KernelPath::begin(const Transit& transit, const BeginThere& begin_there) {
   const c10::Stream& stream = transit.stream();
   const c10::StreamGuard on(stream);
@@ -219,7 +216,7 @@ void KernelPath::catch_up() {
   tell(begun);
 }
 
-/// Those who asked for them are told when the lock is let go.
+/// The caller tells the works when it has let go of the lock.
 KernelPath::Works KernelPath::begin_what_waits() {
   Works works = std::exchange(put_off_, {});
   behind_.store(false, std::memory_order_release);
@@ -268,7 +265,7 @@ void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor>
   path_->put_off(c10::intrusive_ptr<LaunchedWork>::reclaim_copy(this));
 }
 
-/// Whatever came of it, part of it may have been begun.
+/// To be called even if beginning them failed, as part of it may have been begun.
 void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
   contain("the end of a call", [&] { transit_->close(used_); });
   outcome_ = outcome;
@@ -288,7 +285,7 @@ void LaunchedWork::catch_up() {
   without_python_lock([&] { path_->catch_up(); });
 }
 
-/// Without a timeout the host waits for nothing; a failure that is known by then is raised.
+/// Without a timeout the host waits for nothing, and only a failure that is known already is raised.
 bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   catch_up();
   check();
@@ -300,12 +297,12 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-/// What fails later, or has been called later, changes nothing of it.
+/// Nothing that fails later, or was called later, changes this.
 bool LaunchedWork::has_ended_well() const {
   return outcome_.ok() && ended_at_ != 0 && group_->kernels_ended_well(ended_at_);
 }
 
-/// Until it is over on the device, or has failed.
+/// Waits until it has ended on the device, or has failed.
 void LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
   for (int looks = 0; !is_there() && group_->look_at_kernels().ok(); ++looks) {
@@ -318,7 +315,7 @@ void LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
 
 bool LaunchedWork::isSuccess() const { return !exception(); }
 
-/// A kernel's failure comes when the work is over as torch sees it.
+/// A kernel may fail after the work has ended as torch sees it.
 std::exception_ptr LaunchedWork::exception() const {
   if (const std::exception_ptr known = NvxWork::exception()) return known;
   if (!closed_.load(std::memory_order_acquire)) return nullptr;

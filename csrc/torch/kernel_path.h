@@ -12,27 +12,30 @@
 #include "base/mutex.h"
 #include "group/device_launcher.h"
 #include "kernel/capture.h"
+#include "torch/ask_once.h"
 #include "torch/shared_streams.h"
 #include "torch/work.h"
 
 namespace nvx {
 
-/// Whose kernels nvx has. In a file of its own, as tests play them on another device.
+/// The type of device that nvx has kernels for. It is defined in a file of its own, as tests play kernels on another
+/// device.
 at::DeviceType kernel_device();
 
-/// Kernels of a group run on one device of each rank.
-[[noreturn]] void refuse_other_device(const Group& group, c10::DeviceIndex served, at::Device device);
+/// Raises that kernels of a group run on one device of each rank, served, and not on device.
+[[noreturn]] void refuse_other_device(const Group& group, at::Device served, at::Device device);
 
-/// CUDA's, which knows where kernels were launched last: behind all others of its group.
+/// Launches kernels by CUDA, and keeps those of a group in order: it knows where kernels were launched last, and has
+/// another stream wait for those before any are launched on it.
 class StreamLauncher final : public Launcher {
  public:
-  /// Where kernels are launched: a stream, its native handle, and the capture that it is in, if any.
+  /// Where kernels are launched: a stream, its native handle, and the capture that it is in; 0: none.
   struct Target {
     c10::Stream stream;
     void* native;
     uint64_t capture;
   };
-  /// Before kernels are launched there, and after.
+  /// To be called before kernels are launched there: has the target wait for those launched elsewhere. And after.
   Status follow(const Target& target) EXCLUDES(mutex_);
   Status note(const Target& target) EXCLUDES(mutex_);
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
@@ -44,17 +47,17 @@ class StreamLauncher final : public Launcher {
   bool replays_ended() override { return ended(); }
 
  private:
-  /// The stream waits for what was launched last, and that is now what it has been given.
+  /// Has the target wait for what was launched last; notes that what it has been given now is what was launched last.
   Status hold_back(const Target& target) REQUIRES(mutex_);
   Status put_behind(const Target& target) REQUIRES(mutex_);
 
   const std::shared_ptr<Launcher> cuda_ = cuda_launcher();
   Mutex mutex_;
-  kernel::Tail tail_ GUARDED_BY(mutex_);                  // where there are kernels
-  std::optional<c10::Event> last_ GUARDED_BY(mutex_);     // where there are none
-  std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // of the last launch that was not captured
+  kernel::Tail tail_ GUARDED_BY(mutex_);                  // what was launched last, where there are kernels
+  std::optional<c10::Event> last_ GUARDED_BY(mutex_);     // the same where there are none: see may_have_kernels()
+  std::optional<c10::Stream> stream_ GUARDED_BY(mutex_);  // that of the last launch that was not captured
   bool has_graphs_ GUARDED_BY(mutex_) = false;
-  /// The capture under way, or the last one: its launches follow each other inside it.
+  /// The capture under way, or the last one. Its launches follow each other inside it.
   struct Capture {
     uint64_t id = 0;
     std::optional<c10::Event> last;
@@ -65,7 +68,7 @@ class StreamLauncher final : public Launcher {
 
 class LaunchedWork;
 
-/// A group's collectives as kernels on streams, where all its ranks can have that.
+/// Carries out a group's collectives by kernels on streams, where all its ranks can have that.
 class KernelPath {
  public:
   using Target = StreamLauncher::Target;
@@ -73,69 +76,72 @@ class KernelPath {
   KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store)
       : group_(std::move(group)), store_(std::move(store)) {}
 
-  /// Whether kernels serve tensors of this device. The first question about one is a step of all ranks together.
+  /// Whether kernels serve tensors of this device. May be a step of all ranks: the first call opens the device on all
+  /// of them. Raises if another device of this rank is served.
   bool agree_to_serve(at::Device device);
 
-  /// Whether they may serve tensors of the device of this number, as far as that is known without the other ranks.
+  /// The same of the device of this number, as far as it is known without asking the other ranks.
   bool may_serve(c10::DeviceIndex device) const;
 
-  /// Begins collectives on the stream of the transit, behind what was begun on another one and what was put off.
-  /// Nothing is waited for.
-  /// ended_at: where Group::kernels_ended_well() says that these have; 0 where it cannot, as in captures.
+  /// Begins collectives on the stream of the transit, behind what was begun on other streams and what was put off. The
+  /// host waits for nothing. ended_at: gets the number that Group::kernels_ended_well() takes for these; it stays 0 in
+  /// captures, where nobody counts.
   Status launch(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) EXCLUDES(mutex_);
-  /// The same, whoever begins them on the stream, which is the current one then.
+  /// The same, but begin_them() begins them. The stream is the current one meanwhile.
   using Begin = std::function<Status(TensorOperations&, const Target&)>;
   Status launch(TensorOperations& collectives, Transit& transit, const Begin& begin_them) EXCLUDES(mutex_);
-  /// Keeps collectives back, which are numbered and whose call has been noted, to share launches with those that are
-  /// put off next. They begin before anything else of the group does, when they fill a launch, or by catch_up().
+  /// Keeps the work's collectives back, so that they share launches with those that are put off next. They must have
+  /// numbers, and their stream must have been claimed. They begin when they fill a launch, before anything else of the
+  /// group does, or in catch_up().
   void put_off(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
-  /// Begins what was put off; returns when this has been done, by whomever.
+  /// Begins what was put off. Returns when that has been done, by this thread or by another.
   void catch_up() EXCLUDES(mutex_);
-  bool is_behind() const { return behind_.load(std::memory_order_acquire); }
+  void catch_up_if_behind() EXCLUDES(mutex_) {
+    if (behind_.load(std::memory_order_acquire)) catch_up();
+  }
 
-  /// Raises where what is called next would be behind another rank's part of it, on this thread's current stream. The
-  /// claim is kept once it begins.
+  /// Raises if what is called next would come, on this thread's current stream, behind another rank's part of the same
+  /// collective. Claim::keep() is to be called once it has begun.
   [[nodiscard]] SharedStreams::Claim claim_stream(const Transit& transit) const;
-  /// This thread's current stream has come to wait for that collective.
+  /// Notes that this thread's current stream waits for the collective of that number.
   void note_wait(const Transit& transit, uint64_t number) const;
 
  private:
   using Works = std::vector<c10::intrusive_ptr<LaunchedWork>>;
   using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
-  enum class Answer { kUnknown, kYes, kNo };
+  /// Begins what was put off, and returns the works, which are to be told when the mutex has been let go.
   Works begin_what_waits() REQUIRES(mutex_);
   using BeginThere = std::function<Status(const Target&)>;
   Status begin(const Transit& transit, const BeginThere& begin_there) REQUIRES(mutex_);
   Status launch_kernels(const Operations& operations, const Target& target);
   static void tell(const Works& begun);
-  void ask(at::Device device) EXCLUDES(asking_);
+  /// A step of all ranks: opens the device on all of them, or on none.
+  bool open(at::Device device);
   void refuse_to_open(at::Device device) const;
 
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  Mutex asking_;
-  std::atomic<Answer> answer_{Answer::kUnknown};
-  std::atomic<c10::DeviceIndex> device_{-1};
-  std::shared_ptr<SharedStreams> shared_;  // set before the answer is
+  AskOnce served_;
+  std::shared_ptr<SharedStreams> shared_;  // set before served_ is answered
   const std::shared_ptr<StreamLauncher> launcher_ = std::make_shared<StreamLauncher>();
-  Mutex mutex_;                       // held while operations are launched, which all ranks do in one order
-  Works put_off_ GUARDED_BY(mutex_);  // of one stream, capture and timeout
-  std::atomic<bool> behind_{false};   // there are some
+  Mutex mutex_;                       // held while operations are launched, as all ranks launch them in one order
+  Works put_off_ GUARDED_BY(mutex_);  // all have the same stream, capture and timeout
+  std::atomic<bool> behind_{false};   // something is put off
 };
 
-/// Collectives that kernels carry out: it is over when they have been begun, or captured, and who waits for it has
-/// a stream wait.
+/// Collectives that kernels, or a delegate, carry out. The work has ended when they have been begun, or captured, and
+/// wait() has the caller's stream wait for them.
 class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
                std::vector<at::Tensor> outputs, std::unique_ptr<Transit> transit);
-  /// That were begun, and where they have ended, as KernelPath::launch() says it; apart from the constructor because
-  /// hooks keep it until they have been told.
+  /// For collectives that have been begun. ended_at: from KernelPath::launch(). Not in the constructor, because hooks
+  /// keep the work until they have been told.
   void begin(uint64_t ended_at) {
     ended_at_ = ended_at;
     end({}, Hooks::kWhenThere);
   }
-  /// That are put off: whoever asks for it has them begun. used: all their tensors.
+  /// For collectives that are put off: whoever asks anything of this work has them begun. used: all their tensors.
   void put_off(TensorOperations collectives, std::vector<at::Tensor> used);
 
   bool wait(std::chrono::milliseconds timeout) override;
@@ -155,11 +161,11 @@ class LaunchedWork final : public NvxWork {
 
   const std::shared_ptr<KernelPath> path_;
   const std::shared_ptr<Group> group_;
-  TensorOperations collectives_;  // of what was put off; these two are the path's until it has begun them
+  TensorOperations collectives_;  // what was put off; this and used_ belong to the path until it has begun them
   std::vector<at::Tensor> used_;
-  Status outcome_;                  // these two are written before closed_
-  uint64_t ended_at_ = 0;           // 0: nobody counts it
-  std::atomic<bool> closed_{true};  // they have been begun, or could not be
+  Status outcome_;                  // this and ended_at_ are written before closed_
+  uint64_t ended_at_ = 0;           // as for KernelPath::launch()
+  std::atomic<bool> closed_{true};  // the collectives have been begun, or could not be
 };
 
 }  // namespace nvx

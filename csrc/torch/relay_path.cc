@@ -158,20 +158,16 @@ bool RelayPath::agree_to_serve(Group& group, const Operation& operation, at::Dev
   if (device.type() != kernel_device() ||
       why_not_relayed(operation.collective, operation.dtype, operation.count, group.plan_facts()))
     return false;
-  if (answer_ == Answer::kUnknown) {
-    MutexLock lock(asking_);
-    if (answer_ == Answer::kUnknown) {
-      const BesideCaptures beside;
-      const c10::OptionalDeviceGuard on(device);
-      TorchStore store(store_, group.size());
-      const bool yes = group.open_device(store, device.index(), launcher_);
-      if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
-      device_ = device.index();
-      answer_ = yes ? Answer::kYes : Answer::kNo;
-    }
-  }
-  if (answer_ == Answer::kYes && device.index() != device_) refuse_other_device(group, device_, device);
-  return answer_ == Answer::kYes;
+  const bool yes = served_.answer(device, [&] {
+    const BesideCaptures beside;
+    const c10::OptionalDeviceGuard on(device);
+    TorchStore store(store_, group.size());
+    const bool opened = group.open_device(store, device.index(), launcher_);
+    if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
+    return opened;
+  });
+  if (yes && device != served_.device()) refuse_other_device(group, served_.device(), device);
+  return yes;
 }
 
 std::unique_ptr<Relay> RelayPath::make(const std::shared_ptr<Group>& group, const Tracks& tracks,

@@ -3,13 +3,12 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <array>
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
 
-#include "base/mutex.h"
 #include "group/relay.h"
+#include "torch/ask_once.h"
 #include "torch/kernel_path.h"
 #include "torch/transit.h"
 
@@ -21,21 +20,17 @@ class RelayPath {
  public:
   explicit RelayPath(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
-  /// Whether an operation of this group, told in the device's memory, goes that way. The first question about one that
-  /// might is a step of all ranks together.
-  bool agree_to_serve(Group& group, const Operation& operation, at::Device device) EXCLUDES(asking_);
+  /// Whether this operation, which uses the device's tensors themselves, goes by kernels and host memory. May be a step
+  /// of all ranks: the first call for an operation that may go so opens the device on all of them.
+  bool agree_to_serve(Group& group, const Operation& operation, at::Device device);
   /// What carries it out once the device has come to the call: on the call's streams, and on one of the group's for
   /// kernels.
   std::unique_ptr<Relay> make(const std::shared_ptr<Group>& group, const Tracks& tracks, const c10::Stream& kernels);
 
  private:
-  enum class Answer { kUnknown, kYes, kNo };
-
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<StreamLauncher> launcher_ = std::make_shared<StreamLauncher>();
-  Mutex asking_;
-  std::atomic<Answer> answer_{Answer::kUnknown};
-  std::atomic<c10::DeviceIndex> device_{-1};
+  AskOnce served_;
 };
 
 }  // namespace nvx

@@ -90,8 +90,11 @@ Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier
   return {};
 }
 
-bool in_chunks(const TensorOperations& collectives) {
-  return std::any_of(collectives.begin(), collectives.end(), [](const TensorOperation& c) { return c.in_chunks; });
+Route route_of(const TensorOperations& collectives) {
+  for (const TensorOperation& c : collectives) {
+    if (goes_in_parts(c.route())) return c.route();
+  }
+  return collectives.empty() ? Route::kMemory : collectives.front().route();
 }
 
 void copy_back(TensorOperations& collectives) {
@@ -124,7 +127,7 @@ Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*whic
   return all;
 }
 
-/// The peers have done their part by now: what goes wrong here is this call's alone.
+/// The peers have done their part by now. So what goes wrong here fails this call alone, and not the group.
 Status take_back(Transit& transit, const Loads& loads) {
   try {
     transit.take_back(loads);
@@ -135,7 +138,7 @@ Status take_back(Transit& transit, const Loads& loads) {
   }
 }
 
-/// Stands on the stack of the thread that tells of a work's end, while it does.
+/// Stands on the stack of a thread as long as that thread tells of a work's end. They form a list, innermost first.
 class NvxWork::Telling {
  public:
   explicit Telling(const NvxWork& work) : work_(work), outer_(std::exchange(innermost_, this)) {}
@@ -202,8 +205,8 @@ void NvxWork::ends_on(const std::vector<c10::Stream>& streams) {
   }
 }
 
-/// Whoever hears of it works on streams that wait for those that are current here: of each device one, which waits for
-/// the others.
+/// torch has whoever hears of the future wait for the streams that are current here, one of each device. So of several
+/// streams of a device one waits for the others, and is made the current one.
 void NvxWork::complete(c10::ivalue::Future& future) {
   std::vector<c10::Stream> last;
   for (const c10::Stream& stream : streams_) {
@@ -234,7 +237,7 @@ void NvxWork::synchronize() {
   if (!streams_.empty()) wait(std::chrono::milliseconds(0));
 }
 
-/// torch's own is over when the future is, and knows nothing of streams.
+/// torch's own waits until the future has ended, and knows nothing of streams.
 void NvxWork::blockCurrentStream() {
   if (streams_.empty() && at::hasCUDA()) return Work::blockCurrentStream();
   wait(std::chrono::milliseconds(0));
@@ -269,7 +272,8 @@ bool NvxWork::is_there() {
   return there;
 }
 
-/// Nobody could say any more when anything on the device has ended, and no call may have to look again who else waits.
+/// Nobody can say any more when anything on the device has ended. That fails the group at once, as perhaps no later
+/// call would look at the device and tell the ranks that wait.
 void NvxWork::lose(const std::exception* error) {
   lost_.store(true, std::memory_order_release);
   if (const auto group = facts_.group.lock())
@@ -281,7 +285,7 @@ void NvxWork::tell_that_it_is_there() {
   tell_hooks();
 }
 
-/// What is called keeps the group: a work that somebody holds on to need not.
+/// The hook keeps the group alive. It goes with the call, so that a work that somebody holds on to does not keep it.
 void NvxWork::tell_hooks() {
   ended_ = Clock::now();
   clocked_.store(true, std::memory_order_release);
@@ -297,7 +301,7 @@ bool NvxWork::watched() {
 
 bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
 
-/// torch keeps those that a graph under way may be handed, until they have been waited for.
+/// torch keeps works that may be an input of a graph that is being compiled, until they have been waited for.
 void NvxWork::let_torch_forget() {
   if (C10_UNLIKELY(c10d::allow_inflight_collective_as_graph_input()))
     c10d::unregister_work(c10::intrusive_ptr<Work>::reclaim_copy(this));
@@ -317,7 +321,8 @@ void NvxWork::check() {
 float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
-  // Copies may have yet to end; who is told of the end first would wait for itself.
+  // Copies may have yet to end. A hook that is told of the end asks before the clock is set, and must not wait for
+  // itself.
   const auto is_clocked = [&] { return clocked_.load(std::memory_order_acquire); };
   for (int looks = 0; !is_clocked() && !told_here(); ++looks) pause_after(looks);
   return transit_ && transit_->is_timed() ? transit_->duration().count() : duration_here().count();
@@ -398,19 +403,19 @@ Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
 
 Status CollectiveWork::haul(Group& group, Carrier carrier) {
   NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
-  for (TensorOperation& c : collectives_) {  // of one that came behind results
-    if (c.in_chunks && !c.convoy && !c.relay)
+  for (TensorOperation& c : collectives_) {  // chunks that set out in their turn, behind results
+    if (c.route() == Route::kChunks && !c.convoy)
       c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
   }
-  const auto close = [&] {  // whatever came of it, chunks may be on their way
+  const auto close = [&] {  // even of a failed one chunks may be on their way
     for (TensorOperation& c : collectives_) c.relay.reset();
-    if (in_chunks(collectives_)) transit_->close(all_tensors(collectives_, outputs_, {}));
+    if (goes_in_parts(route_of(collectives_))) transit_->close(all_tensors(collectives_, outputs_, {}));
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
   Status status = run_in_order(group, collectives_, carrier);
   if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &TensorOperation::take_back));
   after_all.release();
-  close();  // which may fail, and so does the operation then: nothing would wait for its results
+  close();  // if this throws, the operation fails: nothing would wait for its results
   return status;
 }
 
@@ -524,7 +529,7 @@ bool WindowWork::isCompleted() {
          std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
 }
 
-/// The timeout is that of all together.
+/// The timeout is for all works together.
 bool WindowWork::wait(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
   for (const auto& work : works_) {

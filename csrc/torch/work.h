@@ -15,6 +15,7 @@
 #include "group/group.h"
 #include "group/mailbox.h"
 #include "group/relay.h"
+#include "group/route.h"
 #include "torch/convoy.h"
 #include "torch/departures.h"
 #include "torch/origin.h"
@@ -23,65 +24,59 @@
 
 namespace nvx {
 
-/// Raises what a status says as the exception that torch's users know; on the main thread an interrupt goes first.
-/// NVX_ON_ERROR=abort ends the process instead, unless it was the user who interrupted it.
+/// Raises what a status says, as the exception that torch's users know. On the main thread an interrupt is raised
+/// first. NVX_ON_ERROR=abort ends the process instead, unless it was the user who interrupted it.
 [[noreturn]] void raise(const Status& status);
-/// The same, not raised, and as every thread sees it.
+/// The same exception, not raised, and without regard to interrupts.
 std::exception_ptr exception_of(const Status& status);
-/// Of a wait for as long as this. title: as in NvxWork::Facts.
+/// Raises that a wait() with this timeout has run out of time. title: as in NvxWork::Facts.
 [[noreturn]] void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout);
 
-/// What a device or a backend has thrown, null for what is no std::exception: without the backtrace behind it.
+/// What a device or a backend has said in what it threw, without the backtrace behind that. null: it threw something
+/// that is no std::exception.
 std::string words_of(const std::exception* error);
-/// Fails the group because a device has thrown this, or what is no std::exception, where it was asked about what it was
-/// given, or given it: the others would wait for this rank in vain. what: "all_reduce".
+/// Fails the group because its device threw `error` when it was given work, or asked about it: the other ranks would
+/// wait for this one in vain. error: as for words_of(). what: "all_reduce".
 Status fail_silent(Group& group, at::Device device, const std::string& what, const std::exception* error);
 
-/// One collective, or several in a row, with the tensors that must live until it is done.
+/// An operation on tensors, and all that must live until it is done.
 struct TensorOperation {
   Operation operation;
-  at::Device device = at::kCPU;  ///< of its tensors
-  bool by_kernels = false;       ///< they are used where they are; else a device's tensors go through host memory, ...
-  bool in_chunks = false;        ///< ... and those of large operations are told where they are, for a convoy or a relay
-  bool delegated = false;        ///< to a backend of torch's own, which uses them where they are
-  bool on_device() const { return by_kernels || delegated; }
-  /// Stand-ins for a device's tensors, which are filled before it begins.
-  Loads bring;
-  /// Stand-ins whose tensors get what is in them at the end.
-  Loads take_back;
-  /// Contiguous copies of inputs.
-  std::vector<at::Tensor> stand_ins;
-  std::unique_ptr<Convoy> convoy;
-  std::unique_ptr<Relay> relay;  ///< what does it instead where kernels can do part of it
-  Extensions::Claim claim;
+  at::Device device = at::kCPU;       ///< which all of its tensors are on
+  RouteFacts facts;                   ///< what its route is chosen by
+  Loads bring;                        ///< stand-ins that are filled from their tensors before it begins
+  Loads take_back;                    ///< stand-ins whose contents their tensors get when it has ended
+  std::vector<at::Tensor> stand_ins;  ///< of inputs, filled already
+  std::unique_ptr<Convoy> convoy;     ///< carries it out where it goes in chunks
+  std::unique_ptr<Relay> relay;       ///< carries it out where it is relayed
+  Extensions::Claim claim;            ///< keeps time that was added to its timeout, until it has ended
 
-  /// Whether the operation is told in the memory that the tensors are in.
-  bool where_it_is() const { return device.is_cpu() || on_device() || in_chunks; }
+  Route route() const { return route_of(facts); }
 };
 using TensorOperations = c10::SmallVector<TensorOperation, 1>;
 
-/// While it lives, tensors are memory to this thread: nothing is recorded for autograd, and it does not matter whether
-/// a tensor requires grad, belongs to inference mode, or is moved on a thread that knows nothing of the caller's modes.
-/// So a stand-in changes its tensor exactly as writing into its memory does.
+/// While it lives, copies on this thread treat tensors as plain memory: nothing is recorded for autograd, and it does
+/// not matter whether a tensor requires grad, belongs to inference mode, or is copied on a thread that knows nothing of
+/// the caller's modes. So copying a stand-in back has exactly the effect of writing into the tensor's memory.
 using Movement = at::AutoDispatchBelowADInplaceOrView;
 
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier);
-/// Those of CPU tensors.
+/// Copies the stand-ins of CPU tensors back.
 void copy_back(TensorOperations& collectives);
 Status take_back(Transit& transit, const Loads& loads);
-/// Whatever memory they use, the users' and that of stand-ins.
+/// All tensors whose memory they use: the users', and stand-ins.
 std::vector<at::Tensor> all_tensors(const TensorOperations& collectives, const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs);
-/// Whether any of them goes in chunks.
-bool in_chunks(const TensorOperations& collectives);
-/// Of their tensors, which are all on one.
+/// The route of a call, which may be several operations: that of the first that goes in parts, else that of the first.
+Route route_of(const TensorOperations& collectives);
+/// The one device that all of their tensors are on.
 at::Device device_of(const TensorOperations& collectives);
-/// All of what the collectives of one device bring there, or take back.
+/// What all of them bring, or take back. which: &TensorOperation::bring or take_back.
 Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*which);
 
 class WindowWork;
 
-/// What every kind of nvx work has: its outputs as a result and as a future, its times, and who is told of its end.
+/// What all works of nvx have in common: outputs as a result and as a future, times, and who is told of the end.
 class NvxWork : public c10d::Work {
  public:
   struct Facts {
@@ -91,12 +86,12 @@ class NvxWork : public c10d::Work {
     uint64_t sequence;
     bool timed;
     std::function<void(NvxWork&)> on_end;  ///< may be empty
-    size_t lists = 0;                      ///< in how many lists of one length a future has the outputs; 0: in one
-    std::weak_ptr<Group> group = {};       ///< that fails where a device does not tell of the end
+    size_t lists = 0;                      ///< a future's value is so many lists of outputs; 0: one list, not nested
+    std::weak_ptr<Group> group = {};       ///< fails where a device does not tell of the end
     Clock::time_point began = Clock::now();
   };
   const std::vector<c10::Stream>& streams() const { return streams_; }
-  /// How many works have been begun and not ended.
+  /// A count of works that have been begun and have not ended.
   using Pending = std::shared_ptr<std::atomic<int64_t>>;
 
   NvxWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded);
@@ -108,57 +103,64 @@ class NvxWork : public c10d::Work {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   uint64_t getCompletionKey() const override { return completion_key_; }
 #endif
-  /// A stream can wait for what is on its way back; for what has not ended the caller does.
+  /// The caller waits until the operation has ended. Its stream waits for results that are still on their way back.
   void synchronize() override;
-  /// Whether the results are where whoever looks finds them, on whatever stream. Throws nothing: torch's recorder asks
+  /// Whether the results have arrived, so that they can be read on any stream. Throws nothing: torch's recorder asks
   /// this of each work inside the call that makes it.
   bool isCompleted() override { return Work::isCompleted() && is_there(); }
-  /// Without a stream the caller is what waits.
+  /// Where there is no stream, the caller waits.
   void blockCurrentStream() override;
 
   c10d::OpType type() const { return facts_.type; }
   const char* title() const { return facts_.title; }
   Clock::time_point began() const { return facts_.began; }
   Clock::time_point ended() const { return ended_; }
-  /// What it ended in, once it has.
+  /// What it has ended in; only once it has.
   const Status& status() const { return status_; }
-  /// Counts it there until it has ended. Before it begins.
+  /// Counts this work there until it has ended. To be called before it begins.
   void count_in(const Pending& pending);
-  /// How many of those counted there have ended, and this thread is just telling somebody so.
+  /// How many of the works counted there have ended while this thread is still telling somebody so, further up its
+  /// stack.
   static int64_t told_here(const Pending& pending);
-  /// Has the window hear of the end; false, and nothing, where that has come. Of one window at most.
+  /// The window will hear of the end. False, and it will not, if the work has ended already. A work belongs to one
+  /// window at most.
   bool belong_to(c10::intrusive_ptr<WindowWork> window);
-  /// Whether somebody's code runs when it ends.
+  /// Whether code of somebody else, such as a callback or a hook, will run when it ends.
   bool watched();
-  /// Whether it has ended well, and somebody has waited for it or asked for its future: nothing is left to be told.
+  /// Whether it has ended well, and somebody has waited for it or asked for its future: then it has nothing left to
+  /// tell.
   bool settled() const;
-  /// Whether its results are where whoever looks finds them; true where nobody can say, which fails the group.
+  /// Whether its results have arrived, so that they can be read on any stream. Where the device does not tell, the
+  /// group fails and the answer is true.
   bool is_there();
-  /// Whether its device did not tell: whatever it has ended in, what came of it is not known.
+  /// Whether its device did not tell: then, whatever the status says, nobody knows what came of it.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
-  /// For whoever looks after it until then.
+  /// Tells hooks that the results have arrived. For Endings, which looks after the work until then.
   void tell_that_it_is_there();
-  /// From its beginning to its end: on the device where that has been timed and is told.
+  /// From its beginning to its end: by the device's clock where that was asked for and the device tells, else by the
+  /// host's.
   std::chrono::duration<float, std::milli> duration() const;
 
  protected:
-  /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing. Hooks and the
-  /// clock are told now, or when the results are where whoever looks finds them: whoever else asked has streams wait.
+  /// Marks the work as ended and tells those who asked. Called once, with no lock held. Throws nothing. Futures are
+  /// told at once, as whoever hears of them has streams wait for the results. Hooks and the clock are told at once,
+  /// too, or only when the results have arrived.
   enum class Hooks { kNow, kWhenThere };
   void end(const Status& status, Hooks hooks = Hooks::kNow);
-  /// Whether it has ended while this thread tells of an end, its own or another: who hears of one may wait for this.
+  /// Whether it has ended, and this thread is telling somebody of an end, its own or another's. A callback or hook that
+  /// is told may wait for this work: that wait must not block.
   bool told_here() const;
-  /// For a wait: raises if the work failed, or was made in the process that this one was forked from. Else the caller's
-  /// stream waits for the results.
+  /// The end of a wait(): raises if the work failed, or was made in the process that this one was forked from.
+  /// Otherwise the caller's stream waits for the results.
   void check();
   void let_torch_forget();
-  /// Of tensors of devices, before it begins: the streams that its results come back on.
+  /// For tensors of devices: adds the streams that the results come back on. To be called before it begins.
   void ends_on(const std::vector<c10::Stream>& streams);
 
   Facts facts_;
   std::vector<at::Tensor> outputs_;
   const Origin origin_;
-  std::unique_ptr<Transit> transit_;  ///< null: of CPU tensors
+  std::unique_ptr<Transit> transit_;  ///< null for CPU tensors
 
  private:
   void complete(c10::ivalue::Future& future);
@@ -169,7 +171,7 @@ class NvxWork : public c10d::Work {
   class Telling;
   static thread_local const Telling* innermost_;
 
-  const uint64_t completion_key_;  // an address would be used again
+  const uint64_t completion_key_;  // a number, as the address of a work may be that of a later one
   Clock::time_point ended_{};      // written before clocked_
   Status status_;                  // written before over_
   Pending pending_;
@@ -183,7 +185,7 @@ class NvxWork : public c10d::Work {
   std::atomic<bool> asked_for_{false};  // waited for to the end, or its future asked for
 };
 
-/// What the group's lane carries out, in its turn.
+/// A work that the group's lane carries out when its turn has come.
 class LaneWork : public NvxWork, public Task {
  public:
   LaneWork(std::shared_ptr<Group> group, Facts facts, std::vector<at::Tensor> outputs,
@@ -196,7 +198,7 @@ class LaneWork : public NvxWork, public Task {
   void abort() final;
 
  protected:
-  /// What is thrown here fails the group: the other ranks would wait for this one in vain.
+  /// What this throws fails the group, as the other ranks would wait for this one in vain.
   virtual Status carry_out(Group& group, Carrier carrier) = 0;
   /// Lets go of what only the operation needed.
   virtual void let_go() = 0;
@@ -206,13 +208,13 @@ class LaneWork : public NvxWork, public Task {
   Status outcome_;
 };
 
-/// Collectives.
+/// The collectives of one call, of CPU tensors or through host memory.
 class CollectiveWork final : public LaneWork {
  public:
-  /// expected: the results of an operation on a device's tensors.
+  /// transit, expected: for tensors of a device.
   CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
-                 std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs, std::unique_ptr<Transit> transit,
-                 std::shared_ptr<Results::Expected> expected = nullptr);
+                 std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
+                 std::unique_ptr<Transit> transit = nullptr, std::shared_ptr<Results::Expected> expected = nullptr);
 
  private:
   Status carry_out_staged(Group& group, Carrier carrier);
@@ -226,17 +228,17 @@ class CollectiveWork final : public LaneWork {
   const std::shared_ptr<Results::Expected> expected_;
 };
 
-/// A work that was over before it was made: what a synchronous call returns to those who need an object.
+/// A work whose operation had ended before it was made: what a synchronous call returns to those who need a work.
 class DoneWork final : public NvxWork {
  public:
-  /// stream: that a device's outputs come back on; transit: if they are still on their way.
+  /// stream: the one that a device's outputs come back on. transit: not null if they are still on their way.
   DoneWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<c10::Stream>& stream,
            std::unique_ptr<Transit> transit = nullptr)
       : NvxWork(std::move(facts), std::move(outputs), std::nullopt) {
     transit_ = std::move(transit);
     if (stream) ends_on({*stream});
   }
-  /// Apart from the constructor because hooks keep it until they have been told.
+  /// Not in the constructor, because hooks keep the work until they have been told.
   void begin() { end({}, Hooks::kWhenThere); }
   bool wait(std::chrono::milliseconds) override {
     let_torch_forget();
@@ -249,9 +251,9 @@ class MessageWork final : public NvxWork {
  public:
   MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
               Extensions::Claim claim, std::shared_ptr<Departures> departures);
-  /// Of a device's tensor: has host memory stand in for it, which what is sent is on its way to.
+  /// For a device's tensor: has host memory stand in for it, and begins to copy there what is sent.
   void stage(OwnTracks& tracks, bool receives);
-  /// Begins it; apart from the constructor because its end may come at once.
+  /// Not in the constructor, because the end may come at once.
   void begin(bool receives);
 
   bool wait(std::chrono::milliseconds timeout) override;
@@ -269,12 +271,12 @@ class MessageWork final : public NvxWork {
   Loads loads_;  // of a device's tensor
 };
 
-/// All works of a coalescing window, as one. It ends when the last of them has ended, whoever waits for it, or nobody:
-/// in the failure of the first that failed, if any did.
+/// All works of a coalescing window, as one. It ends when the last of them has ended, whether or not anybody waits for
+/// it. If some have failed, it fails as the first of them did.
 class WindowWork final : public NvxWork {
  public:
   WindowWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs);
-  /// Listens to the works; apart from the constructor because they keep it until they have ended.
+  /// Listens to the works. Not in the constructor, because they keep it until they have ended.
   void begin();
   void one_has_ended();
 

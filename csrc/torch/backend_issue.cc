@@ -1,0 +1,374 @@
+// How collectives are begun: by which route, on which thread and stream, and what the caller gets for it.
+
+#include "base/contain.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "torch/backend.h"
+#include "torch/interrupt.h"
+#include "torch/recorded.h"
+
+namespace nvx {
+namespace {
+
+void trace_staged(const Group& group, const TensorOperation& c) {
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: through host memory", group.name().c_str(), group.rank(),
+          static_cast<unsigned long long>(c.operation.number), name(c.operation.collective), c.device.str().c_str());
+}
+
+}  // namespace
+
+NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind, const std::shared_ptr<Group>& group) {
+  std::function<void(NvxWork&)> on_end;
+  if (somebody_listens()) {
+    on_end = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](NvxWork& work) { self->tell(work); };
+  }
+  return {rank_, kind.type, kind.title, group_->sequence(), timed_, std::move(on_end), kind.lists, group};
+}
+
+void ProcessGroupNVX::enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
+  work->count_in(pending_);
+  lane.submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
+  into_window(work);
+}
+
+Status ProcessGroupNVX::execute(TensorOperations& collectives) {
+  for (TensorOperation& c : collectives) NVX_TRY(group_->execute(c.operation));
+  copy_back(collectives);
+  return {};
+}
+
+/// On the caller's own stream: what that stream is given later comes behind anyway, and need not wait for another one.
+Status ProcessGroupNVX::execute_staged(TensorOperations& collectives, Transit& transit) {
+  Group& group = *group_of(collectives);
+  transit.bring(loads_of(collectives, &TensorOperation::bring));
+  Status arrived;
+  contain_and(
+      [&] { arrived = transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
+      [&](const std::exception* error) {
+        arrived =
+            fail_silent(group, transit.stream().device(), nvx::name(collectives.front().operation.collective), error);
+      });
+  NVX_TRY(arrived);
+  for (TensorOperation& c : collectives) {
+    c.operation.number = group_->next_number();
+    trace_staged(group, c);
+    NVX_TRY(group.execute(c.operation));
+  }
+  transit.take_back(loads_of(collectives, &TensorOperation::take_back));
+  return {};
+}
+
+/// Asks the other ranks whether a relay can carry it out, where that would change its route. Its route is final then.
+void ProcessGroupNVX::ask_relays(TensorOperation& c) {
+  c.facts.delegate_named = delegate_ != nullptr;
+  if (may_be_relayed(c.facts)) c.facts.relays_serve = relays_.agree_to_serve(*device_group(), c.operation, c.device);
+}
+
+void ProcessGroupNVX::prepare_parts(TensorOperations& collectives, const std::shared_ptr<Group>& group,
+                                    const Tracks& tracks, Chunks chunks) {
+  for (TensorOperation& c : collectives) {
+    ask_relays(c);
+    if (c.route() == Route::kRelay) {
+      c.relay = relays_.make(group, tracks, tracks_.of_relays(c.device));
+      c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all ranks relay it, or hear of it
+    } else if (c.route() == Route::kChunks && chunks == Chunks::kSetOutNow) {
+      c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
+    }
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, TensorOperations&& collectives,
+                                                      const Tensors& outputs, const Tensors& inputs, Mode mode) {
+  if (collects()) mode = Mode::kAsync;  // in a window nobody waits for a single call
+  switch (route_of(collectives)) {
+    case Route::kMemory: return issue_in_memory(kind, std::move(collectives), outputs, inputs, mode);
+    case Route::kStaged: return issue_staged(kind, std::move(collectives), outputs, inputs, mode);
+    case Route::kChunks:
+    case Route::kRelay: return issue_in_parts(kind, std::move(collectives), outputs, inputs, mode);
+    case Route::kKernels: return issue_by_kernels(kind, std::move(collectives), outputs, inputs, mode);
+    case Route::kDelegate: break;
+  }
+  return issue_delegated(kind, std::move(collectives), outputs, inputs, mode);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_in_memory(const Kind& kind, TensorOperations&& collectives,
+                                                                const Tensors& outputs, const Tensors& inputs,
+                                                                Mode mode) {
+  kernels_->catch_up_if_behind();
+  if (mode == Mode::kAsync) {
+    number(collectives);
+    auto work = c10::make_intrusive<CollectiveWork>(group_, facts(kind), std::move(collectives), outputs, inputs);
+    enqueue(work, group_->lane());
+    return work;
+  }
+  const bool heard = needs_work();
+  const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
+  raise_if_ended_badly(execute(collectives));
+  if (!heard) return nullptr;
+  NvxWork::Facts known = facts(kind);
+  known.began = began;
+  return done(std::move(known), outputs, nullptr);
+}
+
+/// A synchronous one uses the caller's own stream, unless it must come behind results that are on their way.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_staged(const Kind& kind, TensorOperations&& collectives,
+                                                             const Tensors& outputs, const Tensors& inputs, Mode mode) {
+  kernels_->catch_up_if_behind();
+  if (mode == Mode::kAsync) return enqueue_staged(kind, std::move(collectives), outputs, inputs);
+  if (comes_behind(outputs, inputs)) return enqueue_and_wait(kind, std::move(collectives), outputs, inputs);
+  const bool heard = needs_work();
+  const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
+  auto transit = std::make_unique<Transit>(Tracks::of_caller(device_of(collectives)));
+  raise_if_ended_badly(execute_staged(collectives, *transit));
+  if (!heard) return nullptr;
+  NvxWork::Facts known = facts(kind, group_of(collectives));
+  known.began = began;
+  return done(std::move(known), outputs, std::move(transit));
+}
+
+/// On the group's own streams whether synchronous or not, as several of them are in use at once.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_in_parts(const Kind& kind, TensorOperations&& collectives,
+                                                               const Tensors& outputs, const Tensors& inputs,
+                                                               Mode mode) {
+  kernels_->catch_up_if_behind();
+  if (mode == Mode::kAsync) return enqueue_staged(kind, std::move(collectives), outputs, inputs);
+  return enqueue_and_wait(kind, std::move(collectives), outputs, inputs);
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_by_kernels(const Kind& kind, TensorOperations&& collectives,
+                                                                 const Tensors& outputs, const Tensors& inputs,
+                                                                 Mode mode) {
+  auto transit = on_device(collectives, mode);
+  const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
+  if (collects() && std::none_of(collectives.begin(), collectives.end(), copies))
+    return put_off_kernels(kind, std::move(collectives), outputs, inputs, std::move(transit));
+  return launch_on_device(kind, collectives, outputs, inputs, mode, std::move(transit));
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_delegated(const Kind& kind, TensorOperations&& collectives,
+                                                                const Tensors& outputs, const Tensors& inputs,
+                                                                Mode mode) {
+  auto transit = on_device(collectives, mode);
+  follow_results(inputs, transit->tracks().down);
+  follow_results(outputs, transit->tracks().down);
+  return launch_on_device(kind, collectives, outputs, inputs, mode, std::move(transit));
+}
+
+/// Operations of a device's tensors that pass through host memory, on the group's own streams.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind, TensorOperations&& collectives,
+                                                               const Tensors& outputs, const Tensors& inputs) {
+  const at::Device device = device_of(collectives);
+  const std::shared_ptr<Group>& group = group_of(collectives);
+  const Tracks tracks = tracks_.of(device);
+  auto transit = std::make_unique<Transit>(tracks);
+  const Loads loads = loads_of(collectives, &TensorOperation::bring);
+  // What throws before number() has no effect on the other ranks: an operation without a number they do not wait for.
+  if (comes_behind(outputs, inputs)) {
+    // These two are for results of a delegate, which have a stream of their own; bring_behind() waits for the others.
+    (void)results_.follow(inputs, tracks.down);
+    (void)results_.follow(outputs, tracks.up);
+    transit->bring_behind(loads);
+    prepare_parts(collectives, group, tracks, Chunks::kSetOutInTheirTurn);
+  } else {
+    transit->bring(loads);
+    prepare_parts(collectives, group, tracks, Chunks::kSetOutNow);
+  }
+  number(collectives);
+  auto expected = results_.expect(outputs, device.type());
+  auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind, group), std::move(collectives), outputs, inputs,
+                                                  std::move(transit), std::move(expected));
+  enqueue(work, group->lane());
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_and_wait(const Kind& kind, TensorOperations&& collectives,
+                                                                 const Tensors& outputs, const Tensors& inputs) {
+  if (group_of(collectives)->lane().held_here()) raise(group_->inside_itself());
+  auto work = enqueue_staged(kind, std::move(collectives), outputs, inputs);
+  work->wait(std::chrono::milliseconds(0));
+  return work;
+}
+
+void ProcessGroupNVX::number(TensorOperations& collectives) {
+  for (TensorOperation& c : collectives) c.operation.number = group_->next_number();
+}
+
+/// Of an operation that has ended on this thread.
+void ProcessGroupNVX::raise_if_ended_badly(const Status& status) {
+  if (!status.ok()) {
+    tell_failure(status.code());
+    raise(status);
+  }
+  raise_interrupt();  // that was noticed while the operation still ended well
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::done(NvxWork::Facts facts, const Tensors& outputs,
+                                                     std::unique_ptr<Transit> transit) {
+  const auto stream = transit ? std::optional(transit->stream()) : std::nullopt;
+  const auto work = c10::make_intrusive<DoneWork>(std::move(facts), outputs, stream, std::move(transit));
+  work->begin();
+  return work;
+}
+
+/// The host waits until a stream can wait for the results: those that the lane has yet to bring have no stream yet.
+void ProcessGroupNVX::follow_results(const Tensors& tensors, const c10::Stream& stream) {
+  constexpr std::chrono::milliseconds kGlance{20};
+  while (!results_.follow(tensors, stream)) {
+    Lane& lane = device_group()->lane();
+    if (lane.held_here()) raise(group_->inside_itself());
+    kernels_->catch_up();
+    lane.settle(kGlance);
+    group_->look_for_interrupt();
+    raise_interrupt();
+    if (const Status alive = device_group()->check_alive(); !alive.ok()) raise(alive);
+  }
+}
+
+/// A synchronous one runs on the caller's stream, so that nothing that this stream is given later need wait for it.
+std::unique_ptr<Transit> ProcessGroupNVX::on_device(const TensorOperations& collectives, Mode mode) {
+  const at::Device device = device_of(collectives);
+  Tracks tracks = Tracks::of_caller(device);
+  tracks.capture = capture_of(tracks.up);
+  if (mode == Mode::kAsync) tracks = tracks_.of_kernels(device, tracks.capture);
+  return std::make_unique<Transit>(tracks, /*timed=*/timed_ && tracks.capture == 0);
+}
+
+Status ProcessGroupNVX::begin_on_device(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) {
+  if (route_of(collectives) != Route::kDelegate) return kernels_->launch(collectives, transit, ended_at);
+  return kernels_->launch(collectives, transit, [this](TensorOperations& all, const KernelPath::Target& target) {
+    return delegate_->begin(all.front(), target.stream);
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_on_device(const Kind& kind, TensorOperations& collectives,
+                                                                 const Tensors& outputs, const Tensors& inputs,
+                                                                 Mode mode, std::unique_ptr<Transit> transit) {
+  const bool async = mode == Mode::kAsync, heard = needs_work();
+  const Tensors used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
+  Status status;
+  uint64_t ended_at = 0;
+  try {
+    status = begin_on_device(collectives, *transit, &ended_at);
+  } catch (...) {  // part of it may have been begun
+    contain("the end of a call", [&] { transit->close(used); });
+    throw;
+  }
+  const at::Device device = device_of(collectives);
+  contain_and(
+      [&] {
+        if (async || heard) transit->close(used);
+        if (async && route_of(collectives) == Route::kDelegate)
+          results_.expect(used, device.type())->set_out(transit->stream());
+      },
+      [&](const std::exception* error) {
+        const char* const what = nvx::name(collectives.front().operation.collective);
+        const Status lost = fail_silent(*group_, device, what, error);
+        if (status.ok()) status = lost;
+      });
+  if (!status.ok()) {
+    tell_failure(status.code());
+    raise(status);
+  }
+  if (!async && !heard) return nullptr;
+  if (!async) return done(facts(kind), outputs, std::move(transit));
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, std::move(transit));
+  work->begin(ended_at);
+  into_window(work);
+  return work;
+}
+
+/// Calls of a window share launches, as far as none depends on another. They are put off for that. A call that needs
+/// copies of tensors that are not contiguous is not: no kernel does these copies, so they are done at the call's own
+/// place.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, TensorOperations&& collectives,
+                                                                const Tensors& outputs, const Tensors& inputs,
+                                                                std::unique_ptr<Transit> transit) {
+  SharedStreams::Claim claim = kernels_->claim_stream(*transit);
+  transit->bring({});  // may throw, and then nothing has been numbered
+  claim.keep();
+  for (TensorOperation& c : collectives) {
+    c.operation.number = group_->next_number();
+    c.operation.timeout = group_->span_of(c.operation.timeout);
+  }
+  std::vector<at::Tensor> used = all_tensors(collectives, outputs, inputs);
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, std::move(transit));
+  into_window(work);
+  work->put_off(std::move(collectives), std::move(used));
+  return work;
+}
+
+ProcessGroupNVX::Term ProcessGroupNVX::term_of(std::chrono::milliseconds given) {
+  const auto own = std::max(given, std::chrono::milliseconds(0));  // c10d::kUnsetTimeout is negative
+  Extensions::Share share = extensions_->begin();
+  if (share.extra.count() == 0) [[likely]]
+    return {own, nullptr};
+  const auto plain = own.count() != 0 ? own : group_->timeout();
+  if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // it has no timeout: nothing is longer
+  return {std::min(plain, Extensions::kMost) + share.extra, std::move(share.until_it_ends)};
+}
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, TensorOperations&& collectives,
+                                                       Tensors& outputs, Tensors& inputs,
+                                                       std::chrono::milliseconds timeout, Mode mode) {
+  origin_.check(rank_);
+  const Term term = term_of(timeout);
+  for (TensorOperation& c : collectives) {
+    if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");
+    c.operation.timeout = term.timeout;
+    c.claim = term.claim;
+  }
+  if (C10_UNLIKELY(at::hasCallbacks())) return launch_recorded(kind, std::move(collectives), outputs, inputs, mode);
+  return issue(kind, std::move(collectives), outputs, inputs, mode);
+}
+
+/// Who carries operations of a device's tensors out, and how, for profiles.
+std::string ProcessGroupNVX::profiled_as(TensorOperation& c) {
+  ask_relays(c);
+  switch (c.route()) {
+    case Route::kDelegate: return "nvx:handed_over";
+    case Route::kKernels: return std::string("nvx:by_kernels:") + group_->kernel_for(c.operation);
+    case Route::kRelay: return "nvx:by_kernels_and_host_memory";
+    default: return "nvx:through_host_memory";
+  }
+}
+
+/// As launch, when a profiler or an observer is on.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind, TensorOperations&& collectives,
+                                                                Tensors& outputs, Tensors& inputs, Mode mode) {
+  const auto count = [](const Tensors& tensors) {
+    int64_t n = 0;
+    for (const at::Tensor& tensor : tensors) n += tensor.numel();
+    return n;
+  };
+  const auto [first, stride] = global_ranks();
+  const at::Tensor* any = !inputs.empty() ? &inputs[0] : !outputs.empty() ? &outputs[0] : nullptr;
+  NVX_RECORD_COMMS(mode == Mode::kAsync, std::make_tuple(static_cast<int64_t>(group_->sequence() + 1), false),
+                   std::make_tuple(group_->name(), pg_desc_), inputs, outputs, rank_, kind.title + 4, count(inputs),
+                   count(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(), kind.take.vec(), first,
+                   stride, size_);
+  at::RecordFunction way(at::RecordScope::FUNCTION);
+  if (way.isActive() && !device_of(collectives).is_cpu()) way.before(profiled_as(collectives.front()));
+  if (mode == Mode::kAsync || goes_in_parts(route_of(collectives)))  // then the work itself is a record
+    return issue(kind, std::move(collectives), outputs, inputs, mode);
+  {
+    at::RecordFunction record(at::RecordScope::FUNCTION);
+    if (record.isActive()) {
+      record._setAsync();  // as torch has it of every collective
+      const std::vector<c10::IValue> shown(inputs.begin(), inputs.end());
+      record.before(kind.title, c10::ArrayRef<const c10::IValue>(shown.data(), shown.size()));
+    }
+    return issue(kind, std::move(collectives), outputs, inputs, mode);
+  }
+}
+
+std::pair<int64_t, int64_t> ProcessGroupNVX::global_ranks() {
+  MutexLock lock(mutex_);
+  const auto& ranks = options_.global_ranks_in_group;
+  if (ranks.empty()) return {0, 1};
+  const auto first = int64_t(ranks[0]), stride = ranks.size() > 1 ? int64_t(ranks[1]) - first : 1;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (int64_t(ranks[r]) != first + int64_t(r) * stride) return {first, -1};
+  return {first, stride};
+}
+
+}  // namespace nvx
