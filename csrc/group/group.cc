@@ -513,7 +513,7 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
   if (!failure_.ok()) return failure_;
   const Status status(code, "nvx: " + cause);
   failure_ = context.empty() ? status : met_in(status, context);
-  failed_.store(true, std::memory_order_release);
+  failed_.store(true, std::memory_order_seq_cst);
   standing_.reset();
   const std::string told = cause.substr(0, advice_at(cause));  // advice is for who reads it here
   note_failure(code, told);

@@ -157,11 +157,12 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool told();
   /// What is said then to an operation that has yet to begin.
   Status came_late(const std::string& what) const;
-  /// Whether this rank has left.
-  bool closed() const { return left_.load(std::memory_order_acquire); }
+  /// Whether this rank has left. Two groups of one backend are ended by this and failed() being seq_cst: see
+  /// torch/backend.cc, device_group().
+  bool closed() const { return left_.load(std::memory_order_seq_cst); }
   /// Fails the group if this is the main thread and the user wants it to stop.
   bool look_for_interrupt();
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  bool failed() const { return failed_.load(std::memory_order_seq_cst); }
   Status failure() const;
   /// Stores the first failure and tells the peers; returns the one that is stored.
   Status fail(Code code, const std::string& cause, const std::string& context);

@@ -103,16 +103,17 @@ const std::shared_ptr<Group>& ProcessGroupNVX::device_group() {
   if (const Status status = group_->check_alive(); !status.ok()) raise(status);
   device_group_ = make_group(device_store(), rank_, size_, options,
                              [group = group_] { return group->failed() || group->closed(); });
+  // An abort or leave of group_ before this point did not see device_group_; repeat it here. Here the flag is stored,
+  // and then failed() and closed() are loaded. abort() and shutdown() store what these load, by ending group_, and then
+  // load the flag, in groups(). All six are seq_cst, so at least one side sees the other's store.
   has_device_group_.store(true, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  // Whoever has ended the one meanwhile has not seen the other.
   if (group_->failed()) device_group_->abort("");
   if (group_->closed()) device_group_->leave();
   return device_group_;
 }
 
 std::vector<std::shared_ptr<Group>> ProcessGroupNVX::groups() const {
-  if (!has_device_group_.load(std::memory_order_acquire)) return {group_};
+  if (!has_device_group_.load(std::memory_order_seq_cst)) return {group_};  // see device_group()
   return {group_, device_group_};
 }
 

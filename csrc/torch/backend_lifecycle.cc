@@ -141,8 +141,7 @@ void ProcessGroupNVX::abort() {
   if (origin_.elsewhere()) return;
   failure_told_.store(true);
   if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
-  group_->abort("");  // first: a group of devices' tensors that is just being made looks at it
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  group_->abort("");  // before groups() is asked: see device_group()
   for (const auto& group : groups()) group->abort("");
   if (delegate_) delegate_->abort();  // before catch_up(), whose lock may be held by who is in a call of the delegate
   kernels_->catch_up();               // what was put off is refused now, and its works say so
@@ -161,6 +160,7 @@ void ProcessGroupNVX::shutdown() {
   departures_->see_off(nullptr, [&] { return left().count() == 0; });
   group_->mail().settle(left());
   if (delegate_) delegate_->part();
+  group_->leave();  // before groups() is asked: see device_group()
   for (const auto& group : groups()) group->leave();
   raise_interrupt();
 }
