@@ -83,7 +83,8 @@ TensorOperation Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c1
     return all_reduce(tensors[0], op);
   check_list(tensors);
   const Movement movement;
-  // The first rounding is this one; a mean of means is the mean, as each is of as many.
+  // The rank's own tensors are reduced first, and that rounds once more. A mean of the ranks' means is the mean of all,
+  // as each is of the same number of tensors.
   at::Tensor folded = at::empty(tensors[0].sizes(), tensors[0].options());
   TensorOperation c = all_reduce(folded, op);
   const ReduceOp inner = c.operation.op == ReduceOp::kPremulSum ? ReduceOp::kSum : c.operation.op;

@@ -22,7 +22,7 @@ ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
   }
 }
 
-/// Whether it is the same for both parts of a complex number.
+/// Whether the operator treats the two parts of a complex number apart, and alike.
 bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum; }
 
 /// The name of the operator as torch spells it.

@@ -9,15 +9,15 @@
 
 namespace nvx {
 
-/// One large collective of a device's tensors, in chunks that follow each other through a few slots of host memory:
-/// while the group is at one, the next come down and the last goes back up. The operation is told in the device's
-/// memory, which must stay until the convoy has gone through.
+/// Carries out one large collective of a device's tensors, in chunks that follow each other through a few slots of host
+/// memory: while the group is at one chunk, the next ones come down and the last one goes back up. The operation names
+/// the device's memory, which must stay until run() has returned and its stream has come past.
 class Convoy {
  public:
-  /// The first chunks set out, behind what the stream to the host has been given.
+  /// The first chunks set out, behind what the stream to the host has been given so far.
   Convoy(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks);
-  /// Runs all of it on this thread, which holds the group's lane. The first failure ends it, and what comes after that
-  /// is not written.
+  /// Runs all chunks on this thread, which holds the group's lane. The first failure ends it, and no later chunk is
+  /// written back.
   Status run(Group& group, const Operation& operation, Carrier carrier);
 
  private:
@@ -36,7 +36,7 @@ class Convoy {
   const int rank_;
   const Cut cut_;
   Whole whole_;
-  at::Tensor memory_;  // of all slots
+  at::Tensor memory_;  // that of all slots
   std::array<std::unique_ptr<Slot>, kSlots> slots_;
   size_t brought_ = 0;
 };

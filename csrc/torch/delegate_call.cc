@@ -20,7 +20,7 @@ constexpr TorchOp kTorchOps[] = {
     {ReduceOp::kProduct, c10d::ReduceOp::PRODUCT},
 };
 
-/// Data that only moves goes as bytes; what is reduced in its type, of those that group/delegate_plan.cc hands over.
+/// Data that is only moved goes as bytes. What is reduced has its own type, one that group/delegate_plan.cc lets pass.
 at::ScalarType torch_type_of(const Operation& o) {
   if (!reduces(o.collective)) return at::kByte;
   const std::optional<at::ScalarType> type = torch_type_of(o.dtype);
@@ -35,7 +35,7 @@ c10d::ReduceOp torch_op_of(const Operation& o) {
   TORCH_CHECK(false, "nvx hands no ", name(o.op), " over");
 }
 
-/// The pieces are one stretch of memory, cut evenly.
+/// Whether the pieces are one stretch of memory, cut evenly.
 bool is_even(const Pieces& pieces) {
   for (size_t p = 1; p < pieces.size(); ++p) {
     if (pieces[p].bytes != pieces[0].bytes || pieces[p].data != pieces[0].data + p * pieces[0].bytes) return false;
@@ -43,7 +43,7 @@ bool is_even(const Pieces& pieces) {
   return true;
 }
 
-/// Memory as tensors of the operation's type. The memory is kept by whoever called it.
+/// Shows memory as tensors of the operation's type. The caller of the operation keeps the memory.
 class Views {
  public:
   Views(const Operation& o, at::Device device) : options_(at::TensorOptions().device(device).dtype(torch_type_of(o))) {}
@@ -128,7 +128,7 @@ c10::intrusive_ptr<c10d::Work> call(c10d::Backend& backend, const Operation& o, 
 
 }  // namespace
 
-/// What it returns, if anything, need not end for the host: the stream waits for it.
+/// The host does not wait for the work that the backend may return: wait() has the current stream do so.
 void call_delegate(c10d::Backend& backend, const Operation& operation, at::Device device) {
   const auto work = call(backend, operation, Views(operation, device));
   if (work) work->wait();

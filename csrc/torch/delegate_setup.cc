@@ -25,7 +25,7 @@ std::vector<std::byte> to_bytes(const std::string& text) {
   return {begin, begin + text.size()};
 }
 
-/// What a peer has said, for a sentence.
+/// What a peer has said, made fit for a sentence.
 std::string text_of(std::string_view said) {
   constexpr size_t kMost = 400;
   return printable(std::string(said.substr(0, kMost)));
@@ -35,14 +35,14 @@ std::string_view view_of(const std::vector<std::byte>& said) {
   return {reinterpret_cast<const char*>(said.data()), said.size()};
 }
 
-/// Who waits in a store holds up all who use the same connection to it.
+/// A thread that waits in a store holds up all others that use the same connection to it: so this has one of its own.
 c10::intrusive_ptr<c10d::Store> own(const c10::intrusive_ptr<c10d::Store>& store) {
   c10::intrusive_ptr<c10d::Store> clone;
   contain_and([&] { clone = store->clone(); }, [](const std::exception*) {});  // not every store can
   return clone ? clone : store;
 }
 
-/// One line, as it becomes part of one.
+/// As one line, so that it can become part of a sentence.
 std::string first_line(const char* text) {
   const std::string all = text;
   return all.substr(0, all.find('\n'));
@@ -70,7 +70,7 @@ void shut_delegate_down(const DelegateSetup::Backend& backend, milliseconds span
   end_apart("a delegate's goodbye", backend, span, &c10d::Backend::shutdown);
 }
 
-/// The making and connecting of the backend, on a thread of its own. Its owner may leave it to itself.
+/// Makes and connects the backend, on a thread of its own. If that does not return, its owner may leave it to itself.
 class DelegateSetup::Attempt {
  public:
   Attempt(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device)
@@ -88,14 +88,14 @@ class DelegateSetup::Attempt {
           return true;
         }) {}
 
-  /// Whether it has ended well by then. Throws what it threw.
+  /// Whether it has ended well by the deadline. Throws what the thread threw.
   bool done(Clock::time_point until) { return running_.get(until).has_value(); }
   /// Null until it is made.
   Backend backend() const {
     MutexLock lock(made_->mutex);
     return made_->backend;
   }
-  /// What can be ended of it: a call that does not return is left to itself.
+  /// Ends what can be ended of it. A call that does not return is left to itself.
   void call_off() const {
     MutexLock lock(made_->mutex);
     made_->unwanted = true;

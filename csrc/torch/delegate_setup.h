@@ -15,21 +15,21 @@
 
 namespace nvx {
 
-/// What another backend needs of a rank, so that it can serve its tensors.
+/// What a rank tells the others about itself before another backend is set up to serve its tensors.
 struct DelegateCard {
-  std::string gpu;      ///< which of the host's it has; ranks that share one cannot be served
-  std::string why_not;  ///< this rank cannot be served; empty where it can
+  std::string gpu;      ///< which GPU of its host it has; ranks that share one cannot be served
+  std::string why_not;  ///< why this rank cannot be served; empty where it can
 };
 
-/// Python's side, nvx/delegate.py: NCCL's, or what tests put there. These throw what it throws.
+/// These call Python: nvx/delegate.py, which makes NCCL's backend, or that of a test. They throw what it throws.
 DelegateCard look_for_delegate(at::Device device);
 c10::intrusive_ptr<c10d::Backend> make_delegate(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                 at::Device device);
-/// Whether this thread's current stream of the device is being captured, where torch's C++ cannot tell.
+/// Whether this thread's current stream of the device is being captured. For versions of torch whose C++ cannot tell.
 bool python_sees_capture(at::Device device);
 
-/// Ends what a backend is at, within a moment, or lets go of it in good order, within the span: whatever becomes of the
-/// call.
+/// The first ends what a backend is doing, and returns within a moment. The second lets go of it in good order, and
+/// returns within the span. Both return even if the backend does not.
 void abort_delegate(const c10::intrusive_ptr<c10d::Backend>& backend);
 void shut_delegate_down(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds span);
 
@@ -38,22 +38,23 @@ class DelegateSetup {
  public:
   using Backend = c10::intrusive_ptr<c10d::Backend>;
 
-  /// topology: names its keys in the store, and so is of a group made for this. The group is asked, while anything is
-  /// waited for, whether the user, an abort or a rank that has ended has made it pointless.
+  /// topology: that of a group that was made for this, as the keys in the store are named by it. group: while anything
+  /// is waited for, it is asked whether the user, an abort, or a rank that has ended has made the waiting pointless.
   DelegateSetup(Group& group, const Topology& topology, c10::intrusive_ptr<c10d::Store> store, at::Device device);
 
-  /// A step of all ranks together. Null where any of them cannot have it; why_not() then says the same on all.
+  /// A step of all ranks together. Null on all of them if any cannot have the backend; why_not() is then the same on
+  /// all.
   ///
-  /// Connecting calls what may never return. It gets half of the group's timeout, so that the ranks have the other half
-  /// to agree; and where one cannot, it says so at once, as the others may be waiting for it in there.
+  /// Connecting calls code that may never return. It gets half of the group's timeout, so that the ranks have the other
+  /// half to agree. A rank that cannot connect says so at once, as the others may be waiting for it inside their calls.
   ///
-  /// Throws Error where what the others do now is not known: one of them was not heard, or ended, or it was called off.
+  /// Throws Error if it is not known what the others do now: a rank was not heard, or has ended, or all was called off.
   Backend agree();
   const std::string& why_not() const { return why_not_; }
 
  private:
   enum class Kind : char { kConnected = '+', kCannot = '-', kCalledOff = '0' };
-  /// What a rank says of its connecting.
+  /// What a rank says of how its connecting went.
   struct Said {
     Kind kind;
     std::string text;
@@ -66,7 +67,7 @@ class DelegateSetup {
   Said connect();
   Said await(Attempt& attempt);
   Said cannot(const std::string& why);
-  /// Throws where waiting has become pointless.
+  /// Throws if waiting has become pointless.
   void look_about() const;
   std::string key(const std::string& what) const { return prefix_ + what; }
 

@@ -34,8 +34,9 @@ bool Departures::waits(const Message* message) {
                      [&](const Entry& entry) { return !message || entry.message.get() == message; });
 }
 
-/// One look at all: true if some went. In a group that has ended they go too, to be refused. The mail gets them in
-/// their order, under the lock, and is pushed when that is let go: who it tells may wait for another one.
+/// One look at all messages: true if some went. In a group that has ended they go, too, and are refused there. The mail
+/// gets them in their order, under the lock. It is pushed when the lock has been let go, as whoever it tells of an end
+/// may wait for another message.
 bool Departures::post() {
   MutexLock lock(mutex_);
   const size_t before = waiting_.size();
@@ -75,7 +76,8 @@ void Departures::see_off(const Message* message, const std::function<bool()>& gi
   }
 }
 
-/// Who pushes the mail may be held there by what that calls, and leaves the rest to another thread before.
+/// A thread that pushes the mail may be held up there by a callback. So before it does, it finds another thread for
+/// what is left here.
 void Departures::attend() {
   constexpr int kOften = 64;
   constexpr std::chrono::microseconds kSoon{20}, kLater{100};

@@ -12,19 +12,20 @@
 
 namespace nvx {
 
-/// Messages whose data has yet to come from a device. Each is handed to the mail when it has, and nobody else waits for
-/// that: not who sends it, and no other message but those to the same peer with the same tag, whose order stays.
+/// Messages whose data has yet to come from a device. Each is given to the mail when its data has come. Nobody waits
+/// for that but messages to the same peer with the same tag, so that these keep their order: neither the sender nor
+/// other messages.
 class Departures : public std::enable_shared_from_this<Departures> {
  public:
   explicit Departures(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
-  /// Takes a message on its way; transit: its data's, null where that is there. Both are kept by the message.
-  /// False where nobody could look after it: then the caller is to see it off.
+  /// Takes a message that is to be sent. transit: that of its data, null where the data is there already. The message
+  /// keeps both alive. False if no thread could be had that looks after it: then the caller must call see_off().
   bool add(const std::shared_ptr<Message>& message, Transit* transit) EXCLUDES(mutex_);
-  /// Whether one waits that was sent to the same peer with the same tag.
+  /// Whether a message waits that was sent to the same peer with the same tag.
   bool any_before(const Message& message) EXCLUDES(mutex_);
-  /// Returns when the message, or with null every one, has been handed over, or when give_up() says so, which is asked
-  /// now and then.
+  /// Returns when the message, or for null every message, has been given to the mail. Or when give_up(), which is asked
+  /// now and then, says so.
   void see_off(const Message* message, const std::function<bool()>& give_up) EXCLUDES(mutex_);
 
  private:

@@ -37,7 +37,8 @@ Endings::Works Endings::take_what_is_there() {
   return there;
 }
 
-/// Who tells may be held there by what that calls, and leaves the rest to another thread before.
+/// A thread that tells may be held up there by a hook. So before it does, it finds another thread for what is left
+/// here.
 void Endings::attend() {
   constexpr int kOften = 64;
   constexpr std::chrono::microseconds kSoon{20}, kLater{100};

@@ -9,13 +9,14 @@
 
 namespace nvx {
 
-/// Works that are over, whose results are on their way, until whoever listens has been told that these are there. What
-/// a stream brings comes in order, so one job of the pool looks after all of them, at the first of each stream.
+/// Works that have ended, while their results are still on their way. When these have arrived, hooks are told. What a
+/// stream brings arrives in order, so one job of the pool looks after all works, each time at the first one of each
+/// stream.
 class Endings {
  public:
   static Endings& here();
 
-  /// False where nobody can look after it: then the caller tells at once.
+  /// False if no thread could be had that looks after it: then the caller tells the hooks at once.
   bool add(c10::intrusive_ptr<NvxWork> work) EXCLUDES(mutex_);
 
  private:

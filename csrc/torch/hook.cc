@@ -13,7 +13,7 @@
 namespace nvx {
 namespace {
 
-/// How many are running, in all. They take turns, as if one thread ran them.
+/// How many threads with hooks there are in this process. They take turns, as if one thread ran all hooks.
 struct Count {
   Mutex mutex;
   std::condition_variable changed;

@@ -14,8 +14,8 @@
 
 namespace nvx {
 
-/// Runs code of the user's in a place where nobody could catch what it throws: a thread of nvx's, or one that has other
-/// hooks to run. The first time at each place it is said; it goes no further.
+/// Runs code of the user's where nobody could catch what it throws: on a thread of nvx's, or between other hooks. What
+/// it throws is logged the first time at each place in nvx's code, and goes no further.
 template <class Call>
 void run_hook(const char* whose, Call&& call) {
   static std::atomic<bool> said{false};  // one for each place: each has a Call of its own
@@ -29,15 +29,15 @@ void run_hook(const char* whose, Call&& call) {
   });
 }
 
-/// Hooks that may take long, as torch's flight recorder does: they run on a thread of their own, where there is one,
-/// and are waited for until they end, or a moment has passed.
+/// Hooks that may take long, as that of torch's flight recorder does. They run on a thread of their own, if one can be
+/// had, and await_moment() waits until they have ended, or a moment has passed.
 class HooksBeside {
  public:
   explicit HooksBeside(std::function<void()> hooks);
-  /// They have ended, or the moment has passed since they began.
+  /// Returns when they have ended, or the moment has passed since they began.
   void await_moment() const;
-  /// Of all that have been begun in this process: where their threads ended with it, Python would end it badly.
-  /// Bounded; Ctrl-C ends it.
+  /// Waits for all that have been begun in this process: if their threads were still in Python when it ends, it would
+  /// end badly. The wait is bounded, and Ctrl-C ends it.
   static void await_all();
 
  private:
@@ -46,8 +46,8 @@ class HooksBeside {
   std::shared_ptr<Running> running_;
 };
 
-/// Code of the user's, by number. It is made and goes with no lock held, and is not copied: each may need Python's
-/// lock, whose holder may wait for this one.
+/// Hooks of the user's, by number. None is made, copied or destroyed while the mutex is held: that may need Python's
+/// lock, and whoever has that may wait for the mutex.
 template <class Hook>
 class Hooks {
  public:

@@ -97,7 +97,7 @@ py::dict gpu_topology(bool measure) {
   return told;
 }
 
-/// What the driver says of memory that network cards reach; why it says nothing.
+/// What the driver says of memory that network cards can reach, or why it says nothing.
 py::dict told_dma_bufs() {
   std::vector<DmaBuf> found;
   std::string none;

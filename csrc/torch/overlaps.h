@@ -8,7 +8,7 @@
 
 namespace nvx {
 
-/// What a contiguous tensor takes; nothing for others, which get stand-ins.
+/// The memory of a contiguous tensor; empty for others, which get stand-ins.
 struct MemorySpan {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -18,25 +18,27 @@ struct MemorySpan {
 };
 MemorySpan span_of(const at::Tensor& tensor);
 
-/// Whether an input uses memory of an output, and not as its counterpart, which is the very same piece. What is
-/// received may then be written before what was there is sent.
+/// Whether an input shares memory with an output, so that receiving might overwrite it before it is sent. That cannot
+/// happen if the output is its counterpart and the very same piece, as in an in-place operation. counterparts: whether
+/// it is.
 bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts);
-/// The same for a list of outputs, and one input of several after the other.
+/// The same for a list of outputs, against which several inputs are held.
 class Outputs {
  public:
   explicit Outputs(const std::vector<at::Tensor>& tensors);
   bool clash(const at::Tensor& input, size_t counterpart) const;
-  /// Whether one uses memory of another one before it in the list. What is there at the end is the last one's, on every
-  /// rank alike, so it is put there when the operation is over.
+  /// Whether output p shares memory with one before it in the list. That memory holds in the end what the last of them
+  /// gets, on every rank. So p gets a stand-in, which is copied back when the operation has ended.
   bool meets_one_before(size_t p) const;
 
  private:
   c10::SmallVector<MemorySpan, 8> spans_;
 };
-/// The same of a rank's piece and the whole, one of which is the input; the counterpart is that piece of the whole.
+/// The same for a rank's piece and the whole, one of which is the input. The counterpart is the rank's place in the
+/// whole.
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);
 
-/// Of each tensor, whether it may use memory that one before it in the list uses.
+/// For each tensor, whether it may share memory with one before it in the list.
 std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors);
 
 }  // namespace nvx

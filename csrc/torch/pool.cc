@@ -31,7 +31,8 @@ void PoolLender::take_back(void* at, size_t bytes, void* stream) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   settle();
-  // What a graph may use again nobody else can have, nor what no stream tells the end of.
+  // A block that a graph may use again cannot be given to others, nor can one whose last use no stream tells the end
+  // of.
   std::unique_ptr<kernel::Tail> tail = kernel::capture_of(stream) == 0 ? spare_tail() : nullptr;
   if (!tail || !tail->put_behind(stream, /*captured=*/false).ok()) {
     NVX_LOG(kInfo, "%zu KiB of the pool of GPU %d are not used again: nobody says when", bytes >> 10, pool_.device());
@@ -40,7 +41,7 @@ void PoolLender::take_back(void* at, size_t bytes, void* stream) {
   resting_.push_back({reinterpret_cast<DevicePtr>(at), bytes, std::move(tail)});
 }
 
-/// What no stream can come to any more is anybody's.
+/// Blocks whose streams have come past their last use go back to the pool.
 void PoolLender::settle() {
   for (auto one = resting_.begin(); one != resting_.end();) {
     if (!one->tail->passed()) {
@@ -60,7 +61,8 @@ std::unique_ptr<kernel::Tail> PoolLender::spare_tail() {
   return tail;
 }
 
-/// As it was: of the same length, for a stream that waits for the last one. It is not waited for here.
+/// A block of just this length whose stream has not come past its last use: the new stream waits for that, the host
+/// does not.
 DevicePtr PoolLender::take_resting(size_t bytes, void* stream) {
   if (kernel::capture_of(stream) != 0) return 0;
   for (auto one = resting_.begin(); one != resting_.end(); ++one) {

@@ -10,25 +10,25 @@
 #include "kernel/capture.h"
 #include "memory/device_pool.h"
 
-/// What torch's allocator of a device is given of its pool: blocks, which it cuts up among tensors and uses again in
-/// the order of their stream.
+/// Gives torch's allocator blocks of a device's pool. It cuts them up among tensors, and uses them again in the order
+/// of the stream that they were asked for.
 namespace nvx {
 
 class PoolLender {
  public:
   explicit PoolLender(DevicePool& pool) : pool_(pool) {}
 
-  /// Null where there is no more, as torch wants it: it then gives back what it has cached, and asks again. What the
-  /// stream does with it comes behind what another one did with it before.
+  /// Null if there is no more: then torch gives back what it has cached, and asks again. What the stream does with the
+  /// block comes behind what other streams did with it before.
   void* lend(size_t bytes, void* stream) EXCLUDES(mutex_);
-  /// Nobody has it any more, but this stream may yet come to where it was used.
+  /// No tensor uses the block any more, but this stream may have yet to come to where it was used.
   void take_back(void* at, size_t bytes, void* stream) EXCLUDES(mutex_);
 
  private:
   struct Resting {
     DevicePtr at;
     size_t bytes;
-    std::unique_ptr<kernel::Tail> tail;  // what the stream had been given then
+    std::unique_ptr<kernel::Tail> tail;  // how far the stream had been given work when the block came back
   };
   void settle() REQUIRES(mutex_);
   std::unique_ptr<kernel::Tail> spare_tail() REQUIRES(mutex_);
@@ -37,13 +37,14 @@ class PoolLender {
   DevicePool& pool_;
   Mutex mutex_;
   std::list<Resting> resting_ GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<kernel::Tail>> spare_ GUARDED_BY(mutex_);  // they are never destroyed, so used again
+  std::vector<std::unique_ptr<kernel::Tail>> spare_
+      GUARDED_BY(mutex_);  // tails are never destroyed, so they are used again
 };
 
-/// Whether this process has a pool on that device, or can make one; without the other ranks.
+/// Whether this process has a pool on that device, or can make one. Does not ask the other ranks.
 bool has_pool(c10::DeviceIndex device);
 
-/// A tensor of so many elements in the pool of its device, as nvx/pool.py has torch make it.
+/// A tensor of so many elements in the pool of its device. torch makes it, asked by nvx/pool.py.
 at::Tensor pool_tensor(int64_t size, const at::TensorOptions& options);
 
 }  // namespace nvx

@@ -11,19 +11,21 @@
 
 namespace nvx {
 
-/// Where results will be that are on their way through host memory, and what was handed over uses: an operation that
-/// reads or writes there, before anybody has waited for that, comes behind it, as it would on a stream.
+/// Memory that pending results will be written to, or that a delegated collective uses. Operations that touch it before
+/// anybody waited are ordered behind, as on one stream.
 class Results {
  public:
-  /// Those of one operation.
+  /// The results of one operation, and the memory that they will be written to.
   class Expected {
    public:
     Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device);
-    /// The stream has been given all that brings them, or what there will be of it.
+    /// The stream has been given all that brings them; or as much of it as it will get, if the operation has failed.
     void set_out(const c10::Stream& stream);
+    /// Whether they have arrived.
     bool is_over();
-    /// The stream waits for them. False where that is not set out yet.
+    /// Has the stream wait for them. False, and it does not, if they have not set out.
     bool hold_back(const c10::Stream& stream);
+    /// Whether some will be written to memory of these tensors.
     bool meets(const std::vector<at::Tensor>& tensors) const;
 
    private:
@@ -34,14 +36,15 @@ class Results {
     static std::vector<Range> ranges_of(const std::vector<at::Tensor>& tensors);
 
     const std::vector<Range> ranges_;
-    c10::Event there_;  // recorded before is_out_
+    c10::Event there_;  // recorded before is_out_ is set
     std::atomic<bool> is_out_{false};
   };
 
   std::shared_ptr<Expected> expect(const std::vector<at::Tensor>& outputs, c10::DeviceType device) EXCLUDES(mutex_);
-  /// Whether some are on their way to where these are.
+  /// Whether some will be written to memory of these tensors.
   bool awaited_in(const std::vector<at::Tensor>& tensors) EXCLUDES(mutex_);
-  /// The stream waits for those that are on their way there. False where it cannot for some, as they are not set out.
+  /// Has the stream wait for those that will be written to memory of these tensors. False if some have not set out, so
+  /// that it does not wait for them.
   bool follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) EXCLUDES(mutex_);
 
  private:

@@ -14,12 +14,13 @@
 
 namespace nvx {
 
-/// The streams that ranks of a group use which are threads of one process. A stream does one thing after the other, and
-/// the kernels of a collective wait for each other: what a rank begins on a stream behind another rank's part of the
-/// same collective, or of a later one, would never begin. Calls are known by their numbers in the group.
+/// Keeps ranks that are threads of one process from blocking each other on a stream. A stream does one thing after the
+/// other, and the kernels of a collective wait for each other. So if a rank called a collective on a stream behind
+/// another rank's part of the same collective, or of a later one, its own part would never begin. Calls are known by
+/// their numbers in the group.
 class SharedStreams {
  public:
-  /// The group's, for one more of its ranks. group: what it is known by in this process.
+  /// Those of a group, for one more of its ranks. group: its number in this process.
   static std::shared_ptr<SharedStreams> join(uint64_t group) EXCLUDES(registry_mutex());
 
   /// A rank's call, and the stream that it is made on.
@@ -28,15 +29,15 @@ class SharedStreams {
     int rank;
     uint64_t number;
   };
-  /// Raises where it must not begin behind what the stream has been given.
+  /// Raises if the call must not begin behind what the stream has been given.
   void check(const Call& call, const std::string& group) EXCLUDES(mutex_);
-  /// From here on the stream is behind it.
+  /// Notes that what the stream is given from here on comes behind this call.
   void note(const Call& call) EXCLUDES(mutex_);
   struct Last {
     int rank = -1;
     uint64_t number = 0;
   };
-  /// What a stream is behind while its call may still turn out not to begin: then it is behind what it was before.
+  /// Notes a call on a stream before it has begun. If keep() is not called, as it did not begin, that is undone.
   class Claim {
    public:
     Claim() = default;
@@ -51,7 +52,7 @@ class SharedStreams {
     ~Claim() {
       if (streams_) streams_->release(*stream_, mine_, before_);
     }
-    /// It begins.
+    /// The call begins.
     void keep() { streams_ = nullptr; }
 
    private:
@@ -59,7 +60,7 @@ class SharedStreams {
     std::optional<c10::Stream> stream_;
     Last mine_, before_;
   };
-  /// Both at once.
+  /// check() and note() at once.
   [[nodiscard]] Claim claim(const Call& call, const std::string& group) EXCLUDES(mutex_);
 
  private:

@@ -5,9 +5,9 @@
 
 namespace nvx {
 
-/// The all-reduce of a sparse tensor, or of several that are summed first and each get the result. Ranks may hold
-/// different numbers of indices: what each has is gathered first, then indices and values of all, which every rank sums
-/// in rank order.
+/// The all-reduce of a sparse tensor, or of several, which are summed first and each get the result. Ranks may hold
+/// different numbers of entries: so these numbers are gathered first, and then the indices and values of all ranks,
+/// which every rank sums in rank order.
 class SparseWork final : public LaneWork {
  public:
   struct Call {
@@ -27,7 +27,7 @@ class SparseWork final : public LaneWork {
 
   const Arguments arguments_;
   Call call_;
-  Whole whole_;  // what was called: ranks compare that in each step
+  Whole whole_;  // the whole operation, which the ranks compare in each step
   std::vector<at::Tensor> tensors_;
 };
 

@@ -24,7 +24,7 @@ namespace nvx {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
-/// The first looks follow each other at once: most of what is waited for is there within microseconds.
+/// The first looks follow each other at once, as most of what is waited for arrives within microseconds.
 void pause_after(int looks) {
   if (looks < 256) {
     relax();
@@ -37,7 +37,7 @@ bool serves(at::Device device) {
   return device.is_cpu() || (at::isAccelerator(device.type()) && c10::impl::hasDeviceGuardImpl(device.type()));
 }
 
-/// Asks nothing that would set CUDA up: it must not be where a process has yet to fork.
+/// Asks nothing that would initialise CUDA, which a process that has yet to fork must not have done.
 std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen) {
   const auto here = [&](at::Device current) {
     return chosen && chosen->type() == current.type() && chosen->has_index() ? *chosen : current;
@@ -45,7 +45,7 @@ std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen)
   if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
     auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));
     if (allocator && allocator->initialized()) {
-      // A thread that has chosen no device is on the first, which this process may not use.
+      // A thread that has chosen no device is on the first one, which this process perhaps does not use.
       const at::Device device = here(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
       if (at::detail::getCUDAHooks().hasPrimaryContext(device.index())) return device;
     }
@@ -111,8 +111,8 @@ void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
 
 namespace {
 
-/// Those that a process has drawn from the pool. Kernels may wait for peers, so whatever else is put on their streams
-/// waits, too: for itself, where it is a kernel of one of these peers, or what these wait for.
+/// The streams that this process has drawn from torch's pool. Kernels may wait for peers, and whatever else is put on
+/// their stream waits with them. If that is a peer's kernel, or something that a peer waits for, it waits for itself.
 class DrawnStreams {
  public:
   static DrawnStreams& here() {
@@ -227,7 +227,8 @@ void Transit::fill(const Loads& loads, const c10::Stream& stream) {
   const BesideCaptures beside;
   const c10::StreamGuard on(stream);
   const Movement movement;
-  // CUDA conjugates and negates what it copies here in host memory, and does not wait for it to be there.
+  // A lazy conjugation or negation is resolved on the device first: else CUDA would do it in host memory, without
+  // waiting for the copy to arrive there.
   for (const auto& [user, stand_in] : loads) {
     stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
     keep(stand_in, stream);
@@ -251,7 +252,7 @@ std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
     if (behind_) back.record(tracks_.up), back.block(tracks_.down);
     fill(*std::exchange(later_, std::nullopt), tracks_.down);
   }
-  if (!later_ && arrived_.query()) return group.look_at_kernels();  // they are what may have been waited for
+  if (!later_ && arrived_.query()) return group.look_at_kernels();  // whose results may be what has just arrived
   if (!deadline.passed(Clock::now())) return std::nullopt;
   return group.fail(Code::kTimeout,
                     tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
@@ -274,7 +275,8 @@ void Transit::take_back(const Loads& loads) {
   returned_.record(tracks_.up);
 }
 
-/// The user, or a call that has failed, may let go of it at once, and its memory belongs to another stream than nvx's.
+/// The user, or a call that has failed, may let go of the tensor at once, and the allocator knows only the stream that
+/// it was made on, not nvx's.
 void Transit::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
   if (!tracks_.own || tracks_.capture != 0 || tensor.is_cpu() || !tensor.has_storage() || !tensor.storage().data_ptr())
     return;
@@ -314,7 +316,8 @@ void Transit::join_streams() {
         "wait for it before the capture");
   }
   if (caller != tracks_.up) returned_.block(caller);
-  // From here on their own stream comes behind; where another one waits, they stay as long as this does.
+  // If it is the stream that the tensors belong to which waits, they may go: what it does next comes behind. If it is
+  // another one, they stay as long as this object does.
   MutexLock lock(mutex_);
   const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
   lock.unlock();
