@@ -12,7 +12,7 @@ enum class Code {
   kPeerDied,     ///< the process of a rank has ended
   kPeerLeft,     ///< a rank has destroyed the group that this one still waits in
   kPeerFailed,   ///< another rank reported a failure first; its words are repeated
-  kAborted,      ///< this process called abort()
+  kAborted,      ///< this rank has called the operation off itself: by abort(), or by leaving the group
   kInterrupted,  ///< Ctrl-C on the main thread
   kInvalid,      ///< an argument nobody can serve; the group stays usable
   kSystem,       ///< the operating system refused something

@@ -476,7 +476,7 @@ void Group::fail_as_gone(int seat) {
 
 void Group::fail_as_left(int rank) {
   const int seat = seat_of(rank);
-  (void)fail(Code::kPeerLeft,
+  (void)fail(rank == this->rank() ? Code::kAborted : Code::kPeerLeft,
              (seat >= 0 ? describe_progress(seat) : topology_.describe(rank)) + " has left group " + name() +
                  ", in which it is still waited for: it has destroyed the group, or its process ends" +
                  trouble_of(rank),

@@ -45,7 +45,7 @@ void Mailbox::close() {
   if (group_.forked()) return;
   MutexLock lock(mutex_);
   if (!open_.empty())
-    fail_all(Status(Code::kPeerLeft, "nvx: group " + group_.name() + " was destroyed with messages in flight"));
+    fail_all(Status(Code::kAborted, "nvx: group " + group_.name() + " was destroyed with messages in flight"));
   Shift shift{Role::kPasserBy, Carrier::kPool};
   deliver(shift);
 }

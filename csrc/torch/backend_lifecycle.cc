@@ -150,6 +150,7 @@ void ProcessGroupNVX::abort() {
 /// Operations that the user never waited for get a moment to end well, as peers may wait for them. Then they are ended.
 void ProcessGroupNVX::shutdown() {
   if (origin_.elsewhere()) return;
+  failure_told_.store(true);  // what leaving calls off, here or on a peer that leaves too, is no failure
   kernels_->catch_up();
   const auto end = Clock::now() + kGrace;
   const auto left = [&] {

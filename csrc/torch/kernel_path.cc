@@ -315,12 +315,18 @@ void LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
 
 bool LaunchedWork::isSuccess() const { return !exception(); }
 
-/// A kernel may fail after the work has ended as torch sees it.
 std::exception_ptr LaunchedWork::exception() const {
   if (const std::exception_ptr known = NvxWork::exception()) return known;
-  if (!closed_.load(std::memory_order_acquire)) return nullptr;
+  const Status status = failure();
+  return status.ok() ? nullptr : exception_of(status);
+}
+
+/// A kernel's failure comes when the work is over as torch sees it.
+Status LaunchedWork::failure() const {
+  if (NvxWork::exception()) return NvxWork::failure();
+  if (!closed_.load(std::memory_order_acquire)) return {};
   const Status status = group_->look_at_kernels();
-  return status.ok() || has_ended_well() ? nullptr : exception_of(status);
+  return status.ok() || has_ended_well() ? Status() : status;
 }
 
 bool LaunchedWork::isCompleted() {

@@ -148,6 +148,7 @@ class LaunchedWork final : public NvxWork {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
+  Status failure() const override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   void abort() override;
 

@@ -15,6 +15,7 @@
 #include "torch/endings.h"
 #include "torch/hook.h"
 #include "torch/interrupt.h"
+#include "torch/registry.h"
 
 namespace nvx {
 namespace {
@@ -34,13 +35,34 @@ uint64_t next_completion_key() {
   return keys.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-[[noreturn]] void raise_failure(const Status& status) {
-  if (status.code() == Code::kInvalid) throw_argument_error(status.what());
-  if (config().on_error == "abort" && status.code() != Code::kInterrupted) {
-    log_line("%s (NVX_ON_ERROR=abort)", without_name(status.what()).c_str());
-    without_python_lock([] { HooksBeside::await_all(); });  // what they write is what such an end is for
-    std::abort();
+/// Who learns of a failure: the program, by a call that raises it or by a future that it has asked for, or nobody yet.
+enum class Heard { kByProgram, kByNobody };
+
+/// Whether NVX_ON_ERROR=abort has a failure end the process. What the user stops, and what this rank itself calls off by
+/// leaving a group or aborting it, is no failure of the process. A peer that has left in good order, or has told of a
+/// failure, is one only to who asks for what it was to do: else a receive that is left over when the program ends would
+/// end it badly.
+bool ends_process(Code code, Heard heard) {
+  if (config().on_error != "abort") return false;
+  switch (code) {
+    case Code::kInvalid:
+    case Code::kInterrupted:
+    case Code::kAborted: return false;
+    case Code::kPeerLeft:
+    case Code::kPeerFailed: return heard == Heard::kByProgram;
+    default: return heard == Heard::kByProgram || !exiting.load();
   }
+}
+
+void end_process_if_wanted(const Status& status, Heard heard) {
+  if (status.ok() || !ends_process(status.code(), heard)) return;
+  log_line("%s (NVX_ON_ERROR=abort)", without_name(status.what()).c_str());
+  without_python_lock([] { HooksBeside::await_all(); });  // what they write is what such an end is for
+  std::abort();
+}
+
+[[noreturn]] void throw_failure(const Status& status) {
+  if (status.code() == Code::kInvalid) throw_argument_error(status.what());
   C10_THROW_ERROR(DistBackendError, status.what());
 }
 
@@ -57,12 +79,13 @@ void raise_late(const char* title, const Group& group, std::chrono::milliseconds
 
 void raise(const Status& status) {
   raise_interrupt();
-  raise_failure(status);
+  end_process_if_wanted(status, Heard::kByProgram);
+  throw_failure(status);
 }
 
 std::exception_ptr exception_of(const Status& status) {
   try {
-    raise_failure(status);
+    throw_failure(status);
   } catch (...) {
     return std::current_exception();
   }
@@ -192,6 +215,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NvxWork::getFuture() {
   if (!over_) return future;
   lock.unlock();
   if (const std::exception_ptr error = exception()) {
+    end_process_if_wanted(failure(), Heard::kByProgram);
     future->setError(error);
   } else {
     complete(*future);
@@ -246,6 +270,7 @@ void NvxWork::blockCurrentStream() {
 void NvxWork::end(const Status& status, Hooks hooks) {
   status_ = status;
   const std::exception_ptr error = status.ok() ? nullptr : exception_of(status);
+  end_process_if_wanted(status, has_future() ? Heard::kByProgram : Heard::kByNobody);
   run_hook("an observer of an operation's end", [&] { finish(error); });
   const Telling telling(*this);
   c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -299,6 +324,11 @@ bool NvxWork::watched() {
   return future_ != nullptr || facts_.on_end || (window_ && window_->watched());
 }
 
+bool NvxWork::has_future() {
+  MutexLock lock(future_mutex_);
+  return future_ != nullptr;
+}
+
 bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
 
 /// torch keeps works that may be an input of a graph that is being compiled, until they have been waited for.
@@ -313,7 +343,10 @@ void NvxWork::check() {
   let_torch_forget();
   raise_interrupt();
   if (transit_) transit_->join_streams();  // a failed one, too, may have some of its results on their way
-  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  if (const std::exception_ptr error = exception()) {
+    end_process_if_wanted(failure(), Heard::kByProgram);
+    std::rethrow_exception(error);
+  }
   if (!lost()) return;
   if (const auto group = facts_.group.lock()) raise(group->failure());
 }

@@ -25,7 +25,7 @@
 namespace nvx {
 
 /// Raises what a status says, as the exception that torch's users know. On the main thread an interrupt is raised
-/// first. NVX_ON_ERROR=abort ends the process instead, unless it was the user who interrupted it.
+/// first. NVX_ON_ERROR=abort ends the process instead, unless the user interrupted it or this rank itself called it off.
 [[noreturn]] void raise(const Status& status);
 /// The same exception, not raised, and without regard to interrupts.
 std::exception_ptr exception_of(const Status& status);
@@ -117,6 +117,8 @@ class NvxWork : public c10d::Work {
   Clock::time_point ended() const { return ended_; }
   /// What it has ended in; only once it has.
   const Status& status() const { return status_; }
+  /// The status that exception() is made of; ok where that is null.
+  virtual Status failure() const { return status_; }
   /// Counts this work there until it has ended. To be called before it begins.
   void count_in(const Pending& pending);
   /// How many of the works counted there have ended while this thread is still telling somebody so, further up its
@@ -164,6 +166,7 @@ class NvxWork : public c10d::Work {
 
  private:
   void complete(c10::ivalue::Future& future);
+  bool has_future();
   c10::IValue value() const;
   void tell_hooks();
   void lose(const std::exception* error);

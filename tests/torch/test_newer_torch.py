@@ -142,6 +142,22 @@ def test_abort_hook_before_an_abort(rank, world):
     assert called.wait(5)
 
 
+@on_ranks(2)
+def test_no_abort_hook_for_what_leaving_calls_off(rank, world):
+    group = dist.new_group()
+    called = threading.Event()
+    backend_of(group).register_abort_hook(3, called.set)
+    works = [dist.irecv(torch.ones(3), 1 - rank, group=group)]
+    if rank == 0:
+        works.append(dist.all_reduce(torch.ones(3), group=group, async_op=True))
+    dist.destroy_process_group(group)
+    for work in works:
+        with pytest.raises(dist.DistBackendError):
+            work.wait()
+    assert not called.wait(0.3)
+    meet("done")
+
+
 def fail(*_):
     raise ZeroDivisionError("of the hook's own")
 

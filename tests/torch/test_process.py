@@ -85,13 +85,14 @@ dist.barrier()
         assert err.strip() == "", err
 
 
-def test_exit_code_with_a_receive_that_never_comes(tmp_path, exit_limit):
+@pytest.mark.parametrize("on_error", ["raise", "abort"])
+def test_exit_code_with_a_receive_that_never_comes(tmp_path, exit_limit, on_error):
     body = """
 work = dist.irecv(torch.ones(3), 1 - rank)
 print("end", time.monotonic(), flush=True)
 sys.exit(7)
 """
-    for (out, err), code, ended in finish(start(tmp_path, body)):
+    for (out, err), code, ended in finish(start(tmp_path, body, NVX_ON_ERROR=on_error)):
         assert code == 7, err
         assert seconds_after_end(out, ended) < exit_limit
         assert err.strip() == "", err
@@ -156,6 +157,94 @@ print("must not get here")
     assert re.fullmatch(r"nvx\[\d+\] rank 1 \(pid \d+, host \S+\) has ended.*", last), err
     assert "Next: see the log of rank 1" in last, err
     assert "must not get here" not in out
+
+
+@only_nvx
+def test_on_error_abort_spares_what_this_rank_called_off(tmp_path):
+    """Neither leaving a group with operations in flight nor aborting it is a failure of the process."""
+    body = """
+group = dist.new_group()
+if rank == 0:
+    works = [dist.all_reduce(torch.ones(70_001), group=group, async_op=True) for _ in range(2)]
+    works.append(dist.irecv(torch.ones(70_001), 1, group=group))
+    time.sleep(0.1)
+    dist.destroy_process_group(group)
+    for work in works:
+        try:
+            work.wait()
+        except dist.DistBackendError as error:
+            print("raised", flush=True)
+dist.barrier()
+group = dist.new_group()
+if rank == 0:
+    works = [dist.all_reduce(torch.ones(70_001), group=group, async_op=True), dist.irecv(torch.ones(3), 1, group=group)]
+    time.sleep(0.1)
+    group._get_backend(torch.device("cpu")).abort()
+    for work in works:
+        try:
+            work.wait()
+        except dist.DistBackendError as error:
+            print("raised", flush=True)
+dist.barrier()
+dist.irecv(torch.ones(3), 1 - rank)
+dist.destroy_process_group()
+sys.exit(7)
+"""
+    for rank, ((out, err), code, _) in enumerate(finish(start(tmp_path, body, NVX_ON_ERROR="abort"))):
+        assert code == 7, (code, err)
+        assert out.count("raised") == (5 if rank == 0 else 0), out
+
+
+@only_nvx
+@pytest.mark.parametrize("waits", [False, True])
+def test_on_error_abort_and_a_peer_that_has_left(tmp_path, waits):
+    """A failure of the process where it waits for that peer; none where it does not."""
+    body = f"""
+group = dist.new_group()
+if rank == 0:
+    work = dist.irecv(torch.ones(3), 1, group=group)
+else:
+    dist.destroy_process_group(group)
+time.sleep(1.5)
+if rank == 0 and {waits}:
+    work.wait()
+sys.exit(7)
+"""
+    codes = [code for _, code, _ in finish(start(tmp_path, body, NVX_ON_ERROR="abort"))]
+    assert codes == [-signal.SIGABRT if waits else 7, 7]
+
+
+# --- worlds of several sizes over one store --------------------------------------------------------------------
+
+WORLDS = """
+import sys, time
+import torch, torch.distributed as dist
+import nvx
+port, rank, sizes = int(sys.argv[1]), int(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
+served = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+for size in sizes:
+    if rank < size:
+        dist.init_process_group("nvx", store=dist.PrefixStore("job", served), rank=rank, world_size=size)
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.tolist() == [float(size)] * 3
+        dist.destroy_process_group()
+print("end", flush=True)
+"""
+
+
+@only_nvx
+@pytest.mark.parametrize("sizes", ["2,3", "3,2,3"])
+def test_a_world_that_grows_over_one_store(sizes):
+    """Who joins has been in fewer worlds than the others, and comes before they have begun the one that it is for."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-c", WORLDS, str(store.port)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), sizes], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    for (out, err), code, _ in finish(ranks, limit=50):
+        assert code == 0 and out == "end\n", err
 
 
 # --- fork ---------------------------------------------------------------------------------------------------
