@@ -20,28 +20,6 @@ using kernel::DevicePad;
 using kernel::DeviceState;
 using kernel::Part;
 
-/// What a rank says of its GPU before a channel is cut out for all. Fixed layout; comes from peers.
-struct RoomCard {
-  static constexpr uint32_t kMagic = 0x6578766e;  // "nvxe"
-  uint32_t magic = kMagic;
-  int32_t rank = -1;
-  int32_t device = -1;
-  int32_t resident = 0;  // blocks that it holds at once
-  std::array<uint8_t, 16> uuid{};
-  ArenaId home;             // of the rank's process
-  uint64_t arena_free = 0;  // bytes
-  uint32_t wanted = 0;      // blocks
-  uint32_t first_epoch = 0;
-
-  /// Ranks whose kernels must be on it at once have the same one. A driver that does not name its GPUs has them told
-  /// apart by process.
-  bool same_gpu(const RoomCard& other) const {
-    if (uuid != decltype(uuid){}) return uuid == other.uuid;
-    return home == other.home && device == other.device;
-  }
-};
-static_assert(sizeof(RoomCard) == 64);
-
 /// Where a rank's pad is.
 struct PadCard {
   static constexpr uint32_t kMagic = 0x7078766e;  // "nvxp"
@@ -66,23 +44,6 @@ static_assert(sizeof(PoolCard) == 80);
 /// Whose arena this rank reaches in its device's memory, as the two have tried; a pool's mapping is not tried again.
 bool shares_virtual_memory(const DevicePeer& peer) {
   return peer.kind == ShareKind::kFabric || peer.kind == ShareKind::kFd || peer.kind == ShareKind::kPointer;
-}
-
-/// Each GPU once, in the order of the first of its ranks: the same on every rank.
-std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
-  std::vector<kernel::GpuRoom> rooms;
-  std::vector<const RoomCard*> gpus;
-  for (const RoomCard& card : cards) {
-    const auto known = std::find_if(gpus.begin(), gpus.end(), [&](const RoomCard* g) { return g->same_gpu(card); });
-    if (known == gpus.end()) {
-      gpus.push_back(&card);
-      rooms.push_back({card.resident, 1});
-    } else {
-      kernel::GpuRoom& room = rooms[size_t(known - gpus.begin())];
-      room = {std::min(room.resident, int(card.resident)), room.ranks + 1};
-    }
-  }
-  return rooms;
 }
 
 std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
@@ -128,8 +89,9 @@ void DeviceEnd::let_go() {
   }
 }
 
-void DeviceEnd::keep() {
+void DeviceEnd::keep(User user) {
   if (!span_) return;
+  if (user == User::kKernel) promise_.keep();
   share_->arena().quarantine(std::exchange(span_, Span{}));
   state_->abandon();
   control_->abandon();
@@ -145,11 +107,15 @@ void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
   share_ = std::make_unique<DeviceShare>(
       home_, exchange,
       ShareOptions{options_.rank, options_.ranks, options_.device, options_.host, options_.patience, options_.name});
-  const size_t budget = agree(exchange, kernel::resident_at_once(facts));
-  channel_.shape = device_shape(uint32_t(options_.ranks), channel_.shape.blocks, budget);
+  Rooms rooms = agree(exchange, kernel::resident_at_once(facts));
+  promise_ = std::move(rooms.promise);
+  why_fewer_ = std::move(rooms.why_fewer);
+  channel_.shape = device_shape(uint32_t(options_.ranks), rooms.blocks, pad_budget(rooms.arena_free));
   channel_.rank = uint32_t(options_.rank);
   take_memory();
-  format(exchange_pads(exchange));
+  const std::vector<kernel::PeerPads> pads = exchange_pads(exchange);
+  rooms.claim.give_back();
+  format(pads);
   exported_ = true;
   meet_pools(exchange);  // and by then, all are formatted
   NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s",
@@ -157,37 +123,24 @@ void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
           channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
 }
 
-/// How many blocks fit on every GPU of the group, and how large a pad in every arena.
-size_t DeviceEnd::agree(Exchange& exchange, int resident) {
-  RoomCard card;
-  card.rank = options_.rank;
-  card.device = options_.device;
-  card.resident = resident;
-  card.wanted = std::max(options_.blocks, 1u);
-  card.first_epoch = options_.first_epoch;
-  card.home = home_.id();
-  card.uuid = ask_device<DeviceFacts>("asking for its name", [driver = home_.driver(), device = options_.device] {
-                DeviceFacts facts;
-                demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
-                return facts;
-              }).uuid;
-  card.arena_free = share_->arena().region().bytes() - share_->arena().used();
-  const auto cards = read_cards<RoomCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
-  size_t least = SIZE_MAX;
-  uint32_t wanted = card.wanted;
-  for (size_t r = 0; r < cards.size(); ++r) {
-    const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
-    if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
-      throw Error(Code::kMismatch,
-                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
-    least = std::min<size_t>(least, cards[r].arena_free);
-    wanted = std::min(wanted, cards[r].wanted);
-  }
-  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), wanted);
-  NVX_CHECK(agreed.blocks > 0, agreed.why_fewer + ", so the ranks would wait for each other: put fewer on it");
-  channel_.shape.blocks = agreed.blocks;
-  why_fewer_ = std::move(agreed.why_fewer);
-  return pad_budget(least);
+/// How many blocks fit on every GPU of the group, and how much is left of every arena.
+Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
+  RoomRequest request;
+  request.rank = options_.rank;
+  request.ranks = options_.ranks;
+  request.device = options_.device;
+  request.home = home_.id();
+  request.uuid = ask_device<DeviceFacts>("asking for its name", [driver = home_.driver(), device = options_.device] {
+                   DeviceFacts facts;
+                   demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
+                   return facts;
+                 }).uuid;
+  request.resident = resident;
+  request.wanted = options_.blocks;
+  request.arena_free = share_->arena().region().bytes() - share_->arena().used();
+  request.first_epoch = options_.first_epoch;
+  request.name = options_.name;
+  return agree_on_rooms(exchange, *share_, request);
 }
 
 template <class Result>

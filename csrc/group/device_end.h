@@ -9,6 +9,7 @@
 #include "base/words.h"
 #include "group/device_launcher.h"
 #include "group/device_pools.h"
+#include "group/device_rooms.h"
 #include "group/plan.h"
 #include "memory/device_share.h"
 
@@ -22,7 +23,7 @@ struct DeviceSideOptions {
   uint64_t host = 0;                                    ///< ranks with the same one can pass each other descriptors
   PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< these two: the same on every rank
   size_t one_shot_bytes = 0;
-  uint32_t blocks = 16;                      ///< of each rank, where all GPUs have room for them
+  uint32_t blocks = 16;                      ///< of each rank, where all GPUs have room for them: see device_rooms.h
   uint32_t first_epoch = 0;                  ///< tests begin near the wrap
   std::chrono::milliseconds patience{2000};  ///< with each kind and pair of memory that is tried
   std::chrono::milliseconds farewell{5000};  ///< with kernels that have not ended when this rank goes
@@ -67,12 +68,17 @@ class DeviceEnd {
   /// Why the ranks have fewer blocks than was wanted; empty where they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }
 
-  /// A kernel that may never end uses it: all of it stays until the process ends.
-  void keep();
+  /// What may yet use this end.
+  enum class User {
+    kReplay,  ///< of a graph, whenever somebody begins one: it finds that it was called off, and ends
+    kKernel,  ///< which may never end, and so holds its blocks of the GPU too
+  };
+  /// All of the memory stays until the process ends.
+  void keep(User user);
 
  private:
   void set_up(Exchange& exchange, Launcher& launcher);
-  size_t agree(Exchange& exchange, int resident);
+  Rooms agree(Exchange& exchange, int resident);
   void take_memory();
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
   void meet_pools(Exchange& exchange);
@@ -86,6 +92,7 @@ class DeviceEnd {
   DeviceHome& home_;
   const DeviceSideOptions options_;
   kernel::DeviceChannel channel_;
+  BlockPromise promise_;
   std::string why_fewer_;
   std::unique_ptr<DeviceShare> share_;
   std::unique_ptr<DevicePools> pools_;

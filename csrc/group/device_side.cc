@@ -60,7 +60,7 @@ bool DeviceSide::part() {
   if (over && captured_ == 0) return true;
   shared(end_.control().abort).store(1, std::memory_order_release);
   const bool ended = over || await_end(kMoment);
-  if (!ended || captured_ != 0) end_.keep();
+  if (!ended || captured_ != 0) end_.keep(ended ? DeviceEnd::User::kReplay : DeviceEnd::User::kKernel);
   if (over) return true;
   NVX_LOG(kWarn, "group %s: operations on GPU %d that had not ended were called off%s", end_.options().group.c_str(),
           end_.options().device, ended ? "" : "; what they may still write to is not used again");

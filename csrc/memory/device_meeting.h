@@ -76,6 +76,11 @@ class Meeting {
   const DeviceCard& own() const { return cards_[me()]; }
   bool same_process(size_t r) const { return cards_[r].home == own().home; }
   bool same_host(size_t r) const { return cards_[r].host == own().host; }
+  /// A driver that does not name its GPUs has them told apart by process.
+  bool same_gpu(size_t r) const {
+    if (own().uuid != decltype(own().uuid){}) return cards_[r].uuid == own().uuid;
+    return same_process(r) && cards_[r].device == own().device;
+  }
 
   ShareKind kind_to_make() const;
   Offer prepare(const std::shared_ptr<DeviceRegion>& region);

@@ -68,11 +68,9 @@ bool Meeting::share_arenas() {
   pairs_ = verify(own_region, own_region->kind(), with, *std::move(fds), at);
   share_.peers_.resize(ranks());
   const DevicePtr mine = own_region->base();
-  const bool is_known = own().uuid != decltype(own().uuid){};
   for (size_t r = 0; r < ranks(); ++r) {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : agreed;
-    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, is_known && cards_[r].uuid == own().uuid,
-                        ""};
+    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, same_gpu(r), ""};
     for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
       if (cards_[r].home != cards_[b].home)
         pairs_[r * ranks() + b] = {PairState::kRefused, share_.agreement_.why_not_better};

@@ -159,8 +159,8 @@ TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
     uint8_t with;
     const char* reason;
   } kLies[] = {
-      {64, 0, 0, "rank 1 says of its GPU what another version of nvx would"},
-      {64, 4, 9, "rank 1 says of its GPU what another version of nvx would"},
+      {72, 0, 0, "rank 1 says of its GPU what another version of nvx would"},
+      {72, 4, 9, "rank 1 says of its GPU what another version of nvx would"},
       {16, 0, 0, "rank 1 describes a pad that it cannot have"},
       {16, 15, 0xff, "rank 1 describes a pad that it cannot have"},  // far outside, so that adding to it wraps
       {16, 11, 0x7f, "rank 1 describes a pad that it cannot have"},
@@ -179,6 +179,141 @@ TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
       EXPECT_EQ(failure->code(), Code::kMismatch);
       EXPECT_TRUE(contains(failure->what(), lie.reason)) << failure->what();
     });
+  }
+}
+
+// ---- several groups on one GPU
+
+/// A group of all ranks of a world, which each of them holds as one of several.
+std::unique_ptr<DeviceSide> make_group(DeviceWorld& world, int rank, const SharedTable& table, uint32_t blocks) {
+  SharedExchange exchange(table, rank);
+  DeviceSideOptions options = world.options(rank);
+  options.blocks = blocks;
+  return world.make(rank, exchange, options);
+}
+
+/// One all-reduce of a group whose ranks are the world's, on a stream of its own.
+struct InFlight {
+  void begin(DeviceSide& side, int rank) {
+    data.assign(100, rank + 1);
+    std::vector<Operation> operations;
+    operations.push_back(all_reduce(data));
+    const Operation* const list[] = {&operations[0]};
+    begun = side.launch(list, &stream, milliseconds(as_fast(2000, 20'000)));
+  }
+  /// What is wrong with it; empty where nothing is.
+  std::string verdict(DeviceSide& side) {
+    if (!begun.ok()) return begun.what();
+    (void)eventually(std::chrono::seconds(60), [&] { return stream.idle(); });
+    const Status ended = side.verdict();
+    if (!ended.ok()) return ended.what();
+    return data == std::vector<int32_t>(100, 3) ? "" : "the sum is wrong";
+  }
+
+  std::vector<int32_t> data;
+  Status begun;
+  PlayedStream stream;
+};
+
+/// Each rank begins with the other group's kernel, which then holds the blocks that it was given. Had each group
+/// counted itself alone, the second ones would find no room, and all would wait for each other until their time is up.
+TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
+  for (const bool processes : {false, true}) {
+    DeviceWorld world({.ranks = 2, .gpus = 1, .processes = processes, .resident = 8});
+    const SharedTable first(2), second(2), begun(2), done(2);
+    as_threads(2, [&](int rank) {
+      const auto a = make_group(world, rank, first, /*blocks=*/4), b = make_group(world, rank, second, /*blocks=*/4);
+      EXPECT_EQ(a->shape().blocks, 1u);
+      EXPECT_EQ(b->shape().blocks, 1u);
+      EXPECT_TRUE(contains(a->end().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once, and its 2 ranks"));
+      EXPECT_TRUE(contains(b->end().why_fewer_blocks(), "of which 2 are promised to other groups"));
+      SharedExchange meet_begun(begun, rank), meet_done(done, rank);
+      InFlight of_a, of_b;
+      (rank == 0 ? of_a : of_b).begin(rank == 0 ? *a : *b, rank);
+      (void)meet_begun.all_gather({});
+      (rank == 0 ? of_b : of_a).begin(rank == 0 ? *b : *a, rank);
+      EXPECT_EQ(of_a.verdict(*a), "");
+      EXPECT_EQ(of_b.verdict(*b), "");
+      (void)meet_done.all_gather({});
+    });
+  }
+}
+
+TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
+  DeviceWorld world({.ranks = 2, .gpus = 1, .resident = 10});
+  const SharedTable tables[]{SharedTable(2), SharedTable(2), SharedTable(2), SharedTable(2),
+                             SharedTable(2), SharedTable(2), SharedTable(2)};
+  as_threads(2, [&](int rank) {
+    std::vector<std::unique_ptr<DeviceSide>> sides;
+    for (int g = 0; g < 5; ++g) {
+      sides.push_back(make_group(world, rank, tables[g], /*blocks=*/16));
+      EXPECT_EQ(sides.back()->shape().blocks, 1u) << g;
+    }
+    std::string refused;
+    try {
+      (void)make_group(world, rank, tables[5], /*blocks=*/16);
+    } catch (const Error& error) {
+      refused = error.what();
+    }
+    EXPECT_TRUE(contains(refused,
+                         "GPU 0 of the group holds 10 blocks at once, of which 10 are promised to other groups, "
+                         "and its 2 ranks need all of theirs there: not one each fits"))
+        << refused;
+    EXPECT_TRUE(contains(refused, "destroy groups that are no longer needed")) << refused;
+    sides.clear();
+    SharedExchange gone(tables[6], rank);
+    (void)gone.all_gather({});
+  });
+  const SharedTable again(2);
+  as_threads(2, [&](int rank) {
+    const auto side = make_group(world, rank, again, /*blocks=*/16);
+    EXPECT_FALSE(contains(side->end().why_fewer_blocks(), "promised")) << side->end().why_fewer_blocks();
+  });
+}
+
+/// Groups that are set up beside each other, in whatever order their ranks come, never get more than there is.
+TEST(DeviceRooms, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
+  constexpr int kGroups = 3, kResident = 5;
+  for (size_t round = 0; round < as_fast(20, 5); ++round) {
+    const bool processes = round % 2 == 0;
+    DeviceWorld world({.ranks = 2, .gpus = 1, .processes = processes, .resident = kResident});
+    std::vector<std::unique_ptr<SharedTable>> tables;
+    for (int g = 0; g < kGroups; ++g) tables.push_back(std::make_unique<SharedTable>(2));
+    const SharedTable done(2 * kGroups);
+    std::atomic<uint32_t> blocks{0};
+    as_threads(2 * kGroups, [&](int thread) {
+      std::unique_ptr<DeviceSide> side;
+      try {
+        side = make_group(world, thread % 2, *tables[size_t(thread / 2)], /*blocks=*/16);
+        blocks += side->shape().blocks;
+      } catch (const Error&) {
+      }
+      SharedExchange meet(done, thread);
+      (void)meet.all_gather({});
+    });
+    EXPECT_LE(blocks, uint32_t(kResident));
+    EXPECT_TRUE(processes || blocks >= 2) << "one of them was the first";
+  }
+}
+
+/// What a graph may replay later ends when it finds that it was called off: its blocks are free.
+TEST(DeviceRooms, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
+  for (const bool captured : {false, true}) {
+    DeviceWorld world({.ranks = 1, .resident = 4});
+    const SharedTable first(1), second(1);
+    SharedExchange meet_first(first, 0), meet_second(second, 0);
+    DeviceSideOptions options = world.options(0);
+    options.farewell = milliseconds(50);
+    auto side = world.make(0, meet_first, options);
+    const uint32_t blocks = side->shape().blocks;
+    Operation barrier;
+    barrier.collective = Collective::kBarrier;
+    const Operation* const list[] = {&barrier};
+    ASSERT_TRUE(side->launch(list, nullptr, milliseconds(0), captured ? Begins::kInReplays : Begins::kNow).ok());
+    side.reset();
+    const auto next = world.make(0, meet_second, world.options(0));
+    EXPECT_EQ(contains(next->end().why_fewer_blocks(), std::to_string(blocks) + " are promised"), !captured)
+        << next->end().why_fewer_blocks();
   }
 }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,18 +17,44 @@
 /// Ranks with a DeviceSide each, on GPUs that the host plays.
 namespace nvx::test {
 
+/// A GPU runs so many blocks at once. A kernel that finds no room waits for one that ends.
+class PlayedRoom {
+ public:
+  explicit PlayedRoom(int blocks) : blocks_(blocks), free_(blocks) {}
+  int blocks() const { return blocks_; }
+  void take(uint32_t blocks) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return free_ >= int(blocks); });
+    free_ -= int(blocks);
+  }
+  void give_back(uint32_t blocks) {
+    const std::lock_guard lock(mutex_);
+    free_ += int(blocks);
+    changed_.notify_all();
+  }
+
+ private:
+  const int blocks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int free_;
+};
+
 /// Plays kernels by threads, on PlayedStreams.
 class PlayedLauncher : public Launcher {
  public:
-  explicit PlayedLauncher(int resident = 64) : resident_(resident) {}
+  explicit PlayedLauncher(std::shared_ptr<PlayedRoom> room = std::make_shared<PlayedRoom>(64))
+      : room_(std::move(room)) {}
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                 std::span<const kernel::Piece> table, void* stream) override {
     NVX_TRY(refusal);
     NVX_TRY(kernel::check_launch(channel, jobs, table));
     ++launches;
-    auto kernel = [channel, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
+    auto kernel = [channel, room = room_, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
                    table = std::vector<kernel::Piece>(table.begin(), table.end())] {
+      room->take(channel.shape.blocks);
       (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2);
+      room->give_back(channel.shape.blocks);
     };
     if (channel.by_replays) {
       graph.push_back(std::move(kernel));
@@ -42,7 +70,7 @@ class PlayedLauncher : public Launcher {
   }
   Status facts(std::vector<kernel::KernelFacts>* facts) override {
     NVX_TRY(refusal);
-    facts->push_back({"played", 0, 0, resident_});
+    facts->push_back({"played", 0, 0, room_->blocks()});
     return {};
   }
 
@@ -56,7 +84,7 @@ class PlayedLauncher : public Launcher {
   std::atomic<bool> replays{false};          ///< it is running, for all that anybody knows
 
  private:
-  const int resident_;
+  const std::shared_ptr<PlayedRoom> room_;
   std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
 
@@ -74,7 +102,9 @@ class DeviceWorld {
   explicit DeviceWorld(const Shape& shape) : shape_(shape) {
     for (int p = 0; p < (shape.processes ? shape.ranks : 1); ++p)
       processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena, shape.patience));
-    for (int r = 0; r < shape.ranks; ++r) launchers_.push_back(std::make_shared<PlayedLauncher>(shape.resident));
+    for (int g = 0; g < shape.gpus; ++g) rooms_.push_back(std::make_shared<PlayedRoom>(shape.resident));
+    for (int r = 0; r < shape.ranks; ++r)
+      launchers_.push_back(std::make_shared<PlayedLauncher>(rooms_[size_t(r % shape.gpus)]));
   }
 
   int ranks() const { return shape_.ranks; }
@@ -103,6 +133,7 @@ class DeviceWorld {
  private:
   const Shape shape_;
   std::vector<std::unique_ptr<Process>> processes_;
+  std::vector<std::shared_ptr<PlayedRoom>> rooms_;  // by GPU
   std::vector<std::shared_ptr<PlayedLauncher>> launchers_;
   std::shared_ptr<std::atomic<int>> gone_ = std::make_shared<std::atomic<int>>(0);
 };

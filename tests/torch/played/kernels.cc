@@ -15,7 +15,8 @@ namespace nvx::kernel {
 namespace {
 
 constexpr int kPlayedLanes = 2;
-constexpr int kResident = 4;  ///< blocks: as many threads as two cores can bear
+/// Blocks, of which the first group of a process gets four: as many threads as two cores can bear.
+constexpr int kResident = 16;
 
 /// A name of fake_device's, which was loaded for all to see.
 template <class Function>
