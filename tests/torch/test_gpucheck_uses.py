@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
-from nvx.gpucheck import torch_tests, workers
+from nvx.gpucheck import exchange, torch_tests, workers
 from nvx.gpucheck.uses import figures, graphs, pools, surroundings, training
 from nvx.gpucheck.uses.__main__ import refusals
 from nvx.gpucheck.uses.parts import PARTS
@@ -247,15 +247,13 @@ def test_torchs_replays_are_told_refused_or_found_wrong(monkeypatch, capsys, tot
         calls.append(op)
         return torch.full_like(buffer, total)
 
-    def gather(every, mine):
-        every[:] = [mine] * len(every)
-
     space = types.SimpleNamespace
     cuda = space(CUDAGraph=lambda: space(replay=lambda: None), graph=contextlib.nullcontext, synchronize=lambda: None)
     ops = space(symm_mem=space(one_shot_all_reduce=one_shot))
     played = space(cuda=cuda, ops=ops, all=torch.all)
     group = space(WORLD=space(group_name="0"))
-    job = space(group=group, all_gather_object=gather, barrier=lambda: None, get_world_size=lambda: 2)
+    job = space(group=group, barrier=lambda: None)
+    monkeypatch.setattr(workers, "hear", lambda mine: [mine] * 2)
     monkeypatch.setattr(workers, "event_time_us", lambda torch, call, times: 40.0)
     arguments = argparse.Namespace(rank=0, ranks=2)
     with pytest.raises(RuntimeError, match="wrong sum") if total != 2 else contextlib.nullcontext():
@@ -339,11 +337,12 @@ def test_what_calls_ask_of_cuda_is_judged():
     assert "allocator 3 times" in figures.breach(20, fine, 3)
 
 
-def start(*arguments, code=""):
-    """The command's own ranks, over nvx and tensors of the CPU; what it has said, and how it ended."""
+def start(*arguments, code="", hiding=""):
+    """The command's own ranks, over nvx and tensors of the CPU; what it has said, and how it ended. hiding: a folder that
+    is looked into first."""
     what = ["-c", code] if code else ["-m", "nvx.gpucheck.uses"]
     command = [sys.executable, *what, *arguments]
-    path = os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    path = os.pathsep.join(filter(None, [str(hiding), str(PACKAGE), os.environ.get("PYTHONPATH", "")]))
     surroundings = os.environ | {"PYTHONPATH": path}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=surroundings)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -355,6 +354,43 @@ def test_a_part_with_ranks_of_its_own():
     lines, code = start("pipeline", "--device", "cpu", "--ranks", "3", "--module", str(nvx._load().__file__))
     assert code == 0 and lines[-1]["end"] == "passed" and lines[-1]["tried"] == len(PARTS["pipeline"]), lines
     assert {line["part"] for line in lines} == {"pipeline"}
+
+
+@pytest.fixture
+def without_numpy(tmp_path):
+    """A folder that hides numpy from processes that look into it first."""
+    hides = tmp_path / "numpy"
+    hides.mkdir()
+    (hides / "__init__.py").write_text("raise ModuleNotFoundError('numpy is hidden')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("part", ["ddp", slow("fsdp1"), slow("dtensor"), slow("staging")])
+def test_parts_do_without_numpy(part, without_numpy):
+    module = str(nvx._load().__file__)
+    lines, code = start(part, "--device", "cpu", "--ranks", "2", "--module", module, hiding=without_numpy)
+    assert code == 0 and lines[-1]["end"] == "passed", lines
+    assert lines[-1]["tried"] == len(PARTS[part])
+
+
+@pytest.mark.parametrize("part", surroundings.WITH_NUMPY)
+def test_parts_that_cannot_say_so(part, without_numpy):
+    lines, code = start(part, "--device", "cpu", hiding=without_numpy)
+    assert code == 0 and (lines[-1]["end"], lines[-1]["why"]) == ("skipped", surroundings.NO_NUMPY), lines
+
+
+@on_ranks(3)
+def test_what_ranks_tell_each_other_arrives(rank, world):
+    mine = {"rank": rank, "text": "\u00fc" * 100 * rank, "pair": (1.5, None)}
+    told = exchange.gather(mine)
+    assert told == [{"rank": r, "text": "\u00fc" * 100 * r, "pair": [1.5, None]} for r in range(world)]
+
+
+def test_the_bytes_of_a_tensor_are_those_in_its_order():
+    tensor = torch.arange(6, dtype=torch.float32).view(2, 3)
+    assert exchange.bytes_of(tensor.t()) == tensor.t().contiguous().numpy().tobytes()
+    assert exchange.bytes_of(tensor[1:, 1:]) == tensor[1:, 1:].contiguous().numpy().tobytes()
+    assert exchange.bytes_of(torch.empty(0)) == b""
 
 
 BAD_RANKS = """
@@ -407,9 +443,11 @@ def test_torchs_own_tests_are_judged():
 
 
 @pytest.mark.slow
-def test_torchs_own_tests_on_a_device_that_ranks_share(monkeypatch):
+def test_torchs_own_tests_on_a_device_that_ranks_share(monkeypatch, tmp_path):
+    """Without expecttest, of which torch's test utilities take a few lines that nvx has too."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['expecttest'] = None\n")
     monkeypatch.setattr(torch_tests, "PASSES", ("gpu",))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(ROOT / "tests" / "torch")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(PACKAGE), str(ROOT / "tests" / "torch")]))
     fake_device.build()
     told = []
     module = str(nvx._load().__file__)

@@ -122,10 +122,15 @@ def wall_time_us(torch: Any, call: Any, times: int, rounds: int = 5) -> float:
     return statistics.median(found)
 
 
-def slowest(torch: Any, dist: Any, us: float) -> float:
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, us)
-    return max(every)
+def hear(mine: Any) -> list[Any]:
+    """What each rank says."""
+    from . import exchange  # who starts the ranks does without torch
+
+    return exchange.gather(mine)
+
+
+def slowest(us: float) -> float:
+    return max(hear(us))
 
 
 def be_rank(arguments: argparse.Namespace) -> int:
@@ -145,11 +150,9 @@ def be_rank(arguments: argparse.Namespace) -> int:
     os._exit(0)  # what the libraries do at exit is not what is tried here
 
 
-def goes_on(dist: Any, deadline: float) -> bool:
+def goes_on(deadline: float) -> bool:
     """All ranks alike."""
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, time.monotonic() < deadline)
-    return all(every)
+    return all(hear(time.monotonic() < deadline))
 
 
 def tell(arguments: argparse.Namespace, algorithm: str, size: int, us: float) -> None:
@@ -167,9 +170,7 @@ def tell_replays(arguments: argparse.Namespace, torch: Any, dist: Any, buffer: A
                 out = torch.ops.symm_mem.one_shot_all_reduce(buffer, "sum", group)
     except RuntimeError as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
-    every: list[Any] = [None] * arguments.ranks
-    dist.all_gather_object(every, why)
-    if why := next(filter(None, every), ""):
+    if why := next(filter(None, hear(why)), ""):
         if arguments.rank == 0:
             say(part="symm_mem", left_out=f"a graph, {size} bytes", why=why)
         return
@@ -181,7 +182,7 @@ def tell_replays(arguments: argparse.Namespace, torch: Any, dist: Any, buffer: A
     if not torch.all(out == arguments.ranks).item():
         raise RuntimeError(f"one_shot of {size} bytes in a graph gave a wrong sum")
     dist.barrier()
-    us = slowest(torch, dist, event_time_us(torch, graph.replay, 10) / OPERATIONS)
+    us = slowest(event_time_us(torch, graph.replay, 10) / OPERATIONS)
     if arguments.rank == 0:
         named = {"replayed": "all_reduce", "algorithm": "one_shot", "ranks": arguments.ranks}
         say(**named, bytes=size, operations=OPERATIONS, us=round(us, 3))
@@ -200,7 +201,7 @@ def symmetric(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any,
             "two_shot": lambda b=buffer: torch.ops.symm_mem.two_shot_all_reduce_(b, "sum", group),
         }
         for name, call in ways.items():
-            if not goes_on(dist, deadline):
+            if not goes_on(deadline):
                 return
             buffer.fill_(1.0)
             torch.cuda.synchronize()
@@ -214,8 +215,8 @@ def symmetric(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any,
             torch.cuda.synchronize()
             dist.barrier()
             us = event_time_us(torch, call, 100 if size <= 1 << 20 else 10)
-            tell(arguments, name, size, slowest(torch, dist, us))
-        if size in REPLAYED and goes_on(dist, deadline):
+            tell(arguments, name, size, slowest(us))
+        if size in REPLAYED and goes_on(deadline):
             tell_replays(arguments, torch, dist, buffer, size)
 
 
@@ -223,7 +224,7 @@ def collective(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any
     """torch.distributed's all_reduce on CUDA tensors, of NCCL by the GPU's clock, of gloo by the host's."""
     nccl = arguments.what == "nccl"
     for size in SIZES if nccl else GLOO_SIZES:
-        if not goes_on(dist, deadline):
+        if not goes_on(deadline):
             return
         tensor = torch.ones(size // 4, device=device)
         dist.all_reduce(tensor)
@@ -234,7 +235,7 @@ def collective(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any
         dist.barrier()
         time_us = event_time_us if nccl else wall_time_us
         us = time_us(torch, lambda t=tensor: dist.all_reduce(t), times)
-        tell(arguments, arguments.what, size, slowest(torch, dist, us))
+        tell(arguments, arguments.what, size, slowest(us))
 
 
 def main(given: list[str] | None = None) -> int:

@@ -35,6 +35,8 @@ def main(given: list[str] | None = None) -> int:
         gpus = len(found)
     if part in surroundings.AT_ONCE and arguments.device == "cuda" and gpus < 2 and not arguments.together:
         return end(part, began, "skipped", workers.TURNS)
+    if part in surroundings.WITH_NUMPY and not surroundings.has_numpy():
+        return end(part, began, "skipped", surroundings.NO_NUMPY)
     # Before torch and the module look at it: which way a group takes is told on stderr.
     os.environ["NVX_DEBUG"] = "info"
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import exchange
 from .module import load_module
 
 DIED = "its process ended with code"
@@ -58,9 +59,7 @@ class Rank:
 
     def hear(self, mine: Any) -> list[Any]:
         """What each rank says, by a road that is not tried here."""
-        every: list[Any] = [None] * self.world
-        dist.all_gather_object(every, mine, group=self.beside)
-        return every
+        return exchange.gather(mine, self.beside)
 
     def goes_on(self) -> bool:
         """Whether there is time for more; all ranks say the same."""
@@ -74,7 +73,7 @@ class Rank:
         """Every rank has the same bits."""
         digest = hashlib.sha256()
         for tensor in tensors:
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(exchange.bytes_of(tensor))
         found = self.hear(digest.hexdigest())
         if len(set(found)) != 1:
             raise AssertionError(f"{what}: the ranks do not have the same bits: {[one[:8] for one in found]}")

@@ -13,6 +13,7 @@ from torch.distributed import pipelining
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
+from . import surroundings
 from .ranks import Cases, Rank, close
 
 SHAPES = ((8, 6), (7, 5), (2, 9))  # also fewer rows than ranks
@@ -121,6 +122,9 @@ def layers(count: int) -> list[nn.Module]:
 
 
 def pipeline(rank: Rank, name: str, per_rank: int) -> None:
+    if not surroundings.has_numpy():
+        rank.say(left_out_part=f"pipeline {name}", why=surroundings.NO_NUMPY)
+        return
     count, device = rank.world * per_rank, rank.device
     generator = torch.Generator().manual_seed(1)
     x, y = (torch.randn(ROWS, WIDTH, generator=generator).to(device) for _ in range(2))

@@ -1,4 +1,5 @@
-"""The environments that some parts run in: of all ranks, and of each by itself. Nothing here needs torch."""
+"""What some parts need of where they run, and the environments that they get: of all ranks, and of each by itself. Nothing
+here needs torch."""
 
 from __future__ import annotations
 
@@ -8,6 +9,17 @@ EXPANDABLE = "expandable_segments:True"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Their ranks have to be on a GPU at once, or one each.
 AT_ONCE = ("replay_time",)
+# Torch itself needs numpy for them: to exchange objects, and for its own tests.
+WITH_NUMPY = ("pipeline", "torch_tests")
+NO_NUMPY = "torch needs numpy for it, which is not installed"
+
+
+def has_numpy() -> bool:
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def of_all(part: str, given: dict[str, str]) -> dict[str, str]:
