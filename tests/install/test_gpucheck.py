@@ -25,6 +25,7 @@ def check(monkeypatch, tmp_path):
     """Runs the command in this process, on an imagined GPU: its exit code, its file, and the parts that were run."""
     monkeypatch.setattr(probe, "gpus", lambda: (ONE_GPU, ""))
     monkeypatch.setattr(parts, "sanitizer", lambda: None)
+    monkeypatch.setattr(parts, "MPS_PLACES", ())
     monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin")
     log = tmp_path / "log"
     monkeypatch.setenv("NVX_STAND_IN_LOG", str(log))
@@ -104,20 +105,22 @@ def test_time_that_runs_out_is_kept_to(check):
 
 
 def test_parts_that_need_more_say_what_is_missing(check):
-    _, document, ran = check(names=["pairs", "nccl", "memcheck", "symm_mem", "bench_processes"])
+    _, document, ran = check(names=["pairs", "nccl", "memcheck", "racecheck", "symm_mem", "bench_processes"])
     assert ran == ["bench_processes"]  # the stand-in passes it; the real one asks for MPS itself
     why = {name: part["why"] for name, part in document["parts"].items()}
     assert why["pairs"] == why["nccl"] == "1 GPU here, it needs 2"
-    assert why["memcheck"] == "compute-sanitizer is not installed"
+    assert why["memcheck"] == why["racecheck"] == "compute-sanitizer is not installed"
     assert "without MPS" in why["symm_mem"] and "nvidia-cuda-mps-control is not installed" in why["symm_mem"]
 
 
 def test_what_a_sanitizer_finds_fails_the_part(check, monkeypatch):
     monkeypatch.setattr(parts, "sanitizer", lambda: str(STAND_IN))
-    code, document, ran = check({"memcheck": "sanitizer"}, ["memcheck", "synccheck"])
-    assert code == 1 and ran == ["memcheck", "synccheck"]
+    names = ["memcheck", "synccheck", "racecheck"]
+    code, document, ran = check({"memcheck": "sanitizer", "racecheck": "sanitizer"}, names)
+    assert code == 1 and ran == names
     assert document["parts"]["memcheck"]["why"] == "ERROR SUMMARY: 4 errors"
     assert document["parts"]["synccheck"]["state"] == "passed"
+    assert document["parts"]["racecheck"]["why"] == "RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)"
 
 
 def test_ctrl_c_leaves_the_file(tmp_path):
@@ -263,30 +266,56 @@ def test_what_cannot_be_built_leaves_the_rest(tmp_path, monkeypatch):
 
 
 def compiled(command, file, root):
-    """What decides an object: its file and, of the flags, those that by_hand has to repeat."""
+    """What decides an object, of each file that is in it: the file and, of the flags, those that by_hand has to repeat."""
     repeated = re.compile(r"-std=(?:c|gnu)\+\+20|-ffp-contract=.*|-march=.*|-fvisibility.*|-fPIC")
     names = [word.split("=")[0] for word in command if re.match(r"-D(?!NDEBUG|_FORTIFY_SOURCE|_C_EXPORTS)", word)]
-    place = pathlib.Path(file).relative_to(root).as_posix()
-    return place, tuple(sorted(word for word in command if repeated.fullmatch(word))), frozenset(names)
+    ahead = ["csrc/" + word.removeprefix("--include=") for word in command if word.startswith("--include=")]
+    flags = tuple(sorted(word for word in command if repeated.fullmatch(word)))
+    return [
+        (place, flags, frozenset(names)) for place in (*ahead, pathlib.Path(file).relative_to(root).as_posix())
+    ]
 
 
-def test_by_hand_it_compiles_what_cmake_does(tmp_path, root):
+@pytest.mark.parametrize("ucx", [False, True])
+def test_by_hand_it_compiles_what_cmake_does(tmp_path, root, ucx):
     """The module without kernels: for the rest CMake wants an nvcc."""
     if shutil.which("cmake") is None:
         pytest.skip("there is no CMake here")
-    options = ["NVX_PYTHON=ON", "NVX_UCX=OFF", "NVX_UNITY=OFF", "CMAKE_DISABLE_PRECOMPILE_HEADERS=ON"]
-    options += ["CMAKE_BUILD_TYPE=Release", f"Python_EXECUTABLE={sys.executable}"]
-    options += [f"NVX_OUTPUT_DIR={tmp_path / 'module'}"]
+    headers = by_hand.find_ucx()
+    if ucx and headers is None:
+        pytest.skip("there are no headers of UCX here")
+    options = ["NVX_PYTHON=ON", f"NVX_UCX={'ON' if ucx else 'OFF'}", "CMAKE_BUILD_TYPE=Release"]
+    options += [f"Python_EXECUTABLE={sys.executable}", f"NVX_OUTPUT_DIR={tmp_path / 'module'}"]
     configure = ["cmake", "-S", str(root), "-B", str(tmp_path / "cmake"), *(f"-D{option}" for option in options)]
     subprocess.run(configure, capture_output=True, text=True, timeout=300, check=True)
     entries = json.loads((tmp_path / "cmake" / "compile_commands.json").read_text())
-    by_cmake = {compiled(entry["command"].split(), entry["file"], root) for entry in entries}
-    job = by_hand.Job(root, tmp_path, None, None, [], {"staged": tmp_path / "module" / "_C.so"})
+    by_cmake = {one for entry in entries for one in compiled(entry["command"].split(), entry["file"], root)}
+    wanted = {"staged": tmp_path / "module" / "_C.so"}
+    job = by_hand.Job(root, tmp_path, None, None, [], wanted, headers if ucx else None)
     objects = [one.command for one in by_hand.list_objects(job) if "staged" in one.within]
-    found = {compiled(command, command[command.index("-c") + 1], root) for command in objects}
+    files = [one for command in objects for one in compiled(command, command[command.index("-c") + 1], root)]
+    assert len(files) == len(set(files))
+    stub = {one for one in files if one[0] == "csrc/stubs/no_ucx.cc"}
+    assert bool(stub) != ucx
+    found = set(files)
     assert {what[:2] for what in found} == {what[:2] for what in by_cmake}
     named = {what[:2]: what[2] for what in found}
     assert {file: missing for file, flags, names in by_cmake if (missing := names - named[file, flags])} == {}
+
+
+def test_which_headers_of_ucx_do(tmp_path, monkeypatch):
+    def headers(name, major, minor):
+        folder = tmp_path / name / "include" / "ucp" / "api"
+        folder.mkdir(parents=True)
+        version = f"#define UCP_API_MAJOR   {major}\n#define UCP_API_MINOR   {minor}\n"
+        (folder / "ucp_version.h").write_text(version)
+        return tmp_path / name
+
+    monkeypatch.setenv("UCX_HOME", str(headers("old", 1, 9)))
+    monkeypatch.setenv("HPCX_UCX_DIR", str(headers("new", 1, 13)))
+    assert by_hand.find_ucx() == tmp_path / "new" / "include"
+    monkeypatch.setenv("UCX_HOME", str(headers("newer", 2, 0)))
+    assert by_hand.find_ucx() == tmp_path / "newer" / "include"
 
 
 def test_parts_whose_module_was_not_built_fail_with_the_reason(check, monkeypatch):
@@ -318,6 +347,40 @@ def test_mps_is_within_a_parts_time(check, monkeypatch, tmp_path):
     found = document["parts"]["bench_processes"]
     assert code == 0 and ran == ["bench_processes"] and 0 < found["limit"] <= 6.1
     assert "timed out" in document["mps"]
+
+
+def test_mps_is_found_where_the_driver_puts_it(check, monkeypatch, tmp_path):
+    """Which may be a folder that PATH does not name."""
+    control, log = tmp_path / parts.MPS_CONTROL, tmp_path / "asked"
+    control.write_text(f"#!/bin/sh\necho \"$@\" >> {log}\n")
+    control.chmod(0o755)
+    assert parts.mps_control() is None
+    monkeypatch.setattr(parts, "MPS_PLACES", ("/nowhere", str(tmp_path)))
+    assert parts.mps_control() == str(control)
+    code, document, _ = check({}, ["bench_processes"])
+    assert code == 0 and document["parts"]["bench_processes"]["mps"] and log.read_text().startswith("-d\n")
+
+
+def test_what_was_built_is_used_and_else_built(check, monkeypatch, tmp_path, capsys):
+    """A machine may have been given back, with all that was built on it, since the last call."""
+    built = []
+
+    def make(source, folder, computes, seconds):
+        built.append(folder)
+        folder.mkdir(exist_ok=True)
+        (folder / build.NAME).symlink_to(STAND_IN)
+        found = build.Built()
+        found.add("program", folder)
+        return found
+
+    monkeypatch.setattr(build, "build", make)
+    folder = tmp_path / "built"
+    for turn in range(2):
+        given = ["-J", str(tmp_path / "x.json"), "--build-dir", str(folder), "--no-build", "--parts", "facts"]
+        assert gpucheck.main(given) == 0
+        assert json.loads((tmp_path / "x.json").read_text())["parts"]["facts"]["state"] == "passed"
+        assert built == [folder]
+        assert ("--no-build, but nothing is built in" in capsys.readouterr().out) == (turn == 0)
 
 
 def test_every_part_of_the_program_is_one_it_knows(root):

@@ -104,7 +104,8 @@ def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Bu
         configured = configure(source, folder, toolkit, computes, has_torch, steps)
         made = by_cmake(folder, targets, steps) if configured else None
         if made is None:
-            job = by_hand.Job(source, folder, nvcc, toolkit, computes, {w: place_of(w, folder) for w in targets})
+            wanted = {what: place_of(what, folder) for what in targets}
+            job = by_hand.Job(source, folder, nvcc, toolkit, computes, wanted, by_hand.find_ucx())
             made = by_hand.compile_all(job, steps)
     except BaseException:  # Ctrl-C among them
         steps.stop()
@@ -129,7 +130,7 @@ def configure(
         "NVX_CUDA": "OFF",
         "NVX_GPUCHECK": "OFF",
         "NVX_PYTHON": "ON" if has_torch else "OFF",
-        "NVX_UCX": "OFF",
+        "NVX_UCX": "AUTO",  # for what runs as ranks of several hosts
         "NVX_OUTPUT_DIR": str(folder / ("kernels" if toolkit else "staged")),
         "Python_EXECUTABLE": sys.executable,
     }

@@ -1,5 +1,5 @@
-"""The build for a machine without CMake: what cmake/core.cmake, torch_module.cmake and gpucheck.cmake say, by calling
-the compilers. Everything is compiled anew."""
+"""The build for a machine without CMake: what cmake/core.cmake, torch_module.cmake, gpucheck.cmake and ucx.cmake say, by
+calling the compilers. Everything is compiled anew, but for what a ccache knows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 
 from .steps import BuildError, Steps
@@ -24,6 +25,7 @@ class Job:
     toolkit: Path | None
     computes: list[str]
     wanted: dict[str, Path]  # program, kernels, staged: the file that each becomes
+    ucx: Path | None = None  # the folder of its headers; without it the modules serve one host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +35,17 @@ class Object:
     within: frozenset[str]  # what it is linked into
 
 
-def compile_all(job: Job, steps: Steps) -> dict[str, str]:
-    """Of what could not be built, why."""
+def compile_all(job: Job, steps: Steps, at_once: int = 0) -> dict[str, str]:
+    """Of what could not be built, why. at_once: compilers; 0: as many as there are cores."""
     objects = [one for one in list_objects(job) if one.within & job.wanted.keys()]
     missing: dict[str, str] = {}
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        begun = {pool.submit(steps.run, one.command, f"compiling {one.file.name}"): one for one in objects}
+    ccache, environment = shutil.which("ccache"), os.environ | {"CCACHE_BASEDIR": str(job.source)}
+    launcher = [ccache] if ccache else []
+    with concurrent.futures.ThreadPoolExecutor(at_once or len(os.sched_getaffinity(0))) as pool:
+        begun = {
+            pool.submit(steps.run, [*launcher, *one.command], f"compiling {one.file.name}", environment): one
+            for one in objects
+        }
         try:
             for done in concurrent.futures.as_completed(begun):
                 if error := done.exception():
@@ -92,6 +99,39 @@ def torch_folder() -> Path:
     return Path(found.origin).parent
 
 
+UCX = ("ucx", "ucx_library", "ucx_worker")  # the files of csrc/net that need its headers
+UCX_LEAST = (1, 13)
+TOGETHER, TOGETHER_OF_TORCH = 8, 6  # files of a room at most, as core.cmake and torch_module.cmake have it
+
+
+def find_ucx() -> Path | None:
+    """The folder that holds ucp/api/ucp.h of a UCX that is new enough."""
+    roots = [Path(root) / "include" for name in ("UCX_HOME", "HPCX_UCX_DIR") if (root := os.environ.get(name))]
+    package = importlib.util.find_spec("libucx")
+    if package and package.submodule_search_locations:
+        roots.append(Path(next(iter(package.submodule_search_locations))) / "include")
+    for folder in (*roots, Path("/usr/local/include"), Path("/usr/include")):
+        told = folder / "ucp" / "api" / "ucp_version.h"
+        if told.is_file():
+            version = re.findall(r"define UCP_API_M(?:AJOR|INOR)\s+(\d+)", told.read_text())
+            if tuple(map(int, version)) >= UCX_LEAST:
+                return folder
+    return None
+
+
+def together(files: Iterable[Path], root: Path, most: int) -> list[tuple[Path, list[str]]]:
+    """Batches of a room's files: the one that is compiled, and the options by which it reads the others, as
+    cmake/unity.cmake has it and for its reason."""
+    listed = sorted(files)
+    batches = -(-len(listed) // most)
+    bounds = [number * len(listed) // batches for number in range(batches + 1)]
+    found = []
+    for begin, end in zip(bounds, bounds[1:], strict=False):
+        *ahead, last = listed[begin:end]
+        found.append((last, [f"--include={one.relative_to(root).as_posix()}" for one in ahead]))
+    return found
+
+
 def list_objects(job: Job) -> list[Object]:
     csrc, tests = job.source / "csrc", job.source / "tests"
     everything, modules = frozenset({"program", "kernels", "staged"}), frozenset({"kernels", "staged"})
@@ -106,13 +146,18 @@ def list_objects(job: Job) -> list[Object]:
         f'-DNVX_VERSION="{version.group(1) if version else ""}"',
         *(f"-DNVX_LEVEL_{level.upper()}=1" for level in levels),
     ]
-    if job.toolkit:
-        flags += ["-isystem", str(job.toolkit / "include")]
+    for headers in filter(None, (job.toolkit and job.toolkit / "include", job.ucx)):
+        flags += ["-isystem", str(headers)] if headers != Path("/usr/include") else []
     objects: list[Object] = []
 
     def add(tool: str, file: Path, name: str, within: frozenset[str], *more: str) -> None:
         into = job.folder / name
         objects.append(Object([tool, *more, "-c", str(file), "-o", str(into)], into, within))
+
+    def add_room(room: str, within: frozenset[str], most: int, *more: str) -> None:
+        found = (cc for cc in (csrc / room).glob("*.cc") if room != "net" or job.ucx or cc.stem not in UCX)
+        for cc, ahead in together(found, csrc, most):
+            add(compiler, cc, f"{room}_{cc.stem}.o", within, *flags, *more, *ahead)
 
     if job.nvcc:  # first, as they take longest
         codes = [f"-gencode=arch=compute_{c},code=sm_{c}" for c in (c.replace(".", "") for c in job.computes)]
@@ -122,20 +167,20 @@ def list_objects(job: Job) -> list[Object]:
         add(str(job.nvcc), kernels, "launch_cuda.cu.o", frozenset({"program", "kernels"}), *device)
         add(str(job.nvcc), tests / "gpucheck" / "control.cu", "control.cu.o", frozenset({"program"}), *device)
     if modules & job.wanted.keys():
-        for cc in sorted((csrc / "torch").glob("*.cc")):
-            add(compiler, cc, f"torch_{cc.stem}.o", modules, *flags, *torch_flags())
+        add_room("torch", modules, TOGETHER_OF_TORCH, *torch_flags())
     for level, march in levels.items():
         more = ("-O3", f"-march={march}", f"-DNVX_LEVEL={level}")
         add(compiler, csrc / "kernel" / "levels" / "level.cc", f"level_{level}.o", everything, *flags, *more)
-    rooms = {csrc / room: everything for room in ("base", "kernel", "memory")}
-    rooms |= {csrc / room: modules for room in ("group", "net", "schedule")}
-    for room, within in (rooms | {tests / "gpucheck": frozenset({"program"})}).items():
-        for cc in sorted(room.glob("*.cc")):
-            needs_ucx = room.name == "net" and cc.stem in ("ucx", "ucx_library", "ucx_worker")
-            if not needs_ucx and not cc.stem.endswith("_test"):
-                add(compiler, cc, f"{room.name}_{cc.stem}.o", within, *flags)
+    for room in ("base", "kernel", "memory"):
+        add_room(room, everything, TOGETHER)
+    for room in ("group", "net", "schedule"):
+        add_room(room, modules, TOGETHER)
+    for cc in sorted((tests / "gpucheck").glob("*.cc")):
+        if not cc.stem.endswith("_test"):
+            add(compiler, cc, f"gpucheck_{cc.stem}.o", frozenset({"program"}), *flags)
     add(compiler, tests / "support" / "plays.cc", "support_plays.o", frozenset({"program"}), *flags)
-    add(compiler, csrc / "stubs" / "no_ucx.cc", "no_ucx.o", modules, *flags)
+    if not job.ucx:
+        add(compiler, csrc / "stubs" / "no_ucx.cc", "no_ucx.o", modules, *flags)
     add(compiler, csrc / "stubs" / "no_cuda.cc", "no_cuda.o", frozenset({"staged"}), *flags)
     return objects
 

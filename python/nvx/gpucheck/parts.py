@@ -47,8 +47,10 @@ PARTS = (
     Part("profile", 25, "what torch's profiler sees of a call: no wait, no allocation", "torch"),
     Part("host_time", 20, "the host's time of a call", "torch"),
     Part("bench", 65, "kernel time by size, ranks and algorithm, beside flag rounds"),
-    Part("memcheck", 45, "compute-sanitizer: memory", "sanitizer"),
+    Part("memcheck", 40, "compute-sanitizer: memory", "sanitizer"),
     Part("synccheck", 35, "compute-sanitizer: synchronisation", "sanitizer"),
+    # It watches shared memory, of which the kernels use none: it has nothing to find until one does.
+    Part("racecheck", 25, "compute-sanitizer: races in shared memory", "sanitizer"),
     Part("symm_mem", 70, "torch's symmetric-memory kernels, ranks as processes", "worker", together=True),
     Part("bench_processes", 60, "time of an operation, ranks as processes", together=True, shares=True),
     Part("replay_time", 40, "time of an all-reduce in a replayed graph", "torch", together=True),
@@ -75,12 +77,12 @@ NAMES = tuple(part.name for part in PARTS)
 # All parts in calls that keep to nine minutes though every part takes all of its time; the build goes with the first.
 GROUPS = {
     "device": (
-        "facts", "correct", "streams", "absent", "abort", "killed", "graph", "replay", "host_time", "memcheck",
-        "synccheck",
+        "facts", "correct", "streams", "absent", "abort", "killed", "graph", "replay", "memcheck", "synccheck",
+        "racecheck",
     ),
     "targets": (
-        "processes", "profile", "bench", "symm_mem", "bench_processes", "replay_time", "copies", "gloo", "training",
-        "pairs", "nccl",
+        "processes", "profile", "host_time", "bench", "symm_mem", "bench_processes", "replay_time", "copies", "gloo",
+        "training", "pairs", "nccl",
     ),
     "uses": (
         "ddp", "fsdp2", "pools", "dtensor", "pipeline", "fsdp1", "compile", "expandable", "visible", "staging",
@@ -157,15 +159,22 @@ def command(part: Part, scene: Scene, seconds: float, mps: bool) -> list[str]:
 
 
 MPS_STARTS, MPS_ENDS = 20.0, 10.0  # seconds, at most
+MPS_CONTROL = "nvidia-cuda-mps-control"
+# It comes with the driver: where containers get that as a folder of its own, PATH need not name the folder.
+MPS_PLACES = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin")
+
+
+def mps_control() -> str | None:
+    return shutil.which(MPS_CONTROL) or shutil.which(MPS_CONTROL, path=os.pathsep.join(MPS_PLACES))
 
 
 @contextlib.contextmanager
 def mps(seconds: float) -> Iterator[tuple[dict[str, str], str]]:
     """MPS of our own, for as long as this lasts: the environment of its clients, or why there is none. It takes at most
     a third of the seconds to start, and as much to end."""
-    tool = shutil.which("nvidia-cuda-mps-control")
+    tool = mps_control()
     if tool is None:
-        yield {}, "nvidia-cuda-mps-control is not installed"
+        yield {}, f"{MPS_CONTROL} is not installed"
         return
     starts, ends = min(MPS_STARTS, seconds / 3), min(MPS_ENDS, seconds / 3)
     with tempfile.TemporaryDirectory(prefix="nvx-mps-", ignore_cleanup_errors=True) as folder:

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 
 _MOST_LINES = 20_000
 _TAIL = 60  # lines of other output that are kept
+_SUMMARY = re.compile(r"\b(ERROR|RACECHECK) SUMMARY\b")
 
 
 @dataclasses.dataclass
@@ -106,8 +108,9 @@ def judge(code: int, lines: list[dict[str, Any]], said: list[str]) -> tuple[str,
     last = said[-1] if said else ""
     if code < 0:
         return "died", f"of signal {-code} ({signal.Signals(-code).name})" + (f": {last}" if last else "")
-    if code == 9 and any("ERROR SUMMARY" in text for text in said):  # compute-sanitizer's, as it was asked to
-        return "failed", next(text for text in reversed(said) if "ERROR SUMMARY" in text).strip("= ")
+    summary = next((text for text in reversed(said) if _SUMMARY.search(text)), "")
+    if code == 9 and summary:  # compute-sanitizer's, as it was asked to
+        return "failed", summary.strip("= ")
     if end is None:
         return "failed", f"it ended with code {code} and no verdict" + (f": {last}" if last else "")
     if end["end"] == "skipped" and code == 0:
