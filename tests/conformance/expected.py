@@ -1,7 +1,7 @@
 """What torch's test utilities take from the package expecttest, for machines that do not have it.
 
-They derive every test case from its `TestCase` and read its `ACCEPT`. This one compares texts as the package does; what it
-leaves out is rewriting a test's source with the text that was found, which nobody asks for here.
+They derive every test case from its `TestCase` and read its `ACCEPT`. This one compares texts as the package does; what
+it leaves out is rewriting a test's source with the text that was found, which nobody asks for here.
 """
 
 from __future__ import annotations

@@ -266,14 +266,12 @@ def test_what_cannot_be_built_leaves_the_rest(tmp_path, monkeypatch):
 
 
 def compiled(command, file, root):
-    """What decides an object, of each file that is in it: the file and, of the flags, those that by_hand has to repeat."""
+    """What decides an object, of each file in it: the file and, of the flags, those that by_hand has to repeat."""
     repeated = re.compile(r"-std=(?:c|gnu)\+\+20|-ffp-contract=.*|-march=.*|-fvisibility.*|-fPIC")
     names = [word.split("=")[0] for word in command if re.match(r"-D(?!NDEBUG|_FORTIFY_SOURCE|_C_EXPORTS)", word)]
     ahead = ["csrc/" + word.removeprefix("--include=") for word in command if word.startswith("--include=")]
     flags = tuple(sorted(word for word in command if repeated.fullmatch(word)))
-    return [
-        (place, flags, frozenset(names)) for place in (*ahead, pathlib.Path(file).relative_to(root).as_posix())
-    ]
+    return [(place, flags, frozenset(names)) for place in (*ahead, pathlib.Path(file).relative_to(root).as_posix())]
 
 
 @pytest.mark.parametrize("ucx", [False, True])
@@ -352,7 +350,7 @@ def test_mps_is_within_a_parts_time(check, monkeypatch, tmp_path):
 def test_mps_is_found_where_the_driver_puts_it(check, monkeypatch, tmp_path):
     """Which may be a folder that PATH does not name."""
     control, log = tmp_path / parts.MPS_CONTROL, tmp_path / "asked"
-    control.write_text(f"#!/bin/sh\necho \"$@\" >> {log}\n")
+    control.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
     control.chmod(0o755)
     assert parts.mps_control() is None
     monkeypatch.setattr(parts, "MPS_PLACES", ("/nowhere", str(tmp_path)))

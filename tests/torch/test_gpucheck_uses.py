@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from fake_device import counts, reset_counts
 from nvx.gpucheck import exchange, torch_tests, workers
-from nvx.gpucheck.uses import figures, graphs, pools, surroundings, training
-from nvx.gpucheck.uses.__main__ import refusals
+from nvx.gpucheck.uses import __main__ as uses_main
+from nvx.gpucheck.uses import figures, graphs, pools, relay, surroundings, training
 from nvx.gpucheck.uses.parts import PARTS
 from nvx.gpucheck.uses.ranks import Rank, close, run_cases
-from ranks import on_fake_gpus, on_played_gpus, on_ranks, one_host, only_nvx
+from ranks import on_fake_gpus, on_played_gpus, on_ranks, on_relayed_gpus, one_host, only_nvx
 from test_device import captured
 
 PACKAGE = pathlib.Path(nvx.__file__).parents[1]
@@ -154,6 +154,44 @@ def test_their_part_is_left_out_where_tensors_go_through_the_host(rank, world):
     assert [line["left_out_part"] for line in told] == (["pools"] if rank == 0 else [])
 
 
+@on_relayed_gpus(4)
+def test_relays_by_kernels(rank, world):
+    reset_counts()
+    relay.relayed(rank_here([]), asynchronous=False, counts=(relay.COUNTS[0],))
+    relay.several(rank_here([]))
+    assert counts()["launches"] >= 4
+
+
+@pytest.mark.slow
+def test_relays_of_the_cpu():
+    module = str(nvx._load().__file__)
+    if why := relay.obstacle(module):
+        pytest.skip(why)
+    lines, code = start("relay", "--device", "cpu", "--ranks", "4", "--module", module)
+    assert code == 0 and lines[-1]["end"] == "passed" and lines[-1]["tried"] == len(PARTS["relay"]), lines
+
+
+def test_without_a_way_between_hosts_there_are_no_relays(monkeypatch, capsys):
+    """As a module says it that was built without UCX, or finds no library of it."""
+    network = json.dumps({"link": "", "none": "this build has no UCX"})
+    asked = types.SimpleNamespace(stdout=f"a word before it\n{network}\n")
+    monkeypatch.setattr(relay.subprocess, "run", lambda *given, **more: asked)
+    for name in ("NVX_DEBUG", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):  # which it sets
+        monkeypatch.setenv(name, os.environ.get(name, "1"))
+    assert uses_main.main(["relay", "--device", "cpu"]) == 0
+    end = json.loads(capsys.readouterr().out)
+    assert (end["end"], end["why"]) == ("skipped", "this build has no UCX")
+    asked.stdout = ""
+    assert "does not say whether it reaches other hosts" in relay.obstacle("")
+
+
+def test_half_of_the_ranks_of_relays_are_on_each_host():
+    hosts = [surroundings.of_rank("relay", number, 1, {})["NVX_HOST_ID"] for number in range(4)]
+    assert hosts == ["a", "a", "b", "b"]
+    assert [surroundings.ranks_of("relay", gpus, 4) for gpus in (1, 2, 8)] == [4, 4, 4]
+    assert [surroundings.ranks_of("ddp", gpus, 2) for gpus in (0, 1, 2, 16)] == [2, 2, 2, 8]
+
+
 def test_each_rank_sees_the_devices_in_an_order_of_its_own():
     seen = [surroundings.visible_to(number, 4, None) for number in range(5)]
     assert seen == ["0,1,2,3", "1,2,3,0", "2,3,0,1", "3,0,1,2", "0,1,2,3"]
@@ -184,7 +222,7 @@ def test_replays(rank, world, graph):
         (line,) = told
         kinds = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "computing between")
         assert (line["served"], tuple(line["refused"])) == ((list(kinds), ()) if graph is Again else ([], kinds))
-        state, why = refusals(told)
+        state, why = uses_main.refusals(told)
         assert state == ("passed" if graph is Again else "skipped")
         assert why == "" or why.endswith("computing between: this stream is being captured, which is refused")
 
@@ -194,6 +232,17 @@ def test_a_replay_that_does_nothing_is_found(rank, world):
     graphs.GRAPHS["fakegpu"] = Stale
     with pytest.raises(AssertionError, match="all_reduce, replay 0"):
         graphs.replay(rank_here([]), 100)
+    graphs.SLEEPS["fakegpu"] = lambda rank: None
+    with pytest.raises(AssertionError, match="graphs, then eager, rank 0 late, tensor 0"):
+        graphs.across_streams(rank_here([]), 100)
+
+
+@on_fake_gpus(2)
+def test_graphs_that_are_refused_are_not_tried_across_streams(rank, world):
+    graphs.GRAPHS["fakegpu"] = Refused
+    told = []
+    graphs.across_streams(rank_here(told), 100)
+    assert rank != 0 or uses_main.refusals(told)[0] == "skipped"
 
 
 class Captured:
@@ -203,6 +252,25 @@ class Captured:
         with captured() as graph:
             run()
         self.replay = graph.replay
+
+
+def be_late(rank):
+    fake_device.slow_fill(torch.empty(1, device=rank.device), 0, 200)
+
+
+@on_played_gpus(2)
+def test_graphs_and_calls_keep_their_order_across_streams_by_kernels(rank, world):
+    graphs.GRAPHS["fakegpu"], graphs.SLEEPS["fakegpu"] = Captured, be_late
+    told = []
+    graphs.across_streams(rank_here(told), 100)
+    if rank == 0:
+        (line,) = told
+        assert line["across_streams"] == ["graphs, then eager", "eager, then graphs"] and not line["refused"]
+
+
+@on_played_gpus(2, 3)
+def test_messages_cross_a_collective_that_waits_by_kernels(rank, world):
+    graphs.crossed(rank_here([]), 1000)
 
 
 @on_played_gpus(2)
@@ -226,7 +294,7 @@ def test_a_replay_that_was_refused_has_no_time(rank, world):
     assert rank != 0 or [line["refused"] for line in told] == [
         {"all_reduce": "this stream is being captured, which is refused"}
     ]
-    assert rank != 0 or refusals(told)[0] == "skipped"
+    assert rank != 0 or uses_main.refusals(told)[0] == "skipped"
 
 
 @on_fake_gpus(2)
@@ -338,8 +406,8 @@ def test_what_calls_ask_of_cuda_is_judged():
 
 
 def start(*arguments, code="", hiding=""):
-    """The command's own ranks, over nvx and tensors of the CPU; what it has said, and how it ended. hiding: a folder that
-    is looked into first."""
+    """The command's own ranks, over nvx and tensors of the CPU; what it has said, and how it ended. hiding: a folder
+    that is looked into first."""
     what = ["-c", code] if code else ["-m", "nvx.gpucheck.uses"]
     command = [sys.executable, *what, *arguments]
     path = os.pathsep.join(filter(None, [str(hiding), str(PACKAGE), os.environ.get("PYTHONPATH", "")]))

@@ -220,7 +220,9 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(parts.NAMES), help=f"some of {names}")
     parser.add_argument("--source", metavar="DIR", help="nvx's sources (default: where this package lies, or here)")
     parser.add_argument("--build-dir", metavar="DIR", help="where to build (default: build/gpucheck in the sources)")
-    parser.add_argument("--no-build", action="store_true", help="use what was built before, and build only where nothing was")
+    parser.add_argument(
+        "--no-build", action="store_true", help="use what was built before, and build only where nothing was"
+    )
     parser.add_argument("--program", metavar="FILE", help="use this program")
     parser.add_argument(
         "--kind", choices=parts.KINDS, default="", help="of memory that processes share (default: the best there is)"

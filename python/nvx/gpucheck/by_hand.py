@@ -1,5 +1,5 @@
-"""The build for a machine without CMake: what cmake/core.cmake, torch_module.cmake, gpucheck.cmake and ucx.cmake say, by
-calling the compilers. Everything is compiled anew, but for what a ccache knows."""
+"""The build for a machine without CMake: what cmake/core.cmake, torch_module.cmake, gpucheck.cmake and ucx.cmake say,
+by calling the compilers. Everything is compiled anew, but for what a ccache knows."""
 
 from __future__ import annotations
 

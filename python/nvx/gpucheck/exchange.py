@@ -1,5 +1,5 @@
-"""What ranks tell each other beside the collectives that are tried. torch.distributed's own way to exchange objects needs
-numpy, which a machine with torch need not have; this one needs torch alone."""
+"""What ranks tell each other beside the collectives that are tried. torch.distributed's own way to exchange objects
+needs numpy, which a machine with torch need not have; this one needs torch alone."""
 
 from __future__ import annotations
 

@@ -45,10 +45,13 @@ def main(given: list[str] | None = None) -> int:
     if part == "torch_tests":
         found_here = own_tests.run(arguments, gpus, say)
         return end(part, began, found_here.state, found_here.why, found_here.tried, found_here.failed)
+    from . import relay
     from .parts import PARTS
     from .ranks import Layout, run_ranks
 
-    ranks = min(gpus, 8) if gpus > 1 else arguments.ranks
+    if part == "relay" and (why := relay.obstacle(arguments.module)):
+        return end(part, began, "skipped", why)
+    ranks = surroundings.ranks_of(part, gpus, arguments.ranks)
     devices = surroundings.devices_of(part, max(gpus, 1))
     apart = tuple(surroundings.of_rank(part, number, max(gpus, 1), dict(os.environ)) for number in range(ranks))
     layout = Layout(arguments.device, ranks, devices, arguments.module, arguments.seconds, environments=apart)

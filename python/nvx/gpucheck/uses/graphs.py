@@ -191,9 +191,89 @@ def replay(rank: Rank, count: int) -> None:
     rank.say(graphs=count * 4, served=served, refused=refused)
 
 
+# What keeps the current stream busy for some milliseconds, by type of device.
+SLEEPS: dict[str, Callable[[Rank], None]] = {"cuda": lambda rank: torch.cuda._sleep(40_000_000)}
+
+
+def across_streams(rank: Rank, count: int = 5000) -> None:
+    """Two graphs and an eager call of one group, each on a stream of its own, behind a stream that one rank keeps busy:
+    what was called first comes first all the same. Were it not so on that rank, it would meet the others in another
+    operation than theirs, as no two of the three are alike."""
+    a, b, c = (torch.Stream(rank.device) for _ in range(3))
+    found = steps(rank, count)
+    calls, graphs = [found[name] for name in ("all_reduce", "all_gather", "reduce_scatter")], []
+    for name, (x, y, run) in zip(("all_reduce", "all_gather"), calls, strict=False):
+        run(x, y)  # what is set up at a first call is not captured
+        rank.synchronize()
+        graph, why = capture(rank, name, lambda x=x, y=y, run=run: run(x, y))
+        if why:
+            rank.say(served=[], refused={f"{name}, across streams": why})
+            return
+        graphs.append(graph)
+    x, y, run = calls[2]
+    orders = {
+        "graphs, then eager": ((a, graphs[0].replay), (b, graphs[1].replay), (c, lambda: run(x, y))),
+        "eager, then graphs": ((c, lambda: run(x, y)), (b, graphs[0].replay), (a, graphs[1].replay)),
+    }
+    for late in range(rank.world):
+        for what, order in orders.items():
+            wants = fill(rank, 10 * late, calls)
+            rank.hear("together")
+            if rank.number == late:
+                with order[0][0]:
+                    SLEEPS[rank.device.type](rank)
+            for stream, call in order:
+                with stream:
+                    call()
+            rank.synchronize()
+            close([y for _, y, _ in calls], wants, f"{what}, rank {late} late", exact=True)
+    rank.hear("done with these graphs")
+    rank.say(across_streams=list(orders), served=["across streams"], refused={})
+
+
+def fill(rank: Rank, seed: int, calls: list[Any]) -> list[torch.Tensor]:
+    """New inputs, and what eager calls on one stream make of them. The outputs are zero then."""
+    wants = []
+    for number, (x, y, run) in enumerate(calls):
+        x.copy_(numbers(100 * (seed + number) + rank.number, x.numel()))
+        run(x, y)
+        wants.append(y.cpu())
+        y.zero_()
+    rank.synchronize()
+    return wants
+
+
+def crossed(rank: Rank, count: int) -> None:
+    """The first rank's all_reduce has begun, and waits for the second one, before they send each other what the second
+    one wants to have before it calls its all_reduce."""
+    dist.all_reduce(torch.ones(1, device=rank.device))  # the first one opens the devices, all ranks together
+    for turn in range(ROUNDS):
+        seed = 100 * turn
+        total, message = (numbers(first + rank.number, count).to(rank.device) for first in (seed, seed + 50))
+        works = []
+        if rank.number == 0:
+            works.append(dist.all_reduce(total, async_op=True))
+            dist.recv(message, 1)
+            dist.send(message * 2, 1)
+        elif rank.number == 1:
+            dist.send(message, 0)
+            dist.recv(message, 0)
+        if rank.number != 0:
+            works.append(dist.all_reduce(total, async_op=True))
+        for work in works:
+            work.wait()
+        close([total], [sum(numbers(seed + r, count) for r in range(rank.world))], f"turn {turn}", exact=True)
+        if rank.number < 2:
+            want = numbers(seed + 51, count) * (1 + rank.number)
+            close([message], [want], f"message of turn {turn}", exact=True)
+
+
 REPLAY: Cases = {
     "small": functools.partial(replay, count=1000),
     "large": functools.partial(replay, count=1 << 20),
+    "across streams": across_streams,
+    "messages beside a collective that waits": functools.partial(crossed, count=1000),
+    "large messages beside it": functools.partial(crossed, count=1 << 20),
 }
 
 # ---- what a replay takes

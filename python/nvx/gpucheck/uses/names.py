@@ -3,4 +3,5 @@
 NAMES = (
     "ddp", "fsdp1", "fsdp2", "dtensor", "pipeline", "compile", "replay", "replay_time", "training", "host_time",
     "profile", "pools", "expandable", "visible", "staging",
+    "relay",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import figures, graphs, pools, splitting, training
+from . import figures, graphs, pools, relay, splitting, training
 from .names import NAMES
 from .ranks import Cases
 
@@ -39,5 +39,6 @@ PARTS: dict[str, Cases] = {
         "functional collectives": graphs.COMPILE["functional collectives"],
         "a step beside gloo's": figures.STEPS["a step beside gloo's"],
     },
+    "relay": relay.RELAY,
 }
 assert tuple(PARTS) == NAMES

@@ -1,5 +1,5 @@
-"""What some parts need of where they run, and the environments that they get: of all ranks, and of each by itself. Nothing
-here needs torch."""
+"""What some parts need of where they run, and the environments that they get: of all ranks, and of each by itself.
+Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 EXPANDABLE = "expandable_segments:True"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+HOST = "NVX_HOST_ID"
 # Their ranks have to be on a GPU at once, or one each.
 AT_ONCE = ("replay_time",)
 # Torch itself needs numpy for them: to exchange objects, and for its own tests.
@@ -41,7 +42,14 @@ def visible_to(number: int, gpus: int, given: str | None) -> str:
 
 def of_rank(part: str, number: int, gpus: int, given: dict[str, str]) -> dict[str, str]:
     """What a rank sets before it touches a device."""
+    if part == "relay":
+        return {HOST: "ab"[number // 2]}
     return {VISIBLE: visible_to(number, gpus, given.get(VISIBLE))} if part == "visible" else {}
+
+
+def ranks_of(part: str, gpus: int, asked: int) -> int:
+    """With several GPUs each has a rank; but two of each host are wanted where there are two hosts."""
+    return asked if gpus < 2 or part == "relay" else min(gpus, 8)
 
 
 def devices_of(part: str, gpus: int) -> int:
