@@ -20,12 +20,6 @@ size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
   return bridge.slice / width * width;
 }
 
-size_t longest_of(const Pieces& pieces) {
-  size_t longest = 0;
-  for (size_t p = 0; p < pieces.size(); ++p) longest = std::max(longest, pieces[p].bytes);
-  return longest;
-}
-
 }  // namespace
 
 bool goes_in_chunks(Collective collective, DType dtype, size_t count) {
@@ -48,8 +42,8 @@ kernel::Piece Cut::of(kernel::Piece piece, size_t k) const {
 
 Cut cut(const Operation& o, const PlanFacts& facts) {
   size_t longest = o.count * size_of(o.dtype), pieces = 1;
-  if (o.collective == Collective::kAllGather) longest = longest_of(o.recv), pieces = o.recv.size();
-  if (o.collective == Collective::kReduceScatter) longest = longest_of(o.send), pieces = o.send.size();
+  if (o.collective == Collective::kAllGather) longest = o.recv.longest(), pieces = o.recv.size();
+  if (o.collective == Collective::kReduceScatter) longest = o.send.longest(), pieces = o.send.size();
   if (longest == 0) return {};
   const size_t bytes = longest * pieces, grain = grain_of(o, bytes, facts);
   // As even as may be: a short last chunk would cost as much as the others do besides their bytes.

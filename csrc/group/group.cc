@@ -235,8 +235,9 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
   try {
     if (spread_) return spread_->run(o, carrier);
     const WaitRules rules = rules_of(o, carrier);
-    return run_stage({o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data()}, o,
-                     rules);
+    return run_stage(
+        {o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data(), o.op, o.factor}, o,
+        rules);
   } catch (const std::bad_alloc&) {
     return fail(Code::kSystem, topology_.describe(rank()) + " has no memory left for " + describe(o.fingerprint()), "");
   }
@@ -257,15 +258,15 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   NVX_LOG(kTrace, "group %s rank %d #%llu %s %zu bytes: %s", name().c_str(), rank(),
           static_cast<unsigned long long>(o.number), nvx::name(stage.collective), stage.bytes,
           kernel::name(choice.algorithm));
-  // Sums of several hosts are divided when all of them are together.
-  const ReduceOp op = spread_ && o.op == ReduceOp::kAvg ? ReduceOp::kSum : o.op;
-  const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, op) : nullptr;
+  const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, stage.op) : nullptr;
+  // Where the ranks have chosen factors of their own, each one's comes with its arrival.
+  if (stage.op == ReduceOp::kPremulSum) std::fill(channel_->factors().begin(), channel_->factors().end(), stage.factor);
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_->factors().data(), rules);
   size_t kept = stage.bytes;  // the roots of gathers and who a scatter is for stage nothing
   for (int s = 0; kept == 0 && stage.recv && s < seats(); ++s) kept = stage.recv[s].bytes;
   ex.keep_by(policy_to_keep(kept));
   kernel::Work work;
-  work.call = {o.fingerprint(), o.factor, stage.root};
+  work.call = {o.fingerprint(), stage.factor, stage.root};
   work.in = stage.in;
   work.out = stage.out;
   work.count = stage.count;

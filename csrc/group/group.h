@@ -69,6 +69,8 @@ struct Stage {
   size_t count = 0;
   const kernel::Piece* send = nullptr;
   const kernel::Piece* recv = nullptr;
+  ReduceOp op = ReduceOp::kSum;  ///< of what is combined
+  double factor = 1;             ///< of this rank's elements, where that is kPremulSum
 };
 
 /// The ranks of one process group, seen from one of them. Owns all that the group has: its pad, its staging, its order

@@ -43,7 +43,8 @@ Spread::~Spread() {
 }
 
 Status Spread::run(Operation& o, Carrier carrier) {
-  Call call{o, group_.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint())};
+  Call call{o, group_.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint()),
+            terms_of(o.dtype, o.op, o.factor, size_t(group_.size()))};
   call.rules.driver = this;
   group_.doubt(std::chrono::milliseconds(0));
   ++op_;
@@ -51,11 +52,7 @@ Status Spread::run(Operation& o, Carrier carrier) {
     MutexLock lock(port_.mutex());
     port_.begin_operation(op_, call.label);
   }
-  if (reduces(o.collective)) {
-    const bool sums = o.op == ReduceOp::kAvg || o.op == ReduceOp::kPremulSum;
-    call.combine = kernel::level().reduce(o.dtype, sums ? ReduceOp::kSum : o.op);
-    if (o.op == ReduceOp::kAvg) call.divide = kernel::level().divide(o.dtype);
-  }
+  if (reduces(o.collective)) call.combine = kernel::level().reduce(o.dtype, call.terms.between);
   const auto carry_out = [&]() -> Status {
     switch (o.collective) {
       case kernel::Collective::kAllReduce: return all_reduce(call);
@@ -64,8 +61,8 @@ Status Spread::run(Operation& o, Carrier carrier) {
       case kernel::Collective::kAllGather: return all_gather(call);
       case kernel::Collective::kBroadcast: return broadcast(call);
       case kernel::Collective::kAllToAll: return all_to_all(call);
-      case kernel::Collective::kGather: return gather(call);
-      case kernel::Collective::kScatter: return scatter(call);
+      case kernel::Collective::kGather: return to_or_from_root(call, Direction::kToRoot);
+      case kernel::Collective::kScatter: return to_or_from_root(call, Direction::kFromRoot);
       case kernel::Collective::kBarrier: return barrier(call);
       case kernel::Collective::kNone: break;
     }
@@ -83,7 +80,8 @@ Status Spread::run(Operation& o, Carrier carrier) {
   return !status.ok() || !stray ? status : explain_stray(o, *stray);
 }
 
-/// Around a root ranks may not meet, and learn from what comes later that another one called something else.
+/// Around a root not all ranks hear from each other. So a rank may learn from what comes later, for the next operation,
+/// that another one had called something else.
 Status Spread::explain_stray(const Operation& o, const net::Port::Stray& stray) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
@@ -100,8 +98,8 @@ Status Spread::explain_stray(const Operation& o, const net::Port::Stray& stray) 
                      kCallAlike);
 }
 
-/// When it returns, nothing of the operation's memory is touched any more. What was called under its number, and was
-/// something else.
+/// Gives up what has not ended: when it returns, nothing of the operation's memory is touched any more. Returns what
+/// another rank has called under the operation's number, where that was something else.
 std::optional<net::Port::Stray> Spread::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::Run*> open;
@@ -114,7 +112,8 @@ std::optional<net::Port::Stray> Spread::end() {
   return port_.stray();
 }
 
-/// Called by whoever waits for a step inside the host; a sleeper does so seldom, so all that has come is taken in.
+/// Called by whoever waits for a step inside the host. A sleeper calls this about once a millisecond, so each call
+/// takes in all that has come, at most 64 rounds. Where another thread has the port, that one advances the errands.
 void Spread::drive() {
   constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;
@@ -129,20 +128,41 @@ void Spread::drive() {
   port_.mutex().unlock();
 }
 
-Status Spread::stage(Call& call, kernel::Collective collective, int root, size_t bytes, const std::byte* in,
-                     std::byte* out, size_t count, const Pieces* send, const Pieces* recv) {
-  const Status status = group_.run_stage(
-      {collective, root, bytes, in, out, count, send ? send->data() : nullptr, recv ? recv->data() : nullptr}, call.o,
-      call.rules);
+Status Spread::stage(Call& call, Stage stage) {
+  stage.op = call.terms.inside;
+  stage.factor = call.terms.factor;
+  const Status status = group_.run_stage(stage, call.o, call.rules);
   group_.doubt(kDoubtOfSteps);
   return status;
 }
 
 const std::byte* Spread::own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room) {
-  if (call.o.op != ReduceOp::kPremulSum || bytes == 0) return in;
+  if (!call.terms.scales() || bytes == 0) return in;
   const void* sources[] = {in};
-  kernel::level().reduce(call.o.dtype, ReduceOp::kPremulSum)(room, sources, 1, bytes / call.width, &call.o.factor);
+  kernel::level().reduce(call.o.dtype, ReduceOp::kPremulSum)(room, sources, 1, bytes / call.width, &call.terms.factor);
   return room;
+}
+
+void Spread::divide(const Call& call, std::byte* data, size_t bytes) const {
+  if (call.terms.divisor != 1) kernel::level().divide(call.o.dtype)(data, bytes / call.width, call.terms.divisor);
+}
+
+Status Spread::overlap(size_t steps, const Step& issue, const Step& retire) {
+  for (size_t i = 0; i < steps + kSlicesInFlight; ++i) {
+    if (i < steps) NVX_TRY(issue(i));
+    if (i >= kSlicesInFlight && i - kSlicesInFlight < steps) NVX_TRY(retire(i - kSlicesInFlight));
+  }
+  return {};
+}
+
+std::byte* Spread::lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks) {
+  std::byte* base = nullptr;
+  for (const kernel::Piece& piece : pieces) {
+    if (piece.bytes != 0 && (!base || piece.data < base)) base = piece.data;
+  }
+  for (const kernel::Piece& piece : pieces)
+    blocks.push_back({piece.bytes ? size_t(piece.data - base) : 0, piece.bytes});
+  return base;
 }
 
 std::byte* Spread::room(size_t bytes) {
@@ -177,36 +197,46 @@ size_t Spread::rounds() const {
   return (most + rails() - 1) / rails();
 }
 
+kernel::Piece Spread::slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round,
+                               size_t rail) const {
+  const int rank = rail < rails() ? rank_at(host, rail + round * rails()) : -1;
+  return rank < 0 ? kernel::Piece{} : cut.of(blocks[size_t(rank)], k);
+}
+
 // --- errands
 
-net::Errand Spread::errand(Call& call, const schedule::Row* row, const Line& line) const {
+Spread::Active& Spread::prepare(Call& call, const schedule::Row* row, const Line& line) {
   if (call.runs == 0) {
     NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", group_.name().c_str(), group_.rank(),
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
   }
-  net::Errand e;
+  active_.push_back(std::make_unique<Active>());
+  Active& active = *active_.back();
+  active.members = line.members;
+  net::Errand& e = active.errand;
   e.row = row;
   e.layout.size = int(line.members.size());
-  e.layout.width = call.width;
+  e.layout.width = reduces(call.o.collective) ? call.width : 1;  // what is only moved may be cut anywhere
   e.place = line.place;
   e.reduce = call.combine;
   e.label = call.label;
   e.op = op_;
-  return e;
+  return active;
 }
 
-/// The errand's members and blocks are to lie in the active one, which outlives its run.
-Spread::Active& Spread::begin(Call& call, net::Errand errand) {
-  Active& active = *active_.back();
-  errand.run = call.runs++;
-  errand.members = active.members;
-  errand.absent = active.absent;
-  active.scratch.resize(errand.row->scratch(errand.layout, errand.place));
-  errand.scratch = active.scratch.data();
+void Spread::begin(Call& call, Active& active) {
+  net::Errand& e = active.errand;
+  e.run = call.runs++;
+  e.members = active.members;
+  e.absent = active.absent;
+  e.layout.blocks = active.blocks;
+  e.layout.to = active.to;
+  e.layout.from = active.from;
+  active.scratch.resize(e.row->scratch(e.layout, e.place));
+  e.scratch = active.scratch.data();
   MutexLock lock(port_.mutex());
-  active.run = std::make_unique<net::Run>(port_, std::move(errand));
+  active.run = std::make_unique<net::Run>(port_, std::move(e));
   active.run->advance();
-  return active;
 }
 
 Status Spread::finish(Call& call) {

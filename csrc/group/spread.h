@@ -5,7 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "group/chunks.h"
 #include "group/group.h"
+#include "group/terms.h"
 #include "net/executor.h"
 
 namespace nvx {
@@ -31,17 +33,19 @@ class Spread final : private Driver {
     WaitRules rules;
     size_t width;
     net::Label label;
-    kernel::ReduceFn combine = nullptr;
-    kernel::DivideFn divide = nullptr;  ///< null: nothing to divide
-    uint16_t runs = 0;                  ///< errands begun
+    Terms terms;
+    kernel::ReduceFn combine = nullptr;  ///< of what the hosts have
+    uint16_t runs = 0;                   ///< errands begun
   };
-  /// An errand on its way, and where its blocks are while it is.
+  /// An errand that is being prepared, or on its way, with what it looks at while it is: the layout's lists of blocks,
+  /// its members, and memory of its own.
   struct Active {
-    std::vector<schedule::Block> blocks, more_blocks;
+    net::Errand errand;
+    std::vector<schedule::Block> blocks, to, from;
     std::vector<int> members;
     std::vector<char> absent;
     std::vector<std::byte> scratch, input;
-    std::unique_ptr<net::Run> run;
+    std::unique_ptr<net::Run> run;  ///< null until it begins
   };
   /// A rank of each host, and which of them this rank is.
   struct Line {
@@ -60,23 +64,35 @@ class Spread final : private Driver {
   Status broadcast(Call& call);
   Status all_gather(Call& call);
   Status reduce_scatter(Call& call);
-  Status gather(Call& call);
-  Status scatter(Call& call);
+  enum class Direction { kToRoot, kFromRoot };
+  Status to_or_from_root(Call& call, Direction direction);
   Status all_to_all(Call& call);
   Status barrier(Call& call);
-  const std::byte* lay_out_terms(Call& call, Active& active, const schedule::Row& row, const schedule::Layout& shape,
-                                 const std::function<kernel::Piece(size_t)>& term);
+  Status sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result);
+  const std::byte* lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms);
+  Status deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result);
+  Status lend_to_rails(Call& call);
   Status tell_packed(Call& call, const std::function<kernel::Piece(size_t host, size_t seat)>& block);
   void set_apart(Operation& o, std::vector<std::byte>& room) const;
   Status exchange_inside(Call& call, kernel::Collective collective, int root_seat);
 
-  Status stage(Call& call, kernel::Collective collective, int root, size_t bytes, const std::byte* in, std::byte* out,
-               size_t count, const Pieces* send, const Pieces* recv);
-  /// This rank's input, ready to be combined with others': scaled where the operation scales.
+  /// A step inside the host. What is combined there is combined as the operation's terms are.
+  Status stage(Call& call, Stage stage);
+  /// This rank's input, ready to be combined with others': scaled, in `room`, where the operation scales.
   const std::byte* own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room);
+  /// Divides what all hosts are in, where the operation is an average.
+  void divide(const Call& call, std::byte* data, size_t bytes) const;
 
-  net::Errand errand(Call& call, const schedule::Row* row, const Line& line) const;
-  Active& begin(Call& call, net::Errand errand);
+  using Step = std::function<Status(size_t)>;
+  /// Issues one step after the other, and retires each when kSlicesInFlight younger ones have been issued, or no more
+  /// are left to issue: so much is between hosts while a host's ranks are at something else.
+  static Status overlap(size_t steps, const Step& issue, const Step& retire);
+  /// Where pieces lie: blocks, as offsets from the lowest of them, which is returned.
+  static std::byte* lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks);
+
+  /// A new errand of the call between these ranks. The caller says what it reads and writes, and begins it.
+  Active& prepare(Call& call, const schedule::Row* row, const Line& line);
+  void begin(Call& call, Active& active);
   /// Ends the errand that was begun first.
   Status finish(Call& call);
   Status finish_all(Call& call);
@@ -92,6 +108,8 @@ class Spread final : private Driver {
   size_t seat() const { return size_t(group_.seat()); }
   size_t rails() const { return group_.plan_facts().rails; }
   size_t rounds() const;  ///< how often every rail is used until each rank has been served
+  /// Slice k of the block of the rank that this rail stands for there in this round; empty where there is no such rank.
+  kernel::Piece slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round, size_t rail) const;
   bool carries() const { return seat() < rails(); }
   std::byte* room(size_t bytes);
 

@@ -14,16 +14,6 @@ using Across = schedule::Collective;
 
 constexpr size_t kMostPacked = 16 << 10;  ///< bytes of a rail up to which a copy costs less than a step inside the host
 
-/// Pieces as offsets from the lowest of them.
-std::byte* lay_out(const std::vector<Piece>& pieces, std::vector<schedule::Block>& blocks) {
-  std::byte* base = nullptr;
-  for (const Piece& piece : pieces) {
-    if (piece.bytes != 0 && (!base || piece.data < base)) base = piece.data;
-  }
-  for (const Piece& piece : pieces) blocks.push_back({piece.bytes ? size_t(piece.data - base) : 0, piece.bytes});
-  return base;
-}
-
 }  // namespace
 
 /// From the root to one rank of each other host, and inside each host from there, slice by slice.
@@ -37,107 +27,95 @@ Status Spread::broadcast(Call& call) {
   const int mine = line.members[host_];
   const bool speaks = mine == group_.rank(), is_root = o.root == group_.rank();
   const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
-  const auto set_out = [&](size_t k) {
-    active_.push_back(std::make_unique<Active>());
-    active_.back()->members = line.members;
-    net::Errand e = errand(call, bridge.row, line);
-    e.layout.bytes = length(k);
-    e.layout.width = 1;
-    e.layout.root = group_.topology().host_of[size_t(o.root)];
-    e.input = (is_root ? o.in : out) + k * slice;
-    e.output = out + k * slice;
-    begin(call, std::move(e));
+  const auto issue = [&](size_t k) -> Status {
+    if (!speaks) return {};
+    Active& active = prepare(call, bridge.row, line);
+    active.errand.layout.bytes = length(k);
+    active.errand.layout.root = group_.topology().host_of[size_t(o.root)];
+    active.errand.input = (is_root ? o.in : out) + k * slice;
+    active.errand.output = out + k * slice;
+    begin(call, active);
+    return {};
   };
-  for (size_t k = 0; k < slices + kSlicesInFlight; ++k) {
-    if (k < slices && speaks) set_out(k);
-    if (k < kSlicesInFlight || k - kSlicesInFlight >= slices) continue;
-    const size_t done = k - kSlicesInFlight;
+  const auto retire = [&](size_t k) -> Status {
     if (speaks) NVX_TRY(finish(call));
-    if (seats() == 1) continue;
+    if (seats() == 1) return {};
     Pieces recv(seats());
-    for (size_t s = 0; s < seats(); ++s) recv[s] = {out + done * slice, length(done)};
-    NVX_TRY(stage(call, bridge.after, group_.topology().seat_of[size_t(mine)], length(done), out + done * slice,
-                  nullptr, 0, nullptr, &recv));
-  }
-  return {};
+    for (size_t s = 0; s < seats(); ++s) recv[s] = {out + k * slice, length(k)};
+    return stage(call, {.collective = bridge.after,
+                        .root = group_.topology().seat_of[size_t(mine)],
+                        .bytes = length(k),
+                        .in = out + k * slice,
+                        .recv = recv.data()});
+  };
+  return overlap(slices, issue, retire);
 }
 
 /// Every rail gathers the blocks of its seat on all hosts, and hands them out inside; seats beyond the rails lend their
 /// blocks to a rail first.
 Status Spread::all_gather(Call& call) {
   Operation& o = call.o;
-  const size_t hosts = group_.topology().hosts.size();
-  size_t longest = 0;
+  const size_t hosts = group_.topology().hosts.size(), longest = o.recv.longest();
   Blocks alike = rounds() == 1 ? Blocks::kAlike : Blocks::kOfAnySize;
   for (size_t r = 0; r < o.recv.size(); ++r) {
-    longest = std::max(longest, o.recv[r].bytes);
     if (o.recv[r].bytes != o.recv[0].bytes) alike = Blocks::kOfAnySize;
   }
   const Bridge bridge = plan_between(Across::kAllGather, longest, group_.plan_facts(), alike);
-  const size_t slice = bridge.slice, slices = std::max<size_t>(1, (longest + slice - 1) / slice);
-  if (rounds() > 1 && seats() > rails()) {
-    Pieces send(seats()), recv(seats());
-    if (!carries()) send[seat() % rails()] = {const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes};
-    for (size_t s = rails(); carries() && s < seats(); ++s) {
-      if (s % rails() == seat()) recv[s] = o.recv[size_t(rank_at(host_, s))];
-    }
-    const size_t total = carries() ? 0 : send[seat() % rails()].bytes;
-    NVX_TRY(stage(call, Collective::kAllToAll, -1, total, nullptr, nullptr, 0, &send, &recv));
-  }
-  const auto block = [&](size_t host, size_t round, size_t s, size_t k) -> Piece {
-    const int rank = s < rails() ? rank_at(host, s + round * rails()) : -1;
-    if (rank < 0) return {};
-    const Piece whole = o.recv[size_t(rank)];
-    const size_t at = std::min(whole.bytes, k * slice);
-    return {advance(whole, at), std::min(slice, whole.bytes - at)};
-  };
-  const auto set_out = [&](size_t round, size_t k) {
-    active_.push_back(std::make_unique<Active>());
-    Active& active = *active_.back();
-    active.members = rail(seat()).members;
-    net::Errand e = errand(call, bridge.row, rail(seat()));
-    std::vector<Piece> pieces;
-    for (size_t host = 0; host < hosts; ++host) pieces.push_back(block(host, round, seat(), k));
-    e.output = lay_out(pieces, active.blocks);
-    e.layout.blocks = active.blocks;
-    e.layout.width = 1;
-    e.input = round == 0 ? o.in + std::min(o.recv[size_t(group_.rank())].bytes, k * slice) : pieces[host_].data;
-    begin(call, std::move(e));
+  const Cut cut{bridge.slice, std::max<size_t>(1, (longest + bridge.slice - 1) / bridge.slice), longest};
+  if (rounds() > 1 && seats() > rails()) NVX_TRY(lend_to_rails(call));
+  const auto block = [&](size_t host, size_t round, size_t s, size_t k) {
+    return slice_of(o.recv, cut, k, host, round, s);
   };
   const auto tell_inside = [&](size_t round, size_t k) -> Status {
     if (longest * hosts <= kMostPacked)
       return tell_packed(call, [&](size_t host, size_t s) { return block(host, round, s, k); });
     for (size_t host = 0; host < hosts; ++host) {
       Pieces recv(seats());
-      size_t most = 0;
-      for (size_t s = 0; s < seats(); ++s) {
-        recv[s] = block(host, round, s, k);
-        most = std::max(most, recv[s].bytes);
-      }
-      NVX_TRY(stage(call, bridge.after, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv));
+      for (size_t s = 0; s < seats(); ++s) recv[s] = block(host, round, s, k);
+      NVX_TRY(stage(
+          call, {.collective = bridge.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()}));
     }
     return {};
   };
-  const size_t steps = slices * rounds();
-  for (size_t i = 0; i < steps + kSlicesInFlight; ++i) {
-    if (i < steps && carries()) set_out(i % rounds(), i / rounds());
-    if (i < kSlicesInFlight || i - kSlicesInFlight >= steps) continue;
-    const size_t done = i - kSlicesInFlight;
+  const auto issue = [&](size_t i) -> Status {
+    if (!carries()) return {};
+    const size_t round = i % rounds(), k = i / rounds();
+    std::vector<Piece> pieces;
+    for (size_t host = 0; host < hosts; ++host) pieces.push_back(block(host, round, seat(), k));
+    Active& active = prepare(call, bridge.row, rail(seat()));
+    active.errand.output = lay_out(pieces, active.blocks);
+    active.errand.input = pieces[host_].data;
+    if (round == 0) active.errand.input = o.in + std::min(o.recv[size_t(group_.rank())].bytes, k * cut.slice);
+    begin(call, active);
+    return {};
+  };
+  const auto retire = [&](size_t i) -> Status {
     if (carries()) NVX_TRY(finish(call));
-    if (seats() > 1) NVX_TRY(tell_inside(done % rounds(), done / rounds()));
+    return seats() > 1 ? tell_inside(i % rounds(), i / rounds()) : Status();
+  };
+  return overlap(cut.chunks * rounds(), issue, retire);
+}
+
+/// The blocks of ranks beyond the rails, to the rails that stand for them, inside the host.
+Status Spread::lend_to_rails(Call& call) {
+  Operation& o = call.o;
+  Pieces send(seats()), recv(seats());
+  if (!carries()) send[seat() % rails()] = {const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes};
+  for (size_t s = rails(); carries() && s < seats(); ++s) {
+    if (s % rails() == seat()) recv[s] = o.recv[size_t(rank_at(host_, s))];
   }
-  return {};
+  const size_t total = carries() ? 0 : send[seat() % rails()].bytes;
+  return stage(call, {.collective = Collective::kAllToAll, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 
 /// What every rail has gathered, to all ranks of the host in one step however many hosts there are.
 Status Spread::tell_packed(Call& call, const std::function<Piece(size_t host, size_t seat)>& block) {
   const size_t hosts = group_.topology().hosts.size();
   Pieces recv(seats());
-  size_t total = 0, most = 0;
+  size_t total = 0;
   for (size_t s = 0; s < seats(); ++s) {
     for (size_t host = 0; host < hosts; ++host) recv[s].bytes += block(host, s).bytes;
     total += recv[s].bytes;
-    most = std::max(most, recv[s].bytes);
   }
   std::byte* at = room(total);
   for (size_t s = 0; s < seats(); ++s) at = (recv[s].data = at) + recv[s].bytes;
@@ -150,63 +128,41 @@ Status Spread::tell_packed(Call& call, const std::function<Piece(size_t host, si
     }
   };
   move(seat(), /*pack=*/true);
-  NVX_TRY(stage(call, Collective::kAllGather, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv));
+  NVX_TRY(stage(
+      call,
+      {.collective = Collective::kAllGather, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()}));
   for (size_t s = 0; s < seats(); ++s) {
     if (s != seat()) move(s, /*pack=*/false);
   }
   return {};
 }
 
-/// Blocks of other hosts come straight to the root; those of its own through memory.
-Status Spread::gather(Call& call) {
+/// A gather, or a scatter: blocks of other hosts go straight to the root, or from it; those of its own through memory.
+Status Spread::to_or_from_root(Call& call, Direction direction) {
   Operation& o = call.o;
+  const bool gathers = direction == Direction::kToRoot, is_root = o.root == group_.rank();
+  const Collective collective = gathers ? Collective::kGather : Collective::kScatter;
   const int root_seat = group_.seat_of(o.root);
-  const bool is_root = o.root == group_.rank();
   if (is_root || root_seat < 0) {
-    active_.push_back(std::make_unique<Active>());
-    Active& active = *active_.back();
     const Line line = others_of(o.root);
-    active.members = line.members;
     std::vector<Piece> pieces(line.members.size());
     if (is_root) {
-      for (size_t p = 1; p < pieces.size(); ++p) pieces[p] = o.recv[size_t(line.members[p])];
+      const Pieces& theirs = gathers ? o.recv : o.send;
+      for (size_t p = 1; p < pieces.size(); ++p) pieces[p] = theirs[size_t(line.members[p])];
     } else {
-      pieces[size_t(line.place)] = o.send[size_t(o.root)];
+      pieces[size_t(line.place)] = (gathers ? o.send : o.recv)[size_t(o.root)];
     }
+    Active& active = prepare(call, plan_between(across(collective), 0, group_.plan_facts()).row, line);
     std::byte* const base = lay_out(pieces, active.blocks);
-    net::Errand e = errand(call, plan_between(Across::kGather, 0, group_.plan_facts()).row, line);
-    e.layout.blocks = active.blocks;
-    e.layout.width = 1;
-    (is_root ? e.output : const_cast<std::byte*&>(e.input)) = base;
-    begin(call, std::move(e));
-  }
-  if (root_seat >= 0) NVX_TRY(exchange_inside(call, Collective::kGather, root_seat));
-  return finish_all(call);
-}
-
-Status Spread::scatter(Call& call) {
-  Operation& o = call.o;
-  const int root_seat = group_.seat_of(o.root);
-  const bool is_root = o.root == group_.rank();
-  if (is_root || root_seat < 0) {
-    active_.push_back(std::make_unique<Active>());
-    Active& active = *active_.back();
-    const Line line = others_of(o.root);
-    active.members = line.members;
-    std::vector<Piece> pieces(line.members.size());
-    if (is_root) {
-      for (size_t p = 1; p < pieces.size(); ++p) pieces[p] = o.send[size_t(line.members[p])];
+    const bool sends = is_root != gathers;
+    if (sends) {
+      active.errand.input = base;
     } else {
-      pieces[size_t(line.place)] = o.recv[size_t(o.root)];
+      active.errand.output = base;
     }
-    std::byte* const base = lay_out(pieces, active.blocks);
-    net::Errand e = errand(call, plan_between(Across::kScatter, 0, group_.plan_facts()).row, line);
-    e.layout.blocks = active.blocks;
-    e.layout.width = 1;
-    (is_root ? const_cast<std::byte*&>(e.input) : e.output) = base;
-    begin(call, std::move(e));
+    begin(call, active);
   }
-  if (root_seat >= 0) NVX_TRY(exchange_inside(call, Collective::kScatter, root_seat));
+  if (root_seat >= 0) NVX_TRY(exchange_inside(call, collective, root_seat));
   return finish_all(call);
 }
 
@@ -232,29 +188,23 @@ void Spread::set_apart(Operation& o, std::vector<std::byte>& room) const {
   }
 }
 
+/// Pieces of other hosts' ranks go straight to the rank they are for; those of this host's through memory.
 Status Spread::all_to_all(Call& call) {
   Operation& o = call.o;
-  active_.push_back(std::make_unique<Active>());
-  Active& active = *active_.back();
+  Line all{{}, group_.rank()};
+  for (int rank = 0; rank < group_.size(); ++rank) all.members.push_back(rank);
+  Active& active = prepare(call, plan_between(Across::kAllToAll, 0, group_.plan_facts()).row, all);
   set_apart(o, active.input);
-  Line all;
   std::vector<Piece> to, from;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const bool inside = group_.seat_of(rank) >= 0;
-    active.members.push_back(rank);
     active.absent.push_back(inside);
     to.push_back(inside ? Piece{} : o.send[size_t(rank)]);
     from.push_back(inside ? Piece{} : o.recv[size_t(rank)]);
   }
-  all.members = active.members;
-  all.place = group_.rank();
-  net::Errand e = errand(call, plan_between(Across::kAllToAll, 0, group_.plan_facts()).row, all);
-  e.input = lay_out(to, active.blocks);
-  e.output = lay_out(from, active.more_blocks);
-  e.layout.to = active.blocks;
-  e.layout.from = active.more_blocks;
-  e.layout.width = 1;
-  begin(call, std::move(e));
+  active.errand.input = lay_out(to, active.to);
+  active.errand.output = lay_out(from, active.from);
+  begin(call, active);
   NVX_TRY(exchange_inside(call, Collective::kAllToAll, -1));
   return finish_all(call);
 }
@@ -269,7 +219,8 @@ Status Spread::exchange_inside(Call& call, Collective collective, int root_seat)
     if (rank < call.o.recv.size()) recv[s] = call.o.recv[rank];
     if (s != seat()) total += send[s].bytes;
   }
-  return stage(call, collective, root_seat, total, nullptr, nullptr, 0, &send, &recv);
+  return stage(call,
+               {.collective = collective, .root = root_seat, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 
 /// A rank and all ranks of other hosts.
@@ -286,15 +237,16 @@ Spread::Line Spread::others_of(int root) const {
 
 Status Spread::barrier(Call& call) {
   Pieces none(seats());
-  if (seats() > 1) NVX_TRY(stage(call, Collective::kBarrier, -1, 0, nullptr, nullptr, 0, &none, &none));
+  const auto meet_inside = [&] {
+    return seats() == 1 ? Status()
+                        : stage(call, {.collective = Collective::kBarrier, .send = none.data(), .recv = none.data()});
+  };
+  NVX_TRY(meet_inside());
   if (seat() == 0) {
-    active_.push_back(std::make_unique<Active>());
-    active_.back()->members = leaders().members;
-    begin(call, errand(call, plan_between(Across::kBarrier, 0, group_.plan_facts()).row, leaders()));
+    begin(call, prepare(call, plan_between(Across::kBarrier, 0, group_.plan_facts()).row, leaders()));
     NVX_TRY(finish(call));
   }
-  if (seats() == 1) return {};
-  return stage(call, Collective::kBarrier, -1, 0, nullptr, nullptr, 0, &none, &none);
+  return meet_inside();
 }
 
 }  // namespace nvx

@@ -20,13 +20,13 @@ schedule::Block part_of(size_t bytes, size_t width, size_t i, size_t rails) {
   return layout.part(bytes, int(i), int(rails));
 }
 
-/// Blocks of memory, as offsets from the lowest of them.
-std::byte* base_of(const std::vector<kernel::Piece>& pieces) {
-  std::byte* base = nullptr;
-  for (const kernel::Piece& piece : pieces) {
-    if (piece.bytes != 0 && (!base || piece.data < base)) base = piece.data;
-  }
-  return base;
+/// What the ranks of a host do, as an operation of theirs alone, in step with the relay's slice of a collective.
+Operation relay_step(const Operation& o, const Terms& terms, Collective collective, size_t seats) {
+  Operation step;
+  step.collective = collective, step.dtype = o.dtype, step.number = o.number, step.timeout = o.timeout;
+  step.op = terms.inside, step.factor = terms.factor;
+  step.send = Pieces(seats), step.recv = Pieces(seats);
+  return step;
 }
 
 }  // namespace
@@ -43,22 +43,27 @@ Status Spread::all_reduce_by_leader(Call& call, const Bridge& bridge) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
   const bool alone = seats() == 1, leads = seat() == 0;
-  if (!alone) NVX_TRY(stage(call, bridge.before, 0, bytes, o.in, leads ? o.out : nullptr, o.count, nullptr, nullptr));
+  if (!alone) {
+    NVX_TRY(stage(call, {.collective = bridge.before,
+                         .root = 0,
+                         .bytes = bytes,
+                         .in = o.in,
+                         .out = leads ? o.out : nullptr,
+                         .count = o.count}));
+  }
   if (leads) {
-    active_.push_back(std::make_unique<Active>());
-    active_.back()->members = leaders().members;
-    net::Errand e = errand(call, bridge.row, leaders());
-    e.layout.bytes = bytes;
-    e.input = alone ? own_term(call, o.in, bytes, o.out) : o.out;
-    e.output = o.out;
-    begin(call, std::move(e));
+    Active& active = prepare(call, bridge.row, leaders());
+    active.errand.layout.bytes = bytes;
+    active.errand.input = alone ? own_term(call, o.in, bytes, o.out) : o.out;
+    active.errand.output = o.out;
+    begin(call, active);
     NVX_TRY(finish(call));
-    if (call.divide) call.divide(o.out, o.count, group_.size());
+    divide(call, o.out, bytes);
   }
   if (alone) return {};
   Pieces recv(seats());
   for (size_t s = 0; s < seats(); ++s) recv[s] = {o.out, bytes};
-  return stage(call, bridge.after, 0, bytes, o.out, nullptr, 0, nullptr, &recv);
+  return stage(call, {.collective = bridge.after, .root = 0, .bytes = bytes, .in = o.out, .recv = recv.data()});
 }
 
 /// Slice by slice: the host's sum of each rail's part, the parts' sums over all hosts, and all parts to all ranks of
@@ -66,57 +71,49 @@ Status Spread::all_reduce_by_leader(Call& call, const Bridge& bridge) {
 Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
-  const size_t slices = (bytes + slice - 1) / slice;
   const bool alone = seats() == 1;
-  const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
   const auto part = [&](size_t k, size_t s) {
-    const schedule::Block b = s < rails() ? part_of(length(k), call.width, s, rails()) : schedule::Block{};
+    const schedule::Block b =
+        s < rails() ? part_of(std::min(slice, bytes - k * slice), call.width, s, rails()) : schedule::Block{};
     return kernel::Piece{o.out + k * slice + b.offset, b.bytes};
   };
   const auto sum_inside = [&](size_t k) -> Status {
     Pieces send(seats());
-    size_t most = 0;
     for (size_t s = 0; s < seats(); ++s) {
       const kernel::Piece p = part(k, s);
       send[s] = {const_cast<std::byte*>(o.in) + (p.data - o.out), p.bytes};
-      most = std::max(most, p.bytes);
     }
-    return stage(call, bridge.before, -1, most * seats(), nullptr, part(k, seat()).data, 0, &send, nullptr);
-  };
-  const auto set_out = [&](size_t k) {
-    const kernel::Piece mine = part(k, seat());
-    active_.push_back(std::make_unique<Active>());
-    active_.back()->members = rail(seat()).members;
-    net::Errand e = errand(call, bridge.row, rail(seat()));
-    e.layout.bytes = mine.bytes;
-    e.input = alone ? own_term(call, o.in + k * slice, mine.bytes, mine.data) : mine.data;
-    e.output = mine.data;
-    begin(call, std::move(e));
+    return stage(call, {.collective = bridge.before,
+                        .bytes = send.longest() * seats(),
+                        .out = part(k, seat()).data,
+                        .send = send.data()});
   };
   const auto tell_inside = [&](size_t k) -> Status {
     Pieces recv(seats());
-    size_t most = 0;
-    for (size_t s = 0; s < seats(); ++s) {
-      recv[s] = part(k, s);
-      most = std::max(most, recv[s].bytes);
-    }
-    return stage(call, bridge.after, -1, most, recv[seat()].data, nullptr, 0, nullptr, &recv);
+    for (size_t s = 0; s < seats(); ++s) recv[s] = part(k, s);
+    return stage(call,
+                 {.collective = bridge.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()});
   };
-  for (size_t k = 0; k < slices + kSlicesInFlight; ++k) {
-    if (k < slices) {
-      if (!alone) NVX_TRY(sum_inside(k));
-      if (carries()) set_out(k);
-    }
-    if (k < kSlicesInFlight || k - kSlicesInFlight >= slices) continue;
-    const size_t done = k - kSlicesInFlight;
+  const auto issue = [&](size_t k) -> Status {
+    if (!alone) NVX_TRY(sum_inside(k));
+    if (!carries()) return {};
+    const kernel::Piece mine = part(k, seat());
+    Active& active = prepare(call, bridge.row, rail(seat()));
+    active.errand.layout.bytes = mine.bytes;
+    active.errand.input = alone ? own_term(call, o.in + k * slice, mine.bytes, mine.data) : mine.data;
+    active.errand.output = mine.data;
+    begin(call, active);
+    return {};
+  };
+  const auto retire = [&](size_t k) -> Status {
     if (carries()) {
       NVX_TRY(finish(call));
-      const kernel::Piece mine = part(done, seat());
-      if (call.divide) call.divide(mine.data, mine.bytes / call.width, group_.size());
+      const kernel::Piece mine = part(k, seat());
+      divide(call, mine.data, mine.bytes);
     }
-    if (!alone) NVX_TRY(tell_inside(done));
-  }
-  return {};
+    return alone ? Status() : tell_inside(k);
+  };
+  return overlap((bytes + slice - 1) / slice, issue, retire);
 }
 
 /// The same slices, parts and sums, and so the same bits, where the steps inside the host are the relay's. While a
@@ -126,51 +123,47 @@ Status Spread::all_reduce_by_relay(Call& call, const Bridge& bridge) {
   Operation& o = call.o;
   Relay& relay = *o.relay;
   const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
-  const size_t slices = (bytes + slice - 1) / slice;
+  const auto slices = std::ptrdiff_t((bytes + slice - 1) / slice);
   const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
   const auto part = [&](const std::byte* of, size_t k, size_t s) {
     const schedule::Block b = s < rails() ? part_of(length(k), call.width, s, rails()) : schedule::Block{};
     return kernel::Piece{const_cast<std::byte*>(of) + k * slice + b.offset, b.bytes};
   };
-  const auto step = [&](Collective collective, size_t k) {
-    Operation inside;
-    inside.collective = collective, inside.dtype = o.dtype, inside.number = o.number;
-    inside.count = length(k) / call.width;
-    inside.op = o.op == ReduceOp::kAvg ? ReduceOp::kSum : o.op;  // divided when all hosts' sums are together
-    inside.factor = o.factor;
-    inside.timeout = o.timeout;
-    inside.send = Pieces(seats()), inside.recv = Pieces(seats());
-    for (size_t s = 0; s < seats(); ++s) {
-      if (collective == Collective::kReduceScatter) inside.send[s] = part(o.in, k, s);
-      if (collective == Collective::kAllGather) inside.recv[s] = part(o.out, k, s);
-    }
-    const kernel::Piece mine = part(o.out, k, seat());
-    if (collective == Collective::kReduceScatter) inside.out = mine.data;
-    if (collective == Collective::kAllGather) inside.in = mine.data;
-    return inside;
+  const auto sum_of = [&](size_t k) {
+    Operation sum = relay_step(o, call.terms, bridge.before, seats());
+    sum.count = length(k) / call.width;
+    for (size_t s = 0; s < seats(); ++s) sum.send[s] = part(o.in, k, s);
+    sum.out = part(o.out, k, seat()).data;
+    return sum;
+  };
+  const auto tell_of = [&](size_t k) {
+    Operation tell = relay_step(o, call.terms, bridge.after, seats());
+    tell.count = length(k) / call.width;
+    for (size_t s = 0; s < seats(); ++s) tell.recv[s] = part(o.out, k, s);
+    tell.in = tell.recv[seat()].data;
+    return tell;
   };
   NVX_TRY(barrier(call));
   NVX_TRY(relay.begin(part(o.out, 0, seat()).bytes));
-  for (size_t k = 0; k < slices + Relay::kSlots - 1; ++k) {
-    if (k < slices) NVX_TRY(relay.set_out(k, step(bridge.before, k), part(o.out, k, seat())));
-    const size_t there = k - Relay::kAhead;  // at first none: beyond all slices
-    if (there < slices) NVX_TRY(relay.arrive(there, call.rules.deadline, [this] { drive(); }));
-    if (there < slices && carries()) {
-      active_.push_back(std::make_unique<Active>());
-      active_.back()->members = rail(seat()).members;
-      net::Errand e = errand(call, bridge.row, rail(seat()));
-      e.layout.bytes = part(o.out, there, seat()).bytes;
-      e.input = e.output = relay.at(there);
-      begin(call, std::move(e));
+  for (std::ptrdiff_t k = 0; k < slices + std::ptrdiff_t(Relay::kSlots) - 1; ++k) {
+    const std::ptrdiff_t there = k - std::ptrdiff_t(Relay::kAhead), done = there - std::ptrdiff_t(kSlicesInFlight);
+    if (k < slices) NVX_TRY(relay.set_out(size_t(k), sum_of(size_t(k)), part(o.out, size_t(k), seat())));
+    if (there >= 0 && there < slices) {
+      NVX_TRY(relay.arrive(size_t(there), call.rules.deadline, [this] { drive(); }));
+      if (carries()) {
+        Active& active = prepare(call, bridge.row, rail(seat()));
+        active.errand.layout.bytes = part(o.out, size_t(there), seat()).bytes;
+        active.errand.input = active.errand.output = relay.at(size_t(there));
+        begin(call, active);
+      }
     }
-    const size_t done = there - kSlicesInFlight;
-    if (done >= slices) continue;
-    const kernel::Piece mine = part(o.out, done, seat());
+    if (done < 0) continue;
+    const kernel::Piece mine = part(o.out, size_t(done), seat());
     if (carries()) {
       NVX_TRY(finish(call));
-      if (call.divide) call.divide(relay.at(done), mine.bytes / call.width, group_.size());
+      divide(call, relay.at(size_t(done)), mine.bytes);
     }
-    NVX_TRY(relay.come_home(done, mine, step(bridge.after, done)));
+    NVX_TRY(relay.come_home(size_t(done), mine, tell_of(size_t(done))));
   }
   return relay.end();
 }
@@ -185,7 +178,7 @@ Status Spread::reduce(Call& call) {
   const Line line = line_to(o.root);
   const int mine = line.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
   const bool speaks = mine == group_.rank(), alone = seats() == 1, is_root = group_.rank() == o.root;
-  // Who is not the root needs its sums until they have gone up: no more of them than slices on their way.
+  // A non-root rank sends sums from scratch. Each stays until its errand ends, so there is room for kSums.
   constexpr size_t kSums = kSlicesInFlight + 1;
   std::byte* const sums = speaks && !is_root ? room(std::min(bytes, kSums * slice)) : nullptr;
   for (size_t k = 0; k < slices; ++k) {
@@ -193,38 +186,34 @@ Status Spread::reduce(Call& call) {
     if (active_.size() == kSums) NVX_TRY(finish(call));
     std::byte* const sum = is_root ? o.out + at : speaks ? sums + k % kSums * slice : nullptr;
     if (!alone) {
-      NVX_TRY(stage(call, bridge.before, group_.topology().seat_of[size_t(mine)], length, o.in + at, sum,
-                    length / call.width, nullptr, nullptr));
+      NVX_TRY(stage(call, {.collective = bridge.before,
+                           .root = group_.topology().seat_of[size_t(mine)],
+                           .bytes = length,
+                           .in = o.in + at,
+                           .out = sum,
+                           .count = length / call.width}));
     }
     if (!speaks) continue;
-    active_.push_back(std::make_unique<Active>());
-    active_.back()->members = line.members;
-    net::Errand e = errand(call, bridge.row, line);
-    e.layout.bytes = length;
-    e.layout.root = root_host;
-    e.input = alone ? own_term(call, o.in + at, length, sum) : sum;
-    e.output = sum;
-    begin(call, std::move(e));
+    Active& active = prepare(call, bridge.row, line);
+    active.errand.layout.bytes = length;
+    active.errand.layout.root = root_host;
+    active.errand.input = alone ? own_term(call, o.in + at, length, sum) : sum;
+    active.errand.output = sum;
+    begin(call, active);
   }
   NVX_TRY(finish_all(call));
-  if (call.divide && is_root) call.divide(o.out, o.count, group_.size());
+  if (is_root) divide(call, o.out, bytes);
   return {};
 }
 
 /// Where the host's terms for all hosts are: where the user has them, if they are final there and the schedule can take
 /// them from there; else in a memory of their own, one behind the other, to which a rank that is alone copies its own.
-const std::byte* Spread::lay_out_terms(Call& call, Active& active, const schedule::Row& row,
-                                       const schedule::Layout& shape,
-                                       const std::function<kernel::Piece(size_t)>& term) {
-  const size_t hosts = size_t(shape.size);
-  std::vector<kernel::Piece> terms;
-  for (size_t host = 0; host < hosts; ++host) terms.push_back(term(host));
-  if (seats() == 1 && call.o.op != ReduceOp::kPremulSum) {
-    std::byte* const base = base_of(terms);
-    for (const kernel::Piece& t : terms) active.blocks.push_back({t.bytes ? size_t(t.data - base) : 0, t.bytes});
-    schedule::Layout layout = shape;
+const std::byte* Spread::lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms) {
+  if (seats() == 1 && !call.terms.scales()) {
+    const std::byte* const base = lay_out(terms, active.blocks);
+    schedule::Layout layout = active.errand.layout;
     layout.blocks = active.blocks;
-    if (row.legal(layout)) return base;
+    if (active.errand.row->legal(layout)) return base;
     active.blocks.clear();
   }
   size_t total = 0;
@@ -233,7 +222,7 @@ const std::byte* Spread::lay_out_terms(Call& call, Active& active, const schedul
     total += t.bytes;
   }
   active.input.resize(total);
-  for (size_t host = 0; host < hosts && seats() == 1; ++host) {
+  for (size_t host = 0; host < terms.size() && seats() == 1; ++host) {
     std::byte* const to = active.input.data() + active.blocks[host].offset;
     const std::byte* const from = own_term(call, terms[host].data, terms[host].bytes, to);
     if (from != to && terms[host].bytes != 0) std::memcpy(to, from, terms[host].bytes);
@@ -241,79 +230,66 @@ const std::byte* Spread::lay_out_terms(Call& call, Active& active, const schedul
   return active.input.data();
 }
 
-/// For every host, and for every rank that a rail stands for there: the host's sum of that rank's block. Then the rail
-/// sums over hosts, and every block is where its rank, or its rail, is.
+/// Slice by slice, and in each slice round by round, every rank gets the sum of its block over all ranks: at once, or
+/// where it is beyond the rails, in the end from the rail that stands for it.
 Status Spread::reduce_scatter(Call& call) {
   Operation& o = call.o;
-  const size_t hosts = group_.topology().hosts.size(), own_round = seat() / rails();
-  size_t longest = 0;
-  for (size_t r = 0; r < o.send.size(); ++r) longest = std::max(longest, o.send[r].bytes);
-  const size_t bytes = o.planned(longest * o.send.size());
+  const size_t longest = o.send.longest(), bytes = o.planned(longest * o.send.size());
   const Bridge bridge = plan_between(Across::kReduceScatter, bytes, group_.plan_facts());
-  const size_t slice = bridge.slice / call.width * call.width,
-               slices = std::max<size_t>(1, (longest + slice - 1) / slice);
-  const bool alone = seats() == 1;
-  const auto block = [&](int rank, size_t k) -> kernel::Piece {
-    if (rank < 0) return {};
-    const kernel::Piece whole = o.send[size_t(rank)];
-    const size_t at = std::min(whole.bytes, k * slice);
-    return {advance(whole, at), std::min(slice, whole.bytes - at)};
-  };
+  const size_t slice = bridge.slice / call.width * call.width;
+  const Cut cut{slice, std::max<size_t>(1, (longest + slice - 1) / slice), bytes};
   // The results of ranks that this rail stands for. Outlives the errands, also when one of them fails.
-  std::byte* const for_others = rounds() > 1 && carries() ? room(rounds() * longest) : nullptr;
-  const auto result = [&](size_t round, size_t k) {
-    return round == 0 ? o.out + k * slice : for_others + round * longest + k * slice;
-  };
-  for (size_t k = 0; k < slices; ++k) {
-    for (size_t round = 0; round < rounds(); ++round) {
-      active_.push_back(std::make_unique<Active>());
-      Active& active = *active_.back();
-      net::Errand e = errand(call, bridge.row, rail(seat()));
-      active.members = rail(seat()).members;
-      const auto blocks_of_host = [&](size_t host) {
-        Pieces send(seats());
-        for (size_t s = 0; s < rails(); ++s) send[s] = block(rank_at(host, s + round * rails()), k);
-        return send;
-      };
-      if (carries())
-        e.input = lay_out_terms(call, active, *bridge.row, e.layout,
-                                [&](size_t host) { return blocks_of_host(host)[seat()]; });
-      for (size_t host = 0; host < hosts && !alone; ++host) {
-        const Pieces send = blocks_of_host(host);
-        size_t most = 0;
-        for (size_t s = 0; s < rails(); ++s) most = std::max(most, send[s].bytes);
-        std::byte* const sum = carries() ? active.input.data() + active.blocks[host].offset : nullptr;
-        NVX_TRY(stage(call, bridge.before, -1, most * seats(), nullptr, sum, 0, &send, nullptr));
-      }
-      if (!carries()) {
-        active_.pop_back();
-        continue;
-      }
-      e.layout.blocks = active.blocks;
-      e.output = result(round, k);
-      begin(call, std::move(e));
-      if (active_.size() > kSlicesInFlight) NVX_TRY(finish(call));
-    }
+  std::byte* const for_others = rounds() > 1 && carries() ? room((rounds() - 1) * longest) : nullptr;
+  const auto result = [&](size_t round) { return round == 0 ? o.out : for_others + (round - 1) * longest; };
+  for (size_t k = 0; k < cut.chunks; ++k) {
+    for (size_t round = 0; round < rounds(); ++round)
+      NVX_TRY(sum_round(call, bridge, cut, round, k, carries() ? result(round) + k * slice : nullptr));
   }
   NVX_TRY(finish_all(call));
-  if (carries() && call.divide) {
-    for (size_t round = 0; round < rounds(); ++round) {
-      const int rank = rank_at(host_, seat() + round * rails());
-      if (rank >= 0) call.divide(result(round, 0), o.send[size_t(rank)].bytes / call.width, group_.size());
-    }
+  for (size_t round = 0; carries() && round < rounds(); ++round) {
+    const int rank = rank_at(host_, seat() + round * rails());
+    if (rank >= 0) divide(call, result(round), o.send[size_t(rank)].bytes);
   }
-  if (rounds() == 1 || seats() == rails()) return {};
-  // Results of ranks beyond the rails, to them.
+  return rounds() == 1 || seats() == rails() ? Status() : deliver_beyond_rails(call, result);
+}
+
+/// Slice k of one round, in which every rail stands for one rank of every host. The ranks of this host sum what they
+/// have for each host, so that each rail has its host's terms for all hosts. Then its errand sums those over hosts, and
+/// leaves in `result` what is for this host.
+Status Spread::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result) {
+  const size_t hosts = group_.topology().hosts.size();
+  Active* const active = carries() ? &prepare(call, bridge.row, rail(seat())) : nullptr;
+  if (active) {
+    std::vector<kernel::Piece> terms;
+    for (size_t host = 0; host < hosts; ++host) terms.push_back(slice_of(call.o.send, cut, k, host, round, seat()));
+    active->errand.input = lay_out_terms(call, *active, terms);
+  }
+  for (size_t host = 0; host < hosts && seats() > 1; ++host) {
+    Pieces send(seats());
+    for (size_t s = 0; s < seats(); ++s) send[s] = slice_of(call.o.send, cut, k, host, round, s);
+    NVX_TRY(stage(call, {.collective = bridge.before,
+                         .bytes = send.longest() * seats(),
+                         .out = active ? active->input.data() + active->blocks[host].offset : nullptr,
+                         .send = send.data()}));
+  }
+  if (!active) return {};
+  active->errand.output = result;
+  begin(call, *active);
+  return active_.size() > kSlicesInFlight ? finish(call) : Status();
+}
+
+/// Rails hand the results of ranks beyond them to those, inside the host.
+Status Spread::deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result) {
   Pieces send(seats()), recv(seats());
   size_t total = 0;
   for (size_t round = 1; carries() && round < rounds(); ++round) {
     const size_t s = seat() + round * rails();
     if (s >= seats()) continue;
-    send[s] = {result(round, 0), o.send[size_t(rank_at(host_, s))].bytes};
+    send[s] = {result(round), call.o.send[size_t(rank_at(host_, s))].bytes};
     total += send[s].bytes;
   }
-  if (own_round > 0) recv[seat() % rails()] = {o.out, o.send[size_t(group_.rank())].bytes};
-  return stage(call, Collective::kAllToAll, -1, total, nullptr, nullptr, 0, &send, &recv);
+  if (!carries()) recv[seat() % rails()] = {call.o.out, call.o.send[size_t(group_.rank())].bytes};
+  return stage(call, {.collective = Collective::kAllToAll, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 
 }  // namespace nvx

@@ -13,8 +13,9 @@ namespace nvx::kernel {
 /// factors holds one multiplier a rank for kPremulSum and is not read otherwise.
 using ReduceFn = void (*)(void* dst, const void* const* srcs, int ranks, size_t n, const double* factors);
 
-/// data[i] = data[i] / by, as kAvg divides: for averages whose sums were put together from partial sums.
-using DivideFn = void (*)(void* data, size_t n, int by);
+/// data[i] = data[i] / by, as kAvg divides: for averages whose sums were put together from partial sums. Integers are
+/// divided by whole numbers only, and other types by numbers that their accumulator holds exactly.
+using DivideFn = void (*)(void* data, size_t n, double by);
 
 /// Copies n bytes between ranges that do not overlap.
 using CopyFn = void (*)(void* dst, const void* src, size_t n);

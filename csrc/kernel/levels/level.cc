@@ -330,12 +330,19 @@ inline ReduceFn reduce(DType type, ReduceOp op) {
 }
 
 template <class T>
-void divide_each(void* data, size_t n, int by) {
+void divide_each(void* data, size_t n, double by) {
+  using Acc = typename Rule<T>::Acc;
   auto* d = static_cast<Loose<T>*>(data);
-  for (size_t i = 0; i < n; ++i) d[i].value = finish<ReduceOp::kAvg, T>(Rule<T>::widen(d[i].value), by);
+  if constexpr (kIsFloat<Acc>) {
+    const auto divisor = Acc(by);
+    for (size_t i = 0; i < n; ++i) d[i].value = Rule<T>::round(Rule<T>::widen(d[i].value) / divisor);
+  } else {
+    const auto ranks = int(by);
+    for (size_t i = 0; i < n; ++i) d[i].value = finish<ReduceOp::kAvg, T>(Rule<T>::widen(d[i].value), ranks);
+  }
 }
 template <class F>
-void divide_parts(void* data, size_t n, int by) {
+void divide_parts(void* data, size_t n, double by) {
   divide_each<F>(data, 2 * n, by);
 }
 
