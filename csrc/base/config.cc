@@ -32,7 +32,7 @@ constexpr Variable kVariables[] = {
     {"NVX_HOST_ID", "", "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
      "network interfaces between hosts: prefixes of names, names behind '=', what to leave out behind '^'; empty: "
-     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else UCX's choice"},
+     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else what leads to the peers"},
     {"NVX_LIBUCP", "",
      "the libucp.so.0 to load, or its folder; empty: one with RDMA where there is RDMA, else the newest"},
     {"NVX_ON_ERROR", "raise", "what a failed operation does: raise a Python exception, or abort the process",

@@ -434,7 +434,7 @@ void Group::check_seats() {
 
 /// A rank gives its address away when its port is open: so nothing can come for a group that is not there yet.
 void Group::open_port(Store& store, const Deadline& deadline) {
-  const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::here();
+  const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::here(store.host());
   port_ = std::make_unique<net::Port>(wire, id_, rank(), size());
   std::vector<std::vector<std::byte>> addresses(static_cast<size_t>(size()));
   addresses[size_t(rank())] = wire->address();

@@ -17,6 +17,8 @@ class Store {
   virtual std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) = 0;
   /// Adds to the number under this key, which begins at 0, and returns the sum: add(key, 0) reads it.
   virtual int64_t add(const std::string& key, int64_t n) = 0;
+  /// The host that serves it, by name or address, where it is served over a network: one that all ranks have reached.
+  virtual std::string host() const { return ""; }
   /// Forgets the key, where the store can: nobody asks for it any more.
   virtual void remove(const std::string& /*key*/) {}
 };

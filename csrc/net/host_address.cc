@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -42,6 +43,15 @@ void each_interface(const std::function<void(const ifaddrs&)>& body) {
   if (getifaddrs(&first) != 0) return;
   for (const ifaddrs* entry = first; entry; entry = entry->ifa_next) body(*entry);
   freeifaddrs(first);
+}
+
+bool is_loopback(const HostAddress& own) {
+  bool loopback = false;
+  each_interface([&](const ifaddrs& entry) {
+    if (std::strncmp(entry.ifa_name, own.interface.data(), own.interface.size()) == 0)
+      loopback |= (entry.ifa_flags & IFF_LOOPBACK) != 0;
+  });
+  return loopback;
 }
 
 /// Connecting a datagram socket sends nothing: it only asks the kernel for the route.
@@ -109,6 +119,22 @@ Route route_to(const HostAddress& host) {
     if (!to_itself && (entry.ifa_flags & kActive) != kActive) route.error = ENETDOWN;
   });
   return route;
+}
+
+std::string interface_to(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* first = nullptr;
+  if (host.empty() || getaddrinfo(host.c_str(), nullptr, &hints, &first) != 0) return "";
+  std::string name;
+  for (const addrinfo* entry = first; entry && name.empty(); entry = entry->ai_next) {
+    const HostAddress address = address_at(entry->ai_addr, "");
+    if (address.family == 0) continue;
+    const Route route = route_to(address);
+    if (route.error == 0 && route.from.family != 0 && !is_loopback(route.from)) name = route.from.interface.data();
+  }
+  freeaddrinfo(first);
+  return name;
 }
 
 std::string why_out_of_reach(std::span<const HostAddress> addresses) {

@@ -31,6 +31,10 @@ struct Route {
 };
 Route route_to(const HostAddress& address);
 
+/// The interface by which packets leave this host for that one, which is given by name or address; on that host itself,
+/// the interface that has the address. Empty where there is none, or only the loopback.
+std::string interface_to(const std::string& host);
+
 /// Why nothing can be sent to any of these just now, or empty.
 std::string why_out_of_reach(std::span<const HostAddress> addresses);
 /// "between 10.0.0.6 (eth0) here and 10.0.0.7 (eth0) there", of the first that can be reached; empty if none can.

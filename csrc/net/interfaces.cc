@@ -88,7 +88,10 @@ InterfaceRule interface_rule() {
   return {};
 }
 
-std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present) {
+std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present,
+                                const std::string& towards) {
+  const auto leads = [&](const Interface& interface) { return interface.name == towards && !interface.loopback; };
+  if (!rule.variable && std::any_of(present.begin(), present.end(), leads)) return {towards};
   const bool anything_else =
       std::any_of(present.begin(), present.end(), [](const Interface& i) { return !i.loopback; });
   std::string_view text = rule.text;

@@ -39,7 +39,7 @@ enum MessageId : unsigned { kMessage, kSign };
 
 class UcxLink final : public Link {
  public:
-  UcxLink();
+  explicit UcxLink(const std::string& met_at);
   ~UcxLink() override { close(); }
 
   void listen(Receiver& receiver) override { receiver_ = &receiver; }
@@ -160,8 +160,8 @@ class UcxLink final : public Link {
   std::vector<News> news_;
 };
 
-UcxLink::UcxLink()
-    : worker_(std::make_unique<UcxWorker>()),
+UcxLink::UcxLink(const std::string& met_at)
+    : worker_(std::make_unique<UcxWorker>(met_at)),
       ucx_(worker_->ucx()),
       description_(worker_->describe()),
       address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->reached_at()})) {
@@ -593,7 +593,7 @@ void UcxLink::close() {
 
 }  // namespace
 
-std::unique_ptr<Link> open_ucx() { return std::make_unique<UcxLink>(); }
+std::unique_ptr<Link> open_ucx(const std::string& met_at) { return std::make_unique<UcxLink>(met_at); }
 
 bool built_with_ucx() { return true; }
 

@@ -38,14 +38,18 @@ std::string joined(const std::vector<std::string>& names) {
 }
 
 /// The interfaces that the user named. Where nobody did, UCX chooses; but before 1.16 it takes bridges for networks.
-std::string net_devices(const UcxVersion& version) {
+/// met_at: the host at which the ranks met. From 1.16 on UCX asks the kernel which interfaces lead to a peer; before, it
+/// takes one that leads nowhere as gladly, so it is given the one over which the ranks have met.
+std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   if (set_by_user("NET_DEVICES")) return "";
   const InterfaceRule rule = interface_rule();
   const std::vector<Interface> present = interfaces();
   bool bridges = false;
   for (const Interface& interface : present) bridges |= interface.bridge;
-  if (!rule.variable && !(bridges && version < UcxVersion{1, 16, 0})) return "";
-  std::vector<std::string> chosen = choose(rule, present);
+  const bool asks_the_kernel = version >= UcxVersion{1, 16, 0};
+  const std::string towards = rule.variable || asks_the_kernel ? "" : interface_to(met_at);
+  if (!rule.variable && (asks_the_kernel || (!bridges && towards.empty()))) return "";
+  std::vector<std::string> chosen = choose(rule, present, towards);
   if (chosen.empty()) {
     // Traffic must not go another way than the user said; what is said to others, as gloo, need not fit nvx.
     if (rule.own) throw Error(Code::kInvalid, "nvx: " + none_named(rule, present));
@@ -57,9 +61,9 @@ std::string net_devices(const UcxVersion& version) {
   return joined(chosen);
 }
 
-std::vector<Setting> general_settings(const UcxVersion& version) {
+std::vector<Setting> general_settings(const UcxVersion& version, const std::string& met_at) {
   std::vector<Setting> settings = {{"TLS", "^sm"}};  // endpoints that notice a death cannot use shared memory anyway
-  if (std::string devices = net_devices(version); !devices.empty()) settings.push_back({"NET_DEVICES", devices});
+  if (std::string devices = net_devices(version, met_at); !devices.empty()) settings.push_back({"NET_DEVICES", devices});
   // TCP has a keepalive of its own; UCX's, every 20 s, makes the kernel forget what it has probed for.
   if (!has_rdma()) settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
   return settings;
@@ -188,7 +192,7 @@ std::string no_way(const std::string& who) {
 
 }  // namespace
 
-UcxWorker::UcxWorker() : generation_(fork_generation()), ucx_(ucx_library()) {
+UcxWorker::UcxWorker(const std::string& met_at) : generation_(fork_generation()), ucx_(ucx_library()) {
   try {
     BriefEnvironment environment;
     if (ucx_.version < UcxVersion{1, 17, 0}) {
@@ -196,7 +200,7 @@ UcxWorker::UcxWorker() : generation_(fork_generation()), ucx_(ucx_library()) {
         if (!set_by_user(setting.key)) environment.set(setting);
       }
     }
-    make_context();
+    make_context(met_at);
     make_worker();
     take_address();
     look_around();
@@ -228,10 +232,10 @@ void UcxWorker::require(ucs_status_t status, const char* what) const {
                                  ". UCX_LOG_LEVEL=info makes it say more");
 }
 
-void UcxWorker::make_context() {
+void UcxWorker::make_context(const std::string& met_at) {
   ucp_config_t* config = nullptr;
   require(ucx_.config_read("NVX", nullptr, &config), "reading the configuration");
-  std::vector<Setting> settings = general_settings(ucx_.version);
+  std::vector<Setting> settings = general_settings(ucx_.version, met_at);
   if (ucx_.version >= UcxVersion{1, 17, 0}) {
     for (Setting& setting : tcp_settings(ucx_.version)) settings.push_back(std::move(setting));
   }

@@ -15,7 +15,8 @@ namespace nvx::net {
 /// that is down for some seconds is not. Throws Error.
 class UcxWorker {
  public:
-  UcxWorker();
+  /// met_at: the host at which the ranks met, where that is known: the way to it is a way to the others.
+  explicit UcxWorker(const std::string& met_at);
   ~UcxWorker() { close(); }
   /// From here on UCX neither reads nor writes anything of its user's. In a forked child nothing happens: connections
   /// are the parent's, and must not end with this process.
@@ -54,7 +55,7 @@ class UcxWorker {
     void* flushing = nullptr;
     void* closing = nullptr;
   };
-  void make_context();
+  void make_context(const std::string& met_at);
   void make_worker();
   void take_address();
   void look_around();

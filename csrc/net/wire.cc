@@ -53,10 +53,10 @@ Home& home() { return of_this_process<Home>(); }
 
 }  // namespace
 
-std::shared_ptr<Wire> Wire::here() {
+std::shared_ptr<Wire> Wire::here(const std::string& met_at) {
   Home& h = home();
   MutexLock lock(h.mutex);
-  if (!h.wire) h.wire = std::make_shared<Wire>(open_ucx(), config().liveness);
+  if (!h.wire) h.wire = std::make_shared<Wire>(open_ucx(met_at), config().liveness);
   return h.wire;
 }
 

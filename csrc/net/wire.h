@@ -36,8 +36,9 @@ using ProcessId = uint64_t;
 /// link and wakes the rest.
 class Wire final : private Receiver {
  public:
-  /// This process's, opened when first asked for and kept until the process ends. Throws Error.
-  static std::shared_ptr<Wire> here();
+  /// This process's, opened when first asked for and kept until the process ends. Throws Error. met_at: as for
+  /// open_ucx().
+  static std::shared_ptr<Wire> here(const std::string& met_at);
   /// The same if it has been opened; else null.
   static std::shared_ptr<Wire> opened();
 

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <string>
@@ -56,6 +58,12 @@ class TorchStore final : public Store {
   }
   int64_t add(const std::string& key, int64_t n) override {
     return ask_store([&] { return store_->add(key, n); });
+  }
+  std::string host() const override {
+    c10::intrusive_ptr<c10d::Store> store = store_;
+    if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) store = prefixed->getUnderlyingNonPrefixStore();
+    const auto* served = dynamic_cast<c10d::TCPStore*>(store.get());
+    return served ? served->getHost() : "";
   }
   void remove(const std::string& key) override {
     try {

@@ -38,10 +38,10 @@ uint64_t next_completion_key() {
 /// Who learns of a failure: the program, by a call that raises it or by a future that it has asked for, or nobody yet.
 enum class Heard { kByProgram, kByNobody };
 
-/// Whether NVX_ON_ERROR=abort has a failure end the process. What the user stops, and what this rank itself calls off by
-/// leaving a group or aborting it, is no failure of the process. A peer that has left in good order, or has told of a
-/// failure, is one only to who asks for what it was to do: else a receive that is left over when the program ends would
-/// end it badly.
+/// Whether NVX_ON_ERROR=abort has a failure end the process. What the user stops, and what this rank itself calls off
+/// by leaving a group or aborting it, is no failure of the process. A peer that has left in good order, or has told of
+/// a failure, is one only to who asks for what it was to do: else a receive that is left over when the program ends
+/// would end it badly.
 bool ends_process(Code code, Heard heard) {
   if (config().on_error != "abort") return false;
   switch (code) {

@@ -21,9 +21,13 @@ def come_to(name):
     (FOLDER / f"{name}{dist.get_rank()}").touch()
 
 
-def begin(timeout=60.0, name="store"):
-    store = dist.FileStore(str(FOLDER / name), int(os.environ["WORLD_SIZE"]))
+def begin(timeout=60.0, name="store", served_at=""):
+    """served_at: the address at which rank 0 serves the store; else it is a file."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if served_at:
+        store = dist.TCPStore(served_at, 29_400, world, is_master=rank == 0)
+    else:
+        store = dist.FileStore(str(FOLDER / name), world)
     dist.init_process_group("nvx", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
     return rank, world
 
@@ -58,8 +62,8 @@ def check_collectives(rank, world, rounds=3, sizes=(1, 1000, 300_000)):
     return total
 
 
-def collectives(rounds=3, sizes=(1, 1000, 300_000)):
-    rank, world = begin()
+def collectives(rounds=3, sizes=(1, 1000, 300_000), served_at=""):
+    rank, world = begin(served_at=served_at)
     value = check_collectives(rank, world, rounds, sizes)
     dist.destroy_process_group()
     return value

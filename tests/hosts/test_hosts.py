@@ -37,6 +37,19 @@ def test_three_hosts(tmp_path):
             cluster.end()
 
 
+@pytest.mark.parametrize("name", ["eth5", "wg7"])  # UCX before 1.16 chooses by an order that follows from names
+def test_an_interface_that_leads_nowhere_is_not_used(tmp_path, name):
+    with Hosts(2) as hosts:
+        hosts.add_idle_interface(name)
+        cluster = Cluster(hosts, tmp_path)
+        unset = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}
+        try:
+            cluster.start("collectives", 2, environment=unset, rounds=1, served_at=hosts.address(0))
+            assert len(set(cluster.results())) == 1
+        finally:
+            cluster.end()
+
+
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_training_over_two_hosts_of_two(cluster, kind):
     assert len(set(cluster.start("training", 4, kind=kind).results())) == 1

@@ -180,6 +180,10 @@ TEST(Interfaces, AreChosenAsNcclAndGlooSay) {
   }
   const std::vector<Interface> alone = {{"lo", true, false}};
   EXPECT_EQ(choose({}, alone), std::vector<std::string>{"lo"});
+  EXPECT_EQ(choose({}, present, "eth1"), std::vector<std::string>{"eth1"}) << "which is known to lead to the others";
+  EXPECT_EQ(choose({}, present, "lo").size(), 3u) << "which leads to this host only";
+  EXPECT_EQ(choose({}, present, "gone0").size(), 3u);
+  EXPECT_EQ(choose({"NVX_SOCKET_IFNAME", "ib0", false, true}, present, "eth1"), std::vector<std::string>{"ib0"});
 }
 
 TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
@@ -191,6 +195,10 @@ TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
             "GLOO_SOCKET_IFNAME=etth0 names no interface that is up on this host, where there is lo; UCX chooses, as "
             "NVX_DEBUG=info tells, unless NVX_SOCKET_IFNAME names one");
   EXPECT_NE(none_named({"NVX_SOCKET_IFNAME", "x", false, true}, {}).find("there is none. Next"), std::string::npos);
+}
+
+TEST(Interfaces, ThatLeadToThisHostItselfOrToNobodyAreNone) {
+  for (const char* host : {"", "127.0.0.1", "localhost", "no.such.host.invalid"}) EXPECT_EQ(interface_to(host), "") << host;
 }
 
 TEST(Interfaces, AreThere) {

@@ -87,6 +87,15 @@ class Hosts:
         """What makes every backend use the interface between the hosts."""
         return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
 
+    def add_idle_interface(self, name: str) -> None:
+        """Gives each host one more interface, which is up, has an address of a network of its own, and leads nowhere."""
+        for host in range(self.count):
+            inside = self.name(host)
+            _ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-far", inside=inside)
+            _ip("address", "add", f"10.{78 + host}.0.1/24", "dev", name, inside=inside)
+            _ip("link", "set", name, "up", inside=inside)
+            _ip("link", "set", f"{name}-far", "up", inside=inside)
+
     def set_link(self, host: int, state: str) -> None:
         """state: up or down."""
         _ip("link", "set", INTERFACE, state, inside=self.name(host))
