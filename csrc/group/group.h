@@ -237,6 +237,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::optional<std::vector<uint8_t>> take(Store& store, const std::string& what, std::chrono::milliseconds span);
   void choose_reader(Store& store, uint64_t host);
   void catch_up(Store& store, int rank);
+  void tell_size(Store& store);
+  int64_t set_up_ahead(Store& store);
+  bool rank_0_begins_anew(Store& store, const Deadline& deadline);
+  std::vector<Hello> read_table(std::span<const uint8_t> table, uint64_t own_nonce) const;
   void look_for_a_double(Store& store);
   [[noreturn]] void end_as_doubled(Store& store, int64_t their_generation);
   std::string claimant(Store& store, int64_t generation);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "base/config.h"
 #include "base/contain.h"
@@ -23,7 +24,8 @@ namespace {
 /// What ranks write into the store is of one set-up: a store, and a prefix in it, may serve several, one after another.
 constexpr const char* kHellos = "table";
 constexpr const char* kAddresses = "addresses";
-constexpr int64_t kMostDoubles = 8;  // who are told that they are
+constexpr const char* kSize = "size";  // of the group, as rank 0 makes it
+constexpr int64_t kMostDoubles = 8;    // who are told that they are
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
 std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
@@ -72,6 +74,7 @@ Group::Group(Store& store, const GroupOptions& options)
       timeout_ms_((config().timeout.count() > 0 ? config().timeout : options.timeout).count()) {
   try {
     if (size() > 1) generation_ = store.add(generation_of(rank()), 1);  // first, as failures are told under it
+    tell_size(store);
     neighbours_ = Neighbours::here();
     pad_span_ = neighbours_->arena().allocate(kernel::PadLayout(size_t(size())).bytes());
     meet(store);
@@ -140,6 +143,7 @@ void Group::give_up(Store& store, Code code, const std::string& why) {
     for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
       leave_note(store, key_in(g, ""), note);
     }
+    if (const int64_t ahead = set_up_ahead(store)) leave_note(store, key_in(ahead, ""), note);
     // As a rule rank 0 serves the store, and others look into it once a second.
     constexpr std::chrono::milliseconds kMost{1500};
     if (rank() == 0 && generation_ != 0 && code != Code::kInterrupted) await_notes(store, key(""), size(), kMost);
@@ -274,12 +278,45 @@ std::optional<std::vector<uint8_t>> Group::fetch(Store& store, const std::string
   }
 }
 
-/// Ranks count their set-ups alike, unless one has died in one, or given it up, and begun again: then nobody can have
-/// finished that one, and who is behind follows.
+/// Counters agree unless a rank died or gave up and began again, or joins a world that has grown. Nobody of this world
+/// can have finished the earlier set-up, so a rank that is behind adopts the higher count.
 void Group::catch_up(Store& store, int rank) {
   look_for_a_double(store);
   const int64_t theirs = store.add(generation_of(rank), 0);
   generation_ = store.add(generation_of(this->rank()), theirs - generation_);
+  tell_size(store);
+}
+
+/// For ranks that have counted fewer set-ups than rank 0: whether they belong to this one. In the first one nobody has.
+void Group::tell_size(Store& store) {
+  if (rank() != 0 || generation_ <= 1) return;
+  const std::string text = std::to_string(size());
+  store.set(key(kSize), {text.begin(), text.end()});
+}
+
+/// The set-up that rank 0 has begun after the one that this rank has counted, if it is of as many ranks: then the
+/// others wait for this rank in that one, and look there for a note of its failure. Else 0.
+int64_t Group::set_up_ahead(Store& store) {
+  constexpr std::chrono::milliseconds kSpan{200};  // rank 0 says it at once
+  if (generation_ == 0 || rank() == 0) return 0;
+  const int64_t theirs = store.add(generation_of(0), 0);
+  if (theirs <= generation_) return 0;
+  const auto ranks = store.get(key_in(theirs, kSize), kSpan);
+  return ranks && std::string(ranks->begin(), ranks->end()) == std::to_string(size()) ? theirs : 0;
+}
+
+/// Whether rank 0 begins another set-up within a few seconds. Worlds of several sizes may be made one after another
+/// over one store: a rank that joins has counted fewer set-ups than rank 0, which takes part in all, and finds the
+/// table of one that it had no part in, perhaps before rank 0 has begun the one that it is for.
+bool Group::rank_0_begins_anew(Store& store, const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kSpan{3000}, kPause{50};
+  const Deadline limit = Deadline::after(kSpan);
+  while (store.add(generation_of(0), 0) <= generation_) {
+    if (limit.passed(Clock::now()) || deadline.passed(Clock::now())) return false;
+    stop_if_unwanted();
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
 }
 
 /// Throws if another process has counted as this rank while this one is making the group: nobody else may, and it would
@@ -323,6 +360,14 @@ std::string Group::claimant(Store& store, int64_t generation) {
   return who;
 }
 
+/// What rank 0 says of all ranks. Throws Error if this rank, as it is now, is not among them.
+std::vector<Hello> Group::read_table(std::span<const uint8_t> table, uint64_t own_nonce) const {
+  std::vector<Hello> hellos = decode(table, size_t(size()));
+  if (hellos[size_t(rank())].nonce == own_nonce) return hellos;
+  throw Error(Code::kMismatch, "nvx: the store holds the table of another set-up of group " + name() +
+                                   ": was it used before, by ranks that it has forgotten?");
+}
+
 std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door, const Deadline& deadline) {
   Hello self = describe_self(rank(), options_.host);
   self.arena = neighbours_->arena().id();
@@ -335,10 +380,11 @@ std::vector<Hello> Group::exchange_hellos(Store& store, const std::string& door,
     store.set(key(hello_of(rank())), encode({&self, 1}));
     choose_reader(store, self.host);
     if (const auto table = fetch(store, kHellos, 0, deadline)) {
-      std::vector<Hello> hellos = decode(*table, size_t(size()));
-      if (hellos[size_t(rank())].nonce == self.nonce) return hellos;
-      throw Error(Code::kMismatch, "nvx: the store holds the table of another set-up of group " + name() +
-                                       ": was it used before, by ranks that it has forgotten?");
+      try {
+        return read_table(*table, self.nonce);
+      } catch (const Error&) {
+        if (!rank_0_begins_anew(store, deadline)) throw;
+      }
     }
     catch_up(store, 0);
   }

@@ -214,6 +214,39 @@ sys.exit(7)
     assert codes == [-signal.SIGABRT if waits else 7, 7]
 
 
+# --- worlds of several sizes over one store --------------------------------------------------------------------
+
+WORLDS = """
+import sys, time
+import torch, torch.distributed as dist
+import nvx
+port, rank, sizes = int(sys.argv[1]), int(sys.argv[2]), [int(size) for size in sys.argv[3].split(",")]
+served = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+for size in sizes:
+    if rank < size:
+        dist.init_process_group("nvx", store=dist.PrefixStore("job", served), rank=rank, world_size=size)
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.tolist() == [float(size)] * 3
+        dist.destroy_process_group()
+print("end", flush=True)
+"""
+
+
+@only_nvx
+@pytest.mark.parametrize("sizes", ["2,3", "3,2,3"])
+def test_a_world_that_grows_over_one_store(sizes):
+    """Who joins has been in fewer worlds than the others, and comes before they have begun the one that it is for."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    command = [sys.executable, "-c", WORLDS, str(store.port)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), sizes], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    for (out, err), code, _ in finish(ranks, limit=50):
+        assert code == 0 and out == "end\n", err
+
+
 # --- fork ---------------------------------------------------------------------------------------------------
 
 
