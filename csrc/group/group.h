@@ -291,7 +291,15 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool fail_as_told();
   void fail_as_gone(int seat);
   void fail_as_left(int rank);
-  Waited check_in(Stamp turn, const WaitRules& rules);
+  /// Of monitored barriers: the last one that rank 0 has begun, and the last one from which it has let all go.
+  struct Turns {
+    Stamp opened = 0, ended = 0;
+  };
+  void open_turn(Stamp turn);
+  Waited check_in(const WaitRules& rules);
+  Turns turns_of_rank_0() const;
+  void join_turn(Stamp turn);
+  Waited await_turns(const std::function<bool(const Turns&)>& moved, const WaitRules& rules);
   Status came_not(const std::vector<int>& missing, bool all, const std::string& me, const Deadline& deadline) const;
   Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
   bool told_in_time();
@@ -335,7 +343,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Status failure_ GUARDED_BY(failure_mutex_);
   std::shared_ptr<bool> standing_ =
       std::make_shared<bool>(true);  // until this rank leaves or fails; see Neighbours::meet
-  uint64_t monitored_ = 0;           // monitored barriers begun
+  uint64_t monitored_ = 0;           // monitored barriers begun; of rank 0
   std::atomic<std::chrono::milliseconds> doubt_{std::chrono::milliseconds(0)};
 
   Mutex lease_mutex_;

@@ -1,4 +1,8 @@
 // The barrier of which rank 0 says who is missing.
+//
+// Only rank 0 counts the turns. It tells the others which one it has opened, and they check in to that one and to each
+// that it opens while they wait: a rank that has missed a turn, or has given up waiting in one, would count others than
+// rank 0 does, and be called missing for ever.
 
 #include "group/group.h"
 
@@ -16,10 +20,9 @@ constexpr size_t kMostDescribed = 8;
 Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all) {
   NVX_TRY(check_alive());
   const WaitRules rules = this->rules(timeout, Carrier::kCaller);
-  const Stamp turn = ++monitored_;
   const std::string me = "this is " + rank_name(rank()) + " in monitored_barrier of group " + name();
   if (rank() != 0) {
-    if (check_in(turn, rules) == Waited::kReached) return {};
+    if (check_in(rules) == Waited::kReached) return {};
     const std::string waited = me + ", waited " + seconds(rules.deadline) + " for " + topology_.describe(0);
     if (failed()) return met_in(failure(), waited);
     return {Code::kTimeout,
@@ -34,6 +37,8 @@ Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all
     return {Code::kTimeout, "nvx: Rank 0 timed out in monitoredBarrier after 0 ms; " + me +
                                 ". Next: give it time for the others to come (monitored_barrier(timeout=))"};
   }
+  const Stamp turn = ++monitored_;
+  open_turn(turn);
   std::vector<int> missing;
   for (int r = 1; r < size() && (name_all || missing.empty()); ++r) {
     if (await_check_in(r, turn, rules) != Waited::kReached) missing.push_back(r);
@@ -65,18 +70,57 @@ Status Group::came_not(const std::vector<int>& missing, bool all, const std::str
   return met_in({Code::kTimeout, "nvx: " + head + ": " + without_name(failure().what())}, rest);
 }
 
-/// Tells rank 0, and waits to be let go.
-Waited Group::check_in(Stamp turn, const WaitRules& rules) {
+/// Rank 0's own check-in is what the others look for. On its host they sleep on the flag that lets them go.
+void Group::open_turn(Stamp turn) {
+  kernel::PadHeader& own = own_pad().header();
+  signal(own.monitored_in.flag, turn);
+  ring(own.monitored_out.flag);
+  if (!port_) return;
+  MutexLock lock(port_->mutex());
+  for (int r = 1; r < size(); ++r) {
+    if (seat_of(r) < 0) port_->monitor_in(r, turn);
+  }
+}
+
+/// Checks in to each turn that rank 0 opens, and waits to be let go from one. To check in to a turn that rank 0 has
+/// given up does no harm: it opens another one next.
+Waited Group::check_in(const WaitRules& rules) {
+  for (;;) {
+    const Turns before = turns_of_rank_0();
+    const bool joins = !reached(before.ended, before.opened);
+    if (joins) join_turn(before.opened);
+    const auto let_go = [&](const Turns& now) { return joins && reached(now.ended, before.opened); };
+    const auto moved = [&](const Turns& now) { return now.opened != before.opened || let_go(now); };
+    const Waited how = await_turns(moved, rules);
+    if (how != Waited::kReached || let_go(turns_of_rank_0())) return how;
+  }
+}
+
+Group::Turns Group::turns_of_rank_0() const {
   if (const int s = seat_of(0); s >= 0) {
-    signal(own_pad().header().monitored_in.flag, turn);
-    return wait(pad(s).header().monitored_out.flag, turn, s, rules);
+    const kernel::PadHeader& there = pad(s).header();
+    return {.opened = there.monitored_in.flag.value.load(std::memory_order_seq_cst),
+            .ended = there.monitored_out.flag.value.load(std::memory_order_seq_cst)};
   }
-  {
-    MutexLock lock(port_->mutex());
-    port_->monitor_in(0, turn);
-  }
-  return await_far(
-      0, [&] { return port_->mutex().held_by_caller(), port_->monitored_out() >= turn; }, rules);
+  MutexLock lock(port_->mutex());
+  return {.opened = port_->monitored_in(0), .ended = port_->monitored_out()};
+}
+
+void Group::join_turn(Stamp turn) {
+  if (seat_of(0) >= 0) return signal(own_pad().header().monitored_in.flag, turn);
+  MutexLock lock(port_->mutex());
+  port_->monitor_in(0, turn);
+}
+
+Waited Group::await_turns(const std::function<bool(const Turns&)>& moved, const WaitRules& rules) {
+  if (const int s = seat_of(0); s >= 0)
+    return wait(
+        pad(s).header().monitored_out.flag, [&] { return moved(turns_of_rank_0()); }, s, rules);
+  const auto moved_far = [&] {
+    port_->mutex().held_by_caller();
+    return moved({.opened = port_->monitored_in(0), .ended = port_->monitored_out()});
+  };
+  return await_far(0, moved_far, rules);
 }
 
 /// Waits for what a rank of another host will say, unless it is lost.

@@ -13,7 +13,7 @@ namespace nvx {
 /// is believed beyond what decode() checks and what local geometry allows.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
-  static constexpr uint16_t kWire = 5;            // protocol between ranks; moves when a layout in pad.h or here does
+  static constexpr uint16_t kWire = 6;            // protocol between ranks; moves when a layout in pad.h or here does
 
   uint32_t magic = kMagic;
   uint16_t wire = kWire;

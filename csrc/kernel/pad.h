@@ -91,7 +91,7 @@ struct alignas(kLine) PadHeader {
   FailureNote failure;
   FailureNote trouble;     ///< why another group of this rank's process has failed
   FlagLine ready;          ///< set-up: this rank has mapped everybody
-  FlagLine monitored_in;   ///< monitored barrier: checked in
+  FlagLine monitored_in;   ///< monitored barrier: checked in; of rank 0: begun
   FlagLine monitored_out;  ///< monitored barrier, rank 0: everybody has
   FlagLine mail_bell;      ///< rung by the peers when there is mail; its value is not used
 };

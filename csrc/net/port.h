@@ -126,7 +126,8 @@ class Port {
   // --- monitored barrier
   void monitor_in(int rank, uint64_t turn) REQUIRES(wire_->mutex());
   void monitor_out(int rank, uint64_t turn) REQUIRES(wire_->mutex());
-  /// The last barrier that a rank has come to, and the last one that rank 0 has let all leave.
+  /// The last barrier that a rank has come to (rank 0: that it has begun), and the last one that rank 0 has let all
+  /// leave.
   uint64_t monitored_in(int rank) const REQUIRES(wire_->mutex()) { return ranks_[size_t(rank)].monitored; }
   uint64_t monitored_out() const REQUIRES(wire_->mutex()) { return monitored_out_; }
 

@@ -1,0 +1,84 @@
+// The monitored barrier after a rank has missed one: ranks that try again meet, and it is a barrier as before.
+
+#include <gtest/gtest.h>
+
+#include "support/hosts.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kMembers = 3;
+constexpr int kMissing = 1;
+
+/// Where the ranks are: on one host, or rank 0 and another one on a host each.
+class Monitored : public testing::TestWithParam<std::vector<int>> {
+ protected:
+  GroupOptions options(int rank) {
+    return GetParam().back() == 0 ? test::options("monitored", rank, kMembers) : hosts_.options("monitored", rank);
+  }
+  Hosts hosts_{GetParam()};
+  MemoryStore store_;
+};
+INSTANTIATE_TEST_SUITE_P(HostOf, Monitored,
+                         testing::Values(std::vector{0, 0, 0}, std::vector{0, 0, 1}, std::vector{0, 1, 1}));
+
+Status try_again(Group& group, milliseconds timeout) {
+  constexpr int kTries = 20;
+  Status status;
+  for (int tries = 0; tries < kTries; ++tries) {
+    status = group.monitored_barrier(timeout, /*name_all=*/true);
+    if (status.ok()) break;
+  }
+  return status;
+}
+
+TEST_P(Monitored, WhoHasMissedOneMeetsTheOthersWhenTheyTryAgain) {
+  std::atomic<bool> missed{false};
+  std::atomic<int> come{0};
+  as_threads(kMembers, [&](int rank) {
+    Group group(store_, options(rank));
+    if (rank == 0) {
+      const Status status = group.monitored_barrier(milliseconds(300), /*name_all=*/false);
+      EXPECT_SAYS(status, "Rank 1 failed to pass monitoredBarrier");
+      missed = true;
+    }
+    EXPECT_TRUE(rank != kMissing || eventually(milliseconds(20'000), [&] { return missed.load(); }));
+    const Status again = try_again(group, milliseconds(rank == 0 ? 500 : 10'000));
+    EXPECT_TRUE(again.ok()) << again.what();
+    for (int round = 1; round <= 3; ++round) {
+      if (rank == round % kMembers) std::this_thread::sleep_for(milliseconds(50));
+      ++come;
+      const Status status = group.monitored_barrier(milliseconds(10'000), /*name_all=*/true);
+      EXPECT_TRUE(status.ok()) << status.what();
+      EXPECT_GE(come.load(), round * kMembers);
+    }
+  });
+}
+
+/// Each that rank 0 begins while the others wait in one call is one that they are in.
+TEST_P(Monitored, WhoWaitsIsInEachThatRank0Begins) {
+  std::atomic<int> failed{0};
+  as_threads(kMembers, [&](int rank) {
+    Group group(store_, options(rank));
+    if (rank == kMissing) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return failed >= 3; }));
+    }
+    if (rank != 0) {
+      const Status status = group.monitored_barrier(milliseconds(20'000), /*name_all=*/true);
+      EXPECT_TRUE(status.ok()) << status.what();
+      return;
+    }
+    for (int tries = 0; tries < 40; ++tries) {
+      const Status status = group.monitored_barrier(milliseconds(200), /*name_all=*/true);
+      if (status.ok()) return;
+      EXPECT_SAYS(status, "failed to pass");
+      ++failed;
+    }
+    ADD_FAILURE() << "rank 0 never had them all";
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test
