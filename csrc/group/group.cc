@@ -550,34 +550,6 @@ void Group::abort(const std::string& why) {
              "group " + name() + " was aborted on " + topology_.describe(rank()) + (why.empty() ? "" : ": " + why), "");
 }
 
-/// Peers use their memory again once this rank has left, so it must have stopped looking at it by then: what is in
-/// flight ends first, within a watch interval.
-void Group::leave() {
-  if (forked() || left_.exchange(true)) return;
-  if (lane_->held_here()) {
-    parts_later_ = true;
-    return;
-  }
-  lane_->await_idle(std::chrono::seconds(10));
-  part();
-}
-
-void Group::part() {
-  parts_later_ = false;
-  mailbox_->close();
-  if (port_) {
-    MutexLock lock(port_->mutex());
-    port_->leave();
-  }
-  if (!part_from_kernels()) {
-    fail_as_left(rank());
-    return;
-  }
-  MutexLock lock(failure_mutex_);
-  own_pad().header().presence.store(Presence::kLeft);
-  standing_.reset();
-}
-
 /// For a wait on a rank of another host, of which the port knows what has become of it.
 Status Group::fail_by_fate(const net::Port::Failure& fate) {
   if (fate.left()) {

@@ -268,6 +268,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void look_after_kernels(DeviceSide& kernels);
   static bool kernels_need_watching(const std::weak_ptr<Group>& group);
   void part();
+  void warn_of_differing_calls() const;
   size_t staged_bytes(const Operation& operation) const;
   void hold_lease(size_t bytes);
   void rest_lease();

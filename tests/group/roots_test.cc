@@ -14,10 +14,10 @@ struct Case {
   std::vector<int> hosts;
 };
 
-class Roots : public testing::TestWithParam<Case> {};
+class DifferentRoots : public testing::TestWithParam<Case> {};
 
 /// The ranks of a broadcast or scatter may not meet in it, and then learn of it from what they call next.
-TEST_P(Roots, ThatDifferAreToldByTheNextOperations) {
+TEST_P(DifferentRoots, ThatDifferAreToldByTheNextOperations) {
   Hosts hosts(GetParam().hosts);
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -40,6 +40,25 @@ TEST_P(Roots, ThatDifferAreToldByTheNextOperations) {
   });
 }
 
+/// Where nothing is called next, whoever leaves last can still tell.
+TEST(Roots, ThatDifferInTheLastOperationAreWarnedOf) {
+  for (const bool differ : {false, true}) {
+    MemoryStore store;
+    testing::internal::CaptureStderr();
+    as_threads(2, [&](int rank) {
+      Group group(store, options("last", rank, 2, uint32_t(-1)));
+      for (int round = 0; round < 3; ++round) ASSERT_TRUE(barrier(group).ok());
+      const Play last{
+          .collective = Collective::kBroadcast, .dtype = DType::kI32, .root = differ ? rank : 0, .counts = {5, 5}};
+      ASSERT_TRUE(run(group, last).ok());
+    });
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("collective mismatch in group last, noticed when it was left: ") != std::string::npos, differ)
+        << said;
+    EXPECT_EQ(said.find("): their roots differ. Next: make all ranks call") != std::string::npos, differ) << said;
+  }
+}
+
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const Collective c : {Collective::kBroadcast, Collective::kReduce, Collective::kGather, Collective::kScatter}) {
@@ -48,7 +67,7 @@ std::vector<Case> all_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Collectives, Roots, testing::ValuesIn(all_cases()), [](const auto& one) {
+INSTANTIATE_TEST_SUITE_P(Collectives, DifferentRoots, testing::ValuesIn(all_cases()), [](const auto& one) {
   return std::string(name(one.param.collective)) + (one.param.hosts[1] == 0 ? "_inside" : "_between");
 });
 
