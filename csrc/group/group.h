@@ -245,6 +245,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   [[noreturn]] void end_as_doubled(Store& store, int64_t their_generation);
   std::string claimant(Store& store, int64_t generation);
   std::string earlier_claim(Store& store);
+  void shrink_pad();
   void map_peers(Doorway& door, const Deadline& deadline);
   void await_ready(Doorway& door, const Deadline& deadline);
   void open_port(Store& store, const Deadline& deadline);

@@ -115,6 +115,7 @@ void Group::meet(Store& store) {
   if (const auto spin = spin_of(facts_); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
   id_ = topology_.ranks[0].nonce;
   own.header().group = id_;
+  shrink_pad();
   try {
     map_peers(door, deadline);
     await_ready(door, deadline);
@@ -125,6 +126,14 @@ void Group::meet(Store& store) {
   if (topology_.hosts.size() > 1) open_port(store, deadline);
   handout_.reset();
   receipt_.reset();
+}
+
+/// The pad was made before it was known who else is on this host, which alone has a part in it.
+void Group::shrink_pad() {
+  const size_t bytes = (kernel::PadLayout(here().size()).bytes() + kSpanPage - 1) / kSpanPage * kSpanPage;
+  if (bytes >= pad_span_.bytes) return;
+  neighbours_->arena().free({pad_span_.offset + bytes, pad_span_.bytes - bytes});
+  pad_span_.bytes = bytes;
 }
 
 /// Tells whoever waits for this rank. Peers may have mapped its pad, or do so yet: it rests until they cannot look at

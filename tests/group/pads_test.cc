@@ -1,0 +1,44 @@
+// What a group takes of the arena: room for the ranks of its host, however many there are elsewhere.
+
+#include <gtest/gtest.h>
+
+#include "support/hosts.h"
+
+namespace nvx::test {
+namespace {
+
+/// A store in which all ranks but 0 have come, all on another host: nothing stands behind them but an address.
+class Crowd : public MemoryStore {
+ public:
+  Crowd(int ranks, const std::vector<std::byte>& address) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(address.data());
+    Hello hello = describe_self(1, "elsewhere");
+    for (int r = 1; r < ranks; ++r) {
+      hello.rank = r;
+      set("nvx/1/" + std::to_string(r), encode({&hello, 1}));
+      set("nvx/1/address/" + std::to_string(r), {bytes, bytes + address.size()});
+    }
+  }
+};
+
+TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
+  constexpr int kRanks = 1024;
+  Hosts hosts({0, 1});
+  Crowd store(kRanks, hosts.options("crowd", 1).wire()->address());
+  Arena& arena = Neighbours::here()->arena();
+  arena.free(arena.allocate(1));  // which looks after what earlier groups have left
+  const size_t before = arena.used();
+  {
+    GroupOptions own = hosts.options_of("crowd", 0, kRanks, 0);
+    const Group group(store, own);
+    EXPECT_EQ(group.seats(), 1);
+    const size_t alone = kernel::PadLayout(1).bytes();
+    EXPECT_GE(arena.used() - before, alone);
+    EXPECT_LT(arena.used() - before, alone + kSpanPage);
+    EXPECT_GT(kernel::PadLayout(kRanks).bytes(), 16 * alone);
+  }
+  EXPECT_EQ(arena.used(), before);
+}
+
+}  // namespace
+}  // namespace nvx::test
