@@ -192,9 +192,12 @@ bool Group::forked() const { return fork_generation_ != nvx::fork_generation(); 
 
 Status Group::check_alive() const {
   if (forked()) {
-    return {Code::kInvalid,
-            "nvx: this process was forked from rank " + std::to_string(rank()) +
-                "; a group does not cross a fork. Start ranks with spawn, or init_process_group in the child"};
+    return {
+        Code::kInvalid,
+        "nvx: this process was forked from rank " + std::to_string(rank()) + "; a group does not cross a fork. " +
+            (port_ ? "Start ranks with spawn or forkserver: that one talks to other hosts, over UCX, which does not "
+                     "work in a forked child"
+                   : "Start ranks with spawn, or init_process_group in the child")};
   }
   if (failed()) return refusal();
   if (closed()) return {Code::kInvalid, "nvx: group " + name() + " has been destroyed"};

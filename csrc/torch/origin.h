@@ -15,7 +15,8 @@ class Origin {
   void check(int rank) const {
     if (!elsewhere()) return;
     throw_argument_error("nvx: this process was forked from rank " + std::to_string(rank) +
-                         "; a group does not cross a fork. Start ranks with spawn, or init_process_group in the child");
+                         "; a group does not cross a fork. Start ranks with spawn, or, where none has talked to other "
+                         "hosts, init_process_group in the child");
   }
 
  private:
