@@ -116,6 +116,53 @@ dist.destroy_process_group()
         assert loaded == [f"loaded {{'{path}'}}"], lines
 
 
+def run_apart(folder, body, environments):
+    """stderr and exit code of ranks on a host each, each with an environment of its own; and how long they took."""
+    store = os.path.join(folder, f"store-{time.monotonic_ns()}")
+    started = time.monotonic()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", body, store, str(rank), str(len(environments))],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "NVX_HOST_ID": f"host{rank}", **environment},
+        )
+        for rank, environment in enumerate(environments)
+    ]
+    try:
+        return [(rank.communicate(timeout=100)[1], rank.returncode) for rank in ranks], time.monotonic() - started
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_a_library_that_is_not_there_ends_all_ranks_at_once_and_is_named(tmp_path):
+    """On one of two hosts only: the other one is told by whom, and does not wait for the end of the set-up's time."""
+    only_with_ucx(["left", "right"])
+    nowhere = "/nonexistent/libucp.so.0"
+    ranks, took = run_apart(str(tmp_path), PROGRAM.format(body=""), [{}, {"NVX_LIBUCP": nowhere}])
+    for words, code in ranks:
+        assert code == 1, words
+        assert f"NVX_LIBUCP={nowhere} is neither a file nor a folder with a libucp.so.0. Next: name one" in words, words
+    assert re.search(r"rank 1 \(pid \d+, host host1\) gave up making group", ranks[0][0]), ranks[0][0]
+    assert took < 60  # of a set-up that may take half an hour; most of it is importing torch
+
+
+def test_a_second_libucp_in_the_process_is_noticed_and_said(tmp_path):
+    """The one that is there already serves: two of one name would share their parts, and crash."""
+    if len(found_ucx()) < 2:
+        pytest.skip(f"{len(found_ucx())} libucp.so.0 found here: pip install libucx-cu13, apt-get install libucx0")
+    there, named = found_ucx()[:2]
+    load = f"import ctypes; ctypes.CDLL({there!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    body = load + PROGRAM.format(body="dist.all_reduce(torch.ones(10))\ndist.destroy_process_group()")
+    ranks, _ = run_apart(str(tmp_path), body, [{"NVX_LIBUCP": named}] * 2)
+    for words, code in ranks:
+        assert code == 0, words
+        said = rf"^nvx\[\d+\] (\S+) is in this process already and is used; NVX_LIBUCP={re.escape(named)} is not$"
+        match = re.search(said, words, re.MULTILINE)
+        assert match and os.path.realpath(match[1]) == os.path.realpath(there), words
+
+
 EXPLAINED = {
     "all_reduce": "dist.all_reduce(torch.ones({n}, dtype=torch.uint8))",
     "reduce": "dist.reduce(torch.ones({n}, dtype=torch.uint8), 0)",
