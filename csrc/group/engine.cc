@@ -56,7 +56,8 @@ bool Lane::find_thread() {
   return scheduled_;
 }
 
-/// Somebody may wait for what an operation leads to, and nobody for the operation itself: so it is not left lying.
+/// Has the queue carried out, by this thread where no other can be had: nobody may ever wait for the operations
+/// themselves, but for what follows from them.
 void Lane::find_somebody() {
   if (find_thread()) return;
   while (!held() && !queue_.empty()) run_front(Carrier::kPool);

@@ -265,7 +265,8 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   // Where the ranks have chosen factors of their own, each one's comes with its arrival.
   if (stage.op == ReduceOp::kPremulSum) std::fill(channel_->factors().begin(), channel_->factors().end(), stage.factor);
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_->factors().data(), rules);
-  size_t kept = stage.bytes;  // the roots of gathers and who a scatter is for stage nothing
+  // The root of a gather and the receivers of a scatter stage nothing, so use their first non-empty receive piece.
+  size_t kept = stage.bytes;
   for (int s = 0; kept == 0 && stage.recv && s < seats(); ++s) kept = stage.recv[s].bytes;
   ex.keep_by(policy_to_keep(kept));
   kernel::Work work;
@@ -408,7 +409,7 @@ bool Group::told_in_time() {
 /// The first seat that has noted a failure, or -1.
 int Group::told_by() const {
   for (int s = 0; s < seats(); ++s) {
-    if (s != seat() && pad(s).header().failure.state.load(std::memory_order_acquire) == 2) return s;
+    if (s != seat() && pad(s).header().failure.readable()) return s;
   }
   return -1;
 }

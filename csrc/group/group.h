@@ -47,10 +47,11 @@ inline constexpr const char* kCallAlike =
     "Next: make all ranks call the same collectives in the same order, with the same shapes, types and operators";
 /// ... and about what has happened to a rank, or on it: "rank 3".
 inline std::string see_log_of(const std::string& rank) { return "Next: see the log of " + rank; }
-/// What others say of a rank that they have lost, or wait for: who is told looks for it in their words.
+/// Markers in failure texts; the receiving rank searches for them: what is said of a rank that is lost, and of ranks
+/// that are waited for.
 inline constexpr const char* kIsLost = " is lost: ";
 inline constexpr const char* kWaitingFor = ", waiting for ";
-/// Who tells is seldom at whose end it went wrong, and `why` may be that `me` was waited for.
+/// The reporting rank is seldom at fault. `why` may say that `me` was waited for; then the advice is about this rank.
 std::string told_by_words(const std::string& why, const std::string& teller, const std::string& me);
 
 /// Ranks that a wait is for; words: how they are called, and how far they have come, where that is known.

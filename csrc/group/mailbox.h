@@ -56,12 +56,12 @@ struct Message {
 
 /// Sends and receives of one rank: apart from the collectives, in order per pair and tag, matched as they come.
 ///
-/// A sender announces each message in an envelope; small ones carry their data, and are done at once, unless the
-/// receiver has so many of the sender's that nobody receives that it takes in no more: then they are sent as large ones
-/// are. For a large one the receiver grants the message when it has a receive for it, and the sender then streams it
-/// through leased staging, one message of a pair after the other in the order of the grants: so no message waits for
-/// one that nobody receives. Ranks of this host do so through memory; with those of other hosts the same goes through
-/// the port, whose parcels need no staging.
+/// A sender announces each message in an envelope. A small message travels in it, and the send is done at once. A large
+/// one waits until the receiver has a receive for it and grants it; then the sender streams it through leased staging.
+/// The granted messages of a pair are streamed one after the other, in the order of the grants, so that none waits for
+/// one that nobody receives. Where too many small messages lie unreceived, the receiver tells the sender that it is
+/// full, and further ones are sent as large ones are. Ranks of one host do this through memory; between hosts the same
+/// goes through the port, whose parcels need no staging.
 class Mailbox : public LeaseHolder {
  public:
   explicit Mailbox(Group& group);

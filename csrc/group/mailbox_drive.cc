@@ -14,7 +14,8 @@ constexpr std::chrono::milliseconds kLinger{50};
 
 }  // namespace
 
-/// Nothing is left to wait for, or this thread would wait for itself.
+/// Whether wait() may return: whoever asked has been told of the end, or it is this very thread that tells them, which
+/// would wait for itself.
 bool Mailbox::over(const Message& message) {
   return message.told_.load(std::memory_order_acquire) ||
          (message.done() && message.teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());

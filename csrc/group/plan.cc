@@ -133,7 +133,7 @@ constexpr BridgeRow kBridges[] = {
     {Across::kBarrier, kAny, kAny, "dissemination", By::kLeader, "the fewest steps"},
 };
 
-/// What is made inside a host of what comes from it, or goes to it, in one piece.
+/// The collectives that a host's ranks run among themselves before and after the schedule between hosts.
 struct InsideRow {
   Across collective;
   By by;
@@ -185,7 +185,7 @@ Across across(Collective collective) {
   return Across::kBarrier;
 }
 
-/// As in Spread.
+/// Must match the slices and staged bytes that Spread's collectives use.
 Sizes sizes(Across collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts) {
   const size_t slice = std::min(bytes, bridge.slice);
   switch (collective) {

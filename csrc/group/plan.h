@@ -30,8 +30,8 @@ struct Choice {
   const char* why;
 };
 
-/// How a rank writes what only it will read: past the caches from where on what all ranks read and write here does not
-/// fit the last cache together. Each line would be fetched only to be written, and push out what is needed next. What
+/// How a rank writes what only it will read. Past the caches once what all ranks read and write here no longer fits the
+/// last-level cache: lines would be fetched only to be overwritten, and would evict data that is needed next. What
 /// others will read is not so simple (kernel/cache_policy.h).
 kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
 

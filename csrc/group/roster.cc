@@ -125,7 +125,7 @@ std::string Group::trouble_of(int rank) {
   std::string trouble;
   if (const int s = seat_of(rank); s >= 0) {
     const kernel::FailureNote& note = pad(s).header().trouble;
-    if (pad(s).header().group == id_ && note.state.load(std::memory_order_acquire) == 2) trouble = read_note(note);
+    if (pad(s).header().group == id_ && note.readable()) trouble = read_note(note);
   } else if (port_) {
     MutexLock lock(port_->mutex());
     trouble = port_->trouble(rank);

@@ -244,7 +244,7 @@ std::optional<std::vector<uint8_t>> Group::take(Store& store, const std::string&
   return value;
 }
 
-/// Who has not begun this set-up, as far as that is soon asked: each rank counts its set-ups first.
+/// Ranks that have not begun this set-up, of the first 256. Each counts its set-up in the store first.
 std::string Group::missing_in_set_up(Store& store, int writer) {
   constexpr int kMostAsked = 256, kMostNamed = 8;
   std::vector<std::string> missing;
@@ -474,8 +474,7 @@ void Group::check_seats() {
     const std::string advice = ". " + see_log_of(rank_name(here()[size_t(s)]));
     const uint64_t group = header.group;
     const bool of_this_group = group == id_ || group == 0;  // 0: it does not know the name yet
-    if (of_this_group && header.failure.state.load(std::memory_order_acquire) == 2)
-      end_as_told(read_note(header.failure));
+    if (of_this_group && header.failure.readable()) end_as_told(read_note(header.failure));
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
     if (!ready && (!of_this_group || presence != kernel::Presence::kHere))

@@ -67,11 +67,11 @@ Status met_in(const Status& status, const std::string& context) {
 }
 
 void write_note(kernel::FailureNote& note, Code code, const std::string& text) {
-  if (note.state.load(std::memory_order_relaxed) != 0) return;
-  note.state.store(1, std::memory_order_relaxed);
+  if (note.state.load(std::memory_order_relaxed) != kernel::FailureNote::kNone) return;
+  note.state.store(kernel::FailureNote::kBeingWritten, std::memory_order_relaxed);
   note.code = uint32_t(code);
   std::snprintf(note.text, sizeof note.text, "%s", text.c_str());
-  note.state.store(2, std::memory_order_release);
+  note.state.store(kernel::FailureNote::kReadable, std::memory_order_release);
 }
 
 }  // namespace nvx

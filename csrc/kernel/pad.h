@@ -73,10 +73,15 @@ struct alignas(kLine) FlagLine {
 
 /// Why a rank gave the group up, for the others to repeat.
 struct FailureNote {
-  std::atomic<uint32_t> state;  ///< 0 none, 1 being written, 2 readable
+  enum State : uint32_t { kNone, kBeingWritten, kReadable };
+  std::atomic<State> state;
   uint32_t code;
   char text[760];
+
+  /// What its owner wrote there before is visible then.
+  bool readable() const { return state.load(std::memory_order_acquire) == kReadable; }
 };
+static_assert(sizeof(FailureNote) == 768);
 
 enum class Presence : uint32_t { kAbsent, kHere, kLeft };
 
