@@ -107,12 +107,34 @@ void warn_of_speed(GpuTopology& topology) {
   }
 }
 
+std::string exactly(double us) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f", us);
+  return text;
+}
+
+void warn_of_latency(GpuTopology& topology) {
+  for (const GpuPair& pair : topology.pairs) {
+    if (pair.expected_us <= 0 || pair.measured.us < pair.expected_us * 2) continue;
+    topology.warnings.push_back({"latency-high",
+                                 of_gpu(pair.a) + " has written a little to " + of_gpu(pair.b) + " after " +
+                                     exactly(pair.measured.us) + " us, where " + pair.label() + " should take " +
+                                     exactly(pair.expected_us) + ": within " + of_gpu(pair.a) + " it takes " +
+                                     exactly(pair.measured.own_us),
+                                 pair.lanes > 0 ? "nvidia-smi nvlink -s" : "nvidia-smi topo -m"});
+  }
+}
+
 void judge(GpuTopology& topology) {
   topology.warnings.clear();
-  for (GpuPair& pair : topology.pairs) choose_transport(pair);
+  for (GpuPair& pair : topology.pairs) {
+    choose_transport(pair);
+    pair.expected_us = pair.measured.own_us > 0 ? pair.measured.own_us + way_us(pair) : 0;
+  }
   warn_of_lanes(topology);
   warn_of_pcie(topology);
   warn_of_speed(topology);
+  warn_of_latency(topology);
 }
 
 /// "0000:3b:00.0" of NVML may be "00000000:3B:00.0" elsewhere.
@@ -144,6 +166,13 @@ double pcie_gb_s(PcieLink link) {
   constexpr double kLane[] = {0, 0.25, 0.5, 0.985, 1.969, 3.938, 7.563};
   if (link.generation <= 0) return 0;
   return link.width * kLane[std::min<size_t>(size_t(link.generation), std::size(kLane) - 1)];
+}
+
+double way_us(const GpuPair& pair) {
+  constexpr double kNvLink = 1, kNvSwitch = 1.5;
+  constexpr double kPcie[] = {0, 1.5, 2, 2.5, 3, 4, 4};  // by GpuPath; of an unknown one the longest
+  if (pair.lanes > 0) return pair.through_switch ? kNvSwitch : kNvLink;
+  return kPcie[int(pair.path)];
 }
 
 std::string GpuPair::label() const { return lanes > 0 ? "NV" + std::to_string(lanes) : nvx::name(path); }

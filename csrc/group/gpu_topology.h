@@ -25,6 +25,7 @@ struct GpuPair {
   bool through_switch = false;
   std::string no_peer_access;  ///< why the driver refuses it; empty where it does not
   double expected_gb_s = 0;    ///< in one direction; 0: not known
+  double expected_us = 0;      ///< of a small copy, by what one within a takes and way_us; 0: nobody has measured that
   PairSpeed measured;          ///< from a to b; all zero where nobody has measured
 
   std::string transport;       ///< how their ranks would share memory
@@ -56,5 +57,9 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
 
 /// What a PCIe link carries in one direction; 0 where it is not known.
 double pcie_gb_s(PcieLink link);
+
+/// How much longer a small write to the other GPU's memory takes than one to its own: a rule of thumb for the kind of
+/// way between them, and no figure of any machine.
+double way_us(const GpuPair& pair);
 
 }  // namespace nvx

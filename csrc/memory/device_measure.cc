@@ -31,15 +31,17 @@ PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to,
   const std::shared_ptr<DeviceRegion> source = DeviceRegion::make(driver, from, ShareKind::kPointer, large);
   target->open_to(from);
   DeviceWork work(driver, from, {target, source});
-  const auto copy = [&](size_t bytes, int times) {
-    for (int i = 0; i < times; ++i) work.copy(target->base(), source->base(), bytes);
+  const auto copy = [&](DevicePtr into, size_t bytes, int times) {
+    for (int i = 0; i < times; ++i) work.copy(into, source->base(), bytes);
     return work.drain(deadline, std::chrono::microseconds(0)) && !deadline.passed(Clock::now());
   };
-  constexpr int kTimes = 4;
-  const double latency = copy(large, 1) ? best_of(20, [&] { return copy(kSmall, 1); }) : -1;
-  const double span = latency < 0 ? -1 : best_of(3, [&] { return copy(large, kTimes); });
-  if (span > 0) return {double(large) * kTimes / span / 1e9, latency * 1e6, ""};
-  return {0, 0, "a copy did not end within " + how_long(deadline)};
+  constexpr int kTimes = 4, kRounds = 20;
+  const DevicePtr there = target->base(), here = source->base() + kSmall;
+  const double latency = copy(there, large, 1) ? best_of(kRounds, [&] { return copy(there, kSmall, 1); }) : -1;
+  const double own = latency < 0 ? -1 : best_of(kRounds, [&] { return copy(here, kSmall, 1); });
+  const double span = own < 0 ? -1 : best_of(3, [&] { return copy(there, large, kTimes); });
+  if (span > 0) return {double(large) * kTimes / span / 1e9, latency * 1e6, own * 1e6, ""};
+  return {0, 0, 0, "a copy did not end within " + how_long(deadline)};
 }
 
 }  // namespace
@@ -51,7 +53,7 @@ PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, in
       return measure(driver, from, to, deadline, large);
     });
   } catch (const Error& error) {
-    return {0, 0, error.reason()};
+    return {0, 0, 0, error.reason()};
   }
 }
 

@@ -12,6 +12,7 @@ namespace nvx {
 struct PairSpeed {
   double gb_s = 0;      ///< of large copies
   double us = 0;        ///< until a small one is known to be done, the calls included
+  double own_us = 0;    ///< the same within the writing device: what of it is not the way between the two
   std::string why_not;  ///< not measured, for this reason
 };
 

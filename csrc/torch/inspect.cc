@@ -55,8 +55,10 @@ py::list pairs_of(const GpuTopology& topology) {
     told["pcie_path"] = name(pair.path);
     told["nvswitch"] = pair.through_switch;
     told["expected_gb_s"] = pair.expected_gb_s;
+    told["expected_us"] = pair.expected_us > 0 ? py::object(py::float_(pair.expected_us)) : py::none();
     told["measured_gb_s"] = pair.measured.gb_s > 0 ? py::object(py::float_(pair.measured.gb_s)) : py::none();
     told["measured_us"] = pair.measured.us > 0 ? py::object(py::float_(pair.measured.us)) : py::none();
+    told["measured_own_us"] = pair.measured.own_us > 0 ? py::object(py::float_(pair.measured.own_us)) : py::none();
     told["why_not_measured"] = pair.measured.why_not;
     told["transport"] = pair.transport;
     told["why_not_better"] = pair.why_not_better;

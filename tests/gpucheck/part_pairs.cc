@@ -82,7 +82,7 @@ int pairs(const PartOptions& options) {
       }
       const PairSpeed speed = measure_pair(driver, a, b, Deadline::after(std::chrono::seconds(10)));
       Line line;
-      line.add("pair", pair).add("gb_s", speed.gb_s).add("copy_us", speed.us);
+      line.add("pair", pair).add("gb_s", speed.gb_s).add("copy_us", speed.us).add("own_copy_us", speed.own_us);
       std::string why_not = speed.why_not;
       std::string broken;
       if (a < b && why_not.empty()) line.add("flag_round_us", flag_round_us(a, b, &why_not, &broken));

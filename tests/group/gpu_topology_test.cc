@@ -112,6 +112,37 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   EXPECT_EQ(driver->open_books(), "");
 }
 
+TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 3; ++gpu) nvml.add("L40").pcie_most = {1, 1};  // whatever the host copies is fast enough
+  nvml.paths[{0, 1}] = GpuPath::kSys;
+  GpuTopology topology = look_at_gpus(nvml);
+  EXPECT_EQ(topology.pair(0, 1).expected_us, 0) << "nobody has measured";
+  const auto driver = std::make_shared<FakeDriver>(3);
+  driver->pair(0, 1, FakeDriver::Truth::kDawdles);
+  measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(60'000), size_t(4) << 20);
+  for (const GpuPair& pair : topology.pairs) EXPECT_EQ(pair.expected_us, pair.measured.own_us + way_us(pair));
+  ASSERT_EQ(names(topology), std::vector<std::string>{"latency-high"});
+  const GpuWarning& warning = topology.warnings[0];
+  EXPECT_EQ(warning.text.find("GPU 0 has written a little to GPU 1 after 3"), 0u) << warning.text;
+  EXPECT_NE(warning.text.find(" us, where SYS should take "), std::string::npos) << warning.text;
+  EXPECT_EQ(warning.command, "nvidia-smi topo -m");
+}
+
+TEST(GpuTopology, TheLongerTheWayTheMoreItMayTake) {
+  GpuPair pair;
+  double last = 0;
+  for (const GpuPath path : {GpuPath::kPix, GpuPath::kPxb, GpuPath::kPhb, GpuPath::kNode, GpuPath::kSys}) {
+    pair.path = path;
+    EXPECT_GT(way_us(pair), last) << name(path);
+    last = way_us(pair);
+  }
+  pair.lanes = 4;
+  EXPECT_EQ(way_us(pair), 1);
+  pair.through_switch = true;
+  EXPECT_EQ(way_us(pair), 1.5);
+}
+
 /// A pair that does not end costs its own time, and no more than there is for all.
 TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
   FakeNvml nvml;

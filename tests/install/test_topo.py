@@ -40,8 +40,10 @@ def pair(a, b, **facts):
         "label": "NV18",
         "nvswitch": True,
         "expected_gb_s": 450.0,
+        "expected_us": None,
         "measured_gb_s": None,
         "measured_us": None,
+        "measured_own_us": None,
         "why_not_measured": "",
         "transport": "GPU memory over NVLink",
         "why_not_better": "",
@@ -63,16 +65,29 @@ def test_the_matrix_is_as_nvidia_smi_has_it():
 
 def test_each_pair_says_what_it_shares_and_why_nothing_better():
     pairs = [
-        pair(0, 1, measured_gb_s=391.4, measured_us=8.25),
+        pair(0, 1, measured_gb_s=391.4, measured_us=8.25, expected_us=9.75),
         pair(0, 2, label="PHB", nvswitch=False, expected_gb_s=0.0, transport="pinned host memory", why_not_better="no"),
         pair(1, 2, why_not_measured="hidden"),
     ]
     assert "\n".join(topo.pair_lines(pairs)) == (
-        "pair  joined by        should give  measured          shares                  why not better\n"
-        "0-1   NV18 (NVSwitch)  450 GB/s     391 GB/s, 8.2 us  GPU memory over NVLink  -\n"
-        "0-2   PHB              not known    -                 pinned host memory      no\n"
-        "1-2   NV18 (NVSwitch)  450 GB/s     hidden            GPU memory over NVLink  -"
+        "pair  joined by        should give       measured          shares                  why not better\n"
+        "0-1   NV18 (NVSwitch)  450 GB/s, 9.8 us  391 GB/s, 8.2 us  GPU memory over NVLink  -\n"
+        "0-2   PHB              not known         -                 pinned host memory      no\n"
+        "1-2   NV18 (NVSwitch)  450 GB/s          hidden            GPU memory over NVLink  -"
     )
+
+
+def test_what_is_a_rule_of_thumb_is_said_to_be_one():
+    def lines(**facts):
+        found = {"driver": "1", "none": "", "why_not_measured": "", "warnings": []}
+        gpus = [
+            {"name": "A", "bus": "b", "pcie": link, "pcie_most": link, "nvlink_lanes": 0, "cpus": "", "numa": 0}
+        ] * 2
+        return topo.gpu_lines({"kernels": True, "gpus": found | {"gpus": gpus, "pairs": [pair(0, 1, **facts)]}})
+
+    link = {"generation": 5, "width": 16}
+    assert topo.RULE_OF_THUMB in lines(expected_us=9.5, measured_us=8.0, measured_gb_s=300.0)
+    assert topo.RULE_OF_THUMB not in lines()
 
 
 def test_what_gpudirect_would_need_is_said_fact_by_fact(tmp_path):

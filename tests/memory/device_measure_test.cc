@@ -19,7 +19,17 @@ TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
   EXPECT_EQ(speed.why_not, "");
   EXPECT_GT(speed.gb_s, 0);
   EXPECT_GT(speed.us, 0);
+  EXPECT_GT(speed.own_us, 0);
   EXPECT_EQ(driver->open_books(), "");
+}
+
+/// Whatever is slow between the two, a copy within the writing one shows none of it.
+TEST(DeviceMeasure, TellsTheWayFromTheCall) {
+  const auto driver = std::make_shared<FakeDriver>(2);
+  driver->pair(0, 1, Truth::kDawdles);
+  const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)), size_t(1) << 20);
+  EXPECT_GE(speed.us, 3000);
+  EXPECT_LT(speed.own_us, speed.us / 2);
 }
 
 TEST(DeviceMeasure, WhatCannotBeMeasuredHasAReason) {

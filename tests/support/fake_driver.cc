@@ -5,10 +5,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <thread>
 
 namespace nvx::test {
 namespace {
@@ -19,14 +21,14 @@ constexpr DriverCode kInvalid = 1, kNoMemory = 2, kBadHandle = 400, kNotAllowed 
 void* pointer(DevicePtr at) { return reinterpret_cast<void*>(at); }
 DevicePtr address(void* memory) { return reinterpret_cast<DevicePtr>(memory); }
 
-Fd new_memory(int device, size_t bytes) {
-  const std::string name = "gpu" + std::to_string(device);
+Fd new_memory(int gpu, size_t bytes) {
+  const std::string name = "gpu" + std::to_string(gpu);
   Fd fd(memfd_create(name.c_str(), MFD_CLOEXEC));
   if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0) return {};
   return fd;
 }
 
-/// Which device's memory that is, wherever the descriptor has come from; -1: none's.
+/// Which GPU's memory that is, wherever the descriptor has come from; -1: none's.
 int owner_of(int fd) {
   char name[64] = {};
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
@@ -184,6 +186,12 @@ bool FakeDriver::may(int device, const Range& range) const {
   }
 }
 
+int FakeDriver::device_of(int gpu) const {
+  if (gpus_.empty()) return gpu;
+  const auto at = std::find(gpus_.begin(), gpus_.end(), gpu);
+  return at == gpus_.end() ? -1 : int(at - gpus_.begin());
+}
+
 std::string FakeDriver::words(DriverCode code) const { return "fake refusal " + std::to_string(code); }
 
 DriverCode FakeDriver::count(int* devices) {
@@ -197,10 +205,10 @@ DriverCode FakeDriver::describe(int device, DeviceFacts* facts) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "describe")) return code;
   if (device < 0 || device >= devices_) return 101;
-  facts->uuid.fill(uint8_t(device + 1));
+  facts->uuid.fill(uint8_t(gpu_of(device) + 1));
   facts->name = "Fake GPU";
   char bus[24];
-  std::snprintf(bus, sizeof bus, "0000:%02x:00.0", device + 1);
+  std::snprintf(bus, sizeof bus, "0000:%02x:00.0", gpu_of(device) + 1);
   facts->bus = bus;
   facts->bytes = size_t(1) << 30;
   for (int kind = 0; kind < kShareKinds; ++kind) facts->can[kind] = !lacking_.count(ShareKind(kind));
@@ -220,7 +228,7 @@ DriverCode FakeDriver::create(int device, ShareKind kind, size_t bytes, DeviceMe
   if (const DriverCode code = enter(lock, "create")) return code;
   if (bytes == 0 || bytes % kGranule) return kInvalid;
   if (lacking_.count(kind)) return 801;
-  Fd fd = new_memory(device, bytes);
+  Fd fd = new_memory(gpu_of(device), bytes);
   if (!fd) return kNoMemory;
   *memory = next_++;
   memories_[*memory] = {std::move(fd), device, kind};
@@ -313,7 +321,7 @@ DriverCode FakeDriver::export_fabric(DeviceMemory memory, HandleBytes* handle) {
 }
 
 DriverCode FakeDriver::take(Fd fd, DeviceMemory* memory) {
-  const int owner = fd ? owner_of(fd.get()) : -1;
+  const int owner = fd ? device_of(owner_of(fd.get())) : -1;
   if (owner < 0) return kBadHandle;
   *memory = next_++;
   memories_[*memory] = {std::move(fd), owner, ShareKind::kPointer};
@@ -335,7 +343,7 @@ DriverCode FakeDriver::import_fabric(int, const HandleBytes& handle, DeviceMemor
 DriverCode FakeDriver::allocate(int device, size_t bytes, DevicePtr* at) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "allocate")) return code;
-  Fd fd = new_memory(device, bytes);
+  Fd fd = new_memory(gpu_of(device), bytes);
   void* memory = fd ? map_anywhere(fd.get(), bytes) : nullptr;
   if (!memory) return kNoMemory;
   *at = address(memory);
@@ -373,7 +381,7 @@ DriverCode FakeDriver::open_ipc(int device, const HandleBytes& handle, DevicePtr
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "open_ipc")) return code;
   Fd fd = redeem(handle, this);
-  const int owner = fd ? owner_of(fd.get()) : -1;
+  const int owner = fd ? device_of(owner_of(fd.get())) : -1;
   if (owner < 0) return kBadHandle;
   if (truth(device, owner) == Truth::kRefuses) return kNotAllowed;
   const size_t bytes = size_of(fd.get());
@@ -463,6 +471,7 @@ DriverCode FakeDriver::copy(int device, DeviceQueue queue, DevicePtr to, DeviceP
   }
   const bool writes = target->how != Range::How::kPinned && target->owner != device;
   if (worst == Truth::kBlocks) back_.wait(lock, [&] { return came_back_; });
+  if (worst == Truth::kDawdles) std::this_thread::sleep_for(std::chrono::milliseconds(3));
   if (worst == Truth::kHangs) queues_[queue].hangs = true;
   if (!came_back_) queues_[queue].busy.insert({base_of(to), base_of(from)});
   if (queues_[queue].hangs && !came_back_) return 0;

@@ -6,6 +6,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "memory/device_driver.h"
 
@@ -24,9 +25,13 @@ class FakeDriver : public DeviceDriver {
     kBlocks,    ///< the call that begins a copy never returns
     kCorrupts,  ///< a bit of what arrives is another one
     kCorruptsWrites,
+    kDawdles,  ///< a copy takes some milliseconds longer than it has to
   };
 
   explicit FakeDriver(int devices) : devices_(devices) {}
+  /// Which GPUs its devices are, by number: as CUDA_VISIBLE_DEVICES has it, before anything is asked. Else device i is
+  /// GPU i.
+  void see(std::vector<int> gpus) { gpus_ = std::move(gpus); }
 
   void pair(int from, int to, Truth truth);
   void pairs(int a, int b, Truth truth) { pair(a, b, truth), pair(b, a, truth); }
@@ -108,7 +113,11 @@ class FakeDriver : public DeviceDriver {
   DriverCode take(Fd fd, DeviceMemory* memory);
   DriverCode close(DevicePtr at, Range::How how);
 
+  int gpu_of(int device) const { return gpus_.empty() ? device : gpus_.at(size_t(device)); }
+  int device_of(int gpu) const;
+
   const int devices_;
+  std::vector<int> gpus_;
   mutable std::mutex mutex_;
   std::condition_variable back_;
   std::map<std::pair<int, int>, Truth> truths_;

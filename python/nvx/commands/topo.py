@@ -27,6 +27,11 @@ LEGEND = (
     ("NV#", "so many NVLinks together"),
 )
 
+RULE_OF_THUMB = (
+    "(The time that a small copy should take is measured within the first GPU, and has a rule of thumb's 1 to 4 us for"
+    " the way to the other.)"
+)
+
 
 def first_line(path):
     try:
@@ -167,6 +172,8 @@ def pair_lines(pairs):
         a, b = pair["gpus"]
         by = pair["label"] + (" (NVSwitch)" if pair["nvswitch"] else "")
         should = f"{pair['expected_gb_s']:.0f} GB/s" if pair["expected_gb_s"] else "not known"
+        if pair["expected_us"] is not None:
+            should += f", {pair['expected_us']:.1f} us"
         measured = pair["why_not_measured"] or "-"
         if pair["measured_gb_s"] is not None:
             measured = f"{pair['measured_gb_s']:.0f} GB/s, {pair['measured_us']:.1f} us"
@@ -198,6 +205,8 @@ def gpu_lines(report):
     lines += columns([[f"  {sign}", meaning] for sign, meaning in LEGEND])
     if found["pairs"]:
         lines += ["", *pair_lines(found["pairs"])]
+        if any(pair["expected_us"] is not None for pair in found["pairs"]):
+            lines.append(RULE_OF_THUMB)
     lines += unmeasured
     for warning in found["warnings"]:
         lines.append(f"[WARN] {warning['name']}: {warning['text']} -> {warning['command']}")
