@@ -93,6 +93,29 @@ TEST(DeviceSide, SeveralRanksMayShareAGpu) {
   });
 }
 
+/// As with CUDA_VISIBLE_DEVICES: numbers are a process's own. Ranks that call one GPU by two numbers share it, and
+/// ranks that call two GPUs by one number do not.
+TEST(DeviceSide, ProcessesMayNumberTheirGpusDifferently) {
+  const struct {
+    int devices[2];
+    bool same;
+    uint32_t blocks;
+  } kTable[] = {{{0, 1}, true, 1}, {{1, 0}, true, 1}, {{0, 0}, false, 2}, {{1, 1}, false, 2}};
+  for (const auto& row : kTable) {
+    DeviceWorld world({.ranks = 2, .gpus = 2, .processes = true, .resident = 3});
+    world.process(1).driver->see({1, 0});
+    const auto choose = [&](DeviceSideOptions& options) { options.device = row.devices[options.rank]; };
+    with_sides(
+        world,
+        [&](DeviceRank& one) {
+          EXPECT_EQ(one.side->end().share().peer(1 - one.rank).same_gpu, row.same) << row.devices[0] << row.devices[1];
+          EXPECT_EQ(one.side->shape().blocks, row.blocks) << row.devices[0] << row.devices[1];
+          run_all(one, {7, 12000});
+        },
+        choose);
+  }
+}
+
 TEST(DeviceSide, APairThatIsApartMeetsInHostMemory) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 3, .processes = processes});
