@@ -9,8 +9,8 @@ namespace {
 
 constexpr uint64_t kMost = 5'000'000'000;
 
-/// Until the flag has come so far. False: not within kMost. It looks at the clock as rarely as the waits of the operations
-/// do: one that looked more often would find a raised flag later, and so flatter what is held against it.
+/// Until the flag has come so far. False: not within kMost. It looks at the clock as rarely as the waits of the
+/// operations do: one that looked more often would find a raised flag later, and so flatter what is held against it.
 __device__ bool await(const kernel::CudaMachine& machine, const Stamp& flag, Stamp want) {
   uint64_t began = 0;
   for (uint32_t turn = 1; !reached(machine.acquire(flag), want); ++turn) {
@@ -44,6 +44,13 @@ __global__ void __launch_bounds__(kernel::kLanes) meet(const __grid_constant__ C
   if (threadIdx.x == 0) line(me, 0).rounds = done + c.rounds;
 }
 
+__global__ void sleep(uint64_t ns) {
+  const kernel::CudaMachine machine(0, 1);
+  const uint64_t began = machine.now_ns();
+  while (machine.now_ns() - began < ns) {
+  }
+}
+
 __global__ void answer(const __grid_constant__ ControlPing p) {
   const kernel::CudaMachine machine(0, 1);
   bool ok = true;
@@ -66,6 +73,12 @@ int launch_rounds(const ControlRounds& rounds, void* stream) {
   void* arguments[] = {const_cast<ControlRounds*>(&rounds)};
   return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(meet), dim3(rounds.ranks * rounds.blocks),
                                      dim3(kernel::kLanes), arguments, 0, static_cast<cudaStream_t>(stream));
+}
+
+int launch_sleep(uint64_t ns, void* stream) {
+  void* arguments[] = {&ns};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(sleep), dim3(1), dim3(1), arguments, 0,
+                          static_cast<cudaStream_t>(stream));
 }
 
 int launch_ping(const ControlPing& ping, void* stream) {

@@ -31,6 +31,9 @@ int launch_empty(uint32_t blocks, void* stream);
 /// All ranks' blocks in one cooperative launch.
 int launch_rounds(const ControlRounds& rounds, void* stream);
 
+/// A kernel that only takes its time.
+int launch_sleep(uint64_t ns, void* stream);
+
 /// One of two ends that raise each other's flag in turns; of the other device, `theirs`. 5 s are the most.
 struct ControlPing {
   Stamp* mine;

@@ -1,10 +1,16 @@
-// Captured operations: replayed with other inputs in the same tensors, between eager ones, on the same channel.
+// Captured operations: replayed with other inputs in the same tensors, between eager ones, on the same channel; and on
+// streams that know of each other only by the channel's tail.
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <memory>
+
 #include "base/error.h"
+#include "gpucheck/control.h"
 #include "gpucheck/parts.h"
 #include "gpucheck/script.h"
+#include "kernel/capture.h"
 #include "kernel/launch_cuda.h"
 
 namespace nvx::gpucheck {
@@ -107,6 +113,69 @@ void fused(Report& report, uint32_t ranks, uint32_t blocks) {
       [&] { graph->replay(world.stream(0)); });
 }
 
+/// What one rank has of three thirds of the operations: each on a stream of its own, two of them in graphs, and the
+/// last one eager.
+class Thirds {
+ public:
+  Thirds(World& world, uint32_t rank, const Script& script) : world_(world), rank_(rank) {
+    for (size_t third = 0; third < graphs_.size(); ++third) {
+      graphs_[third] = std::make_unique<Captured>(stream(third), [&] { put(script, third, /*captured=*/true); });
+    }
+  }
+
+  const Stream& stream(size_t third) const { return third == 0 ? world_.stream(rank_) : more_[third - 1]; }
+
+  /// Each graph is replayed on the stream of the other one too.
+  void begin(const Script& script, bool eager_first) {
+    if (eager_first) put(script, 2, /*captured=*/false);
+    for (size_t i = 0; i < graphs_.size(); ++i) graphs_[i]->replay(stream(eager_first ? 1 - i : i));
+    if (!eager_first) put(script, 2, /*captured=*/false);
+  }
+
+ private:
+  void put(const Script& script, size_t third, bool captured) {
+    const size_t count = script.jobs().size() / 3;
+    cudaStream_t on = stream(third).get();
+    demand(tail_.hold_back(on, captured));
+    demand(script.launch_some(world_.channel(rank_), third * count, count, on));
+    demand(tail_.put_behind(on, captured));
+  }
+  static void demand(const Status& status) {
+    if (!status.ok()) throw Error(status.code(), status.what());
+  }
+
+  World& world_;
+  const uint32_t rank_;
+  std::array<Stream, 2> more_;
+  kernel::Tail tail_;
+  std::array<std::unique_ptr<Captured>, 2> graphs_;
+};
+
+/// One rank's first stream is busy, and still what it was given first comes first: else that rank would meet the others
+/// in another operation than theirs.
+void across_streams(Report& report, uint32_t ranks, uint32_t blocks) {
+  World world({{ranks, blocks, 256, 2048}, 0, 0}, World::How::kBatches);
+  std::vector<Script> first = world.write(acts_of(ranks, world.shape(), 1));
+  std::vector<std::unique_ptr<Thirds>> thirds;
+  for (uint32_t r = 0; r < ranks; ++r) thirds.push_back(std::make_unique<Thirds>(world, r, first[r]));
+  for (uint64_t round = 2; round < 2 + 2 * uint64_t(ranks) && report.has_time(); ++round) {
+    const bool eager_first = round % 2 == 0;
+    const uint32_t late = uint32_t(round / 2) % ranks;
+    std::vector<Script> scripts = world.write(acts_of(ranks, world.shape(), round));
+    must(cudaError_t(launch_sleep(20'000'000, thirds[late]->stream(eager_first ? 2 : 0).get())),
+         "a kernel that sleeps");
+    for (uint32_t r = 0; r < ranks; ++r) thirds[r]->begin(scripts[r], eager_first);
+    std::string wrong = world.wait(std::chrono::seconds(30));
+    for (uint32_t r = 0; wrong.empty() && r < ranks; ++r) {
+      for (const size_t third : {1, 2}) wrong += thirds[r]->stream(third).wait(std::chrono::seconds(30));
+    }
+    if (!wrong.empty()) throw Error(Code::kSystem, "nvx: across streams: " + wrong);
+    report.check("across streams, " + std::string(eager_first ? "eager first, rank " : "graphs first, rank ") +
+                     std::to_string(late) + " late, " + std::to_string(ranks) + " ranks",
+                 world.verdict(scripts));
+  }
+}
+
 }  // namespace
 
 int graph(const PartOptions& options) {
@@ -116,6 +185,7 @@ int graph(const PartOptions& options) {
     const uint32_t blocks = std::min(2u, resident / ranks);
     if (blocks == 0) continue;
     streams_of_their_own(report, ranks, blocks);
+    across_streams(report, ranks, blocks);
     fused(report, ranks, blocks);
   }
   return report.finish();

@@ -76,19 +76,23 @@ void Script::upload() const {
 }
 
 Status Script::launch(const kernel::DeviceChannel& channel, size_t at_once, cudaStream_t stream) const {
-  const size_t pieces = 2 * size_t(ranks_);
   for (size_t i = 0; i < jobs_.size(); i += at_once) {
-    const size_t n = std::min(at_once, jobs_.size() - i);
-    // A launch carries no more of the list than its jobs name.
-    std::vector<Job> jobs(jobs_.begin() + long(i), jobs_.begin() + long(i + n));
-    for (Job& job : jobs) {
-      for (kernel::Pieces* p : {&job.send, &job.recv}) {
-        if (p->kind == kernel::Pieces::Kind::kTable) p->index -= uint32_t(i * pieces);
-      }
-    }
-    NVX_TRY(kernel::launch_cuda(channel, jobs, {table_.data() + i * pieces, n * pieces}, stream));
+    NVX_TRY(launch_some(channel, i, std::min(at_once, jobs_.size() - i), stream));
   }
   return {};
+}
+
+/// A launch carries no more of the list than its jobs name.
+Status Script::launch_some(const kernel::DeviceChannel& channel, size_t first, size_t count,
+                           cudaStream_t stream) const {
+  const size_t pieces = 2 * size_t(ranks_);
+  std::vector<Job> jobs(jobs_.begin() + long(first), jobs_.begin() + long(first + count));
+  for (Job& job : jobs) {
+    for (kernel::Pieces* p : {&job.send, &job.recv}) {
+      if (p->kind == kernel::Pieces::Kind::kTable) p->index -= uint32_t(first * pieces);
+    }
+  }
+  return kernel::launch_cuda(channel, jobs, {table_.data() + first * pieces, count * pieces}, stream);
 }
 
 std::string Script::verdict() {

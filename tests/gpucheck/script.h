@@ -28,6 +28,8 @@ class Script {
 
   /// So many operations in each launch.
   Status launch(const kernel::DeviceChannel& channel, size_t at_once, cudaStream_t stream) const;
+  /// The operations [first, first + count), in one launch.
+  Status launch_some(const kernel::DeviceChannel& channel, size_t first, size_t count, cudaStream_t stream) const;
 
   /// After the kernel. Empty: every output is what it has to be, and nothing else has changed.
   std::string verdict();

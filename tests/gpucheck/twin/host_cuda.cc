@@ -4,7 +4,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -15,30 +17,59 @@
 #include <utility>
 
 #include "gpucheck/control.h"
+#include "kernel/capture.h"
 #include "kernel/launch_cuda.h"
 #include "support/played_stream.h"
 #include "support/twin.h"
 
 using Launch = std::function<void()>;
 
+/// What becomes a launch when it is put on a stream: at once, or at each replay of a graph.
+using Begin = std::function<Launch()>;
+
 struct CUgraph_st {
-  std::vector<Launch> launches;
+  std::vector<Begin> begins;
 };
 struct CUgraphExec_st {
-  std::vector<Launch> launches;
+  std::vector<Begin> begins;
 };
+
+/// Who waits, waits for what was recorded last when the wait was begun.
 struct CUevent_st {
+  Launch record() {
+    const std::lock_guard lock(mutex);
+    return [this, number = ++recorded] {
+      const std::lock_guard done(mutex);
+      then = std::chrono::steady_clock::now();
+      reached = std::max(reached, number);
+      changed.notify_all();
+    };
+  }
+  Launch wait() {
+    const std::lock_guard lock(mutex);
+    return [this, number = recorded] {
+      std::unique_lock until(mutex);
+      changed.wait(until, [&] { return reached >= number; });
+    };
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t recorded = 0, reached = 0;
   std::chrono::steady_clock::time_point then;
 };
 
 struct CUstream_st {
+  void begin(const Begin& begin) {
+    if (captured) return captured->push_back(begin);
+    stream.post(begin());
+  }
   void post(const Launch& launch) {
-    if (captured) return captured->push_back(launch);
-    stream.post(launch);
+    begin([launch] { return launch; });
   }
   bool idle() { return stream.idle(); }
 
-  std::optional<std::vector<Launch>> captured;
+  std::optional<std::vector<Begin>> captured;
   nvx::test::PlayedStream stream;
 };
 
@@ -120,7 +151,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return stream->post([=] { event->then = std::chrono::steady_clock::now(); }), cudaSuccess;
+  return stream->begin([=] { return event->record(); }), cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t end) {
   *ms = std::chrono::duration<float, std::milli>(end->then - begin->then).count();
@@ -135,11 +166,11 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* ready, cudaGraph_t graph, unsigned long long) {
-  return *ready = new CUgraphExec_st{graph->launches}, cudaSuccess;
+  return *ready = new CUgraphExec_st{graph->begins}, cudaSuccess;
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t ready, cudaStream_t stream) {
-  for (const Launch& launch : ready->launches) stream->post(launch);
+  for (const Begin& begin : ready->begins) stream->begin(begin);
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
@@ -184,6 +215,25 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stre
   return {};
 }
 
+/// As launch_cuda.cu has it, over these events; a graph records and waits at each of its replays, as events do that
+/// CUDA calls external.
+Status Tail::make() {
+  if (!event_) event_ = new CUevent_st;
+  return {};
+}
+
+Status Tail::hold_back(void* stream, bool) {
+  NVX_TRY(make());
+  static_cast<cudaStream_t>(stream)->begin([event = static_cast<cudaEvent_t>(event_)] { return event->wait(); });
+  return {};
+}
+
+Status Tail::put_behind(void* stream, bool) {
+  NVX_TRY(make());
+  static_cast<cudaStream_t>(stream)->begin([event = static_cast<cudaEvent_t>(event_)] { return event->record(); });
+  return {};
+}
+
 Status load_cuda(std::vector<KernelFacts>* facts) {
   facts->push_back({"played", 0, 0, 64});
   return {};
@@ -195,6 +245,10 @@ namespace nvx::gpucheck {
 
 int launch_empty(uint32_t, void*) { return cudaSuccess; }
 int launch_rounds(const ControlRounds&, void*) { return cudaSuccess; }
+int launch_sleep(uint64_t ns, void* stream) {
+  static_cast<cudaStream_t>(stream)->post([ns] { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); });
+  return cudaSuccess;
+}
 int launch_ping(const ControlPing&, void*) { return cudaSuccess; }
 
 }  // namespace nvx::gpucheck
