@@ -169,8 +169,8 @@ struct Sources {
 
 /// Packs of up to four ranks, loaded before the first of them is used.
 struct Ahead {
+  static constexpr int kRanks = 4;
   Pack a, b, c, d;
-  NVX_HD void shift() { a = b, b = c, c = d; }
 };
 
 NVX_HD inline const std::byte* source_of(const Sources& s, int rank) {
@@ -178,7 +178,7 @@ NVX_HD inline const std::byte* source_of(const Sources& s, int rank) {
   return s.pipes ? s.pipes[rank].source : s.cells.of(rank);
 }
 
-/// Packs i of ranks [first, first + 4), as far as there are so many.
+/// Packs i of ranks [first, first + Ahead::kRanks), as far as there are so many.
 template <class Exec>
 NVX_HD bool load_ahead(Exec& ex, const Sources& s, int first, int ranks, size_t i, Ahead* packs) {
   const auto rank = [&](int j) { return first + j < ranks ? first + j : ranks - 1; };
@@ -300,10 +300,14 @@ NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < f.bytes; i += size_t(ex.lanes())) {
     Accumulators<T> sum;
     Ahead packs;
-    for (int r = 0; r < f.ranks; ++r) {
-      if (r % 4 == 0 && !load_ahead(ex, f.sources, r, f.ranks, i, &packs)) return false;
-      sum.add(op, packs.a, op == ReduceOp::kPremulSum ? f.factors.of(ex, r) : 1, r == 0);
-      packs.shift();
+    const auto add = [&](int rank, const Pack& pack) {
+      if (rank >= f.ranks) return;
+      sum.add(op, pack, op == ReduceOp::kPremulSum ? f.factors.of(ex, rank) : 1, rank == 0);
+    };
+    // One after the other by name: packs that a loop moved from hand to hand would lie in local memory.
+    for (int r = 0; r < f.ranks; r += Ahead::kRanks) {
+      if (!load_ahead(ex, f.sources, r, f.ranks, i, &packs)) return false;
+      add(r, packs.a), add(r + 1, packs.b), add(r + 2, packs.c), add(r + 3, packs.d);
     }
     store_pack(f.to + i * sizeof(Pack), sum.finish(op, f.ranks), f.bytes - i * sizeof(Pack));
   }

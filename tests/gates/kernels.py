@@ -2,10 +2,15 @@
 their code has the accesses that the protocol stands on."""
 
 import concurrent.futures
+import importlib.util
+import json
 import os
 import pathlib
 import re
 import shutil
+import sys
+import time
+import warnings
 
 from builds import GCC, compile_all, configure
 from common import Failed, Skipped, shut_if
@@ -27,11 +32,18 @@ UNWANTED = (
     (r"\b(ld|st)\.volatile\b", "order travels on the flag, not on volatile"),
     (r"\bld\.global\.nc\b", "what peers write is not constant while a kernel runs"),
 )
-# Most of it is what a function saves of its caller's registers, once a call. Some is in loops: the folds share their
-# registers with who calls them, and keep packs that are loaded ahead on the stack.
-MOST_SPILLED = 256
-LOOKED_INTO = ("80", "90")  # the oldest, and what most machines have
+# All that a wheel has machine code for. Whatever else there is gets what the driver makes of the PTX of the oldest.
+ARCHITECTURES = ("80", "90", "100", "120")
+PTX = "80"
+# None of it in a loop over elements: what is left is in the kernel that runs several operations, once an operation, and
+# a register here and there that a function keeps for who calls it.
+MOST_SPILLED = 32
 MOST_REGISTERS = 128  # 512 lanes a block
+BUILT_FOR = "9.0"  # by CMake and without it: each other one would take as long again, and is looked into below
+MOST_CORE_SECONDS = 8 * 240  # of all that `nvx gpucheck` builds, without CMake and for one architecture
+
+FIGURES = "bench/results/kernels.json"
+BEGIN, END = "<!-- made by tests/gates/run cuda --fix -->\n", "<!-- end of the table -->\n"
 
 
 def text_breaches(ptx):
@@ -45,47 +57,108 @@ def text_breaches(ptx):
 
 
 def resources(log):
-    """Entry functions in ptxas -v's words: (name, registers, stack), and the most that any function spills."""
-    entries, entry = [], None
+    """What ptxas -v tells of each kernel: a dictionary with its name, architecture, registers and stack, the bytes that
+    it spills itself, and the most that a function spills of those that it calls."""
+    entries, spilled = [], False
     for line in log.splitlines():
-        if begin := re.search(r"Compiling entry function '\w*?\d(run_[a-z]+)\w*' for '(\w+)'", line):
-            entry = begin.groups()
-        if used := re.search(r"Used (\d+) registers.*?(?:(\d+) bytes cumulative stack size|$)", line):
-            if entry:
-                entries.append((*entry, int(used.group(1)), int(used.group(2) or 0)))
-            entry = None
-    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
-    return entries, max(spills, default=0)
+        if begin := re.search(r"Compiling entry function '\w*?\d(run_[a-z]+)\w*' for 'sm_(\w+)'", line):
+            entries.append({"kernel": begin[1], "architecture": begin[2], "spilled": 0, "spilled_by_a_function": 0})
+            spilled = False
+        elif entries and (spills := re.search(r"(\d+) bytes spill stores", line)):
+            # Of the kernel itself first, then of what it calls.
+            key = "spilled_by_a_function" if spilled else "spilled"
+            entries[-1][key] = max(entries[-1][key], int(spills[1]))
+            spilled = True
+        elif entries and (used := re.search(r"Used (\d+) registers.*?(?:(\d+) bytes cumulative stack size|$)", line)):
+            entries[-1] |= {"registers": int(used[1]), "stack": int(used[2] or 0)}
+    return entries
+
+
+def resource_breaches(entries):
+    """What is wrong with what the kernels use, a sentence each."""
+    found = []
+    for one in entries:
+        name = f"{one['kernel']} for sm_{one['architecture']}"
+        spilled = max(one["spilled"], one["spilled_by_a_function"])
+        found += [f"{name}: {one['registers']} registers"] if one["registers"] > MOST_REGISTERS else []
+        found += [f"{name}: {spilled} bytes spilled"] if spilled > MOST_SPILLED else []
+    return found
 
 
 def cuda(context):
-    """Every architecture through CMake, as a wheel has it, where CMake can; then two again by hand, to look into."""
+    """Built by CMake and without it, for one architecture; compiled for every one, to look into."""
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if not nvcc:
         raise Skipped("there is no nvcc here")
-    version = re.search(r"version (\d+)\.(\d+)", context.run(["cmake", "--version"], "cmake"))
-    too_old = version and (int(version[1]), int(version[2])) < (3, 26)
     folder = context.build_dir / "cuda"
-    if not too_old:
-        configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPUCHECK=ON")
-        compile_all(context, folder, "nvx_cuda", "nvx_gpucheck")
-        start_gpucheck(context, folder / "nvx_gpucheck")
+    told = [by_cmake(context, folder)]
     folder.mkdir(parents=True, exist_ok=True)
-    built = "by CMake not built, which is older than 3.26 (pip install cmake); " if too_old else ""
+    told.append(without_cmake(context, pathlib.Path(nvcc)))
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
-        found = list(pool.map(lambda arch: assemble(context, folder, nvcc, arch), LOOKED_INTO))
-    rows = [entry for _, entries, _ in found for entry in entries]
-    (folder / "registers.txt").write_text("".join(f"{n} {a}: {r} registers, {s} stack\n" for n, a, r, s in rows))
-    shut_if([f"{n} {a}: {r} registers" for n, a, r, _ in rows if r > MOST_REGISTERS], "kernels with too many registers")
-    spilled = {arch: spills for arch, (_, _, spills) in zip(LOOKED_INTO, found, strict=True)}
-    shut_if([f"sm_{a}: {n} bytes" for a, n in spilled.items() if n > MOST_SPILLED], "functions that spill too much")
-    table, most = ", ".join(f"{n} {a} {r}" for n, a, r, _ in rows), max(spilled.values())
-    code = sass(context, [cubin for cubin, _, _ in found])
-    return f"{built}registers: {table}; at most {most} bytes spilled a function; {code}"
+        found = list(pool.map(lambda arch: assemble(context, folder, nvcc, arch), ARCHITECTURES))
+    entries = [entry for _, some in found for entry in some]
+    shut_if(resource_breaches(entries), "kernels that use too much")
+    told.append(keep_figures(context, nvcc, entries))
+    told.append(sass(context, [cubin for cubin, _ in found]))
+    return "; ".join(filter(None, told))
+
+
+def by_cmake(context, folder):
+    listed = re.search(r"set\(architectures ([\w -]+)\)", context.read("cmake/cuda.cmake"))
+    wanted = [*(f"{one}-real" for one in ARCHITECTURES), f"{PTX}-virtual"]
+    if not listed or listed[1].split() != wanted:
+        raise Failed(f"cmake/cuda.cmake builds for other architectures than {' '.join(wanted)}")
+    version = re.search(r"version (\d+)\.(\d+)", context.run(["cmake", "--version"], "cmake"))
+    if version and (int(version[1]), int(version[2])) < (3, 26):
+        return "by CMake not built, which is older than 3.26 (pip install cmake)"
+    configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPUCHECK=ON", f"-DTORCH_CUDA_ARCH_LIST={BUILT_FOR}")
+    compile_all(context, folder, "nvx_cuda", "nvx_gpucheck")
+    start_gpucheck(context, folder / "nvx_gpucheck", "facts", "correct", "processes")
+    return ""
+
+
+LOADS = """
+import sys, torch
+from nvx.gpucheck.uses.module import load_module
+load_module(sys.argv[1])
+print(sys.modules["nvx._C"].build_info()["cuda"])
+"""
+
+
+def without_cmake(context, nvcc):
+    """What `nvx gpucheck` does where there is no CMake, and how long it takes: all that it builds can be started."""
+    package = context.root / "python"
+    if str(package) not in sys.path:
+        sys.path.insert(0, str(package))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where there is no torch, nvx says that it cannot serve it
+        from nvx.gpucheck import build, by_hand
+        from nvx.gpucheck.steps import Steps
+    folder = context.build_dir / "without_cmake"
+    folder.mkdir(parents=True, exist_ok=True)
+    names = build.TARGETS if importlib.util.find_spec("torch") else ("program",)
+    wanted = {what: build.place_of(what, folder) for what in names}
+    toolkit = build.toolkit_of(nvcc)
+    job = by_hand.Job(context.root, folder, nvcc, toolkit, [BUILT_FOR], wanted, by_hand.find_ucx())
+    began = time.monotonic()
+    missing = by_hand.compile_all(job, Steps(folder / "build.log", 3600), context.jobs)
+    seconds = time.monotonic() - began
+    shut_if([f"{what}: {why}" for what, why in missing.items()], "things that cannot be built without CMake")
+    start_gpucheck(context, wanted["program"], "facts")
+    surroundings = {**os.environ, "PYTHONPATH": str(package)}
+    for what, has_kernels in (("kernels", "True"), ("staged", "False")):
+        if what in wanted:
+            said = context.run([sys.executable, "-c", LOADS, wanted[what]], f"loading {what}", env=surroundings)
+            if said.split()[-1] != has_kernels:
+                raise Failed(f"the module {what} is not what it is called", said)
+    told = f"without CMake {seconds:.0f} s on {context.jobs} cores"
+    if seconds * context.jobs > MOST_CORE_SECONDS:
+        raise Failed(f"{told}: even eight would take more than the 4 minutes that `nvx gpucheck` has for it")
+    return told if len(wanted) > 1 else f"{told}, the program alone: this python has no torch"
 
 
 def assemble(context, folder, nvcc, arch):
-    """The kernels' PTX for an architecture, judged; and what ptxas makes of it: the file, its entries, the spills."""
+    """The kernels' PTX for an architecture, judged; and what ptxas makes of it: the file, and what its kernels use."""
     source = context.root / "csrc" / "kernel" / "launch_cuda.cu"
     ptx, cubin = folder / f"launch_cuda_{arch}.ptx", folder / f"launch_cuda_{arch}.cubin"
     flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{context.root / 'csrc'}"]
@@ -93,15 +166,49 @@ def assemble(context, folder, nvcc, arch):
     shut_if(text_breaches(ptx.read_text()), f"things wrong with the kernels' PTX for {arch}")
     ptxas = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
     log = context.run([ptxas, "-v", "--fmad=false", f"-arch=sm_{arch}", ptx, "-o", cubin], "ptxas")
-    entries, spilled = resources(log)
+    entries = resources(log)
     if not entries:
         raise Failed("ptxas names no kernel", log[-2000:])
-    return cubin, entries, spilled
+    return cubin, entries
 
 
-def start_gpucheck(context, program):
+def figures_table(figures):
+    """What the kernels use, as docs/gpucheck.md has it."""
+    rows = [
+        f"| `{one['kernel']}` | sm_{one['architecture']} | {one['registers']} | {one['stack']} | {one['spilled']} |"
+        f" {one['spilled_by_a_function']} |\n"
+        for one in sorted(figures["kernels"], key=lambda one: (one["kernel"], int(one["architecture"])))
+    ]
+    head = "| kernel | for | registers | stack | spilled | by a function, at most |\n|---|---|---|---|---|---|\n"
+    return f"{BEGIN}With nvcc {figures['nvcc']}; stack and spills in bytes:\n\n{head}{''.join(rows)}{END}"
+
+
+def keep_figures(context, nvcc, entries):
+    """The file and the table that is made from it say what this compiler makes of the kernels; what another one makes
+    of them is not held against them."""
+    version = re.search(r"\bV([\d.]+)", context.run([nvcc, "--version"], "nvcc"))
+    figures = {"schema": 1, "what": "kernels", "command": "tests/gates/run cuda --fix", "nvcc": version[1]}
+    figures |= {"kernels": entries}
+    file, page = context.root / FIGURES, context.root / "docs" / "gpucheck.md"
+    kept = json.loads(file.read_text()) if file.is_file() else {}
+    if context.fix and kept != figures:
+        file.write_text(json.dumps(figures, indent=1) + "\n")
+        kept = figures
+    text = page.read_text()
+    if kept and figures_table(kept) not in text:
+        if not context.fix:
+            raise Failed(f"docs/gpucheck.md is not what {FIGURES} says; run: tests/gates/run cuda --fix")
+        page.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", figures_table(kept), text, flags=re.DOTALL))
+    if kept.get("nvcc") == figures["nvcc"] and kept != figures:
+        raise Failed(f"{FIGURES} is not what the kernels use by now; run: tests/gates/run cuda --fix")
+    most = max(max(one["spilled"], one["spilled_by_a_function"]) for one in entries)
+    registers = max(one["registers"] for one in entries)
+    return f"at most {registers} registers, {most} bytes spilled by a function"
+
+
+def start_gpucheck(context, program, *parts):
     """What `nvx gpucheck` runs on a machine with GPUs: it links, starts, and without one says so, as processes too."""
-    for part in ("facts", "correct", "processes"):
+    for part in parts:
         said = context.run([program, part, "--seconds", "20"], f"nvx_gpucheck {part}")
         if not re.search(r'"end": "(skipped|passed)"', said):
             raise Failed(f"nvx_gpucheck {part} says neither that it passed nor that it was skipped", said[-2000:])
@@ -114,7 +221,7 @@ def sass(context, cubins):
         return "machine code not looked into: no cuobjdump (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)"
     helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")  # by nvdisasm beside it
     told = []
-    for cubin, arch in zip(cubins, LOOKED_INTO, strict=True):
+    for cubin, arch in zip(cubins, ARCHITECTURES, strict=True):
         code = context.run([tool, "-sass", cubin], "cuobjdump", env=helped)
         wide = len(re.findall(r"\bLDG?\.E\S*\.128\b", code))
         system = len(re.findall(r"\bSTG?\.E\S*\.SYS\b|\bMEMBAR\.\S*\.SYS\b", code))
@@ -137,4 +244,18 @@ EXAMPLES = (
     (GOOD + "\n    @%p1 trap;", True),
     (GOOD + " ld.volatile.u64", True),
     (GOOD + " ld.global.nc.v4.u32", True),
+)
+
+ENTRY = """ptxas info    : Compiling entry function '_ZN3nvx6kernel13run_reductionE' for 'sm_90'
+    1472 bytes stack frame, {own} bytes spill stores, 0 bytes spill loads
+ptxas info    : Used {registers} registers, used 1 barriers, 1472 bytes cumulative stack size, 808 bytes cmem[0]
+ptxas info    : Function properties for _ZN3nvx6kernel4foldE
+    0 bytes stack frame, {called} bytes spill stores, 48 bytes spill loads
+"""
+# (ptxas -v, whether it is a breach)
+RESOURCE_EXAMPLES = (
+    (ENTRY.format(own=8, registers=128, called=28), False),
+    (ENTRY.format(own=8, registers=129, called=28), True),
+    (ENTRY.format(own=8, registers=128, called=36), True),
+    (ENTRY.format(own=36, registers=128, called=28), True),
 )

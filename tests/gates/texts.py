@@ -88,6 +88,10 @@ def selftest(context):
     cases = [
         *[(door_rules.breaches(p, t), bad, f"doors: {p}: {t}") for p, t, bad in door_rules.EXAMPLES],
         *[(kernel_rules.text_breaches(t), bad, f"cuda: {t}") for t, bad in kernel_rules.EXAMPLES],
+        *[
+            (kernel_rules.resource_breaches(kernel_rules.resources(t)), bad, f"cuda: {t}")
+            for t, bad in kernel_rules.RESOURCE_EXAMPLES
+        ],
         *[(name_rules.file_breaches(pathlib.Path(p)), bad, f"names: {p}") for p, bad in name_rules.FILE_EXAMPLES],
         *[(name_rules.tag_breaches(tag), bad, f"names: {tag}") for tag, bad in name_rules.TAG_EXAMPLES],
         *[
