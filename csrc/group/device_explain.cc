@@ -77,10 +77,23 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
   return ways;
 }
 
+/// What of a relay's data each rank moves over its bus.
+const char* moved_by_relay(Collective collective) {
+  switch (collective) {
+    case Collective::kReduceScatter:
+      return "each rank brings the host's sums for its seat on every host to host memory, and takes its own result "
+             "back";
+    case Collective::kAllGather:
+      return "each rank brings its own block to host memory, and takes those of its seat on the other hosts back";
+    default: return "each rank brings its part of the host's sum to host memory, and takes only that back";
+  }
+}
+
 /// The steps inside each host, where the ranks are on several.
 Way by_relay(const DeviceQuestion& q, const Bridge& bridge) {
   Way way{"kernels and host memory", std::string("between hosts ") + bridge.row->name, "", ""};
-  const char* const why_not = why_not_relayed(q.collective, DType::kU8, q.bytes, q.facts);
+  const size_t whole = bytes_of_whole(q.collective, q.bytes, ranks_of(q));
+  const char* const why_not = why_not_relayed(q.collective, DType::kU8, whole, q.facts);
   if (!q.has_kernels) {
     way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
   } else if (why_not) {
@@ -88,7 +101,7 @@ Way by_relay(const DeviceQuestion& q, const Bridge& bridge) {
   } else if (!config().delegate.empty()) {
     way.why = "not beside NCCL's kernels", way.set_by = "NVX_DELEGATE";
   } else {
-    way.why = "each rank brings its part of the host's sum to host memory, and takes only that back";
+    way.why = moved_by_relay(q.collective);
     way.runs = true;
   }
   return way;

@@ -69,7 +69,7 @@ struct Operation {
   std::chrono::milliseconds timeout{0};  ///< 0: the group's
   uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
   const Whole* whole = nullptr;          ///< of a chunk, or a step
-  Relay* relay = nullptr;                ///< of an all-reduce over several hosts whose memory is a device's
+  Relay* relay = nullptr;                ///< of an operation over several hosts whose memory is a device's
 
   /// In the form in which ranks compare it.
   kernel::Fingerprint fingerprint() const;

@@ -197,6 +197,15 @@ size_t Spread::rounds() const {
   return (most + rails() - 1) / rails();
 }
 
+kernel::Piece Spread::part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const {
+  const size_t at = k * slice;
+  schedule::Layout layout;
+  layout.width = width;
+  const schedule::Block b =
+      rail < rails() ? layout.part(std::min(slice, whole.bytes - at), int(rail), int(rails())) : schedule::Block{};
+  return {whole.data + at + b.offset, b.bytes};
+}
+
 kernel::Piece Spread::slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round,
                                size_t rail) const {
   const int rank = rail < rails() ? rank_at(host, rail + round * rails()) : -1;

@@ -7,6 +7,7 @@
 
 #include "group/chunks.h"
 #include "group/group.h"
+#include "group/relay.h"
 #include "group/terms.h"
 #include "net/executor.h"
 
@@ -59,7 +60,6 @@ class Spread final : private Driver {
   Status all_reduce(Call& call);
   Status all_reduce_by_leader(Call& call, const Bridge& bridge);
   Status all_reduce_on_rails(Call& call, const Bridge& bridge);
-  Status all_reduce_by_relay(Call& call, const Bridge& bridge);
   Status reduce(Call& call);
   Status broadcast(Call& call);
   Status all_gather(Call& call);
@@ -69,6 +69,16 @@ class Spread final : private Driver {
   Status all_to_all(Call& call);
   Status barrier(Call& call);
   Status sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result);
+  /// What a relay's slice does on its way; the middle one begins the errand between hosts.
+  struct RelaySteps {
+    std::function<Status(size_t k)> set_out;
+    std::function<void(size_t k)> go_between;
+    std::function<Status(size_t k)> come_home;
+  };
+  Status run_relay(Call& call, size_t slices, const Relay::Room& room, const RelaySteps& steps);
+  Status all_reduce_by_relay(Call& call, const Bridge& bridge);
+  Status reduce_scatter_by_relay(Call& call, const Bridge& bridge);
+  Status all_gather_by_relay(Call& call, const Bridge& bridge);
   const std::byte* lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms);
   Status deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result);
   Status lend_to_rails(Call& call);
@@ -108,6 +118,8 @@ class Spread final : private Driver {
   size_t seat() const { return size_t(group_.seat()); }
   size_t rails() const { return group_.plan_facts().rails; }
   size_t rounds() const;  ///< how often every rail is used until each rank has been served
+  /// What a rail carries of slice k of a whole, which is cut between elements; empty beyond the rails.
+  kernel::Piece part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const;
   /// Slice k of the block of the rank that this rail stands for there in this round; empty where there is no such rank.
   kernel::Piece slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round, size_t rail) const;
   bool carries() const { return seat() < rails(); }

@@ -61,6 +61,7 @@ Status Spread::all_gather(Call& call) {
     if (o.recv[r].bytes != o.recv[0].bytes) alike = Blocks::kOfAnySize;
   }
   const Bridge bridge = plan_between(Across::kAllGather, longest, group_.plan_facts(), alike);
+  if (o.relay) return all_gather_by_relay(call, bridge);
   const Cut cut{bridge.slice, std::max<size_t>(1, (longest + bridge.slice - 1) / bridge.slice), longest};
   if (rounds() > 1 && seats() > rails()) NVX_TRY(lend_to_rails(call));
   const auto block = [&](size_t host, size_t round, size_t s, size_t k) {

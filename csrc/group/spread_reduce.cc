@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "group/relay.h"
 #include "group/spread.h"
 #include "kernel/level.h"
 
@@ -12,22 +11,6 @@ namespace {
 
 using kernel::Collective;
 using Across = schedule::Collective;
-
-/// The part of a slice that rail `i` of `rails` carries.
-schedule::Block part_of(size_t bytes, size_t width, size_t i, size_t rails) {
-  schedule::Layout layout;
-  layout.width = width;
-  return layout.part(bytes, int(i), int(rails));
-}
-
-/// What the ranks of a host do, as an operation of theirs alone, in step with the relay's slice of a collective.
-Operation relay_step(const Operation& o, const Terms& terms, Collective collective, size_t seats) {
-  Operation step;
-  step.collective = collective, step.dtype = o.dtype, step.number = o.number, step.timeout = o.timeout;
-  step.op = terms.inside, step.factor = terms.factor;
-  step.send = Pieces(seats), step.recv = Pieces(seats);
-  return step;
-}
 
 }  // namespace
 
@@ -72,11 +55,7 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
   const bool alone = seats() == 1;
-  const auto part = [&](size_t k, size_t s) {
-    const schedule::Block b =
-        s < rails() ? part_of(std::min(slice, bytes - k * slice), call.width, s, rails()) : schedule::Block{};
-    return kernel::Piece{o.out + k * slice + b.offset, b.bytes};
-  };
+  const auto part = [&](size_t k, size_t s) { return part_of({o.out, bytes}, slice, k, s, call.width); };
   const auto sum_inside = [&](size_t k) -> Status {
     Pieces send(seats());
     for (size_t s = 0; s < seats(); ++s) {
@@ -114,58 +93,6 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
     return alone ? Status() : tell_inside(k);
   };
   return overlap((bytes + slice - 1) / slice, issue, retire);
-}
-
-/// The same slices, parts and sums, and so the same bits, where the steps inside the host are the relay's. While a
-/// slice is between hosts, the next ones are summed and come to host memory, and the last one goes back. A kernel that
-/// waits holds its device, so none begins before all ranks have called the same.
-Status Spread::all_reduce_by_relay(Call& call, const Bridge& bridge) {
-  Operation& o = call.o;
-  Relay& relay = *o.relay;
-  const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
-  const auto slices = std::ptrdiff_t((bytes + slice - 1) / slice);
-  const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
-  const auto part = [&](const std::byte* of, size_t k, size_t s) {
-    const schedule::Block b = s < rails() ? part_of(length(k), call.width, s, rails()) : schedule::Block{};
-    return kernel::Piece{const_cast<std::byte*>(of) + k * slice + b.offset, b.bytes};
-  };
-  const auto sum_of = [&](size_t k) {
-    Operation sum = relay_step(o, call.terms, bridge.before, seats());
-    sum.count = length(k) / call.width;
-    for (size_t s = 0; s < seats(); ++s) sum.send[s] = part(o.in, k, s);
-    sum.out = part(o.out, k, seat()).data;
-    return sum;
-  };
-  const auto tell_of = [&](size_t k) {
-    Operation tell = relay_step(o, call.terms, bridge.after, seats());
-    tell.count = length(k) / call.width;
-    for (size_t s = 0; s < seats(); ++s) tell.recv[s] = part(o.out, k, s);
-    tell.in = tell.recv[seat()].data;
-    return tell;
-  };
-  NVX_TRY(barrier(call));
-  NVX_TRY(relay.begin(part(o.out, 0, seat()).bytes));
-  for (std::ptrdiff_t k = 0; k < slices + std::ptrdiff_t(Relay::kSlots) - 1; ++k) {
-    const std::ptrdiff_t there = k - std::ptrdiff_t(Relay::kAhead), done = there - std::ptrdiff_t(kSlicesInFlight);
-    if (k < slices) NVX_TRY(relay.set_out(size_t(k), sum_of(size_t(k)), part(o.out, size_t(k), seat())));
-    if (there >= 0 && there < slices) {
-      NVX_TRY(relay.arrive(size_t(there), call.rules.deadline, [this] { drive(); }));
-      if (carries()) {
-        Active& active = prepare(call, bridge.row, rail(seat()));
-        active.errand.layout.bytes = part(o.out, size_t(there), seat()).bytes;
-        active.errand.input = active.errand.output = relay.at(size_t(there));
-        begin(call, active);
-      }
-    }
-    if (done < 0) continue;
-    const kernel::Piece mine = part(o.out, size_t(done), seat());
-    if (carries()) {
-      NVX_TRY(finish(call));
-      divide(call, relay.at(size_t(done)), mine.bytes);
-    }
-    NVX_TRY(relay.come_home(size_t(done), mine, tell_of(size_t(done))));
-  }
-  return relay.end();
 }
 
 /// The host's sum at one of its ranks, which is the root on the root's host; and from there to the root.
@@ -236,6 +163,7 @@ Status Spread::reduce_scatter(Call& call) {
   Operation& o = call.o;
   const size_t longest = o.send.longest(), bytes = o.planned(longest * o.send.size());
   const Bridge bridge = plan_between(Across::kReduceScatter, bytes, group_.plan_facts());
+  if (o.relay) return reduce_scatter_by_relay(call, bridge);
   const size_t slice = bridge.slice / call.width * call.width;
   const Cut cut{slice, std::max<size_t>(1, (longest + slice - 1) / slice), bytes};
   // The results of ranks that this rail stands for. Outlives the errands, also when one of them fails.

@@ -69,7 +69,7 @@ void ProcessGroupNVX::prepare_parts(TensorOperations& collectives, const std::sh
   for (TensorOperation& c : collectives) {
     ask_relays(c);
     if (c.route() == Route::kRelay) {
-      c.relay = relays_.make(group, tracks, tracks_.of_relays(c.device));
+      c.relay = relays_.make(group, c.operation.collective, tracks, tracks_.of_relays(c.device));
       c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all ranks relay it, or hear of it
     } else if (c.route() == Route::kChunks && chunks == Chunks::kSetOutNow) {
       c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);

@@ -19,10 +19,11 @@ using kernel::Piece;
 /// neither holds the other up.
 class StreamRelay final : public Relay {
  public:
-  StreamRelay(std::shared_ptr<Group> group, std::shared_ptr<StreamLauncher> launcher, const Tracks& tracks,
-              const c10::Stream& kernels)
+  StreamRelay(std::shared_ptr<Group> group, std::shared_ptr<StreamLauncher> launcher, kernel::Collective collective,
+              const Tracks& tracks, const c10::Stream& kernels)
       : group_(std::move(group)),
         launcher_(std::move(launcher)),
+        collective_(collective),
         down_(tracks.more.value_or(tracks.down)),
         up_(tracks.up),
         kernels_(kernels),
@@ -35,24 +36,33 @@ class StreamRelay final : public Relay {
     if (begun_) contain("the end of an operation", [&] { (void)end(); });
   }
 
-  Status begin(size_t bytes) override {
+  Status begin(const Room& room) override {
     const BesideCaptures beside;
     begun_ = true;
-    memory_ = at::empty({int64_t(kSlots), int64_t(kernel::ceil_div(bytes, kAlign) * kAlign)},
-                        at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(bytes != 0));
+    memory_ = at::empty({int64_t(kSlots), padded(room.host)},
+                        at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(room.host != 0));
+    if (room.device == 0) return {};
+    // It belongs to the stream of the kernels, who write there; what comes down is read on another one.
+    const c10::StreamGuard on(kernels_);
+    scratch_ = at::empty({int64_t(kSlots), padded(room.device)},
+                         at::TensorOptions().dtype(at::kByte).device(kernels_.device()));
+    c10::impl::VirtualGuardImpl(kernels_.device_type()).recordDataPtrOnStream(scratch_.storage().data_ptr(), down_);
     return {};
   }
 
-  Status set_out(size_t k, const Operation& sum, Piece part) override {
+  std::byte* at(size_t k) override { return static_cast<std::byte*>(memory_[int64_t(k % kSlots)].data_ptr()); }
+  std::byte* scratch(size_t k) override { return static_cast<std::byte*>(scratch_[int64_t(k % kSlots)].data_ptr()); }
+
+  /// The slot's memory comes down, or what comes from other hosts is written there, only when what it was used for
+  /// before has gone up.
+  Status set_out(size_t k, std::span<const Operation> steps, const Haul& down) override {
     const BesideCaptures beside;
-    NVX_TRY(launch(sum));
+    NVX_TRY(launch(steps));
     Slot& slot = slot_of(k);
-    if (part.bytes != 0) {
-      follow(down_, kernels_);
-      if (k >= kSlots) slot.gone_up.block(down_);
-      copy(down_, host(k, part), there(part));
-    }
-    slot.come_down.record(part.bytes != 0 ? down_ : kernels_);
+    if (!steps.empty()) follow(down_, kernels_);
+    if (k >= kSlots) slot.gone_up.block(down_);
+    copy(down_, host(k, down), there(down.there));
+    slot.come_down.record(down_);
     slot.came = true;
     return {};
   }
@@ -71,16 +81,13 @@ class StreamRelay final : public Relay {
     return {};
   }
 
-  std::byte* at(size_t k) override { return static_cast<std::byte*>(memory_[int64_t(k % kSlots)].data_ptr()); }
-
-  Status come_home(size_t k, Piece part, const Operation& tell) override {
+  Status come_home(size_t k, std::span<const Haul> up, std::span<const Operation> steps) override {
     const BesideCaptures beside;
-    if (part.bytes != 0) {
-      copy(up_, there(part), host(k, part));
-      slot_of(k).gone_up.record(up_);
-      follow(kernels_, up_);
-    }
-    return launch(tell);
+    for (const Haul& haul : up) copy(up_, there(haul.there), host(k, haul));
+    slot_of(k).gone_up.record(up_);
+    if (steps.empty()) return {};
+    follow(kernels_, up_);
+    return launch(steps);
   }
 
   Status end() override {
@@ -99,6 +106,7 @@ class StreamRelay final : public Relay {
     bool came = false;  // something comes down that nobody has seen arrive
   };
   Slot& slot_of(size_t k) { return *slots_[k % kSlots]; }
+  static int64_t padded(size_t bytes) { return int64_t(kernel::ceil_div(bytes, kAlign) * kAlign); }
 
   void follow(const c10::Stream& stream, const c10::Stream& first) {
     turn_.record(first);
@@ -110,20 +118,25 @@ class StreamRelay final : public Relay {
         .target_device(kernels_.device())
         .make_tensor();
   }
-  at::Tensor host(size_t k, Piece part) const { return memory_[int64_t(k % kSlots)].narrow(0, 0, int64_t(part.bytes)); }
+  at::Tensor host(size_t k, const Haul& haul) const {
+    return memory_[int64_t(k % kSlots)].narrow(0, int64_t(haul.at), int64_t(haul.there.bytes));
+  }
   static void copy(const c10::Stream& stream, const at::Tensor& to, const at::Tensor& from) {
+    if (from.numel() == 0) return;
     const c10::StreamGuard on(stream);
     const Movement movement;
     to.copy_(from, /*non_blocking=*/true);
   }
 
-  Status launch(const Operation& operation) {
+  Status launch(std::span<const Operation> operations) {
+    if (operations.empty()) return {};
     const c10::StreamGuard on(kernels_);
     const c10::impl::VirtualGuardImpl guard(kernels_.device_type());
     const StreamLauncher::Target target{kernels_, guard.getStreamNativeHandle(kernels_), 0};
     NVX_TRY(launcher_->follow(target));
-    const Operation* const one[] = {&operation};
-    const Status status = group_->launch(one, target.native);
+    c10::SmallVector<const Operation*, kernel::kLaunchJobs> all;
+    for (const Operation& operation : operations) all.push_back(&operation);
+    const Status status = group_->launch({all.data(), all.size()}, target.native);
     const Status noted = launcher_->note(target);  // also where it was refused
     NVX_TRY(status);
     return noted;
@@ -137,18 +150,19 @@ class StreamRelay final : public Relay {
     if (const Status verdict = group_->look_at_kernels(); !verdict.ok()) return verdict;
     return group_->fail(Code::kTimeout,
                         kernels_.device().str() + " of " + group_->topology().describe(group_->rank()) +
-                            " has not done its part of an all_reduce of group " + group_->name() + " in " +
-                            seconds(deadline),
+                            " has not done its part of " + nvx::name(collective_) + " of group " + group_->name() +
+                            " in " + seconds(deadline),
                         "Next: look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, "
                         "nvx.set_timeout)");
   }
 
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<StreamLauncher> launcher_;
+  const kernel::Collective collective_;
   const c10::Stream down_, up_, kernels_;
   c10::Event turn_;
   bool begun_ = false;
-  at::Tensor memory_;  // of all slots
+  at::Tensor memory_, scratch_;  // of all slots; of the host, and of the device
   std::array<std::optional<Slot>, kSlots> slots_;
 };
 
@@ -170,9 +184,9 @@ bool RelayPath::agree_to_serve(Group& group, const Operation& operation, at::Dev
   return yes;
 }
 
-std::unique_ptr<Relay> RelayPath::make(const std::shared_ptr<Group>& group, const Tracks& tracks,
-                                       const c10::Stream& kernels) {
-  return std::make_unique<StreamRelay>(group, launcher_, tracks, kernels);
+std::unique_ptr<Relay> RelayPath::make(const std::shared_ptr<Group>& group, kernel::Collective collective,
+                                       const Tracks& tracks, const c10::Stream& kernels) {
+  return std::make_unique<StreamRelay>(group, launcher_, collective, tracks, kernels);
 }
 
 }  // namespace nvx

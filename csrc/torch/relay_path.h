@@ -14,8 +14,9 @@
 
 namespace nvx {
 
-/// Large all-reduces of a device's tensors over several hosts: kernels sum inside each host, so that a rank brings only
-/// its part to host memory, and takes only that back. In groups in which every host has several ranks, and kernels.
+/// Large all-reduces, reduce-scatters and all-gathers of a device's tensors over several hosts: kernels sum, or hand
+/// out, inside each host, so that a rank brings only its part to host memory, and takes only that back. In groups in
+/// which every host has several ranks, and kernels.
 class RelayPath {
  public:
   explicit RelayPath(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -25,7 +26,8 @@ class RelayPath {
   bool agree_to_serve(Group& group, const Operation& operation, at::Device device);
   /// What carries it out once the device has come to the call: on the call's streams, and on one of the group's for
   /// kernels.
-  std::unique_ptr<Relay> make(const std::shared_ptr<Group>& group, const Tracks& tracks, const c10::Stream& kernels);
+  std::unique_ptr<Relay> make(const std::shared_ptr<Group>& group, kernel::Collective collective, const Tracks& tracks,
+                              const c10::Stream& kernels);
 
  private:
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -1,20 +1,25 @@
-"""Large all-reduces of a device's tensors over two hosts, where kernels sum inside each: the bits are those of the CPU,
-only a rank's part passes through host memory, and what test_device_chunks.py asks of large operations holds."""
+"""Large all-reduces, reduce-scatters and all-gathers of a device's tensors over two hosts, where kernels sum, or hand
+out, inside each: the bits are those of the CPU, only a rank's part passes through host memory, and what
+test_device_chunks.py asks of large operations holds."""
 
 import os
 import time
 
 import pytest
 import test_device_chunks
+import test_device_uses
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, peek, reset_counts, set_copy_rate, set_delays
 from ranks import BACKEND, meet, on_relayed_gpus, only_nvx
 from test_device_chunks import CHUNK, GPU, MODES, both, finish, values
+from torch import nn
+from training import WIDTH, assert_same_weights
 
 pytestmark = only_nvx
 CHUNKS = test_device_chunks
 PART = 2 * 504 << 10  # of a rank in a slice, between two hosts, as csrc/group/plan.cc has it
+BLOCK = 504 << 10  # of a block in a slice
 SLOTS = 7  # as csrc/group/relay.h has it
 
 test_order_of_streams = on_relayed_gpus(4)(CHUNKS.test_the_order_of_the_callers_streams_is_kept.body)
@@ -186,3 +191,211 @@ def test_the_profiler_says_so(rank, world):
         dist.all_reduce(tensor)
     names = {event.name for event in seen.events()}
     assert "nvx:by_kernels_and_host_memory" in names, names
+
+
+def scatter(op, asynchronous=False):
+    def call(tensor):
+        part = torch.empty(tensor.numel() // dist.get_world_size(), dtype=tensor.dtype, device=tensor.device)
+        finish(dist.reduce_scatter_tensor(part, tensor, op, async_op=asynchronous))
+        return [part]
+
+    return call
+
+
+def gather(asynchronous=False):
+    def call(tensor):
+        whole = torch.empty(tensor.numel() * dist.get_world_size(), dtype=tensor.dtype, device=tensor.device)
+        finish(dist.all_gather_into_tensor(whole, tensor, async_op=asynchronous))
+        return [whole]
+
+    return call
+
+
+@MODES
+@on_relayed_gpus(4, 5)
+def test_the_bits_of_blocks_are_those_of_the_cpu(rank, world, asynchronous):
+    """Five ranks are on hosts of three and two: what they have goes through host memory."""
+    set_delays(rank, 300)
+    for count in (CHUNK // 16 + 1, 1_333_333):
+        both(scatter(dist.ReduceOp.SUM, asynchronous), values(rank, world * count))
+        both(gather(asynchronous), values(rank, count))
+    both(scatter(dist.ReduceOp.AVG, asynchronous), values(rank, world * CHUNK // 4, torch.bfloat16))
+    both(scatter(dist.ReduceOp.MAX, asynchronous), values(rank, world * CHUNK // 4, torch.int64))
+    both(scatter(dist._make_nccl_premul_sum(0.3), asynchronous), values(rank, world * CHUNK // 4))
+
+
+# Without complex ones, of which the fake accelerator knows no views: tests/group/relay_test.cc has them.
+TYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+TYPES += ["bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+@on_relayed_gpus(4)
+def test_every_type(rank, world, name):
+    kind = getattr(torch, name)
+    count = CHUNK // 4 // torch.empty(0, dtype=kind).element_size() + 4
+    made = values(rank, world * count).clamp(-3, 3)
+    tensor = (made > 1) if kind is torch.bool else (made * 10).abs().to(kind)
+
+    def bits(call):
+        return lambda tensor: [made.view(torch.uint8) for made in call(tensor)]
+
+    assert launches_of(lambda: gather()(tensor[:count].to(GPU)) and None) > 0
+    both(bits(gather()), tensor[:count])
+    both(bits(scatter(dist.ReduceOp.SUM)), tensor)
+    if kind is not torch.bool:
+        both(bits(scatter(dist.ReduceOp.AVG)), tensor)
+
+
+@on_relayed_gpus(4)
+def test_averages_fit_where_sums_do_not(rank, world):
+    tensor = torch.full((CHUNK,), 40_000.0, dtype=torch.float16).to(GPU)
+    for call in (scatter(dist.ReduceOp.AVG), lambda tensor: [dist.all_reduce(tensor, dist.ReduceOp.AVG), tensor][1:]):
+        (result,) = call(tensor)
+        assert torch.equal(result.cpu(), torch.full((result.numel(),), 40_000.0, dtype=torch.float16))
+
+
+@MODES
+@on_relayed_gpus(4)
+def test_lists_of_blocks_of_any_size(rank, world, asynchronous):
+    set_delays(rank, 300)
+    sizes = [10, 2_000_003, 0, 500_000]
+
+    def gather_list(mine, *outputs):
+        finish(dist.all_gather(list(outputs), mine, async_op=asynchronous))
+        return outputs
+
+    def scatter_list(mine, *inputs):
+        finish(dist.reduce_scatter(mine, list(inputs), async_op=asynchronous))
+        return [mine]
+
+    both(gather_list, values(rank, sizes[rank]), *[torch.empty(size) for size in sizes])
+    both(scatter_list, torch.empty(sizes[rank]), *[values(rank, size) for size in sizes])
+
+
+@on_relayed_gpus(4)
+def test_kernels_do_blocks(rank, world):
+    """One launch a slice, whatever the number of hosts."""
+    whole, part = torch.full((CHUNK,), rank + 1.0).to(GPU), torch.empty(CHUNK // world, device=GPU)
+    dist.reduce_scatter_tensor(part, whole)
+    slices = -(-CHUNK * 4 // world // BLOCK)
+    assert launches_of(lambda: dist.reduce_scatter_tensor(part, whole)) == slices
+    assert launches_of(lambda: dist.all_gather_into_tensor(whole, part)) == slices
+    assert torch.equal(whole.cpu(), torch.full((CHUNK,), 10.0))
+    small = torch.ones(CHUNK // 4, device=GPU)
+    assert launches_of(lambda: dist.reduce_scatter_tensor(small[: CHUNK // 16], small)) == 0
+
+
+@on_relayed_gpus(5)
+def test_hosts_of_different_numbers_of_ranks_hand_no_blocks_out_by_kernels(rank, world):
+    whole, part = torch.ones(world * CHUNK // 4, device=GPU), torch.empty(CHUNK // 4, device=GPU)
+    assert launches_of(lambda: dist.reduce_scatter_tensor(part, whole)) == 0
+    assert launches_of(lambda: dist.all_gather_into_tensor(whole, part)) == 0
+    assert torch.equal(whole.cpu(), torch.full((world * CHUNK // 4,), 5.0))
+
+
+@on_relayed_gpus(4)
+def test_host_memory_holds_blocks_of_a_seat_only(rank, world):
+    whole, part = torch.ones(16 << 20, device=GPU), torch.empty(4 << 20, device=GPU)
+    dist.reduce_scatter_tensor(part, whole)
+    for call, blocks in (
+        (lambda: dist.reduce_scatter_tensor(part, whole), 3),  # a sum for each host, and the result
+        (lambda: dist.all_gather_into_tensor(whole, part), 2),
+    ):
+        torch.accelerator.synchronize()
+        dist.barrier()
+        reset_counts()
+        call()
+        seen = counts()
+        assert seen["pinned_bytes"] <= SLOTS * (blocks * BLOCK + 64), seen
+        assert seen["stream_syncs"] == seen["event_syncs"] == seen["device_syncs"] == 0
+    assert torch.equal(whole.cpu(), torch.full((16 << 20,), 4.0))
+
+
+@MODES
+@on_relayed_gpus(4)
+def test_blocks_in_place(rank, world, asynchronous):
+    set_delays(rank, 300)
+    count = CHUNK // 4
+    whole = torch.zeros(world * count).to(GPU)
+    mine = whole[count * rank : count * (rank + 1)].fill_(rank + 1)
+    finish(dist.all_gather_into_tensor(whole, mine, async_op=asynchronous))
+    assert torch.equal(whole.cpu().view(world, count)[:, ::1000].mean(1), torch.arange(1.0, 5.0))
+    finish(dist.reduce_scatter_tensor(mine, whole, async_op=asynchronous))
+    assert torch.equal(mine.cpu(), torch.full((count,), 4.0 * (rank + 1)))
+
+
+@on_relayed_gpus(4)
+def test_blocks_keep_their_turn(rank, world):
+    """Each reads what the one before it wrote."""
+    set_delays(rank, 500)
+    part, whole = torch.full((CHUNK // 2,), rank + 1.0).to(GPU), torch.empty(2 * CHUNK, device=GPU)
+    works = [
+        dist.all_gather_into_tensor(whole, part, async_op=True),
+        dist.reduce_scatter_tensor(part, whole, async_op=True),
+        dist.all_gather_into_tensor(whole, part, async_op=True),
+        dist.all_reduce(whole, async_op=True),
+        dist.reduce_scatter_tensor(part, whole, dist.ReduceOp.AVG, async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    assert torch.equal(part.cpu(), torch.full((CHUNK // 2,), 16.0 * (rank + 1)))
+
+
+@MODES
+@on_relayed_gpus(4)
+def test_a_mismatch_of_blocks_is_told_of_the_whole(rank, world, asynchronous):
+    count = [CHUNK, CHUNK, CHUNK, CHUNK + 4][rank]
+    whole, part = torch.ones(count, device=GPU), torch.full((count // world,), 7.0).to(GPU)
+    both_calls = r"reduce_scatter\(sum, f32, 419430[48] elements\).*, f32, 419430[48] elements"
+    with pytest.raises(dist.DistBackendError, match=both_calls):
+        finish(dist.reduce_scatter_tensor(part, whole, async_op=asynchronous))
+    assert torch.equal(part.cpu(), torch.full((count // world,), 7.0))
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+@on_relayed_gpus(4, op_timeout=20, dies={3})
+def test_a_rank_that_dies_in_the_middle_of_blocks_is_named(rank, world, gathers):
+    whole, part = torch.ones(16 * CHUNK // 4, device=GPU), torch.zeros(4 * CHUNK // 4, device=GPU)
+    dist.reduce_scatter_tensor(part, whole)
+    torch.accelerator.synchronize()
+    meet("ready")
+    set_copy_rate(CHUNK / 0.3)
+    if gathers:
+        work, result, begun = dist.all_gather_into_tensor(whole, part, async_op=True), whole, 4
+    else:
+        part.zero_()
+        work, result, begun = dist.reduce_scatter_tensor(part, whole, async_op=True), part, 4
+    if rank == 3:
+        while peek(result)[0] != begun:
+            time.sleep(0.01)
+        os._exit(1)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError, match="rank 3"):
+        work.wait()
+    assert time.monotonic() - began < 10
+
+
+class Wide(test_device_uses.Net):
+    """So large that its gathers and scatters go as relays."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, 50_000), nn.Linear(50_000, 19)
+
+
+@on_relayed_gpus(4)
+def test_fsdp2(rank, world):
+    set_delays(rank, 200)
+    trained = {}
+    for device in (GPU, "cpu"):
+        model = test_device_uses.sharded(Wide().to(device))
+        x, y = (torch.randn(6, n, generator=torch.Generator().manual_seed(rank)).to(device) for n in (WIDTH, 5))
+        torch.accelerator.synchronize()
+        reset_counts()
+        (model(x) - y).square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        assert (counts()["launches"] > 0) == (device == GPU)
+        trained[device] = [p.detach().to_local().cpu() for p in model.parameters()]
+    assert_same_weights(trained[GPU], trained["cpu"], "on the CPU")
