@@ -104,23 +104,71 @@ void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
             "a channel between GPUs has at most " + std::to_string(kernel::kLaunchPieces / 2) + " ranks");
   std::vector<kernel::KernelFacts> facts;  // loaded before anybody's kernel waits for this rank's
   if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
+  const int resident = kernel::resident_at_once(facts);
+  constexpr int kTries = 4;  // each but the last finds pairs that kernels cannot use, or a rank that was late
+  std::string why;
+  for (int tries = 1; !serves(exchange, launcher, open_channel(exchange, resident), &why); ++tries) {
+    NVX_CHECK(tries < kTries, "a first exchange by kernels did not end well: " + why);
+    NVX_LOG(kInfo, "group %s: GPUs are opened anew, as a first exchange by kernels did not end well: %s",
+            options_.group.c_str(), why.c_str());
+    let_go();
+    exported_ = false;
+    share_.reset();
+    promise_.give_back();
+  }
+  NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s",
+          options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
+          channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
+}
+
+/// All that kernels need, formatted on all ranks.
+TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   share_ = std::make_unique<DeviceShare>(
       home_, exchange,
       ShareOptions{options_.rank, options_.ranks, options_.device, options_.host, options_.patience, options_.name});
-  Rooms rooms = agree(exchange, kernel::resident_at_once(facts));
+  Rooms rooms = agree(exchange, resident);
   promise_ = std::move(rooms.promise);
   why_fewer_ = std::move(rooms.why_fewer);
   channel_.shape = device_shape(uint32_t(options_.ranks), rooms.blocks, pad_budget(rooms.arena_free));
   channel_.rank = uint32_t(options_.rank);
-  take_memory();
-  const std::vector<kernel::PeerPads> pads = exchange_pads(exchange);
+  TrialSetting setting;
+  setting.rank = options_.rank;
+  setting.device = options_.device;
+  setting.first_epoch = options_.first_epoch - (options_.ranks > 1 ? kTrialEpochs : 0);
+  setting.patience = options_.patience;
+  setting.farewell = home_.patience();
+  setting.name = options_.name;
+  take_memory(setting.first_epoch);
+  setting.channel = channel_;
+  setting.control = &control();
+  setting.pads = exchange_pads(exchange);
   rooms.claim.give_back();
-  format(pads);
+  setting.desk = pin("what the channel begins with",
+                     std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
+                              trial_bytes(channel_.shape)));
+  setting.touches = format(setting);
   exported_ = true;
   meet_pools(exchange);  // and by then, all are formatted
-  NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s",
-          options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
-          channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
+  return setting;
+}
+
+/// Whether kernels of all pairs get on with each other. Those that do not are not tried again: next time they meet in
+/// host memory.
+bool DeviceEnd::serves(Exchange& exchange, Launcher& launcher, const TrialSetting& setting, std::string* why) {
+  if (options_.ranks == 1) return true;
+  try {
+    const TrialVerdict verdict = try_kernels(home_.driver(), exchange, launcher, setting);
+    for (int r = 0; r < options_.ranks; ++r) {
+      const PairVerdict& pair = verdict.peers[size_t(r)];
+      const DevicePeer& peer = share_->peer(r);
+      if (!pair.fine()) home_.distrust({peer.arena, peer.kind, options_.device}, pair.why);
+    }
+    *why = verdict.why;
+    return !verdict.failed;
+  } catch (const Error& error) {
+    if (error.code() == Code::kTimeout) keep(User::kKernel);  // it may write there yet
+    throw;
+  }
 }
 
 /// How many blocks fit on every GPU of the group, and how much is left of every arena.
@@ -157,7 +205,7 @@ std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t byt
   return ask_device<std::shared_ptr<DeviceRegion>>("pinning " + what, make);
 }
 
-void DeviceEnd::take_memory() {
+void DeviceEnd::take_memory(uint32_t first_epoch) {
   span_ = share_->arena().allocate(pad_bytes());
   const auto make = [driver = home_.driver(), device = options_.device,
                      bytes = DeviceState{channel_.shape}.bytes()]() -> std::shared_ptr<DeviceRegion> {
@@ -165,7 +213,7 @@ void DeviceEnd::take_memory() {
   };
   own_.add(state_ = ask_device<std::shared_ptr<DeviceRegion>>("allocating the channel's state", make));
   own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
-  control().finished = control().begun = options_.first_epoch;
+  control().finished = control().begun = first_epoch;
   channel_.state = pointer(state_->base());
   channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
   channel_.pools = kernel::pool_views(channel_.control);
@@ -208,15 +256,16 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news);
 }
 
-/// Wherever a peer writes for this rank there is a pad: in the arena, in its window, or in both.
-void DeviceEnd::format(const std::vector<kernel::PeerPads>& pads) {
+/// Wherever a peer writes for this rank there is a pad: in the arena, in its window, or in both. Returns what kernels
+/// will touch.
+std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting& setting) {
   const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
-  const auto image = pin("what the channel begins with", pad + state);
-  kernel::format_pad(channel_.shape, options_.first_epoch, 0, image->host());
-  kernel::format_state(channel_.shape, options_.first_epoch, 0, pads.data(), image->host() + pad);
+  const std::shared_ptr<DeviceRegion>& image = setting.desk;
+  kernel::format_pad(channel_.shape, setting.first_epoch, 0, image->host());
+  kernel::format_state(channel_.shape, setting.first_epoch, 0, setting.pads.data(), image->host() + pad);
   std::set<DevicePtr> homes;
-  for (const kernel::PeerPads& p : pads) homes.insert(reinterpret_cast<DevicePtr>(p.mine));
-  std::vector<std::shared_ptr<DeviceRegion>> touches{image, state_, share_->arena().hold()};
+  for (const kernel::PeerPads& p : setting.pads) homes.insert(reinterpret_cast<DevicePtr>(p.mine));
+  std::vector<std::shared_ptr<DeviceRegion>> touches{image, state_, control_, share_->arena().hold()};
   if (*homes.begin() != share_->arena().at(span_.offset) || homes.size() > 1)
     touches.push_back(share_->arena().hold_window());
   const Deadline deadline = Deadline::after(home_.patience());
@@ -231,7 +280,7 @@ void DeviceEnd::format(const std::vector<kernel::PeerPads>& pads) {
     });
   };
   const PairVerdict wrote = run_work(write, deadline);
-  if (wrote.fine()) return;
+  if (wrote.fine()) return touches;
   const bool hung = wrote.state == PairState::kHung;  // the device may write there yet
   if (hung) share_->arena().quarantine(std::exchange(span_, Span{}));
   throw Error(hung ? Code::kTimeout : Code::kSystem, "nvx: writing what its pad begins with: " + wrote.why);

@@ -10,6 +10,7 @@
 #include "group/device_launcher.h"
 #include "group/device_pools.h"
 #include "group/device_rooms.h"
+#include "group/device_trial.h"
 #include "group/plan.h"
 #include "memory/device_share.h"
 
@@ -78,11 +79,13 @@ class DeviceEnd {
 
  private:
   void set_up(Exchange& exchange, Launcher& launcher);
+  TrialSetting open_channel(Exchange& exchange, int resident);
+  bool serves(Exchange& exchange, Launcher& launcher, const TrialSetting& setting, std::string* why);
   Rooms agree(Exchange& exchange, int resident);
-  void take_memory();
+  void take_memory(uint32_t first_epoch);
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);
   void meet_pools(Exchange& exchange);
-  void format(const std::vector<kernel::PeerPads>& pads);
+  std::vector<std::shared_ptr<DeviceRegion>> format(const TrialSetting& setting);
   void let_go();
   template <class Result>
   Result ask_device(const std::string& what, std::function<Result()> call) const;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernel/launch_cuda.h"
+#include "memory/device_driver.h"
 
 namespace nvx {
 
@@ -16,6 +17,11 @@ class Launcher {
   /// Waits for no kernel. stream: of the rank's device, which is the calling thread's current one.
   virtual Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                         std::span<const kernel::Piece> table, void* stream) = 0;
+  /// The same on a queue that the driver has opened, for what is tried before anybody has streams.
+  virtual Status launch_on_queue(DeviceQueue queue, const kernel::DeviceChannel& channel,
+                                 std::span<const kernel::Job> jobs, std::span<const kernel::Piece> table) {
+    return launch(channel, jobs, table, reinterpret_cast<void*>(queue));  // libcuda's streams are the runtime's too
+  }
   /// Loads every kernel on the calling thread's current device, and says what each asks for.
   virtual Status facts(std::vector<kernel::KernelFacts>* facts) = 0;
   /// Whether all that was launched is known to have ended, well or not. Kernels that ended badly do not say so

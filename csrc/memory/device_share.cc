@@ -70,7 +70,7 @@ bool Meeting::share_arenas() {
   const DevicePtr mine = own_region->base();
   for (size_t r = 0; r < ranks(); ++r) {
     const ShareKind how = same_process(r) ? ShareKind::kPointer : agreed;
-    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, same_gpu(r), ""};
+    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, offers_[r].arena, same_gpu(r), ""};
     for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
       if (cards_[r].home != cards_[b].home)
         pairs_[r * ranks() + b] = {PairState::kRefused, share_.agreement_.why_not_better};
@@ -121,6 +121,7 @@ void Meeting::share_windows() {
                           at[r],
                           own->base(),
                           offers_[r].bytes,
+                          offers_[r].arena,
                           share_.peers_[r].same_gpu,
                           pairs_[me() * ranks() + r].why};
   }

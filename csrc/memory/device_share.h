@@ -64,6 +64,7 @@ struct DevicePeer {
   DevicePtr theirs = 0;        ///< the other's memory, as this rank's device sees it
   DevicePtr mine = 0;          ///< this rank's own, the part of it that the other one sees as its `theirs`
   size_t bytes = 0;            ///< of theirs; offsets are the other arena's
+  ArenaId arena;               ///< theirs
   bool same_gpu = false;       ///< whose kernels must be on it at once with this rank's
   std::string why_not_better;  ///< empty for the kind that was agreed on
 };

@@ -40,6 +40,11 @@ class DeviceWork {
   /// These begin work. They throw Error where the driver refuses; that work was then not begun.
   void copy(DevicePtr to, DevicePtr from, size_t bytes);
   void fill(DevicePtr to, uint8_t value, size_t bytes);
+  /// The queue, for somebody who begins something else on it, or tries to: drain() waits for that too.
+  DeviceQueue lend() {
+    settled_ = false;
+    return queue_;
+  }
   /// Waits for all that was begun, and looks again after each pause. False when it did not end in time. Throws Error
   /// where the driver does not tell.
   bool drain(const Deadline& deadline, std::chrono::microseconds pause = std::chrono::microseconds(20));

@@ -182,6 +182,80 @@ TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
   }
 }
 
+// ---- what kernels show
+
+using Truth = FakeDriver::Truth;
+
+/// A sum over all ranks of a world, as of a group's first collective.
+std::string first_sum(DeviceRank& one) { return one.perform({play_of(Collective::kAllReduce, 3000, 3, 1)}); }
+
+TEST(DeviceTrial, IsOneLaunchAndNoOperationOfTheGroup) {
+  DeviceWorld world({.ranks = 3});
+  with_sides(world, [&](DeviceRank& one) {
+    EXPECT_EQ(world.launcher(one.rank)->trials, 1);
+    EXPECT_EQ(world.launcher(one.rank)->launches, 0);
+    EXPECT_EQ(one.side->launched(), one.side->finished());
+    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(first_sum(one), "");
+  });
+}
+
+/// Copies get through between two of three ranks, but of what kernels store there something is wrong. All learn of it
+/// in set-up, the two meet in host memory, and nobody's operation has to run into its timeout. Later groups know
+/// already.
+TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
+  const struct {
+    Truth truth;
+    const char* reason;
+  } kRows[] = {
+      {Truth::kKeepsKernelsOut, "nothing that kernels store arrives, though what is copied arrives as it is"},
+      {Truth::kLosesFlags, "what kernels signal does not arrive, though what is copied arrives as it is"},
+      {Truth::kBendsPackets, "what kernels send arrives as something else, though what is copied arrives as it is"},
+  };
+  for (const auto& row : kRows) {
+    for (const bool processes : {false, true}) {
+      DeviceWorld world({.ranks = 3, .processes = processes});
+      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.truth);  // one direction is enough
+      for (const int trials : {2, 1}) {
+        std::atomic<int> before[3];
+        for (int r = 0; r < 3; ++r) before[r] = world.launcher(r)->trials.load();
+        with_sides(world, [&](DeviceRank& one) {
+          EXPECT_EQ(world.launcher(one.rank)->trials - before[one.rank], trials);
+          const DeviceShare& share = one.side->end().share();
+          for (int peer = 0; peer < 3; ++peer) {
+            const bool apart = peer + one.rank == 1;
+            EXPECT_EQ(share.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
+            EXPECT_EQ(contains(share.peer(peer).why_not_better, row.reason), apart) << share.peer(peer).why_not_better;
+          }
+          EXPECT_EQ(first_sum(one), "");
+        });
+      }
+    }
+  }
+}
+
+TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
+  DeviceWorld world({.ranks = 3});
+  world.launcher(1)->delay = 2 * world.options(1).patience;
+  with_sides(world, [&](DeviceRank& one) {
+    EXPECT_EQ(world.launcher(one.rank)->trials, 2);
+    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(first_sum(one), "");
+  });
+}
+
+TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
+  DeviceWorld world({.ranks = 3, .processes = true});
+  world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 3});
+    const auto failure = failure_of(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(), "the device takes no launches")) << failure->what();
+  });
+}
+
 // ---- several groups on one GPU
 
 /// A group of all ranks of a world, which each of them holds as one of several.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "group/device_side.h"
@@ -43,19 +44,14 @@ class PlayedRoom {
 /// Plays kernels by threads, on PlayedStreams.
 class PlayedLauncher : public Launcher {
  public:
-  explicit PlayedLauncher(std::shared_ptr<PlayedRoom> room = std::make_shared<PlayedRoom>(64))
-      : room_(std::move(room)) {}
+  PlayedLauncher(std::shared_ptr<FakeDriver> driver, int device, std::shared_ptr<PlayedRoom> room)
+      : driver_(std::move(driver)), device_(device), room_(std::move(room)) {}
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                 std::span<const kernel::Piece> table, void* stream) override {
     NVX_TRY(refusal);
     NVX_TRY(kernel::check_launch(channel, jobs, table));
     ++launches;
-    auto kernel = [channel, room = room_, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
-                   table = std::vector<kernel::Piece>(table.begin(), table.end())] {
-      room->take(channel.shape.blocks);
-      (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2);
-      room->give_back(channel.shape.blocks);
-    };
+    std::function<void()> kernel = play(channel, jobs, table);
     if (channel.by_replays) {
       graph.push_back(std::move(kernel));
       return {};
@@ -68,6 +64,14 @@ class PlayedLauncher : public Launcher {
     });
     return {};
   }
+  Status launch_on_queue(DeviceQueue queue, const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
+                         std::span<const kernel::Piece> table) override {
+    NVX_TRY(kernel::check_launch(channel, jobs, table));
+    if (trials++ == 0) std::this_thread::sleep_for(delay);
+    NVX_TRY(trial_refusal);
+    driver_->run(driver_, queue, play(channel, jobs, table));
+    return {};
+  }
   Status facts(std::vector<kernel::KernelFacts>* facts) override {
     NVX_TRY(refusal);
     facts->push_back({"played", 0, 0, room_->blocks()});
@@ -77,13 +81,40 @@ class PlayedLauncher : public Launcher {
   bool ended() override { return knows_ends && *running_ == 0; }
   bool replays_ended() override { return !replays; }
 
-  Status refusal;           ///< of whatever it is asked for
+  Status refusal;                      ///< of whatever it is asked for
+  Status trial_refusal;                ///< of trials
+  std::chrono::milliseconds delay{0};  ///< before the first of them
+  std::atomic<int> trials{0};
   bool knows_ends = false;  ///< also of kernels that ended badly
   std::atomic<int> launches{0};
   std::vector<std::function<void()>> graph;  ///< the launches that were captured
   std::atomic<bool> replays{false};          ///< it is running, for all that anybody knows
 
  private:
+  std::function<void()> play(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
+                             std::span<const kernel::Piece> table) const {
+    Mischief mischief;
+    if (driver_->has_odd_kernels()) {
+      mischief.fate = [driver = driver_, device = device_](Mischief::Store store, const void* at) {
+        switch (driver->truth_of(device, at)) {
+          case FakeDriver::Truth::kKeepsKernelsOut: return Mischief::Fate::kGoesAstray;
+          case FakeDriver::Truth::kLosesFlags:
+            return store == Mischief::Store::kFlag ? Mischief::Fate::kGoesAstray : Mischief::Fate::kArrives;
+          case FakeDriver::Truth::kBendsPackets: return Mischief::Fate::kIsBent;
+          default: return Mischief::Fate::kArrives;
+        }
+      };
+    }
+    return [channel, mischief, room = room_, jobs = std::vector<kernel::Job>(jobs.begin(), jobs.end()),
+            table = std::vector<kernel::Piece>(table.begin(), table.end())] {
+      room->take(channel.shape.blocks);
+      (void)play_kernel(channel, jobs, table.data(), /*lanes=*/2, mischief);
+      room->give_back(channel.shape.blocks);
+    };
+  }
+
+  const std::shared_ptr<FakeDriver> driver_;
+  const int device_;
   const std::shared_ptr<PlayedRoom> room_;
   std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
@@ -104,7 +135,8 @@ class DeviceWorld {
       processes_.push_back(std::make_unique<Process>(std::min(shape.gpus, 8), shape.arena, shape.patience));
     for (int g = 0; g < shape.gpus; ++g) rooms_.push_back(std::make_shared<PlayedRoom>(shape.resident));
     for (int r = 0; r < shape.ranks; ++r)
-      launchers_.push_back(std::make_shared<PlayedLauncher>(rooms_[size_t(r % shape.gpus)]));
+      launchers_.push_back(
+          std::make_shared<PlayedLauncher>(process(r).driver, r % shape.gpus, rooms_[size_t(r % shape.gpus)]));
   }
 
   int ranks() const { return shape_.ranks; }

@@ -157,6 +157,29 @@ DriverCode FakeDriver::enter(Lock& lock, const char* call) {
   return it == refused_.end() ? 0 : it->second;
 }
 
+FakeDriver::Truth FakeDriver::truth_of(int device, const void* at) const {
+  Lock lock(mutex_);
+  const Range* range = find(reinterpret_cast<DevicePtr>(at), 1);
+  return !range || range->how == Range::How::kPinned ? Truth::kWorks : truth(device, range->owner);
+}
+
+bool FakeDriver::has_odd_kernels() const {
+  Lock lock(mutex_);
+  return std::any_of(truths_.begin(), truths_.end(), [](const auto& t) { return t.second >= Truth::kKeepsKernelsOut; });
+}
+
+void FakeDriver::run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel) {
+  {
+    Lock lock(mutex_);
+    ++queues_.at(queue).kernels;
+  }
+  std::thread([self, queue, kernel = std::move(kernel)] {
+    kernel();
+    Lock lock(self->mutex_);
+    --self->queues_.at(queue).kernels;
+  }).detach();
+}
+
 /// What a device may still write to is not to be given back: its next owner would find it there.
 void FakeDriver::demand_idle(DevicePtr at) const {
   for (const auto& [number, queue] : queues_) {
@@ -453,7 +476,7 @@ DriverCode FakeDriver::open_queue(int device, DeviceQueue* queue) {
 DriverCode FakeDriver::close_queue(int, DeviceQueue queue) {
   Lock lock(mutex_);
   const DriverCode code = enter(lock, "close_queue");
-  if (!queues_.count(queue) || !queues_[queue].busy.empty()) std::abort();
+  if (!queues_.count(queue) || !queues_[queue].busy.empty() || queues_[queue].kernels != 0) std::abort();
   queues_.erase(queue);
   return code;
 }
@@ -495,7 +518,7 @@ DriverCode FakeDriver::fill(int device, DeviceQueue queue, DevicePtr to, uint8_t
 DriverCode FakeDriver::drained(int, DeviceQueue queue, bool* done) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "drained")) return code;
-  *done = came_back_ || !queues_.at(queue).hangs;
+  *done = (came_back_ || !queues_.at(queue).hangs) && queues_.at(queue).kernels == 0;
   if (*done) queues_.at(queue).busy.clear();
   return 0;
 }

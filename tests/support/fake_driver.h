@@ -1,7 +1,9 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -26,6 +28,10 @@ class FakeDriver : public DeviceDriver {
     kCorrupts,  ///< a bit of what arrives is another one
     kCorruptsWrites,
     kDawdles,  ///< a copy takes some milliseconds longer than it has to
+    // Copies are as they should be, but of what kernels store there ...
+    kKeepsKernelsOut,  ///< nothing arrives
+    kLosesFlags,       ///< packets arrive, and flags do not
+    kBendsPackets,     ///< all arrives, but a bit of each packet's data is another one
   };
 
   explicit FakeDriver(int devices) : devices_(devices) {}
@@ -54,6 +60,12 @@ class FakeDriver : public DeviceDriver {
   int calls_of(const std::string& call) const;
   /// Whoever blocks goes on, and queues that hang drain.
   void come_back();
+  /// What becomes of a kernel's stores there: the truth of the pair, where the address is another device's.
+  Truth truth_of(int device, const void* at) const;
+  /// Whether there is a pair whose kernels' stores are not like its copies.
+  bool has_odd_kernels() const;
+  /// Plays a kernel that was launched on a queue, by a thread of its own.
+  void run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel);
 
   std::string words(DriverCode code) const override;
   DriverCode count(int* devices) override;
@@ -138,6 +150,7 @@ class FakeDriver : public DeviceDriver {
   struct Queue {
     int device = 0;
     bool hangs = false;
+    int kernels = 0;           // that have not ended
     std::set<DevicePtr> busy;  // what work touches that was begun, and not yet seen to end
   };
   std::map<DeviceQueue, Queue> queues_;

@@ -60,6 +60,10 @@ struct Mischief {
   uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
   uint64_t seed = 0;
   uint32_t abort_at = 0;  ///< the look of a tile at the host just before which that raises its abort word; 0: none
+  /// What becomes of a packet, or of a flag, that is stored there.
+  enum class Store { kPacket, kFlag };
+  enum class Fate { kArrives, kGoesAstray, kIsBent };
+  std::function<Fate(Store, const void*)> fate = nullptr;
   std::function<void(uint32_t)> holds = nullptr;  ///< what a lane does before it says how its n-th await has ended
 };
 
@@ -99,7 +103,10 @@ class TwinMachine {
   }
   void put_packet(kernel::Packet* to, const kernel::Packet& p) const {
     dawdle();
-    std::atomic_ref(to->halves[1]).store(p.halves[1], std::memory_order_relaxed);
+    const Mischief::Fate fate = fate_of(Mischief::Store::kPacket, to);
+    if (fate == Mischief::Fate::kGoesAstray) return;
+    const uint64_t bent = fate == Mischief::Fate::kIsBent;
+    std::atomic_ref(to->halves[1]).store(p.halves[1] ^ bent, std::memory_order_relaxed);
     std::atomic_ref(to->halves[0]).store(p.halves[0], std::memory_order_relaxed);
   }
 
@@ -107,6 +114,7 @@ class TwinMachine {
   void signal(Word& at, Value value) const {
     dawdle();
     if (mischief_.kind == Mischief::Kind::kLostSignal) return;
+    if (fate_of(Mischief::Store::kFlag, &at) == Mischief::Fate::kGoesAstray) return;
     const bool relaxed = mischief_.kind == Mischief::Kind::kRelaxedSignal;
     std::atomic_ref(at).store(value, relaxed ? std::memory_order_relaxed : std::memory_order_release);
   }
@@ -138,6 +146,9 @@ class TwinMachine {
   void relax() const { std::this_thread::yield(); }
 
  private:
+  Mischief::Fate fate_of(Mischief::Store store, const void* at) const {
+    return mischief_.fate ? mischief_.fate(store, at) : Mischief::Fate::kArrives;
+  }
   void dawdle() const {
     if (mischief_.dawdle_us == 0) return;
     const uint32_t die = random_() % 8;
