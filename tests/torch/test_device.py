@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from broken import assert_caught
 from fake_device import capture, counts, held, peek, reset_counts, set_delays, slow_fill
 from ranks import TORCH, meet, on_fake_gpus
 
@@ -442,3 +443,18 @@ def test_calls_that_nobody_has_waited_for_follow_each_other(rank, world, count):
     assert_all(tensor[count - 1 :], 6)
     assert_all(whole[: count - 1], 6)
     assert_all(whole[count:-1], 6)
+
+
+# --- that these tests would see it ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule, test, given",
+    [
+        ("event_waits", test_what_the_stream_has_yet_to_write_is_sent, {"asynchronous": True}),  # used before ready
+        ("current_stream", test_the_caller_may_be_on_a_stream_of_its_own, {}),  # on the wrong stream
+    ],
+    ids=["event_waits", "current_stream"],
+)
+def test_a_broken_rule_is_caught(fake_gpus, rule, test, given):
+    assert_caught(fake_gpus, rule, test, "AssertionError: .* wanted, got", **given)

@@ -9,8 +9,10 @@ import signal
 import time
 
 import pytest
+import test_device
 import torch
 import torch.distributed as dist
+from broken import assert_caught
 from fake_device import counts, held, peek, reset_counts, set_delays, slow_fill
 from ranks import meet, on_played_gpus
 from test_device import GPU, MODES, assert_all, captured, finish, on_gpu, refuse_in_a_capture
@@ -523,3 +525,19 @@ def test_a_rank_that_has_left_ends_what_is_replayed(rank, world):
     assert time.monotonic() - began < 20
     with pytest.raises(dist.DistBackendError, match="rank 1 .*has left"):
         dist.all_reduce(tensor)
+
+
+# --- that these tests would see it ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rule, test, says",
+    [
+        ("event_waits", test_on_streams_that_do_not_wait_for_each_other, "something overtook the first"),
+        ("recorded_use", test_device.test_the_user_may_let_go_of_tensors_at_once, " wanted, got"),  # free before done
+        ("capture_mode", test_what_is_in_flight_does_not_break_a_capture, "beside this capture"),
+    ],
+    ids=["event_waits", "recorded_use", "capture_mode"],
+)
+def test_a_broken_rule_is_caught(played_gpus, rule, test, says):
+    assert_caught(played_gpus, rule, test, says)

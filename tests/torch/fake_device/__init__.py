@@ -90,6 +90,19 @@ def questions_fail():
         torch.ops.fake_device.fail_questions(False)
 
 
+RULES = ("event_waits", "recorded_use", "capture_mode", "current_stream")  # what each promises: rules.h
+
+
+@contextlib.contextmanager
+def broken(rule):
+    """Inside the block the device does not keep this promise: a test of who relies on it must fail."""
+    torch.ops.fake_device.break_rule(RULES.index(rule), True)
+    try:
+        yield
+    finally:
+        torch.ops.fake_device.break_rule(RULES.index(rule), False)
+
+
 class Graph:
     """What was captured, to be replayed."""
 

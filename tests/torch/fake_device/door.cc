@@ -4,6 +4,7 @@
 #include "graph.h"
 #include "memory.h"
 #include "queue.h"
+#include "rules.h"
 #include "streams.h"
 
 #pragma GCC visibility push(default)
@@ -28,7 +29,7 @@ uint64_t fake_device_capture(void* stream) {
 
 // CUDA's cudaThreadExchangeStreamCaptureMode, with its numbers.
 int fake_device_exchange_capture_mode(int* mode) {
-  *mode = int(fake::exchange_mode(fake::Mode(*mode)));
+  if (!fake::is_broken(fake::Rule::kCaptureMode)) *mode = int(fake::exchange_mode(fake::Mode(*mode)));
   return 0;
 }
 
@@ -42,6 +43,7 @@ void fake_device_record(void* event, void* stream) {
 }
 
 void fake_device_wait(void* event, void* stream) {
+  if (fake::is_broken(fake::Rule::kEventWaits)) return;
   auto& queue = *static_cast<fake::Queue*>(stream);
   if (const auto graph = queue.graph()) return graph->wait_outside(queue, *static_cast<fake::Event*>(event));
   if (fake::MarkPtr mark = static_cast<fake::Event*>(event)->get()) queue.wait_for(std::move(mark));

@@ -9,6 +9,7 @@
 #include "graph.h"
 #include "kernels.h"
 #include "memory.h"
+#include "rules.h"
 #include "streams.h"
 
 namespace fake {
@@ -38,7 +39,10 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return device_count(); }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
-  c10::Stream getStream(c10::Device device) const override { return current_stream(device.index()); }
+  c10::Stream getStream(c10::Device device) const override {
+    if (is_broken(Rule::kCurrentStream)) return default_stream(device.index());
+    return current_stream(device.index());
+  }
   c10::Stream getDefaultStream(c10::Device device) const override { return default_stream(device.index()); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority = false) const override {
     return pool_stream(device.index(), high_priority ? Priority::kHigh : Priority::kNormal);
@@ -70,7 +74,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     MarkPtr mark = mark_of(event);
-    if (mark == nullptr) return;
+    if (mark == nullptr || is_broken(Rule::kEventWaits)) return;
     count(kStreamWaits);
     queue_of(stream).wait_for(std::move(mark));
   }
@@ -93,7 +97,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
     if (data.get() == nullptr || data.get_deleter() != device_allocator().raw_deleter()) return;
     count(kDataRecorded);
-    record_use(data.get(), queue_of(stream));
+    if (!is_broken(Rule::kRecordedUse)) record_use(data.get(), queue_of(stream));
   }
 };
 

@@ -23,6 +23,7 @@
 #include "graph.h"
 #include "memory.h"
 #include "pool.h"
+#include "rules.h"
 #include "streams.h"
 
 namespace fake {
@@ -294,6 +295,7 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("let_go(int number) -> ()", TORCH_FN(let_go));
   m.def("begin_capture(Stream stream, int mode) -> int", TORCH_FN(begin_capture));
   m.def("exchange_capture_mode(int mode) -> int", [](int64_t mode) { return int64_t(exchange_mode(Mode(mode))); });
+  m.def("break_rule(int rule, bool broken) -> ()", [](int64_t rule, bool broken) { break_rule(Rule(rule), broken); });
   m.def("fail_questions(bool fail) -> ()", TORCH_FN(fail_questions));
   m.def("end_capture(int graph, Stream stream) -> ()", TORCH_FN(end_capture));
   m.def("replay(int graph, Stream stream) -> ()", TORCH_FN(replay));
