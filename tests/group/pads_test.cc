@@ -25,7 +25,8 @@ TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   constexpr int kRanks = 1024;
   Hosts hosts({0, 1});
   Crowd store(kRanks, hosts.options("crowd", 1).wire()->address());
-  Arena& arena = Neighbours::here()->arena();
+  const auto neighbours = Neighbours::here();
+  Arena& arena = neighbours->arena();
   arena.free(arena.allocate(1));  // which looks after what earlier groups have left
   const size_t before = arena.used();
   {
