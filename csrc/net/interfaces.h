@@ -30,8 +30,8 @@ struct InterfaceRule {
 /// NVX_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME.
 InterfaceRule interface_rule();
 
-/// The interfaces that the rule names. Where there is no rule: `towards` alone, an interface that is known to lead to the
-/// other hosts; where none is known, all but bridges, and the loopback only if there is nothing else.
+/// The interfaces that the rule names. Where there is no rule: `towards` alone, an interface that is known to lead to
+/// the other hosts; where none is known, all but bridges, and the loopback only if there is nothing else.
 std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present,
                                 const std::string& towards = "");
 /// What is said where the rule names none of those present, and what to do.

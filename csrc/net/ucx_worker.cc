@@ -37,9 +37,9 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-/// The interfaces that the user named. Where nobody did, UCX chooses; but before 1.16 it takes bridges for networks.
-/// met_at: the host at which the ranks met. From 1.16 on UCX asks the kernel which interfaces lead to a peer; before, it
-/// takes one that leads nowhere as gladly, so it is given the one over which the ranks have met.
+/// The interfaces that the user named. Where nobody did, UCX chooses: from 1.16 on it asks the kernel which of them
+/// lead to a peer. Before, it takes bridges for networks, and an interface that leads nowhere as gladly as another; so
+/// it is given the one that leads to met_at, the host at which the ranks met.
 std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   if (set_by_user("NET_DEVICES")) return "";
   const InterfaceRule rule = interface_rule();
@@ -63,7 +63,8 @@ std::string net_devices(const UcxVersion& version, const std::string& met_at) {
 
 std::vector<Setting> general_settings(const UcxVersion& version, const std::string& met_at) {
   std::vector<Setting> settings = {{"TLS", "^sm"}};  // endpoints that notice a death cannot use shared memory anyway
-  if (std::string devices = net_devices(version, met_at); !devices.empty()) settings.push_back({"NET_DEVICES", devices});
+  if (std::string devices = net_devices(version, met_at); !devices.empty())
+    settings.push_back({"NET_DEVICES", devices});
   // TCP has a keepalive of its own; UCX's, every 20 s, makes the kernel forget what it has probed for.
   if (!has_rdma()) settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
   return settings;

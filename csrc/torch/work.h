@@ -25,7 +25,8 @@
 namespace nvx {
 
 /// Raises what a status says, as the exception that torch's users know. On the main thread an interrupt is raised
-/// first. NVX_ON_ERROR=abort ends the process instead, unless the user interrupted it or this rank itself called it off.
+/// first. NVX_ON_ERROR=abort ends the process instead, unless the user interrupted it or this rank itself called it
+/// off.
 [[noreturn]] void raise(const Status& status);
 /// The same exception, not raised, and without regard to interrupts.
 std::exception_ptr exception_of(const Status& status);

@@ -114,8 +114,8 @@ def gcc(context):
 QUICK = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG")
 
 
-# Grids of seven and eight ranks take half of the time, and show a sanitizer, or another processor, nothing that those of up
-# to five do not.
+# Grids of seven and eight ranks take half of the time, and show a sanitizer, or another processor, nothing that smaller
+# ones do not.
 LARGEST_GRIDS = "Ranks/*/7_from_*:Ranks/*/8_from_*"
 
 

@@ -102,7 +102,7 @@ TEST(DeviceSide, ProcessesMayNumberTheirGpusDifferently) {
     uint32_t blocks;
   } kTable[] = {{{0, 1}, true, 1}, {{1, 0}, true, 1}, {{0, 0}, false, 2}, {{1, 1}, false, 2}};
   for (const auto& row : kTable) {
-    DeviceWorld world({.ranks = 2, .gpus = 2, .processes = true, .resident = 3});
+    DeviceWorld world({.ranks = 2, .gpus = 2, .processes = true, .resident = 8});
     world.process(1).driver->see({1, 0});
     const auto choose = [&](DeviceSideOptions& options) { options.device = row.devices[options.rank]; };
     with_sides(

@@ -198,7 +198,8 @@ TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
 }
 
 TEST(Interfaces, ThatLeadToThisHostItselfOrToNobodyAreNone) {
-  for (const char* host : {"", "127.0.0.1", "localhost", "no.such.host.invalid"}) EXPECT_EQ(interface_to(host), "") << host;
+  for (const char* host : {"", "127.0.0.1", "localhost", "no.such.host.invalid"})
+    EXPECT_EQ(interface_to(host), "") << host;
 }
 
 TEST(Interfaces, AreThere) {

@@ -88,7 +88,7 @@ class Hosts:
         return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
 
     def add_idle_interface(self, name: str) -> None:
-        """Gives each host one more interface, which is up, has an address of a network of its own, and leads nowhere."""
+        """Gives each host one more interface: it is up, with an address of a network of its own, and leads nowhere."""
         for host in range(self.count):
             inside = self.name(host)
             _ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-far", inside=inside)
