@@ -238,7 +238,7 @@ def test_a_replay_that_does_nothing_is_found(rank, world):
 
 
 @on_fake_gpus(2)
-def test_graphs_that_are_refused_are_not_tried_across_streams(rank, world):
+def test_captures_that_are_refused_are_not_tried_across_streams(rank, world):
     graphs.GRAPHS["fakegpu"] = Refused
     told = []
     graphs.across_streams(rank_here(told), 100)
