@@ -27,15 +27,15 @@ class Cluster:
         import nvx
 
         for rank in range(ranks):
-            variables = dict(
-                os.environ,
+            variables = {
+                **os.environ,
                 **self.hosts.environment(),
-                PYTHONPATH=os.pathsep.join([str(ROOT), str(Path(nvx.__file__).parents[1])]),
-                RANK=str(rank),
-                WORLD_SIZE=str(ranks),
-                OMP_NUM_THREADS="1",
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(nvx.__file__).parents[1])]),
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "OMP_NUM_THREADS": "1",
                 **{name: str(value) for name, value in (environment or {}).items()},
-            )
+            }
             command = [sys.executable, "-m", "tests.hosts.bodies", body, str(self.folder), json.dumps(arguments)]
             line = self.hosts.inside(host_of(rank, ranks, self.hosts.count), command)
             with open(self.folder / f"rank{rank}.log", "wb") as log:
