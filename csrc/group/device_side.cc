@@ -22,12 +22,6 @@ std::atomic_ref<Word> shared(Word& word) {
   return std::atomic_ref<Word>(word);
 }
 
-size_t longest(const Pieces& pieces) {
-  size_t bytes = 0;
-  for (size_t p = 0; p < pieces.size(); ++p) bytes = std::max(bytes, pieces[p].bytes);
-  return bytes;
-}
-
 Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
   Fingerprint f;
   std::memcpy(&f, words, sizeof f);
@@ -209,8 +203,8 @@ DeviceChoice DeviceSide::choose(const Operation& o) const {
     case Collective::kAllReduce:
     case Collective::kReduce: return ask(o.count * size_of(o.dtype));
     case Collective::kBroadcast:
-    case Collective::kAllGather: return ask(longest(o.recv));
-    case Collective::kReduceScatter: return ask(longest(o.send));
+    case Collective::kAllGather: return ask(o.recv.longest());
+    case Collective::kReduceScatter: return ask(o.send.longest());
     default: return ask(0);
   }
 }
