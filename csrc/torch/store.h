@@ -33,6 +33,7 @@ class TorchStore final : public Store {
  public:
   TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks)
       : store_(std::move(store)),
+        asks_afar_(dynamic_cast<c10d::TCPStore*>(innermost().get()) != nullptr),
         first_pause_(std::max(kFirstPause, ranks * kPauseOfARank / 40)),
         longest_pause_(std::max(kLongestPause, ranks * kPauseOfARank)) {}
 
@@ -48,7 +49,7 @@ class TorchStore final : public Store {
     }
     for (;;) {
       if (Clock::now() >= next_) {
-        if (ask_store([&] { return store_->check({key}); })) return ask_store([&] { return store_->get(key); });
+        if (auto value = ask_store([&] { return look(key); })) return value;
         const Clock::time_point now = Clock::now();
         next_ = now + std::clamp<std::chrono::nanoseconds>((now - began_) / 4, first_pause_, longest_pause_);
       }
@@ -60,8 +61,7 @@ class TorchStore final : public Store {
     return ask_store([&] { return store_->add(key, n); });
   }
   std::string host() const override {
-    c10::intrusive_ptr<c10d::Store> store = store_;
-    if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) store = prefixed->getUnderlyingNonPrefixStore();
+    const c10::intrusive_ptr<c10d::Store> store = innermost();
     const auto* served = dynamic_cast<c10d::TCPStore*>(store.get());
     return served ? served->getHost() : "";
   }
@@ -73,10 +73,24 @@ class TorchStore final : public Store {
   }
 
  private:
+  c10::intrusive_ptr<c10d::Store> innermost() const {
+    auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store_.get());
+    return prefixed ? prefixed->getUnderlyingNonPrefixStore() : store_;
+  }
+  /// The value, if it is there. A store in another process is asked once: compareSet() with a value that nobody sets
+  /// answers with it where there is none, and changes nothing. check() and get() would ask three times.
+  std::optional<std::vector<uint8_t>> look(const std::string& key) {
+    if (!asks_afar_) return store_->check({key}) ? std::optional(store_->get(key)) : std::nullopt;
+    static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
+    std::vector<uint8_t> value = store_->compareSet(key, kNone, kNone);
+    return value == kNone ? std::nullopt : std::optional(std::move(value));
+  }
+
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
   static constexpr std::chrono::microseconds kPauseOfARank{200};  // so all together ask 5000 times a second
 
   c10::intrusive_ptr<c10d::Store> store_;
+  const bool asks_afar_;
   const std::chrono::nanoseconds first_pause_, longest_pause_;
   std::string asked_for_;  // the key that is waited for, over several calls
   Clock::time_point began_{}, next_{};
