@@ -10,13 +10,13 @@ import types
 import nvx as nvx_module
 import pytest
 import torch
+import warm
 from nvx import cli, demo, doctor
 from nvx.bench import collectives
 
 
 def nvx(*arguments, timeout=300):
-    command = [sys.executable, "-m", "nvx.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    return warm.run(["-m", "nvx.cli", *arguments], capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def test_usage_lists_the_commands_there_are(capsys):
@@ -80,7 +80,7 @@ def test_doctor_says_how_hosts_reach_each_other_or_what_is_missing(monkeypatch):
 def variables_told(**environment):
     script = "from nvx import doctor; found = doctor.check_variables(); print(found.state, found.text)"
     again = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=again).stdout
+    return warm.run(["-c", script], capture_output=True, text=True, check=True, env=again).stdout
 
 
 def test_doctor_says_which_variables_are_wrong():
@@ -223,7 +223,7 @@ def test_explain_knows_of_several_hosts(capsys):
 
 
 def test_python_m_nvx_is_the_command():
-    ended = subprocess.run([sys.executable, "-m", "nvx", "--version"], capture_output=True, text=True, check=False)
+    ended = warm.run(["-m", "nvx", "--version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, nvx_module.__version__ + "\n"), ended.stderr
 
 
@@ -284,8 +284,7 @@ def test_explain_follows_nvx_delegate():
     again = {**os.environ, "NVX_DELEGATE": "all_reduce:1M, all_gather:16K, reduce_scatter:8K"}
 
     def rows(collective):
-        command = [sys.executable, "-c", script, collective]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=again)
+        ended = warm.run(["-c", script, collective], capture_output=True, text=True, timeout=60, check=True, env=again)
         running = [line for line in ended.stdout.splitlines() if line.startswith("  runs")]
         return ended.stdout, ["NCCL" in line for line in running]
 

@@ -5,10 +5,10 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
 import types
 
 import pytest
+import warm
 from nvx import gpudirect
 from nvx.commands import topo
 
@@ -16,9 +16,9 @@ HERE = pathlib.Path(__file__).parent
 
 
 def run(*arguments, **environment):
-    command = [sys.executable, "-m", "nvx.cli", "topo", *arguments]
+    command = ["-m", "nvx.cli", "topo", *arguments]
     env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    return warm.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,11 @@
 import ctypes
 import gc
 import signal
-import subprocess
-import sys
 
 import fake_device
 import pytest
 import torch
+import warm
 from ranks import HERE, Ranks, on_ranks
 
 COUNT = 1000
@@ -187,7 +186,7 @@ def test_much_is_allocated_and_freed():
 def test_a_host_that_reads_device_memory_is_killed():
     script = "import ctypes, torch, fake_device; fake_device.load(); x = torch.ones(9, device='fakegpu');"
     script += "torch.accelerator.synchronize(); ctypes.string_at(x.data_ptr(), 4)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True, check=False)
+    done = warm.run(["-c", script], cwd=HERE, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGSEGV, done.stderr
 
 
@@ -306,5 +305,5 @@ def test_strided_tensors_and_other_types_are_copied():
 def test_an_exit_does_not_wait_for_a_stream_that_is_held():
     script = "import torch, fake_device; fake_device.load(); x = torch.ones(9, device='fakegpu');"
     script += "held = fake_device.held(); held.__enter__(); x.zero_(); del x"
-    done = subprocess.run([sys.executable, "-c", script], cwd=HERE, timeout=30, check=False)
+    done = warm.run(["-c", script], cwd=HERE, timeout=30, check=False)
     assert done.returncode == 0

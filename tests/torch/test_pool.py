@@ -8,7 +8,6 @@ import ctypes
 import gc
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -18,6 +17,7 @@ import played
 import pytest
 import torch
 import torch.distributed as dist
+import warm
 from fake_device import held, set_delays, slow_fill
 from ranks import meet, on_played_gpus
 from test_device import GPU, assert_all, on_gpu
@@ -437,7 +437,7 @@ def test_the_interpreter_may_end_with_tensors_alive():
         pytest.skip("nvx was not built with NVX_PLAYED")
     fake_device.build()
     script = EXITS.format(paths=[os.path.dirname(os.path.abspath(__file__)), *sys.path])
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = warm.run(["-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0 and "alive" in done.stdout, done.stdout + done.stderr
     assert "rror" not in done.stderr, done.stderr
 

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -13,6 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import warm
 from ranks import BACKEND, meet, on_ranks, only_nvx
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -37,8 +37,8 @@ def start(folder, body, **environment):
     code = PROGRAM.format(backend=BACKEND, body=body)
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
     return [
-        subprocess.Popen(
-            [sys.executable, "-c", code, store, str(rank)],
+        warm.Popen(
+            ["-c", code, store, str(rank)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -238,9 +238,9 @@ print("end", flush=True)
 def test_a_world_that_grows_over_one_store(sizes):
     """Who joins has been in fewer worlds than the others, and comes before they have begun the one that it is for."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, "-c", WORLDS, str(store.port)]
+    command = ["-c", WORLDS, str(store.port)]
     ranks = [
-        subprocess.Popen([*command, str(rank), sizes], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        warm.Popen([*command, str(rank), sizes], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in range(3)
     ]
     for (out, err), code, _ in finish(ranks, limit=50):
@@ -503,7 +503,7 @@ assert len(os.listdir("/proc/self/task")) == before
 assert took < 0.05, took
 """
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60)
+    done = warm.run(["-c", code], capture_output=True, text=True, env=environment, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

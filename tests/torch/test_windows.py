@@ -1,7 +1,5 @@
 """Coalescing windows and the one work that they give; and works that are waited for by what they call at their end."""
 
-import subprocess
-import sys
 import threading
 import weakref
 from datetime import timedelta
@@ -9,6 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+import warm
 from ranks import TORCH, eventually, meet, on_ranks, only_nvx
 
 pytestmark = only_nvx
@@ -253,7 +252,7 @@ def test_an_open_window_is_said(tmp_path):
         "group._start_coalescing(cpu)\n"
         "group._end_coalescing(cpu)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path / "store")], capture_output=True, text=True)
+    ran = warm.run(["-c", script, str(tmp_path / "store")], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     said = [line for line in ran.stderr.splitlines() if "coalescing window" in line]
     assert len(said) == 1 and "the 1 operations" in said[0], ran.stderr

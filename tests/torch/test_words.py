@@ -8,6 +8,7 @@ import time
 
 import nvx
 import pytest
+import warm
 from ranks import only_nvx
 
 pytestmark = only_nvx
@@ -25,9 +26,9 @@ dist.init_process_group("nvx", store=dist.FileStore(store, world), rank=rank, wo
 def told(folder, body, hosts, **environment):
     """What ranks on these hosts, one a host's name, write to stderr. All must end well."""
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
-    command = [sys.executable, "-c", PROGRAM.format(body=body), store]
+    command = ["-c", PROGRAM.format(body=body), store]
     ranks = [
-        subprocess.Popen(
+        warm.Popen(
             [*command, str(rank), str(len(hosts))],
             stderr=subprocess.PIPE,
             text=True,
@@ -121,8 +122,8 @@ def run_apart(folder, body, environments):
     store = os.path.join(folder, f"store-{time.monotonic_ns()}")
     started = time.monotonic()
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", body, store, str(rank), str(len(environments))],
+        warm.Popen(
+            ["-c", body, store, str(rank), str(len(environments))],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "NVX_HOST_ID": f"host{rank}", **environment},
