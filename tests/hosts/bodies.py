@@ -1,4 +1,5 @@
-"""What the ranks of tests/hosts do. Run as a program: the body's name, the folder to meet in, its arguments as JSON."""
+"""What the ranks of tests/hosts do. Run as a program: the body's name, the folder to meet in, its arguments as
+JSON. HOST is the namespace that it goes to."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 import nvx  # noqa: F401  (registers itself where the package is not installed)
 import torch
 import torch.distributed as dist
+from nvx.bench.hosts import enter
 
 FOLDER = Path()
 
@@ -266,6 +268,7 @@ def main():
     global FOLDER
     body, folder, arguments = sys.argv[1:]
     FOLDER = Path(folder)
+    enter(os.environ["HOST"])
     torch.set_num_threads(1)
     write_result(globals()[body](**json.loads(arguments)))
 

@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
+import warm
 from nvx.bench.hosts import Hosts, host_of
 
 ROOT = Path(__file__).parents[2]
@@ -24,22 +24,20 @@ class Cluster:
         self.ranks: list[subprocess.Popen] = []
 
     def start(self, body: str, ranks: int, environment: dict | None = None, **arguments: object) -> Cluster:
-        import nvx
-
         for rank in range(ranks):
             variables = {
                 **os.environ,
                 **self.hosts.environment(),
-                "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(nvx.__file__).parents[1])]),
+                "HOST": self.hosts.name(host_of(rank, ranks, self.hosts.count)),
                 "RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "OMP_NUM_THREADS": "1",
                 **{name: str(value) for name, value in (environment or {}).items()},
             }
-            command = [sys.executable, "-m", "tests.hosts.bodies", body, str(self.folder), json.dumps(arguments)]
-            line = self.hosts.inside(host_of(rank, ranks, self.hosts.count), command)
+            command = ["-m", "tests.hosts.bodies", body, str(self.folder), json.dumps(arguments)]
             with open(self.folder / f"rank{rank}.log", "wb") as log:
-                self.ranks.append(subprocess.Popen(line, env=variables, stdout=log, stderr=subprocess.STDOUT))
+                process = warm.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=subprocess.STDOUT)
+            self.ranks.append(process)
         return self
 
     def wait_for(self, name: str, seconds: float = 60) -> None:
