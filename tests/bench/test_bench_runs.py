@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 torch = pytest.importorskip("torch")
 
@@ -29,13 +30,33 @@ def bench(*arguments, launcher=(), timeout=180):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def bench_of(ranks, *arguments):
+    """The same, from where a launcher has started its ranks: what rank 0 says."""
+    if "nvx" not in sys.modules:
+        return bench(*arguments, "-n", str(ranks))
+    from nvx.bench import world
+
+    command, port = ["-m", "nvx.bench", *arguments], 20_000 + os.getpid() % 40_000
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    places = [world.rank_environment(rank, ranks, port) for rank in range(ranks)]
+    for place in places:
+        place.pop("PYTHONPATH")  # they find nvx as this process does
+    started = [warm.Popen(command, env=os.environ | place, **pipes) for place in places]
+    try:
+        said = [rank.communicate(timeout=180) for rank in started]
+    finally:
+        for rank in started:
+            rank.kill()
+    return subprocess.CompletedProcess(command, max(abs(rank.wait()) for rank in started), *said[0])
+
+
 def read(path):
     return json.loads(path.read_text())
 
 
 def test_every_collective_is_right_and_timed(tmp_path):
     path = tmp_path / "results.json"
-    done = bench("--all", "--sizes", "8,40000", "--backend", "gloo", "--vs", "gloo,null", *BRIEF, "-J", str(path))
+    done = bench_of(2, "--all", "--sizes", "8,40000", "--backend", "gloo", "--vs", "gloo,null", *BRIEF, "-J", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     results = read(path)["results"]
     assert {each["backend"] for each in results} == {"gloo", "gloo#2", "null"}
@@ -66,8 +87,8 @@ def test_nvx_beside_gloo_and_the_call_alone(tmp_path):
 
 def test_dtypes_operations_roots_and_unaligned_buffers(tmp_path):
     path = tmp_path / "results.json"
-    done = bench(
-        "all_reduce", "broadcast", "-n", "3", "--sizes", "1000", "-d", "float,bf16,int32", "-o", "sum,max",
+    done = bench_of(
+        3, "all_reduce", "broadcast", "--sizes", "1000", "-d", "float,bf16,int32", "-o", "sum,max",
         "-r", "all", "-u", "1", "-c", "2", "--backend", "gloo", *BRIEF, "-J", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -80,13 +101,13 @@ def test_dtypes_operations_roots_and_unaligned_buffers(tmp_path):
 
 
 def test_aggregated_operations(tmp_path):
-    done = bench("all_reduce", "sendrecv", "--sizes", "4K", "-m", "4", "--backend", "gloo", *BRIEF)
+    done = bench_of(2, "all_reduce", "sendrecv", "--sizes", "4K", "-m", "4", "--backend", "gloo", *BRIEF)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_a_backend_refuses_is_said_and_not_fatal(tmp_path):
     path = tmp_path / "results.json"
-    done = bench("all_reduce", "--sizes", "4K", "-o", "sum,avg", "--backend", "gloo", *BRIEF, "-J", str(path))
+    done = bench_of(2, "all_reduce", "--sizes", "4K", "-o", "sum,avg", "--backend", "gloo", *BRIEF, "-J", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     document = read(path)
     if len(document["results"]) == 1:  # a gloo without AVG
@@ -134,7 +155,7 @@ def test_a_missing_contender_is_left_out_and_said():
     """torch knows the name of an Intel GPU's backend, and is seldom built with it."""
     if torch.distributed.is_xccl_available():
         pytest.skip("this torch has XCCL")
-    done = bench("all_reduce", "-b", "8", "-e", "20", "-f", "2", "--backend", "gloo", "--vs", "xccl", *BRIEF)
+    done = bench_of(2, "all_reduce", "-b", "8", "-e", "20", "-f", "2", "--backend", "gloo", "--vs", "xccl", *BRIEF)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "left out: xccl" in done.stdout
     assert "# 20 is no step of this scan: the largest size is 16\n" in done.stdout
@@ -143,7 +164,7 @@ def test_a_missing_contender_is_left_out_and_said():
 @pytest.mark.slow
 def test_training_steps_end_in_the_same_weights(tmp_path):
     path = tmp_path / "train.json"
-    done = bench("train", "--backend", "gloo", "--vs", "gloo", "--iters", "2", "--blocks", "1", "-J", str(path))
+    done = bench_of(2, "train", "--backend", "gloo", "--vs", "gloo", "--iters", "2", "--blocks", "1", "-J", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     results = read(path)["results"]
     assert [(each["kind"], each["backend"]) for each in results] == [
@@ -155,15 +176,15 @@ def test_training_steps_end_in_the_same_weights(tmp_path):
 
 @pytest.mark.slow
 def test_training_steps_leave_out_what_has_no_results(tmp_path):
-    done = bench("train", "--backend", "gloo", "--vs", "null", "--iters", "1", "--blocks", "1", "--kinds", "ddp")
+    done = bench_of(2, "train", "--backend", "gloo", "--vs", "null", "--iters", "1", "--blocks", "1", "--kinds", "ddp")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "# null: left out, a step needs a group whose results are right" in done.stdout
 
 
 def test_overlap(tmp_path):
     path = tmp_path / "overlap.json"
-    done = bench(
-        "overlap", "--backend", "gloo", "--vs", "", "-b", "1M", "--side", "128", "--iters", "4", "--blocks",
+    done = bench_of(
+        2, "overlap", "--backend", "gloo", "--vs", "", "-b", "1M", "--side", "128", "--iters", "4", "--blocks",
         "2", "-J", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
