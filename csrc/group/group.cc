@@ -8,6 +8,7 @@
 #include "group/device_side.h"
 #include "group/mailbox.h"
 #include "group/roster.h"
+#include "group/setup.h"
 #include "group/spread.h"
 #include "net/port.h"
 
@@ -17,7 +18,48 @@ namespace {
 using kernel::Collective;
 using kernel::Presence;
 
+/// Spinning takes the core from the very rank that is waited for, where ranks outnumber cores.
+std::chrono::microseconds spin_of(const PlanFacts& facts) {
+  constexpr std::chrono::microseconds kMost{200};
+  if (config().spin_us >= 0) return std::chrono::microseconds(config().spin_us);
+  return facts.ranks > facts.cores ? std::chrono::microseconds(0) : kMost;
+}
+
 }  // namespace
+
+Group::Group(Store& store, const GroupOptions& options)
+    : options_(options),
+      fork_generation_(nvx::fork_generation()),
+      lane_(std::make_shared<Lane>()),
+      timeout_ms_((config().timeout.count() > 0 ? config().timeout : options.timeout).count()) {
+  SetUp set_up(store, options_);
+  SetUp::Made made = set_up.meet();
+  members_ = std::move(made.members);
+  port_ = std::move(made.port);
+  standing_ = std::move(made.standing);
+  try {
+    if (const auto spin = spin_of(plan_facts()); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
+    channel_ = std::make_unique<kernel::Channel>(seat(), members_.memory, options.first_epoch);
+    if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
+    mailbox_ = std::make_unique<Mailbox>(*this);
+  } catch (const std::exception& error) {
+    spread_.reset();
+    set_up.give_up({std::move(members_), std::move(port_), std::move(standing_)}, error);
+    throw;
+  }
+  if (port_) {
+    MutexLock lock(port_->mutex());
+    port_->on_failure([this](const net::Port::Failure& failure) { pass_on(failure); });
+  }
+  if (rank() == 0) {
+    NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
+            topology().describe().c_str(), topology().cores, topology().l3_bytes >> 10, kernel::level().name);
+    NVX_LOG(kInfo, "group %s: %s", name().c_str(),
+            explain(kernel::Collective::kAllReduce, 1 << 20, plan_facts()).c_str());
+  }
+  neighbours().leases().join(this);
+  Roster::here().join(*this);  // last: who joins is a whole group
+}
 
 Group::~Group() {
   if (forked()) {
@@ -27,8 +69,7 @@ Group::~Group() {
     mailbox_.release();
     spread_.release();
     port_.release();
-    new auto(std::move(peers_));
-    new auto(std::move(neighbours_));
+    new auto(std::move(members_));
     device_side_.release();
     return;
   }
@@ -39,32 +80,13 @@ Group::~Group() {
   mailbox_.reset();
   spread_.reset();
   port_.reset();
-  neighbours_->leases().leave(this);
+  neighbours().leases().leave(this);
   {
     MutexLock lock(lease_mutex_);
-    if (lease_) neighbours_->leases().bury(lease_, everybody_gone());
+    if (lease_) neighbours().leases().bury(lease_, everybody_gone());
     lease_ = {};
   }
-  neighbours_->arena().bury(pad_span_, everybody_gone());
-}
-
-std::function<bool()> Group::everybody_gone() const {
-  return [peers = peers_, memory = memory_, id = id_, own = seat()] {
-    for (size_t r = 0; r < peers.size(); ++r) {
-      if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
-      const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();
-      const uint64_t group = header.group;
-      const bool of_this_group = group == id || group == 0;  // 0: it does not know its group's name yet
-      if (of_this_group && header.presence.load() == Presence::kHere) return false;
-    }
-    return true;
-  };
-}
-
-bool Group::gone(int seat) const {
-  if (dead(seat)) return true;
-  const kernel::PadHeader& header = pad(seat).header();
-  return header.group != id_ || header.presence.load() == Presence::kLeft;
+  neighbours().arena().bury(members_.pad_span, everybody_gone());
 }
 
 std::chrono::milliseconds Group::span_of(std::chrono::milliseconds own) const {
@@ -130,7 +152,7 @@ Status Group::execute(Operation& operation) {
 }
 
 Status Group::inside_itself() const {
-  return {Code::kInvalid, "nvx: this was called on " + topology_.describe(rank()) + " inside an operation of group " +
+  return {Code::kInvalid, "nvx: this was called on " + topology().describe(rank()) + " inside an operation of group " +
                               name() +
                               " that has not ended, as by a signal handler that runs while that waits, and would wait "
                               "for it in vain. Next: call it when the operation has returned, or abort the group"};
@@ -163,8 +185,8 @@ void Group::hold_lease(size_t bytes) {
   const Span old = std::exchange(lease_, Span{});
   lease_wanted_ = bytes;
   lock.unlock();  // the pool may ask other groups for theirs, and they this one
-  if (old) neighbours_->leases().release(old);
-  const Span span = neighbours_->leases().acquire(bytes, this);
+  if (old) neighbours().leases().release(old);
+  const Span span = neighbours().leases().acquire(bytes, this);
   lock.lock();
   lease_ = span;
 }
@@ -242,12 +264,13 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
         {o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data(), o.op, o.factor}, o,
         rules);
   } catch (const std::bad_alloc&) {
-    return fail(Code::kSystem, topology_.describe(rank()) + " has no memory left for " + describe(o.fingerprint()), "");
+    return fail(Code::kSystem, topology().describe(rank()) + " has no memory left for " + describe(o.fingerprint()),
+                "");
   }
 }
 
 Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules& rules) {
-  const Choice choice = plan(stage.collective, stage.bytes, facts_);
+  const Choice choice = plan(stage.collective, stage.bytes, plan_facts());
   const bool leases = choice.lease_bytes != 0;
   if (leases) {
     try {
@@ -310,9 +333,9 @@ std::string Group::describe_progress(int seat) const {
     if (!reached(announced(last), announced(e))) last = e;
   }
   std::string who = describe_seat(seat);
-  if (peers_[size_t(seat)] && peers_[size_t(seat)]->stopped())
+  if (members_.peers[size_t(seat)] && members_.peers[size_t(seat)]->stopped())
     who.insert(who.size() - 1, ", stopped by a signal or a debugger");
-  if (there.header().group != id_) return who;  // it uses the pad for something else by now
+  if (there.header().group != id()) return who;  // it uses the pad for something else by now
   const kernel::Fingerprint called = there.arrival(last).fingerprint;
   const bool nothing = called.collective == Collective::kNone;
   who.pop_back();  // the parenthesis
@@ -341,13 +364,13 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
       const char* where = epoch == channel_->epoch() ? " at " : " before ";
       const std::string cause =
           "collective mismatch in group " + name() + where + number + ": " +
-          contrast({topology_.describe(rank()), own_pad().recent(epoch)}, {peer, pad(v.peer).recent(epoch)});
+          contrast({topology().describe(rank()), own_pad().recent(epoch)}, {peer, pad(v.peer).recent(epoch)});
       return fail(Code::kMismatch, cause, context + ". " + kCallAlike);
     }
     case kernel::Verdict::Cause::kCounts:
       return fail(Code::kMismatch,
                   "collective mismatch in group " + name() + " at " + number + ": in " + what + " " +
-                      topology_.describe(rank()) + " expects " + std::to_string(v.mine) + " bytes from " + peer +
+                      topology().describe(rank()) + " expects " + std::to_string(v.mine) + " bytes from " + peer +
                       ", which sends " + std::to_string(v.theirs) + " bytes",
                   context + ". Next: compare the split sizes of the two ranks");
     case kernel::Verdict::Cause::kBadLease:
@@ -375,7 +398,7 @@ Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& w
     return met_in(failure(), me + " in " + what + " of group " + name() + ", waited " + waited +
                                  (whom.words.empty() ? "" : " for " + whom.words));
   std::string names = whom.words, trouble;
-  if (names.empty()) names = whom.ranks.empty() ? "the peers" : topology_.describe(whom.ranks.front());
+  if (names.empty()) names = whom.ranks.empty() ? "the peers" : topology().describe(whom.ranks.front());
   for (const int r : whom.ranks) {
     names += silence_of(r);
     if (trouble.empty()) trouble = trouble_of(r);
@@ -416,7 +439,7 @@ int Group::told_by() const {
 
 bool Group::look_for_interrupt() {
   if (forked() || !stop_wanted()) return false;
-  (void)fail(Code::kInterrupted, stop_words() + " on " + topology_.describe(rank()), "");
+  (void)fail(Code::kInterrupted, stop_words() + " on " + topology().describe(rank()), "");
   return true;
 }
 
@@ -441,12 +464,12 @@ void Group::alarm(int seat) {
     lock.unlock();
     const std::string why = printable(failure.why);
     if (const int s = seen_to_end(why); s >= 0) return fail_as_gone(s);
-    (void)fail(Code::kPeerFailed, why, told_by_words(why, rank_name(failure.rank), topology_.describe(rank())));
+    (void)fail(Code::kPeerFailed, why, told_by_words(why, rank_name(failure.rank), topology().describe(rank())));
     return;
   }
   if (closed()) {
     (void)fail(Code::kAborted,
-               "group " + name() + " was destroyed on " + topology_.describe(rank()) + " with operations in flight",
+               "group " + name() + " was destroyed on " + topology().describe(rank()) + " with operations in flight",
                "");
     return;
   }
@@ -462,17 +485,17 @@ bool Group::fail_as_told() {
   const int s = told_by();
   if (s < 0) return false;
   const std::string why = read_note(pad(s).header().failure), teller = rank_name(here()[size_t(s)]);
-  (void)fail(Code::kPeerFailed, why, told_by_words(why, teller, topology_.describe(rank())));
+  (void)fail(Code::kPeerFailed, why, told_by_words(why, teller, topology().describe(rank())));
   return true;
 }
 
 void Group::fail_as_gone(int seat) {
   const kernel::PadHeader& header = pad(seat).header();
-  if (header.group != id_ || header.presence.load() == Presence::kLeft) {
+  if (header.group != id() || header.presence.load() == Presence::kLeft) {
     fail_as_left(here()[size_t(seat)]);
     return;
   }
-  const std::string how = peers_[size_t(seat)]->how_it_ended(" (", ")");
+  const std::string how = members_.peers[size_t(seat)]->how_it_ended(" (", ")");
   const bool killed = how.find("signal 9") != std::string::npos;
   const int rank = here()[size_t(seat)];
   (void)fail(Code::kPeerDied, describe_seat(seat) + " has ended" + how + trouble_of(rank),
@@ -482,7 +505,7 @@ void Group::fail_as_gone(int seat) {
 void Group::fail_as_left(int rank) {
   const int seat = seat_of(rank);
   (void)fail(rank == this->rank() ? Code::kAborted : Code::kPeerLeft,
-             (seat >= 0 ? describe_progress(seat) : topology_.describe(rank)) + " has left group " + name() +
+             (seat >= 0 ? describe_progress(seat) : topology().describe(rank)) + " has left group " + name() +
                  ", in which it is still waited for: it has destroyed the group, or its process ends" +
                  trouble_of(rank),
              see_log_of(rank_name(rank)));
@@ -535,23 +558,14 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
   return failure_;
 }
 
-/// Best effort: the ranks that this one has talked to, and one of each host, which tells the others of its host. Who
-/// only passes on what it was told need not tell all hosts again.
 void Group::tell_other_hosts(Code code, const std::string& cause) {
-  if (!port_ || closed()) return;
-  MutexLock lock(port_->mutex());
-  std::vector<int> ranks = port_->acquaintances();
-  if (code != Code::kPeerFailed) {
-    for (const std::vector<int>& host : topology_.hosts) ranks.push_back(host.front());
-  }
-  std::sort(ranks.begin(), ranks.end());
-  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  port_->poison(cause, ranks);
+  if (port_ && !closed()) nvx::tell_other_hosts(*port_, topology(), code, cause);
 }
 
 void Group::abort(const std::string& why) {
   (void)fail(Code::kAborted,
-             "group " + name() + " was aborted on " + topology_.describe(rank()) + (why.empty() ? "" : ": " + why), "");
+             "group " + name() + " was aborted on " + topology().describe(rank()) + (why.empty() ? "" : ": " + why),
+             "");
 }
 
 /// For a wait on a rank of another host, of which the port knows what has become of it.
@@ -560,7 +574,7 @@ Status Group::fail_by_fate(const net::Port::Failure& fate) {
     fail_as_left(fate.rank);
     return failure();
   }
-  return fail(Code::kPeerDied, topology_.describe(fate.rank) + kIsLost + fate.why + trouble_of(fate.rank),
+  return fail(Code::kPeerDied, topology().describe(fate.rank) + kIsLost + fate.why + trouble_of(fate.rank),
               see_log_of(rank_name(fate.rank)) + "; is its host up, and reachable from here?");
 }
 

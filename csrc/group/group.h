@@ -12,13 +12,14 @@
 #include "base/mutex.h"
 #include "base/words.h"
 #include "group/engine.h"
+#include "group/group_options.h"
+#include "group/members.h"
 #include "group/operation.h"
 #include "group/plan.h"
 #include "group/store.h"
 #include "group/topology.h"
 #include "kernel/channel.h"
-#include "memory/handout.h"
-#include "memory/neighbours.h"
+#include "memory/leases.h"
 #include "net/port.h"
 
 namespace nvx {
@@ -28,19 +29,6 @@ struct PoolStats;
 class Launcher;
 class Mailbox;
 class Spread;
-
-struct GroupOptions {
-  std::string name;
-  int rank = 0;
-  int size = 1;
-  std::chrono::milliseconds timeout{0};  ///< of an operation, and of set-up; 0: none
-  std::vector<uint64_t> global_ranks;    ///< of the ranks, if known: whom to look after during set-up
-  uint32_t first_epoch = 0;              ///< where the counters begin; tests begin near their wrap
-  std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
-  int shared_reads_from = 32;            ///< ranks from which on one of each host reads the store for the others
-  std::function<bool()> unwanted;        ///< asked while the group is being made: it need not be any more
-  std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
-};
 
 /// What to do about a collective mismatch.
 inline constexpr const char* kCallAlike =
@@ -77,8 +65,6 @@ struct Stage {
 /// The ranks of one process group, seen from one of them. Owns all that the group has: its pad, its staging, its order
 /// of operations, its mail, its port to other hosts. Collectives go through the lane, one at a time; mail goes apart
 /// from them. The first failure stays.
-///
-/// A rank's seat is its index among the ranks of its host: what is shared inside the host is numbered by seat.
 class Group : public Watch, public LeaseHolder, public std::enable_shared_from_this<Group> {
  public:
   /// Meets the other ranks through the store; returns when all have mapped each other. Throws Error.
@@ -91,11 +77,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   int size() const { return options_.size; }
   const std::string& name() const { return options_.name; }
   /// What its ranks, and no other group, are known by.
-  uint64_t id() const { return id_; }
+  uint64_t id() const { return members_.id; }
   /// Which ranks of the whole job these are; empty where that is not known.
   const std::vector<uint64_t>& global_ranks() const { return options_.global_ranks; }
-  const Topology& topology() const { return topology_; }
-  const PlanFacts& plan_facts() const { return facts_; }
+  const Topology& topology() const { return members_.topology; }
+  const PlanFacts& plan_facts() const { return members_.facts; }
 
   /// Runs a collective on the caller's thread at once if the lane is free, and behind what is queued otherwise. Refuses
   /// one from inside another one of this group, as a signal handler may call it that runs while that waits.
@@ -183,7 +169,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool alarmed(int seat) override;
   void alarm(int seat) override;
   /// Whether the rank has ended, or left.
-  bool gone(int seat) const;
+  bool gone(int seat) const { return members_.gone(seat); }
   Span yield() override;
 
   /// The status for a wait that ended badly. Of any rank, if none are named.
@@ -206,59 +192,25 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void hear_of(const std::vector<Lost>& lost, Code code, const std::string& trouble);
 
   /// The ranks of this host, by seat.
-  const std::vector<int>& here() const { return topology_.hosts[size_t(topology_.host_of[size_t(rank())])]; }
-  int seat() const { return topology_.seat_of[size_t(rank())]; }
-  int seats() const { return int(memory_.size()); }
+  const std::vector<int>& here() const { return members_.here(); }
+  int seat() const { return members_.seat(); }
+  int seats() const { return members_.seats(); }
   /// -1 for a rank of another host.
-  int seat_of(int rank) const {
-    return topology_.host_of[size_t(rank)] == topology_.host_of[size_t(this->rank())] ? topology_.seat_of[size_t(rank)]
-                                                                                      : -1;
-  }
-  kernel::Pad pad(int seat) const { return {memory_[size_t(seat)].pad, memory_.size()}; }
-  kernel::Pad own_pad() const { return pad(seat()); }
+  int seat_of(int rank) const { return members_.seat_of(rank); }
+  kernel::Pad pad(int seat) const { return members_.pad(seat); }
+  kernel::Pad own_pad() const { return members_.own_pad(); }
   /// How what others are to read is best written, as far as the collectives have found out. From any thread.
   kernel::CachePolicy staging_policy() const { return channel_->cache_policies().general(); }
-  kernel::CachePolicy policy_to_keep(size_t bytes) const { return nvx::policy_to_keep(bytes, facts_); }
-  const kernel::PeerMemory& memory(int seat) const { return memory_[size_t(seat)]; }
+  kernel::CachePolicy policy_to_keep(size_t bytes) const { return nvx::policy_to_keep(bytes, plan_facts()); }
+  const kernel::PeerMemory& memory(int seat) const { return members_.memory[size_t(seat)]; }
   /// Null where all ranks are on one host.
   net::Port* port() { return port_.get(); }
-  Neighbours& neighbours() { return *neighbours_; }
+  Neighbours& neighbours() { return *members_.neighbours; }
   /// Holds when no peer can touch any more what this group exported.
-  std::function<bool()> everybody_gone() const;
+  std::function<bool()> everybody_gone() const { return members_.everybody_gone(); }
 
  private:
-  void meet(Store& store);
-  std::vector<Hello> exchange_hellos(Store& store, const std::string& door, const Deadline& deadline);
-  static std::string key_in(int64_t generation, const std::string& what) {
-    return "nvx/" + std::to_string(generation) + "/" + what;
-  }
-  std::string key(const std::string& what) const { return key_in(generation_, what); }
-  std::optional<std::vector<uint8_t>> fetch(Store& store, const std::string& what, int writer,
-                                            const Deadline& deadline);
-  std::optional<std::vector<uint8_t>> take(Store& store, const std::string& what, std::chrono::milliseconds span);
-  void choose_reader(Store& store, uint64_t host);
-  void catch_up(Store& store, int rank);
-  void tell_size(Store& store);
-  int64_t set_up_ahead(Store& store);
-  bool rank_0_begins_anew(Store& store, const Deadline& deadline);
-  std::vector<Hello> read_table(std::span<const uint8_t> table, uint64_t own_nonce) const;
-  void look_for_a_double(Store& store);
-  [[noreturn]] void end_as_doubled(Store& store, int64_t their_generation);
-  std::string claimant(Store& store, int64_t generation);
-  std::string earlier_claim(Store& store);
-  void shrink_pad();
-  void map_peers(Doorway& door, const Deadline& deadline);
-  void await_ready(Doorway& door, const Deadline& deadline);
-  void open_port(Store& store, const Deadline& deadline);
-  void check_seats();
-  std::string missing_in_set_up(Store& store, int writer);
-  void look_for_failures(Store& store);
-  void look_for_deaths(int writer);
   void look_while_waiting(int writer);
-  [[noreturn]] void end_as_told(const std::string& note);
-  void give_up(Store& store, Code code, const std::string& why);
-  void stop_if_unwanted() const;
-
   Status carry_out(Operation& operation, Carrier carrier);
   Status refusal() const;
   std::unique_ptr<DeviceSide> make_device_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
@@ -279,7 +231,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::string describe_progress(int seat) const;
   uint32_t where_they_parted(int seat, uint32_t epoch) const;
   bool read_by_all(uint32_t epoch) const;
-  bool dead(int seat) const { return peers_[size_t(seat)] && peers_[size_t(seat)]->dead(); }
+  bool dead(int seat) const { return members_.dead(seat); }
   int told_by() const;
   void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);
   void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
@@ -307,22 +259,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
   bool told_in_time();
   Waited await_check_in(int rank, Stamp turn, const WaitRules& rules);
-  std::string describe_seat(int seat) const { return topology_.describe(here()[size_t(seat)]); }
+  std::string describe_seat(int seat) const { return members_.describe_seat(seat); }
 
   GroupOptions options_;
   uint32_t fork_generation_;
-  std::shared_ptr<Neighbours> neighbours_;
-  std::string told_;                  // set-up: what another rank has said of its failure
-  std::unique_ptr<Handout> handout_;  // during set-up, of the rank that reads the store for its host; ...
-  std::unique_ptr<Receipt> receipt_;  // ... and of the ranks for which it does
-  int64_t generation_ = 0;            // how often this rank has set the group up in its store, this time included
-  int64_t doubled_until_ = 0;         // set-up: another process has counted up to here for this rank
-  Span pad_span_;
-  Topology topology_;
-  PlanFacts facts_;
-  uint64_t id_ = 0;
-  std::vector<std::shared_ptr<Neighbour>> peers_;  // by seat; null for ranks of this process
-  std::vector<kernel::PeerMemory> memory_;         // by seat
+  Members members_;  // as set-up has left them
   std::unique_ptr<kernel::Channel> channel_;
   std::shared_ptr<Lane> lane_;
   std::unique_ptr<net::Port> port_;
@@ -344,9 +285,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool parts_later_ = false;  // has left from inside an operation; of the thread that holds the lane
   mutable Mutex failure_mutex_;
   Status failure_ GUARDED_BY(failure_mutex_);
-  std::shared_ptr<bool> standing_ =
-      std::make_shared<bool>(true);  // until this rank leaves or fails; see Neighbours::meet
-  uint64_t monitored_ = 0;           // monitored barriers begun; of rank 0
+  std::shared_ptr<bool> standing_;  // until this rank leaves or fails; see SetUp::Made
+  uint64_t monitored_ = 0;          // monitored barriers begun; of rank 0
   std::atomic<std::chrono::milliseconds> doubt_{std::chrono::milliseconds(0)};
 
   Mutex lease_mutex_;
@@ -355,9 +295,6 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // what was asked for when the pool gave lease_
 };
 
-/// What a rank's plans go by. Where hosts have different numbers of ranks, the plan inside a host follows its own:
-/// nobody else has to agree.
-PlanFacts facts_of(const Topology& topology, int rank);
 /// Why a rank has given the group up, for the others; the first note stays. And what a peer wrote there, as printable
 /// text of bounded length.
 void write_note(kernel::FailureNote& note, Code code, const std::string& text);

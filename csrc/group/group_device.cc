@@ -7,6 +7,7 @@
 #include "group/device_side.h"
 #include "group/group.h"
 #include "group/store_exchange.h"
+#include "group/store_meeting.h"
 #include "memory/device_arena.h"
 
 namespace nvx {
@@ -56,7 +57,7 @@ bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher
     carry_on_without(error);
   }
   try {
-    if (topology_.hosts.size() > 1) agree_on_sides(store, /*has_one=*/side != nullptr);
+    if (topology().hosts.size() > 1) agree_on_sides(store, /*has_one=*/side != nullptr);
     device_side_ = std::move(side);
   } catch (const Error& error) {
     carry_on_without(error);
@@ -70,14 +71,14 @@ bool Group::open_device(Store& store, int device, const std::shared_ptr<Launcher
 /// What goes between hosts hangs on what is done inside them: throws Error where a host has no kernels, then on all
 /// ranks unless one has ended.
 void Group::agree_on_sides(Store& store, bool has_one) {
-  StoreExchange exchange(store, options_of({key("device/hosts"), rank(), size()}, timeout(),
+  StoreExchange exchange(store, options_of({members_.key("device/hosts"), rank(), size()}, timeout(),
                                            [this](int rank) { look_while_waiting(rank); }));
   const std::byte mine{has_one};
   const std::vector<std::vector<std::byte>> all = exchange.all_gather({&mine, 1});
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r].size() == 1 && all[r][0] == std::byte{1}) continue;
     throw Error(Code::kInvalid,
-                "nvx: the host of " + topology_.describe(int(r)) + " has no kernels, see the log there");
+                "nvx: the host of " + topology().describe(int(r)) + " has no kernels, see the log there");
   }
 }
 
@@ -88,17 +89,18 @@ void Group::look_while_waiting(int writer) {
   if (const Status alive = check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
   if (const int s = told_by(); s >= 0) {
     const std::string why = read_note(pad(s).header().failure), teller = rank_name(here()[size_t(s)]);
-    throw Error(Code::kPeerDied, "nvx: " + why + ", " + told_by_words(why, teller, topology_.describe(rank())));
+    throw Error(Code::kPeerDied, "nvx: " + why + ", " + told_by_words(why, teller, topology().describe(rank())));
   }
-  look_for_deaths(writer);
+  look_for_deaths(options_, writer);
 }
 
 bool Group::meet_to_connect(Store& store, const std::string& why_not) {
   constexpr std::chrono::milliseconds kMost{10'000};
   constexpr size_t kMostWords = 1024;
-  const std::string come = key("connect"), refusal = key("connect/refused"), decided = key("connect/decided");
+  const std::string come = members_.key("connect"), refusal = members_.key("connect/refused"),
+                    decided = members_.key("connect/decided");
   if (!why_not.empty()) {
-    const std::string note = topology_.describe(rank()) + " cannot: " + without_name(why_not);
+    const std::string note = topology().describe(rank()) + " cannot: " + without_name(why_not);
     store.set(refusal, {note.begin(), note.end()});
     throw Error(Code::kInvalid, why_not);
   }
@@ -116,7 +118,7 @@ bool Group::meet_to_connect(Store& store, const std::string& why_not) {
       return false;
     }
     const bool all = store.add(come, 0) >= size();
-    if ((all || deadline.passed(Clock::now())) && store.add(key("connect/decide"), 1) == 1) {
+    if ((all || deadline.passed(Clock::now())) && store.add(members_.key("connect/decide"), 1) == 1) {
       store.set(decided, {uint8_t(all)});
       continue;
     }
@@ -136,7 +138,7 @@ void Group::warn_of_missing(Store& store, const std::string& come, const Deadlin
   std::string missing;
   for (int r = 0; r < size(); ++r) {
     if (!store.get(come + "/" + std::to_string(r), std::chrono::milliseconds(0)))
-      missing += (missing.empty() ? "" : ", ") + topology_.describe(r);
+      missing += (missing.empty() ? "" : ", ") + topology().describe(r);
   }
   if (missing.empty()) missing = "all others at the same time";
   NVX_LOG(kWarn,
@@ -148,7 +150,7 @@ void Group::warn_of_missing(Store& store, const std::string& come, const Deadlin
 /// Throws Error, and then on all ranks unless one has ended.
 std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
                                                     const std::shared_ptr<Launcher>& launcher) {
-  const std::string where = key("device/" + std::to_string(topology_.host_of[size_t(rank())]));
+  const std::string where = members_.key("device/" + std::to_string(topology().host_of[size_t(rank())]));
   const std::vector<int> ranks = here();
   StoreExchange::Options speaks =
       options_of({where, seat(), seats()}, timeout(), [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); });
@@ -161,15 +163,15 @@ std::unique_ptr<DeviceSide> Group::make_device_side(Store& store, int device,
   options.ranks = seats();
   options.device = device;
   options.host = 1;  // all are on one
-  options.force = facts_.force;
-  options.one_shot_bytes = facts_.one_shot_bytes;
+  options.force = plan_facts().force;
+  options.one_shot_bytes = plan_facts().one_shot_bytes;
   options.first_epoch = options_.first_epoch;
   options.peers_gone = everybody_gone();
   options.pool_news = {
       [this](uint64_t bytes) { own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
       [this](int seat) { return pool_of(seat); }};
   options.name = name_of;
-  options.describe = [topology = topology_, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
+  options.describe = [topology = topology(), ranks](int s) { return topology.describe(ranks[size_t(s)]); };
   try {
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
@@ -196,7 +198,7 @@ std::optional<PoolStats> Group::pool_stats() const {
 uint64_t Group::pool_of(int seat) const {
   const kernel::PadHeader& header = pad(seat).header();
   const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
-  return header.group == id_ ? grown : 0;
+  return header.group == id() ? grown : 0;
 }
 
 Status Group::launch(std::span<const Operation* const> operations, void* stream, Begins begins) {
@@ -272,7 +274,7 @@ void Group::look_after_kernels(DeviceSide& kernels) {
 bool Group::waits_in_vain(const DeviceSide& kernels, int seat) const {
   if (seat == this->seat()) return false;
   const kernel::PadHeader& header = pad(seat).header();
-  if (header.group == id_ && header.presence.load() == kernel::Presence::kLeft)
+  if (header.group == id() && header.presence.load() == kernel::Presence::kLeft)
     return int64_t(kernels.launched() - header.launched.load(std::memory_order_acquire)) > 0 ||
            (kernels.may_be_replayed() &&
             int32_t(kernels.begun_epoch() - header.ended_epoch.load(std::memory_order_acquire)) > 0);

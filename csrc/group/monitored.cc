@@ -23,7 +23,7 @@ Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all
   const std::string me = "this is " + rank_name(rank()) + " in monitored_barrier of group " + name();
   if (rank() != 0) {
     if (check_in(rules) == Waited::kReached) return {};
-    const std::string waited = me + ", waited " + seconds(rules.deadline) + " for " + topology_.describe(0);
+    const std::string waited = me + ", waited " + seconds(rules.deadline) + " for " + topology().describe(0);
     if (failed()) return met_in(failure(), waited);
     return {Code::kTimeout,
             "nvx: Rank " + std::to_string(rank()) +
@@ -60,7 +60,7 @@ Status Group::came_not(const std::vector<int>& missing, bool all, const std::str
   std::string numbers, described;
   for (size_t i = 0; i < missing.size(); ++i) {
     numbers += (i ? ", " : "") + std::to_string(missing[i]);
-    if (i < kMostDescribed) described += (i ? ", " : "") + topology_.describe(missing[i]);
+    if (i < kMostDescribed) described += (i ? ", " : "") + topology().describe(missing[i]);
   }
   if (missing.size() > kMostDescribed) described += ", ...";
   const std::string head =

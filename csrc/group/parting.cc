@@ -49,7 +49,7 @@ void Group::warn_of_differing_calls() const {
   };
   const uint32_t own = last_of(seat());
   for (int s = 0; s < seats(); ++s) {
-    if (s == seat() || pad(s).header().group != id_) continue;
+    if (s == seat() || pad(s).header().group != id()) continue;
     const uint32_t theirs = last_of(s), both = int32_t(theirs - own) < 0 ? theirs : own;
     if (both == options_.first_epoch) continue;
     const uint32_t parted = where_they_parted(s, both);
@@ -57,7 +57,7 @@ void Group::warn_of_differing_calls() const {
     if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
     if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // it writes there again by now
     NVX_LOG(kWarn, "collective mismatch in group %s, noticed when it was left: %s. %s", name().c_str(),
-            contrast({topology_.describe(rank()), mine}, {describe_seat(s), other}).c_str(), kCallAlike);
+            contrast({topology().describe(rank()), mine}, {describe_seat(s), other}).c_str(), kCallAlike);
     return;
   }
 }

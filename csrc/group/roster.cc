@@ -48,7 +48,7 @@ void Group::tell_other_groups(Code code, const std::string& cause) {
   // What has come from group to group: where it began is what counts.
   const size_t root = cause.rfind(kBefore);
   const std::string trouble = root == std::string::npos
-                                  ? "group " + name() + " of " + topology_.describe(rank()) + " had failed: " + cause
+                                  ? "group " + name() + " of " + topology().describe(rank()) + " had failed: " + cause
                                   : cause.substr(root + sizeof kBefore - 1);
   const bool by_loss = code == Code::kPeerDied || code == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
@@ -61,7 +61,7 @@ std::vector<Group::Lost> Group::lost_ranks() {
   std::vector<Lost> lost;
   for (int s = 0; s < seats(); ++s) {
     if (s != seat() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere)
-      lost.push_back({.near = peers_[size_t(s)].get()});
+      lost.push_back({.near = members_.peers[size_t(s)].get()});
   }
   if (!port_) return lost;
   MutexLock lock(port_->mutex());
@@ -89,7 +89,7 @@ void Group::hear_of(const std::vector<Lost>& lost, Code code, const std::string&
 
 bool Group::fail_as_lost(const Lost& lost) {
   for (int s = 0; lost.near && s < seats(); ++s) {
-    if (s == seat() || peers_[size_t(s)].get() != lost.near ||
+    if (s == seat() || members_.peers[size_t(s)].get() != lost.near ||
         pad(s).header().presence.load() != kernel::Presence::kHere)
       continue;
     fail_as_gone(s);
@@ -112,7 +112,7 @@ bool Group::fail_as_lost(const Lost& lost) {
 int Group::seen_to_end(const std::string& why) const {
   constexpr std::chrono::milliseconds kMost{50};
   for (int s = 0; s < seats(); ++s) {
-    if (s == seat() || !why.starts_with(topology_.describe(here()[size_t(s)]) + kIsLost)) continue;
+    if (s == seat() || !why.starts_with(topology().describe(here()[size_t(s)]) + kIsLost)) continue;
     const auto here_still = [&] { return pad(s).header().presence.load() == kernel::Presence::kHere; };
     for (const auto end = Clock::now() + kMost; !dead(s) && here_still() && Clock::now() < end;)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -125,7 +125,7 @@ std::string Group::trouble_of(int rank) {
   std::string trouble;
   if (const int s = seat_of(rank); s >= 0) {
     const kernel::FailureNote& note = pad(s).header().trouble;
-    if (pad(s).header().group == id_ && note.readable()) trouble = read_note(note);
+    if (pad(s).header().group == id() && note.readable()) trouble = read_note(note);
   } else if (port_) {
     MutexLock lock(port_->mutex());
     trouble = port_->trouble(rank);

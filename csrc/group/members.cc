@@ -1,0 +1,62 @@
+#include "group/members.h"
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "group/store_meeting.h"
+#include "net/port.h"
+
+namespace nvx {
+
+using kernel::Presence;
+
+std::string Members::key(const std::string& what) const { return key_in(generation, what); }
+
+bool Members::gone(int seat) const {
+  if (dead(seat)) return true;
+  const kernel::PadHeader& header = pad(seat).header();
+  return header.group != id || header.presence.load() == Presence::kLeft;
+}
+
+std::function<bool()> Members::everybody_gone() const {
+  return [peers = peers, memory = memory, id = id, own = seat()] {
+    for (size_t r = 0; r < peers.size(); ++r) {
+      if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
+      const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();
+      const uint64_t group = header.group;
+      const bool of_this_group = group == id || group == 0;  // 0: it does not know its group's name yet
+      if (of_this_group && header.presence.load() == Presence::kHere) return false;
+    }
+    return true;
+  };
+}
+
+PlanFacts facts_of(const Topology& topology, int rank) {
+  PlanFacts facts;
+  facts.ranks = topology.hosts[size_t(topology.host_of[size_t(rank)])].size();
+  facts.hosts = topology.hosts.size();
+  facts.rails = topology.rails();
+  facts.world = topology.ranks.size();
+  facts.cores = topology.cores;
+  if (topology.l2_bytes) facts.l2_bytes = topology.l2_bytes;
+  if (topology.l3_bytes) facts.l3_bytes = topology.l3_bytes;
+  const bool no_one_shot = config().one_shot_bytes == 0;
+  if (config().algorithm == "pipelined" || no_one_shot) facts.force = PlanFacts::Force::kPipelined;
+  if (config().algorithm == "one_shot") facts.force = PlanFacts::Force::kOneShot;
+  facts.one_shot_bytes = size_t(std::max<int64_t>(config().one_shot_bytes, 0));
+  facts.lease_bytes = size_t(config().lease_kb) << 10;
+  return facts;
+}
+
+void tell_other_hosts(net::Port& port, const Topology& topology, Code code, const std::string& cause) {
+  MutexLock lock(port.mutex());
+  std::vector<int> ranks = port.acquaintances();
+  if (code != Code::kPeerFailed) {
+    for (const std::vector<int>& host : topology.hosts) ranks.push_back(host.front());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  port.poison(cause, ranks);
+}
+
+}  // namespace nvx

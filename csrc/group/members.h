@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "group/plan.h"
+#include "group/topology.h"
+#include "kernel/channel.h"
+#include "memory/neighbours.h"
+
+namespace nvx {
+
+namespace net {
+class Port;
+}
+
+/// Who the ranks of a group are, as one of them has met them, and where their memory is. Set-up makes it (setup.h);
+/// from then on it stays as it is.
+///
+/// A rank's seat is its index among the ranks of its host: what is shared inside the host is numbered by seat.
+struct Members {
+  int rank = 0;            ///< whose view this is
+  int64_t generation = 0;  ///< how often this rank has set the group up in its store, this time included
+  uint64_t id = 0;         ///< what the ranks of this group, and no other group, are known by
+  Topology topology;
+  PlanFacts facts;
+  std::shared_ptr<Neighbours> neighbours;
+  Span pad_span;                                  ///< of this rank, in its process's arena
+  std::vector<std::shared_ptr<Neighbour>> peers;  ///< by seat; null for ranks of this process
+  std::vector<kernel::PeerMemory> memory;         ///< by seat
+
+  /// What the ranks of this set-up, and of no other one, say to each other through the store.
+  std::string key(const std::string& what) const;
+
+  /// The ranks of this host, by seat.
+  const std::vector<int>& here() const { return topology.hosts[size_t(topology.host_of[size_t(rank)])]; }
+  int seat() const { return topology.seat_of[size_t(rank)]; }
+  int seats() const { return int(memory.size()); }
+  /// -1 for a rank of another host.
+  int seat_of(int other) const {
+    return topology.host_of[size_t(other)] == topology.host_of[size_t(rank)] ? topology.seat_of[size_t(other)] : -1;
+  }
+  kernel::Pad pad(int seat) const { return {memory[size_t(seat)].pad, memory.size()}; }
+  kernel::Pad own_pad() const { return pad(seat()); }
+  std::string describe_seat(int seat) const { return topology.describe(here()[size_t(seat)]); }
+
+  /// Whether the rank's process has ended; ...
+  bool dead(int seat) const { return peers[size_t(seat)] && peers[size_t(seat)]->dead(); }
+  /// ... or the rank has left the group.
+  bool gone(int seat) const;
+  /// Holds when no peer can touch any more what this rank exported for the group. May be asked when that is gone.
+  std::function<bool()> everybody_gone() const;
+};
+
+/// What a rank's plans go by. Where hosts have different numbers of ranks, the plan inside a host follows its own:
+/// nobody else has to agree.
+PlanFacts facts_of(const Topology& topology, int rank);
+
+/// Tells the ranks that this one has talked to, and one of each host, which tells the others of its host, why the group
+/// has failed here. Best effort. Who only passes on what it was told need not tell all hosts again.
+void tell_other_hosts(net::Port& port, const Topology& topology, Code code, const std::string& cause);
+
+}  // namespace nvx
