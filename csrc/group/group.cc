@@ -5,11 +5,9 @@
 #include "base/config.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "group/device_side.h"
 #include "group/mailbox.h"
-#include "group/roster.h"
-#include "group/setup.h"
 #include "group/spread.h"
+#include "group/store_meeting.h"
 #include "net/port.h"
 
 namespace nvx {
@@ -18,76 +16,7 @@ namespace {
 using kernel::Collective;
 using kernel::Presence;
 
-/// Spinning takes the core from the very rank that is waited for, where ranks outnumber cores.
-std::chrono::microseconds spin_of(const PlanFacts& facts) {
-  constexpr std::chrono::microseconds kMost{200};
-  if (config().spin_us >= 0) return std::chrono::microseconds(config().spin_us);
-  return facts.ranks > facts.cores ? std::chrono::microseconds(0) : kMost;
-}
-
 }  // namespace
-
-Group::Group(Store& store, const GroupOptions& options)
-    : options_(options),
-      fork_generation_(nvx::fork_generation()),
-      lane_(std::make_shared<Lane>()),
-      timeout_ms_((config().timeout.count() > 0 ? config().timeout : options.timeout).count()) {
-  SetUp set_up(store, options_);
-  SetUp::Made made = set_up.meet();
-  members_ = std::move(made.members);
-  port_ = std::move(made.port);
-  standing_ = std::move(made.standing);
-  try {
-    if (const auto spin = spin_of(plan_facts()); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
-    channel_ = std::make_unique<kernel::Channel>(seat(), members_.memory, options.first_epoch);
-    if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
-    mailbox_ = std::make_unique<Mailbox>(*this);
-  } catch (const std::exception& error) {
-    spread_.reset();
-    set_up.give_up({std::move(members_), std::move(port_), std::move(standing_)}, error);
-    throw;
-  }
-  if (port_) {
-    MutexLock lock(port_->mutex());
-    port_->on_failure([this](const net::Port::Failure& failure) { pass_on(failure); });
-  }
-  if (rank() == 0) {
-    NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
-            topology().describe().c_str(), topology().cores, topology().l3_bytes >> 10, kernel::level().name);
-    NVX_LOG(kInfo, "group %s: %s", name().c_str(),
-            explain(kernel::Collective::kAllReduce, 1 << 20, plan_facts()).c_str());
-  }
-  neighbours().leases().join(this);
-  Roster::here().join(*this);  // last: who joins is a whole group
-}
-
-Group::~Group() {
-  if (forked()) {
-    // All of this belongs to the parent: its memory is not mapped here, and its threads, which do not exist here, may
-    // hold its locks. It is left as it is.
-    new auto(std::move(lane_));
-    mailbox_.release();
-    spread_.release();
-    port_.release();
-    new auto(std::move(members_));
-    device_side_.release();
-    return;
-  }
-  Roster::here().leave(*this);
-  leave();
-  if (parts_later_) part();  // no operation has ended since
-  device_side_.reset();
-  mailbox_.reset();
-  spread_.reset();
-  port_.reset();
-  neighbours().leases().leave(this);
-  {
-    MutexLock lock(lease_mutex_);
-    if (lease_) neighbours().leases().bury(lease_, everybody_gone());
-    lease_ = {};
-  }
-  neighbours().arena().bury(members_.pad_span, everybody_gone());
-}
 
 std::chrono::milliseconds Group::span_of(std::chrono::milliseconds own) const {
   return own.count() > 0 && config().timeout.count() == 0 ? own : timeout();
@@ -437,6 +366,27 @@ int Group::told_by() const {
   return -1;
 }
 
+Status Group::look_around() {
+  if (forked()) return check_alive();
+  const bool looks = !closed();  // peers may use their memory again for something else
+  if (looks && !failed()) (void)told();
+  for (int s = 0; looks && s < seats() && !failed(); ++s) {
+    if (s != seat() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere) fail_as_gone(s);
+  }
+  return failed() ? failure() : Status();
+}
+
+void Group::look_while_waiting(int writer) {
+  if (port_ && port_->failed()) (void)told();
+  if (look_for_interrupt() || failed()) throw Error(failure().code(), failure().what());
+  if (const Status alive = check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
+  if (const int s = told_by(); s >= 0) {
+    const std::string why = read_note(pad(s).header().failure), teller = rank_name(here()[size_t(s)]);
+    throw Error(Code::kPeerDied, "nvx: " + why + ", " + told_by_words(why, teller, topology().describe(rank())));
+  }
+  look_for_deaths(options_, writer);
+}
+
 bool Group::look_for_interrupt() {
   if (forked() || !stop_wanted()) return false;
   (void)fail(Code::kInterrupted, stop_words() + " on " + topology().describe(rank()), "");
@@ -550,7 +500,7 @@ Status Group::fail(Code code, const std::string& cause, const std::string& conte
   }
   const Status first = failure_;
   lock.unlock();
-  if (DeviceSide* const kernels = kernels_.load(std::memory_order_acquire)) kernels->abort(first);
+  device_.abort(first);
   tell_other_hosts(code, told);
   tell_other_groups(code, told);
   lock.lock();

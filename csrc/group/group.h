@@ -12,6 +12,7 @@
 #include "base/mutex.h"
 #include "base/words.h"
 #include "group/engine.h"
+#include "group/group_device.h"
 #include "group/group_options.h"
 #include "group/members.h"
 #include "group/operation.h"
@@ -24,9 +25,6 @@
 
 namespace nvx {
 
-class DeviceSide;
-struct PoolStats;
-class Launcher;
 class Mailbox;
 class Spread;
 
@@ -99,32 +97,15 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
 
-  /// Makes this rank's end of what the ranks of its host do on GPUs among themselves, if that has not been tried: a
-  /// step of all ranks of the group together, on a thread whose current device this is. True if there are kernels for
-  /// that on all ranks; else tensors go through host memory, on all alike, and the log says why. launcher: who knows
-  /// the device's streams.
-  bool open_device(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(device_mutex_);
-  /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by seat. They
-  /// share the timeout of the first.
-  Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow);
-  /// What kernels find of the ranks' pools; nothing where there are none.
-  std::optional<PoolStats> pool_stats() const;
-  /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
-  Status look_at_kernels();
-  /// The algorithm of the kernel that carries an operation out.
-  const char* kernel_for(const Operation& operation) const;
-  /// Operations that kernels have been given, ever; and whether the device has ended the first so many of them well, as
-  /// far as it has told. Those of graphs do not count.
-  uint64_t kernels_launched() const;
-  bool kernels_ended_well(uint64_t launched) const;
-  /// Whether all ranks have come here, to open their devices before anything is called: those that were told which one.
-  /// Where some do not come for a while a warning names them, and the answer is no for all, also for those who come
-  /// later: the first collective opens then. why_not: this rank cannot; it and all who wait throw Error.
-  bool meet_to_connect(Store& store, const std::string& why_not);
+  /// What it does on GPUs.
+  GroupDevice& device() { return device_; }
 
   /// Fails the group if a rank of its host has ended, or any has said that it failed: for who waits for them outside of
   /// memory. Who has left looks at nobody.
   Status look_around();
+  /// The same for what waits for a rank in the store: throws Error where that has become pointless, as when the user
+  /// does not want it any more, or this rank has left.
+  void look_while_waiting(int writer);
 
   /// Counts an operation when it is issued, in the order of the program.
   uint64_t next_number() { return sequence_.fetch_add(1, std::memory_order_relaxed) + 1; }
@@ -177,7 +158,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
 
   /// How long a wait that has run out of time listens for a rank that knows better who is missing.
   void doubt(std::chrono::milliseconds span) { doubt_.store(span, std::memory_order_relaxed); }
-  /// Fails the group for what has become of a rank of another host.
+  /// Fails the group if a rank of this host has said why it failed.
+  bool fail_as_told();
+  /// Fails the group for what has become of a rank of this host, which has ended or left; ...
+  void fail_as_gone(int seat);
+  /// ... and of one of another host.
   Status fail_by_fate(const net::Port::Failure& fate);
   /// "rank 1", or where that is another one of the whole job, "rank 1 (global rank 3)".
   std::string rank_name(int rank) const { return nvx::rank_name(rank, options_.global_ranks); }
@@ -210,17 +195,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::function<bool()> everybody_gone() const { return members_.everybody_gone(); }
 
  private:
-  void look_while_waiting(int writer);
   Status carry_out(Operation& operation, Carrier carrier);
   Status refusal() const;
-  std::unique_ptr<DeviceSide> make_device_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
-  void agree_on_sides(Store& store, bool has_one);
-  uint64_t pool_of(int seat) const;
-  void watch_kernels();
-  bool part_from_kernels();
-  bool waits_in_vain(const DeviceSide& kernels, int seat) const;
-  void look_after_kernels(DeviceSide& kernels);
-  static bool kernels_need_watching(const std::weak_ptr<Group>& group);
   void part();
   void warn_of_differing_calls() const;
   size_t staged_bytes(const Operation& operation) const;
@@ -237,14 +213,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
   void tell_other_hosts(Code code, const std::string& cause);
   void tell_other_groups(Code code, const std::string& cause);
-  void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
   std::vector<Lost> lost_ranks();
   bool fail_as_lost(const Lost& lost);
   std::string trouble_of(int rank);
   int seen_to_end(const std::string& why) const;
   std::string silence_of(int rank);
-  bool fail_as_told();
-  void fail_as_gone(int seat);
   void fail_as_left(int rank);
   /// Of monitored barriers: the last one that rank 0 has begun, and the last one from which it has let all go.
   struct Turns {
@@ -270,11 +243,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::unique_ptr<Spread> spread_;  // with the port
   std::unique_ptr<Mailbox> mailbox_;
 
-  Mutex device_mutex_;                         // held while the device is opened
-  int device_ GUARDED_BY(device_mutex_) = -1;  // that was asked for first
-  std::unique_ptr<DeviceSide> device_side_;    // once made, it stays
-  std::atomic<DeviceSide*> kernels_{nullptr};  // it, when it is made
-  std::atomic<bool> watched_{false};           // a job of the pool looks after the kernels in flight
+  GroupDevice device_;
 
   Courtesy courtesy_;
   std::unique_ptr<Patience> patience_;  // null: never spin

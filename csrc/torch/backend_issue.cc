@@ -326,7 +326,7 @@ std::string ProcessGroupNVX::profiled_as(TensorOperation& c) {
   ask_relays(c);
   switch (c.route()) {
     case Route::kDelegate: return "nvx:handed_over";
-    case Route::kKernels: return std::string("nvx:by_kernels:") + group_->kernel_for(c.operation);
+    case Route::kKernels: return std::string("nvx:by_kernels:") + group_->device().kernel_for(c.operation);
     case Route::kRelay: return "nvx:by_kernels_and_host_memory";
     default: return "nvx:through_host_memory";
   }

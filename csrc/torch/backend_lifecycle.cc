@@ -122,7 +122,7 @@ void ProcessGroupNVX::waitForPendingWorks() {
 
 c10d::ErrorType ProcessGroupNVX::getError() {
   origin_.check(rank_);
-  (void)group_->look_at_kernels();
+  (void)group_->device().look();
   const auto all = groups();
   const auto failed = std::find_if(all.begin(), all.end(), [](const auto& group) { return group->failed(); });
   if (failed == all.end()) return c10d::ErrorType::SUCCESS;
@@ -280,7 +280,7 @@ void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
   }
   try {
     TorchStore store(store_, size_);
-    if (!group_->meet_to_connect(store, why_not)) return;
+    if (!group_->device().meet_to_connect(store, why_not)) return;
   } catch (const Error& error) {
     raise_interrupt();
     if (!why_not.empty()) throw_argument_error(error.what());
@@ -313,7 +313,7 @@ at::Tensor ProcessGroupNVX::allocateTensor(long size, at::TensorOptions options)
 
 std::optional<PoolStats> ProcessGroupNVX::pool_stats() {
   origin_.check(rank_);
-  return group_->pool_stats();
+  return group_->device().pool_stats();
 }
 
 }  // namespace nvx

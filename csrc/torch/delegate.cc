@@ -117,7 +117,7 @@ void Delegate::say(const std::string& why_not) const {
 
 Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
   NVX_TRY(group_->check_alive());
-  NVX_TRY(group_->look_at_kernels());
+  NVX_TRY(group_->device().look());
   if (lane_group_->failed()) {
     const Status first = lane_group_->failure();
     return fail(first.code(), without_name(first.what()));

@@ -105,7 +105,7 @@ bool KernelPath::open(at::Device device) {
   const c10::OptionalDeviceGuard on(device);
   shared_ = SharedStreams::join(group_->id());  // before any rank can make its next call
   TorchStore store(store_, group_->size());
-  const bool yes = group_->open_device(store, device.index(), launcher_);
+  const bool yes = group_->device().open(store, device.index(), launcher_);
   if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
   return yes;
 }
@@ -137,7 +137,7 @@ Status KernelPath::launch(TensorOperations& collectives, Transit& transit, uint6
     Operations operations;
     for (const TensorOperation& c : all) operations.push_back(&c.operation);
     const Status status = launch_kernels(operations, target);
-    if (target.capture == 0) *ended_at = group_->kernels_launched();  // nobody else launches meanwhile
+    if (target.capture == 0) *ended_at = group_->device().launched();  // nobody else launches meanwhile
     return status;
   });
 }
@@ -171,7 +171,7 @@ Status KernelPath::launch(TensorOperations& collectives, Transit& transit, const
 
 Status KernelPath::launch_kernels(const Operations& operations, const Target& target) {
   const Begins begins = target.capture != 0 ? Begins::kInReplays : Begins::kNow;
-  return group_->launch({operations.data(), operations.size()}, target.native, begins);
+  return group_->device().launch({operations.data(), operations.size()}, target.native, begins);
 }
 
 /// Begins it behind what was begun last, whatever stream that was on.
@@ -227,7 +227,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
     for (const TensorOperation& c : work->collectives_) operations.push_back(&c.operation);
   }
   Status outcome;
-  uint64_t ended_at = group_->kernels_launched();
+  uint64_t ended_at = group_->device().launched();
   try {
     if (first.capture() != 0 && capture_of(first.stream()) != first.capture()) {
       outcome = Status(Code::kInvalid,
@@ -292,20 +292,20 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   path_->note_wait(*transit_, facts_.sequence);
   if (!outcome_.ok()) raise(outcome_);
   if (timeout.count() > 0 && transit_->capture() == 0) wait_there(timeout);
-  const Status status = group_->look_at_kernels();
+  const Status status = group_->device().look();
   if (!status.ok() && !has_ended_well()) raise(status);
   return true;
 }
 
 /// Nothing that fails later, or was called later, changes this.
 bool LaunchedWork::has_ended_well() const {
-  return outcome_.ok() && ended_at_ != 0 && group_->kernels_ended_well(ended_at_);
+  return outcome_.ok() && ended_at_ != 0 && group_->device().ended_well(ended_at_);
 }
 
 /// Waits until it has ended on the device, or has failed.
 void LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
-  for (int looks = 0; !is_there() && group_->look_at_kernels().ok(); ++looks) {
+  for (int looks = 0; !is_there() && group_->device().look().ok(); ++looks) {
     if (limit.passed(Clock::now())) raise_late(facts_.title, *group_, timeout);
     group_->look_for_interrupt();
     raise_interrupt();
@@ -325,7 +325,7 @@ std::exception_ptr LaunchedWork::exception() const {
 Status LaunchedWork::failure() const {
   if (NvxWork::exception()) return NvxWork::failure();
   if (!closed_.load(std::memory_order_acquire)) return {};
-  const Status status = group_->look_at_kernels();
+  const Status status = group_->device().look();
   return status.ok() || has_ended_well() ? Status() : status;
 }
 

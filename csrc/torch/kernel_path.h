@@ -84,7 +84,7 @@ class KernelPath {
   bool may_serve(c10::DeviceIndex device) const;
 
   /// Begins collectives on the stream of the transit, behind what was begun on other streams and what was put off. The
-  /// host waits for nothing. ended_at: gets the number that Group::kernels_ended_well() takes for these; it stays 0 in
+  /// host waits for nothing. ended_at: gets the number that GroupDevice::ended_well() takes for these; it stays 0 in
   /// captures, where nobody counts.
   Status launch(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) EXCLUDES(mutex_);
   /// The same, but begin_them() begins them. The stream is the current one meanwhile.

@@ -136,7 +136,7 @@ class StreamRelay final : public Relay {
     NVX_TRY(launcher_->follow(target));
     c10::SmallVector<const Operation*, kernel::kLaunchJobs> all;
     for (const Operation& operation : operations) all.push_back(&operation);
-    const Status status = group_->launch({all.data(), all.size()}, target.native);
+    const Status status = group_->device().launch({all.data(), all.size()}, target.native);
     const Status noted = launcher_->note(target);  // also where it was refused
     NVX_TRY(status);
     return noted;
@@ -145,9 +145,9 @@ class StreamRelay final : public Relay {
   std::optional<Status> look(const Slot& slot, const Deadline& deadline) {
     const BesideCaptures beside;
     if (group_->failed()) return group_->failure();
-    if (slot.come_down.query()) return group_->look_at_kernels();
+    if (slot.come_down.query()) return group_->device().look();
     if (!deadline.passed(Clock::now())) return std::nullopt;
-    if (const Status verdict = group_->look_at_kernels(); !verdict.ok()) return verdict;
+    if (const Status verdict = group_->device().look(); !verdict.ok()) return verdict;
     return group_->fail(Code::kTimeout,
                         kernels_.device().str() + " of " + group_->topology().describe(group_->rank()) +
                             " has not done its part of " + nvx::name(collective_) + " of group " + group_->name() +
@@ -176,7 +176,7 @@ bool RelayPath::agree_to_serve(Group& group, const Operation& operation, at::Dev
     const BesideCaptures beside;
     const c10::OptionalDeviceGuard on(device);
     TorchStore store(store_, group.size());
-    const bool opened = group.open_device(store, device.index(), launcher_);
+    const bool opened = group.device().open(store, device.index(), launcher_);
     if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
     return opened;
   });

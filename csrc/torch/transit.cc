@@ -252,7 +252,7 @@ std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
     if (behind_) back.record(tracks_.up), back.block(tracks_.down);
     fill(*std::exchange(later_, std::nullopt), tracks_.down);
   }
-  if (!later_ && arrived_.query()) return group.look_at_kernels();  // whose results may be what has just arrived
+  if (!later_ && arrived_.query()) return group.device().look();  // whose results may be what has just arrived
   if (!deadline.passed(Clock::now())) return std::nullopt;
   return group.fail(Code::kTimeout,
                     tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
