@@ -86,6 +86,7 @@ class Gate:
     asks: str
     tools: tuple = ()  # without which it is skipped
     extras: tuple = ()  # with which it sees more
+    usual: bool = True  # else it runs only where it is named
 
 
 def shut_if(breaches, what):

@@ -85,15 +85,27 @@ def resource_breaches(entries):
     return found
 
 
-def cuda(context):
-    """Built by CMake and without it, for one architecture; compiled for every one, to look into."""
+def find_nvcc():
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if not nvcc:
         raise Skipped("there is no nvcc here")
+    return nvcc
+
+
+def by_hand(context):
+    """All that `nvx gpucheck` builds where there is no CMake."""
+    if not importlib.util.find_spec("torch"):
+        raise Skipped("this python has no torch")
+    return without_cmake(context, pathlib.Path(find_nvcc()), ("program", "kernels", "staged"))
+
+
+def cuda(context):
+    """Built by CMake and without it, for one architecture; compiled for every one, to look into."""
+    nvcc = find_nvcc()
     folder = context.build_dir / "cuda"
     told = [by_cmake(context, folder)]
     folder.mkdir(parents=True, exist_ok=True)
-    told.append(without_cmake(context, pathlib.Path(nvcc)))
+    told.append(without_cmake(context, pathlib.Path(nvcc), ("program",)))
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         found = list(pool.map(lambda arch: assemble(context, folder, nvcc, arch), ARCHITECTURES))
     entries = [entry for _, some in found for entry in some]
@@ -125,8 +137,8 @@ print(sys.modules["nvx._C"].build_info()["cuda"])
 """
 
 
-def without_cmake(context, nvcc):
-    """What `nvx gpucheck` does where there is no CMake, and how long it takes: all that it builds can be started."""
+def without_cmake(context, nvcc, names):
+    """What `nvx gpucheck` does where there is no CMake, and how long it takes: what it builds can be started."""
     package = context.root / "python"
     if str(package) not in sys.path:
         sys.path.insert(0, str(package))
@@ -136,7 +148,6 @@ def without_cmake(context, nvcc):
         from nvx.gpucheck.steps import Steps
     folder = context.build_dir / "without_cmake"
     folder.mkdir(parents=True, exist_ok=True)
-    names = build.TARGETS if importlib.util.find_spec("torch") else ("program",)
     wanted = {what: build.place_of(what, folder) for what in names}
     toolkit = build.toolkit_of(nvcc)
     job = by_hand.Job(context.root, folder, nvcc, toolkit, [BUILT_FOR], wanted, by_hand.find_ucx())
@@ -154,7 +165,7 @@ def without_cmake(context, nvcc):
     told = f"without CMake {seconds:.0f} s on {context.jobs} cores"
     if seconds * context.jobs > MOST_CORE_SECONDS:
         raise Failed(f"{told}: even eight would take more than the 4 minutes that `nvx gpucheck` has for it")
-    return told if len(wanted) > 1 else f"{told}, the program alone: this python has no torch"
+    return told
 
 
 def assemble(context, folder, nvcc, arch):
