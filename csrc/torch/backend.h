@@ -107,12 +107,19 @@ class ProcessGroupNVX final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
   void abort() override;
   void shutdown() override;
+  /// abort() without its hooks: what is called off for this reason is no failure.
+  void call_off(const std::string& why);
 
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) override;
   void registerAbortHook(int64_t id, c10d::AbortHook hook) override;
   void unregisterAbortHook(int64_t id) override;
+#endif
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  /// These two say how to make a group that has them: see reconfigurable.h.
+  std::string get_reconfigure_handle() const override;
+  IntrusiveWork reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   bool supportsAbortHooks() const override { return true; }

@@ -141,8 +141,14 @@ void ProcessGroupNVX::abort() {
   if (origin_.elsewhere()) return;
   failure_told_.store(true);
   if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
-  group_->abort("");  // before groups() is asked: see device_group()
-  for (const auto& group : groups()) group->abort("");
+  call_off("");
+}
+
+void ProcessGroupNVX::call_off(const std::string& why) {
+  if (origin_.elsewhere()) return;
+  failure_told_.store(true);
+  group_->abort(why);  // before groups() is asked: see device_group()
+  for (const auto& group : groups()) group->abort(why);
   if (delegate_) delegate_->abort();  // before catch_up(), whose lock may be held by who is in a call of the delegate
   kernels_->catch_up();               // what was put off is refused now, and its works say so
 }

@@ -17,6 +17,7 @@
 #include "torch/inspect.h"
 #include "torch/interrupt.h"
 #include "torch/null_backend.h"
+#include "torch/reconfigurable.h"
 #include "torch/registry.h"
 
 namespace nvx {
@@ -119,19 +120,34 @@ py::dict build_info() {
   return info;
 }
 
+/// Raises where the backend is not nvx's.
+void check_is_nvx(const c10::intrusive_ptr<c10d::Backend>& backend, const char* asked) {
+  const std::string name = backend ? backend->getBackendName() : "none";
+  TORCH_CHECK_VALUE(name == "nvx", asked, ": the backend of this group is ", name, ", not nvx");
+}
+
 void set_timeout(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds timeout) {
-  auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
-  TORCH_CHECK_VALUE(nvx, "nvx.set_timeout: the backend of this group is ", backend ? backend->getBackendName() : "none",
-                    ", not nvx");
-  nvx->setTimeout(timeout);
+  check_is_nvx(backend, "nvx.set_timeout");
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  if (auto* changing = dynamic_cast<Reconfigurable*>(backend.get())) return changing->setTimeout(timeout);
+#endif
+  dynamic_cast<ProcessGroupNVX&>(*backend).setTimeout(timeout);
+}
+
+std::optional<PoolStats> pool_stats_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  check_is_nvx(backend, "nvx.pool_stats");
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  if (auto* changing = dynamic_cast<Reconfigurable*>(backend.get())) {
+    const auto standing = changing->standing();
+    return standing ? standing->pool_stats() : std::nullopt;
+  }
+#endif
+  return dynamic_cast<ProcessGroupNVX&>(*backend).pool_stats();
 }
 
 /// {grown, used, mapped by rank, direct}, or None where no kernels serve the group.
 py::object pool_stats(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  auto* nvx = dynamic_cast<ProcessGroupNVX*>(backend.get());
-  TORCH_CHECK_VALUE(nvx, "nvx.pool_stats: the backend of this group is ", backend ? backend->getBackendName() : "none",
-                    ", not nvx");
-  const std::optional<PoolStats> stats = nvx->pool_stats();
+  const std::optional<PoolStats> stats = pool_stats_of(backend);
   if (!stats) return py::none();
   py::dict told;
   told["grown"] = stats->grown;
@@ -141,8 +157,34 @@ py::object pool_stats(const c10::intrusive_ptr<c10d::Backend>& backend) {
   return told;
 }
 
-py::object mem_allocator(ProcessGroupNVX&) {
+py::object mem_allocator() {
   return py::module_::import("nvx.pool").attr("allocator")(c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
+}
+
+/// How Python makes a group, and what it asks it beyond what it asks every backend.
+template <class Group>
+void define_group(Class<Group, c10d::Backend>& group) {
+  group
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                       const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
+             const py::gil_scoped_release unlocked;  // a call_guard would last while pybind11 lists the object
+             return c10::make_intrusive<Group>(store, rank, size, options);
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = py::none())
+      .def_property_readonly(
+          "options",
+          [](Group& self) {
+            py::gil_scoped_release unlocked;  // Python's lock is taken last, or alone
+            return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
+          })
+      .def("get_error", &Group::getError, py::call_guard<py::gil_scoped_release>())
+      .def("_set_default_timeout", &Group::setTimeout, py::arg("timeout"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly(
+          "mem_allocator", [](Group&) { return mem_allocator(); }, "What torch.cuda.MemPool takes.")
+      .def("comm_split_count", [](Group&) { return 0; })
+      .def(
+          "perform_nocolor_split", [](Group&, const py::object&) {}, py::arg("device"),
+          "Members of a split make a communicator of their own; the others have nothing to do.");
 }
 
 /// For the bench: the seconds of one round of a flag between two ranks, negative when the other one does not answer.
@@ -226,27 +268,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("__deepcopy__", [](const ProcessGroupNVX::Options& self, const py::dict&) {
         return c10::make_intrusive<ProcessGroupNVX::Options>(self);
       });
-  group
-      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                       const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
-             const py::gil_scoped_release unlocked;  // a call_guard would last while pybind11 lists the object
-             return c10::make_intrusive<ProcessGroupNVX>(store, rank, size, options);
-           }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = py::none())
-      .def_property_readonly(
-          "options",
-          [](ProcessGroupNVX& self) {
-            py::gil_scoped_release unlocked;  // Python's lock is taken last, or alone
-            return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
-          })
-      .def("get_error", &ProcessGroupNVX::getError, py::call_guard<py::gil_scoped_release>())
-      .def("_set_default_timeout", &ProcessGroupNVX::setTimeout, py::arg("timeout"),
-           py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("mem_allocator", &mem_allocator, "What torch.cuda.MemPool takes.")
-      .def("comm_split_count", [](ProcessGroupNVX&) { return 0; })
-      .def(
-          "perform_nocolor_split", [](ProcessGroupNVX&, const py::object&) {}, py::arg("device"),
-          "Members of a split make a communicator of their own; the others have nothing to do.");
+  define_group(group);
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  Class<Reconfigurable, c10d::Backend> reconfigurable(m, "Reconfigurable");
+  define_group(reconfigurable);
+#endif
   Class<NullBackend, c10d::Backend>(m, "NullBackend", "Does nothing at all: what torch itself costs a call.")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>&, int rank, int size) {
              return c10::make_intrusive<NullBackend>(rank, size);

@@ -98,7 +98,10 @@ def _options(given, group):
 
 def _create(group, pg_options):
     """What torch calls to make a group: `group` is a c10d DistributedBackendOptions."""
-    return _load().ProcessGroupNVX(group.store, group.group_rank, group.group_size, _options(pg_options, group))
+    options = _options(pg_options, group)
+    wanted = (getattr(asked, "enable_reconfigure", False) for asked in (group, pg_options))  # from torch 2.15 on
+    kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX
+    return kind(group.store, group.group_rank, group.group_size, options)
 
 
 def _devices():

@@ -1,0 +1,531 @@
+"""Groups whose ranks change: init_process_group(enable_reconfigure=True) and dist._reconfigure, from torch 2.15 on."""
+
+import gc
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import BACKEND, OVER_NVX, SEVERAL_HOSTS, eventually, only_nvx
+
+pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure")
+
+# --- the ranks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(ranks):
+    """Runs a body in every rank, without a group, over a store that outlives any of them."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def run(body, world, **settings):
+        return ranks.run(body, world=world, kind="bare", port=server.port, **settings)
+
+    return run
+
+
+def connect(port):
+    return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+
+
+def begin(store, rank, world, seconds=20.0, **options):
+    """A default group that has yet to be reconfigured."""
+    options.setdefault("enable_reconfigure", True)
+    timeout = timedelta(seconds=seconds)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world, timeout=timeout, **options)
+
+
+def exchange(store, what, rank, ranks):
+    """The handles of these ranks, in this order."""
+    store.set(f"{what}/{rank}", dist._get_reconfigure_handle())
+    return [store.get(f"{what}/{r}").decode() for r in ranks]
+
+
+def reconfigure(uuid, handles, seconds=20.0):
+    return dist._reconfigure(uuid=uuid, handles=handles, timeout=timedelta(seconds=seconds))
+
+
+def come_together(store, what, count):
+    store.add(what, 1)
+    eventually(lambda: store.add(what, 0) >= count, 20)
+
+
+def here():
+    return dist.get_rank(), dist.get_world_size()
+
+
+def check_group(rank, size):
+    """That this is the rank, and that all ranks of the group can talk."""
+    assert here() == (rank, size)
+    assert (dist.group.WORLD.rank(), dist.group.WORLD.size()) == (rank, size)
+    total = torch.full((1000,), float(rank + 1))
+    dist.all_reduce(total)
+    assert total.unique().tolist() == [size * (size + 1) / 2]
+    parts = [torch.zeros(1) for _ in range(size)]
+    dist.all_gather(parts, torch.tensor([float(rank)]))
+    assert torch.cat(parts).tolist() == list(range(size))
+    got = torch.full((3,), -1.0)
+    if size > 1:
+        ahead = dist.isend(torch.full((3,), float(rank)), (rank + 1) % size)
+        dist.recv(got, (rank - 1) % size)
+        ahead.wait()
+        assert got.unique().tolist() == [(rank - 1) % size]
+    dist.barrier()
+
+
+# --- how ranks are given ----------------------------------------------------------------------------------------------
+
+
+def in_a_list(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    assert dist._supports_reconfigure() and here() == (rank, world)
+    for call in (lambda: dist.all_reduce(torch.ones(2)), dist.barrier, lambda: dist.send(torch.ones(1), 1 - rank % 2)):
+        with pytest.raises(RuntimeError, match=r"has not been initialized.*Call reconfigure\(\)"):
+            call()
+    before = dist._get_reconfigure_handle()
+    handles = exchange(store, "first", rank, range(world))
+    work = reconfigure(1, handles[::-1])
+    assert work.wait() and work.is_completed() and work.is_success()
+    check_group(world - 1 - rank, world)
+    assert dist._get_reconfigure_handle() != before
+    with pytest.raises(RuntimeError, match="not .*(among|part of)"):
+        reconfigure(2, handles)
+    check_group(world - 1 - rank, world)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_list_gives_ranks_by_position(started, world):
+    started(in_a_list, world)
+
+
+def in_a_set(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    assert reconfigure(1, set(exchange(store, "first", rank, range(world)))).wait()
+    check_group(rank, world)
+    turned = (rank + 1) % world
+    handles = exchange(store, "second", rank, range(world))
+    assert reconfigure(2, [handles[(r - 1) % world] for r in range(world)]).wait()
+    check_group(turned, world)
+    assert reconfigure(3, set(exchange(store, "third", rank, range(world)))).wait()
+    check_group(turned, world)  # they keep their order
+
+
+def test_a_set_keeps_the_order_of_ranks(started):
+    started(in_a_set, 3)
+
+
+def in_a_set_of_many(rank, world, port):
+    store = connect(port)
+    number = [2, 10, 9][rank]  # numbers that are not in the order of their texts
+    begin(store, number, 100)
+    assert reconfigure(1, set(exchange(store, "first", rank, range(world)))).wait()
+    check_group([0, 2, 1][rank], world)
+
+
+@only_nvx
+def test_a_set_is_in_the_order_of_numbers(started):
+    started(in_a_set_of_many, 3)
+
+
+def in_many_turns(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    for turn in range(8):
+        handles = exchange(store, f"turn {turn}", rank, range(world))
+        size = world - turn % 2  # every second group is without the last of them
+        order = [(r + turn) % world for r in range(size)]
+        if rank in order:
+            assert reconfigure(turn, [handles[r] for r in order]).wait()
+            check_group(order.index(rank), size)
+        come_together(store, f"end of turn {turn}", world)
+
+
+def test_again_and_again(started):
+    started(in_many_turns, 3)
+
+
+# --- ranks that go and come -------------------------------------------------------------------------------------------
+
+
+def without_the_dead(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    assert reconfigure(1, exchange(store, "first", rank, range(world))).wait()
+    check_group(rank, world)
+    handles = exchange(store, "second", rank, range(world))
+    store.set(f"pid {rank}", str(os.getpid()))
+    pids = [store.get(f"pid {r}").decode() for r in range(world)]
+    come_together(store, "all know", world)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError):
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(2))
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        reconfigure(2, handles, seconds=3).wait()
+    if OVER_NVX:
+        assert "rank 1" in str(raised.value) and f"pid {pids[1]}" in str(raised.value)
+        assert time.monotonic() - began < (8 if SEVERAL_HOSTS else 2.5)
+        with pytest.raises(RuntimeError, match=r"has not been initialized.*failed.*rank 1"):
+            dist.all_reduce(torch.ones(2))
+    assert here() == (rank, world)  # a reconfigure that fails changes nothing
+    left = [r for r in range(world) if r != 1]
+    assert reconfigure(3, exchange(store, "third", rank, left)).wait()
+    check_group(left.index(rank), len(left))
+
+
+def test_survivors_go_on_without_the_dead(started):
+    started(without_the_dead, 3, dies=(1,))
+
+
+def with_a_newcomer(rank, world, port):
+    """Rank 1 dies, and the last process takes its place."""
+    store = connect(port)
+    newcomer = rank == world - 1
+    if not newcomer:
+        begin(store, rank, world - 1)
+        assert reconfigure(1, exchange(store, "first", rank, range(world - 1))).wait()
+        check_group(rank, world - 1)
+        come_together(store, "all have checked", world - 1)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RuntimeError):
+            for _ in range(1000):
+                dist.all_reduce(torch.ones(2))
+    else:
+        eventually(lambda: store.add("all have checked", 0) == world - 1, 30)
+        begin(store, 1, world - 1)
+    left = [r for r in range(world) if r != 1]
+    assert reconfigure(2, exchange(store, "second", rank, left)).wait()
+    check_group(left.index(rank), len(left))
+    assert reconfigure(3, set(exchange(store, "third", rank, left))).wait()
+    check_group(left.index(rank), len(left))
+    group = dist.new_group(list(range(len(left))))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert total.item() == len(left)
+
+
+def test_a_newcomer_takes_the_place_of_the_dead(started):
+    started(with_a_newcomer, 4, dies=(1,))
+
+
+def newcomers_last(rank, world, port):
+    store = connect(port)
+    old = [1, 2]
+    if rank in old:
+        begin(store, rank, 3)
+        assert reconfigure(1, exchange(store, "first", rank, old)).wait()
+        check_group(rank - 1, 2)
+    else:
+        begin(store, 0, 3)
+    assert reconfigure(2, set(exchange(store, "second", rank, range(world)))).wait()
+    check_group([2, 0, 1][rank], 3)
+
+
+@only_nvx
+def test_in_a_set_those_that_were_there_come_first(started):
+    started(newcomers_last, 3)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def refused(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    assert reconfigure(1, exchange(store, "first", rank, range(world))).wait()
+    handles = exchange(store, "second", rank, range(world))
+    own = handles[rank]
+    for uuid, given, words in (
+        (2, [h for h in handles if h != own], "not .*(among|part of)"),
+        (2, [], "handle"),
+        (2, [own, own], "twice|unique"),
+        (2, [own, "garbage"], "(no|Invalid) .*handle.*garbage"),
+        (2, [own, "nccl2:1:-1:7:127.0.0.1:29500"], "(no|Invalid) .*handle.*nccl2"),
+        (2, [own, own + "\x1b[2J\n"], "handle"),
+        (2, [own, own.rpartition(":")[0].rpartition(":")[0]], "handle"),
+        (1, handles, "uuid 1 was already used"),
+    ):
+        with pytest.raises(RuntimeError, match=words) as raised:
+            reconfigure(uuid, given)
+        assert isinstance(raised.value, ValueError) and "\x1b" not in str(raised.value)
+        assert dist._get_reconfigure_handle() == own
+    check_group(rank, world)
+    assert reconfigure(2, handles).wait()  # what was refused has used nothing up
+    check_group(rank, world)
+
+
+@only_nvx
+def test_bad_arguments_leave_the_group_as_it_is(started):
+    started(refused, 2)
+
+
+def used_before(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    assert reconfigure(7, exchange(store, "first", rank, range(world))).wait()
+    check_group(rank, world)
+    come_together(store, "all have checked", world)
+    dist.destroy_process_group()
+    begin(store, rank, world)
+    handles = exchange(store, "second", rank, range(world))
+    with pytest.raises(RuntimeError, match="uuid 7 was already used in this store.*Next: .*uuid that is new"):
+        reconfigure(7, handles)
+    assert reconfigure(8, handles).wait()
+    check_group(rank, world)
+
+
+@only_nvx
+def test_a_uuid_that_other_groups_have_used(started):
+    started(used_before, 2)
+
+
+def of_two_minds(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    handles = exchange(store, "first", rank, range(world))
+    if rank == 0:
+        work = reconfigure(1, handles, seconds=2)
+        come_together(store, "rank 0 has called", world)
+        with pytest.raises(RuntimeError, match="rank 1"):
+            work.wait()
+    else:
+        come_together(store, "rank 0 has called", world)
+        with pytest.raises(RuntimeError, match="uuid 1 was already used.*another order"):
+            reconfigure(1, handles[::-1])
+    assert reconfigure(2, handles).wait()
+    check_group(rank, world)
+
+
+@only_nvx
+def test_lists_that_differ_are_told_apart(started):
+    started(of_two_minds, 2)
+
+
+def late(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    handles = exchange(store, "first", rank, range(world))
+    store.set(f"pid {rank}", str(os.getpid()))
+    missing = f"rank 2 is pid {store.get('pid 2').decode()} on host "
+    if rank != 2:
+        began = time.monotonic()
+        with pytest.raises(dist.DistBackendError) as raised:
+            reconfigure(1, handles, seconds=1.5).wait()
+        assert missing in str(raised.value) and "Next: " in str(raised.value)
+        assert time.monotonic() - began < 8
+    come_together(store, "time is up", world)
+    if rank == 2:
+        with pytest.raises(dist.DistBackendError, match="gave up"):
+            reconfigure(1, handles, seconds=20).wait()
+    assert reconfigure(2, handles).wait()
+    check_group(rank, world)
+
+
+@only_nvx
+def test_who_does_not_come_is_named(started):
+    started(late, 3)
+
+
+def ordinary(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world, enable_reconfigure=False)
+    assert not dist._supports_reconfigure()
+    for call in (dist._get_reconfigure_handle, lambda: reconfigure(1, ["x"])):
+        with pytest.raises(RuntimeError, match=r"Next: init_process_group\(\"nvx\", enable_reconfigure=True\)"):
+            call()
+    check_group(rank, world)
+
+
+@only_nvx
+def test_an_ordinary_group_says_how_to_make_one_that_changes(started):
+    started(ordinary, 2)
+
+
+# --- the work, and the group that was there ---------------------------------------------------------------------------
+
+
+def not_waited_for(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    handles = exchange(store, "first", rank, range(world))
+    if rank == 0:
+        work = reconfigure(1, handles)
+        time.sleep(0.3)
+        assert not work.is_completed() and here() == (0, world)
+        with pytest.raises(RuntimeError, match="timed out.*goes on"):
+            work.wait(timedelta(milliseconds=50))
+        with pytest.raises(RuntimeError, match="being reconfigured already"):
+            reconfigure(2, handles)
+        come_together(store, "rank 0 has looked", world)
+        check_group(0, world)  # which waits for it
+        work.get_future().wait()
+        assert work.is_completed() and work.result() == []
+    else:
+        come_together(store, "rank 0 has looked", world)
+        reconfigure(1, handles)
+        check_group(1, world)
+
+
+@only_nvx
+def test_whoever_asks_for_the_group_waits_for_it(started):
+    started(not_waited_for, 2)
+
+
+def called_off(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    handles = exchange(store, "first", rank, range(world))
+    if rank == 0:
+        work = reconfigure(1, handles)
+        began = time.monotonic()
+        dist.group.WORLD.abort()
+        with pytest.raises(dist.DistBackendError, match="aborted"):
+            work.wait()
+        assert time.monotonic() - began < 3
+        with pytest.raises(dist.DistBackendError, match="has not been initialized.*aborted"):
+            dist.barrier()
+        assert reconfigure(2, handles[:1]).wait()
+        check_group(0, 1)
+    come_together(store, "called off", world)
+    if rank == 1:
+        with pytest.raises(dist.DistBackendError, match="rank 0"):
+            reconfigure(1, handles).wait()
+    assert reconfigure(3, exchange(store, "second", rank, range(world))).wait()
+    check_group(rank, world)
+    if rank == 0:
+        work = reconfigure(4, handles[1:] + [dist._get_reconfigure_handle()])
+    come_together(store, "rank 0 has begun again", world)  # and now leaves
+
+
+@only_nvx
+def test_abort_calls_the_meeting_off(started):
+    started(called_off, 2)
+
+
+def in_flight(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world)
+    assert reconfigure(1, exchange(store, "first", rank, range(world))).wait()
+    check_group(rank, world)
+    handles = exchange(store, "second", rank, range(world))
+    waits = dist.irecv(torch.zeros(3), (rank + 1) % world)
+    sums = dist.all_reduce(torch.ones(3), async_op=True) if rank == 0 else None
+    assert reconfigure(2, handles).wait()
+    check_group(rank, world)
+    for work in (waits, sums):
+        if work is not None:
+            with pytest.raises(RuntimeError, match="aborted|reconfigured|rank"):
+                work.wait()
+    check_group(rank, world)
+
+
+@only_nvx
+def test_what_is_in_flight_ends(started):
+    started(in_flight, 2)
+
+
+def hooked(rank, world, port):
+    store = connect(port)
+    begin(store, rank, world, seconds=2)
+    backend = dist.group.WORLD
+    done, dropped, aborts = [], [], []
+    backend.register_completion_hook(901, lambda args: done.append(args))
+    backend.register_completion_hook(902, lambda args: dropped.append(args))
+    backend.register_abort_hook(903, lambda: aborts.append(1))
+    assert reconfigure(1, exchange(store, "first", rank, range(world))).wait()
+    check_group(rank, world)
+    eventually(lambda: len(done) >= 3 and len(dropped) >= 3)
+    backend.unregister_completion_hook(902)
+    seen = len(dropped)
+    assert reconfigure(2, exchange(store, "second", rank, range(world))).wait()
+    before = len(done)
+    check_group(rank, world)
+    eventually(lambda: len(done) >= before + 3)
+    assert len(dropped) == seen
+    assert aborts == []  # nothing has failed
+    if rank == 0:
+        with pytest.raises(RuntimeError):
+            dist.recv(torch.zeros(1), 1)
+        eventually(lambda: aborts == [1])
+    come_together(store, "rank 0 is late", world)
+    backend.unregister_abort_hook(903)
+    assert reconfigure(3, exchange(store, "third", rank, range(world))).wait()
+    check_group(rank, world)
+
+
+@only_nvx
+def test_hooks_go_on(started):
+    started(hooked, 2)
+
+
+def timed(rank, world, port):
+    import nvx
+
+    store = connect(port)
+    begin(store, rank, world, seconds=1.5)
+    assert reconfigure(1, exchange(store, "first", rank, range(world)), seconds=60).wait()
+    check_group(rank, world)
+    come_together(store, "all have checked", world)
+    began = time.monotonic()
+    with pytest.raises(dist.DistBackendError):
+        dist.recv(torch.zeros(1), (rank + 1) % world)
+    assert time.monotonic() - began < 10
+    nvx.set_timeout(timedelta(seconds=17))
+    assert reconfigure(2, exchange(store, "second", rank, range(world)), seconds=60).wait()
+    check_group(rank, world)
+    assert nvx._backend(dist.group.WORLD).options._timeout == timedelta(seconds=17)
+    assert nvx.sequence_number() > 0 and nvx.pool_stats() is None
+    nvx.monitored_barrier()
+
+
+@only_nvx
+def test_timeouts_of_the_meeting_and_of_operations(started):
+    started(timed, 2)
+
+
+def in_groups_of_groups(rank, world, port):
+    import nvx
+
+    store = connect(port)
+    begin(store, rank, world, enable_reconfigure=False)
+    options = nvx.Options()
+    options.enable_reconfigure = True
+    group = dist.new_group(pg_options=options)
+    store.set(f"handle {rank}", dist._get_reconfigure_handle(group))
+    handles = [store.get(f"handle {r}").decode() for r in range(world)]
+    assert dist._reconfigure(uuid=1, handles=handles, group=group).wait()
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    assert total.item() == world
+    dist.destroy_process_group(group)
+    gc.collect()
+    check_group(rank, world)
+
+
+@only_nvx
+def test_a_group_made_by_options(started):
+    started(in_groups_of_groups, 2)
+
+
+def in_detail(rank, world, port):
+    store = connect(port)
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        begin(store, rank, world)
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+    assert not dist._supports_reconfigure()
+    with pytest.raises(RuntimeError, match="does not support"):
+        dist._get_reconfigure_handle()
+
+
+def test_the_wrapper_of_debug_detail_does_not_pass_it_on(started):
+    started(in_detail, 2)
