@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import signal
+import threading
 import time
 from datetime import timedelta
 
@@ -409,6 +410,31 @@ def called_off(rank, world, port):
 @only_nvx
 def test_abort_calls_the_meeting_off(started):
     started(called_off, 2)
+
+
+def interrupted(rank, world, port):
+    begin(connect(port), rank, 2)
+    own = dist._get_reconfigure_handle()
+    fields = own.split(":")
+    fields[5] = f"{int(fields[5], 16) ^ 1:016x}"  # of nobody
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for uuid, wait in ((1, lambda work: work.wait()), (2, lambda work: dist.barrier())):
+        work = reconfigure(uuid, [own, ":".join(fields)])
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            wait(work)
+        assert time.monotonic() - began < 3
+        eventually(work.is_completed)
+        assert not work.is_success()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert reconfigure(3, [own]).wait()
+    check_group(0, 1)
+
+
+@only_nvx
+def test_ctrl_c_calls_the_meeting_off(started):
+    started(interrupted, 1)
 
 
 def in_flight(rank, world, port):
