@@ -2,6 +2,7 @@
 own, so that a second run compiles only what changed."""
 
 import concurrent.futures
+import dataclasses
 import importlib.util
 import json
 import os
@@ -60,17 +61,21 @@ def build(context, variant, *options, targets=()):
     return folder
 
 
-def run_tests(context, folder, wrapper=(), minutes=20, at_once=None, rooms=()):
-    """Runs the gtest programs of a build, or of some of its rooms, several beside each other, and says how many
-    tests passed. What fails, fails with the program's last words."""
+def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
+    """Runs the gtest programs of a build, or of some of its rooms, and says how many tests passed. What
+    fails, fails with the program's last words."""
     programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())
     programs = [p for p in programs if not rooms or p.name.removesuffix("_test") in rooms]
     if not programs:
         raise Skipped("there are no C++ tests to run")
+    parts = [part for program in programs for part in parts_of(program, context.jobs)]
+    parts.sort(key=lambda part: part.of, reverse=True)
     environment = {**os.environ, **SANITIZER_RULES, "GTEST_BRIEF": "1", "GTEST_FAIL_FAST": "1"}
 
-    def run(program):
+    def run(part):
+        program = part.program
         command = [*wrapper, str(program)]
+        shard = {"GTEST_TOTAL_SHARDS": str(part.of), "GTEST_SHARD_INDEX": str(part.number)}
         try:
             done = subprocess.run(
                 command,
@@ -79,7 +84,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, at_once=None, rooms=()):
                 text=True,
                 errors="replace",
                 timeout=minutes * 60,
-                env=environment,
+                env=environment | shard,
                 check=False,
             )
         except subprocess.TimeoutExpired as late:
@@ -89,11 +94,26 @@ def run_tests(context, folder, wrapper=(), minutes=20, at_once=None, rooms=()):
             raise Failed(f"{program.name} failed (exit code {done.returncode})", telling_lines(done.stdout))
         return [sum(map(int, re.findall(rf"{end}\s+\] (\d+) test", done.stdout))) for end in ("PASSED", "SKIPPED")]
 
-    with concurrent.futures.ThreadPoolExecutor(at_once or context.jobs) as pool:
-        passed, skipped = map(sum, zip(*pool.map(run, programs), strict=True))
+    with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
+        passed, skipped = map(sum, zip(*pool.map(run, parts), strict=True))
     if passed == 0:
         raise Failed("the test programs ran no test")
     return f"{passed} tests in {len(programs)} programs" + (f", {skipped} skipped" if skipped else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One of the parts in which a test program runs."""
+
+    program: pathlib.Path
+    number: int
+    of: int
+
+
+def parts_of(program, cores):
+    """The program that takes longest fills all cores, so that none is idle at the end."""
+    of = cores if program.name == "group_test" else 1
+    return [Part(program, number, of) for number in range(of)]
 
 
 def telling_lines(output):
@@ -117,6 +137,10 @@ QUICK = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=
 # Grids of seven and eight ranks take half of the time, and show a sanitizer, or another processor, nothing that smaller
 # ones do not.
 LARGEST_GRIDS = "Ranks/*/7_from_*:Ranks/*/8_from_*"
+
+
+# Numbers that one thread makes: `make test` has them all, and the mutations try the same functions here.
+PROOFS = "Catalog/Proof.*:Simulation.*"
 
 
 def without(*filters):
@@ -145,7 +169,7 @@ def asan(context):
     rooms = tested_rooms(context)
     programs = [f"{room}_test" for room in rooms]
     folder = build(context, "asan", *CLANG, *SANITIZED, targets=programs)
-    return run_tests(context, folder, wrapper=without(LARGEST_GRIDS), rooms=rooms)
+    return run_tests(context, folder, wrapper=without(LARGEST_GRIDS, PROOFS), rooms=rooms)
 
 
 def look_for_torch(context):
