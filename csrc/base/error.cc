@@ -5,21 +5,6 @@
 
 namespace nvx {
 
-const char* name(Code code) {
-  switch (code) {
-    case Code::kTimeout: return "timeout";
-    case Code::kMismatch: return "mismatch";
-    case Code::kPeerDied: return "peer died";
-    case Code::kPeerLeft: return "peer left";
-    case Code::kPeerFailed: return "peer failed";
-    case Code::kAborted: return "aborted";
-    case Code::kInterrupted: return "interrupted";
-    case Code::kInvalid: return "invalid";
-    case Code::kSystem: return "system";
-  }
-  return "unknown";
-}
-
 namespace {
 
 /// What helps where the system refuses for this reason; empty where there is nothing to say in general.
@@ -41,11 +26,25 @@ std::string remedy(int error) {
 
 }  // namespace
 
+Status::Status(Code code, const std::string& what, const std::string& advice) {
+  const auto met = std::make_shared<Met>();
+  met->failure.code = code;
+  met->failure.cause = without_name(what);
+  met->failure.advice = advice;
+  met->words = what + (advice.empty() ? "" : ". Next: " + advice);
+  met_ = met;
+}
+
+Status::Status(const Failure& failure) : met_(std::make_shared<const Met>(Met{failure, words_of(failure)})) {}
+
+Failure failure_of(const std::exception& thrown) {
+  if (const auto* error = dynamic_cast<const Error*>(&thrown)) return error->failure();
+  return {.code = Code::kSystem, .cause = without_name(thrown.what())};
+}
+
 Error system_error(const std::string& what) {
   const int error = errno;
-  const std::string advice = remedy(error);
-  return Error(Code::kSystem,
-               "nvx: " + what + ": " + std::strerror(error) + (advice.empty() ? "" : ". Next: " + advice));
+  return Error(Code::kSystem, "nvx: " + what + ": " + std::strerror(error), remedy(error));
 }
 
 }  // namespace nvx

@@ -3,58 +3,61 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
+
+#include "base/failure.h"
 
 namespace nvx {
 
-enum class Code {
-  kTimeout,      ///< a wait outlived its deadline
-  kMismatch,     ///< two ranks called different operations
-  kPeerDied,     ///< the process of a rank has ended
-  kPeerLeft,     ///< a rank has destroyed the group that this one still waits in
-  kPeerFailed,   ///< another rank reported a failure first; its words are repeated
-  kAborted,      ///< this rank has called the operation off itself: by abort(), or by leaving the group
-  kInterrupted,  ///< Ctrl-C on the main thread
-  kInvalid,      ///< an argument nobody can serve; the group stays usable
-  kSystem,       ///< the operating system refused something
-};
-
-const char* name(Code code);
-
-/// What set-up throws. Its text begins with "nvx: ".
-class Error : public std::runtime_error {
- public:
-  Error(Code code, const std::string& what) : std::runtime_error(what), code_(code) {}
-  Code code() const { return code_; }
-  /// The text without "nvx: ", for a sentence that begins with it already.
-  std::string reason() const { return what() + 5; }
-
- private:
-  Code code_;
-};
+/// What an error says, without the "nvx: " that it begins with: for use inside another message.
+inline std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
 
 /// What an operation in flight ends in. Copying is cheap; success holds nothing.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  Status(Code code, std::string what) : failure_(std::make_shared<const Failure>(Failure{code, std::move(what)})) {}
+  /// what: begins with "nvx: ". advice: what to do about it, without "Next: ".
+  Status(Code code, const std::string& what, const std::string& advice = "");
+  Status(const Failure& failure);
 
-  bool ok() const { return failure_ == nullptr; }
-  Code code() const { return failure_->code; }
-  const std::string& what() const { return failure_->what; }
+  bool ok() const { return met_ == nullptr; }
+  Code code() const { return met_->failure.met_as(); }
+  const std::string& what() const { return met_->words; }
+  /// What what() says, without "nvx: ": for a sentence that begins with it already.
+  std::string reason() const { return without_name(met_->words); }
+  const Failure& failure() const { return met_->failure; }
 
  private:
-  struct Failure {
-    Code code;
-    std::string what;
+  struct Met {
+    Failure failure;
+    std::string words;
   };
-  std::shared_ptr<const Failure> failure_;
+  std::shared_ptr<const Met> met_;
 };
+
+/// What set-up throws. Its text begins with "nvx: ".
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, const std::string& what, const std::string& advice = "") : Error(Status(code, what, advice)) {}
+  explicit Error(Status status) : std::runtime_error(status.what()), status_(std::move(status)) {}
+  Code code() const { return status_.code(); }
+  /// The text without "nvx: ".
+  std::string reason() const { return status_.reason(); }
+  const Status& status() const { return status_; }
+  const Failure& failure() const { return status_.failure(); }
+
+ private:
+  Status status_;
+};
+
+/// It, and where it was met, too.
+inline Status met_in(const Status& status, const std::string& context) { return met_in(status.failure(), context); }
+
+/// What was thrown, as what has happened to a group.
+Failure failure_of(const std::exception& thrown);
 
 /// "nvx: <what>: <strerror>", and what to do about it, for a system call that failed just now.
 Error system_error(const std::string& what);
-
-/// What an error says, without the "nvx: " that it begins with: for use inside another message.
-inline std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
 
 }  // namespace nvx
 

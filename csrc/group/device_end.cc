@@ -64,14 +64,14 @@ DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptio
     set_up(exchange, launcher);
   } catch (const std::exception& error) {
     let_go();
-    contain("telling the other ranks that GPUs cannot be used", [&] { exchange.give_up(error.what()); });
+    contain("telling the other ranks that GPUs cannot be used", [&] { exchange.give_up(failure_of(error)); });
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kPeerFailed) throw;
     throw Error(known ? known->code() : Code::kSystem,
                 "nvx: group " + options_.group + " cannot use GPU " + std::to_string(options_.device) + " on " +
-                    options_.describe(options_.rank) + ": " + (known ? known->reason() : error.what()) +
-                    ". Next: nvx gpucheck tries this machine's GPUs; with the backend \"cpu:nvx,cuda:nccl\" NCCL "
-                    "serves CUDA tensors");
+                    options_.describe(options_.rank) + ": " + failure_of(error).cause,
+                "nvx gpucheck tries this machine's GPUs; with the backend \"cpu:nvx,cuda:nccl\" NCCL serves CUDA "
+                "tensors");
   }
 }
 
@@ -103,7 +103,7 @@ void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
   NVX_CHECK(2 * size_t(options_.ranks) <= kernel::kLaunchPieces,
             "a channel between GPUs has at most " + std::to_string(kernel::kLaunchPieces / 2) + " ranks");
   std::vector<kernel::KernelFacts> facts;  // loaded before anybody's kernel waits for this rank's
-  if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
+  if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded);
   const int resident = kernel::resident_at_once(facts);
   constexpr int kTries = 4;  // each but the last finds pairs that kernels cannot use, or a rank that was late
   std::string why;

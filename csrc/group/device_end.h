@@ -35,7 +35,9 @@ struct DeviceSideOptions {
   /// Asked at every launch.
   kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
   PoolNews pool_news = {};
-  /// "rank 3": what their group calls these ranks, which may be only some of it; and "rank 3 (pid 4711, host a01)".
+  /// What these ranks are in their group, of which they may be only some; what it calls them: "rank 3"; and "rank 3
+  /// (pid 4711, host a01)".
+  std::function<int(int rank)> rank_of = [](int rank) { return rank; };
   RankNames name = of_rank;
   RankNames describe = of_rank;
 };

@@ -145,9 +145,10 @@ uint32_t DeviceSide::next_call(Begins begins) const {
 
 /// Nothing has begun, and nobody waits for it before somebody replays a graph.
 Status DeviceSide::not_captured(const Status& status) const {
-  return {Code::kInvalid, "nvx: an operation of group " + end_.options().group + " cannot be captured on GPU " +
-                              std::to_string(end_.options().device) + " of " + self() + ": " + status.what().substr(5) +
-                              ". Next: give this capture up, on all ranks"};
+  return {Code::kInvalid,
+          "nvx: an operation of group " + end_.options().group + " cannot be captured on GPU " +
+              std::to_string(end_.options().device) + " of " + self() + ": " + status.failure().cause,
+          "give this capture up, on all ranks"};
 }
 
 /// The peers wait for what was not begun here, unless it is an argument that nobody can serve.
@@ -156,10 +157,11 @@ Status DeviceSide::refused(const Status& status, bool is_first) {
   unsure_ = true;
   MutexLock lock(mutex_);
   if (!failure_.ok()) return failure_;
-  return fail(Code::kSystem,
-              "GPU " + std::to_string(end_.options().device) + " of " + self() + " takes no more operations of group " +
-                  end_.options().group + ": " + status.what().substr(5),
-              "Next: an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which");
+  return fail(
+      Failure{.code = Code::kSystem,
+              .cause = "GPU " + std::to_string(end_.options().device) + " of " + self() +
+                       " takes no more operations of group " + end_.options().group + ": " + status.failure().cause,
+              .advice = "an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which"});
 }
 
 /// As many of the operations as one launch may hold: at least one.
@@ -246,16 +248,12 @@ std::string DeviceSide::what_was_at(uint32_t epoch) const {
 Status DeviceSide::fail(const Status& status) {
   failure_ = status;
   failed_.store(true, std::memory_order_release);
-  NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
+  NVX_LOG(kInfo, "%s", failure_.reason().c_str());
   return failure_;
 }
 
-Status DeviceSide::fail(Code code, const std::string& cause, const std::string& context) {
-  return fail({code, "nvx: " + cause + (context.empty() ? "" : "; " + context)});
-}
-
 Status DeviceSide::explain_abort() {
-  return fail(Code::kAborted, "group " + end_.options().group + " was aborted on " + self(), "");
+  return fail(Failure{Code::kAborted, "group " + end_.options().group + " was aborted on " + self()});
 }
 
 /// What both sides have called, as far as they have said so to each other.
@@ -276,22 +274,25 @@ Status DeviceSide::explain(const DeviceVerdict& v) {
   const std::string here = "this is " + end_.options().name(end_.options().rank) + " in " + what + " of group " +
                            group + ", on GPU " + std::to_string(end_.options().device);
   const std::string peer = v.peer >= 0 ? end_.options().describe(v.peer) : "the peers";
-  if (v.cause == Verdict::Cause::kMismatch) return fail(Code::kMismatch, mismatch(v), here + ". " + kCallAlike);
+  if (v.cause == Verdict::Cause::kMismatch) return fail(Failure{Code::kMismatch, mismatch(v), here, kCallAlike});
   if (v.cause == Verdict::Cause::kCounts) {
-    return fail(Code::kMismatch,
-                "collective mismatch in group " + group + ": in " + what + " " + self() + " expects " +
-                    std::to_string(v.mine[kernel::kBytesWord]) + " bytes from " + peer + ", which sends " +
-                    std::to_string(v.theirs[kernel::kBytesWord]) + " bytes",
-                here + ". Next: compare the split sizes of the two ranks");
+    return fail(Failure{.code = Code::kMismatch,
+                        .cause = "collective mismatch in group " + group + ": in " + what + " " + self() + " expects " +
+                                 std::to_string(v.mine[kernel::kBytesWord]) + " bytes from " + peer + ", which sends " +
+                                 std::to_string(v.theirs[kernel::kBytesWord]) + " bytes",
+                        .context = here,
+                        .advice = kCompareSplits});
   }
   if (v.how != Waited::kTimedOut) return explain_abort();
   const Call* call = find(v.call);
-  return fail(Code::kTimeout,
-              "timed out in " + what + " of group " + group +
-                  (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + kWaitingFor + peer,
-              here +
-                  ". Next: look at what that rank does; is the timeout long enough (NVX_TIMEOUT_S, "
-                  "nvx.set_timeout)?");
+  Failure late{.code = Code::kTimeout,
+               .cause = "timed out in " + what + " of group " + group +
+                        (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + ", waiting for " +
+                        peer,
+               .context = here,
+               .advice = "look at what that rank does; is the timeout long enough (NVX_TIMEOUT_S, nvx.set_timeout)?"};
+  if (v.peer >= 0) late.awaited = {end_.options().rank_of(v.peer)};
+  return fail(late);
 }
 
 }  // namespace nvx

@@ -94,7 +94,6 @@ class DeviceSide {
   void remember(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, Begins begins)
       EXCLUDES(mutex_);
   Status fail(const Status& status) REQUIRES(mutex_);
-  Status fail(Code code, const std::string& cause, const std::string& context) REQUIRES(mutex_);
   bool has_verdict() const;
   bool settled() const;
   bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);

@@ -124,7 +124,7 @@ class DeviceTrial {
     work_ = demand_apart<std::shared_ptr<DeviceWork>>("opening a queue", deadline, open);
     const Status begun = launcher.launch_on_queue(work_->lend(), setting_.channel, jobs(), {});
     drain(deadline, "a first exchange by kernels");
-    if (!begun.ok()) throw Error(begun.code(), begun.what());
+    if (!begun.ok()) throw Error(begun);
   }
 
   /// Begins a copy where there is one, and waits for all that has been begun.

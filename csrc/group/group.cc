@@ -1,6 +1,7 @@
 #include "group/group.h"
 
 #include <algorithm>
+#include <csignal>
 
 #include "base/config.h"
 #include "base/interrupt.h"
@@ -81,10 +82,10 @@ Status Group::execute(Operation& operation) {
 }
 
 Status Group::inside_itself() const {
-  return {Code::kInvalid, "nvx: this was called on " + topology().describe(rank()) + " inside an operation of group " +
-                              name() +
-                              " that has not ended, as by a signal handler that runs while that waits, and would wait "
-                              "for it in vain. Next: call it when the operation has returned, or abort the group"};
+  return {Code::kInvalid,
+          "nvx: this was called on " + topology().describe(rank()) + " inside an operation of group " + name() +
+              " that has not ended, as by a signal handler that runs while that waits, and would wait for it in vain",
+          "call it when the operation has returned, or abort the group"};
 }
 
 size_t Group::staged_bytes(const Operation& o) const {
@@ -157,10 +158,10 @@ Status Group::check_alive() const {
 
 /// Of calls that come after the failure: why, but not what would have helped then.
 Status Group::refusal() const {
-  const Status first = failure();
-  const std::string cause = first.what().substr(5, advice_at(first.what()) - 5);
-  return {first.code(), "nvx: group " + name() + " failed earlier, so this call was not begun: " + cause +
-                            ". Next: destroy the group and make another one"};
+  Failure first = failure().failure();
+  first.cause = "group " + name() + " failed earlier, so this call was not begun: " + first.cause;
+  first.advice = "destroy the group and make another one";
+  return first;
 }
 
 Status Group::came_late(const std::string& what) const {
@@ -193,8 +194,7 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
         {o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data(), o.op, o.factor}, o,
         rules);
   } catch (const std::bad_alloc&) {
-    return fail(Code::kSystem, topology().describe(rank()) + " has no memory left for " + describe(o.fingerprint()),
-                "");
+    return fail({Code::kSystem, topology().describe(rank()) + " has no memory left for " + describe(o.fingerprint())});
   }
 }
 
@@ -205,7 +205,7 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
     try {
       hold_lease(choice.lease_bytes);
     } catch (const Error& error) {
-      return fail(error.code(), error.reason(), "");  // the others will wait for this rank in vain
+      return fail(error.failure());  // the others will wait for this rank in vain
     }
     MutexLock lock(lease_mutex_);
     channel_->lease(lease_.offset, lease_.bytes);
@@ -261,14 +261,14 @@ std::string Group::describe_progress(int seat) const {
   for (uint32_t e = 0; e < kernel::kEpochs; ++e) {
     if (!reached(announced(last), announced(e))) last = e;
   }
-  std::string who = describe_seat(seat);
-  if (members_.peers[size_t(seat)] && members_.peers[size_t(seat)]->stopped())
-    who.insert(who.size() - 1, ", stopped by a signal or a debugger");
-  if (there.header().group != id()) return who;  // it uses the pad for something else by now
-  const kernel::Fingerprint called = there.arrival(last).fingerprint;
-  const bool nothing = called.collective == Collective::kNone;
-  who.pop_back();  // the parenthesis
-  return who + (nothing ? ", no collective in this group yet)" : ", last collective: " + describe(called) + ")");
+  const bool stopped = members_.peers[size_t(seat)] && members_.peers[size_t(seat)]->stopped();
+  std::string state = stopped ? ", stopped by a signal or a debugger" : "";
+  if (there.header().group == id()) {  // else it uses the pad for something else by now
+    const kernel::Fingerprint called = there.arrival(last).fingerprint;
+    const bool nothing = called.collective == Collective::kNone;
+    state += nothing ? ", no collective in this group yet" : ", last collective: " + describe(called);
+  }
+  return topology().describe(here()[size_t(seat)], state);
 }
 
 /// The first epoch, up to one in which they differ, in which this rank and a peer called different things, as far as
@@ -294,16 +294,17 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
       const std::string cause =
           "collective mismatch in group " + name() + where + number + ": " +
           contrast({topology().describe(rank()), own_pad().recent(epoch)}, {peer, pad(v.peer).recent(epoch)});
-      return fail(Code::kMismatch, cause, context + ". " + kCallAlike);
+      return fail({.code = Code::kMismatch, .cause = cause, .context = context, .advice = kCallAlike});
     }
     case kernel::Verdict::Cause::kCounts:
-      return fail(Code::kMismatch,
-                  "collective mismatch in group " + name() + " at " + number + ": in " + what + " " +
-                      topology().describe(rank()) + " expects " + std::to_string(v.mine) + " bytes from " + peer +
-                      ", which sends " + std::to_string(v.theirs) + " bytes",
-                  context + ". Next: compare the split sizes of the two ranks");
+      return fail({.code = Code::kMismatch,
+                   .cause = "collective mismatch in group " + name() + " at " + number + ": in " + what + " " +
+                            topology().describe(rank()) + " expects " + std::to_string(v.mine) + " bytes from " + peer +
+                            ", which sends " + std::to_string(v.theirs) + " bytes",
+                   .context = context,
+                   .advice = kCompareSplits});
     case kernel::Verdict::Cause::kBadLease:
-      return fail(Code::kMismatch, peer + " describes staging memory that it cannot have", context);
+      return fail({Code::kMismatch, peer + " describes staging memory that it cannot have", context});
     default: {
       Awaited whom = missing_ranks();
       if (whom.ranks.empty() && v.peer >= 0) whom.ranks = {here()[size_t(v.peer)]};
@@ -326,16 +327,19 @@ Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& w
   if (how == Waited::kAlarmed && failed())
     return met_in(failure(), me + " in " + what + " of group " + name() + ", waited " + waited +
                                  (whom.words.empty() ? "" : " for " + whom.words));
-  std::string names = whom.words, trouble;
+  std::string names = whom.words, before;
   if (names.empty()) names = whom.ranks.empty() ? "the peers" : topology().describe(whom.ranks.front());
   for (const int r : whom.ranks) {
     names += silence_of(r);
-    if (trouble.empty()) trouble = trouble_of(r);
+    if (before.empty()) before = trouble_of(r);
   }
-  return fail(Code::kTimeout,
-              "timed out in " + what + " of group " + name() + " after " + waited + kWaitingFor + names + trouble,
-              me + ". Next: look at what these ranks do; is the timeout long enough (init_process_group(timeout=), "
-                   "NVX_TIMEOUT_S, nvx.set_timeout)?");
+  return fail({.code = Code::kTimeout,
+               .cause = "timed out in " + what + " of group " + name() + " after " + waited + ", waiting for " + names,
+               .context = me,
+               .advice = "look at what these ranks do; is the timeout long enough (init_process_group(timeout=), "
+                         "NVX_TIMEOUT_S, nvx.set_timeout)?",
+               .before = before,
+               .awaited = whom.ranks});
 }
 
 /// Whether another rank has failed the group; if so, its words are this group's. Asked before each operation: what a
@@ -377,19 +381,15 @@ Status Group::look_around() {
 }
 
 void Group::look_while_waiting(int writer) {
-  if (port_ && port_->failed()) (void)told();
-  if (look_for_interrupt() || failed()) throw Error(failure().code(), failure().what());
-  if (const Status alive = check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
-  if (const int s = told_by(); s >= 0) {
-    const std::string why = read_note(pad(s).header().failure), teller = rank_name(here()[size_t(s)]);
-    throw Error(Code::kPeerDied, "nvx: " + why + ", " + told_by_words(why, teller, topology().describe(rank())));
-  }
+  (void)told();
+  if (look_for_interrupt() || failed()) throw Error(failure());
+  if (const Status alive = check_alive(); !alive.ok()) throw Error(alive);
   look_for_deaths(options_, writer);
 }
 
 bool Group::look_for_interrupt() {
   if (forked() || !stop_wanted()) return false;
-  (void)fail(Code::kInterrupted, stop_words() + " on " + topology().describe(rank()), "");
+  (void)fail({Code::kInterrupted, stop_words() + " on " + topology().describe(rank())});
   return true;
 }
 
@@ -410,17 +410,13 @@ void Group::alarm(int seat) {
   if (failed() || fail_as_told()) return;
   if (port_ && port_->failed()) {
     MutexLock lock(port_->mutex());
-    const net::Port::Failure failure = *port_->failure();
+    const net::Port::Told told = *port_->told();
     lock.unlock();
-    const std::string why = printable(failure.why);
-    if (const int s = seen_to_end(why); s >= 0) return fail_as_gone(s);
-    (void)fail(Code::kPeerFailed, why, told_by_words(why, rank_name(failure.rank), topology().describe(rank())));
-    return;
+    return fail_as_told(told);
   }
   if (closed()) {
-    (void)fail(Code::kAborted,
-               "group " + name() + " was destroyed on " + topology().describe(rank()) + " with operations in flight",
-               "");
+    (void)fail({Code::kAborted,
+                "group " + name() + " was destroyed on " + topology().describe(rank()) + " with operations in flight"});
     return;
   }
   for (int s = 0; s < seats(); ++s) {
@@ -434,9 +430,25 @@ void Group::alarm(int seat) {
 bool Group::fail_as_told() {
   const int s = told_by();
   if (s < 0) return false;
-  const std::string why = read_note(pad(s).header().failure), teller = rank_name(here()[size_t(s)]);
-  (void)fail(Code::kPeerFailed, why, told_by_words(why, teller, topology().describe(rank())));
+  fail_as_told(read_note_of(s));
   return true;
+}
+
+net::Port::Told Group::read_note_of(int seat) const {
+  const int teller = here()[size_t(seat)];
+  return {teller, read_note(pad(seat).header().failure, size()).value_or(unreadable_note(rank_name(teller)))};
+}
+
+/// The teller is seldom at fault. This rank may be the one that was waited for; then the advice is about it.
+void Group::fail_as_told(const net::Port::Told& told) {
+  if (const int s = seen_to_end(told.failure); s >= 0) return fail_as_gone(s);
+  const std::vector<int>& awaited = told.failure.awaited;
+  const bool here = std::find(awaited.begin(), awaited.end(), rank()) != awaited.end();
+  Failure failure = met_in(told.failure, "told by " + rank_name(told.by));
+  failure.advice = here ? "see what kept this rank, or allow more time (init_process_group(timeout=), NVX_TIMEOUT_S, "
+                          "nvx.set_timeout)"
+                        : "see the log of the rank named first";
+  (void)fail(std::move(failure));
 }
 
 void Group::fail_as_gone(int seat) {
@@ -445,20 +457,25 @@ void Group::fail_as_gone(int seat) {
     fail_as_left(here()[size_t(seat)]);
     return;
   }
-  const std::string how = members_.peers[size_t(seat)]->how_it_ended(" (", ")");
-  const bool killed = how.find("signal 9") != std::string::npos;
+  const Ending ending = members_.peers[size_t(seat)]->ending();
+  const bool killed = ending == Ending{Ending::How::kKilled, SIGKILL};
   const int rank = here()[size_t(seat)];
-  (void)fail(Code::kPeerDied, describe_seat(seat) + " has ended" + how + trouble_of(rank),
-             see_log_of(rank_name(rank)) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""));
+  (void)fail({.code = Code::kPeerDied,
+              .cause = describe_seat(seat) + " has ended" + words_of(ending, " (", ")"),
+              .advice = see_log_of(rank_name(rank)) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""),
+              .before = trouble_of(rank),
+              .who = rank,
+              .ending = ending});
 }
 
 void Group::fail_as_left(int rank) {
   const int seat = seat_of(rank);
-  (void)fail(rank == this->rank() ? Code::kAborted : Code::kPeerLeft,
-             (seat >= 0 ? describe_progress(seat) : topology().describe(rank)) + " has left group " + name() +
-                 ", in which it is still waited for: it has destroyed the group, or its process ends" +
-                 trouble_of(rank),
-             see_log_of(rank_name(rank)));
+  (void)fail({.code = rank == this->rank() ? Code::kAborted : Code::kPeerLeft,
+              .cause = (seat >= 0 ? describe_progress(seat) : topology().describe(rank)) + " has left group " + name() +
+                       ", in which it is still waited for: it has destroyed the group, or its process ends",
+              .advice = see_log_of(rank_name(rank)),
+              .before = trouble_of(rank),
+              .who = rank});
 }
 
 Status Group::failure() const {
@@ -468,10 +485,10 @@ Status Group::failure() const {
 }
 
 /// For the ranks of this host to read. The first note stays; who has left in good order has nothing to note.
-void Group::note_failure(Code code, const std::string& cause) {
+void Group::note_failure(const Failure& failure) {
   kernel::Pad own = own_pad();
   if (own.header().presence.load(std::memory_order_relaxed) == Presence::kLeft) return;
-  write_note(own.header().failure, code, cause);
+  write_note(own.header().failure, failure);
   for (Flag* flag : {&own.arrival(0).flag, &own.arrival(1).flag, &own.arrival(2).flag, &own.arrival(3).flag,
                      &own.done(), &own.staged(), &own.reduced(), &own.fetched(), &own.header().monitored_out.flag}) {
     ring(*flag);  // whoever sleeps for this rank looks around now
@@ -480,52 +497,53 @@ void Group::note_failure(Code code, const std::string& cause) {
 
 /// What a rank of another host says is passed on at once: this rank itself may be busy with something else, and so hear
 /// of it late, while its neighbours wait for it.
-void Group::pass_on(const net::Port::Failure& failure) {
+void Group::pass_on(const net::Port::Told& told) {
   MutexLock lock(failure_mutex_);
-  if (failure_.ok()) note_failure(Code::kPeerFailed, printable(failure.why));
+  if (failure_.ok()) note_failure(told.failure);
 }
 
-Status Group::fail(Code code, const std::string& cause, const std::string& context) {
+Status Group::fail(Failure failure) {
   if (forked()) return check_alive();
   MutexLock lock(failure_mutex_);
   if (!failure_.ok()) return failure_;
-  const Status status(code, "nvx: " + cause);
-  failure_ = context.empty() ? status : met_in(status, context);
+  failure_ = failure;
   failed_.store(true, std::memory_order_seq_cst);
   standing_.reset();
-  const std::string told = cause.substr(0, advice_at(cause));  // advice is for who reads it here
-  note_failure(code, told);
+  failure.context.clear(), failure.advice.clear();  // these are for who reads them here
+  note_failure(failure);
   if (!closed()) {
     for (int s = 0; s < seats(); ++s) ring(pad(s).header().mail_bell.flag);
   }
   const Status first = failure_;
   lock.unlock();
   device_.abort(first);
-  tell_other_hosts(code, told);
-  tell_other_groups(code, told);
+  tell_other_hosts(failure);
+  tell_other_groups(failure);
   lock.lock();
-  NVX_LOG(kInfo, "%s", failure_.what().c_str() + 5);
+  NVX_LOG(kInfo, "%s", failure_.reason().c_str());
   return failure_;
 }
 
-void Group::tell_other_hosts(Code code, const std::string& cause) {
-  if (port_ && !closed()) nvx::tell_other_hosts(*port_, topology(), code, cause);
+void Group::tell_other_hosts(const Failure& failure) {
+  if (port_ && !closed()) nvx::tell_other_hosts(*port_, topology(), failure);
 }
 
 void Group::abort(const std::string& why) {
-  (void)fail(Code::kAborted,
-             "group " + name() + " was aborted on " + topology().describe(rank()) + (why.empty() ? "" : ": " + why),
-             "");
+  (void)fail({Code::kAborted,
+              "group " + name() + " was aborted on " + topology().describe(rank()) + (why.empty() ? "" : ": " + why)});
 }
 
 /// For a wait on a rank of another host, of which the port knows what has become of it.
-Status Group::fail_by_fate(const net::Port::Failure& fate) {
+Status Group::fail_by_fate(const net::Port::Fate& fate) {
   if (fate.left()) {
     fail_as_left(fate.rank);
     return failure();
   }
-  return fail(Code::kPeerDied, topology().describe(fate.rank) + kIsLost + fate.why + trouble_of(fate.rank),
-              see_log_of(rank_name(fate.rank)) + "; is its host up, and reachable from here?");
+  return fail({.code = Code::kPeerDied,
+               .cause = topology().describe(fate.rank) + " is lost: " + fate.why,
+               .advice = see_log_of(rank_name(fate.rank)) + "; is its host up, and reachable from here?",
+               .before = trouble_of(fate.rank),
+               .who = fate.rank});
 }
 
 }  // namespace nvx

@@ -30,15 +30,10 @@ class Spread;
 
 /// What to do about a collective mismatch.
 inline constexpr const char* kCallAlike =
-    "Next: make all ranks call the same collectives in the same order, with the same shapes, types and operators";
+    "make all ranks call the same collectives in the same order, with the same shapes, types and operators";
+inline constexpr const char* kCompareSplits = "compare the split sizes of the two ranks";
 /// ... and about what has happened to a rank, or on it: "rank 3".
-inline std::string see_log_of(const std::string& rank) { return "Next: see the log of " + rank; }
-/// Markers in failure texts; the receiving rank searches for them: what is said of a rank that is lost, and of ranks
-/// that are waited for.
-inline constexpr const char* kIsLost = " is lost: ";
-inline constexpr const char* kWaitingFor = ", waiting for ";
-/// The reporting rank is seldom at fault. `why` may say that `me` was waited for; then the advice is about this rank.
-std::string told_by_words(const std::string& why, const std::string& teller, const std::string& me);
+inline std::string see_log_of(const std::string& rank) { return "see the log of " + rank; }
 
 /// Ranks that a wait is for; words: how they are called, and how far they have come, where that is known.
 struct Awaited {
@@ -135,7 +130,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool failed() const { return failed_.load(std::memory_order_seq_cst); }
   Status failure() const;
   /// Stores the first failure and tells the peers; returns the one that is stored.
-  Status fail(Code code, const std::string& cause, const std::string& context);
+  Status fail(Failure failure);
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count(), std::memory_order_relaxed); }
   std::chrono::milliseconds timeout() const {
@@ -163,7 +158,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// Fails the group for what has become of a rank of this host, which has ended or left; ...
   void fail_as_gone(int seat);
   /// ... and of one of another host.
-  Status fail_by_fate(const net::Port::Failure& fate);
+  Status fail_by_fate(const net::Port::Fate& fate);
   /// "rank 1", or where that is another one of the whole job, "rank 1 (global rank 3)".
   std::string rank_name(int rank) const { return nvx::rank_name(rank, options_.global_ranks); }
   /// A process that a group has found dead, or to which it has lost the connection.
@@ -174,7 +169,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   };
   /// Another group of this process has failed, and why: fails this one too if it has lost a rank by that, and else
   /// tells its ranks, which may wait for this one, and be left waiting.
-  void hear_of(const std::vector<Lost>& lost, Code code, const std::string& trouble);
+  void hear_of(const std::vector<Lost>& lost, const Failure& trouble);
 
   /// The ranks of this host, by seat.
   const std::vector<int>& here() const { return members_.here(); }
@@ -209,15 +204,17 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool read_by_all(uint32_t epoch) const;
   bool dead(int seat) const { return members_.dead(seat); }
   int told_by() const;
-  void note_failure(Code code, const std::string& cause) REQUIRES(failure_mutex_);
-  void pass_on(const net::Port::Failure& failure) EXCLUDES(failure_mutex_);
-  void tell_other_hosts(Code code, const std::string& cause);
-  void tell_other_groups(Code code, const std::string& cause);
+  void note_failure(const Failure& failure) REQUIRES(failure_mutex_);
+  void pass_on(const net::Port::Told& told) EXCLUDES(failure_mutex_);
+  void tell_other_hosts(const Failure& failure);
+  void tell_other_groups(const Failure& failure);
   std::vector<Lost> lost_ranks();
   bool fail_as_lost(const Lost& lost);
   std::string trouble_of(int rank);
-  int seen_to_end(const std::string& why) const;
+  int seen_to_end(const Failure& told) const;
   std::string silence_of(int rank);
+  void fail_as_told(const net::Port::Told& told);
+  net::Port::Told read_note_of(int seat) const;
   void fail_as_left(int rank);
   /// Of monitored barriers: the last one that rank 0 has begun, and the last one from which it has let all go.
   struct Turns {
@@ -264,14 +261,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // what was asked for when the pool gave lease_
 };
 
-/// Why a rank has given the group up, for the others; the first note stays. And what a peer wrote there, as printable
-/// text of bounded length.
-void write_note(kernel::FailureNote& note, Code code, const std::string& text);
-std::string read_note(const kernel::FailureNote& note);
-/// Where the advice begins that a text may end with, and what parts it from the rest; the text's end if there is none.
-size_t advice_at(const std::string& text);
-/// The status, and where it was met: before that.
-Status met_in(const Status& status, const std::string& context);
+/// For the others of the group to read; the first note stays. And what a peer, of a group of so many ranks, wrote
+/// there; nothing where it is damaged.
+void write_note(kernel::PostedNote& posted, const Failure& failure);
+std::optional<Failure> read_note(const kernel::PostedNote& posted, int ranks);
 /// "1.50 s", since an operation began.
 std::string seconds(const Deadline& deadline);
 std::string seconds(double span);

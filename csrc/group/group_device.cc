@@ -52,12 +52,11 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
   asked_for_ = device;
   std::unique_ptr<DeviceSide> side;
   const auto carry_on_without = [&](const Error& error) {
-    const std::string why = without_name(error.what());
     NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", group_.name().c_str(), device,
-            why.c_str());
+            error.reason().c_str());
     // Who refuses says so to all. Who was not heard, or did not hear, does not know what the others do now.
     if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
-      (void)group_.fail(error.code(), why, "while the ranks opened their devices");
+      (void)group_.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
   try {
     side = make_side(store, device, launcher);
@@ -70,7 +69,7 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
   } catch (const Error& error) {
     carry_on_without(error);
     // Who does not know what the others have agreed on cannot go on with them.
-    if (error.code() != Code::kInvalid) (void)group_.fail(error.code(), without_name(error.what()), "");
+    if (error.code() != Code::kInvalid) (void)group_.fail(error.failure());
   }
   opened_.store(side_.get(), std::memory_order_release);
   return side_ != nullptr;
@@ -168,10 +167,11 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
       [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
       [this](int seat) { return pool_of(seat); }};
   options.name = name_of;
+  options.rank_of = [ranks](int s) { return ranks[size_t(s)]; };
   options.describe = [topology = members_.topology, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
   try {
     std::vector<kernel::KernelFacts> facts;
-    if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded.code(), loaded.what());
+    if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded);
     DeviceHome& home = DeviceHome::here();
     options.place_of = [&pool = home.made_pool(device)](const std::byte* at, size_t bytes) -> uint64_t {
       const DevicePool* made = pool.load(std::memory_order_acquire);
@@ -180,7 +180,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
     };
     return std::make_unique<DeviceSide>(home, exchange, options, launcher);
   } catch (const Error& error) {
-    contain("telling why there are no kernels", [&] { exchange.give_up(error.what()); });
+    contain("telling why there are no kernels", [&] { exchange.give_up(failure_of(error)); });
     throw;
   }
 }
@@ -203,8 +203,7 @@ Status GroupDevice::launch(std::span<const Operation* const> operations, void* s
   NVX_TRY(look());
   DeviceSide& side = *opened();
   const Status status = side.launch(operations, stream, group_.span_of(operations.front()->timeout), begins);
-  if (!status.ok() && status.code() != Code::kInvalid)
-    return group_.fail(status.code(), without_name(status.what()), "");
+  if (!status.ok() && status.code() != Code::kInvalid) return group_.fail(status.failure());
   if (status.ok()) watch();
   if (group_.failed()) side.abort(group_.failure());  // which may just have come, and not have seen them
   return status;
@@ -231,7 +230,7 @@ Status GroupDevice::look() {
   DeviceSide* const side = opened();
   if (!side) return {};
   const Status verdict = side->verdict();
-  return verdict.ok() ? Status() : group_.fail(verdict.code(), without_name(verdict.what()), "");
+  return verdict.ok() ? Status() : group_.fail(verdict.failure());
 }
 
 /// A kernel cannot know that a peer has died: while any is in flight, a thread of the pool looks for that, and for what

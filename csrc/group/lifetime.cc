@@ -42,12 +42,12 @@ Group::Group(Store& store, const GroupOptions& options)
     mailbox_ = std::make_unique<Mailbox>(*this);
   } catch (const std::exception& error) {
     spread_.reset();
-    set_up.give_up({std::move(members_), std::move(port_), std::move(standing_)}, error);
+    set_up.give_up({std::move(members_), std::move(port_), std::move(standing_)}, failure_of(error));
     throw;
   }
   if (port_) {
     MutexLock lock(port_->mutex());
-    port_->on_failure([this](const net::Port::Failure& failure) { pass_on(failure); });
+    port_->on_failure([this](const net::Port::Told& told) { pass_on(told); });
   }
   if (rank() == 0) {
     NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
@@ -133,7 +133,7 @@ void Group::warn_of_differing_calls() const {
     const kernel::Fingerprint mine = own_pad().recent(parted), other = pad(s).recent(parted);
     if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
     if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // it writes there again by now
-    NVX_LOG(kWarn, "collective mismatch in group %s, noticed when it was left: %s. %s", name().c_str(),
+    NVX_LOG(kWarn, "collective mismatch in group %s, noticed when it was left: %s. Next: %s", name().c_str(),
             contrast({topology().describe(rank()), mine}, {describe_seat(s), other}).c_str(), kCallAlike);
     return;
   }

@@ -258,12 +258,13 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
     };
     finish(
         receive,
-        group_.fail(Code::kMismatch,
-                    "send/recv mismatch in group " + group_.name() + ": " + group_.topology().describe(early.peer) +
-                        words(" sends", early.dtype, early.bytes) + ", " + group_.topology().describe(group_.rank()) +
-                        words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
-                    "this is " + group_.rank_name(group_.rank()) +
-                        ". Next: give both tensors the same number of elements and the same type"));
+        group_.fail(
+            {.code = Code::kMismatch,
+             .cause = "send/recv mismatch in group " + group_.name() + ": " + group_.topology().describe(early.peer) +
+                      words(" sends", early.dtype, early.bytes) + ", " + group_.topology().describe(group_.rank()) +
+                      words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
+             .context = "this is " + group_.rank_name(group_.rank()),
+             .advice = "give both tensors the same number of elements and the same type"}));
     return true;
   }
   if (early.carried) {
@@ -342,7 +343,7 @@ bool Mailbox::stream(int rank) {
     try {
       if (message->moved_ == 0 && !lease(peer, rank, message->bytes)) break;
     } catch (const Error& error) {
-      finish(message, group_.fail(error.code(), error.reason(), "in send"));
+      finish(message, group_.fail(met_in(error.failure(), "in send")));
       peer.streaming.pop_front();
       return true;
     }
@@ -374,9 +375,9 @@ bool Mailbox::consume(int rank) {
     const size_t slot = size_t(lease_bytes) / kStreamDepth;
     const kernel::PeerMemory& memory = group_.memory(group_.seat_of(rank));
     if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
-      finish(message, group_.fail(Code::kMismatch,
-                                  group_.topology().describe(rank) + " describes staging memory that it cannot have",
-                                  "in recv"));
+      finish(message, group_.fail({Code::kMismatch,
+                                   group_.topology().describe(rank) + " describes staging memory that it cannot have",
+                                   "in recv"}));
       peer.arriving.pop_front();
       return true;
     }

@@ -154,7 +154,7 @@ class Mailbox : public LeaseHolder {
   void read_letter(net::Port::Letter&& letter) REQUIRES(mutex_);
   void read_mail(net::Port::Letter&& letter) REQUIRES(mutex_);
   bool far(int peer) const { return peer >= 0 && group_.seat_of(peer) < 0; }
-  std::optional<net::Port::Failure> fate(int peer) EXCLUDES(mutex_);
+  std::optional<net::Port::Fate> fate(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
   bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
   bool accept(const std::shared_ptr<Message>& receive, Early&& early) REQUIRES(mutex_);

@@ -88,7 +88,7 @@ std::string Mailbox::describe_wait(const Message& message) {
 /// meanwhile; the watch may run hooks, so no lock.
 void Mailbox::check_times() {
   struct Look {
-    std::optional<net::Port::Failure> gone;
+    std::optional<net::Port::Fate> gone;
     bool alarmed = false;
   };
   std::vector<std::pair<std::shared_ptr<Message>, int>> open;
@@ -211,7 +211,7 @@ void Mailbox::attend() {
     try {
       turn(nullptr, shift);
     } catch (const std::bad_alloc&) {
-      (void)group_.fail(Code::kSystem, "a rank has no memory left for the messages that come to it", "");
+      (void)group_.fail({Code::kSystem, "a rank has no memory left for the messages that come to it"});
     }
     idle_since = Clock::now();
   }

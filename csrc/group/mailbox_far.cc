@@ -114,10 +114,10 @@ void Mailbox::read_letter(net::Port::Letter&& letter) {
 }
 
 /// What has become of a rank of another host, or (-1) of any; it is asked for a sign of life.
-std::optional<net::Port::Failure> Mailbox::fate(int peer) {
+std::optional<net::Port::Fate> Mailbox::fate(int peer) {
   if (!group_.port()) return std::nullopt;
   MutexLock lock(group_.port()->mutex());
-  std::optional<net::Port::Failure> left;
+  std::optional<net::Port::Fate> left;
   bool somebody = false;
   for (int s = 0; s < group_.seats(); ++s) somebody |= s != group_.seat() && !group_.gone(s);
   for (int rank = 0; rank < group_.size(); ++rank) {

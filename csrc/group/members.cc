@@ -48,15 +48,15 @@ PlanFacts facts_of(const Topology& topology, int rank) {
   return facts;
 }
 
-void tell_other_hosts(net::Port& port, const Topology& topology, Code code, const std::string& cause) {
+void tell_other_hosts(net::Port& port, const Topology& topology, const Failure& failure) {
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.acquaintances();
-  if (code != Code::kPeerFailed) {
+  if (failure.met_as() != Code::kPeerFailed) {
     for (const std::vector<int>& host : topology.hosts) ranks.push_back(host.front());
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-  port.poison(cause, ranks);
+  port.poison(failure, ranks);
 }
 
 }  // namespace nvx

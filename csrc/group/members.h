@@ -62,6 +62,6 @@ PlanFacts facts_of(const Topology& topology, int rank);
 
 /// Tells the ranks that this one has talked to, and one of each host, which tells the others of its host, why the group
 /// has failed here. Best effort. Who only passes on what it was told need not tell all hosts again.
-void tell_other_hosts(net::Port& port, const Topology& topology, Code code, const std::string& cause);
+void tell_other_hosts(net::Port& port, const Topology& topology, const Failure& failure);
 
 }  // namespace nvx

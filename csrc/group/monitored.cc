@@ -11,7 +11,7 @@ namespace nvx {
 namespace {
 
 constexpr const char* kLookAtThem =
-    ". Next: look at what these ranks do; is the timeout long enough (monitored_barrier(timeout=))?";
+    "look at what these ranks do; is the timeout long enough (monitored_barrier(timeout=))?";
 constexpr size_t kMostDescribed = 8;
 
 }  // namespace
@@ -29,13 +29,12 @@ Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all
             "nvx: Rank " + std::to_string(rank()) +
                 " successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
                 "rank 0. Please check rank 0 logs for faulty rank; " +
-                waited +
-                ". Next: see whether that rank has come; rank 0 names the missing only where the others wait longer "
-                "than it does"};
+                waited,
+            "see whether that rank has come; rank 0 names the missing only where the others wait longer than it does"};
   }
   if (timeout.count() <= 0) {
-    return {Code::kTimeout, "nvx: Rank 0 timed out in monitoredBarrier after 0 ms; " + me +
-                                ". Next: give it time for the others to come (monitored_barrier(timeout=))"};
+    return {Code::kTimeout, "nvx: Rank 0 timed out in monitoredBarrier after 0 ms; " + me,
+            "give it time for the others to come (monitored_barrier(timeout=))"};
   }
   const Stamp turn = ++monitored_;
   open_turn(turn);
@@ -66,8 +65,11 @@ Status Group::came_not(const std::vector<int>& missing, bool all, const std::str
   const std::string head =
       (all ? "Ranks " : "Rank ") + numbers + " failed to pass monitoredBarrier in " + seconds(deadline);
   const std::string rest = me + ", waited for " + described;
-  if (!failed()) return {Code::kTimeout, "nvx: " + head + "; " + rest + kLookAtThem};
-  return met_in({Code::kTimeout, "nvx: " + head + ": " + without_name(failure().what())}, rest);
+  if (!failed()) return {Code::kTimeout, "nvx: " + head + "; " + rest, kLookAtThem};
+  Failure why = met_in(failure().failure(), rest);
+  why.code = Code::kTimeout, why.told = false;
+  why.cause = head + ": " + why.cause;
+  return why;
 }
 
 /// Rank 0's own check-in is what the others look for. On its host they sleep on the flag that lets them go.
@@ -125,7 +127,7 @@ Waited Group::await_turns(const std::function<bool(const Turns&)>& moved, const 
 
 /// Waits for what a rank of another host will say, unless it is lost.
 Waited Group::await_far(int rank, const std::function<bool()>& said, const WaitRules& rules) {
-  std::optional<net::Port::Failure> fate;
+  std::optional<net::Port::Fate> fate;
   const auto ended = [&] {
     port_->mutex().held_by_caller();
     return said() || (fate = port_->fate(rank));

@@ -16,8 +16,6 @@ namespace {
 
 thread_local bool telling = false;
 
-constexpr const char kBefore[] = "; before that, ";
-
 }  // namespace
 
 Roster& Roster::here() { return of_this_process<Roster>(); }
@@ -43,17 +41,16 @@ void Roster::tell_others(const Group& of, const std::function<void(Group&)>& tel
 }
 
 /// What a rank has said it failed of before it was lost, or left: then it is not to blame.
-void Group::tell_other_groups(Code code, const std::string& cause) {
-  if (code == Code::kAborted || closed()) return;
+void Group::tell_other_groups(const Failure& failure) {
+  const Code met = failure.met_as();
+  if (met == Code::kAborted || closed()) return;
   // What has come from group to group: where it began is what counts.
-  const size_t root = cause.rfind(kBefore);
-  const std::string trouble = root == std::string::npos
-                                  ? "group " + name() + " of " + topology().describe(rank()) + " had failed: " + cause
-                                  : cause.substr(root + sizeof kBefore - 1);
-  const bool by_loss = code == Code::kPeerDied || code == Code::kPeerFailed;
+  const std::string own = "group " + name() + " of " + topology().describe(rank()) + " had failed: " + failure.cause;
+  const Failure trouble{failure.code, failure.before.empty() ? own : failure.before};
+  const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
   Roster::here().tell_others(*this, [&](Group& other) {
-    if (!port_ || !other.port_ || &port_->wire() == &other.port_->wire()) other.hear_of(lost, code, trouble);
+    if (!port_ || !other.port_ || &port_->wire() == &other.port_->wire()) other.hear_of(lost, trouble);
   });
 }
 
@@ -74,13 +71,13 @@ std::vector<Group::Lost> Group::lost_ranks() {
   return lost;
 }
 
-void Group::hear_of(const std::vector<Lost>& lost, Code code, const std::string& trouble) {
+void Group::hear_of(const std::vector<Lost>& lost, const Failure& trouble) {
   if (forked() || failed() || closed()) return;
   if (std::any_of(lost.begin(), lost.end(), [this](const Lost& l) { return fail_as_lost(l); })) return;
   {
     MutexLock lock(failure_mutex_);
     if (own_pad().header().presence.load(std::memory_order_relaxed) == kernel::Presence::kLeft) return;
-    write_note(own_pad().header().trouble, code, trouble);
+    write_note(own_pad().header().trouble, trouble);
   }
   if (!port_) return;
   MutexLock lock(port_->mutex());
@@ -109,28 +106,28 @@ bool Group::fail_as_lost(const Lost& lost) {
 
 /// The seat of a rank that ranks of other hosts have lost, as one of them says, and that has ended on this one, where
 /// it is known how; else -1. Its connections end a little before the process does.
-int Group::seen_to_end(const std::string& why) const {
+int Group::seen_to_end(const Failure& told) const {
   constexpr std::chrono::milliseconds kMost{50};
-  for (int s = 0; s < seats(); ++s) {
-    if (s == seat() || !why.starts_with(topology().describe(here()[size_t(s)]) + kIsLost)) continue;
-    const auto here_still = [&] { return pad(s).header().presence.load() == kernel::Presence::kHere; };
-    for (const auto end = Clock::now() + kMost; !dead(s) && here_still() && Clock::now() < end;)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return dead(s) && here_still() ? s : -1;
-  }
-  return -1;
+  if (told.code != Code::kPeerDied || told.ending.known() || told.who == kNobody) return -1;
+  const int s = seat_of(told.who);
+  if (s < 0 || s == seat()) return -1;
+  const auto here_still = [&] { return pad(s).header().presence.load() == kernel::Presence::kHere; };
+  for (const auto end = Clock::now() + kMost; !dead(s) && here_still() && Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return dead(s) && here_still() ? s : -1;
 }
 
+/// Of what another group of that rank's process has failed, in words; empty where it has said nothing.
 std::string Group::trouble_of(int rank) {
-  std::string trouble;
   if (const int s = seat_of(rank); s >= 0) {
-    const kernel::FailureNote& note = pad(s).header().trouble;
-    if (pad(s).header().group == id() && note.readable()) trouble = read_note(note);
-  } else if (port_) {
-    MutexLock lock(port_->mutex());
-    trouble = port_->trouble(rank);
+    const kernel::PadHeader& header = pad(s).header();
+    if (header.group != id() || !header.trouble.readable()) return "";
+    const std::optional<Failure> note = read_note(header.trouble, size());
+    return note ? note->cause : "";
   }
-  return trouble.empty() ? "" : kBefore + trouble;
+  if (!port_) return "";
+  MutexLock lock(port_->mutex());
+  return port_->trouble(rank);
 }
 
 }  // namespace nvx

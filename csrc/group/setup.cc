@@ -44,7 +44,7 @@ SetUp::Made SetUp::meet() {
     if (members_.topology.hosts.size() > 1) open_port();
     meeting_.stop_sharing();
   } catch (const std::exception& error) {
-    give_up(made(), error);
+    give_up(made(), failure_of(error));
     throw;
   }
   return made();
@@ -52,24 +52,22 @@ SetUp::Made SetUp::meet() {
 
 SetUp::Made SetUp::made() { return {std::move(members_), std::move(port_), std::move(standing_)}; }
 
-void SetUp::give_up(Made made, const std::exception& error) {
-  const auto* const known = dynamic_cast<const Error*>(&error);
-  const Code code = known ? known->code() : Code::kSystem;
-  const std::string& told = meeting_.told();
-  const std::string note = !told.empty() ? told
-                                         : rank_name(rank()) + " (pid " + std::to_string(getpid()) + ", host " +
-                                               own_host_name(options_.host) + ") gave up making group " + name() +
-                                               ": " + without_name(error.what());
+void SetUp::give_up(Made made, const Failure& why) {
+  Failure note = meeting_.told().value_or(why);
+  if (!meeting_.told()) {
+    note.cause = rank_name(rank()) + " (pid " + std::to_string(getpid()) + ", host " + own_host_name(options_.host) +
+                 ") gave up making group " + name() + ": " + why.cause;
+  }
   const Members& members = made.members;
   if (members.pad_span) {
     const kernel::Pad own(members.neighbours->arena().at(members.pad_span.offset), size());
-    write_note(own.header().failure, code, note);
+    write_note(own.header().failure, note);
     own.header().presence.store(kernel::Presence::kLeft);
   }
-  contain("the store, told that a group cannot be made,", [&] { meeting_.leave_notes(code, note); });
+  contain("the store, told that a group cannot be made,", [&] { meeting_.leave_notes(note); });
   if (made.port)
     contain("the wire, told that a group cannot be made,",
-            [&] { tell_other_hosts(*made.port, members.topology, told.empty() ? code : Code::kPeerFailed, note); });
+            [&] { tell_other_hosts(*made.port, members.topology, note); });
   made.port.reset();
   if (!members.pad_span) return;
   Arena& arena = members.neighbours->arena();
@@ -163,8 +161,9 @@ void SetUp::await_ready(Doorway& door) {
       meeting_.stop_if_unwanted();
       check_seats();
       if (deadline_.passed(Clock::now())) {
-        throw Error(Code::kTimeout, "nvx: " + members_.topology.describe(r) + " did not finish setting up group " +
-                                        name() + " in time. " + see_log_of(rank_name(r)));
+        throw Error(Code::kTimeout,
+                    "nvx: " + members_.topology.describe(r) + " did not finish setting up group " + name() + " in time",
+                    see_log_of(rank_name(r)));
       }
     }
     if (header.group != members_.id || header.rank != r) {
@@ -181,17 +180,25 @@ void SetUp::check_seats() {
     if (s == members_.seat()) continue;
     const kernel::PadHeader& header = members_.pad(s).header();
     const std::string who = "nvx: " + members_.describe_seat(s);
-    const std::string advice = ". " + see_log_of(rank_name(members_.here()[size_t(s)]));
+    const std::string advice = see_log_of(rank_name(members_.here()[size_t(s)]));
     const uint64_t group = header.group;
     const bool of_this_group = group == members_.id || group == 0;  // 0: it does not know the name yet
-    if (of_this_group && header.failure.readable()) meeting_.end_as_told(read_note(header.failure));
+    if (of_this_group && header.failure.readable()) {
+      const std::string teller = rank_name(members_.here()[size_t(s)]);
+      meeting_.end_as_told(read_note(header.failure, options_.size).value_or(unreadable_note(teller)));
+    }
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
     if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
-      throw Error(Code::kPeerLeft, who + " has given up making group " + name() + advice);
+      throw Error(Code::kPeerLeft, who + " has given up making group " + name(), advice);
     if (members_.dead(s) && presence == kernel::Presence::kHere) {
-      throw Error(Code::kPeerDied, who + " ended" + members_.peers[size_t(s)]->how_it_ended(" (", ")") +
-                                       " while group " + name() + " was being set up" + advice);
+      const Ending ending = members_.peers[size_t(s)]->ending();
+      throw Error(Failure{.code = Code::kPeerDied,
+                          .cause = members_.describe_seat(s) + " ended" + words_of(ending, " (", ")") +
+                                   " while group " + name() + " was being set up",
+                          .advice = advice,
+                          .who = members_.here()[size_t(s)],
+                          .ending = ending});
     }
   }
 }
@@ -210,8 +217,9 @@ void SetUp::open_port() {
       if (size_t(r) < options_.global_ranks.size())
         port_->meet(r, options_.global_ranks[size_t(r)], standing_, topology.whereabouts(r));
     } catch (const Error& error) {
-      throw Error(error.code(), std::string(error.what()) + " (" + topology.describe(r) + ", seen from " +
-                                    topology.describe(rank()) + ")");
+      Failure failure = error.failure();
+      failure.cause += " (" + topology.describe(r) + ", seen from " + topology.describe(rank()) + ")";
+      throw Error(failure);
     }
   }
   if (rank() == 0) NVX_LOG(kInfo, "group %s: between hosts: %s", name().c_str(), wire->describe().c_str());

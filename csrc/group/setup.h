@@ -1,6 +1,5 @@
 #pragma once
 
-#include <exception>
 #include <memory>
 
 #include "base/deadline.h"
@@ -32,7 +31,7 @@ class SetUp {
   Made meet();
   /// Where no group can be made of it: tells whoever waits for this rank. Peers may have mapped its pad, or do so yet:
   /// it rests until they cannot look at it any more, and until then they find there that its rank has left, and why.
-  void give_up(Made made, const std::exception& error);
+  void give_up(Made made, const Failure& why);
 
  private:
   Made made();

@@ -93,9 +93,10 @@ Status Spread::explain_stray(const Operation& o, const net::Port::Stray& stray) 
   const std::string what =
       own ? contrast({group_.topology().describe(group_.rank()), fingerprint_of(*own)}, {peer, theirs})
           : peer + " called " + describe(theirs) + ", and this rank something else";
-  return group_.fail(Code::kMismatch,
-                     "collective mismatch in group " + group_.name() + where + std::to_string(o.number) + ": " + what,
-                     kCallAlike);
+  return group_.fail(
+      {.code = Code::kMismatch,
+       .cause = "collective mismatch in group " + group_.name() + where + std::to_string(o.number) + ": " + what,
+       .advice = kCallAlike});
 }
 
 /// Gives up what has not ended: when it returns, nothing of the operation's memory is touched any more. Returns what
@@ -281,7 +282,7 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
   net::Run::Verdict v;
   Awaited whom;
   std::string state;
-  std::optional<net::Port::Failure> fate;
+  std::optional<net::Port::Fate> fate;
   {
     MutexLock lock(port_.mutex());
     v = run.verdict();
@@ -301,23 +302,24 @@ Status Spread::explain(Call& call, const net::Run& run, Waited how) {
   const std::string peer = v.rank >= 0 ? group_.topology().describe(v.rank) : "";
   switch (v.cause) {
     case Cause::kMismatch:
-      return group_.fail(Code::kMismatch,
-                         "collective mismatch in group " + group_.name() + " at " + number + ": " +
-                             contrast({me, call.o.fingerprint()}, {peer, fingerprint_of(v.theirs)}),
-                         context + ". " + kCallAlike);
+      return group_.fail({.code = Code::kMismatch,
+                          .cause = "collective mismatch in group " + group_.name() + " at " + number + ": " +
+                                   contrast({me, call.o.fingerprint()}, {peer, fingerprint_of(v.theirs)}),
+                          .context = context,
+                          .advice = kCallAlike});
     case Cause::kCounts:
-      return group_.fail(Code::kMismatch,
-                         "collective mismatch in group " + group_.name() + " at " + number + ": in " + what + " " + me +
-                             " expects " + std::to_string(v.mine) + " bytes from " + peer + ", which sends " +
-                             std::to_string(v.other) + " bytes",
-                         context + ". Next: compare the split sizes of the two ranks");
+      return group_.fail({.code = Code::kMismatch,
+                          .cause = "collective mismatch in group " + group_.name() + " at " + number + ": in " + what +
+                                   " " + me + " expects " + std::to_string(v.mine) + " bytes from " + peer +
+                                   ", which sends " + std::to_string(v.other) + " bytes",
+                          .context = context,
+                          .advice = kCompareSplits});
     case Cause::kGarbage:
-      return group_.fail(Code::kMismatch, peer + " sends what belongs to no message of " + what, context);
-    case Cause::kLost: {
-      return met_in(group_.fail_by_fate(
-                        fate.value_or(net::Port::Failure{v.rank, net::Port::Failure::Cause::kLost, "was closed"})),
-                    context);
-    }
+      return group_.fail({Code::kMismatch, peer + " sends what belongs to no message of " + what, context});
+    case Cause::kLost:
+      return met_in(
+          group_.fail_by_fate(fate.value_or(net::Port::Fate{v.rank, net::Port::Fate::What::kLost, "was closed"})),
+          context);
     case Cause::kNone: break;
   }
   if (how == Waited::kReached) {

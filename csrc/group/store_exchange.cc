@@ -49,7 +49,7 @@ std::vector<std::vector<std::byte>> StoreExchange::all_gather(std::span<const st
     ++round_;
     return all;
   } catch (const std::exception& error) {
-    contain("the store, told that a rank gives up,", [&] { give_up(error.what()); });
+    contain("the store, told that a rank gives up,", [&] { give_up(failure_of(error)); });
     throw;
   }
 }
@@ -103,14 +103,19 @@ std::string StoreExchange::missing() {
 }
 
 void StoreExchange::look_for_failures() {
-  if (const auto note = read_note(store_, key("")))
-    throw Error(Code::kPeerFailed, "nvx: " + *note + "; this is " + options_.name(options_.rank));
+  if (const auto note = read_note(store_, key(""), options_.ranks))
+    throw Error(met_in(*note, "this is " + options_.name(options_.rank)));
 }
 
-void StoreExchange::give_up(const std::string& why) {
+void StoreExchange::give_up(const Failure& why) {
   if (gave_up_) return;
   gave_up_ = true;
-  leave_note(store_, key(""), options_.name(options_.rank) + " gave up: " + without_name(why));
+  // The ranks that it names may be of a larger group.
+  leave_note(store_, key(""),
+             {.code = why.code,
+              .cause = options_.name(options_.rank) + " gave up: " + why.cause,
+              .advice = why.advice,
+              .before = why.before});
 }
 
 StoreExchange::Value StoreExchange::pack(std::span<const std::byte> said) const {

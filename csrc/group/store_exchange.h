@@ -34,7 +34,7 @@ class StoreExchange : public Exchange {
   /// exchange; kPeerFailed in the words of a rank that has given up.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
   /// Whoever waits for this rank is told within a second or so.
-  void give_up(const std::string& why) override;
+  void give_up(const Failure& why) override;
 
  private:
   using Value = std::vector<uint8_t>;

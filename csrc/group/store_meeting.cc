@@ -138,9 +138,9 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
       throw Error(Code::kTimeout,
                   "nvx: the ranks of group " + options_.name + " did not all come in " + seconds(deadline) + ": " +
                       missing(writer) + earlier_claim() + "; this is " + rank_name(rank()) +
-                      ", which waits for the key " + key(what) +
-                      " in the store. Next: has every rank been started, with this backend and world size, and "
-                      "does each make this group? See the logs of those that have not come");
+                      ", which waits for the key " + key(what) + " in the store",
+                  "has every rank been started, with this backend and world size, and does each make this group? See "
+                  "the logs of those that have not come");
     }
   }
 }
@@ -208,10 +208,10 @@ void StoreMeeting::look_for_a_double() {
 void StoreMeeting::end_as_doubled(int64_t their_generation) {
   doubled_until_ = std::min(their_generation, generation_ + kMostDoubles);
   const std::string own = claim_of(getpid(), own_host_name(options_.host)), other = claimant(their_generation);
-  throw Error(Code::kMismatch, "nvx: rank " + std::to_string(rank()) + " of group " + options_.name +
-                                   " was claimed twice: by " + own + " and by " +
-                                   (other.empty() ? "another process" : other) +
-                                   ". Next: give each process a rank of its own (RANK, init_process_group(rank=))");
+  throw Error(Code::kMismatch,
+              "nvx: rank " + std::to_string(rank()) + " of group " + options_.name + " was claimed twice: by " + own +
+                  " and by " + (other.empty() ? "another process" : other),
+              "give each process a rank of its own (RANK, init_process_group(rank=))");
 }
 
 /// Whoever was this rank before may have ended, or have made the group that this process waits for: nobody here can
@@ -241,14 +241,12 @@ std::string StoreMeeting::claimant(int64_t generation) {
 
 void StoreMeeting::look_for_failures() {
   if (generation_ == 0) return;
-  if (const auto note = read_note(store_, key(""))) end_as_told(*note);
+  if (const auto note = read_note(store_, key(""), size())) end_as_told(*note);
 }
 
-void StoreMeeting::end_as_told(const std::string& note) {
-  told_ = printable(note);
-  const Status status =
-      met_in({Code::kPeerFailed, "nvx: " + told_}, "this is " + rank_name(rank()) + ", which was making it");
-  throw Error(status.code(), status.what());
+void StoreMeeting::end_as_told(const Failure& note) {
+  told_ = note;
+  throw Error(met_in(note, "this is " + rank_name(rank()) + ", which was making it"));
 }
 
 void StoreMeeting::stop_if_unwanted() const {
@@ -259,14 +257,15 @@ void StoreMeeting::stop_if_unwanted() const {
                                     " while it was being made");
 }
 
-void StoreMeeting::leave_notes(Code code, const std::string& note) {
+void StoreMeeting::leave_notes(const Failure& note) {
   for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
     leave_note(store_, key_in(g, ""), note);
   }
   if (const int64_t ahead = set_up_ahead()) leave_note(store_, key_in(ahead, ""), note);
   // As a rule rank 0 serves the store, and others look into it once a second.
   constexpr std::chrono::milliseconds kMost{1500};
-  if (rank() == 0 && generation_ != 0 && code != Code::kInterrupted) await_notes(store_, key(""), size(), kMost);
+  if (rank() == 0 && generation_ != 0 && note.met_as() != Code::kInterrupted)
+    await_notes(store_, key(""), size(), kMost);
 }
 
 void look_for_deaths(const GroupOptions& options, int writer) {
@@ -275,17 +274,21 @@ void look_for_deaths(const GroupOptions& options, int writer) {
   for (size_t r = 0; r < options.global_ranks.size(); ++r) {
     const uint64_t global = options.global_ranks[r];
     const std::string who = "global rank " + std::to_string(global);
-    const std::string when = " while group " + options.name + " was being made. " + see_log_of(who);
+    const std::string when = " while group " + options.name + " was being made";
     const std::shared_ptr<Neighbour> met = neighbours->met(global);
     if (met && met->dead()) {
-      throw Error(Code::kPeerDied, "nvx: " + who + " (pid " + std::to_string(met->pid()) + ", host " +
-                                       own_host_name(options.host) + ") has ended" + met->how_it_ended(" (", ")") +
-                                       when);
+      const Ending ending = met->ending();
+      throw Error(Failure{.code = Code::kPeerDied,
+                          .cause = who + " (pid " + std::to_string(met->pid()) + ", host " +
+                                   own_host_name(options.host) + ") has ended" + words_of(ending, " (", ")") + when,
+                          .advice = see_log_of(who),
+                          .who = int(r),
+                          .ending = ending});
     }
     if (!wire || int(r) != writer) continue;
     MutexLock lock(wire->mutex());
     const std::string lost = wire->fate(global);
-    if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + who + " " + lost + "," + when);
+    if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + who + " " + lost + "," + when, see_log_of(who));
   }
 }
 

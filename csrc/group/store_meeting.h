@@ -45,15 +45,15 @@ class StoreMeeting {
 
   /// Throws if a rank has given this set-up up, wherever it is; ...
   void look_for_failures();
-  /// ... which has said so in these words.
-  [[noreturn]] void end_as_told(const std::string& note);
-  /// Those words; empty where nobody has.
-  const std::string& told() const { return told_; }
+  /// ... and has told this of it.
+  [[noreturn]] void end_as_told(const Failure& note);
+  /// What it has told; nothing where nobody has.
+  const std::optional<Failure>& told() const { return told_; }
   /// Throws if the user, or whoever makes the group, does not want it any more.
   void stop_if_unwanted() const;
 
   /// Leaves a note in every set-up in which somebody may wait for this rank.
-  void leave_notes(Code code, const std::string& note);
+  void leave_notes(const Failure& note);
 
  private:
   using Value = std::vector<uint8_t>;
@@ -81,7 +81,7 @@ class StoreMeeting {
   const GroupOptions& options_;
   int64_t generation_ = 0;            // how often this rank has set the group up in its store, this time included
   int64_t doubled_until_ = 0;         // another process has counted up to here for this rank
-  std::string told_;                  // what another rank has said of its failure
+  std::optional<Failure> told_;       // what another rank has said of its failure
   std::unique_ptr<Handout> handout_;  // of the rank that reads the store for its host; ...
   std::unique_ptr<Receipt> receipt_;  // ... and of the ranks for which it does
 };

@@ -1,9 +1,7 @@
 #include "group/store_notes.h"
 
-#include <algorithm>
+#include <span>
 #include <thread>
-
-#include "base/words.h"
 
 namespace nvx {
 namespace {
@@ -15,17 +13,19 @@ std::string note_in(const std::string& prefix) { return prefix + "failure"; }
 
 }  // namespace
 
-void leave_note(Store& store, const std::string& prefix, const std::string& why) {
-  if (store.add(count_in(prefix), 1) == 1) store.set(note_in(prefix), {why.begin(), why.end()});
+void leave_note(Store& store, const std::string& prefix, const Failure& why) {
+  if (store.add(count_in(prefix), 1) != 1) return;
+  const FailureNote note = FailureNote::of(why);
+  const auto* begin = reinterpret_cast<const uint8_t*>(note.used().data());
+  store.set(note_in(prefix), {begin, begin + note.used().size()});
 }
 
-std::optional<std::string> read_note(Store& store, const std::string& prefix) {
+std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks) {
   constexpr std::chrono::milliseconds kSpan{200};  // the first one to count writes its note at once
-  constexpr size_t kLongest = 1024;
   if (store.add(count_in(prefix), 0) == 0) return std::nullopt;
   const auto note = store.get(note_in(prefix), kSpan);
   if (!note) return std::nullopt;
-  return printable({note->begin(), note->begin() + ptrdiff_t(std::min(note->size(), kLongest))});
+  return FailureNote::read(std::as_bytes(std::span(*note)), ranks).value_or(unreadable_note("a rank"));
 }
 
 void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most) {

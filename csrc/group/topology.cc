@@ -11,11 +11,13 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "base/config.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/words.h"
 
 namespace nvx {
 namespace {
@@ -115,10 +117,10 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
     Hello first;
     if (whole) std::memcpy(&first, value.data(), sizeof first);
     if (whole && first.magic == Hello::kMagic && first.wire == Hello::kWire) {
-      throw Error(Code::kMismatch, "nvx: to rank " + std::to_string(first.rank) + " this group has " +
-                                       std::to_string(value.size() / sizeof(Hello)) + " ranks, to this rank " +
-                                       std::to_string(count) +
-                                       ". Next: start all ranks with the same world size, or list of ranks");
+      throw Error(Code::kMismatch,
+                  "nvx: to rank " + std::to_string(first.rank) + " this group has " +
+                      std::to_string(value.size() / sizeof(Hello)) + " ranks, to this rank " + std::to_string(count),
+                  "start all ranks with the same world size, or list of ranks");
     }
     throw Error(Code::kMismatch,
                 "nvx: the store holds " + std::to_string(value.size()) + " bytes where " +
@@ -211,7 +213,8 @@ Topology Topology::from(std::vector<Hello> ranks) {
     if (hello.plan_hash != first.plan_hash) {
       throw Error(Code::kMismatch,
                   "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) +
-                      " differ in NVX_ALGO, NVX_ONE_SHOT_BYTES or NVX_DELEGATE. Next: set the same on all ranks");
+                      " differ in NVX_ALGO, NVX_ONE_SHOT_BYTES or NVX_DELEGATE",
+                  "set the same on all ranks");
     }
     topology.cores = std::min<size_t>(topology.cores, hello.cores);
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);
@@ -235,8 +238,8 @@ void Topology::sort_by_host() {
     throw Error(Code::kMismatch,
                 "nvx: " + describe(int(first)) + " and " + describe(int(i)) +
                     " say with NVX_HOST_ID that they share a host, but they run on different machines "
-                    "or in different network namespaces, where they cannot share memory. Next: give "
-                    "the ranks of each machine, or container, an NVX_HOST_ID of their own, or unset it");
+                    "or in different network namespaces, where they cannot share memory",
+                "give the ranks of each machine, or container, an NVX_HOST_ID of their own, or unset it");
   }
 }
 
@@ -252,22 +255,32 @@ std::string Topology::describe() const {
   return all + " on " + std::to_string(hosts.size()) + " hosts: " + spread;
 }
 
-std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks) {
-  const std::string name = "rank " + std::to_string(rank);
+namespace {
+
+/// Which rank of the whole job that is, where it is another one.
+std::optional<uint64_t> global_name(int rank, const std::vector<uint64_t>& global_ranks) {
   const bool same = size_t(rank) >= global_ranks.size() || global_ranks[size_t(rank)] == uint64_t(rank);
-  return same ? name : name + " (global rank " + std::to_string(global_ranks[size_t(rank)]) + ")";
+  return same ? std::nullopt : std::optional(global_ranks[size_t(rank)]);
 }
 
-std::string Topology::describe(int rank) const {
-  std::string name = rank_name(rank, global_ranks), where = whereabouts(rank);
-  if (name.back() != ')') return name + " " + where;
-  name.pop_back();
-  return name + ", " + where.substr(1);
+std::string in_the_job(uint64_t global) { return "global rank " + std::to_string(global); }
+
+std::string place_of(const Hello& hello) {
+  return "pid " + std::to_string(hello.pid) + ", host " + std::string(hello.host_name);
 }
 
-std::string Topology::whereabouts(int rank) const {
-  const Hello& hello = ranks[size_t(rank)];
-  return "(pid " + std::to_string(hello.pid) + ", host " + hello.host_name + ")";
+}  // namespace
+
+std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks) {
+  const std::optional<uint64_t> global = global_name(rank, global_ranks);
+  return of_rank(rank) + (global ? " (" + in_the_job(*global) + ")" : "");
 }
+
+std::string Topology::describe(int rank, const std::string& more) const {
+  const std::optional<uint64_t> global = global_name(rank, global_ranks);
+  return of_rank(rank) + " (" + (global ? in_the_job(*global) + ", " : "") + place_of(ranks[size_t(rank)]) + more + ")";
+}
+
+std::string Topology::whereabouts(int rank) const { return "(" + place_of(ranks[size_t(rank)]) + ")"; }
 
 }  // namespace nvx

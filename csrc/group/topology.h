@@ -13,7 +13,8 @@ namespace nvx {
 /// is believed beyond what decode() checks and what local geometry allows.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
-  static constexpr uint16_t kWire = 6;            // protocol between ranks; moves when a layout in pad.h or here does
+  static constexpr uint16_t kWire =
+      7;  // protocol between ranks; moves when a layout in pad.h, in failure_note.h or here does
 
   uint32_t magic = kMagic;
   uint16_t wire = kWire;
@@ -71,7 +72,8 @@ struct Topology {
   /// As many ranks as every host has at least: each of them can carry a part of what goes between hosts.
   size_t rails() const;
   /// "rank 3 (pid 4711, host a01)"; where that is another one of the job, "rank 1 (global rank 3, pid 4711, host a01)"
-  std::string describe(int rank) const;
+  /// more: what else is to be said of it there, as ", stopped".
+  std::string describe(int rank, const std::string& more = "") const;
   std::string whereabouts(int rank) const;  ///< "(pid 4711, host a01)"
   std::string describe() const;             ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/failure_note.h"
 #include "base/flag.h"
 #include "kernel/dtype.h"
 
@@ -72,16 +73,16 @@ struct alignas(kLine) FlagLine {
 };
 
 /// Why a rank gave the group up, for the others to repeat.
-struct FailureNote {
+struct PostedNote {
   enum State : uint32_t { kNone, kBeingWritten, kReadable };
   std::atomic<State> state;
-  uint32_t code;
-  char text[760];
+  uint32_t reserved;
+  FailureNote note;
 
   /// What its owner wrote there before is visible then.
   bool readable() const { return state.load(std::memory_order_acquire) == kReadable; }
 };
-static_assert(sizeof(FailureNote) == 768);
+static_assert(sizeof(PostedNote) == 1024);
 
 enum class Presence : uint32_t { kAbsent, kHere, kLeft };
 
@@ -93,8 +94,8 @@ struct alignas(kLine) PadHeader {
   std::atomic<uint64_t> launched;     ///< operations begun on it by calls
   std::atomic<uint32_t> ended_epoch;  ///< the last operation that it has ended, replays included
   std::atomic<uint64_t> pool_grown;   ///< bytes of its pool that peers may map; may grow at any time
-  FailureNote failure;
-  FailureNote trouble;     ///< why another group of this rank's process has failed
+  PostedNote failure;
+  PostedNote trouble;      ///< why another group of this rank's process has failed
   FlagLine ready;          ///< set-up: this rank has mapped everybody
   FlagLine monitored_in;   ///< monitored barrier: checked in; of rank 0: begun
   FlagLine monitored_out;  ///< monitored barrier, rank 0: everybody has

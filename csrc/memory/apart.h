@@ -108,7 +108,7 @@ class MadeApart {
       state_->late = true;
       throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
     }
-    if (!state_->thing) throw Error(state_->failure->code(), state_->failure->what());  // each thrower its own
+    if (!state_->thing) throw Error(state_->failure->status());  // each thrower its own
     return *state_->thing;
   }
 

@@ -17,7 +17,7 @@ DevicePool& DeviceHome::pool(int device) {
   if (DevicePool* made = here.made.load(std::memory_order_acquire)) return *made;
   {
     MutexLock lock(mutex_);
-    if (here.why_not) throw Error(here.why_not->code(), here.why_not->what());
+    if (here.why_not) throw Error(here.why_not->status());
   }
   const ShareProbe found = probe(device, patience_);
   const ShareKind kind = found.has(ShareKind::kFd) ? ShareKind::kFd : ShareKind::kFabric;

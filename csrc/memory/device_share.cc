@@ -139,7 +139,7 @@ DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOption
     } while (!meeting.share_arenas());
     meeting.share_windows();
   } catch (const std::exception& error) {
-    contain("telling the other ranks that GPU memory cannot be shared", [&] { exchange.give_up(error.what()); });
+    contain("telling the other ranks that GPU memory cannot be shared", [&] { exchange.give_up(failure_of(error)); });
     throw;
   }
   if (const std::string said = complaints(); !said.empty()) NVX_LOG(kWarn, "%s", said.c_str());

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/failure.h"
 #include "base/words.h"
 #include "memory/device_arena.h"
 #include "memory/device_check.h"
@@ -20,7 +21,7 @@ class Exchange {
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
   /// Called when this rank has failed, for this reason, and will say nothing any more. Whoever waits for it may be
   /// told.
-  virtual void give_up(const std::string& /*why*/) {}
+  virtual void give_up(const Failure& /*why*/) {}
 };
 
 struct ShareOptions {

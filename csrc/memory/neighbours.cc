@@ -122,7 +122,7 @@ Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
 
 bool Neighbour::dead() const {
   // A kernel, or a sandbox, without pidfds: what nobody has reaped yet still has a place among the processes.
-  if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || !how_it_ended("", "").empty();
+  if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || ending().known();
   pollfd ask{pidfd_.get(), POLLIN, 0};
   return poll(&ask, 1, 0) == 1;
 }
@@ -139,12 +139,12 @@ bool Neighbour::stopped() const {
   return stat.starts_with('T') || stat.starts_with('t');
 }
 
-std::string Neighbour::how_it_ended(const std::string& before, const std::string& behind) const {
+Ending Neighbour::ending() const {
   std::optional<int> status = status_of_unreaped(pid_);
   if (!status && pidfd_) status = status_of_reaped(pidfd_.get());
-  if (!status) return "";
-  if (WIFSIGNALED(*status)) return before + "signal " + std::to_string(WTERMSIG(*status)) + behind;
-  return before + "exit code " + std::to_string(WEXITSTATUS(*status)) + behind;
+  if (!status) return {};
+  if (WIFSIGNALED(*status)) return {Ending::How::kKilled, WTERMSIG(*status)};
+  return {Ending::How::kExited, WEXITSTATUS(*status)};
 }
 
 Neighbours::Neighbours() : leases_(arena_, size_t(config().staging_mb) << 20), own_pidfd_(open_pidfd(getpid())) {}
@@ -224,8 +224,8 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
     if (!guest) {
       throw Error(Code::kPeerDied,
                   "nvx: " + name_of(want) + " cannot be reached over its Unix socket (" + std::strerror(errno) +
-                      "): it has ended, or belongs to another user. Next: see its log; run all ranks of "
-                      "a host as one user");
+                      "): it has ended, or belongs to another user",
+                  "see its log; run all ranks of a host as one user");
     }
     polls.push_back({guest.get(), POLLIN, 0});
     guests.push_back(std::move(guest));
@@ -238,9 +238,9 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
       for (const Wanted& want : wanted) {
         if (!got.contains(want.id)) missing += (missing.empty() ? "" : ", ") + name_of(want);
       }
-      throw Error(Code::kTimeout, "nvx: no shared memory was handed over in time by " + missing +
-                                      ". Next: see what it does, whether it is stopped or swapped out; is the timeout "
-                                      "long enough (init_process_group(timeout=))?");
+      throw Error(Code::kTimeout, "nvx: no shared memory was handed over in time by " + missing,
+                  "see what it does, whether it is stopped or swapped out; is the timeout long enough "
+                  "(init_process_group(timeout=))?");
     }
     if (poll(polls.data(), polls.size(), 100) < 0 && errno != EINTR) throw system_error("poll failed");
     if (polls[0].revents || polls[1].revents) answer();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/failure.h"
 #include "base/handle.h"
 #include "base/mutex.h"
 #include "memory/arena.h"
@@ -28,9 +29,8 @@ class Neighbour {
   bool dead() const;
   /// Whether a signal or a debugger has stopped it, as far as /proc tells.
   bool stopped() const;
-  /// How it ended, put between these two texts: "signal 9" or "exit code 1". Empty where the kernel does not tell any
-  /// more.
-  std::string how_it_ended(const std::string& before, const std::string& behind) const;
+  /// How it ended, as far as the kernel still tells.
+  Ending ending() const;
   pid_t pid() const { return pid_; }
 
  private:

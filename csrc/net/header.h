@@ -13,7 +13,7 @@ enum class Kind : uint8_t {
   kFirst,   ///< the first segment of a schedule's message; a First follows the header
   kNext,    ///< a later segment of it
   kCredit,  ///< of what the receiver of this had sent, `value` bytes have been taken in
-  kPoison,  ///< the sender's group has failed; the body says why
+  kPoison,  ///< the sender's group has failed; the body is a FailureNote
   kPing,    ///< of a process, not of a group: are you there?
   kPong,    ///< yes; `value` 1: and its group stands, 0: it does not, 2: the asker has been given up, the body says why
   kMail,    ///< a send's announcement; a MailHead follows the header, and a small message is in the body
@@ -23,7 +23,7 @@ enum class Kind : uint8_t {
   kLabel,   ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
   kMonitorIn,   ///< has come to the monitored barrier of number `value`
   kMonitorOut,  ///< all have come to it
-  kTrouble,     ///< another group of the sender's process has failed; the body says of what
+  kTrouble,     ///< another group of the sender's process has failed; the body is a FailureNote
   kKinds        ///< how many there are
 };
 
@@ -31,7 +31,7 @@ enum class Kind : uint8_t {
 /// what this side knows before it is used.
 struct WireHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kWire = 4;  ///< moves when a layout in this file does
+  static constexpr uint8_t kWire = 5;  ///< moves when a layout in this file, or in failure_note.h, does
 
   uint8_t magic = kMagic;
   uint8_t wire = kWire;

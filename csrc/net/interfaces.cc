@@ -117,14 +117,14 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
   return chosen;
 }
 
-std::string none_named(const InterfaceRule& rule, std::span<const Interface> present) {
+Failure none_named(const InterfaceRule& rule, std::span<const Interface> present) {
   std::string names;
   for (const Interface& interface : present) names += (names.empty() ? "" : ", ") + interface.name;
   const std::string what = std::string(rule.variable) + "=" + rule.text +
                            " names no interface that is up on this host, where there " +
                            (names.empty() ? "is none" : (present.size() == 1 ? "is " : "are ") + names);
-  return what + (rule.own ? ". Next: name one of them, or unset it"
-                          : "; UCX chooses, as NVX_DEBUG=info tells, unless NVX_SOCKET_IFNAME names one");
+  if (rule.own) return {.code = Code::kInvalid, .cause = what, .advice = "name one of them, or unset it"};
+  return {Code::kInvalid, what + "; UCX chooses, as NVX_DEBUG=info tells, unless NVX_SOCKET_IFNAME names one"};
 }
 
 }  // namespace nvx::net

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "base/failure.h"
+
 namespace nvx::net {
 
 /// A network interface that is up and has an address.
@@ -35,6 +37,6 @@ InterfaceRule interface_rule();
 std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present,
                                 const std::string& towards = "");
 /// What is said where the rule names none of those present, and what to do.
-std::string none_named(const InterfaceRule& rule, std::span<const Interface> present);
+Failure none_named(const InterfaceRule& rule, std::span<const Interface> present);
 
 }  // namespace nvx::net

@@ -21,10 +21,6 @@ constexpr uint64_t kMostLetters = 1 << 18, kMailCost = 16;
 /// Modular, as the numbers may wrap.
 bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
 
-std::string words_in(std::span<const std::byte> body) {
-  return printable(std::string(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostLetterBytes)));
-}
-
 uint64_t cost_of(const Port::Letter& letter) { return letter.kind == Kind::kMail ? kMailCost : 1; }
 
 }  // namespace
@@ -141,9 +137,12 @@ void Port::arrived(const WireHeader& header, std::span<const std::byte> whole, s
     case Kind::kFirst:
     case Kind::kNext: return take_segment(header, whole, body);
     case Kind::kCredit: from.owed -= std::min(from.owed, header.value); return;
-    case Kind::kPoison: return fail({int(header.from), Failure::Cause::kTold, words_in(body)});
+    case Kind::kPoison:
+      return fail({int(header.from),
+                   FailureNote::read(body, int(ranks_.size())).value_or(unreadable_note(of_rank(int(header.from))))});
     case Kind::kTrouble:
-      if (from.trouble.empty()) from.trouble = words_in(body);
+      if (const auto told = FailureNote::read(body, int(ranks_.size())); told && from.trouble.empty())
+        from.trouble = told->cause;
       return;
     case Kind::kParcel: return parcels_.take(header, body);
     case Kind::kLabel: return take_label(header, whole);
@@ -278,26 +277,26 @@ std::optional<Label> Port::called_here(uint32_t op) const {
 
 // --- failure
 
-void Port::fail(Failure failure) {
+void Port::fail(Told told) {
   if (failed_.load(std::memory_order_relaxed) || left_) return;
-  failure_ = std::move(failure);
+  told_ = std::move(told);
   failed_.store(true, std::memory_order_release);
-  if (hear_) hear_(*failure_);
+  if (hear_) hear_(*told_);
   poke_();
 }
 
-void Port::on_failure(std::function<void(const Failure&)> hear) {
+void Port::on_failure(std::function<void(const Told&)> hear) {
   hear_ = std::move(hear);
-  if (failure_) hear_(*failure_);
+  if (told_) hear_(*told_);
 }
 
-std::optional<Port::Failure> Port::fate(int rank) {
+std::optional<Port::Fate> Port::fate(int rank) {
   const Rank& there = ranks_[size_t(rank)];
   if (!there.known) return std::nullopt;
-  if (there.left) return Failure{rank, Failure::Cause::kLeft};
+  if (there.left) return Fate{rank, Fate::What::kLeft};
   const std::string& lost = wire_->lost_because(there.peer);
   if (lost.empty()) return std::nullopt;
-  return Failure{rank, Failure::Cause::kLost, lost};
+  return Fate{rank, Fate::What::kLost, lost};
 }
 
 Clock::duration Port::silence(int rank) const {
@@ -305,27 +304,28 @@ Clock::duration Port::silence(int rank) const {
   return there.known ? wire_->silence_of(there.peer) : Clock::duration(0);
 }
 
-void Port::poison(const std::string& why, const std::vector<int>& ranks) {
+void Port::poison(const Failure& why, const std::vector<int>& ranks) {
   WireHeader header;
   header.kind = Kind::kPoison;
-  const std::span<const char> text(why.data(), std::min(why.size(), Wire::kMostCopied));
+  const FailureNote note = FailureNote::of(why);
   for (const int rank : ranks) {
-    if (ranks_[size_t(rank)].known) send(rank, header, {}, std::as_bytes(text), nullptr, 0);
+    if (ranks_[size_t(rank)].known) send(rank, header, {}, note.used(), nullptr, 0);
   }
 }
 
-void Port::tell_trouble(const std::string& what) {
-  if (left_ || !trouble_.empty()) return;
-  trouble_ = what.substr(0, Wire::kMostCopied);
+void Port::tell_trouble(const Failure& what) {
+  static_assert(sizeof(FailureNote) <= Wire::kMostCopied);
+  if (left_ || trouble_) return;
+  trouble_ = FailureNote::of(what);
   for (const int rank : acquaintances()) pass_trouble(rank);
 }
 
 void Port::pass_trouble(int rank) {
   Rank& there = ranks_[size_t(rank)];
-  if (trouble_.empty() || !there.known || std::exchange(there.told_trouble, true)) return;
+  if (!trouble_ || !there.known || std::exchange(there.told_trouble, true)) return;
   WireHeader header;
   header.kind = Kind::kTrouble;
-  send(rank, header, {}, std::as_bytes(std::span<const char>(trouble_)), nullptr, 0);
+  send(rank, header, {}, trouble_->used(), nullptr, 0);
 }
 
 /// Who asks for a sign of life waits for this rank, so it is one of those who are to be told.

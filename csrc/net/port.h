@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/failure_note.h"
 #include "net/parcels.h"
 #include "net/wire.h"
 
@@ -19,17 +20,21 @@ class Run;
 /// time.
 class Port {
  public:
-  /// What became of a rank, or what another one says of the group.
-  struct Failure {
-    enum class Cause {
+  /// What has become of a rank.
+  struct Fate {
+    enum class What {
       kLost,  ///< its process cannot be talked to any more
       kLeft,  ///< it has destroyed the group
-      kTold,  ///< it has failed the group, and says why
     };
-    int rank = -1;
-    Cause cause = Cause::kLost;
-    std::string why{};
-    bool left() const { return cause == Cause::kLeft; }
+    int rank = kNobody;
+    What what = What::kLost;
+    std::string why{};  ///< of what is lost
+    bool left() const { return what == What::kLeft; }
+  };
+  /// A rank has failed the group, and says why.
+  struct Told {
+    int by = kNobody;
+    Failure failure;
   };
   /// A piece of mail that has come: an announcement, or an answer to one.
   struct Letter {
@@ -100,20 +105,20 @@ class Port {
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  const std::optional<Failure>& failure() const REQUIRES(wire_->mutex()) { return failure_; }
+  const std::optional<Told>& told() const REQUIRES(wire_->mutex()) { return told_; }
   /// hear is called once, when another rank fails the group: with the wire's lock held, on whatever thread drives the
   /// wire.
-  void on_failure(std::function<void(const Failure&)> hear) REQUIRES(wire_->mutex());
+  void on_failure(std::function<void(const Told&)> hear) REQUIRES(wire_->mutex());
   /// What is known of a rank: lost, or left; nothing while it is there.
-  std::optional<Failure> fate(int rank) REQUIRES(wire_->mutex());
+  std::optional<Fate> fate(int rank) REQUIRES(wire_->mutex());
   /// For how long a rank that is waited for has been asked for a sign of life in vain; 0 where it has not.
   Clock::duration silence(int rank) const REQUIRES(wire_->mutex());
   /// Tells these ranks why the group has failed here.
-  void poison(const std::string& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex());
+  void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex());
   /// Tells whoever waits for this rank, now or later, of what another group of this process has failed. Only the first
   /// call counts.
-  void tell_trouble(const std::string& what) REQUIRES(wire_->mutex());
-  /// What a rank has told of its other groups in this way; empty if nothing.
+  void tell_trouble(const Failure& what) REQUIRES(wire_->mutex());
+  /// What a rank has told of its other groups in this way, in words; empty if nothing.
   const std::string& trouble(int rank) const REQUIRES(wire_->mutex()) { return ranks_[size_t(rank)].trouble; }
   /// Which process a rank is, on the wire; nothing where there is no such rank, or no address of it is known.
   std::optional<PeerId> process_of(int rank) const REQUIRES(wire_->mutex()) {
@@ -192,7 +197,7 @@ class Port {
   void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(wire_->mutex());
   void note_called(const WireHeader& header) REQUIRES(wire_->mutex());
   void take_label(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(wire_->mutex());
-  void fail(Failure failure) REQUIRES(wire_->mutex());
+  void fail(Told told) REQUIRES(wire_->mutex());
   void pass_trouble(int rank) REQUIRES(wire_->mutex());
 
   std::shared_ptr<Wire> wire_;
@@ -211,9 +216,9 @@ class Port {
   std::optional<std::pair<int, Called>> clash_;
   bool left_ = false;
   std::atomic<bool> failed_{false};
-  std::optional<Failure> failure_;
-  std::function<void(const Failure&)> hear_;
-  std::string trouble_;  // of other groups of this process
+  std::optional<Told> told_;
+  std::function<void(const Told&)> hear_;
+  std::optional<FailureNote> trouble_;  // of other groups of this process
 
   uint64_t monitored_out_ = 0;
   std::function<void()> poke_ = [] {};  // may be called with the wire's lock held

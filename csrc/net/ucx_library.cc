@@ -89,9 +89,9 @@ std::vector<std::string> what_to_load() {
   }
   if (!wanted.empty()) {
     const std::vector<UcxCandidate> named = look_at(wanted);
-    NVX_CHECK(!named.empty(), "NVX_LIBUCP=" + wanted +
-                                  " is neither a file nor a folder with a libucp.so.0. Next: name one, or "
-                                  "unset it");
+    if (named.empty())
+      throw Error(Code::kInvalid, "nvx: NVX_LIBUCP=" + wanted + " is neither a file nor a folder with a libucp.so.0",
+                  "name one, or unset it");
     return {named[0].path};
   }
   std::vector<std::string> paths;

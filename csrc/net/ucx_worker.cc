@@ -52,8 +52,8 @@ std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   std::vector<std::string> chosen = choose(rule, present, towards);
   if (chosen.empty()) {
     // Traffic must not go another way than the user said; what is said to others, as gloo, need not fit nvx.
-    if (rule.own) throw Error(Code::kInvalid, "nvx: " + none_named(rule, present));
-    if (rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).c_str());
+    if (rule.own) throw Error(none_named(rule, present));
+    if (rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).cause.c_str());
     return "";
   }
   // RDMA devices are no interfaces of the system: naming those does not exclude these.
@@ -181,14 +181,15 @@ std::string restrictions() {
   return text;
 }
 
-std::string no_way(const std::string& who) {
+Error no_way(const std::string& who) {
   std::vector<std::string> names;
   for (const Interface& interface : interfaces()) names.push_back(interface.name);
   const std::vector<std::string> ports = rdma_ports();
-  return "nvx: " + who + ", finds no way to other hosts" + restrictions() + "; this host has " +
-         (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
-         (names.empty() ? "no interface that is up" : "interfaces " + joined(names)) +
-         ". Next: unset what leaves none, or name an interface that is up";
+  return {Code::kSystem,
+          "nvx: " + who + ", finds no way to other hosts" + restrictions() + "; this host has " +
+              (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
+              (names.empty() ? "no interface that is up" : "interfaces " + joined(names)),
+          "unset what leaves none, or name an interface that is up"};
 }
 
 }  // namespace
@@ -251,8 +252,7 @@ void UcxWorker::make_context(const std::string& met_at) {
   params.name = "nvx";
   const ucs_status_t status = ucx_.init_version(kOldestUcx.major, kOldestUcx.minor, &params, config, &context_);
   ucx_.config_release(config);
-  if (status == UCS_ERR_NO_DEVICE)
-    throw Error(Code::kSystem, no_way("UCX " + ucx_.version.text() + " (" + ucx_.path + ")"));
+  if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.path + ")");
   require(status, "making a context");
 }
 
@@ -291,7 +291,7 @@ void UcxWorker::look_around() {
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");
   if (all_local) {
-    throw Error(Code::kSystem, no_way(description_));
+    throw no_way(description_);
   }
 }
 

@@ -45,7 +45,7 @@ class Delegate::HostBarrier final : public Task {
   void perform(Carrier carrier) override {
     contain_and([&] { outcome_ = group_->run(operation_, carrier); },
                 [&](const std::exception* error) {
-                  outcome_ = group_->fail(Code::kSystem, error ? error->what() : "meeting the other ranks failed", "");
+                  outcome_ = group_->fail({Code::kSystem, error ? error->what() : "meeting the other ranks failed"});
                 });
   }
   /// Once it is done.
@@ -97,7 +97,7 @@ bool Delegate::ask(at::Device device) {
     why_not = setup.why_not();
   } catch (const Error& error) {
     // A rank that did not hear the others, or was not heard, does not know what they do now.
-    (void)fail(error.code(), without_name(error.what()), "while the ranks agreed on what to hand over");
+    (void)fail(met_in(error.failure(), "while the ranks agreed on what to hand over"));
     raise(group_->failure());
   }
   if (group_->rank() == 0) say(why_not);
@@ -118,10 +118,7 @@ void Delegate::say(const std::string& why_not) const {
 Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
   NVX_TRY(group_->check_alive());
   NVX_TRY(group_->device().look());
-  if (lane_group_->failed()) {
-    const Status first = lane_group_->failure();
-    return fail(first.code(), without_name(first.what()));
-  }
+  if (lane_group_->failed()) return fail(lane_group_->failure().failure());
   const Operation& o = c.operation;
   const auto flight = std::make_shared<Flight>(stream.device_type());
   flight->timeout = o.timeout;
@@ -134,8 +131,8 @@ Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
   contain_and([&] { status = begin(flight, o, stream); },
               [&](const std::exception* error) {
                 status =
-                    fail(Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
-                                            group_->name() + " on " + self() + ": " + words_of(error));
+                    fail({Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
+                                             group_->name() + " on " + self() + ": " + words_of(error)});
               });
   if (group_->failed()) call_off();  // a failure of just now has not seen it
   return status;
@@ -195,7 +192,7 @@ Status Delegate::look_at_flights() {
                                           " does not tell where it is with what group " + group_->name() +
                                           " has handed over to " + backend_->getBackendName() + ": " + words_of(error)};
               });
-  return now.ok() ? now : fail(now.code(), without_name(now.what()));
+  return now.ok() ? now : fail(now.failure());
 }
 
 Status Delegate::look() {
@@ -227,16 +224,16 @@ Status Delegate::look_at_first() {
   if (backend_->getError() != c10d::ErrorType::SUCCESS)
     return {Code::kSystem, "nvx: " + backend_->getBackendName() + " says that " + first->what + where + " has failed"};
   if (!late) return {};
-  return {Code::kTimeout, "nvx: timed out in " + first->what + where + " after " +
-                              seconds(double(first->timeout.count()) / 1e3) + " on the device, handed over to " +
-                              backend_->getBackendName() +
-                              ". Next: look at what the devices of the other ranks do; is the timeout long enough "
-                              "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)?"};
+  return {Code::kTimeout,
+          "nvx: timed out in " + first->what + where + " after " + seconds(double(first->timeout.count()) / 1e3) +
+              " on the device, handed over to " + backend_->getBackendName(),
+          "look at what the devices of the other ranks do; is the timeout long enough (init_process_group(timeout=), "
+          "NVX_TIMEOUT_S, nvx.set_timeout)?"};
 }
 
-Status Delegate::fail(Code code, const std::string& cause, const std::string& context) {
-  const Status first = group_->fail(code, cause, context);
-  if (lane_group_) (void)lane_group_->fail(first.code(), without_name(first.what()), "");
+Status Delegate::fail(const Failure& failure) {
+  const Status first = group_->fail(failure);
+  if (lane_group_) (void)lane_group_->fail(first.failure());
   if (backend_) call_off();
   return first;
 }

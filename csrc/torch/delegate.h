@@ -86,7 +86,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   Status look_at_first() EXCLUDES(mutex_);
   /// Waits until nothing is in flight; false if that is not so by the deadline.
   bool settle(const Deadline& deadline) EXCLUDES(mutex_);
-  Status fail(Code code, const std::string& cause, const std::string& context = "");
+  Status fail(const Failure& failure);
   void call_off();
   std::string self() const { return group_->topology().describe(group_->rank()); }
 

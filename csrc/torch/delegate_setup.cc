@@ -134,9 +134,9 @@ DelegateSetup::DelegateSetup(Group& group, const Topology& topology, c10::intrus
            }}) {}
 
 void DelegateSetup::look_about() const {
-  if (group_.look_for_interrupt()) throw Error(group_.failure().code(), group_.failure().what());
-  if (const Status now = group_.look_around(); !now.ok()) throw Error(now.code(), now.what());
-  if (const Status alive = group_.check_alive(); !alive.ok()) throw Error(alive.code(), alive.what());
+  if (group_.look_for_interrupt()) throw Error(group_.failure());
+  if (const Status now = group_.look_around(); !now.ok()) throw Error(now);
+  if (const Status alive = group_.check_alive(); !alive.ok()) throw Error(alive);
 }
 
 DelegateSetup::Backend DelegateSetup::agree() {
@@ -147,7 +147,7 @@ DelegateSetup::Backend DelegateSetup::agree() {
     const Said mine = connect();
     why_not_ = refusal_of_connecting(exchange_.all_gather(to_bytes(std::string(1, char(mine.kind)) + mine.text)));
   } catch (const std::exception& error) {
-    contain("telling why a rank does not connect", [&] { exchange_.give_up(error.what()); });
+    contain("telling why a rank does not connect", [&] { exchange_.give_up(failure_of(error)); });
     if (backend_) abort_delegate(backend_);
     throw;
   }

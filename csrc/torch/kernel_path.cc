@@ -231,14 +231,14 @@ KernelPath::Works KernelPath::begin_what_waits() {
   try {
     if (first.capture() != 0 && capture_of(first.stream()) != first.capture()) {
       outcome = Status(Code::kInvalid,
-                       "nvx: the capture in which this operation was called has ended before its coalescing window. "
-                       "Next: end the window, or wait for the operation, inside the capture");
+                       "nvx: the capture in which this operation was called has ended before its coalescing window",
+                       "end the window, or wait for the operation, inside the capture");
     } else {
       for (const auto& work : works) work->transit_->start_clock();
       outcome = begin(first, [&](const Target& target) { return launch_kernels(operations, target); });
     }
   } catch (const std::exception& error) {  // part of it may have been begun
-    outcome = group_->fail(Code::kSystem, std::string("launching kernels failed: ") + error.what(), "");
+    outcome = group_->fail({Code::kSystem, std::string("launching kernels failed: ") + error.what()});
   }
   for (const auto& work : works) {
     ended_at += work->collectives_.size();

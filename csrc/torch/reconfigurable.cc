@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
+#include "base/words.h"
 #include "torch/argument_error.h"
 #include "torch/interrupt.h"
 #include "torch/registry.h"
@@ -214,8 +215,9 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     next = meet(plan, work);
     equip(*next);
   } catch (const Error& failed) {
-    why = explained(failed, *plan);
-    error = exception_of({failed.code(), why});
+    const Status explained = explain(failed, *plan);
+    why = explained.what();
+    error = exception_of(explained);
   } catch (const std::exception& failed) {
     why = words_of(&failed);
     error = std::current_exception();
@@ -278,17 +280,21 @@ Reconfigurable::Standing Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
 void Reconfigurable::look_at(const Plan& plan) {
   for (size_t r = 0; r < plan.processes.size(); ++r) {
     if (!plan.processes[r] || !plan.processes[r]->dead()) continue;
-    throw Error(Code::kPeerDied, "nvx: rank " + std::to_string(r) + " (" + plan.members[r].who() + ") has ended" +
-                                     plan.processes[r]->how_it_ended(" (", ")") + " while group " + plan.name +
-                                     " was being made. Next: reconfigure without it, with a uuid that is new");
+    const Ending ending = plan.processes[r]->ending();
+    throw Error(Failure{.code = Code::kPeerDied,
+                        .cause = of_rank(int(r)) + " (" + plan.members[r].who() + ") has ended" +
+                                 words_of(ending, " (", ")") + " while group " + plan.name + " was being made",
+                        .advice = "reconfigure without it, with a uuid that is new",
+                        .who = int(r),
+                        .ending = ending});
   }
 }
 
-/// Who has not come, by what is known of it.
-std::string Reconfigurable::explained(const Error& error, const Plan& plan) const {
+/// What has failed, and who has not come, by what is known of it.
+Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   constexpr int kMost = 8;
-  std::string text = error.what(), missing;
-  if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return text;
+  std::string missing;
+  if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return error.status();
   contain("the store, asked who has come to reconfigure,", [&] {
     TorchStore store(store_of(plan), int(plan.members.size()));
     int named = 0;
@@ -297,8 +303,7 @@ std::string Reconfigurable::explained(const Error& error, const Plan& plan) cons
       missing += (named++ ? ", rank " : "rank ") + std::to_string(r) + " is " + plan.members[r].who();
     }
   });
-  if (!missing.empty()) text.insert(advice_at(text), "; of those that did not come, " + missing);
-  return text;
+  return missing.empty() ? error.status() : met_in(error.status(), "of those that did not come, " + missing);
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {

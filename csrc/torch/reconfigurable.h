@@ -175,7 +175,7 @@ class Reconfigurable final : public c10d::Backend {
   void carry_out(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   Standing meet(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   static void look_at(const Plan& plan);
-  std::string explained(const Error& error, const Plan& plan) const;
+  Status explain(const Error& error, const Plan& plan) const;
   c10::intrusive_ptr<c10d::Store> store_of(const Plan& plan) const;
   void equip(ProcessGroupNVX& group) EXCLUDES(mutex_);
 

@@ -148,12 +148,11 @@ class StreamRelay final : public Relay {
     if (slot.come_down.query()) return group_->device().look();
     if (!deadline.passed(Clock::now())) return std::nullopt;
     if (const Status verdict = group_->device().look(); !verdict.ok()) return verdict;
-    return group_->fail(Code::kTimeout,
-                        kernels_.device().str() + " of " + group_->topology().describe(group_->rank()) +
-                            " has not done its part of " + nvx::name(collective_) + " of group " + group_->name() +
-                            " in " + seconds(deadline),
-                        "Next: look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, "
-                        "nvx.set_timeout)");
+    return group_->fail({.code = Code::kTimeout,
+                         .cause = kernels_.device().str() + " of " + group_->topology().describe(group_->rank()) +
+                                  " has not done its part of " + nvx::name(collective_) + " of group " +
+                                  group_->name() + " in " + seconds(deadline),
+                         .advice = kLookAtDevice});
   }
 
   const std::shared_ptr<Group> group_;

@@ -23,8 +23,8 @@ auto ask_store(Call call) {
     std::string what = error.what_without_backtrace();
     what.resize(std::min(what.size(), what.find('\n')));
     while (what.ends_with('.') || what.ends_with('?')) what.pop_back();
-    throw Error(Code::kSystem, "nvx: the store, in which the ranks meet, has failed: " + what +
-                                   ". Next: is the process that serves it, as a rule rank 0, still there? See its log");
+    throw Error(Code::kSystem, "nvx: the store, in which the ranks meet, has failed: " + what,
+                "is the process that serves it, as a rule rank 0, still there? See its log");
   }
 }
 

@@ -254,12 +254,11 @@ std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
   }
   if (!later_ && arrived_.query()) return group.device().look();  // whose results may be what has just arrived
   if (!deadline.passed(Clock::now())) return std::nullopt;
-  return group.fail(Code::kTimeout,
-                    tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
-                        " has not done in " + seconds(deadline) +
-                        " what its stream was given before an operation of group " + group.name(),
-                    "Next: look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, "
-                    "nvx.set_timeout)");
+  return group.fail({.code = Code::kTimeout,
+                     .cause = tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
+                              " has not done in " + seconds(deadline) +
+                              " what its stream was given before an operation of group " + group.name(),
+                     .advice = kLookAtDevice});
 }
 
 void Transit::take_back(const Loads& loads) {

@@ -19,6 +19,9 @@
 /// accelerator's own headers or libraries are needed.
 namespace nvx {
 
+inline constexpr const char* kLookAtDevice =
+    "look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, nvx.set_timeout)";
+
 /// Whether nvx takes tensors of this device.
 bool serves(at::Device device);
 

@@ -56,7 +56,7 @@ bool ends_process(Code code, Heard heard) {
 
 void end_process_if_wanted(const Status& status, Heard heard) {
   if (status.ok() || !ends_process(status.code(), heard)) return;
-  log_line("%s (NVX_ON_ERROR=abort)", without_name(status.what()).c_str());
+  log_line("%s (NVX_ON_ERROR=abort)", status.reason().c_str());
   without_python_lock([] { HooksBeside::await_all(); });  // what they write is what such an end is for
   std::abort();
 }
@@ -97,11 +97,9 @@ std::string words_of(const std::exception* error) {
 }
 
 Status fail_silent(Group& group, at::Device device, const std::string& what, const std::exception* error) {
-  return group.fail(Code::kSystem,
-                    device.str() + " of " + group.topology().describe(group.rank()) +
-                        " does not tell where it is with " + what + " of group " + group.name() + ": " +
-                        words_of(error),
-                    "");
+  return group.fail({Code::kSystem, device.str() + " of " + group.topology().describe(group.rank()) +
+                                        " does not tell where it is with " + what + " of group " + group.name() + ": " +
+                                        words_of(error)});
 }
 
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier) {
@@ -382,7 +380,7 @@ void LaneWork::perform(Carrier carrier) {
   } catch (const ArgumentError& error) {
     outcome_ = Status(Code::kInvalid, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    outcome_ = group_->fail(Code::kSystem, std::string("carrying an operation out failed: ") + error.what(), "");
+    outcome_ = group_->fail({Code::kSystem, std::string("carrying an operation out failed: ") + error.what()});
   }
 }
 

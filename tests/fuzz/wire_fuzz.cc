@@ -52,6 +52,13 @@ Sent make_up(FuzzedDataProvider& from) {
   }
   if (from.ConsumeIntegralInRange(0, 30) == 0) sent.header.resize(from.ConsumeIntegralInRange<size_t>(0, 40));
   constexpr size_t kLengths[] = {0, 1, 32, kSegment, kSegment + 1, 1500};
+  if (header.kind == Kind::kPoison || header.kind == Kind::kTrouble) {
+    const FailureNote note = FailureNote::of({.code = Code::kTimeout, .cause = from.ConsumeRandomLengthString(90)});
+    sent.body.assign(note.used().begin(), note.used().end());
+    if (honest) return sent;
+    for (const uint8_t byte : from.ConsumeBytes<uint8_t>(20)) sent.body[byte % sent.body.size()] ^= std::byte(byte | 1);
+    return sent;
+  }
   sent.body.resize(from.ConsumeBool() ? kSegment : from.PickValueInArray(kLengths));
   return sent;
 }
@@ -101,8 +108,9 @@ void play(FuzzedDataProvider& from) {
       case 5: link->reads_posts = from.ConsumeBool(); break;
       case 6: port.end_operation(from.ConsumeIntegralInRange<uint32_t>(0, 3)); break;
       case 7: port.ask(1); break;
-      case 8: port.tell_trouble(std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')); break;
+      case 8: port.tell_trouble({Code::kSystem, std::string(from.ConsumeIntegralInRange<size_t>(0, 3000), 'x')}); break;
       case 9:
+        if (port.told() && port.told()->failure.cause.empty()) std::abort();
         if (port.trouble(1).size() > 1500 || (port.fate(1) && port.fate(1)->why.size() > 1500)) std::abort();
         break;
       default: break;

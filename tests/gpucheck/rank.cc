@@ -36,7 +36,7 @@ class OneKind : public Exchange {
     }
     return exchange_.all_gather(std::as_bytes(std::span(&card, 1)));
   }
-  void give_up(const std::string& why) override { exchange_.give_up(why); }
+  void give_up(const Failure& why) override { exchange_.give_up(why); }
 
  private:
   Exchange& exchange_;

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <latch>
+
 #include "support/hosts.h"
 
 namespace nvx::test {
@@ -156,6 +159,55 @@ TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
     EXPECT_SAYS(late,
                 "this is rank 1, which came to all_reduce(sum, f32, 10 elements) #2 after that. Next: see what kept "
                 "this rank, or allow more time");
+  });
+}
+
+/// What goes on from a failure hangs on its facts, whatever its words sound like.
+TEST_P(Near, WordsOfAFailureAreNoFacts) {
+  std::latch begun(2);
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store_, options("words", rank));
+    EXPECT_TRUE(barrier(group).ok());
+    begun.arrive_and_wait();
+    const std::string words = "it hung, waiting for " + group.topology().describe(0) + ". Next: tea; before that, all";
+    if (rank == 1) {
+      group.abort(words);
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+      return;
+    }
+    const Status status = all_reduce(group, 10);
+    over = true;
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), Code::kPeerFailed);
+    EXPECT_EQ(status.failure().code, Code::kAborted);
+    EXPECT_SAYS(status, words + "; told by rank 1; this is rank 0");
+    EXPECT_SAYS(status, ". Next: see the log of the rank named first");
+    EXPECT_SAYS(all_reduce(group, 10), words + "; told by rank 1");
+  });
+}
+
+TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
+  MemoryStore store;
+  std::latch begun(2);
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("damaged", rank, 2));
+    EXPECT_TRUE(barrier(group).ok());
+    begun.arrive_and_wait();
+    if (rank == 1) {
+      kernel::PostedNote& posted = group.own_pad().header().failure;
+      std::memset(static_cast<void*>(&posted.note), 0x55, sizeof posted.note);
+      posted.state = kernel::PostedNote::kReadable;
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+      return;
+    }
+    const Status status = all_reduce(group, 10);
+    over = true;
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), Code::kPeerFailed);
+    EXPECT_SAYS(status,
+                "nvx: what rank 1 says of its failure is damaged, or of another version of nvx; told by rank 1");
   });
 }
 

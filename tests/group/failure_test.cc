@@ -162,7 +162,7 @@ void use_in_child(Group& group) {
   ASSERT_FALSE(status.ok());
   EXPECT_SAYS(status, "forked");
   EXPECT_SAYS(group.monitored_barrier(milliseconds(5000), /*name_all=*/true), "forked");
-  EXPECT_SAYS(group.fail(Code::kSystem, "in the child", ""), "forked");
+  EXPECT_SAYS(group.fail({Code::kSystem, "in the child"}), "forked");
   EXPECT_FALSE(group.failed());
   group.abort("in the child");
   EXPECT_SAYS(group.failure(), "forked");

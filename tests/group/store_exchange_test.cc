@@ -87,7 +87,7 @@ TEST(StoreExchange, WhoGivesUpTellsTheOthersAtOnce) {
     as_threads(3, [&](int rank) {
       StoreExchange exchange(store, options(rank, 3));
       const auto began = Clock::now();
-      if (rank == quitter) return exchange.give_up("nvx: there is no GPU");
+      if (rank == quitter) return exchange.give_up({Code::kSystem, "there is no GPU"});
       const auto failure = failure_of(exchange);
       ASSERT_TRUE(failure);
       EXPECT_EQ(failure->code(), Code::kPeerFailed);

@@ -194,13 +194,13 @@ TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
     const Neighbour neighbour({}, memfd.get(), 4096, Fd(int(syscall(SYS_pidfd_open, child, 0))), child);
     siginfo_t info{};
     ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
-    EXPECT_EQ(neighbour.how_it_ended("<", ">"), said);
+    EXPECT_EQ(words_of(neighbour.ending(), "<", ">"), said);
     ASSERT_EQ(waitpid(child, nullptr, 0), child);
     utsname kernel{};
     uname(&kernel);
     int major = 0, minor = 0;
     std::sscanf(kernel.release, "%d.%d", &major, &minor);
-    const std::string later = neighbour.how_it_ended("<", ">");
+    const std::string later = words_of(neighbour.ending(), "<", ">");
     if (major > 6 || (major == 6 && minor >= 15) || !later.empty()) {
       EXPECT_EQ(later, said) << kernel.release;
     }
@@ -318,7 +318,7 @@ TEST(Neighbours, AProcessThatHasEndedIsDeadWithoutAPidfdThoughNobodyHasReapedIt)
   EXPECT_FALSE(neighbour.dead());
   kill(child, SIGKILL);
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return neighbour.dead(); }));
-  EXPECT_EQ(neighbour.how_it_ended("", ""), "signal 9");
+  EXPECT_EQ(neighbour.ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
   EXPECT_EQ(waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(neighbour.dead());
 }

@@ -51,12 +51,13 @@ class Alone {
   ScriptedLink& link() { return link_; }
   net::Run& run() { return *run_; }
   net::Port& port() { return *port_; }
-  std::optional<net::Port::Failure> fate() { return hold(), port_->fate(1); }
+  std::optional<net::Port::Fate> fate() { return hold(), port_->fate(1); }
   void ask() { hold(), port_->ask(1); }
   /// What the wire says of the process of rank 1.
   std::string lost_because() { return hold(), wire_->lost_because(0); }
   std::string trouble(int rank) { return hold(), port_->trouble(rank); }
-  void tell_trouble(const std::string& what) { hold(), port_->tell_trouble(what); }
+  void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
+  std::optional<net::Port::Told> told() { return hold(), port_->told(); }
   void look() { hold(), wire_->progress(); }
   std::optional<net::Port::Stray> stray() { return hold(), port_->stray(); }
 
@@ -143,6 +144,48 @@ Sent from_process(Kind kind, uint64_t value, const std::string& body = "") {
   return sent;
 }
 
+/// What rank 1 says in the group.
+Sent from_rank(Kind kind, std::span<const std::byte> body) {
+  Sent sent;
+  append(sent.header, Alone::header_of(kind));
+  sent.body.assign(body.begin(), body.end());
+  return sent;
+}
+
+TEST(Told, AFailureComesWithItsFactsAndIsThisRanksOwn) {
+  Alone alone;
+  alone.begin();
+  const Failure late{.code = Code::kTimeout, .cause = "timed out", .context = "there", .awaited = {0, 2}};
+  alone.come({from_rank(Kind::kPoison, FailureNote::of(late).used())});
+  const auto told = alone.told();
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->by, 1);
+  EXPECT_EQ(told->failure.cause, "timed out");
+  EXPECT_EQ(told->failure.context, "");
+  EXPECT_EQ(told->failure.code, Code::kTimeout);
+  EXPECT_EQ(told->failure.met_as(), Code::kPeerFailed);
+  EXPECT_EQ(told->failure.awaited, (std::vector<int>{0, 2}));
+  alone.end();
+}
+
+/// What it says of troubles, in the same state, is not taken in.
+TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
+  const Failure lost{.code = Code::kPeerDied, .cause = "is lost", .who = 3};  // of ranks 0 to 2
+  const FailureNote note = FailureNote::of(lost);
+  for (const size_t bytes : {size_t(0), size_t(20), note.used().size() - 1, note.used().size()}) {
+    Alone alone;
+    alone.begin();
+    alone.come({from_rank(Kind::kTrouble, note.used().first(bytes))});
+    EXPECT_EQ(alone.trouble(1), "");
+    alone.come({from_rank(Kind::kPoison, note.used().first(bytes))});
+    const auto told = alone.told();
+    ASSERT_TRUE(told);
+    EXPECT_EQ(told->failure.cause, "what rank 1 says of its failure is damaged, or of another version of nvx");
+    EXPECT_EQ(told->failure.who, kNobody);
+    alone.end();
+  }
+}
+
 TEST(Signs, WhoSendsHearsUnaskedThatItComes) {
   Alone alone;
   alone.begin();
@@ -194,9 +237,7 @@ TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
 TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
   Alone alone;
   alone.begin();
-  Sent letter = from_process(Kind::kTrouble, 0, "its group 9 had failed\n");
-  letter.header.resize(sizeof(WireHeader));
-  alone.come({letter});
+  alone.come({from_rank(Kind::kTrouble, FailureNote::of({Code::kTimeout, "its group 9 had failed\n"}).used())});
   EXPECT_EQ(alone.trouble(1), "its group 9 had failed ");
   EXPECT_EQ(alone.trouble(2), "");
   EXPECT_FALSE(alone.fate()) << "it is there all the same";

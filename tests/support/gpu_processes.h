@@ -50,7 +50,7 @@ class FalseExchange : public Exchange {
     spoil_(round_++, said);
     return real_.all_gather(said);
   }
-  void give_up(const std::string& why) override { real_.give_up(why); }
+  void give_up(const Failure& why) override { real_.give_up(why); }
 
  private:
   Exchange& real_;

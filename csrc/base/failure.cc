@@ -1,0 +1,39 @@
+#include "base/failure.h"
+
+namespace nvx {
+
+const char* name(Code code) {
+  switch (code) {
+    case Code::kTimeout: return "timeout";
+    case Code::kMismatch: return "mismatch";
+    case Code::kPeerDied: return "peer died";
+    case Code::kPeerLeft: return "peer left";
+    case Code::kPeerFailed: return "peer failed";
+    case Code::kAborted: return "aborted";
+    case Code::kInterrupted: return "interrupted";
+    case Code::kInvalid: return "invalid";
+    case Code::kSystem: return "system";
+  }
+  return "unknown";
+}
+
+std::string words_of(const Ending& ending, const std::string& before, const std::string& behind) {
+  if (!ending.known()) return "";
+  const bool killed = ending.how == Ending::How::kKilled;
+  return before + (killed ? "signal " : "exit code ") + std::to_string(ending.number) + behind;
+}
+
+std::string words_of(const Failure& failure) {
+  std::string words = "nvx: " + failure.cause;
+  if (!failure.before.empty()) words += "; before that, " + failure.before;
+  if (!failure.context.empty()) words += "; " + failure.context;
+  if (!failure.advice.empty()) words += ". Next: " + failure.advice;
+  return words;
+}
+
+Failure met_in(Failure failure, const std::string& context) {
+  failure.context += (failure.context.empty() ? "" : "; ") + context;
+  return failure;
+}
+
+}  // namespace nvx

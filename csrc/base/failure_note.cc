@@ -1,0 +1,80 @@
+#include "base/failure_note.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/words.h"
+
+namespace nvx {
+namespace {
+
+constexpr size_t kFixed = offsetof(FailureNote, text);
+
+/// How much of a text fits in so many bytes, without half a character at the end.
+size_t fits(const std::string& text, size_t room) {
+  if (text.size() <= room) return text.size();
+  while (room > 0 && (static_cast<unsigned char>(text[room]) & 0xc0) == 0x80) --room;
+  return room;
+}
+
+bool names_rank(int32_t rank, int ranks) { return rank >= 0 && rank < ranks; }
+
+/// Whether all that the note says of itself fits together, and into what has come.
+bool holds_together(const FailureNote& note, size_t come, int ranks) {
+  const size_t text = size_t(note.cause_bytes) + note.before_bytes + note.advice_bytes;
+  return note.magic == FailureNote::kMagic && note.version == FailureNote::kVersion && note.bytes <= come &&
+         note.bytes == kFixed + text && text <= FailureNote::kMostText && note.cause_bytes > 0 && note.code < kCodes &&
+         note.how < Ending::kHows && note.awaited_ranks <= FailureNote::kMostAwaited &&
+         (note.who == kNobody || names_rank(note.who, ranks)) &&
+         std::all_of(note.awaited, note.awaited + note.awaited_ranks, [&](int32_t r) { return names_rank(r, ranks); });
+}
+
+}  // namespace
+
+FailureNote FailureNote::of(const Failure& failure) {
+  FailureNote note;
+  size_t used = 0;
+  const auto put = [&](const std::string& text, size_t bytes) {
+    std::memcpy(note.text + used, text.data(), bytes);
+    used += bytes;
+    return uint16_t(bytes);
+  };
+  note.code = uint8_t(failure.code);
+  note.how = uint8_t(failure.ending.how);
+  note.number = failure.ending.number;
+  note.who = failure.who;
+  note.awaited_ranks = uint16_t(std::min(failure.awaited.size(), kMostAwaited));
+  std::copy_n(failure.awaited.begin(), note.awaited_ranks, note.awaited);
+  note.cause_bytes = put(failure.cause, fits(failure.cause, kMostText));
+  const size_t rest =
+      note.cause_bytes == failure.cause.size() ? kMostText - used : 0;  // behind what is cut comes nothing
+  note.before_bytes = put(failure.before, fits(failure.before, rest));
+  if (failure.advice.size() <= rest - note.before_bytes) note.advice_bytes = put(failure.advice, failure.advice.size());
+  note.bytes = uint16_t(kFixed + used);
+  return note;
+}
+
+std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int ranks) {
+  FailureNote note;
+  if (bytes.size() < kFixed) return std::nullopt;
+  std::memcpy(static_cast<void*>(&note), bytes.data(), std::min(bytes.size(), sizeof note));  // read once
+  if (!holds_together(note, bytes.size(), ranks)) return std::nullopt;
+  const char* at = note.text;
+  const auto next = [&](size_t length) { return printable(std::string(std::exchange(at, at + length), length)); };
+  Failure failure{.code = Code(note.code), .cause = next(note.cause_bytes), .told = true};
+  failure.before = next(note.before_bytes);
+  failure.advice = next(note.advice_bytes);
+  failure.who = note.who;
+  failure.ending = {Ending::How(note.how), note.number};
+  failure.awaited.assign(note.awaited, note.awaited + note.awaited_ranks);
+  return failure;
+}
+
+Failure unreadable_note(const std::string& teller) {
+  return {.code = Code::kPeerFailed,
+          .cause = "what " + teller + " says of its failure is damaged, or of another version of nvx",
+          .told = true};
+}
+
+}  // namespace nvx

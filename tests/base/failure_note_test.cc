@@ -1,0 +1,136 @@
+// What ranks tell each other of a failure: the facts as they are, and nothing that does not hold together.
+
+#include "base/failure_note.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+
+#include "base/error.h"
+
+namespace nvx {
+namespace {
+
+constexpr int kRanks = 4;
+
+Failure some_failure() {
+  return {.code = Code::kPeerDied,
+          .cause = "rank 3 has ended, waiting for rank 0. Next: tea; before that, nothing",
+          .context = "this is rank 1",
+          .advice = "see the log of rank 3",
+          .before = "group 2 of rank 3 had failed",
+          .who = 3,
+          .ending = {Ending::How::kKilled, 9},
+          .awaited = {3, 0}};
+}
+
+std::optional<Failure> read(const FailureNote& note) { return FailureNote::read(note.used(), kRanks); }
+
+TEST(FailureNote, TellsEveryFactButWhereItWasMet) {
+  const Failure failure = some_failure();
+  const auto told = read(FailureNote::of(failure));
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->code, failure.code);
+  EXPECT_EQ(told->cause, failure.cause);
+  EXPECT_EQ(told->context, "");
+  EXPECT_EQ(told->advice, failure.advice);
+  EXPECT_EQ(told->before, failure.before);
+  EXPECT_EQ(told->who, 3);
+  EXPECT_EQ(told->ending, failure.ending);
+  EXPECT_EQ(told->awaited, failure.awaited);
+  EXPECT_TRUE(told->told);
+  EXPECT_EQ(told->met_as(), Code::kPeerFailed);
+}
+
+/// So that each of its fields is looked at. The bytes are all there, as in a pad.
+TEST(FailureNote, IsRefusedWhereAnythingDoesNotHoldTogether) {
+  const std::function<void(FailureNote&)> spoils[] = {
+      [](FailureNote& n) { n.magic ^= 1; },
+      [](FailureNote& n) { ++n.version; },
+      [](FailureNote& n) { ++n.bytes; },
+      [](FailureNote& n) { n.bytes = 0; },
+      [](FailureNote& n) { n.code = kCodes; },
+      [](FailureNote& n) { n.how = Ending::kHows; },
+      [](FailureNote& n) { n.who = kRanks; },
+      [](FailureNote& n) { n.who = -2; },
+      [](FailureNote& n) { n.awaited[1] = kRanks; },
+      [](FailureNote& n) { n.awaited[0] = -1; },
+      [](FailureNote& n) { n.awaited_ranks = FailureNote::kMostAwaited + 1; },
+      [](FailureNote& n) { n.cause_bytes = 0xffff; },
+      [](FailureNote& n) { n.before_bytes = 0xffff; },
+      [](FailureNote& n) { --n.advice_bytes; },
+      [](FailureNote& n) { n.bytes = uint16_t(n.bytes - n.cause_bytes), n.cause_bytes = 0; },
+  };
+  for (size_t i = 0; i < std::size(spoils); ++i) {
+    FailureNote note = FailureNote::of(some_failure());
+    spoils[i](note);
+    EXPECT_FALSE(FailureNote::read(std::as_bytes(std::span(&note, 1)), kRanks)) << i;
+  }
+}
+
+TEST(FailureNote, IsRefusedUnlessAllOfItHasCome) {
+  const FailureNote note = FailureNote::of(some_failure());
+  for (size_t bytes = 0; bytes < note.used().size(); ++bytes)
+    EXPECT_FALSE(FailureNote::read(note.used().first(bytes), kRanks)) << bytes;
+  EXPECT_TRUE(FailureNote::read(std::as_bytes(std::span(&note, 1)), kRanks)) << "as it lies in a pad";
+}
+
+TEST(FailureNote, CutsWhatHasNoRoomAndKeepsCharactersWhole) {
+  Failure failure = some_failure();
+  for (size_t before = 0; before < 4; ++before) {
+    failure.cause = std::string(before, 'x');
+    while (failure.cause.size() < 2000) failure.cause += "\xe6\x9d\xb1";
+    const auto told = read(FailureNote::of(failure));
+    ASSERT_TRUE(told);
+    EXPECT_GT(told->cause.size(), FailureNote::kMostText - 3);
+    EXPECT_EQ(told->cause, failure.cause.substr(0, told->cause.size()));
+    EXPECT_EQ(told->before + told->advice, "");
+    EXPECT_EQ(told->who, 3);
+  }
+  failure.cause = std::string(FailureNote::kMostText - failure.before.size() - 3, 'x');
+  const auto told = read(FailureNote::of(failure));
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->before, failure.before);
+  EXPECT_EQ(told->advice, "") << "half of an advice is none";
+}
+
+TEST(FailureNote, NamesTheFirstOfManyRanks) {
+  Failure failure = some_failure();
+  failure.awaited.resize(1000);
+  for (size_t r = 0; r < failure.awaited.size(); ++r) failure.awaited[r] = int(r);
+  const auto told = FailureNote::read(FailureNote::of(failure).used(), 1000);
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->awaited, std::vector<int>(failure.awaited.begin(), failure.awaited.begin() + 32));
+}
+
+TEST(FailureNote, IsFitForAMessageWhateverWasWritten) {
+  const auto told = read(FailureNote::of({.code = Code::kSystem, .cause = "a\nb\x1b[2J\xff"}));
+  ASSERT_TRUE(told);
+  EXPECT_EQ(told->cause, "a b [2J?");
+}
+
+TEST(Failure, IsToldInOneSentence) {
+  Failure failure = some_failure();
+  failure.cause = "rank 3 has ended" + words_of(failure.ending, " (", ")");
+  EXPECT_EQ(words_of(met_in(failure, "in send")),
+            "nvx: rank 3 has ended (signal 9); before that, group 2 of rank 3 had failed; this is rank 1; in send. "
+            "Next: see the log of rank 3");
+  EXPECT_EQ(words_of(Failure{.cause = "it"}), "nvx: it");
+  EXPECT_EQ(words_of(Ending{}, "(", ")"), "");
+  EXPECT_EQ(words_of(Ending{Ending::How::kExited, 7}), "exit code 7");
+}
+
+/// Whatever stands in the words.
+TEST(Failure, OfAnErrorKeepsAdviceApart) {
+  const Error error(Code::kSystem, "nvx: no. Next: nothing", "wait");
+  EXPECT_EQ(error.failure().cause, "no. Next: nothing");
+  EXPECT_EQ(error.failure().advice, "wait");
+  EXPECT_STREQ(error.what(), "nvx: no. Next: nothing. Next: wait");
+  EXPECT_EQ(met_in(error.status(), "here").what(), "nvx: no. Next: nothing; here. Next: wait");
+  EXPECT_EQ(failure_of(std::runtime_error("bad")).cause, "bad");
+  EXPECT_EQ(failure_of(error).advice, "wait");
+}
+
+}  // namespace
+}  // namespace nvx
