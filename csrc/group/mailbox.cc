@@ -77,9 +77,24 @@ void Mailbox::post(const std::shared_ptr<Message>& message) {
   enter(message);
 }
 
+void Mailbox::expect(const std::shared_ptr<Message>& message) {
+  message->receives_ = true;
+  if (group_.forked()) return refuse(*message);
+  MutexLock lock(mutex_);
+  enter(message);
+  if (!open_.empty()) find_attendant();
+}
+
+void Mailbox::tell_of(int peer, int64_t tag) {
+  MutexLock lock(mutex_);
+  if (group_.failed() || group_.closed()) return;  // what was waited for has ended
+  come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
+}
+
 std::string Message::describe() const {
   std::string whom = receives_ ? "from " : "to ";
   whom += peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);
+  if (called) return std::string(called) + "(" + whom + ")";
   if (tag != 0) whom += ", tag " + std::to_string(tag);
   return std::string(receives_ ? "recv(" : "send(") + name(dtype) + ", " + std::to_string(bytes / size_of(dtype)) +
          " elements, " + whom + ")";
@@ -92,7 +107,8 @@ void Mailbox::push(Carrier carrier) {
 }
 
 void Mailbox::enter(const std::shared_ptr<Message>& message) {
-  message->deadline_ = Deadline::after(group_.span_of(message->timeout));
+  if (const auto ahead = std::move(message->ahead)) enter(ahead);
+  message->deadline_ = message->stands ? Deadline() : Deadline::after(group_.span_of(message->timeout));
   open_.insert(message);
   if (const Status refused = group_.check_alive(); !refused.ok()) {
     finish(message, refused);
@@ -400,6 +416,7 @@ void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
   message->status_ = std::move(status);
   message->done_.store(true, std::memory_order_release);
   open_.erase(message);
+  if (message->stands) ++peers_[size_t(message->peer)].untold;
   finished_.push_back(message);
 }
 

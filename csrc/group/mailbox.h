@@ -24,6 +24,8 @@
 namespace nvx {
 
 constexpr int kAnySource = -1;
+/// Tags of messages that are nvx's own, from here on: torch's are ints.
+constexpr int64_t kOwnTags = int64_t(1) << 32;
 
 /// One send or receive. The memory must stay until it is done.
 struct Message {
@@ -33,6 +35,13 @@ struct Message {
   std::byte* data = nullptr;
   size_t bytes = 0;
   std::chrono::milliseconds timeout{0};
+  /// What the user has called, where that is neither send nor recv.
+  const char* called = nullptr;
+  /// A receive for whatever may come, or never does: it has no timeout, and it is no failure if its peer has ended. It
+  /// names its peer.
+  bool stands = false;
+  /// A message to the same peer that goes just before this one, whoever else sends there.
+  std::shared_ptr<Message> ahead;
   /// Called once when the message is done, with no lock held, on whatever thread. May wait for other messages, and for
   /// this one. What it throws goes no further.
   std::function<void(const Message&)> finished;
@@ -74,6 +83,10 @@ class Mailbox : public LeaseHolder {
   /// is done, and told.
   void post(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   void push(Carrier carrier) EXCLUDES(mutex_);
+  /// receive(), for a message's finished(): it takes its place, and whoever has called that one goes on with it.
+  void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
+  /// As if this peer had sent an empty message with this tag, and it came now: for a message's finished().
+  void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
 
   /// Drives everything until the message is done and its finished() has returned; then its status. That is at once for
   /// the thread that is inside that very finished().
@@ -82,7 +95,7 @@ class Mailbox : public LeaseHolder {
   /// Ends everything that is open; from then on no peer's memory is touched.
   void close() EXCLUDES(mutex_);
 
-  /// Drives everything until nothing is open, for at most this long.
+  /// Drives everything until nothing is open but what stands, for at most this long.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
   /// The staging of a peer to which nothing is on its way.
@@ -123,6 +136,8 @@ class Mailbox : public LeaseHolder {
     net::Taken told;                  ///< what it has been told of
     std::map<uint64_t, Early> ahead;  ///< announcements that came before those in front of them
     std::unordered_map<uint64_t, std::shared_ptr<Message>> parcels_out, parcels_in;
+    // of receives that stand
+    uint32_t untold = 0;  ///< that are done, and their finished() has not returned
   };
   /// What a thread that moves the mail along is to the others: one of those who wait for a message of theirs, the one
   /// that does it when nobody waits, or nobody in particular.

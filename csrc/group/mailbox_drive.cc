@@ -31,6 +31,7 @@ void Mailbox::deliver(Shift& shift) {
     mutex_.unlock();
     tell(*message, shift);
     mutex_.lock();
+    if (message->stands) --peers_[size_t(message->peer)].untold;
   }
   if (role == Role::kWaiter && shift.role != role) {
     ++waiters_;
@@ -77,8 +78,10 @@ std::string Mailbox::describe_wait(const Message& message) {
   std::string words = from_any ? "any rank" : group_.topology().describe(message.peer);
   if (message.peer == group_.rank()) words += ", which is this rank itself";
   const auto other = std::find_if(early_.begin(), early_.end(),
-                                  [&](const Early& early) { return from_any || early.peer == message.peer; });
-  if (!message.receives_ || other == early_.end()) return words;
+                                  [&](const Early& early) {
+                                    return (from_any || early.peer == message.peer) && early.tag < kOwnTags;
+                                  });
+  if (!message.receives_ || message.called || other == early_.end()) return words;
   return words + "; " + (from_any ? group_.topology().describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
          std::to_string(other->tag) + ", which nobody here receives";
@@ -95,7 +98,9 @@ void Mailbox::check_times() {
   std::map<int, Look> looks;  // by peer
   {
     MutexLock lock(mutex_);
-    for (const auto& message : open_) open.emplace_back(message, message->peer);
+    for (const auto& message : open_) {
+      if (!message->stands || group_.failed()) open.emplace_back(message, message->peer);
+    }
   }
   for (const auto& [message, peer] : open) {
     const bool late = message->deadline_.passed(Clock::now());
@@ -107,6 +112,7 @@ void Mailbox::check_times() {
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
     if (!open_.contains(message)) continue;  // it came while we looked
+    if (!late && !group_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
     if (gone) (void)group_.fail_by_fate(*gone);
     if (!late) group_.alarm(seat);
     const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
@@ -176,7 +182,7 @@ void Mailbox::settle(std::chrono::milliseconds span) {
   const auto end = Clock::now() + span;
   const auto empty = [this] {
     MutexLock lock(mutex_);
-    return open_.empty();
+    return std::all_of(open_.begin(), open_.end(), [](const auto& message) { return message->stands; });
   };
   Shift shift{Role::kPasserBy, Carrier::kPool};
   while (!empty() && Clock::now() < end && !group_.failed()) turn(nullptr, shift);

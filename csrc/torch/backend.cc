@@ -70,7 +70,12 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
   Registry::here().add(*this);
 }
 
-ProcessGroupNVX::~ProcessGroupNVX() { Registry::here().remove(*this); }
+/// Where peers may write to this rank's memory at any time, a thread of the group's own waits for that. It would keep the
+/// group.
+ProcessGroupNVX::~ProcessGroupNVX() {
+  Registry::here().remove(*this);
+  if (has_memory_for_peers_) group_->leave();
+}
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() {
   origin_.check(rank_);

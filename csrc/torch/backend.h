@@ -121,6 +121,11 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::string get_reconfigure_handle() const override;
   IntrusiveWork reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
+#ifdef C10D_BACKEND_HAS_WINDOW
+  /// One-sided writes to tensors of the CPU: see window.h.
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor = std::nullopt) override;
+#endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   bool supportsAbortHooks() const override { return true; }
   bool supportsCompletionHooks() const override { return true; }
@@ -233,6 +238,13 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
 
   // backend_messages.cc
+#ifdef C10D_BACKEND_HAS_WINDOW
+  friend class TensorWindow;
+#endif
+  /// Begins a message: its peer, tag and memory are there, the timeout is given here. The tensor is kept until the end.
+  c10::intrusive_ptr<MessageWork> begin_message(const Kind& kind, const at::Tensor& tensor,
+                                                std::shared_ptr<Message> message, std::chrono::milliseconds timeout,
+                                                bool receives);
   IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
   IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
 
@@ -278,6 +290,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
   std::atomic<int> open_windows_{0};
+  std::atomic<bool> has_memory_for_peers_{false};  // a window is registered, or has been
   Mutex mutex_;  // never held while a hook runs, is copied or goes
   Options options_ GUARDED_BY(mutex_);
   std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);

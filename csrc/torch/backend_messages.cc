@@ -42,15 +42,21 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::begin_transfer(const Kind& kind,
                                                                bool receives) {
   if (checked_group().failed()) raise(group_->check_alive());
   if (!tensor.is_cpu()) refuse_capture(tensor.device());
-  kernels_->catch_up_if_behind();
-  Term term = term_of(c10d::kUnsetTimeout);
   auto message = std::make_shared<Message>();
-  message->timeout = term.timeout;
   message->peer = peer;
   message->tag = tag;
   message->dtype = dtype_of(tensor);
   message->data = static_cast<std::byte*>(tensor.data_ptr());
   message->bytes = size_t(tensor.numel()) * tensor.element_size();
+  return begin_message(kind, tensor, std::move(message), c10d::kUnsetTimeout, receives);
+}
+
+c10::intrusive_ptr<MessageWork> ProcessGroupNVX::begin_message(const Kind& kind, const at::Tensor& tensor,
+                                                               std::shared_ptr<Message> message,
+                                                               std::chrono::milliseconds timeout, bool receives) {
+  kernels_->catch_up_if_behind();
+  Term term = term_of(timeout);
+  message->timeout = term.timeout;
   auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message), std::move(term.claim),
                                                departures_);
   if (!tensor.is_cpu()) work->stage(tracks_, receives);

@@ -148,6 +148,12 @@ class Reconfigurable final : public c10d::Backend {
                           const c10::intrusive_ptr<c10d::Backend::Options>& override) override {
     return now()->shrink(excluded, flags, override);
   }
+#ifdef C10D_BACKEND_HAS_WINDOW
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor) override {
+    return now()->new_window(tensor);
+  }
+#endif
   at::Tensor allocateTensor(long size, at::TensorOptions options) override {  // NOLINT: torch's type
     return now()->allocateTensor(size, options);
   }

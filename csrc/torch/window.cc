@@ -1,0 +1,167 @@
+#include "torch/window.h"
+
+#ifdef C10D_BACKEND_HAS_WINDOW
+
+#include "torch/argument_error.h"
+
+namespace nvx {
+namespace {
+
+[[noreturn]] void refuse_call(const std::string& called, const std::string& why) {
+  throw_argument_error("nvx: " + called + ": " + why);
+}
+
+/// Why peers cannot write to it, or it cannot be written to them as it is; empty if they can.
+std::string why_unfit(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "needs a tensor";
+  if (!tensor.is_cpu()) return "windows are of tensors of the CPU, this one is on " + tensor.device().str();
+  if (tensor.layout() != at::kStrided) return "the tensor must be dense, this one is " + c10::str(tensor.layout());
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
+    return "the tensor has to be contiguous, and its elements as they are: this one has sizes " +
+           c10::str(tensor.sizes()) + " and strides " + c10::str(tensor.strides());
+  return "";
+}
+
+int peer_of(const char* called, int64_t rank, int size) {
+  if (rank < 0 || rank >= size)
+    refuse_call(called, "invalid rank " + std::to_string(rank) + " in a group of " + std::to_string(size));
+  return int(rank);
+}
+
+/// A bad argument is one in Python too.
+template <class Begin>
+auto as_argument(const char* called, Begin begin) {
+  try {
+    return begin();
+  } catch (const Error& error) {
+    if (error.code() == Code::kInvalid) refuse_call(called, error.reason());
+    raise(Status(error.code(), error.what()));
+  }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Window> ProcessGroupNVX::new_window(const std::optional<at::Tensor>& tensor) {
+  if (const Status alive = checked_group().check_alive(); !alive.ok()) raise(alive);
+  auto window =
+      c10::make_intrusive<TensorWindow>(c10::weak_intrusive_ptr<ProcessGroupNVX>(
+          c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)));
+  if (tensor) window->tensor_register(*tensor, /*owning=*/true);
+  return window;
+}
+
+/// Raises unless the group can be used: it may be gone while its windows are not.
+TensorWindow::Backend TensorWindow::backend() const {
+  Backend backend = backend_.lock();
+  if (!backend) throw_argument_error("nvx: the group of this window has been destroyed");
+  if (const Status alive = backend->checked_group().check_alive(); !alive.ok()) raise(alive);
+  return backend;
+}
+
+TensorWindow::Registered TensorWindow::registered(const char* called) const {
+  MutexLock lock(mutex_);
+  if (!registered_.window) refuse_call(called, "no tensor is registered with this window. Next: tensor_register first");
+  return registered_;
+}
+
+/// A tensor that is refused is told to all ranks, which wait for this one here.
+void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
+  const Backend backend = this->backend();
+  std::string why = why_unfit(tensor);
+  {
+    MutexLock lock(mutex_);
+    if (registered_.window) why = "a tensor is registered with this window already. Next: tensor_deregister first";
+  }
+  std::optional<nvx::Window::Memory> mine;
+  if (why.empty()) {
+    const nvx::Window::Share share{uint64_t(tensor.numel()), uint32_t(tensor.element_size()),
+                                   uint32_t(tensor.scalar_type())};
+    mine = {static_cast<std::byte*>(tensor.data_ptr()), share, std::make_shared<const at::Tensor>(tensor)};
+  }
+  const auto window = as_argument("tensor_register", [&]() -> std::shared_ptr<nvx::Window> {
+    try {
+      return nvx::Window::open(backend->group(), mine);
+    } catch (const Error& error) {
+      if (error.code() == Code::kInvalid && !why.empty()) refuse_call("tensor_register", why);
+      throw;
+    }
+  });
+  backend->has_memory_for_peers_ = true;
+  MutexLock lock(mutex_);
+  registered_ = {window, tensor};
+}
+
+void TensorWindow::tensor_deregister() {
+  const Backend backend = this->backend();
+  const Registered mine = registered("tensor_deregister");
+  const Status status = mine.window->close();
+  {
+    MutexLock lock(mutex_);
+    registered_ = {};
+  }
+  if (!status.ok()) raise(status);
+}
+
+c10::intrusive_ptr<c10d::Work> TensorWindow::begin(ProcessGroupNVX& backend, const char* title,
+                                                   const at::Tensor& tensor, std::shared_ptr<Message> message,
+                                                   std::chrono::milliseconds timeout, bool receives, bool async) {
+  const auto type = receives ? c10d::OpType::RECV : c10d::OpType::SEND;
+  auto work = backend.begin_message({type, title}, tensor, std::move(message), timeout, receives);
+  if (!async) work->wait(std::chrono::milliseconds(0));
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> TensorWindow::put(const at::Tensor& tensor, int64_t rank, int64_t offset, bool async,
+                                                 const c10d::PutOptions& opts) {
+  const Backend backend = this->backend();
+  const Registered mine = registered("put");
+  const int target = peer_of("put", rank, backend->getSize());
+  if (const std::string why = why_unfit(tensor); !why.empty()) refuse_call("put", why);
+  const auto there = at::ScalarType(mine.window->share(target).type);
+  if (tensor.scalar_type() != there)
+    refuse_call("put", c10::str("the tensor is of ", tensor.scalar_type(), ", what rank ", target,
+                                " has registered of ", there));
+  if (offset < 0) refuse_call("put", "the offset must not be negative, this is " + std::to_string(offset));
+  auto message = as_argument("put", [&] {
+    return mine.window->put(target, uint64_t(offset), static_cast<const std::byte*>(tensor.const_data_ptr()),
+                            uint64_t(tensor.numel()));
+  });
+  return begin(*backend, "nvx:put", tensor, std::move(message), opts.timeout, /*receives=*/false, async);
+}
+
+c10::intrusive_ptr<c10d::Work> TensorWindow::signal(int64_t rank, bool async, const c10d::SignalOptions& opts) {
+  const Backend backend = this->backend();
+  const Registered mine = registered("signal");
+  auto message = mine.window->signal(peer_of("signal", rank, backend->getSize()));
+  return begin(*backend, "nvx:signal", at::empty({0}, at::kByte), std::move(message), opts.timeout, /*receives=*/false,
+               async);
+}
+
+c10::intrusive_ptr<c10d::Work> TensorWindow::wait_signal(int64_t rank, bool async,
+                                                         const c10d::WaitSignalOptions& opts) {
+  const Backend backend = this->backend();
+  const Registered mine = registered("wait_signal");
+  auto message = mine.window->wait_signal(peer_of("wait_signal", rank, backend->getSize()));
+  return begin(*backend, "nvx:wait_signal", at::empty({0}, at::kByte), std::move(message), opts.timeout,
+               /*receives=*/true, async);
+}
+
+at::Tensor TensorWindow::map_remote_tensor(int64_t rank) {
+  const Backend backend = this->backend();
+  const Registered mine = registered("map_remote_tensor");
+  if (peer_of("map_remote_tensor", rank, backend->getSize()) == backend->getRank()) return mine.tensor;
+  refuse_call("map_remote_tensor", "no rank maps the memory of another one, so there is no tensor of rank " +
+                                       std::to_string(rank) + " here. Next: put to it, or have it put to this rank");
+}
+
+/// What is in place is there for whoever looks: host memory has no other copy.
+c10d::WindowAttr TensorWindow::get_attr(int64_t rank) {
+  const Backend backend = this->backend();
+  (void)registered("get_attr");
+  peer_of("get_attr", rank, backend->getSize());
+  return {};
+}
+
+}  // namespace nvx
+
+#endif

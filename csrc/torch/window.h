@@ -1,0 +1,50 @@
+#pragma once
+
+#include "torch/backend.h"
+
+#ifdef C10D_BACKEND_HAS_WINDOW
+
+#include "group/window.h"
+
+namespace nvx {
+
+/// What dist._new_window returns: tensors of the CPU, one a rank, that the other ranks write to. A tensor is kept from
+/// tensor_register() to tensor_deregister(), or to the end of the group, whatever `owning` says: peers write there
+/// without asking whether this object is still there.
+class TensorWindow final : public c10d::Window {
+ public:
+  using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
+
+  explicit TensorWindow(c10::weak_intrusive_ptr<ProcessGroupNVX> backend) : backend_(std::move(backend)) {}
+
+  void tensor_register(const at::Tensor& tensor, bool owning) override;
+  void tensor_deregister() override;
+  IntrusiveWork put(const at::Tensor& tensor, int64_t rank, int64_t offset, bool async,
+                    const c10d::PutOptions& opts) override;
+  IntrusiveWork signal(int64_t rank, bool async, const c10d::SignalOptions& opts) override;
+  IntrusiveWork wait_signal(int64_t rank, bool async, const c10d::WaitSignalOptions& opts) override;
+  /// The tensor itself, for this rank. Nobody maps the others'.
+  at::Tensor map_remote_tensor(int64_t rank) override;
+  c10d::WindowAttr get_attr(int64_t rank) override;
+
+ private:
+  using Backend = c10::intrusive_ptr<ProcessGroupNVX>;
+  /// What is registered.
+  struct Registered {
+    std::shared_ptr<nvx::Window> window;
+    at::Tensor tensor;
+  };
+
+  Backend backend() const;
+  Registered registered(const char* called) const EXCLUDES(mutex_);
+  IntrusiveWork begin(ProcessGroupNVX& backend, const char* title, const at::Tensor& tensor,
+                      std::shared_ptr<Message> message, std::chrono::milliseconds timeout, bool receives, bool async);
+
+  const c10::weak_intrusive_ptr<ProcessGroupNVX> backend_;
+  mutable Mutex mutex_;  // never held while anything waits
+  Registered registered_ GUARDED_BY(mutex_);
+};
+
+}  // namespace nvx
+
+#endif
