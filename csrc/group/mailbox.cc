@@ -91,6 +91,15 @@ void Mailbox::tell_of(int peer, int64_t tag) {
   come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
 }
 
+void Mailbox::forget(int64_t tag) {
+  MutexLock lock(mutex_);
+  early_.remove_if([&](const Early& early) {
+    if (early.tag != tag) return false;
+    let_go(early);
+    return true;
+  });
+}
+
 std::string Message::describe() const {
   std::string whom = receives_ ? "from " : "to ";
   whom += peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);
@@ -107,7 +116,10 @@ void Mailbox::push(Carrier carrier) {
 }
 
 void Mailbox::enter(const std::shared_ptr<Message>& message) {
-  if (const auto ahead = std::move(message->ahead)) enter(ahead);
+  if (const auto ahead = std::move(message->ahead)) {
+    ahead->timeout = message->timeout;
+    enter(ahead);
+  }
   message->deadline_ = message->stands ? Deadline() : Deadline::after(group_.span_of(message->timeout));
   open_.insert(message);
   if (const Status refused = group_.check_alive(); !refused.ok()) {

@@ -40,7 +40,7 @@ struct Message {
   /// A receive for whatever may come, or never does: it has no timeout, and it is no failure if its peer has ended. It
   /// names its peer.
   bool stands = false;
-  /// A message to the same peer that goes just before this one, whoever else sends there.
+  /// A message to the same peer that goes just before this one, whoever else sends there. It gets this one's timeout.
   std::shared_ptr<Message> ahead;
   /// Called once when the message is done, with no lock held, on whatever thread. May wait for other messages, and for
   /// this one. What it throws goes no further.
@@ -87,6 +87,8 @@ class Mailbox : public LeaseHolder {
   void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   /// As if this peer had sent an empty message with this tag, and it came now: for a message's finished().
   void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
+  /// Lets go of what has come with this tag and will not be received. No rank sends more.
+  void forget(int64_t tag) EXCLUDES(mutex_);
 
   /// Drives everything until the message is done and its finished() has returned; then its status. That is at once for
   /// the thread that is inside that very finished().

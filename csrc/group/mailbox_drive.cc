@@ -77,10 +77,9 @@ std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
   std::string words = from_any ? "any rank" : group_.topology().describe(message.peer);
   if (message.peer == group_.rank()) words += ", which is this rank itself";
-  const auto other = std::find_if(early_.begin(), early_.end(),
-                                  [&](const Early& early) {
-                                    return (from_any || early.peer == message.peer) && early.tag < kOwnTags;
-                                  });
+  const auto other = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
+    return (from_any || early.peer == message.peer) && early.tag < kOwnTags;
+  });
   if (!message.receives_ || message.called || other == early_.end()) return words;
   return words + "; " + (from_any ? group_.topology().describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
@@ -111,7 +110,7 @@ void Mailbox::check_times() {
     if (!late && !gone && !alarmed) continue;
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
-    if (!open_.contains(message)) continue;  // it came while we looked
+    if (!open_.contains(message)) continue;                                                  // it came while we looked
     if (!late && !group_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
     if (gone) (void)group_.fail_by_fate(*gone);
     if (!late) group_.alarm(seat);

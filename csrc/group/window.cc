@@ -29,8 +29,7 @@ void Window::meet(bool offered) {
   all_gather.shape = Hash().add("window").value();
   all_gather.in = reinterpret_cast<const std::byte*>(&card);
   all_gather.recv = Pieces(ranks);
-  for (size_t r = 0; r < ranks; ++r)
-    all_gather.recv[r] = {reinterpret_cast<std::byte*>(&cards[r]), sizeof(Card)};
+  for (size_t r = 0; r < ranks; ++r) all_gather.recv[r] = {reinterpret_cast<std::byte*>(&cards[r]), sizeof(Card)};
   if (const Status status = group_.execute(all_gather); !status.ok()) throw Error(status.code(), status.what());
 
   std::string without;
@@ -40,9 +39,8 @@ void Window::meet(bool offered) {
     if (!cards[r].offered || !possible) without += (without.empty() ? "" : ", ") + group_.topology().describe(int(r));
     shares_[r] = share;
   }
-  NVX_CHECK(without.empty(), "no window was made in group " + group_.name() +
-                                 ", because a tensor was refused on " + without +
-                                 ". Next: see the error there, and call tensor_register again on all ranks");
+  NVX_CHECK(without.empty(), "no window was made in group " + group_.name() + ", because a tensor was refused on " +
+                                 without + ". Next: see the error there, and call tensor_register again on all ranks");
   number_ = cards[0].number;
 }
 
@@ -142,15 +140,14 @@ void Window::follow(int rank, const Note& note) {
     case Kind::kPut:
       if (fits) return expect_note(rank);
       break;
-    case Kind::kSignal:
-      group_.mail().tell_of(rank, tag(Channel::kSignals));
-      return expect_note(rank);
+    case Kind::kSignal: group_.mail().tell_of(rank, tag(Channel::kSignals)); return expect_note(rank);
     case Kind::kClose: return group_.mail().tell_of(rank, tag(Channel::kEnds));
   }
   (void)group_.fail(Code::kMismatch, group_.topology().describe(rank) + " writes where no window is", "in a window");
 }
 
-/// The end of each rank comes behind all that it has written. A rank that has heard all ends has no receive that stands.
+/// The end of each rank comes behind all that it has written. A rank that has heard all ends has no receive that
+/// stands.
 Status Window::close() {
   std::vector<std::shared_ptr<Message>> ends;
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -165,6 +162,7 @@ Status Window::close() {
     const Status how = group_.mail().wait(*end);
     if (status.ok()) status = how;
   }
+  group_.mail().forget(tag(Channel::kSignals));
   return status;
 }
 

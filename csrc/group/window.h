@@ -68,7 +68,9 @@ class Window : public std::enable_shared_from_this<Window> {
   Window(Group& group, const std::optional<Memory>& mine);
   void meet(bool offered);
   int64_t tag(Channel channel) const;
-  size_t bytes_of(int rank) const { return size_t(shares_[size_t(rank)].elements) * shares_[size_t(rank)].element_bytes; }
+  size_t bytes_of(int rank) const {
+    return size_t(shares_[size_t(rank)].elements) * shares_[size_t(rank)].element_bytes;
+  }
   void check_rank(int rank) const;
   std::shared_ptr<Message> note_to(int rank, Note note, const char* called) const;
   std::shared_ptr<Message> receive_from(int rank, Channel channel, const char* called) const;

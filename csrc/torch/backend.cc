@@ -70,8 +70,8 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
   Registry::here().add(*this);
 }
 
-/// Where peers may write to this rank's memory at any time, a thread of the group's own waits for that. It would keep the
-/// group.
+/// Where peers may write to this rank's memory at any time, a thread of the group's own waits for that. It would keep
+/// the group.
 ProcessGroupNVX::~ProcessGroupNVX() {
   Registry::here().remove(*this);
   if (has_memory_for_peers_) group_->leave();

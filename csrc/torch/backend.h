@@ -291,7 +291,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::atomic<int> listeners_{0};
   std::atomic<int> open_windows_{0};
   std::atomic<bool> has_memory_for_peers_{false};  // a window is registered, or has been
-  Mutex mutex_;  // never held while a hook runs, is copied or goes
+  Mutex mutex_;                                    // never held while a hook runs, is copied or goes
   Options options_ GUARDED_BY(mutex_);
   std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);
   struct Child {

@@ -43,9 +43,8 @@ auto as_argument(const char* called, Begin begin) {
 
 c10::intrusive_ptr<c10d::Window> ProcessGroupNVX::new_window(const std::optional<at::Tensor>& tensor) {
   if (const Status alive = checked_group().check_alive(); !alive.ok()) raise(alive);
-  auto window =
-      c10::make_intrusive<TensorWindow>(c10::weak_intrusive_ptr<ProcessGroupNVX>(
-          c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)));
+  auto window = c10::make_intrusive<TensorWindow>(
+      c10::weak_intrusive_ptr<ProcessGroupNVX>(c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)));
   if (tensor) window->tensor_register(*tensor, /*owning=*/true);
   return window;
 }

@@ -75,7 +75,7 @@ TEST(Window, WhatWasWrittenIsThereAfterTheSignal) {
   for (const int ranks : {1, 2, 3}) {
     MemoryStore store;
     as_threads(ranks, [&](int rank) {
-      Group group(store, options("all to all", rank, ranks));
+      Group group(store, test::options("all to all", rank, ranks));
       for (const size_t each : {size_t(0), size_t(1), size_t(500), size_t(70'001), as_fast(3'000'001, 300'001)})
         all_write_to_all(group, each, 4);
     });
@@ -86,7 +86,7 @@ TEST(Window, ServesProcesses) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   all_end_well(3, [&](int rank) {
-    Group group(store, options("processes", rank, 3));
+    Group group(store, test::options("processes", rank, 3));
     for (const size_t each : {size_t(100), size_t(1'000'001)}) all_write_to_all(group, each, 4);
   });
 }
@@ -105,7 +105,7 @@ TEST(Window, AWriteNeedsNothingOfItsTarget) {
   MemoryStore store;
   std::atomic<int> written{0};
   as_threads(2, [&](int rank) {
-    Group group(store, options("one-sided", rank, 2));
+    Group group(store, test::options("one-sided", rank, 2));
     const Bytes mine = filled(3'000'000, rank, 0);
     Place place(group, mine.size());
     ASSERT_TRUE(place.put(1 - rank, 0, mine).ok());
@@ -122,17 +122,17 @@ TEST(Window, AWriteNeedsNothingOfItsTarget) {
 /// Many are counted, and each is waited for once; nothing is as deep as they are many.
 TEST(Window, SignalsAreCountedByPair) {
   MemoryStore store;
-  const int many = int(as_fast(20'000, 2'000));
+  const auto of = [](int rank) { return rank == 1 ? int(as_fast(20'000, 2'000)) : 100; };
   as_threads(3, [&](int rank) {
-    Group group(store, options("count", rank, 3));
+    Group group(store, test::options("count", rank, 3));
     Place place(group, 8);
     if (rank != 0) {
-      for (int i = 0; i < many * rank; ++i) ASSERT_TRUE(place.signal(0).ok());
+      for (int i = 0; i < of(rank); ++i) ASSERT_TRUE(place.signal(0).ok());
     }
     ASSERT_TRUE(barrier(group).ok());
     if (rank == 0) {
       for (int from : {1, 2}) {
-        for (int i = 0; i < many * from; ++i) ASSERT_TRUE(place.wait_signal(from).ok());
+        for (int i = 0; i < of(from); ++i) ASSERT_TRUE(place.wait_signal(from).ok());
       }
       const Mail more = place.window->wait_signal(1);
       group.mail().receive(more, Carrier::kPool);
@@ -142,7 +142,9 @@ TEST(Window, SignalsAreCountedByPair) {
       EXPECT_TRUE(group.mail().wait(*more).ok());
     } else {
       ASSERT_TRUE(barrier(group).ok());
-      if (rank == 1) ASSERT_TRUE(place.signal(0).ok());
+      if (rank == 1) {
+        ASSERT_TRUE(place.signal(0).ok());
+      }
     }
     EXPECT_TRUE(place.window->close().ok());
   });
@@ -152,7 +154,7 @@ TEST(Window, SignalsAreCountedByPair) {
 TEST(Window, WritesStayWithinTheirTarget) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
-    Group group(store, options("bounds", rank, 2));
+    Group group(store, test::options("bounds", rank, 2));
     Place place(group, rank == 0 ? 3 : 10, rank == 0 ? 8 : 4);
     EXPECT_EQ(place.window->share(0).elements, 3u);
     EXPECT_EQ(place.window->share(1).element_bytes, 4u);
@@ -188,7 +190,7 @@ TEST(Window, WritesStayWithinTheirTarget) {
 TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
-    Group group(store, options("nothing", rank, 3));
+    Group group(store, test::options("nothing", rank, 3));
     std::byte memory{};
     const Window::Memory mine{&memory, {1, 1, 0}, nullptr};
     try {
@@ -206,7 +208,7 @@ TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
 TEST(Window, SeveralAreApartAndAreLetGoOf) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
-    Group group(store, options("several", rank, 2));
+    Group group(store, test::options("several", rank, 2));
     Place first(group, 100), second(group, 100);
     auto owner = std::make_shared<const int>(0);
     const std::weak_ptr<const int> kept = owner;
@@ -235,7 +237,7 @@ TEST(WindowFailure, AWaitThatIsTooLongNamesThePeer) {
   MemoryStore store;
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {
-    Group group(store, options("late", rank, 2));
+    Group group(store, test::options("late", rank, 2));
     const Place place(group, 10);
     EXPECT_TRUE(rank == 0 || eventually(milliseconds(20'000), [&] { return over.load(); }));
     if (rank == 1) return;
@@ -252,7 +254,7 @@ TEST(WindowFailure, AKilledPeerIsNamed) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
   const auto endings = as_processes(2, [&](int rank) {
-    Group group(store, options("killed", rank, 2));
+    Group group(store, test::options("killed", rank, 2));
     const Place place(group, 10);
     if (rank == 1) {
       ASSERT_TRUE(place.signal(0).ok());
@@ -306,7 +308,7 @@ void leaves_behind(const std::function<GroupOptions(int)>& options_of) {
 }
 
 TEST(WindowFailure, WhatAPeerDidBeforeItLeftIsThere) {
-  for (int i = 0; i < 5; ++i) leaves_behind([](int rank) { return options("leaves", rank, 2); });
+  for (int i = 0; i < 5; ++i) leaves_behind([](int rank) { return test::options("leaves", rank, 2); });
 }
 
 TEST(WindowFailure, WhatAPeerOfAnotherHostDidBeforeItLeftIsThere) {
@@ -314,12 +316,41 @@ TEST(WindowFailure, WhatAPeerOfAnotherHostDidBeforeItLeftIsThere) {
   leaves_behind([&](int rank) { return hosts.options("leaves far", rank); });
 }
 
+/// Even where nobody has looked at the mail since: what has come is told before its sender is missed.
+TEST(WindowFailure, WhatNobodyHasLookedAtYetIsThere) {
+  MemoryStore store;
+  std::atomic<bool> waits{false}, left{false};
+  Engine::here().limit(0);
+  as_threads(2, [&](int rank) {
+    std::optional<Group> group(std::in_place, store, test::options("unseen", rank, 2));
+    std::optional<Place> place(std::in_place, *group, 100);
+    if (rank == 1) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return waits.load(); }));
+      ASSERT_TRUE(place->put(0, 0, Bytes(100, std::byte(4))).ok());
+      ASSERT_TRUE(place->signal(0).ok());
+      place.reset();
+      group.reset();
+      left = true;
+      return;
+    }
+    const Mail mail = place->window->wait_signal(1);
+    group->mail().receive(mail, Carrier::kCaller);
+    waits = true;
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return left.load(); }));
+    std::this_thread::sleep_for(2 * kWatchInterval);
+    const Status status = group->mail().wait(*mail);
+    EXPECT_TRUE(status.ok()) << status.what();
+    EXPECT_TRUE(place->memory == Bytes(100, std::byte(4)));
+  });
+  Engine::here().limit(SIZE_MAX);
+}
+
 /// A peer that has gone is nobody's failure while nobody waits for it, though memory stands open to it.
 TEST(WindowFailure, APeerThatHasGoneIsNoFailureByItself) {
   MemoryStore store;
   std::atomic<int> left{0};
   as_threads(3, [&](int rank) {
-    std::optional<Group> group(std::in_place, store, options("gone", rank, 3));
+    std::optional<Group> group(std::in_place, store, test::options("gone", rank, 3));
     std::optional<Place> place(std::in_place, *group, 100);
     if (rank == 2) {
       place.reset();
@@ -340,7 +371,7 @@ TEST(WindowFailure, APeerThatHasGoneIsNoFailureByItself) {
 TEST(WindowFailure, AnAbortEndsWhoWaits) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
-    Group group(store, options("abort", rank, 2));
+    Group group(store, test::options("abort", rank, 2));
     const Place place(group, 10);
     std::thread aborts;
     if (rank == 1) {
@@ -364,10 +395,11 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
     uint32_t kind, unused;
     uint64_t offset, bytes;
   };
-  for (const Forged& lie : {Forged{1, 0, 90, 11}, Forged{1, 0, UINT64_MAX, 2}, Forged{1, 0, 101, 0}, Forged{9, 0, 0, 0}}) {
+  for (const Forged& lie :
+       {Forged{1, 0, 90, 11}, Forged{1, 0, UINT64_MAX, 2}, Forged{1, 0, 101, 0}, Forged{9, 0, 0, 0}}) {
     MemoryStore store;
     as_threads(2, [&](int rank) {
-      Group group(store, options("liar", rank, 2));
+      Group group(store, test::options("liar", rank, 2));
       const Place place(group, 100);
       Forged note = lie;
       if (rank == 1) {
@@ -387,7 +419,7 @@ TEST(WindowFailure, OtherMailIsNotBlamed) {
   MemoryStore store;
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {
-    Group group(store, options("other", rank, 2));
+    Group group(store, test::options("other", rank, 2));
     const Place place(group, 10);
     if (rank == 1) {
       ASSERT_TRUE(place.signal(0).ok());
@@ -411,7 +443,7 @@ TEST(WindowFailure, GoesOnWithoutThreads) {
   MemoryStore store;
   Engine::here().limit(0);
   as_threads(2, [&](int rank) {
-    Group group(store, options("no threads", rank, 2));
+    Group group(store, test::options("no threads", rank, 2));
     all_write_to_all(group, 100, 2);
   });
   Engine::here().limit(SIZE_MAX);
