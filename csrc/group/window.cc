@@ -14,6 +14,7 @@ std::shared_ptr<Window> Window::open(Group& group, const std::optional<Memory>& 
   const std::shared_ptr<Window> window(new Window(group, mine));
   window->meet(mine.has_value());
   for (int rank = 0; rank < group.size(); ++rank) window->expect_note(rank);
+  group.mail().push(Carrier::kPool);  // for what has come already
   return window;
 }
 

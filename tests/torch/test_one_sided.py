@@ -99,7 +99,9 @@ def test_bad_arguments_raise_and_the_group_goes_on(rank, world):
     window = dist._new_window(place)
     peer = 1 - rank
     room = 4 + peer
-    with argument_error(rf"put of 3 elements at offset {room - 2} does not fit into the {room} elements that rank {peer}"):
+    with argument_error(
+        rf"put of 3 elements at offset {room - 2} does not fit into the {room} elements that rank {peer}"
+    ):
         window.put(torch.ones(3), peer, room - 2, False)
     with argument_error("of Double.*registered of Float"):
         window.put(torch.ones(1, dtype=torch.float64), peer, 0, False)
