@@ -83,8 +83,8 @@ class Mailbox : public LeaseHolder {
   /// is done, and told.
   void post(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   void push(Carrier carrier) EXCLUDES(mutex_);
-  /// receive() in its first half: the receive takes its place. Whoever is inside a message's finished() need not push(),
-  /// as the one who has called that goes on with it.
+  /// receive() in its first half: the receive takes its place. Whoever is inside a message's finished() need not
+  /// push(), as the one who has called that goes on with it.
   void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   /// As if this peer had sent an empty message with this tag, and it came now: for a message's finished().
   void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
