@@ -47,7 +47,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reconfigure(const c10d::Reconfig
 
 Reconfigurable::Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                c10::intrusive_ptr<Options> options)
-    : Backend(rank, size), store_(std::move(store)), options_(options ? *options : Options()), handle_rank_(rank) {
+    : Backend(rank, size),
+      store_(std::move(store)),
+      options_(options ? *options : Options()),
+      handle_rank_(rank),
+      told_rank_(rank) {
   TORCH_CHECK_VALUE(store_, "nvx: a reconfigurable group needs a store");
   init();
 }
@@ -63,13 +67,13 @@ std::string Reconfigurable::name() const {
 }
 
 Reconfigurable::Standing Reconfigurable::standing() const {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   MutexLock lock(mutex_);
   return group_;
 }
 
 Reconfigurable::Standing Reconfigurable::now() const {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   MutexLock lock(mutex_);
   while (!group_ && meeting_) {
     const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
@@ -96,7 +100,7 @@ MemberHandle Reconfigurable::own_handle() const {
 }
 
 std::string Reconfigurable::get_reconfigure_handle() const {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   MutexLock lock(mutex_);
   return own_handle().text();
 }
@@ -177,7 +181,7 @@ void Reconfigurable::claim(const Plan& plan) const {
 }
 
 c10::intrusive_ptr<c10d::Work> Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   const auto plan = std::make_shared<Plan>(plan_of(opts));
   const auto work =
       c10::make_intrusive<ReconfigureWork>(plan->rank, "reconfigure, which makes group " + plan->name + ",");
@@ -196,14 +200,22 @@ c10::intrusive_ptr<c10d::Work> Reconfigurable::reconfigure(const c10d::Reconfigu
     MutexLock lock(mutex_);
     const Standing old = std::move(group_);
     group_.reset();
-    plan->old_rank = std::exchange(rank_, plan->rank);
-    plan->old_size = std::exchange(size_, int(plan->members.size()));
+    failure_.clear();
+    plan->old_rank = rank_;
+    plan->old_size = size_;
+    be(plan->rank, int(plan->members.size()));
     lock.unlock();
     if (old) old->call_off("it is being reconfigured");
     const auto job = [self, plan, work] { self->carry_out(plan, work); };
     if (!Engine::here().start(job)) job();
   });
   return work;
+}
+
+void Reconfigurable::be(int rank, int size) {
+  rank_ = rank;
+  size_ = size;
+  told_rank_ = rank;
 }
 
 /// On a thread of the pool. What has failed is told by the work, and by whoever asks for the group.
@@ -223,16 +235,17 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     error = std::current_exception();
   }
   plan->processes.clear();
+  const bool wanted = work->hand_over();  // also where meet() has failed, whose group goes here, without the lock
   MutexLock lock(mutex_);
-  if (!error && work->called_off()) {
+  if (!error && !wanted) {
     why = "nvx: group " + plan->name + " was aborted while it was being made";
     error = exception_of({Code::kAborted, why});
   }
   failure_ = without_name(why);
   if (error) {
-    rank_ = plan->old_rank;
-    size_ = plan->old_size;
+    be(plan->old_rank, plan->old_size);
   } else {
+    if (timeout_was_set_) next->setTimeout(options_.timeout);  // perhaps since meet() has looked
     group_ = next;
     uuid_ = plan->uuid;
     handle_rank_ = plan->rank;
@@ -272,7 +285,9 @@ Reconfigurable::Standing Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   auto next = c10::make_intrusive<ProcessGroupNVX>(store, group, options);
   next->setGroupUid(getGroupUid());
   next->setGroupDesc(getGroupDesc());
-  if (device) next->eagerConnectSingleDevice(*device);
+  // Opening a device is a step of all ranks, and ends early only where the group is called off: by the work, from here
+  // on, or as one that was there when the process began to exit.
+  if (work->take_in(next) && device && !exiting.load()) next->eagerConnectSingleDevice(*device);
   return next;
 }
 
@@ -307,17 +322,17 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   MutexLock lock(mutex_);
   return c10::make_intrusive<Options>(options_);  // a copy, as torch changes what it gets
 }
 
 void Reconfigurable::setTimeout(std::chrono::milliseconds timeout) {
-  const Standing group = standing();
-  if (group) group->setTimeout(timeout);
+  origin_.check(told_rank_);
   MutexLock lock(mutex_);
   options_.timeout = timeout;
   timeout_was_set_ = true;
+  if (group_) group_->setTimeout(timeout);  // with the lock, so that no group that is to stand is left out
 }
 
 void Reconfigurable::enableCollectivesTiming() {
@@ -331,14 +346,15 @@ void Reconfigurable::waitForPendingWorks() {
   if (const Standing group = standing()) group->waitForPendingWorks();
 }
 
-/// Where no group stands yet, each opens the device when its ranks have met.
+/// Where no group stands yet, each opens the device when its ranks have met. A group whose ranks are meeting may have
+/// looked for one already, and is waited for.
 void Reconfigurable::eagerConnectSingleDevice(at::Device device) {
-  const Standing group = standing();
-  {
-    MutexLock lock(mutex_);
-    device_ = device;
-  }
-  if (group) group->eagerConnectSingleDevice(device);
+  origin_.check(told_rank_);
+  MutexLock lock(mutex_);
+  device_ = device;
+  const bool none = !group_ && !meeting_;
+  lock.unlock();
+  if (!none) now()->eagerConnectSingleDevice(device);
 }
 
 c10d::ErrorType Reconfigurable::getError() {
@@ -361,9 +377,10 @@ uint64_t Reconfigurable::getSequenceNumberForGroup() {
 void Reconfigurable::abort() {
   if (origin_.elsewhere()) return;
   MutexLock lock(mutex_);
-  if (meeting_) meeting_->call_off();
+  const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
   const Standing group = group_;
   lock.unlock();
+  if (meeting) meeting->call_off();
   if (group) group->abort();
 }
 
@@ -371,9 +388,10 @@ void Reconfigurable::shutdown() {
   if (origin_.elsewhere()) return;
   MutexLock lock(mutex_);
   ended_ = true;
-  if (meeting_) meeting_->call_off();
+  const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
   const Standing group = group_;
   lock.unlock();
+  if (meeting) meeting->call_off();
   if (group) group->shutdown();
 }
 
@@ -381,7 +399,7 @@ void Reconfigurable::shutdown() {
 // may get one while it is being unregistered.
 
 void Reconfigurable::registerOnCompletionHook(OnCompletionHook&& hook) {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   OnCompletionHook seen = hook;  // only for torch to see that there is one
   auto kept = std::make_shared<const OnCompletionHook>(std::move(hook));
   MutexLock lock(mutex_);
@@ -425,7 +443,7 @@ void Reconfigurable::equip(ProcessGroupNVX& group) {
 #ifdef C10D_BACKEND_HAS_HOOKS
 
 void Reconfigurable::registerAbortHook(int64_t id, c10d::AbortHook hook) {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   (void)abort_hooks_->put(id, std::move(hook));
   if (const Standing group = standing()) equip(*group);
 }
@@ -440,7 +458,7 @@ void Reconfigurable::unregisterAbortHook(int64_t id) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
 
 void Reconfigurable::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
-  origin_.check(rank_);
+  origin_.check(told_rank_);
   (void)completion_hooks_->put(id, std::move(hook));
   if (const Standing group = standing()) equip(*group);
 }

@@ -4,6 +4,7 @@
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 
+#include <atomic>
 #include <set>
 
 #include "memory/neighbours.h"
@@ -33,6 +34,9 @@ class Reconfigurable final : public c10d::Backend {
   std::string get_reconfigure_handle() const override;
   /// Bad arguments, and a uuid that is used, raise at once and leave the group as it is. Otherwise the group that
   /// stands is called off, rank() and size() are those of the next one, and the work tells when its ranks have met.
+  /// torch reads rank() and size() without a lock. They are written by this call and, where the meeting fails, set back
+  /// before the work ends: so whoever has waited for the work sees what holds, and a thread that asks while another is
+  /// in here, or while ranks meet, may see the numbers of either group.
   IntrusiveWork reconfigure(const c10d::ReconfigureOptions& opts) override;
   /// The group that stands, or null.
   Standing standing() const EXCLUDES(mutex_);
@@ -175,6 +179,8 @@ class Reconfigurable final : public c10d::Backend {
   Standing now() const EXCLUDES(mutex_);
   std::string name() const EXCLUDES(mutex_);
   MemberHandle own_handle() const REQUIRES(mutex_);
+  /// Writes what torch reads as rank() and size().
+  void be(int rank, int size) REQUIRES(mutex_);
   Plan plan_of(const c10d::ReconfigureOptions& opts) const EXCLUDES(mutex_);
   void enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
   void claim(const Plan& plan) const;
@@ -200,6 +206,7 @@ class Reconfigurable final : public c10d::Backend {
   std::set<int64_t> used_ GUARDED_BY(mutex_);
   std::optional<int64_t> uuid_ GUARDED_BY(mutex_);  // of the last group that stood, as its rank
   int handle_rank_ GUARDED_BY(mutex_);
+  std::atomic<int> told_rank_;              // rank_, for who asks without the mutex
   std::string failure_ GUARDED_BY(mutex_);  // of the last reconfigure(), where it has failed
   std::shared_ptr<const OnCompletionHook> on_completion_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS

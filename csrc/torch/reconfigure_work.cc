@@ -14,7 +14,13 @@ ReconfigureWork::ReconfigureWork(int rank, std::string what)
       what_(std::move(what)),
       future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
+c10::intrusive_ptr<c10::ivalue::Future> ReconfigureWork::getFuture() {
+  origin_.check(rank_);
+  return future_;
+}
+
 bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
+  origin_.check(rank_);
   constexpr std::chrono::milliseconds kLookAround{50};
   const Deadline deadline = Deadline::after(timeout);
   std::unique_lock lock(mutex_);
@@ -37,6 +43,30 @@ bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
   raise_interrupt();
   if (error) std::rethrow_exception(error);
   return true;
+}
+
+void ReconfigureWork::call_off() {
+  if (origin_.elsewhere()) return;
+  MutexLock lock(made_mutex_);
+  called_off_.store(true);
+  const c10::intrusive_ptr<ProcessGroupNVX> made = made_;
+  lock.unlock();
+  if (made) made->call_off("its reconfigure() was called off");
+}
+
+bool ReconfigureWork::take_in(const c10::intrusive_ptr<ProcessGroupNVX>& made) {
+  MutexLock lock(made_mutex_);
+  made_ = made;
+  return !called_off();
+}
+
+bool ReconfigureWork::hand_over() {
+  MutexLock lock(made_mutex_);
+  const c10::intrusive_ptr<ProcessGroupNVX> made = std::move(made_);
+  made_.reset();
+  const bool wanted = !called_off();
+  lock.unlock();
+  return wanted;
 }
 
 void ReconfigureWork::end(const std::exception_ptr& error) {

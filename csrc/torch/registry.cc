@@ -24,12 +24,16 @@ void Registry::abort_all() {
   }
 }
 
+/// Threads of the pool must not run on while the process is torn down, with its stores. The longest that one takes is
+/// rank 0's, which has been told that the group it makes is unwanted: within a slice of its waiting for the store it
+/// sees that, and then it waits up to 1.5 s for the others to learn of it, as it may serve their store.
 void stop_everything() {
+  constexpr std::chrono::milliseconds kLast{2500};
   exiting.store(true);
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() != 0) {
     Registry::here().abort_all();
-    Engine::here().stop(std::chrono::milliseconds(500));
+    Engine::here().stop(kLast);
   }
   HooksBeside::await_all();
   if (const auto wire = net::Wire::opened()) wire->finish();

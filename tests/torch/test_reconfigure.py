@@ -4,14 +4,14 @@ import gc
 import os
 import pickle
 import signal
-import threading
 import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import BACKEND, OVER_NVX, SEVERAL_HOSTS, eventually, only_nvx
+from ranks import OVER_NVX, SEVERAL_HOSTS, eventually, only_nvx
+from reconfiguring import begin, check_group, come_together, connect, exchange, here, reconfigure, runner
 
 pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure")
 
@@ -21,61 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this 
 @pytest.fixture
 def started(ranks):
     """Runs a body in every rank, without a group, over a store that outlives any of them."""
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def run(body, world, **settings):
-        return ranks.run(body, world=world, kind="bare", port=server.port, **settings)
-
-    return run
-
-
-def connect(port):
-    return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-
-
-def begin(store, rank, world, seconds=20.0, **options):
-    """A default group that has yet to be reconfigured."""
-    options.setdefault("enable_reconfigure", True)
-    timeout = timedelta(seconds=seconds)
-    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world, timeout=timeout, **options)
-
-
-def exchange(store, what, rank, ranks):
-    """The handles of these ranks, in this order."""
-    store.set(f"{what}/{rank}", dist._get_reconfigure_handle())
-    return [store.get(f"{what}/{r}").decode() for r in ranks]
-
-
-def reconfigure(uuid, handles, seconds=20.0):
-    return dist._reconfigure(uuid=uuid, handles=handles, timeout=timedelta(seconds=seconds))
-
-
-def come_together(store, what, count):
-    store.add(what, 1)
-    eventually(lambda: store.add(what, 0) >= count, 20)
-
-
-def here():
-    return dist.get_rank(), dist.get_world_size()
-
-
-def check_group(rank, size):
-    """That this is the rank, and that all ranks of the group can talk."""
-    assert here() == (rank, size)
-    assert (dist.group.WORLD.rank(), dist.group.WORLD.size()) == (rank, size)
-    total = torch.full((1000,), float(rank + 1))
-    dist.all_reduce(total)
-    assert total.unique().tolist() == [size * (size + 1) / 2]
-    parts = [torch.zeros(1) for _ in range(size)]
-    dist.all_gather(parts, torch.tensor([float(rank)]))
-    assert torch.cat(parts).tolist() == list(range(size))
-    got = torch.full((3,), -1.0)
-    if size > 1:
-        ahead = dist.isend(torch.full((3,), float(rank)), (rank + 1) % size)
-        dist.recv(got, (rank - 1) % size)
-        ahead.wait()
-        assert got.unique().tolist() == [(rank - 1) % size]
-    dist.barrier()
+    return runner(ranks)
 
 
 # --- how ranks are given ----------------------------------------------------------------------------------------------
@@ -352,89 +298,6 @@ def test_an_ordinary_group_says_how_to_make_one_that_changes(started):
 
 
 # --- the work, and the group that was there ---------------------------------------------------------------------------
-
-
-def not_waited_for(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
-    handles = exchange(store, "first", rank, range(world))
-    if rank == 0:
-        work = reconfigure(1, handles)
-        time.sleep(0.3)
-        assert not work.is_completed() and here() == (0, world)
-        with pytest.raises(RuntimeError, match="timed out.*goes on"):
-            work.wait(timedelta(milliseconds=50))
-        with pytest.raises(RuntimeError, match="being reconfigured already"):
-            reconfigure(2, handles)
-        come_together(store, "rank 0 has looked", world)
-        check_group(0, world)  # which waits for it
-        work.get_future().wait()
-        assert work.is_completed() and work.result() == []
-    else:
-        come_together(store, "rank 0 has looked", world)
-        reconfigure(1, handles)
-        check_group(1, world)
-
-
-@only_nvx
-def test_whoever_asks_for_the_group_waits_for_it(started):
-    started(not_waited_for, 2)
-
-
-def called_off(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
-    handles = exchange(store, "first", rank, range(world))
-    if rank == 0:
-        work = reconfigure(1, handles)
-        began = time.monotonic()
-        dist.group.WORLD.abort()
-        with pytest.raises(dist.DistBackendError, match="aborted"):
-            work.wait()
-        assert time.monotonic() - began < 3
-        with pytest.raises(dist.DistBackendError, match="has not been initialized.*aborted"):
-            dist.barrier()
-        assert reconfigure(2, handles[:1]).wait()
-        check_group(0, 1)
-    come_together(store, "called off", world)
-    if rank == 1:
-        with pytest.raises(dist.DistBackendError, match="rank 0"):
-            reconfigure(1, handles).wait()
-    assert reconfigure(3, exchange(store, "second", rank, range(world))).wait()
-    check_group(rank, world)
-    if rank == 0:
-        work = reconfigure(4, handles[1:] + [dist._get_reconfigure_handle()])
-    come_together(store, "rank 0 has begun again", world)  # and now leaves
-
-
-@only_nvx
-def test_abort_calls_the_meeting_off(started):
-    started(called_off, 2)
-
-
-def interrupted(rank, world, port):
-    begin(connect(port), rank, 2)
-    own = dist._get_reconfigure_handle()
-    fields = own.split(":")
-    fields[5] = f"{int(fields[5], 16) ^ 1:016x}"  # of nobody
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for uuid, wait in ((1, lambda work: work.wait()), (2, lambda work: dist.barrier())):
-        work = reconfigure(uuid, [own, ":".join(fields)])
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            wait(work)
-        assert time.monotonic() - began < 3
-        eventually(work.is_completed)
-        assert not work.is_success()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert reconfigure(3, [own]).wait()
-    check_group(0, 1)
-
-
-@only_nvx
-def test_ctrl_c_calls_the_meeting_off(started):
-    started(interrupted, 1)
 
 
 def in_flight(rank, world, port):
