@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -80,7 +81,16 @@ std::vector<MemberHandle> members_of(const std::vector<std::string>& handles, Ra
   if (std::set<std::string>(handles.begin(), handles.end()).size() != handles.size())
     throw_argument_error("nvx: reconfigure was given a handle twice: each rank has one of its own");
   std::vector<MemberHandle> members;
-  for (const std::string& handle : handles) members.push_back(MemberHandle::parse(handle));
+  std::map<std::tuple<ArenaId, uint64_t>, std::string> known;  // of each rank, what it was called
+  for (const std::string& handle : handles) {
+    const MemberHandle& member = members.emplace_back(MemberHandle::parse(handle));
+    const auto [first, fresh] = known.emplace(std::tuple(member.process, member.group), handle);
+    if (!fresh) {
+      throw_argument_error("nvx: reconfigure was given two handles of one rank, " + first->second + " and " + handle +
+                           ": each rank has one of its own, until it is reconfigured. Next: pass on what "
+                           "get_reconfigure_handle() says now");
+    }
+  }
   if (by == RankBy::kHandle) {
     std::sort(members.begin(), members.end(), [](const MemberHandle& a, const MemberHandle& b) {
       const auto key = [](const MemberHandle& m) { return std::tuple(!m.uuid, m.rank, m.process, m.group); };

@@ -185,6 +185,12 @@ def test_in_a_set_those_that_were_there_come_first(started):
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
+def with_another_rank(handle):
+    """What the same rank may have been called once."""
+    fields = handle.split(":")
+    return ":".join([fields[0], str(int(fields[1]) + 1), *fields[2:]])
+
+
 def refused(rank, world, port):
     store = connect(port)
     begin(store, rank, world)
@@ -195,6 +201,8 @@ def refused(rank, world, port):
         (2, [h for h in handles if h != own], "not .*(among|part of)"),
         (2, [], "handle"),
         (2, [own, own], "twice|unique"),
+        (2, [own, with_another_rank(own)], "two handles of one rank"),
+        (2, [*handles, with_another_rank(handles[1 - rank])], "two handles of one rank"),
         (2, [own, "garbage"], "(no|Invalid) .*handle.*garbage"),
         (2, [own, "nccl2:1:-1:7:127.0.0.1:29500"], "(no|Invalid) .*handle.*nccl2"),
         (2, [own, own + "\x1b[2J\n"], "handle"),
