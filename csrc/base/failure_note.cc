@@ -46,9 +46,9 @@ FailureNote FailureNote::of(const Failure& failure) {
   note.who = failure.who;
   note.awaited_ranks = uint16_t(std::min(failure.awaited.size(), kMostAwaited));
   std::copy_n(failure.awaited.begin(), note.awaited_ranks, note.awaited);
-  note.cause_bytes = put(failure.cause, fits(failure.cause, kMostText));
-  const size_t rest =
-      note.cause_bytes == failure.cause.size() ? kMostText - used : 0;  // behind what is cut comes nothing
+  const std::string cause = fits(failure.cause, kMostText) > 0 ? failure.cause : name(failure.code);
+  note.cause_bytes = put(cause, fits(cause, kMostText));
+  const size_t rest = note.cause_bytes == cause.size() ? kMostText - used : 0;  // behind what is cut comes nothing
   note.before_bytes = put(failure.before, fits(failure.before, rest));
   if (failure.advice.size() <= rest - note.before_bytes) note.advice_bytes = put(failure.advice, failure.advice.size());
   note.bytes = uint16_t(kFixed + used);

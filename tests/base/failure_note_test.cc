@@ -95,6 +95,19 @@ TEST(FailureNote, CutsWhatHasNoRoomAndKeepsCharactersWhole) {
   EXPECT_EQ(told->advice, "") << "half of an advice is none";
 }
 
+/// What has no cause to read would be told as damaged.
+TEST(FailureNote, NamesItsCodeWhereNothingIsLeftOfTheCause) {
+  Failure failure = some_failure();
+  for (const std::string& cause : {std::string(), std::string(2000, '\x9d')}) {
+    failure.cause = cause;
+    const auto told = read(FailureNote::of(failure));
+    ASSERT_TRUE(told) << cause.size();
+    EXPECT_EQ(told->cause, "peer died");
+    EXPECT_EQ(told->before, failure.before);
+    EXPECT_EQ(told->advice, failure.advice);
+  }
+}
+
 TEST(FailureNote, NamesTheFirstOfManyRanks) {
   Failure failure = some_failure();
   failure.awaited.resize(1000);
