@@ -7,6 +7,7 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/reason.h"
 #include "group/device_plan.h"
 #include "kernel/residency.h"
 #include "memory/apart.h"
@@ -67,11 +68,11 @@ DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptio
     contain("telling the other ranks that GPUs cannot be used", [&] { exchange.give_up(failure_of(error)); });
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known && known->code() == Code::kPeerFailed) throw;
-    throw Error(known ? known->code() : Code::kSystem,
-                "nvx: group " + options_.group + " cannot use GPU " + std::to_string(options_.device) + " on " +
-                    options_.describe(options_.rank) + ": " + failure_of(error).cause,
-                "nvx gpucheck tries this machine's GPUs; with the backend \"cpu:nvx,cuda:nccl\" NCCL serves CUDA "
-                "tensors");
+    throw Error(reason_for("group " + options_.group + " cannot use GPU " + std::to_string(options_.device) + " on " +
+                               options_.describe(options_.rank),
+                           failure_of(error),
+                           "nvx gpucheck tries this machine's GPUs; with the backend \"cpu:nvx,cuda:nccl\" NCCL "
+                           "serves CUDA tensors"));
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/log.h"
+#include "base/reason.h"
 #include "group/group.h"
 
 namespace nvx {
@@ -145,10 +146,11 @@ uint32_t DeviceSide::next_call(Begins begins) const {
 
 /// Nothing has begun, and nobody waits for it before somebody replays a graph.
 Status DeviceSide::not_captured(const Status& status) const {
-  return {Code::kInvalid,
-          "nvx: an operation of group " + end_.options().group + " cannot be captured on GPU " +
-              std::to_string(end_.options().device) + " of " + self() + ": " + status.failure().cause,
-          "give this capture up, on all ranks"};
+  Failure failure = reason_for("an operation of group " + end_.options().group + " cannot be captured on GPU " +
+                                   std::to_string(end_.options().device) + " of " + self(),
+                               status.failure(), "give this capture up, on all ranks");
+  failure.code = Code::kInvalid;
+  return failure;
 }
 
 /// The peers wait for what was not begun here, unless it is an argument that nobody can serve.
@@ -157,11 +159,12 @@ Status DeviceSide::refused(const Status& status, bool is_first) {
   unsure_ = true;
   MutexLock lock(mutex_);
   if (!failure_.ok()) return failure_;
-  return fail(
-      Failure{.code = Code::kSystem,
-              .cause = "GPU " + std::to_string(end_.options().device) + " of " + self() +
-                       " takes no more operations of group " + end_.options().group + ": " + status.failure().cause,
-              .advice = "an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which"});
+  Failure failure = reason_for("GPU " + std::to_string(end_.options().device) + " of " + self() +
+                                   " takes no more operations of group " + end_.options().group,
+                               status.failure(),
+                               "an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which");
+  failure.code = Code::kSystem;
+  return fail(failure);
 }
 
 /// As many of the operations as one launch may hold: at least one.

@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/reason.h"
+
 namespace nvx {
 
 bool Departures::add(const std::shared_ptr<Message>& message, Transit* transit) {
@@ -59,7 +61,7 @@ bool Departures::may_go(const Entry& entry) {
   try {
     return group_->closed() || !entry.transit || entry.transit->look(*group_, entry.deadline).has_value();
   } catch (const std::exception& error) {
-    (void)group_->fail({Code::kSystem, std::string("a message could not be copied from its device: ") + error.what()});
+    (void)group_->fail(system_failure("a message could not be copied from its device", error));
     return true;
   }
 }

@@ -6,6 +6,7 @@
 
 #include "base/contain.h"
 #include "base/log.h"
+#include "base/reason.h"
 #include "kernel/launch_cuda.h"
 #include "memory/beside_captures.h"
 #include "torch/argument_error.h"
@@ -238,7 +239,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
       outcome = begin(first, [&](const Target& target) { return launch_kernels(operations, target); });
     }
   } catch (const std::exception& error) {  // part of it may have been begun
-    outcome = group_->fail({Code::kSystem, std::string("launching kernels failed: ") + error.what()});
+    outcome = group_->fail(system_failure("launching kernels failed", error));
   }
   for (const auto& work : works) {
     ended_at += work->collectives_.size();

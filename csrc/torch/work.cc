@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/contain.h"
 #include "base/log.h"
+#include "base/reason.h"
 #include "torch/argument_error.h"
 #include "torch/endings.h"
 #include "torch/hook.h"
@@ -154,8 +155,7 @@ Status take_back(Transit& transit, const Loads& loads) {
     transit.take_back(loads);
     return {};
   } catch (const std::exception& error) {
-    return {Code::kSystem,
-            "nvx: results could not be copied to " + transit.stream().device().str() + ": " + error.what()};
+    return system_failure("results could not be copied to " + transit.stream().device().str(), error);
   }
 }
 
@@ -380,7 +380,7 @@ void LaneWork::perform(Carrier carrier) {
   } catch (const ArgumentError& error) {
     outcome_ = Status(Code::kInvalid, error.what_without_backtrace());
   } catch (const std::exception& error) {
-    outcome_ = group_->fail({Code::kSystem, std::string("carrying an operation out failed: ") + error.what()});
+    outcome_ = group_->fail(system_failure("carrying an operation out failed", error));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "base/reason.h"
 
 namespace nvx {
 namespace {
@@ -132,6 +133,31 @@ TEST(Failure, IsToldInOneSentence) {
   EXPECT_EQ(words_of(Failure{.cause = "it"}), "nvx: it");
   EXPECT_EQ(words_of(Ending{}, "(", ")"), "");
   EXPECT_EQ(words_of(Ending{Ending::How::kExited, 7}), "exit code 7");
+}
+
+TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
+  const Failure more = reason_for("no group", some_failure(), "drink tea");
+  EXPECT_EQ(more.cause, "no group: " + some_failure().cause);
+  EXPECT_EQ(more.advice, "see the log of rank 3") << "who has met it knows better what helps";
+  EXPECT_EQ(more.before, some_failure().before);
+  EXPECT_EQ(more.who, 3);
+  EXPECT_EQ(more.ending, some_failure().ending);
+  EXPECT_EQ(words_of(reason_for("no group", {.cause = "no memory"}, "drink tea")),
+            "nvx: no group: no memory. Next: drink tea");
+  EXPECT_EQ(words_of(reason_for("no group", failure_of(Error(Code::kSystem, "nvx: no memory", "buy some")))),
+            "nvx: no group: no memory. Next: buy some");
+}
+
+/// Others are told the cause, and add an advice of their own.
+TEST(Failure, OfThisRanksSystemNamesNvxOnceAndKeepsAdviceApart) {
+  Failure met = some_failure();
+  met.cause = "no memory", met.advice = "buy some", met.told = true;
+  const Failure failure = system_failure("launching failed", Error(met));
+  EXPECT_EQ(failure.met_as(), Code::kSystem);
+  EXPECT_EQ(failure.cause, "launching failed: no memory");
+  EXPECT_EQ(failure.advice, "buy some");
+  EXPECT_EQ(failure.who, 3);
+  EXPECT_EQ(system_failure("launching failed", std::runtime_error("nvx: bad")).cause, "launching failed: bad");
 }
 
 /// Whatever stands in the words.

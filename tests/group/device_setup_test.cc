@@ -76,6 +76,27 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
   });
 }
 
+/// What the system's refusal, or another rank's end, has to say for itself.
+TEST(DeviceSetup, WhatHelpsIsSaidByWhoKnowsIt) {
+  DeviceWorld world({.ranks = 1});
+  world.launcher(0)->refusal = Failure{.code = Code::kPeerDied,
+                                       .cause = "rank 3 has ended",
+                                       .advice = "see the log of global rank 3",
+                                       .before = "all else had failed",
+                                       .who = 3,
+                                       .ending = {nvx::Ending::How::kKilled, 9}};
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  const auto error = failure_of(world, 0, exchange);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->reason(),
+            "group g cannot use GPU 0 on rank 0: rank 3 has ended; before that, all else had failed. Next: see the log "
+            "of global rank 3");
+  EXPECT_EQ(error->code(), Code::kPeerDied);
+  EXPECT_EQ(error->failure().who, 3);
+  EXPECT_EQ(error->failure().ending, world.launcher(0)->refusal.failure().ending);
+}
+
 TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
   DeviceWorld world({.ranks = 1, .arena = 2 * M});
   const SharedTable first(1), second(1), third(1);

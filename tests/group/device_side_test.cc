@@ -297,6 +297,19 @@ TEST(DeviceSide, ADeviceThatTakesNoMoreFailsTheGroup) {
       [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
 }
 
+TEST(DeviceSide, WhatHelpsAgainstARefusalIsSaid) {
+  DeviceWorld world({.ranks = 1});
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        one.world.launcher(0)->refusal = {Code::kSystem, "nvx: no file can be opened", "raise the limit (ulimit -n)"};
+        const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
+        EXPECT_TRUE(contains(wrong, "group g: no file can be opened. Next: raise the limit (ulimit -n)")) << wrong;
+        EXPECT_FALSE(contains(wrong, "CUDA_LAUNCH_BLOCKING")) << wrong;
+      },
+      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+}
+
 TEST(DeviceSide, WhoAbortsMaySayWhy) {
   DeviceWorld world({.ranks = 1});
   with_sides(world, [](DeviceRank& one) {
