@@ -344,10 +344,10 @@ Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& w
 
 /// Whether another rank has failed the group; if so, its words are this group's. Asked before each operation: what a
 /// rank has given up, the others must not carry out as if it were whole, where they are late enough to know.
-bool Group::told() {
+bool Group::told(Clock::duration clarity) {
   if (told_by() < 0 && !(port_ && port_->failed())) [[likely]]
     return false;
-  alarm(-1);
+  alarm(-1, clarity);
   return failed();
 }
 
@@ -406,14 +406,9 @@ bool Group::alarmed(int seat) {
   return !somebody;
 }
 
-void Group::alarm(int seat) {
-  if (failed() || fail_as_told()) return;
-  if (port_ && port_->failed()) {
-    MutexLock lock(port_->mutex());
-    const net::Port::Told told = *port_->told();
-    lock.unlock();
-    return fail_as_told(told);
-  }
+void Group::alarm(int seat, Clock::duration clarity) {
+  if (failed()) return;
+  if (const auto told = what_is_told()) return fail_as_told(*told, clarity);
   if (closed()) {
     (void)fail({Code::kAborted,
                 "group " + name() + " was destroyed on " + topology().describe(rank()) + " with operations in flight"});
@@ -430,8 +425,21 @@ void Group::alarm(int seat) {
 bool Group::fail_as_told() {
   const int s = told_by();
   if (s < 0) return false;
-  fail_as_told(read_note_of(s));
+  fail_as_told(read_note_of(s), kClarity);
   return true;
+}
+
+/// What another rank has failed of, as it says: one of this host, or else of another one.
+std::optional<net::Port::Told> Group::what_is_told() const {
+  if (const int s = told_by(); s >= 0) return read_note_of(s);
+  if (!port_ || !port_->failed()) return std::nullopt;
+  MutexLock lock(port_->mutex());
+  return port_->told();
+}
+
+void Group::await_clarity() const {
+  if (failed()) return;
+  if (const auto told = what_is_told()) (void)seen_to_end(told->failure, kClarity);
 }
 
 net::Port::Told Group::read_note_of(int seat) const {
@@ -440,8 +448,8 @@ net::Port::Told Group::read_note_of(int seat) const {
 }
 
 /// The teller is seldom at fault. This rank may be the one that was waited for; then the advice is about it.
-void Group::fail_as_told(const net::Port::Told& told) {
-  if (const int s = seen_to_end(told.failure); s >= 0) return fail_as_gone(s);
+void Group::fail_as_told(const net::Port::Told& told, Clock::duration clarity) {
+  if (const int s = seen_to_end(told.failure, clarity); s >= 0) return fail_as_gone(s);
   const std::vector<int>& awaited = told.failure.awaited;
   const bool here = std::find(awaited.begin(), awaited.end(), rank()) != awaited.end();
   Failure failure = met_in(told.failure, "told by " + rank_name(told.by));

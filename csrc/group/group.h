@@ -118,8 +118,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool forked() const;
   /// Why no operation can begin, or ok.
   Status check_alive() const;
-  /// Fails the group if another rank has said that it has failed it.
-  bool told();
+  /// Fails the group if another rank has said that it has failed it. What it says of a rank of this host may become
+  /// clearer in a moment, which this waits for, up to kClarity; or not at all, where the caller holds a lock.
+  bool told(Clock::duration clarity = kClarity);
+  static constexpr std::chrono::milliseconds kClarity{50};
   /// What is said then to an operation that has yet to begin.
   Status came_late(const std::string& what) const;
   /// Whether this rank has left. Two groups of one backend are ended by this and failed() being seq_cst: see
@@ -143,7 +145,11 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   WaitRules rules_of(const Operation& operation, Carrier carrier);
 
   bool alarmed(int seat) override;
-  void alarm(int seat) override;
+  void alarm(int seat) override { alarm(seat, kClarity); }
+  /// As told() does, for what another rank has said.
+  void alarm(int seat, Clock::duration clarity);
+  /// The wait alone, if there is anything to wait for: before a lock is taken, and the group failed with it held.
+  void await_clarity() const;
   /// Whether the rank has ended, or left.
   bool gone(int seat) const { return members_.gone(seat); }
   Span yield() override;
@@ -211,9 +217,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::vector<Lost> lost_ranks();
   bool fail_as_lost(const Lost& lost);
   std::string trouble_of(int rank);
-  int seen_to_end(const Failure& told) const;
+  int seen_to_end(const Failure& told, Clock::duration clarity) const;
   std::string silence_of(int rank);
-  void fail_as_told(const net::Port::Told& told);
+  std::optional<net::Port::Told> what_is_told() const;
+  void fail_as_told(const net::Port::Told& told, Clock::duration clarity);
   net::Port::Told read_note_of(int seat) const;
   void fail_as_left(int rank);
   /// Of monitored barriers: the last one that rank 0 has begun, and the last one from which it has let all go.

@@ -124,7 +124,7 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
   open_.insert(message);
   if (const Status refused = group_.check_alive(); !refused.ok()) {
     finish(message, refused);
-  } else if (group_.told()) {
+  } else if (group_.told(Clock::duration::zero())) {
     finish(message, group_.came_late(message->describe()));
   } else if (!message->receives_) {
     peers_[size_t(message->peer)].unannounced.push_back(message);

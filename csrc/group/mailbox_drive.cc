@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "base/contain.h"
 #include "group/mailbox.h"
@@ -95,6 +96,7 @@ void Mailbox::check_times() {
   };
   std::vector<std::pair<std::shared_ptr<Message>, int>> open;
   std::map<int, Look> looks;  // by peer
+  bool is_clear = false;
   {
     MutexLock lock(mutex_);
     for (const auto& message : open_) {
@@ -108,12 +110,13 @@ void Mailbox::check_times() {
     if (fresh) look->second = {fate(peer), group_.alarmed(far(peer) ? group_.seat() : seat)};
     const auto& [gone, alarmed] = look->second;
     if (!late && !gone && !alarmed) continue;
+    if (!late && !std::exchange(is_clear, true)) group_.await_clarity();
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
     if (!open_.contains(message)) continue;                                                  // it came while we looked
     if (!late && !group_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
     if (gone) (void)group_.fail_by_fate(*gone);
-    if (!late) group_.alarm(seat);
+    if (!late) group_.alarm(seat, Clock::duration::zero());
     const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     Awaited whom;
     if (message->peer >= 0) whom.ranks = {message->peer};

@@ -106,13 +106,12 @@ bool Group::fail_as_lost(const Lost& lost) {
 
 /// The seat of a rank that ranks of other hosts have lost, as one of them says, and that has ended on this one, where
 /// it is known how; else -1. Its connections end a little before the process does.
-int Group::seen_to_end(const Failure& told) const {
-  constexpr std::chrono::milliseconds kMost{50};
+int Group::seen_to_end(const Failure& told, Clock::duration clarity) const {
   if (told.code != Code::kPeerDied || told.ending.known() || told.who == kNobody) return -1;
   const int s = seat_of(told.who);
   if (s < 0 || s == seat()) return -1;
   const auto here_still = [&] { return pad(s).header().presence.load() == kernel::Presence::kHere; };
-  for (const auto end = Clock::now() + kMost; !dead(s) && here_still() && Clock::now() < end;)
+  for (const auto end = Clock::now() + clarity; !dead(s) && here_still() && Clock::now() < end;)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return dead(s) && here_still() ? s : -1;
 }

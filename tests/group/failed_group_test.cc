@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <latch>
 
@@ -209,6 +210,51 @@ TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
     EXPECT_SAYS(status,
                 "nvx: what rank 1 says of its failure is damaged, or of another version of nvx; told by rank 1");
   });
+}
+
+/// Of a rank of this host that is said to be lost, more may be known in a moment. Nobody else is kept waiting for that:
+/// neither who begins a message nor who pushes them while one is open.
+class Meanwhile : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(IsOpen, Meanwhile, testing::Bool());
+
+TEST_P(Meanwhile, TheMailIsFreeForOthers) {
+  const bool is_open = GetParam();
+  const auto try_once = [&] {
+    MemoryStore store;
+    std::latch begun(2), told(2);
+    std::atomic<bool> over{false};
+    Clock::duration longest{0};
+    as_threads(3, [&](int rank) {
+      Group group(store, test::options("meanwhile", rank, 3));
+      EXPECT_TRUE(barrier(group).ok());
+      Bytes memory(10);
+      const auto one = message(1, 0, memory.data(), memory.size());
+      if (rank == 0 && is_open) group.mail().receive(one, Carrier::kPool);
+      if (rank != 1) begun.arrive_and_wait();
+      if (rank == 2)
+        (void)group.fail({.code = Code::kPeerDied, .cause = group.topology().describe(1) + " is lost", .who = 1});
+      if (rank != 1) told.arrive_and_wait();
+      if (rank != 0) {
+        EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+        return;
+      }
+      const auto call = [&] {
+        const auto start = Clock::now();
+        is_open ? group.mail().push(Carrier::kPool) : group.mail().receive(one, Carrier::kCaller);
+        longest = std::max(longest, Clock::now() - start);
+      };
+      do call();
+      while (is_open && !group.failed());
+      const Status status = group.mail().wait(*one);
+      EXPECT_EQ(status.code(), Code::kPeerFailed);
+      EXPECT_SAYS(status, "is lost; told by rank 2");
+      over = true;
+    });
+    return longest;
+  };
+  Clock::duration best = Clock::duration::max();  // of a machine that is busy, too
+  for (int tries = 0; tries < 20 && best >= Group::kClarity / 2; ++tries) best = std::min(best, try_once());
+  EXPECT_LT(best, Group::kClarity / 2);
 }
 
 /// Where to look in the other one's program: after the call that it last made, whichever of the few kept that is.
