@@ -198,6 +198,8 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
  private:
   Status carry_out(Operation& operation, Carrier carrier);
   Status refusal() const;
+  void unmake();
+  void describe_itself() const;
   void part();
   void warn_of_differing_calls() const;
   size_t staged_bytes(const Operation& operation) const;

@@ -40,23 +40,38 @@ Group::Group(Store& store, const GroupOptions& options)
     channel_ = std::make_unique<kernel::Channel>(seat(), members_.memory, options.first_epoch);
     if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
     mailbox_ = std::make_unique<Mailbox>(*this);
+    if (port_) {
+      MutexLock lock(port_->mutex());
+      port_->on_failure([this](const net::Port::Told& told) { pass_on(told); });
+    }
+    describe_itself();
+    neighbours().leases().join(this);
+    Roster::here().join(*this);  // last: who joins is a whole group
   } catch (const std::exception& error) {
-    spread_.reset();
+    unmake();
     set_up.give_up({std::move(members_), std::move(port_), std::move(standing_)}, failure_of(error));
     throw;
   }
+}
+
+/// Nobody calls what is half made any more.
+void Group::unmake() {
   if (port_) {
     MutexLock lock(port_->mutex());
-    port_->on_failure([this](const net::Port::Told& told) { pass_on(told); });
+    port_->on_mail([] {});
+    port_->on_failure([](const net::Port::Told&) {});
   }
-  if (rank() == 0) {
-    NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
-            topology().describe().c_str(), topology().cores, topology().l3_bytes >> 10, kernel::level().name);
-    NVX_LOG(kInfo, "group %s: %s", name().c_str(),
-            explain(kernel::Collective::kAllReduce, 1 << 20, plan_facts()).c_str());
-  }
-  neighbours().leases().join(this);
-  Roster::here().join(*this);  // last: who joins is a whole group
+  neighbours().leases().leave(this);
+  mailbox_.reset();
+  spread_.reset();
+}
+
+void Group::describe_itself() const {
+  if (rank() != 0) return;
+  NVX_LOG(kInfo, "group %s: %s; %zu cores, L3 %zu KiB; copy and reduce loops: %s", name().c_str(),
+          topology().describe().c_str(), topology().cores, topology().l3_bytes >> 10, kernel::level().name);
+  NVX_LOG(kInfo, "group %s: %s", name().c_str(),
+          explain(kernel::Collective::kAllReduce, 1 << 20, plan_facts()).c_str());
 }
 
 Group::~Group() {
