@@ -34,7 +34,8 @@ struct FailureNote {
   int32_t awaited[kMostAwaited] = {};
   char text[kMostText] = {};  ///< cause, before, advice, one behind the other
 
-  /// What has no room is cut off; of the advice, all or nothing is told.
+  /// What has no room is cut off; of the advice, all or nothing is told. A cause of which nothing is left is named by
+  /// its code.
   static FailureNote of(const Failure& failure);
   /// What is to be sent of it.
   std::span<const std::byte> used() const { return {reinterpret_cast<const std::byte*>(this), bytes}; }
