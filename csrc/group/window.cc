@@ -31,7 +31,7 @@ void Window::meet(bool offered) {
   all_gather.in = reinterpret_cast<const std::byte*>(&card);
   all_gather.recv = Pieces(ranks);
   for (size_t r = 0; r < ranks; ++r) all_gather.recv[r] = {reinterpret_cast<std::byte*>(&cards[r]), sizeof(Card)};
-  if (const Status status = group_.execute(all_gather); !status.ok()) throw Error(status.code(), status.what());
+  if (const Status status = group_.execute(all_gather); !status.ok()) throw Error(status);
 
   std::string without;
   for (size_t r = 0; r < ranks; ++r) {
@@ -144,7 +144,8 @@ void Window::follow(int rank, const Note& note) {
     case Kind::kSignal: group_.mail().tell_of(rank, tag(Channel::kSignals)); return expect_note(rank);
     case Kind::kClose: return group_.mail().tell_of(rank, tag(Channel::kEnds));
   }
-  (void)group_.fail(Code::kMismatch, group_.topology().describe(rank) + " writes where no window is", "in a window");
+  const std::string cause = group_.topology().describe(rank) + " writes where no window is";
+  (void)group_.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
 }
 
 /// The end of each rank comes behind all that it has written. A rank that has heard all ends has no receive that

@@ -35,7 +35,7 @@ auto as_argument(const char* called, Begin begin) {
     return begin();
   } catch (const Error& error) {
     if (error.code() == Code::kInvalid) refuse_call(called, error.reason());
-    raise(Status(error.code(), error.what()));
+    raise(error.status());
   }
 }
 
