@@ -93,11 +93,14 @@ void Mailbox::tell_of(int peer, int64_t tag) {
 
 void Mailbox::forget(int64_t tag) {
   MutexLock lock(mutex_);
-  early_.remove_if([&](const Early& early) {
-    if (early.tag != tag) return false;
-    let_go(early);
-    return true;
-  });
+  for (auto early = early_.begin(); early != early_.end();) {
+    const auto next = std::next(early);
+    if (early->tag == tag) {
+      let_go(*early);
+      early_.erase(early);
+    }
+    early = next;
+  }
 }
 
 std::string Message::describe() const {
