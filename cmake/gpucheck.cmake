@@ -36,7 +36,7 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
     set_tests_properties(gpucheck.twin_${part} PROPERTIES TIMEOUT 300 LABELS gpucheck
       ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
   endforeach()
-  add_test(NAME gpucheck.twin_bench_processes COMMAND nvx_gpucheck_twin bench_processes --together --ranks 2 --seconds 6)
+  add_test(NAME gpucheck.twin_bench_processes COMMAND nvx_gpucheck_twin bench_processes --together --ranks 2 --seconds 12)
   set_tests_properties(gpucheck.twin_bench_processes PROPERTIES TIMEOUT 300 LABELS gpucheck
     ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
 endif()
