@@ -6,8 +6,8 @@ most of what tests want of a process.
 
 are subprocess.Popen() and subprocess.run() with sys.executable in front. Each process is forked from one that has
 imported torch and whatever that brings, but nothing of nvx's own library: code, arguments, environment, directory,
-output and the way in which it ends are its own, and it is a child of who has started it. Where the environment differs
-in what matters before that import, a process is started as usual.
+output and the way in which it ends are its own, and it is a child of who has started it. There is one to fork from for
+each environment that differs in what is read before that import.
 """
 
 import atexit
@@ -38,12 +38,12 @@ class Popen(subprocess.Popen):
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest):
         # rest: (startupinfo, creationflags, shell, and the two ends of each pipe, ...).
         environment = dict(os.environ if env is None else env)
-        if preexec_fn or pass_fds or not Source.here().suits(environment):
+        if preexec_fn or pass_fds:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
             return
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[3:9]
         files = [own if own != -1 else usual for own, usual in ((p2cread, 0), (c2pwrite, 1), (errwrite, 2))]
-        self.pid = Source.here().start((self._arguments, environment, os.path.abspath(cwd or ".")), files)
+        self.pid = Source.of(environment).start((self._arguments, environment, os.path.abspath(cwd or ".")), files)
         self._child_created = True
         devnull = getattr(self, "_devnull", None)
         pipes = ((p2cread, p2cwrite), (c2pwrite, c2pread), (errwrite, errread))
@@ -71,31 +71,26 @@ def run(arguments, *, timeout=None, check=False, capture_output=False, **how):
 class Source:
     """The process that the others are forked from, seen from who has started it."""
 
-    _here = None
+    _known = {}
 
     @classmethod
-    def here(cls):
-        """This process's own one."""
-        if cls._here is None or cls._here.owner != os.getpid():
-            cls._here = cls()
-        return cls._here
+    def of(cls, environment):
+        """This process's own one for such an environment."""
+        before = frozenset(pair for pair in environment.items() if pair[0].startswith(READ_BEFORE))
+        key = os.getpid(), before
+        if key not in cls._known:
+            cls._known[key] = cls(environment)
+        return cls._known[key]
 
-    def __init__(self):
+    def __init__(self, environment):
         self.owner = os.getpid()
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the source starts and lets go of is a child of ours
         self.connection, theirs = socket.socketpair()
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=self.environment
+            [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment
         )
         theirs.close()
         atexit.register(self.end)
-
-    def suits(self, environment):
-        def before(variables):
-            return {name: text for name, text in variables.items() if name.startswith(READ_BEFORE)}
-
-        return before(environment) == before(self.environment)
 
     def start(self, job, files):
         """The number of a process that does the job with these files as its first three."""

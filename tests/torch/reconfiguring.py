@@ -27,6 +27,13 @@ def begin(store, rank, world, seconds=20.0, **options):
     dist.init_process_group(BACKEND, store=store, rank=rank, world_size=world, timeout=timeout, **options)
 
 
+def arrive(port, rank, world, **how):
+    """Begins over the store that is served there, and returns it."""
+    store = connect(port)
+    begin(store, rank, world, **how)
+    return store
+
+
 def exchange(store, what, rank, ranks):
     """The handles of these ranks, in this order."""
     store.set(f"{what}/{rank}", dist._get_reconfigure_handle())

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import OVER_NVX, SEVERAL_HOSTS, eventually, only_nvx
-from reconfiguring import begin, check_group, come_together, connect, exchange, here, reconfigure, runner
+from reconfiguring import arrive, begin, check_group, come_together, connect, exchange, here, reconfigure, runner
 
 pytestmark = pytest.mark.skipif(not hasattr(dist, "_reconfigure"), reason="this torch has no reconfigure")
 
@@ -28,8 +28,7 @@ def started(ranks):
 
 
 def in_a_list(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     assert dist._supports_reconfigure() and here() == (rank, world)
     for call in (lambda: dist.all_reduce(torch.ones(2)), dist.barrier, lambda: dist.send(torch.ones(1), 1 - rank % 2)):
         with pytest.raises(RuntimeError, match=r"has not been initialized.*Call reconfigure\(\)"):
@@ -51,8 +50,7 @@ def test_a_list_gives_ranks_by_position(started, world):
 
 
 def in_a_set(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     assert reconfigure(1, set(exchange(store, "first", rank, range(world)))).wait()
     check_group(rank, world)
     turned = (rank + 1) % world
@@ -81,8 +79,7 @@ def test_a_set_is_in_the_order_of_numbers(started):
 
 
 def in_many_turns(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     for turn in range(8):
         handles = exchange(store, f"turn {turn}", rank, range(world))
         size = world - turn % 2  # every second group is without the last of them
@@ -101,8 +98,7 @@ def test_again_and_again(started):
 
 
 def without_the_dead(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     assert reconfigure(1, exchange(store, "first", rank, range(world))).wait()
     check_group(rank, world)
     handles = exchange(store, "second", rank, range(world))
@@ -192,8 +188,7 @@ def with_another_rank(handle):
 
 
 def refused(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     assert reconfigure(1, exchange(store, "first", rank, range(world))).wait()
     handles = exchange(store, "second", rank, range(world))
     own = handles[rank]
@@ -224,8 +219,7 @@ def test_bad_arguments_leave_the_group_as_it_is(started):
 
 
 def used_before(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     assert reconfigure(7, exchange(store, "first", rank, range(world))).wait()
     check_group(rank, world)
     come_together(store, "all have checked", world)
@@ -244,8 +238,7 @@ def test_a_uuid_that_other_groups_have_used(started):
 
 
 def of_two_minds(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     handles = exchange(store, "first", rank, range(world))
     if rank == 0:
         work = reconfigure(1, handles, seconds=2)
@@ -266,8 +259,7 @@ def test_lists_that_differ_are_told_apart(started):
 
 
 def late(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     handles = exchange(store, "first", rank, range(world))
     store.set(f"pid {rank}", str(os.getpid()))
     missing = f"rank 2 is pid {store.get('pid 2').decode()} on host "
@@ -291,8 +283,7 @@ def test_who_does_not_come_is_named(started):
 
 
 def ordinary(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world, enable_reconfigure=False)
+    arrive(port, rank, world, enable_reconfigure=False)
     assert not dist._supports_reconfigure()
     for call in (dist._get_reconfigure_handle, lambda: reconfigure(1, ["x"])):
         with pytest.raises(RuntimeError, match=r"Next: init_process_group\(\"nvx\", enable_reconfigure=True\)"):
@@ -309,8 +300,7 @@ def test_an_ordinary_group_says_how_to_make_one_that_changes(started):
 
 
 def in_flight(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     assert reconfigure(1, exchange(store, "first", rank, range(world))).wait()
     check_group(rank, world)
     handles = exchange(store, "second", rank, range(world))
@@ -337,8 +327,7 @@ def recorded():
 
 
 def hooked(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world, seconds=2)
+    store = arrive(port, rank, world, seconds=2)
     group = dist.group.WORLD
     done, aborts, dropped = [], [], []
     group._register_on_completion_hook(done.append)
@@ -372,8 +361,7 @@ def test_hooks_go_on(started):
 def timed(rank, world, port):
     import nvx
 
-    store = connect(port)
-    begin(store, rank, world, seconds=1.5)
+    store = arrive(port, rank, world, seconds=1.5)
     assert reconfigure(1, exchange(store, "first", rank, range(world)), seconds=60).wait()
     check_group(rank, world)
     come_together(store, "all have checked", world)
@@ -397,8 +385,7 @@ def test_timeouts_of_the_meeting_and_of_operations(started):
 def in_groups_of_groups(rank, world, port):
     import nvx
 
-    store = connect(port)
-    begin(store, rank, world, enable_reconfigure=False)
+    store = arrive(port, rank, world, enable_reconfigure=False)
     options = nvx.Options()
     options.enable_reconfigure = True
     group = dist.new_group(pg_options=options)

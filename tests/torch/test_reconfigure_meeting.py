@@ -13,10 +13,9 @@ import torch.distributed as dist
 import warm
 from ranks import eventually, only_nvx
 from reconfiguring import (
-    begin,
+    arrive,
     check_group,
     come_together,
-    connect,
     exchange,
     here,
     of_nobody,
@@ -42,8 +41,7 @@ def started_on_played(played_gpus):
 
 
 def not_waited_for(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     handles = exchange(store, "first", rank, range(world))
     if rank == 0:
         work = reconfigure(1, handles)
@@ -69,8 +67,7 @@ def test_whoever_asks_for_the_group_waits_for_it(started):
 
 
 def called_off(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     handles = exchange(store, "first", rank, range(world))
     if rank == 0:
         work = reconfigure(1, handles)
@@ -100,7 +97,7 @@ def test_abort_calls_the_meeting_off(started):
 
 
 def interrupted(rank, world, port):
-    begin(connect(port), rank, 2)
+    arrive(port, rank, 2)
     own = dist._get_reconfigure_handle()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for uuid, wait in ((1, lambda work: work.wait()), (2, lambda work: dist.barrier())):
@@ -123,7 +120,7 @@ def test_ctrl_c_calls_the_meeting_off(started):
 
 
 def errors_told(rank, world, port):
-    begin(connect(port), rank, 2)
+    arrive(port, rank, 2)
     own = dist._get_reconfigure_handle()
     kinds = torch._C._distributed_c10d.ErrorType
     for uuid in (1, 2):
@@ -141,8 +138,7 @@ def test_an_error_is_that_of_the_last_reconfigure(started):
 
 
 def forked(rank, world, port):
-    store = connect(port)
-    begin(store, rank, world)
+    store = arrive(port, rank, world)
     handles = exchange(store, "first", rank, range(world))
     if rank == 0:
         work = reconfigure(1, handles)
@@ -205,8 +201,7 @@ def device_of_a_meeting(rank, world, port):
     """Devices are opened by all ranks, or by none: and so whoever opens one waits for the others."""
     import nvx
 
-    store = connect(port)
-    begin(store, rank, world, seconds=40)
+    store = arrive(port, rank, world, seconds=40)
     device = torch.device(GPU, 0)
     if rank == 0:
         own_backend().eager_connect_single_device(device)
@@ -249,8 +244,7 @@ def test_a_meeting_is_called_off_while_it_opens_a_device(started_on_played):
 def timed_while_meeting(rank, world, port):
     import nvx
 
-    store = connect(port)
-    begin(store, rank, world, seconds=40)
+    store = arrive(port, rank, world, seconds=40)
     handles = exchange(store, "first", rank, range(world))
     if rank == 0:
         work = reconfigure(1, handles, seconds=20)
