@@ -54,6 +54,12 @@ def set_copy_rate(bytes_per_second):
     torch.ops.fake_device.set_copy_rate(float(bytes_per_second))
 
 
+def renew():
+    """The device is as fast again as load() leaves it."""
+    set_delays(1, 50)
+    set_copy_rate(0)
+
+
 def slow_fill(tensor, value, ms):
     """Enqueues on the current stream: sleep so many milliseconds, then fill the tensor."""
     torch.ops.fake_device.slow_fill(tensor, value, ms)
