@@ -6,6 +6,7 @@
 #include "group/group.h"
 #include "kernel/direct.h"
 #include "kernel/level.h"
+#include "kernel/own_time.h"
 
 namespace nvx {
 namespace {
@@ -338,6 +339,7 @@ bool Mailbox::read_grants(int rank) {
 }
 
 bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
+  if (!peer.policies) peer.policies = std::make_unique<kernel::CachePolicyRecords>();
   const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, kMostStream);
   if (peer.lease && peer.lease_wanted >= wanted) return true;
   if (peer.lease) {
@@ -382,7 +384,11 @@ bool Mailbox::stream(int rank) {
     const size_t slot = peer.lease.bytes / kStreamDepth;
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
-    kernel::level().copy_by(group_.staging_policy())(chunk, message->data + message->moved_, bytes);
+    kernel::CachePolicyRecord& policy = peer.policies->of(message->bytes);
+    if (message->moved_ == 0) policy.now(policy.next());
+    const kernel::OwnTime time(bytes);
+    kernel::level().copy_by(policy.now())(chunk, message->data + message->moved_, bytes);
+    if (time.is_telling()) policy.learn_of_writing(time.passed().count() / double(bytes));
     message->moved_ += bytes;
     publish(group_.own_pad().outbox(group_.seat_of(rank)).streamed, ++peer.streamed);
     poke(rank);

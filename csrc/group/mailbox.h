@@ -16,6 +16,7 @@
 #include "base/mutex.h"
 #include "group/engine.h"
 #include "group/group.h"
+#include "kernel/cache_policy.h"
 #include "kernel/pad.h"
 #include "memory/arena.h"
 #include "memory/leases.h"
@@ -127,6 +128,7 @@ class Mailbox : public LeaseHolder {
     uint64_t streamed = 0;
     Span lease;
     size_t lease_wanted = 0;
+    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< by which messages are streamed; made with the first lease
     // in
     uint64_t kept = 0;  ///< bytes that came with announcements, for which there is no receive yet
     bool full = false;  ///< and has said that these are enough

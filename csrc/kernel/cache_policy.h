@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +18,9 @@ enum class CachePolicy : uint8_t { kCached, kPast };
 /// cost several times the other one. So both are tried, and the one that costs more is tried again now and then: the
 /// worse it was, the more seldom. Costs are those of a rank's own work without its waits, in any unit.
 ///
-/// What a rank's work costs depends on how its peers write. So one rank decides for all, and says so one operation
-/// ahead (Channel::tell): in each operation everybody has the same policy.
+/// Where all ranks write and read, what a rank's work costs depends on how its peers write. So one rank decides for all,
+/// and says so one operation ahead (Channel::tell): in each operation everybody has the same policy. Who only writes
+/// decides by itself: where cores are far apart, what costs is to take the lines away from whoever has read them last.
 class CachePolicyRecord {
  public:
   CachePolicy now() const { return now_; }
@@ -29,11 +29,6 @@ class CachePolicyRecord {
   CachePolicy best() const {
     const double past = cost(CachePolicy::kPast);
     return past != 0 && past < kGain * cost(CachePolicy::kCached) ? CachePolicy::kPast : CachePolicy::kCached;
-  }
-
-  /// Whether past the caches is better by so much that it must be so for whatever passes between these cores.
-  bool far() const {
-    return cost(CachePolicy::kPast) != 0 && 2 * cost(CachePolicy::kPast) < cost(CachePolicy::kCached);
   }
 
   /// For the rank that decides: the policy of the next operation.
@@ -54,10 +49,14 @@ class CachePolicyRecord {
     known = known == 0 || cost < known ? cost : (3 * known + std::min(cost, 2 * known)) / 4;
   }
 
+  /// The same, of a rank that only writes.
+  void learn_of_writing(double cost) { learn(now_ == CachePolicy::kPast ? kReadersShare * cost : cost); }
+
  private:
   static constexpr int kPeriod = 32;  ///< operations: trials take a thirtieth of the time at most
   static constexpr int kMostPeriods = 16;
   static constexpr double kGain = 0.9;  ///< past the caches only where that saves a tenth
+  static constexpr double kReadersShare = 1.3;  ///< readers of what is in memory take longer, unless they are far away
 
   double cost(CachePolicy policy) const { return costs_[size_t(policy)]; }
 
@@ -66,39 +65,34 @@ class CachePolicyRecord {
   CachePolicy now_ = CachePolicy::kCached;
 };
 
-/// What the rank that decides tells the others.
-struct CachePolicyNews {
-  CachePolicy next = CachePolicy::kCached;     ///< of the next operation like this one
-  CachePolicy general = CachePolicy::kCached;  ///< CachePolicies::general()
-};
-
-/// The records of one lane: one for each kind of operation and each power of two of bytes.
-class CachePolicies {
+/// The records of one kind of operation, for each power of two of bytes.
+class CachePolicyRecords {
  public:
-  static constexpr size_t kKinds = 8;
   static constexpr size_t kLeastBytes = 2 << 10;  ///< below this there is nothing to choose
 
-  CachePolicyRecord& record(size_t kind, size_t bytes) {
-    const size_t size = size_t(std::bit_width(bytes / kLeastBytes));
-    return records_[kind % kKinds][std::min(size, kSizes - 1)];
+  CachePolicyRecord& of(size_t bytes) {
+    return records_[std::min(size_t(std::bit_width(bytes / kLeastBytes)), kSizes - 1)];
   }
 
-  /// For what some ranks only write and others only read, so that none sees what it costs: past the caches where large
-  /// operations have shown the cores to be far from each other. From any thread.
-  CachePolicy general() const { return general_.load(std::memory_order_relaxed); }
-  void general(CachePolicy policy) { general_.store(policy, std::memory_order_relaxed); }
+ private:
+  static constexpr size_t kSizes = 18;  ///< the last: 128 MiB and more
 
-  static constexpr size_t kLargeBytes = 256 << 10;
+  std::array<CachePolicyRecord, kSizes> records_;
+};
+
+/// The records of one lane.
+class CachePolicies {
+ public:
+  static constexpr size_t kKinds = 16;
+
+  CachePolicyRecord& record(size_t kind, size_t bytes) { return records_[kind % kKinds].of(bytes); }
 
   /// For tests: this policy and no other.
   void only(CachePolicy policy) { only_ = policy; }
   const std::optional<CachePolicy>& only() const { return only_; }
 
  private:
-  static constexpr size_t kSizes = 18;  ///< the last: 128 MiB and more
-
-  std::array<std::array<CachePolicyRecord, kSizes>, kKinds> records_;
-  std::atomic<CachePolicy> general_{CachePolicy::kCached};
+  std::array<CachePolicyRecords, kKinds> records_;
   std::optional<CachePolicy> only_;
 };
 

@@ -78,8 +78,7 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   here.lease_offset = lease_offset_;
   here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
   here.factor = call.factor;
-  here.next_policy = uint32_t(told_.next);
-  here.general_policy = uint32_t(told_.general);
+  here.next_policy = uint32_t(next_policy_);
   mine().recent(epoch_) = here.fingerprint;
   history_ = next_history(here.fingerprint);
   ex.signal(here.flag, stamp(epoch_, 0));
@@ -95,7 +94,7 @@ bool Channel::meet(CpuExec& ex, int peer) {
   if (!ex.wait(there.flag, stamp(epoch_, 0), peer)) return false;
   // A rank that has arrived at e is done with e - 1.
   if (!epoch_reached(done_[size_t(peer)], epoch_ - 1)) done_[size_t(peer)] = epoch_ - 1;
-  if (peer == 0) told_ = {policy_of(there.next_policy), policy_of(there.general_policy)};
+  if (peer == 0) next_policy_ = policy_of(there.next_policy);
   if (std::memcmp(&there.fingerprint, &mine().arrival(epoch_).fingerprint, sizeof(Fingerprint)) == 0) return true;
   return ex.fail(Verdict::mismatch(peer, stamp(epoch_, 0), 0));
 }

@@ -90,9 +90,9 @@ class Channel {
   /// Whether this rank decides for all how they write to staging: see kernel/cache_policy.h.
   bool leads() const { return rank_ == 0; }
   /// For the rank that leads: tells the others, with its next arrival.
-  void tell(CachePolicyNews news) { told_ = news; }
+  void tell(CachePolicy next) { next_policy_ = next; }
   /// What the leading rank has told in this epoch, once it has been met.
-  const CachePolicyNews& told() const { return told_; }
+  CachePolicy next_policy() const { return next_policy_; }
   CachePolicies& cache_policies() { return cache_policies_; }
 
   /// Scratch for one pointer and one factor a rank.
@@ -113,7 +113,7 @@ class Channel {
   std::vector<double> factors_;
   uint64_t history_ = 0;
   CachePolicies cache_policies_;
-  CachePolicyNews told_;
+  CachePolicy next_policy_ = CachePolicy::kCached;
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
   std::atomic<uint32_t> leased_epoch_;  // read by those who would like to have the lease

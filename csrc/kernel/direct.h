@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <span>
 
@@ -238,14 +239,15 @@ class ReducePipeline {
     const int me = ch_.rank();
     const size_t bytes = slices_.count(geometry_, k, me);
     std::byte* shared = part(me, k, me);
+    const bool apart = !keeps_ && ex_.stages_past();
     for (size_t at = 0; at < bytes; at += Exec::kBlock) {
       const size_t block = std::min(Exec::kBlock, bytes - at);
       for (int p = 0; p < ch_.size(); ++p) {
         ch_.sources()[size_t(p)] = (p == me ? slices_.source(geometry_, k, me) : part(p, k, me)) + at;
       }
-      std::byte* first = keeps_ ? slices_.target(geometry_, k, me) + at : shared + at;
+      std::byte* first = apart ? block_.data() : keeps_ ? slices_.target(geometry_, k, me) + at : shared + at;
       ex_.reduce(first, ch_.sources().data(), ch_.size(), block / ex_.width());
-      if (keeps_ && fetch_ == Fetch::kEverybody) ex_.stage(shared + at, first, block);
+      if (apart || (keeps_ && fetch_ == Fetch::kEverybody)) ex_.stage(shared + at, first, block);
     }
     ex_.signal(ch_.mine().reduced(), step(k + 1));
     return true;
@@ -270,6 +272,7 @@ class ReducePipeline {
   bool keeps_;    // ... and its own in its output
   Geometry geometry_{};
   std::span<std::byte> mine_;
+  alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, and not yet staged
 };
 
 template <class Exec, class Channel>

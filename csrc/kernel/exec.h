@@ -58,6 +58,7 @@ class CpuExec {
   void stage_by(CachePolicy policy) { stage_ = level_.copy_by(policy); }
   /// How copy() writes from now on: to memory that this rank alone will read.
   void keep_by(CachePolicy policy) { keep_ = level_.copy_by(policy); }
+  bool stages_past() const { return stage_ == level_.copy_past; }
   bool has_choice() const { return level_.copy_past != nullptr; }
 
   /// From now on waits are timed, for waited().

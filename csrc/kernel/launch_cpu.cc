@@ -1,7 +1,6 @@
-#include <sys/resource.h>
-
 #include "kernel/direct.h"
 #include "kernel/launch.h"
+#include "kernel/own_time.h"
 
 namespace nvx::kernel {
 namespace {
@@ -42,48 +41,41 @@ constexpr bool in_order() {
 }
 static_assert(in_order());
 
-/// How often this thread has lost its core to another one while it had work. The time of an operation that was
-/// interrupted so tells nothing of how it wrote its data.
-long interruptions() {
-  rusage usage{};
-  getrusage(RUSAGE_THREAD, &usage);
-  return usage.ru_nivcsw;
+/// Whether the ranks on one side of the root only write, and those on the other only read. These have nothing to decide,
+/// and learn in vain.
+bool goes_one_way(Algorithm algorithm, const Call& call) {
+  return call.root >= 0 && algorithm != Algorithm::kReducePipelined;
 }
-
-/// An operation of at least this many bytes may well be interrupted, and asking whether it was costs little beside it.
-constexpr size_t kLasts = 64 << 10;
 
 }  // namespace
 
 const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
 
 bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work) {
-  const auto& run = kRows[size_t(algorithm)].run;
+  const auto run = [&](CachePolicy policy) {
+    ex.stage_by(policy);
+    return kRows[size_t(algorithm)].run(ex, channel, work);
+  };
   CachePolicies& policies = channel.cache_policies();
-  const bool small = work.bytes < CachePolicies::kLeastBytes, rooted = work.call.root >= 0;
-  if (small || rooted || policies.only() || !ex.has_choice()) {
-    ex.stage_by(policies.only() ? *policies.only() : small ? CachePolicy::kCached : policies.general());
-    return run(ex, channel, work);
-  }
-  CachePolicyRecord& record = policies.record(size_t(algorithm), work.bytes);
-  ex.stage_by(record.now());
-  if (!channel.leads()) {
-    if (!run(ex, channel, work)) return false;
-    record.now(channel.told().next);
-    policies.general(channel.told().general);
+  if (policies.only()) return run(*policies.only());
+  if (work.bytes < CachePolicyRecords::kLeastBytes || !ex.has_choice()) return run(CachePolicy::kCached);
+
+  const bool one_way = goes_one_way(algorithm, work.call);
+  CachePolicyRecord& record = policies.record(2 * size_t(algorithm) + one_way, work.bytes);
+  if (!one_way && !channel.leads()) {
+    if (!run(record.now())) return false;
+    record.now(channel.next_policy());
     return true;
   }
   const CachePolicy next = record.next();
-  if (work.bytes >= CachePolicies::kLargeBytes)
-    policies.general(record.far() ? CachePolicy::kPast : CachePolicy::kCached);
-  channel.tell({next, policies.general()});
+  channel.tell(next);
   ex.measure();
-  const bool lasts = work.bytes >= kLasts;
-  const long before = lasts ? interruptions() : 0;
-  const auto began = Clock::now();
-  if (!run(ex, channel, work)) return false;
-  const std::chrono::duration<double> busy = Clock::now() - began - ex.waited();
-  if (!lasts || interruptions() == before) record.learn(busy.count() / double(work.bytes));
+  const OwnTime time(work.bytes);
+  if (!run(record.now())) return false;
+  if (time.is_telling()) {
+    const double cost = (time.passed() - ex.waited()).count() / double(work.bytes);
+    one_way ? record.learn_of_writing(cost) : record.learn(cost);
+  }
   record.now(next);
   return true;
 }

@@ -62,8 +62,8 @@ struct alignas(kLine) Arrival {
   uint64_t lease_offset;  ///< in the owner's arena; staging of this operation
   uint64_t lease_bytes;
   double factor;         ///< premul_sum's multiplier of this rank
-  uint32_t next_policy;  ///< CachePolicyNews, which seat 0 alone writes
-  uint32_t general_policy;
+  uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all
+  uint32_t reserved;
   std::byte payload[kInlineBytes];
 };
 static_assert(sizeof(Arrival) == 2 * kLine);
