@@ -17,12 +17,14 @@ class OwnTime {
 
   std::chrono::duration<double> passed() const { return Clock::now() - began_; }
 
-  /// Whether that says what the work costs: not if the thread has lost its core to another one meanwhile.
-  bool is_telling() const { return !lasts_ || interruptions() == before_; }
+  /// Whether that says what the work costs: not if the thread has lost its core to another one meanwhile, but for now and
+  /// then in a long time.
+  bool is_telling() const { return !lasts_ || interruptions() - before_ <= passed() / kBetween; }
 
  private:
   /// What moves as much may well be interrupted, and asking whether it was costs little beside it.
   static constexpr size_t kLasts = 64 << 10;
+  static constexpr std::chrono::milliseconds kBetween{2};
 
   static long interruptions() {
     rusage usage{};
