@@ -10,7 +10,7 @@ export PYTHON TORCH_VERSION MAX_JOBS
 
 help:
 	@echo "make demo         train a small model over nvx and over gloo, side by side (a few minutes the first time)"
-	@echo "make test         the C++ and the Python tests (15 to 20 minutes on 2 cores)"
+	@echo "make test         the C++ and the Python tests (10 to 15 minutes on 2 cores)"
 	@echo "make test-hosts   ranks on hosts of this machine's own making (network namespaces; needs root)"
 	@echo "make test-slow    the tests that make test leaves out for their time"
 	@echo "make check        the gates: formats, warnings, sanitizers, fuzzing, other architectures"

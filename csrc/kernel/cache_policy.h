@@ -18,9 +18,10 @@ enum class CachePolicy : uint8_t { kCached, kPast };
 /// cost several times the other one. So both are tried, and the one that costs more is tried again now and then: the
 /// worse it was, the more seldom. Costs are those of a rank's own work without its waits, in any unit.
 ///
-/// Where all ranks write and read, what a rank's work costs depends on how its peers write. So one rank decides for all,
-/// and says so one operation ahead (Channel::tell): in each operation everybody has the same policy. Who only writes
-/// decides by itself: where cores are far apart, what costs is to take the lines away from whoever has read them last.
+/// Where all ranks write and read, what a rank's work costs depends on how its peers write. So one rank decides for
+/// all, and says so one operation ahead (Channel::tell): in each operation everybody has the same policy. Who only
+/// writes decides by itself: where cores are far apart, what costs is to take the lines away from whoever has read them
+/// last.
 class CachePolicyRecord {
  public:
   CachePolicy now() const { return now_; }
@@ -55,7 +56,7 @@ class CachePolicyRecord {
  private:
   static constexpr int kPeriod = 32;  ///< operations: trials take a thirtieth of the time at most
   static constexpr int kMostPeriods = 16;
-  static constexpr double kGain = 0.9;  ///< past the caches only where that saves a tenth
+  static constexpr double kGain = 0.9;          ///< past the caches only where that saves a tenth
   static constexpr double kReadersShare = 1.3;  ///< readers of what is in memory take longer, unless they are far away
 
   double cost(CachePolicy policy) const { return costs_[size_t(policy)]; }

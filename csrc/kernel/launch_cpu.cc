@@ -41,8 +41,8 @@ constexpr bool in_order() {
 }
 static_assert(in_order());
 
-/// Whether the ranks on one side of the root only write, and those on the other only read. These have nothing to decide,
-/// and learn in vain.
+/// Whether the ranks on one side of the root only write, and those on the other only read. These have nothing to
+/// decide, and learn in vain.
 bool goes_one_way(Algorithm algorithm, const Call& call) {
   return call.root >= 0 && algorithm != Algorithm::kReducePipelined;
 }

@@ -17,8 +17,8 @@ class OwnTime {
 
   std::chrono::duration<double> passed() const { return Clock::now() - began_; }
 
-  /// Whether that says what the work costs: not if the thread has lost its core to another one meanwhile, but for now and
-  /// then in a long time.
+  /// Whether that says what the work costs: not if the thread has lost its core to another one meanwhile, but for now
+  /// and then in a long time.
   bool is_telling() const { return !lasts_ || interruptions() - before_ <= passed() / kBetween; }
 
  private:

@@ -26,7 +26,7 @@ PARTS: dict[str, str] = {
     "--primary --vs gloo",
     "far_four": f"all_reduce -n 4 --hosts 2 --sizes {_SIZES_FAR} --primary --vs gloo",
     "train": "train -n 2 --vs gloo",
-    "init": "init -n 2 --vs gloo",
+    "init": "init -n 2 --samples 15 --vs gloo",
     "overlap": "overlap -n 2 --vs gloo",
     "memory": "memory -n 2 --vs gloo",
 }
