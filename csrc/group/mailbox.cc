@@ -339,7 +339,6 @@ bool Mailbox::read_grants(int rank) {
 }
 
 bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
-  if (!peer.policies) peer.policies = std::make_unique<kernel::CachePolicyRecords>();
   const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, kMostStream);
   if (peer.lease && peer.lease_wanted >= wanted) return true;
   if (peer.lease) {
@@ -384,11 +383,13 @@ bool Mailbox::stream(int rank) {
     const size_t slot = peer.lease.bytes / kStreamDepth;
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
+    if (!peer.policies) peer.policies = std::make_unique<kernel::CachePolicyRecords>();
     kernel::CachePolicyRecord& policy = peer.policies->of(message->bytes);
     if (message->moved_ == 0) policy.now(policy.next());
     const kernel::OwnTime time(bytes);
     kernel::level().copy_by(policy.now())(chunk, message->data + message->moved_, bytes);
-    if (time.is_telling()) policy.learn_of_writing(time.passed().count() / double(bytes));
+    const auto spent = time.spent();
+    if (spent && bytes == std::min(slot, message->bytes)) policy.learn_of_writing(spent->count() / double(bytes));
     message->moved_ += bytes;
     publish(group_.own_pad().outbox(group_.seat_of(rank)).streamed, ++peer.streamed);
     poke(rank);

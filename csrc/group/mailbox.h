@@ -128,8 +128,7 @@ class Mailbox : public LeaseHolder {
     uint64_t streamed = 0;
     Span lease;
     size_t lease_wanted = 0;
-    std::unique_ptr<kernel::CachePolicyRecords>
-        policies;  ///< by which messages are streamed; made with the first lease
+    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< how it is streamed; made when something is
     // in
     uint64_t kept = 0;  ///< bytes that came with announcements, for which there is no receive yet
     bool full = false;  ///< and has said that these are enough

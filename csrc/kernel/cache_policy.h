@@ -84,9 +84,9 @@ class CachePolicyRecords {
 /// The records of one lane.
 class CachePolicies {
  public:
-  static constexpr size_t kKinds = 16;
+  static constexpr size_t kKinds = 24;  ///< of operations
 
-  CachePolicyRecord& record(size_t kind, size_t bytes) { return records_[kind % kKinds].of(bytes); }
+  CachePolicyRecord& record(size_t kind, size_t bytes) { return records_[kind].of(bytes); }
 
   /// For tests: this policy and no other.
   void only(CachePolicy policy) { only_ = policy; }

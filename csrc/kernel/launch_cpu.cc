@@ -41,10 +41,23 @@ constexpr bool in_order() {
 }
 static_assert(in_order());
 
-/// Whether the ranks on one side of the root only write, and those on the other only read. These have nothing to
-/// decide, and learn in vain.
-bool goes_one_way(Algorithm algorithm, const Call& call) {
-  return call.root >= 0 && algorithm != Algorithm::kReducePipelined;
+/// Whether every rank writes what others read, and reads what they write.
+bool goes_both_ways(Algorithm algorithm, const Call& call) {
+  return call.root < 0 || algorithm == Algorithm::kReducePipelined;
+}
+
+/// Where not every rank does: whether this one writes. Who only reads has nothing to decide, and nothing to learn.
+bool writes(Algorithm algorithm, const Call& call, int rank) {
+  const bool root_writes = algorithm == Algorithm::kPublishOneShot || algorithm == Algorithm::kPublishPipelined;
+  if (algorithm == Algorithm::kExchange) return true;  // who only reads has no bytes
+  return root_writes == (rank == call.root);
+}
+
+/// Operations whose costs can be compared. What the rank that decides does itself is not the same where it is the root.
+size_t kind_of(Algorithm algorithm, const Call& call) {
+  constexpr size_t kRoots = 3;
+  static_assert(kRoots * std::size(kRows) <= CachePolicies::kKinds);
+  return kRoots * size_t(algorithm) + (call.root < 0 ? 0 : call.root == 0 ? 1 : 2);
 }
 
 }  // namespace
@@ -57,12 +70,15 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
     return kRows[size_t(algorithm)].run(ex, channel, work);
   };
   CachePolicies& policies = channel.cache_policies();
-  if (policies.only()) return run(*policies.only());
-  if (work.bytes < CachePolicyRecords::kLeastBytes || !ex.has_choice()) return run(CachePolicy::kCached);
-
-  const bool one_way = goes_one_way(algorithm, work.call);
-  CachePolicyRecord& record = policies.record(2 * size_t(algorithm) + one_way, work.bytes);
-  if (!one_way && !channel.leads()) {
+  const bool both_ways = goes_both_ways(algorithm, work.call);
+  const bool chooses = work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
+                       (both_ways || writes(algorithm, work.call, channel.rank()));
+  if (policies.only() || !chooses) {
+    channel.tell(CachePolicy::kCached);
+    return run(policies.only().value_or(CachePolicy::kCached));
+  }
+  CachePolicyRecord& record = policies.record(kind_of(algorithm, work.call), work.bytes);
+  if (both_ways && !channel.leads()) {
     if (!run(record.now())) return false;
     record.now(channel.next_policy());
     return true;
@@ -72,9 +88,9 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   ex.measure();
   const OwnTime time(work.bytes);
   if (!run(record.now())) return false;
-  if (time.is_telling()) {
-    const double cost = (time.passed() - ex.waited()).count() / double(work.bytes);
-    one_way ? record.learn_of_writing(cost) : record.learn(cost);
+  if (const auto spent = time.spent()) {
+    const double cost = (*spent - ex.waited()).count() / double(work.bytes);
+    both_ways ? record.learn(cost) : record.learn_of_writing(cost);
   }
   record.now(next);
   return true;

@@ -4,36 +4,50 @@
 
 #include <chrono>
 #include <cstddef>
+#include <optional>
 
 #include "base/deadline.h"
 
 namespace nvx::kernel {
 
-/// How long this thread takes for something.
+/// How long this thread takes for something that moves so many bytes, from now on.
 class OwnTime {
  public:
-  /// bytes: how much it moves.
-  explicit OwnTime(size_t bytes) : lasts_(bytes >= kLasts), before_(lasts_ ? interruptions() : 0) {}
+  using Seconds = std::chrono::duration<double>;
 
-  std::chrono::duration<double> passed() const { return Clock::now() - began_; }
+  explicit OwnTime(size_t bytes) : before_(bytes >= kLasts ? usage() : Usage{}), counts_(bytes >= kLasts) {}
 
-  /// Whether that says what the work costs: not if the thread has lost its core to another one meanwhile, but for now
-  /// and then in a long time.
-  bool is_telling() const { return !lasts_ || interruptions() - before_ <= passed() / kBetween; }
-
- private:
-  /// What moves as much may well be interrupted, and asking whether it was costs little beside it.
-  static constexpr size_t kLasts = 64 << 10;
-  static constexpr std::chrono::milliseconds kBetween{2};
-
-  static long interruptions() {
-    rusage usage{};
-    getrusage(RUSAGE_THREAD, &usage);
-    return usage.ru_nivcsw;
+  /// Nothing if the thread has lost its core to another one meanwhile, as that is no part of what the work costs. Once
+  /// in a long while does not matter.
+  std::optional<Seconds> spent() const {
+    const Seconds spent = Clock::now() - began_;
+    if (!counts_) return spent;
+    const Usage now = usage();
+    if (double(now.interruptions - before_.interruptions) > (now.at_work - before_.at_work) / kBetween) return {};
+    return spent;
   }
 
-  bool lasts_;
-  long before_;
+ private:
+  struct Usage {
+    long interruptions = 0;
+    std::chrono::microseconds at_work{};
+  };
+
+  /// What moves as much may well be interrupted, and asking whether it was costs little beside it.
+  static constexpr size_t kLasts = 64 << 10;
+  static constexpr std::chrono::duration<double, std::milli> kBetween{2};
+
+  static Usage usage() {
+    rusage now{};
+    getrusage(RUSAGE_THREAD, &now);
+    const auto time = [](const timeval& t) {
+      return std::chrono::seconds(t.tv_sec) + std::chrono::microseconds(t.tv_usec);
+    };
+    return {now.ru_nivcsw, time(now.ru_utime) + time(now.ru_stime)};
+  }
+
+  Usage before_;
+  bool counts_;
   Clock::time_point began_ = Clock::now();
 };
 

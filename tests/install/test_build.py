@@ -134,6 +134,18 @@ def test_build_type_and_cmake_arguments_are_honoured(unpacked, work):
     assert "no-such-compiler" in ended.stdout + ended.stderr
 
 
+def test_jobs_cuda_and_architectures_are_honoured(unpacked, work, tmp_path):
+    """Runs a cmake that does nothing: what it is asked for is printed."""
+    (tmp_path / "cmake").write_text("#!/bin/sh\n")
+    (tmp_path / "cmake").chmod(0o755)
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", work / "x", "--build-temp", work / "z"]
+    wishes = {"MAX_JOBS": "7", "CUDA_HOME": "/opt/cuda", "TORCH_CUDA_ARCH_LIST": "9.0"}
+    ended = run(command, cwd=unpacked, PATH=f"{tmp_path}:{os.environ['PATH']}", **wishes)
+    configure, build = (line.split() for line in ended.stdout.splitlines() if line.startswith("nvx: cmake "))
+    assert {"-DCUDAToolkit_ROOT=/opt/cuda", "-DTORCH_CUDA_ARCH_LIST=9.0"} <= set(configure)
+    assert build[-2:] == ["--parallel", "7"]
+
+
 @pytest.fixture
 def without_torch(tmp_path):
     """An interpreter that has setuptools and no torch."""

@@ -89,10 +89,10 @@ TEST(CachePolicy, RecordsAreApartByKindAndSize) {
   EXPECT_EQ(policies.record(0, SIZE_MAX).now(), CachePolicy::kCached);
 }
 
-/// Plays it again and again. Returns by which policy each rank was to write each time.
-std::vector<std::vector<CachePolicy>> seen(int ranks, Play play, kernel::Algorithm algorithm) {
+/// Plays it again and again. Returns by which policy each rank wrote, or would have written, each time.
+std::vector<std::vector<CachePolicy>> policies_of(int ranks, Play play, kernel::Algorithm algorithm) {
   Lanes lanes(ranks);
-  std::vector<std::vector<CachePolicy>> seen{size_t(ranks)};
+  std::vector<std::vector<CachePolicy>> policies{size_t(ranks)};
   as_threads(ranks, [&](int rank) {
     for (int i = 0; i < 200; ++i) {
       play.round = uint64_t(i + 1);
@@ -101,13 +101,12 @@ std::vector<std::vector<CachePolicy>> seen(int ranks, Play play, kernel::Algorit
       CpuExec ex(side.width(), kernel::level().reduce(play.dtype, play.op), lanes[rank].factors().data(), rules);
       kernel::Work work = side.work();
       work.bytes = play.counts[0] * side.width();
-      const size_t kind = 2 * size_t(algorithm) + (play.root >= 0);
-      seen[size_t(rank)].push_back(lanes[rank].cache_policies().record(kind, work.bytes).now());
       ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], work));
+      policies[size_t(rank)].push_back(ex.stages_past() ? CachePolicy::kPast : CachePolicy::kCached);
       ASSERT_EQ(side.verdict(), "");
     }
   });
-  return seen;
+  return policies;
 }
 
 bool tries_both(const std::vector<CachePolicy>& policies) {
@@ -118,11 +117,17 @@ bool tries_both(const std::vector<CachePolicy>& policies) {
 /// Each rank's choice must be the leader's, or a rank is slow by the others' policy and takes it for its own.
 TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
-  const Play play{.collective = kernel::Collective::kAllReduce, .counts = {4000}};
-  const auto policies = seen(3, play, kernel::Algorithm::kReduceOneShot);
-  EXPECT_EQ(policies[1], policies[0]);
-  EXPECT_EQ(policies[2], policies[0]);
-  EXPECT_TRUE(tries_both(policies[0]));
+  using kernel::Algorithm;
+  using kernel::Collective;
+  for (const auto& [play, algorithm] :
+       {std::pair(Play{.collective = Collective::kAllReduce, .counts = {4000}}, Algorithm::kReduceOneShot),
+        std::pair(Play{.collective = Collective::kAllReduce, .counts = {4000}}, Algorithm::kReducePipelined),
+        std::pair(Play{.collective = Collective::kReduce, .root = 1, .counts = {4000}}, Algorithm::kReducePipelined)}) {
+    const auto policies = policies_of(3, play, algorithm);
+    EXPECT_EQ(policies[1], policies[0]) << describe(play);
+    EXPECT_EQ(policies[2], policies[0]) << describe(play);
+    EXPECT_TRUE(tries_both(policies[0])) << describe(play);
+  }
 }
 
 /// Whoever writes sees what it costs, and decides by itself.
@@ -133,15 +138,23 @@ TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
   struct Case {
     Collective collective;
     Algorithm algorithm;
+    bool root_writes;
   };
-  for (const Case& c :
-       {Case{Collective::kReduce, Algorithm::kReduceOneShot}, Case{Collective::kBroadcast, Algorithm::kPublishOneShot},
-        Case{Collective::kBroadcast, Algorithm::kPublishPipelined}, Case{Collective::kGather, Algorithm::kExchange},
-        Case{Collective::kScatter, Algorithm::kExchange}}) {
+  for (const Case& c : {Case{Collective::kReduce, Algorithm::kReduceOneShot, false},
+                        Case{Collective::kBroadcast, Algorithm::kPublishOneShot, true},
+                        Case{Collective::kBroadcast, Algorithm::kPublishPipelined, true}}) {
     for (const int root : {0, 1}) {
-      const Play play{.collective = c.collective, .root = root, .counts = {4000, 4000}};
-      for (const auto& policies : seen(2, play, c.algorithm)) EXPECT_TRUE(tries_both(policies)) << describe(play);
+      const Play play{.collective = c.collective, .root = root, .counts = {4000}};
+      const int writer = c.root_writes ? root : 1 - root;
+      const auto policies = policies_of(2, play, c.algorithm);
+      EXPECT_TRUE(tries_both(policies[size_t(writer)])) << describe(play);
+      EXPECT_FALSE(tries_both(policies[size_t(1 - writer)])) << describe(play) << ": who reads has learnt something";
     }
+  }
+  for (const Collective collective : {Collective::kGather, Collective::kScatter}) {
+    const Play play{.collective = collective, .root = 1, .counts = {4000, 4000}};
+    const auto policies = policies_of(2, play, Algorithm::kExchange);
+    EXPECT_TRUE(tries_both(policies[collective == Collective::kScatter ? 1 : 0])) << describe(play);
   }
 }
 
