@@ -2,7 +2,7 @@
 # Looked for in NVX_UCX_ROOT, UCX_HOME, HPCX_UCX_DIR, then pkg-config's and the system's folders (CMAKE_PREFIX_PATH
 # counts), then in the Python package libucx of Python_EXECUTABLE.
 set(NVX_UCX AUTO CACHE STRING "Links between hosts over UCX: AUTO (where headers are found), ON (or fail), OFF")
-set(NVX_UCX_ROOT "" CACHE PATH "Where UCX is installed: the folder that holds include/ucp")
+set(NVX_UCX_ROOT "$ENV{NVX_UCX_ROOT}" CACHE PATH "Where UCX is installed: the folder that holds include/ucp")
 unset(NVX_UCX_INCLUDE)
 if(NVX_UCX STREQUAL "OFF")
   return()
