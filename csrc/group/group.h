@@ -185,7 +185,6 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   int seat_of(int rank) const { return members_.seat_of(rank); }
   kernel::Pad pad(int seat) const { return members_.pad(seat); }
   kernel::Pad own_pad() const { return members_.own_pad(); }
-  /// How what others are to read is best written, as far as the collectives have found out. From any thread.
   kernel::CachePolicy policy_to_keep(size_t bytes) const { return nvx::policy_to_keep(bytes, plan_facts()); }
   const kernel::PeerMemory& memory(int seat) const { return members_.memory[size_t(seat)]; }
   /// Null where all ranks are on one host.

@@ -31,7 +31,7 @@ struct Work {
   size_t count = 0;             ///< elements of in
   const Piece* send = nullptr;  ///< a piece for each rank
   const Piece* recv = nullptr;
-  size_t bytes = 0;  ///< about how large it is, the same on all ranks; 0: not told
+  size_t bytes = 0;  ///< about how large it is; 0: not told, or this rank writes nothing for others
   bool meets_all = true;
   int meets = -1;
 };

@@ -48,8 +48,8 @@ bool goes_both_ways(Algorithm algorithm, const Call& call) {
 
 /// Where not every rank does: whether this one writes. Who only reads has nothing to decide, and nothing to learn.
 bool writes(Algorithm algorithm, const Call& call, int rank) {
-  const bool root_writes = algorithm == Algorithm::kPublishOneShot || algorithm == Algorithm::kPublishPipelined;
   if (algorithm == Algorithm::kExchange) return true;  // who only reads has no bytes
+  const bool root_writes = algorithm == Algorithm::kPublishOneShot || algorithm == Algorithm::kPublishPipelined;
   return root_writes == (rank == call.root);
 }
 
@@ -74,7 +74,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   const bool chooses = work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
                        (both_ways || writes(algorithm, work.call, channel.rank()));
   if (policies.only() || !chooses) {
-    channel.tell(CachePolicy::kCached);
+    channel.tell(CachePolicy::kCached);  // to others that may have more bytes
     return run(policies.only().value_or(CachePolicy::kCached));
   }
   CachePolicyRecord& record = policies.record(kind_of(algorithm, work.call), work.bytes);
@@ -84,7 +84,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
     return true;
   }
   const CachePolicy next = record.next();
-  channel.tell(next);
+  if (both_ways) channel.tell(next);
   ex.measure();
   const OwnTime time(work.bytes);
   if (!run(record.now())) return false;
