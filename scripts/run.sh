@@ -158,6 +158,14 @@ python_step() {
     demo | bench) [ -n "$site" ] || add_missing numpy=numpy ;;  # without it torch warns, in every rank
     test | test-hosts | test-slow | conformance) add_missing expecttest=expecttest pytest=pytest pytest_timeout=pytest-timeout hypothesis=hypothesis numpy=numpy psutil=psutil ;;
   esac
+  case $target in test | test-hosts) add_second_ucx ;; esac
+}
+
+# What is tested beside the system's UCX. Its tests say aloud that they are skipped where it cannot be had.
+add_second_ucx() {
+  if ! "$py" -c "import importlib.util as u, sys; sys.exit(u.find_spec('libucx') is None)"; then
+    add -q libucx-cu13 >"$logs/ucx.log" 2>&1 || note "pip could not install libucx-cu13, see $logs/ucx.log; going on without"
+  fi
 }
 
 # --- nvx -----------------------------------------------------------------------------------------------------------------

@@ -181,7 +181,11 @@ UcxLink::UcxLink(const std::string& met_at)
   NVX_LOG(kInfo, "%s", description_.c_str());
 }
 
-std::vector<std::byte> UcxLink::address() const { return address_; }
+/// Asked for by every group that spans hosts, so this is where a second libucp is noticed.
+std::vector<std::byte> UcxLink::address() const {
+  warn_of_second_ucx(ucx_);
+  return address_;
+}
 
 PeerId UcxLink::add(std::span<const std::byte> bytes) {
   const std::optional<UcxAddress> address = decode_address(bytes);

@@ -2,7 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <filesystem>
+#include <vector>
 
 #include "base/config.h"
 #include "base/error.h"
@@ -76,8 +79,9 @@ UcxLibrary resolve_all(void* handle, const std::string& path) {
 
 /// What to try, best first. What is in the process already goes before all choices: a second one would share its parts.
 std::vector<std::string> what_to_load() {
-  const std::string loaded = loaded_ucx(), &wanted = config().libucp;
-  if (!loaded.empty()) {
+  const std::string& wanted = config().libucp;
+  if (const std::vector<std::string> there = loaded_ucx(); !there.empty()) {
+    const std::string& loaded = there.front();
     const bool other = !wanted.empty() && (look_at(wanted).empty() || look_at(loaded).empty() ||
                                            look_at(wanted)[0].path != look_at(loaded)[0].path);
     if (other) {
@@ -139,6 +143,23 @@ std::string UcxLibrary::explain(ucs_status_t status) const {
       return "its host cannot be reached" + words + "; NVX_SOCKET_IFNAME names the interfaces to use";
     case UCS_ERR_EXCEEDS_LIMIT: return "a message was larger than its receiver takes" + words;
     default: return "sending failed" + words;
+  }
+}
+
+void warn_of_second_ucx(const UcxLibrary& own) {
+  static std::atomic<bool> said{false};
+  if (said.load(std::memory_order_relaxed)) return;
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code error;
+    return a == b || std::filesystem::equivalent(a, b, error);
+  };
+  for (const std::string& path : loaded_ucx()) {
+    if (same(path, own.path) || said.exchange(true)) continue;
+    NVX_LOG(kWarn,
+            "a second UCX has come into this process: %s, beside %s, which nvx uses. They may share libucs, and crash. "
+            "Have one only: NVX_LIBUCP=%s makes nvx use that one, or load it before the first group over several hosts",
+            path.c_str(), own.path.c_str(), path.c_str());
+    return;
   }
 }
 

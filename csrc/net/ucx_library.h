@@ -46,4 +46,7 @@ struct UcxLibrary {
 /// Loads it when first called; never unloaded. Throws Error with what to install.
 const UcxLibrary& ucx_library();
 
+/// Says so, once, if somebody has loaded another libucp into this process since nvx chose its own. Takes microseconds.
+void warn_of_second_ucx(const UcxLibrary& own);
+
 }  // namespace nvx::net

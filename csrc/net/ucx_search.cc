@@ -125,15 +125,16 @@ std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool ma
   return candidates;
 }
 
-std::string loaded_ucx() {
-  std::string path;
+std::vector<std::string> loaded_ucx() {
+  std::vector<std::string> paths;
   const auto look = [](dl_phdr_info* info, size_t, void* result) {
     const std::string name = info->dlpi_name ? info->dlpi_name : "";
-    if (name.substr(name.rfind('/') + 1).starts_with("libucp")) *static_cast<std::string*>(result) = name;
+    if (name.substr(name.rfind('/') + 1).starts_with("libucp"))
+      static_cast<std::vector<std::string>*>(result)->push_back(name);
     return 0;
   };
-  dl_iterate_phdr(look, &path);
-  return path;
+  dl_iterate_phdr(look, &paths);
+  return paths;
 }
 
 }  // namespace nvx::net

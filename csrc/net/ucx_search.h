@@ -26,8 +26,8 @@ std::vector<UcxCandidate> find_ucx();
 /// Best first: with RDMA where the machine has RDMA, then the newer. What is too old is left out.
 std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool machine_has_rdma);
 
-/// The libucp of any version that is in this process already, or empty. Two libraries of the same SONAME would share
-/// libucs, and crash.
-std::string loaded_ucx();
+/// The libucps of any version that are in this process, in the order in which they came. Two of the same SONAME would
+/// share libucs, and crash.
+std::vector<std::string> loaded_ucx();
 
 }  // namespace nvx::net

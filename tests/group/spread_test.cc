@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/hosts.h"
 
 namespace nvx::test {
@@ -84,6 +86,34 @@ TEST_P(Spreads, RunEveryCollectiveOverASlowAndDisorderlyNet) {
     Group group(store, hosts.options("spread", rank));
     for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
     ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+/// Every group that some of six ranks on three hosts can make, in turned orders: on one host and on several, with one
+/// rank a host and with several, with hosts of the job that have none.
+TEST(SpreadSubgroups, OfEveryShapeRunEveryCollective) {
+  const std::vector<int> host_of{2, 0, 1, 0, 2, 0};
+  Hosts hosts(host_of);
+  std::vector<std::vector<int>> groups;
+  for (unsigned mask = 0; mask < 1u << host_of.size(); ++mask) {
+    std::vector<int> members;
+    for (int r = 0; r < hosts.ranks(); ++r) {
+      if (mask >> r & 1) members.push_back(r);
+    }
+    if (members.size() < 2) continue;
+    std::rotate(members.begin(), members.begin() + mask % members.size(), members.end());
+    groups.push_back(members);
+  }
+  std::vector<MemoryStore> stores(groups.size());
+  as_threads(hosts.ranks(), [&](int who) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const std::vector<int>& members = groups[g];
+      const int size = int(members.size()), rank = int(std::find(members.begin(), members.end(), who) - members.begin());
+      if (rank == size) continue;
+      Group group(stores[g], hosts.options_of("of " + std::to_string(g), rank, size, size_t(who)));
+      for (const Play& play : integer_plays_at({7, 5000}, size)) ASSERT_EQ(perform(group, play), "") << "group " << g;
+      ASSERT_TRUE(barrier(group).ok());
+    }
   });
 }
 

@@ -87,8 +87,9 @@ def endure(seconds):
     return done
 
 
-def until_failure(what="all_reduce", timeout=60.0, again=False):
-    """Collectives until one fails: its words, when, and whether a new group works after that."""
+def until_failure(what="all_reduce", timeout=60.0, again=0):
+    """Collectives until one fails: its words and when. Then the first ranks, `again` of them, make a new group in the
+    same processes, which works."""
     rank, world = begin(timeout)
     check_collectives(rank, world, 1, (1,))
     come_to("ready")
@@ -104,13 +105,59 @@ def until_failure(what="all_reduce", timeout=60.0, again=False):
     except dist.DistBackendError as error:
         told = {"words": str(error), "when": time.time()}
     if again:
-        dist.distributed_c10d._abort_process_group() if hasattr(dist.distributed_c10d, "_abort_process_group") else None
+        abort = getattr(dist.distributed_c10d, "_abort_process_group", lambda: None)
+        abort()
         if dist.is_initialized():
             dist.destroy_process_group()
+        os.environ["WORLD_SIZE"] = str(again)
         rank, world = begin(timeout, "second")
         check_collectives(rank, world, 1)
         dist.destroy_process_group()
     return told
+
+
+def reduce_some(count, times):
+    """All-reduces, and nothing else from the moment it is ready until it is done."""
+    rank, world = begin()
+    x = torch.zeros(count)
+    dist.all_reduce(x)
+    dist.barrier()
+    come_to("ready")
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    for _ in range(times):
+        dist.all_reduce(x)
+    come_to("done")
+    while not (FOLDER / "end").exists():
+        time.sleep(0.01)
+    dist.destroy_process_group()
+    return world
+
+
+def meet_all():
+    """What it costs a process to be connected to every other one: descriptors and bytes for each of the second half. The
+    first half also costs what is there once, as the pools of buffers of UCX that grow by hundreds of kilobytes."""
+    rank, world = begin(300.0)
+    half = world // 2
+    halves = [dist.new_group(list(range(first, first + half))) for first in (0, half)]
+
+    def held():
+        dist.barrier()
+        time.sleep(0.5)  # of two connections that meet, UCX keeps one
+        return resources()
+
+    def meet(group):
+        size = dist.get_world_size(group)
+        parts = [torch.empty(8) for _ in range(size)]
+        dist.all_to_all(parts, [torch.full((8,), float(rank)) for _ in range(size)], group=group)
+        assert sorted(part[0].item() for part in parts) == dist.get_process_group_ranks(group)
+
+    meet(halves[rank // half])
+    before = held()
+    meet(dist.group.WORLD)
+    after = held()
+    dist.destroy_process_group()
+    return [(now - then) / half for then, now in zip(before, after, strict=True)]
 
 
 def end_at_once(count):
@@ -204,15 +251,16 @@ def mismatched():
     return ""
 
 
+def resources():
+    """This process's open descriptors and resident bytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def many_groups(count):
     """Made and dropped: descriptors and memory before and after."""
     rank, world = begin()
     check_collectives(rank, world, 1)
-
-    def held():
-        descriptors = len(os.listdir("/proc/self/fd"))
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return descriptors, pages * os.sysconf("SC_PAGE_SIZE")
 
     def one():
         group = dist.new_group(list(range(world)))
@@ -221,10 +269,10 @@ def many_groups(count):
 
     for _ in range(20):
         one()
-    before = held()
+    before = resources()
     for _ in range(count):
         one()
-    after = held()
+    after = resources()
     dist.destroy_process_group()
     return [before, after]
 

@@ -23,7 +23,10 @@ class Cluster:
         self.hosts, self.folder = hosts, folder
         self.ranks: list[subprocess.Popen] = []
 
-    def start(self, body: str, ranks: int, environment: dict | None = None, **arguments: object) -> Cluster:
+    def start(
+        self, body: str, ranks: int, environment: dict | None = None, by_name: bool = False, **arguments: object
+    ) -> Cluster:
+        """by_name: every rank is on a host of its own, by NVX_HOST_ID."""
         for rank in range(ranks):
             variables = {
                 **os.environ,
@@ -32,6 +35,7 @@ class Cluster:
                 "RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
                 "OMP_NUM_THREADS": "1",
+                **({"NVX_HOST_ID": f"host{rank}"} if by_name else {}),
                 **{name: str(value) for name, value in (environment or {}).items()},
             }
             command = ["-m", "tests.hosts.bodies", body, str(self.folder), json.dumps(arguments)]

@@ -117,7 +117,7 @@ TEST_F(Ucx, IsTheOneThatIsNamed) {
   const char* named = std::getenv("NVX_LIBUCP");
   if (!named) GTEST_SKIP() << "NVX_LIBUCP names none";
   ASSERT_EQ(look_at(named).size(), 1u) << named;
-  EXPECT_EQ(look_at(loaded_ucx()).at(0).path, look_at(named)[0].path);
+  EXPECT_EQ(look_at(loaded_ucx().at(0)).at(0).path, look_at(named)[0].path);
   EXPECT_NE(open_ucx()->describe().find(look_at(named)[0].version.text()), std::string::npos) << open_ucx()->describe();
 }
 
@@ -404,20 +404,41 @@ TEST_F(Ucx, AForkedChildIsToldThatUcxDoesNotWorkInIt) {
   EXPECT_EQ(status, 0);
 }
 
+/// A variable of the environment that is set while this lives.
+class Set {
+ public:
+  Set(const char* name, const char* value) : name_(name) { setenv(name, value, /*overwrite=*/1); }
+  ~Set() { unsetenv(name_); }
+  Set(const Set&) = delete;
+  Set& operator=(const Set&) = delete;
+
+ private:
+  const char* const name_;
+};
+
 TEST_F(Ucx, SaysThatSettingsLeaveNoWayToOtherHosts) {
   for (const auto& [variable, value] : {std::pair("NVX_UCX_TLS", "sm"), std::pair("NVX_UCX_TLS", "nonsense"),
+                                        std::pair("UCX_TLS", "sm"), std::pair("UCX_NET_DEVICES", "nowhere"),
                                         std::pair("NVX_UCX_NET_DEVICES", "nowhere")}) {
-    setenv(variable, value, /*overwrite=*/1);
     std::string what;
     try {
+      const Set set(variable, value);
       open_ucx();
     } catch (const Error& error) {
       what = error.what();
     }
-    unsetenv(variable);
     EXPECT_NE(what.find(std::string("no way to other hosts with ") + variable + "=" + value), what.npos) << what;
     EXPECT_NE(what.find("; this host has "), what.npos) << what;
   }
+}
+
+TEST_F(Ucx, WhatTheUserHasSetWins) {
+  const auto described = [] { return open_ucx()->describe(); };
+  const Set of_all("UCX_NET_DEVICES", "lo");
+  EXPECT_NE(described().find("tcp on lo, host memory"), std::string::npos) << described();
+  EXPECT_STREQ(std::getenv("UCX_NET_DEVICES"), "lo");
+  const Set of_nvx("NVX_UCX_NET_DEVICES", "nowhere");
+  EXPECT_THROW(described(), Error);
 }
 
 TEST_F(Ucx, RefusesAPeerWithAnotherUcx) {

@@ -150,6 +150,37 @@ def test_a_library_that_is_not_there_ends_all_ranks_at_once_and_is_named(tmp_pat
     assert took < 60  # of a set-up that may take half an hour; most of it is importing torch
 
 
+def test_a_library_that_cannot_be_loaded_is_named_with_the_line_to_type(tmp_path):
+    only_with_ucx(["left", "right"])
+    (tmp_path / "libucp.so.0").write_text("no library")
+    ranks, _ = run_apart(str(tmp_path), PROGRAM.format(body=""), [{"NVX_LIBUCP": str(tmp_path)}] * 2)
+    for words, code in ranks:
+        assert code == 1, words
+        assert f"no libucp.so.0 could be loaded ({tmp_path}/libucp.so.0: " in words, words
+        assert "Type 'pip install libucx-cu13' or 'apt-get install libucx0', or set NVX_LIBUCP to its path" in words
+
+
+def test_a_libucp_that_comes_after_nvxs_own_is_said_once(tmp_path):
+    """Any library under that name: it is not called."""
+    only_with_ucx(["left", "right"])
+    other = tmp_path / "libucp.so.0"
+    body = f"""
+import ctypes, shutil
+with open("/proc/self/maps") as maps:
+    some = next(line.split()[-1] for line in maps if "/libm.so" in line or "/libm-" in line)
+if rank == 0:
+    shutil.copyfile(some, {str(other)!r})
+    ctypes.CDLL({str(other)!r})
+for _ in range(2):
+    dist.destroy_process_group(dist.new_group())
+dist.destroy_process_group()
+"""
+    ranks, _ = run_apart(str(tmp_path), PROGRAM.format(body=body), [{}, {}])
+    assert [code for _, code in ranks] == [0, 0], ranks
+    said = f"a second UCX has come into this process: {other}, beside "
+    assert [words.count(said) for words, _ in ranks] == [1, 0], ranks
+
+
 def test_a_second_libucp_in_the_process_is_noticed_and_said(tmp_path):
     """The one that is there already serves: two of one name would share their parts, and crash."""
     if len(found_ucx()) < 2:

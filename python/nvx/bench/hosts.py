@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import json
 import os
 import re
 import shutil
@@ -99,6 +100,16 @@ class Hosts:
     def set_link(self, host: int, state: str) -> None:
         """state: up or down."""
         _ip("link", "set", INTERFACE, state, inside=self.name(host))
+
+    def sent_bytes(self, host: int) -> int:
+        """What has gone out of a host's interface, as the kernel counts it."""
+        shown = subprocess.run(
+            ["ip", "-n", self.name(host), "-s", "-j", "link", "show", "dev", INTERFACE],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"]
 
     def _make(self) -> None:
         for host in range(self.count):
