@@ -3,7 +3,13 @@
 #include "kernel/cache_policy.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
 
+#include <atomic>
+#include <thread>
+
+#include "kernel/own_time.h"
 #include "support/lanes.h"
 #include "support/plays.h"
 #include "support/ranks.h"
@@ -78,6 +84,54 @@ TEST(CachePolicy, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
   }
   EXPECT_GE(past, 5);
   EXPECT_LE(past, 15);
+}
+
+/// What the scheduler has done to this thread so far.
+long interruptions() {
+  rusage now{};
+  getrusage(RUSAGE_THREAD, &now);
+  return now.ru_nivcsw;
+}
+
+/// Two threads on one core, so that either is interrupted now and then.
+TEST(OwnTime, DoesNotCountWorkThatLostItsCore) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const int here = sched_getcpu();
+  std::atomic<bool> over{false};
+  const auto stay = [here] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(here, &one);
+    return sched_setaffinity(0, sizeof one, &one) == 0;
+  };
+  std::thread rival([&] {
+    if (!stay()) return;
+    while (!over.load(std::memory_order_relaxed)) {
+    }
+  });
+  int counted = 0, left_out = 0;
+  bool stays = true;
+  std::thread worker([&] {
+    stays = stay();
+    for (const auto end = Clock::now() + std::chrono::seconds(20); stays && Clock::now() < end && left_out < 3;) {
+      const long before = interruptions();
+      const kernel::OwnTime time(1 << 20), of_little(1 << 10);
+      for (const auto stop = Clock::now() + std::chrono::microseconds(300); Clock::now() < stop;) {
+      }
+      const auto spent = time.spent();
+      const bool interrupted = interruptions() != before;
+      EXPECT_TRUE(of_little.spent().has_value()) << "asking costs more than it would teach";
+      EXPECT_TRUE(interrupted || spent.has_value());
+      EXPECT_GE(spent.value_or(std::chrono::seconds(1)), std::chrono::microseconds(300));
+      (spent ? counted : left_out) += 1;
+    }
+  });
+  worker.join();
+  over = true;
+  rival.join();
+  if (!stays) GTEST_SKIP() << "threads may not choose their core here";
+  EXPECT_GE(left_out, 3);
+  EXPECT_GT(counted, 0);
 }
 
 TEST(CachePolicy, RecordsAreApartByKindAndSize) {

@@ -228,7 +228,7 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
           signal(here.flag, stamp(1, 0));
           return;
         }
-        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(300));
+        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(10'000));
         EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease)
             << kernel::name(route.algorithm) << " " << offset << " " << bytes;
       });

@@ -51,6 +51,7 @@ class Sweep:
             self._collective(row, report.Table(main, peers, bool(self.arguments.per_iter_timing)))
         document |= {
             "ranks": self.world.size,
+            "hosts": hosts.layout().removeprefix(" on ") or "1 host",
             "effort": asdict(self.effort),
             "flag_round_us": [None if value is None else round(value * 1e6, 4) for value in self.rounds],
             "notes": self.notes,
