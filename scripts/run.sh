@@ -78,6 +78,7 @@ served_torch() {
 
 choose_python() {
   local python version
+  [ -z "${PYTHON:-}" ] || has "$PYTHON" || die "PYTHON=$PYTHON: there is no such interpreter"
   for python in ${PYTHON:-python3 python}; do
     if has "$python" && is_recent "$python" && version=$(served_torch "$python"); then
       py=$(command -v "$python")

@@ -149,7 +149,8 @@ std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
 }
 
 void warn_of_fault(const Variable& v) {
-  NVX_LOG(kWarn, "%s=%s is %s; the default is used", v.name, text(v).c_str(), fault(v).c_str());
+  NVX_LOG(kWarn, "%s=%s is %s; the default (%s) is used. 'nvx env' lists what it takes", v.name, text(v).c_str(),
+          fault(v).c_str(), *v.fallback ? v.fallback : "empty");
 }
 
 std::string choice(const char* name) {

@@ -20,7 +20,7 @@ struct Deadline {
   double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start).count(); }
 };
 
-/// What besides time can end a wait. Asked about ten times a second by a waiter that sleeps, so it may make system
+/// What besides time can end a wait. Asked about fifty times a second by a waiter that sleeps, so it may make system
 /// calls.
 class Watch {
  public:

@@ -74,7 +74,7 @@ struct WaitRules {
 enum class Waited { kReached, kTimedOut, kAlarmed };
 
 /// The interval at which a sleeper asks its watch; bounds how late a death or an abort is noticed.
-inline constexpr std::chrono::milliseconds kWatchInterval{50};
+inline constexpr std::chrono::milliseconds kWatchInterval{20};
 
 /// Sleeps on the flag until it is rung, `until` has come or the watch interval has passed. Returns at once if its bell
 /// has moved since `seen` was read.

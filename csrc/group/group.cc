@@ -7,6 +7,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "group/mailbox.h"
+#include "group/roster.h"
 #include "group/spread.h"
 #include "group/store_meeting.h"
 #include "net/port.h"
@@ -528,7 +529,12 @@ Status Group::fail(Failure failure) {
   tell_other_hosts(failure);
   tell_other_groups(failure);
   lock.lock();
-  NVX_LOG(kInfo, "%s", failure_.reason().c_str());
+  // A launcher that sees a rank die ends the others, often before the exception has come up to where it is printed.
+  if (failure_.code() == Code::kPeerDied && !Roster::is_telling()) {
+    NVX_LOG(kWarn, "%s", failure_.reason().c_str());
+  } else {
+    NVX_LOG(kInfo, "%s", failure_.reason().c_str());
+  }
   return failure_;
 }
 
@@ -546,6 +552,14 @@ Status Group::fail_by_fate(const net::Port::Fate& fate) {
   if (fate.left()) {
     fail_as_left(fate.rank);
     return failure();
+  }
+  if (fate.what == net::Port::Fate::What::kGaveThisUp) {
+    return fail({.code = Code::kPeerDied,
+                 .cause = topology().describe(fate.rank) + " " + fate.why,
+                 .advice = "was this process stopped (a debugger, SIGSTOP), or its host cut off? What that rank has "
+                           "failed cannot go on: destroy the group and make another one",
+                 .before = trouble_of(fate.rank),
+                 .who = fate.rank});
   }
   return fail({.code = Code::kPeerDied,
                .cause = topology().describe(fate.rank) + " is lost: " + fate.why,

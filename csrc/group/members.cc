@@ -52,7 +52,12 @@ void tell_other_hosts(net::Port& port, const Topology& topology, const Failure& 
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.acquaintances();
   if (failure.met_as() != Code::kPeerFailed) {
-    for (const std::vector<int>& host : topology.hosts) ranks.push_back(host.front());
+    // One rank of every host passes it on inside. Not the one that it is about, which may stand still; of its host all
+    // are told, as others there may stand still with it.
+    for (const std::vector<int>& host : topology.hosts) {
+      const bool stricken = std::find(host.begin(), host.end(), failure.who) != host.end();
+      ranks.insert(ranks.end(), host.begin(), stricken ? host.end() : host.begin() + 1);
+    }
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());

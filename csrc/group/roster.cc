@@ -30,6 +30,8 @@ void Roster::leave(Group& group) {
   std::erase(groups_, &group);
 }
 
+bool Roster::is_telling() { return telling; }
+
 void Roster::tell_others(const Group& of, const std::function<void(Group&)>& tell) {
   if (telling) return;
   MutexLock lock(mutex_);

@@ -18,6 +18,8 @@ class Roster {
   void leave(Group& group) EXCLUDES(mutex_);
   /// Calls this for every other group. What it does in turn is not told again.
   void tell_others(const Group& of, const std::function<void(Group&)>& tell) EXCLUDES(mutex_);
+  /// Whether this thread is inside of that.
+  static bool is_telling();
 
  private:
   Mutex mutex_;

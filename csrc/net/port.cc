@@ -296,7 +296,7 @@ std::optional<Port::Fate> Port::fate(int rank) {
   if (there.left) return Fate{rank, Fate::What::kLeft};
   const std::string& lost = wire_->lost_because(there.peer);
   if (lost.empty()) return std::nullopt;
-  return Fate{rank, Fate::What::kLost, lost};
+  return Fate{rank, wire_->has_given_up_this(there.peer) ? Fate::What::kGaveThisUp : Fate::What::kLost, lost};
 }
 
 Clock::duration Port::silence(int rank) const {

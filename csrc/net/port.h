@@ -23,12 +23,13 @@ class Port {
   /// What has become of a rank.
   struct Fate {
     enum class What {
-      kLost,  ///< its process cannot be talked to any more
-      kLeft,  ///< it has destroyed the group
+      kLost,        ///< its process cannot be talked to any more
+      kLeft,        ///< it has destroyed the group
+      kGaveThisUp,  ///< it takes this process for lost, which it is to that rank from then on
     };
     int rank = kNobody;
     What what = What::kLost;
-    std::string why{};  ///< of what is lost
+    std::string why{};  ///< of what is lost, or has given up
     bool left() const { return what == What::kLeft; }
   };
   /// A rank has failed the group, and says why.

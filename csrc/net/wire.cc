@@ -301,13 +301,14 @@ void Wire::arrived(std::span<const std::byte> whole, std::span<const std::byte> 
   port->arrived(*header, whole, body);
   const std::optional<PeerId> from = port->process_of(int(header->from));
   if (!from) return;
-  hear(peers_[*from]);
+  hear(*from);
   if (!body.empty()) nod(*from, *header);
 }
 
-void Wire::hear(Peer& peer) {
+void Wire::hear(PeerId id) {
+  Peer& peer = peers_[id];
   if (peer.warned) {
-    NVX_LOG(kWarn, "the process that gave no sign of life for %.1f s is back",
+    NVX_LOG(kWarn, "%s, which gave no sign of life for %.1f s, is back", who(id).c_str(),
             std::chrono::duration<double>(Clock::now() - peer.asked_first).count());
   }
   peer.waits_for_sign = peer.warned = false;
@@ -342,7 +343,7 @@ void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, st
   const auto it = by_process_.find(sign->process);
   if (it == by_process_.end()) return;
   if (header.kind == Kind::kPing && !peers_[it->second].lost.empty()) return answer_lost(header, it->second);
-  hear(peers_[it->second]);
+  hear(it->second);
   if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
   const Asker mine{process_};
   Port* const port = port_of(header);
@@ -359,6 +360,7 @@ void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std:
   if (header.value == kGivenUp) {
     if (peer.asked < peer.joined) return note_left(header);  // a new group has come to terms with it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
+    peer.has_given_up_this = peer.lost.empty();
     return lose(id, "has given this process up, of which it says: " + printable(why));
   }
   if (header.value == kGroupGone) note_left(header);
@@ -446,13 +448,13 @@ void Wire::finish() {
 }
 
 /// Who a peer is, as far as a group has shown; that group need not stand any more.
-std::string Wire::who(PeerId peer) {
+std::string Wire::who(PeerId peer, const std::string& otherwise) {
   for (const auto& [rank, met] : met_) {
     for (const Met& m : met) {
       if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.known_as;
     }
   }
-  return "a process on another host";
+  return otherwise;
 }
 
 void Wire::ask(PeerId id, uint64_t group, int from, int to) {
@@ -468,8 +470,11 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
     }
     if (silent > silence_ * 3 / 10 && !peer.warned) {
       peer.warned = true;
-      NVX_LOG(kWarn, "rank %d gives no sign of life for %.1f s; it is given up after %.0f s", to,
-              std::chrono::duration<double>(silent).count(), std::chrono::duration<double>(silence_).count());
+      NVX_LOG(kWarn,
+              "%s gives no sign of life for %.1f s; it is given up after %.0f s (NVX_LIVENESS_S). Is it stopped, or "
+              "its host down?",
+              who(id, "rank " + std::to_string(to)).c_str(), std::chrono::duration<double>(silent).count(),
+              std::chrono::duration<double>(silence_).count());
     }
   }
   if (now - peer.asked < kAskInterval) return;
@@ -504,6 +509,8 @@ std::string Wire::fate(uint64_t global_rank) {
 }
 
 const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
+
+bool Wire::has_given_up_this(PeerId peer) { return peers_[peer].has_given_up_this; }
 
 Clock::duration Wire::silence_of(PeerId id) const {
   const Peer& peer = peers_[id];

@@ -85,7 +85,7 @@ class Wire final : private Receiver {
   bool glance() EXCLUDES(mutex_);
 
   /// Returns when ready() does, which is asked with the lock held, when the deadline has passed, or the watch alarms;
-  /// the link is driven meanwhile. look(), with the lock held, is called about twenty times a second by a sleeper.
+  /// the link is driven meanwhile. look(), with the lock held, is called about fifty times a second by a sleeper.
   template <class Ready, class Look>
   Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
@@ -109,6 +109,8 @@ class Wire final : private Receiver {
 
   /// Empty while the peer can be talked to; else what has become of it.
   const std::string& lost_because(PeerId peer) REQUIRES(mutex_);
+  /// Whether that is because it takes this process for lost.
+  bool has_given_up_this(PeerId peer) REQUIRES(mutex_);
   /// For how long it has been asked for a sign of life in vain; 0 where it has not.
   Clock::duration silence_of(PeerId peer) const REQUIRES(mutex_);
 
@@ -118,6 +120,7 @@ class Wire final : private Receiver {
     PeerId link = 0;
     std::vector<std::byte> address;  // on the link
     std::string lost;                // why, once it is
+    bool has_given_up_this = false;  // it is lost as it takes this process for lost
     std::optional<PeerId> spare;     // a second number of the link's for it, by which it was told that it is lost
     bool has_sent = false;           // whether anything was sent to it
     uint32_t last_asked = 0;         // the number of finish()'s question, while the answer has yet to come
@@ -163,8 +166,8 @@ class Wire final : private Receiver {
   void answer_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
   void tell_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
   WireHeader pong_to(const WireHeader& heard, Answer value) const;
-  void hear(Peer& peer) REQUIRES(mutex_);
-  std::string who(PeerId peer) REQUIRES(mutex_);
+  void hear(PeerId peer) REQUIRES(mutex_);
+  std::string who(PeerId peer, const std::string& otherwise = "a process on another host") REQUIRES(mutex_);
   void note_left(const WireHeader& heard) REQUIRES(mutex_);
   void nod(PeerId peer, const WireHeader& heard) REQUIRES(mutex_);
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);

@@ -36,7 +36,14 @@ double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
   const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   if (!supplement)
     args.invalid("ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
-  return supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;
+  const at::Tensor& factor = supplement->tensor_factor;
+  if (!factor.defined()) return supplement->double_factor;
+  if (factor.is_cpu()) return factor.item<double>();
+  if (capture_of(current_stream(factor.device())) != 0)
+    args.invalid("the factor of PREMUL_SUM is on " + factor.device().str() +
+                 ", where a call that is captured into a graph cannot read it: give a number, or a tensor of the CPU");
+  const BesideCaptures beside;
+  return factor.item<double>();
 }
 
 }  // namespace

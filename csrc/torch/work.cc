@@ -552,12 +552,16 @@ void WindowWork::begin() {
 void WindowWork::one_has_ended() {
   if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const auto failed = std::find_if(works_.begin(), works_.end(), [](const auto& work) { return !work->status().ok(); });
-  end(failed == works_.end() ? Status() : (*failed)->status());
+  end(failed == works_.end() ? Status() : (*failed)->status(), Hooks::kWhenThere);
 }
 
 bool WindowWork::isCompleted() {
   return Work::isCompleted() &&
          std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool WindowWork::is_there() {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->is_there(); });
 }
 
 /// The timeout is for all works together.

@@ -135,7 +135,7 @@ class NvxWork : public c10d::Work {
   bool settled() const;
   /// Whether its results have arrived, so that they can be read on any stream. Where the device does not tell, the
   /// group fails and the answer is true.
-  bool is_there();
+  virtual bool is_there();
   /// Whether its device did not tell: then, whatever the status says, nobody knows what came of it.
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   /// Tells hooks that the results have arrived. For Endings, which looks after the work until then.
@@ -285,6 +285,7 @@ class WindowWork final : public NvxWork {
   void one_has_ended();
 
   bool isCompleted() override;
+  bool is_there() override;
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
 

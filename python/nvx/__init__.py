@@ -154,7 +154,8 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
     import torch.distributed as dist
 
     group = group if group is not None else dist.group.WORLD
-    group.monitored_barrier(timeout if timeout is not None else _backend(group).options._timeout, wait_all_ranks)
+    backend = _backend(group)
+    group.monitored_barrier(timeout if timeout is not None else backend.options._timeout, wait_all_ranks)
 
 
 def sequence_number(group=None):
@@ -180,8 +181,10 @@ def _backend(group):
     """The nvx part of a group, also where TORCH_DISTRIBUTED_DEBUG=DETAIL has put a wrapper round it."""
     import torch.distributed as dist
 
+    if group is None:
+        raise ValueError("nvx: there is no default group: call torch.distributed.init_process_group first")
     if not isinstance(group, dist.ProcessGroup):
-        raise ValueError("nvx: this rank is in no such group")
+        raise ValueError("nvx: this rank is not in that group (torch's NON_GROUP_MEMBER), or it is none")
     backends = [group._get_backend(device) for device in group._device_types]
     backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
     return next((backend for backend in backends if backend.name() == "nvx"), backends[0])

@@ -108,7 +108,8 @@ TEST(SpreadSubgroups, OfEveryShapeRunEveryCollective) {
   as_threads(hosts.ranks(), [&](int who) {
     for (size_t g = 0; g < groups.size(); ++g) {
       const std::vector<int>& members = groups[g];
-      const int size = int(members.size()), rank = int(std::find(members.begin(), members.end(), who) - members.begin());
+      const int size = int(members.size()),
+                rank = int(std::find(members.begin(), members.end(), who) - members.begin());
       if (rank == size) continue;
       Group group(stores[g], hosts.options_of("of " + std::to_string(g), rank, size, size_t(who)));
       for (const Play& play : integer_plays_at({7, 5000}, size)) ASSERT_EQ(perform(group, play), "") << "group " << g;

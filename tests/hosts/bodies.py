@@ -135,7 +135,7 @@ def reduce_some(count, times):
 
 
 def meet_all():
-    """What it costs a process to be connected to every other one: descriptors and bytes for each of the second half. The
+    """What a process pays to be connected to every other one: descriptors and bytes for each of the second half. The
     first half also costs what is there once, as the pools of buffers of UCX that grow by hundreds of kilobytes."""
     rank, world = begin(300.0)
     half = world // 2

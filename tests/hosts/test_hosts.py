@@ -127,6 +127,22 @@ def test_a_host_that_falls_silent_is_named_in_time(tmp_path, bound, set_to):
             assert bound - 1 < told["when"] - silent < bound + 5, f"heard after {told['when'] - silent:.2f} s"
 
 
+def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(cluster):
+    """It is the first of its host, so it is not the one that tells the others there. When it goes on it is told."""
+    cluster.start("until_failure", 4, environment={"NVX_LIVENESS_S": 3})
+    cluster.wait_for("ready")
+    cluster.send(2, signal.SIGSTOP)
+    stopped = time.time()
+    time.sleep(6)
+    cluster.send(2, signal.SIGCONT)
+    told = cluster.results(60)
+    for rank in (0, 1, 3):
+        assert "rank 2 (pid" in told[rank]["words"], told[rank]["words"]
+        assert told[rank]["when"] - stopped < 5, f"rank {rank} heard after {told[rank]['when'] - stopped:.2f} s"
+    assert "(pid" in cluster.logs() and ") gives no sign of life for" in cluster.logs(), cluster.logs()
+    assert "Next: see the log of rank" not in told[2]["words"], told[2]["words"]
+
+
 def test_a_rank_that_stands_still_for_five_seconds_is_waited_for(cluster):
     cluster.start("endure", 2, seconds=8)
     cluster.wait_for("ready")

@@ -417,9 +417,9 @@ class Set {
 };
 
 TEST_F(Ucx, SaysThatSettingsLeaveNoWayToOtherHosts) {
-  for (const auto& [variable, value] : {std::pair("NVX_UCX_TLS", "sm"), std::pair("NVX_UCX_TLS", "nonsense"),
-                                        std::pair("UCX_TLS", "sm"), std::pair("UCX_NET_DEVICES", "nowhere"),
-                                        std::pair("NVX_UCX_NET_DEVICES", "nowhere")}) {
+  for (const auto& [variable, value] :
+       {std::pair("NVX_UCX_TLS", "sm"), std::pair("NVX_UCX_TLS", "nonsense"), std::pair("UCX_TLS", "sm"),
+        std::pair("UCX_NET_DEVICES", "nowhere"), std::pair("NVX_UCX_NET_DEVICES", "nowhere")}) {
     std::string what;
     try {
       const Set set(variable, value);

@@ -198,6 +198,29 @@ def test_hooks_and_clocks_hear_of_the_end(rank, world, count, asynchronous):
 
 
 @on_fake_gpus(2)
+def test_a_hook_hears_of_a_window_when_all_of_it_is_there(rank, world):
+    group, told = dist.new_group(), []
+    group._enable_collectives_timing()
+    tensors = [on_gpu(rank + 1) for _ in range(3)]
+    dist.all_reduce(on_gpu(1), group=group)
+    torch.accelerator.synchronize()
+    listen(group, lambda info: told.append((info.op_type, [peek(tensor)[-1].item() for tensor in tensors])))
+    set_copy_rate(4000 / 0.2)
+    try:
+        with dist._coalescing_manager(group, tensors[0].device, async_ops=True) as window:
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=group)
+        window.wait()
+        end = time.monotonic() + 20
+        while not any("COALESCED" in str(op) for op, _ in told):
+            assert time.monotonic() < end, told
+            time.sleep(0.005)
+    finally:
+        set_copy_rate(0)
+    assert all(seen == [3, 3, 3] for op, seen in told if "COALESCED" in str(op)), told
+
+
+@on_fake_gpus(2)
 def test_a_hook_hears_of_nothing_from_before_it(rank, world):
     """Even where somebody else does, as the recorder of torch 2.15."""
     group, tensor, told = dist.new_group(), on_gpu(1), []

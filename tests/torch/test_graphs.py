@@ -424,10 +424,16 @@ def test_the_first_collective_of_a_group_opens_the_device(rank, world):
 def test_what_needs_the_host(rank, world):
     open_device()
     refuse_in_a_capture(rank)
-    tensor = on_gpu(rank + 1)
-    dist.all_reduce(tensor)
+    tensor, factor = on_gpu(rank + 1), on_gpu(2, count=1)
+    with captured():
+        with pytest.raises(
+            ValueError, match="the factor of PREMUL_SUM is on .*: give a number, or a tensor of the CPU"
+        ):
+            dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+        dist.all_reduce(tensor)
+    dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
     dist.barrier()
-    assert_all(tensor, 3)
+    assert_all(tensor, 6)
 
 
 @on_played_gpus(2)

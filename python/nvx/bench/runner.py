@@ -5,8 +5,10 @@ over its blocks."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -41,13 +43,14 @@ class Timing:
     cv: float
     calls: int
     blocks: list[float] = field(default_factory=list)
+    fullest_core: list[int] = field(default_factory=list)  # how many ranks it had at the end of each block
 
-    def in_microseconds(self) -> dict[str, float | int | list[float]]:
+    def in_microseconds(self) -> dict[str, float | int | list[float] | list[int]]:
         """As the results file has it."""
         return {
             "time_us": _us(self.time), "p50_us": _us(self.p50), "p99_us": _us(self.p99), "min_us":
             _us(self.least), "max_us": _us(self.most), "cv_percent": round(100 * self.cv, 2), "calls":
-            self.calls, "blocks_us": [_us(block) for block in self.blocks],
+            self.calls, "blocks_us": [_us(block) for block in self.blocks], "fullest_core": self.fullest_core,
         }  # fmt: skip
 
 
@@ -86,19 +89,35 @@ def measure(world: World, calls: Sequence[Call], effort: Effort, aggregate: int 
     stamps = [[0] * (count + 1) for count in counts]
     means: list[list[float]] = [[] for _ in calls]
     singles: list[list[float]] = [[] for _ in calls]
+    cores: list[list[int]] = [[] for _ in calls]
     for block in range(effort.blocks):
         for turn in range(len(calls)):
             which = (turn + block) % len(calls)
             own = stamps[which]
             _one_block(world, calls[which], effort.warmup, own)
             means[which].append((own[-1] - own[0]) / counts[which] / 1e9)
+            cores[which].append(_this_core())
             singles[which].extend((own[i + 1] - own[i]) / 1e9 for i in range(counts[which]))
     found: list[Timing] = []
     for which in range(len(calls)):
         slowest = world.largest([*means[which], *singles[which]])
         slowest = [value / aggregate for value in slowest]
-        found.append(summarize(slowest[: effort.blocks], slowest[effort.blocks :]))
+        timing = summarize(slowest[: effort.blocks], slowest[effort.blocks :])
+        timing.fullest_core = _ranks_on_the_fullest(world, cores[which])
+        found.append(timing)
     return found
+
+
+def _this_core() -> int:
+    return ctypes.CDLL(None).sched_getcpu()
+
+
+def _ranks_on_the_fullest(world: World, cores: Sequence[int]) -> list[int]:
+    """For each block, from the core that this rank ended it on."""
+    count = os.cpu_count() or 1
+    here = [float(core == this) for core in cores for this in range(count)]
+    everywhere = world.total(here)
+    return [round(max(everywhere[i : i + count])) for i in range(0, len(everywhere), count)]
 
 
 def _one_block(world: World, call: Call, warmup: int, stamps: list[int]) -> None:
