@@ -19,10 +19,12 @@ from typing import Any
 from . import machine, world
 
 AGAIN = 3  # re-initialisations in each set of processes
+LOADED = "nvx, loaded"  # a contender: nvx, whose module has been loaded before the clock starts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=5, help="sets of fresh processes of each contender (default 5)")
+    parser.add_argument("--loaded", action="store_true", help="also nvx with its module loaded before the clock starts")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--into", help=argparse.SUPPRESS)
 
@@ -41,6 +43,13 @@ class Meeting:
         self.count += 1
         self.store.set(f"{self.count}/{self.rank}", repr(value))
         return max(float(self.store.get(f"{self.count}/{rank}")) for rank in range(self.ranks))
+
+    def start_together(self) -> None:
+        """Returns at the same moment on all ranks, to some microseconds. A file store is looked at now and then only:
+        after a barrier over it some would wait for others by milliseconds."""
+        moment = self.largest(time.monotonic()) + 0.05
+        while time.monotonic() < moment:
+            pass
 
     def store_server(self, timeout: timedelta) -> tuple[Any, int]:
         """A store that listens before anybody connects, as torchrun's does, and its port. Who comes before a store
@@ -62,7 +71,11 @@ def work(arguments: argparse.Namespace) -> int:
 
     rank, ranks = world.placed() or (0, 1)
     torch.set_num_threads(1)
-    backend = torch_backend(arguments.worker)
+    backend = torch_backend("nvx" if arguments.worker == LOADED else arguments.worker)
+    if arguments.worker == LOADED:
+        import nvx
+
+        nvx._load()
     meeting = Meeting(arguments.rendezvous.removeprefix("file://"), rank, ranks)
     took: list[float] = []
     timeout = timedelta(seconds=arguments.timeout)
@@ -70,7 +83,7 @@ def work(arguments: argparse.Namespace) -> int:
     for _ in range(1 + AGAIN):
         server, port = meeting.store_server(timeout)
         tensor = torch.ones(2)
-        meeting.largest(0)
+        meeting.start_together()
         began = time.perf_counter()
         dist.init_process_group(
             backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks,
@@ -91,7 +104,7 @@ def work(arguments: argparse.Namespace) -> int:
 
 def alone(arguments: argparse.Namespace, command: str) -> int:
     """Starts the sets one after the other and prints what they took."""
-    names = [arguments.backend, *arguments.vs]
+    names = [arguments.backend, *arguments.vs, *([LOADED] if arguments.loaded else [])]
     fresh: dict[str, list[float]] = {name: [] for name in names}
     again: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
@@ -124,6 +137,8 @@ def alone(arguments: argparse.Namespace, command: str) -> int:
         times = first / statistics.median(fresh[names[0]])
         print(f"  {name:>12}  {first * 1e3:10.2f}  {other * 1e3:10.2f}  {times:20.2f}")
     if arguments.json:
-        document = machine.document("init", command, {"samples": arguments.samples}, ranks=arguments.ranks)
+        document = machine.document(
+            "init", command, {"samples": arguments.samples, "loaded": arguments.loaded}, ranks=arguments.ranks
+        )
         machine.write(arguments.json, document | {"results": results})
     return 0
