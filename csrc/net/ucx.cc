@@ -44,7 +44,8 @@ class UcxLink final : public Link {
 
   void listen(Receiver& receiver) override { receiver_ = &receiver; }
   void close() override;
-  std::vector<std::byte> address() const override;
+  /// Asked for by every group that spans hosts, so this is where a second libucp is noticed.
+  std::vector<std::byte> address() const override { return warn_of_second_ucx(ucx_), address_; }
   PeerId add(std::span<const std::byte> address) override;
   void forget(PeerId peer) override;
   void post(Post& post) override;
@@ -179,12 +180,6 @@ UcxLink::UcxLink(const std::string& met_at)
   handle(kMessage, on_message);
   handle(kSign, on_sign);
   NVX_LOG(kInfo, "%s", description_.c_str());
-}
-
-/// Asked for by every group that spans hosts, so this is where a second libucp is noticed.
-std::vector<std::byte> UcxLink::address() const {
-  warn_of_second_ucx(ucx_);
-  return address_;
 }
 
 PeerId UcxLink::add(std::span<const std::byte> bytes) {
