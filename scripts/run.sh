@@ -78,7 +78,7 @@ served_torch() {
 
 choose_python() {
   local python version
-  [ -z "${PYTHON:-}" ] || has "$PYTHON" || die "PYTHON=$PYTHON: there is no such interpreter"
+  for python in ${PYTHON:-}; do has "$python" || die "PYTHON=$PYTHON: there is no $python"; done
   for python in ${PYTHON:-python3 python}; do
     if has "$python" && is_recent "$python" && version=$(served_torch "$python"); then
       py=$(command -v "$python")
@@ -165,7 +165,7 @@ python_step() {
 # What is tested beside the system's UCX. Its tests say aloud that they are skipped where it cannot be had.
 add_second_ucx() {
   if ! "$py" -c "import importlib.util as u, sys; sys.exit(u.find_spec('libucx') is None)"; then
-    add -q libucx-cu13 >"$logs/ucx.log" 2>&1 || note "pip could not install libucx-cu13, see $logs/ucx.log; going on without"
+    add -q --retries 1 --timeout 20 libucx-cu13 >"$logs/ucx.log" 2>&1 || note "pip could not install libucx-cu13, see $logs/ucx.log; going on without"
   fi
 }
 

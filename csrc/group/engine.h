@@ -50,7 +50,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// can have no thread, the caller runs it, or whoever holds the lane now does when that is done.
   void submit(std::shared_ptr<Task> task) EXCLUDES(mutex_);
 
-  /// Returns when the task is done, or when give_up() says so; it is asked about ten times a second. A task that has
+  /// Returns when the task is done, or when give_up() says so; it is asked about twenty times a second. A task that has
   /// not begun, and those before it, are run here, unless the caller must be able to give up and there is a thread.
   /// Not for who holds the lane.
   enum class MayRun { kYes, kNo };

@@ -448,15 +448,20 @@ net::Port::Told Group::read_note_of(int seat) const {
   return {teller, read_note(pad(seat).header().failure, size()).value_or(unreadable_note(rank_name(teller)))};
 }
 
-/// The teller is seldom at fault. This rank may be the one that was waited for; then the advice is about it.
+constexpr char kAfterAStop[] =
+    "was this process stopped (a debugger, SIGSTOP), or its host cut off? Destroy the group and make another one";
+
+/// The teller is seldom at fault. This rank may be the one that was waited for, or the one that was taken for dead;
+/// then the advice is about it.
 void Group::fail_as_told(const net::Port::Told& told, Clock::duration clarity) {
   if (const int s = seen_to_end(told.failure, clarity); s >= 0) return fail_as_gone(s);
   const std::vector<int>& awaited = told.failure.awaited;
   const bool here = std::find(awaited.begin(), awaited.end(), rank()) != awaited.end();
   Failure failure = met_in(told.failure, "told by " + rank_name(told.by));
-  failure.advice = here ? "see what kept this rank, or allow more time (init_process_group(timeout=), NVX_TIMEOUT_S, "
-                          "nvx.set_timeout)"
-                        : "see the log of the rank named first";
+  failure.advice = told.failure.who == rank() ? kAfterAStop
+                   : here ? "see what kept this rank, or allow more time (init_process_group(timeout=), NVX_TIMEOUT_S, "
+                            "nvx.set_timeout)"
+                          : "see the log of the rank named first";
   (void)fail(std::move(failure));
 }
 
@@ -528,14 +533,13 @@ Status Group::fail(Failure failure) {
   device_.abort(first);
   tell_other_hosts(failure);
   tell_other_groups(failure);
-  lock.lock();
   // A launcher that sees a rank die ends the others, often before the exception has come up to where it is printed.
-  if (failure_.code() == Code::kPeerDied && !Roster::is_telling()) {
-    NVX_LOG(kWarn, "%s", failure_.reason().c_str());
+  if (first.code() == Code::kPeerDied && !Roster::is_telling()) {
+    NVX_LOG(kWarn, "%s", first.reason().c_str());
   } else {
-    NVX_LOG(kInfo, "%s", failure_.reason().c_str());
+    NVX_LOG(kInfo, "%s", first.reason().c_str());
   }
-  return failure_;
+  return first;
 }
 
 void Group::tell_other_hosts(const Failure& failure) {
@@ -555,9 +559,8 @@ Status Group::fail_by_fate(const net::Port::Fate& fate) {
   }
   if (fate.what == net::Port::Fate::What::kGaveThisUp) {
     return fail({.code = Code::kPeerDied,
-                 .cause = topology().describe(fate.rank) + " " + fate.why,
-                 .advice = "was this process stopped (a debugger, SIGSTOP), or its host cut off? What that rank has "
-                           "failed cannot go on: destroy the group and make another one",
+                 .cause = topology().describe(fate.rank) + ", asked by " + rank_name(rank()) + ", " + fate.why,
+                 .advice = kAfterAStop,
                  .before = trouble_of(fate.rank),
                  .who = fate.rank});
   }

@@ -52,11 +52,13 @@ void tell_other_hosts(net::Port& port, const Topology& topology, const Failure& 
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.acquaintances();
   if (failure.met_as() != Code::kPeerFailed) {
-    // One rank of every host passes it on inside. Not the one that it is about, which may stand still; of its host all
-    // are told, as others there may stand still with it.
+    // One rank of every host passes it on inside; where the one that it is about is, two, as another one there may
+    // stand still with it.
     for (const std::vector<int>& host : topology.hosts) {
-      const bool stricken = std::find(host.begin(), host.end(), failure.who) != host.end();
-      ranks.insert(ranks.end(), host.begin(), stricken ? host.end() : host.begin() + 1);
+      int tell = std::find(host.begin(), host.end(), failure.who) == host.end() ? 1 : 2;
+      for (auto rank = host.begin(); rank != host.end() && tell > 0; ++rank) {
+        if (*rank != failure.who) ranks.push_back(*rank), --tell;
+      }
     }
   }
   std::sort(ranks.begin(), ranks.end());

@@ -7,7 +7,7 @@
 namespace nvx::net {
 namespace {
 
-constexpr int kLooksBetweenLabels = 20;  ///< about a second
+constexpr int kLooksBetweenLabels = int(std::chrono::seconds(1) / kWatchInterval);
 
 bool overlap(const std::byte* a, size_t an, const std::byte* b, size_t bn) {
   return an != 0 && bn != 0 && a < b + bn && b < a + an;

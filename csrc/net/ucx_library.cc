@@ -156,7 +156,7 @@ void warn_of_second_ucx(const UcxLibrary& own) {
   for (const std::string& path : loaded_ucx()) {
     if (same(path, own.path) || said.exchange(true)) continue;
     NVX_LOG(kWarn,
-            "a second UCX has come into this process: %s, beside %s, which nvx uses. They may share libucs, and crash. "
+            "there is a second UCX in this process: %s, beside %s, which nvx uses. They may share libucs, and crash. "
             "Have one only: NVX_LIBUCP=%s makes nvx use that one, or load it before the first group over several hosts",
             path.c_str(), own.path.c_str(), path.c_str());
     return;

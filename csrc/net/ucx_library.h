@@ -46,7 +46,7 @@ struct UcxLibrary {
 /// Loads it when first called; never unloaded. Throws Error with what to install.
 const UcxLibrary& ucx_library();
 
-/// Says so, once, if somebody has loaded another libucp into this process since nvx chose its own. Takes microseconds.
+/// Says so, once, if there is another libucp in this process than nvx's own.
 void warn_of_second_ucx(const UcxLibrary& own);
 
 }  // namespace nvx::net

@@ -128,9 +128,13 @@ std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool ma
 std::vector<std::string> loaded_ucx() {
   std::vector<std::string> paths;
   const auto look = [](dl_phdr_info* info, size_t, void* result) {
-    const std::string name = info->dlpi_name ? info->dlpi_name : "";
-    if (name.substr(name.rfind('/') + 1).starts_with("libucp"))
-      static_cast<std::vector<std::string>*>(result)->push_back(name);
+    try {
+      const std::string name = info->dlpi_name ? info->dlpi_name : "";
+      if (name.substr(name.rfind('/') + 1).starts_with("libucp"))
+        static_cast<std::vector<std::string>*>(result)->push_back(name);
+    } catch (const std::exception&) {
+      return 1;  // no memory: what was found is all there is
+    }
     return 0;
   };
   dl_iterate_phdr(look, &paths);

@@ -360,7 +360,7 @@ void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std:
   if (header.value == kGivenUp) {
     if (peer.asked < peer.joined) return note_left(header);  // a new group has come to terms with it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
-    peer.has_given_up_this = peer.lost.empty();
+    if (peer.lost.empty()) peer.has_given_up_this = true;
     return lose(id, "has given this process up, of which it says: " + printable(why));
   }
   if (header.value == kGroupGone) note_left(header);

@@ -19,6 +19,7 @@ bool Endings::add(c10::intrusive_ptr<NvxWork> work) {
   MutexLock lock(mutex_);
   if (!attended_) attended_ = find_attendant();
   if (!attended_) return false;
+  if (work->streams().size() > 1) return of_several_streams_.push_back(std::move(work)), true;
   const c10::Stream stream = work->streams().front();
   waiting_[stream].push_back(std::move(work));
   return true;
@@ -34,6 +35,11 @@ Endings::Works Endings::take_what_is_there() {
     }
     line = works.empty() ? waiting_.erase(line) : std::next(line);
   }
+  std::erase_if(of_several_streams_, [&](c10::intrusive_ptr<NvxWork>& work) {
+    if (!work->is_there()) return false;
+    there.push_back(std::move(work));
+    return true;
+  });
   return there;
 }
 
@@ -45,8 +51,9 @@ void Endings::attend() {
   for (int looks = 0;; ++looks) {
     MutexLock lock(mutex_);
     Works there = take_what_is_there();
-    const bool relieved = waiting_.empty() || (!there.empty() && find_attendant());
-    if (waiting_.empty()) attended_ = false;
+    const bool none_left = waiting_.empty() && of_several_streams_.empty();
+    const bool relieved = none_left || (!there.empty() && find_attendant());
+    if (none_left) attended_ = false;
     lock.unlock();
     for (const auto& work : there) work->tell_that_it_is_there();
     if (!there.empty()) looks = 0;

@@ -11,7 +11,7 @@ namespace nvx {
 
 /// Works that have ended, while their results are still on their way. When these have arrived, hooks are told. What a
 /// stream brings arrives in order, so one job of the pool looks after all works, each time at the first one of each
-/// stream.
+/// stream, and at all whose results several streams bring.
 class Endings {
  public:
   static Endings& here();
@@ -27,6 +27,7 @@ class Endings {
 
   Mutex mutex_;
   std::unordered_map<c10::Stream, std::deque<c10::intrusive_ptr<NvxWork>>> waiting_ GUARDED_BY(mutex_);
+  Works of_several_streams_ GUARDED_BY(mutex_);
   bool attended_ GUARDED_BY(mutex_) = false;  // a job of the pool looks after them
 };
 

@@ -564,6 +564,10 @@ bool WindowWork::is_there() {
   return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->is_there(); });
 }
 
+bool WindowWork::lost() const {
+  return std::any_of(works_.begin(), works_.end(), [](const auto& work) { return work->lost(); });
+}
+
 /// The timeout is for all works together.
 bool WindowWork::wait(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);

@@ -137,7 +137,7 @@ class NvxWork : public c10d::Work {
   /// group fails and the answer is true.
   virtual bool is_there();
   /// Whether its device did not tell: then, whatever the status says, nobody knows what came of it.
-  bool lost() const { return lost_.load(std::memory_order_acquire); }
+  virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
   /// Tells hooks that the results have arrived. For Endings, which looks after the work until then.
   void tell_that_it_is_there();
   /// From its beginning to its end: by the device's clock where that was asked for and the device tells, else by the
@@ -286,6 +286,7 @@ class WindowWork final : public NvxWork {
 
   bool isCompleted() override;
   bool is_there() override;
+  bool lost() const override;
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
 

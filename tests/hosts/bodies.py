@@ -143,8 +143,13 @@ def meet_all():
 
     def held():
         dist.barrier()
-        time.sleep(0.5)  # of two connections that meet, UCX keeps one
-        return resources()
+        seen = resources()
+        for _ in range(20):  # of two connections that meet, UCX keeps one
+            time.sleep(0.25)
+            last, seen = seen, resources()
+            if last[0] == seen[0]:
+                break
+        return seen
 
     def meet(group):
         size = dist.get_world_size(group)

@@ -115,7 +115,9 @@ def shaken(folder, **manner):
             cluster.end()
 
 
-@pytest.mark.parametrize(("bound", "set_to"), [(3, {"NVX_LIVENESS_S": 3}), (10, {})], ids=["set", "by default"])
+@pytest.mark.parametrize(
+    ("bound", "set_to"), [(3, {"NVX_LIVENESS_S": 3}), (10, {"NVX_LIVENESS_S": ""})], ids=["set", "by default"]
+)
 def test_a_host_that_falls_silent_is_named_in_time(tmp_path, bound, set_to):
     with shaken(tmp_path) as cluster:
         cluster.start("until_failure", 2, environment=set_to)
@@ -133,14 +135,15 @@ def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(clu
     cluster.wait_for("ready")
     cluster.send(2, signal.SIGSTOP)
     stopped = time.time()
-    time.sleep(6)
+    time.sleep(9)
     cluster.send(2, signal.SIGCONT)
     told = cluster.results(60)
     for rank in (0, 1, 3):
         assert "rank 2 (pid" in told[rank]["words"], told[rank]["words"]
-        assert told[rank]["when"] - stopped < 5, f"rank {rank} heard after {told[rank]['when'] - stopped:.2f} s"
-    assert "(pid" in cluster.logs() and ") gives no sign of life for" in cluster.logs(), cluster.logs()
-    assert "Next: see the log of rank" not in told[2]["words"], told[2]["words"]
+        assert told[rank]["when"] - stopped < 8, f"rank {rank} heard after {told[rank]['when'] - stopped:.2f} s"
+    assert re.search(r"global rank 2 \(pid \d+, host .*\) gives no sign of life for", cluster.logs()), cluster.logs()
+    # It may see first that its connections have been closed.
+    assert "was this process stopped" in told[2]["words"] or " is lost: " in told[2]["words"], told[2]["words"]
 
 
 def test_a_rank_that_stands_still_for_five_seconds_is_waited_for(cluster):

@@ -188,7 +188,9 @@ def test_explain_estimates_every_way_and_says_what_that_rests_on(capsys):
     assert "bench/results/targets.json" in pipelined["basis"] and "NVX_ALGO" in pipelined["set_by"]
     assert cli.main(["explain", "all_reduce", "64M", "-n", "64", "--hosts", "16"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert sum(bool(re.search(r"\d+ ms .* (ring|halving_doubling|direct) ", line)) for line in lines) == 3
+    assert (
+        sum(bool(re.search(r"\d+ ms .* between hosts +(ring|halving_doubling|direct) ", line)) for line in lines) == 3
+    )
     assert lines[-1].startswith("  estimates: ")
 
 

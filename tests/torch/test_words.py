@@ -177,7 +177,7 @@ dist.destroy_process_group()
 """
     ranks, _ = run_apart(str(tmp_path), PROGRAM.format(body=body), [{}, {}])
     assert [code for _, code in ranks] == [0, 0], ranks
-    said = f"a second UCX has come into this process: {other}, beside "
+    said = f"there is a second UCX in this process: {other}, beside "
     assert [words.count(said) for words, _ in ranks] == [1, 0], ranks
 
 

@@ -113,8 +113,10 @@ def _this_core() -> int:
 
 
 def _ranks_on_the_fullest(world: World, cores: Sequence[int]) -> list[int]:
-    """For each block, from the core that this rank ended it on."""
-    count = os.cpu_count() or 1
+    """For each block, from the core that this rank ended it on. Nothing where ranks may be on several machines."""
+    count = round(world.largest([max(cores, default=0)])[0]) + 1
+    if world.size > 1 and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) != world.size:
+        return []
     here = [float(core == this) for core in cores for this in range(count)]
     everywhere = world.total(here)
     return [round(max(everywhere[i : i + count])) for i in range(0, len(everywhere), count)]

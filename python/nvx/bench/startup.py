@@ -47,7 +47,7 @@ class Meeting:
     def start_together(self) -> None:
         """Returns at the same moment on all ranks, to some microseconds. A file store is looked at now and then only:
         after a barrier over it some would wait for others by milliseconds."""
-        moment = self.largest(time.monotonic()) + 0.05
+        moment = self.largest(time.monotonic()) + 0.2
         while time.monotonic() < moment:
             pass
 
