@@ -1,6 +1,7 @@
 #include <cctype>
 
 #include "kernel/level.h"
+#include "memory/beside_captures.h"
 #include "torch/argument_error.h"
 #include "torch/arguments.h"
 
