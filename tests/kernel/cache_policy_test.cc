@@ -145,10 +145,11 @@ TEST(CachePolicy, RecordsAreApartByKindAndSize) {
 }
 
 /// Plays it again and again. Returns by which policy each rank wrote, or would have written, each time.
-std::vector<std::vector<CachePolicy>> policies_of(int ranks, Play play, kernel::Algorithm algorithm) {
+std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Play& of_all, kernel::Algorithm algorithm) {
   Lanes lanes(ranks);
   std::vector<std::vector<CachePolicy>> policies{size_t(ranks)};
   as_threads(ranks, [&](int rank) {
+    Play play = of_all;
     for (int i = 0; i < 200; ++i) {
       play.round = uint64_t(i + 1);
       Side side(play, rank, ranks);
