@@ -1,6 +1,7 @@
 #include "group/gpu_topology.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -84,6 +85,26 @@ void warn_of_lanes(GpuTopology& topology) {
   }
 }
 
+/// Lanes that are up, but at half the rate that such a lane should have, or little more than half.
+void warn_of_lane_rates(GpuTopology& topology) {
+  constexpr double kLeast = 0.6;
+  for (size_t i = 0; i < topology.gpus.size(); ++i) {
+    const GpuFacts& gpu = topology.gpus[i];
+    std::string slow;
+    double slowest = gpu.lane_gb_s;
+    for (const NvLinkLane& lane : gpu.lanes) {
+      if (!lane.active || lane.gb_s <= 0 || lane.gb_s > kLeast * gpu.lane_gb_s) continue;
+      slow += (slow.empty() ? "" : ", ") + std::to_string(lane.number);
+      slowest = std::min(slowest, lane.gb_s);
+    }
+    if (slow.empty()) continue;
+    topology.warnings.push_back({"nvlink-rate-half",
+                                 of_gpu(int(i)) + " (" + gpu.name + ") has NVLinks that run at " + rounded(slowest) +
+                                     " GB/s, where one should give " + rounded(gpu.lane_gb_s) + ": " + slow,
+                                 "nvidia-smi nvlink -s -i " + std::to_string(i)});
+  }
+}
+
 void warn_of_pcie(GpuTopology& topology) {
   for (size_t i = 0; i < topology.gpus.size(); ++i) {
     const GpuFacts& gpu = topology.gpus[i];
@@ -96,14 +117,27 @@ void warn_of_pcie(GpuTopology& topology) {
   }
 }
 
+/// One of the two ways of a pair, as it was measured.
+struct Way {
+  int from, to;
+  const PairSpeed& speed;
+};
+std::array<Way, 2> ways_of(const GpuPair& pair) {
+  return {Way{pair.a, pair.b, pair.measured}, Way{pair.b, pair.a, pair.measured_back}};
+}
+
+const char* who_shows(const GpuPair& pair) { return pair.lanes > 0 ? "nvidia-smi nvlink -s" : "nvidia-smi topo -m"; }
+
 void warn_of_speed(GpuTopology& topology) {
   for (const GpuPair& pair : topology.pairs) {
-    const double got = pair.measured.gb_s;
-    if (got <= 0 || pair.expected_gb_s <= 0 || got * 2 > pair.expected_gb_s) continue;
-    topology.warnings.push_back({"bandwidth-half",
-                                 of_gpu(pair.a) + " writes to " + of_gpu(pair.b) + " at " + rounded(got) +
-                                     " GB/s, where " + pair.label() + " should give " + rounded(pair.expected_gb_s),
-                                 pair.lanes > 0 ? "nvidia-smi nvlink -s" : "nvidia-smi topo -m"});
+    for (const Way& way : ways_of(pair)) {
+      const double got = way.speed.gb_s;
+      if (got <= 0 || pair.expected_gb_s <= 0 || got * 2 > pair.expected_gb_s) continue;
+      topology.warnings.push_back({"bandwidth-half",
+                                   of_gpu(way.from) + " writes to " + of_gpu(way.to) + " at " + rounded(got) +
+                                       " GB/s, where " + pair.label() + " should give " + rounded(pair.expected_gb_s),
+                                   who_shows(pair)});
+    }
   }
 }
 
@@ -113,15 +147,22 @@ std::string exactly(double us) {
   return text;
 }
 
+double expected_us(const GpuPair& pair, const PairSpeed& speed) {
+  return speed.own_us > 0 ? speed.own_us + way_us(pair) : 0;
+}
+
 void warn_of_latency(GpuTopology& topology) {
   for (const GpuPair& pair : topology.pairs) {
-    if (pair.expected_us <= 0 || pair.measured.us < pair.expected_us * 2) continue;
-    topology.warnings.push_back({"latency-high",
-                                 of_gpu(pair.a) + " has written a little to " + of_gpu(pair.b) + " after " +
-                                     exactly(pair.measured.us) + " us, where " + pair.label() + " should take " +
-                                     exactly(pair.expected_us) + ": within " + of_gpu(pair.a) + " it takes " +
-                                     exactly(pair.measured.own_us),
-                                 pair.lanes > 0 ? "nvidia-smi nvlink -s" : "nvidia-smi topo -m"});
+    for (const Way& way : ways_of(pair)) {
+      const double expected = expected_us(pair, way.speed);
+      if (expected <= 0 || way.speed.us < expected * 2) continue;
+      topology.warnings.push_back({"latency-high",
+                                   of_gpu(way.from) + " has written a little to " + of_gpu(way.to) + " after " +
+                                       exactly(way.speed.us) + " us, where " + pair.label() + " should take " +
+                                       exactly(expected) + ": within " + of_gpu(way.from) + " it takes " +
+                                       exactly(way.speed.own_us),
+                                   who_shows(pair)});
+    }
   }
 }
 
@@ -129,12 +170,19 @@ void judge(GpuTopology& topology) {
   topology.warnings.clear();
   for (GpuPair& pair : topology.pairs) {
     choose_transport(pair);
-    pair.expected_us = pair.measured.own_us > 0 ? pair.measured.own_us + way_us(pair) : 0;
+    pair.expected_us = expected_us(pair, pair.measured);
   }
   warn_of_lanes(topology);
+  warn_of_lane_rates(topology);
   warn_of_pcie(topology);
   warn_of_speed(topology);
   warn_of_latency(topology);
+}
+
+PairSpeed unmeasured(const std::string& why) {
+  PairSpeed speed;
+  speed.why_not = why;
+  return speed;
 }
 
 /// "0000:3b:00.0" of NVML may be "00000000:3B:00.0" elsewhere.
@@ -231,17 +279,19 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
   for (GpuPair& pair : topology.pairs) {
     const auto a = devices.find(key_of(topology.gpus[size_t(pair.a)].bus));
     const auto b = devices.find(key_of(topology.gpus[size_t(pair.b)].bus));
-    std::string& why = pair.measured.why_not;
-    if (!none.empty()) {
-      why = none;
-    } else if (a == devices.end() || b == devices.end()) {
-      why = "CUDA_VISIBLE_DEVICES hides one of them";
-    } else if (deadline.passed(Clock::now())) {
-      why = "not tried: the others had taken all the time, " + how_long(deadline);
-    } else {
-      pair.measured = measure_pair(driver, a->second, b->second, soon(), large_copy);
-      if (!why.empty()) why = of_gpu(pair.a) + " to " + of_gpu(pair.b) + ": " + why;
-    }
+    const auto measured_way = [&](int from, int to, auto device, auto device_to) {
+      if (!none.empty()) return unmeasured(none);
+      if (a == devices.end() || b == devices.end()) return unmeasured("CUDA_VISIBLE_DEVICES hides one of them");
+      if (deadline.passed(Clock::now()))
+        return unmeasured("not tried: the others had taken all the time, " + how_long(deadline));
+      PairSpeed speed = measure_pair(driver, device->second, device_to->second, soon(), large_copy);
+      if (!speed.why_not.empty()) speed.why_not = of_gpu(from) + " to " + of_gpu(to) + ": " + speed.why_not;
+      return speed;
+    };
+    pair.measured = measured_way(pair.a, pair.b, a, b);
+    // Where one way fails, most often by hanging, the other one would cost as much time again.
+    pair.measured_back =
+        pair.measured.why_not.empty() ? measured_way(pair.b, pair.a, b, a) : unmeasured(pair.measured.why_not);
   }
   judge(topology);
 }

@@ -27,6 +27,7 @@ struct GpuPair {
   double expected_gb_s = 0;    ///< in one direction; 0: not known
   double expected_us = 0;      ///< of a small copy, by what one within a takes and way_us; 0: nobody has measured that
   PairSpeed measured;          ///< from a to b; all zero where nobody has measured
+  PairSpeed measured_back;     ///< from b to a
 
   std::string transport;       ///< how their ranks would share memory
   std::string why_not_better;  ///< empty where nothing is
@@ -50,8 +51,8 @@ GpuTopology look_at_gpus(Nvml& nvml);
 /// Of this machine; without a driver, or without GPUs, `none` says why. Never throws for want of them.
 GpuTopology look_at_gpus();
 
-/// Measures every pair, the devices of the driver being found by their buses, and judges anew. Each pair has its time,
-/// and all together end by the deadline or soon after it; what was not measured says why.
+/// Measures every pair, the devices of the driver being found by their buses, and judges anew. Each way of a pair has
+/// its time, and all together end by the deadline or soon after it; what was not measured says why.
 void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline,
                    std::chrono::milliseconds each = std::chrono::seconds(10), size_t large_copy = size_t(64) << 20);
 

@@ -16,7 +16,9 @@ constexpr int kCapabilityValid = 5;
 constexpr int kLaneToSwitch = 2;
 constexpr int kPeerRead = 0;
 constexpr int kPeerWrite = 1;
-constexpr unsigned kFieldLaneSpeed = 90;  // MB/s of one lane in one direction
+// MB/s in one direction: of the lane that is the field's scope, or of all lanes, where the driver knows no other.
+constexpr unsigned kFieldSpeedOfLane = 164;
+constexpr unsigned kFieldSpeedOfLanes = 90;
 
 struct PciInfo {
   char bus_legacy[16];
@@ -55,6 +57,7 @@ struct Api {
   Result (*nvmlDeviceGetName)(Device device, char* name, unsigned bytes);
   Result (*nvmlDeviceGetUUID)(Device device, char* uuid, unsigned bytes);
   Result (*nvmlDeviceGetPciInfo_v3)(Device device, PciInfo* info);
+  Result (*nvmlDeviceGetCudaComputeCapability)(Device device, int* major, int* minor);
   Result (*nvmlDeviceGetCurrPcieLinkGeneration)(Device device, unsigned* generation);
   Result (*nvmlDeviceGetCurrPcieLinkWidth)(Device device, unsigned* width);
   Result (*nvmlDeviceGetMaxPcieLinkGeneration)(Device device, unsigned* generation);

@@ -30,6 +30,7 @@ nvml::Api resolve_all(void* handle, const std::string& path) {
   get("nvmlDeviceGetName", api.nvmlDeviceGetName);
   get("nvmlDeviceGetUUID", api.nvmlDeviceGetUUID);
   get("nvmlDeviceGetPciInfo_v3", api.nvmlDeviceGetPciInfo_v3);
+  get("nvmlDeviceGetCudaComputeCapability", api.nvmlDeviceGetCudaComputeCapability);
   get("nvmlDeviceGetCurrPcieLinkGeneration", api.nvmlDeviceGetCurrPcieLinkGeneration);
   get("nvmlDeviceGetCurrPcieLinkWidth", api.nvmlDeviceGetCurrPcieLinkWidth);
   get("nvmlDeviceGetMaxPcieLinkGeneration", api.nvmlDeviceGetMaxPcieLinkGeneration);
@@ -52,7 +53,8 @@ std::string bus_of(const nvml::PciInfo& info) {
   return bus;
 }
 
-/// NVML counts its versions of NVLink; and the rate that each has a lane, should the GPU itself not tell.
+/// NVML counts its versions of NVLink; and the rate that each has a lane, for a GPU that nvlink_lane_gb_s does not
+/// know.
 struct Generation {
   const char* name;
   double lane_gb_s;
@@ -143,13 +145,14 @@ class NvmlLibrary : public Nvml {
   }
 
   void describe_lanes(nvml::Device device, GpuFacts& gpu) {
+    double by_version = 0;
     for (unsigned lane = 0; lane < nvml::kMostLanes; ++lane) {
       unsigned valid = 0;
       int active = 0, remote = -1;
       if (api_.nvmlDeviceGetNvLinkState(device, lane, &active)) continue;
       if (!active && (api_.nvmlDeviceGetNvLinkCapability(device, lane, nvml::kCapabilityValid, &valid) || !valid))
         continue;
-      NvLinkLane link{active != 0, false, ""};
+      NvLinkLane link{int(lane), active != 0, false, "", active ? speed_of(device, lane) : 0};
       nvml::PciInfo pci{};
       if (active && api_.nvmlDeviceGetNvLinkRemoteDeviceType(device, lane, &remote) == nvml::kSuccess)
         link.to_switch = remote == nvml::kLaneToSwitch;
@@ -159,14 +162,28 @@ class NvmlLibrary : public Nvml {
       unsigned version = 0;
       if (!active || api_.nvmlDeviceGetNvLinkVersion(device, lane, &version)) continue;
       gpu.nvlink_version = generation_of(version).name;
-      gpu.lane_gb_s = generation_of(version).lane_gb_s;
+      by_version = generation_of(version).lane_gb_s;
     }
-    // Some drivers count a version too many; what the GPU says of its rate is right.
-    nvml::FieldValue speed{};
-    speed.field = nvml::kFieldLaneSpeed;
-    if (gpu.lane_gb_s > 0 && api_.nvmlDeviceGetFieldValues(device, 1, &speed) == nvml::kSuccess &&
-        speed.result == nvml::kSuccess && speed.value.number > 0)
-      gpu.lane_gb_s = speed.value.number / 1000.0;
+    if (gpu.nvlink_version.empty()) return;
+    int major = 0, minor = 0;
+    if (api_.nvmlDeviceGetCudaComputeCapability(device, &major, &minor)) major = 0;
+    gpu.lane_gb_s = nvlink_lane_gb_s(major, minor);
+    for (const NvLinkLane& lane : gpu.lanes) gpu.lane_gb_s = std::max(gpu.lane_gb_s, lane.gb_s);
+    // Last, as some drivers count a version too many.
+    if (gpu.lane_gb_s <= 0) gpu.lane_gb_s = by_version;
+  }
+
+  /// That a lane runs at, in one direction; 0 where the driver does not tell.
+  double speed_of(nvml::Device device, unsigned lane) {
+    for (const unsigned field : {nvml::kFieldSpeedOfLane, nvml::kFieldSpeedOfLanes}) {
+      nvml::FieldValue speed{};
+      speed.field = field;
+      speed.scope = field == nvml::kFieldSpeedOfLane ? lane : 0;
+      if (api_.nvmlDeviceGetFieldValues(device, 1, &speed) == nvml::kSuccess && speed.result == nvml::kSuccess &&
+          speed.value.number > 0)
+        return speed.value.number / 1000.0;
+    }
+    return 0;
   }
 
   const nvml::Api api_;
@@ -174,6 +191,17 @@ class NvmlLibrary : public Nvml {
 };
 
 }  // namespace
+
+double nvlink_lane_gb_s(int major, int minor) {
+  switch (major) {
+    case 6: return 20;
+    case 7: return 25;
+    case 8: return minor == 0 ? 25 : 14.0625;
+    case 9: return 25;
+    case 10: return 50;
+    default: return 0;
+  }
+}
 
 std::unique_ptr<Nvml> nvml_library(const char* path) {
   const std::string wanted = path ? path : kName;

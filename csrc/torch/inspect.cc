@@ -22,6 +22,9 @@ py::dict link_of(PcieLink link) {
   return told;
 }
 
+/// None stands for what is not known.
+py::object positive(double value) { return value > 0 ? py::object(py::float_(value)) : py::none(); }
+
 py::list gpus_of(const GpuTopology& topology) {
   py::list gpus;
   for (const GpuFacts& gpu : topology.gpus) {
@@ -35,15 +38,24 @@ py::list gpus_of(const GpuTopology& topology) {
     told["pcie_most"] = link_of(gpu.pcie_most);
     told["nvlink_version"] = gpu.nvlink_version;
     told["nvlink_lanes"] = gpu.lanes.size();
-    py::list up;
-    for (size_t lane = 0; lane < gpu.lanes.size(); ++lane) {
-      if (gpu.lanes[lane].active) up.append(lane);
+    py::list up, gb_s;
+    for (const NvLinkLane& lane : gpu.lanes) {
+      if (!lane.active) continue;
+      up.append(lane.number);
+      gb_s.append(positive(lane.gb_s));
     }
     told["nvlink_lanes_up"] = std::move(up);
+    told["nvlink_lanes_up_gb_s"] = std::move(gb_s);
     told["lane_gb_s"] = gpu.lane_gb_s;
     gpus.append(std::move(told));
   }
   return gpus;
+}
+
+void tell_speed(py::dict& told, const std::string& name, const PairSpeed& speed) {
+  told[py::str(name + "_gb_s")] = positive(speed.gb_s);
+  told[py::str(name + "_us")] = positive(speed.us);
+  told[py::str(name + "_own_us")] = positive(speed.own_us);
 }
 
 py::list pairs_of(const GpuTopology& topology) {
@@ -55,11 +67,11 @@ py::list pairs_of(const GpuTopology& topology) {
     told["pcie_path"] = name(pair.path);
     told["nvswitch"] = pair.through_switch;
     told["expected_gb_s"] = pair.expected_gb_s;
-    told["expected_us"] = pair.expected_us > 0 ? py::object(py::float_(pair.expected_us)) : py::none();
-    told["measured_gb_s"] = pair.measured.gb_s > 0 ? py::object(py::float_(pair.measured.gb_s)) : py::none();
-    told["measured_us"] = pair.measured.us > 0 ? py::object(py::float_(pair.measured.us)) : py::none();
-    told["measured_own_us"] = pair.measured.own_us > 0 ? py::object(py::float_(pair.measured.own_us)) : py::none();
+    told["expected_us"] = positive(pair.expected_us);
+    tell_speed(told, "measured", pair.measured);
+    tell_speed(told, "measured_back", pair.measured_back);
     told["why_not_measured"] = pair.measured.why_not;
+    told["why_not_measured_back"] = pair.measured_back.why_not;
     told["transport"] = pair.transport;
     told["why_not_better"] = pair.why_not_better;
     pairs.append(std::move(told));

@@ -86,6 +86,31 @@ TEST(GpuTopology, HalfOfWhatItShouldBeIsANamedWarning) {
   EXPECT_EQ(topology.warnings.back().text, "GPU 5 (H100) has a PCIe link of x8 where it could have x16");
 }
 
+TEST(GpuTopology, LanesThatTrainedAtHalfTheirRateAreNamed) {
+  FakeNvml nvml;
+  for (int gpu = 0; gpu < 2; ++gpu) nvml.add("H100", 18, 18);
+  for (NvLinkLane& lane : nvml.all[0].lanes) lane.gb_s = 26.562;
+  nvml.all[0].lane_gb_s = 26.562;
+  for (const size_t slow : {2u, 17u}) nvml.all[0].lanes[slow].gb_s = 13.281;
+  nvml.all[0].lanes[17].number = 20;                              // a board may lack some of those in between
+  for (NvLinkLane& lane : nvml.all[1].lanes) lane.gb_s = 13.281;  // no other lane of it shows what it should be
+  const GpuTopology topology = look_at_gpus(nvml);
+  ASSERT_EQ(names(topology), (std::vector<std::string>{"nvlink-rate-half", "nvlink-rate-half"}));
+  EXPECT_EQ(topology.warnings[0].text, "GPU 0 (H100) has NVLinks that run at 13 GB/s, where one should give 27: 2, 20");
+  EXPECT_EQ(topology.warnings[0].command, "nvidia-smi nvlink -s -i 0");
+  EXPECT_EQ(topology.warnings[1].text.find("GPU 1 (H100) has NVLinks that run at 13 GB/s, where one should give 25: 0"),
+            0u);
+  EXPECT_EQ(topology.pair(0, 1).expected_gb_s, 18 * 25) << "what it should give, not what it does";
+}
+
+TEST(GpuTopology, WhatALaneShouldGiveGoesByItsGpu) {
+  const struct {
+    int major, minor;
+    double gb_s;
+  } kTable[] = {{6, 0, 20}, {7, 0, 25}, {8, 0, 25}, {8, 6, 14.0625}, {9, 0, 25}, {10, 3, 50}, {12, 0, 0}, {0, 0, 0}};
+  for (const auto& row : kTable) EXPECT_EQ(nvlink_lane_gb_s(row.major, row.minor), row.gb_s) << row.major;
+}
+
 /// An idle GPU lowers its PCIe generation, and a board for bridges without one has no lane up: nothing is wrong.
 TEST(GpuTopology, WhatIsNormalIsNoWarning) {
   FakeNvml nvml;
@@ -105,7 +130,11 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   EXPECT_GT(topology.pair(0, 1).measured.gb_s, 0);
   EXPECT_GT(topology.pair(0, 1).measured.us, 0);
   EXPECT_EQ(topology.pair(0, 2).measured.why_not, "CUDA_VISIBLE_DEVICES hides one of them");
-  ASSERT_EQ(names(topology), std::vector<std::string>{"bandwidth-half"});
+  EXPECT_GT(topology.pair(0, 1).measured_back.gb_s, 0);
+  EXPECT_GT(topology.pair(0, 1).measured_back.us, 0);
+  ASSERT_EQ(names(topology), (std::vector<std::string>{"bandwidth-half", "bandwidth-half"}));
+  EXPECT_EQ(topology.warnings[0].text.find("GPU 0 writes to GPU 1 at "), 0u);
+  EXPECT_EQ(topology.warnings[1].text.find("GPU 1 writes to GPU 0 at "), 0u);
   EXPECT_NE(topology.warnings[0].text.find("where NV18 should give 18000000"), std::string::npos)
       << topology.warnings[0].text;
   EXPECT_EQ(topology.warnings[0].command, "nvidia-smi nvlink -s");
@@ -120,9 +149,12 @@ TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
   EXPECT_EQ(topology.pair(0, 1).expected_us, 0) << "nobody has measured";
   const auto driver = std::make_shared<FakeDriver>(3);
   driver->pair(0, 1, FakeDriver::Truth::kDawdles);
+  driver->pair(2, 1, FakeDriver::Truth::kDawdles);
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(60'000), size_t(4) << 20);
   for (const GpuPair& pair : topology.pairs) EXPECT_EQ(pair.expected_us, pair.measured.own_us + way_us(pair));
-  ASSERT_EQ(names(topology), std::vector<std::string>{"latency-high"});
+  ASSERT_EQ(names(topology), (std::vector<std::string>{"latency-high", "latency-high"}));
+  EXPECT_EQ(topology.warnings[1].text.find("GPU 2 has written a little to GPU 1 after 3"), 0u)
+      << topology.warnings[1].text;
   const GpuWarning& warning = topology.warnings[0];
   EXPECT_EQ(warning.text.find("GPU 0 has written a little to GPU 1 after 3"), 0u) << warning.text;
   EXPECT_NE(warning.text.find(" us, where SYS should take "), std::string::npos) << warning.text;
@@ -153,6 +185,7 @@ TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
   const size_t quickly_copied = size_t(1) << 20;  // by the host, under any sanitizer
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(4000), quickly_copied);
   EXPECT_EQ(topology.pair(0, 1).measured.why_not, "GPU 0 to GPU 1: a copy did not end within 4000 ms");
+  EXPECT_EQ(topology.pair(0, 1).measured_back.why_not, topology.pair(0, 1).measured.why_not);
   EXPECT_GT(topology.pair(0, 2).measured.gb_s, 0) << topology.pair(0, 2).measured.why_not;
   EXPECT_GT(topology.pair(1, 2).measured.gb_s, 0) << topology.pair(1, 2).measured.why_not;
 }

@@ -43,6 +43,7 @@ EXPECT_SHAPE(nvmlDeviceGetHandleByIndex_v2);
 EXPECT_SHAPE(nvmlDeviceGetName);
 EXPECT_SHAPE(nvmlDeviceGetUUID);
 EXPECT_SHAPE(nvmlDeviceGetPciInfo_v3);
+EXPECT_SHAPE(nvmlDeviceGetCudaComputeCapability);
 EXPECT_SHAPE(nvmlDeviceGetCurrPcieLinkGeneration);
 EXPECT_SHAPE(nvmlDeviceGetCurrPcieLinkWidth);
 EXPECT_SHAPE(nvmlDeviceGetMaxPcieLinkGeneration);
@@ -60,7 +61,8 @@ static_assert(nvml::kSuccess == NVML_SUCCESS && nvml::kMostLanes >= NVML_NVLINK_
 static_assert(nvml::kCapabilityValid == NVML_NVLINK_CAP_VALID);
 static_assert(nvml::kLaneToSwitch == NVML_NVLINK_DEVICE_TYPE_SWITCH);
 static_assert(nvml::kPeerRead == NVML_P2P_CAPS_INDEX_READ && nvml::kPeerWrite == NVML_P2P_CAPS_INDEX_WRITE);
-static_assert(nvml::kFieldLaneSpeed == NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON);
+static_assert(nvml::kFieldSpeedOfLane == NVML_FI_DEV_NVLINK_GET_SPEED);
+static_assert(nvml::kFieldSpeedOfLanes == NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON);
 static_assert(sizeof(nvml::PciInfo) == sizeof(nvmlPciInfo_t));
 static_assert(offsetof(nvml::PciInfo, bus_id) == offsetof(nvmlPciInfo_t, busId));
 static_assert(offsetof(nvml::PciInfo, domain) == offsetof(nvmlPciInfo_t, domain));

@@ -1,5 +1,6 @@
-/* Stands for libnvidia-ml.so.1: three GPUs on one NVSwitch. The last one has half its lanes up and a narrow PCIe link,
- * and the driver lets it and the first one not reach each other. */
+/* Stands for libnvidia-ml.so.1: three GPUs on one NVSwitch. The second one has two lanes at half their rate. The last
+ * one has half its lanes up, all of them at half their rate, which its driver tells of all at once, and a narrow PCIe
+ * link; and the driver lets it and the first one not reach each other. */
 
 #include <stdio.h>
 #include <string.h>
@@ -70,9 +71,16 @@ int nvmlDeviceGetNvLinkRemoteDeviceType(void* device, unsigned lane, int* type) 
   return *type = device && lane < kLanes ? 2 : 255, kSuccess;
 }
 int nvmlDeviceGetFieldValues(void* device, int count, struct field_value* values) {
-  if (!device || count != 1 || values->field != 90) return kInvalid;
+  const int last = index_of(device) == 2;
+  if (!device || count != 1 || values->field != (last ? 90 : 164) || values->scope >= kLanes) return kInvalid;
+  const int slow = last || (index_of(device) == 1 && (values->scope == 3 || values->scope == 5));
   values->result = kSuccess;
-  values->value.number = 26562;
+  values->value.number = slow ? 13281 : 26562;
+  return kSuccess;
+}
+int nvmlDeviceGetCudaComputeCapability(void* device, int* major, int* minor) {
+  *major = device ? 9 : 0;
+  *minor = 0;
   return kSuccess;
 }
 int nvmlDeviceGetTopologyCommonAncestor(void* a, void* b, int* level) {

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import types
@@ -44,6 +45,10 @@ def pair(a, b, **facts):
         "measured_gb_s": None,
         "measured_us": None,
         "measured_own_us": None,
+        "measured_back_gb_s": None,
+        "measured_back_us": None,
+        "measured_back_own_us": None,
+        "why_not_measured_back": "",
         "why_not_measured": "",
         "transport": "GPU memory over NVLink",
         "why_not_better": "",
@@ -64,17 +69,22 @@ def test_the_matrix_is_as_nvidia_smi_has_it():
 
 
 def test_each_pair_says_what_it_shares_and_why_nothing_better():
+    nvlink = "GPU memory over NVLink"
+    back = {"measured_back_gb_s": 201.2, "measured_back_us": 8.5}
     pairs = [
-        pair(0, 1, measured_gb_s=391.4, measured_us=8.25, expected_us=9.75),
+        pair(0, 1, measured_gb_s=391.4, measured_us=8.25, expected_us=9.75, **back),
         pair(0, 2, label="PHB", nvswitch=False, expected_gb_s=0.0, transport="pinned host memory", why_not_better="no"),
         pair(1, 2, why_not_measured="hidden"),
+        pair(1, 3, measured_gb_s=380.0, measured_us=8.0, why_not_measured_back="hung"),
     ]
-    assert "\n".join(topo.pair_lines(pairs)) == (
-        "pair  joined by        should give       measured          shares                  why not better\n"
-        "0-1   NV18 (NVSwitch)  450 GB/s, 9.8 us  391 GB/s, 8.2 us  GPU memory over NVLink  -\n"
-        "0-2   PHB              not known         -                 pinned host memory      no\n"
-        "1-2   NV18 (NVSwitch)  450 GB/s          hidden            GPU memory over NVLink  -"
-    )
+    rows = [re.split("  +", line) for line in topo.pair_lines(pairs)]
+    assert rows == [
+        ["pair", "joined by", "should give", "measured", "shares", "why not better"],
+        ["0-1", "NV18 (NVSwitch)", "450 GB/s, 9.8 us", "391 GB/s, 8.2 us; back 201 GB/s, 8.5 us", nvlink, "-"],
+        ["0-2", "PHB", "not known", "-", "pinned host memory", "no"],
+        ["1-2", "NV18 (NVSwitch)", "450 GB/s", "hidden", nvlink, "-"],
+        ["1-3", "NV18 (NVSwitch)", "450 GB/s", "380 GB/s, 8.0 us; back hung", nvlink, "-"],
+    ]
 
 
 def test_what_is_a_rule_of_thumb_is_said_to_be_one():
@@ -150,11 +160,11 @@ def test_what_nvml_tells_goes_through_the_library_into_the_table(fake_nvml):
     start = lines.index("GPUs, driver 580.95")
     assert lines[start + 1 : start + 9] == [
         '  GPU0  Fake H100 "0", 0000:fa:00.0, PCIe gen 1 x16 (at most gen 5 x16),'
-        " NVLink 4.0, 18 of 18 lanes up, 27 GB/s each",
+        " NVLink 4.0, 18 of 18 lanes up, each for 27 GB/s",
         '  GPU1  Fake H100 "1", 0000:fb:00.0, PCIe gen 1 x16 (at most gen 5 x16),'
-        " NVLink 4.0, 18 of 18 lanes up, 27 GB/s each",
+        " NVLink 4.0, 18 of 18 lanes up, each for 27 GB/s",
         '  GPU2  Fake H100 "2", 0000:fc:00.0, PCIe gen 1 x4 (at most gen 5 x16),'
-        " NVLink 4.0, 9 of 18 lanes up, 27 GB/s each",
+        " NVLink 4.0, 9 of 18 lanes up, each for 25 GB/s",
         "",
         "      GPU0  GPU1  GPU2  CPU Affinity  NUMA Affinity",
         "GPU0  X     NV18  NV9   N/A           N/A",
@@ -166,6 +176,10 @@ def test_what_nvml_tells_goes_through_the_library_into_the_table(fake_nvml):
     warnings = [line for line in lines if line.startswith("[WARN]")]
     assert warnings == [
         '[WARN] nvlink-half: GPU 2 (Fake H100 "2") has 9 of 18 NVLinks up -> nvidia-smi nvlink -s -i 2',
+        '[WARN] nvlink-rate-half: GPU 1 (Fake H100 "1") has NVLinks that run at 13 GB/s, where one should give 27: 3, 5'
+        " -> nvidia-smi nvlink -s -i 1",
+        '[WARN] nvlink-rate-half: GPU 2 (Fake H100 "2") has NVLinks that run at 13 GB/s, where one should give 25:'
+        " 0, 1, 2, 3, 4, 5, 6, 7, 8 -> nvidia-smi nvlink -s -i 2",
         '[WARN] pcie-width-half: GPU 2 (Fake H100 "2") has a PCIe link of x4 where it could have x16'
         " -> nvidia-smi -q -d PCIE -i 2",
     ]
@@ -181,5 +195,11 @@ def test_json_holds_the_pairs_and_what_could_not_be_measured(fake_nvml):
     assert told["pairs"][0]["expected_gb_s"] == pytest.approx(18 * 26.562)
     assert told["pairs"][0]["measured_gb_s"] is None
     assert told["gpus"][2]["nvlink_lanes_up"] == list(range(9))
-    assert [warning["name"] for warning in told["warnings"]] == ["nvlink-half", "pcie-width-half"]
+    assert told["gpus"][1]["nvlink_lanes_up_gb_s"][2:5] == [26.562, 13.281, 26.562]
+    assert [warning["name"] for warning in told["warnings"]] == [
+        "nvlink-half",
+        "nvlink-rate-half",
+        "nvlink-rate-half",
+        "pcie-width-half",
+    ]
     assert "driver" in told["why_not_measured"]

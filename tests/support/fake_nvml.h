@@ -23,7 +23,7 @@ class FakeNvml : public Nvml {
     gpu.bus = "0000:0" + std::to_string(all.size() + 1) + ":00.0";
     gpu.pcie_now = {1, 16};
     gpu.pcie_most = {5, 16};
-    for (int lane = 0; lane < lanes; ++lane) gpu.lanes.push_back({lane < up, true, "0000:a0:00.0"});
+    for (int lane = 0; lane < lanes; ++lane) gpu.lanes.push_back({lane, lane < up, true, "0000:a0:00.0"});
     if (lanes) gpu.nvlink_version = "4.0", gpu.lane_gb_s = 25;
     all.push_back(gpu);
     return all.back();
@@ -31,7 +31,8 @@ class FakeNvml : public Nvml {
   /// Bridges: lanes from one to the other.
   void bridge(int a, int b, int lanes) {
     for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-      for (int lane = 0; lane < lanes; ++lane) all[size_t(from)].lanes.push_back({true, false, all[size_t(to)].bus});
+      for (int lane = 0; lane < lanes; ++lane)
+        all[size_t(from)].lanes.push_back({lane, true, false, all[size_t(to)].bus});
       all[size_t(from)].nvlink_version = "3.0";
       all[size_t(from)].lane_gb_s = 25;
     }

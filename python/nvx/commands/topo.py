@@ -176,7 +176,11 @@ def pair_lines(pairs):
             should += f", {pair['expected_us']:.1f} us"
         measured = pair["why_not_measured"] or "-"
         if pair["measured_gb_s"] is not None:
-            measured = f"{pair['measured_gb_s']:.0f} GB/s, {pair['measured_us']:.1f} us"
+            measured = f"{pair['measured_gb_s']:.0f} GB/s, {pair['measured_us']:.1f} us; back "
+            if pair["measured_back_gb_s"] is None:
+                measured += pair["why_not_measured_back"] or "-"
+            else:
+                measured += f"{pair['measured_back_gb_s']:.0f} GB/s, {pair['measured_back_us']:.1f} us"
         rows.append([f"{a}-{b}", by, should, measured, pair["transport"], pair["why_not_better"] or "-"])
     return columns(rows)
 
@@ -196,7 +200,7 @@ def gpu_lines(report):
         if gpu["nvlink_lanes"]:
             up = f"{len(gpu['nvlink_lanes_up'])} of {gpu['nvlink_lanes']} lanes up"
             version = f" {gpu['nvlink_version']}" if gpu["nvlink_version"] else ""
-            nvlink = f"NVLink{version}, {up}" + (f", {gpu['lane_gb_s']:.0f} GB/s each" if gpu["lane_gb_s"] else "")
+            nvlink = f"NVLink{version}, {up}" + (f", each for {gpu['lane_gb_s']:.0f} GB/s" if gpu["lane_gb_s"] else "")
         lines.append(
             f"  GPU{i}  {gpu['name']}, {gpu['bus']}, PCIe {pcie(gpu['pcie'])} (at most {pcie(gpu['pcie_most'])}),"
             f" {nvlink}"
