@@ -254,10 +254,10 @@ std::string fault(const Variable& v) {
   return as_word(v, text(v)) ? "" : "none of " + std::string(v.takes);
 }
 
-uint64_t Config::plan_hash() const {
-  Hash hash = Hash().add(algorithm).add(uint64_t(one_shot_bytes));
-  for (const HandOver& one : delegate) hash.add(one.collective).add(one.least_bytes);
-  return hash.value();
+Agreed Config::agreed() const {
+  Hash handed_over;
+  for (const HandOver& one : delegate) handed_over.add(one.collective).add(one.least_bytes);
+  return {Hash().add(algorithm).value(), Hash().add(uint64_t(one_shot_bytes)).value(), handed_over.value()};
 }
 
 bool may_be_handed_over(const std::string& collective) {

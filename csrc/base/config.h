@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <span>
@@ -36,7 +37,12 @@ struct HandOver {
   uint64_t least_bytes = 0;
 };
 
-/// The environment as this process first read it. Every rank of a group must have the same plan_hash().
+/// The variables that affect which algorithm is chosen. Ranks that differ in one would choose differently, so they are
+/// refused.
+inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_ONE_SHOT_BYTES", "NVX_DELEGATE"};
+using Agreed = std::array<uint64_t, kAgreed.size()>;
+
+/// The environment as this process first read it.
 struct Config {
   std::string debug;
   std::string host_id;
@@ -53,9 +59,8 @@ struct Config {
   int64_t one_shot_bytes;
   std::vector<HandOver> delegate;
 
-  /// Of all that affects which algorithm is chosen. Ranks whose hashes differ would choose differently, so they are
-  /// refused.
-  uint64_t plan_hash() const;
+  /// A hash of each of kAgreed.
+  Agreed agreed() const;
 };
 
 /// Whether NVX_DELEGATE may name a collective.

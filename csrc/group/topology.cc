@@ -70,6 +70,15 @@ bool terminated(const char (&field)[N]) {
   return std::memchr(field, '\0', N) != nullptr;
 }
 
+/// The variables in which they differ, by name.
+std::string differing(const Agreed& a, const Agreed& b) {
+  std::string names;
+  for (size_t i = 0; i < kAgreed.size(); ++i) {
+    if (a[i] != b[i]) names += (names.empty() ? "" : " and ") + std::string(kAgreed[i]);
+  }
+  return names;
+}
+
 }  // namespace
 
 std::string read_line(const std::string& path) {
@@ -95,7 +104,7 @@ Hello describe_self(int rank, const std::string& host) {
   hello.pid = int32_t(getpid());
   hello.host = host_hash(said);
   hello.machine = machine_hash();
-  hello.plan_hash = config().plan_hash();
+  hello.agreed = config().agreed();
   hello.cores = usable_cores();
   hello.l2_bytes = cache_bytes(2);
   hello.l3_bytes = cache_bytes(3);
@@ -210,11 +219,11 @@ Topology Topology::from(std::vector<Hello> ranks) {
     const Hello& hello = topology.ranks[i];
     if (hello.rank != int32_t(i))
       throw Error(Code::kMismatch, "nvx: two ranks say that they are rank " + std::to_string(hello.rank));
-    if (hello.plan_hash != first.plan_hash) {
+    if (hello.agreed != first.agreed) {
       throw Error(Code::kMismatch,
-                  "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) +
-                      " differ in NVX_ALGO, NVX_ONE_SHOT_BYTES or NVX_DELEGATE",
-                  "set the same on all ranks");
+                  "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) + " differ in " +
+                      differing(hello.agreed, first.agreed),
+                  "set the same on all ranks, or on none");
     }
     topology.cores = std::min<size_t>(topology.cores, hello.cores);
     topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/config.h"
 #include "memory/arena.h"
 
 namespace nvx {
@@ -14,7 +15,7 @@ namespace nvx {
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire =
-      7;  // protocol between ranks; moves when a layout in pad.h, in failure_note.h or here does
+      8;  // protocol between ranks; moves when a layout in pad.h, in failure_note.h or here does
 
   uint32_t magic = kMagic;
   uint16_t wire = kWire;
@@ -25,8 +26,8 @@ struct Hello {
   ArenaId arena;
   uint64_t pad_offset = 0;
   uint64_t pad_bytes = 0;
-  uint64_t nonce = 0;      // of this set-up; rank 0's names the group
-  uint64_t plan_hash = 0;  // of the variables that all ranks must agree on
+  uint64_t nonce = 0;  // of this set-up; rank 0's names the group
+  Agreed agreed = {};  // hashes of the variables that all ranks must agree on
   uint64_t l2_bytes = 0;
   uint64_t l3_bytes = 0;
   uint32_t cores = 0;
@@ -35,7 +36,7 @@ struct Hello {
   char door[48] = {};
   char version[16] = {};
 };
-static_assert(sizeof(Hello) == 208);
+static_assert(sizeof(Hello) == 224);
 
 /// What this process knows of its machine, for a Hello. host: overrides which it is on, unless empty.
 Hello describe_self(int rank, const std::string& host = {});

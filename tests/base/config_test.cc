@@ -196,24 +196,26 @@ TEST(Config, WarnsOfUnknownNamesAndKnowsTheNearest) {
   EXPECT_NE(said.find("did you mean NVX_TIMEOUT_S?"), std::string::npos) << said;
 }
 
-TEST(Config, WhatRanksMustAgreeOnIsInTheHash) {
-  Config one = config();
-  Config two = one;
-  EXPECT_EQ(one.plan_hash(), two.plan_hash());
-  two.algorithm = "one_shot";
-  EXPECT_NE(one.plan_hash(), two.plan_hash());
-  two = one;
-  two.one_shot_bytes = 17;
-  EXPECT_NE(one.plan_hash(), two.plan_hash());
-  two = one;
-  two.delegate = {{"all_reduce", 1 << 20}};
-  EXPECT_NE(one.plan_hash(), two.plan_hash());
-  Config three = two;
-  three.delegate[0].least_bytes = 0;
-  EXPECT_NE(three.plan_hash(), two.plan_hash());
-  two = one;
-  two.debug = "trace";
-  EXPECT_EQ(one.plan_hash(), two.plan_hash());
+TEST(Config, WhatRanksMustAgreeOnIsHashedByItsName) {
+  const Config one = config();
+  std::array<Config, kAgreed.size()> other;
+  other.fill(one);
+  other[0].algorithm = "one_shot";
+  other[1].one_shot_bytes = 17;
+  other[2].delegate = {{"all_reduce", 1 << 20}};
+  for (size_t i = 0; i < kAgreed.size(); ++i) {
+    Agreed same = other[i].agreed();
+    EXPECT_NE(same[i], one.agreed()[i]) << kAgreed[i];
+    same[i] = one.agreed()[i];
+    EXPECT_EQ(same, one.agreed());
+    EXPECT_TRUE(std::ranges::any_of(variables(), [&](const Variable& v) { return v.name == std::string(kAgreed[i]); }));
+  }
+  Config later = other[2];
+  later.delegate[0].least_bytes *= 2;
+  EXPECT_NE(later.agreed(), other[2].agreed());
+  Config silent = one;
+  silent.debug = "trace";
+  EXPECT_EQ(silent.agreed(), one.agreed());
 }
 
 TEST(Hash, TellsOrderAndBordersApart) {

@@ -131,9 +131,10 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   apart[2].host ^= 1;
   EXPECT_EQ(Topology::from(apart).hosts.size(), 2u);
   std::vector<Hello> otherwise = hellos(2);
-  otherwise[1].plan_hash ^= 1;
-  expect_refused(otherwise, "NVX_ALGO");
-  expect_refused(otherwise, "NVX_DELEGATE");
+  otherwise[1].agreed[1] ^= 1;
+  expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES. Next: set the same on all ranks");
+  otherwise[1].agreed[2] ^= 1;
+  expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES and NVX_DELEGATE.");
 }
 
 /// For one line of a log, however many hosts there are.
