@@ -1,10 +1,13 @@
 #include "group/device_rooms.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/mutex.h"
 #include "kernel/residency.h"
 #include "memory/cards.h"
@@ -61,6 +64,7 @@ using Gpu = std::pair<ArenaId, int>;
 struct Book {
   Mutex mutex;
   std::map<Gpu, uint32_t> promised GUARDED_BY(mutex);
+  std::set<Gpu> warned_of GUARDED_BY(mutex);  // for want of connections
 };
 
 Book& book() {
@@ -80,6 +84,19 @@ uint32_t ranks_on_gpu(const DeviceShare& share, int ranks) {
   uint32_t n = 0;
   for (int r = 0; r < ranks; ++r) n += share.peer(r).same_gpu;
   return n;
+}
+
+/// Once: the variable is read once, too, when CUDA is set up.
+void warn_of_connections(const DeviceShare& share, const RoomRequest& request) {
+  uint32_t here = 0;
+  for (int r = 0; r < request.ranks; ++r) here += share.peer(r).same_gpu && share.peer(r).kind == ShareKind::kPointer;
+  const std::string warning = connections_wanted(here, std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+  if (warning.empty()) return;
+  {
+    MutexLock lock(book().mutex);
+    if (!book().warned_of.insert({request.home, request.device}).second) return;
+  }
+  NVX_LOG(kWarn, "GPU %d: %s", request.device, warning.c_str());
 }
 
 }  // namespace
@@ -107,6 +124,17 @@ void BlockPromise::give_back() {
   const auto it = book().promised.find({home_, device_});
   it->second -= std::exchange(blocks_, 0);
   if (it->second == 0) book().promised.erase(it);
+}
+
+std::string connections_wanted(uint32_t ranks, const char* set) {
+  constexpr const char* kName = "CUDA_DEVICE_MAX_CONNECTIONS";
+  constexpr int kMost = 32;  // that CUDA has: all streams of the process go by them, not those of nvx alone
+  if (ranks < 2 || (set && std::atoi(set) >= kMost)) return "";
+  return std::to_string(ranks) + " ranks of this process share it, and " + kName + " is " +
+         (set ? std::string(set) : "not set") +
+         ": the hardware may queue one rank's kernel behind another's that waits for it, until both time out. Next: "
+         "set " +
+         kName + "=" + std::to_string(kMost) + " in the environment before CUDA is set up";
 }
 
 /// Groups may be set up beside each other, by the same processes or some of them. Whoever comes first to a process
@@ -145,6 +173,7 @@ Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomReq
   NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
                                    ", so the ranks would wait for each other: put fewer on it, or "
                                    "destroy groups that are no longer needed");
+  if (speaks_for_process(share, request.rank)) warn_of_connections(share, request);
   rooms.blocks = agreed.blocks;
   rooms.why_fewer = std::move(agreed.why_fewer);
   rooms.promise = BlockPromise(request.home, request.device, [&](uint32_t) { return rooms.blocks; });

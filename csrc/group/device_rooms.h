@@ -65,6 +65,10 @@ struct Rooms {
   BlockPromise claim;
 };
 
+/// What ranks that are threads of one process, and share a GPU, need of CUDA_DEVICE_MAX_CONNECTIONS, and do not have by
+/// what it is set to; nullptr: it is not. Empty where nothing is wanting.
+std::string connections_wanted(uint32_t ranks, const char* set);
+
 /// A step of all ranks together. share: of this group. Throws Error, and then on all ranks unless one has ended: also
 /// where a GPU has no room for a block of each of its ranks.
 Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request);

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 
+#include "group/device_rooms.h"
 #include "group/store_exchange.h"
 #include "support/device_sides.h"
 #include "support/pushes.h"
@@ -74,6 +75,35 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
                          "theirs there: not one each fits, so the ranks would wait for each other"))
         << failure->what();
   });
+}
+
+/// Once a GPU, by the first rank there; processes have connections of their own.
+TEST(DeviceSetup, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
+  for (const bool processes : {false, true}) {
+    DeviceWorld world({.ranks = 3, .gpus = 1, .processes = processes});
+    testing::internal::CaptureStderr();
+    for (int group = 0; group < 2; ++group) {
+      const SharedTable table(3);
+      as_threads(3, [&](int rank) {
+        SharedExchange exchange(table, rank);
+        EXPECT_FALSE(failure_of(world, rank, exchange));
+      });
+    }
+    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string words = "GPU 0: 3 ranks of this process share it";
+    const size_t first = said.find(words);
+    EXPECT_EQ(first == std::string::npos, processes) << said;
+    if (processes) continue;
+    EXPECT_EQ(said.find(words, first + 1), std::string::npos) << said;
+  }
+  EXPECT_EQ(connections_wanted(1, nullptr), "");
+  EXPECT_EQ(connections_wanted(4, "32"), "");
+  EXPECT_NE(connections_wanted(4, "8"), "");
+  EXPECT_NE(connections_wanted(2, "-1"), "");
+  EXPECT_TRUE(contains(connections_wanted(4, nullptr), "CUDA_DEVICE_MAX_CONNECTIONS is not set"));
+  const std::string one = connections_wanted(4, "1");
+  EXPECT_TRUE(contains(one, "4 ranks of this process share it, and CUDA_DEVICE_MAX_CONNECTIONS is 1: ")) << one;
+  EXPECT_TRUE(contains(one, "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32")) << one;
 }
 
 /// What the system's refusal, or another rank's end, has to say for itself.
