@@ -32,6 +32,16 @@ UNWANTED = (
     (r"\b(ld|st)\.volatile\b", "order travels on the flag, not on volatile"),
     (r"\bld\.global\.nc\b", "what peers write is not constant while a kernel runs"),
 )
+# What the machine code must have of it, after all optimisation.
+WANTED_CODE = (
+    (r"\bLDG?\.E\.128\.STRONG\.SYS\b", "reads of packets"),
+    (r"\bSTG?\.E\.128\.STRONG\.SYS\b", "writes of packets"),
+    (r"\bLDG?\.E\.64\.STRONG\.SYS\b", "reads of counters"),
+    (r"\bSTG?\.E\.64\.STRONG\.SYS\b", "writes of counters"),
+    (r"\bLDG?\.E\.128(?!\.STRONG)", "reads of chunks"),
+    (r"\bSTG?\.E\.128(?!\.STRONG)", "writes of chunks"),
+    (r"\bMEMBAR\.\S*\.SYS\b", "fences"),
+)
 # All that a wheel has machine code for. Whatever else there is gets what the driver makes of the PTX of the oldest.
 ARCHITECTURES = ("80", "90", "100", "120")
 PTX = "80"
@@ -54,6 +64,11 @@ def text_breaches(ptx):
         if hit:
             found.append(f"{hit.group(0).strip()}: {why}")
     return found
+
+
+def code_breaches(code):
+    """What is wrong with machine code, a sentence each."""
+    return [f"nowhere {pattern}: {what}" for pattern, what in WANTED_CODE if not re.search(pattern, code)]
 
 
 def resources(log):
@@ -234,12 +249,9 @@ def sass(context, cubins):
     told = []
     for cubin, arch in zip(cubins, ARCHITECTURES, strict=True):
         code = context.run([tool, "-sass", cubin], "cuobjdump", env=helped)
-        wide = len(re.findall(r"\bLDG?\.E\S*\.128\b", code))
-        system = len(re.findall(r"\bSTG?\.E\S*\.SYS\b|\bMEMBAR\.\S*\.SYS\b", code))
-        lacks = [what for what, n in (("loads of 16 bytes", wide), ("system-scope stores", system)) if not n]
-        shut_if(lacks, f"things missing in the machine code for {arch}")
-        told.append(f"sm_{arch}: {wide} loads of 16 bytes, {system} system-scope stores and fences")
-    return "machine code of " + "; ".join(told)
+        shut_if(code_breaches(code), f"things missing in the machine code for {arch}")
+        told.append(f"sm_{arch} " + "/".join(str(len(re.findall(pattern, code))) for pattern, _ in WANTED_CODE))
+    return f"machine code ({', '.join(what for _, what in WANTED_CODE)}): " + ", ".join(told)
 
 
 # (PTX, whether it is a breach)
@@ -255,6 +267,17 @@ EXAMPLES = (
     (GOOD + "\n    @%p1 trap;", True),
     (GOOD + " ld.volatile.u64", True),
     (GOOD + " ld.global.nc.v4.u32", True),
+)
+
+CODE = """LD.E.128.STRONG.SYS R4 ST.E.128.STRONG.SYS [R2] LD.E.64.STRONG.SYS R4 ST.E.64.STRONG.SYS [R2]
+LD.E.128 R4 ST.E.128 [R2] MEMBAR.ALL.SYS"""
+# (SASS, whether it is a breach)
+CODE_EXAMPLES = (
+    (CODE, False),
+    (CODE.replace("LD.E.128 ", "LD.E.64 "), True),
+    (CODE.replace("ST.E.128.STRONG.SYS", "ST.E.64.STRONG.SYS"), True),
+    (CODE.replace("LD.E.64.STRONG.SYS", "LD.E.64.STRONG.GPU"), True),
+    (CODE.replace("ALL.SYS", "ALL.GPU"), True),
 )
 
 ENTRY = """ptxas info    : Compiling entry function '_ZN3nvx6kernel13run_reductionE' for 'sm_90'

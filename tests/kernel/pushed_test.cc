@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "kernel/launch_cuda.h"
 #include "support/epochs.h"
 #include "support/pushes.h"
@@ -91,6 +93,35 @@ TEST_P(Pushes, EveryTypeAndOperator) {
       }
     }
   }
+  perform_all(twins, plan, 16);
+}
+
+/// Each type and operator with each way to reduce, at each odd count and each offset; of numbers that are near one, or
+/// whatever bits can be.
+TEST(Pushed, EveryTypeOperatorCountAndOffset) {
+  constexpr int kRanks = 3;
+  Twins twins({{kRanks, 1, 128, 256}, 3, uint32_t(-7), 0});
+  Plan plan;
+  uint64_t round = 0;
+  const size_t step = as_fast(1, 11);
+  for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
+    for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
+      if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
+      for (const auto& [algorithm, collective] : std::span(kWays).first(kWaysThatReduce)) {
+        for (const size_t n : {1, 5, 23, 61}) {
+          for (const size_t shift : {0, 1, 3, 7}) {
+            if (++round % step != 0) continue;
+            Play play = play_of(collective, n, kRanks, round);
+            play.dtype = DType(t), play.op = ReduceOp(o), play.shift = shift * size_of(DType(t));
+            play.nature = round / kRanks % 3 == 0 ? Nature::kNearOne : Nature::kWild;
+            play.in_place = round % 5 == 0;
+            if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(plan.size() * step, 7000u);
   perform_all(twins, plan, 16);
 }
 

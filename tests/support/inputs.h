@@ -10,17 +10,19 @@
 #include "base/hash.h"
 #include "kernel/dtype.h"
 #include "kernel/level.h"
+#include "support/numbers.h"
 
 /// What ranks put in, and what must come out. Every rank can work out every other's input.
 namespace nvx::test {
 
 using Bytes = std::vector<std::byte>;
 
-/// What floating-point numbers are like: near one, or so small that many are not normal.
-enum class Nature { kNearOne, kTiny };
+/// What numbers are like: near one; so small that many are not normal; or whatever bits can be, infinities, NaNs and
+/// the largest numbers among them.
+enum class Nature { kNearOne, kTiny, kWild };
 
-/// Which bits of an element's bytes are free, and which are set: no sum of a few such elements is infinite, none is
-/// NaN.
+/// Which bits of an element's bytes are free, and which are set: unless they are wild, no sum of a few such elements is
+/// infinite, none is NaN.
 struct Taming {
   uint8_t keep[16];
   uint8_t set[16];
@@ -35,7 +37,8 @@ struct Taming {
       if (dtype == DType::kBool) keep[i] = 1;
       if (dtype >= DType::kF8E4M3FN) keep[i] = 0xbf;
       if (dtype == DType::kF8E8M0FNU) keep[i] = 7, set[i] = 0x78;
-      if (!real && !complex) continue;
+      if (nature == Nature::kWild) keep[i] = 0xff, set[i] = 0;
+      if (nature == Nature::kWild || (!real && !complex)) continue;
       if (nature == Nature::kNearOne && top) keep[i] = 0x81, set[i] = 0x3c;
       if (nature == Nature::kNearOne) continue;
       // Of the exponent the lowest bit alone.
@@ -54,6 +57,7 @@ inline Bytes input(DType dtype, size_t n, int rank, uint64_t round, Nature natur
     const uint8_t bits = uint8_t((seed ^ (i * 0x9e3779b97f4a7c15u)) >> 37);
     bytes[i] = std::byte((bits & taming.keep[i % 16]) | taming.set[i % 16]);
   }
+  if (nature == Nature::kWild) sprinkle(dtype, bytes, seed);
   return bytes;
 }
 

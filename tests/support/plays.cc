@@ -24,7 +24,10 @@ std::string describe(const Play& play) {
                      std::to_string(play.root) + " counts";
   for (const size_t n : play.counts) text += " " + std::to_string(n);
   return text + " shift " + std::to_string(play.shift) + (play.in_place ? " in place" : "") +
-         (play.nature == Nature::kTiny ? " tiny" : "") + " round " + std::to_string(play.round);
+         (play.nature == Nature::kTiny   ? " tiny"
+          : play.nature == Nature::kWild ? " wild"
+                                         : "") +
+         " round " + std::to_string(play.round);
 }
 
 std::vector<size_t> counts_around(size_t n, int ranks, Collective collective) {
@@ -72,6 +75,11 @@ Bytes Side::slice_of(int from, int to) const {
   for (int p = 0; p < to; ++p) first += piece(from, p);
   const auto begin = all.begin() + long(first * width());
   return {begin, begin + long(piece(from, to) * width())};
+}
+
+bool Side::reduces() const {
+  const Collective c = play_.collective;
+  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
 }
 
 bool Side::receives() const {
@@ -141,13 +149,11 @@ void Side::lay_out_pieces() {
 }
 
 kernel::Fingerprint Side::fingerprint() const {
-  const bool reduces = play_.collective == Collective::kAllReduce || play_.collective == Collective::kReduce ||
-                       play_.collective == Collective::kReduceScatter;
   const bool pairwise = play_.collective >= Collective::kAllToAll;
   kernel::Fingerprint f;
   f.collective = play_.collective;
   f.dtype = play_.dtype;
-  f.op = reduces ? play_.op : ReduceOp::kSum;
+  f.op = reduces() ? play_.op : ReduceOp::kSum;
   f.root = play_.root;
   f.count = pairwise ? 0 : sum(play_.counts);
   return f;
@@ -169,10 +175,15 @@ kernel::Work Side::work() const {
   return work;
 }
 
+/// Of what is reduced, one NaN is as good as another; what is only moved keeps its bits.
+bool Side::is_right(const Bytes& want) {
+  return reduces() ? same_numbers(play_.dtype, out_.data(), want.data(), want.size()) : out_.holds(want);
+}
+
 std::string Side::verdict() {
   const std::string where = "rank " + std::to_string(rank_) + " of " + std::to_string(ranks_) + ", " + describe(play_);
   if (!out_.guards_are_whole() || !in_.guards_are_whole()) return where + ": wrote outside its tensors";
-  if (receives() && !out_.holds(want())) return where + ": wrong output";
+  if (receives() && !is_right(want())) return where + ": wrong output";
   const bool keeps_input = in_data_ == in_.data();
   if (keeps_input && !in_.holds(input_of(rank_))) return where + ": changed its input";
   return "";

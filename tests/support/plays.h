@@ -66,6 +66,8 @@ class Side {
   Bytes slice_of(int from, int to) const;
   Bytes want() const;
   bool receives() const;
+  bool reduces() const;
+  bool is_right(const Bytes& want);
   void lay_out_pieces();
   void place_in_place();
 

@@ -14,7 +14,8 @@ using kernel::Pushed;
 
 inline constexpr uint64_t kMillisecond = 1'000'000;  // in ns
 
-/// What each algorithm is for.
+/// What each algorithm is for; first those that reduce.
+inline constexpr size_t kWaysThatReduce = 7;
 inline constexpr std::pair<Pushed, Collective> kWays[] = {
     {Pushed::kReducePackets, Collective::kAllReduce},     {Pushed::kReducePackets, Collective::kReduce},
     {Pushed::kReducePackets, Collective::kReduceScatter}, {Pushed::kReducePacketsTwoShot, Collective::kAllReduce},
