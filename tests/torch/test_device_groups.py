@@ -58,6 +58,22 @@ def test_splits(rank, world):
         assert_all(split_sum(halves, torch.full((3,), float(rank))), [1, 5][rank // 2])
 
 
+@on_fake_gpus(3)
+def test_a_group_shrinks(rank, world):
+    """torch gives the smaller one tensors of the device that the group is bound to, and no others."""
+    trio = dist.new_group([0, 1, 2], device_id=torch.device(GPU, 0))
+    tensor = on_gpu(rank + 1)
+    dist.all_reduce(tensor, group=trio)
+    assert_all(tensor, 6)
+    if rank < 2:
+        smaller = dist.shrink_group([2], group=trio)
+        for count in (100, 1_500_000):
+            tensor = on_gpu(rank + 1, count)
+            dist.all_reduce(tensor, group=smaller)
+            assert_all(tensor, 3)
+    dist.barrier()
+
+
 def sparse(rank):
     """Rows that overlap the others', more of them on later ranks, some of them twice."""
     rows = torch.arange(2 * rank + 1) * (rank + 1)

@@ -86,9 +86,10 @@ void Queue::push(std::function<void()> task, Pace pace) {
   }
 }
 
-void Queue::push_now(std::function<void()> task, Pace pace) {
+uint64_t Queue::push_now(std::function<void()> task, Pace pace) {
   std::lock_guard lock(mutex_);
   entries_.push_back({std::move(task), pace});
+  ++begun_;
   if (!started_) {
     started_ = true;
     // Signals are for the program's own threads, as with a driver's.
@@ -99,6 +100,7 @@ void Queue::push_now(std::function<void()> task, Pace pace) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
   pushed_.notify_one();
+  return begun_;
 }
 
 MarkPtr Queue::mark(Pace pace) {
@@ -123,7 +125,9 @@ void Queue::wait_for(MarkPtr mark) {
 
 void Queue::drain() {
   if (const auto graph = this->graph()) graph->fault("nobody can wait for a stream in a capture");
-  mark(Pace::kAtOnce)->wait();
+  const uint64_t last = push_now([] {}, Pace::kAtOnce);
+  std::unique_lock lock(mutex_);
+  popped_.wait(lock, [&] { return ended_ >= last; });
 }
 
 bool Queue::idle() const {
@@ -152,6 +156,8 @@ void Queue::run() {
     entry.task = nullptr;
     lock.lock();
     entries_.pop_front();
+    ++ended_;
+    popped_.notify_all();
   }
 }
 

@@ -80,7 +80,8 @@ class Queue {
   // In a capture, it is kept for replays.
   void push(std::function<void()> task, Pace pace = Pace::kDelayed);
   // Also in a capture it is carried out now, behind what was pushed before that.
-  void push_now(std::function<void()> task, Pace pace);
+  // Returns how many have been pushed by now.
+  uint64_t push_now(std::function<void()> task, Pace pace);
   MarkPtr mark(Pace pace);      // passed when all that was pushed so far is done
   void wait_for(MarkPtr mark);  // what is pushed from here on begins when the mark has passed
   void drain();                 // the caller waits until all that was pushed so far is done
@@ -99,8 +100,9 @@ class Queue {
 
   const uint64_t number_;
   mutable std::mutex mutex_;
-  std::condition_variable pushed_;
+  std::condition_variable pushed_, popped_;
   std::deque<Entry> entries_;  // the first one may be running
+  uint64_t begun_ = 0, ended_ = 0;
   bool started_ = false;
   std::shared_ptr<Graph> graph_;
 };
