@@ -59,8 +59,6 @@ class Fused {
   DeviceRanks ranks_;
 };
 
-constexpr uint64_t kPatience = 20'000'000'000;
-
 TEST_F(Device, EveryAlgorithmTypeAndOperatorFused) {
   for (const uint32_t ranks : {1u, 2u, 3u, 8u}) {
     Fused fused({ranks, 2, 4096, 4096}, uint32_t(-40));
@@ -73,7 +71,7 @@ TEST_F(Device, EveryAlgorithmTypeAndOperatorFused) {
           play.round = ++round;
           play.counts.assign(ranks, algorithm == Pushed::kReduceChunks ? 5003 : 771);
           play.shift = round % 3 == 0 ? 16 : 0;
-          ASSERT_EQ(fused.run(algorithm, play, ranks, kPatience), "") << kernel::name(algorithm);
+          ASSERT_EQ(fused.run(algorithm, play, ranks, kDevicePatience), "") << kernel::name(algorithm);
         }
       }
     }
@@ -91,7 +89,8 @@ TEST_F(Device, EveryExchangeFused) {
         if (collective == Collective::kBroadcast || collective >= Collective::kGather) play.root = int(round % 4);
         if (collective == Collective::kBarrier) play.root = -1, play.counts = {0, 0, 0, 0};
         play.shift = round % 2 * 4;
-        ASSERT_EQ(fused.run(algorithm, play, 4, kPatience), "") << kernel::name(algorithm) << " " << describe(play);
+        ASSERT_EQ(fused.run(algorithm, play, 4, kDevicePatience), "")
+            << kernel::name(algorithm) << " " << describe(play);
       }
     }
   }

@@ -19,8 +19,6 @@ using kernel::Job;
 using kernel::Piece;
 using kernel::Pushed;
 
-constexpr uint64_t kPatience = 20'000'000'000;
-
 /// A stream that waits for no other one.
 class Stream {
  public:
@@ -112,7 +110,7 @@ class LaunchCuda : public Device {
     return error == cudaSuccess ? operations.verdict() : cudaGetErrorString(error);
   }
   std::string run(DeviceRanks& ranks, const Operations::Plan& plan) {
-    Operations operations(ranks, plan, kPatience);
+    Operations operations(ranks, plan, kDevicePatience);
     return run(operations);
   }
 
@@ -181,8 +179,8 @@ TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
 /// nothing, whether it would have to wait or not.
 TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
   DeviceRanks ranks(shape_, 0);
-  Operations sum(ranks, {{Pushed::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kPatience);
-  Operations later(ranks, {{Pushed::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kPatience);
+  Operations sum(ranks, {{Pushed::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDevicePatience);
+  Operations later(ranks, {{Pushed::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kDevicePatience);
   sum.spoil(), later.spoil();
   const auto began = std::chrono::steady_clock::now();
   ASSERT_TRUE(sum.launch(0, streams_[0]->get()).ok());
@@ -200,7 +198,7 @@ TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
 /// Aborted before anything is launched: a root, which would wait for nobody, says so and sends nothing.
 TEST_F(LaunchCuda, AnAbortedRankBeginsNothing) {
   DeviceRanks ranks(shape_, 0);
-  Operations operations(ranks, {{Pushed::kExchangePackets, play(Collective::kBroadcast, 100, 0)}}, kPatience);
+  Operations operations(ranks, {{Pushed::kExchangePackets, play(Collective::kBroadcast, 100, 0)}}, kDevicePatience);
   operations.spoil();
   std::atomic_ref(ranks.control(0).abort).store(1);
   ASSERT_TRUE(operations.launch(0, streams_[0]->get()).ok());
@@ -236,8 +234,8 @@ TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
   Operations captured(ranks,
                       {{Pushed::kReducePackets, play(Collective::kAllReduce, 500, 1)},
                        {Pushed::kExchangeChunks, play(Collective::kAllGather, 9000, 2)}},
-                      kPatience);
-  Operations eager(ranks, {{Pushed::kReducePacketsTwoShot, play(Collective::kAllReduce, 700, 3)}}, kPatience);
+                      kDevicePatience);
+  Operations eager(ranks, {{Pushed::kReducePacketsTwoShot, play(Collective::kAllReduce, 700, 3)}}, kDevicePatience);
   std::vector<std::unique_ptr<Graph>> graphs;
   for (uint32_t r = 0; r < kRanks; ++r) graphs.push_back(std::make_unique<Graph>(captured, r, streams_[r]->get()));
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -14,6 +14,8 @@
 /// The pushed algorithms on a device: the memory of ranks that share one, and their sides of operations there.
 namespace nvx::test {
 
+inline constexpr uint64_t kDevicePatience = 20'000'000'000;  // in ns
+
 /// Memory of the device, or of the host that the device reaches, until the test ends.
 class DeviceMemory {
  public:
