@@ -104,12 +104,17 @@ Way by_relay(const DeviceQuestion& q, const Bridge& bridge) {
     way.why = moved_by_relay(q.collective);
     way.runs = true;
   }
+  if (!why_not) way.estimate = estimate_relayed(bridge, q.collective, q.bytes, q.facts, q.carrier, q.link);
   return way;
 }
 
-Way by_all_hosts(const Bridge& bridge) {
-  return {"host memory", std::string("between hosts ") + bridge.row->name,
+Way by_all_hosts(const DeviceQuestion& q, const Bridge& bridge) {
+  const Estimate there = estimate_between(*bridge.row, q.collective, q.bytes, q.facts, q.carrier);
+  Way way{"host memory", std::string("between hosts ") + bridge.row->name,
           std::string("where there is nothing else: ") + bridge.why, "", true};
+  if (q.collective != Collective::kBarrier)
+    way.estimate = estimate_through_host(there, q.collective, q.bytes, q.facts.world);
+  return way;
 }
 
 /// Where it goes in chunks, the plan is asked for one.
@@ -150,7 +155,7 @@ std::vector<Way> explain_on_device(const DeviceQuestion& question) {
   if (question.facts.hosts > 1) {
     const Bridge bridge = plan_between(across(question.collective), question.bytes, question.facts);
     ways.push_back(by_relay(question, bridge));
-    ways.push_back(by_all_hosts(bridge));
+    ways.push_back(by_all_hosts(question, bridge));
   } else {
     for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
     ways.push_back(by_host(question));

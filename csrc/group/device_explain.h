@@ -14,9 +14,10 @@ struct DeviceQuestion {
   kernel::Collective collective;
   size_t bytes;  ///< that each rank puts in, or the root hands out, as explain() has it of tensors of the CPU
   PlanFacts facts;
-  bool has_kernels;     ///< this build
-  std::string no_nccl;  ///< why this torch has none; empty where it has
-  DeviceLink link{};    ///< between the ranks' GPUs
+  bool has_kernels;        ///< this build
+  std::string no_nccl;     ///< why this torch has none; empty where it has
+  DeviceLink link{};       ///< between the ranks' GPUs
+  Medium carrier = tcp();  ///< between hosts
 };
 
 /// All ways, and which of them float32 tensors that are summed, or moved in pieces of one size, would go in a group

@@ -150,6 +150,27 @@ Trips trips_of(Pushed algorithm, Collective collective, double n) {
   return {0, 0};
 }
 
+/// From where a host has what it sends to where all have what they get; no call of torch's, and nothing inside hosts.
+/// slices: set to how many follow each other.
+Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t bytes, const Bridge& bridge,
+                     const PlanFacts& facts, const Medium& medium, double* slices = nullptr) {
+  std::vector<Block> blocks;
+  const Between b = between(collective, bytes, bridge, facts, blocks);
+  if (slices) *slices = std::max(1.0, b.slices);
+  if (!row.legal(b.layout)) return {};
+  const Moved moved = moved_by(row, b.layout, b.near);
+  const double depth = double(row.guarantee.depth(b.layout.size));
+  const double posted = double(moved.messages) / double(kSlicesInFlight);
+  // The first slice has to come all the way; the others follow it.
+  const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * medium.byte;
+  Estimate e;
+  e.bytes = size_t(double(moved.bytes) * b.slices);
+  e.steps = uint64_t(std::max(depth, posted * std::ceil(b.slices)));
+  e.seconds = double(e.steps) * medium.message + double(e.bytes) * medium.byte + way;
+  e.basis = medium.basis;
+  return e;
+}
+
 }  // namespace
 
 Medium tcp() {
@@ -196,18 +217,9 @@ Estimate estimate_inside(Algorithm algorithm, Collective collective, size_t byte
 Estimate estimate_between(const schedule::Row& row, Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& medium) {
   const Bridge bridge = plan_between(across(collective), bytes, facts);
-  std::vector<Block> blocks;
-  const Between b = between(collective, bytes, bridge, facts, blocks);
-  if (!row.legal(b.layout)) return {};
-  const Moved moved = moved_by(row, b.layout, b.near);
-  const double depth = double(row.guarantee.depth(b.layout.size));
-  const double posted = double(moved.messages) / double(kSlicesInFlight);
-  // The first slice has to come all the way; the others follow it.
-  const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * medium.byte;
-  Estimate e;
-  e.bytes = size_t(double(moved.bytes) * b.slices);
-  e.steps = uint64_t(std::max(depth, posted * std::ceil(b.slices)));
-  e.seconds = kCall + double(e.steps) * medium.message + double(e.bytes) * medium.byte + way;
+  Estimate e = on_the_wire(row, collective, bytes, bridge, facts, medium);
+  if (e.basis.empty()) return e;
+  e.seconds += kCall;
   // Inside the hosts all slices are as much as the whole.
   const bool rails = !bridge.by_leader && collective == Collective::kAllReduce;
   const size_t before = rails || collective == Collective::kReduceScatter ? bytes : bridge.by_leader ? bytes : 0;
@@ -218,7 +230,34 @@ Estimate estimate_between(const schedule::Row& row, Collective collective, size_
     e.seconds += step.seconds;
     e.steps += step.steps;
   }
-  e.basis = medium.basis;
+  return e;
+}
+
+Estimate estimate_relayed(const Bridge& bridge, Collective collective, size_t bytes, const PlanFacts& facts,
+                          const Medium& medium, const DeviceLink& link) {
+  const bool reduces = collective != Collective::kAllGather, publishes = collective != Collective::kReduceScatter;
+  const size_t share = reduces ? bytes / facts.ranks : bytes;  // of a rank, to host memory
+  const size_t back = collective == Collective::kAllReduce ? share
+                      : publishes                          ? bytes * (facts.hosts - 1)
+                                                           : bytes / facts.world;
+  double slices = 1;
+  Estimate e = on_the_wire(*bridge.row, collective, bytes, bridge, facts, medium, &slices);
+  std::vector<double> stages{e.seconds, double(share) * kHostCopy, double(back) * kHostCopy};
+  const auto pushed = [&](Pushed algorithm, Collective inside, size_t each) {
+    const Estimate step = estimate_pushed(algorithm, inside, each, facts.ranks, link);
+    e.bytes += step.bytes;
+    e.steps += step.steps;
+    stages.push_back(step.seconds - kCall);
+  };
+  if (reduces) pushed(Pushed::kReduceChunks, Collective::kReduceScatter, bytes);
+  if (publishes) pushed(Pushed::kExchangeChunks, Collective::kAllGather, reduces ? share : bytes * facts.hosts);
+  // The stages overlap: the slowest sets the pace, and the others are waited for once a slice has to go through all.
+  double all = 0, slowest = 0;
+  for (const double stage : stages) all += stage, slowest = std::max(slowest, stage);
+  e.seconds = kCall + 2 * kHostCopyBegins + slowest + (all - slowest) / slices;
+  e.bytes += share + back;
+  e.basis = "not measured on a device: kernels at 0.7 of the link, " + link.who +
+            "; copies at 20 GB/s; between hosts " + medium.basis;
   return e;
 }
 

@@ -76,21 +76,25 @@ py::list listed(const std::vector<Way>& ways) {
   return told;
 }
 
-/// Of tensors of the CPU. rdma_gb_s: of the port between hosts; 0: they have TCP. cores, l3_bytes: of another machine
+/// rdma_gb_s: of the port between hosts; 0: they have TCP.
+Medium carrier_of(double rdma_gb_s) { return rdma_gb_s > 0 ? rdma(rdma_gb_s) : tcp(); }
+
+/// Of tensors of the CPU. cores, l3_bytes: of another machine
 /// than this one; 0: of this one.
 py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, size_t hosts, double rdma_gb_s,
                      size_t cores, size_t l3_bytes) {
   PlanFacts facts = facts_of_some(ranks, hosts);
   if (cores) facts.cores = cores;
   if (l3_bytes) facts.l3_bytes = l3_bytes;
-  return listed(ways_of(collective_of(collective), bytes, facts, rdma_gb_s > 0 ? rdma(rdma_gb_s) : tcp()));
+  return listed(ways_of(collective_of(collective), bytes, facts, carrier_of(rdma_gb_s)));
 }
 
 /// Of CUDA tensors, in the order in which they are asked.
 py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
-                        const std::string& no_nccl) {
+                        const std::string& no_nccl, double rdma_gb_s) {
   const DeviceQuestion question{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
-                                kernel::built_with_cuda(), no_nccl, slowest_link(look_at_gpus())};
+                                kernel::built_with_cuda(), no_nccl, slowest_link(look_at_gpus()),
+                                carrier_of(rdma_gb_s)};
   return listed(explain_on_device(question));
 }
 
@@ -285,7 +289,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("ways", &ways_on_cpu, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2, py::arg("hosts") = 1,
         py::arg("rdma_gb_s") = 0.0, py::arg("cores") = 0, py::arg("l3_bytes") = 0);
   m.def("ways_on_device", &ways_on_device, py::arg("collective"), py::arg("nbytes"), py::arg("ranks") = 2,
-        py::arg("hosts") = 1, py::arg("no_nccl") = "");
+        py::arg("hosts") = 1, py::arg("no_nccl") = "", py::arg("rdma_gb_s") = 0.0);
   m.def("flag_round", &time_flag_round, py::arg("shared"), py::arg("side"), py::arg("rounds"));
   m.def("config_table", &config_table);
   m.def("config_strays", &config_strays);

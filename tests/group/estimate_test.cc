@@ -122,5 +122,33 @@ TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndSaysSo) {
   EXPECT_EQ(slowest_link(one).kind, DeviceLink::Kind::kOneGpu);
 }
 
+TEST(Estimate, OfDevicesOverHostsHoldsARelayAgainstHostMemory) {
+  const auto ways = [](Collective collective, size_t bytes, const Medium& carrier, bool has_kernels = true) {
+    return explain_on_device({collective, bytes, hosts_of(8, 2), has_kernels, "", slowest_link(joined(18)), carrier});
+  };
+  for (const Collective c : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+    double before = 0;
+    for (const size_t bytes : {16 * M, 64 * M, 256 * M}) {
+      const auto told = ways(c, bytes, rdma(50));
+      ASSERT_EQ(told.size(), 3u);
+      const Estimate &relay = told[1].estimate, &host = told[2].estimate;
+      EXPECT_TRUE(told[1].runs) << told[1].why;
+      EXPECT_GT(relay.seconds, before);
+      EXPECT_LT(relay.seconds, host.seconds) << name(c) << " " << bytes;
+      EXPECT_NE(relay.basis.find("between hosts not measured: RDMA"), std::string::npos) << relay.basis;
+      before = relay.seconds;
+    }
+  }
+  const double wire = 256 * M / 8 / (0.8 * 50e9);  // an eighth of it over each rail, once each way
+  const double relay = ways(Collective::kAllReduce, 256 * M, rdma(50))[1].estimate.seconds;
+  EXPECT_GT(relay, wire);
+  EXPECT_LT(relay, 4 * wire) << "the stages overlap";
+  EXPECT_LT(relay, ways(Collective::kAllReduce, 256 * M, tcp())[1].estimate.seconds);
+  EXPECT_EQ(ways(Collective::kAllReduce, 8, tcp())[1].estimate.seconds, 0) << "too small for a relay";
+  EXPECT_GT(running(ways(Collective::kAllReduce, 8, tcp())).estimate.seconds, 0);
+  EXPECT_GT(ways(Collective::kAllReduce, 64 * M, tcp(), false)[1].estimate.seconds, 0)
+      << "what a build with kernels has";
+}
+
 }  // namespace
 }  // namespace nvx::test

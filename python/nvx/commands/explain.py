@@ -52,7 +52,7 @@ def ask(collective, nbytes, options):
     elif options.device == "cuda":
         where = "one host" if hosts == 1 else f"{hosts} hosts"
         said = f"{collective} of {nbytes} bytes a rank, {ranks} rank{'s' * (ranks > 1)} on {where}, CUDA tensors:"
-        ways = core.ways_on_device(collective, nbytes, ranks, hosts, delegate.obstacle())
+        ways = core.ways_on_device(collective, nbytes, ranks, hosts, delegate.obstacle(), rdma_gb_s())
     else:
         said = nvx.explain(collective, nbytes, ranks, hosts)
         ways = core.ways(collective, nbytes, ranks, hosts, rdma_gb_s())
