@@ -72,10 +72,15 @@ Book& book() {
   return *kBook;
 }
 
-/// Of the ranks of this group that this process has on this GPU, the first speaks for all.
+/// Whether this process has that rank on this GPU.
+bool is_here(const DeviceShare& share, int rank) {
+  return share.peer(rank).same_gpu && share.peer(rank).kind == ShareKind::kPointer;
+}
+
+/// Of the ranks of this group that are here, the first speaks for all.
 bool speaks_for_process(const DeviceShare& share, int rank) {
   for (int r = 0; r < rank; ++r) {
-    if (share.peer(r).same_gpu && share.peer(r).kind == ShareKind::kPointer) return false;
+    if (is_here(share, r)) return false;
   }
   return true;
 }
@@ -86,10 +91,10 @@ uint32_t ranks_on_gpu(const DeviceShare& share, int ranks) {
   return n;
 }
 
-/// Once: the variable is read once, too, when CUDA is set up.
+/// Once for each GPU: the variable is read once, too, when CUDA is set up.
 void warn_of_connections(const DeviceShare& share, const RoomRequest& request) {
   uint32_t here = 0;
-  for (int r = 0; r < request.ranks; ++r) here += share.peer(r).same_gpu && share.peer(r).kind == ShareKind::kPointer;
+  for (int r = 0; r < request.ranks; ++r) here += is_here(share, r);
   const std::string warning = connections_wanted(here, std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
   if (warning.empty()) return;
   {

@@ -79,8 +79,7 @@ py::list listed(const std::vector<Way>& ways) {
 /// rdma_gb_s: of the port between hosts; 0: they have TCP.
 Medium carrier_of(double rdma_gb_s) { return rdma_gb_s > 0 ? rdma(rdma_gb_s) : tcp(); }
 
-/// Of tensors of the CPU. cores, l3_bytes: of another machine
-/// than this one; 0: of this one.
+/// Of tensors of the CPU. cores, l3_bytes: of another machine than this one; 0: of this one.
 py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, size_t hosts, double rdma_gb_s,
                      size_t cores, size_t l3_bytes) {
   PlanFacts facts = facts_of_some(ranks, hosts);

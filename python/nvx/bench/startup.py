@@ -82,9 +82,8 @@ def work(arguments: argparse.Namespace) -> int:
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")  # all ranks are clients
     for _ in range(1 + AGAIN):
         server, port = meeting.store_server(timeout)
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-        )  # from 2.15 on torch holds the store against it
+        # From 2.15 on, torch believes in the agent's store at this address only.
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         tensor = torch.ones(2)
         meeting.start_together()
         began = time.perf_counter()

@@ -79,8 +79,7 @@ class Queue {
 
   // In a capture, it is kept for replays.
   void push(std::function<void()> task, Pace pace = Pace::kDelayed);
-  // Also in a capture it is carried out now, behind what was pushed before that.
-  // Returns how many have been pushed by now.
+  // Also in a capture it is carried out now, behind what was pushed before that. Returns how many have been pushed.
   uint64_t push_now(std::function<void()> task, Pace pace);
   MarkPtr mark(Pace pace);      // passed when all that was pushed so far is done
   void wait_for(MarkPtr mark);  // what is pushed from here on begins when the mark has passed
