@@ -203,10 +203,35 @@ void outlive(Member& member, Voice& voice, const Place& place) {
   voice.check("a group of those who are left", wrong.empty() ? as_told(again, after) : wrong);
 }
 
-/// Whether there is time for more; all ranks say the same, as the first of them.
-bool goes_on(Member& member, const Deadline& deadline) {
-  const std::byte mine{uint8_t(deadline.passed(Clock::now()) ? 0 : 1)};
-  return member.all_gather({&mine, 1}).front() == std::vector<std::byte>{std::byte{1}};
+/// What each of them says.
+std::vector<double> of_all(Member& member, double mine) {
+  std::vector<double> all;
+  for (const std::vector<std::byte>& one : member.all_gather(std::as_bytes(std::span(&mine, 1))))
+    std::memcpy(&all.emplace_back(), one.data(), std::min(one.size(), sizeof mine));
+  return all;
+}
+
+/// The time that is left to the one that has least of it.
+double agreed_us_left(Member& member, const Deadline& deadline) {
+  const std::chrono::duration<double, std::micro> left = deadline.end - Clock::now();
+  const std::vector<double> all = of_all(member, left.count());
+  return *std::min_element(all.begin(), all.end());
+}
+
+/// The slowest rank's time of what all of them launch, over launches in a row: as many as half of the time that is left
+/// allows, by what a first one takes. None: not even one a round.
+std::optional<double> agreed_us(Member& member, const Stream& stream, int most, const Deadline& deadline,
+                                const std::function<void()>& launch) {
+  constexpr int kRounds = 5;
+  const auto slowest = [&](int runs, int rounds) {
+    const std::vector<double> all = of_all(member, time_of(stream, runs, rounds, launch));
+    return *std::max_element(all.begin(), all.end());
+  };
+  if (agreed_us_left(member, deadline) <= 0) return std::nullopt;
+  const double once = slowest(1, 1);
+  const double fit = agreed_us_left(member, deadline) / 2 / (once * (kRounds + 1));
+  if (fit < 1) return std::nullopt;
+  return slowest(int(std::min(fit, double(most))), kRounds);
 }
 
 /// The slowest rank's time of an all-reduce, over launches in a row.
@@ -231,19 +256,13 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
         kernel::Job job = kernel::job_of(algorithm, work, member.number(), ranks, 4, 0, nullptr);
         job.patience_ns = kPatienceNs;
         if (!kernel::can_do(algorithm, job, rank.shape(), nullptr)) continue;
-        if (!goes_on(member, deadline)) {
+        const std::optional<double> us = agreed_us(member, rank.stream(), bytes <= (1 << 20) ? 100 : 10, deadline, [&] {
+          rank.launch({&job, 1});
+        });
+        if (!us) {
           if (member.number() == 0)
             voice.line(Line().add("left_out", std::to_string(bytes) + " bytes and more").add("why", "time ran out"));
           return;
-        }
-        const int runs = bytes <= (1 << 20) ? 100 : 10;
-        const double us = time_of(rank.stream(), runs, 5, [&] { rank.launch({&job, 1}); });
-        const auto all = member.all_gather(std::as_bytes(std::span(&us, 1)));
-        double slowest = 0;
-        for (const auto& one : all) {
-          double theirs = 0;
-          std::memcpy(&theirs, one.data(), std::min(one.size(), sizeof theirs));
-          slowest = std::max(slowest, theirs);
         }
         const bool ok = voice.check("timed", verdict_of(rank.control()));
         if (member.number() == 0 && ok) {
@@ -253,7 +272,7 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
                          .add("ranks", ranks)
                          .add("blocks", spot.blocks)
                          .add("bytes", uint64_t(bytes))
-                         .add("launch_us", slowest));
+                         .add("launch_us", *us));
         }
       }
     }
