@@ -127,16 +127,17 @@ void every_type(Runner& run, uint32_t ranks, bool lean) {
   run.close();
 }
 
-/// Sums of subnormal numbers: who flushes them makes other bits.
-void tiny_values(Runner& run, uint32_t ranks) {
-  if (!run.open("tiny", {{ranks, 1, 128, 256}, 0, 0})) return;
-  uint64_t round = 3000;
-  for (const DType type : {DType::kF16, DType::kBF16, DType::kF32, DType::kF64, DType::kC64, DType::kC128}) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum, ReduceOp::kMax}) {
-      if (!kernel::level().reduce(type, op)) continue;
-      Play play{.collective = Collective::kAllReduce, .dtype = type, .op = op, .counts = {}, .round = ++round};
+/// Numbers that are not near one. Who flushes the subnormal ones makes other bits; and infinities, NaNs and sums that
+/// overflow come out as the host has them.
+void odd_values(Runner& run, uint32_t ranks, Nature nature, const char* name) {
+  if (!run.open(name, {{ranks, 1, 128, 256}, 0, 0})) return;
+  uint64_t round = 3000 + 500 * uint64_t(nature);
+  for (size_t t = size_t(DType::kF16); t < kernel::kDTypeCount; ++t) {  // those behind the integers
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      if (!kernel::level().reduce(DType(t), op)) continue;
+      Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = op, .counts = {}, .round = ++round};
       play.counts.assign(ranks, 29);
-      play.nature = Nature::kTiny;
+      play.nature = nature;
       run.add({Pushed::kReducePackets, play});
       run.add({Pushed::kReduceChunks, play});
     }
@@ -211,7 +212,8 @@ void run_cases(const MakeStage& make, const CaseOptions& options, Report& report
     every_count(run, ranks, /*lean=*/true, (1u << 31) - 7, "counts, epochs near 2^31");
     every_count(run, ranks, /*lean=*/true, uint32_t(-7), "counts, epochs near 2^32");
     every_count(run, ranks, /*lean=*/true, kernel::kRestamp - 9, "counts, stamps renewed");
-    tiny_values(run, ranks);
+    odd_values(run, ranks, Nature::kTiny, "tiny");
+    odd_values(run, ranks, Nature::kWild, "wild");
     every_offset(run, ranks);
     large_messages(run, ranks);
   }
