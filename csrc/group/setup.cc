@@ -10,11 +10,13 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "group/group.h"
+#include "net/descriptors.h"
 
 namespace nvx {
 namespace {
 
 constexpr const char* kAddresses = "addresses";
+constexpr size_t kMostDescriptors = 2048;  ///< that room is made for: a rank is seldom connected to a thousand others
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
 
 std::chrono::milliseconds set_up_time(const GroupOptions& options) {
@@ -207,6 +209,7 @@ void SetUp::check_seats() {
 void SetUp::open_port() {
   const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::here(store_.host());
   port_ = std::make_unique<net::Port>(wire, members_.id, rank(), options_.size);
+  net::make_room_for_descriptors(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));
   const std::vector<std::vector<std::byte>> addresses = exchange_addresses(wire->address());
   const Topology& topology = members_.topology;
   for (int r = 0; r < options_.size; ++r) {

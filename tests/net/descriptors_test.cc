@@ -1,0 +1,49 @@
+#include "net/descriptors.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace nvx::net {
+namespace {
+
+size_t table_size() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    size_t size = 0;
+    if (word == "FDSize:" && status >> size) return size;
+  }
+  return 0;
+}
+
+size_t open_descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return size_t(std::distance(begin(all), end(all)));
+}
+
+TEST(Descriptors, AreRoomedForAtOnceAndNoneIsLeftOpen) {
+  const size_t open = open_descriptors();
+  make_room_for_descriptors(700);
+  EXPECT_GE(table_size(), 700u);
+  EXPECT_EQ(open_descriptors(), open);
+}
+
+TEST(Descriptors, NoMoreThanTheProcessMayHave) {
+  rlimit allowed{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &allowed), 0);
+  const rlimit few{256, allowed.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  const size_t open = open_descriptors();
+  make_room_for_descriptors(size_t(1) << 40);
+  EXPECT_GE(table_size(), 256u);
+  EXPECT_EQ(open_descriptors(), open);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &allowed), 0);
+}
+
+}  // namespace
+}  // namespace nvx::net
