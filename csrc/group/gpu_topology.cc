@@ -253,8 +253,13 @@ GpuTopology look_at_gpus(Nvml& nvml) {
 }
 
 GpuTopology look_at_gpus() {
+  return look_at_gpus([] { return nvml_library(); }, std::chrono::seconds(10));
+}
+
+GpuTopology look_at_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience) {
   try {
-    return look_at_gpus(*nvml_library());
+    return demand_apart<GpuTopology>("NVML, asked for the GPUs,", Deadline::after(patience),
+                                     [open] { return look_at_gpus(*open()); });
   } catch (const Error& error) {
     GpuTopology nothing;
     nothing.none = error.reason();

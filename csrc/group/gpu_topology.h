@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,8 +49,11 @@ struct GpuTopology {
 
 /// What NVML tells, and what follows from it.
 GpuTopology look_at_gpus(Nvml& nvml);
-/// Of this machine; without a driver, or without GPUs, `none` says why. Never throws for want of them.
+/// Of this machine; without a driver, without GPUs, or where the driver does not answer in time, `none` says why. Never
+/// throws for want of them.
 GpuTopology look_at_gpus();
+/// The same of what is opened, for so long at most.
+GpuTopology look_at_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience);
 
 /// Measures every pair, the devices of the driver being found by their buses, and judges anew. Each way of a pair has
 /// its time, and all together end by the deadline or soon after it; what was not measured says why.

@@ -91,8 +91,12 @@ py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, 
 /// Of CUDA tensors, in the order in which they are asked.
 py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
                         const std::string& no_nccl, double rdma_gb_s) {
+  const GpuTopology gpus = [] {
+    const py::gil_scoped_release release;
+    return look_at_gpus();
+  }();
   const DeviceQuestion question{collective_of(collective), bytes,   facts_of_some(ranks, hosts),
-                                kernel::built_with_cuda(), no_nccl, slowest_link(look_at_gpus()),
+                                kernel::built_with_cuda(), no_nccl, slowest_link(gpus),
                                 carrier_of(rdma_gb_s)};
   return listed(explain_on_device(question));
 }

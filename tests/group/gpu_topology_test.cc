@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <future>
+
 #include "base/error.h"
 #include "support/fake_driver.h"
 #include "support/fake_nvml.h"
@@ -222,6 +224,19 @@ TEST(GpuTopology, SaysWhyThereIsNone) {
   EXPECT_THROW((void)nvml_library("libm.so.6"), Error);
   const GpuTopology here = look_at_gpus();
   EXPECT_EQ(here.gpus.empty(), !here.none.empty());
+}
+
+/// A driver of a GPU that has fallen off its bus may keep whoever asks.
+TEST(GpuTopology, WaitsForTheDriverForABoundedTime) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  const auto open = [released]() -> std::unique_ptr<Nvml> {
+    released.wait();
+    return std::make_unique<FakeNvml>();
+  };
+  EXPECT_EQ(look_at_gpus(open, milliseconds(50)).none, "NVML, asked for the GPUs, did not return within 50 ms");
+  release.set_value();
+  EXPECT_EQ(look_at_gpus(open, milliseconds(10'000)).none, "the NVIDIA driver 580.1 sees no GPU");
 }
 
 TEST(GpuTopology, PcieLinksCarryWhatTheirGenerationGives) {

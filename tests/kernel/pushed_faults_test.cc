@@ -399,8 +399,20 @@ TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
 
 /// A lane posts what the others have not written yet.
 TEST(PushedControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
+  const std::pair<Pushed, Collective> ways[] = {{Pushed::kExchangeChunks, Collective::kAllGather},
+                                                {Pushed::kReduceChunks, Collective::kAllReduce}};
+  for (const auto& [algorithm, collective] : ways) {
+    const auto plays = many_plays(algorithm, collective, 300);
+    EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
+    EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kNoSync, 2000 * kMillisecond))
+        << kernel::name(algorithm);
+  }
+}
+
+/// A lane reads what only another one has seen arrive. (Where chunks are summed it would look for them anywhere.)
+TEST(PushedControls, LanesThatDecideAloneReadTooEarly) {
   const auto plays = many_plays(Pushed::kExchangeChunks, Collective::kAllGather, 300);
-  EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kNoSync, 2000 * kMillisecond));
+  EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kLoneVerdicts, 2000 * kMillisecond));
 }
 
 TEST(PushedControls, ASignalThatIsLostEndsInAVerdict) {

@@ -56,7 +56,7 @@ class Crossing {
 
 /// What may be done wrong on purpose, and by whom.
 struct Mischief {
-  enum class Kind { kNone, kNoSync, kLostSignal, kRelaxedSignal } kind = Kind::kNone;
+  enum class Kind { kNone, kNoSync, kLoneVerdicts, kLostSignal, kRelaxedSignal } kind = Kind::kNone;
   uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
   uint64_t seed = 0;
   uint32_t abort_at = 0;  ///< the look of a tile at the host just before which that raises its abort word; 0: none
@@ -92,7 +92,7 @@ class TwinMachine {
   bool all(bool mine) const {
     dawdle();
     if (mischief_.holds) mischief_.holds(++awaits_);
-    return crossing_.meet(mine);
+    return mischief_.kind == Mischief::Kind::kLoneVerdicts ? mine : crossing_.meet(mine);
   }
   bool speaks() const { return crossing_.is_turn(); }
 
