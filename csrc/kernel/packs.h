@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernel/device_pad.h"
 #include "kernel/exec.h"
@@ -215,6 +216,20 @@ struct Factors {
   }
 };
 
+/// Eight bools in a word: all that bools have is bitwise operators, which take a word at once.
+struct Bools {
+  uint64_t bytes;
+};
+template <>
+struct Rule<Bools> {
+  using Acc = uint64_t;
+  NVX_RULE static Acc widen(Bools x) {  // 1 in each byte that is not 0
+    constexpr uint64_t kLow = 0x7f7f7f7f7f7f7f7f, kOnes = 0x0101010101010101;
+    return (((x.bytes & kLow) + kLow) | x.bytes) >> 7 & kOnes;
+  }
+  NVX_RULE static Bools round(Acc a) { return {a}; }
+};
+
 /// A pack's elements on their way through a reduction. The operator is chosen here, once a pack, and not in the type:
 /// code that differs in it alone would make the kernels ten times as large.
 template <class T>
@@ -250,7 +265,7 @@ class Accumulators {
   }
 
   NVX_HD Pack finish(ReduceOp op, int ranks) {
-    if constexpr (!kSame<T, Bool> && !kIsComplex<T>) {
+    if constexpr (!kSame<T, Bools> && !kIsComplex<T>) {
       if (op == ReduceOp::kAvg) {
         for (int k = 0; k < kCount; ++k) acc_[k] = divide(acc_[k], ranks);
       }
@@ -266,12 +281,13 @@ class Accumulators {
   };
   static constexpr bool kFloats = kIsFloat<Acc>;
   static constexpr bool kScales = kFloats;
-  /// Operators that a type does not have are never asked for: see reduce() below.
+  /// Operators that a type does not have, or leaves to the unsigned one, are never asked for: see reduce() below.
   static constexpr bool has(ReduceOp op) {
     const bool bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
+    if (kSame<T, Bools>) return bitwise;
     if (kIsComplex<T>) return op == ReduceOp::kProduct;
-    if (kSame<T, Bool>) return bitwise;
-    return !bitwise || !kFloats;
+    if (kFloats) return !bitwise;
+    return std::is_unsigned_v<T> || !(bitwise || op == ReduceOp::kProduct);
   }
 
   template <ReduceOp kOp>
@@ -291,13 +307,14 @@ struct Fold {
   Factors factors;
   ReduceOp op;
   int ranks;
-  size_t bytes;
+  size_t bytes;  ///< of a chunk, or of what packets hold: 32 bits count its packs
 };
 
 /// to[i] = op over the ranks' elements, in absolute rank order, rounded once. The answer is this lane's alone.
 template <class T, class Exec>
 NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
-  for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < f.bytes; i += size_t(ex.lanes())) {
+  const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
+  for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
     Accumulators<T> sum;
     Ahead packs;
     const auto add = [&](int rank, const Pack& pack) {
@@ -349,11 +366,11 @@ NVX_HD bool fold_bools(Exec& ex, const Fold& f) {
   switch (f.op) {
     case ReduceOp::kSum:
     case ReduceOp::kMax:
-    case ReduceOp::kBor: return fold<Bool>(ex, f, ReduceOp::kBor);
+    case ReduceOp::kBor: return fold<Bools>(ex, f, ReduceOp::kBor);
     case ReduceOp::kProduct:
     case ReduceOp::kMin:
-    case ReduceOp::kBand: return fold<Bool>(ex, f, ReduceOp::kBand);
-    case ReduceOp::kBxor: return fold<Bool>(ex, f, ReduceOp::kBxor);
+    case ReduceOp::kBand: return fold<Bools>(ex, f, ReduceOp::kBand);
+    case ReduceOp::kBxor: return fold<Bools>(ex, f, ReduceOp::kBxor);
     default: return false;
   }
 }
