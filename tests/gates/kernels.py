@@ -45,6 +45,7 @@ WANTED_CODE = (
 # All that a wheel has machine code for. Whatever else there is gets what the driver makes of the PTX of the oldest.
 ARCHITECTURES = ("80", "90", "100", "120")
 PTX = "80"
+OLDEST = "75"  # that TORCH_CUDA_ARCH_LIST may name, and CUDA 13 compiles for; what it uses is not looked into
 MOST_REGISTERS = 128  # 512 lanes a block
 BUILT_FOR = "9.0"  # by CMake and without it: each other one would take as long again, and is looked into below
 MOST_CORE_SECONDS = 8 * 240  # of all that `nvx gpucheck` builds, without CMake and for one architecture
@@ -114,7 +115,7 @@ def cuda(context):
     folder.mkdir(parents=True, exist_ok=True)
     told.append(without_cmake(context, pathlib.Path(nvcc), ("program",)))
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
-        found = list(pool.map(lambda arch: assemble(context, folder, nvcc, arch), ARCHITECTURES))
+        *found, _ = pool.map(lambda arch: assemble(context, folder, nvcc, arch), (*ARCHITECTURES, OLDEST))
     entries = [entry for _, some in found for entry in some]
     shut_if(resource_breaches(entries), "kernels that use too much")
     told.append(keep_figures(context, nvcc, entries))
