@@ -125,9 +125,12 @@ void Queue::wait_for(MarkPtr mark) {
 
 void Queue::drain() {
   if (const auto graph = this->graph()) graph->fault("nobody can wait for a stream in a capture");
-  const uint64_t last = push_now([] {}, Pace::kAtOnce);
+  await(push_now([] {}, Pace::kAtOnce));
+}
+
+void Queue::await(uint64_t pushed) {
   std::unique_lock lock(mutex_);
-  popped_.wait(lock, [&] { return ended_ >= last; });
+  popped_.wait(lock, [&] { return ended_ >= pushed; });
 }
 
 bool Queue::idle() const {

@@ -84,6 +84,7 @@ class Queue {
   MarkPtr mark(Pace pace);      // passed when all that was pushed so far is done
   void wait_for(MarkPtr mark);  // what is pushed from here on begins when the mark has passed
   void drain();                 // the caller waits until all that was pushed so far is done
+  void await(uint64_t pushed);  // until as many have been done, of which push_now() told
   bool idle() const;
   // The capture that it is part of, or null.
   std::shared_ptr<Graph> graph() const;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "graph.h"
 
@@ -108,14 +109,14 @@ Queue& queue_of(c10::Stream stream) {
 Queue& current_queue(c10::DeviceIndex device) { return queue_of(current_stream(device)); }
 
 void drain_device(c10::DeviceIndex index) {
-  std::vector<MarkPtr> marks;
+  std::vector<std::pair<Queue*, uint64_t>> lasts;
   {
     Device& device = devices()[known(index)];
     std::lock_guard lock(device.mutex);
     for (auto& [id, queue] : device.queues)
-      if (!queue->idle()) marks.push_back(queue->mark(Pace::kAtOnce));
+      if (!queue->idle()) lasts.emplace_back(queue, queue->push_now([] {}, Pace::kAtOnce));
   }
-  for (const MarkPtr& mark : marks) mark->wait();
+  for (const auto& [queue, last] : lasts) queue->await(last);
 }
 
 bool drain_all(int64_t most_ms) {
