@@ -28,8 +28,23 @@ elif how == "fail":
 elif how == "hang":
     child = subprocess.Popen(["sleep", "600"])
     say(child=child.pid)
+    with open(os.environ["NVX_STAND_IN_LOG"] + ".child", "w") as file:
+        file.write(f"{child.pid}\n")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(600)
+elif how == "wait":
+    with open(os.environ["NVX_STAND_IN_LOG"] + ".child", "w") as file:
+        file.write(f"{os.getpid()}\n")
+    time.sleep(600)
+elif how == "odd":  # figures that nobody can make sense of
+    say(start=1)
+    say(bench="all_reduce", algorithm="one_shot", ranks=8)
+    say(copy="device_to_device", bytes=1 << 28, gb_s=None)
+    print("[" * 100_000, flush=True)
+    print('{"deep": ' + "[" * 300 + "]" * 300 + "}", flush=True)
+    say(end="passed", tried=3, failed=0)
+elif how == "realtime":
+    os.kill(os.getpid(), signal.SIGRTMIN + 1)
 elif how == "segfault":
     os.kill(os.getpid(), signal.SIGSEGV)
 elif how == "garbage":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -88,8 +89,8 @@ def versions() -> dict[str, Any]:
     return found
 
 
-def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) -> dict[str, Any]:
-    """The head that every results file has."""
+def head(what: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The head that every results file has, but for what has to be imported to be known."""
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     return {
         "schema": SCHEMA,
@@ -97,10 +98,14 @@ def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) ->
         "command": command,
         "when": now.isoformat(),
         "machine": describe(),
-        "versions": versions(),
+        "versions": {"python": platform.python_version()},
         "arguments": arguments,
-        **rest,
     }
+
+
+def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    """The head that every results file has."""
+    return head(what, command, arguments) | {"versions": versions(), **rest}
 
 
 def write(path: str, contents: dict[str, Any]) -> None:
@@ -108,8 +113,13 @@ def write(path: str, contents: dict[str, Any]) -> None:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
-    draft.write_text(json.dumps(contents, indent=1) + "\n")
-    draft.replace(target)
+    try:
+        draft.write_text(json.dumps(contents, indent=1) + "\n")
+        draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read(path: str) -> dict[str, Any]:

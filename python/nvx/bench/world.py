@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from .. import interrupts
 from . import hosts
 
 MODULE = "nvx.bench"
@@ -131,21 +131,16 @@ def _name_port() -> int:
 
 def _wait_all(children: list[subprocess.Popen]) -> int:
     """The first failure ends all; so does an exception or a signal here."""
-    previous = signal.signal(signal.SIGTERM, _interrupted)
-    try:
-        while True:
-            states = [child.poll() for child in children]
-            bad = [state for state in states if state]
-            if bad or all(state == 0 for state in states):
-                return abs(bad[0]) if bad else 0
-            time.sleep(0.02)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        _end(children)
-
-
-def _interrupted(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+    with interrupts.heeded():
+        try:
+            while True:
+                states = [child.poll() for child in children]
+                bad = [state for state in states if state]
+                if bad or all(state == 0 for state in states):
+                    return abs(bad[0]) if bad else 0
+                time.sleep(0.02)
+        finally:
+            _end(children)
 
 
 def _end(children: list[subprocess.Popen]) -> None:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -19,16 +17,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..gpucheck import build, join, judge, parts, probe, run, table
+from .. import interrupts
+from ..gpucheck import build, join, judge, mps, parts, probe, results, run, table, versions
+from ..gpucheck.screen import say, warn
 
-NO_GPU = "no GPU"
 BUILDS = 240.0  # seconds, at most
 
 
 class Check:
     """A run, and the file that it becomes."""
 
-    def __init__(self, options: argparse.Namespace, gpus: list[dict[str, Any]]) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.began = time.monotonic()
         self.end = self.began + options.minutes * 60
@@ -40,19 +39,16 @@ class Check:
         if options.program:
             self.no_source = ""
         # What a machine with a GPU has found is not replaced by what one without has not.
-        results = self.source / "bench" / "results" if self.source and gpus else Path.cwd()
-        self.file = Path(options.json or results / "gpucheck.json")
+        self.file = results.File(Path(options.json or "gpucheck.json"))
         self.document = head(options)
         self.document["parts"] = {name: run.Outcome("skipped", "not reached").as_json() for name in options.parts}
         self.document["targets"] = []
-        self.document["gpus"] = gpus
+        self.document["gpus"] = []
 
     def write(self) -> None:
-        from ..bench import machine
-
         self.document["minutes"] = round((time.monotonic() - self.began) / 60, 2)
         self.document["targets"] = [verdict.as_json() for verdict in judge.judge(self.document)]
-        machine.write(str(self.file), self.document)
+        self.file.write(self.document)
 
     def record(self, name: str, outcome: run.Outcome) -> None:
         self.document["parts"][name] = outcome.as_json()
@@ -60,7 +56,7 @@ class Check:
         end = next((line for line in reversed(outcome.lines) if "end" in line), {})
         tried = f", {end['tried']} tried" if end.get("tried") else ""
         why = f": {outcome.why}" if outcome.why else ""
-        print(f"  {name:16}{outcome.state:12}{outcome.seconds:6.1f} s{tried}{why}", flush=True)
+        say(f"  {name:16}{outcome.state:12}{outcome.seconds:6.1f} s{tried}{why}")
 
     def skip_rest(self, why: str) -> None:
         for part in self.document["parts"].values():
@@ -71,8 +67,17 @@ class Check:
     def states(self) -> list[str]:
         return [part["state"] for part in self.document["parts"].values()]
 
+    def look(self) -> probe.Answer:
+        """What there is to run on, with which versions; the file is where it is to be."""
+        answer = probe.ask(max(1.0, min(probe.SECONDS, self.end - time.monotonic())))
+        self.document["gpus"] = answer.gpus
+        if answer.gpus and self.source and not self.options.json:
+            self.file = results.File(self.source / "bench" / "results" / "gpucheck.json")
+        self.document |= versions.found()
+        return answer
+
     def build(self, computes: list[str]) -> build.Built:
-        """What the parts run, built if that is wanted. Raises BuildError."""
+        """What the parts run, built if that is wanted; of what is not there, why."""
         if self.options.program:
             return build.Built({"program": self.options.program}, {})
         assert self.source is not None
@@ -83,16 +88,26 @@ class Check:
                 found.add(what, folder)
             if found.found:
                 return found
-            print(f"  --no-build, but nothing is built in {folder} yet", flush=True)
-        print(f"  building for {', '.join(computes)} in {folder}", flush=True)
+            say(f"  --no-build, but nothing is built in {folder} yet")
+        say(f"  building for {', '.join(computes)} in {folder}")
         began = time.monotonic()
-        result = build.build(self.source, folder, computes, min(BUILDS, self.end - began))
-        self.document["build"] = {"seconds": round(time.monotonic() - began, 1), "for": computes}
+        self.document["build"] = told = {"for": computes}
+        try:
+            result = build.build(self.source, folder, computes, min(BUILDS, self.end - began))
+        except KeyboardInterrupt as error:
+            told["failed"] = f"interrupted: {error}"
+            raise
+        except (build.BuildError, OSError, subprocess.SubprocessError) as error:
+            result = build.Built({}, dict.fromkeys(build.TARGETS, str(error)))
+        told["seconds"] = round(time.monotonic() - began, 1)
         if result.missing:
-            self.document["build"]["missing"] = result.missing
+            told["missing"] = result.missing
         for what, why in result.missing.items():
-            print(f"  {what} is not there: {why}", flush=True)
-        print(f"  built in {time.monotonic() - began:.0f} s", flush=True)
+            say(f"  {what} is not there: {why}")
+        if not result.found:
+            told["failed"] = next(iter(result.missing.values()))
+            warn(f"nothing was built: {told['failed']}. What needs nothing of it is run")
+        say(f"  built in {told['seconds']:.0f} s")
         return result
 
     def scene(self, built: build.Built, gpus: int) -> parts.Scene:
@@ -113,44 +128,73 @@ class Check:
         path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         environment = os.environ | {"PYTHONPATH": path}
         with contextlib.ExitStack() as stack:
-            mps, no_mps = {}, ""
+            place, no_mps = {}, ""
             if part.together:
                 whole = end - time.monotonic()
-                mps, no_mps = stack.enter_context(parts.mps(whole))
+                place, no_mps = stack.enter_context(mps.running(whole))
                 self.document["mps"] = no_mps or "used where processes share a GPU"
-                if mps:  # which has yet to end
-                    end -= min(parts.MPS_ENDS, whole / 3)
+                if place:  # which has yet to end
+                    end -= min(mps.ENDS, whole / 3)
             seconds = max(1.0, end - time.monotonic())
-            outcome = run.run(parts.command(part, scene, seconds, bool(mps)), seconds, environment | mps)
-            outcome.mps = bool(mps)
+            outcome = run.run(parts.command(part, scene, seconds, bool(place)), seconds, environment | place)
+            outcome.mps = bool(place)
         if outcome.state == "skipped" and no_mps:
             outcome.why += f" ({no_mps})"
         return outcome
+
+    def try_part(self, part: parts.Part, scene: parts.Scene) -> run.Outcome:
+        """However it goes."""
+        try:
+            return self.run_part(part, scene)
+        except KeyboardInterrupt as error:
+            return run.Outcome("interrupted", str(error))
+        except OSError as error:
+            return run.Outcome("failed", f"it could not be run: {error}")
 
     def run_all(self, scene: parts.Scene) -> None:
         """Each part in turn. KeyboardInterrupt where one was interrupted."""
         for name in self.options.parts:
             part = parts.PARTS[parts.NAMES.index(name)]
-            print(f"  {name:16}{part.asks} ...", end="\r" if sys.stdout.isatty() else "\n", flush=True)
-            outcome = self.run_part(part, scene)
+            say(f"  {name:16}{part.asks} ...", end="\r" if sys.stdout.isatty() else "\n")
+            outcome = self.try_part(part, scene)
             self.record(name, outcome)
             if outcome.state == "interrupted":
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(outcome.why)
+
+    def go(self) -> int:
+        """The exit status. KeyboardInterrupt where it was interrupted."""
+        answer = self.look()
+        if not answer.gpus:
+            self.document["no_gpu"] = answer.as_json()
+            self.skip_rest(answer.in_short())
+            none = "there is no GPU here" if answer.kind == "no GPU" else "no GPU can be used"
+            say(f"nvx gpucheck: {none}: {answer.why}. Nothing was run.")
+            say(self.file.told())
+            return 2
+        self.write()
+        say(f"nvx gpucheck: {', '.join(gpu['name'] for gpu in answer.gpus)}; at most {self.options.minutes:g} minutes")
+        if parts.sanitizer() is None:
+            say("  compute-sanitizer is not installed: its parts are left out")
+        if self.no_source:
+            self.document["build"] = {"failed": self.no_source}
+            self.skip_rest("nothing was built")
+            warn(self.no_source)
+            say(self.file.told())
+            return 2
+        built = self.build(sorted({gpu["compute"] for gpu in answer.gpus}))
+        self.run_all(self.scene(built, len(answer.gpus)))
+        self.write()
+        conclude(self)
+        return 0 if set(self.states()) <= {"passed", "skipped"} else 1
 
 
 def head(options: argparse.Namespace) -> dict[str, Any]:
-    """What every results file begins with; without torch's version where there is no torch."""
+    """What is known at once of what every results file begins with."""
     from ..bench import machine
 
     command = shlex.join(["nvx", "gpucheck", *options.given])
     arguments = {"minutes": options.minutes, "parts": options.parts, "kind": options.kind}
-    try:
-        document = machine.document("gpucheck", command, arguments)
-    except ImportError as error:
-        now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
-        versions = {"python": platform.python_version(), "torch": f"none ({error})"}
-        document = {"schema": machine.SCHEMA, "what": "gpucheck", "command": command, "when": now.isoformat()}
-        document |= {"machine": machine.describe(), "versions": versions, "arguments": arguments}
+    document = machine.head("gpucheck", command, arguments)
     return document | {"driver": probe.driver_version(), "sanitizer": parts.sanitizer() or "not installed"}
 
 
@@ -160,53 +204,31 @@ def conclude(check: Check) -> None:
     by_state: dict[str, list[str]] = {}
     for name, part in found.items():
         by_state.setdefault(part["state"], []).append(name)
-    print()
+    say()
     for state, names in by_state.items():
-        print(f"{state}: {', '.join(names)}")
+        say(f"{state}: {', '.join(names)}")
     for name, part in found.items():
         if part["state"] == "skipped":
-            print(f"  {name} was skipped: {part['why']}")
+            say(f"  {name} was skipped: {part['why']}")
         elif part["state"] != "passed" or part["why"]:
-            print(f"  {name} {part['state']}: {part['why']}")
+            say(f"  {name} {part['state']}: {part['why']}")
     for target in check.document["targets"]:
         measured = f": {target['measured']}" if target["measured"] else ""
-        print(f"target {target['state']}: {target['target']}{measured}")
-    print(f"written: {check.file}")
+        say(f"target {target['state']}: {target['target']}{measured}")
+    say(check.file.told())
 
 
 def check_machine(options: argparse.Namespace) -> int:
-    found, why = probe.gpus()
-    check = Check(options, found)
-    if not found:
-        check.skip_rest(NO_GPU)
-        print(f"nvx gpucheck: there is no GPU here: {why}. Nothing was run.")
-        print(f"written: {check.file}")
-        return 2
-    check.write()
-    print(f"nvx gpucheck: {', '.join(gpu['name'] for gpu in found)}; at most {options.minutes:g} minutes")
-    if parts.sanitizer() is None:
-        print("  compute-sanitizer is not installed: its parts are left out")
-    try:
-        if check.no_source:
-            raise build.BuildError(check.no_source)
-        scene = check.scene(check.build(sorted({gpu["compute"] for gpu in found})), len(found))
-    except (build.BuildError, OSError, subprocess.SubprocessError) as error:
-        check.document["build"] = {"failed": str(error)}
-        check.skip_rest("nothing was built")
-        print(f"nvx gpucheck: {error}", file=sys.stderr)
-        return 2 if check.no_source else 1
-    except KeyboardInterrupt:
-        check.skip_rest("interrupted")
-        return 130
-    try:
-        check.run_all(scene)
-    except KeyboardInterrupt:
-        check.skip_rest("interrupted")
-        conclude(check)
-        return 130
-    check.write()
-    conclude(check)
-    return 0 if set(check.states()) <= {"passed", "skipped"} else 1
+    with interrupts.heeded() as heard:
+        try:
+            with interrupts.put_off():
+                check = Check(options)
+            return check.go()
+        except KeyboardInterrupt as error:
+            check.document["interrupted"] = str(error)
+            check.skip_rest("interrupted")
+            conclude(check)
+            return heard.status
 
 
 def read_arguments(given: list[str]) -> argparse.Namespace:
@@ -253,7 +275,7 @@ def show(options: argparse.Namespace) -> int:
                 raise ValueError(f"{file} was written by nvx {document.get('what')}")
         whole = documents[0] if len(documents) == 1 else join.join(documents)
     except (OSError, ValueError) as error:
-        print(f"nvx gpucheck: {error}", file=sys.stderr)
+        warn(str(error))
         return 2
     if options.json:
         machine.write(options.json, whole)

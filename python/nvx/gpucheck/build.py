@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from . import by_hand
+from . import by_hand, screen
 from .steps import BuildError, Steps
 
 NAME = "nvx_gpucheck"
@@ -143,7 +143,7 @@ def configure(
     try:
         steps.run(command, "configuring", surroundings())
     except BuildError as error:
-        print(f"  {error}; calling the compilers instead", flush=True)
+        screen.say(f"  {error}; calling the compilers instead")
         return False
     return True
 

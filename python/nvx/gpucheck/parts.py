@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -157,44 +153,3 @@ def command(part: Part, scene: Scene, seconds: float, mps: bool) -> list[str]:
     if part.kind == "sanitizer":
         return [str(sanitizer()), "--tool", part.name, "--error-exitcode", "9", program, *_WATCHED, *told]
     return [program, part.name, *told, *side_by_side, *kind, *part.arguments]
-
-
-MPS_STARTS, MPS_ENDS = 20.0, 10.0  # seconds, at most
-MPS_CONTROL = "nvidia-cuda-mps-control"
-# It comes with the driver: where containers get that as a folder of its own, PATH need not name the folder.
-MPS_PLACES = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin")
-
-
-def mps_control() -> str | None:
-    return shutil.which(MPS_CONTROL) or shutil.which(MPS_CONTROL, path=os.pathsep.join(MPS_PLACES))
-
-
-@contextlib.contextmanager
-def mps(seconds: float) -> Iterator[tuple[dict[str, str], str]]:
-    """MPS of our own, for as long as this lasts: the environment of its clients, or why there is none. It takes at most
-    a third of the seconds to start, and as much to end."""
-    tool = mps_control()
-    if tool is None:
-        yield {}, f"{MPS_CONTROL} is not installed"
-        return
-    starts, ends = min(MPS_STARTS, seconds / 3), min(MPS_ENDS, seconds / 3)
-    with tempfile.TemporaryDirectory(prefix="nvx-mps-", ignore_cleanup_errors=True) as folder:
-        place = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        environment = os.environ | place
-        try:
-            started = subprocess.run(
-                [tool, "-d"], env=environment, capture_output=True, text=True, timeout=starts, check=False
-            )
-            why = "" if started.returncode == 0 else (started.stderr or started.stdout).strip()[-300:] or "it refused"
-        except (OSError, subprocess.TimeoutExpired) as error:
-            why = str(error)
-        if why:
-            yield {}, f"MPS could not be started: {why}"
-            return
-        try:
-            yield place, ""
-        finally:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                subprocess.run(
-                    [tool], input="quit\n", env=environment, capture_output=True, text=True, timeout=ends, check=False
-                )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+import dataclasses
+import os
 import sys
 from typing import Any
 
+from . import run
+
+SECONDS = 30.0  # for an answer, at most
+
 _ASK = """
 import ctypes, json
-found = {"gpus": [], "why": ""}
+found = {"gpus": [], "kind": "no GPU", "why": "", "code": 0}
 try:
     cuda = ctypes.CDLL("libcuda.so.1")
     code = cuda.cuInit(0)
@@ -17,6 +21,7 @@ try:
     if code == 0:
         code = cuda.cuDeviceGetCount(ctypes.byref(count))
     if code != 0:
+        found["kind"], found["code"] = "driver refused", code
         text = ctypes.c_char_p()
         told = cuda.cuGetErrorString(code, ctypes.byref(text)) == 0 and text.value
         found["why"] = f"the driver refuses with code {code}" + (f" ({text.value.decode()})" if told else "")
@@ -37,16 +42,33 @@ print(json.dumps(found))
 """
 
 
-def gpus() -> tuple[list[dict[str, Any]], str]:
-    """Name and compute capability of each GPU; and where there is none, why."""
-    try:
-        asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=30, check=False)
-        found = json.loads(asked.stdout)
-    except subprocess.TimeoutExpired:
-        return [], "the driver did not answer within 30 s"
-    except json.JSONDecodeError:
-        return [], f"asking the driver ended with code {asked.returncode}"
-    return found["gpus"], found["why"]
+@dataclasses.dataclass
+class Answer:
+    """gpus: name and compute capability of each; without any, the kind of reason, the driver's code, and why."""
+
+    gpus: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    kind: str = ""  # no GPU, driver refused, driver hung, driver died
+    why: str = ""
+    code: int = 0
+
+    def in_short(self) -> str:
+        return self.kind + (f" (code {self.code})" if self.code else "")
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "code": self.code, "why": self.why}
+
+
+def ask(seconds: float = SECONDS) -> Answer:
+    """Raises KeyboardInterrupt as `run` was told of it."""
+    asked = run.run([sys.executable, "-c", _ASK], seconds, dict(os.environ))
+    if asked.state == "interrupted":
+        raise KeyboardInterrupt(asked.why)
+    if asked.state == "timed out":
+        return Answer(kind="driver hung", why=f"the driver did not answer within {seconds:.0f} s")
+    for line in asked.lines:
+        if "gpus" in line:
+            return Answer(**line) if not line["gpus"] else Answer(line["gpus"])
+    return Answer(kind="driver died", why=f"asking the driver went wrong: {asked.why}")
 
 
 def driver_version() -> str:

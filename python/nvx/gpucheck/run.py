@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,8 +12,11 @@ import threading
 import time
 from typing import Any
 
+from . import processes
+
 _MOST_LINES = 20_000
 _TAIL = 60  # lines of other output that are kept
+READ = 5.0  # seconds, at most, in which what a process has said is read once it has ended
 _SUMMARY = re.compile(r"\b(ERROR|RACECHECK) SUMMARY\b")
 
 
@@ -56,50 +58,28 @@ class _Reader(threading.Thread):
                 self.said.append(text[:400])
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and all that it has started. One that is stuck in the driver cannot be killed: it is left."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    try:
-        process.wait(timeout=5)
-    except subprocess.TimeoutExpired:
-        pass
-
-
 def run(command: list[str], seconds: float, environment: dict[str, str]) -> Outcome:
     """Runs a part to its end, or to its limit. KeyboardInterrupt ends it, and gives what there is as `interrupted`."""
     began = time.monotonic()
     try:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
+        process = processes.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
     except OSError as error:
         return Outcome("failed", f"it could not be started: {error}", 0.0, seconds)
     reader = _Reader(process.stdout)
-    ended = ""
+    state = why = ""
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        ended = "timed out"
-    except KeyboardInterrupt:
-        ended = "interrupted"
+        state, why = "timed out", f"it had not ended after {seconds:.0f} s"
+    except KeyboardInterrupt as error:
+        state, why = "interrupted", str(error) or "Ctrl-C"
     # What a part leaves behind would disturb the next one.
-    _kill(process)
-    reader.join(timeout=5)
-    outcome = Outcome("", "", time.monotonic() - began, seconds, list(reader.lines), list(reader.said))
-    if ended:
-        outcome.state = ended
-        outcome.why = f"it had not ended after {seconds:.0f} s" if ended == "timed out" else "Ctrl-C"
-    else:
-        outcome.state, outcome.why = judge(process.returncode, outcome.lines, outcome.said)
-    return outcome
+    processes.end(process)
+    reader.join(timeout=READ)
+    lines, said = list(reader.lines), list(reader.said)
+    if not state:
+        state, why = judge(process.returncode, lines, said)
+    return Outcome(state, why, time.monotonic() - began, seconds, lines, said)
 
 
 def judge(code: int, lines: list[dict[str, Any]], said: list[str]) -> tuple[str, str]:

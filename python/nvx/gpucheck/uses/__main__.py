@@ -29,10 +29,10 @@ def main(given: list[str] | None = None) -> int:
     began, part = time.monotonic(), arguments.part
     gpus = arguments.gpus
     if arguments.device == "cuda" and gpus < 1:
-        found, why = probe.gpus()
-        if not found:
-            return end(part, began, "skipped", f"there is no GPU here: {why}")
-        gpus = len(found)
+        answer = probe.ask()
+        if not answer.gpus:
+            return end(part, began, "skipped", f"there is no GPU here: {answer.why}")
+        gpus = len(answer.gpus)
     if part in surroundings.AT_ONCE and arguments.device == "cuda" and gpus < 2 and not arguments.together:
         return end(part, began, "skipped", workers.TURNS)
     if part in surroundings.WITH_NUMPY and not surroundings.has_numpy():
