@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import subprocess
 import time
 
@@ -32,6 +33,7 @@ def test_all_parts_run_in_their_order_and_pass(check, capsys):
         ("garbage", "failed", "no verdict: a last word"),
         ("liar", "failed", "code 3"),
         ("skip", "skipped", "no such thing here"),
+        ("realtime", "died", f"of signal {signal.SIGRTMIN + 1}"),
     ],
 )
 def test_a_part_that_goes_wrong_is_told_and_the_rest_run(check, how, state, why):
@@ -42,6 +44,14 @@ def test_a_part_that_goes_wrong_is_told_and_the_rest_run(check, how, state, why)
     assert found["state"] == state and why in found["why"]
     assert len(json.dumps(found)) < 20_000
     assert {s for name, s in states(document).items() if name != "streams"} == {"passed"}
+
+
+@pytest.mark.parametrize("part", ["processes", "bench", "copies"])
+def test_lines_that_make_no_sense_do_not_end_the_run(check, part):
+    code, document, ran = check({part: "odd"}, ["facts", "processes", "bench", "copies"])
+    assert code == 0 and ran == list(document["parts"]) and set(states(document).values()) == {"passed"}
+    assert {target["state"] for target in document["targets"]} == {"not measured"}
+    assert [line[:8] for line in document["parts"][part]["said"]] == ["[[[[[[[[", '{"deep":']
 
 
 def test_a_part_that_hangs_is_ended_with_all_it_started(check):

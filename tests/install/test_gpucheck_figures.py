@@ -3,9 +3,10 @@
 import json
 import re
 
+import pytest
 from gpucheck_runs import ONE_GPU, states
 from nvx.commands import gpucheck
-from nvx.gpucheck import judge, run, table
+from nvx.gpucheck import judge, lines, run, table
 
 
 def bench_line(algorithm, size, us, ranks=8, blocks=4):
@@ -183,3 +184,47 @@ def test_the_tables_of_torchs_parts():
     assert re.search(r"\| all_gather \| 1 MiB \| 2 MiB \| 1.5\d* \| 1.2\d* \|", text), text
     document["parts"]["profile"] |= {"state": "failed", "why": "20 calls waited"}
     assert judge._calls(document).state == "missed"
+
+
+EVERY_LINE = {
+    "facts": [{"gpu": 0, "name": "Imagined", "processors": 132}],
+    "bench": [
+        rounds_line(6.0), bench_line("one_shot", 8, 5.0), bench_line("one_shot", 16 << 10, 5.0),
+        bench_line("chunks", 16 << 20, 90.0), {"part": "bench", "end": "passed", "tried": 3, "failed": 0},
+    ],
+    "copies": [COPY, *({"copy": way, "bytes": 8, "gb_s": 1.0} for way in ("device_to_host", "host_to_device"))],
+    "processes": [START],
+    "bench_processes": [START, bench_line("one_shot", 16 << 10, 5.0)],
+    "symm_mem": [bench_line("one_shot", 16 << 10, 5.0), {"replayed": "all_reduce", "ranks": 2, "bytes": 64, "us": 5.0}],
+    "replay_time": [{"replayed": "all_reduce", "ranks": 2, "bytes": 64, "us": 5.0}],
+    "host_time": [{"host": "all_reduce", "us": 5.9, "over_launch_us": 3.9}],
+    "profile": [{"profile": "all_reduce", "calls": 20, "seen": {"cudaLaunchKernel": 20}, "device_allocations": 0}],
+    "replay": [{"graphs": 4000, "served": ["all_reduce"], "refused": {"broadcast": "not yet"}}],
+    "training": [{"step": "DDP", "ranks": 2, "gradient_bytes": 8, "nvx_ms": 3.2, "gloo_ms": 40.0, "alone_ms": 2.5}],
+    "pools": [
+        {"pool": "all_gather", "piece_bytes": 8, "staging_bytes_saved": 8, "ordinary_ms": 1.5, "pool_ms": 1.2},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", [None, "x", [], {}, True, 0, -1, 0.5, float("inf"), float("nan"), [[1]], "absent"])
+def test_no_odd_figure_is_more_than_not_measured(odd):
+    """In any place of any line."""
+    whole = document_of(**EVERY_LINE)
+    for part in whole["parts"].values():
+        part["mps"] = True
+    assert "not measured" not in {verdict.state for verdict in judge.judge(whole)}
+    for part, found in EVERY_LINE.items():
+        for number, line in enumerate(found):
+            for name in line:
+                changed = {key: value for key, value in line.items() if key != name}
+                changed |= {} if odd == "absent" else {name: odd}
+                told = [*found[:number], changed, *found[number + 1 :]]
+                document = whole | {"parts": whole["parts"] | {part: whole["parts"][part] | {"lines": told}}}
+                document["targets"] = [verdict.as_json() for verdict in judge.judge(document)]
+                assert table.markdown(document)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"a": ' * 100_000, '{"a":' + "[" * 100 + "]" * 100 + "}", "[1]", "1"])
+def test_what_is_no_object_or_too_deep_is_no_line(line):
+    assert lines.read(line) is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from .lines import count, figure, lines_of, number, text
+
 RANKS = 8
 SMALL = (8, 16 << 10)  # bytes, from and to
 LARGE = 16 << 20
@@ -26,30 +28,26 @@ class Verdict:
         return dataclasses.asdict(self)
 
 
-def lines_of(document: dict[str, Any], part: str) -> list[dict[str, Any]]:
-    return document["parts"].get(part, {}).get("lines", [])
-
-
-def best(rows: list[dict[str, Any]], figure: str) -> dict[str, Any] | None:
+def best(rows: list[dict[str, Any]], named: str) -> dict[str, Any] | None:
     """The fastest of several channels."""
-    rows = [row for row in rows if isinstance(row.get(figure), (int, float)) and row[figure] > 0]
-    return min(rows, key=lambda row: row[figure], default=None)
+    rows = [row for row in rows if figure(row.get(named))]
+    return min(rows, key=lambda row: row[named], default=None)
 
 
 def bench_rows(document: dict[str, Any], algorithm: str, ranks: int) -> dict[int, list[dict[str, Any]]]:
     """By size, what was measured of an algorithm on all channels."""
     found: dict[int, list[dict[str, Any]]] = {}
-    for line in lines_of(document, "bench"):
+    for line in lines_of(document, "bench", bytes=count):
         if line.get("bench") == "all_reduce" and line.get("algorithm") == algorithm and line.get("ranks") == ranks:
             found.setdefault(line["bytes"], []).append(line)
     return found
 
 
-def rounds(document: dict[str, Any], ranks: int, figure: str) -> float | None:
+def rounds(document: dict[str, Any], ranks: int, named: str) -> float | None:
     """A figure of the control kernel, on the channel where it is best."""
     found = [line for line in lines_of(document, "bench") if line.get("control") == "flag_round"]
-    row = best([line for line in found if line.get("ranks") == ranks], figure)
-    return row[figure] if row else None
+    row = best([line for line in found if line.get("ranks") == ranks], named)
+    return row[named] if row else None
 
 
 def moved_bytes(size: int, ranks: int) -> tuple[float, float]:
@@ -61,10 +59,14 @@ def moved_bytes(size: int, ranks: int) -> tuple[float, float]:
     return size * ranks * (loads + stores), 2.0 * size * ranks
 
 
+def largest_copy(document: dict[str, Any], way: str) -> dict[str, Any] | None:
+    found = [line for line in lines_of(document, "copies", bytes=count, gb_s=figure) if line.get("copy") == way]
+    return max(found, key=lambda line: line["bytes"], default=None)
+
+
 def hbm_gb_s(document: dict[str, Any]) -> float | None:
     """What the device's memory gives: a large copy reads and writes every byte."""
-    found = [line for line in lines_of(document, "copies") if line.get("copy") == "device_to_device"]
-    largest = max(found, key=lambda line: line["bytes"], default=None)
+    largest = largest_copy(document, "device_to_device")
     return 2 * largest["gb_s"] if largest and largest["bytes"] >= LARGE else None
 
 
@@ -102,13 +104,14 @@ def _two_shot(document: dict[str, Any]) -> Verdict:
     )
 
 
-def _starts(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [line for part in ("processes", "bench_processes") for line in lines_of(document, part) if "start" in line]
-
-
 def _arena(document: dict[str, Any]) -> Verdict:
     target = "memory of the device that a process shares: 64 MiB or less"
-    most = max((line["arena_bytes"] for line in _starts(document)), default=None)
+    starts = [
+        line
+        for part in ("processes", "bench_processes")
+        for line in lines_of(document, part, start=text, arena_bytes=count)
+    ]
+    most = max((line["arena_bytes"] for line in starts), default=None)
     if most is None:
         return Verdict(target, "not measured")
     return Verdict(target, "met" if most <= ARENA_BYTES else "missed", f"{most / 2**20:.0f} MiB")
@@ -116,7 +119,7 @@ def _arena(document: dict[str, Any]) -> Verdict:
 
 def _init(document: dict[str, Any]) -> Verdict:
     target = f"set-up beyond CUDA's own: under {INIT_MS:.0f} ms"
-    found = [line for line in lines_of(document, "processes") if "start" in line]
+    found = lines_of(document, "processes", start=text, init_ms=number, ranks=count)
     slowest = max(found, key=lambda line: line["init_ms"], default=None)
     if slowest is None:
         return Verdict(target, "not measured")
@@ -131,7 +134,7 @@ def _init(document: dict[str, Any]) -> Verdict:
 def _calls(document: dict[str, Any]) -> Verdict:
     target = "a collective of torch's waits for nothing, and takes no memory from the device"
     part = document["parts"].get("profile", {})
-    kinds = [line["profile"] for line in lines_of(document, "profile") if "profile" in line]
+    kinds = lines_of(document, "profile", profile=text)
     if not kinds or part["state"] not in ("passed", "failed"):
         return Verdict(target, "not measured")
     measured = f"{len(kinds)} kinds of calls" if part["state"] == "passed" else part["why"]
@@ -139,14 +142,12 @@ def _calls(document: dict[str, Any]) -> Verdict:
     return Verdict(target, "met" if part["state"] == "passed" else "missed", measured, how)
 
 
-def by_size(document: dict[str, Any], part: str, figure: str, **same: Any) -> dict[int, float]:
+def by_size(document: dict[str, Any], part: str, named: str, **same: Any) -> dict[int, float]:
     """The least of a figure in the lines of a part that say the same, by size."""
     found: dict[int, float] = {}
-    for line in lines_of(document, part):
-        us = line.get(figure)
-        is_one = isinstance(us, (int, float)) and us > 0
-        if is_one and all(line.get(key) == value for key, value in same.items()):
-            found[line["bytes"]] = min(us, found.get(line["bytes"], us))
+    for line in lines_of(document, part, bytes=count, **{named: figure}):
+        if all(line.get(key) == value for key, value in same.items()):
+            found[line["bytes"]] = min(line[named], found.get(line["bytes"], line[named]))
     return found
 
 
@@ -170,7 +171,7 @@ def _under_mps(document: dict[str, Any]) -> Verdict:
 def _host_time(document: dict[str, Any]) -> Verdict:
     target = f"the host's time of a call over that of an empty launch: under {CALL_US:g} us"
     passed = document["parts"].get("host_time", {}).get("state") == "passed"  # or it may have gone by host memory
-    lines = [line for line in lines_of(document, "host_time") if "over_launch_us" in line]
+    lines = lines_of(document, "host_time", host=text, over_launch_us=number)
     calls = {line["host"]: line["over_launch_us"] for line in lines}
     if not passed or not calls:
         return Verdict(target, "not measured")
@@ -203,8 +204,7 @@ def copies_ms(document: dict[str, Any], size: int) -> float:
     """Of so many bytes to the host and back, at the speed of the largest copies; 0 where none was measured."""
     ms = 0.0
     for way in ("device_to_host", "host_to_device"):
-        found = [line for line in lines_of(document, "copies") if line.get("copy") == way]
-        largest = max(found, key=lambda line: line["bytes"], default=None)
+        largest = largest_copy(document, way)
         if largest is None:
             return 0.0
         ms += size / largest["gb_s"] / 1e6
@@ -213,8 +213,8 @@ def copies_ms(document: dict[str, Any], size: int) -> float:
 
 def _step(document: dict[str, Any]) -> Verdict:
     target = "a step of DDP with 2 ranks on a GPU: faster than over gloo by the copies that it saves"
-    steps = [line for line in lines_of(document, "training") if line.get("step") == "DDP" and line.get("ranks") == 2]
-    step = next((line for line in steps if "nvx_ms" in line and "gloo_ms" in line), None)
+    lines = lines_of(document, "training", nvx_ms=figure, gloo_ms=figure, gradient_bytes=count)
+    step = next((line for line in lines if line.get("step") == "DDP" and line.get("ranks") == 2), None)
     one_each = len(document.get("gpus", ())) > 1  # with several GPUs each rank has its own
     if step is None or one_each or document["parts"]["training"]["state"] != "passed":
         return Verdict(target, "not measured")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import time
 from typing import Any
 
 from . import processes
+from .lines import read
 
 _MOST_LINES = 20_000
 _TAIL = 60  # lines of other output that are kept
@@ -47,11 +47,8 @@ class _Reader(threading.Thread):
     def run(self) -> None:
         for raw in self.stream:
             text = raw.decode(errors="replace").rstrip("\n")
-            try:
-                found = json.loads(text)
-            except ValueError:
-                found = None
-            if isinstance(found, dict):
+            found = read(text)
+            if found is not None:
                 if len(self.lines) < _MOST_LINES:
                     self.lines.append(found)
             elif text.strip():
@@ -82,12 +79,20 @@ def run(command: list[str], seconds: float, environment: dict[str, str]) -> Outc
     return Outcome(state, why, time.monotonic() - began, seconds, lines, said)
 
 
+def signal_name(number: int) -> str:
+    """With its name, if it has one: most of those for real time have none."""
+    try:
+        return f"{number} ({signal.Signals(number).name})"
+    except ValueError:
+        return str(number)
+
+
 def judge(code: int, lines: list[dict[str, Any]], said: list[str]) -> tuple[str, str]:
     """How a part ended, and why."""
     end = next((line for line in reversed(lines) if "end" in line), None)
     last = said[-1] if said else ""
     if code < 0:
-        return "died", f"of signal {-code} ({signal.Signals(-code).name})" + (f": {last}" if last else "")
+        return "died", f"of signal {signal_name(-code)}" + (f": {last}" if last else "")
     summary = next((text for text in reversed(said) if _SUMMARY.search(text)), "")
     if code == 9 and summary:  # compute-sanitizer's, as it was asked to
         return "failed", summary.strip("= ")

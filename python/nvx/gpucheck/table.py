@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .judge import bench_rows, best, lines_of, moved_bytes, rounds
+from .judge import bench_rows, best, moved_bytes, rounds
+from .lines import count, figure, lines_of, number, row, table, text
 
 
 def size(n: int) -> str:
@@ -19,7 +20,7 @@ def rows_as_markdown(head: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def machine_line(document: dict[str, Any]) -> str:
-    gpus = [line for line in lines_of(document, "facts") if "gpu" in line]
+    gpus = lines_of(document, "facts", gpu=count, name=text, processors=count)
     names = ", ".join(f"{line['name']} ({line['processors']} processors)" for line in gpus) or "no GPU"
     versions = document.get("versions", {})
     return f"{names}; driver: {document.get('driver') or 'none'}; torch {versions.get('torch', 'none')}"
@@ -28,14 +29,14 @@ def machine_line(document: dict[str, Any]) -> str:
 def part_rows(document: dict[str, Any]) -> list[list[str]]:
     rows = []
     for name, part in document["parts"].items():
-        end = next((line for line in reversed(part["lines"]) if "end" in line), {})
-        tried = f"{end.get('tried', 0) - end.get('failed', 0)}/{end.get('tried', 0)}" if "tried" in end else "-"
+        ends = lines_of(document, name, end=text, tried=count, failed=count)
+        tried = f"{ends[-1]['tried'] - ends[-1]['failed']}/{ends[-1]['tried']}" if ends else "-"
         rows.append([name, part["state"], tried, f"{part['seconds']:.0f}", part["why"].replace("|", "/") or "-"])
     return rows
 
 
-def cell(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+def cell(value: Any) -> str:
+    return "-" if not number(value) else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
 def bench_table(document: dict[str, Any], ranks: int) -> list[str]:
@@ -46,18 +47,18 @@ def bench_table(document: dict[str, Any], ranks: int) -> list[str]:
         return []
     rows = []
     for n in sizes:
-        row = [size(n)]
+        cells = [size(n)]
         for by_size in found.values():
             one = best(by_size.get(n, []), "launch_us")
-            row.append(f"{cell(one['launch_us'])} ({one['blocks']})" if one else "-")
+            cells.append(f"{cell(one['launch_us'])} ({one.get('blocks', '-')})" if one else "-")
         chunks = best(found["chunks"].get(n, []), "launch_us")
         gb_s = moved_bytes(n, ranks)[0] / chunks["launch_us"] / 1e3 if chunks else None
         inside = best(found["one_shot"].get(n, []), "inside_us")
-        rows.append([*row, cell(inside["inside_us"] if inside else None), cell(gb_s)])
+        rows.append([*cells, cell(inside["inside_us"] if inside else None), cell(gb_s)])
     head = ["size", "one-shot us (blocks)", "two-shot us", "chunks us", "one-shot, inside us", "chunks moved GB/s"]
     note = ", ".join(
-        f"{what} {cell(rounds(document, ranks, figure))} us"
-        for what, figure in (("a round", "round_us"), ("launch of 0", "launch_0_us"), ("of 2", "launch_2_us"))
+        f"{what} {cell(rounds(document, ranks, named))} us"
+        for what, named in (("a round", "round_us"), ("launch of 0", "launch_0_us"), ("of 2", "launch_2_us"))
     )
     title = f"{ranks} ranks in one launch. Flag rounds of the control kernel: {note}."
     return [title, "", *rows_as_markdown(head, rows)]
@@ -68,8 +69,8 @@ def contenders_table(document: dict[str, Any]) -> list[str]:
     found: dict[tuple[int, int], dict[str, float]] = {}
     names: list[str] = []
     for part in ("bench_processes", "symm_mem", "nccl", "gloo"):
-        for line in lines_of(document, part):
-            if "bench" in line and isinstance(line.get("launch_us"), (int, float)):
+        for line in lines_of(document, part, ranks=count, bytes=count, algorithm=text, launch_us=figure):
+            if "bench" in line:
                 name = f"{part} {line['algorithm']}" if part != line["algorithm"] else part
                 names += [name] if name not in names else []
                 spot = found.setdefault((line["ranks"], line["bytes"]), {})
@@ -86,7 +87,7 @@ def step_table(document: dict[str, Any]) -> list[str]:
     """Steps of DDP by turns: with kernels, and through host memory."""
     rows = []
     for part, way in (("training", "kernels"), ("staging", "host memory")):
-        for line in lines_of(document, part):
+        for line in lines_of(document, part, ranks=count, gradient_bytes=count):
             if line.get("step") == "DDP":
                 times = [cell(line.get(f"{name}_ms")) for name in ("nvx", "gloo", "alone")]
                 rows.append([way, str(line["ranks"]), size(line["gradient_bytes"]), *times])
@@ -96,11 +97,12 @@ def step_table(document: dict[str, Any]) -> list[str]:
 
 def call_table(document: dict[str, Any]) -> list[str]:
     """The host's time of a call, and what CUDA is asked for in one."""
-    asked = {line["profile"]: line for line in lines_of(document, "profile") if "profile" in line}
+    asked = {line["profile"]: line for line in lines_of(document, "profile", profile=text, calls=figure, seen=table)}
     rows = []
-    for line in (line for line in lines_of(document, "host_time") if "host" in line):
-        seen = asked.get(line["host"], {})
-        calls = ", ".join(f"{n / seen['calls']:g} {call}" for call, n in sorted(seen.get("seen", {}).items()))
+    for line in lines_of(document, "host_time", host=text, us=number):
+        one = asked.get(line["host"], {})
+        seen = [(call, n) for call, n in sorted(one.get("seen", {}).items()) if number(n)]
+        calls = ", ".join(f"{n / one['calls']:g} {call}" for call, n in seen)
         rows.append([line["host"], cell(line["us"]), cell(line.get("over_launch_us")), calls or "-"])
     head = ["call", "host us", "over an empty launch us", "CUDA's calls in one"]
     return rows_as_markdown(head, rows) if rows else []
@@ -108,9 +110,9 @@ def call_table(document: dict[str, Any]) -> list[str]:
 
 def graph_table(document: dict[str, Any]) -> list[str]:
     rows = []
-    for line in (line for line in lines_of(document, "replay") if "graphs" in line):
+    for line in lines_of(document, "replay", graphs=count, served=row, refused=table):
         refused = ", ".join(f"{name}: {why}" for name, why in line["refused"].items()).replace("|", "/")
-        rows.append([size(line["graphs"]), ", ".join(line["served"]) or "-", refused or "-"])
+        rows.append([size(line["graphs"]), ", ".join(map(str, line["served"])) or "-", refused or "-"])
     return rows_as_markdown(["captured and replayed", "as eager", "refused"], rows) if rows else []
 
 
@@ -118,7 +120,7 @@ def replay_table(document: dict[str, Any]) -> list[str]:
     """One of several all-reduces in a graph: nvx's, and torch's one-shot."""
     found: dict[tuple[int, int], dict[str, float]] = {}
     for part in ("replay_time", "symm_mem"):
-        for line in (line for line in lines_of(document, part) if "replayed" in line):
+        for line in lines_of(document, part, replayed=text, ranks=count, bytes=count, us=figure):
             found.setdefault((line["ranks"], line["bytes"]), {})[part] = line["us"]
     rows = [
         [str(ranks), size(n), *(cell(spot.get(part)) for part in ("replay_time", "symm_mem"))]
@@ -130,9 +132,9 @@ def replay_table(document: dict[str, Any]) -> list[str]:
 
 def pool_table(document: dict[str, Any]) -> list[str]:
     rows = []
-    for line in (line for line in lines_of(document, "pools") if "piece_bytes" in line):
+    for line in lines_of(document, "pools", pool=text, piece_bytes=count, staging_bytes_saved=count):
         saved = [size(line[key]) for key in ("piece_bytes", "staging_bytes_saved")]
-        rows.append([line["pool"], *saved, cell(line["ordinary_ms"]), cell(line["pool_ms"])])
+        rows.append([line["pool"], *saved, cell(line.get("ordinary_ms")), cell(line.get("pool_ms"))])
     head = ["tensors of the pool", "a piece", "not staged, by a rank and call", "ordinary ms", "pool ms"]
     return rows_as_markdown(head, rows) if rows else []
 
