@@ -10,9 +10,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from gpucheck_runs import ONE_GPU, STAND_IN, eventually, gone
+from gpucheck_runs import ONE_GPU, STAND_IN, eventually, gone, script, states
 from nvx.commands import gpucheck
-from nvx.gpucheck import build, by_hand, probe, steps
+from nvx.gpucheck import build, by_hand, probe, run, steps
 
 
 def test_a_build_that_fails_is_a_sentence(monkeypatch, tmp_path, capsys, root):
@@ -30,6 +30,52 @@ def test_a_build_that_fails_is_a_sentence(monkeypatch, tmp_path, capsys, root):
     assert gpucheck.main([*given, "--parts", "facts,staging"]) == 1
     assert "failed: nvcc: error: broken; the log is" in capsys.readouterr().err
     assert "failed" in json.loads((tmp_path / "x.json").read_text())["build"]
+
+
+@pytest.fixture
+def bare_nvcc(monkeypatch, tmp_path):
+    """One that lies in no toolkit, or does not even answer."""
+    folder = tmp_path / "toolkit" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("CUDA_HOME", str(folder.parent))
+    monkeypatch.setattr(build, "TOOLKIT", tmp_path / "nowhere")
+    return lambda text: script(folder / "nvcc", text)
+
+
+@pytest.mark.parametrize(("text", "why"), [("exit 1", "no cuda_runtime_api.h beside it"), ("", "Exec format error")])
+def test_an_nvcc_of_no_use_costs_only_what_needs_it(bare_nvcc, monkeypatch, tmp_path, root, text, why):
+    nvcc = bare_nvcc(text)
+    if not text:
+        nvcc.write_bytes(b"\0")
+    asked = []
+    monkeypatch.setattr(build, "configure", lambda source, folder, toolkit, *more: asked.append(toolkit) or True)
+    monkeypatch.setattr(build, "by_cmake", lambda folder, targets, going: {what: "no" for what in targets})
+    built = build.build(root, tmp_path / "built", ["9.0"], 60)
+    assert asked == [None] and built.found == {}
+    assert why in built.missing["program"] and why in built.missing["kernels"] and built.missing["staged"] == "no"
+
+
+@pytest.mark.parametrize("how", ["a build that fails", "a folder that cannot be written"])
+def test_without_a_build_what_needs_none_is_run(check, monkeypatch, tmp_path, capsys, root, how):
+    named = tmp_path / "taken"
+    named.touch()
+    if how == "a build that fails":
+        monkeypatch.setattr(build, "build", lambda *given: build.Built({}, {what: "broken" for what in build.TARGETS}))
+    ran = []
+
+    def start(command, seconds, environment):
+        ran.append(command)
+        return run.Outcome("passed")
+
+    monkeypatch.setattr(run, "run", start)
+    given = ["-J", str(tmp_path / "x.json"), "--source", str(root), "--build-dir", str(named / "within")]
+    assert gpucheck.main([*given, "--parts", "facts,ddp,gloo"]) == 1
+    document = json.loads((tmp_path / "x.json").read_text())
+    assert states(document) == {"facts": "failed", "ddp": "failed", "gloo": "passed"} and len(ran) == 1
+    why = document["parts"]["facts"]["why"]
+    assert why == document["build"]["failed"] == document["build"]["missing"]["program"]
+    assert why == "broken" or f"{named / 'within'} cannot be written" in why or "there is no nvcc" in why
+    assert "nothing was built" in capsys.readouterr().err
 
 
 def test_a_build_that_is_late_leaves_nothing_running(tmp_path):

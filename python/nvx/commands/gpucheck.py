@@ -97,7 +97,7 @@ class Check:
         except KeyboardInterrupt as error:
             told["failed"] = f"interrupted: {error}"
             raise
-        except (build.BuildError, OSError, subprocess.SubprocessError) as error:
+        except (OSError, subprocess.SubprocessError) as error:
             result = build.Built({}, dict.fromkeys(build.TARGETS, str(error)))
         told["seconds"] = round(time.monotonic() - began, 1)
         if result.missing:
@@ -106,8 +106,9 @@ class Check:
             say(f"  {what} is not there: {why}")
         if not result.found:
             told["failed"] = next(iter(result.missing.values()))
-            warn(f"nothing was built: {told['failed']}. What needs nothing of it is run")
-        say(f"  built in {told['seconds']:.0f} s")
+            warn(f"nothing was built: {told['failed']}. The parts that need nothing of it are run")
+        else:
+            say(f"  built in {told['seconds']:.0f} s")
         return result
 
     def scene(self, built: build.Built, gpus: int) -> parts.Scene:

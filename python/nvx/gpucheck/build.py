@@ -18,6 +18,7 @@ from .steps import BuildError, Steps
 NAME = "nvx_gpucheck"
 # What is built, and the target that makes it; a module lies in the folder of its name.
 TARGETS = {"program": NAME, "kernels": "_C", "staged": "nvx_staged"}
+TOOLKIT = Path("/usr/local/cuda")  # where it is if nothing says so
 WITHOUT_NVCC = {"staged": "_C"}
 
 
@@ -63,7 +64,7 @@ def find_nvcc() -> Path:
     candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     nvcc = next((Path(c) / "bin" / "nvcc" for c in candidates if c and (Path(c) / "bin" / "nvcc").exists()), None)
     found = nvcc or shutil.which("nvcc")
-    for folder in ("/usr/local/cuda/bin", *(f"{entry}/nvidia/cu13/bin" for entry in sys.path if entry)):
+    for folder in (str(TOOLKIT / "bin"), *(f"{entry}/nvidia/cu13/bin" for entry in sys.path if entry)):
         found = found or shutil.which("nvcc", path=folder)
     if found is None:
         raise BuildError("there is no nvcc here: set CUDA_HOME to a CUDA toolkit")
@@ -76,18 +77,21 @@ def toolkit_of(nvcc: Path) -> Path:
     told = subprocess.run(asks, capture_output=True, text=True, timeout=60, check=False)
     top = re.search(r"^#\$ TOP=(.+)$", told.stderr + told.stdout, re.MULTILINE)
     named = [Path(top.group(1).strip())] if top else []
-    for folder in (*named, nvcc.parent.parent, nvcc.resolve().parent.parent, Path("/usr/local/cuda")):
+    for folder in (*named, nvcc.parent.parent, nvcc.resolve().parent.parent, TOOLKIT):
         if (folder / "include" / "cuda_runtime_api.h").exists():
             return folder.resolve()
     raise BuildError(f"{nvcc} has no cuda_runtime_api.h beside it: set CUDA_HOME to a whole CUDA toolkit")
 
 
 def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Built:
-    """For GPUs of these compute capabilities. Raises BuildError where nothing could be built."""
+    """For GPUs of these compute capabilities; of what could not be built, why."""
     built = Built()
+    nvcc: Path | None = None
+    toolkit: Path | None = None
     try:
-        nvcc: Path | None = find_nvcc()
-    except BuildError as error:
+        nvcc = find_nvcc()
+        toolkit = toolkit_of(nvcc)
+    except (BuildError, OSError, subprocess.SubprocessError) as error:  # which costs no more than what needs it
         nvcc = None
         built.missing |= {"program": str(error), "kernels": str(error)}
     has_torch = importlib.util.find_spec("torch") is not None
@@ -96,10 +100,14 @@ def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Bu
         built.missing |= {"kernels": "there is no torch here", "staged": "there is no torch here"}
         targets = {what: target for what, target in targets.items() if what == "program"}
     if not targets:
-        raise BuildError(built.missing["program"])
-    folder.mkdir(parents=True, exist_ok=True)
-    steps = Steps(folder / "build.log", seconds)
-    toolkit = toolkit_of(nvcc) if nvcc else None
+        return built
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        steps = Steps(folder / "build.log", seconds)
+    except OSError as error:
+        why = f"{folder} cannot be written ({error.strerror}): name another folder with --build-dir"
+        built.missing |= dict.fromkeys(targets, why)
+        return built
     try:
         configured = configure(source, folder, toolkit, computes, has_torch, steps)
         made = by_cmake(folder, targets, steps) if configured else None
@@ -107,6 +115,8 @@ def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Bu
             wanted = {what: place_of(what, folder) for what in targets}
             job = by_hand.Job(source, folder, nvcc, toolkit, computes, wanted, by_hand.find_ucx())
             made = by_hand.compile_all(job, steps)
+    except BuildError as error:  # a compiler that is not there
+        made = dict.fromkeys(targets, str(error))
     except BaseException:  # Ctrl-C among them
         steps.stop()
         raise
@@ -114,8 +124,6 @@ def build(source: Path, folder: Path, computes: list[str], seconds: float) -> Bu
     for what in targets:
         if what not in made:
             built.add(what, folder)
-    if not built.found:
-        raise BuildError(next(iter(made.values()), "nothing was built"))
     return built
 
 
