@@ -179,6 +179,17 @@ def test_what_only_a_device_can_tell_comes_first():
     assert parts.NAMES[:8] == ("facts", "correct", "streams", "absent", "abort", "killed", "processes", "graph")
 
 
+def test_the_end_of_a_part_is_one_for_all_of_its_processes():
+    scene = parts.Scene({"program": "p", "kernels": "k", "staged": "s"}, {}, 2)
+    for part in parts.PARTS:
+        began = time.monotonic()
+        told = parts.command(part, scene, 100, False)
+        if part.kind in ("worker", "torch"):
+            assert began + 87 <= float(told[told.index("--until") + 1]) <= time.monotonic() + 89
+        else:
+            assert told[told.index("--seconds") + 1] == "88"
+
+
 def test_unknown_parts_are_refused(capsys):
     with pytest.raises(SystemExit):
         gpucheck.main(["--parts", "dance"])

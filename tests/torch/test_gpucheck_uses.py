@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 import types
 from collections import Counter
 
@@ -476,9 +477,50 @@ def hangs(rank):
     time.sleep(600 if rank.number == 1 else 0)
 for bad, seconds in ((fails, 60), (dies, 60), (hangs, 5)):
     began = time.monotonic()
-    found = run_ranks(Layout("cpu", 2, 1, "", seconds), {bad.__name__: bad}, lambda **fields: None)
+    found = run_ranks(Layout("cpu", 2, 1, "", began + seconds), {bad.__name__: bad}, lambda **fields: None)
     print(json.dumps({bad.__name__: found.why, "seconds": time.monotonic() - began}), flush=True)
 """
+
+
+LATE_RANKS = """
+import json, time
+from nvx.gpucheck.uses import ranks
+init = ranks.dist.init_process_group
+def late(*given, **named):
+    init(*given, **named)
+    time.sleep(3)
+ranks.dist.init_process_group = late
+def case(rank):
+    rank.say(end=rank.end)
+until = time.monotonic() + 20
+found = ranks.run_ranks(ranks.Layout("cpu", 2, 1, "", until), {"case": case}, lambda **told: print(json.dumps(told)))
+print(json.dumps({"why": found.why, "until": until}), flush=True)
+"""
+
+
+def test_ranks_that_are_late_end_no_later():
+    """Their own end is before that of who started them, however long they took to begin."""
+    lines, code = start(code=LATE_RANKS)
+    until = lines[-1]["until"]
+    assert code == 0 and lines[-1]["why"] == "", lines
+    assert until - 3 < next(line["end"] for line in lines if "end" in line) < until - 1
+
+
+def test_workers_that_are_late_end_no_later(monkeypatch):
+    found = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: time.sleep(0.1))
+    monkeypatch.setattr(workers, "collective", lambda arguments, torch, dist, device, end: found.append(end))
+    monkeypatch.setattr(workers.os, "_exit", found.append)
+    workers.main(["gloo", "--until", "1000", "--rank", "0", "--ranks", "1", "--meet", "nowhere"])
+    assert found == [1000 - workers.OWN_END, 0]
+
+
+def test_a_part_for_which_no_time_was_left_is_skipped():
+    """As where torch took all of it to import."""
+    end = str(time.monotonic() + 1)
+    lines, code = start("ddp", "--device", "cpu", "--module", str(nvx._load().__file__), "--until", end)
+    assert code == 0 and (lines[-1]["end"], lines[-1]["why"]) == ("skipped", "there was no time for it")
 
 
 @pytest.mark.slow
@@ -519,7 +561,9 @@ def test_torchs_own_tests_on_a_device_that_ranks_share(monkeypatch, tmp_path):
     fake_device.build()
     told = []
     module = str(nvx._load().__file__)
-    asked = argparse.Namespace(source=str(ROOT), ranks=2, device=fake_device.NAME, seconds=200, module=module)
+    asked = argparse.Namespace(
+        source=str(ROOT), ranks=2, device=fake_device.NAME, until=time.monotonic() + 200, module=module
+    )
     names = ["test_ddp_join_model_equivalence", "test_ddp_zero_output_features", "test_DistributedDataParallelCPU"]
     more = [word for name in names for word in ("--exact", name)]
     ended = torch_tests.run(

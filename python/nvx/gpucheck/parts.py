@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 
@@ -137,18 +138,20 @@ def check_needs(part: Part, scene: Scene) -> None:
 
 
 def command(part: Part, scene: Scene, seconds: float, mps: bool) -> list[str]:
-    """What runs the part; it is told to end a little before it is made to."""
-    told = ["--seconds", f"{max(1.0, seconds * 0.9 - 2):.0f}"]
+    """What runs the part, if it is started now; it is told to end a little before it is made to."""
+    left = max(1.0, seconds * 0.9 - 2)
+    told = ["--seconds", f"{left:.0f}"]
+    until = ["--until", f"{time.monotonic() + left:.3f}"]  # torch may take long to import
     side_by_side = ["--together"] if part.together and mps else []
     kind = ["--kind", scene.kind] if part.shares and scene.kind else []
     if part.kind == "worker":
         module = [sys.executable, "-m", "nvx.gpucheck.workers", part.name, "--gpus", str(scene.gpus)]
-        return [*module, *told, *side_by_side, *part.arguments]
+        return [*module, *until, *side_by_side, *part.arguments]
     if part.kind == "torch":
         module = [sys.executable, "-m", "nvx.gpucheck.uses", part.name, "--module", scene.built[part.needs]]
         place = ["--device", scene.device, "--gpus", str(scene.gpus), "--source", scene.source]
         expected = ["--kernels"] if part.needs == "kernels" and scene.device == "cuda" else []
-        return [*module, *place, *expected, *told, *side_by_side, *part.arguments]
+        return [*module, *place, *expected, *until, *side_by_side, *part.arguments]
     program = scene.built["program"]
     if part.kind == "sanitizer":
         return [str(sanitizer()), "--tool", part.name, "--error-exitcode", "9", program, *_WATCHED, *told]

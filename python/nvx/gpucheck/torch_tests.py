@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from . import build
+from . import build, clock
 
 PASSES = ("nccl", "gpu")  # collectives, then DDP
 
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace, devices: int, say: Callable[..., None], *
         command = [sys.executable, "-m", "tests.conformance", "--quiet", "--json", str(results)]
         command += [word for name in PASSES for word in ("--pass", name)]
         command += ["--ranks", str(arguments.ranks), "--device", arguments.device, "--devices", str(max(devices, 1))]
-        command += ["--seconds", f"{max(1.0, arguments.seconds - 15):.0f}", "--timeout", "20"]
+        command += ["--seconds", f"{max(1.0, clock.left(clock.end_of(arguments)) - 15):.0f}", "--timeout", "20"]
         command += ["--module", arguments.module] if arguments.module else []
         path = os.pathsep.join([str(source / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         surroundings = os.environ | {"PYTHONPATH": path}

@@ -13,10 +13,13 @@ import tempfile
 import time
 from typing import Any
 
+from . import clock
+
 SIZES = (64, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 GLOO_SIZES = (64, 16 << 10, 1 << 20, 16 << 20)
 REPLAYED = (64, 4096, 16 << 10, 256 << 10, 1 << 20)
 OPERATIONS = 20  # in a graph
+OWN_END = 4.0  # seconds by which the ranks begin nothing more, before they are made to end
 TURNS = "without MPS the ranks take turns on the GPU: their time slices would be measured"
 
 
@@ -40,32 +43,32 @@ def start(arguments: argparse.Namespace) -> int:
     for n in ranks:
         if what == "symm_mem" and not arguments.together and n > arguments.gpus:
             continue
-        left = arguments.seconds - (time.monotonic() - began)
-        if left < 5:
+        if clock.left(clock.end_of(arguments)) < clock.LEAST:
             say(part=what, left_out=f"{n} ranks", why="time ran out")
             continue
         tried += 1
-        why = run_ranks(arguments, n, left)
+        why = run_ranks(arguments, n)
         if why:
             failed += 1
             say(part=what, failed=f"{n} ranks", why=why)
     if tried == 0:
-        return end("skipped", "there was no time for it")
+        return end("skipped", clock.NO_TIME)
     return end("failed" if failed else "passed")
 
 
-def run_ranks(arguments: argparse.Namespace, ranks: int, seconds: float) -> str:
+def run_ranks(arguments: argparse.Namespace, ranks: int) -> str:
     """Empty, or the last words of the rank that failed first."""
     with tempfile.TemporaryDirectory(prefix="nvx-gpucheck-") as folder:
         command = [sys.executable, "-m", "nvx.gpucheck.workers", arguments.what, "--gpus", str(arguments.gpus)]
-        command += ["--seconds", f"{seconds:.0f}", "--meet", f"{folder}/store", "--ranks", str(ranks)]
+        end = clock.end_of(arguments)
+        command += ["--until", str(end), "--meet", f"{folder}/store", "--ranks", str(ranks)]
         environment = os.environ | {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "OMP_NUM_THREADS": "1"}
         logs = [open(f"{folder}/{rank}.log", "w+") for rank in range(ranks)]
         started = [
             subprocess.Popen([*command, "--rank", str(rank)], env=environment, stderr=log)
             for rank, log in enumerate(logs)
         ]
-        end, why = time.monotonic() + seconds, ""
+        why = ""
         waiting = dict(enumerate(started))
         while waiting and not why:
             for rank, process in list(waiting.items()):
@@ -74,7 +77,7 @@ def run_ranks(arguments: argparse.Namespace, ranks: int, seconds: float) -> str:
                     if process.returncode != 0:
                         why = last_words(logs[rank]) or f"rank {rank} ended with code {process.returncode}"
                         break
-            if time.monotonic() > end:
+            if clock.left(end) < 0:
                 why = why or "the ranks did not end in time"
             time.sleep(0.02)
         for process in waiting.values():
@@ -143,7 +146,7 @@ def be_rank(arguments: argparse.Namespace) -> int:
     dist.init_process_group(
         backend, init_method=f"file://{arguments.meet}", rank=arguments.rank, world_size=arguments.ranks
     )
-    deadline = time.monotonic() + arguments.seconds - 4
+    deadline = clock.end_of(arguments) - OWN_END
     measure = symmetric if arguments.what == "symm_mem" else collective
     measure(arguments, torch, dist, device, deadline)
     sys.stdout.flush()
@@ -238,16 +241,21 @@ def collective(arguments: argparse.Namespace, torch: Any, dist: Any, device: Any
         tell(arguments, arguments.what, size, slowest(us))
 
 
-def main(given: list[str] | None = None) -> int:
+def read_arguments(given: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="nvx.gpucheck.workers", description=__doc__)
     parser.add_argument("what", choices=("symm_mem", "gloo", "nccl"))
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60)
+    clock.add_options(parser)
     parser.add_argument("--together", action="store_true", help="processes share a GPU at once, under MPS")
     parser.add_argument("--ranks", type=int, default=0)
     parser.add_argument("--rank", type=int, default=None)
     parser.add_argument("--meet", help="a file that does not exist yet")
-    arguments = parser.parse_args(given)
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    arguments = read_arguments(given)
+    clock.end_of(arguments)
     return start(arguments) if arguments.rank is None else be_rank(arguments)
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from .. import probe, workers
+from .. import clock, probe, workers
 from .. import torch_tests as own_tests
 from . import surroundings
 
@@ -26,7 +26,7 @@ def end(part: str, began: float, state: str, why: str = "", tried: int = 0, fail
 
 def main(given: list[str] | None = None) -> int:
     arguments = read_arguments(given)
-    began, part = time.monotonic(), arguments.part
+    began, part, until = time.monotonic(), arguments.part, clock.end_of(arguments)
     gpus = arguments.gpus
     if arguments.device == "cuda" and gpus < 1:
         answer = probe.ask()
@@ -54,13 +54,15 @@ def main(given: list[str] | None = None) -> int:
     ranks = surroundings.ranks_of(part, gpus, arguments.ranks)
     devices = surroundings.devices_of(part, max(gpus, 1))
     apart = tuple(surroundings.of_rank(part, number, max(gpus, 1), dict(os.environ)) for number in range(ranks))
-    layout = Layout(arguments.device, ranks, devices, arguments.module, arguments.seconds, environments=apart)
+    layout = Layout(arguments.device, ranks, devices, arguments.module, until, environments=apart)
     lines: list[dict[str, Any]] = []
 
     def hear(**fields: Any) -> None:
         lines.append(fields)
         say(part=part, **fields)
 
+    if clock.left(until) < clock.LEAST:
+        return end(part, began, "skipped", clock.NO_TIME)
     found_of = run_ranks(layout, PARTS[part], hear)
     if arguments.device == "cuda":
         hear(way="kernels" if found_of.by_kernels else "host memory", why=found_of.why_not_kernels)
@@ -70,7 +72,7 @@ def main(given: list[str] | None = None) -> int:
     if found_of.why:
         return end(part, began, "failed", found_of.why, tried, 1)
     if not tried:
-        return end(part, began, "skipped", "there was no time for it")
+        return end(part, began, "skipped", clock.NO_TIME)
     state, why = refusals(lines)
     return end(part, began, state, why, tried)
 
@@ -93,7 +95,7 @@ def read_arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--gpus", type=int, default=0, help="how many there are (default: asks)")
     parser.add_argument("--ranks", type=int, default=2, help="with one GPU, or none; with several each has a rank")
-    parser.add_argument("--seconds", type=float, default=60)
+    clock.add_options(parser)
     parser.add_argument("--module", default="", help="nvx's torch module (default: as `import nvx` finds it)")
     parser.add_argument("--kernels", action="store_true", help="fails where nvx's kernels do not serve")
     parser.add_argument("--together", action="store_true", help="processes share a GPU at once, under MPS")

@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import faulthandler
 import hashlib
+import math
 import multiprocessing
 import os
 import re
@@ -23,10 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import exchange
+from .. import clock, exchange
 from .module import load_module
 
 DIED = "its process ended with code"
+OWN_END = 0.1  # of the time: by so much they begin nothing more, before they are made to end
 GRACE = 4.0  # seconds the other ranks get to speak once one has failed
 
 
@@ -38,7 +40,7 @@ class Layout:
     ranks: int
     devices: int  # the ranks take them in turn
     module: str  # the torch module of nvx; empty: as `import nvx` finds it
-    seconds: float
+    until: float  # by time.monotonic(): who is not ready then is made to end
     log: str = ""
     environments: tuple[dict[str, str], ...] = ()  # by rank: set before it touches a device
 
@@ -46,10 +48,10 @@ class Layout:
 class Rank:
     """One of them, in a default group over nvx."""
 
-    def __init__(self, device: torch.device, tell: Callable[[dict[str, Any]], None], seconds: float = 600) -> None:
+    def __init__(self, device: torch.device, tell: Callable[[dict[str, Any]], None], end: float = math.inf) -> None:
         self.number, self.world, self.device, self.tell = dist.get_rank(), dist.get_world_size(), device, tell
         self.beside = dist.new_group(backend="gloo")
-        self.end = time.monotonic() + seconds
+        self.end = end  # by time.monotonic()
         self.serves_gloo = device.type in ("cpu", "cuda")  # ... these tensors
 
     def say(self, **fields: Any) -> None:
@@ -115,6 +117,7 @@ def run_cases(rank: Rank, cases: Cases) -> None:
 
 
 def _be_rank(layout: Layout, number: int, meet: str, cases: Cases, pipe: Any) -> None:
+    own_end = layout.until - clock.left(layout.until) * OWN_END
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     log = open(log_of(layout, number), "w")
     os.dup2(log.fileno(), 1)
@@ -139,9 +142,9 @@ def _be_rank(layout: Layout, number: int, meet: str, cases: Cases, pipe: Any) ->
             init_method=f"file://{meet}",
             rank=number,
             world_size=layout.ranks,
-            timeout=datetime.timedelta(seconds=max(5.0, layout.seconds * 0.6)),
+            timeout=datetime.timedelta(seconds=max(5.0, clock.left(layout.until) * 0.6)),
         )
-        run_cases(Rank(device, lambda fields: pipe.send(("say", fields)), layout.seconds * 0.9), cases)
+        run_cases(Rank(device, lambda fields: pipe.send(("say", fields)), own_end), cases)
         dist.destroy_process_group()
         pipe.send(("end", ""))
     except BaseException as error:
@@ -183,7 +186,7 @@ def run_ranks(layout: Layout, cases: Cases, say: Callable[..., None]) -> Found:
             waiting[ours] = (number, process)
         found = Found()
         try:
-            for number, kind, told in _hear(waiting, time.monotonic() + layout.seconds, layout):
+            for number, kind, told in _hear(waiting, layout.until):
                 if kind == "say":
                     found.cases += "case" in told
                     found.left_out += "left_out" in told
@@ -204,10 +207,10 @@ def run_ranks(layout: Layout, cases: Cases, say: Callable[..., None]) -> Found:
         return found
 
 
-def _hear(waiting: dict[Any, tuple[int, Any]], end: float, layout: Layout) -> Iterator[tuple[int, str, Any]]:
+def _hear(waiting: dict[Any, tuple[int, Any]], end: float) -> Iterator[tuple[int, str, Any]]:
     """What the ranks say, until each has ended or time is over; for a moment only once one has failed."""
     while waiting:
-        ready = wait_for_any(list(waiting), max(0.0, end - time.monotonic()))
+        ready = wait_for_any(list(waiting), max(0.0, clock.left(end)))
         if not ready:
             for number, process in waiting.values():
                 with contextlib.suppress(ProcessLookupError):
