@@ -101,25 +101,77 @@ def test_a_build_that_is_stopped_begins_nothing_more(tmp_path):
         going.run(["true"], "linking")
 
 
-def test_what_cannot_be_built_leaves_the_rest(tmp_path, monkeypatch):
-    """By hand: a file of the modules alone that does not compile."""
-    tool = tmp_path / "tool"
-    tool.write_text(
-        '#!/bin/sh\ncase "$*" in *wrong.cc*) echo "wrong.cc: error: no"; exit 1;; esac\n'
-        'while [ "$1" != -o ]; do shift; done; echo made > "$2"\n'
+def late(folder, command):
+    """A build that is over once its job has begun, of which the one that was called dies as soon as it is asked to."""
+    going = steps.Steps(folder / "log", 600)
+    with ThreadPoolExecutor() as pool:
+        done = pool.submit(going.run, ["sh", "-c", f"{command} & wait"], "compiling")
+        assert eventually(lambda: (folder / "job").exists() and (folder / "job").read_text().endswith("\n"))
+        going.stop()
+        with pytest.raises(steps.BuildError, match="compiling failed"):
+            done.result(timeout=60)
+
+
+def test_who_ends_its_jobs_is_given_time_for_it(tmp_path):
+    """cmake dies at once of what it hands on to ninja."""
+    tidies = f"trap 'sleep 0.5; touch {tmp_path}/tidied; exit' TERM; echo $$ > {tmp_path}/job; sleep 600 & wait"
+    late(tmp_path, str(script(tmp_path / "tidies", tidies)))
+    assert (tmp_path / "tidied").exists()
+
+
+def test_jobs_of_ninja_do_not_outlive_a_late_build(tmp_path):
+    """They have groups of their own, and one of them does not end when it is asked to."""
+    ninja = shutil.which("ninja")
+    if ninja is None:
+        pytest.skip("there is no ninja here")
+    deaf = script(tmp_path / "deaf", f"trap '' TERM; echo $$ > {tmp_path}/job; sleep 600; echo")
+    (tmp_path / "build.ninja").write_text(f"rule deaf\n  command = {deaf}\nbuild made: deaf\n")
+    late(tmp_path, f"{ninja} -C {tmp_path}")
+    assert eventually(lambda: gone(int((tmp_path / "job").read_text())))
+
+
+@pytest.fixture
+def compile_by_hand(tmp_path, monkeypatch):
+    """Compiles what is named, each for the targets that are; a tool that does what the names say."""
+    tool = script(
+        tmp_path / "tool",
+        'case "$*" in *wrong.cc*) echo "wrong.cc: error: no"; exit 1;; *slow.cc*) sleep 600;; esac\n'
+        f'while [ "$1" != -o ]; do shift; done; echo "${{2##*/}}" >> {tmp_path}/made; echo made > "$2"',
     )
-    tool.chmod(0o755)
-    files = [("wrong", {"kernels", "staged"}), ("right", {"program", "kernels", "staged"})]
-    objects = [
-        by_hand.Object([str(tool), f"{name}.cc", "-o", str(tmp_path / name)], tmp_path / name, frozenset(within))
-        for name, within in files
-    ]
-    monkeypatch.setattr(by_hand, "list_objects", lambda job: objects)
-    wanted = {what: tmp_path / "built" / what for what in ("program", "kernels", "staged")}
-    job = by_hand.Job(tmp_path, tmp_path, tool, tmp_path, ["9.0"], wanted)
-    missing = by_hand.compile_all(job, steps.Steps(tmp_path / "log", 60))
+
+    def go(stop_at=None, **files):
+        objects = [
+            by_hand.Object([str(tool), f"{name}.cc", "-o", str(tmp_path / name)], tmp_path / name, frozenset(within))
+            for name, within in files.items()
+        ]
+        monkeypatch.setattr(by_hand, "list_objects", lambda job: objects)
+        monkeypatch.setattr(by_hand, "find_compiler", lambda: str(tool))
+        wanted = {what: tmp_path / "built" / what for what in ("program", "kernels", "staged")}
+        job = by_hand.Job(tmp_path, tmp_path, tool, tmp_path, ["9.0"], wanted)
+        going = steps.Steps(tmp_path / "log", 600)
+        with ThreadPoolExecutor() as pool:
+            if stop_at:
+                pool.submit(lambda: (eventually(wanted[stop_at].exists), going.stop()))
+            missing = by_hand.compile_all(job, going, at_once=1)
+        return missing, [what for what, file in wanted.items() if file.exists()]
+
+    return go
+
+
+def test_a_late_build_by_hand_gives_what_it_came_to(compile_by_hand, tmp_path):
+    """The program first, though torch's files were named before its own."""
+    modules = {"kernels", "staged"}
+    files = {"slow": modules, "torch": modules, "all": {"program", *modules}, "own": {"program"}}
+    missing, there = compile_by_hand(stop_at="program", **files)
+    assert there == ["program"] and set(missing) == modules and "compiling slow failed" in missing["staged"]
+    assert (tmp_path / "made").read_text().split()[:3] == ["all", "own", "program"]
+
+
+def test_what_cannot_be_built_leaves_the_rest(compile_by_hand):
+    """By hand: a file of the modules alone that does not compile."""
+    missing, there = compile_by_hand(wrong={"kernels", "staged"}, right={"program", "kernels", "staged"})
     assert set(missing) == {"kernels", "staged"} and "wrong.cc: error: no" in missing["staged"]
-    assert wanted["program"].exists() and not wanted["kernels"].exists()
+    assert there == ["program"]
 
 
 def compiled(command, file, root):

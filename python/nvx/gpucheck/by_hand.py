@@ -36,8 +36,12 @@ class Object:
 
 
 def compile_all(job: Job, steps: Steps, at_once: int = 0) -> dict[str, str]:
-    """Of what could not be built, why. at_once: compilers; 0: as many as there are cores."""
+    """Of what could not be built, why. at_once: compilers; 0: as many as there are cores. Each thing is linked once its
+    own objects are there, and what the first one needs is compiled first: should time run out, that much is there."""
+    order = list(job.wanted)
     objects = [one for one in list_objects(job) if one.within & job.wanted.keys()]
+    objects.sort(key=lambda one: min(order.index(what) for what in one.within & job.wanted.keys()))
+    awaited = {what: {one.file for one in objects if what in one.within} for what in order}
     missing: dict[str, str] = {}
     ccache, environment = shutil.which("ccache"), os.environ | {"CCACHE_BASEDIR": str(job.source)}
     launcher = [ccache] if ccache else []
@@ -48,26 +52,33 @@ def compile_all(job: Job, steps: Steps, at_once: int = 0) -> dict[str, str]:
         }
         try:
             for done in concurrent.futures.as_completed(begun):
+                within = begun[done].within & job.wanted.keys()
                 if error := done.exception():
                     if not isinstance(error, BuildError):
                         raise error
-                    missing |= {what: str(error) for what in begun[done].within & job.wanted.keys()} | missing
+                    missing |= dict.fromkeys(within, str(error)) | missing
                 if missing.keys() >= job.wanted.keys():
                     steps.stop()
+                for what in within - missing.keys():
+                    awaited[what].discard(begun[done].file)
+                    if not awaited[what] and (why := link(job, what, objects, steps)):
+                        missing[what] = why
         except BaseException:
             steps.stop()
             raise
-    for what, file in job.wanted.items():
-        if what in missing:
-            continue
-        try:
-            file.parent.mkdir(exist_ok=True)
-            own = [str(one.file) for one in objects if what in one.within]
-            command = [*linker(job, what), "-o", str(file), *own, *libraries(what)]
-            steps.run(command, f"linking {file.name}")
-        except BuildError as error:
-            missing[what] = str(error)
     return missing
+
+
+def link(job: Job, what: str, objects: list[Object], steps: Steps) -> str:
+    """Empty, or why it could not be linked."""
+    file = job.wanted[what]
+    try:
+        file.parent.mkdir(exist_ok=True)
+        own = [str(one.file) for one in objects if what in one.within]
+        steps.run([*linker(job, what), "-o", str(file), *own, *libraries(what)], f"linking {file.name}")
+    except BuildError as error:
+        return str(error)
+    return ""
 
 
 def find_compiler() -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
+
+from . import processes
+
+# Ninja gives each of its jobs a group of its own and ends them when it is asked to; cmake, which called it, is gone at
+# once, and a compiler's driver leaves the compilers behind. So it is the session that is waited for, as long as this.
+GRACE = 2.0  # seconds
 
 
 class BuildError(Exception):
@@ -35,24 +38,27 @@ class Steps:
         with self.lock:
             if self.stopped or self.over():
                 raise BuildError("building took too long" if self.over() else "the build was stopped")
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise BuildError(f"{what} could not begin: {error}") from None
             self.running.add(process)
         late = False
         try:
             said, _ = process.communicate(timeout=max(0.0, self.end - time.monotonic()))
         except subprocess.TimeoutExpired:
             late = True
-            _end(process)
-            said, _ = process.communicate()
+            processes.end(process, grace=GRACE)
+            said = _rest(process)
         except BaseException:
-            _end(process)
+            processes.end(process, grace=GRACE)
             raise
         finally:
             with self.lock:
@@ -70,16 +76,12 @@ class Steps:
         """Ends what runs, in whichever thread, and lets nothing more begin."""
         with self.lock:
             self.stopped = True
-            for process in self.running:
-                _end(process)
+            processes.end(*self.running, grace=GRACE)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and all of its session: a compiler's driver leaves the compilers behind. Ninja gives each of its jobs
-    a group of its own, and ends them when it is asked to."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=2)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _rest(process: subprocess.Popen[bytes]) -> bytes:
+    """What it had said, but for one that could not be ended and keeps the pipe open."""
+    try:
+        return process.communicate(timeout=processes.KILLED)[0]
+    except subprocess.TimeoutExpired as error:
+        return error.stdout or b""
