@@ -82,7 +82,8 @@ class Apart:
         code = (
             "import signal, sys, time\nfrom nvx import cli\nfrom nvx.gpucheck import probe, versions\n"
             "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs begin without it
-            f"answers, probe.ask = probe.ask, lambda seconds: probe.Answer({ONE_GPU!r})\n{before}\n"
+            f"answers, probe.ask = probe.ask, lambda seconds: probe.Answer({ONE_GPU!r})\n"
+            f"versions.found = lambda source: {{}}\n{before}\n"  # which imports torch
             f"sys.exit(cli.main(['gpucheck', *{given!r}]))"
         )
         surroundings = {"NVX_STAND_IN": json.dumps(how), "NVX_STAND_IN_LOG": str(self.log)} | environment

@@ -8,9 +8,10 @@ import subprocess
 import time
 
 import pytest
-from gpucheck_runs import ONE_GPU, PROGRAM_PARTS, STAND_IN, eventually, gone, states
+import torch
+from gpucheck_runs import ONE_GPU, PROGRAM_PARTS, STAND_IN, eventually, gone, script, states
 from nvx.commands import gpucheck
-from nvx.gpucheck import build, parts, probe
+from nvx.gpucheck import build, parts, probe, versions
 
 
 def test_all_parts_run_in_their_order_and_pass(check, capsys):
@@ -177,6 +178,47 @@ def test_groups_are_all_parts_in_their_order():
 
 def test_what_only_a_device_can_tell_comes_first():
     assert parts.NAMES[:8] == ("facts", "correct", "streams", "absent", "abort", "killed", "processes", "graph")
+
+
+def test_the_head_says_what_the_figures_stand_on(monkeypatch, tmp_path, root):
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    script(nvcc, "echo 'Cuda compilation tools, release 13.0, V13.0.88'; echo 'Build cuda_13.0'")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(script(tmp_path / "c++", "echo 'c++ 12.2.0'; echo Copyright")))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    told = versions.found(None)
+    assert {"nvcc": "13.0.88", "compiler": "c++ 12.2.0", "cuda": "13.0", "nccl": "2.27.5"}.items() <= told.items()
+    assert told["torch"] == torch.__version__
+    assert told["nvx"] == re.search('"(.+)"', (root / "python" / "nvx" / "_version.py").read_text()).group(1)
+    assert "commit" not in told
+    script(nvcc, "exit 1")
+    assert "nvcc" not in versions.found(None)
+
+
+def test_the_head_says_which_sources_were_built(tmp_path):
+    if shutil.which("git") is None:
+        pytest.skip("there is no git here")
+
+    def git(*words):
+        author = ["-c", "user.name=a", "-c", "user.email=a@localhost"]
+        return subprocess.run(["git", "-C", str(tmp_path), *author, *words], capture_output=True, text=True, check=True)
+
+    code = tmp_path / "csrc" / "x.cc"
+    code.parent.mkdir()
+    code.write_text("")
+    assert versions.of_checkout(tmp_path) == {}
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    assert versions.of_checkout(tmp_path) == {"commit": commit, "dirty": False}
+    assert versions.of_checkout(code.parent) == {}, "sources within a checkout of something else"
+    (tmp_path / "found.json").write_text("a run's results")
+    assert not versions.of_checkout(tmp_path)["dirty"]
+    (code.parent / "new.cc").write_text("")
+    assert versions.of_checkout(tmp_path)["dirty"]
 
 
 def test_the_end_of_a_part_is_one_for_all_of_its_processes():

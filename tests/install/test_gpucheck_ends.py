@@ -33,7 +33,7 @@ probe.ask = answers
 probe._ASK = 'import time; open("{began}", "w"); time.sleep(600)'
 """
 IMPORTING = """
-def found():
+def found(source):
     open("{began}", "w")
     time.sleep(600)
 versions.found = found

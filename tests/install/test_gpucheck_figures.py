@@ -6,7 +6,7 @@ import re
 import pytest
 from gpucheck_runs import ONE_GPU, states
 from nvx.commands import gpucheck
-from nvx.gpucheck import judge, lines, run, table
+from nvx.gpucheck import join, judge, lines, run, table
 
 
 def bench_line(algorithm, size, us, ranks=8, blocks=4):
@@ -162,6 +162,24 @@ def test_files_of_several_calls_are_judged_together(tmp_path, capsys):
     assert "| set-up beyond CUDA's own: under 200 ms | met |" in capsys.readouterr().out
     assert table_of(first, again | {"driver": "2"}) == 2
     assert "differ in their driver: 1 and 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["torch", "nvx", "commit", "cuda", "nccl", "nvcc", "compiler"])
+def test_files_of_other_versions_are_not_judged_together(name):
+    one, other, silent = (document_of() | {"versions": versions} for versions in ({name: "1"}, {name: "2"}, {}))
+    with pytest.raises(ValueError, match=f"differ in their {name}: 1 and 2"):
+        join.join([one, silent, other])
+    assert "doubts" not in join.join([one, one])
+    assert join.join([silent, one])["doubts"] == [f"not all of the files say their {name}: 1 is that of the others"]
+
+
+def test_files_of_changed_sources_are_doubted(tmp_path, capsys):
+    head = {"schema": 1, "what": "gpucheck", "versions": {"commit": "1", "dirty": True}}
+    files = [tmp_path / "first.json", tmp_path / "again.json"]
+    for file in files:
+        file.write_text(json.dumps(document_of(facts=[]) | head))
+    assert gpucheck.main(["--table", *map(str, files)]) == 0
+    assert "the sources differ from their commit" in capsys.readouterr().err
 
 
 def test_the_tables_of_torchs_parts():

@@ -12,7 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .._version import __version__
+
 SCHEMA = 1
+NVX = __version__  # in a checkout too, which no package database knows
 
 
 def _first_line(path: str) -> str:
@@ -78,7 +81,8 @@ def versions() -> dict[str, Any]:
 
     found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     found["libc"] = " ".join(platform.libc_ver())
-    for package in ("nvx", "deepspeed", "mpi4py", "numpy"):
+    found["nvx"] = NVX
+    for package in ("deepspeed", "mpi4py", "numpy"):
         if (version := _version(package)) is not None:
             found[package] = version
     if "mpi4py.MPI" in sys.modules:

@@ -73,7 +73,7 @@ class Check:
         self.document["gpus"] = answer.gpus
         if answer.gpus and self.source and not self.options.json:
             self.file = results.File(self.source / "bench" / "results" / "gpucheck.json")
-        self.document |= versions.found()
+        self.document["versions"] = versions.found(self.source)
         return answer
 
     def build(self, computes: list[str]) -> build.Built:
@@ -275,6 +275,8 @@ def show(options: argparse.Namespace) -> int:
             if document.get("what") != "gpucheck":
                 raise ValueError(f"{file} was written by nvx {document.get('what')}")
         whole = documents[0] if len(documents) == 1 else join.join(documents)
+        for doubt in whole.get("doubts", ()):
+            warn(doubt)
     except (OSError, ValueError) as error:
         warn(str(error))
         return 2

@@ -31,6 +31,21 @@ def start(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, start_new_session=True, preexec_fn=dies, **how)
 
 
+def answer(command: list[str], seconds: float, **how: Any) -> str:
+    """What it says; nothing where it cannot be asked, fails, or is late."""
+    try:
+        process = start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, **how)
+    except OSError:
+        return ""
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return ""
+    finally:
+        end(process)
+    return said.decode(errors="replace").strip() if process.returncode == 0 else ""
+
+
 def members(session: int) -> list[int]:
     """The processes of a session that have not ended, whichever group they are in."""
     found = []
