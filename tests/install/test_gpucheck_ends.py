@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import signal
+import sys
 import time
 
 import pytest
@@ -58,6 +59,17 @@ def test_a_part_does_not_outlive_a_run_that_is_killed(tmp_path):
     code, document, _ = run_apart.ended(signal.SIGKILL)
     assert code == -signal.SIGKILL and states(document)["facts"] == "passed"
     assert eventually(lambda: gone(part))
+
+
+def test_ranks_do_not_outlive_a_part_that_is_killed(tmp_path):
+    pids = tmp_path / "pids"
+    rank = script(tmp_path / "rank", f"echo $$ >> {pids}; exec sleep 600")
+    code = f"from nvx.gpucheck import workers\nworkers.sys.executable = {str(rank)!r}\nworkers.main(['gloo'])"
+    part = processes.start([sys.executable, "-c", code])
+    assert eventually(lambda: pids.exists() and pids.read_text().count("\n") == 2)
+    part.kill()
+    part.wait()
+    assert all(eventually(lambda pid=pid: gone(pid)) for pid in pids.read_text().split())
 
 
 def test_nobody_has_to_read_to_the_end(tmp_path):

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,15 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def with_me() -> Callable[[], None]:
+    """For what this process begins, as its preexec_fn."""
+    return functools.partial(die_with, os.getpid())
+
+
 def start(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
     """It reads nothing, is in a session of its own and dies with this thread."""
-    dies = functools.partial(die_with, os.getpid())
     how = {"stdin": subprocess.DEVNULL} | how
-    return subprocess.Popen(command, start_new_session=True, preexec_fn=dies, **how)
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=with_me(), **how)
 
 
 def answer(command: list[str], seconds: float, **how: Any) -> str:

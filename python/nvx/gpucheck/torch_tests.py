@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from . import build, clock
+from . import build, clock, processes
 
 PASSES = ("nccl", "gpu")  # collectives, then DDP
 
@@ -41,7 +41,14 @@ def run(arguments: argparse.Namespace, devices: int, say: Callable[..., None], *
         command += ["--module", arguments.module] if arguments.module else []
         path = os.pathsep.join([str(source / "python"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         surroundings = os.environ | {"PYTHONPATH": path}
-        ended = subprocess.run([*command, *more], cwd=source, env=surroundings, stdout=sys.stderr, check=False)
+        ended = subprocess.run(
+            [*command, *more],
+            cwd=source,
+            env=surroundings,
+            stdout=sys.stderr,
+            check=False,
+            preexec_fn=processes.with_me(),
+        )
         if not results.exists():
             return Ended("failed", f"tests.conformance ended with code {ended.returncode} and no results", 1, 1)
         return judge(json.loads(results.read_text())["tests"], ended.returncode, say)

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any
 
-from . import clock
+from . import clock, processes
 
 SIZES = (64, 1024, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 GLOO_SIZES = (64, 16 << 10, 1 << 20, 16 << 20)
@@ -65,7 +65,9 @@ def run_ranks(arguments: argparse.Namespace, ranks: int) -> str:
         environment = os.environ | {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "OMP_NUM_THREADS": "1"}
         logs = [open(f"{folder}/{rank}.log", "w+") for rank in range(ranks)]
         started = [
-            subprocess.Popen([*command, "--rank", str(rank)], env=environment, stderr=log)
+            subprocess.Popen(
+                [*command, "--rank", str(rank)], env=environment, stderr=log, preexec_fn=processes.with_me()
+            )
             for rank, log in enumerate(logs)
         ]
         why = ""

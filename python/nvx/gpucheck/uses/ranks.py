@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import datetime
 import faulthandler
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import clock, exchange
+from .. import clock, exchange, processes
 from .module import load_module
 
 DIED = "its process ended with code"
@@ -118,7 +117,7 @@ def run_cases(rank: Rank, cases: Cases) -> None:
 
 def _be_rank(layout: Layout, number: int, meet: str, cases: Cases, pipe: Any) -> None:
     own_end = layout.until - clock.left(layout.until) * OWN_END
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    processes.die_with(multiprocessing.parent_process().pid)
     log = open(log_of(layout, number), "w")
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
@@ -176,13 +175,13 @@ def run_ranks(layout: Layout, cases: Cases, say: Callable[..., None]) -> Found:
     with tempfile.TemporaryDirectory(prefix="nvx-uses-") as folder:
         layout = dataclasses.replace(layout, log=folder)
         waiting: dict[Any, tuple[int, Any]] = {}
-        processes = []
+        started: list[Any] = []
         for number in range(layout.ranks):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_be_rank, args=(layout, number, f"{folder}/store", cases, theirs))
             process.start()
             theirs.close()
-            processes.append(process)
+            started.append(process)
             waiting[ours] = (number, process)
         found = Found()
         try:
@@ -194,7 +193,7 @@ def run_ranks(layout: Layout, cases: Cases, say: Callable[..., None]) -> Found:
                 elif told and (not found.why or told.startswith(DIED)):  # the others may be the first to notice it
                     found.why = f"rank {number}: {told}"[:2000]
         finally:
-            for process in processes:
+            for process in started:
                 if process.is_alive():
                     process.kill()
                 process.join()
