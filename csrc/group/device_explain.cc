@@ -58,6 +58,12 @@ bool kernel_can(Pushed algorithm, const DeviceQuestion& q, const kernel::DeviceS
   return q.collective != Collective::kBarrier && bytes_of_piece(q) <= most_bytes(algorithm, shape);
 }
 
+/// As what a piece goes: of those that may go either way, each pair's by its length.
+Pushed moved_as(Pushed algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+  if (algorithm != Pushed::kExchangePieces) return algorithm;
+  return bytes_of_piece(q) <= most_bytes(Pushed::kExchangePackets, shape) ? algorithm : Pushed::kExchangeChunks;
+}
+
 /// Of a channel as the first groups of a process get it.
 std::vector<Way> by_kernels(const DeviceQuestion& q) {
   const DevicePlanFacts facts{device_shape(uint32_t(q.facts.ranks), DeviceSideOptions().blocks, pad_budget(SIZE_MAX)),
@@ -69,7 +75,7 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
     Way way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),
             "NVX_ALGO, NVX_ONE_SHOT_BYTES", chosen && q.has_kernels};
     if (kernel_can(algorithm, q, facts.shape))
-      way.estimate = estimate_pushed(algorithm, q.collective, q.bytes, q.facts.ranks, q.link);
+      way.estimate = estimate_pushed(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
     if (!q.has_kernels) way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
     if (q.collective == Collective::kBarrier) way.why = "a barrier is the hosts'", way.runs = false;
     ways.push_back(std::move(way));

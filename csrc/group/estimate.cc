@@ -150,6 +150,17 @@ Trips trips_of(Pushed algorithm, Collective collective, double n) {
   return {0, 0};
 }
 
+/// Ranks of a host that send at once, as much as the busiest one.
+double senders(Collective collective, const Bridge& bridge, const PlanFacts& facts) {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+    case Collective::kAllGather: return bridge.by_leader ? 1 : double(facts.rails);
+    case Collective::kAllToAll: return double(facts.ranks);
+    default: return 1;
+  }
+}
+
 /// From where a host has what it sends to where all have what they get; no call of torch's, and nothing inside hosts.
 /// slices: set to how many follow each other.
 Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t bytes, const Bridge& bridge,
@@ -161,12 +172,13 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
   const Moved moved = moved_by(row, b.layout, b.near);
   const double depth = double(row.guarantee.depth(b.layout.size));
   const double posted = double(moved.messages) / double(kSlicesInFlight);
+  const double byte = medium.byte * (medium.one_a_host ? senders(collective, bridge, facts) : 1);
   // The first slice has to come all the way; the others follow it.
-  const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * medium.byte;
+  const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * byte;
   Estimate e;
   e.bytes = size_t(double(moved.bytes) * b.slices);
   e.steps = uint64_t(std::max(depth, posted * std::ceil(b.slices)));
-  e.seconds = double(e.steps) * medium.message + double(e.bytes) * medium.byte + way;
+  e.seconds = double(e.steps) * medium.message + double(e.bytes) * byte + way;
   e.basis = medium.basis;
   return e;
 }
@@ -176,7 +188,8 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
 Medium tcp() {
   return {kTcpMessage, kTcpByte,
           "bench/results/targets.json: TCP over the loopback of one machine that plays two hosts; what a network card "
-          "takes is not in it"};
+          "takes is not in it",
+          /*one_a_host=*/true};
 }
 
 Medium rdma(double gb_s) {

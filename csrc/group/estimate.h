@@ -25,9 +25,10 @@ struct Medium {
   double message;  ///< seconds, from where it is sent to where it has been seen
   double byte;     ///< seconds
   std::string basis;
+  bool one_a_host = false;  ///< which all ranks of a host share; else each rail has its own
 };
 Medium tcp();
-/// Of a port that carries so much in one direction.
+/// Of ports that carry so much each in one direction.
 Medium rdma(double gb_s);
 
 /// What kernels push over.

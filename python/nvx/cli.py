@@ -30,7 +30,19 @@ def usage():
 
 
 def main(arguments=None):
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    status = 0
+    try:
+        status = run(sys.argv[1:] if arguments is None else list(arguments))
+        if sys.stdout is not None:  # it was closed before this began
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+def run(arguments):
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -43,15 +55,7 @@ def main(arguments=None):
     if row is None:
         print(f"nvx: no command {arguments[0]!r}\n\n{usage()}", file=sys.stderr)
         return 2
-    status = 0
-    try:
-        status = importlib.import_module(row[0]).main(arguments[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        if not _nobody_reads():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return status
+    return importlib.import_module(row[0]).main(arguments[1:])
 
 
 def _nobody_reads():

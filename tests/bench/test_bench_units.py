@@ -4,6 +4,8 @@ goals, the plot."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 import types
 
@@ -361,6 +363,18 @@ def test_idle_time_is_of_the_threads_that_are_not_others(counted):
         thread.join()
 
 
+def test_results_take_the_place_of_files_alone(tmp_path):
+    """Not of a pipe, nor of a link."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link.json"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)
+    machine.write(str(pipe), {"written": 1})
+    assert json.loads(reader.communicate(timeout=60)[0]) == {"written": 1} and pipe.is_fifo()
+    link.symlink_to("there.json")
+    machine.write(str(link), {"written": 2})
+    assert link.is_symlink() and json.loads((tmp_path / "there.json").read_text()) == {"written": 2}
+
+
 def test_results_files_are_whole_or_absent(tmp_path):
     path = tmp_path / "deep" / "results.json"
     machine.write(str(path), machine.document("sweep", "nvx bench all_reduce", {}, results=[]))
@@ -372,7 +386,7 @@ def test_results_files_are_whole_or_absent(tmp_path):
     with pytest.raises(ValueError, match="not JSON"):
         machine.read(str(path))
     path.write_text(json.dumps({"schema": 0}))
-    with pytest.raises(ValueError, match="not written by this nvx bench"):
+    with pytest.raises(ValueError, match="not written by this nvx"):
         machine.read(str(path))
 
 

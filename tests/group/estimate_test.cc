@@ -79,6 +79,14 @@ TEST(Estimate, TakesWhatTheMediumTakes) {
   EXPECT_EQ(rdma(25).basis.find("not measured"), 0u);
 }
 
+TEST(Estimate, ALinkOfTheHostIsNoFasterForMoreRanks) {
+  const auto relay = [](size_t ranks, const Medium& medium) {
+    return explain_on_device({Collective::kAllReduce, 64 * M, hosts_of(ranks, 2), true, "", {}, medium})[1].estimate;
+  };
+  EXPECT_NEAR(relay(32, tcp()).seconds, relay(2, tcp()).seconds, 0.3 * relay(2, tcp()).seconds);
+  EXPECT_LT(relay(8, rdma(12.5)).seconds * 2, relay(2, rdma(12.5)).seconds) << "each rail has a port";
+}
+
 TEST(Estimate, SaysOfSharedMemoryWhichIsTheFaster) {
   const auto small = ways_of(Collective::kAllReduce, 8 * K, hosts_of(2), tcp());
   ASSERT_EQ(small.size(), 2u);

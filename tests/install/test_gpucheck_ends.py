@@ -1,5 +1,6 @@
 """However a run of `nvx gpucheck` ends: what it has started ends with it, and its file says how far it came."""
 
+import contextlib
 import errno
 import json
 import os
@@ -34,8 +35,9 @@ probe.ask = answers
 probe._ASK = 'import time; open("{began}", "w"); time.sleep(600)'
 """
 IMPORTING = """
+import pathlib
 def found(source):
-    open("{began}", "w")
+    pathlib.Path("{began}").touch()  # a file that is closed by nobody but the collector may take the signal's exception
     time.sleep(600)
 versions.found = found
 """
@@ -83,6 +85,29 @@ def test_nobody_has_to_read_to_the_end(tmp_path):
     assert states(document) == {"facts": "passed", "correct": "passed", "streams": "failed"}
 
 
+def test_a_signal_is_heard_though_its_exception_is_dropped(check, monkeypatch):
+    """As in a destructor, or where Python itself has called."""
+    run_part = gpucheck.Check.run_part
+
+    def hear_and_drop(*given):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        return run_part(*given)
+
+    monkeypatch.setattr(gpucheck.Check, "run_part", hear_and_drop)
+    code, document, ran = check(names=FIRST)
+    assert code == 128 + signal.SIGTERM and document["interrupted"] == "SIGTERM"
+    assert ran == FIRST[:1] and states(document)["facts"] == "passed"
+
+
+def test_what_cannot_be_is_refused_before_anything_is_run(tmp_path, capsys):
+    for wrong in (["--minutes", "0"], ["--parts", ","], ["--source", "/nowhere"], ["--program", "/nowhere"]):
+        with pytest.raises(SystemExit):
+            gpucheck.main(["-J", str(tmp_path / "x.json"), *wrong])
+        assert wrong[0] in capsys.readouterr().err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
 # ---- the file
 
 
@@ -115,6 +140,16 @@ def test_a_disk_that_is_full_does_not_end_the_run(check, monkeypatch, capsys):
     told = capsys.readouterr()
     assert told.err.count("the results cannot be written") == 1 and "No space left on device" in told.err
     assert "passed: facts, correct, streams" in told.out and f"{check.file} has what was found before" in told.out
+
+
+def test_tables_are_shown_though_their_file_cannot_be_written(check, monkeypatch, tmp_path, capsys):
+    check(names=FIRST)
+    (tmp_path / "in_the_way").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert gpucheck.main(["--table", str(check.file), "-J", str(tmp_path / "in_the_way" / "whole.json")]) == 0
+    told = capsys.readouterr()
+    assert "| facts | passed |" in told.out
+    assert f"the results go to {tmp_path / 'whole.json'}" in told.err and (tmp_path / "whole.json").is_file()
 
 
 # ---- the driver

@@ -113,12 +113,18 @@ def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) ->
 
 
 def write(path: str, contents: dict[str, Any]) -> None:
-    """Whole or not at all: a reader never sees half a file."""
+    """Whole or not at all: a reader never sees half a file. What is no file, as a pipe or /dev/stdout, is written to,
+    and a link leads to what is written."""
     target = Path(path)
+    text = json.dumps(contents, indent=1) + "\n"
+    if target.exists() and not target.is_file():
+        target.write_text(text)
+        return
+    target = target.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_text(json.dumps(contents, indent=1) + "\n")
+        draft.write_text(text)
         draft.replace(target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -133,5 +139,5 @@ def read(path: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(contents, dict) or contents.get("schema") != SCHEMA:
-        raise ValueError(f"{path} was not written by this nvx bench (schema {SCHEMA})")
+        raise ValueError(f"{path} was not written by this nvx (schema {SCHEMA})")
     return contents

@@ -152,9 +152,10 @@ class Check:
         except OSError as error:
             return run.Outcome("failed", f"it could not be run: {error}")
 
-    def run_all(self, scene: parts.Scene) -> None:
+    def run_all(self, scene: parts.Scene, heard: interrupts.Heard) -> None:
         """Each part in turn. KeyboardInterrupt where one was interrupted."""
         for name in self.options.parts:
+            heard.look()
             part = parts.PARTS[parts.NAMES.index(name)]
             say(f"  {name:16}{part.asks} ...", end="\r" if sys.stdout.isatty() else "\n")
             outcome = self.try_part(part, scene)
@@ -162,9 +163,10 @@ class Check:
             if outcome.state == "interrupted":
                 raise KeyboardInterrupt(outcome.why)
 
-    def go(self) -> int:
+    def go(self, heard: interrupts.Heard) -> int:
         """The exit status. KeyboardInterrupt where it was interrupted."""
         answer = self.look()
+        heard.look()
         if not answer.gpus:
             self.document["no_gpu"] = answer.as_json()
             self.skip_rest(answer.in_short())
@@ -183,7 +185,7 @@ class Check:
             say(self.file.told())
             return 2
         built = self.build(sorted({gpu["compute"] for gpu in answer.gpus}))
-        self.run_all(self.scene(built, len(answer.gpus)))
+        self.run_all(self.scene(built, len(answer.gpus)), heard)
         self.write()
         conclude(self)
         return 0 if set(self.states()) <= {"passed", "skipped"} else 1
@@ -224,7 +226,9 @@ def check_machine(options: argparse.Namespace) -> int:
         try:
             with interrupts.put_off():
                 check = Check(options)
-            return check.go()
+            status = check.go(heard)
+            heard.look()
+            return status
         except KeyboardInterrupt as error:
             check.document["interrupted"] = str(error)
             check.skip_rest("interrupted")
@@ -259,9 +263,16 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
     options = parser.parse_args(given)
     options.given = given
     try:
-        options.parts = parts.expand([name for name in options.parts.split(",") if name])
+        options.parts = parts.expand([name for word in options.parts.split(",") if (name := word.strip())])
+        if not options.parts:
+            raise ValueError("--parts names none")
     except ValueError as error:
         parser.error(str(error))
+    if options.minutes <= 0:
+        parser.error("--minutes: more than 0 are needed")
+    for name, place in (("--source", options.source), ("--program", options.program)):
+        if place and not Path(place).exists():
+            parser.error(f"{name}: there is no {place}")
     return options
 
 
@@ -273,16 +284,18 @@ def show(options: argparse.Namespace) -> int:
         documents = [machine.read(file) for file in options.table]
         for file, document in zip(options.table, documents, strict=True):
             if document.get("what") != "gpucheck":
-                raise ValueError(f"{file} was written by nvx {document.get('what')}")
+                raise ValueError(f"{file} holds results of '{document.get('what')}'; tables are made of gpucheck's")
         whole = documents[0] if len(documents) == 1 else join.join(documents)
         for doubt in whole.get("doubts", ()):
             warn(doubt)
     except (OSError, ValueError) as error:
         warn(str(error))
         return 2
-    if options.json:
-        machine.write(options.json, whole)
     print(table.markdown(whole))
+    if options.json:
+        file = results.File(Path(options.json))
+        file.write(whole)
+        return 1 if file.why else 0
     return 0
 
 

@@ -21,7 +21,9 @@ def rows_as_markdown(head: list[str], rows: list[list[str]]) -> list[str]:
 
 def machine_line(document: dict[str, Any]) -> str:
     gpus = lines_of(document, "facts", gpu=count, name=text, processors=count)
-    names = ", ".join(f"{line['name']} ({line['processors']} processors)" for line in gpus) or "no GPU"
+    none = document.get("no_gpu", {}).get("why")
+    names = ", ".join(f"{line['name']} ({line['processors']} processors)" for line in gpus)
+    names = names or (f"no GPU ({none})" if none else "no GPU")
     versions = document.get("versions", {})
     return f"{names}; driver: {document.get('driver') or 'none'}; torch {versions.get('torch', 'none')}"
 
