@@ -14,8 +14,8 @@ bool overlap(const std::byte* a, const std::byte* a_end, const std::byte* b, con
 
 }  // namespace
 
-kernel::Piece* DeviceParcel::room() {
-  const bool full = jobs_ == job_.size() || listed_ + 2 * ranks_ > piece_.size();
+kernel::Piece* DeviceParcel::room(size_t pieces) {
+  const bool full = jobs_ == job_.size() || listed_ + std::max(pieces, 2 * size_t(ranks_)) > piece_.size();
   return full ? nullptr : piece_.data() + listed_;
 }
 
@@ -24,11 +24,19 @@ DeviceParcel::Reach DeviceParcel::reach_of(const kernel::Pieces& pieces) const {
   return {extent.data, extent.data + extent.bytes};
 }
 
+uint32_t DeviceParcel::count_of(const kernel::Pieces& pieces) const {
+  return pieces.kind == kernel::Pieces::Kind::kOwn ? pieces.owns() : ranks_;
+}
+
+kernel::Piece DeviceParcel::piece_of(const kernel::Pieces& pieces, uint32_t i) const {
+  return pieces.kind == kernel::Pieces::Kind::kOwn ? piece_[pieces.index + i] : pieces.of(i, ranks_, piece_.data());
+}
+
 bool DeviceParcel::meets(const kernel::Pieces& a, const kernel::Pieces& b) const {
-  for (uint32_t p = 0; p < ranks_; ++p) {
-    const kernel::Piece one = a.of(p, ranks_, piece_.data());
-    for (uint32_t q = 0; one.bytes != 0 && q < ranks_; ++q) {
-      const kernel::Piece other = b.of(q, ranks_, piece_.data());
+  for (uint32_t p = 0; p < count_of(a); ++p) {
+    const kernel::Piece one = piece_of(a, p);
+    for (uint32_t q = 0; one.bytes != 0 && q < count_of(b); ++q) {
+      const kernel::Piece other = piece_of(b, q);
       if (other.bytes != 0 && overlap(one.data, one.data + one.bytes, other.data, other.data + other.bytes))
         return true;
     }
@@ -52,6 +60,7 @@ bool DeviceParcel::add(const kernel::Job& job) {
   ++jobs_;
   const auto lists = [](const kernel::Pieces& pieces) { return pieces.kind == kernel::Pieces::Kind::kTable; };
   if (lists(job.send) || lists(job.recv)) listed_ += 2 * ranks_;
+  listed_ += job.send.owns() + job.recv.owns();
   return true;
 }
 

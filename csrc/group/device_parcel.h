@@ -15,9 +15,9 @@ class DeviceParcel {
   explicit DeviceParcel(uint32_t ranks) : ranks_(ranks) {}
 
   void clear() { jobs_ = 0, listed_ = 0; }
-  /// Where the next job may list its pieces, 2 * ranks of them, and as what it names the first; null: there is no room
-  /// for one more.
-  kernel::Piece* room();
+  /// Where the next job may list its pieces, 2 * ranks of them or as many as are asked for, and as what it names the
+  /// first; null: there is no room for one more.
+  kernel::Piece* room(size_t pieces = 0);
   uint32_t index() const { return uint32_t(listed_); }
   /// Takes the job that room() was asked for. False: it must be in a later launch.
   bool add(const kernel::Job& job);
@@ -32,6 +32,8 @@ class DeviceParcel {
     const std::byte* end = nullptr;
   };
   Reach reach_of(const kernel::Pieces& pieces) const;
+  uint32_t count_of(const kernel::Pieces& pieces) const;
+  kernel::Piece piece_of(const kernel::Pieces& pieces, uint32_t i) const;
   bool meets(const kernel::Pieces& a, const kernel::Pieces& b) const;
 
   const uint32_t ranks_;

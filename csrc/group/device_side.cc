@@ -30,6 +30,9 @@ Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
   return f;
 }
 
+/// Pieces that are listed for moves.
+size_t listed_by(const Operation& o) { return o.collective == Collective::kNone ? 2 * o.send.size() : 0; }
+
 milliseconds patience_of(const Operation& operation, milliseconds timeout) {
   return operation.timeout.count() > 0 ? operation.timeout : std::max(timeout, milliseconds(0));
 }
@@ -126,6 +129,7 @@ Status DeviceSide::launch(std::span<const Operation* const> operations, void* st
   for (size_t at = 0; at < operations.size();) {
     NVX_TRY(verdict());
     const size_t n = gather(operations.subspan(at), timeout, next_call(begins));
+    if (n == 0) return refused({Code::kInvalid, "nvx: it moves more pieces than a launch holds"}, /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
     const Status status = launcher_->launch(channel, parcel_.jobs(), parcel_.pieces(), stream);
     if (begins == Begins::kInReplays) {
@@ -171,7 +175,7 @@ Status DeviceSide::refused(const Status& status, bool is_first) {
 size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
   parcel_.clear();
   size_t n = 0;
-  for (kernel::Piece* room; n < operations.size() && (room = parcel_.room()); ++n) {
+  for (kernel::Piece* room; n < operations.size() && (room = parcel_.room(listed_by(*operations[n]))); ++n) {
     kernel::Job job = job_of(*operations[n], room, timeout);
     job.call = (call & kCaptured) | call_of(call + n);
     if (!parcel_.add(job)) break;
@@ -192,9 +196,14 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
   work.send = o.send.data();
   work.recv = o.recv.data();
   const kernel::DeviceChannel& channel = end_.channel();
-  kernel::Job job = kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype),
-                                   parcel_.index(), room);
-  job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
+  kernel::Job job =
+      o.collective == Collective::kNone
+          ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, parcel_.index(), room)
+          : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), parcel_.index(),
+                           room);
+  job.awaited = o.awaited, job.awaits = o.awaits;
+  // Who waits for the host needs no clock: the host has one, and ends what is late.
+  if (!o.awaited) job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
   if (kernel::has_chunks(choice.algorithm))
     kernel::put_places(job, channel.shape.ranks, room - parcel_.index(), end_.options().place_of);
   return job;
@@ -210,6 +219,7 @@ DeviceChoice DeviceSide::choose(const Operation& o) const {
     case Collective::kBroadcast:
     case Collective::kAllGather: return ask(o.recv.longest());
     case Collective::kReduceScatter: return ask(o.send.longest());
+    case Collective::kNone: return {kernel::Pushed::kMoveOwn, "it is this rank's alone"};
     default: return ask(0);
   }
 }

@@ -79,7 +79,7 @@ class DeviceSide {
     kernel::Fingerprint fingerprint;
     std::chrono::milliseconds timeout{0};
   };
-  static constexpr size_t kCalls = 1024;
+  static constexpr size_t kCalls = 4096;
   /// In what jobs are known by: set, the rest is an index of those captured; else it is of the count of those launched.
   static constexpr uint32_t kCaptured = uint32_t(1) << 31;
   static uint32_t call_of(uint64_t epoch) { return uint32_t(epoch) & ~kCaptured; }

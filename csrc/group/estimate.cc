@@ -146,6 +146,7 @@ Trips trips_of(Pushed algorithm, Collective collective, double n) {
     case Pushed::kReduceChunks:
       return {collective == Collective::kReduceScatter || rooted ? others : 2 * others, rooted ? 3u : cut ? 2u : 3u};
     case Pushed::kExchangeChunks: return {straight, 2};
+    case Pushed::kMoveOwn: break;  // pushes nothing
   }
   return {0, 0};
 }
@@ -249,7 +250,7 @@ Estimate estimate_between(const schedule::Row& row, Collective collective, size_
 Estimate estimate_relayed(const Bridge& bridge, Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& medium, const DeviceLink& link) {
   const bool reduces = collective != Collective::kAllGather, publishes = collective != Collective::kReduceScatter;
-  const size_t share = reduces ? bytes / facts.ranks : bytes;  // of a rank, to host memory
+  const size_t share = reduces && !bridge.by_leader ? bytes / facts.ranks : bytes;  // of a rank, to host memory
   const size_t back = collective == Collective::kAllReduce ? share
                       : publishes                          ? bytes * (facts.hosts - 1)
                                                            : bytes / facts.world;
@@ -262,8 +263,13 @@ Estimate estimate_relayed(const Bridge& bridge, Collective collective, size_t by
     e.steps += step.steps;
     stages.push_back(step.seconds - kCall);
   };
-  if (reduces) pushed(Pushed::kReduceChunks, Collective::kReduceScatter, bytes);
-  if (publishes) pushed(Pushed::kExchangeChunks, Collective::kAllGather, reduces ? share : bytes * facts.hosts);
+  if (bridge.by_leader) {
+    pushed(Pushed::kReducePackets, Collective::kReduce, bytes);
+    pushed(Pushed::kExchangePackets, Collective::kBroadcast, bytes);
+  } else {
+    if (reduces) pushed(Pushed::kReduceChunks, Collective::kReduceScatter, bytes);
+    if (publishes) pushed(Pushed::kExchangeChunks, Collective::kAllGather, reduces ? share : bytes * facts.hosts);
+  }
   // The stages overlap: the slowest sets the pace, and the others are waited for once a slice has to go through all.
   double all = 0, slowest = 0;
   for (const double stage : stages) all += stage, slowest = std::max(slowest, stage);

@@ -51,6 +51,7 @@ class Relay;
 ///   reduce_scatter         send (a piece for each rank), out
 ///   all_gather, broadcast  in, recv (all_gather: a piece of each rank; broadcast: the same piece for each)
 ///   all_to_all             send, recv;   gather: send at the root's place, recv at the root;   scatter: the reverse
+///   none                   send, recv: moves on a device, of what is this rank's alone; awaited, awaits
 struct Operation {
   kernel::Collective collective = kernel::Collective::kNone;
   /// Of a barrier: what its ranks meet for. It has that one's fingerprint, so they are told where they call another
@@ -70,6 +71,8 @@ struct Operation {
   uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
   const Whole* whole = nullptr;          ///< of a chunk, or a step
   Relay* relay = nullptr;                ///< of an operation over several hosts whose memory is a device's
+  const Stamp* awaited = nullptr;        ///< a counter of the host's, which device and host reach; null: none
+  Stamp awaits = 0;                      ///< how far it must have come before the moves
 
   /// In the form in which ranks compare it.
   kernel::Fingerprint fingerprint() const;

@@ -8,8 +8,8 @@ namespace {
 
 using Kind = Pieces::Kind;
 
-constexpr const char* kNames[] = {"reduce_packets",   "reduce_packets_two_shot", "reduce_chunks",
-                                  "exchange_packets", "exchange_chunks",         "exchange_pieces"};
+constexpr const char* kNames[] = {"reduce_packets",  "reduce_packets_two_shot", "reduce_chunks", "exchange_packets",
+                                  "exchange_chunks", "exchange_pieces",         "move_own"};
 static_assert(std::size(kNames) == kPushedCount);
 
 Job message_job(Pushed algorithm, size_t bytes, DType dtype, uint32_t sender) {
@@ -87,8 +87,9 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
 Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
   const std::less<const std::byte*> before;  // pieces may be of different tensors
   std::byte *begin = nullptr, *end = nullptr;
-  for (uint32_t p = 0; p < ranks; ++p) {
-    const Piece piece = pieces.of(p, ranks, table);
+  const uint32_t n = pieces.kind == Kind::kOwn ? pieces.owns() : ranks;
+  for (uint32_t p = 0; p < n; ++p) {
+    const Piece piece = pieces.kind == Kind::kOwn ? table[pieces.index + p] : pieces.of(p, ranks, table);
     if (piece.bytes == 0) continue;
     if (!end || before(piece.data, begin)) begin = piece.data;
     if (!end || before(end, piece.data + piece.bytes)) end = piece.data + piece.bytes;
@@ -108,6 +109,16 @@ void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place
   job.recv_place = meet && job.fingerprint.collective == Collective::kAllToAll ? 0 : place(out);
 }
 
+Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table) {
+  Job job;
+  job.algorithm = Pushed::kMoveOwn;
+  std::copy(from.begin(), from.end(), table);
+  std::copy(to.begin(), to.end(), table + from.size());
+  job.send = {Kind::kOwn, index, nullptr, from.size()};
+  job.recv = {Kind::kOwn, index + uint32_t(from.size()), nullptr, to.size()};
+  return job;
+}
+
 Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank) {
   Job job = message_job(algorithm, message.bytes, dtype, rank);
   job.send = {Kind::kOnly, 1 - rank, message.data, message.bytes};
@@ -122,7 +133,8 @@ Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank)
 
 bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table) {
   const Collective collective = job.fingerprint.collective;
-  if (reduces(algorithm) != reduces(collective)) return false;
+  if (algorithm == Pushed::kMoveOwn) return true;  // a part of whatever it is
+  if (job.awaited || reduces(algorithm) != reduces(collective)) return false;
   if (reduces(algorithm) && !level().reduce(job.fingerprint.dtype, job.fingerprint.op)) return false;
   if (algorithm == Pushed::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;
   size_t most = 0;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "kernel/device_pad.h"
 #include "kernel/launch.h"
@@ -17,8 +18,9 @@ enum class Pushed : uint8_t {
   kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier; messages
   kExchangeChunks,        ///< the same in chunks
   kExchangePieces,        ///< the same, pair by pair: packets where they hold the piece, chunks where they do not
+  kMoveOwn,               ///< pieces that are this rank's alone, each to where it belongs: no peer has a part in it
 };
-inline constexpr size_t kPushedCount = 6;
+inline constexpr size_t kPushedCount = 7;
 
 const char* name(Pushed algorithm);
 
@@ -50,6 +52,7 @@ struct Pieces {
     kEven,   ///< all of `bytes`, one behind the other
     kSplit,  ///< `bytes` in all, cut between packs
     kTable,  ///< listed from `index`
+    kOwn,    ///< this rank's alone: `bytes` is how many, listed from `index`
   };
   Kind kind = Kind::kNone;
   uint32_t index = 0;
@@ -58,7 +61,8 @@ struct Pieces {
 
   NVX_APART Piece of(uint32_t rank, uint32_t ranks, const Piece* table) const {
     switch (kind) {
-      case Kind::kNone: break;
+      case Kind::kNone:
+      case Kind::kOwn: break;
       case Kind::kSame: return {base, bytes};
       case Kind::kOnly: return rank == index ? Piece{base, bytes} : Piece{};
       case Kind::kEven: return {base + rank * bytes, bytes};
@@ -67,6 +71,9 @@ struct Pieces {
     }
     return {};
   }
+
+  /// How many pieces of a table are its own.
+  NVX_HD uint32_t owns() const { return kind == Kind::kOwn ? uint32_t(bytes) : 0; }
 
   /// The bytes that the fullest block has to take of a piece.
   NVX_HD static size_t fullest(const Piece& piece, uint32_t blocks) { return slice(piece, 0, blocks).bytes; }
@@ -96,6 +103,9 @@ struct Job {
   // that have it mapped then read and write them where they are.
   uint64_t send_place = 0;
   uint64_t recv_place = 0;
+  // Of kMoveOwn: what it waits for, in memory of the host that the device reaches too. The host raises it.
+  const Stamp* awaited = nullptr;  ///< null: nothing
+  Stamp awaits = 0;
 };
 
 /// What a launch is handed beside jobs: the pieces that they list.
@@ -112,6 +122,9 @@ Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table);
 /// Tells a job its places. place_of: 1 + where so many bytes begin in this rank's pool, or 0.
 using PlaceOf = std::function<uint64_t(const std::byte* data, size_t bytes)>;
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of);
+
+/// Moves each of these pieces to the other one of its place. Both are listed in table, as if it began at `index`.
+Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table);
 
 /// A message's two jobs, of who sends it and of who receives it, on a channel of these two ranks that has this
 /// direction to itself. It is a broadcast, whose root is the sender. What must match is the fingerprint's: type and

@@ -11,8 +11,11 @@ bool has_root(Collective c) {
 }
 
 bool lies_inside(const Pieces& pieces, uint32_t ranks, size_t listed) {
-  return pieces.kind != Pieces::Kind::kTable || (pieces.index <= listed && ranks <= listed - pieces.index);
+  const size_t own = pieces.kind == Pieces::Kind::kTable ? ranks : pieces.owns();
+  return own == 0 || (pieces.index <= listed && own <= listed - pieces.index);
 }
+
+bool is_own(const Pieces& pieces) { return pieces.kind == Pieces::Kind::kOwn; }
 
 bool lacks_memory(const Piece& piece) { return piece.bytes != 0 && !piece.data; }
 
@@ -24,11 +27,26 @@ const char* flaw(const DeviceChannel& channel) {
   return nullptr;
 }
 
+const char* flaw_of_moves(const Job& job, std::span<const Piece> table) {
+  if (job.algorithm != Pushed::kMoveOwn || !is_own(job.send) || !is_own(job.recv))
+    return "only moves are of what is a rank's own, and of nothing else";
+  if (!lies_inside(job.send, 0, table.size()) || !lies_inside(job.recv, 0, table.size()))
+    return "it lists pieces behind the end of the table";
+  if (job.send.owns() != job.recv.owns()) return "it moves more pieces than it has places for, or fewer";
+  for (uint32_t i = 0; i < job.send.owns(); ++i) {
+    const Piece &from = table[job.send.index + i], &to = table[job.recv.index + i];
+    if (lacks_memory(from) || lacks_memory(to)) return "it has a piece without memory";
+    if (from.bytes != to.bytes) return "it moves a piece to a place of another length";
+  }
+  return nullptr;
+}
+
 /// Why a job cannot be run on a channel that can be used; null where it can.
 const char* flaw(const Job& job, const DeviceChannel& channel, std::span<const Piece> table) {
   const uint32_t ranks = channel.shape.ranks, me = channel.rank;
   const Collective collective = job.fingerprint.collective;
   if (size_t(job.algorithm) >= kPushedCount) return "there is no such algorithm";
+  if (is_own(job.send) || is_own(job.recv) || job.algorithm == Pushed::kMoveOwn) return flaw_of_moves(job, table);
   if (job.root < -1 || job.root >= int64_t(ranks)) return "its root is none of the channel's ranks";
   if (has_root(collective) != (job.root >= 0)) return "its collective has a root or none, and it says otherwise";
   if (!lies_inside(job.send, ranks, table.size()) || !lies_inside(job.recv, ranks, table.size())) {

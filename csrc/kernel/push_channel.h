@@ -138,6 +138,13 @@ class PushChannel {
   }
   NVX_HD bool has_met(uint32_t p) const { return pipe(p).heard == epoch_; }
 
+  /// Waits until the host has raised a counter that far. What the host had written before is visible to all lanes then.
+  NVX_HD bool await_host(const Stamp* counter, Stamp want) {
+    bool ok = ex_.goes_on();
+    if (ok && counter && ex_.lane() == 0) ok = ex_.wait_for(*counter, want, /*peer=*/-1);
+    return ex_.all(ok);
+  }
+
   /// Closes the epoch: this block reads nothing of it any more. all_met: every rank has met every other one, so that
   /// nobody needs to be told.
   NVX_APART void leave(const Job& job, bool all_met) {

@@ -324,6 +324,21 @@ class ExchangeChunks {
   size_t sends_ = 0, receives_ = 0;  // chunks of the longest piece
 };
 
+/// A block's share of pieces that are this rank's alone, moved when the host says that they are there. Between memory
+/// of the host and of the device it is the kernel that moves them: a copy that a stream would do when the kernel before
+/// it has waited long enough could be in other copies' way, which the wait may be for.
+template <class Exec, class Channel>
+NVX_APART bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+  if (!ch.enter(job, /*pairwise=*/false, table)) return false;
+  if (!ch.await_host(job.awaited, job.awaits)) return false;
+  for (uint32_t i = 0; i < job.recv.owns(); ++i) {
+    const Piece to = ch.share(table[job.recv.index + i]);
+    copy(ex, to.data, ch.share(table[job.send.index + i]).data, to.bytes);
+  }
+  ch.leave(job, /*all_met=*/false);
+  return true;
+}
+
 /// Runs one operation of this block to its end. False: the verdict has been told, and nothing more may run on the
 /// channel.
 template <class Exec, class Channel>
@@ -342,6 +357,7 @@ NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable tab
     case Pushed::kExchangePackets: return exchange_packets(ex, ch, job, table);
     case Pushed::kExchangeChunks:
     case Pushed::kExchangePieces: return ExchangeChunks(ex, ch, job, table).run();
+    case Pushed::kMoveOwn: return move_own(ex, ch, job, table);
     default: return false;
   }
 }

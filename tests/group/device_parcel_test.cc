@@ -63,6 +63,28 @@ TEST(DeviceParcel, ListsThatInterleaveAreApart) {
   EXPECT_TRUE(parcel.add(job(500, 1030, 10))) << "between them";
 }
 
+TEST(DeviceParcel, MovesAreAsManyAsTheyList) {
+  DeviceParcel parcel(2);
+  const auto moves = [&](size_t from, size_t to) {
+    std::vector<Piece> out, in;
+    for (size_t i = 0; i < 5; ++i)
+      out.push_back({memory + from + 20 * i, 10}), in.push_back({memory + to + 20 * i, 10});
+    Piece* const room = parcel.room(10);
+    return parcel.add(kernel::job_of_moves(out, in, parcel.index(), room));
+  };
+  EXPECT_TRUE(moves(0, 1000));
+  EXPECT_EQ(parcel.pieces().size(), 10u);
+  EXPECT_FALSE(moves(1080, 2000)) << "reads the last that the first ones bring";
+  EXPECT_TRUE(moves(1010, 2000)) << "between them";
+  EXPECT_FALSE(parcel.add(job(2040, 3000, 1)));
+  EXPECT_TRUE(parcel.add(job(2030, 3000, 10)));
+  EXPECT_EQ(parcel.jobs().size(), 3u);
+  EXPECT_FALSE(parcel.room(kernel::kLaunchPieces));
+  parcel.clear();
+  EXPECT_TRUE(parcel.room(kernel::kLaunchPieces));
+  EXPECT_FALSE(parcel.room(kernel::kLaunchPieces + 1));
+}
+
 TEST(DeviceParcel, IsFullWhenALaunchIs) {
   DeviceParcel jobs(2);
   for (size_t i = 0; i < kernel::kLaunchJobs; ++i) ASSERT_TRUE(jobs.room() && jobs.add(job(10 * i, 10 * i, 10)));

@@ -124,6 +124,29 @@ TEST(LaunchCheck, MemoryThatIsNotThere) {
   expect_refused([](Launch& l) { l.table[l.jobs[1].send.index + l.channel.rank] = {}; }, "keeps more for itself than");
 }
 
+TEST(LaunchCheck, MovesThatAreNone) {
+  const auto with_moves = [](auto spoil) {
+    return [spoil](Launch& l) {
+      l.jobs[0] = {};
+      l.jobs[0].algorithm = Pushed::kMoveOwn;
+      l.jobs[0].send = {Pieces::Kind::kOwn, 0, nullptr, 2}, l.jobs[0].recv = {Pieces::Kind::kOwn, 2, nullptr, 2};
+      spoil(l);
+    };
+  };
+  Launch sound;
+  with_moves([](Launch&) {})(sound);
+  EXPECT_TRUE(sound.check().ok()) << sound.check().what();
+  const std::string behind = "it lists pieces behind the end", kinds = "only moves are of what is a rank's own";
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].recv.index = 5; }), behind);
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.bytes = l.jobs[0].recv.bytes = 7; }), behind);
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.bytes = 1; }), "more pieces than it has places for");
+  expect_refused(with_moves([](Launch& l) { l.table[3].bytes = 8; }), "a place of another length");
+  expect_refused(with_moves([](Launch& l) { l.table[1].data = nullptr; }), "it has a piece without memory");
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.kind = Pieces::Kind::kSame; }), kinds);
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].algorithm = Pushed::kExchangeChunks; }), kinds);
+  expect_refused([](Launch& l) { l.jobs[0].awaited = &l.channel.control->finished; }, "its algorithm is for another");
+}
+
 TEST(LaunchCheck, AllocatesNothing) {
   const Launch launch;
   ASSERT_TRUE(launch.check().ok());  // the first in a process picks the level of its loops

@@ -195,6 +195,35 @@ TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
   EXPECT_TRUE(sum.is_spoilt(0) && later.is_spoilt(0));
 }
 
+/// Between pinned memory of the host and the device's, when the host says so, beside another rank's kernels.
+TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
+  constexpr size_t kBytes = 100'003;
+  DeviceRanks ranks(shape_, uint32_t(-2));
+  DeviceMemory host(2 * kBytes + 64, DeviceMemory::Where::kPinned), device(kBytes + 64, DeviceMemory::Where::kDevice);
+  Stamp& counter = *reinterpret_cast<Stamp*>(host.data());
+  std::byte *const there = host.data() + 64, *const back = there + kBytes;
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  for (Stamp turn = 1; turn < 8; ++turn) {
+    const size_t shift = turn % 4;
+    const std::pair<std::byte*, std::byte*> ways[] = {{there, device.data() + shift}, {device.data() + shift, back}};
+    for (uint32_t r = 0; r < kRanks; ++r) {
+      for (const auto& [from, to] : ways) {
+        std::vector<Piece> table(2);
+        const Piece source{from, r == 0 ? kBytes : 0}, target{to, source.bytes};
+        Job move = kernel::job_of_moves({&source, 1}, {&target, 1}, 0, table.data());
+        if (to != back) move.awaited = &counter, move.awaits = turn;
+        ASSERT_TRUE(kernel::launch_cuda(ranks.channel(r), {&move, 1}, table, streams_[r]->get()).ok());
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_EQ(cudaStreamQuery(streams_[0]->get()), cudaErrorNotReady) << "nobody has said so";
+    for (size_t i = 0; i < kBytes; ++i) there[i] = std::byte(i * turn);
+    std::atomic_ref(counter).store(turn, std::memory_order_release);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_TRUE(std::equal(there, there + kBytes, back)) << "turn " << turn;
+  }
+}
+
 /// Aborted before anything is launched: a root, which would wait for nobody, says so and sends nothing.
 TEST_F(LaunchCuda, AnAbortedRankBeginsNothing) {
   DeviceRanks ranks(shape_, 0);
