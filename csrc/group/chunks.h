@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "group/operation.h"
 #include "group/plan.h"
@@ -29,6 +30,21 @@ struct Cut {
   kernel::Piece of(kernel::Piece piece, size_t k) const;
 };
 
+/// What is copied between a device and host memory.
+struct Haul {
+  kernel::Piece device, host;
+};
+/// A chunk in host memory: the operation there, and what is copied there before it and from there after it.
+struct Landed {
+  Operation part;
+  std::vector<Haul> down, up;
+};
+/// Chunk k of an operation on a device's memory, of any collective. Pure. room: of room_for() bytes.
+Landed land(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);
+size_t room_for(const Operation& operation, const Cut& cut, int rank);
+
+/// All of it as one chunk.
+Cut uncut(const Operation& operation);
 /// Pure, and the same on every rank. Between hosts a schedule may combine an element's terms in an order that goes by
 /// its place: then chunks end where the schedule of the whole begins anew.
 Cut cut(const Operation& operation, const PlanFacts& facts);
