@@ -99,7 +99,7 @@ const char* moved_by_relay(Collective collective) {
 Way by_relay(const DeviceQuestion& q, const Bridge& bridge) {
   Way way{"kernels and host memory", std::string("between hosts ") + bridge.row->name, "", ""};
   const size_t whole = bytes_of_whole(q.collective, q.bytes, ranks_of(q));
-  const char* const why_not = why_not_relayed(q.collective, DType::kU8, whole, q.facts);
+  const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, whole, q.facts);
   if (!q.has_kernels) {
     way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
   } else if (why_not) {

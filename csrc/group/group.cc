@@ -175,6 +175,24 @@ kernel::Fingerprint Operation::fingerprint() const {
   return {called, dtype, reduces(called) ? op : ReduceOp::kSum, kernel::Form::kDense, root, count, shape, 0};
 }
 
+Status Group::launch(const Operation& o) {
+  NVX_TRY(check_alive());
+  const Status status = spread_->launch(o);
+  return status.ok() ? status : fail_begun(status);  // the peers wait for what has not begun here
+}
+
+Status Group::make_room(const Operation& o) {
+  NVX_TRY(check_alive());
+  return spread_->make_room(o);
+}
+
+Status Group::fail_begun(const Status& status) {
+  if (failed()) return failure();
+  Failure failure = status.failure();
+  if (failure.code == Code::kInvalid) failure.code = Code::kSystem;
+  return fail(failure);
+}
+
 Status Group::run(Operation& o, Carrier carrier) {
   Status status = carry_out(o, carrier);
   if (parts_later_) part();

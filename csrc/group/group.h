@@ -102,6 +102,13 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// does not want it any more, or this rank has left.
   void look_while_waiting(int writer);
 
+  /// For an operation that a relay carries out, on devices and the host. First, before it has a number: has the relay
+  /// make room for it. Then, at the call: begins what it does on devices; where that fails, so does the group.
+  Status make_room(const Operation& operation);
+  Status launch(const Operation& operation);
+  /// Fails the group because of what has kept an operation from its end that has been begun on a device.
+  Status fail_begun(const Status& status);
+
   /// Counts an operation when it is issued, in the order of the program.
   uint64_t next_number() { return sequence_.fetch_add(1, std::memory_order_relaxed) + 1; }
   /// Collectives issued so far.

@@ -3,13 +3,14 @@
 #include <algorithm>
 
 #include "group/chunks.h"
+#include "kernel/launch_cuda.h"
 
 namespace nvx {
 namespace {
 
 using kernel::Collective;
 
-/// One row a collective that may go as a relay.
+/// One row a collective with steps inside each host that kernels do.
 struct RelayRow {
   Collective collective;
   bool by_blocks;  ///< each rank has a block of its own, which its seat on every host carries
@@ -23,16 +24,24 @@ constexpr RelayRow kRelays[] = {
 
 }  // namespace
 
-const char* why_not_relayed(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
+const char* why_not_by_kernels(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
   if (facts.hosts == 1) return "the ranks are on one host";
   const auto* row = std::find_if(std::begin(kRelays), std::end(kRelays),
                                  [&](const RelayRow& r) { return r.collective == collective; });
   if (row == std::end(kRelays)) return "only all_reduce, reduce_scatter and all_gather do so";
-  if (!goes_in_chunks(collective, dtype, count)) return "small: it would only wait for more steps";
-  if (facts.rails == 1) return "a host has only one rank, so there is nothing to do inside it";
+  if (count == 0) return "there is nothing to move";
+  if (dtype == DType::kBytes) return "of a type that nvx does not know, whose elements may differ by rank";
   if (row->by_blocks && facts.world != facts.rails * facts.hosts)
     return "hosts have different numbers of ranks, so some blocks have no rail of their own";
   return nullptr;
+}
+
+/// A rank moves no more pieces at once than a launch lists, both ends of each: one of each host, or of each rank and
+/// its own.
+bool can_be_relayed(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
+  if (facts.hosts == 1 || collective == Collective::kBarrier) return false;
+  const size_t most = why_not_by_kernels(collective, dtype, count, facts) ? facts.world + 1 : facts.hosts;
+  return 2 * most <= kernel::kLaunchPieces;
 }
 
 size_t relay_slice(const Bridge& bridge, const PlanFacts& facts) {

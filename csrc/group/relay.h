@@ -10,47 +10,51 @@
 
 namespace nvx {
 
-/// What the ranks of a host do with a slice of an operation over several hosts, where its data is on devices: kernels
-/// combine and hand out inside the host, and only what goes between hosts passes through host memory. Each slice goes
-/// three steps; none but arrive() waits for the device, or for anybody. All ranks of a host take the same steps in the
-/// same order.
+/// What the ranks of a host do with an operation over several hosts, where its data is on devices: kernels combine and
+/// hand out inside the host, and only what goes between hosts passes through host memory, slice by slice. All that
+/// kernels do is begun at the call, in rounds, so that the caller need not wait for anything: what takes a slice back
+/// waits on the device until the host says that other hosts have had it. All ranks of a host begin the same rounds.
 class Relay {
  public:
-  static constexpr size_t kAhead = 2;  ///< slices on their way to host memory beside the one that goes between hosts
-  /// So many slices are on their way at once, each in a slot of its own; then the first one's is used again.
-  static constexpr size_t kSlots = kAhead + kSlicesInFlight + 1;
-
-  /// Bytes of memory in each slot.
-  struct Room {
-    size_t host = 0;
-    size_t device = 0;  ///< for results of kernels that nobody keeps
-  };
-  /// What is copied between the device and host memory.
-  struct Haul {
-    kernel::Piece there;  ///< on the device; may be empty
-    size_t at = 0;        ///< in the slot's host memory
-  };
+  static constexpr size_t kAhead = 2;  ///< slices on their way to host memory beside those that go between hosts
+  /// A slice goes back so many rounds after it has come.
+  static constexpr size_t kRounds = kAhead + kSlicesInFlight + 1;
+  /// Slices that are in host memory at once, each in a slot of its own: one comes while another one goes back.
+  static constexpr size_t kSlots = kRounds + 1;
+  // What the host says to steps that wait: that the ranks have met, and the first round may begin; that slice k may go.
+  static constexpr Stamp kMet = 1;
+  static constexpr Stamp may_go(size_t k) { return kMet + 1 + k; }
 
   virtual ~Relay() = default;
-  /// Before the first step.
-  virtual Status begin(const Room& room) = 0;
-  /// The slot's memory: of the host, from when the slice has arrived; and of the device, from when it sets out.
+
+  /// Makes room for so many slices and rounds: before anything else, and before any other rank can wait for this one.
+  /// bytes: of host memory in each slot.
+  struct Room {
+    size_t slices, rounds, bytes;
+  };
+  virtual Status make(const Room& room) = 0;
   virtual std::byte* at(size_t k) = 0;
-  virtual std::byte* scratch(size_t k) = 0;
-  /// Begins these steps of the host's ranks, and then `down`, on its way to host memory.
-  virtual Status set_out(size_t k, std::span<const Operation> steps, const Haul& down) = 0;
-  /// Waits until it is there, or where there is none, the steps done; `meanwhile` as often as it looks.
-  virtual Status arrive(size_t k, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
-  /// Begins the way back of `up`, and then these steps of the host's ranks.
-  virtual Status come_home(size_t k, std::span<const Haul> up, std::span<const Operation> steps) = 0;
-  /// After the last step: who waits for the operation, waits for all that was begun. Where a step fails it is not
-  /// called.
-  virtual Status end() = 0;
+
+  // At the call. Neither waits for the device, unless that has no room left for what it is given, or for anybody.
+  /// What steps wait for: the last that has been said.
+  virtual const Stamp* said() = 0;
+  /// Begins the next round. Its steps, if there are any, do not touch what others of them write.
+  virtual Status begin_round(std::span<const Operation> steps) = 0;
+
+  // In the operation's turn on the host, which may come while rounds are still being begun.
+  /// Says this to the device, later than all that was said before; what this thread has written to slots is there then.
+  virtual void say(Stamp what) = 0;
+  /// Waits until the device has ended a round; `meanwhile` as often as it looks.
+  virtual Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
 };
 
-/// Why an operation's steps inside each host are not for kernels; nullptr where they are, if kernels serve the ranks of
-/// each. Pure, and the same on every rank. count: of elements, as goes_in_chunks() takes it.
-const char* why_not_relayed(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
+/// Why an operation's steps inside each host are not for kernels, which then only move what each rank has; nullptr
+/// where they are. Pure, and the same on every rank. count: of elements, as the fingerprint has it.
+const char* why_not_by_kernels(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
+
+/// Whether a relay can carry it out, one way or the other, where kernels serve the ranks of each host. Pure, and the
+/// same on every rank.
+bool can_be_relayed(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
 /// Bytes of each block that go as one slice, where ranks have a block each: as many as the plan between hosts says, or
 /// fewer where a slot, which holds a block of every host, would be too large. Pure. A block's sums do not hang on how

@@ -43,8 +43,7 @@ Spread::~Spread() {
 }
 
 Status Spread::run(Operation& o, Carrier carrier) {
-  Call call{o, group_.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint()),
-            terms_of(o.dtype, o.op, o.factor, size_t(group_.size()))};
+  Call call{o, group_.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint()), terms_here(o)};
   call.rules.driver = this;
   group_.doubt(std::chrono::milliseconds(0));
   ++op_;
@@ -53,24 +52,9 @@ Status Spread::run(Operation& o, Carrier carrier) {
     port_.begin_operation(op_, call.label);
   }
   if (reduces(o.collective)) call.combine = kernel::level().reduce(o.dtype, call.terms.between);
-  const auto carry_out = [&]() -> Status {
-    switch (o.collective) {
-      case kernel::Collective::kAllReduce: return all_reduce(call);
-      case kernel::Collective::kReduce: return reduce(call);
-      case kernel::Collective::kReduceScatter: return reduce_scatter(call);
-      case kernel::Collective::kAllGather: return all_gather(call);
-      case kernel::Collective::kBroadcast: return broadcast(call);
-      case kernel::Collective::kAllToAll: return all_to_all(call);
-      case kernel::Collective::kGather: return to_or_from_root(call, Direction::kToRoot);
-      case kernel::Collective::kScatter: return to_or_from_root(call, Direction::kFromRoot);
-      case kernel::Collective::kBarrier: return barrier(call);
-      case kernel::Collective::kNone: break;
-    }
-    return {};
-  };
   Status status;
   try {
-    status = carry_out();
+    status = o.relay ? run_relay(call) : perform(call);
   } catch (...) {
     (void)end();
     throw;
@@ -78,6 +62,29 @@ Status Spread::run(Operation& o, Carrier carrier) {
   const std::optional<net::Port::Stray> stray = end();
   if (room_.size() > kKeptRoom) std::vector<std::byte>().swap(room_);
   return !status.ok() || !stray ? status : explain_stray(o, *stray);
+}
+
+Status Spread::perform(Call& call) {
+  switch (call.o.collective) {
+    case kernel::Collective::kAllReduce: return all_reduce(call);
+    case kernel::Collective::kReduce: return reduce(call);
+    case kernel::Collective::kReduceScatter: return reduce_scatter(call);
+    case kernel::Collective::kAllGather: return all_gather(call);
+    case kernel::Collective::kBroadcast: return broadcast(call);
+    case kernel::Collective::kAllToAll: return all_to_all(call);
+    case kernel::Collective::kGather: return to_or_from_root(call, Direction::kToRoot);
+    case kernel::Collective::kScatter: return to_or_from_root(call, Direction::kFromRoot);
+    case kernel::Collective::kBarrier: return barrier(call);
+    case kernel::Collective::kNone: break;
+  }
+  return {};
+}
+
+Status Spread::perform(Call& call, Operation& part) {
+  Call of_part{part, call.rules, call.width, call.label, call.terms, call.combine, call.runs};
+  const Status status = perform(of_part);
+  call.runs = of_part.runs;
+  return status;
 }
 
 /// Around a root not all ranks hear from each other. So a rank may learn from what comes later, for the next operation,
@@ -169,6 +176,27 @@ std::byte* Spread::lay_out(const std::vector<kernel::Piece>& pieces, std::vector
 std::byte* Spread::room(size_t bytes) {
   if (room_.size() < bytes) room_.resize(bytes);
   return room_.data();
+}
+
+// --- what all ranks know alike
+
+Terms Spread::terms_here(const Operation& o) const { return terms_of(o.dtype, o.op, o.factor, size_t(group_.size())); }
+
+Bridge Spread::bridge_of(const Operation& o) const {
+  const PlanFacts& facts = group_.plan_facts();
+  const size_t longest = std::max(o.send.longest(), o.recv.longest());
+  switch (o.collective) {
+    case kernel::Collective::kReduceScatter:
+      return plan_between(across(o.collective), o.planned(longest * o.send.size()), facts);
+    case kernel::Collective::kAllGather: {
+      Blocks alike = rounds() == 1 ? Blocks::kAlike : Blocks::kOfAnySize;
+      for (size_t r = 0; r < o.recv.size(); ++r) {
+        if (o.recv[r].bytes != o.recv[0].bytes) alike = Blocks::kOfAnySize;
+      }
+      return plan_between(across(o.collective), longest, facts, alike);
+    }
+    default: return plan_between(across(o.collective), o.planned(o.count * size_of(o.dtype)), facts);
+  }
 }
 
 // --- who carries what

@@ -26,6 +26,10 @@ class Spread final : private Driver {
 
   /// Runs a collective on this thread, which holds the group's lane.
   Status run(Operation& operation, Carrier carrier);
+  /// Has its relay make room for it.
+  Status make_room(const Operation& operation) const;
+  /// Begins what a relay does of it; from any thread.
+  Status launch(const Operation& operation) const;
 
  private:
   /// The operation in hand.
@@ -57,6 +61,9 @@ class Spread final : private Driver {
   void drive() override;
   std::optional<net::Port::Stray> end();
 
+  Status perform(Call& call);
+  /// A part of it, in host memory.
+  Status perform(Call& call, Operation& part);
   Status all_reduce(Call& call);
   Status all_reduce_by_leader(Call& call, const Bridge& bridge);
   Status all_reduce_on_rails(Call& call, const Bridge& bridge);
@@ -69,16 +76,31 @@ class Spread final : private Driver {
   Status all_to_all(Call& call);
   Status barrier(Call& call);
   Status sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result);
-  /// What a relay's slice does on its way; the middle one begins the errand between hosts.
-  struct RelaySteps {
-    std::function<Status(size_t k)> set_out;
-    std::function<void(size_t k)> go_between;
-    std::function<Status(size_t k)> come_home;
+  /// What the slices of a relayed operation do on their way, as long as the operation stays where it is.
+  struct Itinerary {
+    using Steps = std::function<std::vector<Operation>(size_t k)>;
+    size_t slices = 0;
+    size_t room = 0;           ///< bytes of a relay's slot
+    bool meets_first = false;  ///< the first round waits until all ranks have called the same
+    // On the device: to host memory, back, and among the ranks of the host.
+    Steps bring, hand_out;
+    std::function<Operation(size_t k)> take_back;
+    // On the host, in between: an errand, which ends when `lag` younger ones have begun; or all of it, at once.
+    bool carries = false;  ///< whether this rank has errands
+    size_t lag = 0;
+    std::function<void(Spread&, Call&, size_t k)> errand;
+    std::function<Status(Spread&, Call&, size_t k)> perform;
+    std::function<kernel::Piece(size_t k)> result;  ///< what of the slot has been summed over hosts, where anything has
   };
-  Status run_relay(Call& call, size_t slices, const Relay::Room& room, const RelaySteps& steps);
-  Status all_reduce_by_relay(Call& call, const Bridge& bridge);
-  Status reduce_scatter_by_relay(Call& call, const Bridge& bridge);
-  Status all_gather_by_relay(Call& call, const Bridge& bridge);
+  static size_t rounds_of(const Itinerary& way);
+  Itinerary itinerary(const Operation& o) const;
+  static Itinerary way_of_kernels(bool carries);
+  Itinerary way_by_the_host(const Operation& o) const;
+  Itinerary way_of_all_reduce(const Operation& o) const;
+  Itinerary way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const;
+  Itinerary way_of_reduce_scatter(const Operation& o) const;
+  Itinerary way_of_all_gather(const Operation& o) const;
+  Status run_relay(Call& call);
   const std::byte* lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms);
   Status deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result);
   Status lend_to_rails(Call& call);
@@ -108,6 +130,10 @@ class Spread final : private Driver {
   Status finish_all(Call& call);
   Status explain_stray(const Operation& o, const net::Port::Stray& stray);
   Status explain(Call& call, const net::Run& run, Waited how);
+
+  /// How it goes between hosts.
+  Bridge bridge_of(const Operation& o) const;
+  Terms terms_here(const Operation& o) const;
 
   Line leaders() const;
   Line line_to(int root) const;  ///< the root on its host, leaders on the others

@@ -56,12 +56,7 @@ Status Spread::broadcast(Call& call) {
 Status Spread::all_gather(Call& call) {
   Operation& o = call.o;
   const size_t hosts = group_.topology().hosts.size(), longest = o.recv.longest();
-  Blocks alike = rounds() == 1 ? Blocks::kAlike : Blocks::kOfAnySize;
-  for (size_t r = 0; r < o.recv.size(); ++r) {
-    if (o.recv[r].bytes != o.recv[0].bytes) alike = Blocks::kOfAnySize;
-  }
-  const Bridge bridge = plan_between(Across::kAllGather, longest, group_.plan_facts(), alike);
-  if (o.relay) return all_gather_by_relay(call, bridge);
+  const Bridge bridge = bridge_of(o);
   const Cut cut{bridge.slice, std::max<size_t>(1, (longest + bridge.slice - 1) / bridge.slice), longest};
   if (rounds() > 1 && seats() > rails()) NVX_TRY(lend_to_rails(call));
   const auto block = [&](size_t host, size_t round, size_t s, size_t k) {

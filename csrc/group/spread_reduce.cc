@@ -15,9 +15,7 @@ using Across = schedule::Collective;
 }  // namespace
 
 Status Spread::all_reduce(Call& call) {
-  const size_t bytes = call.o.count * call.width;
-  const Bridge bridge = plan_between(Across::kAllReduce, call.o.planned(bytes), group_.plan_facts());
-  if (call.o.relay) return all_reduce_by_relay(call, bridge);
+  const Bridge bridge = bridge_of(call.o);
   return bridge.by_leader ? all_reduce_by_leader(call, bridge) : all_reduce_on_rails(call, bridge);
 }
 
@@ -162,8 +160,7 @@ const std::byte* Spread::lay_out_terms(Call& call, Active& active, const std::ve
 Status Spread::reduce_scatter(Call& call) {
   Operation& o = call.o;
   const size_t longest = o.send.longest(), bytes = o.planned(longest * o.send.size());
-  const Bridge bridge = plan_between(Across::kReduceScatter, bytes, group_.plan_facts());
-  if (o.relay) return reduce_scatter_by_relay(call, bridge);
+  const Bridge bridge = bridge_of(o);
   const size_t slice = bridge.slice / call.width * call.width;
   const Cut cut{slice, std::max<size_t>(1, (longest + slice - 1) / slice), bytes};
   // The results of ranks that this rail stands for. Outlives the errands, also when one of them fails.

@@ -20,12 +20,47 @@ std::vector<schedule::Block> in_a_row(const std::vector<Piece>& pieces) {
 }
 
 /// A step of the host's ranks, as an operation of theirs alone: send and recv have a piece for each seat.
-Operation step_of(const Operation& o, const Terms& terms, Collective collective, size_t seats) {
+Operation step_of(const Operation& o, Collective collective, size_t seats) {
   Operation step;
   step.collective = collective, step.dtype = o.dtype, step.number = o.number, step.timeout = o.timeout;
-  step.op = terms.inside, step.factor = terms.factor;
   step.send = Pieces(seats), step.recv = Pieces(seats);
   return step;
+}
+
+/// The same of a step that combines, as the operation's terms are.
+Operation sum_of(const Operation& o, const Terms& terms, Collective collective, size_t seats) {
+  Operation step = step_of(o, collective, seats);
+  step.op = terms.inside, step.factor = terms.factor;
+  return step;
+}
+
+/// Moves between host memory and the device.
+Operation moves(const Operation& o, const std::vector<Haul>& hauls, Piece Haul::*from, Piece Haul::*to) {
+  Operation step = step_of(o, Collective::kNone, hauls.size());
+  step.dtype = DType::kBytes;
+  for (size_t i = 0; i < hauls.size(); ++i) step.send[i] = hauls[i].*from, step.recv[i] = hauls[i].*to;
+  return step;
+}
+Operation down(const Operation& o, const std::vector<Haul>& hauls) {
+  return moves(o, hauls, &Haul::device, &Haul::host);
+}
+Operation up(const Operation& o, const std::vector<Haul>& hauls) { return moves(o, hauls, &Haul::host, &Haul::device); }
+Haul between(const Piece& device, std::byte* host) { return {device, {host, device.bytes}}; }
+
+/// Moves that wait until the host says so.
+Operation awaiting(Operation moves, Relay& relay, Stamp what) {
+  moves.awaited = relay.said(), moves.awaits = what;
+  return moves;
+}
+
+std::vector<Operation> alone(Operation step) {
+  std::vector<Operation> steps;
+  steps.push_back(std::move(step));
+  return steps;
+}
+
+void append(std::vector<Operation>& steps, std::vector<Operation> more) {
+  std::move(more.begin(), more.end(), std::back_inserter(steps));
 }
 
 /// For the fingerprint, by which ranks compare what they do: elements of all pieces.
@@ -37,147 +72,258 @@ size_t elements_of(const Pieces& pieces, size_t width) {
 
 }  // namespace
 
-/// While a slice is between hosts, the next ones come to host memory, and the last one goes back. A kernel that waits
-/// holds its device, so none begins before all ranks have called the same.
-Status Spread::run_relay(Call& call, size_t slices, const Relay::Room& room, const RelaySteps& steps) {
-  Relay& relay = *call.o.relay;
-  NVX_TRY(barrier(call));
-  NVX_TRY(relay.begin(room));
-  const auto last = std::ptrdiff_t(slices);
-  for (std::ptrdiff_t k = 0; k < last + std::ptrdiff_t(Relay::kSlots) - 1; ++k) {
-    const std::ptrdiff_t there = k - std::ptrdiff_t(Relay::kAhead), done = there - std::ptrdiff_t(kSlicesInFlight);
-    if (k < last) NVX_TRY(steps.set_out(size_t(k)));
-    if (there >= 0 && there < last) {
-      NVX_TRY(relay.arrive(size_t(there), call.rules.deadline, [this] { drive(); }));
-      if (carries()) steps.go_between(size_t(there));
-    }
-    if (done < 0) continue;
-    if (carries()) NVX_TRY(finish(call));
-    NVX_TRY(steps.come_home(size_t(done)));
-  }
-  return relay.end();
+Status Spread::make_room(const Operation& o) const {
+  const Itinerary way = itinerary(o);
+  return o.relay->make({way.slices, rounds_of(way), way.room});
 }
 
-/// The same slices, parts and sums as of all_reduce_on_rails.
-Status Spread::all_reduce_by_relay(Call& call, const Bridge& bridge) {
-  Operation& o = call.o;
+/// Round r brings slice r to host memory, takes another one back that came kRounds before, and hands out inside the
+/// host what the round before has taken back. So the two directions of the bus, and the links between devices, are in
+/// use at once. A move is one rank's alone: errors speak of it as of the operation that it is a part of.
+Status Spread::launch(const Operation& o) const {
+  const Itinerary way = itinerary(o);
+  const Whole whole{o.fingerprint(), {}, 0};
   Relay& relay = *o.relay;
-  const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
-  const auto part = [&](const std::byte* of, size_t k, size_t s) {
-    return part_of({const_cast<std::byte*>(of), bytes}, slice, k, s, call.width);
+  for (size_t r = 0; r < rounds_of(way); ++r) {
+    std::vector<Operation> round;
+    if (r == 0 && way.meets_first) round.push_back(awaiting(down(o, {}), relay, Relay::kMet));
+    if (r < way.slices) append(round, way.bring(r));
+    if (r > Relay::kRounds) append(round, way.hand_out(r - Relay::kRounds - 1));
+    if (const size_t k = r - Relay::kRounds; r >= Relay::kRounds && k < way.slices) {
+      round.push_back(awaiting(way.take_back(k), relay, Relay::may_go(k)));
+    }
+    for (Operation& step : round) {
+      if (step.collective == Collective::kNone) step.whole = &whole;
+    }
+    NVX_TRY(relay.begin_round(round));
+  }
+  return {};
+}
+
+/// While slices are between hosts, the next ones come to host memory, and earlier ones go back.
+Status Spread::run_relay(Call& call) {
+  Relay& relay = *call.o.relay;
+  const Itinerary way = itinerary(call.o);
+  const Deadline& deadline = call.rules.deadline;
+  if (way.meets_first) NVX_TRY(barrier(call));
+  relay.say(Relay::kMet);
+  for (size_t k = 0; k < way.slices + way.lag; ++k) {
+    if (k < way.slices) {
+      NVX_TRY(relay.await(k, deadline, [this] { drive(); }));
+      if (way.carries) way.errand(*this, call, k);
+      if (way.perform) NVX_TRY(way.perform(*this, call, k));
+    }
+    if (k < way.lag) continue;
+    const size_t done = k - way.lag;
+    if (way.carries) NVX_TRY(finish(call));
+    if (way.result) divide(call, way.result(done).data, way.result(done).bytes);
+    relay.say(Relay::may_go(done));
+  }
+  return relay.await(rounds_of(way) - 1, deadline, [] {});
+}
+
+size_t Spread::rounds_of(const Itinerary& way) { return way.slices + Relay::kRounds + 1; }
+
+Spread::Itinerary Spread::itinerary(const Operation& o) const {
+  if (why_not_by_kernels(o.collective, o.dtype, o.count, group_.plan_facts())) return way_by_the_host(o);
+  switch (o.collective) {
+    case Collective::kAllReduce: return way_of_all_reduce(o);
+    case Collective::kReduceScatter: return way_of_reduce_scatter(o);
+    default: return way_of_all_gather(o);
+  }
+}
+
+/// A kernel that waits for peers holds its device, so none does before all ranks have called the same.
+Spread::Itinerary Spread::way_of_kernels(bool carries) {
+  Itinerary way;
+  way.meets_first = true;
+  way.lag = kSlicesInFlight;
+  way.carries = carries;
+  return way;
+}
+
+/// All that ranks do together is the host's part; on the device each does no more than move what is its own.
+Spread::Itinerary Spread::way_by_the_host(const Operation& o) const {
+  const bool in_chunks = goes_in_chunks(o.collective, o.dtype, o.count);
+  const Cut cut = in_chunks ? nvx::cut(o, group_.plan_facts()) : uncut(o);
+  const auto landed = [=, this, &o](size_t k) { return land(o, cut, k, group_.rank(), o.relay->at(k)); };
+  Itinerary way;
+  way.slices = cut.chunks;
+  way.room = room_for(o, cut, group_.rank());
+  way.bring = [=, &o](size_t k) { return alone(down(o, landed(k).down)); };
+  way.perform = [=](Spread& spread, Call& call, size_t k) {
+    Landed there = landed(k);
+    const Whole whole{call.o.fingerprint(), call.rules.deadline, cut.bytes};
+    there.part.number = call.o.number, there.part.whole = &whole;
+    return spread.perform(call, there.part);
   };
-  const auto count = [&](size_t k) { return std::min(slice, bytes - k * slice) / call.width; };
-  const auto set_out = [&](size_t k) {
-    Operation sum = step_of(o, call.terms, bridge.before, seats());
+  way.take_back = [=, &o](size_t k) { return up(o, landed(k).up); };
+  way.hand_out = [](size_t) { return std::vector<Operation>(); };
+  return way;
+}
+
+/// The same slices, parts and sums as of all_reduce_on_rails. A rank's sum comes to host memory as it is made.
+Spread::Itinerary Spread::way_of_all_reduce(const Operation& o) const {
+  const Bridge bridge = bridge_of(o);
+  if (bridge.by_leader) return way_of_small_all_reduce(o, bridge);
+  const Terms terms = terms_here(o);
+  const size_t width = size_of(o.dtype), bytes = o.count * width, slice = bridge.slice / width * width;
+  const auto part = [=, this](const std::byte* of, size_t k, size_t s) {
+    return part_of({const_cast<std::byte*>(of), bytes}, slice, k, s, width);
+  };
+  const auto count = [=](size_t k) { return std::min(slice, bytes - k * slice) / width; };
+  Itinerary way = way_of_kernels(carries());
+  way.slices = (bytes + slice - 1) / slice;
+  way.room = part(o.out, 0, seat()).bytes;
+  way.bring = [=, this, &o](size_t k) {
+    Operation sum = sum_of(o, terms, bridge.before, seats());
     sum.count = count(k);
     for (size_t s = 0; s < seats(); ++s) sum.send[s] = part(o.in, k, s);
-    const Piece mine = part(o.out, k, seat());
-    sum.out = mine.data;
-    return relay.set_out(k, {&sum, 1}, {mine});
+    sum.out = o.relay->at(k);
+    return alone(std::move(sum));
   };
-  const auto go_between = [&](size_t k) {
-    Active& active = prepare(call, bridge.row, rail(seat()));
-    active.errand.layout.bytes = part(o.out, k, seat()).bytes;
-    active.errand.input = active.errand.output = relay.at(k);
-    begin(call, active);
+  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+    Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
+    active.errand.layout.bytes = part(o.out, k, spread.seat()).bytes;
+    active.errand.input = active.errand.output = o.relay->at(k);
+    spread.begin(call, active);
   };
-  const auto come_home = [&](size_t k) {
-    Operation tell = step_of(o, call.terms, bridge.after, seats());
+  way.result = [=, this, &o](size_t k) { return Piece{o.relay->at(k), part(o.out, k, seat()).bytes}; };
+  way.take_back = [=, this, &o](size_t k) { return up(o, {between(part(o.out, k, seat()), o.relay->at(k))}); };
+  way.hand_out = [=, this, &o](size_t k) {
+    Operation tell = step_of(o, bridge.after, seats());
     tell.count = count(k);
     for (size_t s = 0; s < seats(); ++s) tell.recv[s] = part(o.out, k, s);
-    const Relay::Haul mine{tell.recv[seat()]};
-    tell.in = mine.there.data;
-    divide(call, relay.at(k), mine.there.bytes);
-    return relay.come_home(k, {&mine, 1}, {&tell, 1});
+    tell.in = tell.recv[seat()].data;
+    return alone(std::move(tell));
   };
-  const size_t slices = (bytes + slice - 1) / slice, longest = part(o.out, 0, seat()).bytes;
-  return run_relay(call, slices, {.host = longest}, {set_out, go_between, come_home});
+  return way;
 }
 
-/// For every host the sum of a block there is made among the ranks of this host, in memory of the device, and only
-/// these sums come to host memory, where the rail sums them over hosts; only this rank's own result goes back.
-Status Spread::reduce_scatter_by_relay(Call& call, const Bridge& bridge) {
-  Operation& o = call.o;
-  Relay& relay = *o.relay;
-  const size_t hosts = group_.topology().hosts.size(), longest = o.send.longest();
-  const size_t slice = relay_slice(bridge, group_.plan_facts()) / call.width * call.width;
+/// As all_reduce_by_leader: one rank of each host brings the host's sum to host memory, and tells its host the result.
+Spread::Itinerary Spread::way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const {
+  const Terms terms = terms_here(o);
+  const size_t bytes = o.count * size_of(o.dtype);
+  const bool leads = seat() == 0;
+  const Piece whole{o.out, bytes}, own{o.out, leads ? bytes : 0};
+  Itinerary way = way_of_kernels(leads);
+  way.slices = 1;
+  way.room = own.bytes;
+  way.bring = [=, this, &o](size_t k) {
+    Operation sum = sum_of(o, terms, bridge.before, seats());
+    sum.root = 0, sum.count = o.count, sum.in = o.in;
+    sum.out = leads ? o.relay->at(k) : nullptr;
+    return alone(std::move(sum));
+  };
+  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+    Active& active = spread.prepare(call, bridge.row, spread.leaders());
+    active.errand.layout.bytes = bytes;
+    active.errand.input = active.errand.output = o.relay->at(k);
+    spread.begin(call, active);
+  };
+  way.result = [=, &o](size_t k) { return Piece{o.relay->at(k), own.bytes}; };
+  way.take_back = [=, &o](size_t k) { return up(o, {between(own, o.relay->at(k))}); };
+  way.hand_out = [=, this, &o](size_t) {
+    Operation tell = step_of(o, bridge.after, seats());
+    tell.root = 0, tell.count = o.count, tell.in = o.out, tell.out = o.out;
+    for (size_t s = 0; s < seats(); ++s) tell.recv[s] = whole;
+    return alone(std::move(tell));
+  };
+  return way;
+}
+
+/// For every host the sum of a block there is made among the ranks of this host, and only these sums come to host
+/// memory, where the rail sums them over hosts; only this rank's own result goes back.
+Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
+  const Bridge bridge = bridge_of(o);
+  const Terms terms = terms_here(o);
+  const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.send.longest();
+  const size_t slice = relay_slice(bridge, group_.plan_facts()) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
-  const auto terms = [&](size_t k) {
+  const auto blocks_of = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;
     for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.send, cut, k, host, 0, seat()));
     return in_a_row(pieces);
   };
-  const auto set_out = [&](size_t k) {
-    const std::vector<schedule::Block> blocks = terms(k);
+  const auto own = [=, this, &o](size_t k) { return cut.of({o.out, o.send[size_t(group_.rank())].bytes}, k); };
+  Itinerary way = way_of_kernels(carries());
+  way.slices = cut.chunks;
+  way.room = (hosts + 1) * std::min(slice, longest);
+  way.bring = [=, this, &o](size_t k) {
+    const std::vector<schedule::Block> blocks = blocks_of(k);
     std::vector<Operation> sums;
     for (size_t host = 0; host < hosts; ++host) {
-      Operation sum = step_of(o, call.terms, bridge.before, seats());
+      Operation sum = sum_of(o, terms, bridge.before, seats());
       for (size_t s = 0; s < seats(); ++s) sum.send[s] = slice_of(o.send, cut, k, host, 0, s);
-      sum.count = elements_of(sum.send, call.width);
-      sum.out = relay.scratch(k) + blocks[host].offset;
+      sum.count = elements_of(sum.send, width);
+      sum.out = o.relay->at(k) + blocks[host].offset;
       if (sum.count != 0) sums.push_back(std::move(sum));
     }
-    return relay.set_out(k, sums, {Piece{relay.scratch(k), blocks.back().end()}});
+    return sums;
   };
-  const auto go_between = [&](size_t k) {
-    Active& active = prepare(call, bridge.row, rail(seat()));
-    active.blocks = terms(k);
-    active.errand.input = relay.at(k);
-    active.errand.output = relay.at(k) + active.blocks.back().end();
-    begin(call, active);
+  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+    Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
+    active.blocks = blocks_of(k);
+    active.errand.input = o.relay->at(k);
+    active.errand.output = o.relay->at(k) + active.blocks.back().end();
+    spread.begin(call, active);
   };
-  const auto come_home = [&](size_t k) {
-    const Relay::Haul mine{cut.of({o.out, o.send[size_t(group_.rank())].bytes}, k), terms(k).back().end()};
-    divide(call, relay.at(k) + mine.at, mine.there.bytes);
-    return relay.come_home(k, {&mine, 1}, {});
-  };
-  const size_t most = std::min(slice, longest);
-  return run_relay(call, cut.chunks, {.host = (hosts + 1) * most, .device = hosts * most},
-                   {set_out, go_between, come_home});
+  const auto result = [=, &o](size_t k) { return Piece{o.relay->at(k) + blocks_of(k).back().end(), own(k).bytes}; };
+  way.result = result;
+  way.take_back = [=, &o](size_t k) { return up(o, {between(own(k), result(k).data)}); };
+  way.hand_out = [](size_t) { return std::vector<Operation>(); };
+  return way;
 }
 
 /// This rank's own block comes to host memory, where the rail gathers those of its seat on all hosts. These go back to
 /// the device, and the ranks of the host hand each other what they have, for every host.
-Status Spread::all_gather_by_relay(Call& call, const Bridge& bridge) {
-  Operation& o = call.o;
-  Relay& relay = *o.relay;
-  const size_t hosts = group_.topology().hosts.size(), longest = o.recv.longest();
-  const size_t slice = relay_slice(bridge, group_.plan_facts()) / call.width * call.width;
+Spread::Itinerary Spread::way_of_all_gather(const Operation& o) const {
+  const Bridge bridge = bridge_of(o);
+  const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
+  const size_t slice = relay_slice(bridge, group_.plan_facts()) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
-  const auto own = [&](size_t k) {
+  const auto own = [=, this, &o](size_t k) {
     return cut.of({const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes}, k);
   };
-  const auto pieces_of_rail = [&](size_t k) {
+  const auto pieces_of_rail = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;
     for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.recv, cut, k, host, 0, seat()));
     return pieces;
   };
-  const auto set_out = [&](size_t k) {
-    return relay.set_out(k, {}, {own(k), in_a_row(pieces_of_rail(k))[host_].offset});
+  Itinerary way = way_of_kernels(carries());
+  way.slices = cut.chunks;
+  way.room = hosts * std::min(slice, longest);
+  way.bring = [=, this, &o](size_t k) {
+    return alone(down(o, {between(own(k), o.relay->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
   };
-  const auto go_between = [&](size_t k) {
-    Active& active = prepare(call, bridge.row, rail(seat()));
+  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+    Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.blocks = in_a_row(pieces_of_rail(k));
-    active.errand.input = relay.at(k) + active.blocks[host_].offset;
-    active.errand.output = relay.at(k);
-    begin(call, active);
+    active.errand.input = o.relay->at(k) + active.blocks[spread.host_].offset;
+    active.errand.output = o.relay->at(k);
+    spread.begin(call, active);
   };
-  const auto come_home = [&](size_t k) {
+  way.take_back = [=, this, &o](size_t k) {
     const std::vector<Piece> pieces = pieces_of_rail(k);
     const std::vector<schedule::Block> blocks = in_a_row(pieces);
-    std::vector<Relay::Haul> up;
+    std::vector<Haul> hauls;
+    for (size_t host = 0; host < hosts; ++host) {
+      if (host != host_) hauls.push_back(between(pieces[host], o.relay->at(k) + blocks[host].offset));
+    }
+    return up(o, hauls);
+  };
+  way.hand_out = [=, this, &o](size_t k) {
     std::vector<Operation> tells;
     for (size_t host = 0; host < hosts; ++host) {
-      if (host != host_) up.push_back({pieces[host], blocks[host].offset});
-      Operation tell = step_of(o, call.terms, bridge.after, seats());
+      Operation tell = step_of(o, bridge.after, seats());
       for (size_t s = 0; s < seats(); ++s) tell.recv[s] = slice_of(o.recv, cut, k, host, 0, s);
-      tell.count = elements_of(tell.recv, call.width);
-      tell.in = host == host_ ? own(k).data : pieces[host].data;
+      tell.count = elements_of(tell.recv, width);
+      tell.in = host == host_ ? own(k).data : tell.recv[seat()].data;
       if (tell.count != 0) tells.push_back(std::move(tell));
     }
-    return relay.come_home(k, up, tells);
+    return tells;
   };
-  return run_relay(call, cut.chunks, {.host = hosts * std::min(slice, longest)}, {set_out, go_between, come_home});
+  return way;
 }
 
 }  // namespace nvx

@@ -10,6 +10,7 @@
 #include "torch/delegate.h"
 #include "torch/kernel_path.h"
 #include "torch/overlaps.h"
+#include "torch/relay_path.h"
 
 namespace nvx {
 namespace {
@@ -190,6 +191,8 @@ TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor
   c.facts.kernels_serve = kernels_ && kernels_->agree_to_serve(like.device());
   if (!c.facts.kernels_serve) refuse_capture(like.device());
   c.facts.is_large = goes_in_chunks(collective, c.operation.dtype, count);
+  c.facts.delegate_named = delegate_ != nullptr;
+  if (relays_ && may_be_relayed(c.facts)) c.facts.relays_serve = relays_->agree_to_serve(c.operation, c.device);
   return c;
 }
 

@@ -12,15 +12,17 @@ namespace nvx {
 
 class Delegate;
 class KernelPath;
+class RelayPath;
 
 /// Turns the tensors of a call into an operation on memory. Each function checks what torch's users expect to be
 /// checked, with the error classes and texts that they know. Tensors that are not contiguous get a stand-in.
 class Arguments {
  public:
-  /// name: what error texts begin with, as "ProcessGroupNVX::allreduce". kernels, delegate: asked whether they use a
-  /// device's tensors where they are; null where they are not to be asked.
-  Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr, Delegate* delegate = nullptr)
-      : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate) {}
+  /// name: what error texts begin with, as "ProcessGroupNVX::allreduce". kernels, delegate, relays: asked whether they
+  /// use a device's tensors where they are; null where they are not to be asked.
+  Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr, Delegate* delegate = nullptr,
+            RelayPath* relays = nullptr)
+      : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate), relays_(relays) {}
 
   /// apart: other tensors of the call use the same memory, so this one gets a stand-in.
   TensorOperation all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
@@ -93,6 +95,7 @@ class Arguments {
   int size_;
   KernelPath* kernels_;
   Delegate* delegate_;
+  RelayPath* relays_;
 };
 
 DType dtype_of(at::ScalarType type);

@@ -109,6 +109,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   void shutdown() override;
   /// abort() without its hooks: what is called off for this reason is no failure.
   void call_off(const std::string& why);
+  /// Waits for a while until what relays have begun has ended.
+  void see_off_relays();
 
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
@@ -151,9 +153,11 @@ class ProcessGroupNVX final : public c10d::Backend {
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
-  Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get(), delegate_.get()}; }
+  Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get(), delegate_.get(), relays()}; }
   /// For a call that is several collectives. None of these is delegated, so that all of them begin alike.
-  Arguments arguments_of_several(const char* name) { return {name, rank_, size_, kernels_.get()}; }
+  Arguments arguments_of_several(const char* name) { return {name, rank_, size_, kernels_.get(), nullptr, relays()}; }
+  /// Null where there are none beside a delegate.
+  RelayPath* relays() { return delegate_ ? nullptr : &relays_; }
 
   // backend_issue.cc. `collectives` are what one call asks for: one operation, or several on tensors of one device.
   /// Every collective comes here. Null where a synchronous call has ended and nobody needs a work.
@@ -170,6 +174,8 @@ class ProcessGroupNVX final : public c10d::Backend {
                              const Tensors& inputs, Mode mode);
   IntrusiveWork issue_in_parts(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                                const Tensors& inputs, Mode mode);
+  IntrusiveWork issue_relayed(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+                              const Tensors& inputs, Mode mode);
   IntrusiveWork issue_by_kernels(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                                  const Tensors& inputs, Mode mode);
   IntrusiveWork issue_delegated(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
@@ -190,6 +196,7 @@ class ProcessGroupNVX final : public c10d::Backend {
     return results_.awaited_in(inputs) || results_.awaited_in(outputs);
   }
   void follow_results(const Tensors& tensors, const c10::Stream& stream);
+  static std::optional<Tensors> recorded(const Tensors& inputs, Mode mode);
   Status execute(TensorOperations& collectives);
   Status execute_staged(TensorOperations& collectives, Transit& transit);
   void number(TensorOperations& collectives);
@@ -198,13 +205,17 @@ class ProcessGroupNVX final : public c10d::Backend {
   static IntrusiveWork done(NvxWork::Facts facts, const Tensors& outputs, std::unique_ptr<Transit> transit);
   /// Puts it into a group's lane, which keeps the work, and with it all tensors, until it has run.
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
-  void ask_relays(TensorOperation& c);
+  /// Whether all of a call's operations are relayed. One that is not keeps the others from it.
+  bool are_relayed(TensorOperations& collectives);
   /// When the first chunks set out for host memory: at once, or, behind results that are on their way to where they
-  /// are, when the operation's turn has come. A relay's kernels begin in their turn in any case.
+  /// are, when the operation's turn has come.
   enum class Chunks { kSetOutNow, kSetOutInTheirTurn };
-  /// Makes what carries the operations out that go in parts.
-  void prepare_parts(TensorOperations& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
-                     Chunks chunks);
+  /// Makes what carries the operations out that go in chunks.
+  void prepare_chunks(TensorOperations& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
+                      Chunks chunks);
+  std::shared_ptr<RelayedCall> prepare_relays(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
+                                              Transit& transit) REQUIRES(relays_mutex_);
+  static Status launch_relays(RelayedCall& call, Group& group, Transit& transit);
   std::string profiled_as(TensorOperation& c);
   struct Term {
     std::chrono::milliseconds timeout;  ///< 0: the group's
@@ -235,6 +246,7 @@ class ProcessGroupNVX final : public c10d::Backend {
 
   // backend_collectives.cc
   IntrusiveWork all_reduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts);
+  void see_relays_end(Mode mode, std::chrono::milliseconds most);
   IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
 
   // backend_messages.cc
@@ -285,7 +297,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   Results results_;
   const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
   const std::shared_ptr<KernelPath> kernels_;
-  RelayPath relays_;                    // for the group of devices' tensors
+  RelayPath relays_;    // for the group of devices' tensors
+  Mutex relays_mutex_;  // held from an operation's number to its place in the lane, as all ranks have one order
   std::shared_ptr<Delegate> delegate_;  // null where NVX_DELEGATE names nothing
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};

@@ -181,8 +181,34 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptio
   c.facts.on_device = !c.device.is_cpu();
   if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
   Tensors none;
+  const bool on_device = c.facts.on_device;
+  if (on_device) see_relays_end(mode(opts.asyncOp), opts.timeout);
   return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, opts.timeout,
                 mode(opts.asyncOp));
+}
+
+/// What relays have begun is of another group than a barrier, which does not pass over what goes wrong there. A
+/// synchronous one would wait for them in any case; here it is told why they do not end, which they do by their own
+/// timeouts.
+void ProcessGroupNVX::see_relays_end(Mode mode, std::chrono::milliseconds most) {
+  const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: none
+  for (const auto& group : groups()) {
+    if (group == group_) continue;
+    const uint64_t launched = group->device().launched();
+    for (int looks = 0;; ++looks) {
+      if (const Status status = group->device().look(); !status.ok()) {
+        tell_failure(status.code());
+        raise(status);
+      }
+      if (mode == Mode::kAsync || launched == 0 || group->device().ended_well(launched)) break;
+      if (limit.passed(Clock::now())) break;  // the barrier says so
+      pause_after(looks);
+      if (looks % 256 != 255) continue;
+      group_->look_for_interrupt();
+      raise_interrupt();
+      if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
+    }
+  }
 }
 
 void ProcessGroupNVX::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {

@@ -1,5 +1,7 @@
 // How collectives are begun: by which route, on which thread and stream, and what the caller gets for it.
 
+#include <algorithm>
+
 #include "base/contain.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -58,22 +60,21 @@ Status ProcessGroupNVX::execute_staged(TensorOperations& collectives, Transit& t
   return {};
 }
 
-/// Asks the other ranks whether a relay can carry it out, where that would change its route. Its route is final then.
-void ProcessGroupNVX::ask_relays(TensorOperation& c) {
-  c.facts.delegate_named = delegate_ != nullptr;
-  if (may_be_relayed(c.facts)) c.facts.relays_serve = relays_.agree_to_serve(*device_group(), c.operation, c.device);
+/// What is not relayed goes in chunks, whose number may be one: they use the same memory.
+bool ProcessGroupNVX::are_relayed(TensorOperations& collectives) {
+  const auto is_relayed = [](const TensorOperation& c) { return c.route() == Route::kRelay; };
+  if (std::all_of(collectives.begin(), collectives.end(), is_relayed)) return true;
+  for (TensorOperation& c : collectives) {
+    if (is_relayed(c)) c.facts.relays_serve = false, c.facts.is_large = true;
+  }
+  return false;
 }
 
-void ProcessGroupNVX::prepare_parts(TensorOperations& collectives, const std::shared_ptr<Group>& group,
-                                    const Tracks& tracks, Chunks chunks) {
+void ProcessGroupNVX::prepare_chunks(TensorOperations& collectives, const std::shared_ptr<Group>& group,
+                                     const Tracks& tracks, Chunks chunks) {
   for (TensorOperation& c : collectives) {
-    ask_relays(c);
-    if (c.route() == Route::kRelay) {
-      c.relay = relays_.make(group, c.operation.collective, tracks, tracks_.of_relays(c.device));
-      c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all ranks relay it, or hear of it
-    } else if (c.route() == Route::kChunks && chunks == Chunks::kSetOutNow) {
+    if (c.route() == Route::kChunks && chunks == Chunks::kSetOutNow)
       c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
-    }
   }
 }
 
@@ -131,8 +132,76 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_in_parts(const Kind& kind,
                                                                const Tensors& outputs, const Tensors& inputs,
                                                                Mode mode) {
   kernels_->catch_up_if_behind();
+  if (are_relayed(collectives)) return issue_relayed(kind, std::move(collectives), outputs, inputs, mode);
   if (mode == Mode::kAsync) return enqueue_staged(kind, std::move(collectives), outputs, inputs);
   return enqueue_and_wait(kind, std::move(collectives), outputs, inputs);
+}
+
+/// The caller waits for nothing but for a stream to bring what the operation is to use. A failure that comes later is
+/// raised by what is called later.
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_relayed(const Kind& kind, TensorOperations&& collectives,
+                                                              const Tensors& outputs, const Tensors& inputs,
+                                                              Mode mode) {
+  const std::shared_ptr<Group>& group = group_of(collectives);
+  const Tensors used = all_tensors(collectives, outputs, inputs);
+  auto transit = std::make_unique<Transit>(tracks_.of_relays(device_of(collectives)), timed_);
+  follow_results(inputs, transit->stream());
+  follow_results(outputs, transit->stream());
+  Status status;
+  uint64_t ended_at = 0;
+  {
+    MutexLock lock(relays_mutex_);
+    const std::shared_ptr<RelayedCall> call = prepare_relays(std::move(collectives), group, *transit);
+    contain_and(
+        [&] {
+          status = launch_relays(*call, *group, *transit);
+          transit->close(used);
+          results_.expect(outputs, transit->stream().device_type())->set_out(transit->stream());
+        },
+        [&](const std::exception* error) {  // part of it may have been begun
+          contain("the end of a call", [&] { transit->close(used); });
+          status = fail_silent(*group, transit->stream().device(), kind.title + 4, error);
+        });
+    ended_at = group->device().launched();
+    if (status.ok()) call->queue();
+  }
+  if (!status.ok()) {
+    tell_failure(status.code());
+    raise(status);
+  }
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group, facts(kind, group), outputs, recorded(inputs, mode),
+                                                std::move(transit));
+  work->begin(ended_at);
+  into_window(work);
+  if (mode == Mode::kSync) work->wait(std::chrono::milliseconds(0));
+  return work;
+}
+
+/// What throws here has no effect on the other ranks: an operation without a number they do not wait for.
+std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& collectives,
+                                                             const std::shared_ptr<Group>& group, Transit& transit) {
+  std::function<void(Code)> told;
+  if (somebody_listens()) {
+    told = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](Code code) { self->tell_failure(code); };
+  }
+  auto call = std::make_shared<RelayedCall>(group, std::move(collectives), pending_, told);
+  for (TensorOperation& c : call->collectives) {
+    c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all ranks relay it, or hear of it
+    c.operation.timeout = group->span_of(c.operation.timeout);
+    c.relay = relays_.make(group, c.operation.collective, transit.stream(), [&call = *call] { call.note_round(); });
+    c.operation.relay = c.relay.get();
+    if (const Status status = group->make_room(c.operation); !status.ok()) raise(status);
+  }
+  transit.bring(loads_of(call->collectives, &TensorOperation::bring));
+  number(call->collectives);
+  return call;
+}
+
+Status ProcessGroupNVX::launch_relays(RelayedCall& call, Group& group, Transit& transit) {
+  transit.start_clock();
+  for (TensorOperation& c : call.collectives) NVX_TRY(group.launch(c.operation));
+  transit.take_back(loads_of(call.collectives, &TensorOperation::take_back));
+  return {};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_by_kernels(const Kind& kind, TensorOperations&& collectives,
@@ -164,14 +233,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind,
   const Loads loads = loads_of(collectives, &TensorOperation::bring);
   // What throws before number() has no effect on the other ranks: an operation without a number they do not wait for.
   if (comes_behind(outputs, inputs)) {
-    // These two are for results of a delegate, which have a stream of their own; bring_behind() waits for the others.
+    // These two are for results of a delegate or a relay, which have a stream of their own; bring_behind() waits for
+    // the others.
     (void)results_.follow(inputs, tracks.down);
     (void)results_.follow(outputs, tracks.up);
     transit->bring_behind(loads);
-    prepare_parts(collectives, group, tracks, Chunks::kSetOutInTheirTurn);
+    prepare_chunks(collectives, group, tracks, Chunks::kSetOutInTheirTurn);
   } else {
     transit->bring(loads);
-    prepare_parts(collectives, group, tracks, Chunks::kSetOutNow);
+    prepare_chunks(collectives, group, tracks, Chunks::kSetOutNow);
   }
   number(collectives);
   auto expected = results_.expect(outputs, device.type());
@@ -208,6 +278,11 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::done(NvxWork::Facts facts, const
   const auto work = c10::make_intrusive<DoneWork>(std::move(facts), outputs, stream, std::move(transit));
   work->begin();
   return work;
+}
+
+/// What a work that begins on a device is recorded with, where anybody records. A synchronous call is a record itself.
+std::optional<ProcessGroupNVX::Tensors> ProcessGroupNVX::recorded(const Tensors& inputs, Mode mode) {
+  return mode == Mode::kAsync && at::hasCallbacks() ? std::optional(inputs) : std::nullopt;
 }
 
 /// The host waits until a stream can wait for the results: those that the lane has yet to bring have no stream yet.
@@ -271,7 +346,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_on_device(const Kind& kin
   }
   if (!async && !heard) return nullptr;
   if (!async) return done(facts(kind), outputs, std::move(transit));
-  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, std::move(transit));
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, recorded(inputs, mode),
+                                                std::move(transit));
   work->begin(ended_at);
   into_window(work);
   return work;
@@ -291,7 +367,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind
     c.operation.timeout = group_->span_of(c.operation.timeout);
   }
   std::vector<at::Tensor> used = all_tensors(collectives, outputs, inputs);
-  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, std::move(transit));
+  auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, recorded(inputs, Mode::kAsync),
+                                                std::move(transit));
   into_window(work);
   work->put_off(std::move(collectives), std::move(used));
   return work;
@@ -323,7 +400,6 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch(const Kind& kind, TensorO
 
 /// Who carries operations of a device's tensors out, and how, for profiles.
 std::string ProcessGroupNVX::profiled_as(TensorOperation& c) {
-  ask_relays(c);
   switch (c.route()) {
     case Route::kDelegate: return "nvx:handed_over";
     case Route::kKernels: return std::string("nvx:by_kernels:") + group_->device().kernel_for(c.operation);
@@ -348,7 +424,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_recorded(const Kind& kind
                    stride, size_);
   at::RecordFunction way(at::RecordScope::FUNCTION);
   if (way.isActive() && !device_of(collectives).is_cpu()) way.before(profiled_as(collectives.front()));
-  if (mode == Mode::kAsync || goes_in_parts(route_of(collectives)))  // then the work itself is a record
+  if (mode == Mode::kAsync || collects() ||
+      route_of(collectives) == Route::kChunks)  // then the work itself is a record
     return issue(kind, std::move(collectives), outputs, inputs, mode);
   {
     at::RecordFunction record(at::RecordScope::FUNCTION);

@@ -122,8 +122,8 @@ void ProcessGroupNVX::waitForPendingWorks() {
 
 c10d::ErrorType ProcessGroupNVX::getError() {
   origin_.check(rank_);
-  (void)group_->device().look();
   const auto all = groups();
+  for (const auto& group : all) (void)group->device().look();
   const auto failed = std::find_if(all.begin(), all.end(), [](const auto& group) { return group->failed(); });
   if (failed == all.end()) return c10d::ErrorType::SUCCESS;
   switch ((*failed)->failure().code()) {
@@ -153,11 +153,25 @@ void ProcessGroupNVX::call_off(const std::string& why) {
   kernels_->catch_up();               // what was put off is refused now, and its works say so
 }
 
+/// Who has called a relay, and waited for it, has not seen it end. Kernels that need no host get as long
+/// (DeviceSide::part).
+void ProcessGroupNVX::see_off_relays() {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+  for (const auto& group : groups()) {
+    if (group == group_) continue;
+    const uint64_t launched = group->device().launched();
+    while (launched != 0 && !group->device().ended_well(launched) && group->device().look().ok() &&
+           !deadline.passed(Clock::now()))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 /// Operations that the user never waited for get a moment to end well, as peers may wait for them. Then they are ended.
 void ProcessGroupNVX::shutdown() {
   if (origin_.elsewhere()) return;
   failure_told_.store(true);  // what leaving calls off, here or on a peer that leaves too, is no failure
   kernels_->catch_up();
+  see_off_relays();
   const auto end = Clock::now() + kGrace;
   const auto left = [&] {
     const auto span = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
@@ -202,8 +216,8 @@ void ProcessGroupNVX::tell(NvxWork& work) {
     });
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
-  if (!work.status().ok() || work.lost())
-    return tell_failure(work.status().ok() ? Code::kSystem : work.status().code());
+  if (const Status failure = work.failure(); !failure.ok() || work.lost())
+    return tell_failure(failure.ok() ? Code::kSystem : failure.code());
 #endif
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
   c10d::CompletionHookArgs args;
@@ -298,6 +312,7 @@ void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
   } else {
     (void)device_group();
     (void)tracks_.of(device);
+    if (!delegate_ && relays_.agree_to_serve(device)) (void)tracks_.of_relays(device);
   }
   if (delegate_) delegate_->connect(device);
 }

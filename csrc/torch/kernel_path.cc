@@ -253,8 +253,9 @@ void KernelPath::tell(const Works& begun) {
 }
 
 LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
-                           std::vector<at::Tensor> outputs, std::unique_ptr<Transit> transit)
-    : NvxWork(std::move(facts), std::move(outputs), std::nullopt), path_(std::move(path)), group_(std::move(group)) {
+                           std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
+                           std::unique_ptr<Transit> transit)
+    : NvxWork(std::move(facts), std::move(outputs), recorded), path_(std::move(path)), group_(std::move(group)) {
   transit_ = std::move(transit);
   ends_on({transit_->stream()});
 }

@@ -46,6 +46,8 @@ class StreamLauncher final : public Launcher {
   bool ended() override EXCLUDES(mutex_);
   bool replays_ended() override { return ended(); }
 
+  std::atomic<bool> gave_up{false};  ///< somebody has waited in vain for its kernels to end
+
  private:
   /// Has the target wait for what was launched last; notes that what it has been given now is what was launched last.
   Status hold_back(const Target& target) REQUIRES(mutex_);
@@ -134,7 +136,8 @@ class KernelPath {
 class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
-               std::vector<at::Tensor> outputs, std::unique_ptr<Transit> transit);
+               std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
+               std::unique_ptr<Transit> transit);
   /// For collectives that have been begun. ended_at: from KernelPath::launch(). Not in the constructor, because hooks
   /// keep the work until they have been told.
   void begin(uint64_t ended_at) {

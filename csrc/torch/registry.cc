@@ -17,6 +17,11 @@ void Registry::remove(ProcessGroupNVX& group) {
   groups_.erase(&group);
 }
 
+void Registry::see_off_relays() {
+  MutexLock lock(mutex_);
+  for (ProcessGroupNVX* pg : groups_) pg->see_off_relays();
+}
+
 void Registry::abort_all() {
   MutexLock lock(mutex_);
   for (ProcessGroupNVX* pg : groups_) {
@@ -30,6 +35,7 @@ void Registry::abort_all() {
 void stop_everything() {
   constexpr std::chrono::milliseconds kLast{2500};
   exiting.store(true);
+  Registry::here().see_off_relays();
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() != 0) {
     Registry::here().abort_all();

@@ -1,8 +1,10 @@
 #include "torch/relay_path.h"
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
 
 #include "base/contain.h"
 #include "memory/beside_captures.h"
@@ -12,127 +14,87 @@
 namespace nvx {
 namespace {
 
-using kernel::Piece;
-
-/// One operation's, whose turn has come on the host and on the caller's stream, too. Kernels follow each other on one
-/// stream, as all ranks of the host launch them; what comes down and what goes up have streams of their own, and
-/// neither holds the other up.
+/// One operation's. All of its steps are kernels that follow each other on one stream of the group's, as all ranks of
+/// the host launch them. What goes between host memory and the device is moved by kernels, too. So nothing has to be
+/// given to the device later, when something else that waits for this operation could be in its way.
 class StreamRelay final : public Relay {
  public:
   StreamRelay(std::shared_ptr<Group> group, std::shared_ptr<StreamLauncher> launcher, kernel::Collective collective,
-              const Tracks& tracks, const c10::Stream& kernels)
+              const c10::Stream& stream, std::function<void()> on_round)
       : group_(std::move(group)),
         launcher_(std::move(launcher)),
         collective_(collective),
-        down_(tracks.more.value_or(tracks.down)),
-        up_(tracks.up),
-        kernels_(kernels),
-        turn_(kernels.device_type()) {
-    for (std::optional<Slot>& slot : slots_) slot.emplace(kernels.device_type());
-  }
+        stream_(stream),
+        on_round_(std::move(on_round)) {}
 
-  /// Of one that has failed, too, the caller waits for all that was begun.
+  /// After a failure kernels may still be falling through, which look at this memory. If they do not, it stays.
   ~StreamRelay() override {
-    if (begun_) contain("the end of an operation", [&] { (void)end(); });
-  }
-
-  Status begin(const Room& room) override {
-    const BesideCaptures beside;
-    begun_ = true;
-    memory_ = at::empty({int64_t(kSlots), padded(room.host)},
-                        at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(room.host != 0));
-    if (room.device == 0) return {};
-    // It belongs to the stream of the kernels, who write there; what comes down is read on another one.
-    const c10::StreamGuard on(kernels_);
-    scratch_ = at::empty({int64_t(kSlots), padded(room.device)},
-                         at::TensorOptions().dtype(at::kByte).device(kernels_.device()));
-    c10::impl::VirtualGuardImpl(kernels_.device_type()).recordDataPtrOnStream(scratch_.storage().data_ptr(), down_);
-    return {};
-  }
-
-  std::byte* at(size_t k) override { return static_cast<std::byte*>(memory_[int64_t(k % kSlots)].data_ptr()); }
-  std::byte* scratch(size_t k) override { return static_cast<std::byte*>(scratch_[int64_t(k % kSlots)].data_ptr()); }
-
-  /// The slot's memory comes down, or what comes from other hosts is written there, only when what it was used for
-  /// before has gone up.
-  Status set_out(size_t k, std::span<const Operation> steps, const Haul& down) override {
-    const BesideCaptures beside;
-    NVX_TRY(launch(steps));
-    Slot& slot = slot_of(k);
-    if (!steps.empty()) follow(down_, kernels_);
-    if (k >= kSlots) slot.gone_up.block(down_);
-    copy(down_, host(k, down), there(down.there));
-    slot.come_down.record(down_);
-    slot.came = true;
-    return {};
-  }
-
-  Status arrive(size_t k, const Deadline& deadline, const std::function<void()>& meanwhile) override {
-    Slot& slot = slot_of(k);
-    for (int looks = 0; slot.came; ++looks) {
-      if (const std::optional<Status> end = look(slot, deadline)) {
-        slot.came = false;
-        return *end;
+    if (!memory_.defined() || over_) return;
+    contain("the end of an operation", [&] {
+      const Deadline deadline = Deadline::after(kMoment);
+      for (int looks = 0; !is_over(); ++looks) {
+        if (launcher_->gave_up || deadline.passed(Clock::now())) {
+          launcher_->gave_up = true;
+          return (void)new at::Tensor(std::move(memory_));
+        }
+        pause_after(looks);
       }
+    });
+  }
+
+  Status make(const Room& room) override {
+    const BesideCaptures beside;
+    room_ = kernel::ceil_div(room.bytes, kAlign) * kAlign;
+    memory_ = at::empty({int64_t(kAlign + std::min(room.slices, kSlots) * room_)},
+                        at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
+    launched_.resize(room.rounds);
+    say(0);
+    return {};
+  }
+
+  std::byte* at(size_t k) override { return data() + kAlign + k % kSlots * room_; }
+  const Stamp* said() override { return word(); }
+
+  Status begin_round(std::span<const Operation> steps) override {
+    NVX_TRY(launch(steps));
+    const size_t round = begun_.load(std::memory_order_relaxed);
+    launched_[round] = group_->device().launched();
+    begun_.store(round + 1, std::memory_order_release);
+    on_round_();
+    return {};
+  }
+
+  void say(Stamp what) override { std::atomic_ref<Stamp>(*word()).store(what, std::memory_order_release); }
+
+  Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {
+    for (int looks = 0; !has_ended(round); ++looks) {
+      NVX_TRY(group_->device().look());
+      if (deadline.passed(Clock::now())) return late(deadline);
       meanwhile();
       pause_after(looks);
       if (looks % 256 == 255) group_->look_for_interrupt();
     }
-    return {};
-  }
-
-  Status come_home(size_t k, std::span<const Haul> up, std::span<const Operation> steps) override {
-    const BesideCaptures beside;
-    for (const Haul& haul : up) copy(up_, there(haul.there), host(k, haul));
-    slot_of(k).gone_up.record(up_);
-    if (steps.empty()) return {};
-    follow(kernels_, up_);
-    return launch(steps);
-  }
-
-  Status end() override {
-    const BesideCaptures beside;
-    begun_ = false;
-    follow(up_, kernels_);
-    follow(up_, down_);
+    over_ = round + 1 == launched_.size();
     return {};
   }
 
  private:
   static constexpr size_t kAlign = 64;
-  struct Slot {
-    explicit Slot(at::DeviceType type) : come_down(type), gone_up(type) {}
-    c10::Event come_down, gone_up;
-    bool came = false;  // something comes down that nobody has seen arrive
-  };
-  Slot& slot_of(size_t k) { return *slots_[k % kSlots]; }
-  static int64_t padded(size_t bytes) { return int64_t(kernel::ceil_div(bytes, kAlign) * kAlign); }
+  static constexpr std::chrono::milliseconds kMoment{500};  ///< by when kernels fall through that were called off
 
-  void follow(const c10::Stream& stream, const c10::Stream& first) {
-    turn_.record(first);
-    turn_.block(stream);
+  bool has_ended(size_t round) const {
+    return begun_.load(std::memory_order_acquire) > round && group_->device().ended_well(launched_[round]);
   }
-  at::Tensor there(Piece part) const {
-    return at::for_blob(part.data, {int64_t(part.bytes)})
-        .options(at::TensorOptions().dtype(at::kByte).device(kernels_.device()))
-        .target_device(kernels_.device())
-        .make_tensor();
-  }
-  at::Tensor host(size_t k, const Haul& haul) const {
-    return memory_[int64_t(k % kSlots)].narrow(0, int64_t(haul.at), int64_t(haul.there.bytes));
-  }
-  static void copy(const c10::Stream& stream, const at::Tensor& to, const at::Tensor& from) {
-    if (from.numel() == 0) return;
-    const c10::StreamGuard on(stream);
-    const Movement movement;
-    to.copy_(from, /*non_blocking=*/true);
-  }
+
+  std::byte* data() const { return static_cast<std::byte*>(memory_.data_ptr()); }
+  Stamp* word() const { return reinterpret_cast<Stamp*>(data()); }  // the slots are behind it
 
   Status launch(std::span<const Operation> operations) {
     if (operations.empty()) return {};
-    const c10::StreamGuard on(kernels_);
-    const c10::impl::VirtualGuardImpl guard(kernels_.device_type());
-    const StreamLauncher::Target target{kernels_, guard.getStreamNativeHandle(kernels_), 0};
+    const BesideCaptures beside;
+    const c10::StreamGuard on(stream_);
+    const c10::impl::VirtualGuardImpl guard(stream_.device_type());
+    const StreamLauncher::Target target{stream_, guard.getStreamNativeHandle(stream_), 0};
     NVX_TRY(launcher_->follow(target));
     c10::SmallVector<const Operation*, kernel::kLaunchJobs> all;
     for (const Operation& operation : operations) all.push_back(&operation);
@@ -142,14 +104,14 @@ class StreamRelay final : public Relay {
     return noted;
   }
 
-  std::optional<Status> look(const Slot& slot, const Deadline& deadline) {
+  bool is_over() const {
     const BesideCaptures beside;
-    if (group_->failed()) return group_->failure();
-    if (slot.come_down.query()) return group_->device().look();
-    if (!deadline.passed(Clock::now())) return std::nullopt;
-    if (const Status verdict = group_->device().look(); !verdict.ok()) return verdict;
+    return launcher_->ended();
+  }
+
+  Status late(const Deadline& deadline) const {
     return group_->fail({.code = Code::kTimeout,
-                         .cause = kernels_.device().str() + " of " + group_->topology().describe(group_->rank()) +
+                         .cause = stream_.device().str() + " of " + group_->topology().describe(group_->rank()) +
                                   " has not done its part of " + nvx::name(collective_) + " of group " +
                                   group_->name() + " in " + seconds(deadline),
                          .advice = kLookAtDevice});
@@ -158,34 +120,40 @@ class StreamRelay final : public Relay {
   const std::shared_ptr<Group> group_;
   const std::shared_ptr<StreamLauncher> launcher_;
   const kernel::Collective collective_;
-  const c10::Stream down_, up_, kernels_;
-  c10::Event turn_;
-  bool begun_ = false;
-  at::Tensor memory_, scratch_;  // of all slots; of the host, and of the device
-  std::array<std::optional<Slot>, kSlots> slots_;
+  const c10::Stream stream_;
+  at::Tensor memory_;  // the word, and all slots
+  size_t room_ = 0;
+  const std::function<void()> on_round_;
+  std::vector<uint64_t> launched_;  // by round: how many operations the device had been given with it
+  std::atomic<size_t> begun_{0};    // rounds, after what launched_ has of them
+  bool over_ = false;
 };
 
 }  // namespace
 
-bool RelayPath::agree_to_serve(Group& group, const Operation& operation, at::Device device) {
-  if (device.type() != kernel_device() ||
-      why_not_relayed(operation.collective, operation.dtype, operation.count, group.plan_facts()))
-    return false;
+bool RelayPath::agree_to_serve(const Operation& operation, at::Device device) {
+  return can_be_relayed(operation.collective, operation.dtype, operation.count, group_->plan_facts()) &&
+         agree_to_serve(device);
+}
+
+bool RelayPath::agree_to_serve(at::Device device) {
+  if (device.type() != kernel_device() || group_->topology().hosts.size() == 1) return false;
   const bool yes = served_.answer(device, [&] {
+    Group& of_devices = *of_devices_();
     const BesideCaptures beside;
     const c10::OptionalDeviceGuard on(device);
-    TorchStore store(store_, group.size());
-    const bool opened = group.device().open(store, device.index(), launcher_);
-    if (const Status alive = group.check_alive(); !alive.ok()) raise(alive);
+    TorchStore store(store_, of_devices.size());
+    const bool opened = of_devices.device().open(store, device.index(), launcher_);
+    if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
     return opened;
   });
-  if (yes && device != served_.device()) refuse_other_device(group, served_.device(), device);
+  if (yes && device != served_.device()) refuse_other_device(*group_, served_.device(), device);
   return yes;
 }
 
 std::unique_ptr<Relay> RelayPath::make(const std::shared_ptr<Group>& group, kernel::Collective collective,
-                                       const Tracks& tracks, const c10::Stream& kernels) {
-  return std::make_unique<StreamRelay>(group, launcher_, collective, tracks, kernels);
+                                       const c10::Stream& stream, std::function<void()> on_round) {
+  return std::make_unique<StreamRelay>(group, launcher_, collective, stream, std::move(on_round));
 }
 
 }  // namespace nvx

@@ -183,9 +183,10 @@ Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
   return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
-c10::Stream OwnTracks::of_relays(at::Device device) {
+Tracks OwnTracks::of_relays(at::Device device) {
   MutexLock lock(mutex_);
-  return stream(Use::kRelays, c10::Stream(c10::Stream::DEFAULT, device));
+  const c10::Stream relays = stream(Use::kRelays, c10::Stream(c10::Stream::DEFAULT, device));
+  return {relays, relays, /*own=*/true};
 }
 
 Transit::~Transit() {

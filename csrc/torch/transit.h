@@ -101,8 +101,8 @@ class OwnTracks {
   Tracks of_messages(at::Device device) EXCLUDES(mutex_);
   /// Captures have a stream of their own: on a shared one, a call that is not captured would break the capture.
   Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
-  /// For a relay's kernels: these are launched by the lane, and other kernels by callers, in no common order.
-  c10::Stream of_relays(at::Device device) EXCLUDES(mutex_);
+  /// For relays, whose kernels wait for the host, too.
+  Tracks of_relays(at::Device device) EXCLUDES(mutex_);
 
  private:
   enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kRelays };

@@ -105,9 +105,7 @@ Status fail_silent(Group& group, at::Device device, const std::string& what, con
 
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier) {
   for (TensorOperation& c : collectives) {
-    c.operation.relay = c.relay.get();
     NVX_TRY(c.convoy ? c.convoy->run(group, c.operation, carrier) : group.run(c.operation, carrier));
-    c.relay.reset();  // what it began is on the transit's stream then
   }
   return {};
 }
@@ -439,7 +437,6 @@ Status CollectiveWork::haul(Group& group, Carrier carrier) {
       c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
   }
   const auto close = [&] {  // even of a failed one chunks may be on their way
-    for (TensorOperation& c : collectives_) c.relay.reset();
     if (goes_in_parts(route_of(collectives_))) transit_->close(all_tensors(collectives_, outputs_, {}));
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
@@ -460,6 +457,21 @@ Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
 void CollectiveWork::let_go() {
   inputs_.clear();
   collectives_.clear();
+}
+
+void RelayedCall::perform(Carrier carrier) {
+  Status status;
+  try {
+    status = run_in_order(*group_, collectives, carrier);
+  } catch (const std::exception& error) {
+    status = system_failure("carrying an operation out failed", error);
+  }
+  if (!status.ok()) outcome_ = group_->fail_begun(status);  // what has been begun on the device waits for this
+}
+
+void RelayedCall::queue() {
+  if (std::exchange(queued_, true)) return;
+  group_->lane().submit(shared_from_this());
 }
 
 MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,

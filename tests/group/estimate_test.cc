@@ -152,7 +152,7 @@ TEST(Estimate, OfDevicesOverHostsHoldsARelayAgainstHostMemory) {
   EXPECT_GT(relay, wire);
   EXPECT_LT(relay, 4 * wire) << "the stages overlap";
   EXPECT_LT(relay, ways(Collective::kAllReduce, 256 * M, tcp())[1].estimate.seconds);
-  EXPECT_EQ(ways(Collective::kAllReduce, 8, tcp())[1].estimate.seconds, 0) << "too small for a relay";
+  EXPECT_LT(ways(Collective::kAllReduce, 8, tcp())[1].estimate.seconds, 1e-3);
   EXPECT_GT(running(ways(Collective::kAllReduce, 8, tcp())).estimate.seconds, 0);
   EXPECT_GT(ways(Collective::kAllReduce, 64 * M, tcp(), false)[1].estimate.seconds, 0)
       << "what a build with kernels has";

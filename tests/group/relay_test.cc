@@ -1,5 +1,5 @@
 // Collectives over several hosts whose steps inside a host are not the channel's: what a relay is asked for, in which
-// order, and that the bits are those of the channel.
+// order, that it waits where it must, and that the bits are those of the channel.
 
 #include "group/relay.h"
 
@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <barrier>
 #include <bit>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <span>
+#include <thread>
 #include <utility>
 
 #include "group/chunks.h"
@@ -31,90 +34,133 @@ struct OneHost {
   std::vector<const Operation*> steps;  // by seat: what each is at
 };
 
-/// Does each step at once, and keeps what is on its way there for a few looks.
+/// A thread plays the device: it takes the steps in their order, and waits where they do.
 class PlayedRelay final : public Relay {
  public:
   PlayedRelay(OneHost& host, size_t seat, Status end = {}) : host_(host), seat_(seat), end_(std::move(end)) {}
+  ~PlayedRelay() override { called_off_ = true; }
 
-  Status begin(const Room& room) override {
-    room_ = room;
+  Status make(const Room& room) override {
+    slices_ = room.slices, room_ = room.bytes;
+    EXPECT_EQ(room.rounds, room.slices + kRounds + 1);
+    memory_.resize(kSlots * room_);
     return {};
   }
-  std::byte* at(size_t k) override { return slot(k).host.data(); }
-  std::byte* scratch(size_t k) override { return slot(k).device.data(); }
-  Status set_out(size_t k, std::span<const Operation> steps, const Haul& down) override {
-    EXPECT_EQ(k, set_out_++);
-    EXPECT_LT(k, home_ + kSlots) << "its memory is still in use";
-    for (const Operation& step : steps) perform(step);
-    EXPECT_LE(down.at + down.there.bytes, slot(k).host.size());
-    if (down.there.bytes != 0) std::memcpy(at(k) + down.at, down.there.data, down.there.bytes);
-    down_ += down.there.bytes;
+  std::byte* at(size_t k) override { return memory_.data() + k % kSlots * room_; }
+  const Stamp* said() override { return &said_; }
+  Status begin_round(std::span<const Operation> steps) override {
+    std::vector<Operation> kept;
+    for (const Operation& step : steps) kept.push_back(copy_of(step));
+    std::lock_guard lock(mutex_);
+    begun_.push_back(std::move(kept));
+    if (!device_.joinable()) device_ = std::jthread([this] { play(); });
     return {};
   }
-  Status arrive(size_t k, const Deadline& deadline, const std::function<void()>& meanwhile) override {
-    EXPECT_LT(k, set_out_);
+  void say(Stamp what) override {
+    EXPECT_LT(std::atomic_ref<Stamp>(said_).exchange(what), what);
+    EXPECT_LE(what, may_go(ended_)) << "it has not come";
+  }
+  Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {
     EXPECT_FALSE(deadline.passed(Clock::now()));
-    for (size_t looks = 0; looks < k % 3; ++looks) meanwhile();
-    return {};
+    for (; ended_ <= round; std::this_thread::yield()) meanwhile();
+    seen_home_ = round == slices_ + kRounds;
+    return seen_home_ ? end_ : Status();
   }
-  Status come_home(size_t k, std::span<const Haul> up, std::span<const Operation> steps) override {
-    EXPECT_EQ(k, home_++);
-    for (const Haul& haul : up) {
-      EXPECT_LE(haul.at + haul.there.bytes, slot(k).host.size());
-      if (haul.there.bytes != 0) std::memcpy(haul.there.data, at(k) + haul.at, haul.there.bytes);
-      up_ += haul.there.bytes;
-    }
-    for (const Operation& step : steps) perform(step);
-    return {};
-  }
-  Status end() override {
-    EXPECT_EQ(set_out_, home_);
-    ended_ = true;
-    return end_;
-  }
-  size_t slices() const { return home_; }
-  bool ended() const { return ended_; }
+
+  size_t slices() const { return ended_ - kRounds - 1; }
+  bool seen_home() const { return seen_home_; }
+  bool has_begun() const { return ended_ != 0; }
   /// Bytes that have come to host memory, and gone back.
   size_t down() const { return down_; }
   size_t up() const { return up_; }
 
  private:
-  struct Slot {
-    std::vector<std::byte> host, device;
-  };
-  Slot& slot(size_t k) {
-    Slot& slot = slots_[k % kSlots];
-    slot.host.resize(room_.host), slot.device.resize(room_.device);
-    return slot;
+  static Operation copy_of(const Operation& o) {
+    Operation copy;
+    copy.collective = o.collective, copy.dtype = o.dtype, copy.op = o.op, copy.factor = o.factor, copy.root = o.root;
+    copy.in = o.in, copy.out = o.out, copy.count = o.count, copy.awaited = o.awaited, copy.awaits = o.awaits;
+    for (const auto& [to, from] : {std::pair{&copy.send, &o.send}, std::pair{&copy.recv, &o.recv}}) {
+      *to = Pieces(from->size());
+      for (size_t p = 0; p < from->size(); ++p) (*to)[p] = (*from)[p];
+    }
+    return copy;
   }
 
-  void perform(const Operation& step) { step.collective == Collective::kReduceScatter ? sum(step) : tell(step); }
+  void play() {
+    for (size_t round = 0; !called_off_;) {
+      {
+        std::lock_guard lock(mutex_);
+        if (round < begun_.size()) playing_ = std::move(begun_[round]), ++round;
+      }
+      for (const Operation& step : std::exchange(playing_, {})) {
+        while (step.awaited && std::atomic_ref(said_) < step.awaits) {
+          if (called_off_) return;
+          std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+        perform(step);
+      }
+      ended_ = round;
+    }
+  }
+  bool is_host(const std::byte* at) const { return at >= memory_.data() && at < memory_.data() + memory_.size(); }
+
+  void perform(const Operation& step) {
+    switch (step.collective) {
+      case Collective::kReduce:
+      case Collective::kReduceScatter: return sum(step);
+      case Collective::kBroadcast:
+      case Collective::kAllGather: return tell(step);
+      default: return move(step);
+    }
+  }
+  void move(const Operation& step) {
+    EXPECT_EQ(step.collective, Collective::kNone);
+    EXPECT_EQ(step.send.size(), step.recv.size());
+    for (size_t i = 0; i < step.send.size(); ++i) {
+      const kernel::Piece from = step.send[i], to = step.recv[i];
+      EXPECT_EQ(from.bytes, to.bytes);
+      if (from.bytes == 0) continue;
+      EXPECT_NE(is_host(from.data), is_host(to.data));
+      (is_host(to.data) ? down_ : up_) += to.bytes;
+      std::memcpy(to.data, from.data, to.bytes);
+    }
+  }
+  /// What a rank brings of a sum: for this seat's part of it, or for the root's whole.
+  static kernel::Piece term_of(const Operation& step, size_t seat) {
+    if (step.collective == Collective::kReduceScatter) return step.send[seat];
+    const size_t bytes = int(seat) == step.root ? step.count * size_of(step.dtype) : 0;
+    return {const_cast<std::byte*>(step.in), bytes};
+  }
   void sum(const Operation& step) {
-    std::vector<std::byte> result(step.send[seat_].bytes);
+    std::vector<std::byte> result(term_of(step, seat_).bytes);
     together(step, [&] {
       std::vector<const void*> terms;
       std::vector<double> factors;
       for (const Operation* there : host_.steps) {
-        terms.push_back(there->send[seat_].data);
+        const kernel::Piece term = term_of(*there, seat_);
+        terms.push_back(term.data);
         factors.push_back(there->factor);
-        EXPECT_EQ(there->send[seat_].bytes, result.size());
+        EXPECT_EQ(term.bytes, result.size());
         EXPECT_EQ(nvx::describe(there->fingerprint()), nvx::describe(step.fingerprint()));
       }
       if (!result.empty())
         kernel::level().reduce(step.dtype, step.op)(result.data(), terms.data(), int(terms.size()),
                                                     result.size() / size_of(step.dtype), factors.data());
     });
-    if (!result.empty()) std::memcpy(step.out, result.data(), result.size());
+    if (result.empty()) return;
+    EXPECT_TRUE(is_host(step.out) && is_host(step.out + result.size() - 1));
+    std::memcpy(step.out, result.data(), result.size());
+    down_ += result.size();
   }
   void tell(const Operation& step) {
-    EXPECT_EQ(step.collective, Collective::kAllGather);
     together(step, [&] {
       for (size_t s = 0; s < host_.steps.size(); ++s) {
-        EXPECT_EQ(host_.steps[s]->recv[s].bytes, step.recv[s].bytes);
-        EXPECT_EQ(nvx::describe(host_.steps[s]->fingerprint()), nvx::describe(step.fingerprint()));
-        const bool in_place = step.recv[s].data == host_.steps[s]->in;  // which the others read now
-        if (step.recv[s].bytes != 0 && !in_place)
-          std::memcpy(step.recv[s].data, host_.steps[s]->in, step.recv[s].bytes);
+        const Operation& there = *host_.steps[s];
+        EXPECT_EQ(there.recv[s].bytes, step.recv[s].bytes);
+        EXPECT_EQ(nvx::describe(there.fingerprint()), nvx::describe(step.fingerprint()));
+        const bool tells = step.collective == Collective::kAllGather || int(s) == step.root;
+        const bool in_place = step.recv[s].data == there.in;  // which the others read now
+        if (tells && step.recv[s].bytes != 0 && !in_place) std::memcpy(step.recv[s].data, there.in, step.recv[s].bytes);
       }
     });
   }
@@ -128,11 +174,27 @@ class PlayedRelay final : public Relay {
   OneHost& host_;
   const size_t seat_;
   const Status end_;
-  Room room_;
-  std::array<Slot, kSlots> slots_;
-  size_t set_out_ = 0, home_ = 0, down_ = 0, up_ = 0;
-  bool ended_ = false;
+  size_t slices_ = 0, room_ = 0;
+  std::vector<std::byte> memory_;
+  Stamp said_ = 0;
+  std::mutex mutex_;
+  std::vector<std::vector<Operation>> begun_;  // rounds
+  std::vector<Operation> playing_;
+  std::atomic<size_t> ended_{0};
+  std::atomic<bool> called_off_{false};
+  size_t down_ = 0, up_ = 0;
+  bool seen_home_ = false;
+  std::jthread device_;
 };
+
+/// An operation from its call to its end.
+Status relay_of(Group& group, Operation& operation, Relay& relay) {
+  operation.relay = &relay;
+  NVX_TRY(group.make_room(operation));
+  operation.number = group.next_number();
+  NVX_TRY(group.launch(operation));
+  return group.execute(operation);
+}
 
 /// One for each host.
 std::vector<std::unique_ptr<OneHost>> played_hosts(const std::vector<int>& host_of) {
@@ -174,10 +236,9 @@ std::vector<float> halves(size_t count, int rank) {
   return all;
 }
 
-TEST(Relay, GivesTheBitsOfTheChannel) {
-  const size_t count = as_fast(1'700'001, 500'001);
+void expect_sums_of_the_channel(size_t count) {
   for (const std::vector<int>& host_of :
-       {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1}}) {
+       {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}, {0, 0, 1, 1, 2, 2}, {0, 0, 0, 1, 1}, {0, 1, 2}, {0, 1, 1}}) {
     Hosts hosts(host_of);
     MemoryStore store;
     const auto played = played_hosts(host_of);
@@ -190,16 +251,21 @@ TEST(Relay, GivesTheBitsOfTheChannel) {
         Operation plain = all_reduce(want, count, sum, rank), relayed = all_reduce(mine, count, sum, rank);
         ASSERT_TRUE(group.execute(plain).ok());
         PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
-        relayed.relay = &relay;
-        ASSERT_TRUE(group.execute(relayed).ok());
+        ASSERT_TRUE(relay_of(group, relayed, relay).ok());
         EXPECT_EQ(std::memcmp(mine.data(), want.data(), count * sizeof(float)), 0);
         const Bridge bridge = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
-        EXPECT_EQ(relay.slices(), (count * 4 + bridge.slice - 1) / bridge.slice);
-        EXPECT_TRUE(relay.ended());
+        EXPECT_EQ(relay.slices(), bridge.by_leader ? 1 : (count * 4 + bridge.slice - 1) / bridge.slice);
+        EXPECT_TRUE(relay.seen_home());
       }
       ASSERT_TRUE(barrier(group).ok());
     });
   }
+}
+
+TEST(Relay, GivesTheBitsOfTheChannel) { expect_sums_of_the_channel(as_fast(1'700'001, 500'001)); }
+
+TEST(Relay, GivesTheBitsOfTheChannelToSmallSums) {
+  for (const size_t count : {1, 100, 4000, 20'000, 70'000}) expect_sums_of_the_channel(count);
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -240,11 +306,10 @@ void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vect
         InBlocks plain(collective, counts, sum, rank), relayed(collective, counts, sum, rank);
         ASSERT_TRUE(group.execute(plain.o).ok());
         PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
-        relayed.o.relay = &relay;
-        ASSERT_TRUE(group.execute(relayed.o).ok());
+        ASSERT_TRUE(relay_of(group, relayed.o, relay).ok());
         EXPECT_TRUE(same_bits(relayed.whole, plain.whole) && same_bits(relayed.own, plain.own))
             << nvx::name(collective) << " of " << nvx::name(sum.dtype);
-        EXPECT_TRUE(relay.ended());
+        EXPECT_TRUE(relay.seen_home());
         size_t of_seat = 0;
         for (const std::vector<int>& host : group.topology().hosts)
           of_seat += counts[size_t(host[size_t(group.seat())])] * size_of(sum.dtype);
@@ -252,7 +317,6 @@ void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vect
         const bool scatters = collective == Collective::kReduceScatter;
         EXPECT_EQ(relay.down(), scatters ? of_seat : mine);
         EXPECT_EQ(relay.up(), scatters ? mine : of_seat - mine);
-        EXPECT_GE(relay.slices(), 2u);
       }
     }
     ASSERT_TRUE(barrier(group).ok());
@@ -275,6 +339,8 @@ TEST(Relay, GivesTheBitsOfTheChannelToBlocksOfAnySize) {
   const std::array sums{Sum{DType::kF32, ReduceOp::kSum}};
   expect_bits_of_the_channel({0, 0, 1, 1}, {n, 1, 0, n / 2}, sums);
   expect_bits_of_the_channel({1, 0, 0, 1}, {0, n, n, 7}, sums);
+  expect_bits_of_the_channel({1, 0, 0, 1}, {3, 1, 0, 2}, sums);
+  expect_bits_of_the_channel({0, 1, 2}, {1000, n, 1}, sums);
 }
 
 /// Beyond eight hosts slices are shorter than the channel's.
@@ -284,6 +350,71 @@ TEST(Relay, GivesTheBitsOfTheChannelToManyHosts) {
   for (int rank = 0; rank < 20; ++rank) host_of.push_back(rank / 2);
   const std::array sums{Sum{DType::kF32, ReduceOp::kAvg}};
   expect_bits_of_the_channel(host_of, std::vector<size_t>(20, 150'000), sums);
+}
+
+/// What has no steps for kernels: all of it is the host's part, in chunks where it is large.
+struct ByTheHost {
+  ByTheHost(Collective collective, size_t count, int rank, int ranks) : out(floats(count * size_t(ranks), 50 + rank)) {
+    in = floats(count * size_t(ranks), rank);
+    o.collective = collective, o.dtype = DType::kF32, o.op = ReduceOp::kAvg;
+    const bool rooted = collective != Collective::kAllToAll;
+    if (rooted) o.root = 1;
+    const auto pieces = [&](std::vector<float>& all) {
+      Pieces pieces{size_t(ranks)};
+      for (size_t p = 0; p < pieces.size(); ++p)
+        pieces[p] = {reinterpret_cast<std::byte*>(all.data() + p * count), count * sizeof(float)};
+      return pieces;
+    };
+    const bool is_root = rank == o.root;
+    if (collective == Collective::kAllToAll || (collective == Collective::kScatter && is_root)) o.send = pieces(in);
+    if (collective == Collective::kAllToAll || (collective == Collective::kGather && is_root)) o.recv = pieces(out);
+    if (collective == Collective::kGather) o.send = only(in, count, ranks);
+    if (collective == Collective::kScatter) o.recv = only(out, count, ranks);
+    if (collective == Collective::kReduce || collective == Collective::kBroadcast) {
+      o.count = in.size();
+      o.in = o.out = reinterpret_cast<std::byte*>(in.data());
+    }
+    if (collective == Collective::kBroadcast) {
+      o.recv = Pieces(size_t(ranks));
+      for (int p = 0; p < ranks; ++p) o.recv[size_t(p)] = {o.out, in.size() * sizeof(float)};
+    }
+    for (Pieces* empty : {&o.send, &o.recv}) {
+      if (rooted && collective != Collective::kReduce && empty->size() == 0) *empty = Pieces(size_t(ranks));
+    }
+  }
+  Pieces only(std::vector<float>& all, size_t count, int ranks) const {
+    Pieces pieces{size_t(ranks)};
+    pieces[size_t(o.root)] = {reinterpret_cast<std::byte*>(all.data()), count * sizeof(float)};
+    return pieces;
+  }
+  std::vector<float> in, out;
+  Operation o;
+};
+
+TEST(Relay, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
+  for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 1}, {0, 1, 2}}) {
+    Hosts hosts(host_of);
+    MemoryStore store;
+    const auto played = played_hosts(host_of);
+    as_threads(hosts.ranks(), [&](int rank) {
+      Group group(store, hosts.options("relay", rank));
+      for (const Collective collective : {Collective::kReduce, Collective::kBroadcast, Collective::kAllToAll,
+                                          Collective::kGather, Collective::kScatter}) {
+        for (const size_t count : {size_t(0), size_t(3), size_t(1000), as_fast(1'000'001, 400'001)}) {
+          ByTheHost plain(collective, count, rank, hosts.ranks()), relayed(collective, count, rank, hosts.ranks());
+          ASSERT_TRUE(group.execute(plain.o).ok());
+          PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
+          const Status status = relay_of(group, relayed.o, relay);
+          ASSERT_TRUE(status.ok()) << status.what();
+          EXPECT_TRUE(relay.seen_home());
+          const bool has_result = collective != Collective::kReduce || rank == 1;
+          EXPECT_TRUE(!has_result || same_bits(relayed.in, plain.in)) << nvx::name(collective) << " of " << count;
+          EXPECT_TRUE(same_bits(relayed.out, plain.out)) << nvx::name(collective) << " of " << count;
+        }
+      }
+      ASSERT_TRUE(barrier(group).ok());
+    });
+  }
 }
 
 /// It has begun all that it was to begin, and cannot say when that is over: nothing that is there may be used.
@@ -301,16 +432,40 @@ TEST(Relay, IsHeardWhereItsEndFails) {
     Operation reduced = all_reduce(data, data.size(), sum, rank);
     for (Operation* const o : {&scattered.o, &gathered.o, &reduced}) {
       PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()), {Code::kSystem, "nvx: no end"});
-      o->relay = &relay;
-      EXPECT_EQ(group.execute(*o).what(), "nvx: no end") << nvx::name(o->collective);
-      EXPECT_TRUE(relay.ended());
+      EXPECT_EQ(relay_of(group, *o, relay).what(), "nvx: no end") << nvx::name(o->collective);
+      EXPECT_TRUE(relay.seen_home());
     }
     ASSERT_TRUE(barrier(group).ok());
   });
 }
 
-/// Ranks that call different things are told before anything is begun.
-TEST(Relay, IsNotAskedWhereRanksCallDifferentThings) {
+/// Its peers would wait for what it has not begun.
+TEST(Relay, FailsTheGroupWhereItCannotBegin) {
+  struct Broken final : Relay {
+    Status make(const Room&) override { return {}; }
+    std::byte* at(size_t) override { return nullptr; }
+    const Stamp* said() override { return nullptr; }
+    Status begin_round(std::span<const Operation>) override { return {Code::kInvalid, "nvx: no memory for it"}; }
+    void say(Stamp) override { ADD_FAILURE() << "it has not begun"; }
+    Status await(size_t, const Deadline&, const std::function<void()>&) override { return {}; }
+  };
+  Hosts hosts({0, 0, 1, 1});
+  MemoryStore store;
+  const auto played = played_hosts({0, 0, 1, 1});
+  as_threads(hosts.ranks(), [&](int rank) {
+    Group group(store, hosts.options("relay", rank));
+    std::vector<float> data(100'000);
+    Operation o = all_reduce(data, data.size(), {DType::kF32, ReduceOp::kSum}, rank);
+    Broken broken;
+    PlayedRelay whole(*played[size_t(rank / 2)], size_t(group.seat()));
+    const Status status = relay_of(group, o, rank == 1 ? static_cast<Relay&>(broken) : whole);
+    EXPECT_TRUE(group.failed());
+    EXPECT_NE(status.what().find("no memory for it"), std::string::npos) << status.what();
+  });
+}
+
+/// Ranks that call different things are told before anything has begun.
+TEST(Relay, DoesNothingWhereRanksCallDifferentThings) {
   Hosts hosts({0, 0, 1, 1});
   MemoryStore store;
   as_threads(hosts.ranks(), [&](int rank) {
@@ -319,23 +474,22 @@ TEST(Relay, IsNotAskedWhereRanksCallDifferentThings) {
     PlayedRelay relay(host, 0);
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, rank == 2 ? 99'999 : 100'000, {DType::kF32, ReduceOp::kSum}, rank);
-    o.relay = &relay;
-    const Status status = group.execute(o);
+    const Status status = relay_of(group, o, relay);
     EXPECT_EQ(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed, true) << status.what();
-    EXPECT_EQ(relay.slices(), 0u);
+    EXPECT_FALSE(relay.has_begun());
   });
 }
 
-TEST(Relay, ServesLargeOperationsOfSeveralRanksOnEachOfSeveralHosts) {
+TEST(Relay, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
   const size_t large = kChunk / 4 + 1;  // elements of f32
   const auto of = [](size_t ranks, size_t hosts, size_t rails, size_t world) {
     PlanFacts facts;
     facts.ranks = ranks, facts.hosts = hosts, facts.rails = rails, facts.world = world;
     return facts;
   };
-  const PlanFacts even = of(4, 2, 4, 8), uneven = of(4, 2, 3, 7), alone = of(4, 2, 1, 5), one_host = of(4, 1, 4, 4);
-  const std::string_view yes = "", small = "small", uneven_why = "hosts have different numbers",
-                         alone_why = "a host has only one rank", others = "only all_reduce, reduce_scatter and";
+  const PlanFacts even = of(4, 2, 4, 8), uneven = of(4, 2, 3, 7), single = of(1, 3, 1, 3), one_host = of(4, 1, 4, 4);
+  const std::string_view yes = "", nothing = "there is nothing to move", unknown = "of a type that nvx does not know",
+                         uneven_why = "hosts have different numbers", others = "only all_reduce, reduce_scatter and";
   struct Case {
     Collective collective;
     DType dtype;
@@ -346,16 +500,16 @@ TEST(Relay, ServesLargeOperationsOfSeveralRanksOnEachOfSeveralHosts) {
   const Case cases[] = {
       {Collective::kAllReduce, DType::kF32, large, &even, yes},
       {Collective::kAllReduce, DType::kF32, large, &uneven, yes},
-      {Collective::kAllReduce, DType::kF32, large - 1, &even, small},
-      {Collective::kAllReduce, DType::kF16, large, &even, small},
-      {Collective::kAllReduce, DType::kF32, large, &alone, alone_why},
+      {Collective::kAllReduce, DType::kF16, 1, &even, yes},
+      {Collective::kAllReduce, DType::kF32, 0, &even, nothing},
+      {Collective::kAllReduce, DType::kF32, large, &single, yes},
       {Collective::kAllReduce, DType::kF32, large, &one_host, "the ranks are on one host"},
       {Collective::kReduceScatter, DType::kF32, large, &even, yes},
-      {Collective::kReduceScatter, DType::kF32, large - 1, &even, small},
+      {Collective::kReduceScatter, DType::kF32, 8, &even, yes},
       {Collective::kReduceScatter, DType::kF32, large, &uneven, uneven_why},
-      {Collective::kReduceScatter, DType::kF32, large, &alone, alone_why},
+      {Collective::kReduceScatter, DType::kF32, large, &single, yes},
       {Collective::kAllGather, DType::kF32, large, &even, yes},
-      {Collective::kAllGather, DType::kBytes, 4 * large, &even, small},
+      {Collective::kAllGather, DType::kBytes, 4 * large, &even, unknown},
       {Collective::kAllGather, DType::kF32, large, &uneven, uneven_why},
       {Collective::kAllGather, DType::kF32, large, &one_host, "the ranks are on one host"},
       {Collective::kReduce, DType::kF32, large, &even, others},
@@ -363,7 +517,7 @@ TEST(Relay, ServesLargeOperationsOfSeveralRanksOnEachOfSeveralHosts) {
       {Collective::kAllToAll, DType::kF32, large, &even, others},
   };
   for (const Case& c : cases) {
-    const char* const why = why_not_relayed(c.collective, c.dtype, c.count, *c.facts);
+    const char* const why = why_not_by_kernels(c.collective, c.dtype, c.count, *c.facts);
     const std::string_view said = why ? why : "";
     EXPECT_TRUE(c.why == yes ? said == yes : said.starts_with(c.why))
         << nvx::name(c.collective) << " of " << c.count << ' ' << nvx::name(c.dtype) << ", " << c.facts->world
@@ -382,23 +536,6 @@ TEST(Relay, CutsBlocksAsThePlanDoesAndShorterForManyHosts) {
       EXPECT_EQ(slice % 64, 0u);
       EXPECT_LE(slice * hosts, kChunk);
       EXPECT_EQ(slice == bridge.slice, hosts <= 8);
-    }
-  }
-}
-
-/// Its steps inside a host are those of rails.
-TEST(Relay, IsForPlansWithRailsOnly) {
-  for (const size_t ranks : {2, 3, 8, 64}) {
-    for (const size_t hosts : {2, 5, 100}) {
-      PlanFacts facts;
-      facts.ranks = facts.rails = ranks, facts.hosts = hosts, facts.world = ranks * hosts;
-      for (size_t bytes = 1; bytes < size_t(1) << 34; bytes = bytes * 3 + 1) {
-        if (why_not_relayed(Collective::kAllReduce, DType::kU8, bytes, facts)) continue;
-        const Bridge bridge = plan_between(schedule::Collective::kAllReduce, bytes, facts);
-        EXPECT_FALSE(bridge.by_leader) << bytes << " bytes, " << ranks << " ranks on each of " << hosts;
-        EXPECT_EQ(bridge.before, Collective::kReduceScatter);
-        EXPECT_EQ(bridge.after, Collective::kAllGather);
-      }
     }
   }
 }

@@ -25,10 +25,11 @@ constexpr ExpectedRoute kRoutes[] = {
     {  no,        any,      any,     any,   any,      any,   Route::kMemory},
     {  yes,       yes,      any,     any,   any,      any,   Route::kDelegate},
     {  yes,       no,       yes,     any,   any,      any,   Route::kKernels},
-    {  yes,       no,       no,      no,    any,      any,   Route::kStaged},
+    {  yes,       no,       no,      no,    any,      no,    Route::kStaged},
+    {  yes,       no,       no,      no,    yes,      any,   Route::kStaged},
     {  yes,       no,       no,      yes,   any,      no,    Route::kChunks},
     {  yes,       no,       no,      yes,   yes,      any,   Route::kChunks},
-    {  yes,       no,       no,      yes,   no,       yes,   Route::kRelay},
+    {  yes,       no,       no,      any,   no,       yes,   Route::kRelay},
 };
 // clang-format on
 

@@ -160,6 +160,8 @@ def test_relays_by_kernels(rank, world):
     reset_counts()
     relay.relayed(rank_here([]), asynchronous=False, counts=(relay.COUNTS[0],))
     relay.several(rank_here([]))
+    relay.others(rank_here([]), counts=(5, 70_001))
+    relay.host_goes_on(rank_here([]), count=70_001)
     assert counts()["launches"] >= 4
 
 

@@ -63,7 +63,7 @@ PARTS = (
     Part("expandable", 40, "the same with expandable segments", "torch"),
     Part("visible", 30, "ranks that see the devices in orders of their own", "torch"),
     Part("staging", 45, "some of that through host memory, by a module without kernels", "torch"),
-    Part("relay", 40, "large all-reduces over two hosts, both of them this one", "torch", ("--ranks", "4")),
+    Part("relay", 40, "collectives over two hosts, both of them this one", "torch", ("--ranks", "4")),
     Part("torch_tests", 80, "torch's own tests that ask for CUDA", "torch", ("--ranks", "4")),
     Part("pairs", 40, "copies and flags between each two GPUs", gpus=2),
     Part("nccl", 50, "NCCL, a GPU a rank", "worker", gpus=2),

@@ -54,10 +54,16 @@ def set_copy_rate(bytes_per_second):
     torch.ops.fake_device.set_copy_rate(float(bytes_per_second))
 
 
+def set_queue_depth(most):
+    """From now on a stream takes no more tasks than this at a time: who gives it another one waits. 0: any number."""
+    torch.ops.fake_device.set_queue_depth(most)
+
+
 def renew():
     """The device is as fast again as load() leaves it."""
     set_delays(1, 50)
     set_copy_rate(0)
+    set_queue_depth(0)
 
 
 def slow_fill(tensor, value, ms):

@@ -311,6 +311,7 @@ TORCH_LIBRARY(fake_device, m) {
   m.def("reset_counts() -> ()", TORCH_FN(reset_counts));
   m.def("set_delays(int seed, int most_us) -> ()",
         [](int64_t seed, int64_t most_us) { set_delays(uint64_t(seed), most_us); });
+  m.def("set_queue_depth(int most) -> ()", [](int64_t most) { set_queue_depth(most > 0 ? size_t(most) : SIZE_MAX); });
   m.def("set_copy_rate(float bytes_per_second) -> ()", [](double rate) { copy_rate = rate; });
   m.def("device_count() -> int", [] { return int64_t(device_count()); });
   m.def("new_pool(int device, int malloc, int free) -> int", TORCH_FN(new_pool));

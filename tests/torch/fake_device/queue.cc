@@ -14,6 +14,8 @@ namespace {
 std::atomic<uint64_t> delay_seed{1};
 std::atomic<int64_t> delay_most_us{50};
 std::atomic<uint64_t> delay_settings{1};  // grows with each change, so that queues seed themselves anew
+std::atomic<size_t> most_pending{SIZE_MAX};
+thread_local bool is_of_a_queue = false;  // a queue's own thread, which must not wait for another one
 
 uint64_t next_random(uint64_t& state) {  // splitmix64
   uint64_t z = (state += 0x9e3779b97f4a7c15ull);
@@ -29,6 +31,8 @@ void set_delays(uint64_t seed, int64_t most_us) {
   delay_most_us = most_us;
   ++delay_settings;
 }
+
+void set_queue_depth(size_t most) { most_pending = most; }
 
 void Mark::pass() {
   std::vector<std::function<void()>> next;
@@ -87,7 +91,8 @@ void Queue::push(std::function<void()> task, Pace pace) {
 }
 
 uint64_t Queue::push_now(std::function<void()> task, Pace pace) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (!is_of_a_queue) popped_.wait(lock, [&] { return entries_.size() < most_pending; });
   entries_.push_back({std::move(task), pace});
   ++begun_;
   if (!started_) {
@@ -149,6 +154,7 @@ void Queue::be_captured(std::shared_ptr<Graph> graph) {
 }
 
 void Queue::run() {
+  is_of_a_queue = true;
   std::unique_lock lock(mutex_);
   for (;;) {
     pushed_.wait(lock, [&] { return !entries_.empty(); });

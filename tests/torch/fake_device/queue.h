@@ -110,6 +110,8 @@ class Queue {
 // From now on every queue waits before each task for up to `most_us` microseconds: the same sequence of delays for the
 // same seed and the same queue.
 void set_delays(uint64_t seed, int64_t most_us);
+// From now on a queue holds no more tasks than this: who gives it another one waits, as with a driver's.
+void set_queue_depth(size_t most);
 // Does so, on the calling thread; number: of its queue.
 void dawdle(uint64_t number = 0);
 
