@@ -81,7 +81,6 @@ bool DeviceSide::await_end(milliseconds most) {
   return false;
 }
 
-/// Whether no kernel of this rank can be running.
 bool DeviceSide::settled() const {
   if (captured_ != 0 && !launcher_->replays_ended()) return false;
   return (!unsure_ && finished() >= launched()) || launcher_->ended();
@@ -120,7 +119,7 @@ void DeviceSide::abort(const Status& why) {
 }
 
 Status DeviceSide::launch(std::span<const Operation* const> operations, void* stream, milliseconds timeout,
-                          Begins begins) {
+                          Begins begins, const Tells& tells) {
   MutexLock lock(launch_mutex_);
   if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
   end_.look_at_pools();
@@ -131,6 +130,7 @@ Status DeviceSide::launch(std::span<const Operation* const> operations, void* st
     const size_t n = gather(operations.subspan(at), timeout, next_call(begins));
     if (n == 0) return refused({Code::kInvalid, "nvx: it moves more pieces than a launch holds"}, /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
+    if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
     const Status status = launcher_->launch(channel, parcel_.jobs(), parcel_.pieces(), stream);
     if (begins == Begins::kInReplays) {
       if (!status.ok()) return not_captured(status);
@@ -171,7 +171,7 @@ Status DeviceSide::refused(const Status& status, bool is_first) {
   return fail(failure);
 }
 
-/// As many of the operations as one launch may hold: at least one.
+/// As many of the operations as one launch may hold: at least one, if that alone is not too much.
 size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
   parcel_.clear();
   size_t n = 0;

@@ -35,8 +35,9 @@ class DeviceSide {
   /// are until the stream has come past. timeout: of each that has none of its own; 0: none. Nothing is waited for, and
   /// nothing allocated where nothing has failed. Refused as kInvalid, nothing has begun and the group is as it was;
   /// refused otherwise, the group has failed. In replays, what is here is what each of them does, with this timeout.
+  /// tells: when all have ended well.
   Status launch(std::span<const Operation* const> operations, void* stream, std::chrono::milliseconds timeout,
-                Begins begins = Begins::kNow) EXCLUDES(launch_mutex_, mutex_);
+                Begins begins = Begins::kNow, const Tells& tells = {}) EXCLUDES(launch_mutex_, mutex_);
 
   /// What has gone wrong first, ok where nothing has: a look at the host's memory, for before every launch. From any
   /// thread.
@@ -54,6 +55,9 @@ class DeviceSide {
   uint32_t direct() const;
   /// Whether there may be graphs that hold operations of it, which nobody says when they run.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
+
+  /// Whether no kernel of this rank can be running, as far as that can be known.
+  bool settled() const;
 
   /// What carries an operation out.
   DeviceChoice choose(const Operation& operation) const;
@@ -95,7 +99,6 @@ class DeviceSide {
       EXCLUDES(mutex_);
   Status fail(const Status& status) REQUIRES(mutex_);
   bool has_verdict() const;
-  bool settled() const;
   bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);

@@ -50,6 +50,13 @@ void Lane::submit(std::shared_ptr<Task> task) {
   if (!held()) find_somebody();
 }
 
+bool Lane::submit_to_others(const std::shared_ptr<Task>& task) {
+  MutexLock lock(mutex_);
+  if (!find_thread()) return false;
+  queue_.push_back(task);
+  return true;
+}
+
 /// True if there is one, or will be at once.
 bool Lane::find_thread() {
   if (!scheduled_) scheduled_ = Engine::here().start([lane = shared_from_this()] { lane->drain(); });

@@ -105,7 +105,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// For an operation that a relay carries out, on devices and the host. First, before it has a number: has the relay
   /// make room for it. Then, at the call: begins what it does on devices; where that fails, so does the group.
   Status make_room(const Operation& operation);
-  Status launch(const Operation& operation);
+  Status launch(const Operation& operation, Begins begins = Begins::kNow);
   /// Fails the group because of what has kept an operation from its end that has been begun on a device.
   Status fail_begun(const Status& status);
 

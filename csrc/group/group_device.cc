@@ -198,11 +198,12 @@ uint64_t GroupDevice::pool_of(int seat) const {
   return header.group == members_.id ? grown : 0;
 }
 
-Status GroupDevice::launch(std::span<const Operation* const> operations, void* stream, Begins begins) {
+Status GroupDevice::launch(std::span<const Operation* const> operations, void* stream, Begins begins,
+                           const Tells& tells) {
   NVX_TRY(group_.check_alive());
   NVX_TRY(look());
   DeviceSide& side = *opened();
-  const Status status = side.launch(operations, stream, group_.span_of(operations.front()->timeout), begins);
+  const Status status = side.launch(operations, stream, group_.span_of(operations.front()->timeout), begins, tells);
   if (!status.ok() && status.code() != Code::kInvalid) return group_.fail(status.failure());
   if (status.ok()) watch();
   if (group_.failed()) side.abort(group_.failure());  // which may just have come, and not have seen them
@@ -222,6 +223,11 @@ uint64_t GroupDevice::launched() const {
 bool GroupDevice::ended_well(uint64_t launched) const {
   const DeviceSide* const side = opened();
   return side && !group_.forked() && int64_t(side->finished() - launched) >= 0;
+}
+
+bool GroupDevice::is_quiet() const {
+  const DeviceSide* const side = opened();
+  return !side || group_.forked() || side->settled();
 }
 
 Status GroupDevice::look() {

@@ -44,13 +44,16 @@ class GroupDevice {
 
   /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by seat. They
   /// share the timeout of the first.
-  Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow);
+  Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow,
+                const Tells& tells = {});
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look();
   /// Operations that kernels have been given, ever; and whether the device has ended the first so many of them well, as
   /// far as it has told. Those of graphs do not count.
   uint64_t launched() const;
   bool ended_well(uint64_t launched) const;
+  /// Whether nothing that kernels have been given is under way, replays too.
+  bool is_quiet() const;
   /// The algorithm of the kernel that carries an operation out.
   const char* kernel_for(const Operation& operation) const;
   /// What kernels find of the ranks' pools; nothing where there are none.

@@ -80,6 +80,12 @@ struct Operation {
   size_t planned(size_t bytes) const { return whole ? whole->bytes : bytes; }
 };
 
+/// Where a launch tells the host that it has ended well, and what; null: nowhere.
+struct Tells {
+  Stamp* at = nullptr;
+  Stamp what = 0;
+};
+
 /// When an operation of a device begins: now, or whenever a graph is replayed that its stream is being captured into.
 enum class Begins { kNow, kInReplays };
 

@@ -11,7 +11,8 @@
 namespace nvx {
 
 /// What the ranks of a host do with an operation over several hosts, where its data is on devices: kernels combine and
-/// hand out inside the host, and only what goes between hosts passes through host memory, slice by slice. All that
+/// hand out inside the host, or only move what each rank has; what goes between hosts passes through host memory, slice
+/// by slice. All that
 /// kernels do is begun at the call, in rounds, so that the caller need not wait for anything: what takes a slice back
 /// waits on the device until the host says that other hosts have had it. All ranks of a host begin the same rounds.
 class Relay {
@@ -46,6 +47,8 @@ class Relay {
   virtual void say(Stamp what) = 0;
   /// Waits until the device has ended a round; `meanwhile` as often as it looks.
   virtual Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
+  /// After all that the host has to do: waits until the device has ended the last round, where anything hangs on that.
+  virtual Status see_end(const Deadline& deadline) = 0;
 };
 
 /// Why an operation's steps inside each host are not for kernels, which then only move what each rank has; nullptr

@@ -10,7 +10,7 @@ enum class Route : uint8_t {
   kMemory,    ///< tensors of the CPU: the operation uses them where they are
   kStaged,    ///< a device's tensors, copied to host memory as a whole: then as the CPU's, and copied back
   kChunks,    ///< the same for large ones, chunk by chunk, so that one chunk is copied while the ranks are at another
-  kRelay,     ///< over several hosts: kernels do the steps inside each host, and only a rank's part passes through it
+  kRelay,     ///< over several hosts: kernels do all that is done on devices, and wait there for what the hosts do
   kKernels,   ///< nvx's kernels use a device's tensors where they are
   kDelegate,  ///< a backend of torch's own, NCCL, uses them where they are
 };
@@ -23,7 +23,7 @@ struct RouteFacts {
   bool kernels_serve = false;    ///< the ranks have agreed that kernels serve this device
   bool is_large = false;         ///< as goes_in_chunks() says
   bool delegate_named = false;   ///< NVX_DELEGATE names anything
-  bool relays_serve = false;     ///< the ranks have agreed that kernels do this collective's steps inside each host
+  bool relays_serve = false;     ///< the ranks have agreed that kernels serve the ranks of each host, for relays
 };
 
 /// There is no relay in a group that has a delegate. They have streams of their own: nothing would give both one order

@@ -119,7 +119,7 @@ Status Spread::run_relay(Call& call) {
     if (way.result) divide(call, way.result(done).data, way.result(done).bytes);
     relay.say(Relay::may_go(done));
   }
-  return relay.await(rounds_of(way) - 1, deadline, [] {});
+  return relay.see_end(deadline);
 }
 
 size_t Spread::rounds_of(const Itinerary& way) { return way.slices + Relay::kRounds + 1; }

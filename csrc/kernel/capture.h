@@ -11,6 +11,10 @@ namespace nvx::kernel {
 /// The capture that a stream (a cudaStream_t) is in; 0: none. A capture that has failed already counts as one.
 uint64_t capture_of(void* stream);
 
+/// Has the host call this when the stream comes to it: in a capture, in each replay. It must not wait, nor ask the
+/// device anything; and the stream waits until it has returned.
+Status call_host(void* stream, void (*what)(void*), void* with);
+
 /// A mark behind the last launch of a channel, on whatever stream that was, and whether a call or a graph has begun it.
 /// It keeps launches of a channel from overlapping. Used on one device, by one thread at a time.
 class Tail {

@@ -249,6 +249,8 @@ struct DeviceChannel {
   Control* control = nullptr;
   const PoolView* pools = nullptr;  ///< by rank; null: all goes by staging
   uint32_t by_replays = 0;          ///< whether the launch is kept in a graph, whose replays the host does not count
+  Stamp* told = nullptr;            ///< raised to `tells` when the launch has ended well, where the host reads it
+  Stamp tells = 0;
 };
 
 /// These write what a pad and a state must hold before the first operation, whose epoch is first_epoch + 1. Chunk

@@ -196,8 +196,9 @@ class TileExec : public Machine {
   }
 
   /// Called by one lane of each block, once a launch. The last block tells the host that this epoch has ended; before
-  /// that, where a graph has begun the launch, it adds its operations to the count of replayed ones.
-  NVX_HD void count_out(uint32_t epoch, uint32_t replayed) {
+  /// that, where a graph has begun the launch, it adds its operations to the count of replayed ones. told: see
+  /// DeviceChannel.
+  NVX_HD void count_out(uint32_t epoch, uint32_t replayed, Stamp* told, Stamp tells) {
     if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);
     if (replayed != 0) {
@@ -206,6 +207,7 @@ class TileExec : public Machine {
     }
     if (Machine::load(rank_->direct) != 0) Machine::store_host(control_->direct, Machine::load(rank_->direct));
     Machine::signal(control_->finished, epoch);
+    if (told) Machine::signal(*told, tells);
   }
 
  private:

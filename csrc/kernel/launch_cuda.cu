@@ -134,6 +134,10 @@ uint64_t capture_of(void* stream) {
   return status == cudaStreamCaptureStatusActive ? id + 1 : UINT64_MAX;
 }
 
+Status call_host(void* stream, void (*what)(void*), void* with) {
+  return status_of(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream), what, with), "a call of the host");
+}
+
 Status Tail::make() {
   if (event_) return {};
   cudaEvent_t event = nullptr;

@@ -173,7 +173,7 @@ class PushChannel {
 
   /// Closes a launch of this many operations, after the last of them. The host is told when all blocks have done so.
   NVX_HD void retire(uint32_t operations) {
-    if (ex_.lane() == 0) ex_.count_out(epoch_, at_.by_replays ? operations : 0);
+    if (ex_.lane() == 0) ex_.count_out(epoch_, at_.by_replays ? operations : 0, at_.told, at_.tells);
   }
 
   // ---- packets

@@ -189,10 +189,10 @@ TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor
   if (like.is_cpu()) return c;
   c.facts.on_device = true;
   c.facts.kernels_serve = kernels_ && kernels_->agree_to_serve(like.device());
-  if (!c.facts.kernels_serve) refuse_capture(like.device());
   c.facts.is_large = goes_in_chunks(collective, c.operation.dtype, count);
   c.facts.delegate_named = delegate_ != nullptr;
   if (relays_ && may_be_relayed(c.facts)) c.facts.relays_serve = relays_->agree_to_serve(c.operation, c.device);
+  if (!c.facts.kernels_serve && route_of(c.facts) != Route::kRelay) refuse_capture(like.device());
   return c;
 }
 

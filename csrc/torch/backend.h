@@ -17,6 +17,7 @@
 #include "torch/kernel_path.h"
 #include "torch/origin.h"
 #include "torch/relay_path.h"
+#include "torch/relayed_call.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -109,8 +110,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   void shutdown() override;
   /// abort() without its hooks: what is called off for this reason is no failure.
   void call_off(const std::string& why);
-  /// Waits for a while until what relays have begun has ended.
-  void see_off_relays();
+  /// Waits until what relays have begun has ended, and says what has gone wrong with it, if nobody has heard that.
+  void see_off_relays(const Deadline& deadline);
+  static constexpr std::chrono::seconds kMostForRelays{5};
 
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
@@ -215,7 +217,8 @@ class ProcessGroupNVX final : public c10d::Backend {
                       Chunks chunks);
   std::shared_ptr<RelayedCall> prepare_relays(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
                                               Transit& transit) REQUIRES(relays_mutex_);
-  static Status launch_relays(RelayedCall& call, Group& group, Transit& transit);
+  Status launch_relays(const std::shared_ptr<RelayedCall>& call, Group& group, Transit& transit);
+  Status leave_to_stream(const std::shared_ptr<RelayedCall>& call, const Transit& transit);
   std::string profiled_as(TensorOperation& c);
   struct Term {
     std::chrono::milliseconds timeout;  ///< 0: the group's
@@ -299,7 +302,8 @@ class ProcessGroupNVX final : public c10d::Backend {
   const std::shared_ptr<KernelPath> kernels_;
   RelayPath relays_;    // for the group of devices' tensors
   Mutex relays_mutex_;  // held from an operation's number to its place in the lane, as all ranks have one order
-  std::shared_ptr<Delegate> delegate_;  // null where NVX_DELEGATE names nothing
+  std::atomic<std::thread::id> relays_holder_{};  // who has it: a signal handler may run there
+  std::shared_ptr<Delegate> delegate_;            // null where NVX_DELEGATE names nothing
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
   std::atomic<int> open_windows_{0};

@@ -188,8 +188,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptio
 }
 
 /// What relays have begun is of another group than a barrier, which does not pass over what goes wrong there. A
-/// synchronous one would wait for them in any case; here it is told why they do not end, which they do by their own
-/// timeouts.
+/// synchronous one waits for them, as for what its stream has been given; here it is told why they do not end, which
+/// they do by their own timeouts.
 void ProcessGroupNVX::see_relays_end(Mode mode, std::chrono::milliseconds most) {
   const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: none
   for (const auto& group : groups()) {

@@ -1,5 +1,7 @@
 // How collectives are begun: by which route, on which thread and stream, and what the caller gets for it.
 
+#include <c10/util/ScopeExit.h>
+
 #include <algorithm>
 
 #include "base/contain.h"
@@ -143,27 +145,34 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_relayed(const Kind& kind, 
                                                               const Tensors& outputs, const Tensors& inputs,
                                                               Mode mode) {
   const std::shared_ptr<Group>& group = group_of(collectives);
+  const at::Device device = device_of(collectives);
   const Tensors used = all_tensors(collectives, outputs, inputs);
-  auto transit = std::make_unique<Transit>(tracks_.of_relays(device_of(collectives)), timed_);
-  follow_results(inputs, transit->stream());
-  follow_results(outputs, transit->stream());
+  const uint64_t capture = capture_of(current_stream(device));
+  auto transit = std::make_unique<Transit>(tracks_.of_relays(device, capture), timed_ && capture == 0);
+  if (capture == 0) {
+    follow_results(inputs, transit->stream());
+    follow_results(outputs, transit->stream());
+  }
   Status status;
   uint64_t ended_at = 0;
+  if (relays_holder_ == std::this_thread::get_id()) raise(group->inside_itself());
   {
     MutexLock lock(relays_mutex_);
+    relays_holder_ = std::this_thread::get_id();
+    const auto let_go = c10::make_scope_exit([&] { relays_holder_ = std::thread::id(); });
     const std::shared_ptr<RelayedCall> call = prepare_relays(std::move(collectives), group, *transit);
     contain_and(
         [&] {
-          status = launch_relays(*call, *group, *transit);
+          status = launch_relays(call, *group, *transit);
           transit->close(used);
-          results_.expect(outputs, transit->stream().device_type())->set_out(transit->stream());
+          if (capture == 0) results_.expect(used, device.type())->set_out(transit->stream());
+          if (status.ok()) call->queue_once();
         },
         [&](const std::exception* error) {  // part of it may have been begun
           contain("the end of a call", [&] { transit->close(used); });
-          status = fail_silent(*group, transit->stream().device(), kind.title + 4, error);
+          status = fail_silent(*group, device, kind.title + 4, error);
         });
-    ended_at = group->device().launched();
-    if (status.ok()) call->queue();
+    if (capture == 0) ended_at = group->device().launched();
   }
   if (!status.ok()) {
     tell_failure(status.code());
@@ -180,15 +189,18 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_relayed(const Kind& kind, 
 /// What throws here has no effect on the other ranks: an operation without a number they do not wait for.
 std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& collectives,
                                                              const std::shared_ptr<Group>& group, Transit& transit) {
-  std::function<void(Code)> told;
-  if (somebody_listens()) {
-    told = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](Code code) { self->tell_failure(code); };
+  auto call = std::make_shared<RelayedCall>(group, std::move(collectives));
+  if (transit.capture() == 0) {
+    std::function<void(Code)> told;
+    if (somebody_listens()) {
+      told = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](Code code) { self->tell_failure(code); };
+    }
+    call->expect(pending_, std::move(told));
   }
-  auto call = std::make_shared<RelayedCall>(group, std::move(collectives), pending_, told);
   for (TensorOperation& c : call->collectives) {
     c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all ranks relay it, or hear of it
     c.operation.timeout = group->span_of(c.operation.timeout);
-    c.relay = relays_.make(group, c.operation.collective, transit.stream(), [&call = *call] { call.note_round(); });
+    c.relay = relays_.make(*group, c.operation.collective, transit, [&call = *call] { return call.queue_early(); });
     c.operation.relay = c.relay.get();
     if (const Status status = group->make_room(c.operation); !status.ok()) raise(status);
   }
@@ -197,11 +209,34 @@ std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& 
   return call;
 }
 
-Status ProcessGroupNVX::launch_relays(RelayedCall& call, Group& group, Transit& transit) {
+Status ProcessGroupNVX::launch_relays(const std::shared_ptr<RelayedCall>& call, Group& group, Transit& transit) {
+  const bool captured = transit.capture() != 0;
   transit.start_clock();
-  for (TensorOperation& c : call.collectives) NVX_TRY(group.launch(c.operation));
-  transit.take_back(loads_of(call.collectives, &TensorOperation::take_back));
+  if (captured || relays_.has_graphs()) NVX_TRY(leave_to_stream(call, transit));
+  for (TensorOperation& c : call->collectives)
+    NVX_TRY(group.launch(c.operation, captured ? Begins::kInReplays : Begins::kNow));
+  transit.take_back(loads_of(call->collectives, &TensorOperation::take_back));
+  for (TensorOperation& c : call->collectives) {  // graphs keep the call, and their tensors by themselves
+    if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
+  }
   return {};
+}
+
+/// The host's part is queued when the device comes to the call, and so in the device's order, which replays have a
+/// place in. What a graph may ask for once more is kept for ever: nobody says when the graph is gone.
+Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<RelayedCall>& call, const Transit& transit) {
+  using Kept = std::shared_ptr<RelayedCall>;
+  call->leave_to_stream();
+  const auto once = [](void* kept) {
+    const std::unique_ptr<Kept> call(static_cast<Kept*>(kept));
+    contain("the host's part of an operation", [&] { (*call)->queue(); });
+  };
+  const auto again = [](void* kept) {
+    const Kept& call = *static_cast<Kept*>(kept);
+    for (TensorOperation& c : call->collectives) RelayPath::begin_anew(*c.relay);
+    contain("the host's part of a replay", [&] { call->queue(); });
+  };
+  return relays_.call_host(transit, transit.capture() != 0 ? +again : +once, new Kept(call));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_by_kernels(const Kind& kind, TensorOperations&& collectives,

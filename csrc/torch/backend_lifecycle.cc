@@ -155,23 +155,25 @@ void ProcessGroupNVX::call_off(const std::string& why) {
 
 /// Who has called a relay, and waited for it, has not seen it end. Kernels that need no host get as long
 /// (DeviceSide::part).
-void ProcessGroupNVX::see_off_relays() {
-  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+void ProcessGroupNVX::see_off_relays(const Deadline& deadline) {
   for (const auto& group : groups()) {
-    if (group == group_) continue;
-    const uint64_t launched = group->device().launched();
-    while (launched != 0 && !group->device().ended_well(launched) && group->device().look().ok() &&
-           !deadline.passed(Clock::now()))
+    if (group == group_ || group->forked()) continue;
+    const auto over = [&] { return group->device().is_quiet(); };
+    while (!over() && group->device().look().ok() && !deadline.passed(Clock::now()))
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const Status status = over() ? Status() : group->device().look();
+    if (!status.ok() && !failure_told_.exchange(true))
+      log_line("%s: what collectives of group %s have left on devices is not to be used", status.reason().c_str(),
+               group->name().c_str());
   }
 }
 
 /// Operations that the user never waited for get a moment to end well, as peers may wait for them. Then they are ended.
 void ProcessGroupNVX::shutdown() {
   if (origin_.elsewhere()) return;
-  failure_told_.store(true);  // what leaving calls off, here or on a peer that leaves too, is no failure
   kernels_->catch_up();
-  see_off_relays();
+  see_off_relays(Deadline::after(kMostForRelays));
+  failure_told_.store(true);  // what leaving calls off, here or on a peer that leaves too, is no failure
   const auto end = Clock::now() + kGrace;
   const auto left = [&] {
     const auto span = std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now());
@@ -312,7 +314,7 @@ void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
   } else {
     (void)device_group();
     (void)tracks_.of(device);
-    if (!delegate_ && relays_.agree_to_serve(device)) (void)tracks_.of_relays(device);
+    if (!delegate_ && relays_.agree_to_serve(device)) (void)tracks_.of_relays(device, 0);
   }
   if (delegate_) delegate_->connect(device);
 }

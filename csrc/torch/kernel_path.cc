@@ -69,6 +69,11 @@ Status StreamLauncher::note(const Target& target) {
   return {};
 }
 
+bool StreamLauncher::has_graphs() {
+  MutexLock lock(mutex_);
+  return has_graphs_;
+}
+
 bool StreamLauncher::ended() {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
@@ -94,12 +99,10 @@ bool KernelPath::may_serve(c10::DeviceIndex device) const {
 }
 
 bool KernelPath::open(at::Device device) {
-  refuse_to_open(device);
+  refuse_to_open(*group_, device);
   if (group_->topology().hosts.size() > 1) {
-    NVX_LOG(
-        kInfo,
-        "group %s: collectives of %s go through host memory, but for what relays do: the ranks are on several hosts",
-        group_->name().c_str(), device.str().c_str());
+    NVX_LOG(kInfo, "group %s: collectives of %s are not by kernels alone: the ranks are on several hosts",
+            group_->name().c_str(), device.str().c_str());
     return false;
   }
   const BesideCaptures beside;
@@ -111,10 +114,10 @@ bool KernelPath::open(at::Device device) {
   return yes;
 }
 
-void KernelPath::refuse_to_open(at::Device device) const {
+void refuse_to_open(const Group& group, at::Device device) {
   if (capture_of(Tracks::of_caller(device).up) == 0) return;
   throw_argument_error("nvx: this stream is being captured into a graph, and the first collective of group " +
-                       group_->name() + " with tensors of " + device.str() +
+                       group.name() + " with tensors of " + device.str() +
                        " opens that device, which the hosts of all ranks do together. Next: call one collective "
                        "of the group, on all ranks, before the capture");
 }

@@ -25,6 +25,9 @@ at::DeviceType kernel_device();
 /// Raises that kernels of a group run on one device of each rank, served, and not on device.
 [[noreturn]] void refuse_other_device(const Group& group, at::Device served, at::Device device);
 
+/// Raises if this thread's current stream is in a capture, as devices are opened outside of those.
+void refuse_to_open(const Group& group, at::Device device);
+
 /// Launches kernels by CUDA, and keeps those of a group in order: it knows where kernels were launched last, and has
 /// another stream wait for those before any are launched on it.
 class StreamLauncher final : public Launcher {
@@ -38,6 +41,8 @@ class StreamLauncher final : public Launcher {
   /// To be called before kernels are launched there: has the target wait for those launched elsewhere. And after.
   Status follow(const Target& target) EXCLUDES(mutex_);
   Status note(const Target& target) EXCLUDES(mutex_);
+  /// Whether anything has been captured, and so may be replayed at any time.
+  bool has_graphs() EXCLUDES(mutex_);
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
                 std::span<const kernel::Piece> table, void* stream) override {
     return cuda_->launch(channel, jobs, table, stream);
@@ -119,7 +124,6 @@ class KernelPath {
   static void tell(const Works& begun);
   /// A step of all ranks: opens the device on all of them, or on none.
   bool open(at::Device device);
-  void refuse_to_open(at::Device device) const;
 
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;

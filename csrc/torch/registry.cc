@@ -18,8 +18,9 @@ void Registry::remove(ProcessGroupNVX& group) {
 }
 
 void Registry::see_off_relays() {
+  const Deadline deadline = Deadline::after(ProcessGroupNVX::kMostForRelays);
   MutexLock lock(mutex_);
-  for (ProcessGroupNVX* pg : groups_) pg->see_off_relays();
+  for (ProcessGroupNVX* pg : groups_) pg->see_off_relays(deadline);
 }
 
 void Registry::abort_all() {

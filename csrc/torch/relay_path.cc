@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "base/contain.h"
+#include "kernel/capture.h"
 #include "memory/beside_captures.h"
 #include "torch/store.h"
 #include "torch/work.h"
@@ -19,17 +20,19 @@ namespace {
 /// given to the device later, when something else that waits for this operation could be in its way.
 class StreamRelay final : public Relay {
  public:
-  StreamRelay(std::shared_ptr<Group> group, std::shared_ptr<StreamLauncher> launcher, kernel::Collective collective,
-              const c10::Stream& stream, std::function<void()> on_round)
-      : group_(std::move(group)),
+  using Target = StreamLauncher::Target;
+
+  StreamRelay(Group& group, std::shared_ptr<StreamLauncher> launcher, kernel::Collective collective,
+              const Target& target, std::function<bool()> queue_early)
+      : group_(group),
         launcher_(std::move(launcher)),
         collective_(collective),
-        stream_(stream),
-        on_round_(std::move(on_round)) {}
+        target_(target),
+        queue_early_(std::move(queue_early)) {}
 
   /// After a failure kernels may still be falling through, which look at this memory. If they do not, it stays.
   ~StreamRelay() override {
-    if (!memory_.defined() || over_) return;
+    if (!tried_ || over_) return;
     contain("the end of an operation", [&] {
       const Deadline deadline = Deadline::after(kMoment);
       for (int looks = 0; !is_over(); ++looks) {
@@ -45,61 +48,104 @@ class StreamRelay final : public Relay {
   Status make(const Room& room) override {
     const BesideCaptures beside;
     room_ = kernel::ceil_div(room.bytes, kAlign) * kAlign;
-    memory_ = at::empty({int64_t(kAlign + std::min(room.slices, kSlots) * room_)},
+    memory_ = at::empty({int64_t(sizeof(Words) + std::min(room.slices, kSlots) * room_)},
                         at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
-    launched_.resize(room.rounds);
-    say(0);
+    tells_.resize(room.rounds);
+    begin_anew();
     return {};
   }
 
-  std::byte* at(size_t k) override { return data() + kAlign + k % kSlots * room_; }
-  const Stamp* said() override { return word(); }
+  std::byte* at(size_t k) override { return data() + sizeof(Words) + k % kSlots * room_; }
+  const Stamp* said() override { return &words().said; }
 
   Status begin_round(std::span<const Operation> steps) override {
-    NVX_TRY(launch(steps));
     const size_t round = begun_.load(std::memory_order_relaxed);
-    launched_[round] = group_->device().launched();
+    tells_[round] = steps.empty() ? (round == 0 ? 0 : tells_[round - 1]) : round + 1;
+    if (!steps.empty()) {
+      NVX_TRY(await_room());
+      tried_ = true;
+      NVX_TRY(launch(steps, {&words().ended, tells_[round]}));
+    }
     begun_.store(round + 1, std::memory_order_release);
-    on_round_();
+    if (round + 1 == kMostBefore) (void)queue_early_();
     return {};
   }
 
-  void say(Stamp what) override { std::atomic_ref<Stamp>(*word()).store(what, std::memory_order_release); }
+  /// As if nothing had been said yet: before the first round, and before those of each replay, when those of the last
+  /// one have ended, and the host's part of it has no more to hear.
+  void begin_anew() {
+    say(0);
+    std::atomic_ref<Stamp>(words().ended).store(0, std::memory_order_release);
+  }
+
+  void say(Stamp what) override { std::atomic_ref<Stamp>(words().said).store(what, std::memory_order_release); }
 
   Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {
     for (int looks = 0; !has_ended(round); ++looks) {
-      NVX_TRY(group_->device().look());
+      NVX_TRY(group_.device().look());
+      NVX_TRY(group_.check_alive());
       if (deadline.passed(Clock::now())) return late(deadline);
       meanwhile();
       pause_after(looks);
-      if (looks % 256 == 255) group_->look_for_interrupt();
+      if (looks % 256 == 255) group_.look_for_interrupt();
     }
-    over_ = round + 1 == launched_.size();
+    return {};
+  }
+
+  /// What graphs use stays, whether it has ended or not.
+  Status see_end(const Deadline& deadline) override {
+    if (target_.capture != 0) return {};
+    NVX_TRY(await(tells_.size() - 1, deadline, [] {}));
+    over_ = true;
     return {};
   }
 
  private:
   static constexpr size_t kAlign = 64;
   static constexpr std::chrono::milliseconds kMoment{500};  ///< by when kernels fall through that were called off
+  static constexpr size_t kMostBefore = 32;                 ///< rounds, before the host's part may begin
+  static constexpr uint64_t kMostAhead = 512;               ///< operations of the group that a stream holds
+  /// What host and device tell each other, before the slots. Each has one writer, and a line of its own.
+  struct Words {
+    alignas(kAlign) Stamp said;   ///< the host's
+    alignas(kAlign) Stamp ended;  ///< the device's: the last round that has, counted from 1
+  };
 
+  /// A stream takes no more than about a thousand launches that have not ended: who gave it another one would wait in
+  /// the driver, where nobody can end that. And what it has taken needs the host's part.
+  Status await_room() {
+    if (target_.capture != 0) return {};
+    for (int looks = 0;; ++looks) {
+      const uint64_t launched = group_.device().launched();
+      if (launched < kMostAhead || group_.device().ended_well(launched - kMostAhead)) return {};
+      NVX_TRY(group_.device().look());
+      NVX_TRY(group_.check_alive());
+      if (!queue_early_())
+        return {Code::kSystem, "nvx: this process can have no thread for the host's part of " +
+                                   std::string(nvx::name(collective_)) + ", which is too large to be begun without it"};
+      pause_after(looks);
+      if (looks % 256 == 255) group_.look_for_interrupt();
+    }
+  }
+
+  /// A round of no steps has ended when the one before it has.
   bool has_ended(size_t round) const {
-    return begun_.load(std::memory_order_acquire) > round && group_->device().ended_well(launched_[round]);
+    return begun_.load(std::memory_order_acquire) > round &&
+           std::atomic_ref<Stamp>(words().ended).load(std::memory_order_acquire) >= tells_[round];
   }
 
   std::byte* data() const { return static_cast<std::byte*>(memory_.data_ptr()); }
-  Stamp* word() const { return reinterpret_cast<Stamp*>(data()); }  // the slots are behind it
+  Words& words() const { return *reinterpret_cast<Words*>(data()); }
 
-  Status launch(std::span<const Operation> operations) {
-    if (operations.empty()) return {};
+  Status launch(std::span<const Operation> operations, const Tells& tells) {
     const BesideCaptures beside;
-    const c10::StreamGuard on(stream_);
-    const c10::impl::VirtualGuardImpl guard(stream_.device_type());
-    const StreamLauncher::Target target{stream_, guard.getStreamNativeHandle(stream_), 0};
-    NVX_TRY(launcher_->follow(target));
+    const c10::StreamGuard on(target_.stream);
+    NVX_TRY(launcher_->follow(target_));
     c10::SmallVector<const Operation*, kernel::kLaunchJobs> all;
     for (const Operation& operation : operations) all.push_back(&operation);
-    const Status status = group_->device().launch({all.data(), all.size()}, target.native);
-    const Status noted = launcher_->note(target);  // also where it was refused
+    const Begins begins = target_.capture != 0 ? Begins::kInReplays : Begins::kNow;
+    const Status status = group_.device().launch({all.data(), all.size()}, target_.native, begins, tells);
+    const Status noted = launcher_->note(target_);  // also where it was refused
     NVX_TRY(status);
     return noted;
   }
@@ -110,22 +156,23 @@ class StreamRelay final : public Relay {
   }
 
   Status late(const Deadline& deadline) const {
-    return group_->fail({.code = Code::kTimeout,
-                         .cause = stream_.device().str() + " of " + group_->topology().describe(group_->rank()) +
-                                  " has not done its part of " + nvx::name(collective_) + " of group " +
-                                  group_->name() + " in " + seconds(deadline),
-                         .advice = kLookAtDevice});
+    return group_.fail({.code = Code::kTimeout,
+                        .cause = target_.stream.device().str() + " of " + group_.topology().describe(group_.rank()) +
+                                 " has not done its part of " + nvx::name(collective_) + " of group " + group_.name() +
+                                 " in " + seconds(deadline),
+                        .advice = kLookAtDevice});
   }
 
-  const std::shared_ptr<Group> group_;
+  Group& group_;
   const std::shared_ptr<StreamLauncher> launcher_;
   const kernel::Collective collective_;
-  const c10::Stream stream_;
-  at::Tensor memory_;  // the word, and all slots
+  const Target target_;
+  const std::function<bool()> queue_early_;
+  at::Tensor memory_;  // the words, and all slots
   size_t room_ = 0;
-  const std::function<void()> on_round_;
-  std::vector<uint64_t> launched_;  // by round: how many operations the device had been given with it
-  std::atomic<size_t> begun_{0};    // rounds, after what launched_ has of them
+  std::vector<Stamp> tells_;      // by round: what the device tells when it has ended
+  std::atomic<size_t> begun_{0};  // rounds, after what tells_ has of them
+  bool tried_ = false;            // something has been launched, or perhaps
   bool over_ = false;
 };
 
@@ -139,6 +186,7 @@ bool RelayPath::agree_to_serve(const Operation& operation, at::Device device) {
 bool RelayPath::agree_to_serve(at::Device device) {
   if (device.type() != kernel_device() || group_->topology().hosts.size() == 1) return false;
   const bool yes = served_.answer(device, [&] {
+    refuse_to_open(*group_, device);
     Group& of_devices = *of_devices_();
     const BesideCaptures beside;
     const c10::OptionalDeviceGuard on(device);
@@ -151,9 +199,25 @@ bool RelayPath::agree_to_serve(at::Device device) {
   return yes;
 }
 
-std::unique_ptr<Relay> RelayPath::make(const std::shared_ptr<Group>& group, kernel::Collective collective,
-                                       const c10::Stream& stream, std::function<void()> on_round) {
-  return std::make_unique<StreamRelay>(group, launcher_, collective, stream, std::move(on_round));
+std::unique_ptr<Relay> RelayPath::make(Group& group, kernel::Collective collective, const Transit& transit,
+                                       std::function<bool()> queue_early) {
+  return std::make_unique<StreamRelay>(group, launcher_, collective, target_of(transit), std::move(queue_early));
+}
+
+StreamLauncher::Target RelayPath::target_of(const Transit& transit) {
+  const c10::impl::VirtualGuardImpl guard(transit.stream().device_type());
+  return {transit.stream(), guard.getStreamNativeHandle(transit.stream()), transit.capture()};
+}
+
+void RelayPath::begin_anew(Relay& relay) { static_cast<StreamRelay&>(relay).begin_anew(); }
+
+Status RelayPath::call_host(const Transit& transit, void (*what)(void*), void* with) {
+  const BesideCaptures beside;
+  const c10::StreamGuard on(transit.stream());
+  const StreamLauncher::Target target = target_of(transit);
+  NVX_TRY(launcher_->follow(target));
+  NVX_TRY(kernel::call_host(target.native, what, with));
+  return launcher_->note(target);
 }
 
 }  // namespace nvx

@@ -29,11 +29,23 @@ class RelayPath {
   bool agree_to_serve(const Operation& operation, at::Device device);
   /// The same of all operations that may go so. The first call is a step of all ranks.
   bool agree_to_serve(at::Device device);
-  /// What carries it out, on this stream of the group's. on_round: called when a round has been begun.
-  std::unique_ptr<Relay> make(const std::shared_ptr<Group>& group, kernel::Collective collective,
-                              const c10::Stream& stream, std::function<void()> on_round);
+  /// What carries it out, on the transit's stream. The group must outlive what is asked of it. queue_early: asked to
+  /// have the host's part begin, when some rounds have been begun, or no more can be without it; false if nobody can be
+  /// had.
+  std::unique_ptr<Relay> make(Group& group, kernel::Collective collective, const Transit& transit,
+                              std::function<bool()> queue_early);
+  /// Makes what make() has made ready for one more replay.
+  static void begin_anew(Relay& relay);
+  /// Has the host call this when the transit's stream comes to it, in each replay where that is captured: behind all
+  /// that relays were begun with before.
+  Status call_host(const Transit& transit, void (*what)(void*), void* with);
+  /// Whether there are graphs that may be replayed at any time. Then the order of what the host does for relays is that
+  /// in which the device comes to them, and not that of the calls.
+  bool has_graphs() const { return launcher_->has_graphs(); }
 
  private:
+  static StreamLauncher::Target target_of(const Transit& transit);
+
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const OfDevices of_devices_;

@@ -183,10 +183,11 @@ Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
   return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
-Tracks OwnTracks::of_relays(at::Device device) {
+Tracks OwnTracks::of_relays(at::Device device, uint64_t capture) {
   MutexLock lock(mutex_);
-  const c10::Stream relays = stream(Use::kRelays, c10::Stream(c10::Stream::DEFAULT, device));
-  return {relays, relays, /*own=*/true};
+  const c10::Stream any(c10::Stream::DEFAULT, device);
+  const c10::Stream relays = stream(capture != 0 ? Use::kCapturedRelays : Use::kRelays, any);
+  return {relays, relays, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
 Transit::~Transit() {

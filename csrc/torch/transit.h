@@ -102,10 +102,10 @@ class OwnTracks {
   /// Captures have a stream of their own: on a shared one, a call that is not captured would break the capture.
   Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
   /// For relays, whose kernels wait for the host, too.
-  Tracks of_relays(at::Device device) EXCLUDES(mutex_);
+  Tracks of_relays(at::Device device, uint64_t capture) EXCLUDES(mutex_);
 
  private:
-  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kRelays };
+  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kRelays, kCapturedRelays };
   static bool is_for_kernels(Use use) { return use >= Use::kKernels; }
   /// key: the caller's stream, or, where all callers share one, any fixed stream of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);

@@ -84,6 +84,8 @@ void raise(const Status& status) {
   throw_failure(status);
 }
 
+void end_process_if_unheard(const Status& status) { end_process_if_wanted(status, Heard::kByNobody); }
+
 std::exception_ptr exception_of(const Status& status) {
   try {
     throw_failure(status);
@@ -457,21 +459,6 @@ Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
 void CollectiveWork::let_go() {
   inputs_.clear();
   collectives_.clear();
-}
-
-void RelayedCall::perform(Carrier carrier) {
-  Status status;
-  try {
-    status = run_in_order(*group_, collectives, carrier);
-  } catch (const std::exception& error) {
-    status = system_failure("carrying an operation out failed", error);
-  }
-  if (!status.ok()) outcome_ = group_->fail_begun(status);  // what has been begun on the device waits for this
-}
-
-void RelayedCall::queue() {
-  if (std::exchange(queued_, true)) return;
-  group_->lane().submit(shared_from_this());
 }
 
 MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,

@@ -30,6 +30,8 @@ namespace nvx {
 [[noreturn]] void raise(const Status& status);
 /// The same exception, not raised, and without regard to interrupts.
 std::exception_ptr exception_of(const Status& status);
+/// Ends the process because of a failure that nobody has heard of yet, where NVX_ON_ERROR says so.
+void end_process_if_unheard(const Status& status);
 /// Raises that a wait() with this timeout has run out of time. title: as in NvxWork::Facts.
 [[noreturn]] void raise_late(const char* title, const Group& group, std::chrono::milliseconds timeout);
 
@@ -230,47 +232,6 @@ class CollectiveWork final : public LaneWork {
   TensorOperations collectives_;
   std::vector<at::Tensor> inputs_;
   const std::shared_ptr<Results::Expected> expected_;
-};
-
-/// The host's part of relayed collectives, which lets their kernels go on, and all that both parts use.
-class RelayedCall final : public Task, public std::enable_shared_from_this<RelayedCall> {
- public:
-  /// pending: counts it until it has ended. on_failure: told what the group has failed by, if it has;
-  /// may be empty.
-  RelayedCall(std::shared_ptr<Group> group, TensorOperations operations, NvxWork::Pending pending,
-              std::function<void(Code)> on_failure)
-      : collectives(std::move(operations)),
-        group_(std::move(group)),
-        pending_(std::move(pending)),
-        on_failure_(std::move(on_failure)) {
-    pending_->fetch_add(1, std::memory_order_relaxed);
-  }
-  ~RelayedCall() override { pending_->fetch_sub(1, std::memory_order_release); }
-
-  /// Gives it to the group's lane, once.
-  void queue();
-  /// One more round of kernels has been begun. A stream takes no more at a time than some hundreds of launches, and
-  /// what it has taken may need the host's part to end: so that is queued before all rounds are begun, if they are
-  /// many.
-  void note_round() {
-    constexpr size_t kMostBefore = 32;
-    if (++rounds_ == kMostBefore) queue();
-  }
-
-  void perform(Carrier carrier) override;
-  void conclude() override {
-    if (!outcome_.ok() && on_failure_) on_failure_(outcome_.code());
-  }
-
-  TensorOperations collectives;  ///< stay where they are
-
- private:
-  const std::shared_ptr<Group> group_;
-  const NvxWork::Pending pending_;
-  const std::function<void(Code)> on_failure_;
-  size_t rounds_ = 0;  // this and the next one: of the thread that begins them
-  bool queued_ = false;
-  Status outcome_;
 };
 
 /// A work whose operation had ended before it was made: what a synchronous call returns to those who need a work.

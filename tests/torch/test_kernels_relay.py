@@ -1,6 +1,6 @@
-"""Large all-reduces, reduce-scatters and all-gathers of a device's tensors over two hosts, where kernels sum, or hand
-out, inside each: the bits are those of the CPU, only a rank's part passes through host memory, and what
-test_device_chunks.py asks of large operations holds."""
+"""Collectives of a device's tensors over two hosts, where kernels sum, or hand out, inside each, or move what a rank
+has: the bits are those of the CPU, only a rank's part passes through host memory where it is summed or gathered, nobody
+is held, and what test_device_chunks.py asks of large operations holds."""
 
 import os
 import re
@@ -535,7 +535,7 @@ def test_a_rank_that_dies_in_the_middle_of_blocks_is_named(rank, world, gathers)
 
 
 class Wide(test_device_uses.Net):
-    """So large that its gathers and scatters go as relays."""
+    """So large that its gathers and scatters go in several slices."""
 
     def __init__(self):
         super().__init__()

@@ -215,6 +215,11 @@ Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t, void* stre
   return {};
 }
 
+Status call_host(void* stream, void (*what)(void*), void* with) {
+  static_cast<cudaStream_t>(stream)->post([what, with] { what(with); });
+  return {};
+}
+
 /// As launch_cuda.cu has it, over these events; a graph records and waits at each of its replays, as events do that
 /// CUDA calls external.
 Status Tail::make() {

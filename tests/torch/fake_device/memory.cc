@@ -249,7 +249,7 @@ struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     if (bytes == 0) return {nullptr, c10::Device(c10::kCPU)};
     count(kPinnedAllocations);
-    if (is_capturing()) fault("no memory of the host can be pinned while there is a capture");
+    forbid_beside_captures("memory of the host was pinned beside a capture");
     count(kPinnedBytes, int64_t(bytes));
     void* address = pinned().allocate(bytes);
     return {address, address, &free_pinned, c10::Device(c10::kCPU)};

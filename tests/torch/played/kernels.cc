@@ -77,6 +77,11 @@ uint64_t capture_of(void* stream) {
   return ask(stream);
 }
 
+Status call_host(void* stream, void (*what)(void*), void* with) {
+  push(stream, [what, with] { what(with); });
+  return {};
+}
+
 Status Tail::make() {
   static auto* const event = of_device<void*()>("fake_device_event");
   if (!event_) event_ = event();

@@ -84,7 +84,7 @@ def others(rank: Rank, counts: tuple[int, ...] = (5, 70_001, COUNTS[0])) -> None
 
     for turn, count in enumerate(counts):
         want = floats(rank.number, turn, count)
-        close(calls(want.to(rank.device)), calls(want), f"blocks of {count} elements", exact=True)
+        close(calls(want.to(rank.device, copy=True)), calls(want), f"blocks of {count} elements", exact=True)
 
 
 def host_goes_on(rank: Rank, count: int = COUNTS[0]) -> None:

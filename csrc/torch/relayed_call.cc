@@ -1,0 +1,59 @@
+#include "torch/relayed_call.h"
+
+#include "base/contain.h"
+
+namespace nvx {
+
+RelayedCall::Expected::Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> told)
+    : group(std::move(kept)), pending(std::move(counts)), on_failure(std::move(told)) {
+  pending->fetch_add(1, std::memory_order_relaxed);
+}
+
+RelayedCall::Expected::~Expected() { pending->fetch_sub(1, std::memory_order_release); }
+
+void RelayedCall::expect(NvxWork::Pending pending, std::function<void(Code)> on_failure) {
+  expected_ = std::make_unique<Expected>(group_.lock(), std::move(pending), std::move(on_failure));
+}
+
+/// One turn of the group's lane: of a call, or of a replay of one.
+class RelayedCall::Turn final : public Task {
+ public:
+  Turn(std::shared_ptr<RelayedCall> call, std::shared_ptr<Group> group)
+      : call_(std::move(call)), group_(std::move(group)) {}
+
+  void perform(Carrier carrier) override {
+    Status status;
+    contain_and([&] { status = run_in_order(*group_, call_->collectives, carrier); },
+                [&](const std::exception* error) {
+                  status = {Code::kSystem, "nvx: carrying an operation out failed: " + words_of(error)};
+                });
+    if (!status.ok()) outcome_ = group_->fail_begun(status);  // what has been begun on the device waits for this
+  }
+  bool conclusion_may_block() override { return call_->expected_ && call_->expected_->on_failure; }
+  void conclude() override {
+    if (outcome_.ok()) return;
+    end_process_if_unheard(outcome_);
+    if (conclusion_may_block()) call_->expected_->on_failure(outcome_.code());
+  }
+
+ private:
+  const std::shared_ptr<RelayedCall> call_;
+  const std::shared_ptr<Group> group_;
+  Status outcome_;
+};
+
+bool RelayedCall::queue_early() {
+  if (queued_) return true;
+  const auto group = group_.lock();
+  return queued_ = group && group->lane().submit_to_others(std::make_shared<Turn>(shared_from_this(), group));
+}
+
+/// A group that is gone has called off what graphs hold of it.
+void RelayedCall::queue() {
+  if (auto group = group_.lock()) {
+    Lane& lane = group->lane();
+    lane.submit(std::make_shared<Turn>(shared_from_this(), std::move(group)));
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,119 @@
+"""Captured collectives over two hosts, where each replay has the host do its part between them: what test_graphs.py
+asks of one host holds, where it does not ask what only kernels know."""
+
+import time
+
+import pytest
+import test_graphs
+import torch
+import torch.distributed as dist
+from fake_device import held, set_delays
+from ranks import meet, on_relayed_gpus, only_nvx
+from test_device import GPU, MODES, assert_all, captured, on_gpu
+from test_graphs import come, open_device, replayed_once
+
+pytestmark = only_nvx
+GRAPHS = test_graphs
+LARGE = 3_333_333  # of several slices
+
+test_every_collective = MODES(on_relayed_gpus(2, 3, 4)(GRAPHS.test_every_collective_as_eager.body))
+test_graphs_and_calls = on_relayed_gpus(2)(GRAPHS.test_graphs_and_calls_in_turn.body)
+test_on_streams = on_relayed_gpus(2)(GRAPHS.test_on_streams_that_do_not_wait_for_each_other.body)
+test_fork_and_join = on_relayed_gpus(2)(GRAPHS.test_asynchronous_calls_fork_and_join.body)
+test_works_that_are_dropped = on_relayed_gpus(2)(GRAPHS.test_works_that_are_dropped_keep_what_they_use.body)
+test_windows_and_futures = on_relayed_gpus(2)(GRAPHS.test_windows_futures_and_strides.body)
+test_a_step_of_ddp = on_relayed_gpus(2)(GRAPHS.test_a_step_of_ddp.body)
+test_death = on_relayed_gpus(2, op_timeout=60, dies=[1])(GRAPHS.test_a_rank_that_dies_ends_what_is_replayed.body)
+test_mismatch = on_relayed_gpus(2, op_timeout=20)(GRAPHS.test_graphs_that_do_not_match_are_named.body)
+test_abort = on_relayed_gpus(2)(GRAPHS.test_an_aborted_group_ends_its_replays.body)
+test_gone = on_relayed_gpus(2)(GRAPHS.test_a_group_that_has_gone_replays_nothing.body)
+test_goes = on_relayed_gpus(2)(GRAPHS.test_a_group_that_goes_lets_its_replays_end.body)
+test_first_call = on_relayed_gpus(2)(GRAPHS.test_the_first_collective_of_a_group_opens_the_device.body)
+test_what_needs_the_host = on_relayed_gpus(2)(GRAPHS.test_what_needs_the_host.body)
+test_begun_outside = on_relayed_gpus(2)(GRAPHS.test_what_was_begun_outside_is_not_waited_for_inside.body)
+test_beside_a_capture = on_relayed_gpus(2)(GRAPHS.test_calls_beside_a_capture.body)
+
+
+@MODES
+@on_relayed_gpus(2, 4)
+def test_large_ones(rank, world, asynchronous):
+    open_device()
+    set_delays(rank, 300)
+    tensor, whole = torch.empty(LARGE).to(GPU), torch.empty(world * LARGE, device=GPU)
+    with captured() as graph:
+        for call in (
+            lambda: dist.all_reduce(tensor, async_op=asynchronous),
+            lambda: dist.all_gather_into_tensor(whole, tensor, async_op=asynchronous),
+            lambda: dist.broadcast(whole, 1, async_op=asynchronous),
+        ):
+            work = call()
+            if work is not None:
+                work.wait()
+    for turn in range(3):
+        tensor.fill_(rank + turn)
+        graph.replay()
+        graph.replay()
+        dist.all_reduce(tensor)
+        once = world * (world - 1) / 2 + world * turn
+        assert torch.equal(whole.cpu()[::99], torch.full((len(whole[::99]),), world * once))
+        assert torch.equal(tensor.cpu()[::99], torch.full((len(tensor[::99]),), world * world * once))
+
+
+@on_relayed_gpus(2)
+def test_many_replays_in_a_row(rank, world):
+    """The host's part of one may still be there when the next one begins."""
+    open_device()
+    set_delays(rank, 50)
+    tensor = on_gpu(1)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    for _ in range(20):
+        graph.replay()
+    assert_all(tensor, 2**20)
+
+
+@on_relayed_gpus(2, op_timeout=2)
+def test_a_rank_that_does_not_replay_is_named(rank, world):
+    tensor, graph = replayed_once(rank)
+    if rank == 0:
+        meet("the other one has given up")
+        return
+    graph.replay()
+    torch.accelerator.synchronize()  # which the host's part ends
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce.* after 2.* s, waiting for rank 0"):
+        dist.all_reduce(tensor)
+    tensor.fill_(5)
+    graph.replay()
+    assert_all(tensor, 5)  # a failed group writes nothing
+    meet("the other one has given up")
+
+
+@on_relayed_gpus(2)
+def test_what_is_in_flight_does_not_break_a_capture(rank, world):
+    """Another group's calls, hooks that wait for an end, and questions: whichever thread has them."""
+    group, ended = dist.new_group(), []
+    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
+    open_device(group)
+    open_device()
+    group._register_on_completion_hook(ended.append)
+    tensor, beside, side = on_gpu(rank + 1), on_gpu(rank + 1), torch.Stream(GPU)
+    torch.accelerator.synchronize()
+    with held(side), side:
+        outside = dist.all_reduce(beside, group=group, async_op=True)
+    with captured() as graph:
+        dist.all_reduce(tensor)
+        with held(side):
+            with side:
+                again = dist.all_reduce(beside, group=group, async_op=True)
+                assert not again.is_completed()
+            time.sleep(0.05)
+        dist.all_reduce(tensor, async_op=True).wait()
+        assert come(ended, 2)
+    with side:
+        for work in (outside, again):
+            work.wait()
+    torch.accelerator.synchronize()
+    assert_all(beside, 6)
+    graph.replay()
+    assert_all(tensor, 6)
