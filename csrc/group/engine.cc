@@ -50,10 +50,10 @@ void Lane::submit(std::shared_ptr<Task> task) {
   if (!held()) find_somebody();
 }
 
-bool Lane::submit_to_others(const std::shared_ptr<Task>& task) {
+bool Lane::submit_to_others(std::shared_ptr<Task>& task) {
   MutexLock lock(mutex_);
   if (!find_thread()) return false;
-  queue_.push_back(task);
+  queue_.push_back(std::move(task));
   return true;
 }
 

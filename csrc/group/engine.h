@@ -49,8 +49,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// Queues a task behind those already there, and finds a thread for it unless a waiter comes first. Where the process
   /// can have no thread, the caller runs it, or whoever holds the lane now does when that is done.
   void submit(std::shared_ptr<Task> task) EXCLUDES(mutex_);
-  /// The same for who must not carry it out now: false, and it is not queued, where no thread can be had for it.
-  bool submit_to_others(const std::shared_ptr<Task>& task) EXCLUDES(mutex_);
+  /// The same for who must not carry it out now, nor let go of it: takes it. False, and it is left where it is, where
+  /// no thread can be had for it.
+  bool submit_to_others(std::shared_ptr<Task>& task) EXCLUDES(mutex_);
 
   /// Returns when the task is done, or when give_up() says so; it is asked about twenty times a second. A task that has
   /// not begun, and those before it, are run here, unless the caller must be able to give up and there is a thread.

@@ -137,6 +137,9 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// Fails the group if this is the main thread and the user wants it to stop.
   bool look_for_interrupt();
   bool failed() const { return failed_.load(std::memory_order_seq_cst); }
+  /// Whether the program has been told of a failure, as by an exception.
+  void note_heard() { heard_.store(true, std::memory_order_relaxed); }
+  bool heard() const { return heard_.load(std::memory_order_relaxed); }
   Status failure() const;
   /// Stores the first failure and tells the peers; returns the one that is stored.
   Status fail(Failure failure);
@@ -261,6 +264,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<bool> failed_{false};
+  std::atomic<bool> heard_{false};
   std::atomic<bool> left_{false};
   bool parts_later_ = false;  // has left from inside an operation; of the thread that holds the lane
   mutable Mutex failure_mutex_;

@@ -194,14 +194,14 @@ void ProcessGroupNVX::see_relays_end(Mode mode, std::chrono::milliseconds most) 
   const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: none
   for (const auto& group : groups()) {
     if (group == group_) continue;
-    const uint64_t launched = group->device().launched();
     for (int looks = 0;; ++looks) {
+      const bool quiet = mode == Mode::kAsync || group->device().is_quiet();
       if (const Status status = group->device().look(); !status.ok()) {
         tell_failure(status.code());
+        group->note_heard();
         raise(status);
       }
-      if (mode == Mode::kAsync || launched == 0 || group->device().ended_well(launched)) break;
-      if (limit.passed(Clock::now())) break;  // the barrier says so
+      if (quiet || limit.passed(Clock::now())) break;  // then the barrier says so
       pause_after(looks);
       if (looks % 256 != 255) continue;
       group_->look_for_interrupt();

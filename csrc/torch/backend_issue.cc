@@ -172,6 +172,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_relayed(const Kind& kind, 
           contain("the end of a call", [&] { transit->close(used); });
           status = fail_silent(*group, device, kind.title + 4, error);
         });
+    if (!status.ok()) group->note_heard();
     if (capture == 0) ended_at = group->device().launched();
   }
   if (!status.ok()) {
@@ -202,7 +203,10 @@ std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& 
     c.operation.timeout = group->span_of(c.operation.timeout);
     c.relay = relays_.make(*group, c.operation.collective, transit, [&call = *call] { return call.queue_early(); });
     c.operation.relay = c.relay.get();
-    if (const Status status = group->make_room(c.operation); !status.ok()) raise(status);
+    if (const Status status = group->make_room(c.operation); !status.ok()) {
+      group->note_heard();
+      raise(status);
+    }
   }
   transit.bring(loads_of(call->collectives, &TensorOperation::bring));
   number(call->collectives);
@@ -211,14 +215,19 @@ std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& 
 
 Status ProcessGroupNVX::launch_relays(const std::shared_ptr<RelayedCall>& call, Group& group, Transit& transit) {
   const bool captured = transit.capture() != 0;
+  const auto forget = c10::make_scope_exit([&] {  // graphs keep the call, and their tensors by themselves
+    for (TensorOperation& c : call->collectives) {
+      if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
+    }
+  });
   transit.start_clock();
-  if (captured || relays_.has_graphs()) NVX_TRY(leave_to_stream(call, transit));
+  if (captured || relays_.has_graphs()) {
+    const Status left = leave_to_stream(call, transit);
+    if (!left.ok()) return captured ? left : group.fail_begun(left);
+  }
   for (TensorOperation& c : call->collectives)
     NVX_TRY(group.launch(c.operation, captured ? Begins::kInReplays : Begins::kNow));
   transit.take_back(loads_of(call->collectives, &TensorOperation::take_back));
-  for (TensorOperation& c : call->collectives) {  // graphs keep the call, and their tensors by themselves
-    if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
-  }
   return {};
 }
 
@@ -229,14 +238,17 @@ Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<RelayedCall>& call
   call->leave_to_stream();
   const auto once = [](void* kept) {
     const std::unique_ptr<Kept> call(static_cast<Kept*>(kept));
-    contain("the host's part of an operation", [&] { (*call)->queue(); });
+    contain("the host's part of an operation", [&] { RelayedCall::queue_from_stream(std::move(*call)); });
   };
   const auto again = [](void* kept) {
     const Kept& call = *static_cast<Kept*>(kept);
     for (TensorOperation& c : call->collectives) RelayPath::begin_anew(*c.relay);
-    contain("the host's part of a replay", [&] { call->queue(); });
+    contain("the host's part of a replay", [&] { RelayedCall::queue_from_stream(call); });
   };
-  return relays_.call_host(transit, transit.capture() != 0 ? +again : +once, new Kept(call));
+  auto kept = std::make_unique<Kept>(call);
+  NVX_TRY(relays_.call_host(transit, transit.capture() != 0 ? +again : +once, kept.get()));
+  (void)kept.release();
+  return {};
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_by_kernels(const Kind& kind, TensorOperations&& collectives,

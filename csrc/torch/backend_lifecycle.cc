@@ -161,8 +161,9 @@ void ProcessGroupNVX::see_off_relays(const Deadline& deadline) {
     const auto over = [&] { return group->device().is_quiet(); };
     while (!over() && group->device().look().ok() && !deadline.passed(Clock::now()))
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    const Status status = over() ? Status() : group->device().look();
-    if (!status.ok() && !failure_told_.exchange(true))
+    const Status status = group->device().look();
+    if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
+    if (!group->heard() && !failure_told_.exchange(true))
       log_line("%s: what collectives of group %s have left on devices is not to be used", status.reason().c_str(),
                group->name().c_str());
   }

@@ -298,8 +298,9 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   if (!outcome_.ok()) raise(outcome_);
   if (timeout.count() > 0 && transit_->capture() == 0) wait_there(timeout);
   const Status status = group_->device().look();
-  if (!status.ok() && !has_ended_well()) raise(status);
-  return true;
+  if (status.ok() || has_ended_well()) return true;
+  group_->note_heard();
+  raise(status);
 }
 
 /// Nothing that fails later, or was called later, changes this.

@@ -104,8 +104,9 @@ class StreamRelay final : public Relay {
   static constexpr size_t kAlign = 64;
   static constexpr std::chrono::milliseconds kMoment{500};  ///< by when kernels fall through that were called off
   static constexpr size_t kMostBefore = 32;                 ///< rounds, before the host's part may begin
-  static constexpr uint64_t kMostAhead = 512;               ///< operations of the group that a stream holds
-  /// What host and device tell each other, before the slots. Each has one writer, and a line of its own.
+  static constexpr uint64_t kMostAhead = 256;               ///< operations of the group that a stream holds
+  /// What host and device tell each other, before the slots. Each has one writer while rounds are under way, and a line
+  /// of its own.
   struct Words {
     alignas(kAlign) Stamp said;   ///< the host's
     alignas(kAlign) Stamp ended;  ///< the device's: the last round that has, counted from 1

@@ -27,11 +27,13 @@ class RelayedCall::Turn final : public Task {
                 [&](const std::exception* error) {
                   status = {Code::kSystem, "nvx: carrying an operation out failed: " + words_of(error)};
                 });
-    if (!status.ok()) outcome_ = group_->fail_begun(status);  // what has been begun on the device waits for this
+    if (status.ok()) return;
+    called_off_ = group_->closed() && !group_->failed();  // this rank has left: what is replayed now does nothing
+    outcome_ = group_->fail_begun(status);                // what has been begun on the device waits for this
   }
   bool conclusion_may_block() override { return call_->expected_ && call_->expected_->on_failure; }
   void conclude() override {
-    if (outcome_.ok()) return;
+    if (outcome_.ok() || called_off_) return;
     end_process_if_unheard(outcome_);
     if (conclusion_may_block()) call_->expected_->on_failure(outcome_.code());
   }
@@ -40,15 +42,25 @@ class RelayedCall::Turn final : public Task {
   const std::shared_ptr<RelayedCall> call_;
   const std::shared_ptr<Group> group_;
   Status outcome_;
+  bool called_off_ = false;
 };
 
 bool RelayedCall::queue_early() {
   if (queued_) return true;
   const auto group = group_.lock();
-  return queued_ = group && group->lane().submit_to_others(std::make_shared<Turn>(shared_from_this(), group));
+  std::shared_ptr<Task> turn = std::make_shared<Turn>(shared_from_this(), group);
+  return queued_ = group && group->lane().submit_to_others(turn);
 }
 
-/// A group that is gone has called off what graphs hold of it.
+void RelayedCall::queue_from_stream(std::shared_ptr<RelayedCall> call) {
+  const std::shared_ptr<Group> group = call->group_.lock();
+  if (!group) return;  // it has called off what graphs hold of it
+  std::shared_ptr<Task> turn = std::make_shared<Turn>(std::move(call), group);
+  if (group->lane().submit_to_others(turn)) return;
+  (void)group->fail({Code::kSystem, "this process can have no thread for the host's part of an operation of group " +
+                                        group->name() + " on devices"});
+}
+
 void RelayedCall::queue() {
   if (auto group = group_.lock()) {
     Lane& lane = group->lane();

@@ -26,6 +26,9 @@ class RelayedCall : public std::enable_shared_from_this<RelayedCall> {
   /// The same before all of it has been begun, for a thread of the pool. False if there is none.
   bool queue_early();
   void leave_to_stream() { queued_ = true; }
+  /// The same on a thread of the device's, where nothing may be asked of the device, and so nothing carried out, nor
+  /// the last of anything let go: the reference goes with the call.
+  static void queue_from_stream(std::shared_ptr<RelayedCall> call);
 
   TensorOperations collectives;  ///< stay where they are
 

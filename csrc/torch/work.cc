@@ -342,6 +342,7 @@ void NvxWork::check() {
   raise_interrupt();
   if (transit_) transit_->join_streams();  // a failed one, too, may have some of its results on their way
   if (const std::exception_ptr error = exception()) {
+    if (const auto group = facts_.group.lock()) group->note_heard();
     end_process_if_wanted(failure(), Heard::kByProgram);
     std::rethrow_exception(error);
   }

@@ -117,3 +117,15 @@ def test_what_is_in_flight_does_not_break_a_capture(rank, world):
     assert_all(beside, 6)
     graph.replay()
     assert_all(tensor, 6)
+
+
+@on_relayed_gpus(2, op_timeout=2)
+def test_a_barrier_does_not_pass_over_a_replay_that_fails(rank, world):
+    _, graph = replayed_once(rank)
+    if rank == 0:
+        meet("the other one has given up")
+        return
+    graph.replay()
+    with pytest.raises(dist.DistBackendError, match="waiting for rank 0"):
+        dist.barrier()
+    meet("the other one has given up")

@@ -5,6 +5,7 @@ is held, and what test_device_chunks.py asks of large operations holds."""
 import os
 import re
 import time
+from datetime import timedelta
 
 import pytest
 import test_device_chunks
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from fake_device import counts, held, peek, reset_counts, set_delays, set_queue_depth
 from ranks import BACKEND, meet, on_relayed_gpus, only_nvx
+from test_delegate import stderr_lines
 from test_device_chunks import CHUNK, GPU, MODES, both, finish, values
 from torch import nn
 from training import WIDTH, assert_same_weights
@@ -403,6 +405,26 @@ def test_a_group_that_is_destroyed_ends_what_was_called(rank, world):
     dist.all_reduce(tensor, async_op=True).wait()
     dist.destroy_process_group()
     assert torch.equal(tensor.cpu(), torch.full((CHUNK,), 40.0))
+
+
+@on_relayed_gpus(2)
+def test_what_nobody_has_heard_is_said_at_the_end(rank, world):
+    """Once, and not where it was raised."""
+    for heard in (False, True):
+        group = dist.new_group(backend=f"cpu:{BACKEND},fakegpu:{BACKEND}", timeout=timedelta(seconds=1))
+        tensor = torch.ones(1000, device=GPU)
+        dist.all_reduce(tensor, group=group)
+        torch.accelerator.synchronize()
+        if rank == 0:
+            work = dist.all_reduce(tensor, group=group, async_op=True)
+            torch.accelerator.synchronize()
+            if heard:
+                with pytest.raises(dist.DistBackendError, match="rank 1"):
+                    work.wait()
+            with stderr_lines() as lines:
+                dist.destroy_process_group(group)
+            assert any("is not to be used" in line for line in lines) != heard, lines
+        meet(f"rank 0 has given up, {heard}")
 
 
 @MODES
