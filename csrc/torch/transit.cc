@@ -9,6 +9,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <thread>
 #include <unordered_set>
@@ -113,36 +114,44 @@ namespace {
 
 /// The streams that this process has drawn from torch's pool. Kernels may wait for peers, and whatever else is put on
 /// their stream waits with them. If that is a peer's kernel, or something that a peer waits for, it waits for itself.
+/// And what is put on a stream that another group captures breaks the capture.
 class DrawnStreams {
  public:
   static DrawnStreams& here() {
     static auto* const kHere = new DrawnStreams;
     return *kHere;
   }
-  c10::Stream draw(at::Device device, bool for_kernels) EXCLUDES(mutex_) {
+  /// One where nobody is disturbed; where there is none, one that at least breaks no capture.
+  c10::Stream draw(at::Device device, StreamFor use) EXCLUDES(mutex_) {
     constexpr int kPool = 32;
     const c10::impl::VirtualGuardImpl guard(device.type());
     MutexLock lock(mutex_);
     c10::Stream next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-    for (int i = 1; i < kPool && is_taken(next, for_kernels); ++i)
+    for (int i = 1; i < 2 * kPool; ++i) {
+      const bool fits = !has(StreamFor::kCaptures, next) && (i > kPool || !is_taken(next, use));
+      if (fits) break;
       next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-    (for_kernels ? of_kernels_ : of_others_).insert(next);
+    }
+    drawn_[size_t(use)].insert(next);
     return next;
   }
-  void give_back(const c10::Stream& stream, bool for_kernels) EXCLUDES(mutex_) {
+  void give_back(const c10::Stream& stream, StreamFor use) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    Streams& streams = for_kernels ? of_kernels_ : of_others_;
+    Streams& streams = drawn_[size_t(use)];
     streams.erase(streams.find(stream));
   }
 
  private:
   using Streams = std::unordered_multiset<c10::Stream>;
-  bool is_taken(const c10::Stream& stream, bool for_kernels) const REQUIRES(mutex_) {
-    return of_kernels_.count(stream) != 0 || (for_kernels && of_others_.count(stream) != 0);
+  bool has(StreamFor use, const c10::Stream& stream) const REQUIRES(mutex_) {
+    return drawn_[size_t(use)].count(stream) != 0;
+  }
+  bool is_taken(const c10::Stream& stream, StreamFor use) const REQUIRES(mutex_) {
+    return has(StreamFor::kKernels, stream) || (use != StreamFor::kCopies && has(StreamFor::kCopies, stream));
   }
 
   Mutex mutex_;
-  Streams of_kernels_ GUARDED_BY(mutex_), of_others_ GUARDED_BY(mutex_);
+  std::array<Streams, 3> drawn_ GUARDED_BY(mutex_);
 };
 
 }  // namespace
@@ -155,13 +164,13 @@ Tracks Tracks::of_caller(at::Device device) {
 c10::Stream OwnTracks::stream(Use use, const c10::Stream& key) {
   const auto known = streams_.find({use, key});
   if (known != streams_.end()) return known->second;
-  const c10::Stream next = DrawnStreams::here().draw(key.device(), is_for_kernels(use));
+  const c10::Stream next = DrawnStreams::here().draw(key.device(), purpose_of(use));
   return streams_.emplace(std::pair(use, key), next).first->second;
 }
 
 OwnTracks::~OwnTracks() {
   if (origin_.elsewhere()) return;
-  for (const auto& [key, stream] : streams_) DrawnStreams::here().give_back(stream, is_for_kernels(key.first));
+  for (const auto& [key, stream] : streams_) DrawnStreams::here().give_back(stream, purpose_of(key.first));
 }
 
 Tracks OwnTracks::of(at::Device device) {

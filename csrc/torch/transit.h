@@ -82,6 +82,9 @@ struct Tracks {
   static Tracks of_caller(at::Device device);
 };
 
+/// What a stream of a group's own is given.
+enum class StreamFor { kCopies, kKernels, kCaptures };
+
 /// The streams that a group has of its own, of each device.
 /// - There is one down to the host and one up, so that what waits to go down does not hold up what comes back.
 /// - Kernels, which may wait for peers, have other streams, so that they hold up neither.
@@ -106,7 +109,10 @@ class OwnTracks {
 
  private:
   enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kRelays, kCapturedRelays };
-  static bool is_for_kernels(Use use) { return use >= Use::kKernels; }
+  static StreamFor purpose_of(Use use) {
+    if (use == Use::kCaptured || use == Use::kCapturedRelays) return StreamFor::kCaptures;
+    return use == Use::kKernels || use == Use::kRelays ? StreamFor::kKernels : StreamFor::kCopies;
+  }
   /// key: the caller's stream, or, where all callers share one, any fixed stream of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);
   struct Hash {

@@ -14,7 +14,7 @@ namespace fake {
 
 namespace {
 
-constexpr int64_t kPool = 4;       // streams of one priority
+constexpr int64_t kPool = 7;       // streams of one priority
 constexpr int64_t kFirstNew = 16;  // above the default stream's 0, and the pools' numbers
 constexpr int64_t kMostNew = 32;
 
