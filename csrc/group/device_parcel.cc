@@ -24,19 +24,11 @@ DeviceParcel::Reach DeviceParcel::reach_of(const kernel::Pieces& pieces) const {
   return {extent.data, extent.data + extent.bytes};
 }
 
-uint32_t DeviceParcel::count_of(const kernel::Pieces& pieces) const {
-  return pieces.kind == kernel::Pieces::Kind::kOwn ? pieces.owns() : ranks_;
-}
-
-kernel::Piece DeviceParcel::piece_of(const kernel::Pieces& pieces, uint32_t i) const {
-  return pieces.kind == kernel::Pieces::Kind::kOwn ? piece_[pieces.index + i] : pieces.of(i, ranks_, piece_.data());
-}
-
 bool DeviceParcel::meets(const kernel::Pieces& a, const kernel::Pieces& b) const {
-  for (uint32_t p = 0; p < count_of(a); ++p) {
-    const kernel::Piece one = piece_of(a, p);
-    for (uint32_t q = 0; one.bytes != 0 && q < count_of(b); ++q) {
-      const kernel::Piece other = piece_of(b, q);
+  for (uint32_t p = 0; p < a.count(ranks_); ++p) {
+    const kernel::Piece one = a.at(p, ranks_, piece_.data());
+    for (uint32_t q = 0; one.bytes != 0 && q < b.count(ranks_); ++q) {
+      const kernel::Piece other = b.at(q, ranks_, piece_.data());
       if (other.bytes != 0 && overlap(one.data, one.data + one.bytes, other.data, other.data + other.bytes))
         return true;
     }

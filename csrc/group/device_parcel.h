@@ -32,8 +32,6 @@ class DeviceParcel {
     const std::byte* end = nullptr;
   };
   Reach reach_of(const kernel::Pieces& pieces) const;
-  uint32_t count_of(const kernel::Pieces& pieces) const;
-  kernel::Piece piece_of(const kernel::Pieces& pieces, uint32_t i) const;
   bool meets(const kernel::Pieces& a, const kernel::Pieces& b) const;
 
   const uint32_t ranks_;

@@ -82,7 +82,7 @@ class Spread final : private Driver {
     size_t slices = 0;
     size_t room = 0;           ///< bytes of a relay's slot
     bool meets_first = false;  ///< the first round waits until all ranks have called the same
-    // On the device: to host memory, back, and among the ranks of the host.
+    // On the device: to host memory, back, and among the ranks of the host, where there is anything to hand out.
     Steps bring, hand_out;
     std::function<Operation(size_t k)> take_back;
     // On the host, in between: an errand, which ends when `lag` younger ones have begun; or all of it, at once.

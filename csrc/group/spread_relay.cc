@@ -88,7 +88,7 @@ Status Spread::launch(const Operation& o) const {
     std::vector<Operation> round;
     if (r == 0 && way.meets_first) round.push_back(awaiting(down(o, {}), relay, Relay::kMet));
     if (r < way.slices) append(round, way.bring(r));
-    if (r > Relay::kRounds) append(round, way.hand_out(r - Relay::kRounds - 1));
+    if (way.hand_out && r > Relay::kRounds) append(round, way.hand_out(r - Relay::kRounds - 1));
     if (const size_t k = r - Relay::kRounds; r >= Relay::kRounds && k < way.slices) {
       round.push_back(awaiting(way.take_back(k), relay, Relay::may_go(k)));
     }
@@ -116,7 +116,8 @@ Status Spread::run_relay(Call& call) {
     if (k < way.lag) continue;
     const size_t done = k - way.lag;
     if (way.carries) NVX_TRY(finish(call));
-    if (way.result) divide(call, way.result(done).data, way.result(done).bytes);
+    const Piece sum = way.result ? way.result(done) : Piece{};
+    divide(call, sum.data, sum.bytes);
     relay.say(Relay::may_go(done));
   }
   return relay.see_end(deadline);
@@ -158,7 +159,6 @@ Spread::Itinerary Spread::way_by_the_host(const Operation& o) const {
     return spread.perform(call, there.part);
   };
   way.take_back = [=, &o](size_t k) { return up(o, landed(k).up); };
-  way.hand_out = [](size_t) { return std::vector<Operation>(); };
   return way;
 }
 
@@ -271,7 +271,6 @@ Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
   const auto result = [=, &o](size_t k) { return Piece{o.relay->at(k) + blocks_of(k).back().end(), own(k).bytes}; };
   way.result = result;
   way.take_back = [=, &o](size_t k) { return up(o, {between(own(k), result(k).data)}); };
-  way.hand_out = [](size_t) { return std::vector<Operation>(); };
   return way;
 }
 

@@ -87,9 +87,8 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
 Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
   const std::less<const std::byte*> before;  // pieces may be of different tensors
   std::byte *begin = nullptr, *end = nullptr;
-  const uint32_t n = pieces.kind == Kind::kOwn ? pieces.owns() : ranks;
-  for (uint32_t p = 0; p < n; ++p) {
-    const Piece piece = pieces.kind == Kind::kOwn ? table[pieces.index + p] : pieces.of(p, ranks, table);
+  for (uint32_t p = 0; p < pieces.count(ranks); ++p) {
+    const Piece piece = pieces.at(p, ranks, table);
     if (piece.bytes == 0) continue;
     if (!end || before(piece.data, begin)) begin = piece.data;
     if (!end || before(end, piece.data + piece.bytes)) end = piece.data + piece.bytes;
@@ -133,7 +132,6 @@ Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank)
 
 bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table) {
   const Collective collective = job.fingerprint.collective;
-  if (algorithm == Pushed::kMoveOwn) return true;  // a part of whatever it is
   if (job.awaited || reduces(algorithm) != reduces(collective)) return false;
   if (reduces(algorithm) && !level().reduce(job.fingerprint.dtype, job.fingerprint.op)) return false;
   if (algorithm == Pushed::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;

@@ -75,6 +75,12 @@ struct Pieces {
   /// How many pieces of a table are its own.
   NVX_HD uint32_t owns() const { return kind == Kind::kOwn ? uint32_t(bytes) : 0; }
 
+  /// All pieces, whether each is another rank's or all are its own: how many there may be, and the i-th.
+  uint32_t count(uint32_t ranks) const { return kind == Kind::kOwn ? owns() : ranks; }
+  Piece at(uint32_t i, uint32_t ranks, const Piece* table) const {
+    return kind == Kind::kOwn ? table[index + i] : of(i, ranks, table);
+  }
+
   /// The bytes that the fullest block has to take of a piece.
   NVX_HD static size_t fullest(const Piece& piece, uint32_t blocks) { return slice(piece, 0, blocks).bytes; }
 

@@ -209,12 +209,6 @@ class ProcessGroupNVX final : public c10d::Backend {
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
   /// Whether all of a call's operations are relayed. One that is not keeps the others from it.
   bool are_relayed(TensorOperations& collectives);
-  /// When the first chunks set out for host memory: at once, or, behind results that are on their way to where they
-  /// are, when the operation's turn has come.
-  enum class Chunks { kSetOutNow, kSetOutInTheirTurn };
-  /// Makes what carries the operations out that go in chunks.
-  void prepare_chunks(TensorOperations& collectives, const std::shared_ptr<Group>& group, const Tracks& tracks,
-                      Chunks chunks);
   std::shared_ptr<RelayedCall> prepare_relays(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
                                               Transit& transit) REQUIRES(relays_mutex_);
   Status launch_relays(const std::shared_ptr<RelayedCall>& call, Group& group, Transit& transit);

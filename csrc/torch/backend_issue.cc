@@ -72,14 +72,6 @@ bool ProcessGroupNVX::are_relayed(TensorOperations& collectives) {
   return false;
 }
 
-void ProcessGroupNVX::prepare_chunks(TensorOperations& collectives, const std::shared_ptr<Group>& group,
-                                     const Tracks& tracks, Chunks chunks) {
-  for (TensorOperation& c : collectives) {
-    if (c.route() == Route::kChunks && chunks == Chunks::kSetOutNow)
-      c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
-  }
-}
-
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, TensorOperations&& collectives,
                                                       const Tensors& outputs, const Tensors& inputs, Mode mode) {
   if (collects()) mode = Mode::kAsync;  // in a window nobody waits for a single call
@@ -285,10 +277,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind,
     (void)results_.follow(inputs, tracks.down);
     (void)results_.follow(outputs, tracks.up);
     transit->bring_behind(loads);
-    prepare_chunks(collectives, group, tracks, Chunks::kSetOutInTheirTurn);
   } else {
     transit->bring(loads);
-    prepare_chunks(collectives, group, tracks, Chunks::kSetOutNow);
+    for (TensorOperation& c : collectives) {  // in the other case they set out when the operation's turn has come
+      if (c.route() == Route::kChunks)
+        c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
+    }
   }
   number(collectives);
   auto expected = results_.expect(outputs, device.type());

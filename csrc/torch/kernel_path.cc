@@ -184,11 +184,7 @@ Status KernelPath::begin(const Transit& transit, const BeginThere& begin_there) 
   const c10::StreamGuard on(stream);
   const c10::impl::VirtualGuardImpl guard(stream.device_type());
   const Target target{stream, guard.getStreamNativeHandle(stream), transit.capture()};
-  NVX_TRY(launcher_->follow(target));
-  const Status status = begin_there(target);
-  const Status noted = launcher_->note(target);  // also where some of them were refused
-  NVX_TRY(status);
-  return noted;
+  return launcher_->in_order(target, [&] { return begin_there(target); });
 }
 
 void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {

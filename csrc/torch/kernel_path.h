@@ -41,6 +41,15 @@ class StreamLauncher final : public Launcher {
   /// To be called before kernels are launched there: has the target wait for those launched elsewhere. And after.
   Status follow(const Target& target) EXCLUDES(mutex_);
   Status note(const Target& target) EXCLUDES(mutex_);
+  /// Both, and `begin` between them.
+  template <class Begin>
+  Status in_order(const Target& target, const Begin& begin) {
+    NVX_TRY(follow(target));
+    const Status status = begin();
+    const Status noted = note(target);  // also where it was refused: part of it may have been begun
+    NVX_TRY(status);
+    return noted;
+  }
   /// Whether anything has been captured, and so may be replayed at any time.
   bool has_graphs() EXCLUDES(mutex_);
   Status launch(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,

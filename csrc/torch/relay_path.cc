@@ -141,14 +141,12 @@ class StreamRelay final : public Relay {
   Status launch(std::span<const Operation> operations, const Tells& tells) {
     const BesideCaptures beside;
     const c10::StreamGuard on(target_.stream);
-    NVX_TRY(launcher_->follow(target_));
     c10::SmallVector<const Operation*, kernel::kLaunchJobs> all;
     for (const Operation& operation : operations) all.push_back(&operation);
     const Begins begins = target_.capture != 0 ? Begins::kInReplays : Begins::kNow;
-    const Status status = group_.device().launch({all.data(), all.size()}, target_.native, begins, tells);
-    const Status noted = launcher_->note(target_);  // also where it was refused
-    NVX_TRY(status);
-    return noted;
+    return launcher_->in_order(target_, [&] {
+      return group_.device().launch({all.data(), all.size()}, target_.native, begins, tells);
+    });
   }
 
   bool is_over() const {
@@ -216,9 +214,7 @@ Status RelayPath::call_host(const Transit& transit, void (*what)(void*), void* w
   const BesideCaptures beside;
   const c10::StreamGuard on(transit.stream());
   const StreamLauncher::Target target = target_of(transit);
-  NVX_TRY(launcher_->follow(target));
-  NVX_TRY(kernel::call_host(target.native, what, with));
-  return launcher_->note(target);
+  return launcher_->in_order(target, [&] { return kernel::call_host(target.native, what, with); });
 }
 
 }  // namespace nvx

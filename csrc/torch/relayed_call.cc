@@ -48,8 +48,9 @@ class RelayedCall::Turn final : public Task {
 bool RelayedCall::queue_early() {
   if (queued_) return true;
   const auto group = group_.lock();
+  if (!group) return false;
   std::shared_ptr<Task> turn = std::make_shared<Turn>(shared_from_this(), group);
-  return queued_ = group && group->lane().submit_to_others(turn);
+  return queued_ = group->lane().submit_to_others(turn);
 }
 
 void RelayedCall::queue_from_stream(std::shared_ptr<RelayedCall> call) {

@@ -42,6 +42,29 @@ def replayed_once(rank, group=None):
     return tensor, graph
 
 
+def replayed_alone(rank, then):
+    """Of two ranks, the second one replays that graph once more, and then does this. The first one does not come."""
+    tensor, graph = replayed_once(rank)
+    if rank == 1:
+        graph.replay()
+        then(tensor, graph)
+    meet("the other one has given up")
+
+
+def gives_up(says):
+    """A replay in which a rank does not come ends, and with it the group."""
+
+    def then(tensor, graph):
+        torch.accelerator.synchronize()  # which the patience of the kernel ends, or the host's part
+        with pytest.raises(dist.DistBackendError, match=says):
+            dist.all_reduce(tensor)
+        tensor.fill_(5)
+        graph.replay()
+        assert_all(tensor, 5)  # a failed group writes nothing
+
+    return then
+
+
 class Tensors:
     """The tensors of one collective of each kind, filled with what depends on the rank and the round."""
 
@@ -315,18 +338,7 @@ def test_a_step_of_ddp(rank, world):
 
 @on_played_gpus(2, op_timeout=2)
 def test_a_rank_that_does_not_replay_is_named(rank, world):
-    tensor, graph = replayed_once(rank)
-    if rank == 0:
-        meet("the other one has given up")
-        return
-    graph.replay()
-    torch.accelerator.synchronize()  # which the patience of the kernel ends
-    with pytest.raises(dist.DistBackendError, match=r"all_reduce.*in a graph.* after 2.00 s, waiting for rank 0"):
-        dist.all_reduce(tensor)
-    tensor.fill_(5)
-    graph.replay()
-    assert_all(tensor, 5)  # a failed group writes nothing
-    meet("the other one has given up")
+    replayed_alone(rank, gives_up(r"all_reduce.*in a graph.* after 2.00 s, waiting for rank 0"))
 
 
 @on_played_gpus(2, op_timeout=60, dies=[1])

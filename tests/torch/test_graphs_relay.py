@@ -1,16 +1,14 @@
 """Captured collectives over two hosts, where each replay has the host do its part between them: what test_graphs.py
 asks of one host holds, where it does not ask what only kernels know."""
 
-import time
-
 import pytest
 import test_graphs
 import torch
 import torch.distributed as dist
-from fake_device import held, set_delays
-from ranks import meet, on_relayed_gpus, only_nvx
+from fake_device import set_delays
+from ranks import on_relayed_gpus, only_nvx
 from test_device import GPU, MODES, assert_all, captured, on_gpu
-from test_graphs import come, open_device, replayed_once
+from test_graphs import gives_up, open_device, replayed_alone
 
 pytestmark = only_nvx
 GRAPHS = test_graphs
@@ -31,6 +29,7 @@ test_goes = on_relayed_gpus(2)(GRAPHS.test_a_group_that_goes_lets_its_replays_en
 test_first_call = on_relayed_gpus(2)(GRAPHS.test_the_first_collective_of_a_group_opens_the_device.body)
 test_what_needs_the_host = on_relayed_gpus(2)(GRAPHS.test_what_needs_the_host.body)
 test_begun_outside = on_relayed_gpus(2)(GRAPHS.test_what_was_begun_outside_is_not_waited_for_inside.body)
+test_in_flight = on_relayed_gpus(2)(GRAPHS.test_what_is_in_flight_does_not_break_a_capture.body)
 test_beside_a_capture = on_relayed_gpus(2)(GRAPHS.test_calls_beside_a_capture.body)
 
 
@@ -75,57 +74,13 @@ def test_many_replays_in_a_row(rank, world):
 
 @on_relayed_gpus(2, op_timeout=2)
 def test_a_rank_that_does_not_replay_is_named(rank, world):
-    tensor, graph = replayed_once(rank)
-    if rank == 0:
-        meet("the other one has given up")
-        return
-    graph.replay()
-    torch.accelerator.synchronize()  # which the host's part ends
-    with pytest.raises(dist.DistBackendError, match=r"all_reduce.* after 2.* s, waiting for rank 0"):
-        dist.all_reduce(tensor)
-    tensor.fill_(5)
-    graph.replay()
-    assert_all(tensor, 5)  # a failed group writes nothing
-    meet("the other one has given up")
-
-
-@on_relayed_gpus(2)
-def test_what_is_in_flight_does_not_break_a_capture(rank, world):
-    """Another group's calls, hooks that wait for an end, and questions: whichever thread has them."""
-    group, ended = dist.new_group(), []
-    group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)  # torch asks that one alone for hooks
-    open_device(group)
-    open_device()
-    group._register_on_completion_hook(ended.append)
-    tensor, beside, side = on_gpu(rank + 1), on_gpu(rank + 1), torch.Stream(GPU)
-    torch.accelerator.synchronize()
-    with held(side), side:
-        outside = dist.all_reduce(beside, group=group, async_op=True)
-    with captured() as graph:
-        dist.all_reduce(tensor)
-        with held(side):
-            with side:
-                again = dist.all_reduce(beside, group=group, async_op=True)
-                assert not again.is_completed()
-            time.sleep(0.05)
-        dist.all_reduce(tensor, async_op=True).wait()
-        assert come(ended, 2)
-    with side:
-        for work in (outside, again):
-            work.wait()
-    torch.accelerator.synchronize()
-    assert_all(beside, 6)
-    graph.replay()
-    assert_all(tensor, 6)
+    replayed_alone(rank, gives_up(r"all_reduce.* after 2.* s, waiting for rank 0"))
 
 
 @on_relayed_gpus(2, op_timeout=2)
 def test_a_barrier_does_not_pass_over_a_replay_that_fails(rank, world):
-    _, graph = replayed_once(rank)
-    if rank == 0:
-        meet("the other one has given up")
-        return
-    graph.replay()
-    with pytest.raises(dist.DistBackendError, match="waiting for rank 0"):
-        dist.barrier()
-    meet("the other one has given up")
+    def then(tensor, graph):
+        with pytest.raises(dist.DistBackendError, match="waiting for rank 0"):
+            dist.barrier()
+
+    replayed_alone(rank, then)
