@@ -33,6 +33,9 @@ constexpr Variable kVariables[] = {
     {"NVX_SOCKET_IFNAME", "",
      "network interfaces between hosts: prefixes of names, names behind '=', what to leave out behind '^'; empty: "
      "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else what leads to the peers"},
+    {"NVX_ALLOW_FROM", "",
+     "addresses and prefixes (10.0.0.7,10.1.0.0/16,fd00::/8) from which connections over TCP are taken, besides those "
+     "of the hosts of a group: where addresses are translated on the way"},
     {"NVX_LIBUCP", "",
      "the libucp.so.0 to load, or its folder; empty: one with RDMA where there is RDMA, else the newest"},
     {"NVX_ON_ERROR", "raise", "what a failed operation does: raise a Python exception, or abort the process",
@@ -226,6 +229,7 @@ Config read() {
   return {.debug = choice("NVX_DEBUG"),
           .host_id = text("NVX_HOST_ID"),
           .socket_ifname = text("NVX_SOCKET_IFNAME"),
+          .allow_from = text("NVX_ALLOW_FROM"),
           .libucp = text("NVX_LIBUCP"),
           .on_error = choice("NVX_ON_ERROR"),
           .algorithm = choice("NVX_ALGO"),

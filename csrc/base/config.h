@@ -47,6 +47,7 @@ struct Config {
   std::string debug;
   std::string host_id;
   std::string socket_ifname;
+  std::string allow_from;
   std::string libucp;
   std::string on_error;
   std::string algorithm;

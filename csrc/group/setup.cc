@@ -97,6 +97,7 @@ void SetUp::find_members(Doorway& door) {
   self.arena = members_.neighbours->arena().id();
   self.pad_offset = members_.pad_span.offset;
   self.pad_bytes = members_.pad_span.bytes;
+  std::ranges::copy(net::own_addresses(), self.addresses.begin());
   std::memcpy(self.door, door.name().data(), std::min(door.name().size(), sizeof self.door - 1));
   members_.topology = Topology::from(meeting_.exchange_hellos(self, deadline_));
   members_.topology.global_ranks = options_.global_ranks;
@@ -205,9 +206,29 @@ void SetUp::check_seats() {
   }
 }
 
-/// A rank gives its address away when its port is open: so nothing can come for a group that is not there yet.
+/// From where connections of ranks on other hosts come. Those on the same machine, as hosts by name, may come over its
+/// loopback interface.
+std::vector<net::AddressPrefix> SetUp::sources() const {
+  std::vector<net::AddressPrefix> sources;
+  const std::vector<Hello>& hellos = members_.topology.ranks;
+  for (int r = 0; r < options_.size; ++r) {
+    if (members_.seat_of(r) >= 0) continue;
+    const Hello& hello = hellos[size_t(r)];
+    for (const net::AddressBytes& address : hello.addresses) {
+      if (address != net::AddressBytes{}) sources.push_back(net::AddressPrefix::of(address));
+    }
+    if (hello.machine != hellos[size_t(rank())].machine) continue;
+    const auto loopback = net::parse_prefixes("127.0.0.0/8,::1");
+    sources.insert(sources.end(), loopback->begin(), loopback->end());
+  }
+  return sources;
+}
+
+/// A rank gives its address away when its port is open, and when its link lets all others in: so nothing can come for a
+/// group that is not there yet, or be lost at the door.
 void SetUp::open_port() {
   const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::here(store_.host());
+  wire->admit(sources());
   port_ = std::make_unique<net::Port>(wire, members_.id, rank(), options_.size);
   net::make_room_for_descriptors(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));
   const std::vector<std::vector<std::byte>> addresses = exchange_addresses(wire->address());

@@ -41,6 +41,7 @@ class SetUp {
   void map_peers(Doorway& door);
   void await_ready(Doorway& door);
   void check_seats();
+  std::vector<net::AddressPrefix> sources() const;
   void open_port();
   std::vector<std::vector<std::byte>> exchange_addresses(const std::vector<std::byte>& own);
   int rank() const { return options_.rank; }

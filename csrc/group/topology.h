@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include "base/config.h"
 #include "memory/arena.h"
+#include "net/host_address.h"
 
 namespace nvx {
 
@@ -15,7 +17,7 @@ namespace nvx {
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire =
-      8;  // protocol between ranks; moves when a layout in pad.h, in failure_note.h or here does
+      9;  // protocol between ranks; moves when a layout in pad.h, in failure_note.h or here does
 
   uint32_t magic = kMagic;
   uint16_t wire = kWire;
@@ -32,11 +34,13 @@ struct Hello {
   uint64_t l3_bytes = 0;
   uint32_t cores = 0;
   uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees
+  /// From which this rank's connections to other hosts come; 0 behind the last.
+  std::array<net::AddressBytes, net::kMostAddresses> addresses = {};
   char host_name[48] = {};
   char door[48] = {};
   char version[16] = {};
 };
-static_assert(sizeof(Hello) == 224);
+static_assert(sizeof(Hello) == 480);
 
 /// What this process knows of its machine, for a Hello. host: overrides which it is on, unless empty.
 Hello describe_self(int rank, const std::string& host = {});

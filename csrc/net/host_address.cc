@@ -86,6 +86,30 @@ std::string HostAddress::text() const {
          printable(std::string(interface.data(), strnlen(interface.data(), interface.size()))) + ")";
 }
 
+std::optional<AddressBytes> address_bytes(const sockaddr* address) {
+  AddressBytes bytes{};
+  if (address && address->sa_family == AF_INET) {
+    bytes[10] = bytes[11] = 0xff;
+    std::memcpy(bytes.data() + 12, &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, 4);
+  } else if (address && address->sa_family == AF_INET6) {
+    std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, bytes.size());
+  } else {
+    return std::nullopt;
+  }
+  return bytes;
+}
+
+std::vector<AddressBytes> own_addresses() {
+  std::vector<AddressBytes> all, of_6;
+  each_interface([&](const ifaddrs& entry) {
+    if ((entry.ifa_flags & IFF_LOOPBACK) || address_at(entry.ifa_addr, "").family == 0) return;
+    (entry.ifa_addr->sa_family == AF_INET ? all : of_6).push_back(*address_bytes(entry.ifa_addr));
+  });
+  all.insert(all.end(), of_6.begin(), of_6.end());
+  all.resize(std::min(all.size(), kMostAddresses));
+  return all;
+}
+
 std::vector<HostAddress> host_addresses(std::span<const std::string> interfaces) {
   std::vector<HostAddress> found, loopback;
   each_interface([&](const ifaddrs& entry) {

@@ -1,10 +1,15 @@
 #pragma once
 
+#include <sys/socket.h>
+
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "net/address_prefix.h"
 
 namespace nvx::net {
 
@@ -20,6 +25,12 @@ struct HostAddress {
 static_assert(sizeof(HostAddress) == 36);
 
 inline constexpr size_t kMostAddresses = 16;
+
+/// The address in there, if it is one of IP.
+std::optional<AddressBytes> address_bytes(const sockaddr* address);
+/// Those from which packets of this host come, whichever interface they leave by: all that mean something elsewhere, at
+/// most kMostAddresses, IPv4 first.
+std::vector<AddressBytes> own_addresses();
 
 /// Those of this host's interfaces of these names; the loopback's only if there are no others.
 std::vector<HostAddress> host_addresses(std::span<const std::string> interfaces);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "net/address_prefix.h"
 
 namespace nvx::net {
 
@@ -75,6 +76,10 @@ class Link {
   /// a quarter of a second, one way or the other. The peer does not lose this side, though what it is sending may fail:
   /// either may connect again.
   virtual void forget(PeerId peer) = 0;
+
+  /// Lets peers reach this side from these addresses, from now on: before they have its address, as what comes too
+  /// early is lost. A link that takes connections from nobody else does not by itself. Throws Error.
+  virtual void admit(std::span<const AddressPrefix> addresses) { (void)addresses; }
 
   /// Begins to send. Never blocks, never fails: what goes wrong is told to done().
   virtual void post(Post& post) = 0;

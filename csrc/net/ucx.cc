@@ -47,6 +47,9 @@ class UcxLink final : public Link {
   /// Asked for by every group that spans hosts, so this is where a second libucp is noticed.
   std::vector<std::byte> address() const override { return warn_of_second_ucx(ucx_), address_; }
   PeerId add(std::span<const std::byte> address) override;
+  void admit(std::span<const AddressPrefix> addresses) override {
+    if (usable()) worker_->admit(addresses);
+  }
   void forget(PeerId peer) override;
   void post(Post& post) override;
   bool progress() override;

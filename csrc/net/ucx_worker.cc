@@ -286,7 +286,9 @@ void UcxWorker::look_around() {
     all_local &= is_local(transport);
     if (transport != "self") transports += ", " + transport + " on " + joined(devices);
   }
-  if (const auto tcp = found.find("tcp"); tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
+  const auto tcp = found.find("tcp");
+  listeners_.shut(address_, tcp == found.end() ? 0 : tcp->second.size());
+  if (tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
   const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
   description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
                  (cuda ? ", host and CUDA memory" : ", host memory");

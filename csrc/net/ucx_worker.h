@@ -7,6 +7,7 @@
 #include "base/deadline.h"
 #include "net/host_address.h"
 #include "net/ucx_library.h"
+#include "net/ucx_listeners.h"
 
 namespace nvx::net {
 
@@ -36,6 +37,11 @@ class UcxWorker {
   const std::string& describe() const { return description_; }
   /// Where others reach this worker; empty where TCP is not the only way.
   const std::vector<HostAddress>& reached_at() const { return reached_at_; }
+
+  /// Lets in who comes from these addresses.
+  void admit(std::span<const AddressPrefix> addresses) { listeners_.admit(addresses); }
+  /// Packets from others that were dropped since this was last asked.
+  uint32_t newly_dropped() { return listeners_.newly_dropped(); }
 
   /// Takes over an endpoint, to close it when ready_to_close() is called for it, or after this span.
   void retire(ucp_ep_h endpoint, std::chrono::milliseconds patience);
@@ -72,6 +78,7 @@ class UcxWorker {
   std::string description_;
   std::vector<HostAddress> reached_at_;
   std::vector<Closing> closing_;
+  UcxListeners listeners_;
 };
 
 }  // namespace nvx::net

@@ -106,6 +106,11 @@ std::vector<std::byte> Wire::address() {
   return address;
 }
 
+void Wire::admit(std::span<const AddressPrefix> addresses) {
+  MutexLock lock(mutex_);
+  link_->admit(addresses);
+}
+
 std::string Wire::describe() {
   MutexLock lock(mutex_);
   return link_->describe();

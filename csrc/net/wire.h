@@ -53,6 +53,9 @@ class Wire final : private Receiver {
   std::string describe() EXCLUDES(mutex_);
   size_t segment_bytes() const { return segment_bytes_; }
 
+  /// Lets processes at these addresses connect to this one. Throws Error.
+  void admit(std::span<const AddressPrefix> addresses) EXCLUDES(mutex_);
+
   /// Has what comes for a rank of a group go to its port, until that is dismissed.
   void enrol(uint64_t group, int rank, Port& port) REQUIRES(mutex_);
   void dismiss(uint64_t group, int rank, const Port& port) REQUIRES(mutex_);

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/deadline.h"
+#include "net/host_address.h"
 #include "net/link.h"
 #include "net/loopback.h"
 #include "net/ucx.h"
@@ -76,9 +77,19 @@ class Diary final : public Receiver {
   size_t places_asked = 0, drops = 0, failures = 0, ended = 0;
 };
 
+/// From where links of this machine reach each other.
+inline std::vector<AddressPrefix> this_machine() {
+  std::vector<AddressPrefix> all = *parse_prefixes("127.0.0.0/8,::1");
+  for (const AddressBytes& address : own_addresses()) all.push_back(AddressPrefix::of(address));
+  return all;
+}
+
 /// A link with its diary, and the posts that it has made.
 struct End {
-  explicit End(std::unique_ptr<Link> made) : link(std::move(made)) { link->listen(diary); }
+  explicit End(std::unique_ptr<Link> made) : link(std::move(made)) {
+    link->listen(diary);
+    link->admit(this_machine());
+  }
   ~End() {
     if (link) link->close();
   }

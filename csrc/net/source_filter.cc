@@ -1,0 +1,98 @@
+#include "net/source_filter.h"
+
+#include <linux/sock_diag.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace nvx::net {
+namespace {
+
+/// Where a header of IP has its version and its source address; the words of an address are kept in these places of the
+/// filter's own memory.
+constexpr uint32_t kVersion = uint32_t(SKF_NET_OFF), kSourceOf4 = kVersion + 12, kSourceOf6 = kVersion + 8;
+constexpr unsigned kWordBits = 32;
+
+/// With fewer prefixes than this, the filter and its predecessor fit into what kernels before 6.9 let a socket have
+/// (net.core.optmem_max, 20 KiB).
+constexpr size_t kPrefixes = 512;
+
+sock_filter statement(uint16_t code, uint32_t k) { return BPF_STMT(code, k); }
+sock_filter unless_equal(uint32_t k, uint8_t skip) { return BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, k, 0, skip); }
+sock_filter let_pass() { return statement(BPF_RET | BPF_K, UINT32_MAX); }
+sock_filter drop() { return statement(BPF_RET | BPF_K, 0); }
+
+uint32_t word_of(const AddressBytes& address, unsigned at) {
+  return uint32_t(address[at]) << 24 | uint32_t(address[at + 1]) << 16 | uint32_t(address[at + 2]) << 8 |
+         address[at + 3];
+}
+
+void append(std::vector<sock_filter>& program, const AddressPrefix& prefix) {
+  std::vector<sock_filter> test;
+  const unsigned begin = prefix.begin() / 8;
+  for (unsigned word = 0; word * kWordBits < prefix.bits; ++word) {
+    const unsigned bits = std::min(prefix.bits - word * kWordBits, kWordBits);
+    test.push_back(statement(BPF_LD | BPF_MEM, word));
+    if (bits < kWordBits) test.push_back(statement(BPF_ALU | BPF_AND | BPF_K, ~(UINT32_MAX >> bits)));
+    test.push_back(unless_equal(word_of(prefix.address, begin + 4 * word), 0));
+  }
+  test.push_back(let_pass());
+  for (size_t i = 0; i < test.size(); ++i) {
+    if (BPF_CLASS(test[i].code) == BPF_JMP) test[i].jf = uint8_t(test.size() - i - 1);
+  }
+  program.insert(program.end(), test.begin(), test.end());
+}
+
+/// What is done with a packet of one version.
+std::vector<sock_filter> part(std::span<const AddressPrefix> admitted, uint8_t family) {
+  std::vector<sock_filter> program;
+  const unsigned words = family == 4 ? 1 : 4;
+  for (unsigned word = 0; word < words; ++word) {
+    const uint32_t source = family == 4 ? kSourceOf4 : kSourceOf6;
+    program.push_back(statement(BPF_LD | BPF_W | BPF_ABS, source + 4 * word));
+    program.push_back(statement(BPF_ST, word));
+  }
+  for (const AddressPrefix& prefix : admitted) {
+    if (prefix.family == family) append(program, prefix);
+  }
+  program.push_back(drop());
+  return program;
+}
+
+bool attach(int socket, std::span<sock_filter> program) {
+  const sock_fprog filter{.len = uint16_t(program.size()), .filter = program.data()};
+  return setsockopt(socket, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof filter) == 0;
+}
+
+}  // namespace
+
+std::vector<sock_filter> source_filter(std::span<const AddressPrefix> admitted) {
+  if (admitted.empty()) return {drop()};
+  const std::vector<sock_filter> of_4 = part(admitted, 4), of_6 = part(admitted, 6);
+  std::vector<sock_filter> program = {statement(BPF_LD | BPF_B | BPF_ABS, kVersion),
+                                      statement(BPF_ALU | BPF_RSH | BPF_K, 4),
+                                      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 4, 1, 0),
+                                      statement(BPF_JMP | BPF_JA, uint32_t(of_4.size()))};
+  program.insert(program.end(), of_4.begin(), of_4.end());
+  program.insert(program.end(), of_6.begin(), of_6.end());
+  return program;
+}
+
+std::optional<size_t> let_in(int socket, const std::vector<AddressPrefix>& admitted) {
+  for (size_t most = kPrefixes; most > 0; most /= 2) {
+    const std::vector<AddressPrefix> prefixes = merged(admitted, most);
+    std::vector<sock_filter> program = source_filter(prefixes);
+    if (program.size() <= BPF_MAXINSNS && attach(socket, program)) return prefixes.size();
+    if (program.size() <= BPF_MAXINSNS && errno != ENOMEM && errno != EINVAL) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+uint32_t dropped_by(int socket) {
+  uint32_t values[SK_MEMINFO_VARS] = {};
+  socklen_t bytes = sizeof values;
+  return getsockopt(socket, SOL_SOCKET, SO_MEMINFO, values, &bytes) == 0 ? values[SK_MEMINFO_DROPS] : 0;
+}
+
+}  // namespace nvx::net
