@@ -338,7 +338,8 @@ std::string Group::silence_of(int rank) {
   if (!port_ || seat_of(rank) >= 0) return "";
   MutexLock lock(port_->mutex());
   const double span = std::chrono::duration<double>(port_->silence(rank)).count();
-  return span < 1 ? "" : "; " + rank_name(rank) + " gives no sign of life for " + seconds(span);
+  if (span < 1) return "";
+  return "; " + rank_name(rank) + " gives no sign of life for " + seconds(span) + port_->unheard(rank);
 }
 
 Status Group::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {

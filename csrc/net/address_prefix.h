@@ -32,8 +32,8 @@ struct AddressPrefix {
 /// Those of a list with commas, as NVX_ALLOW_FROM has it; nothing if any of it is none.
 std::optional<std::vector<AddressPrefix>> parse_prefixes(std::string_view list);
 
-/// At most so many prefixes (or two) that hold all addresses of these, in ascending order. They hold nothing else as long
-/// as that suffices; then those are joined first that have the most bits in common.
+/// At most so many prefixes (or two) that hold all addresses of these, in ascending order. They hold nothing else as
+/// long as that suffices; then those are joined first that have the most bits in common.
 std::vector<AddressPrefix> merged(std::vector<AddressPrefix> prefixes, size_t most);
 
 }  // namespace nvx::net

@@ -31,7 +31,30 @@ std::vector<std::string> listed(const std::string& folder) {
   return names;
 }
 
-bool is_bridge(const std::string& name) { return access(("/sys/class/net/" + name + "/bridge").c_str(), F_OK) == 0; }
+std::string about(const std::string& interface, const std::string& what) {
+  return "/sys/class/net/" + interface + "/" + what;
+}
+
+/// Bonds, VLANs and bridges name what they are stacked on.
+bool is_hardware(const std::string& name, int deepest = 3) {
+  if (access(about(name, "device").c_str(), F_OK) == 0) return true;
+  constexpr std::string_view kLower = "lower_";
+  for (const std::string& entry : listed(about(name, ""))) {
+    if (entry.starts_with(kLower) && deepest > 0 && is_hardware(entry.substr(kLower.size()), deepest - 1)) return true;
+  }
+  return false;
+}
+
+/// A bridge with a network card in it is the way to other hosts.
+bool is_bridge(const std::string& name) {
+  return access(about(name, "bridge").c_str(), F_OK) == 0 && !is_hardware(name);
+}
+
+int64_t mbits_of(const std::string& name) {
+  std::ifstream file(about(name, "speed"));
+  int64_t mbits = 0;
+  return file >> mbits && mbits > 0 ? mbits : 0;
+}
 
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
@@ -59,7 +82,9 @@ std::vector<Interface> interfaces() {
     if (entry->ifa_addr->sa_family != AF_INET && entry->ifa_addr->sa_family != AF_INET6) continue;
     const auto same = [&](const Interface& known) { return known.name == entry->ifa_name; };
     if (std::any_of(found.begin(), found.end(), same)) continue;
-    found.push_back({entry->ifa_name, (entry->ifa_flags & IFF_LOOPBACK) != 0, is_bridge(entry->ifa_name)});
+    const std::string name = entry->ifa_name;
+    const bool loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
+    found.push_back({name, loopback, is_bridge(name), is_hardware(name), mbits_of(name)});
   }
   freeifaddrs(first);
   return found;
@@ -113,6 +138,16 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
   for (const Interface& interface : present) {
     if (!rule.variable ? plain(interface) : leaves_out ? plain(interface) && !named(interface) : named(interface))
       chosen.push_back(interface.name);
+  }
+  return chosen;
+}
+
+std::vector<std::string> with_rails(const std::string& towards, std::span<const Interface> present) {
+  const auto leads = std::ranges::find(present, towards, &Interface::name);
+  std::vector<std::string> chosen;
+  for (const Interface& i : present) {
+    const bool rail = i.hardware && !i.bridge && !i.loopback && leads != present.end() && i.mbits >= leads->mbits;
+    if (i.name == towards || rail) chosen.push_back(i.name);
   }
   return chosen;
 }

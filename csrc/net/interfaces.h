@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,7 +13,9 @@ namespace nvx::net {
 struct Interface {
   std::string name;
   bool loopback = false;
-  bool bridge = false;  ///< of containers or virtual machines: the other host has one with the same address
+  bool bridge = false;    ///< of containers or virtual machines: the other host has one with the same address
+  bool hardware = false;  ///< a network card's, or stacked on one
+  int64_t mbits = 0;      ///< a second; 0 where it does not say
 };
 
 std::vector<Interface> interfaces();
@@ -36,6 +39,8 @@ InterfaceRule interface_rule();
 /// the other hosts; where none is known, all but bridges, and the loopback only if there is nothing else.
 std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present,
                                 const std::string& towards = "");
+/// The interface that leads to the other hosts and its rails: those of network cards that are no slower.
+std::vector<std::string> with_rails(const std::string& towards, std::span<const Interface> present);
 /// What is said where the rule names none of those present, and what to do.
 Failure none_named(const InterfaceRule& rule, std::span<const Interface> present);
 

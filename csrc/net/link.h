@@ -81,6 +81,10 @@ class Link {
   /// early is lost. A link that takes connections from nobody else does not by itself. Throws Error.
   virtual void admit(std::span<const AddressPrefix> addresses) { (void)addresses; }
 
+  /// Of a peer from which nothing has ever come: what may keep the two apart, and what to set; empty where nothing says
+  /// so.
+  virtual std::string why_unheard(PeerId peer) { return (void)peer, std::string(); }
+
   /// Begins to send. Never blocks, never fails: what goes wrong is told to done().
   virtual void post(Post& post) = 0;
   /// Moves what can be moved without waiting; true if anything did, so that calling it again may pay.

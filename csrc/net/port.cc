@@ -304,6 +304,11 @@ Clock::duration Port::silence(int rank) const {
   return there.known ? wire_->silence_of(there.peer) : Clock::duration(0);
 }
 
+std::string Port::unheard(int rank) {
+  const Rank& there = ranks_[size_t(rank)];
+  return there.known ? wire_->unheard(there.peer) : "";
+}
+
 void Port::poison(const Failure& why, const std::vector<int>& ranks) {
   WireHeader header;
   header.kind = Kind::kPoison;

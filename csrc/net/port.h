@@ -114,6 +114,7 @@ class Port {
   std::optional<Fate> fate(int rank) REQUIRES(wire_->mutex());
   /// For how long a rank that is waited for has been asked for a sign of life in vain; 0 where it has not.
   Clock::duration silence(int rank) const REQUIRES(wire_->mutex());
+  std::string unheard(int rank) REQUIRES(wire_->mutex());  ///< as Wire's
   /// Tells these ranks why the group has failed here.
   void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex());
   /// Tells whoever waits for this rank, now or later, of what another group of this process has failed. Only the first

@@ -70,10 +70,9 @@ bool attach(int socket, std::span<sock_filter> program) {
 std::vector<sock_filter> source_filter(std::span<const AddressPrefix> admitted) {
   if (admitted.empty()) return {drop()};
   const std::vector<sock_filter> of_4 = part(admitted, 4), of_6 = part(admitted, 6);
-  std::vector<sock_filter> program = {statement(BPF_LD | BPF_B | BPF_ABS, kVersion),
-                                      statement(BPF_ALU | BPF_RSH | BPF_K, 4),
-                                      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 4, 1, 0),
-                                      statement(BPF_JMP | BPF_JA, uint32_t(of_4.size()))};
+  std::vector<sock_filter> program = {
+      statement(BPF_LD | BPF_B | BPF_ABS, kVersion), statement(BPF_ALU | BPF_RSH | BPF_K, 4),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 4, 1, 0), statement(BPF_JMP | BPF_JA, uint32_t(of_4.size()))};
   program.insert(program.end(), of_4.begin(), of_4.end());
   program.insert(program.end(), of_6.begin(), of_6.end());
   return program;

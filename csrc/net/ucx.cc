@@ -48,8 +48,9 @@ class UcxLink final : public Link {
   std::vector<std::byte> address() const override { return warn_of_second_ucx(ucx_), address_; }
   PeerId add(std::span<const std::byte> address) override;
   void admit(std::span<const AddressPrefix> addresses) override {
-    if (usable()) worker_->admit(addresses);
+    if (usable()) worker_->listeners().admit(addresses);
   }
+  std::string why_unheard(PeerId peer) override;
   void forget(PeerId peer) override;
   void post(Post& post) override;
   bool progress() override;
@@ -202,6 +203,13 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
   return id;
 }
 
+std::string UcxLink::why_unheard(PeerId id) {
+  const Peer* peer = find(id);
+  if (!usable() || !peer || peer->their_turn != 0) return "";
+  const bool in_vain = peer->turn != 0 && peer->broken != UCS_ERR_CONNECTION_RESET;
+  return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped());
+}
+
 void UcxLink::forget(PeerId id) {
   Peer* peer = find(id);
   if (!peer) return;
@@ -243,9 +251,7 @@ bool UcxLink::connect(Peer& peer) {
 void UcxLink::post(Post& post) {
   Peer* peer = find(post.to);
   if (!usable()) {
-    end_post(post, Status(Code::kAborted,
-                          "nvx: the link is closed, or belongs to the process that this one was forked "
-                          "from"));
+    end_post(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
   } else if (!peer || peer->lost || peer->broken != UCS_OK) {
     end_lost(post);
   } else if (!peer->endpoint && calling_) {
@@ -259,10 +265,7 @@ void UcxLink::post(Post& post) {
 }
 
 void UcxLink::send(Peer& peer, Post& post) {
-  if (peer.lost) {
-    end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost"));
-    return;
-  }
+  if (peer.lost) return end_lost(post);
   Sent& sent = take_sent(&post, peer.id);
   if (begin(sent, peer.endpoint, kMessage, post.header, post.header_bytes, post.body, post.bytes)) return;
   if (peer.broken == UCS_OK) peer.broken = UCS_ERR_IO_ERROR;
@@ -320,9 +323,8 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
   Sent& sent = *static_cast<Sent*>(argument);
   UcxLink& link = *sent.link;
   link.ucx_.request_free(request);
-  if (sent.post) {
+  if (sent.post)
     link.end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.why(status)));
-  }
   // Canceled are the posts of an endpoint that this side has closed; any other failure means that something is missing.
   Peer* peer = link.find(sent.peer);
   if (status != UCS_OK && status != UCS_ERR_CANCELED && peer && peer->broken == UCS_OK) {
@@ -544,6 +546,7 @@ bool UcxLink::tell() {
 /// UCX deals with a broken connection in the calls that follow the one in which it noticed. That call does not count as
 /// moving anything, and the work that is left does not end a sleep.
 bool UcxLink::arm() {
+  worker_->listeners().look_for_strangers();
   if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
   if (!usable()) return true;
   return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;

@@ -24,7 +24,6 @@
 #include <utility>
 
 #include "base/config.h"
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/handle.h"
 #include "base/log.h"
@@ -99,8 +98,11 @@ Fd own_descriptor(const Listener& listener) {
 /// Ends a connection: what it has brought is thrown away, nothing more comes, and who reads it comes to its end.
 void take_away(int fd) {
   const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
+  int error = 0;
+  socklen_t bytes = sizeof error;
   (void)connect(fd, &nobody, sizeof nobody);
   (void)shutdown(fd, SHUT_RDWR);
+  (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);  // which takes the error back
 }
 
 /// An address and port as /proc/net/tcp has them: "0100007F:1F90".
@@ -138,17 +140,19 @@ Connections connections_of(const std::vector<Listener>& listeners) {
     while (std::getline(table, line)) {
       std::istringstream words(line);
       if (!(words >> number >> local >> remote >> state) || !wanted.contains(local)) continue;
-      if (state == kHalfOpen) found.half_open = true;
-      else if (state != kTimeWait && state != kListens) found.any = true;
+      if (state == kHalfOpen)
+        found.half_open = true;
+      else if (state != kTimeWait && state != kListens)
+        found.any = true;
     }
   }
   return found;
 }
 
 /// Takes away all connections that came before the filter. UCX may be accepting one just now: so this looks until the
-/// kernel's table has none. One that is half open is made a connection by a packet, which the filter drops; but a packet
-/// that passed before may still be on its way through the kernel. The barrier waits for those (synchronize_rcu, some
-/// milliseconds), and after it they are connections, or never become any.
+/// kernel's table has none. One that is half open is made a connection by a packet, which the filter drops; but a
+/// packet that passed before may still be on its way through the kernel. The barrier waits for those (synchronize_rcu,
+/// some milliseconds), and after it they are connections, or never become any.
 void take_connections_away(const std::vector<Listener>& listeners) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(5));
   for (bool waited = false;;) {
@@ -232,18 +236,29 @@ void UcxListeners::attach() {
     if (!own) continue;  // UCX has closed it
     const std::optional<size_t> prefixes = let_in(own.get(), wanted);
     if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
-    NVX_LOG(kInfo, "port %u takes connections from %zu prefixes of addresses, which hold the %zu of this job", listener.port,
-            *prefixes, wanted.size());
+    NVX_LOG(kInfo, "port %u takes connections from %zu prefixes of addresses, which hold the %zu of this job",
+            listener.port, *prefixes, wanted.size());
   }
 }
 
-uint32_t UcxListeners::newly_dropped() {
+uint64_t UcxListeners::dropped() const {
   uint64_t dropped = 0;
   for (const Listener& listener : listeners_) {
     if (const Fd own = own_descriptor(listener)) dropped += dropped_by(own.get());
   }
-  const uint64_t before = std::exchange(dropped_, dropped);
-  return dropped > before ? uint32_t(dropped - before) : 0;
+  return dropped;
+}
+
+void UcxListeners::look_for_strangers() {
+  constexpr std::chrono::seconds kBetween{1};
+  if (warned_ || listeners_.empty() || Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kBetween;
+  if (dropped() == 0) return;
+  warned_ = true;
+  NVX_LOG(
+      kWarn,
+      "somebody at an address that no host of the job says it has tries to connect to this process, and is not let "
+      "in; if it is a rank whose address is translated on the way, set NVX_ALLOW_FROM here to the one that arrives");
 }
 
 }  // namespace nvx::net

@@ -8,25 +8,28 @@
 #include <span>
 #include <vector>
 
+#include "base/deadline.h"
 #include "net/address_prefix.h"
 
 namespace nvx::net {
 
-/// The sockets at which a UCX worker takes connections over TCP. UCX itself takes them from everybody, and writes to any
-/// memory of this process that a connection asks it to. So nothing reaches these sockets but what comes from admitted
-/// addresses.
+/// The sockets at which a UCX worker takes connections over TCP. UCX itself takes them from everybody, and writes to
+/// any memory of this process that a connection asks it to. So nothing reaches these sockets but what comes from
+/// admitted addresses.
 class UcxListeners {
  public:
   /// Before a worker is made: notes which sockets listen already, which are others'.
   UcxListeners();
-  /// After it was made, and before it is first progressed: UCX has read nothing by then. Shuts the worker's listeners to
-  /// all but those that NVX_ALLOW_FROM names, and takes away the connections that were made in between. address is the
-  /// worker's, and devices how many devices it has TCP on. Throws Error where that cannot be done.
+  /// After it was made, and before it is first progressed: UCX has read nothing by then. Shuts the worker's listeners
+  /// to all but those that NVX_ALLOW_FROM names, and takes away the connections that were made in between. address is
+  /// the worker's, and devices how many devices it has TCP on. Throws Error where that cannot be done.
   void shut(std::span<const std::byte> address, size_t devices);
   /// Lets in more. Throws Error.
   void admit(std::span<const AddressPrefix> more);
-  /// How many packets have been dropped since this was last asked.
-  uint32_t newly_dropped();
+  /// How many packets from others have been dropped.
+  uint64_t dropped() const;
+  /// Warns once if there are any. Cheap enough to be called before every sleep.
+  void look_for_strangers();
 
   struct Listener {
     int fd;
@@ -41,7 +44,8 @@ class UcxListeners {
   std::set<ino_t> others_;
   std::vector<Listener> listeners_;
   std::set<AddressPrefix> admitted_;
-  uint64_t dropped_ = 0;
+  bool warned_ = false;
+  Clock::time_point next_look_{};
 };
 
 }  // namespace nvx::net

@@ -37,19 +37,19 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-/// The interfaces that the user named. Where nobody did, UCX chooses: from 1.16 on it asks the kernel which of them
-/// lead to a peer. Before, it takes bridges for networks, and an interface that leads nowhere as gladly as another; so
-/// it is given the one that leads to met_at, the host at which the ranks met.
+/// The interfaces that the user named; only there UCX listens. Where nobody did: the one that leads to met_at, the host
+/// at which the ranks met, and its rails. Before 1.16, which asks the kernel which of them lead to a peer, UCX takes an
+/// interface that leads nowhere as gladly as another; so it is given that one alone. Where met_at says nothing, all but
+/// loopback and the bridges of containers.
 std::string net_devices(const UcxVersion& version, const std::string& met_at) {
   if (set_by_user("NET_DEVICES")) return "";
   const InterfaceRule rule = interface_rule();
   const std::vector<Interface> present = interfaces();
-  bool bridges = false;
-  for (const Interface& interface : present) bridges |= interface.bridge;
   const bool asks_the_kernel = version >= UcxVersion{1, 16, 0};
-  const std::string towards = rule.variable || asks_the_kernel ? "" : interface_to(met_at);
-  if (!rule.variable && (asks_the_kernel || (!bridges && towards.empty()))) return "";
-  std::vector<std::string> chosen = choose(rule, present, towards);
+  const std::string towards = rule.variable ? "" : interface_to(met_at);
+  std::vector<std::string> chosen;
+  if (asks_the_kernel && !towards.empty()) chosen = with_rails(towards, present);
+  if (chosen.empty()) chosen = choose(rule, present, towards);
   if (chosen.empty()) {
     // Traffic must not go another way than the user said; what is said to others, as gloo, need not fit nvx.
     if (rule.own) throw Error(none_named(rule, present));

@@ -38,10 +38,8 @@ class UcxWorker {
   /// Where others reach this worker; empty where TCP is not the only way.
   const std::vector<HostAddress>& reached_at() const { return reached_at_; }
 
-  /// Lets in who comes from these addresses.
-  void admit(std::span<const AddressPrefix> addresses) { listeners_.admit(addresses); }
-  /// Packets from others that were dropped since this was last asked.
-  uint32_t newly_dropped() { return listeners_.newly_dropped(); }
+  /// Where others connect to this worker over TCP.
+  UcxListeners& listeners() { return listeners_; }
 
   /// Takes over an endpoint, to close it when ready_to_close() is called for it, or after this span.
   void retire(ucp_ep_h endpoint, std::chrono::milliseconds patience);

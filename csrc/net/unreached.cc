@@ -9,6 +9,23 @@ constexpr std::chrono::milliseconds kBetweenLooks{100};
 
 }  // namespace
 
+std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dropped) {
+  std::string why;
+  const std::string way = describe_route(addresses);
+  if (!way.empty()) {
+    why =
+        "; nothing has ever come from it, " + way +
+        ". It takes connections from the addresses that hosts say they have: if this host's is translated on the way, "
+        "set NVX_ALLOW_FROM there to the one that arrives";
+  }
+  if (dropped != 0) {
+    why += "; " + std::to_string(dropped) +
+           " packets from addresses that no host of the job says it has were dropped here: if they are its, set "
+           "NVX_ALLOW_FROM here to where they come from";
+  }
+  return why;
+}
+
 bool Unreached::holds(PeerId peer, std::span<const HostAddress> addresses) {
   if (waiting_.contains(peer)) return true;
   if (why_out_of_reach(addresses).empty()) return false;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -11,6 +12,10 @@
 #include "net/link.h"
 
 namespace nvx::net {
+
+/// What may keep a peer at these addresses from hearing this side, or this side from hearing it, which has dropped so
+/// many packets of others; and what to set.
+std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dropped);
 
 /// Peers of a link to which no way leads just now, as while a cable is out, and what was posted to them. UCX would give
 /// up connecting to them at once, or after three seconds, and must not be asked again after that. So the posts wait

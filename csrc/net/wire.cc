@@ -515,6 +515,11 @@ std::string Wire::fate(uint64_t global_rank) {
 
 const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
 
+std::string Wire::unheard(PeerId id) {
+  const Peer& peer = peers_[id];
+  return peer.heard == Clock::time_point() && !closed_ ? link_->why_unheard(peer.link) : "";
+}
+
 bool Wire::has_given_up_this(PeerId peer) { return peers_[peer].has_given_up_this; }
 
 Clock::duration Wire::silence_of(PeerId id) const {
@@ -537,7 +542,7 @@ void Wire::sever(PeerId peer, const std::string& why) { lose(peer, why); }
 void Wire::lose(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
-  peer.lost = why.empty() ? "is lost" : why;
+  peer.lost = (why.empty() ? "is lost" : why) + unheard(id);
   // Only traced: whoever waits for the peer reports the loss, and whoever does not may have seen it leave in good
   // order.
   NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());

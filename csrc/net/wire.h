@@ -112,6 +112,8 @@ class Wire final : private Receiver {
 
   /// Empty while the peer can be talked to; else what has become of it.
   const std::string& lost_because(PeerId peer) REQUIRES(mutex_);
+  /// If nothing has ever come from a peer: what may keep it away, and what to set, in words; else empty.
+  std::string unheard(PeerId peer) REQUIRES(mutex_);
   /// Whether that is because it takes this process for lost.
   bool has_given_up_this(PeerId peer) REQUIRES(mutex_);
   /// For how long it has been asked for a sign of life in vain; 0 where it has not.

@@ -217,6 +217,38 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
     return told
 
 
+def keep_a_tensor(seconds):
+    """Says where a tensor is that nobody should write to, before anything else is done: what is in it at the end."""
+    x = torch.arange(16.0)
+    (FOLDER / f"tensor{os.environ['RANK']}").write_text(str(x.data_ptr()))
+    rank, world = begin(10.0)
+    come_to("ready")
+    end = time.monotonic() + seconds
+    go_on = torch.ones(1)
+    while go_on.item() > 0:
+        check_collectives(rank, world, 1, (1, 1000))
+        go_on = torch.tensor([float(time.monotonic() < end)])
+        dist.broadcast(go_on, 0)
+    dist.destroy_process_group()
+    return x.tolist()
+
+
+def regroup():
+    """Groups of all and of two, and then, without the first rank of the other host, the same world anew."""
+    rank, world = begin()
+    check_collectives(rank, world, 1, (1,))
+    pair = dist.new_group([0, world - 1])
+    if rank in (0, world - 1):
+        x = torch.ones(1000)
+        dist.all_reduce(x, group=pair)
+        assert torch.all(x == 2)
+    dist.destroy_process_group()
+    rank, world = begin(name="second")
+    value = check_collectives(rank, world, 1, (1,))
+    dist.destroy_process_group()
+    return value
+
+
 def talk_late():
     """The first word between the hosts comes when the link is as the test has it."""
     rank, world = begin()

@@ -25,6 +25,8 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 class ShakenHosts(Hosts):
     """As Hosts, of two; with the shaker between them instead of a veth pair."""
 
+    program = "tests.hosts.shaker"
+
     def __init__(self, loss: float = 0.0, jitter_ms: float = 0.0) -> None:
         super().__init__(2)
         self.shaker = None
@@ -35,7 +37,7 @@ class ShakenHosts(Hosts):
 
     def _join(self) -> None:
         names = [self.name(host) for host in range(self.count)]
-        command = [sys.executable, "-m", "tests.hosts.shaker", *names, *self.manner]
+        command = [sys.executable, "-m", self.program, *names, *self.manner]
         self.shaker = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self.shaker.stdout.readline() == b"ready\n"
 

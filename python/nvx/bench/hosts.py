@@ -97,6 +97,17 @@ class Hosts:
             _ip("link", "set", name, "up", inside=inside)
             _ip("link", "set", f"{name}-far", "up", inside=inside)
 
+    def add_address(self, host: int, address: str) -> None:
+        """One more, as "10.77.0.9/24", on the interface between the hosts."""
+        _ip("address", "add", address, "dev", INTERFACE, *(["nodad"] if ":" in address else []), inside=self.name(host))
+
+    def route_from(self, host: int, network: str, address: str) -> None:
+        """What leaves a host for that network comes from that address of its own."""
+        _ip("route", "replace", network, "dev", INTERFACE, "src", address, inside=self.name(host))
+
+    def remove_address(self, host: int, address: str) -> None:
+        _ip("address", "del", address, "dev", INTERFACE, inside=self.name(host))
+
     def set_link(self, host: int, state: str) -> None:
         """state: up or down."""
         _ip("link", "set", INTERFACE, state, inside=self.name(host))

@@ -1,0 +1,134 @@
+"""Who may connect to a rank over TCP: the hosts of its job, by all of their addresses, and whom NVX_ALLOW_FROM names. Each
+with both versions of UCX where there are two."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("torch")
+
+from nvx.bench.hosts import Hosts
+
+from tests.hosts.nat import SEEN_AS, TranslatedHosts
+from tests.hosts.test_failures import LIBRARIES
+from tests.hosts.world import ROOT, Cluster
+
+both_versions = pytest.mark.parametrize("library", LIBRARIES, ids=["newest UCX", "the system's UCX"][: len(LIBRARIES)])
+
+
+@contextlib.contextmanager
+def clustered(hosts, folder):
+    with hosts:
+        cluster = Cluster(hosts, folder)
+        try:
+            yield cluster
+        finally:
+            cluster.end()
+
+
+@contextlib.contextmanager
+def stranger(cluster, host, rank, own=""):
+    """At a rank's door from now on. The number of connections that it tried to make, and has made."""
+    command = [sys.executable, "-m", "tests.hosts.stranger", str(cluster.ranks[rank].pid), cluster.hosts.address(rank)]
+    command += [own, str(cluster.folder / f"tensor{rank}")]
+    process = subprocess.Popen(cluster.hosts.inside(host, command), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    told = []
+    try:
+        yield told
+    finally:
+        process.send_signal(signal.SIGTERM)
+        told += map(int, process.communicate(timeout=30)[0].split())
+
+
+@both_versions
+def test_a_stranger_neither_writes_a_tensor_nor_ends_the_job(tmp_path, library):
+    with clustered(Hosts(3), tmp_path) as cluster:
+        cluster.start("keep_a_tensor", 2, environment=library, seconds=4)
+        with stranger(cluster, 2, 0) as first, stranger(cluster, 2, 1) as second:
+            results = cluster.results()
+        assert results == [[float(i) for i in range(16)]] * 2
+        for tried, made in (first, second):
+            assert tried > 10
+            assert made == 0
+        assert "is not let in" in cluster.logs()
+
+
+@both_versions
+def test_an_address_that_a_host_has_not_named_is_a_strangers(tmp_path, library):
+    with clustered(Hosts(2), tmp_path) as cluster:
+        cluster.start("keep_a_tensor", 2, environment=library, seconds=3)
+        cluster.wait_for("ready")
+        cluster.hosts.add_address(1, "10.77.0.99/24")
+        with stranger(cluster, 1, 0, own="10.77.0.99") as (told):
+            results = cluster.results()
+        assert results == [[float(i) for i in range(16)]] * 2
+        assert told[0] > 10
+        assert told[1] == 0
+
+
+@both_versions
+def test_a_host_may_come_from_any_of_its_addresses(tmp_path, library):
+    with clustered(Hosts(2), tmp_path) as cluster:
+        for host in range(2):
+            cluster.hosts.add_address(host, f"10.77.1.{host + 1}/24")
+            cluster.hosts.route_from(host, "10.77.0.0/24", f"10.77.1.{host + 1}")
+        assert len(set(cluster.start("collectives", 2, environment=library, rounds=1).results())) == 1
+
+
+@both_versions
+def test_hosts_with_ipv6_alone(tmp_path, library):
+    with clustered(Hosts(3), tmp_path) as cluster:
+        hosts = cluster.hosts
+        for host in range(3):
+            hosts.add_address(host, f"fd00:77::{host + 1}/64")
+            hosts.remove_address(host, f"{hosts.address(host)}/24")
+        hosts.address = lambda host: f"fd00:77::{host + 1}"
+        cluster.start("keep_a_tensor", 2, environment=library, seconds=3)
+        with stranger(cluster, 2, 0) as told:
+            results = cluster.results()
+        assert results == [[float(i) for i in range(16)]] * 2
+        assert told[0] > 10
+        assert told[1] == 0
+
+
+def translated(folder):
+    if not os.path.exists("/dev/net/tun"):
+        pytest.skip("no /dev/net/tun here")
+    return clustered(TranslatedHosts(), folder)
+
+
+@both_versions
+def test_a_host_behind_address_translation_is_named_with_what_to_set(tmp_path, library):
+    with translated(tmp_path) as cluster:
+        begun = time.time()
+        cluster.start("until_failure", 2, environment={**library, "NVX_LIVENESS_S": 6, "ONE_WAY": 1})
+        told = cluster.ranks[1].wait(60), cluster.ranks[0].wait(60)
+        words = cluster.logs()
+        assert time.time() - begun < 40
+        assert "rank 0 (pid" in words and "NVX_ALLOW_FROM" in words, (told, words)
+
+
+@both_versions
+def test_a_host_behind_address_translation_is_let_in_where_the_variable_says_so(tmp_path, library):
+    with translated(tmp_path) as cluster:
+        cluster.start("collectives", 2, environment={**library, "NVX_ALLOW_FROM": SEEN_AS}, rounds=1)
+        assert len(set(cluster.results())) == 1
+
+
+@both_versions
+def test_new_groups_and_worlds_are_let_in(cluster, library):
+    assert len(set(cluster.start("regroup", 4, environment=library).results())) == 1
+
+
+def test_what_is_no_address_is_refused(cluster):
+    cluster.start("begin", 2, environment={"NVX_ALLOW_FROM": "10.0.0.7;eth0"})
+    for process in cluster.ranks:
+        assert process.wait(60) != 0
+    assert "NVX_ALLOW_FROM=10.0.0.7;eth0 is no list of addresses" in cluster.logs()
