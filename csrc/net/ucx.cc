@@ -222,11 +222,7 @@ void UcxLink::forget(PeerId id) {
   for (Post* kept : unreached_.take(id)) end_lost(*kept);
   std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
   const auto [first, last] = by_nonce_.equal_range(peer->nonce);
-  for (auto it = first; it != last; ++it) {
-    if (it->second != id) continue;
-    by_nonce_.erase(it);
-    break;
-  }
+  by_nonce_.erase(std::find_if(first, last, [id](const auto& entry) { return entry.second == id; }));
   peers_[id].reset();
 }
 
@@ -572,10 +568,9 @@ void UcxLink::drain() {
   }
   worker_->hurry(kPatienceToClose);
   const auto give_up = Clock::now() + kPatienceToClose + kPatienceWithUcx;
-  const auto has_post = [](const Sent* sent) { return sent->post != nullptr; };
   while (Clock::now() < give_up) {
     const bool moved = ucx_.worker_progress(worker_->get()) != 0, buried = worker_->bury();
-    if (buried && fetches_.empty() && std::none_of(open_.begin(), open_.end(), has_post)) break;
+    if (buried && fetches_.empty() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; })) break;
     if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
   }
 }

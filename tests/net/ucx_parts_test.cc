@@ -186,6 +186,20 @@ TEST(Interfaces, AreChosenAsNcclAndGlooSay) {
   EXPECT_EQ(choose({"NVX_SOCKET_IFNAME", "ib0", false, true}, present, "eth1"), std::vector<std::string>{"ib0"});
 }
 
+TEST(Interfaces, OfRailsAreTheWayToTheOthersAndCardsThatAreNoSlower) {
+  const std::vector<Interface> present = {{"lo", true, false, false, 0},        {"eth0", false, false, true, 1000},
+                                          {"ib0", false, false, true, 200'000}, {"ib1", false, false, true, 200'000},
+                                          {"docker0", false, true, false, 0},   {"veth7", false, false, false, 10'000},
+                                          {"br0", false, true, true, 200'000}};
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(with_rails("eth0", present), (Names{"eth0", "ib0", "ib1"}));
+  EXPECT_EQ(with_rails("ib0", present), (Names{"ib0", "ib1"}));
+  EXPECT_EQ(with_rails("veth7", present), (Names{"ib0", "ib1", "veth7"})) << "a container's second network";
+  EXPECT_EQ(with_rails("gone0", present), Names());
+  const std::vector<Interface> clouds = {{"ens5", false, false, true, 0}, {"ens6", false, false, true, 0}};
+  EXPECT_EQ(with_rails("ens5", clouds), (Names{"ens5", "ens6"})) << "which do not say how fast they are";
+}
+
 TEST(Interfaces, ThatAreNotThereAreNamedBesideThoseThatAre) {
   const std::vector<Interface> present = {{"lo", true, false}, {"eth0", false, false}};
   EXPECT_EQ(
