@@ -249,6 +249,18 @@ def regroup():
     return value
 
 
+def speak_first():
+    """The second host connects to the first."""
+    rank, _ = begin()
+    x = torch.full((4,), float(rank))
+    try:
+        dist.send(x, 0) if rank == 1 else dist.recv(x, 1)
+    except dist.DistBackendError as error:
+        return str(error)
+    assert torch.all(x == 1)
+    return "good"
+
+
 def talk_late():
     """The first word between the hosts comes when the link is as the test has it."""
     rank, world = begin()

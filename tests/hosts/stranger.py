@@ -1,7 +1,7 @@
-"""What somebody who is no rank may try at the port where UCX takes connections over TCP: to write to a rank's memory, or
-to have it read what makes no sense.
+"""A stranger at the port where UCX takes connections over TCP: it tries to write to a rank's memory, and sends what makes
+no sense.
 
-    python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address in its memory>
+    python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
 
 Runs where it is started until it is told to end by SIGTERM, from the moment at which the rank listens; prints how many
 connections it tried to make, and how many it has made."""
