@@ -73,6 +73,7 @@ class UcxLink final : public Link {
     ucp_ep_h endpoint = nullptr;
     uint32_t turn = 0;        // endpoints made so far
     uint32_t their_turn = 0;  // of the other side's latest hello
+    bool reached = false;     // something has gone out on a connection to it
     bool lost = false;
     ucs_status_t broken = UCS_OK;  // what UCX said in passing; dealt with when it may be called again
   };
@@ -206,7 +207,7 @@ PeerId UcxLink::add(std::span<const std::byte> bytes) {
 std::string UcxLink::why_unheard(PeerId id) {
   const Peer* peer = find(id);
   if (!usable() || !peer || peer->their_turn != 0) return "";
-  const bool in_vain = peer->turn != 0 && peer->broken != UCS_ERR_CONNECTION_RESET;
+  const bool in_vain = peer->turn != 0 && !peer->reached;
   return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped());
 }
 
@@ -293,6 +294,7 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
   void* request = ucx_.am_send_nbx(endpoint, id, header, header_bytes, body, bytes, &param);
   if (UCS_PTR_IS_PTR(request)) return true;
   const ucs_status_t status = UCS_PTR_RAW_STATUS(request);
+  if (Peer* peer = find(sent.peer)) peer->reached |= status == UCS_OK;
   if (sent.post) end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + why(status)));
   release(sent);
   return status == UCS_OK;
@@ -323,6 +325,7 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
     link.end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.why(status)));
   // Canceled are the posts of an endpoint that this side has closed; any other failure means that something is missing.
   Peer* peer = link.find(sent.peer);
+  if (peer) peer->reached |= status == UCS_OK;
   if (status != UCS_OK && status != UCS_ERR_CANCELED && peer && peer->broken == UCS_OK) {
     peer->broken = status;
     link.breakage_ = true;
@@ -333,9 +336,7 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
 void UcxLink::on_broken(void* argument, ucp_ep_h endpoint, ucs_status_t status) noexcept {
   UcxLink& link = *static_cast<UcxLink*>(argument);
   for (const std::unique_ptr<Peer>& peer : link.peers_) {
-    if (!peer || peer->endpoint != endpoint || peer->broken != UCS_OK) continue;
-    peer->broken = status;
-    link.breakage_ = true;
+    if (peer && peer->endpoint == endpoint && peer->broken == UCS_OK) link.breakage_ = true, peer->broken = status;
   }
 }
 
@@ -361,10 +362,7 @@ ucs_status_t UcxLink::fetch(std::span<const std::byte> header, void* descriptor,
   if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // which is what its sender is told
   auto fetch = std::make_unique<Fetch>(
       Fetch{this, {header.begin(), header.end()}, place, bytes, place != nullptr, {}, UCS_INPROGRESS});
-  if (!place) {
-    fetch->own.resize(std::max<size_t>(bytes, 1));
-    fetch->where = fetch->own.data();
-  }
+  if (!place) fetch->own.resize(std::max<size_t>(bytes, 1)), fetch->where = fetch->own.data();
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
   param.cb.recv_am = on_fetched;
@@ -413,9 +411,9 @@ void UcxLink::heed(const Sign& sign) {
   for (auto it = first; it != last; ++it) {
     Peer& peer = *peers_[it->second];
     if (peer.lost) continue;
+    peer.their_turn = std::max(peer.their_turn, sign.turn);
     switch (sign.kind) {
       case Sign::kHello:
-        peer.their_turn = std::max(peer.their_turn, sign.turn);
         worker_->keep_sockets_to_itself();  // by now both sides' are there
         greet(peer);
         return;  // one connection, one peer

@@ -217,7 +217,8 @@ void UcxListeners::shut(std::span<const std::byte> address, size_t devices) {
   std::vector<Listener> fresh = all_listeners();
   std::erase_if(fresh, [&](const Listener& listener) { return others_.contains(listener.inode); });
   listeners_ = of_worker(std::move(fresh), address, devices);
-  if (listeners_.empty()) return;
+  if (listeners_.empty() && devices == 0) return;
+  if (listeners_.empty()) refuse("nvx does not find the sockets at which UCX listens");
   attach();
   take_connections_away(listeners_);
 }

@@ -1,5 +1,5 @@
-"""A stranger at the port where UCX takes connections over TCP: it tries to write to a rank's memory, and sends what makes
-no sense.
+"""A stranger at the port where UCX takes connections over TCP: it tries to write to a rank's memory, and sends what
+makes no sense.
 
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
 
