@@ -1,4 +1,4 @@
-"""Only the hosts of a job connect to its ranks over TCP, by all of their addresses, and those that NVX_ALLOW_FROM names.
+"""Only the hosts of a job connect to its ranks over TCP, by all of their addresses, and those of NVX_ALLOW_FROM.
 Each test runs with both versions of UCX where there are two."""
 
 from __future__ import annotations
