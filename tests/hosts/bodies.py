@@ -250,11 +250,16 @@ def regroup():
 
 
 def speak_first():
-    """The second host connects to the first."""
+    """The second host connects to the first, and is answered."""
     rank, _ = begin()
     x = torch.full((4,), float(rank))
     try:
-        dist.send(x, 0) if rank == 1 else dist.recv(x, 1)
+        if rank == 1:
+            dist.send(x, 0)
+            dist.recv(x, 0)
+        else:
+            dist.recv(x, 1)
+            dist.send(x, 1)
     except dist.DistBackendError as error:
         return str(error)
     assert torch.all(x == 1)
