@@ -84,6 +84,7 @@ class StoreMeeting {
   std::optional<Failure> told_;       // what another rank has said of its failure
   std::unique_ptr<Handout> handout_;  // of the rank that reads the store for its host; ...
   std::unique_ptr<Receipt> receipt_;  // ... and of the ranks for which it does
+  Clock::time_point next_look_;       // of such a rank into the store
 };
 
 /// Throws if a rank that this process has met in another group has ended meanwhile. Of those on other hosts only the

@@ -1,9 +1,10 @@
 #include "memory/device_meeting.h"
 
-#include <poll.h>
-
 #include <cerrno>
+#include <cstring>
 #include <string>
+
+#include "memory/unix_socket.h"
 
 namespace nvx {
 
@@ -82,11 +83,12 @@ Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   return offer;
 }
 
-/// Sends a descriptor to the sockets of others, where it lies until they read it. So nobody waits for anybody.
+/// Sends a descriptor to the doors of others. Their threads take it, so this waits only while another user floods one.
 void Meeting::send_fd(int fd, const std::vector<bool>& to) {
+  const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
-    const Fd guest = connect_to(text_of(cards_[r].door));
+    const Fd guest = connect_to(text_of(cards_[r].door), deadline);
     const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
     if (!guest || !send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
       throw Error(Code::kPeerDied, "nvx: " + options_.name(int(r)) + " cannot be reached over its Unix socket (" +
@@ -133,26 +135,34 @@ bool Meeting::exchange_offers(const Offer& mine) {
   return !anew;
 }
 
+/// Of a connection to this rank's door, on the door's thread.
+void Meeting::receive_fd(const Fd& guest) {
+  Handover handover;
+  Fd fd;
+  if (!receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) return;
+  if (handover.magic != Handover::kMagic || handover.rank < 0 || handover.rank >= options_.ranks || !fd) return;
+  MutexLock lock(mutex_);
+  came_.emplace_back(handover, std::move(fd));
+  came_cv_.notify_all();
+}
+
 /// The descriptors of these ranks, all of which have been sent by now. If one did not come, whoever needs it says so.
 std::vector<Fd> Meeting::collect(const std::vector<bool>& from) {
-  constexpr int kNowMs = 1000;  // enough, as what was sent is there already
+  constexpr std::chrono::milliseconds kNow{1000};  // enough, as all have been sent
   std::vector<Fd> fds(ranks());
-  const Deadline deadline = Deadline::after(std::chrono::milliseconds(kNowMs));
-  for (size_t left = size_t(std::count(from.begin(), from.end(), true)); left > 0;) {
-    pollfd ask{door_.get(), POLLIN, 0};
-    if (deadline.passed(Clock::now()) || poll(&ask, 1, kNowMs) != 1) break;
-    Fd guest, fd;
-    Handover handover;
-    if (accept_from(door_.get(), &guest) != Came::kGuest) continue;
-    pollfd packet{guest.get(), POLLIN, 0};
-    if (poll(&packet, 1, kNowMs) != 1 || !receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) continue;
-    if (handover.magic != Handover::kMagic || handover.rank < 0 || handover.rank >= options_.ranks || !fd) continue;
-    const size_t r = size_t(handover.rank);
-    if (!from[r] || fds[r] || handover.arena != offers_[r].arena || handover.turn != turn_) continue;
-    fds[r] = std::move(fd);
-    --left;
+  const Deadline deadline = Deadline::after(kNow);
+  MutexLock lock(mutex_);
+  for (size_t left = size_t(std::count(from.begin(), from.end(), true));;) {
+    for (auto& [handover, fd] : came_) {
+      const size_t r = size_t(handover.rank);
+      if (!from[r] || fds[r] || handover.arena != offers_[r].arena || handover.turn != turn_) continue;
+      fds[r] = std::move(fd);
+      --left;
+    }
+    came_.clear();
+    if (left == 0 || deadline.passed(Clock::now())) return fds;
+    lock.wait_for(came_cv_, deadline.end - Clock::now());
   }
-  return fds;
 }
 
 }  // namespace nvx

@@ -1,16 +1,19 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/mutex.h"
 #include "memory/apart.h"
 #include "memory/cards.h"
 #include "memory/device_share.h"
-#include "memory/unix_socket.h"
+#include "memory/served_door.h"
 
 /// How a DeviceShare is made: what the ranks say to each other, and in which order. For device_*.cc only.
 namespace nvx {
@@ -60,8 +63,8 @@ class Meeting {
         exchange_(exchange),
         options_(options),
         door_name_(fresh_socket_name()),
-        door_(listen_on(door_name_)),
-        budget_(Deadline::after(options.patience + std::chrono::milliseconds(1))) {}
+        budget_(Deadline::after(options.patience + std::chrono::milliseconds(1))),
+        door_(door_name_, [this](const Fd& guest) { receive_fd(guest); }) {}
   ~Meeting();
 
   /// Each rank says what it has, and all agree on a kind.
@@ -88,7 +91,8 @@ class Meeting {
   std::optional<std::vector<Fd>> trade(Offer mine, const std::function<void(Offer&)>& fill,
                                        const std::vector<bool>& over_socket);
   bool exchange_offers(const Offer& mine);
-  std::vector<Fd> collect(const std::vector<bool>& from);
+  void receive_fd(const Fd& guest) EXCLUDES(mutex_);
+  std::vector<Fd> collect(const std::vector<bool>& from) EXCLUDES(mutex_);
   std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind);
   std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd);
   PairVerdict reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at);
@@ -113,7 +117,6 @@ class Meeting {
   Exchange& exchange_;
   const ShareOptions options_;
   const std::string door_name_;
-  Fd door_;
   std::optional<ShareProbe> found_;  // what this process can export ...
   ShareProbe probe_;                 // ... less what its arena is not made by
   uint32_t turn_ = 0;                // of offers
@@ -124,6 +127,10 @@ class Meeting {
   bool touched_ = false;  // others may be using check_ ...
   bool hung_ = false;     // ... and may never end
   Deadline budget_;
+  Mutex mutex_;
+  std::condition_variable came_cv_;
+  std::vector<std::pair<Handover, Fd>> came_ GUARDED_BY(mutex_);
+  ServedDoor door_;  // last, as its thread uses what stands before
 };
 
 }  // namespace nvx

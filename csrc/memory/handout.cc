@@ -6,6 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "base/deadline.h"
 #include "base/error.h"
 #include "memory/unix_socket.h"
 
@@ -53,31 +58,37 @@ void Handout::give(std::span<const uint8_t> sheet) {
 }
 
 void Handout::serve() {
-  for (Fd guest;;) {
-    const Came came = accept_from(listener_.get(), &guest);
-    if (came == Came::kNobody) break;
-    if (came == Came::kGuest) guests_.push_back({std::move(guest), 0});
-  }
+  accept_guests(listener_.get(), [this](Fd guest) { guests_.push_back({std::move(guest), 0}); });
   for (Guest& guest : guests_) {
     for (; guest.socket && guest.given < sheets_.size(); ++guest.given) {
       const int fd = sheets_[guest.given].get();
-      if (!send_packet(guest.socket.get(), &kMagic, sizeof kMagic, {&fd, 1})) guest.socket.reset();  // it has gone
+      if (send_packet(guest.socket.get(), &kMagic, sizeof kMagic, {&fd, 1})) continue;
+      if (errno == EAGAIN) break;  // it has yet to read the sheets before
+      guest.socket.reset();        // it has gone
     }
   }
 }
 
-Receipt::Receipt(const std::string& name) : socket_(connect_to(name)) {}
+Receipt::Receipt(const std::string& name) : name_(name) { connect(); }
+
+void Receipt::connect() {
+  socket_ = connect_to(name_);
+  open_ = socket_ || backlog_is_full();
+}
 
 std::optional<std::vector<uint8_t>> Receipt::next(std::chrono::milliseconds span) {
+  const Deadline deadline{Clock::now(), Clock::now() + span};
+  for (; open_ && !socket_ && !deadline.passed(Clock::now()); std::this_thread::sleep_for(kConnectPause)) connect();
   if (!socket_) return std::nullopt;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
   pollfd ask{socket_.get(), POLLIN, 0};
-  if (poll(&ask, 1, int(span.count())) != 1) return std::nullopt;
+  if (poll(&ask, 1, int(std::max<int64_t>(left.count(), 0))) != 1) return std::nullopt;
   uint64_t magic = 0;
   Fd sheet;
   if (receive_packet(socket_.get(), &magic, sizeof magic, {&sheet, 1}) && magic == kMagic && sheet) {
     if (auto value = read_all(sheet.get())) return value;
   }
-  socket_.reset();
+  open_ = false;
   return std::nullopt;
 }
 

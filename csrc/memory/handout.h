@@ -23,7 +23,8 @@ class Handout {
 
   /// Adds the next sheet. Throws Error if there is no memory for it.
   void give(std::span<const uint8_t> sheet);
-  /// Lets in whoever has come, and gives everybody the sheets that there are by now. Never blocks.
+  /// Accepts a bounded number of those who have come, and gives everybody the sheets that there are by now. Never
+  /// blocks.
   void serve();
 
  private:
@@ -43,12 +44,16 @@ class Receipt {
  public:
   explicit Receipt(const std::string& name);
   /// False once its handout is gone: sheets that have not come by then will not come.
-  bool open() const { return bool(socket_); }
+  bool open() const { return open_; }
   /// The next sheet; nothing if none comes within the span.
   std::optional<std::vector<uint8_t>> next(std::chrono::milliseconds span);
 
  private:
-  Fd socket_;
+  void connect();
+
+  std::string name_;
+  bool open_ = false;
+  Fd socket_;  // none while the handout's backlog is full
 };
 
 }  // namespace nvx

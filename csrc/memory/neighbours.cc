@@ -197,12 +197,12 @@ void Doorway::answer() {
   const int fds[] = {arena.fd(), neighbours_.own_pidfd().get()};
   const bool has_pidfd = fds[1] >= 0;
   const Introduction introduction{Introduction::kMagic, has_pidfd, arena.id()};
-  for (Fd guest;;) {
-    const Came came = accept_from(listener_.get(), &guest);
-    if (came == Came::kNobody) break;
-    if (came == Came::kGuest)
-      (void)send_packet(guest.get(), &introduction, sizeof introduction, std::span(fds, has_pidfd ? 2 : 1));
-  }
+  accept_guests(
+      listener_.get(),
+      [&](const Fd& guest) {
+        (void)send_packet(guest.get(), &introduction, sizeof introduction, std::span(fds, has_pidfd ? 2 : 1));
+      },
+      &strangers_);
   if (handout_) handout_->serve();
 }
 
@@ -215,50 +215,69 @@ void Doorway::serve(std::chrono::microseconds span) {
 std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<Wanted>& wanted,
                                                              const Deadline& deadline) {
   std::map<ArenaId, std::shared_ptr<Neighbour>> got;
-  std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}};
-  const size_t first = polls.size();
-  std::vector<Fd> guests;
-  std::vector<Wanted> open;
-  for (const Wanted& want : wanted) {
-    Fd guest = connect_to(want.door);
-    if (!guest) {
+  std::vector<Visit> open;
+  for (const Wanted& want : wanted) open.push_back({want, {}});
+  std::vector<pollfd> polls;
+  while (!open.empty()) {
+    const bool all_connected = connect(open);
+    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
+    if (deadline.passed(Clock::now())) end_as_late(open);
+    polls.assign({{listener_.get(), POLLIN, 0}, {handout_ ? handout_->fd() : -1, POLLIN, 0}});
+    const size_t first = polls.size();
+    for (const Visit& visit : open) polls.push_back({visit.socket.get(), POLLIN, 0});
+    const auto span = all_connected ? std::chrono::milliseconds(100) : kConnectPause;
+    if (poll(polls.data(), polls.size(), int(span.count())) < 0 && errno != EINTR) throw system_error("poll failed");
+    if (polls[0].revents || polls[1].revents) answer();
+    for (size_t i = first; i < polls.size(); ++i) {
+      if (polls[i].revents) got[open[i - first].want.id] = receive(open[i - first]);
+    }
+    std::erase_if(open, [&](const Visit& visit) { return got.contains(visit.want.id); });
+  }
+  return got;
+}
+
+/// Whether all are connected now. The backlog of the others is full, of connections of another user or of processes
+/// that came at once.
+bool Doorway::connect(std::vector<Visit>& open) {
+  bool all = true;
+  for (Visit& visit : open) {
+    if (visit.socket) continue;
+    visit.socket = connect_to(visit.want.door);
+    if (!visit.socket && !backlog_is_full()) {
       throw Error(Code::kPeerDied,
-                  "nvx: " + name_of(want) + " cannot be reached over its Unix socket (" + std::strerror(errno) +
+                  "nvx: " + name_of(visit.want) + " cannot be reached over its Unix socket (" + std::strerror(errno) +
                       "): it has ended, or belongs to another user",
                   "see its log; run all ranks of a host as one user");
     }
-    polls.push_back({guest.get(), POLLIN, 0});
-    guests.push_back(std::move(guest));
-    open.push_back(want);
+    all = all && visit.socket;
   }
-  while (got.size() < wanted.size()) {
-    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " during set-up");
-    if (deadline.passed(Clock::now())) {
-      std::string missing;
-      for (const Wanted& want : wanted) {
-        if (!got.contains(want.id)) missing += (missing.empty() ? "" : ", ") + name_of(want);
-      }
-      throw Error(Code::kTimeout, "nvx: no shared memory was handed over in time by " + missing,
-                  "see what it does, whether it is stopped or swapped out; is the timeout long enough "
-                  "(init_process_group(timeout=))?");
-    }
-    if (poll(polls.data(), polls.size(), 100) < 0 && errno != EINTR) throw system_error("poll failed");
-    if (polls[0].revents || polls[1].revents) answer();
-    for (size_t i = first; i < polls.size(); ++i) {
-      if (!polls[i].revents || polls[i].fd < 0) continue;
-      const Wanted& want = open[i - first];
-      Introduction introduction{};
-      Fd memfd, pidfd;
-      if (!receive_introduction(guests[i - first].get(), &introduction, &memfd, &pidfd) || introduction.id != want.id) {
-        throw Error(Code::kPeerDied,
-                    "nvx: " + name_of(want) + " ended, or sent something else than its shared memory, during set-up");
-      }
-      got[want.id] = neighbours_.adopt(
-          std::make_shared<Neighbour>(want.id, memfd.get(), Arena::kBytes, std::move(pidfd), want.pid));
-      polls[i].fd = -1;
-    }
+  return all;
+}
+
+std::shared_ptr<Neighbour> Doorway::receive(const Visit& visit) {
+  Introduction introduction{};
+  Fd memfd, pidfd;
+  if (!receive_introduction(visit.socket.get(), &introduction, &memfd, &pidfd) || introduction.id != visit.want.id) {
+    throw Error(Code::kPeerDied,
+                "nvx: " + name_of(visit.want) + " ended, or sent something else than its shared memory, during set-up");
   }
-  return got;
+  return neighbours_.adopt(
+      std::make_shared<Neighbour>(visit.want.id, memfd.get(), Arena::kBytes, std::move(pidfd), visit.want.pid));
+}
+
+void Doorway::end_as_late(const std::vector<Visit>& open) const {
+  std::string missing;
+  bool full = false;
+  for (const Visit& visit : open) {
+    missing += (missing.empty() ? "" : ", ") + name_of(visit.want);
+    if (!visit.socket) missing += " (the backlog of its Unix socket is full" + words_of(strangers_) + ")";
+    full = full || !visit.socket;
+  }
+  const std::string advice =
+      "see what it does, whether it is stopped or swapped out; is the timeout long enough "
+      "(init_process_group(timeout=))?";
+  throw Error(Code::kTimeout, "nvx: no shared memory was handed over in time by " + missing,
+              full ? advice + " Does another user of this host flood the sockets @nvx-* (ss -xl)?" : advice);
 }
 
 }  // namespace nvx

@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "memory/arena.h"
 #include "memory/leases.h"
+#include "memory/unix_socket.h"
 
 namespace nvx {
 
@@ -98,16 +99,25 @@ class Doorway {
   /// Fetches what is wanted while serving those who want ours. Throws when the time is up.
   std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline);
 
-  /// Serves whoever asks, for at most this long.
+  /// Waits for at most this long, and serves those who ask by then.
   void serve(std::chrono::microseconds span);
 
  private:
+  struct Visit {
+    Wanted want;
+    Fd socket;  // none while the other one's backlog is full
+  };
+
   void answer();
+  static bool connect(std::vector<Visit>& open);
+  std::shared_ptr<Neighbour> receive(const Visit& visit);
+  [[noreturn]] void end_as_late(const std::vector<Visit>& open) const;
 
   Neighbours& neighbours_;
   std::string name_;
   Fd listener_;
   Handout* handout_ = nullptr;
+  Strangers strangers_;
 };
 
 }  // namespace nvx

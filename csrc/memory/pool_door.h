@@ -2,13 +2,12 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
 #include <string>
-#include <thread>
 
 #include "base/deadline.h"
 #include "memory/arena.h"
 #include "memory/device_driver.h"
+#include "memory/served_door.h"
 
 namespace nvx {
 
@@ -39,8 +38,7 @@ struct PoolAnswer {
 };
 static_assert(sizeof(PoolAnswer) == 32 + 24 + 64 + 120);
 
-/// Where this process hands its pools' memory to others of its host, at any time and without a step of theirs. One
-/// thread sleeps there until somebody comes.
+/// Where this process hands its pools' memory to others of its host, at any time.
 class PoolDoor {
  public:
   /// Answers a question, with a descriptor where there is one. May throw Error, which then is the answer.
@@ -48,23 +46,12 @@ class PoolDoor {
 
   /// Throws Error where it cannot be opened.
   PoolDoor(const std::string& name, Answer answer);
-  ~PoolDoor();
-  PoolDoor(const PoolDoor&) = delete;
-  PoolDoor& operator=(const PoolDoor&) = delete;
 
  private:
-  void serve();
-  void let_in();
   void hear(const Fd& guest);
 
-  /// When there are more, those who came first and have not asked anything make room for others.
-  static constexpr size_t kMostGuests = 64;
-
   const Answer answer_;
-  Fd listener_;
-  Fd end_;  // readable when the thread is to end
-  std::list<Fd> guests_;
-  std::thread thread_;
+  ServedDoor door_;
 };
 
 /// Asks a process for its answer. It may have ended, be another one by now, or never say anything. Throws Error.

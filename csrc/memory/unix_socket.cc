@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <thread>
 
 #include "base/error.h"
 
@@ -32,10 +33,13 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-bool same_user(int socket) {
+/// Who connected to this process, or whom it has connected to. False where the kernel does not say.
+bool user_of(int socket, uid_t* user) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  return getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  *user = peer.uid;
+  return true;
 }
 
 }  // namespace
@@ -61,22 +65,48 @@ Fd listen_on(const std::string& name) {
 }
 
 Fd connect_to(const std::string& name) {
-  Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!guest) throw system_error("cannot make a Unix socket");
   socklen_t length = 0;
   const sockaddr_un address = abstract_address(name, &length);
   if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
-  if (same_user(guest.get())) return guest;
+  uid_t user = 0;
+  if (user_of(guest.get(), &user) && user == geteuid()) return guest;
   errno = EPERM;
   return {};
 }
 
-Came accept_from(int listener, Fd* guest) {
-  *guest = Fd(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
-  if (!*guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
-    throw system_error("cannot let in another process of this host");  // which would wait for it in vain
-  if (!*guest) return Came::kNobody;
-  return same_user(guest->get()) ? Came::kGuest : Came::kStranger;
+bool backlog_is_full() { return errno == EAGAIN; }
+
+Fd connect_to(const std::string& name, const Deadline& deadline) {
+  for (;;) {
+    Fd guest = connect_to(name);
+    if (guest || !backlog_is_full() || deadline.passed(Clock::now())) return guest;
+    std::this_thread::sleep_for(kConnectPause);
+  }
+}
+
+std::string words_of(const Strangers& strangers) {
+  if (strangers.count == 0) return "";
+  return ", and other users, such as " + std::to_string(strangers.last_user) + ", have made " +
+         std::to_string(strangers.count) + " connections to that of this process";
+}
+
+void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers* strangers) {
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
+    Fd guest(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
+      throw system_error("cannot let in another process of this host");  // which would wait for it in vain
+    if (!guest) return;
+    uid_t user = 0;
+    if (!user_of(guest.get(), &user)) continue;
+    if (user == geteuid()) {
+      take(std::move(guest));
+    } else if (strangers) {
+      ++strangers->count;
+      strangers->last_user = user;
+    }
+  }
 }
 
 bool send_packet(int socket, const void* data, size_t bytes, std::span<const int> fds) {
@@ -94,7 +124,7 @@ bool send_packet(int socket, const void* data, size_t bytes, std::span<const int
     head->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
   }
-  return sendmsg(socket, &message, MSG_NOSIGNAL) == ssize_t(bytes);
+  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(bytes);
 }
 
 bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
@@ -105,7 +135,7 @@ bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
   message.msg_iovlen = 1;
   message.msg_control = control.bytes;
   message.msg_controllen = sizeof control.bytes;
-  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   size_t taken = 0;
   for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
     if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
