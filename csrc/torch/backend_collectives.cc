@@ -15,6 +15,19 @@ TensorOperations one(TensorOperation&& c) {
   return all;
 }
 
+/// What would fail in the middle of the operation, where the other ranks wait for this one.
+void check_sparse(const Arguments& args, const std::vector<at::Tensor>& tensors) {
+  const std::string type = c10::toString(tensors[0].scalar_type());
+  if (!can_coalesce(tensors[0].scalar_type())) {
+    args.invalid_type("Cannot use ReduceOp.SUM with sparse " + type +
+                      " inputs: torch cannot coalesce them; convert them to another type first");
+  }
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.sparse_dim() != tensors[0].sparse_dim())
+      args.invalid("sparse tensors of one list must have the same number of sparse dimensions");
+  }
+}
+
 }  // namespace
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -226,6 +239,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse(Tensors& tenso
   args.check_list(tensors);
   if (opts.reduceOp != c10d::ReduceOp::SUM)
     args.invalid("unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)");
+  check_sparse(args, tensors);
   args.check_place(tensors[0]);
   origin_.check(rank_);
   if (!tensors[0].is_cpu()) return all_reduce_sparse_on_host(tensors[0], opts);

@@ -1,10 +1,43 @@
 #include "torch/sparse.h"
 
 #include <algorithm>
+#include <atomic>
 
+#include "base/contain.h"
 #include "base/hash.h"
 
 namespace nvx {
+namespace {
+
+/// The entries of all tensors in one. Their sum by operator+ would exclude types that coalesce() sums.
+at::Tensor concatenated(const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() == 1) return tensors[0];
+  std::vector<at::Tensor> indices, values;
+  for (const at::Tensor& tensor : tensors) {
+    indices.push_back(tensor._indices());
+    values.push_back(tensor._values());
+  }
+  return at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), tensors[0].sizes());
+}
+
+}  // namespace
+
+bool can_coalesce(at::ScalarType type) {
+  enum Answer : int8_t { kUnknown, kYes, kNo };
+  static std::atomic<Answer> known[size_t(at::ScalarType::NumOptions)] = {};
+  std::atomic<Answer>& answer = known[size_t(type)];
+  if (answer == kUnknown) {
+    const Movement movement;
+    contain_and(
+        [&] {
+          const at::Tensor twice = at::zeros({1, 2}, at::kLong);  // torch only sums where there are two entries
+          (void)at::sparse_coo_tensor(twice, at::zeros({2}, type), {1}).coalesce();
+          answer = kYes;
+        },
+        [&](const std::exception*) { answer = kNo; });
+  }
+  return answer == kYes;
+}
 
 SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments,
                        std::vector<at::Tensor> tensors, Call call)
@@ -62,9 +95,7 @@ Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor&
 
 Status SparseWork::carry_out(Group& group, Carrier carrier) {
   const Movement movement;
-  at::Tensor mine = tensors_[0];
-  for (size_t i = 1; i < tensors_.size(); ++i) mine = mine + tensors_[i];
-  mine = mine.coalesce();
+  const at::Tensor mine = concatenated(tensors_).coalesce();
   whole_.fingerprint.collective = kernel::Collective::kAllReduce;
   whole_.fingerprint.dtype = dtype_of(mine.values());
   whole_.fingerprint.form = kernel::Form::kSparse;

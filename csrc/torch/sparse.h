@@ -5,6 +5,10 @@
 
 namespace nvx {
 
+/// Whether torch can sum entries of this type that share an index. Which types it cannot depends on its version, so
+/// this tries it, once a type.
+bool can_coalesce(at::ScalarType type);
+
 /// The all-reduce of a sparse tensor, or of several, which are summed first and each get the result. Ranks may hold
 /// different numbers of entries: so these numbers are gathered first, and then the indices and values of all ranks,
 /// which every rank sums in rank order.

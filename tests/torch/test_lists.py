@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks, on_threads
+from ranks import on_ranks, on_threads, only_nvx
 from reference import small_numbers
 
 OPERATORS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
@@ -111,6 +111,20 @@ def test_sparse_all_reduce(pg, rank, world):
     want = sum(sparse(r, i).to_dense() for r in range(world) for i in range(2))
     for tensor in (*tensors, *result):
         assert torch.equal(tensor.to_dense(), want)
+
+
+@only_nvx
+@on_threads(2)
+def test_sparse_lists_of_each_type(pg, rank, world):
+    """Also of types that torch coalesces, but does not add."""
+    for dtype in (torch.float16, torch.bfloat16, torch.bool, torch.int32):
+        tensors = [torch.sparse_coo_tensor([[rank, i]], torch.ones(2).to(dtype), (world + 2,)) for i in range(2)]
+        value(pg.allreduce(tensors, all_reduce_options("SUM")))
+        want = torch.tensor([4, 4, 0, 0]).to(dtype)
+        for tensor in tensors:
+            assert torch.equal(tensor.to_dense(), want), dtype
+    unlike = [torch.eye(2).to_sparse(), torch.eye(2).to_sparse(1)]
+    refused("same number of sparse dimensions", lambda: pg.allreduce(unlike, all_reduce_options("SUM")))
 
 
 def refused(text, call):

@@ -286,6 +286,59 @@ def test_sparse_takes_sum_alone(rank, world):
     dist.all_reduce(tensor)
 
 
+def sparse_of(dtype, indices=(1, 1, 2)):
+    values = torch.ones(len(indices)).to(dtype)
+    return torch.sparse_coo_tensor(torch.tensor([indices]), values, (4,), check_invariants=True)
+
+
+def coalesces(dtype):
+    try:
+        sparse_of(dtype).coalesce()
+    except NotImplementedError:
+        return False
+    return True
+
+
+NARROW = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz]
+NARROW += [torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
+WIDE = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.bool, torch.float16, torch.bfloat16]
+
+
+def serves_on(rank, world):
+    total = torch.full((1000,), float(rank))
+    dist.all_reduce(total)
+    assert total.unique().tolist() == [sum(range(world))]
+
+
+@only_nvx
+@on_ranks(2)
+def test_sparse_of_a_type_that_torch_cannot_coalesce(rank, world):
+    """Whichever ranks call: refused before anything is sent, and the group serves on."""
+    refused = [dtype for dtype in NARROW if not coalesces(dtype)]
+    assert refused, "torch coalesces all types: then nothing is refused, and this test is done"
+    for dtype in refused:
+        for callers in ((0, 1), (1,), (0,)):
+            for how in ({}, {"async_op": True}):
+                # One entry alone torch does not sum, but it would sum those of several ranks.
+                for indices in ((1, 1, 2), (1,), ()):
+                    if rank in callers:
+                        with pytest.raises(TypeError, match="sparse .*cannot coalesce") as caught:
+                            dist.all_reduce(sparse_of(dtype, indices), **how)
+                        assert isinstance(caught.value, RuntimeError)
+            serves_on(rank, world)
+
+
+@only_nvx
+@on_ranks(2, 3)
+def test_sparse_of_each_type_that_torch_can_coalesce(rank, world):
+    for dtype in [*WIDE, *filter(coalesces, NARROW)]:
+        tensor = sparse_of(dtype)
+        dist.all_reduce(tensor)
+        want = [0, 2 * world, world, 0] if dtype != torch.bool else [0, 1, 1, 0]
+        assert tensor.to_dense().to(torch.float64).tolist() == want, dtype
+    serves_on(rank, world)
+
+
 # --- what the bare backend sees -----------------------------------------------------------------------------
 
 

@@ -1,0 +1,90 @@
+"""Another user of the host connects to every Unix socket of the ranks without end, while one of them comes late."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import BACKEND, one_host, only_nvx
+
+pytestmark = [
+    only_nvx,
+    one_host,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user"),
+]
+TIMEOUT = 20.0
+NOBODY = 65534
+
+# Says so when a socket of each of the first processes has been full.
+FLOODER = """
+import socket, sys
+awaited, victims = int(sys.argv[1]), [f"@nvx-{pid}-" for pid in sys.argv[2:]]
+full, told = set(), False
+while True:
+    with open("/proc/net/unix") as table:
+        rows = [row.split() for row in table]
+    names = [row[7] for row in rows if len(row) == 8 and row[3] == "00010000"]
+    for name in names:
+        victim = next((v for v in victims if name.startswith(v)), None)
+        while victim:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
+                guest.setblocking(False)
+                try:
+                    guest.connect("\\0" + name[1:])
+                except BlockingIOError:
+                    full.add(victim)
+                    break
+                except OSError:
+                    break
+    if not told and full.issuperset(victims[:awaited]):
+        told = True
+        print("full", flush=True)
+"""
+
+
+def start_flood(awaited, pids):
+    command = [sys.executable, "-I", "-S", "-c", FLOODER, str(awaited), *map(str, pids)]
+    flood = subprocess.Popen(command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", stdout=subprocess.PIPE)
+    assert flood.stdout.readline() == b"full\n"
+    return flood
+
+
+def meet_late(rank, world, path):
+    """How long the set-up took from when the last rank came."""
+    store = dist.FileStore(path, world)
+    store.set(f"pid{rank}", str(os.getpid()))
+    flood = None
+    try:
+        if rank == world - 1:
+            pids = [int(store.get(f"pid{r}")) for r in range(world)]
+            flood = start_flood(world - 1, pids)
+        began = time.monotonic()
+        dist.init_process_group(
+            BACKEND,
+            store=dist.PrefixStore("group", store),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=TIMEOUT),
+        )
+        total = torch.ones(100)
+        dist.all_reduce(total)
+        assert total.unique().tolist() == [world]
+        took = time.monotonic() - began
+        dist.destroy_process_group()
+        return took
+    finally:
+        if flood:
+            os.kill(flood.pid, signal.SIGKILL)
+            flood.wait()
+            flood.stdout.close()
+
+
+def test_set_up_with_a_late_rank(ranks, tmp_path):
+    took = ranks.run(meet_late, world=4, kind="bare", path=str(tmp_path / "store"))
+    print("set-up and an all-reduce took", [round(seconds, 3) for seconds in took])
+    assert took[-1] < TIMEOUT
