@@ -288,7 +288,7 @@ def test_sparse_takes_sum_alone(rank, world):
 
 def sparse_of(dtype, indices=(1, 1, 2)):
     values = torch.ones(len(indices)).to(dtype)
-    return torch.sparse_coo_tensor(torch.tensor([indices]), values, (4,), check_invariants=True)
+    return torch.sparse_coo_tensor(torch.tensor([indices], dtype=torch.int64), values, (4,), check_invariants=True)
 
 
 def coalesces(dtype):
