@@ -6,7 +6,7 @@
 #include "group/chunks.h"
 #include "group/delegate_plan.h"
 #include "group/device_end.h"
-#include "group/relay.h"
+#include "group/host_proxy.h"
 
 namespace nvx {
 namespace {
@@ -86,8 +86,8 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
 /// As the fingerprint of tensors of bytes has it.
 size_t count_of(const DeviceQuestion& q) { return bytes_of_whole(q.collective, q.bytes, ranks_of(q)); }
 
-/// What of a relay's data each rank moves over its bus.
-const char* moved_by_relay(Collective collective, const Bridge& bridge) {
+/// What of a proxy's data each rank moves over its bus.
+const char* moved_by_proxy(Collective collective, const Bridge& bridge) {
   if (bridge.by_leader)
     return "small: one rank of each host brings the host's sum to host memory, and takes the result back";
   switch (collective) {
@@ -101,22 +101,22 @@ const char* moved_by_relay(Collective collective, const Bridge& bridge) {
 }
 
 /// The steps inside each host, where the ranks are on several.
-Way by_relay(const DeviceQuestion& q, const Bridge& bridge) {
+Way by_proxy(const DeviceQuestion& q, const Bridge& bridge) {
   Way way{"kernels and host memory", std::string("between hosts ") + bridge.row->name, "", ""};
   const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
   if (!q.has_kernels) {
     way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
   } else if (why_not) {
     way.why = why_not;
-  } else if (!can_be_relayed(q.collective, DType::kU8, count_of(q), q.facts)) {
+  } else if (!can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts)) {
     way.why = "too many hosts: a launch does not list so many pieces";
   } else if (!config().delegate.empty()) {
     way.why = "not beside NCCL's kernels", way.set_by = "NVX_DELEGATE";
   } else {
-    way.why = moved_by_relay(q.collective, bridge);
+    way.why = moved_by_proxy(q.collective, bridge);
     way.runs = true;
   }
-  if (!why_not) way.estimate = estimate_relayed(bridge, q.collective, q.bytes, q.facts, q.carrier, q.link);
+  if (!why_not) way.estimate = estimate_proxied(bridge, q.collective, q.bytes, q.facts, q.carrier, q.link);
   return way;
 }
 
@@ -124,7 +124,7 @@ Way by_all_hosts(const DeviceQuestion& q, const Bridge& bridge) {
   const Estimate there = estimate_between(*bridge.row, q.collective, q.bytes, q.facts, q.carrier);
   Way way{"host memory", std::string("between hosts ") + bridge.row->name,
           std::string("where there is nothing else: ") + bridge.why, "", true};
-  if (q.has_kernels && config().delegate.empty() && can_be_relayed(q.collective, DType::kU8, count_of(q), q.facts))
+  if (q.has_kernels && config().delegate.empty() && can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts))
     way.why += "; kernels move what each rank has there and back, so that the caller is not held";
   if (q.collective != Collective::kBarrier)
     way.estimate = estimate_through_host(there, q.collective, q.bytes, q.facts.world);
@@ -168,7 +168,7 @@ std::vector<Way> explain_on_device(const DeviceQuestion& question) {
   std::vector<Way> ways{by_delegate(question)};
   if (question.facts.hosts > 1) {
     const Bridge bridge = plan_between(across(question.collective), question.bytes, question.facts);
-    ways.push_back(by_relay(question, bridge));
+    ways.push_back(by_proxy(question, bridge));
     ways.push_back(by_all_hosts(question, bridge));
   } else {
     for (Way& way : by_kernels(question)) ways.push_back(std::move(way));

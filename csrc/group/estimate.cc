@@ -247,7 +247,7 @@ Estimate estimate_between(const schedule::Row& row, Collective collective, size_
   return e;
 }
 
-Estimate estimate_relayed(const Bridge& bridge, Collective collective, size_t bytes, const PlanFacts& facts,
+Estimate estimate_proxied(const Bridge& bridge, Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& medium, const DeviceLink& link) {
   const bool reduces = collective != Collective::kAllGather, publishes = collective != Collective::kReduceScatter;
   const size_t share = reduces && !bridge.by_leader ? bytes / facts.ranks : bytes;  // of a rank, to host memory

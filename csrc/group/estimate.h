@@ -46,8 +46,8 @@ Estimate estimate_inside(kernel::Algorithm algorithm, kernel::Collective collect
 Estimate estimate_between(const schedule::Row& row, kernel::Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& carrier);
 
-/// Of a relay (group/relay.h): kernels inside the hosts, copies, and what is between the hosts, all overlapped.
-Estimate estimate_relayed(const Bridge& bridge, kernel::Collective collective, size_t bytes, const PlanFacts& facts,
+/// Of a proxy (group/host_proxy.h): kernels inside the hosts, copies, and what is between the hosts, all overlapped.
+Estimate estimate_proxied(const Bridge& bridge, kernel::Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& carrier, const DeviceLink& link);
 
 /// From the call to where the kernel has ended. bytes: as DeviceQuestion counts them.

@@ -102,7 +102,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// does not want it any more, or this rank has left.
   void look_while_waiting(int writer);
 
-  /// For an operation that a relay carries out, on devices and the host. First, before it has a number: has the relay
+  /// For an operation that a proxy carries out, on devices and the host. First, before it has a number: has the proxy
   /// make room for it. Then, at the call: begins what it does on devices; where that fails, so does the group.
   Status make_room(const Operation& operation);
   Status launch(const Operation& operation, Begins begins = Begins::kNow);

@@ -44,7 +44,7 @@ struct Whole {
   size_t bytes = 0;
 };
 
-class Relay;
+class HostProxy;
 
 /// One collective of one rank, in terms of memory. Which fields count depends on the collective:
 ///   all_reduce, reduce     in, out, count (elements)
@@ -70,7 +70,7 @@ struct Operation {
   std::chrono::milliseconds timeout{0};  ///< 0: the group's
   uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
   const Whole* whole = nullptr;          ///< of a chunk, or a step
-  Relay* relay = nullptr;                ///< of an operation over several hosts whose memory is a device's
+  HostProxy* proxy = nullptr;            ///< of an operation over several hosts whose memory is a device's
   const Stamp* awaited = nullptr;        ///< a counter of the host's, which device and host reach; null: none
   Stamp awaits = 0;                      ///< how far it must have come before the moves
 

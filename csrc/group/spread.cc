@@ -54,7 +54,7 @@ Status Spread::run(Operation& o, Carrier carrier) {
   if (reduces(o.collective)) call.combine = kernel::level().reduce(o.dtype, call.terms.between);
   Status status;
   try {
-    status = o.relay ? run_relay(call) : perform(call);
+    status = o.proxy ? run_proxy(call) : perform(call);
   } catch (...) {
     (void)end();
     throw;

@@ -7,7 +7,7 @@
 
 #include "group/chunks.h"
 #include "group/group.h"
-#include "group/relay.h"
+#include "group/host_proxy.h"
 #include "group/terms.h"
 #include "net/executor.h"
 
@@ -26,9 +26,9 @@ class Spread final : private Driver {
 
   /// Runs a collective on this thread, which holds the group's lane.
   Status run(Operation& operation, Carrier carrier);
-  /// Has its relay make room for it.
+  /// Has its proxy make room for it.
   Status make_room(const Operation& operation) const;
-  /// Begins what a relay does of it; from any thread.
+  /// Begins what a proxy does of it; from any thread.
   Status launch(const Operation& operation) const;
 
  private:
@@ -76,11 +76,11 @@ class Spread final : private Driver {
   Status all_to_all(Call& call);
   Status barrier(Call& call);
   Status sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result);
-  /// What the slices of a relayed operation do on their way, as long as the operation stays where it is.
+  /// What the slices of a proxied operation do on their way, as long as the operation stays where it is.
   struct Itinerary {
     using Steps = std::function<std::vector<Operation>(size_t k)>;
     size_t slices = 0;
-    size_t room = 0;           ///< bytes of a relay's slot
+    size_t room = 0;           ///< bytes of a proxy's slot
     bool meets_first = false;  ///< the first round waits until all ranks have called the same
     // On the device: to host memory, back, and among the ranks of the host, where there is anything to hand out.
     Steps bring, hand_out;
@@ -100,7 +100,7 @@ class Spread final : private Driver {
   Itinerary way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const;
   Itinerary way_of_reduce_scatter(const Operation& o) const;
   Itinerary way_of_all_gather(const Operation& o) const;
-  Status run_relay(Call& call);
+  Status run_proxy(Call& call);
   const std::byte* lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms);
   Status deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result);
   Status lend_to_rails(Call& call);

@@ -8,9 +8,9 @@
 #include "group/chunks.h"
 #include "torch/argument_error.h"
 #include "torch/delegate.h"
+#include "torch/host_proxy_path.h"
 #include "torch/kernel_path.h"
 #include "torch/overlaps.h"
-#include "torch/relay_path.h"
 
 namespace nvx {
 namespace {
@@ -191,8 +191,8 @@ TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor
   c.facts.kernels_serve = kernels_ && kernels_->agree_to_serve(like.device());
   c.facts.is_large = goes_in_chunks(collective, c.operation.dtype, count);
   c.facts.delegate_named = delegate_ != nullptr;
-  if (relays_ && may_be_relayed(c.facts)) c.facts.relays_serve = relays_->agree_to_serve(c.operation, c.device);
-  if (!c.facts.kernels_serve && route_of(c.facts) != Route::kRelay) refuse_capture(like.device());
+  if (proxies_ && may_be_proxied(c.facts)) c.facts.proxies_serve = proxies_->agree_to_serve(c.operation, c.device);
+  if (!c.facts.kernels_serve && route_of(c.facts) != Route::kHostProxy) refuse_capture(like.device());
   return c;
 }
 

@@ -12,17 +12,17 @@ namespace nvx {
 
 class Delegate;
 class KernelPath;
-class RelayPath;
+class HostProxyPath;
 
 /// Turns the tensors of a call into an operation on memory. Each function checks what torch's users expect to be
 /// checked, with the error classes and texts that they know. Tensors that are not contiguous get a stand-in.
 class Arguments {
  public:
-  /// name: what error texts begin with, as "ProcessGroupNVX::allreduce". kernels, delegate, relays: asked whether they
+  /// name: what error texts begin with, as "ProcessGroupNVX::allreduce". kernels, delegate, proxies: asked whether they
   /// use a device's tensors where they are; null where they are not to be asked.
   Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr, Delegate* delegate = nullptr,
-            RelayPath* relays = nullptr)
-      : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate), relays_(relays) {}
+            HostProxyPath* proxies = nullptr)
+      : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate), proxies_(proxies) {}
 
   /// apart: other tensors of the call use the same memory, so this one gets a stand-in.
   TensorOperation all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart = false) const;
@@ -95,7 +95,7 @@ class Arguments {
   int size_;
   KernelPath* kernels_;
   Delegate* delegate_;
-  RelayPath* relays_;
+  HostProxyPath* proxies_;
 };
 
 DType dtype_of(at::ScalarType type);

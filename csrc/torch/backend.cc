@@ -58,7 +58,7 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
       store_(std::move(store)),
       group_(std::move(group)),
       kernels_(std::make_shared<KernelPath>(group_, store_)),
-      relays_(group_, device_store(), [this]() -> const std::shared_ptr<Group>& { return device_group(); }),
+      proxies_(group_, device_store(), [this]() -> const std::shared_ptr<Group>& { return device_group(); }),
       options_(options) {
   init();
   if (!config().delegate.empty() && size_ > 1) {

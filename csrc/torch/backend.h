@@ -14,10 +14,10 @@
 #include "torch/arguments.h"
 #include "torch/delegate.h"
 #include "torch/hook.h"
+#include "torch/host_proxy_path.h"
 #include "torch/kernel_path.h"
 #include "torch/origin.h"
-#include "torch/relay_path.h"
-#include "torch/relayed_call.h"
+#include "torch/proxy_op.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -110,9 +110,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   void shutdown() override;
   /// abort() without its hooks: what is called off for this reason is no failure.
   void call_off(const std::string& why);
-  /// Waits until what relays have begun has ended, and says what has gone wrong with it, if nobody has heard that.
-  void see_off_relays(const Deadline& deadline);
-  static constexpr std::chrono::seconds kMostForRelays{5};
+  /// Waits until what proxies have begun has ended, and says what has gone wrong with it, if nobody has heard that.
+  void see_off_proxies(const Deadline& deadline);
+  static constexpr std::chrono::seconds kMostForProxies{5};
 
 #ifdef C10D_BACKEND_HAS_HOOKS
   IntrusiveWork gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) override;
@@ -155,11 +155,11 @@ class ProcessGroupNVX final : public c10d::Backend {
   using CompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
   static Mode mode(bool async) { return async ? Mode::kAsync : Mode::kSync; }
 
-  Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get(), delegate_.get(), relays()}; }
+  Arguments arguments(const char* name) { return {name, rank_, size_, kernels_.get(), delegate_.get(), proxies()}; }
   /// For a call that is several collectives. None of these is delegated, so that all of them begin alike.
-  Arguments arguments_of_several(const char* name) { return {name, rank_, size_, kernels_.get(), nullptr, relays()}; }
+  Arguments arguments_of_several(const char* name) { return {name, rank_, size_, kernels_.get(), nullptr, proxies()}; }
   /// Null where there are none beside a delegate.
-  RelayPath* relays() { return delegate_ ? nullptr : &relays_; }
+  HostProxyPath* proxies() { return delegate_ ? nullptr : &proxies_; }
 
   // backend_issue.cc. `collectives` are what one call asks for: one operation, or several on tensors of one device.
   /// Every collective comes here. Null where a synchronous call has ended and nobody needs a work.
@@ -176,7 +176,7 @@ class ProcessGroupNVX final : public c10d::Backend {
                              const Tensors& inputs, Mode mode);
   IntrusiveWork issue_in_parts(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                                const Tensors& inputs, Mode mode);
-  IntrusiveWork issue_relayed(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
+  IntrusiveWork issue_proxied(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                               const Tensors& inputs, Mode mode);
   IntrusiveWork issue_by_kernels(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                                  const Tensors& inputs, Mode mode);
@@ -207,12 +207,12 @@ class ProcessGroupNVX final : public c10d::Backend {
   static IntrusiveWork done(NvxWork::Facts facts, const Tensors& outputs, std::unique_ptr<Transit> transit);
   /// Puts it into a group's lane, which keeps the work, and with it all tensors, until it has run.
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
-  /// Whether all of a call's operations are relayed. One that is not keeps the others from it.
-  bool are_relayed(TensorOperations& collectives);
-  std::shared_ptr<RelayedCall> prepare_relays(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
-                                              Transit& transit) REQUIRES(relays_mutex_);
-  Status launch_relays(const std::shared_ptr<RelayedCall>& call, Group& group, Transit& transit);
-  Status leave_to_stream(const std::shared_ptr<RelayedCall>& call, const Transit& transit);
+  /// Whether all of a call's operations are proxied. One that is not keeps the others from it.
+  bool are_proxied(TensorOperations& collectives);
+  std::shared_ptr<ProxyOp> prepare_proxies(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
+                                           Transit& transit) REQUIRES(proxies_mutex_);
+  Status launch_proxies(const std::shared_ptr<ProxyOp>& call, Group& group, Transit& transit);
+  Status leave_to_stream(const std::shared_ptr<ProxyOp>& call, const Transit& transit);
   std::string profiled_as(TensorOperation& c);
   struct Term {
     std::chrono::milliseconds timeout;  ///< 0: the group's
@@ -243,7 +243,7 @@ class ProcessGroupNVX final : public c10d::Backend {
 
   // backend_collectives.cc
   IntrusiveWork all_reduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts);
-  void see_relays_end(Mode mode, std::chrono::milliseconds most);
+  void see_proxies_end(Mode mode, std::chrono::milliseconds most);
   IntrusiveWork all_reduce_sparse_on_host(at::Tensor& tensor, const c10d::AllreduceOptions& opts);
 
   // backend_messages.cc
@@ -294,10 +294,10 @@ class ProcessGroupNVX final : public c10d::Backend {
   Results results_;
   const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
   const std::shared_ptr<KernelPath> kernels_;
-  RelayPath relays_;    // for the group of devices' tensors
-  Mutex relays_mutex_;  // held from an operation's number to its place in the lane, as all ranks have one order
-  std::atomic<std::thread::id> relays_holder_{};  // who has it: a signal handler may run there
-  std::shared_ptr<Delegate> delegate_;            // null where NVX_DELEGATE names nothing
+  HostProxyPath proxies_;  // for the group of devices' tensors
+  Mutex proxies_mutex_;    // held from an operation's number to its place in the lane, as all ranks have one order
+  std::atomic<std::thread::id> proxies_holder_{};  // who has it: a signal handler may run there
+  std::shared_ptr<Delegate> delegate_;             // null where NVX_DELEGATE names nothing
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
   std::atomic<int> open_windows_{0};

@@ -195,15 +195,15 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::barrier(const c10d::BarrierOptio
   if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
   Tensors none;
   const bool on_device = c.facts.on_device;
-  if (on_device) see_relays_end(mode(opts.asyncOp), opts.timeout);
+  if (on_device) see_proxies_end(mode(opts.asyncOp), opts.timeout);
   return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, opts.timeout,
                 mode(opts.asyncOp));
 }
 
-/// What relays have begun is of another group than a barrier, which does not pass over what goes wrong there. A
+/// What proxies have begun is of another group than a barrier, which does not pass over what goes wrong there. A
 /// synchronous one waits for them, as for what its stream has been given; here it is told why they do not end, which
 /// they do by their own timeouts.
-void ProcessGroupNVX::see_relays_end(Mode mode, std::chrono::milliseconds most) {
+void ProcessGroupNVX::see_proxies_end(Mode mode, std::chrono::milliseconds most) {
   const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: none
   for (const auto& group : groups()) {
     if (group == group_) continue;

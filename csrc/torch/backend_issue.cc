@@ -62,12 +62,12 @@ Status ProcessGroupNVX::execute_staged(TensorOperations& collectives, Transit& t
   return {};
 }
 
-/// What is not relayed goes in chunks, whose number may be one: they use the same memory.
-bool ProcessGroupNVX::are_relayed(TensorOperations& collectives) {
-  const auto is_relayed = [](const TensorOperation& c) { return c.route() == Route::kRelay; };
-  if (std::all_of(collectives.begin(), collectives.end(), is_relayed)) return true;
+/// What is not proxied goes in chunks, whose number may be one: they use the same memory.
+bool ProcessGroupNVX::are_proxied(TensorOperations& collectives) {
+  const auto is_proxied = [](const TensorOperation& c) { return c.route() == Route::kHostProxy; };
+  if (std::all_of(collectives.begin(), collectives.end(), is_proxied)) return true;
   for (TensorOperation& c : collectives) {
-    if (is_relayed(c)) c.facts.relays_serve = false, c.facts.is_large = true;
+    if (is_proxied(c)) c.facts.proxies_serve = false, c.facts.is_large = true;
   }
   return false;
 }
@@ -79,7 +79,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, TensorOp
     case Route::kMemory: return issue_in_memory(kind, std::move(collectives), outputs, inputs, mode);
     case Route::kStaged: return issue_staged(kind, std::move(collectives), outputs, inputs, mode);
     case Route::kChunks:
-    case Route::kRelay: return issue_in_parts(kind, std::move(collectives), outputs, inputs, mode);
+    case Route::kHostProxy: return issue_in_parts(kind, std::move(collectives), outputs, inputs, mode);
     case Route::kKernels: return issue_by_kernels(kind, std::move(collectives), outputs, inputs, mode);
     case Route::kDelegate: break;
   }
@@ -126,36 +126,36 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_in_parts(const Kind& kind,
                                                                const Tensors& outputs, const Tensors& inputs,
                                                                Mode mode) {
   kernels_->catch_up_if_behind();
-  if (are_relayed(collectives)) return issue_relayed(kind, std::move(collectives), outputs, inputs, mode);
+  if (are_proxied(collectives)) return issue_proxied(kind, std::move(collectives), outputs, inputs, mode);
   if (mode == Mode::kAsync) return enqueue_staged(kind, std::move(collectives), outputs, inputs);
   return enqueue_and_wait(kind, std::move(collectives), outputs, inputs);
 }
 
 /// The caller waits for nothing but for a stream to bring what the operation is to use. A failure that comes later is
 /// raised by what is called later.
-c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_relayed(const Kind& kind, TensorOperations&& collectives,
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, TensorOperations&& collectives,
                                                               const Tensors& outputs, const Tensors& inputs,
                                                               Mode mode) {
   const std::shared_ptr<Group>& group = group_of(collectives);
   const at::Device device = device_of(collectives);
   const Tensors used = all_tensors(collectives, outputs, inputs);
   const uint64_t capture = capture_of(current_stream(device));
-  auto transit = std::make_unique<Transit>(tracks_.of_relays(device, capture), timed_ && capture == 0);
+  auto transit = std::make_unique<Transit>(tracks_.of_proxies(device, capture), timed_ && capture == 0);
   if (capture == 0) {
     follow_results(inputs, transit->stream());
     follow_results(outputs, transit->stream());
   }
   Status status;
   uint64_t ended_at = 0;
-  if (relays_holder_ == std::this_thread::get_id()) raise(group->inside_itself());
+  if (proxies_holder_ == std::this_thread::get_id()) raise(group->inside_itself());
   {
-    MutexLock lock(relays_mutex_);
-    relays_holder_ = std::this_thread::get_id();
-    const auto let_go = c10::make_scope_exit([&] { relays_holder_ = std::thread::id(); });
-    const std::shared_ptr<RelayedCall> call = prepare_relays(std::move(collectives), group, *transit);
+    MutexLock lock(proxies_mutex_);
+    proxies_holder_ = std::this_thread::get_id();
+    const auto let_go = c10::make_scope_exit([&] { proxies_holder_ = std::thread::id(); });
+    const std::shared_ptr<ProxyOp> call = prepare_proxies(std::move(collectives), group, *transit);
     contain_and(
         [&] {
-          status = launch_relays(call, *group, *transit);
+          status = launch_proxies(call, *group, *transit);
           transit->close(used);
           if (capture == 0) results_.expect(used, device.type())->set_out(transit->stream());
           if (status.ok()) call->queue_once();
@@ -180,9 +180,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_relayed(const Kind& kind, 
 }
 
 /// What throws here has no effect on the other ranks: an operation without a number they do not wait for.
-std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& collectives,
-                                                             const std::shared_ptr<Group>& group, Transit& transit) {
-  auto call = std::make_shared<RelayedCall>(group, std::move(collectives));
+std::shared_ptr<ProxyOp> ProcessGroupNVX::prepare_proxies(TensorOperations&& collectives,
+                                                          const std::shared_ptr<Group>& group, Transit& transit) {
+  auto call = std::make_shared<ProxyOp>(group, std::move(collectives));
   if (transit.capture() == 0) {
     std::function<void(Code)> told;
     if (somebody_listens()) {
@@ -191,10 +191,10 @@ std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& 
     call->expect(pending_, std::move(told));
   }
   for (TensorOperation& c : call->collectives) {
-    c.operation.shape = Hash().add(c.operation.shape).add("relayed").value();  // all ranks relay it, or hear of it
+    c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or hear of it
     c.operation.timeout = group->span_of(c.operation.timeout);
-    c.relay = relays_.make(*group, c.operation.collective, transit, [&call = *call] { return call.queue_early(); });
-    c.operation.relay = c.relay.get();
+    c.proxy = proxies_.make(*group, c.operation.collective, transit, [&call = *call] { return call.queue_early(); });
+    c.operation.proxy = c.proxy.get();
     if (const Status status = group->make_room(c.operation); !status.ok()) {
       group->note_heard();
       raise(status);
@@ -205,7 +205,7 @@ std::shared_ptr<RelayedCall> ProcessGroupNVX::prepare_relays(TensorOperations&& 
   return call;
 }
 
-Status ProcessGroupNVX::launch_relays(const std::shared_ptr<RelayedCall>& call, Group& group, Transit& transit) {
+Status ProcessGroupNVX::launch_proxies(const std::shared_ptr<ProxyOp>& call, Group& group, Transit& transit) {
   const bool captured = transit.capture() != 0;
   const auto forget = c10::make_scope_exit([&] {  // graphs keep the call, and their tensors by themselves
     for (TensorOperation& c : call->collectives) {
@@ -213,7 +213,7 @@ Status ProcessGroupNVX::launch_relays(const std::shared_ptr<RelayedCall>& call, 
     }
   });
   transit.start_clock();
-  if (captured || relays_.has_graphs()) {
+  if (captured || proxies_.has_graphs()) {
     const Status left = leave_to_stream(call, transit);
     if (!left.ok()) return captured ? left : group.fail_begun(left);
   }
@@ -225,20 +225,20 @@ Status ProcessGroupNVX::launch_relays(const std::shared_ptr<RelayedCall>& call, 
 
 /// The host's part is queued when the device comes to the call, and so in the device's order, which replays have a
 /// place in. What a graph may ask for once more is kept for ever: nobody says when the graph is gone.
-Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<RelayedCall>& call, const Transit& transit) {
-  using Kept = std::shared_ptr<RelayedCall>;
+Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<ProxyOp>& call, const Transit& transit) {
+  using Kept = std::shared_ptr<ProxyOp>;
   call->leave_to_stream();
   const auto once = [](void* kept) {
     const std::unique_ptr<Kept> call(static_cast<Kept*>(kept));
-    contain("the host's part of an operation", [&] { RelayedCall::queue_from_stream(std::move(*call)); });
+    contain("the host's part of an operation", [&] { ProxyOp::queue_from_stream(std::move(*call)); });
   };
   const auto again = [](void* kept) {
     const Kept& call = *static_cast<Kept*>(kept);
-    for (TensorOperation& c : call->collectives) RelayPath::begin_anew(*c.relay);
-    contain("the host's part of a replay", [&] { RelayedCall::queue_from_stream(call); });
+    for (TensorOperation& c : call->collectives) HostProxyPath::begin_anew(*c.proxy);
+    contain("the host's part of a replay", [&] { ProxyOp::queue_from_stream(call); });
   };
   auto kept = std::make_unique<Kept>(call);
-  NVX_TRY(relays_.call_host(transit, transit.capture() != 0 ? +again : +once, kept.get()));
+  NVX_TRY(proxies_.call_host(transit, transit.capture() != 0 ? +again : +once, kept.get()));
   (void)kept.release();
   return {};
 }
@@ -272,7 +272,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind,
   const Loads loads = loads_of(collectives, &TensorOperation::bring);
   // What throws before number() has no effect on the other ranks: an operation without a number they do not wait for.
   if (comes_behind(outputs, inputs)) {
-    // These two are for results of a delegate or a relay, which have a stream of their own; bring_behind() waits for
+    // These two are for results of a delegate or a proxy, which have a stream of their own; bring_behind() waits for
     // the others.
     (void)results_.follow(inputs, tracks.down);
     (void)results_.follow(outputs, tracks.up);
@@ -444,7 +444,7 @@ std::string ProcessGroupNVX::profiled_as(TensorOperation& c) {
   switch (c.route()) {
     case Route::kDelegate: return "nvx:handed_over";
     case Route::kKernels: return std::string("nvx:by_kernels:") + group_->device().kernel_for(c.operation);
-    case Route::kRelay: return "nvx:by_kernels_and_host_memory";
+    case Route::kHostProxy: return "nvx:by_kernels_and_host_memory";
     default: return "nvx:through_host_memory";
   }
 }

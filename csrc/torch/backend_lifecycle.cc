@@ -153,9 +153,9 @@ void ProcessGroupNVX::call_off(const std::string& why) {
   kernels_->catch_up();               // what was put off is refused now, and its works say so
 }
 
-/// Who has called a relay, and waited for it, has not seen it end. Kernels that need no host get as long
+/// Who has called a proxy, and waited for it, has not seen it end. Kernels that need no host get as long
 /// (DeviceSide::part).
-void ProcessGroupNVX::see_off_relays(const Deadline& deadline) {
+void ProcessGroupNVX::see_off_proxies(const Deadline& deadline) {
   for (const auto& group : groups()) {
     if (group == group_ || group->forked()) continue;
     const auto over = [&] { return group->device().is_quiet(); };
@@ -173,7 +173,7 @@ void ProcessGroupNVX::see_off_relays(const Deadline& deadline) {
 void ProcessGroupNVX::shutdown() {
   if (origin_.elsewhere()) return;
   kernels_->catch_up();
-  see_off_relays(Deadline::after(kMostForRelays));
+  see_off_proxies(Deadline::after(kMostForProxies));
   failure_told_.store(true);  // what leaving calls off, here or on a peer that leaves too, is no failure
   const auto end = Clock::now() + kGrace;
   const auto left = [&] {
@@ -315,7 +315,7 @@ void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
   } else {
     (void)device_group();
     (void)tracks_.of(device);
-    if (!delegate_ && relays_.agree_to_serve(device)) (void)tracks_.of_relays(device, 0);
+    if (!delegate_ && proxies_.agree_to_serve(device)) (void)tracks_.of_proxies(device, 0);
   }
   if (delegate_) delegate_->connect(device);
 }

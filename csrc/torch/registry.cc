@@ -17,10 +17,10 @@ void Registry::remove(ProcessGroupNVX& group) {
   groups_.erase(&group);
 }
 
-void Registry::see_off_relays() {
-  const Deadline deadline = Deadline::after(ProcessGroupNVX::kMostForRelays);
+void Registry::see_off_proxies() {
+  const Deadline deadline = Deadline::after(ProcessGroupNVX::kMostForProxies);
   MutexLock lock(mutex_);
-  for (ProcessGroupNVX* pg : groups_) pg->see_off_relays(deadline);
+  for (ProcessGroupNVX* pg : groups_) pg->see_off_proxies(deadline);
 }
 
 void Registry::abort_all() {
@@ -36,7 +36,7 @@ void Registry::abort_all() {
 void stop_everything() {
   constexpr std::chrono::milliseconds kLast{2500};
   exiting.store(true);
-  Registry::here().see_off_relays();
+  Registry::here().see_off_proxies();
   Engine::here().stop(std::chrono::milliseconds(100));
   if (Engine::here().threads() != 0) {
     Registry::here().abort_all();

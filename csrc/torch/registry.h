@@ -16,7 +16,7 @@ class Registry {
   static Registry& here();
   void add(ProcessGroupNVX& group) EXCLUDES(mutex_);
   void remove(ProcessGroupNVX& group) EXCLUDES(mutex_);
-  void see_off_relays() EXCLUDES(mutex_);
+  void see_off_proxies() EXCLUDES(mutex_);
   void abort_all() EXCLUDES(mutex_);
 
  private:

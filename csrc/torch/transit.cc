@@ -192,11 +192,11 @@ Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
   return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
-Tracks OwnTracks::of_relays(at::Device device, uint64_t capture) {
+Tracks OwnTracks::of_proxies(at::Device device, uint64_t capture) {
   MutexLock lock(mutex_);
   const c10::Stream any(c10::Stream::DEFAULT, device);
-  const c10::Stream relays = stream(capture != 0 ? Use::kCapturedRelays : Use::kRelays, any);
-  return {relays, relays, /*own=*/true, capture, std::nullopt, leftovers_};
+  const c10::Stream proxies = stream(capture != 0 ? Use::kCapturedProxies : Use::kProxies, any);
+  return {proxies, proxies, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
 Transit::~Transit() {

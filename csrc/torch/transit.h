@@ -104,14 +104,14 @@ class OwnTracks {
   Tracks of_messages(at::Device device) EXCLUDES(mutex_);
   /// Captures have a stream of their own: on a shared one, a call that is not captured would break the capture.
   Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
-  /// For relays, whose kernels wait for the host, too.
-  Tracks of_relays(at::Device device, uint64_t capture) EXCLUDES(mutex_);
+  /// For proxies, whose kernels wait for the host, too.
+  Tracks of_proxies(at::Device device, uint64_t capture) EXCLUDES(mutex_);
 
  private:
-  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kRelays, kCapturedRelays };
+  enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kProxies, kCapturedProxies };
   static StreamFor purpose_of(Use use) {
-    if (use == Use::kCaptured || use == Use::kCapturedRelays) return StreamFor::kCaptures;
-    return use == Use::kKernels || use == Use::kRelays ? StreamFor::kKernels : StreamFor::kCopies;
+    if (use == Use::kCaptured || use == Use::kCapturedProxies) return StreamFor::kCaptures;
+    return use == Use::kKernels || use == Use::kProxies ? StreamFor::kKernels : StreamFor::kCopies;
   }
   /// key: the caller's stream, or, where all callers share one, any fixed stream of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);

@@ -13,8 +13,8 @@
 #include "base/mutex.h"
 #include "group/extensions.h"
 #include "group/group.h"
+#include "group/host_proxy.h"
 #include "group/mailbox.h"
-#include "group/relay.h"
 #include "group/route.h"
 #include "torch/convoy.h"
 #include "torch/departures.h"
@@ -51,7 +51,7 @@ struct TensorOperation {
   Loads take_back;                    ///< stand-ins whose contents their tensors get when it has ended
   std::vector<at::Tensor> stand_ins;  ///< of inputs, filled already
   std::unique_ptr<Convoy> convoy;     ///< carries it out where it goes in chunks
-  std::unique_ptr<Relay> relay;       ///< carries it out where it is relayed
+  std::unique_ptr<HostProxy> proxy;   ///< carries it out where it is proxied
   Extensions::Claim claim;            ///< keeps time that was added to its timeout, until it has ended
 
   Route route() const { return route_of(facts); }

@@ -193,8 +193,8 @@ def played(context):
     torch = ("-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
     folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
     compile_all(context, folder, "_C", "nvx_fake_cuda")
-    of_kernels = ("kernels", "kernels_contract", "kernels_device_id", "kernels_relay")
-    names = (*of_kernels, "graphs", "graphs_relay", "delegate", "delegate_graphs", "gpucheck_uses", "pool")
+    of_kernels = ("kernels", "kernels_contract", "kernels_device_id", "kernels_proxy")
+    names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "gpucheck_uses", "pool")
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}

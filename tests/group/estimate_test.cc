@@ -80,11 +80,11 @@ TEST(Estimate, TakesWhatTheMediumTakes) {
 }
 
 TEST(Estimate, ALinkOfTheHostIsNoFasterForMoreRanks) {
-  const auto relay = [](size_t ranks, const Medium& medium) {
+  const auto proxy = [](size_t ranks, const Medium& medium) {
     return explain_on_device({Collective::kAllReduce, 64 * M, hosts_of(ranks, 2), true, "", {}, medium})[1].estimate;
   };
-  EXPECT_NEAR(relay(32, tcp()).seconds, relay(2, tcp()).seconds, 0.3 * relay(2, tcp()).seconds);
-  EXPECT_LT(relay(8, rdma(12.5)).seconds * 2, relay(2, rdma(12.5)).seconds) << "each rail has a port";
+  EXPECT_NEAR(proxy(32, tcp()).seconds, proxy(2, tcp()).seconds, 0.3 * proxy(2, tcp()).seconds);
+  EXPECT_LT(proxy(8, rdma(12.5)).seconds * 2, proxy(2, rdma(12.5)).seconds) << "each rail has a port";
 }
 
 TEST(Estimate, SaysOfSharedMemoryWhichIsTheFaster) {
@@ -130,7 +130,7 @@ TEST(Estimate, OfDevicesGoesByTheSlowestLinkAndSaysSo) {
   EXPECT_EQ(slowest_link(one).kind, DeviceLink::Kind::kOneGpu);
 }
 
-TEST(Estimate, OfDevicesOverHostsHoldsARelayAgainstHostMemory) {
+TEST(Estimate, OfDevicesOverHostsHoldsAProxyAgainstHostMemory) {
   const auto ways = [](Collective collective, size_t bytes, const Medium& carrier, bool has_kernels = true) {
     return explain_on_device({collective, bytes, hosts_of(8, 2), has_kernels, "", slowest_link(joined(18)), carrier});
   };
@@ -139,19 +139,19 @@ TEST(Estimate, OfDevicesOverHostsHoldsARelayAgainstHostMemory) {
     for (const size_t bytes : {16 * M, 64 * M, 256 * M}) {
       const auto told = ways(c, bytes, rdma(50));
       ASSERT_EQ(told.size(), 3u);
-      const Estimate &relay = told[1].estimate, &host = told[2].estimate;
+      const Estimate &proxy = told[1].estimate, &host = told[2].estimate;
       EXPECT_TRUE(told[1].runs) << told[1].why;
-      EXPECT_GT(relay.seconds, before);
-      EXPECT_LT(relay.seconds, host.seconds) << name(c) << " " << bytes;
-      EXPECT_NE(relay.basis.find("between hosts not measured: RDMA"), std::string::npos) << relay.basis;
-      before = relay.seconds;
+      EXPECT_GT(proxy.seconds, before);
+      EXPECT_LT(proxy.seconds, host.seconds) << name(c) << " " << bytes;
+      EXPECT_NE(proxy.basis.find("between hosts not measured: RDMA"), std::string::npos) << proxy.basis;
+      before = proxy.seconds;
     }
   }
   const double wire = 256 * M / 8 / (0.8 * 50e9);  // an eighth of it over each rail, once each way
-  const double relay = ways(Collective::kAllReduce, 256 * M, rdma(50))[1].estimate.seconds;
-  EXPECT_GT(relay, wire);
-  EXPECT_LT(relay, 4 * wire) << "the stages overlap";
-  EXPECT_LT(relay, ways(Collective::kAllReduce, 256 * M, tcp())[1].estimate.seconds);
+  const double proxy = ways(Collective::kAllReduce, 256 * M, rdma(50))[1].estimate.seconds;
+  EXPECT_GT(proxy, wire);
+  EXPECT_LT(proxy, 4 * wire) << "the stages overlap";
+  EXPECT_LT(proxy, ways(Collective::kAllReduce, 256 * M, tcp())[1].estimate.seconds);
   EXPECT_LT(ways(Collective::kAllReduce, 8, tcp())[1].estimate.seconds, 1e-3);
   EXPECT_GT(running(ways(Collective::kAllReduce, 8, tcp())).estimate.seconds, 0);
   EXPECT_GT(ways(Collective::kAllReduce, 64 * M, tcp(), false)[1].estimate.seconds, 0)

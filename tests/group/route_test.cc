@@ -12,7 +12,7 @@ namespace {
 enum class Is : uint8_t { kNo, kYes, kAny };
 
 struct ExpectedRoute {
-  Is on_device, delegate_serves, kernels_serve, is_large, delegate_named, relays_serve;
+  Is on_device, delegate_serves, kernels_serve, is_large, delegate_named, proxies_serve;
   Route route;
 };
 
@@ -20,7 +20,7 @@ constexpr Is no = Is::kNo, yes = Is::kYes, any = Is::kAny;
 
 // clang-format off
 constexpr ExpectedRoute kRoutes[] = {
-    // on device  delegate  kernels  large  delegate  relays
+    // on device  delegate  kernels  large  delegate  proxies
     //            serves    serve           named     serve
     {  no,        any,      any,     any,   any,      any,   Route::kMemory},
     {  yes,       yes,      any,     any,   any,      any,   Route::kDelegate},
@@ -29,7 +29,7 @@ constexpr ExpectedRoute kRoutes[] = {
     {  yes,       no,       no,      no,    yes,      any,   Route::kStaged},
     {  yes,       no,       no,      yes,   any,      no,    Route::kChunks},
     {  yes,       no,       no,      yes,   yes,      any,   Route::kChunks},
-    {  yes,       no,       no,      any,   no,       yes,   Route::kRelay},
+    {  yes,       no,       no,      any,   no,       yes,   Route::kHostProxy},
 };
 // clang-format on
 
@@ -38,7 +38,7 @@ const char* name_of(Route route) {
     case Route::kMemory: return "memory";
     case Route::kStaged: return "staged";
     case Route::kChunks: return "chunks";
-    case Route::kRelay: return "relay";
+    case Route::kHostProxy: return "proxy";
     case Route::kKernels: return "kernels";
     case Route::kDelegate: return "delegate";
   }
@@ -57,14 +57,14 @@ bool is(Is wanted, bool fact) { return wanted == Is::kAny || fact == (wanted == 
 bool applies(const ExpectedRoute& row, const RouteFacts& f) {
   return is(row.on_device, f.on_device) && is(row.delegate_serves, f.delegate_serves) &&
          is(row.kernels_serve, f.kernels_serve) && is(row.is_large, f.is_large) &&
-         is(row.delegate_named, f.delegate_named) && is(row.relays_serve, f.relays_serve);
+         is(row.delegate_named, f.delegate_named) && is(row.proxies_serve, f.proxies_serve);
 }
 
 std::string told(const RouteFacts& f) {
   std::string all;
   const auto add = [&](bool fact, const char* what) { all += fact ? std::string(all.empty() ? "" : ", ") + what : ""; };
   add(f.on_device, "on a device"), add(f.delegate_serves, "a delegate serves"), add(f.kernels_serve, "kernels serve");
-  add(f.is_large, "large"), add(f.delegate_named, "a delegate is named"), add(f.relays_serve, "relays serve");
+  add(f.is_large, "large"), add(f.delegate_named, "a delegate is named"), add(f.proxies_serve, "proxies serve");
   return all.empty() ? "nothing" : all;
 }
 
@@ -81,12 +81,12 @@ TEST(Route, IsTheExpectedTable) {
   }
 }
 
-/// The ranks are asked about relays, which is a step of all of them, exactly where that changes the route.
-TEST(Route, RelaysAreAskedForWhereTheAnswerMatters) {
+/// The ranks are asked about proxies, which is a step of all of them, exactly where that changes the route.
+TEST(Route, ProxiesAreAskedForWhereTheAnswerMatters) {
   for (unsigned bits = 0; bits < 1u << kFacts; ++bits) {
     RouteFacts without = facts_of(bits), with = without;
-    without.relays_serve = false, with.relays_serve = true;
-    EXPECT_EQ(may_be_relayed(without), route_of(without) != route_of(with)) << told(without);
+    without.proxies_serve = false, with.proxies_serve = true;
+    EXPECT_EQ(may_be_proxied(without), route_of(without) != route_of(with)) << told(without);
   }
 }
 
@@ -96,8 +96,8 @@ TEST(Route, SaysWhatMemoryAnOperationIsTold) {
     bool uses_tensors, goes_in_parts;
   };
   constexpr Row kRows[] = {
-      {Route::kMemory, true, false}, {Route::kStaged, false, false}, {Route::kChunks, true, true},
-      {Route::kRelay, true, true},   {Route::kKernels, true, false}, {Route::kDelegate, true, false},
+      {Route::kMemory, true, false},   {Route::kStaged, false, false}, {Route::kChunks, true, true},
+      {Route::kHostProxy, true, true}, {Route::kKernels, true, false}, {Route::kDelegate, true, false},
   };
   for (const Row& row : kRows) {
     EXPECT_EQ(uses_tensors(row.route), row.uses_tensors) << name_of(row.route);

@@ -59,7 +59,7 @@ def played_gpus():
 
 
 @pytest.fixture(scope="session")
-def relayed_gpus():
+def proxied_gpus():
     if played.module() is None:
         pytest.skip("nvx was not built with NVX_PLAYED")
     fake_device.build()

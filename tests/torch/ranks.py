@@ -437,9 +437,9 @@ def on_played_gpus(*worlds, **settings):
     return on_fake_gpus(*worlds, pool="played_gpus", **settings)
 
 
-def on_relayed_gpus(*worlds, **settings):
+def on_proxied_gpus(*worlds, **settings):
     """As on_played_gpus, over two hosts: kernels serve the ranks of each."""
-    return on_fake_gpus(*worlds, pool="relayed_gpus", **settings)
+    return on_fake_gpus(*worlds, pool="proxied_gpus", **settings)
 
 
 def on_threads(*worlds, **settings):

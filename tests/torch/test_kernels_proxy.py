@@ -13,7 +13,7 @@ import test_device_uses
 import torch
 import torch.distributed as dist
 from fake_device import counts, held, peek, reset_counts, set_delays, set_queue_depth
-from ranks import BACKEND, meet, on_relayed_gpus, only_nvx
+from ranks import BACKEND, meet, on_proxied_gpus, only_nvx
 from test_delegate import stderr_lines
 from test_device_chunks import CHUNK, GPU, MODES, both, finish, values
 from torch import nn
@@ -23,11 +23,11 @@ pytestmark = only_nvx
 CHUNKS = test_device_chunks
 PART = 2 * 504 << 10  # of a rank in a slice, between two hosts, as csrc/group/plan.cc has it
 BLOCK = 504 << 10  # of a block in a slice
-ROUNDS, SLOTS = 7, 8  # as csrc/group/relay.h has them
+ROUNDS, SLOTS = 7, 8  # as csrc/group/host_proxy.h has them
 
-test_order_of_streams = on_relayed_gpus(4)(CHUNKS.test_the_order_of_the_callers_streams_is_kept.body)
-test_several_at_once = on_relayed_gpus(4)(CHUNKS.test_several_at_once.body)
-test_one_operation = MODES(on_relayed_gpus(4)(CHUNKS.test_it_is_one_operation.body))
+test_order_of_streams = on_proxied_gpus(4)(CHUNKS.test_the_order_of_the_callers_streams_is_kept.body)
+test_several_at_once = on_proxied_gpus(4)(CHUNKS.test_several_at_once.body)
+test_one_operation = MODES(on_proxied_gpus(4)(CHUNKS.test_it_is_one_operation.body))
 
 
 def failure_of(call):
@@ -54,7 +54,7 @@ def launches_of(call):
 
 
 @MODES
-@on_relayed_gpus(4, 5)
+@on_proxied_gpus(4, 5)
 def test_the_bits_are_those_of_the_cpu(rank, world, asynchronous):
     """Five ranks: three on one host, two on the other, and so a rank that carries nothing between hosts."""
     set_delays(rank, 300)
@@ -75,7 +75,7 @@ def test_the_bits_are_those_of_the_cpu(rank, world, asynchronous):
     both(reduce_all(dist.ReduceOp.BXOR), values(rank, CHUNK + 3, torch.int16) * 4)
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_kernels_do_it(rank, world):
     tensor = torch.ones(CHUNK, device=GPU)
     dist.all_reduce(tensor)
@@ -86,7 +86,7 @@ def test_kernels_do_it(rank, world):
 
 
 @MODES
-@on_relayed_gpus(2, 3)
+@on_proxied_gpus(2, 3)
 def test_a_host_may_have_one_rank(rank, world, asynchronous):
     """It has nothing to do inside, but all that goes between hosts is the same, and the host is not held."""
     for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist._make_nccl_premul_sum(0.3)):
@@ -103,7 +103,7 @@ def test_a_host_may_have_one_rank(rank, world, asynchronous):
     assert launches_of(lambda: dist.all_reduce(tensor)) > 0
 
 
-@on_relayed_gpus(2, 4)
+@on_proxied_gpus(2, 4)
 def test_the_host_is_not_held(rank, world):
     """Where a peer comes late: neither by the call, nor by wait()."""
     tensor = torch.full((CHUNK,), rank + 1.0).to(GPU)
@@ -119,7 +119,7 @@ def test_the_host_is_not_held(rank, world):
     assert torch.equal(tensor.cpu(), torch.full((CHUNK,), world * (world + 1) / 2 * world**2))
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_host_memory_holds_parts_only(rank, world):
     """And nobody waits for the device but by looking at events."""
     tensor = torch.ones(16 << 20, device=GPU)
@@ -135,7 +135,7 @@ def test_host_memory_holds_parts_only(rank, world):
 
 
 @MODES
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_tensors_that_are_not_contiguous(rank, world, asynchronous):
     set_delays(rank, 2000)
 
@@ -147,7 +147,7 @@ def test_tensors_that_are_not_contiguous(rank, world, asynchronous):
     both(call, torch.empty(0))
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_the_caller_goes_on_at_once(rank, world):
     tensor = torch.ones(CHUNK, device=GPU)
     dist.all_reduce(tensor)
@@ -158,7 +158,7 @@ def test_the_caller_goes_on_at_once(rank, world):
     assert torch.equal(tensor.cpu(), torch.full((CHUNK,), 16.0))
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_it_keeps_its_turn_among_others(rank, world):
     """All of them on the group's streams; what comes next reads what this one wrote."""
     set_delays(rank, 500)
@@ -175,7 +175,7 @@ def test_it_keeps_its_turn_among_others(rank, world):
     assert torch.equal(tensor.cpu(), torch.full((CHUNK,), 10.0))
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_two_groups_at_once(rank, world):
     set_delays(rank, 300)
     other = dist.new_group(backend=f"cpu:{BACKEND},fakegpu:{BACKEND}")
@@ -191,7 +191,7 @@ def test_two_groups_at_once(rank, world):
 
 
 @MODES
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_a_mismatch_is_told_of_the_whole(rank, world, asynchronous):
     """Before any kernel has waited for a peer: it would wait for ranks that never come."""
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 1][rank]
@@ -202,7 +202,7 @@ def test_a_mismatch_is_told_of_the_whole(rank, world, asynchronous):
     assert torch.equal(tensor.cpu(), torch.full((count,), 7.0))
 
 
-@on_relayed_gpus(4, op_timeout=2)
+@on_proxied_gpus(4, op_timeout=2)
 def test_a_rank_that_does_not_come_is_named(rank, world):
     tensor = torch.ones(CHUNK, device=GPU)
     dist.all_reduce(tensor)
@@ -213,7 +213,7 @@ def test_a_rank_that_does_not_come_is_named(rank, world):
     assert "rank 3" in said, said
 
 
-@on_relayed_gpus(4, op_timeout=20, dies={3})
+@on_proxied_gpus(4, op_timeout=20, dies={3})
 def test_a_rank_that_dies_in_the_middle_is_named(rank, world):
     tensor = torch.ones(16 * CHUNK // 4, device=GPU)
     dist.all_reduce(tensor)
@@ -231,7 +231,7 @@ def test_a_rank_that_dies_in_the_middle_is_named(rank, world):
     assert time.monotonic() - began < 10
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_the_profiler_says_so(rank, world):
     tensor = torch.ones(CHUNK, device=GPU)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
@@ -259,7 +259,7 @@ def gather(asynchronous=False):
 
 
 @MODES
-@on_relayed_gpus(4, 5)
+@on_proxied_gpus(4, 5)
 def test_the_bits_of_blocks_are_those_of_the_cpu(rank, world, asynchronous):
     """Five ranks are on hosts of three and two: what they have goes through host memory."""
     set_delays(rank, 300)
@@ -271,13 +271,13 @@ def test_the_bits_of_blocks_are_those_of_the_cpu(rank, world, asynchronous):
     both(scatter(dist._make_nccl_premul_sum(0.3), asynchronous), values(rank, world * CHUNK // 4))
 
 
-# Without complex ones, of which the fake accelerator knows no views: tests/group/relay_test.cc has them.
+# Without complex ones, of which the fake accelerator knows no views: tests/group/host_proxy_test.cc has them.
 TYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 TYPES += ["bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 
 
 @pytest.mark.parametrize("name", TYPES)
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_every_type(rank, world, name):
     kind = getattr(torch, name)
     count = CHUNK // 4 // torch.empty(0, dtype=kind).element_size() + 4
@@ -294,7 +294,7 @@ def test_every_type(rank, world, name):
         both(bits(scatter(dist.ReduceOp.AVG)), tensor)
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_averages_fit_where_sums_do_not(rank, world):
     tensor = torch.full((CHUNK,), 40_000.0, dtype=torch.float16).to(GPU)
     for call in (scatter(dist.ReduceOp.AVG), lambda tensor: [dist.all_reduce(tensor, dist.ReduceOp.AVG), tensor][1:]):
@@ -303,7 +303,7 @@ def test_averages_fit_where_sums_do_not(rank, world):
 
 
 @MODES
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_lists_of_blocks_of_any_size(rank, world, asynchronous):
     set_delays(rank, 300)
     sizes = [10, 2_000_003, 0, 500_000]
@@ -320,7 +320,7 @@ def test_lists_of_blocks_of_any_size(rank, world, asynchronous):
     both(scatter_list, torch.empty(sizes[rank]), *[values(rank, size) for size in sizes])
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_kernels_do_blocks(rank, world):
     """One launch a round, whatever the number of hosts."""
     whole, part = torch.full((CHUNK,), rank + 1.0).to(GPU), torch.empty(CHUNK // world, device=GPU)
@@ -334,7 +334,7 @@ def test_kernels_do_blocks(rank, world):
 
 
 @MODES
-@on_relayed_gpus(4, 5)
+@on_proxied_gpus(4, 5)
 def test_what_the_hosts_do_by_themselves(rank, world, asynchronous):
     """Kernels only move what is a rank's own. With five ranks, on hosts of three and two, blocks go so, too."""
     set_delays(rank, 300)
@@ -380,13 +380,13 @@ def test_what_the_hosts_do_by_themselves(rank, world, asynchronous):
     assert launches_of(lambda: dist.all_reduce(tensor[:0])) == 2
 
 
-@on_relayed_gpus(2, 4)
+@on_proxied_gpus(2, 4)
 def test_a_stream_may_hold_less_than_one_operation(rank, world):
     """The host lets it go on before all of it has been begun."""
     part, whole = torch.full((90 * BLOCK // 4,), rank + 1.0).to(GPU), torch.empty(world * 90 * BLOCK // 4, device=GPU)
     dist.all_gather_into_tensor(whole[: world * 100], part[:100])
     torch.accelerator.synchronize()
-    set_queue_depth(130)  # a launch of a relay takes up to two places
+    set_queue_depth(130)  # a launch of a proxy takes up to two places
     try:
         dist.all_gather_into_tensor(whole, part)
         dist.reduce_scatter_tensor(part, whole, async_op=True).wait()
@@ -396,7 +396,7 @@ def test_a_stream_may_hold_less_than_one_operation(rank, world):
     assert torch.equal(part.cpu()[::1000], torch.full((len(part[::1000]),), world * (rank + 1.0)))
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_a_group_that_is_destroyed_ends_what_was_called(rank, world):
     set_delays(rank, 3000)
     tensor = torch.full((CHUNK,), rank + 1.0).to(GPU)
@@ -407,7 +407,7 @@ def test_a_group_that_is_destroyed_ends_what_was_called(rank, world):
     assert torch.equal(tensor.cpu(), torch.full((CHUNK,), 40.0))
 
 
-@on_relayed_gpus(2)
+@on_proxied_gpus(2)
 def test_what_nobody_has_heard_is_said_at_the_end(rank, world):
     """Once, and not where it was raised."""
     for heard in (False, True):
@@ -428,7 +428,7 @@ def test_what_nobody_has_heard_is_said_at_the_end(rank, world):
 
 
 @MODES
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_several_in_one_call(rank, world, asynchronous):
     parts = [torch.full((count,), rank + count % 7.0).to(GPU) for count in (5, 700, CHUNK // 4, 70_001)]
     wholes = [torch.empty(world * len(part), device=GPU) for part in parts]
@@ -454,7 +454,7 @@ def test_several_in_one_call(rank, world, asynchronous):
         assert torch.equal(whole.cpu(), want)
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_the_host_is_held_by_no_collective(rank, world):
     tensors = [torch.full((1000 * world,), rank + 1.0).to(GPU) for _ in range(4)]
     part = torch.empty(1000, device=GPU)
@@ -474,7 +474,7 @@ def test_the_host_is_held_by_no_collective(rank, world):
         assert tensors[1].cpu().mean() == 10
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_host_memory_holds_blocks_of_a_seat_only(rank, world):
     whole, part = torch.ones(16 << 20, device=GPU), torch.empty(4 << 20, device=GPU)
     dist.reduce_scatter_tensor(part, whole)
@@ -493,7 +493,7 @@ def test_host_memory_holds_blocks_of_a_seat_only(rank, world):
 
 
 @MODES
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_blocks_in_place(rank, world, asynchronous):
     set_delays(rank, 300)
     count = CHUNK // 4
@@ -505,7 +505,7 @@ def test_blocks_in_place(rank, world, asynchronous):
     assert torch.equal(mine.cpu(), torch.full((count,), 4.0 * (rank + 1)))
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_blocks_keep_their_turn(rank, world):
     """Each reads what the one before it wrote."""
     set_delays(rank, 500)
@@ -523,7 +523,7 @@ def test_blocks_keep_their_turn(rank, world):
 
 
 @MODES
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_a_mismatch_of_blocks_is_told_of_the_whole(rank, world, asynchronous):
     count = [CHUNK, CHUNK, CHUNK, CHUNK + 4][rank]
     whole, part = torch.ones(count, device=GPU), torch.full((count // world,), 7.0).to(GPU)
@@ -534,7 +534,7 @@ def test_a_mismatch_of_blocks_is_told_of_the_whole(rank, world, asynchronous):
 
 
 @pytest.mark.parametrize("gathers", [False, True])
-@on_relayed_gpus(4, op_timeout=20, dies={3})
+@on_proxied_gpus(4, op_timeout=20, dies={3})
 def test_a_rank_that_dies_in_the_middle_of_blocks_is_named(rank, world, gathers):
     whole, part = torch.ones(16 * CHUNK // 4, device=GPU), torch.zeros(4 * CHUNK // 4, device=GPU)
     dist.reduce_scatter_tensor(part, whole)
@@ -565,7 +565,7 @@ class Wide(test_device_uses.Net):
         self.first, self.second = nn.Linear(WIDTH, 50_000), nn.Linear(50_000, 19)
 
 
-@on_relayed_gpus(4)
+@on_proxied_gpus(4)
 def test_fsdp2(rank, world):
     set_delays(rank, 200)
     trained = {}

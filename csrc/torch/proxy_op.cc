@@ -1,24 +1,24 @@
-#include "torch/relayed_call.h"
+#include "torch/proxy_op.h"
 
 #include "base/contain.h"
 
 namespace nvx {
 
-RelayedCall::Expected::Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> told)
+ProxyOp::Expected::Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> told)
     : group(std::move(kept)), pending(std::move(counts)), on_failure(std::move(told)) {
   pending->fetch_add(1, std::memory_order_relaxed);
 }
 
-RelayedCall::Expected::~Expected() { pending->fetch_sub(1, std::memory_order_release); }
+ProxyOp::Expected::~Expected() { pending->fetch_sub(1, std::memory_order_release); }
 
-void RelayedCall::expect(NvxWork::Pending pending, std::function<void(Code)> on_failure) {
+void ProxyOp::expect(NvxWork::Pending pending, std::function<void(Code)> on_failure) {
   expected_ = std::make_unique<Expected>(group_.lock(), std::move(pending), std::move(on_failure));
 }
 
 /// One turn of the group's lane: of a call, or of a replay of one.
-class RelayedCall::Turn final : public Task {
+class ProxyOp::Turn final : public Task {
  public:
-  Turn(std::shared_ptr<RelayedCall> call, std::shared_ptr<Group> group)
+  Turn(std::shared_ptr<ProxyOp> call, std::shared_ptr<Group> group)
       : call_(std::move(call)), group_(std::move(group)) {}
 
   void perform(Carrier carrier) override {
@@ -39,13 +39,13 @@ class RelayedCall::Turn final : public Task {
   }
 
  private:
-  const std::shared_ptr<RelayedCall> call_;
+  const std::shared_ptr<ProxyOp> call_;
   const std::shared_ptr<Group> group_;
   Status outcome_;
   bool called_off_ = false;
 };
 
-bool RelayedCall::queue_early() {
+bool ProxyOp::queue_early() {
   if (queued_) return true;
   const auto group = group_.lock();
   if (!group) return false;
@@ -53,7 +53,7 @@ bool RelayedCall::queue_early() {
   return queued_ = group->lane().submit_to_others(turn);
 }
 
-void RelayedCall::queue_from_stream(std::shared_ptr<RelayedCall> call) {
+void ProxyOp::queue_from_stream(std::shared_ptr<ProxyOp> call) {
   const std::shared_ptr<Group> group = call->group_.lock();
   if (!group) return;  // it has called off what graphs hold of it
   std::shared_ptr<Task> turn = std::make_shared<Turn>(std::move(call), group);
@@ -62,7 +62,7 @@ void RelayedCall::queue_from_stream(std::shared_ptr<RelayedCall> call) {
                                         group->name() + " on devices"});
 }
 
-void RelayedCall::queue() {
+void ProxyOp::queue() {
   if (auto group = group_.lock()) {
     Lane& lane = group->lane();
     lane.submit(std::make_shared<Turn>(shared_from_this(), std::move(group)));

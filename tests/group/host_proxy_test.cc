@@ -1,7 +1,7 @@
-// Collectives over several hosts whose steps inside a host are not the channel's: what a relay is asked for, in which
+// Collectives over several hosts whose steps inside a host are not the channel's: what a proxy is asked for, in which
 // order, that it waits where it must, and that the bits are those of the channel.
 
-#include "group/relay.h"
+#include "group/host_proxy.h"
 
 #include <gtest/gtest.h>
 
@@ -35,10 +35,10 @@ struct OneHost {
 };
 
 /// A thread plays the device: it takes the steps in their order, and waits where they do.
-class PlayedRelay final : public Relay {
+class PlayedHostProxy final : public HostProxy {
  public:
-  PlayedRelay(OneHost& host, size_t seat, Status end = {}) : host_(host), seat_(seat), end_(std::move(end)) {}
-  ~PlayedRelay() override { called_off_ = true; }
+  PlayedHostProxy(OneHost& host, size_t seat, Status end = {}) : host_(host), seat_(seat), end_(std::move(end)) {}
+  ~PlayedHostProxy() override { called_off_ = true; }
 
   Status make(const Room& room) override {
     slices_ = room.slices, room_ = room.bytes;
@@ -192,8 +192,8 @@ class PlayedRelay final : public Relay {
 };
 
 /// An operation from its call to its end.
-Status relay_of(Group& group, Operation& operation, Relay& relay) {
-  operation.relay = &relay;
+Status proxy_of(Group& group, Operation& operation, HostProxy& proxy) {
+  operation.proxy = &proxy;
   NVX_TRY(group.make_room(operation));
   operation.number = group.next_number();
   NVX_TRY(group.launch(operation));
@@ -247,28 +247,28 @@ void expect_sums_of_the_channel(size_t count) {
     MemoryStore store;
     const auto played = played_hosts(host_of);
     as_threads(hosts.ranks(), [&](int rank) {
-      Group group(store, hosts.options("relay", rank));
+      Group group(store, hosts.options("proxy", rank));
       const std::array all{Sum{DType::kF32, ReduceOp::kAvg}, Sum{DType::kF32, ReduceOp::kSum},
                            Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor}};
       for (const Sum sum : std::span(all).first(hosts.ranks() == 4 ? all.size() : as_fast(all.size(), 1))) {
         std::vector<float> mine = floats(count, rank), want = mine;
-        Operation plain = all_reduce(want, count, sum, rank), relayed = all_reduce(mine, count, sum, rank);
+        Operation plain = all_reduce(want, count, sum, rank), proxied = all_reduce(mine, count, sum, rank);
         ASSERT_TRUE(group.execute(plain).ok());
-        PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
-        ASSERT_TRUE(relay_of(group, relayed, relay).ok());
+        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
+        ASSERT_TRUE(proxy_of(group, proxied, proxy).ok());
         EXPECT_EQ(std::memcmp(mine.data(), want.data(), count * sizeof(float)), 0);
         const Bridge bridge = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
-        EXPECT_EQ(relay.slices(), bridge.by_leader ? 1 : (count * 4 + bridge.slice - 1) / bridge.slice);
-        EXPECT_TRUE(relay.seen_home());
+        EXPECT_EQ(proxy.slices(), bridge.by_leader ? 1 : (count * 4 + bridge.slice - 1) / bridge.slice);
+        EXPECT_TRUE(proxy.seen_home());
       }
       ASSERT_TRUE(barrier(group).ok());
     });
   }
 }
 
-TEST(Relay, GivesTheBitsOfTheChannel) { expect_sums_of_the_channel(as_fast(1'700'001, 500'001)); }
+TEST(HostProxy, GivesTheBitsOfTheChannel) { expect_sums_of_the_channel(as_fast(1'700'001, 500'001)); }
 
-TEST(Relay, GivesTheBitsOfTheChannelToSmallSums) {
+TEST(HostProxy, GivesTheBitsOfTheChannelToSmallSums) {
   for (const size_t count : {1, 100, 4000, 20'000, 70'000}) expect_sums_of_the_channel(count);
 }
 
@@ -304,30 +304,30 @@ void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vect
   MemoryStore store;
   const auto played = played_hosts(host_of);
   as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("relay", rank));
+    Group group(store, hosts.options("proxy", rank));
     for (const Collective collective : {Collective::kReduceScatter, Collective::kAllGather}) {
       for (const Sum sum : sums.first(collective == Collective::kAllGather ? 1 : sums.size())) {
-        InBlocks plain(collective, counts, sum, rank), relayed(collective, counts, sum, rank);
+        InBlocks plain(collective, counts, sum, rank), proxied(collective, counts, sum, rank);
         ASSERT_TRUE(group.execute(plain.o).ok());
-        PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
-        ASSERT_TRUE(relay_of(group, relayed.o, relay).ok());
-        EXPECT_TRUE(same_bits(relayed.whole, plain.whole) && same_bits(relayed.own, plain.own))
+        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
+        ASSERT_TRUE(proxy_of(group, proxied.o, proxy).ok());
+        EXPECT_TRUE(same_bits(proxied.whole, plain.whole) && same_bits(proxied.own, plain.own))
             << nvx::name(collective) << " of " << nvx::name(sum.dtype);
-        EXPECT_TRUE(relay.seen_home());
+        EXPECT_TRUE(proxy.seen_home());
         size_t of_seat = 0;
         for (const std::vector<int>& host : group.topology().hosts)
           of_seat += counts[size_t(host[size_t(group.seat())])] * size_of(sum.dtype);
         const size_t mine = counts[size_t(rank)] * size_of(sum.dtype);
         const bool scatters = collective == Collective::kReduceScatter;
-        EXPECT_EQ(relay.down(), scatters ? of_seat : mine);
-        EXPECT_EQ(relay.up(), scatters ? mine : of_seat - mine);
+        EXPECT_EQ(proxy.down(), scatters ? of_seat : mine);
+        EXPECT_EQ(proxy.up(), scatters ? mine : of_seat - mine);
       }
     }
     ASSERT_TRUE(barrier(group).ok());
   });
 }
 
-TEST(Relay, GivesTheBitsOfTheChannelToBlocks) {
+TEST(HostProxy, GivesTheBitsOfTheChannelToBlocks) {
   const size_t n = as_fast(600'001, 300'001);
   const std::array sums{Sum{DType::kF32, ReduceOp::kAvg}, Sum{DType::kF16, ReduceOp::kAvg},
                         Sum{DType::kF32, ReduceOp::kPremulSum}, Sum{DType::kI32, ReduceOp::kBxor},
@@ -338,7 +338,7 @@ TEST(Relay, GivesTheBitsOfTheChannelToBlocks) {
   }
 }
 
-TEST(Relay, GivesTheBitsOfTheChannelToBlocksOfAnySize) {
+TEST(HostProxy, GivesTheBitsOfTheChannelToBlocksOfAnySize) {
   const size_t n = as_fast(600'001, 300'001);
   const std::array sums{Sum{DType::kF32, ReduceOp::kSum}};
   expect_bits_of_the_channel({0, 0, 1, 1}, {n, 1, 0, n / 2}, sums);
@@ -348,7 +348,7 @@ TEST(Relay, GivesTheBitsOfTheChannelToBlocksOfAnySize) {
 }
 
 /// Beyond eight hosts slices are shorter than the channel's.
-TEST(Relay, GivesTheBitsOfTheChannelToManyHosts) {
+TEST(HostProxy, GivesTheBitsOfTheChannelToManyHosts) {
   if (why_no_processes()) GTEST_SKIP() << "megabytes take minutes here";
   std::vector<int> host_of;
   for (int rank = 0; rank < 20; ++rank) host_of.push_back(rank / 2);
@@ -395,25 +395,25 @@ struct ByTheHost {
   Operation o;
 };
 
-TEST(Relay, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
+TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 1}, {0, 1, 2}}) {
     Hosts hosts(host_of);
     MemoryStore store;
     const auto played = played_hosts(host_of);
     as_threads(hosts.ranks(), [&](int rank) {
-      Group group(store, hosts.options("relay", rank));
+      Group group(store, hosts.options("proxy", rank));
       for (const Collective collective : {Collective::kReduce, Collective::kBroadcast, Collective::kAllToAll,
                                           Collective::kGather, Collective::kScatter}) {
         for (const size_t count : {size_t(0), size_t(3), size_t(1000), as_fast(1'000'001, 400'001)}) {
-          ByTheHost plain(collective, count, rank, hosts.ranks()), relayed(collective, count, rank, hosts.ranks());
+          ByTheHost plain(collective, count, rank, hosts.ranks()), proxied(collective, count, rank, hosts.ranks());
           ASSERT_TRUE(group.execute(plain.o).ok());
-          PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
-          const Status status = relay_of(group, relayed.o, relay);
+          PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
+          const Status status = proxy_of(group, proxied.o, proxy);
           ASSERT_TRUE(status.ok()) << status.what();
-          EXPECT_TRUE(relay.seen_home());
+          EXPECT_TRUE(proxy.seen_home());
           const bool has_result = collective != Collective::kReduce || rank == 1;
-          EXPECT_TRUE(!has_result || same_bits(relayed.in, plain.in)) << nvx::name(collective) << " of " << count;
-          EXPECT_TRUE(same_bits(relayed.out, plain.out)) << nvx::name(collective) << " of " << count;
+          EXPECT_TRUE(!has_result || same_bits(proxied.in, plain.in)) << nvx::name(collective) << " of " << count;
+          EXPECT_TRUE(same_bits(proxied.out, plain.out)) << nvx::name(collective) << " of " << count;
         }
       }
       ASSERT_TRUE(barrier(group).ok());
@@ -422,30 +422,31 @@ TEST(Relay, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
 }
 
 /// It has begun all that it was to begin, and cannot say when that is over: nothing that is there may be used.
-TEST(Relay, IsHeardWhereItsEndFails) {
+TEST(HostProxy, IsHeardWhereItsEndFails) {
   const std::vector<int> host_of{0, 0, 1, 1};
   Hosts hosts(host_of);
   MemoryStore store;
   const auto played = played_hosts(host_of);
   as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("relay", rank));
+    Group group(store, hosts.options("proxy", rank));
     const Sum sum{DType::kF32, ReduceOp::kSum};
     std::vector<float> data = floats(100'000, rank);
     InBlocks scattered(Collective::kReduceScatter, std::vector<size_t>(4, 1000), sum, rank);
     InBlocks gathered(Collective::kAllGather, std::vector<size_t>(4, 1000), sum, rank);
     Operation reduced = all_reduce(data, data.size(), sum, rank);
     for (Operation* const o : {&scattered.o, &gathered.o, &reduced}) {
-      PlayedRelay relay(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()), {Code::kSystem, "nvx: no end"});
-      EXPECT_EQ(relay_of(group, *o, relay).what(), "nvx: no end") << nvx::name(o->collective);
-      EXPECT_TRUE(relay.seen_home());
+      PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()),
+                            {Code::kSystem, "nvx: no end"});
+      EXPECT_EQ(proxy_of(group, *o, proxy).what(), "nvx: no end") << nvx::name(o->collective);
+      EXPECT_TRUE(proxy.seen_home());
     }
     ASSERT_TRUE(barrier(group).ok());
   });
 }
 
 /// Its peers would wait for what it has not begun.
-TEST(Relay, FailsTheGroupWhereItCannotBegin) {
-  struct Broken final : Relay {
+TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
+  struct Broken final : HostProxy {
     Status make(const Room&) override { return {}; }
     std::byte* at(size_t) override { return nullptr; }
     const Stamp* said() override { return nullptr; }
@@ -458,34 +459,34 @@ TEST(Relay, FailsTheGroupWhereItCannotBegin) {
   MemoryStore store;
   const auto played = played_hosts({0, 0, 1, 1});
   as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("relay", rank));
+    Group group(store, hosts.options("proxy", rank));
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, data.size(), {DType::kF32, ReduceOp::kSum}, rank);
     Broken broken;
-    PlayedRelay whole(*played[size_t(rank / 2)], size_t(group.seat()));
-    const Status status = relay_of(group, o, rank == 1 ? static_cast<Relay&>(broken) : whole);
+    PlayedHostProxy whole(*played[size_t(rank / 2)], size_t(group.seat()));
+    const Status status = proxy_of(group, o, rank == 1 ? static_cast<HostProxy&>(broken) : whole);
     EXPECT_TRUE(group.failed());
     EXPECT_NE(status.what().find("no memory for it"), std::string::npos) << status.what();
   });
 }
 
 /// Ranks that call different things are told before anything has begun.
-TEST(Relay, DoesNothingWhereRanksCallDifferentThings) {
+TEST(HostProxy, DoesNothingWhereRanksCallDifferentThings) {
   Hosts hosts({0, 0, 1, 1});
   MemoryStore store;
   as_threads(hosts.ranks(), [&](int rank) {
-    Group group(store, hosts.options("relay", rank));
+    Group group(store, hosts.options("proxy", rank));
     OneHost host(1);
-    PlayedRelay relay(host, 0);
+    PlayedHostProxy proxy(host, 0);
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, rank == 2 ? 99'999 : 100'000, {DType::kF32, ReduceOp::kSum}, rank);
-    const Status status = relay_of(group, o, relay);
+    const Status status = proxy_of(group, o, proxy);
     EXPECT_EQ(status.code() == Code::kMismatch || status.code() == Code::kPeerFailed, true) << status.what();
-    EXPECT_FALSE(relay.has_begun());
+    EXPECT_FALSE(proxy.has_begun());
   });
 }
 
-TEST(Relay, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
+TEST(HostProxy, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
   const size_t large = kChunk / 4 + 1;  // elements of f32
   const auto of = [](size_t ranks, size_t hosts, size_t rails, size_t world) {
     PlanFacts facts;
@@ -531,13 +532,13 @@ TEST(Relay, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
 }
 
 /// A slot holds a block's slice of every host, and no more than a chunk of those together where there are many.
-TEST(Relay, CutsBlocksAsThePlanDoesAndShorterForManyHosts) {
+TEST(HostProxy, CutsBlocksAsThePlanDoesAndShorterForManyHosts) {
   for (const size_t hosts : {2, 8, 9, 100, 5000}) {
     PlanFacts facts;
     facts.ranks = facts.rails = 4, facts.hosts = hosts, facts.world = 4 * hosts;
     for (const auto across : {schedule::Collective::kReduceScatter, schedule::Collective::kAllGather}) {
       const Bridge bridge = plan_between(across, size_t(1) << 30, facts);
-      const size_t slice = relay_slice(bridge, facts);
+      const size_t slice = proxy_slice(bridge, facts);
       EXPECT_EQ(slice % 64, 0u);
       EXPECT_LE(slice * hosts, kChunk);
       EXPECT_EQ(slice == bridge.slice, hosts <= 8);

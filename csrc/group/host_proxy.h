@@ -15,7 +15,7 @@ namespace nvx {
 /// by slice. All that
 /// kernels do is begun at the call, in rounds, so that the caller need not wait for anything: what takes a slice back
 /// waits on the device until the host says that other hosts have had it. All ranks of a host begin the same rounds.
-class Relay {
+class HostProxy {
  public:
   static constexpr size_t kAhead = 2;  ///< slices on their way to host memory beside those that go between hosts
   /// A slice goes back so many rounds after it has come.
@@ -26,7 +26,7 @@ class Relay {
   static constexpr Stamp kMet = 1;
   static constexpr Stamp may_go(size_t k) { return kMet + 1 + k; }
 
-  virtual ~Relay() = default;
+  virtual ~HostProxy() = default;
 
   /// Makes room for so many slices and rounds: before anything else, and before any other rank can wait for this one.
   /// bytes: of host memory in each slot.
@@ -55,13 +55,13 @@ class Relay {
 /// where they are. Pure, and the same on every rank. count: of elements, as the fingerprint has it.
 const char* why_not_by_kernels(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
-/// Whether a relay can carry it out, one way or the other, where kernels serve the ranks of each host. Pure, and the
+/// Whether a proxy can carry it out, one way or the other, where kernels serve the ranks of each host. Pure, and the
 /// same on every rank.
-bool can_be_relayed(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
+bool can_be_proxied(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
 /// Bytes of each block that go as one slice, where ranks have a block each: as many as the plan between hosts says, or
 /// fewer where a slot, which holds a block of every host, would be too large. Pure. A block's sums do not hang on how
 /// it is cut.
-size_t relay_slice(const Bridge& bridge, const PlanFacts& facts);
+size_t proxy_slice(const Bridge& bridge, const PlanFacts& facts);
 
 }  // namespace nvx

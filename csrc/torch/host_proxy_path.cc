@@ -1,4 +1,4 @@
-#include "torch/relay_path.h"
+#include "torch/host_proxy_path.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
@@ -18,12 +18,12 @@ namespace {
 /// One operation's. All of its steps are kernels that follow each other on one stream of the group's, as all ranks of
 /// the host launch them. What goes between host memory and the device is moved by kernels, too. So nothing has to be
 /// given to the device later, when something else that waits for this operation could be in its way.
-class StreamRelay final : public Relay {
+class StreamHostProxy final : public HostProxy {
  public:
   using Target = StreamLauncher::Target;
 
-  StreamRelay(Group& group, std::shared_ptr<StreamLauncher> launcher, kernel::Collective collective,
-              const Target& target, std::function<bool()> queue_early)
+  StreamHostProxy(Group& group, std::shared_ptr<StreamLauncher> launcher, kernel::Collective collective,
+                  const Target& target, std::function<bool()> queue_early)
       : group_(group),
         launcher_(std::move(launcher)),
         collective_(collective),
@@ -31,7 +31,7 @@ class StreamRelay final : public Relay {
         queue_early_(std::move(queue_early)) {}
 
   /// After a failure kernels may still be falling through, which look at this memory. If they do not, it stays.
-  ~StreamRelay() override {
+  ~StreamHostProxy() override {
     if (!tried_ || over_) return;
     contain("the end of an operation", [&] {
       const Deadline deadline = Deadline::after(kMoment);
@@ -177,12 +177,12 @@ class StreamRelay final : public Relay {
 
 }  // namespace
 
-bool RelayPath::agree_to_serve(const Operation& operation, at::Device device) {
-  return can_be_relayed(operation.collective, operation.dtype, operation.count, group_->plan_facts()) &&
+bool HostProxyPath::agree_to_serve(const Operation& operation, at::Device device) {
+  return can_be_proxied(operation.collective, operation.dtype, operation.count, group_->plan_facts()) &&
          agree_to_serve(device);
 }
 
-bool RelayPath::agree_to_serve(at::Device device) {
+bool HostProxyPath::agree_to_serve(at::Device device) {
   if (device.type() != kernel_device() || group_->topology().hosts.size() == 1) return false;
   const bool yes = served_.answer(device, [&] {
     refuse_to_open(*group_, device);
@@ -198,19 +198,19 @@ bool RelayPath::agree_to_serve(at::Device device) {
   return yes;
 }
 
-std::unique_ptr<Relay> RelayPath::make(Group& group, kernel::Collective collective, const Transit& transit,
-                                       std::function<bool()> queue_early) {
-  return std::make_unique<StreamRelay>(group, launcher_, collective, target_of(transit), std::move(queue_early));
+std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, kernel::Collective collective, const Transit& transit,
+                                               std::function<bool()> queue_early) {
+  return std::make_unique<StreamHostProxy>(group, launcher_, collective, target_of(transit), std::move(queue_early));
 }
 
-StreamLauncher::Target RelayPath::target_of(const Transit& transit) {
+StreamLauncher::Target HostProxyPath::target_of(const Transit& transit) {
   const c10::impl::VirtualGuardImpl guard(transit.stream().device_type());
   return {transit.stream(), guard.getStreamNativeHandle(transit.stream()), transit.capture()};
 }
 
-void RelayPath::begin_anew(Relay& relay) { static_cast<StreamRelay&>(relay).begin_anew(); }
+void HostProxyPath::begin_anew(HostProxy& proxy) { static_cast<StreamHostProxy&>(proxy).begin_anew(); }
 
-Status RelayPath::call_host(const Transit& transit, void (*what)(void*), void* with) {
+Status HostProxyPath::call_host(const Transit& transit, void (*what)(void*), void* with) {
   const BesideCaptures beside;
   const c10::StreamGuard on(transit.stream());
   const StreamLauncher::Target target = target_of(transit);

@@ -1,9 +1,9 @@
-// Collectives over several hosts whose steps inside each host are a relay's, as their data is on devices: the sums, and
+// Collectives over several hosts whose steps inside each host are a proxy's, as their data is on devices: the sums, and
 // so the bits, are those of spread_reduce.cc.
 
 #include <algorithm>
 
-#include "group/relay.h"
+#include "group/host_proxy.h"
 #include "group/spread.h"
 
 namespace nvx {
@@ -48,8 +48,8 @@ Operation up(const Operation& o, const std::vector<Haul>& hauls) { return moves(
 Haul between(const Piece& device, std::byte* host) { return {device, {host, device.bytes}}; }
 
 /// Moves that wait until the host says so.
-Operation awaiting(Operation moves, Relay& relay, Stamp what) {
-  moves.awaited = relay.said(), moves.awaits = what;
+Operation awaiting(Operation moves, HostProxy& proxy, Stamp what) {
+  moves.awaited = proxy.said(), moves.awaits = what;
   return moves;
 }
 
@@ -74,7 +74,7 @@ size_t elements_of(const Pieces& pieces, size_t width) {
 
 Status Spread::make_room(const Operation& o) const {
   const Itinerary way = itinerary(o);
-  return o.relay->make({way.slices, rounds_of(way), way.room});
+  return o.proxy->make({way.slices, rounds_of(way), way.room});
 }
 
 /// Round r brings slice r to host memory, takes another one back that came kRounds before, and hands out inside the
@@ -83,33 +83,33 @@ Status Spread::make_room(const Operation& o) const {
 Status Spread::launch(const Operation& o) const {
   const Itinerary way = itinerary(o);
   const Whole whole{o.fingerprint(), {}, 0};
-  Relay& relay = *o.relay;
+  HostProxy& proxy = *o.proxy;
   for (size_t r = 0; r < rounds_of(way); ++r) {
     std::vector<Operation> round;
-    if (r == 0 && way.meets_first) round.push_back(awaiting(down(o, {}), relay, Relay::kMet));
+    if (r == 0 && way.meets_first) round.push_back(awaiting(down(o, {}), proxy, HostProxy::kMet));
     if (r < way.slices) append(round, way.bring(r));
-    if (way.hand_out && r > Relay::kRounds) append(round, way.hand_out(r - Relay::kRounds - 1));
-    if (const size_t k = r - Relay::kRounds; r >= Relay::kRounds && k < way.slices) {
-      round.push_back(awaiting(way.take_back(k), relay, Relay::may_go(k)));
+    if (way.hand_out && r > HostProxy::kRounds) append(round, way.hand_out(r - HostProxy::kRounds - 1));
+    if (const size_t k = r - HostProxy::kRounds; r >= HostProxy::kRounds && k < way.slices) {
+      round.push_back(awaiting(way.take_back(k), proxy, HostProxy::may_go(k)));
     }
     for (Operation& step : round) {
       if (step.collective == Collective::kNone) step.whole = &whole;
     }
-    NVX_TRY(relay.begin_round(round));
+    NVX_TRY(proxy.begin_round(round));
   }
   return {};
 }
 
 /// While slices are between hosts, the next ones come to host memory, and earlier ones go back.
-Status Spread::run_relay(Call& call) {
-  Relay& relay = *call.o.relay;
+Status Spread::run_proxy(Call& call) {
+  HostProxy& proxy = *call.o.proxy;
   const Itinerary way = itinerary(call.o);
   const Deadline& deadline = call.rules.deadline;
   if (way.meets_first) NVX_TRY(barrier(call));
-  relay.say(Relay::kMet);
+  proxy.say(HostProxy::kMet);
   for (size_t k = 0; k < way.slices + way.lag; ++k) {
     if (k < way.slices) {
-      NVX_TRY(relay.await(k, deadline, [this] { drive(); }));
+      NVX_TRY(proxy.await(k, deadline, [this] { drive(); }));
       if (way.carries) way.errand(*this, call, k);
       if (way.perform) NVX_TRY(way.perform(*this, call, k));
     }
@@ -118,12 +118,12 @@ Status Spread::run_relay(Call& call) {
     if (way.carries) NVX_TRY(finish(call));
     const Piece sum = way.result ? way.result(done) : Piece{};
     divide(call, sum.data, sum.bytes);
-    relay.say(Relay::may_go(done));
+    proxy.say(HostProxy::may_go(done));
   }
-  return relay.see_end(deadline);
+  return proxy.see_end(deadline);
 }
 
-size_t Spread::rounds_of(const Itinerary& way) { return way.slices + Relay::kRounds + 1; }
+size_t Spread::rounds_of(const Itinerary& way) { return way.slices + HostProxy::kRounds + 1; }
 
 Spread::Itinerary Spread::itinerary(const Operation& o) const {
   if (why_not_by_kernels(o.collective, o.dtype, o.count, group_.plan_facts())) return way_by_the_host(o);
@@ -147,7 +147,7 @@ Spread::Itinerary Spread::way_of_kernels(bool carries) {
 Spread::Itinerary Spread::way_by_the_host(const Operation& o) const {
   const bool in_chunks = goes_in_chunks(o.collective, o.dtype, o.count);
   const Cut cut = in_chunks ? nvx::cut(o, group_.plan_facts()) : uncut(o);
-  const auto landed = [=, this, &o](size_t k) { return land(o, cut, k, group_.rank(), o.relay->at(k)); };
+  const auto landed = [=, this, &o](size_t k) { return land(o, cut, k, group_.rank(), o.proxy->at(k)); };
   Itinerary way;
   way.slices = cut.chunks;
   way.room = room_for(o, cut, group_.rank());
@@ -179,17 +179,17 @@ Spread::Itinerary Spread::way_of_all_reduce(const Operation& o) const {
     Operation sum = sum_of(o, terms, bridge.before, seats());
     sum.count = count(k);
     for (size_t s = 0; s < seats(); ++s) sum.send[s] = part(o.in, k, s);
-    sum.out = o.relay->at(k);
+    sum.out = o.proxy->at(k);
     return alone(std::move(sum));
   };
   way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.errand.layout.bytes = part(o.out, k, spread.seat()).bytes;
-    active.errand.input = active.errand.output = o.relay->at(k);
+    active.errand.input = active.errand.output = o.proxy->at(k);
     spread.begin(call, active);
   };
-  way.result = [=, this, &o](size_t k) { return Piece{o.relay->at(k), part(o.out, k, seat()).bytes}; };
-  way.take_back = [=, this, &o](size_t k) { return up(o, {between(part(o.out, k, seat()), o.relay->at(k))}); };
+  way.result = [=, this, &o](size_t k) { return Piece{o.proxy->at(k), part(o.out, k, seat()).bytes}; };
+  way.take_back = [=, this, &o](size_t k) { return up(o, {between(part(o.out, k, seat()), o.proxy->at(k))}); };
   way.hand_out = [=, this, &o](size_t k) {
     Operation tell = step_of(o, bridge.after, seats());
     tell.count = count(k);
@@ -212,17 +212,17 @@ Spread::Itinerary Spread::way_of_small_all_reduce(const Operation& o, const Brid
   way.bring = [=, this, &o](size_t k) {
     Operation sum = sum_of(o, terms, bridge.before, seats());
     sum.root = 0, sum.count = o.count, sum.in = o.in;
-    sum.out = leads ? o.relay->at(k) : nullptr;
+    sum.out = leads ? o.proxy->at(k) : nullptr;
     return alone(std::move(sum));
   };
   way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.leaders());
     active.errand.layout.bytes = bytes;
-    active.errand.input = active.errand.output = o.relay->at(k);
+    active.errand.input = active.errand.output = o.proxy->at(k);
     spread.begin(call, active);
   };
-  way.result = [=, &o](size_t k) { return Piece{o.relay->at(k), own.bytes}; };
-  way.take_back = [=, &o](size_t k) { return up(o, {between(own, o.relay->at(k))}); };
+  way.result = [=, &o](size_t k) { return Piece{o.proxy->at(k), own.bytes}; };
+  way.take_back = [=, &o](size_t k) { return up(o, {between(own, o.proxy->at(k))}); };
   way.hand_out = [=, this, &o](size_t) {
     Operation tell = step_of(o, bridge.after, seats());
     tell.root = 0, tell.count = o.count, tell.in = o.out, tell.out = o.out;
@@ -238,7 +238,7 @@ Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   const Terms terms = terms_here(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.send.longest();
-  const size_t slice = relay_slice(bridge, group_.plan_facts()) / width * width;
+  const size_t slice = proxy_slice(bridge, group_.plan_facts()) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
   const auto blocks_of = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;
@@ -256,7 +256,7 @@ Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
       Operation sum = sum_of(o, terms, bridge.before, seats());
       for (size_t s = 0; s < seats(); ++s) sum.send[s] = slice_of(o.send, cut, k, host, 0, s);
       sum.count = elements_of(sum.send, width);
-      sum.out = o.relay->at(k) + blocks[host].offset;
+      sum.out = o.proxy->at(k) + blocks[host].offset;
       if (sum.count != 0) sums.push_back(std::move(sum));
     }
     return sums;
@@ -264,11 +264,11 @@ Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
   way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.blocks = blocks_of(k);
-    active.errand.input = o.relay->at(k);
-    active.errand.output = o.relay->at(k) + active.blocks.back().end();
+    active.errand.input = o.proxy->at(k);
+    active.errand.output = o.proxy->at(k) + active.blocks.back().end();
     spread.begin(call, active);
   };
-  const auto result = [=, &o](size_t k) { return Piece{o.relay->at(k) + blocks_of(k).back().end(), own(k).bytes}; };
+  const auto result = [=, &o](size_t k) { return Piece{o.proxy->at(k) + blocks_of(k).back().end(), own(k).bytes}; };
   way.result = result;
   way.take_back = [=, &o](size_t k) { return up(o, {between(own(k), result(k).data)}); };
   return way;
@@ -279,7 +279,7 @@ Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
 Spread::Itinerary Spread::way_of_all_gather(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
-  const size_t slice = relay_slice(bridge, group_.plan_facts()) / width * width;
+  const size_t slice = proxy_slice(bridge, group_.plan_facts()) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
   const auto own = [=, this, &o](size_t k) {
     return cut.of({const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes}, k);
@@ -293,13 +293,13 @@ Spread::Itinerary Spread::way_of_all_gather(const Operation& o) const {
   way.slices = cut.chunks;
   way.room = hosts * std::min(slice, longest);
   way.bring = [=, this, &o](size_t k) {
-    return alone(down(o, {between(own(k), o.relay->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
+    return alone(down(o, {between(own(k), o.proxy->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
   };
   way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.blocks = in_a_row(pieces_of_rail(k));
-    active.errand.input = o.relay->at(k) + active.blocks[spread.host_].offset;
-    active.errand.output = o.relay->at(k);
+    active.errand.input = o.proxy->at(k) + active.blocks[spread.host_].offset;
+    active.errand.output = o.proxy->at(k);
     spread.begin(call, active);
   };
   way.take_back = [=, this, &o](size_t k) {
@@ -307,7 +307,7 @@ Spread::Itinerary Spread::way_of_all_gather(const Operation& o) const {
     const std::vector<schedule::Block> blocks = in_a_row(pieces);
     std::vector<Haul> hauls;
     for (size_t host = 0; host < hosts; ++host) {
-      if (host != host_) hauls.push_back(between(pieces[host], o.relay->at(k) + blocks[host].offset));
+      if (host != host_) hauls.push_back(between(pieces[host], o.proxy->at(k) + blocks[host].offset));
     }
     return up(o, hauls);
   };

@@ -8,10 +8,10 @@
 
 namespace nvx {
 
-/// The host's part of relayed collectives, which lets their kernels go on, and all that both parts use.
-class RelayedCall : public std::enable_shared_from_this<RelayedCall> {
+/// The host's part of proxied collectives, which lets their kernels go on, and all that both parts use.
+class ProxyOp : public std::enable_shared_from_this<ProxyOp> {
  public:
-  RelayedCall(const std::shared_ptr<Group>& group, TensorOperations operations)
+  ProxyOp(const std::shared_ptr<Group>& group, TensorOperations operations)
       : collectives(std::move(operations)), group_(group) {}
 
   /// From now on it keeps its group, which it does not where graphs hold it, and counts there until it has ended.
@@ -28,7 +28,7 @@ class RelayedCall : public std::enable_shared_from_this<RelayedCall> {
   void leave_to_stream() { queued_ = true; }
   /// The same on a thread of the device's, where nothing may be asked of the device, and so nothing carried out, nor
   /// the last of anything let go: the reference goes with the call.
-  static void queue_from_stream(std::shared_ptr<RelayedCall> call);
+  static void queue_from_stream(std::shared_ptr<ProxyOp> call);
 
   TensorOperations collectives;  ///< stay where they are
 

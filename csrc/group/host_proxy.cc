@@ -1,4 +1,4 @@
-#include "group/relay.h"
+#include "group/host_proxy.h"
 
 #include <algorithm>
 
@@ -11,12 +11,12 @@ namespace {
 using kernel::Collective;
 
 /// One row a collective with steps inside each host that kernels do.
-struct RelayRow {
+struct ProxyRow {
   Collective collective;
   bool by_blocks;  ///< each rank has a block of its own, which its seat on every host carries
 };
 
-constexpr RelayRow kRelays[] = {
+constexpr ProxyRow kProxies[] = {
     {Collective::kAllReduce, /*by_blocks=*/false},
     {Collective::kReduceScatter, /*by_blocks=*/true},
     {Collective::kAllGather, /*by_blocks=*/true},
@@ -26,9 +26,9 @@ constexpr RelayRow kRelays[] = {
 
 const char* why_not_by_kernels(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
   if (facts.hosts == 1) return "the ranks are on one host";
-  const auto* row = std::find_if(std::begin(kRelays), std::end(kRelays),
-                                 [&](const RelayRow& r) { return r.collective == collective; });
-  if (row == std::end(kRelays)) return "only all_reduce, reduce_scatter and all_gather do so";
+  const auto* row = std::find_if(std::begin(kProxies), std::end(kProxies),
+                                 [&](const ProxyRow& r) { return r.collective == collective; });
+  if (row == std::end(kProxies)) return "only all_reduce, reduce_scatter and all_gather do so";
   if (count == 0) return "there is nothing to move";
   if (dtype == DType::kBytes) return "of a type that nvx does not know, whose elements may differ by rank";
   if (row->by_blocks && facts.world != facts.rails * facts.hosts)
@@ -38,13 +38,13 @@ const char* why_not_by_kernels(Collective collective, DType dtype, size_t count,
 
 /// A rank moves no more pieces at once than a launch lists, both ends of each: one of each host, or of each rank and
 /// its own.
-bool can_be_relayed(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
+bool can_be_proxied(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
   if (facts.hosts == 1 || collective == Collective::kBarrier) return false;
   const size_t most = why_not_by_kernels(collective, dtype, count, facts) ? facts.world + 1 : facts.hosts;
   return 2 * most <= kernel::kLaunchPieces;
 }
 
-size_t relay_slice(const Bridge& bridge, const PlanFacts& facts) {
+size_t proxy_slice(const Bridge& bridge, const PlanFacts& facts) {
   constexpr size_t kLine = 64;  // no element straddles two
   return std::min(bridge.slice, std::max(kChunk / facts.hosts / kLine, size_t(1)) * kLine);
 }
