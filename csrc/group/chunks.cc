@@ -25,32 +25,32 @@ size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
 /// do so here, and are copied as one.
 class Loader {
  public:
-  explicit Loader(Landed& landed, std::byte* room) : landed_(landed), begin_(room), at_(room) {}
+  explicit Loader(StagedChunk& staged, std::byte* room) : staged_(staged), begin_(room), at_(room) {}
 
   enum class Way { kDown, kUp, kBoth };
   kernel::Piece place(kernel::Piece there, Way way) {
     if (there.bytes == 0) return {};
     if (there.data != behind_) at_ = begin_ + ceil_div(size_t(at_ - begin_), kLine) * kLine;
     const kernel::Piece here{at_, there.bytes};
-    if (way != Way::kUp) note(landed_.down, there, here);
-    if (way != Way::kDown) note(landed_.up, there, here);
+    if (way != Way::kUp) note(staged_.down, there, here);
+    if (way != Way::kDown) note(staged_.up, there, here);
     at_ += there.bytes, behind_ = there.data + there.bytes;
     return here;
   }
 
  private:
-  static void note(std::vector<Haul>& hauls, const kernel::Piece& there, const kernel::Piece& here) {
-    if (!hauls.empty()) {
-      Haul& last = hauls.back();
+  static void note(std::vector<CopyPair>& copies, const kernel::Piece& there, const kernel::Piece& here) {
+    if (!copies.empty()) {
+      CopyPair& last = copies.back();
       if (there.data == last.device.data + last.device.bytes && here.data == last.host.data + last.host.bytes) {
         last.device.bytes += there.bytes, last.host.bytes += here.bytes;
         return;
       }
     }
-    hauls.push_back({there, here});
+    copies.push_back({there, here});
   }
 
-  Landed& landed_;
+  StagedChunk& staged_;
   std::byte* const begin_;
   std::byte* at_;
   const std::byte* behind_ = nullptr;
@@ -78,11 +78,11 @@ kernel::Piece Cut::of(kernel::Piece piece, size_t k) const {
   return {advance(piece, at), std::min(slice, piece.bytes - at)};
 }
 
-Landed land(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* room) {
+StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* room) {
   using Way = Loader::Way;
-  Landed landed;
-  Loader loader(landed, room);
-  Operation& part = landed.part;
+  StagedChunk staged;
+  Loader loader(staged, room);
+  Operation& part = staged.part;
   part.collective = o.collective, part.dtype = o.dtype, part.op = o.op, part.root = o.root, part.factor = o.factor;
   part.send = Pieces(o.send.size()), part.recv = Pieces(o.recv.size());
   const bool is_root = o.root == rank;
@@ -118,7 +118,7 @@ Landed land(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* r
       break;
     default: each(part.send, o.send, Way::kDown); each(part.recv, o.recv, Way::kUp);
   }
-  return landed;
+  return staged;
 }
 
 size_t room_for(const Operation& o, const Cut& cut, int rank) {

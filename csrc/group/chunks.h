@@ -31,16 +31,16 @@ struct Cut {
 };
 
 /// What is copied between a device and host memory.
-struct Haul {
+struct CopyPair {
   kernel::Piece device, host;
 };
 /// A chunk in host memory: the operation there, and what is copied there before it and from there after it.
-struct Landed {
+struct StagedChunk {
   Operation part;
-  std::vector<Haul> down, up;
+  std::vector<CopyPair> down, up;
 };
 /// Chunk k of an operation on a device's memory, of any collective. Pure. room: of room_for() bytes.
-Landed land(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);
+StagedChunk land(const Operation& operation, const Cut& cut, size_t k, int rank, std::byte* room);
 size_t room_for(const Operation& operation, const Cut& cut, int rank);
 
 /// All of it as one chunk.

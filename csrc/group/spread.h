@@ -77,7 +77,7 @@ class Spread final : private Driver {
   Status barrier(Call& call);
   Status sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result);
   /// What the slices of a proxied operation do on their way, as long as the operation stays where it is.
-  struct Itinerary {
+  struct StagingPipeline {
     using Steps = std::function<std::vector<Operation>(size_t k)>;
     size_t slices = 0;
     size_t room = 0;           ///< bytes of a proxy's slot
@@ -92,14 +92,14 @@ class Spread final : private Driver {
     std::function<Status(Spread&, Call&, size_t k)> perform;
     std::function<kernel::Piece(size_t k)> result;  ///< what of the slot has been summed over hosts, where anything has
   };
-  static size_t rounds_of(const Itinerary& way);
-  Itinerary itinerary(const Operation& o) const;
-  static Itinerary way_of_kernels(bool carries);
-  Itinerary way_by_the_host(const Operation& o) const;
-  Itinerary way_of_all_reduce(const Operation& o) const;
-  Itinerary way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const;
-  Itinerary way_of_reduce_scatter(const Operation& o) const;
-  Itinerary way_of_all_gather(const Operation& o) const;
+  static size_t rounds_of(const StagingPipeline& way);
+  StagingPipeline pipeline(const Operation& o) const;
+  static StagingPipeline way_of_kernels(bool carries);
+  StagingPipeline way_by_the_host(const Operation& o) const;
+  StagingPipeline way_of_all_reduce(const Operation& o) const;
+  StagingPipeline way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const;
+  StagingPipeline way_of_reduce_scatter(const Operation& o) const;
+  StagingPipeline way_of_all_gather(const Operation& o) const;
   Status run_proxy(Call& call);
   const std::byte* lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms);
   Status deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result);

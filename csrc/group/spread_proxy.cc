@@ -35,17 +35,19 @@ Operation sum_of(const Operation& o, const Terms& terms, Collective collective, 
 }
 
 /// Moves between host memory and the device.
-Operation moves(const Operation& o, const std::vector<Haul>& hauls, Piece Haul::*from, Piece Haul::*to) {
-  Operation step = step_of(o, Collective::kNone, hauls.size());
+Operation moves(const Operation& o, const std::vector<CopyPair>& copies, Piece CopyPair::*from, Piece CopyPair::*to) {
+  Operation step = step_of(o, Collective::kNone, copies.size());
   step.dtype = DType::kBytes;
-  for (size_t i = 0; i < hauls.size(); ++i) step.send[i] = hauls[i].*from, step.recv[i] = hauls[i].*to;
+  for (size_t i = 0; i < copies.size(); ++i) step.send[i] = copies[i].*from, step.recv[i] = copies[i].*to;
   return step;
 }
-Operation down(const Operation& o, const std::vector<Haul>& hauls) {
-  return moves(o, hauls, &Haul::device, &Haul::host);
+Operation down(const Operation& o, const std::vector<CopyPair>& copies) {
+  return moves(o, copies, &CopyPair::device, &CopyPair::host);
 }
-Operation up(const Operation& o, const std::vector<Haul>& hauls) { return moves(o, hauls, &Haul::host, &Haul::device); }
-Haul between(const Piece& device, std::byte* host) { return {device, {host, device.bytes}}; }
+Operation up(const Operation& o, const std::vector<CopyPair>& copies) {
+  return moves(o, copies, &CopyPair::host, &CopyPair::device);
+}
+CopyPair between(const Piece& device, std::byte* host) { return {device, {host, device.bytes}}; }
 
 /// Moves that wait until the host says so.
 Operation awaiting(Operation moves, HostProxy& proxy, Stamp what) {
@@ -73,7 +75,7 @@ size_t elements_of(const Pieces& pieces, size_t width) {
 }  // namespace
 
 Status Spread::make_room(const Operation& o) const {
-  const Itinerary way = itinerary(o);
+  const StagingPipeline way = pipeline(o);
   return o.proxy->make({way.slices, rounds_of(way), way.room});
 }
 
@@ -81,7 +83,7 @@ Status Spread::make_room(const Operation& o) const {
 /// host what the round before has taken back. So the two directions of the bus, and the links between devices, are in
 /// use at once. A move is one rank's alone: errors speak of it as of the operation that it is a part of.
 Status Spread::launch(const Operation& o) const {
-  const Itinerary way = itinerary(o);
+  const StagingPipeline way = pipeline(o);
   const Whole whole{o.fingerprint(), {}, 0};
   HostProxy& proxy = *o.proxy;
   for (size_t r = 0; r < rounds_of(way); ++r) {
@@ -103,7 +105,7 @@ Status Spread::launch(const Operation& o) const {
 /// While slices are between hosts, the next ones come to host memory, and earlier ones go back.
 Status Spread::run_proxy(Call& call) {
   HostProxy& proxy = *call.o.proxy;
-  const Itinerary way = itinerary(call.o);
+  const StagingPipeline way = pipeline(call.o);
   const Deadline& deadline = call.rules.deadline;
   if (way.meets_first) NVX_TRY(barrier(call));
   proxy.say(HostProxy::kMet);
@@ -123,9 +125,9 @@ Status Spread::run_proxy(Call& call) {
   return proxy.see_end(deadline);
 }
 
-size_t Spread::rounds_of(const Itinerary& way) { return way.slices + HostProxy::kRounds + 1; }
+size_t Spread::rounds_of(const StagingPipeline& way) { return way.slices + HostProxy::kRounds + 1; }
 
-Spread::Itinerary Spread::itinerary(const Operation& o) const {
+Spread::StagingPipeline Spread::pipeline(const Operation& o) const {
   if (why_not_by_kernels(o.collective, o.dtype, o.count, group_.plan_facts())) return way_by_the_host(o);
   switch (o.collective) {
     case Collective::kAllReduce: return way_of_all_reduce(o);
@@ -135,8 +137,8 @@ Spread::Itinerary Spread::itinerary(const Operation& o) const {
 }
 
 /// A kernel that waits for peers holds its device, so none does before all ranks have called the same.
-Spread::Itinerary Spread::way_of_kernels(bool carries) {
-  Itinerary way;
+Spread::StagingPipeline Spread::way_of_kernels(bool carries) {
+  StagingPipeline way;
   way.meets_first = true;
   way.lag = kSlicesInFlight;
   way.carries = carries;
@@ -144,26 +146,26 @@ Spread::Itinerary Spread::way_of_kernels(bool carries) {
 }
 
 /// All that ranks do together is the host's part; on the device each does no more than move what is its own.
-Spread::Itinerary Spread::way_by_the_host(const Operation& o) const {
+Spread::StagingPipeline Spread::way_by_the_host(const Operation& o) const {
   const bool in_chunks = goes_in_chunks(o.collective, o.dtype, o.count);
   const Cut cut = in_chunks ? nvx::cut(o, group_.plan_facts()) : uncut(o);
-  const auto landed = [=, this, &o](size_t k) { return land(o, cut, k, group_.rank(), o.proxy->at(k)); };
-  Itinerary way;
+  const auto staged = [=, this, &o](size_t k) { return land(o, cut, k, group_.rank(), o.proxy->at(k)); };
+  StagingPipeline way;
   way.slices = cut.chunks;
   way.room = room_for(o, cut, group_.rank());
-  way.bring = [=, &o](size_t k) { return alone(down(o, landed(k).down)); };
+  way.bring = [=, &o](size_t k) { return alone(down(o, staged(k).down)); };
   way.perform = [=](Spread& spread, Call& call, size_t k) {
-    Landed there = landed(k);
+    StagedChunk there = staged(k);
     const Whole whole{call.o.fingerprint(), call.rules.deadline, cut.bytes};
     there.part.number = call.o.number, there.part.whole = &whole;
     return spread.perform(call, there.part);
   };
-  way.take_back = [=, &o](size_t k) { return up(o, landed(k).up); };
+  way.take_back = [=, &o](size_t k) { return up(o, staged(k).up); };
   return way;
 }
 
 /// The same slices, parts and sums as of all_reduce_on_rails. A rank's sum comes to host memory as it is made.
-Spread::Itinerary Spread::way_of_all_reduce(const Operation& o) const {
+Spread::StagingPipeline Spread::way_of_all_reduce(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   if (bridge.by_leader) return way_of_small_all_reduce(o, bridge);
   const Terms terms = terms_here(o);
@@ -172,7 +174,7 @@ Spread::Itinerary Spread::way_of_all_reduce(const Operation& o) const {
     return part_of({const_cast<std::byte*>(of), bytes}, slice, k, s, width);
   };
   const auto count = [=](size_t k) { return std::min(slice, bytes - k * slice) / width; };
-  Itinerary way = way_of_kernels(carries());
+  StagingPipeline way = way_of_kernels(carries());
   way.slices = (bytes + slice - 1) / slice;
   way.room = part(o.out, 0, seat()).bytes;
   way.bring = [=, this, &o](size_t k) {
@@ -201,12 +203,12 @@ Spread::Itinerary Spread::way_of_all_reduce(const Operation& o) const {
 }
 
 /// As all_reduce_by_leader: one rank of each host brings the host's sum to host memory, and tells its host the result.
-Spread::Itinerary Spread::way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const {
+Spread::StagingPipeline Spread::way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const {
   const Terms terms = terms_here(o);
   const size_t bytes = o.count * size_of(o.dtype);
   const bool leads = seat() == 0;
   const Piece whole{o.out, bytes}, own{o.out, leads ? bytes : 0};
-  Itinerary way = way_of_kernels(leads);
+  StagingPipeline way = way_of_kernels(leads);
   way.slices = 1;
   way.room = own.bytes;
   way.bring = [=, this, &o](size_t k) {
@@ -234,7 +236,7 @@ Spread::Itinerary Spread::way_of_small_all_reduce(const Operation& o, const Brid
 
 /// For every host the sum of a block there is made among the ranks of this host, and only these sums come to host
 /// memory, where the rail sums them over hosts; only this rank's own result goes back.
-Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
+Spread::StagingPipeline Spread::way_of_reduce_scatter(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   const Terms terms = terms_here(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.send.longest();
@@ -246,7 +248,7 @@ Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
     return in_a_row(pieces);
   };
   const auto own = [=, this, &o](size_t k) { return cut.of({o.out, o.send[size_t(group_.rank())].bytes}, k); };
-  Itinerary way = way_of_kernels(carries());
+  StagingPipeline way = way_of_kernels(carries());
   way.slices = cut.chunks;
   way.room = (hosts + 1) * std::min(slice, longest);
   way.bring = [=, this, &o](size_t k) {
@@ -276,7 +278,7 @@ Spread::Itinerary Spread::way_of_reduce_scatter(const Operation& o) const {
 
 /// This rank's own block comes to host memory, where the rail gathers those of its seat on all hosts. These go back to
 /// the device, and the ranks of the host hand each other what they have, for every host.
-Spread::Itinerary Spread::way_of_all_gather(const Operation& o) const {
+Spread::StagingPipeline Spread::way_of_all_gather(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
   const size_t slice = proxy_slice(bridge, group_.plan_facts()) / width * width;
@@ -289,7 +291,7 @@ Spread::Itinerary Spread::way_of_all_gather(const Operation& o) const {
     for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.recv, cut, k, host, 0, seat()));
     return pieces;
   };
-  Itinerary way = way_of_kernels(carries());
+  StagingPipeline way = way_of_kernels(carries());
   way.slices = cut.chunks;
   way.room = hosts * std::min(slice, longest);
   way.bring = [=, this, &o](size_t k) {
@@ -305,11 +307,11 @@ Spread::Itinerary Spread::way_of_all_gather(const Operation& o) const {
   way.take_back = [=, this, &o](size_t k) {
     const std::vector<Piece> pieces = pieces_of_rail(k);
     const std::vector<schedule::Block> blocks = in_a_row(pieces);
-    std::vector<Haul> hauls;
+    std::vector<CopyPair> copies;
     for (size_t host = 0; host < hosts; ++host) {
-      if (host != host_) hauls.push_back(between(pieces[host], o.proxy->at(k) + blocks[host].offset));
+      if (host != host_) copies.push_back(between(pieces[host], o.proxy->at(k) + blocks[host].offset));
     }
-    return up(o, hauls);
+    return up(o, copies);
   };
   way.hand_out = [=, this, &o](size_t k) {
     std::vector<Operation> tells;

@@ -13,9 +13,9 @@ class Loader {
  public:
   Loader(at::Device device, const at::Tensor& room) : device_(device), room_(room) {}
 
-  Loads loads(const std::vector<Haul>& hauls) const {
+  Loads loads(const std::vector<CopyPair>& copies) const {
     Loads loads;
-    for (const Haul& haul : hauls) loads.emplace_back(there(haul.device), here(haul.host));
+    for (const CopyPair& copy : copies) loads.emplace_back(there(copy.device), here(copy.host));
     return loads;
   }
 
@@ -52,10 +52,10 @@ void Convoy::bring_next(const Operation& operation) {
   const size_t k = brought_++, s = k % kSlots;
   Slot& slot = *slots_[s];
   const at::Tensor room = memory_[int64_t(s)];
-  Landed landed = land(operation, cut_, k, rank_, static_cast<std::byte*>(room.data_ptr()));
+  StagedChunk staged = land(operation, cut_, k, rank_, static_cast<std::byte*>(room.data_ptr()));
   const Loader loader(device_, room);
-  slot.down = loader.loads(landed.down), slot.up = loader.loads(landed.up);
-  slot.part = std::move(landed.part);
+  slot.down = loader.loads(staged.down), slot.up = loader.loads(staged.up);
+  slot.part = std::move(staged.part);
   k < kSlots ? slot.transit.bring_along(slot.down) : slot.transit.bring_more(slot.down);
 }
 

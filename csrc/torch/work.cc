@@ -430,10 +430,10 @@ Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
       if (expected_) expected_->set_out(transit_->stream());
     });
   });
-  return haul(group, carrier);
+  return copy(group, carrier);
 }
 
-Status CollectiveWork::haul(Group& group, Carrier carrier) {
+Status CollectiveWork::copy(Group& group, Carrier carrier) {
   NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
   for (TensorOperation& c : collectives_) {  // chunks that set out in their turn, behind results
     if (c.route() == Route::kChunks && !c.convoy)

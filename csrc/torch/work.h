@@ -227,7 +227,7 @@ class CollectiveWork final : public LaneWork {
   Status carry_out(Group& group, Carrier carrier) override;
   void let_go() override;
 
-  Status haul(Group& group, Carrier carrier);
+  Status copy(Group& group, Carrier carrier);
 
   TensorOperations collectives_;
   std::vector<at::Tensor> inputs_;
