@@ -281,7 +281,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind,
     transit->bring(loads);
     for (TensorOperation& c : collectives) {  // in the other case they set out when the operation's turn has come
       if (c.route() == Route::kChunks)
-        c.convoy = std::make_unique<Convoy>(c.operation, rank_, group->plan_facts(), tracks);
+        c.chunks = std::make_unique<ChunkPipeline>(c.operation, rank_, group->plan_facts(), tracks);
     }
   }
   number(collectives);

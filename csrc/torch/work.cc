@@ -107,7 +107,7 @@ Status fail_silent(Group& group, at::Device device, const std::string& what, con
 
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier) {
   for (TensorOperation& c : collectives) {
-    NVX_TRY(c.convoy ? c.convoy->run(group, c.operation, carrier) : group.run(c.operation, carrier));
+    NVX_TRY(c.chunks ? c.chunks->run(group, c.operation, carrier) : group.run(c.operation, carrier));
   }
   return {};
 }
@@ -436,8 +436,8 @@ Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
 Status CollectiveWork::copy(Group& group, Carrier carrier) {
   NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
   for (TensorOperation& c : collectives_) {  // chunks that set out in their turn, behind results
-    if (c.route() == Route::kChunks && !c.convoy)
-      c.convoy = std::make_unique<Convoy>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
+    if (c.route() == Route::kChunks && !c.chunks)
+      c.chunks = std::make_unique<ChunkPipeline>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
   }
   const auto close = [&] {  // even of a failed one chunks may be on their way
     if (goes_in_parts(route_of(collectives_))) transit_->close(all_tensors(collectives_, outputs_, {}));

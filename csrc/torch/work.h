@@ -16,7 +16,7 @@
 #include "group/host_proxy.h"
 #include "group/mailbox.h"
 #include "group/route.h"
-#include "torch/convoy.h"
+#include "torch/chunk_pipeline.h"
 #include "torch/departures.h"
 #include "torch/origin.h"
 #include "torch/results.h"
@@ -45,14 +45,14 @@ Status fail_silent(Group& group, at::Device device, const std::string& what, con
 /// An operation on tensors, and all that must live until it is done.
 struct TensorOperation {
   Operation operation;
-  at::Device device = at::kCPU;       ///< which all of its tensors are on
-  RouteFacts facts;                   ///< what its route is chosen by
-  Loads bring;                        ///< stand-ins that are filled from their tensors before it begins
-  Loads take_back;                    ///< stand-ins whose contents their tensors get when it has ended
-  std::vector<at::Tensor> stand_ins;  ///< of inputs, filled already
-  std::unique_ptr<Convoy> convoy;     ///< carries it out where it goes in chunks
-  std::unique_ptr<HostProxy> proxy;   ///< carries it out where it is proxied
-  Extensions::Claim claim;            ///< keeps time that was added to its timeout, until it has ended
+  at::Device device = at::kCPU;           ///< which all of its tensors are on
+  RouteFacts facts;                       ///< what its route is chosen by
+  Loads bring;                            ///< stand-ins that are filled from their tensors before it begins
+  Loads take_back;                        ///< stand-ins whose contents their tensors get when it has ended
+  std::vector<at::Tensor> stand_ins;      ///< of inputs, filled already
+  std::unique_ptr<ChunkPipeline> chunks;  ///< carries it out where it goes in chunks
+  std::unique_ptr<HostProxy> proxy;       ///< carries it out where it is proxied
+  Extensions::Claim claim;                ///< keeps time that was added to its timeout, until it has ended
 
   Route route() const { return route_of(facts); }
 };

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 GPU = "fakegpu"
 CHUNK = 4 << 20  # as csrc/group/chunks.h has it
-SLOTS = 3  # as csrc/torch/convoy.h has it
+SLOTS = 3  # as csrc/torch/chunk_pipeline.h has it
 SIZES = [CHUNK // 4, CHUNK // 4 + 1, 3_333_333]  # of float32: one chunk, which goes whole; two; four
 
 MODES = pytest.mark.parametrize("asynchronous", [False, True])

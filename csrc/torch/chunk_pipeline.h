@@ -12,10 +12,10 @@ namespace nvx {
 /// Carries out one large collective of a device's tensors, in chunks that follow each other through a few slots of host
 /// memory: while the group is at one chunk, the next ones come down and the last one goes back up. The operation names
 /// the device's memory, which must stay until run() has returned and its stream has come past.
-class Convoy {
+class ChunkPipeline {
  public:
   /// The first chunks set out, behind what the stream to the host has been given so far.
-  Convoy(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks);
+  ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks);
   /// Runs all chunks on this thread, which holds the group's lane. The first failure ends it, and no later chunk is
   /// written back.
   Status run(Group& group, const Operation& operation, Carrier carrier);

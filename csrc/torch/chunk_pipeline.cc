@@ -1,4 +1,4 @@
-#include "torch/convoy.h"
+#include "torch/chunk_pipeline.h"
 
 #include <ATen/ops/from_blob.h>
 
@@ -36,7 +36,7 @@ class Loader {
 
 }  // namespace
 
-Convoy::Convoy(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks)
+ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks)
     : device_(tracks.down.device()), rank_(rank), cut_(cut(operation, facts)) {
   const BesideCaptures beside;
   const size_t slots = std::min(kSlots, cut_.chunks);
@@ -48,7 +48,7 @@ Convoy::Convoy(const Operation& operation, int rank, const PlanFacts& facts, con
   }
 }
 
-void Convoy::bring_next(const Operation& operation) {
+void ChunkPipeline::bring_next(const Operation& operation) {
   const size_t k = brought_++, s = k % kSlots;
   Slot& slot = *slots_[s];
   const at::Tensor room = memory_[int64_t(s)];
@@ -59,7 +59,7 @@ void Convoy::bring_next(const Operation& operation) {
   k < kSlots ? slot.transit.bring_along(slot.down) : slot.transit.bring_more(slot.down);
 }
 
-Status Convoy::run(Group& group, const Operation& operation, Carrier carrier) {
+Status ChunkPipeline::run(Group& group, const Operation& operation, Carrier carrier) {
   whole_ = {operation.fingerprint(), Deadline::after(group.span_of(operation.timeout)), cut_.bytes};
   for (size_t k = 0; k < cut_.chunks; ++k) {
     while (brought_ < std::min(cut_.chunks, k + kSlots)) bring_next(operation);
