@@ -187,12 +187,12 @@ class ProcessGroupNVX final : public c10d::Backend {
   IntrusiveWork enqueue_and_wait(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
                                  const Tensors& inputs);
   IntrusiveWork put_off_kernels(const Kind& kind, TensorOperations&& collectives, const Tensors& outputs,
-                                const Tensors& inputs, std::unique_ptr<Transit> transit);
+                                const Tensors& inputs, std::unique_ptr<StagingCopies> staging);
   IntrusiveWork launch_on_device(const Kind& kind, TensorOperations& collectives, const Tensors& outputs,
-                                 const Tensors& inputs, Mode mode, std::unique_ptr<Transit> transit);
-  Status begin_on_device(TensorOperations& collectives, Transit& transit, uint64_t* ended_at);
+                                 const Tensors& inputs, Mode mode, std::unique_ptr<StagingCopies> staging);
+  Status begin_on_device(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at);
   /// The streams and events of a call whose operations use a device's tensors where they are.
-  std::unique_ptr<Transit> on_device(const TensorOperations& collectives, Mode mode);
+  std::unique_ptr<StagingCopies> on_device(const TensorOperations& collectives, Mode mode);
   /// Whether the call reads or writes memory that pending results will be written to, or that a delegate still uses.
   bool comes_behind(const Tensors& outputs, const Tensors& inputs) {
     return results_.awaited_in(inputs) || results_.awaited_in(outputs);
@@ -200,19 +200,19 @@ class ProcessGroupNVX final : public c10d::Backend {
   void follow_results(const Tensors& tensors, const c10::Stream& stream);
   static std::optional<Tensors> recorded(const Tensors& inputs, Mode mode);
   Status execute(TensorOperations& collectives);
-  Status execute_staged(TensorOperations& collectives, Transit& transit);
+  Status execute_staged(TensorOperations& collectives, StagingCopies& staging);
   void number(TensorOperations& collectives);
   void raise_if_ended_badly(const Status& status);
-  /// The work of a synchronous call, which has ended. transit: null where its tensors are the CPU's.
-  static IntrusiveWork done(NvxWork::Facts facts, const Tensors& outputs, std::unique_ptr<Transit> transit);
+  /// The work of a synchronous call, which has ended. staging: null where its tensors are the CPU's.
+  static IntrusiveWork done(NvxWork::Facts facts, const Tensors& outputs, std::unique_ptr<StagingCopies> staging);
   /// Puts it into a group's lane, which keeps the work, and with it all tensors, until it has run.
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
   /// Whether all of a call's operations are proxied. One that is not keeps the others from it.
   bool are_proxied(TensorOperations& collectives);
   std::shared_ptr<ProxyOp> prepare_proxies(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
-                                           Transit& transit) REQUIRES(proxies_mutex_);
-  Status launch_proxies(const std::shared_ptr<ProxyOp>& call, Group& group, Transit& transit);
-  Status leave_to_stream(const std::shared_ptr<ProxyOp>& call, const Transit& transit);
+                                           StagingCopies& staging) REQUIRES(proxies_mutex_);
+  Status launch_proxies(const std::shared_ptr<ProxyOp>& call, Group& group, StagingCopies& staging);
+  Status leave_to_stream(const std::shared_ptr<ProxyOp>& call, const StagingCopies& staging);
   std::string profiled_as(TensorOperation& c);
   struct Term {
     std::chrono::milliseconds timeout;  ///< 0: the group's
@@ -290,7 +290,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::shared_ptr<Group> device_group_;  // written once, under the mutex, before has_device_group_ says so
   std::atomic<bool> has_device_group_{false};
   Mutex device_group_mutex_;
-  OwnTracks tracks_;
+  OwnCommStreams comm_streams_;
   Results results_;
   const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
   const std::shared_ptr<KernelPath> kernels_;

@@ -268,7 +268,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::all_reduce_sparse_on_host(at::Te
   if (work) work->wait();
   tensor.copy_(host[0]);
   const auto done = c10::make_intrusive<DoneWork>(facts({c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"}),
-                                                  Tensors{tensor}, Tracks::of_caller(tensor.device()).up);
+                                                  Tensors{tensor}, CommStreams::of_caller(tensor.device()).up);
   done->begin();
   return done;
 }

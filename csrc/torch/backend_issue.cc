@@ -42,15 +42,15 @@ Status ProcessGroupNVX::execute(TensorOperations& collectives) {
 }
 
 /// On the caller's own stream: what that stream is given later comes behind anyway, and need not wait for another one.
-Status ProcessGroupNVX::execute_staged(TensorOperations& collectives, Transit& transit) {
+Status ProcessGroupNVX::execute_staged(TensorOperations& collectives, StagingCopies& staging) {
   Group& group = *group_of(collectives);
-  transit.bring(loads_of(collectives, &TensorOperation::bring));
+  staging.bring(loads_of(collectives, &TensorOperation::bring));
   Status arrived;
   contain_and(
-      [&] { arrived = transit.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
+      [&] { arrived = staging.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
       [&](const std::exception* error) {
         arrived =
-            fail_silent(group, transit.stream().device(), nvx::name(collectives.front().operation.collective), error);
+            fail_silent(group, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
       });
   NVX_TRY(arrived);
   for (TensorOperation& c : collectives) {
@@ -58,7 +58,7 @@ Status ProcessGroupNVX::execute_staged(TensorOperations& collectives, Transit& t
     trace_staged(group, c);
     NVX_TRY(group.execute(c.operation));
   }
-  transit.take_back(loads_of(collectives, &TensorOperation::take_back));
+  staging.take_back(loads_of(collectives, &TensorOperation::take_back));
   return {};
 }
 
@@ -113,12 +113,12 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_staged(const Kind& kind, T
   if (comes_behind(outputs, inputs)) return enqueue_and_wait(kind, std::move(collectives), outputs, inputs);
   const bool heard = needs_work();
   const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
-  auto transit = std::make_unique<Transit>(Tracks::of_caller(device_of(collectives)));
-  raise_if_ended_badly(execute_staged(collectives, *transit));
+  auto staging = std::make_unique<StagingCopies>(CommStreams::of_caller(device_of(collectives)));
+  raise_if_ended_badly(execute_staged(collectives, *staging));
   if (!heard) return nullptr;
   NvxWork::Facts known = facts(kind, group_of(collectives));
   known.began = began;
-  return done(std::move(known), outputs, std::move(transit));
+  return done(std::move(known), outputs, std::move(staging));
 }
 
 /// On the group's own streams whether synchronous or not, as several of them are in use at once.
@@ -140,10 +140,10 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, 
   const at::Device device = device_of(collectives);
   const Tensors used = all_tensors(collectives, outputs, inputs);
   const uint64_t capture = capture_of(current_stream(device));
-  auto transit = std::make_unique<Transit>(tracks_.of_proxies(device, capture), timed_ && capture == 0);
+  auto staging = std::make_unique<StagingCopies>(comm_streams_.of_proxies(device, capture), timed_ && capture == 0);
   if (capture == 0) {
-    follow_results(inputs, transit->stream());
-    follow_results(outputs, transit->stream());
+    follow_results(inputs, staging->stream());
+    follow_results(outputs, staging->stream());
   }
   Status status;
   uint64_t ended_at = 0;
@@ -152,16 +152,16 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, 
     MutexLock lock(proxies_mutex_);
     proxies_holder_ = std::this_thread::get_id();
     const auto let_go = c10::make_scope_exit([&] { proxies_holder_ = std::thread::id(); });
-    const std::shared_ptr<ProxyOp> call = prepare_proxies(std::move(collectives), group, *transit);
+    const std::shared_ptr<ProxyOp> call = prepare_proxies(std::move(collectives), group, *staging);
     contain_and(
         [&] {
-          status = launch_proxies(call, *group, *transit);
-          transit->close(used);
-          if (capture == 0) results_.expect(used, device.type())->set_out(transit->stream());
+          status = launch_proxies(call, *group, *staging);
+          staging->close(used);
+          if (capture == 0) results_.expect(used, device.type())->set_out(staging->stream());
           if (status.ok()) call->queue_once();
         },
         [&](const std::exception* error) {  // part of it may have been begun
-          contain("the end of a call", [&] { transit->close(used); });
+          contain("the end of a call", [&] { staging->close(used); });
           status = fail_silent(*group, device, kind.title + 4, error);
         });
     if (!status.ok()) group->note_heard();
@@ -172,7 +172,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, 
     raise(status);
   }
   auto work = c10::make_intrusive<LaunchedWork>(kernels_, group, facts(kind, group), outputs, recorded(inputs, mode),
-                                                std::move(transit));
+                                                std::move(staging));
   work->begin(ended_at);
   into_window(work);
   if (mode == Mode::kSync) work->wait(std::chrono::milliseconds(0));
@@ -181,9 +181,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, 
 
 /// What throws here has no effect on the other ranks: an operation without a number they do not wait for.
 std::shared_ptr<ProxyOp> ProcessGroupNVX::prepare_proxies(TensorOperations&& collectives,
-                                                          const std::shared_ptr<Group>& group, Transit& transit) {
+                                                          const std::shared_ptr<Group>& group, StagingCopies& staging) {
   auto call = std::make_shared<ProxyOp>(group, std::move(collectives));
-  if (transit.capture() == 0) {
+  if (staging.capture() == 0) {
     std::function<void(Code)> told;
     if (somebody_listens()) {
       told = [self = c10::intrusive_ptr<ProcessGroupNVX>::reclaim_copy(this)](Code code) { self->tell_failure(code); };
@@ -193,39 +193,39 @@ std::shared_ptr<ProxyOp> ProcessGroupNVX::prepare_proxies(TensorOperations&& col
   for (TensorOperation& c : call->collectives) {
     c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or hear of it
     c.operation.timeout = group->span_of(c.operation.timeout);
-    c.proxy = proxies_.make(*group, c.operation.collective, transit, [&call = *call] { return call.queue_early(); });
+    c.proxy = proxies_.make(*group, c.operation.collective, staging, [&call = *call] { return call.queue_early(); });
     c.operation.proxy = c.proxy.get();
     if (const Status status = group->make_room(c.operation); !status.ok()) {
       group->note_heard();
       raise(status);
     }
   }
-  transit.bring(loads_of(call->collectives, &TensorOperation::bring));
+  staging.bring(loads_of(call->collectives, &TensorOperation::bring));
   number(call->collectives);
   return call;
 }
 
-Status ProcessGroupNVX::launch_proxies(const std::shared_ptr<ProxyOp>& call, Group& group, Transit& transit) {
-  const bool captured = transit.capture() != 0;
+Status ProcessGroupNVX::launch_proxies(const std::shared_ptr<ProxyOp>& call, Group& group, StagingCopies& staging) {
+  const bool captured = staging.capture() != 0;
   const auto forget = c10::make_scope_exit([&] {  // graphs keep the call, and their tensors by themselves
     for (TensorOperation& c : call->collectives) {
       if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
     }
   });
-  transit.start_clock();
+  staging.start_clock();
   if (captured || proxies_.has_graphs()) {
-    const Status left = leave_to_stream(call, transit);
+    const Status left = leave_to_stream(call, staging);
     if (!left.ok()) return captured ? left : group.fail_begun(left);
   }
   for (TensorOperation& c : call->collectives)
     NVX_TRY(group.launch(c.operation, captured ? Begins::kInReplays : Begins::kNow));
-  transit.take_back(loads_of(call->collectives, &TensorOperation::take_back));
+  staging.take_back(loads_of(call->collectives, &TensorOperation::take_back));
   return {};
 }
 
 /// The host's part is queued when the device comes to the call, and so in the device's order, which replays have a
 /// place in. What a graph may ask for once more is kept for ever: nobody says when the graph is gone.
-Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<ProxyOp>& call, const Transit& transit) {
+Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<ProxyOp>& call, const StagingCopies& staging) {
   using Kept = std::shared_ptr<ProxyOp>;
   call->leave_to_stream();
   const auto once = [](void* kept) {
@@ -238,7 +238,7 @@ Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<ProxyOp>& call, co
     contain("the host's part of a replay", [&] { ProxyOp::queue_from_stream(call); });
   };
   auto kept = std::make_unique<Kept>(call);
-  NVX_TRY(proxies_.call_host(transit, transit.capture() != 0 ? +again : +once, kept.get()));
+  NVX_TRY(proxies_.call_host(staging, staging.capture() != 0 ? +again : +once, kept.get()));
   (void)kept.release();
   return {};
 }
@@ -246,20 +246,20 @@ Status ProcessGroupNVX::leave_to_stream(const std::shared_ptr<ProxyOp>& call, co
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_by_kernels(const Kind& kind, TensorOperations&& collectives,
                                                                  const Tensors& outputs, const Tensors& inputs,
                                                                  Mode mode) {
-  auto transit = on_device(collectives, mode);
+  auto staging = on_device(collectives, mode);
   const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
   if (collects() && std::none_of(collectives.begin(), collectives.end(), copies))
-    return put_off_kernels(kind, std::move(collectives), outputs, inputs, std::move(transit));
-  return launch_on_device(kind, collectives, outputs, inputs, mode, std::move(transit));
+    return put_off_kernels(kind, std::move(collectives), outputs, inputs, std::move(staging));
+  return launch_on_device(kind, collectives, outputs, inputs, mode, std::move(staging));
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_delegated(const Kind& kind, TensorOperations&& collectives,
                                                                 const Tensors& outputs, const Tensors& inputs,
                                                                 Mode mode) {
-  auto transit = on_device(collectives, mode);
-  follow_results(inputs, transit->tracks().down);
-  follow_results(outputs, transit->tracks().down);
-  return launch_on_device(kind, collectives, outputs, inputs, mode, std::move(transit));
+  auto staging = on_device(collectives, mode);
+  follow_results(inputs, staging->streams().down);
+  follow_results(outputs, staging->streams().down);
+  return launch_on_device(kind, collectives, outputs, inputs, mode, std::move(staging));
 }
 
 /// Operations of a device's tensors that pass through host memory, on the group's own streams.
@@ -267,27 +267,27 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind,
                                                                const Tensors& outputs, const Tensors& inputs) {
   const at::Device device = device_of(collectives);
   const std::shared_ptr<Group>& group = group_of(collectives);
-  const Tracks tracks = tracks_.of(device);
-  auto transit = std::make_unique<Transit>(tracks);
+  const CommStreams streams = comm_streams_.of(device);
+  auto staging = std::make_unique<StagingCopies>(streams);
   const Loads loads = loads_of(collectives, &TensorOperation::bring);
   // What throws before number() has no effect on the other ranks: an operation without a number they do not wait for.
   if (comes_behind(outputs, inputs)) {
     // These two are for results of a delegate or a proxy, which have a stream of their own; bring_behind() waits for
     // the others.
-    (void)results_.follow(inputs, tracks.down);
-    (void)results_.follow(outputs, tracks.up);
-    transit->bring_behind(loads);
+    (void)results_.follow(inputs, streams.down);
+    (void)results_.follow(outputs, streams.up);
+    staging->bring_behind(loads);
   } else {
-    transit->bring(loads);
+    staging->bring(loads);
     for (TensorOperation& c : collectives) {  // in the other case they set out when the operation's turn has come
       if (c.route() == Route::kChunks)
-        c.chunks = std::make_unique<ChunkPipeline>(c.operation, rank_, group->plan_facts(), tracks);
+        c.chunks = std::make_unique<ChunkPipeline>(c.operation, rank_, group->plan_facts(), streams);
     }
   }
   number(collectives);
   auto expected = results_.expect(outputs, device.type());
   auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind, group), std::move(collectives), outputs, inputs,
-                                                  std::move(transit), std::move(expected));
+                                                  std::move(staging), std::move(expected));
   enqueue(work, group->lane());
   return work;
 }
@@ -314,9 +314,9 @@ void ProcessGroupNVX::raise_if_ended_badly(const Status& status) {
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::done(NvxWork::Facts facts, const Tensors& outputs,
-                                                     std::unique_ptr<Transit> transit) {
-  const auto stream = transit ? std::optional(transit->stream()) : std::nullopt;
-  const auto work = c10::make_intrusive<DoneWork>(std::move(facts), outputs, stream, std::move(transit));
+                                                     std::unique_ptr<StagingCopies> staging) {
+  const auto stream = staging ? std::optional(staging->stream()) : std::nullopt;
+  const auto work = c10::make_intrusive<DoneWork>(std::move(facts), outputs, stream, std::move(staging));
   work->begin();
   return work;
 }
@@ -341,40 +341,40 @@ void ProcessGroupNVX::follow_results(const Tensors& tensors, const c10::Stream& 
 }
 
 /// A synchronous one runs on the caller's stream, so that nothing that this stream is given later need wait for it.
-std::unique_ptr<Transit> ProcessGroupNVX::on_device(const TensorOperations& collectives, Mode mode) {
+std::unique_ptr<StagingCopies> ProcessGroupNVX::on_device(const TensorOperations& collectives, Mode mode) {
   const at::Device device = device_of(collectives);
-  Tracks tracks = Tracks::of_caller(device);
-  tracks.capture = capture_of(tracks.up);
-  if (mode == Mode::kAsync) tracks = tracks_.of_kernels(device, tracks.capture);
-  return std::make_unique<Transit>(tracks, /*timed=*/timed_ && tracks.capture == 0);
+  CommStreams streams = CommStreams::of_caller(device);
+  streams.capture = capture_of(streams.up);
+  if (mode == Mode::kAsync) streams = comm_streams_.of_kernels(device, streams.capture);
+  return std::make_unique<StagingCopies>(streams, /*timed=*/timed_ && streams.capture == 0);
 }
 
-Status ProcessGroupNVX::begin_on_device(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) {
-  if (route_of(collectives) != Route::kDelegate) return kernels_->launch(collectives, transit, ended_at);
-  return kernels_->launch(collectives, transit, [this](TensorOperations& all, const KernelPath::Target& target) {
+Status ProcessGroupNVX::begin_on_device(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) {
+  if (route_of(collectives) != Route::kDelegate) return kernels_->launch(collectives, staging, ended_at);
+  return kernels_->launch(collectives, staging, [this](TensorOperations& all, const KernelPath::Target& target) {
     return delegate_->begin(all.front(), target.stream);
   });
 }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_on_device(const Kind& kind, TensorOperations& collectives,
                                                                  const Tensors& outputs, const Tensors& inputs,
-                                                                 Mode mode, std::unique_ptr<Transit> transit) {
+                                                                 Mode mode, std::unique_ptr<StagingCopies> staging) {
   const bool async = mode == Mode::kAsync, heard = needs_work();
   const Tensors used = async ? all_tensors(collectives, outputs, inputs) : Tensors();
   Status status;
   uint64_t ended_at = 0;
   try {
-    status = begin_on_device(collectives, *transit, &ended_at);
+    status = begin_on_device(collectives, *staging, &ended_at);
   } catch (...) {  // part of it may have been begun
-    contain("the end of a call", [&] { transit->close(used); });
+    contain("the end of a call", [&] { staging->close(used); });
     throw;
   }
   const at::Device device = device_of(collectives);
   contain_and(
       [&] {
-        if (async || heard) transit->close(used);
+        if (async || heard) staging->close(used);
         if (async && route_of(collectives) == Route::kDelegate)
-          results_.expect(used, device.type())->set_out(transit->stream());
+          results_.expect(used, device.type())->set_out(staging->stream());
       },
       [&](const std::exception* error) {
         const char* const what = nvx::name(collectives.front().operation.collective);
@@ -386,9 +386,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_on_device(const Kind& kin
     raise(status);
   }
   if (!async && !heard) return nullptr;
-  if (!async) return done(facts(kind), outputs, std::move(transit));
+  if (!async) return done(facts(kind), outputs, std::move(staging));
   auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, recorded(inputs, mode),
-                                                std::move(transit));
+                                                std::move(staging));
   work->begin(ended_at);
   into_window(work);
   return work;
@@ -399,9 +399,9 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_on_device(const Kind& kin
 /// place.
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, TensorOperations&& collectives,
                                                                 const Tensors& outputs, const Tensors& inputs,
-                                                                std::unique_ptr<Transit> transit) {
-  SharedStreams::Claim claim = kernels_->claim_stream(*transit);
-  transit->bring({});  // may throw, and then nothing has been numbered
+                                                                std::unique_ptr<StagingCopies> staging) {
+  SharedStreams::Claim claim = kernels_->claim_stream(*staging);
+  staging->bring({});  // may throw, and then nothing has been numbered
   claim.keep();
   for (TensorOperation& c : collectives) {
     c.operation.number = group_->next_number();
@@ -409,7 +409,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind
   }
   std::vector<at::Tensor> used = all_tensors(collectives, outputs, inputs);
   auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, recorded(inputs, Mode::kAsync),
-                                                std::move(transit));
+                                                std::move(staging));
   into_window(work);
   work->put_off(std::move(collectives), std::move(used));
   return work;

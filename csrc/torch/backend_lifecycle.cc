@@ -311,11 +311,11 @@ void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
   }
   const c10::OptionalDeviceGuard on(device);
   if (kernels_->agree_to_serve(device)) {
-    (void)tracks_.of_kernels(device, 0);
+    (void)comm_streams_.of_kernels(device, 0);
   } else {
     (void)device_group();
-    (void)tracks_.of(device);
-    if (!delegate_ && proxies_.agree_to_serve(device)) (void)tracks_.of_proxies(device, 0);
+    (void)comm_streams_.of(device);
+    if (!delegate_ && proxies_.agree_to_serve(device)) (void)comm_streams_.of_proxies(device, 0);
   }
   if (delegate_) delegate_->connect(device);
 }

@@ -36,14 +36,14 @@ class Loader {
 
 }  // namespace
 
-ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks)
-    : device_(tracks.down.device()), rank_(rank), cut_(cut(operation, facts)) {
+ChunkPipeline::ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams)
+    : device_(streams.down.device()), rank_(rank), cut_(cut(operation, facts)) {
   const BesideCaptures beside;
   const size_t slots = std::min(kSlots, cut_.chunks);
   memory_ = at::empty({int64_t(slots), int64_t(room_for(operation, cut_, rank))},
                       at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
   for (size_t s = 0; s < slots; ++s) {
-    slots_[s] = std::make_unique<Slot>(tracks);
+    slots_[s] = std::make_unique<Slot>(streams);
     bring_next(operation);
   }
 }
@@ -56,7 +56,7 @@ void ChunkPipeline::bring_next(const Operation& operation) {
   const Loader loader(device_, room);
   slot.down = loader.loads(staged.down), slot.up = loader.loads(staged.up);
   slot.part = std::move(staged.part);
-  k < kSlots ? slot.transit.bring_along(slot.down) : slot.transit.bring_more(slot.down);
+  k < kSlots ? slot.staging.bring_along(slot.down) : slot.staging.bring_more(slot.down);
 }
 
 Status ChunkPipeline::run(Group& group, const Operation& operation, Carrier carrier) {
@@ -66,9 +66,9 @@ Status ChunkPipeline::run(Group& group, const Operation& operation, Carrier carr
     Slot& slot = *slots_[k % kSlots];
     slot.part.number = operation.number;
     slot.part.whole = &whole_;
-    NVX_TRY(slot.transit.arrive(group, whole_.deadline));
+    NVX_TRY(slot.staging.arrive(group, whole_.deadline));
     NVX_TRY(group.run(slot.part, carrier));
-    NVX_TRY(take_back(slot.transit, slot.up));
+    NVX_TRY(take_back(slot.staging, slot.up));
   }
   return {};
 }

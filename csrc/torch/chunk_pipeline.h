@@ -5,7 +5,7 @@
 
 #include "group/chunks.h"
 #include "group/group.h"
-#include "torch/transit.h"
+#include "torch/staging_copies.h"
 
 namespace nvx {
 
@@ -15,7 +15,7 @@ namespace nvx {
 class ChunkPipeline {
  public:
   /// The first chunks set out, behind what the stream to the host has been given so far.
-  ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const Tracks& tracks);
+  ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams);
   /// Runs all chunks on this thread, which holds the group's lane. The first failure ends it, and no later chunk is
   /// written back.
   Status run(Group& group, const Operation& operation, Carrier carrier);
@@ -25,8 +25,8 @@ class ChunkPipeline {
 
   /// A chunk, in host memory.
   struct Slot {
-    explicit Slot(const Tracks& tracks) : transit(tracks) {}
-    Transit transit;
+    explicit Slot(const CommStreams& streams) : staging(streams) {}
+    StagingCopies staging;
     Operation part;
     Loads down, up;
   };

@@ -11,7 +11,7 @@
 #include "memory/beside_captures.h"
 #include "torch/argument_error.h"
 #include "torch/delegate_call.h"
-#include "torch/transit.h"
+#include "torch/staging_copies.h"
 
 namespace nvx {
 namespace {
@@ -24,7 +24,7 @@ constexpr milliseconds kWord{5000};  // the barrier gets so long to name who did
 bool is_captured(at::Device device) {
   constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
   if (!kTorchTells && !kernel::built_with_cuda()) return python_sees_capture(device);
-  return capture_of(Tracks::of_caller(device).up) != 0;
+  return capture_of(CommStreams::of_caller(device).up) != 0;
 }
 
 }  // namespace

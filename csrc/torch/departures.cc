@@ -9,9 +9,9 @@
 
 namespace nvx {
 
-bool Departures::add(const std::shared_ptr<Message>& message, Transit* transit) {
+bool Departures::add(const std::shared_ptr<Message>& message, StagingCopies* staging) {
   MutexLock lock(mutex_);
-  waiting_.push_back({message, transit, Deadline::after(group_->span_of(message->timeout))});
+  waiting_.push_back({message, staging, Deadline::after(group_->span_of(message->timeout))});
   count_.store(waiting_.size(), std::memory_order_release);
   if (!attended_) attended_ = find_attendant();
   return attended_;
@@ -59,7 +59,7 @@ bool Departures::post() {
 
 bool Departures::may_go(const Entry& entry) {
   try {
-    return group_->closed() || !entry.transit || entry.transit->look(*group_, entry.deadline).has_value();
+    return group_->closed() || !entry.staging || entry.staging->look(*group_, entry.deadline).has_value();
   } catch (const std::exception& error) {
     (void)group_->fail(system_failure("a message could not be copied from its device", error));
     return true;

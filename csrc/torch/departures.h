@@ -8,7 +8,7 @@
 #include "base/mutex.h"
 #include "group/group.h"
 #include "group/mailbox.h"
-#include "torch/transit.h"
+#include "torch/staging_copies.h"
 
 namespace nvx {
 
@@ -19,9 +19,9 @@ class Departures : public std::enable_shared_from_this<Departures> {
  public:
   explicit Departures(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
-  /// Takes a message that is to be sent. transit: that of its data, null where the data is there already. The message
+  /// Takes a message that is to be sent. staging: that of its data, null where the data is there already. The message
   /// keeps both alive. False if no thread could be had that looks after it: then the caller must call see_off().
-  bool add(const std::shared_ptr<Message>& message, Transit* transit) EXCLUDES(mutex_);
+  bool add(const std::shared_ptr<Message>& message, StagingCopies* staging) EXCLUDES(mutex_);
   /// Whether a message waits that was sent to the same peer with the same tag.
   bool any_before(const Message& message) EXCLUDES(mutex_);
   /// Returns when the message, or for null every message, has been given to the mail. Or when give_up(), which is asked
@@ -31,7 +31,7 @@ class Departures : public std::enable_shared_from_this<Departures> {
  private:
   struct Entry {
     std::shared_ptr<Message> message;
-    Transit* transit;
+    StagingCopies* staging;
     Deadline deadline;
   };
   bool post() EXCLUDES(mutex_);

@@ -198,22 +198,22 @@ bool HostProxyPath::agree_to_serve(at::Device device) {
   return yes;
 }
 
-std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, kernel::Collective collective, const Transit& transit,
-                                               std::function<bool()> queue_early) {
-  return std::make_unique<StreamHostProxy>(group, launcher_, collective, target_of(transit), std::move(queue_early));
+std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, kernel::Collective collective,
+                                               const StagingCopies& staging, std::function<bool()> queue_early) {
+  return std::make_unique<StreamHostProxy>(group, launcher_, collective, target_of(staging), std::move(queue_early));
 }
 
-StreamLauncher::Target HostProxyPath::target_of(const Transit& transit) {
-  const c10::impl::VirtualGuardImpl guard(transit.stream().device_type());
-  return {transit.stream(), guard.getStreamNativeHandle(transit.stream()), transit.capture()};
+StreamLauncher::Target HostProxyPath::target_of(const StagingCopies& staging) {
+  const c10::impl::VirtualGuardImpl guard(staging.stream().device_type());
+  return {staging.stream(), guard.getStreamNativeHandle(staging.stream()), staging.capture()};
 }
 
 void HostProxyPath::begin_anew(HostProxy& proxy) { static_cast<StreamHostProxy&>(proxy).begin_anew(); }
 
-Status HostProxyPath::call_host(const Transit& transit, void (*what)(void*), void* with) {
+Status HostProxyPath::call_host(const StagingCopies& staging, void (*what)(void*), void* with) {
   const BesideCaptures beside;
-  const c10::StreamGuard on(transit.stream());
-  const StreamLauncher::Target target = target_of(transit);
+  const c10::StreamGuard on(staging.stream());
+  const StreamLauncher::Target target = target_of(staging);
   return launcher_->in_order(target, [&] { return kernel::call_host(target.native, what, with); });
 }
 

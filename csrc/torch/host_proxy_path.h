@@ -9,7 +9,7 @@
 #include "group/host_proxy.h"
 #include "torch/ask_once.h"
 #include "torch/kernel_path.h"
-#include "torch/transit.h"
+#include "torch/staging_copies.h"
 
 namespace nvx {
 
@@ -29,22 +29,22 @@ class HostProxyPath {
   bool agree_to_serve(const Operation& operation, at::Device device);
   /// The same of all operations that may go so. The first call is a step of all ranks.
   bool agree_to_serve(at::Device device);
-  /// What carries it out, on the transit's stream. The group must outlive what is asked of it. queue_early: asked to
+  /// What carries it out, on the staging's stream. The group must outlive what is asked of it. queue_early: asked to
   /// have the host's part begin, when some rounds have been begun, or no more can be without it; false if nobody can be
   /// had.
-  std::unique_ptr<HostProxy> make(Group& group, kernel::Collective collective, const Transit& transit,
+  std::unique_ptr<HostProxy> make(Group& group, kernel::Collective collective, const StagingCopies& staging,
                                   std::function<bool()> queue_early);
   /// Makes what make() has made ready for one more replay.
   static void begin_anew(HostProxy& proxy);
-  /// Has the host call this when the transit's stream comes to it, in each replay where that is captured: behind all
+  /// Has the host call this when the staging's stream comes to it, in each replay where that is captured: behind all
   /// that proxies were begun with before.
-  Status call_host(const Transit& transit, void (*what)(void*), void* with);
+  Status call_host(const StagingCopies& staging, void (*what)(void*), void* with);
   /// Whether there are graphs that may be replayed at any time. Then the order of what the host does for proxies is
   /// that in which the device comes to them, and not that of the calls.
   bool has_graphs() const { return launcher_->has_graphs(); }
 
  private:
-  static StreamLauncher::Target target_of(const Transit& transit);
+  static StreamLauncher::Target target_of(const StagingCopies& staging);
 
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;

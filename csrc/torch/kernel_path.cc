@@ -115,29 +115,29 @@ bool KernelPath::open(at::Device device) {
 }
 
 void refuse_to_open(const Group& group, at::Device device) {
-  if (capture_of(Tracks::of_caller(device).up) == 0) return;
+  if (capture_of(CommStreams::of_caller(device).up) == 0) return;
   throw_argument_error("nvx: this stream is being captured into a graph, and the first collective of group " +
                        group.name() + " with tensors of " + device.str() +
                        " opens that device, which the hosts of all ranks do together. Next: call one collective "
                        "of the group, on all ranks, before the capture");
 }
 
-SharedStreams::Claim KernelPath::claim_stream(const Transit& transit) const {
-  if (!shared_ || transit.capture() != 0) return {};
-  const c10::Stream stream = current_stream(transit.stream().device());
+SharedStreams::Claim KernelPath::claim_stream(const StagingCopies& staging) const {
+  if (!shared_ || staging.capture() != 0) return {};
+  const c10::Stream stream = current_stream(staging.stream().device());
   const SharedStreams::Call call{stream, group_->rank(), group_->sequence() + 1};
-  if (!transit.tracks().own) return shared_->claim(call, group_->name());
+  if (!staging.streams().own) return shared_->claim(call, group_->name());
   shared_->check(call, group_->name());
   return {};
 }
 
-void KernelPath::note_wait(const Transit& transit, uint64_t number) const {
-  if (!shared_ || transit.capture() != 0) return;
-  shared_->note({current_stream(transit.stream().device()), group_->rank(), number});
+void KernelPath::note_wait(const StagingCopies& staging, uint64_t number) const {
+  if (!shared_ || staging.capture() != 0) return;
+  shared_->note({current_stream(staging.stream().device()), group_->rank(), number});
 }
 
-Status KernelPath::launch(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) {
-  return launch(collectives, transit, [&](TensorOperations& all, const Target& target) {
+Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) {
+  return launch(collectives, staging, [&](TensorOperations& all, const Target& target) {
     Operations operations;
     for (const TensorOperation& c : all) operations.push_back(&c.operation);
     const Status status = launch_kernels(operations, target);
@@ -146,13 +146,13 @@ Status KernelPath::launch(TensorOperations& collectives, Transit& transit, uint6
   });
 }
 
-Status KernelPath::launch(TensorOperations& collectives, Transit& transit, const Begin& begin_them) {
+Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, const Begin& begin_them) {
   Works before;
   const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
   MutexLock lock(mutex_);
   before = begin_what_waits();
-  SharedStreams::Claim claim = claim_stream(transit);
-  transit.bring(loads_of(collectives, &TensorOperation::bring));  // may throw, and then nothing has been numbered
+  SharedStreams::Claim claim = claim_stream(staging);
+  staging.bring(loads_of(collectives, &TensorOperation::bring));  // may throw, and then nothing has been numbered
   claim.keep();
   for (TensorOperation& c : collectives) {
     c.operation.number = group_->next_number();
@@ -162,13 +162,13 @@ Status KernelPath::launch(TensorOperations& collectives, Transit& transit, const
   contain_and(
       [&] {
         mutex_.held_by_caller();
-        transit.start_clock();
-        status = begin(transit, [&](const Target& target) { return begin_them(collectives, target); });
-        if (status.ok()) transit.take_back(loads_of(collectives, &TensorOperation::take_back));
+        staging.start_clock();
+        status = begin(staging, [&](const Target& target) { return begin_them(collectives, target); });
+        if (status.ok()) staging.take_back(loads_of(collectives, &TensorOperation::take_back));
       },
       [&](const std::exception* error) {  // part of it may have been begun
         const char* const what = nvx::name(collectives.front().operation.collective);
-        status = fail_silent(*group_, transit.stream().device(), what, error);
+        status = fail_silent(*group_, staging.stream().device(), what, error);
       });
   return status;
 }
@@ -179,17 +179,17 @@ Status KernelPath::launch_kernels(const Operations& operations, const Target& ta
 }
 
 /// Begins it behind what was begun last, whatever stream that was on.
-Status KernelPath::begin(const Transit& transit, const BeginThere& begin_there) {
-  const c10::Stream& stream = transit.stream();
+Status KernelPath::begin(const StagingCopies& staging, const BeginThere& begin_there) {
+  const c10::Stream& stream = staging.stream();
   const c10::StreamGuard on(stream);
   const c10::impl::VirtualGuardImpl guard(stream.device_type());
-  const Target target{stream, guard.getStreamNativeHandle(stream), transit.capture()};
+  const Target target{stream, guard.getStreamNativeHandle(stream), staging.capture()};
   return launcher_->in_order(target, [&] { return begin_there(target); });
 }
 
 void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
   const auto alike = [](const LaunchedWork& a, const LaunchedWork& b) {
-    return a.transit_->stream() == b.transit_->stream() && a.transit_->capture() == b.transit_->capture() &&
+    return a.staging_->stream() == b.staging_->stream() && a.staging_->capture() == b.staging_->capture() &&
            a.collectives_.front().operation.timeout == b.collectives_.front().operation.timeout;
   };
   const auto count = [](const Works& works) {
@@ -221,7 +221,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
   Works works = std::exchange(put_off_, {});
   behind_.store(false, std::memory_order_release);
   if (works.empty()) return works;
-  const Transit& first = *works.front()->transit_;
+  const StagingCopies& first = *works.front()->staging_;
   Operations operations;
   for (const auto& work : works) {
     for (const TensorOperation& c : work->collectives_) operations.push_back(&c.operation);
@@ -234,7 +234,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
                        "nvx: the capture in which this operation was called has ended before its coalescing window",
                        "end the window, or wait for the operation, inside the capture");
     } else {
-      for (const auto& work : works) work->transit_->start_clock();
+      for (const auto& work : works) work->staging_->start_clock();
       outcome = begin(first, [&](const Target& target) { return launch_kernels(operations, target); });
     }
   } catch (const std::exception& error) {  // part of it may have been begun
@@ -253,10 +253,10 @@ void KernelPath::tell(const Works& begun) {
 
 LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
                            std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
-                           std::unique_ptr<Transit> transit)
+                           std::unique_ptr<StagingCopies> staging)
     : NvxWork(std::move(facts), std::move(outputs), recorded), path_(std::move(path)), group_(std::move(group)) {
-  transit_ = std::move(transit);
-  ends_on({transit_->stream()});
+  staging_ = std::move(staging);
+  ends_on({staging_->stream()});
 }
 
 void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor> used) {
@@ -268,7 +268,7 @@ void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor>
 
 /// To be called even if beginning them failed, as part of it may have been begun.
 void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
-  contain("the end of a call", [&] { transit_->close(used_); });
+  contain("the end of a call", [&] { staging_->close(used_); });
   outcome_ = outcome;
   ended_at_ = ended_at;
   closed_.store(true, std::memory_order_release);
@@ -290,9 +290,9 @@ void LaunchedWork::catch_up() {
 bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   catch_up();
   check();
-  path_->note_wait(*transit_, facts_.sequence);
+  path_->note_wait(*staging_, facts_.sequence);
   if (!outcome_.ok()) raise(outcome_);
-  if (timeout.count() > 0 && transit_->capture() == 0) wait_there(timeout);
+  if (timeout.count() > 0 && staging_->capture() == 0) wait_there(timeout);
   const Status status = group_->device().look();
   if (status.ok() || has_ended_well()) return true;
   group_->note_heard();

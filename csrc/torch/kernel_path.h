@@ -99,13 +99,13 @@ class KernelPath {
   /// The same of the device of this number, as far as it is known without asking the other ranks.
   bool may_serve(c10::DeviceIndex device) const;
 
-  /// Begins collectives on the stream of the transit, behind what was begun on other streams and what was put off. The
+  /// Begins collectives on the stream of the staging, behind what was begun on other streams and what was put off. The
   /// host waits for nothing. ended_at: gets the number that GroupDevice::ended_well() takes for these; it stays 0 in
   /// captures, where nobody counts.
-  Status launch(TensorOperations& collectives, Transit& transit, uint64_t* ended_at) EXCLUDES(mutex_);
+  Status launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) EXCLUDES(mutex_);
   /// The same, but begin_them() begins them. The stream is the current one meanwhile.
   using Begin = std::function<Status(TensorOperations&, const Target&)>;
-  Status launch(TensorOperations& collectives, Transit& transit, const Begin& begin_them) EXCLUDES(mutex_);
+  Status launch(TensorOperations& collectives, StagingCopies& staging, const Begin& begin_them) EXCLUDES(mutex_);
   /// Keeps the work's collectives back, so that they share launches with those that are put off next. They must have
   /// numbers, and their stream must have been claimed. They begin when they fill a launch, before anything else of the
   /// group does, or in catch_up().
@@ -118,9 +118,9 @@ class KernelPath {
 
   /// Raises if what is called next would come, on this thread's current stream, behind another rank's part of the same
   /// collective. Claim::keep() is to be called once it has begun.
-  [[nodiscard]] SharedStreams::Claim claim_stream(const Transit& transit) const;
+  [[nodiscard]] SharedStreams::Claim claim_stream(const StagingCopies& staging) const;
   /// Notes that this thread's current stream waits for the collective of that number.
-  void note_wait(const Transit& transit, uint64_t number) const;
+  void note_wait(const StagingCopies& staging, uint64_t number) const;
 
  private:
   using Works = std::vector<c10::intrusive_ptr<LaunchedWork>>;
@@ -128,7 +128,7 @@ class KernelPath {
   /// Begins what was put off, and returns the works, which are to be told when the mutex has been let go.
   Works begin_what_waits() REQUIRES(mutex_);
   using BeginThere = std::function<Status(const Target&)>;
-  Status begin(const Transit& transit, const BeginThere& begin_there) REQUIRES(mutex_);
+  Status begin(const StagingCopies& staging, const BeginThere& begin_there) REQUIRES(mutex_);
   Status launch_kernels(const Operations& operations, const Target& target);
   static void tell(const Works& begun);
   /// A step of all ranks: opens the device on all of them, or on none.
@@ -150,7 +150,7 @@ class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
                std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
-               std::unique_ptr<Transit> transit);
+               std::unique_ptr<StagingCopies> staging);
   /// For collectives that have been begun. ended_at: from KernelPath::launch(). Not in the constructor, because hooks
   /// keep the work until they have been told.
   void begin(uint64_t ended_at) {

@@ -150,12 +150,12 @@ Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*whic
 }
 
 /// The peers have done their part by now. So what goes wrong here fails this call alone, and not the group.
-Status take_back(Transit& transit, const Loads& loads) {
+Status take_back(StagingCopies& staging, const Loads& loads) {
   try {
-    transit.take_back(loads);
+    staging.take_back(loads);
     return {};
   } catch (const std::exception& error) {
-    return system_failure("results could not be copied to " + transit.stream().device().str(), error);
+    return system_failure("results could not be copied to " + staging.stream().device().str(), error);
   }
 }
 
@@ -291,7 +291,7 @@ void NvxWork::end(const Status& status, Hooks hooks) {
 
 bool NvxWork::is_there() {
   bool there = true;
-  contain_and([&] { there = !transit_ || transit_->is_over(); }, [&](const std::exception* error) { lose(error); });
+  contain_and([&] { there = !staging_ || staging_->is_over(); }, [&](const std::exception* error) { lose(error); });
   return there;
 }
 
@@ -300,7 +300,7 @@ bool NvxWork::is_there() {
 void NvxWork::lose(const std::exception* error) {
   lost_.store(true, std::memory_order_release);
   if (const auto group = facts_.group.lock())
-    (void)fail_silent(*group, transit_->stream().device(), what_is(facts_.title), error);
+    (void)fail_silent(*group, staging_->stream().device(), what_is(facts_.title), error);
 }
 
 void NvxWork::tell_that_it_is_there() {
@@ -336,11 +336,11 @@ void NvxWork::let_torch_forget() {
 }
 
 void NvxWork::check() {
-  if (transit_) origin_.check(facts_.rank);
+  if (staging_) origin_.check(facts_.rank);
   asked_for_ = true;
   let_torch_forget();
   raise_interrupt();
-  if (transit_) transit_->join_streams();  // a failed one, too, may have some of its results on their way
+  if (staging_) staging_->join_streams();  // a failed one, too, may have some of its results on their way
   if (const std::exception_ptr error = exception()) {
     if (const auto group = facts_.group.lock()) group->note_heard();
     end_process_if_wanted(failure(), Heard::kByProgram);
@@ -357,12 +357,12 @@ float NvxWork::getDuration() const {
   // itself.
   const auto is_clocked = [&] { return clocked_.load(std::memory_order_acquire); };
   for (int looks = 0; !is_clocked() && !told_here(); ++looks) pause_after(looks);
-  return transit_ && transit_->is_timed() ? transit_->duration().count() : duration_here().count();
+  return staging_ && staging_->is_timed() ? staging_->duration().count() : duration_here().count();
 }
 
 std::chrono::duration<float, std::milli> NvxWork::duration() const {
   std::chrono::duration<float, std::milli> span = duration_here();
-  if (transit_ && transit_->is_timed() && !lost()) contain("a device's clock", [&] { span = transit_->duration(); });
+  if (staging_ && staging_->is_timed() && !lost()) contain("a device's clock", [&] { span = staging_->duration(); });
   return span;
 }
 
@@ -415,43 +415,43 @@ void LaneWork::abort() {
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
                                std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
-                               std::unique_ptr<Transit> transit, std::shared_ptr<Results::Expected> expected)
+                               std::unique_ptr<StagingCopies> staging, std::shared_ptr<Results::Expected> expected)
     : LaneWork(std::move(group), std::move(facts), std::move(outputs), inputs),
       collectives_(std::move(collectives)),
       inputs_(std::move(inputs)),
       expected_(std::move(expected)) {
-  transit_ = std::move(transit);
-  if (transit_) ends_on({transit_->stream()});
+  staging_ = std::move(staging);
+  if (staging_) ends_on({staging_->stream()});
 }
 
 Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
   const auto over = c10::make_scope_exit([&] {
     contain("the end of an operation", [&] {
-      if (expected_) expected_->set_out(transit_->stream());
+      if (expected_) expected_->set_out(staging_->stream());
     });
   });
   return copy(group, carrier);
 }
 
 Status CollectiveWork::copy(Group& group, Carrier carrier) {
-  NVX_TRY(transit_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
+  NVX_TRY(staging_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
   for (TensorOperation& c : collectives_) {  // chunks that set out in their turn, behind results
     if (c.route() == Route::kChunks && !c.chunks)
-      c.chunks = std::make_unique<ChunkPipeline>(c.operation, group.rank(), group.plan_facts(), transit_->tracks());
+      c.chunks = std::make_unique<ChunkPipeline>(c.operation, group.rank(), group.plan_facts(), staging_->streams());
   }
   const auto close = [&] {  // even of a failed one chunks may be on their way
-    if (goes_in_parts(route_of(collectives_))) transit_->close(all_tensors(collectives_, outputs_, {}));
+    if (goes_in_parts(route_of(collectives_))) staging_->close(all_tensors(collectives_, outputs_, {}));
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
   Status status = run_in_order(group, collectives_, carrier);
-  if (status.ok()) status = take_back(*transit_, loads_of(collectives_, &TensorOperation::take_back));
+  if (status.ok()) status = take_back(*staging_, loads_of(collectives_, &TensorOperation::take_back));
   after_all.release();
   close();  // if this throws, the operation fails: nothing would wait for its results
   return status;
 }
 
 Status CollectiveWork::carry_out(Group& group, Carrier carrier) {
-  if (transit_) return carry_out_staged(group, carrier);
+  if (staging_) return carry_out_staged(group, carrier);
   NVX_TRY(run_in_order(group, collectives_, carrier));
   copy_back(collectives_);
   return {};
@@ -470,13 +470,13 @@ MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor t
       claim_(std::move(claim)),
       departures_(std::move(departures)) {}
 
-void MessageWork::stage(OwnTracks& tracks, bool receives) {
+void MessageWork::stage(OwnCommStreams& streams, bool receives) {
   const at::Tensor& tensor = outputs_.front();
   loads_.emplace_back(tensor, host_stand_in(tensor));
   message_->data = static_cast<std::byte*>(loads_.front().second.data_ptr());
-  transit_ = std::make_unique<Transit>(tracks.of_messages(tensor.device()));
-  ends_on({transit_->stream()});
-  transit_->bring_later(receives ? Loads() : loads_);
+  staging_ = std::make_unique<StagingCopies>(streams.of_messages(tensor.device()));
+  ends_on({staging_->stream()});
+  staging_->bring_later(receives ? Loads() : loads_);
 }
 
 void MessageWork::begin(bool receives) {
@@ -484,7 +484,7 @@ void MessageWork::begin(bool receives) {
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
   message_->finished = [self, receives](const Message& message) {
     Status status = message.status();
-    if (status.ok() && receives && self->transit_) status = take_back(*self->transit_, self->loads_);
+    if (status.ok() && receives && self->staging_) status = take_back(*self->staging_, self->loads_);
     self->claim_.reset();
     self->loads_.clear();
     self->end(status, Hooks::kWhenThere);
@@ -498,8 +498,8 @@ void MessageWork::begin(bool receives) {
 }
 
 void MessageWork::send() {
-  if (!transit_ && !departures_->any_before(*message_)) return group_->mail().send(message_, Carrier::kPool);
-  if (!departures_->add(message_, transit_.get())) see_off();
+  if (!staging_ && !departures_->any_before(*message_)) return group_->mail().send(message_, Carrier::kPool);
+  if (!departures_->add(message_, staging_.get())) see_off();
 }
 
 void MessageWork::see_off() {

@@ -20,7 +20,7 @@
 #include "torch/departures.h"
 #include "torch/origin.h"
 #include "torch/results.h"
-#include "torch/transit.h"
+#include "torch/staging_copies.h"
 
 namespace nvx {
 
@@ -66,7 +66,7 @@ using Movement = at::AutoDispatchBelowADInplaceOrView;
 Status run_in_order(Group& group, TensorOperations& collectives, Carrier carrier);
 /// Copies the stand-ins of CPU tensors back.
 void copy_back(TensorOperations& collectives);
-Status take_back(Transit& transit, const Loads& loads);
+Status take_back(StagingCopies& staging, const Loads& loads);
 /// All tensors whose memory they use: the users', and stand-ins.
 std::vector<at::Tensor> all_tensors(const TensorOperations& collectives, const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs);
@@ -165,7 +165,7 @@ class NvxWork : public c10d::Work {
   Facts facts_;
   std::vector<at::Tensor> outputs_;
   const Origin origin_;
-  std::unique_ptr<Transit> transit_;  ///< null for CPU tensors
+  std::unique_ptr<StagingCopies> staging_;  ///< null for CPU tensors
 
  private:
   void complete(c10::ivalue::Future& future);
@@ -217,10 +217,11 @@ class LaneWork : public NvxWork, public Task {
 /// The collectives of one call, of CPU tensors or through host memory.
 class CollectiveWork final : public LaneWork {
  public:
-  /// transit, expected: for tensors of a device.
+  /// staging, expected: for tensors of a device.
   CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
                  std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
-                 std::unique_ptr<Transit> transit = nullptr, std::shared_ptr<Results::Expected> expected = nullptr);
+                 std::unique_ptr<StagingCopies> staging = nullptr,
+                 std::shared_ptr<Results::Expected> expected = nullptr);
 
  private:
   Status carry_out_staged(Group& group, Carrier carrier);
@@ -237,11 +238,11 @@ class CollectiveWork final : public LaneWork {
 /// A work whose operation had ended before it was made: what a synchronous call returns to those who need a work.
 class DoneWork final : public NvxWork {
  public:
-  /// stream: the one that a device's outputs come back on. transit: not null if they are still on their way.
+  /// stream: the one that a device's outputs come back on. staging: not null if they are still on their way.
   DoneWork(Facts facts, std::vector<at::Tensor> outputs, const std::optional<c10::Stream>& stream,
-           std::unique_ptr<Transit> transit = nullptr)
+           std::unique_ptr<StagingCopies> staging = nullptr)
       : NvxWork(std::move(facts), std::move(outputs), std::nullopt) {
-    transit_ = std::move(transit);
+    staging_ = std::move(staging);
     if (stream) ends_on({*stream});
   }
   /// Not in the constructor, because hooks keep the work until they have been told.
@@ -258,7 +259,7 @@ class MessageWork final : public NvxWork {
   MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
               Extensions::Claim claim, std::shared_ptr<Departures> departures);
   /// For a device's tensor: has host memory stand in for it, and begins to copy there what is sent.
-  void stage(OwnTracks& tracks, bool receives);
+  void stage(OwnCommStreams& streams, bool receives);
   /// Not in the constructor, because the end may come at once.
   void begin(bool receives);
 

@@ -62,7 +62,7 @@ void forbid_beside_captures(const char* what) {
 }
 
 Graph::Graph(Queue& origin, Mode mode) : id_(next_id()), mode_(mode), thread_(std::this_thread::get_id()) {
-  tracks_.push_back({&origin, {}, {0}});
+  comm_streams_.push_back({&origin, {}, {0}});
 }
 
 std::shared_ptr<Graph> Graph::begin(Queue& origin, Mode mode) {
@@ -87,16 +87,16 @@ void Graph::fault(const std::string& what) {
 }
 
 size_t Graph::track_of(Queue& queue) {
-  for (size_t t = 0; t < tracks_.size(); ++t)
-    if (tracks_[t].queue == &queue) return t;
-  tracks_.push_back({&queue, {}, {}});
-  tracks_.back().seen.resize(tracks_.size());
+  for (size_t t = 0; t < comm_streams_.size(); ++t)
+    if (comm_streams_[t].queue == &queue) return t;
+  comm_streams_.push_back({&queue, {}, {}});
+  comm_streams_.back().seen.resize(comm_streams_.size());
   queue.be_captured(shared_from_this());
-  return tracks_.size() - 1;
+  return comm_streams_.size() - 1;
 }
 
 void Graph::add_step(size_t t, Step step) {
-  Track& track = tracks_[t];
+  Track& track = comm_streams_[t];
   track.steps.push_back(std::move(step));
   if (track.seen.size() <= t) track.seen.resize(t + 1);
   ++track.seen[t];
@@ -113,7 +113,7 @@ void Graph::add(Queue& queue, std::function<void()> task, Pace pace) {
 // An event in a capture is no work, only a name for what comes before it.
 MarkPtr Graph::mark(Queue& queue) {
   std::lock_guard lock(mutex_);
-  Track& track = tracks_[track_of(queue)];
+  Track& track = comm_streams_[track_of(queue)];
   auto mark = std::make_shared<Mark>(shared_from_this(), marks_.size());
   marks_.push_back(track.seen);
   track.steps.push_back([number = mark->number()](Run& run) { run.marks[number]->pass(); });
@@ -122,7 +122,7 @@ MarkPtr Graph::mark(Queue& queue) {
 
 void Graph::wait_for(Queue& queue, const Mark& mark) {
   std::lock_guard lock(mutex_);
-  Track& track = tracks_[track_of(queue)];
+  Track& track = comm_streams_[track_of(queue)];
   merge(track.seen, marks_[mark.number()]);
   track.steps.push_back([number = mark.number()](Run& run) { run.marks[number]->wait(); });
 }
@@ -143,19 +143,19 @@ void Graph::record_outside(Queue& queue, Event& event) {
 
 void Graph::end(Queue& origin) {
   std::lock_guard lock(mutex_);
-  TORCH_CHECK(open_ && tracks_.front().queue == &origin, "fakegpu: no capture was begun on this stream");
+  TORCH_CHECK(open_ && comm_streams_.front().queue == &origin, "fakegpu: no capture was begun on this stream");
   open_ = false;
   {
     std::lock_guard others(open_mutex);
     std::erase(open_captures, shared_from_this());
   }
-  for (const Track& track : tracks_) track.queue->be_captured(nullptr);
+  for (const Track& track : comm_streams_) track.queue->be_captured(nullptr);
   TORCH_CHECK(wrong_.empty(), "fakegpu: the capture is none: ", wrong_);
-  std::vector<size_t>& seen = tracks_.front().seen;
-  seen.resize(tracks_.size());
-  for (size_t t = 1; t < tracks_.size(); ++t) {
-    std::vector<size_t>& own = tracks_[t].seen;
-    own.resize(tracks_.size());
+  std::vector<size_t>& seen = comm_streams_.front().seen;
+  seen.resize(comm_streams_.size());
+  for (size_t t = 1; t < comm_streams_.size(); ++t) {
+    std::vector<size_t>& own = comm_streams_[t].seen;
+    own.resize(comm_streams_.size());
     if (seen[t] < own[t]) fake::fault("a stream that had joined the capture was not waited for at its end");
   }
 }
@@ -176,8 +176,8 @@ void Graph::carry_out(Run& run) {
     for (Step& step : track.steps) step(run);
   };
   std::vector<std::thread> others;
-  for (size_t t = 1; t < tracks_.size(); ++t) others.emplace_back([&, t] { follow(tracks_[t]); });
-  follow(tracks_.front());
+  for (size_t t = 1; t < comm_streams_.size(); ++t) others.emplace_back([&, t] { follow(comm_streams_[t]); });
+  follow(comm_streams_.front());
   for (std::thread& other : others) other.join();
 }
 

@@ -73,7 +73,7 @@ class Graph : public std::enable_shared_from_this<Graph> {
   mutable std::mutex mutex_;
   bool open_ = true;
   std::string wrong_;
-  std::vector<Track> tracks_;
+  std::vector<Track> comm_streams_;
   std::vector<std::vector<size_t>> marks_;  // what each mark has seen
   struct Outside {
     Event* event;

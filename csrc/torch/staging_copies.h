@@ -71,7 +71,7 @@ class Leftovers {
 };
 
 /// The streams of one call.
-struct Tracks {
+struct CommStreams {
   c10::Stream down;      ///< to the host
   c10::Stream up;        ///< and back
   bool own;              ///< both are nvx's; otherwise both are the caller's
@@ -79,7 +79,7 @@ struct Tracks {
   std::optional<c10::Stream> more = std::nullopt;  ///< to the host, for bring_more()
   std::shared_ptr<Leftovers> leftovers = nullptr;  ///< where tensors are kept that the capture uses
   /// This thread's current stream, both ways: for synchronous calls.
-  static Tracks of_caller(at::Device device);
+  static CommStreams of_caller(at::Device device);
 };
 
 /// What a stream of a group's own is given.
@@ -93,19 +93,19 @@ enum class StreamFor { kCopies, kKernels, kCaptures };
 ///   for each of the callers' streams.
 /// torch's pool of streams is round-robin and repeats. As far as there are others, none of these is a stream that this
 /// process's kernels use.
-class OwnTracks {
+class OwnCommStreams {
  public:
-  OwnTracks() = default;
-  ~OwnTracks();
-  OwnTracks(const OwnTracks&) = delete;
-  OwnTracks& operator=(const OwnTracks&) = delete;
+  OwnCommStreams() = default;
+  ~OwnCommStreams();
+  OwnCommStreams(const OwnCommStreams&) = delete;
+  OwnCommStreams& operator=(const OwnCommStreams&) = delete;
 
-  Tracks of(at::Device device) EXCLUDES(mutex_);
-  Tracks of_messages(at::Device device) EXCLUDES(mutex_);
+  CommStreams of(at::Device device) EXCLUDES(mutex_);
+  CommStreams of_messages(at::Device device) EXCLUDES(mutex_);
   /// Captures have a stream of their own: on a shared one, a call that is not captured would break the capture.
-  Tracks of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
+  CommStreams of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
   /// For proxies, whose kernels wait for the host, too.
-  Tracks of_proxies(at::Device device, uint64_t capture) EXCLUDES(mutex_);
+  CommStreams of_proxies(at::Device device, uint64_t capture) EXCLUDES(mutex_);
 
  private:
   enum class Use { kDown, kMore, kUp, kSend, kReceive, kKernels, kCaptured, kProxies, kCapturedProxies };
@@ -130,21 +130,21 @@ class OwnTracks {
 /// The copies and events of one call: to the host and back, or, where kernels carry it out, to contiguous stand-ins on
 /// the device and back. One of the bring...() begins it, on the caller's thread. The further steps are taken in the
 /// order of this list, each once (or once a chunk), on any thread.
-class Transit {
+class StagingCopies {
  public:
   /// timed: duration() will be asked for.
-  explicit Transit(const Tracks& tracks, bool timed = false)
-      : tracks_(tracks),
-        called_(tracks.down.device_type()),
-        arrived_(tracks.down.device_type()),
-        returned_(tracks.down.device_type(),
+  explicit StagingCopies(const CommStreams& streams, bool timed = false)
+      : comm_streams_(streams),
+        called_(streams.down.device_type()),
+        arrived_(streams.down.device_type()),
+        returned_(streams.down.device_type(),
                   timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT) {
-    if (timed) begun_.emplace(tracks.down.device_type(), c10::EventFlag::BACKEND_DEFAULT);
+    if (timed) begun_.emplace(streams.down.device_type(), c10::EventFlag::BACKEND_DEFAULT);
   }
 
-  ~Transit();
-  Transit(const Transit&) = delete;
-  Transit& operator=(const Transit&) = delete;
+  ~StagingCopies();
+  StagingCopies(const StagingCopies&) = delete;
+  StagingCopies& operator=(const StagingCopies&) = delete;
 
   /// Begins the copies to the host, behind all that the caller's current stream has been given so far.
   void bring(const Loads& loads);
@@ -182,10 +182,10 @@ class Transit {
   std::chrono::duration<float, std::milli> duration() const;
 
   /// The stream on which the results arrive.
-  const c10::Stream& stream() const { return tracks_.up; }
-  const Tracks& tracks() const { return tracks_; }
+  const c10::Stream& stream() const { return comm_streams_.up; }
+  const CommStreams& streams() const { return comm_streams_; }
   /// The capture that it is part of; 0: none.
-  uint64_t capture() const { return tracks_.capture; }
+  uint64_t capture() const { return comm_streams_.capture; }
 
  private:
   /// Notes the stream that the call is made on, and how far it has come.
@@ -194,7 +194,7 @@ class Transit {
   /// Has the allocator keep a tensor's memory until the stream has come past its use.
   void keep(const at::Tensor& tensor, const c10::Stream& stream) const;
 
-  const Tracks tracks_;
+  const CommStreams comm_streams_;
   c10::Event called_;           // the device has come to the call; recorded where the streams are nvx's
   std::optional<Loads> later_;  // what look() has yet to begin to bring
   bool behind_ = false;         // what is brought later comes behind what is on its way back

@@ -1,4 +1,4 @@
-#include "torch/transit.h"
+#include "torch/staging_copies.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -156,85 +156,85 @@ class DrawnStreams {
 
 }  // namespace
 
-Tracks Tracks::of_caller(at::Device device) {
+CommStreams CommStreams::of_caller(at::Device device) {
   const c10::Stream stream = current_stream(device);
   return {stream, stream, /*own=*/false};
 }
 
-c10::Stream OwnTracks::stream(Use use, const c10::Stream& key) {
+c10::Stream OwnCommStreams::stream(Use use, const c10::Stream& key) {
   const auto known = streams_.find({use, key});
   if (known != streams_.end()) return known->second;
   const c10::Stream next = DrawnStreams::here().draw(key.device(), purpose_of(use));
   return streams_.emplace(std::pair(use, key), next).first->second;
 }
 
-OwnTracks::~OwnTracks() {
+OwnCommStreams::~OwnCommStreams() {
   if (origin_.elsewhere()) return;
   for (const auto& [key, stream] : streams_) DrawnStreams::here().give_back(stream, purpose_of(key.first));
 }
 
-Tracks OwnTracks::of(at::Device device) {
+CommStreams OwnCommStreams::of(at::Device device) {
   const c10::Stream any(c10::Stream::DEFAULT, device);
   MutexLock lock(mutex_);
   return {stream(Use::kDown, any), stream(Use::kUp, any), /*own=*/true, /*capture=*/0, stream(Use::kMore, any)};
 }
 
-Tracks OwnTracks::of_messages(at::Device device) {
+CommStreams OwnCommStreams::of_messages(at::Device device) {
   const c10::Stream any(c10::Stream::DEFAULT, device), caller = current_stream(device);
   MutexLock lock(mutex_);
   return {stream(Use::kSend, any), stream(Use::kReceive, caller), /*own=*/true};
 }
 
-Tracks OwnTracks::of_kernels(at::Device device, uint64_t capture) {
+CommStreams OwnCommStreams::of_kernels(at::Device device, uint64_t capture) {
   MutexLock lock(mutex_);
   const c10::Stream any(c10::Stream::DEFAULT, device);
   const c10::Stream kernels = stream(capture != 0 ? Use::kCaptured : Use::kKernels, any);
   return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
-Tracks OwnTracks::of_proxies(at::Device device, uint64_t capture) {
+CommStreams OwnCommStreams::of_proxies(at::Device device, uint64_t capture) {
   MutexLock lock(mutex_);
   const c10::Stream any(c10::Stream::DEFAULT, device);
   const c10::Stream proxies = stream(capture != 0 ? Use::kCapturedProxies : Use::kProxies, any);
   return {proxies, proxies, /*own=*/true, capture, std::nullopt, leftovers_};
 }
 
-Transit::~Transit() {
-  if (!kept_.empty()) tracks_.leftovers->add(place_, *caller_, std::move(kept_));
+StagingCopies::~StagingCopies() {
+  if (!kept_.empty()) comm_streams_.leftovers->add(place_, *caller_, std::move(kept_));
 }
 
-void Transit::call() {
-  const c10::Stream caller = current_stream(tracks_.down.device());
-  if (tracks_.capture == 0) refuse_capture(caller.device());
+void StagingCopies::call() {
+  const c10::Stream caller = current_stream(comm_streams_.down.device());
+  if (comm_streams_.capture == 0) refuse_capture(caller.device());
   caller_ = caller;
-  if (tracks_.own) called_.record(caller);
+  if (comm_streams_.own) called_.record(caller);
 }
 
-void Transit::bring(const Loads& loads) {
+void StagingCopies::bring(const Loads& loads) {
   call();
-  if (tracks_.own) called_.block(tracks_.down);
-  fill(loads, tracks_.down);
+  if (comm_streams_.own) called_.block(comm_streams_.down);
+  fill(loads, comm_streams_.down);
 }
 
-void Transit::bring_later(const Loads& loads) {
+void StagingCopies::bring_later(const Loads& loads) {
   call();
   later_ = loads;
 }
 
-void Transit::bring_behind(const Loads& loads) {
+void StagingCopies::bring_behind(const Loads& loads) {
   bring_later(loads);
   behind_ = true;
 }
 
-void Transit::bring_along(const Loads& loads) { fill(loads, tracks_.down); }
+void StagingCopies::bring_along(const Loads& loads) { fill(loads, comm_streams_.down); }
 
-void Transit::bring_more(const Loads& loads) {
-  const c10::Stream& stream = tracks_.more.value_or(tracks_.down);
+void StagingCopies::bring_more(const Loads& loads) {
+  const c10::Stream& stream = comm_streams_.more.value_or(comm_streams_.down);
   returned_.block(stream);
   fill(loads, stream);
 }
 
-void Transit::fill(const Loads& loads, const c10::Stream& stream) {
+void StagingCopies::fill(const Loads& loads, const c10::Stream& stream) {
   const BesideCaptures beside;
   const c10::StreamGuard on(stream);
   const Movement movement;
@@ -247,7 +247,7 @@ void Transit::fill(const Loads& loads, const c10::Stream& stream) {
   arrived_.record(stream);
 }
 
-Status Transit::arrive(Group& group, const Deadline& deadline) {
+Status StagingCopies::arrive(Group& group, const Deadline& deadline) {
   for (int looks = 0;; ++looks) {
     if (const std::optional<Status> end = look(group, deadline)) return *end;
     pause_after(looks);
@@ -255,83 +255,84 @@ Status Transit::arrive(Group& group, const Deadline& deadline) {
   }
 }
 
-std::optional<Status> Transit::look(Group& group, const Deadline& deadline) {
+std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline) {
   const BesideCaptures beside;
   if (group.failed()) return group.failure();
   if (later_ && called_.query()) {
-    c10::Event back(tracks_.up.device_type());
-    if (behind_) back.record(tracks_.up), back.block(tracks_.down);
-    fill(*std::exchange(later_, std::nullopt), tracks_.down);
+    c10::Event back(comm_streams_.up.device_type());
+    if (behind_) back.record(comm_streams_.up), back.block(comm_streams_.down);
+    fill(*std::exchange(later_, std::nullopt), comm_streams_.down);
   }
   if (!later_ && arrived_.query()) return group.device().look();  // whose results may be what has just arrived
   if (!deadline.passed(Clock::now())) return std::nullopt;
   return group.fail({.code = Code::kTimeout,
-                     .cause = tracks_.down.device().str() + " of " + group.topology().describe(group.rank()) +
+                     .cause = comm_streams_.down.device().str() + " of " + group.topology().describe(group.rank()) +
                               " has not done in " + seconds(deadline) +
                               " what its stream was given before an operation of group " + group.name(),
                      .advice = kLookAtDevice});
 }
 
-void Transit::take_back(const Loads& loads) {
+void StagingCopies::take_back(const Loads& loads) {
   if (loads.empty()) return;
   const BesideCaptures beside;
-  const c10::StreamGuard on(tracks_.up);
+  const c10::StreamGuard on(comm_streams_.up);
   const Movement movement;
-  if (tracks_.own) called_.block(tracks_.up);
+  if (comm_streams_.own) called_.block(comm_streams_.up);
   for (const auto& [user, stand_in] : loads) {
     user.copy_(stand_in, /*non_blocking=*/true);
-    keep(user, tracks_.up);
+    keep(user, comm_streams_.up);
   }
-  returned_.record(tracks_.up);
+  returned_.record(comm_streams_.up);
 }
 
 /// The user, or a call that has failed, may let go of the tensor at once, and the allocator knows only the stream that
 /// it was made on, not nvx's.
-void Transit::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
-  if (!tracks_.own || tracks_.capture != 0 || tensor.is_cpu() || !tensor.has_storage() || !tensor.storage().data_ptr())
+void StagingCopies::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
+  if (!comm_streams_.own || comm_streams_.capture != 0 || tensor.is_cpu() || !tensor.has_storage() ||
+      !tensor.storage().data_ptr())
     return;
   c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
 }
 
-bool Transit::is_over() const {
+bool StagingCopies::is_over() const {
   const BesideCaptures beside;
-  return tracks_.capture != 0 || returned_.query();
+  return comm_streams_.capture != 0 || returned_.query();
 }
 
-void Transit::start_clock() {
-  if (begun_) begun_->record(tracks_.up);
+void StagingCopies::start_clock() {
+  if (begun_) begun_->record(comm_streams_.up);
 }
 
-std::chrono::duration<float, std::milli> Transit::duration() const {
+std::chrono::duration<float, std::milli> StagingCopies::duration() const {
   return std::chrono::duration<float, std::milli>(begun_->elapsedTime(returned_));
 }
 
-void Transit::close(const std::vector<at::Tensor>& used) {
-  for (const at::Tensor& tensor : used) keep(tensor, tracks_.up);
-  returned_.record(tracks_.up);
-  if (tracks_.capture == 0) return;
-  if (tracks_.leftovers) place_ = tracks_.leftovers->next_place(tracks_.capture);
+void StagingCopies::close(const std::vector<at::Tensor>& used) {
+  for (const at::Tensor& tensor : used) keep(tensor, comm_streams_.up);
+  returned_.record(comm_streams_.up);
+  if (comm_streams_.capture == 0) return;
+  if (comm_streams_.leftovers) place_ = comm_streams_.leftovers->next_place(comm_streams_.capture);
   MutexLock lock(mutex_);
-  if (tracks_.leftovers) kept_ = used;
+  if (comm_streams_.leftovers) kept_ = used;
 }
 
-void Transit::join_streams() {
+void StagingCopies::join_streams() {
   if (!returned_.was_marked_for_recording()) return;
-  const c10::Stream caller = current_stream(tracks_.up.device());
+  const c10::Stream caller = current_stream(comm_streams_.up.device());
   const uint64_t capture = capture_of(caller);
-  if (capture != tracks_.capture) {
+  if (capture != comm_streams_.capture) {
     if (capture == 0) return;
     throw_argument_error(
         "nvx: this stream is being captured into a graph, and what it is to wait for was begun outside of that. Next: "
         "wait for it before the capture");
   }
-  if (caller != tracks_.up) returned_.block(caller);
+  if (caller != comm_streams_.up) returned_.block(caller);
   // If it is the stream that the tensors belong to which waits, they may go: what it does next comes behind. If it is
   // another one, they stay as long as this object does.
   MutexLock lock(mutex_);
   const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
   lock.unlock();
-  if (caller == caller_ && tracks_.leftovers) tracks_.leftovers->let_go(place_, caller);
+  if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->let_go(place_, caller);
 }
 
 }  // namespace nvx
