@@ -292,7 +292,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   Mutex device_group_mutex_;
   OwnCommStreams comm_streams_;
   Results results_;
-  const std::shared_ptr<Departures> departures_ = std::make_shared<Departures>(group_);
+  const std::shared_ptr<PendingSends> pending_sends_ = std::make_shared<PendingSends>(group_);
   const std::shared_ptr<KernelPath> kernels_;
   HostProxyPath proxies_;  // for the group of devices' tensors
   Mutex proxies_mutex_;    // held from an operation's number to its place in the lane, as all ranks have one order

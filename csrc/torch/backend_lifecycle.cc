@@ -181,7 +181,7 @@ void ProcessGroupNVX::shutdown() {
     return std::max(std::chrono::milliseconds(0), span);
   };
   for (const auto& group : groups()) group->lane().settle(left());
-  departures_->see_off(nullptr, [&] { return left().count() == 0; });
+  pending_sends_->see_off(nullptr, [&] { return left().count() == 0; });
   group_->mail().settle(left());
   if (delegate_) delegate_->part();
   group_->leave();  // before groups() is asked: see device_group()

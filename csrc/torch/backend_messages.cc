@@ -58,7 +58,7 @@ c10::intrusive_ptr<MessageWork> ProcessGroupNVX::begin_message(const Kind& kind,
   Term term = term_of(timeout);
   message->timeout = term.timeout;
   auto work = c10::make_intrusive<MessageWork>(group_, facts(kind), tensor, std::move(message), std::move(term.claim),
-                                               departures_);
+                                               pending_sends_);
   if (!tensor.is_cpu()) work->stage(comm_streams_, receives);
   work->count_in(pending_);
   work->begin(receives);

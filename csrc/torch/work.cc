@@ -463,12 +463,12 @@ void CollectiveWork::let_go() {
 }
 
 MessageWork::MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
-                         Extensions::Claim claim, std::shared_ptr<Departures> departures)
+                         Extensions::Claim claim, std::shared_ptr<PendingSends> pending_sends)
     : NvxWork(std::move(facts), {tensor}, std::vector<at::Tensor>{tensor}),
       group_(std::move(group)),
       message_(std::move(message)),
       claim_(std::move(claim)),
-      departures_(std::move(departures)) {}
+      pending_sends_(std::move(pending_sends)) {}
 
 void MessageWork::stage(OwnCommStreams& streams, bool receives) {
   const at::Tensor& tensor = outputs_.front();
@@ -498,12 +498,12 @@ void MessageWork::begin(bool receives) {
 }
 
 void MessageWork::send() {
-  if (!staging_ && !departures_->any_before(*message_)) return group_->mail().send(message_, Carrier::kPool);
-  if (!departures_->add(message_, staging_.get())) see_off();
+  if (!staging_ && !pending_sends_->any_before(*message_)) return group_->mail().send(message_, Carrier::kPool);
+  if (!pending_sends_->add(message_, staging_.get())) see_off();
 }
 
 void MessageWork::see_off() {
-  departures_->see_off(message_.get(), [this] {
+  pending_sends_->see_off(message_.get(), [this] {
     group_->look_for_interrupt();  // which ends the operation
     return false;
   });

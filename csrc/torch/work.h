@@ -17,8 +17,8 @@
 #include "group/mailbox.h"
 #include "group/route.h"
 #include "torch/chunk_pipeline.h"
-#include "torch/departures.h"
 #include "torch/origin.h"
+#include "torch/pending_sends.h"
 #include "torch/results.h"
 #include "torch/staging_copies.h"
 
@@ -257,7 +257,7 @@ class DoneWork final : public NvxWork {
 class MessageWork final : public NvxWork {
  public:
   MessageWork(std::shared_ptr<Group> group, Facts facts, at::Tensor tensor, std::shared_ptr<Message> message,
-              Extensions::Claim claim, std::shared_ptr<Departures> departures);
+              Extensions::Claim claim, std::shared_ptr<PendingSends> pending_sends);
   /// For a device's tensor: has host memory stand in for it, and begins to copy there what is sent.
   void stage(OwnCommStreams& streams, bool receives);
   /// Not in the constructor, because the end may come at once.
@@ -274,7 +274,7 @@ class MessageWork final : public NvxWork {
   std::shared_ptr<Group> group_;
   std::shared_ptr<Message> message_;
   Extensions::Claim claim_;
-  std::shared_ptr<Departures> departures_;
+  std::shared_ptr<PendingSends> pending_sends_;
   Loads loads_;  // of a device's tensor
 };
 

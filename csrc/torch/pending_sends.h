@@ -15,9 +15,9 @@ namespace nvx {
 /// Messages whose data has yet to come from a device. Each is given to the mail when its data has come. Nobody waits
 /// for that but messages to the same peer with the same tag, so that these keep their order: neither the sender nor
 /// other messages.
-class Departures : public std::enable_shared_from_this<Departures> {
+class PendingSends : public std::enable_shared_from_this<PendingSends> {
  public:
-  explicit Departures(std::shared_ptr<Group> group) : group_(std::move(group)) {}
+  explicit PendingSends(std::shared_ptr<Group> group) : group_(std::move(group)) {}
 
   /// Takes a message that is to be sent. staging: that of its data, null where the data is there already. The message
   /// keeps both alive. False if no thread could be had that looks after it: then the caller must call see_off().

@@ -1,4 +1,4 @@
-#include "torch/departures.h"
+#include "torch/pending_sends.h"
 
 #include <algorithm>
 #include <set>
@@ -9,7 +9,7 @@
 
 namespace nvx {
 
-bool Departures::add(const std::shared_ptr<Message>& message, StagingCopies* staging) {
+bool PendingSends::add(const std::shared_ptr<Message>& message, StagingCopies* staging) {
   MutexLock lock(mutex_);
   waiting_.push_back({message, staging, Deadline::after(group_->span_of(message->timeout))});
   count_.store(waiting_.size(), std::memory_order_release);
@@ -17,11 +17,11 @@ bool Departures::add(const std::shared_ptr<Message>& message, StagingCopies* sta
   return attended_;
 }
 
-bool Departures::find_attendant() {
+bool PendingSends::find_attendant() {
   return Engine::here().start([self = shared_from_this()] { self->attend(); });
 }
 
-bool Departures::any_before(const Message& message) {
+bool PendingSends::any_before(const Message& message) {
   if (count_.load(std::memory_order_acquire) == 0) return false;
   MutexLock lock(mutex_);
   return std::any_of(waiting_.begin(), waiting_.end(), [&](const Entry& entry) {
@@ -29,7 +29,7 @@ bool Departures::any_before(const Message& message) {
   });
 }
 
-bool Departures::waits(const Message* message) {
+bool PendingSends::waits(const Message* message) {
   if (count_.load(std::memory_order_acquire) == 0) return false;
   MutexLock lock(mutex_);
   return std::any_of(waiting_.begin(), waiting_.end(),
@@ -39,7 +39,7 @@ bool Departures::waits(const Message* message) {
 /// One look at all messages: true if some went. In a group that has ended they go, too, and are refused there. The mail
 /// gets them in their order, under the lock. It is pushed when the lock has been let go, as whoever it tells of an end
 /// may wait for another message.
-bool Departures::post() {
+bool PendingSends::post() {
   MutexLock lock(mutex_);
   const size_t before = waiting_.size();
   std::set<std::pair<int, int64_t>> held;
@@ -57,7 +57,7 @@ bool Departures::post() {
   return waiting_.size() != before;
 }
 
-bool Departures::may_go(const Entry& entry) {
+bool PendingSends::may_go(const Entry& entry) {
   try {
     return group_->closed() || !entry.staging || entry.staging->look(*group_, entry.deadline).has_value();
   } catch (const std::exception& error) {
@@ -66,7 +66,7 @@ bool Departures::may_go(const Entry& entry) {
   }
 }
 
-void Departures::see_off(const Message* message, const std::function<bool()>& give_up) {
+void PendingSends::see_off(const Message* message, const std::function<bool()>& give_up) {
   for (int looks = 0; waits(message); ++looks) {
     if (post()) {
       group_->mail().push(Carrier::kPool);
@@ -79,7 +79,7 @@ void Departures::see_off(const Message* message, const std::function<bool()>& gi
 
 /// A thread that pushes the mail may be held up there by a callback. So before it does, it finds another thread for
 /// what is left here.
-void Departures::attend() {
+void PendingSends::attend() {
   constexpr int kOften = 64;
   constexpr std::chrono::microseconds kSoon{20}, kLater{100};
   for (int looks = 0;; ++looks) {
