@@ -195,9 +195,9 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::unique_ptr<StagingCopies> on_device(const TensorOperations& collectives, Mode mode);
   /// Whether the call reads or writes memory that pending results will be written to, or that a delegate still uses.
   bool comes_behind(const Tensors& outputs, const Tensors& inputs) {
-    return results_.awaited_in(inputs) || results_.awaited_in(outputs);
+    return hazards_.awaited_in(inputs) || hazards_.awaited_in(outputs);
   }
-  void follow_results(const Tensors& tensors, const c10::Stream& stream);
+  void follow_hazards(const Tensors& tensors, const c10::Stream& stream);
   static std::optional<Tensors> recorded(const Tensors& inputs, Mode mode);
   Status execute(TensorOperations& collectives);
   Status execute_staged(TensorOperations& collectives, StagingCopies& staging);
@@ -291,7 +291,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::atomic<bool> has_device_group_{false};
   Mutex device_group_mutex_;
   OwnCommStreams comm_streams_;
-  Results results_;
+  OutputHazards hazards_;
   const std::shared_ptr<PendingSends> pending_sends_ = std::make_shared<PendingSends>(group_);
   const std::shared_ptr<KernelPath> kernels_;
   HostProxyPath proxies_;  // for the group of devices' tensors

@@ -142,8 +142,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, 
   const uint64_t capture = capture_of(current_stream(device));
   auto staging = std::make_unique<StagingCopies>(comm_streams_.of_proxies(device, capture), timed_ && capture == 0);
   if (capture == 0) {
-    follow_results(inputs, staging->stream());
-    follow_results(outputs, staging->stream());
+    follow_hazards(inputs, staging->stream());
+    follow_hazards(outputs, staging->stream());
   }
   Status status;
   uint64_t ended_at = 0;
@@ -157,7 +157,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, 
         [&] {
           status = launch_proxies(call, *group, *staging);
           staging->close(used);
-          if (capture == 0) results_.expect(used, device.type())->set_out(staging->stream());
+          if (capture == 0) hazards_.expect(used, device.type())->set_out(staging->stream());
           if (status.ok()) call->queue_once();
         },
         [&](const std::exception* error) {  // part of it may have been begun
@@ -257,8 +257,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_delegated(const Kind& kind
                                                                 const Tensors& outputs, const Tensors& inputs,
                                                                 Mode mode) {
   auto staging = on_device(collectives, mode);
-  follow_results(inputs, staging->streams().down);
-  follow_results(outputs, staging->streams().down);
+  follow_hazards(inputs, staging->streams().down);
+  follow_hazards(outputs, staging->streams().down);
   return launch_on_device(kind, collectives, outputs, inputs, mode, std::move(staging));
 }
 
@@ -274,8 +274,8 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind,
   if (comes_behind(outputs, inputs)) {
     // These two are for results of a delegate or a proxy, which have a stream of their own; bring_behind() waits for
     // the others.
-    (void)results_.follow(inputs, streams.down);
-    (void)results_.follow(outputs, streams.up);
+    (void)hazards_.follow(inputs, streams.down);
+    (void)hazards_.follow(outputs, streams.up);
     staging->bring_behind(loads);
   } else {
     staging->bring(loads);
@@ -285,7 +285,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::enqueue_staged(const Kind& kind,
     }
   }
   number(collectives);
-  auto expected = results_.expect(outputs, device.type());
+  auto expected = hazards_.expect(outputs, device.type());
   auto work = c10::make_intrusive<CollectiveWork>(group, facts(kind, group), std::move(collectives), outputs, inputs,
                                                   std::move(staging), std::move(expected));
   enqueue(work, group->lane());
@@ -327,9 +327,9 @@ std::optional<ProcessGroupNVX::Tensors> ProcessGroupNVX::recorded(const Tensors&
 }
 
 /// The host waits until a stream can wait for the results: those that the lane has yet to bring have no stream yet.
-void ProcessGroupNVX::follow_results(const Tensors& tensors, const c10::Stream& stream) {
+void ProcessGroupNVX::follow_hazards(const Tensors& tensors, const c10::Stream& stream) {
   constexpr std::chrono::milliseconds kGlance{20};
-  while (!results_.follow(tensors, stream)) {
+  while (!hazards_.follow(tensors, stream)) {
     Lane& lane = device_group()->lane();
     if (lane.held_here()) raise(group_->inside_itself());
     kernels_->catch_up();
@@ -374,7 +374,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_on_device(const Kind& kin
       [&] {
         if (async || heard) staging->close(used);
         if (async && route_of(collectives) == Route::kDelegate)
-          results_.expect(used, device.type())->set_out(staging->stream());
+          hazards_.expect(used, device.type())->set_out(staging->stream());
       },
       [&](const std::exception* error) {
         const char* const what = nvx::name(collectives.front().operation.collective);

@@ -415,7 +415,8 @@ void LaneWork::abort() {
 
 CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
                                std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
-                               std::unique_ptr<StagingCopies> staging, std::shared_ptr<Results::Expected> expected)
+                               std::unique_ptr<StagingCopies> staging,
+                               std::shared_ptr<OutputHazards::Expected> expected)
     : LaneWork(std::move(group), std::move(facts), std::move(outputs), inputs),
       collectives_(std::move(collectives)),
       inputs_(std::move(inputs)),

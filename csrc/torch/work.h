@@ -18,8 +18,8 @@
 #include "group/route.h"
 #include "torch/chunk_pipeline.h"
 #include "torch/origin.h"
+#include "torch/output_hazards.h"
 #include "torch/pending_sends.h"
-#include "torch/results.h"
 #include "torch/staging_copies.h"
 
 namespace nvx {
@@ -221,7 +221,7 @@ class CollectiveWork final : public LaneWork {
   CollectiveWork(std::shared_ptr<Group> group, Facts facts, TensorOperations collectives,
                  std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
                  std::unique_ptr<StagingCopies> staging = nullptr,
-                 std::shared_ptr<Results::Expected> expected = nullptr);
+                 std::shared_ptr<OutputHazards::Expected> expected = nullptr);
 
  private:
   Status carry_out_staged(Group& group, Carrier carrier);
@@ -232,7 +232,7 @@ class CollectiveWork final : public LaneWork {
 
   TensorOperations collectives_;
   std::vector<at::Tensor> inputs_;
-  const std::shared_ptr<Results::Expected> expected_;
+  const std::shared_ptr<OutputHazards::Expected> expected_;
 };
 
 /// A work whose operation had ended before it was made: what a synchronous call returns to those who need a work.

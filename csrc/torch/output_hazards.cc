@@ -1,4 +1,4 @@
-#include "torch/results.h"
+#include "torch/output_hazards.h"
 
 #include <ATen/EmptyTensor.h>
 
@@ -8,7 +8,7 @@
 
 namespace nvx {
 
-std::vector<Results::Expected::Range> Results::Expected::ranges_of(const std::vector<at::Tensor>& tensors) {
+std::vector<OutputHazards::Expected::Range> OutputHazards::Expected::ranges_of(const std::vector<at::Tensor>& tensors) {
   std::vector<Range> ranges;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.numel() == 0) continue;
@@ -19,23 +19,23 @@ std::vector<Results::Expected::Range> Results::Expected::ranges_of(const std::ve
   return ranges;
 }
 
-Results::Expected::Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device)
+OutputHazards::Expected::Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device)
     : ranges_(ranges_of(outputs)), there_(device) {}
 
-void Results::Expected::set_out(const c10::Stream& stream) {
+void OutputHazards::Expected::set_out(const c10::Stream& stream) {
   there_.record(stream);
   is_out_.store(true, std::memory_order_release);
 }
 
-bool Results::Expected::is_over() { return is_out_.load(std::memory_order_acquire) && there_.query(); }
+bool OutputHazards::Expected::is_over() { return is_out_.load(std::memory_order_acquire) && there_.query(); }
 
-bool Results::Expected::hold_back(const c10::Stream& stream) {
+bool OutputHazards::Expected::hold_back(const c10::Stream& stream) {
   if (!is_out_.load(std::memory_order_acquire)) return false;
   there_.block(stream);
   return true;
 }
 
-bool Results::Expected::meets(const std::vector<at::Tensor>& tensors) const {
+bool OutputHazards::Expected::meets(const std::vector<at::Tensor>& tensors) const {
   for (const Range& other : ranges_of(tensors)) {
     const auto overlaps = [&](const Range& own) { return own.begin < other.end && other.begin < own.end; };
     if (std::any_of(ranges_.begin(), ranges_.end(), overlaps)) return true;
@@ -43,14 +43,15 @@ bool Results::Expected::meets(const std::vector<at::Tensor>& tensors) const {
   return false;
 }
 
-std::shared_ptr<Results::Expected> Results::expect(const std::vector<at::Tensor>& outputs, c10::DeviceType device) {
+std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const std::vector<at::Tensor>& outputs,
+                                                               c10::DeviceType device) {
   auto expected = std::make_shared<Expected>(outputs, device);
   MutexLock lock(mutex_);
   expected_.push_back(expected);
   return expected;
 }
 
-bool Results::follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) {
+bool OutputHazards::follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
@@ -59,7 +60,7 @@ bool Results::follow(const std::vector<at::Tensor>& tensors, const c10::Stream& 
   return all;
 }
 
-bool Results::awaited_in(const std::vector<at::Tensor>& tensors) {
+bool OutputHazards::awaited_in(const std::vector<at::Tensor>& tensors) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });

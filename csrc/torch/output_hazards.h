@@ -13,7 +13,7 @@ namespace nvx {
 
 /// Memory that pending results will be written to, or that a delegated collective uses. Operations that touch it before
 /// anybody waited are ordered behind, as on one stream.
-class Results {
+class OutputHazards {
  public:
   /// The results of one operation, and the memory that they will be written to.
   class Expected {
