@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/reason.h"
 #include "torch/argument_error.h"
-#include "torch/endings.h"
+#include "torch/completion_poller.h"
 #include "torch/hook.h"
 #include "torch/interrupt.h"
 #include "torch/registry.h"
@@ -286,7 +286,7 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   if (window) window->one_has_ended();
   const bool heard = facts_.on_end || facts_.timed;
   if (hooks == Hooks::kNow || !heard || is_there()) return tell_hooks();
-  if (!Endings::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) tell_hooks();
+  if (!CompletionPoller::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) tell_hooks();
 }
 
 bool NvxWork::is_there() {

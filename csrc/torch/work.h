@@ -140,7 +140,7 @@ class NvxWork : public c10d::Work {
   virtual bool is_there();
   /// Whether its device did not tell: then, whatever the status says, nobody knows what came of it.
   virtual bool lost() const { return lost_.load(std::memory_order_acquire); }
-  /// Tells hooks that the results have arrived. For Endings, which looks after the work until then.
+  /// Tells hooks that the results have arrived. For CompletionPoller, which looks after the work until then.
   void tell_that_it_is_there();
   /// From its beginning to its end: by the device's clock where that was asked for and the device tells, else by the
   /// host's.

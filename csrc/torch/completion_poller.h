@@ -12,9 +12,9 @@ namespace nvx {
 /// Works that have ended, while their results are still on their way. When these have arrived, hooks are told. What a
 /// stream brings arrives in order, so one job of the pool looks after all works, each time at the first one of each
 /// stream, and at all whose results several streams bring.
-class Endings {
+class CompletionPoller {
  public:
-  static Endings& here();
+  static CompletionPoller& here();
 
   /// False if no thread could be had that looks after it: then the caller tells the hooks at once.
   bool add(c10::intrusive_ptr<NvxWork> work) EXCLUDES(mutex_);

@@ -1,4 +1,4 @@
-#include "torch/endings.h"
+#include "torch/completion_poller.h"
 
 #include <thread>
 
@@ -6,16 +6,16 @@
 
 namespace nvx {
 
-Endings& Endings::here() {
-  static auto* const kHere = new Endings;  // never destroyed: works may outlive static destructors
+CompletionPoller& CompletionPoller::here() {
+  static auto* const kHere = new CompletionPoller;  // never destroyed: works may outlive static destructors
   return *kHere;
 }
 
-bool Endings::find_attendant() {
+bool CompletionPoller::find_attendant() {
   return Engine::here().start([this] { attend(); });
 }
 
-bool Endings::add(c10::intrusive_ptr<NvxWork> work) {
+bool CompletionPoller::add(c10::intrusive_ptr<NvxWork> work) {
   MutexLock lock(mutex_);
   if (!attended_) attended_ = find_attendant();
   if (!attended_) return false;
@@ -25,7 +25,7 @@ bool Endings::add(c10::intrusive_ptr<NvxWork> work) {
   return true;
 }
 
-Endings::Works Endings::take_what_is_there() {
+CompletionPoller::Works CompletionPoller::take_what_is_there() {
   Works there;
   for (auto line = waiting_.begin(); line != waiting_.end();) {
     auto& works = line->second;
@@ -45,7 +45,7 @@ Endings::Works Endings::take_what_is_there() {
 
 /// A thread that tells may be held up there by a hook. So before it does, it finds another thread for what is left
 /// here.
-void Endings::attend() {
+void CompletionPoller::attend() {
   constexpr int kOften = 64;
   constexpr std::chrono::microseconds kSoon{20}, kLater{100};
   for (int looks = 0;; ++looks) {
