@@ -1,4 +1,4 @@
-// The machinery that the collectives over several hosts share: steps, errands, ends. The collectives themselves are in
+// The machinery that the collectives over several hosts share: steps, runs, ends. The collectives themselves are in
 // spread_reduce.cc and spread_move.cc.
 
 #include "group/spread.h"
@@ -110,18 +110,18 @@ Status Spread::explain_stray(const Operation& o, const net::Port::Stray& stray) 
 /// another rank has called under the operation's number, where that was something else.
 std::optional<net::Port::Stray> Spread::end() {
   MutexLock lock(port_.mutex());
-  std::vector<net::Run*> open;
+  std::vector<net::ScheduleRun*> open;
   for (const auto& active : active_) {
     if (active->run) open.push_back(active->run.get());
   }
-  if (!open.empty()) net::Run::abandon(port_, open);
+  if (!open.empty()) net::ScheduleRun::abandon(port_, open);
   active_.clear();
   port_.end_operation(op_ + 1);
   return port_.stray();
 }
 
 /// Called by whoever waits for a step inside the host. A sleeper calls this about once a millisecond, so each call
-/// takes in all that has come, at most 64 rounds. Where another thread has the port, that one advances the errands.
+/// takes in all that has come, at most 64 rounds. Where another thread has the port, that one advances the runs.
 void Spread::drive() {
   constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;
@@ -241,7 +241,7 @@ kernel::Piece Spread::slice_of(const Pieces& blocks, const Cut& cut, size_t k, s
   return rank < 0 ? kernel::Piece{} : cut.of(blocks[size_t(rank)], k);
 }
 
-// --- errands
+// --- runs
 
 Spread::Active& Spread::prepare(Call& call, const schedule::Row* row, const Line& line) {
   if (call.runs == 0) {
@@ -251,7 +251,7 @@ Spread::Active& Spread::prepare(Call& call, const schedule::Row* row, const Line
   active_.push_back(std::make_unique<Active>());
   Active& active = *active_.back();
   active.members = line.members;
-  net::Errand& e = active.errand;
+  net::ScheduleArgs& e = active.args;
   e.row = row;
   e.layout.size = int(line.members.size());
   e.layout.width = reduces(call.o.collective) ? call.width : 1;  // what is only moved may be cut anywhere
@@ -263,7 +263,7 @@ Spread::Active& Spread::prepare(Call& call, const schedule::Row* row, const Line
 }
 
 void Spread::begin(Call& call, Active& active) {
-  net::Errand& e = active.errand;
+  net::ScheduleArgs& e = active.args;
   e.run = call.runs++;
   e.members = active.members;
   e.absent = active.absent;
@@ -273,12 +273,12 @@ void Spread::begin(Call& call, Active& active) {
   active.scratch.resize(e.row->scratch(e.layout, e.place));
   e.scratch = active.scratch.data();
   MutexLock lock(port_.mutex());
-  active.run = std::make_unique<net::Run>(port_, std::move(e));
+  active.run = std::make_unique<net::ScheduleRun>(port_, std::move(e));
   active.run->advance();
 }
 
 Status Spread::finish(Call& call) {
-  net::Run& run = *active_.front()->run;
+  net::ScheduleRun& run = *active_.front()->run;
   net::Progress progress = net::Progress::kPending;
   const auto ended = [&] {
     for (const auto& active : active_) {
@@ -301,13 +301,13 @@ Status Spread::finish_all(Call& call) {
   return {};
 }
 
-Status Spread::explain(Call& call, const net::Run& run, Waited how) {
+Status Spread::explain(Call& call, const net::ScheduleRun& run, Waited how) {
   const std::string number = "#" + std::to_string(call.o.number), what = describe(call.o.fingerprint());
   const std::string me = group_.topology().describe(group_.rank());
   const std::string context =
       "this is " + group_.rank_name(group_.rank()) + " in " + what + " " + number + " of group " + group_.name();
-  using Cause = net::Run::Verdict::Cause;
-  net::Run::Verdict v;
+  using Cause = net::ScheduleRun::Verdict::Cause;
+  net::ScheduleRun::Verdict v;
   Awaited whom;
   std::string state;
   std::optional<net::Port::Fate> fate;

@@ -14,8 +14,8 @@
 namespace nvx {
 
 /// The collectives of a group whose ranks are on several hosts: what each is made of, in steps inside the host, which
-/// run on the channel, and errands between hosts, which run on the port. Both overlap: who waits for a step drives the
-/// errands.
+/// run on the channel, and runs between hosts, which run on the port. Both overlap: who waits for a step drives the
+/// runs.
 ///
 /// The seats that every host has carry what goes between hosts, each on a rail of its own; where hosts have different
 /// numbers of ranks, a seat beyond them hands what is its own to the rail `seat % rails`.
@@ -40,17 +40,17 @@ class Spread final : private Driver {
     net::Label label;
     Terms terms;
     kernel::ReduceFn combine = nullptr;  ///< of what the hosts have
-    uint16_t runs = 0;                   ///< errands begun
+    uint16_t runs = 0;                   ///< runs begun
   };
-  /// An errand that is being prepared, or on its way, with what it looks at while it is: the layout's lists of blocks,
+  /// A run that is being prepared, or on its way, with what it looks at while it is: the layout's lists of blocks,
   /// its members, and memory of its own.
   struct Active {
-    net::Errand errand;
+    net::ScheduleArgs args;
     std::vector<schedule::Block> blocks, to, from;
     std::vector<int> members;
     std::vector<char> absent;
     std::vector<std::byte> scratch, input;
-    std::unique_ptr<net::Run> run;  ///< null until it begins
+    std::unique_ptr<net::ScheduleRun> run;  ///< null until it begins
   };
   /// A rank of each host, and which of them this rank is.
   struct Line {
@@ -85,10 +85,10 @@ class Spread final : private Driver {
     // On the device: to host memory, back, and among the ranks of the host, where there is anything to hand out.
     Steps bring, hand_out;
     std::function<Operation(size_t k)> take_back;
-    // On the host, in between: an errand, which ends when `lag` younger ones have begun; or all of it, at once.
-    bool carries = false;  ///< whether this rank has errands
+    // On the host, in between: a run, which ends when `lag` younger ones have begun; or all of it, at once.
+    bool carries = false;  ///< whether this rank has runs
     size_t lag = 0;
-    std::function<void(Spread&, Call&, size_t k)> errand;
+    std::function<void(Spread&, Call&, size_t k)> args;
     std::function<Status(Spread&, Call&, size_t k)> perform;
     std::function<kernel::Piece(size_t k)> result;  ///< what of the slot has been summed over hosts, where anything has
   };
@@ -122,14 +122,14 @@ class Spread final : private Driver {
   /// Where pieces lie: blocks, as offsets from the lowest of them, which is returned.
   static std::byte* lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks);
 
-  /// A new errand of the call between these ranks. The caller says what it reads and writes, and begins it.
+  /// A new run of the call between these ranks. The caller says what it reads and writes, and begins it.
   Active& prepare(Call& call, const schedule::Row* row, const Line& line);
   void begin(Call& call, Active& active);
-  /// Ends the errand that was begun first.
+  /// Ends the run that was begun first.
   Status finish(Call& call);
   Status finish_all(Call& call);
   Status explain_stray(const Operation& o, const net::Port::Stray& stray);
-  Status explain(Call& call, const net::Run& run, Waited how);
+  Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
   /// How it goes between hosts.
   Bridge bridge_of(const Operation& o) const;

@@ -30,10 +30,10 @@ Status Spread::broadcast(Call& call) {
   const auto issue = [&](size_t k) -> Status {
     if (!speaks) return {};
     Active& active = prepare(call, bridge.row, line);
-    active.errand.layout.bytes = length(k);
-    active.errand.layout.root = group_.topology().host_of[size_t(o.root)];
-    active.errand.input = (is_root ? o.in : out) + k * slice;
-    active.errand.output = out + k * slice;
+    active.args.layout.bytes = length(k);
+    active.args.layout.root = group_.topology().host_of[size_t(o.root)];
+    active.args.input = (is_root ? o.in : out) + k * slice;
+    active.args.output = out + k * slice;
     begin(call, active);
     return {};
   };
@@ -79,9 +79,9 @@ Status Spread::all_gather(Call& call) {
     std::vector<Piece> pieces;
     for (size_t host = 0; host < hosts; ++host) pieces.push_back(block(host, round, seat(), k));
     Active& active = prepare(call, bridge.row, rail(seat()));
-    active.errand.output = lay_out(pieces, active.blocks);
-    active.errand.input = pieces[host_].data;
-    if (round == 0) active.errand.input = o.in + std::min(o.recv[size_t(group_.rank())].bytes, k * cut.slice);
+    active.args.output = lay_out(pieces, active.blocks);
+    active.args.input = pieces[host_].data;
+    if (round == 0) active.args.input = o.in + std::min(o.recv[size_t(group_.rank())].bytes, k * cut.slice);
     begin(call, active);
     return {};
   };
@@ -152,9 +152,9 @@ Status Spread::to_or_from_root(Call& call, Direction direction) {
     std::byte* const base = lay_out(pieces, active.blocks);
     const bool sends = is_root != gathers;
     if (sends) {
-      active.errand.input = base;
+      active.args.input = base;
     } else {
-      active.errand.output = base;
+      active.args.output = base;
     }
     begin(call, active);
   }
@@ -198,8 +198,8 @@ Status Spread::all_to_all(Call& call) {
     to.push_back(inside ? Piece{} : o.send[size_t(rank)]);
     from.push_back(inside ? Piece{} : o.recv[size_t(rank)]);
   }
-  active.errand.input = lay_out(to, active.to);
-  active.errand.output = lay_out(from, active.from);
+  active.args.input = lay_out(to, active.to);
+  active.args.output = lay_out(from, active.from);
   begin(call, active);
   NVX_TRY(exchange_inside(call, Collective::kAllToAll, -1));
   return finish_all(call);

@@ -112,7 +112,7 @@ Status Spread::run_proxy(Call& call) {
   for (size_t k = 0; k < way.slices + way.lag; ++k) {
     if (k < way.slices) {
       NVX_TRY(proxy.await(k, deadline, [this] { drive(); }));
-      if (way.carries) way.errand(*this, call, k);
+      if (way.carries) way.args(*this, call, k);
       if (way.perform) NVX_TRY(way.perform(*this, call, k));
     }
     if (k < way.lag) continue;
@@ -184,10 +184,10 @@ Spread::StagingPipeline Spread::way_of_all_reduce(const Operation& o) const {
     sum.out = o.proxy->at(k);
     return alone(std::move(sum));
   };
-  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
-    active.errand.layout.bytes = part(o.out, k, spread.seat()).bytes;
-    active.errand.input = active.errand.output = o.proxy->at(k);
+    active.args.layout.bytes = part(o.out, k, spread.seat()).bytes;
+    active.args.input = active.args.output = o.proxy->at(k);
     spread.begin(call, active);
   };
   way.result = [=, this, &o](size_t k) { return Piece{o.proxy->at(k), part(o.out, k, seat()).bytes}; };
@@ -217,10 +217,10 @@ Spread::StagingPipeline Spread::way_of_small_all_reduce(const Operation& o, cons
     sum.out = leads ? o.proxy->at(k) : nullptr;
     return alone(std::move(sum));
   };
-  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.leaders());
-    active.errand.layout.bytes = bytes;
-    active.errand.input = active.errand.output = o.proxy->at(k);
+    active.args.layout.bytes = bytes;
+    active.args.input = active.args.output = o.proxy->at(k);
     spread.begin(call, active);
   };
   way.result = [=, &o](size_t k) { return Piece{o.proxy->at(k), own.bytes}; };
@@ -263,11 +263,11 @@ Spread::StagingPipeline Spread::way_of_reduce_scatter(const Operation& o) const 
     }
     return sums;
   };
-  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.blocks = blocks_of(k);
-    active.errand.input = o.proxy->at(k);
-    active.errand.output = o.proxy->at(k) + active.blocks.back().end();
+    active.args.input = o.proxy->at(k);
+    active.args.output = o.proxy->at(k) + active.blocks.back().end();
     spread.begin(call, active);
   };
   const auto result = [=, &o](size_t k) { return Piece{o.proxy->at(k) + blocks_of(k).back().end(), own(k).bytes}; };
@@ -297,11 +297,11 @@ Spread::StagingPipeline Spread::way_of_all_gather(const Operation& o) const {
   way.bring = [=, this, &o](size_t k) {
     return alone(down(o, {between(own(k), o.proxy->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
   };
-  way.errand = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.blocks = in_a_row(pieces_of_rail(k));
-    active.errand.input = o.proxy->at(k) + active.blocks[spread.host_].offset;
-    active.errand.output = o.proxy->at(k);
+    active.args.input = o.proxy->at(k) + active.blocks[spread.host_].offset;
+    active.args.output = o.proxy->at(k);
     spread.begin(call, active);
   };
   way.take_back = [=, this, &o](size_t k) {

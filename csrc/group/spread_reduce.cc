@@ -34,9 +34,9 @@ Status Spread::all_reduce_by_leader(Call& call, const Bridge& bridge) {
   }
   if (leads) {
     Active& active = prepare(call, bridge.row, leaders());
-    active.errand.layout.bytes = bytes;
-    active.errand.input = alone ? own_term(call, o.in, bytes, o.out) : o.out;
-    active.errand.output = o.out;
+    active.args.layout.bytes = bytes;
+    active.args.input = alone ? own_term(call, o.in, bytes, o.out) : o.out;
+    active.args.output = o.out;
     begin(call, active);
     NVX_TRY(finish(call));
     divide(call, o.out, bytes);
@@ -76,9 +76,9 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
     if (!carries()) return {};
     const kernel::Piece mine = part(k, seat());
     Active& active = prepare(call, bridge.row, rail(seat()));
-    active.errand.layout.bytes = mine.bytes;
-    active.errand.input = alone ? own_term(call, o.in + k * slice, mine.bytes, mine.data) : mine.data;
-    active.errand.output = mine.data;
+    active.args.layout.bytes = mine.bytes;
+    active.args.input = alone ? own_term(call, o.in + k * slice, mine.bytes, mine.data) : mine.data;
+    active.args.output = mine.data;
     begin(call, active);
     return {};
   };
@@ -103,7 +103,7 @@ Status Spread::reduce(Call& call) {
   const Line line = line_to(o.root);
   const int mine = line.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
   const bool speaks = mine == group_.rank(), alone = seats() == 1, is_root = group_.rank() == o.root;
-  // A non-root rank sends sums from scratch. Each stays until its errand ends, so there is room for kSums.
+  // A non-root rank sends sums from scratch. Each stays until its run ends, so there is room for kSums.
   constexpr size_t kSums = kSlicesInFlight + 1;
   std::byte* const sums = speaks && !is_root ? room(std::min(bytes, kSums * slice)) : nullptr;
   for (size_t k = 0; k < slices; ++k) {
@@ -120,10 +120,10 @@ Status Spread::reduce(Call& call) {
     }
     if (!speaks) continue;
     Active& active = prepare(call, bridge.row, line);
-    active.errand.layout.bytes = length;
-    active.errand.layout.root = root_host;
-    active.errand.input = alone ? own_term(call, o.in + at, length, sum) : sum;
-    active.errand.output = sum;
+    active.args.layout.bytes = length;
+    active.args.layout.root = root_host;
+    active.args.input = alone ? own_term(call, o.in + at, length, sum) : sum;
+    active.args.output = sum;
     begin(call, active);
   }
   NVX_TRY(finish_all(call));
@@ -136,9 +136,9 @@ Status Spread::reduce(Call& call) {
 const std::byte* Spread::lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms) {
   if (seats() == 1 && !call.terms.scales()) {
     const std::byte* const base = lay_out(terms, active.blocks);
-    schedule::Layout layout = active.errand.layout;
+    schedule::Layout layout = active.args.layout;
     layout.blocks = active.blocks;
-    if (active.errand.row->legal(layout)) return base;
+    if (active.args.row->legal(layout)) return base;
     active.blocks.clear();
   }
   size_t total = 0;
@@ -163,7 +163,7 @@ Status Spread::reduce_scatter(Call& call) {
   const Bridge bridge = bridge_of(o);
   const size_t slice = bridge.slice / call.width * call.width;
   const Cut cut{slice, std::max<size_t>(1, (longest + slice - 1) / slice), bytes};
-  // The results of ranks that this rail stands for. Outlives the errands, also when one of them fails.
+  // The results of ranks that this rail stands for. Outlives the runs, also when one of them fails.
   std::byte* const for_others = rounds() > 1 && carries() ? room((rounds() - 1) * longest) : nullptr;
   const auto result = [&](size_t round) { return round == 0 ? o.out : for_others + (round - 1) * longest; };
   for (size_t k = 0; k < cut.chunks; ++k) {
@@ -179,7 +179,7 @@ Status Spread::reduce_scatter(Call& call) {
 }
 
 /// Slice k of one round, in which every rail stands for one rank of every host. The ranks of this host sum what they
-/// have for each host, so that each rail has its host's terms for all hosts. Then its errand sums those over hosts, and
+/// have for each host, so that each rail has its host's terms for all hosts. Then its run sums those over hosts, and
 /// leaves in `result` what is for this host.
 Status Spread::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result) {
   const size_t hosts = group_.topology().hosts.size();
@@ -187,7 +187,7 @@ Status Spread::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_
   if (active) {
     std::vector<kernel::Piece> terms;
     for (size_t host = 0; host < hosts; ++host) terms.push_back(slice_of(call.o.send, cut, k, host, round, seat()));
-    active->errand.input = lay_out_terms(call, *active, terms);
+    active->args.input = lay_out_terms(call, *active, terms);
   }
   for (size_t host = 0; host < hosts && seats() > 1; ++host) {
     Pieces send(seats());
@@ -198,7 +198,7 @@ Status Spread::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_
                          .send = send.data()}));
   }
   if (!active) return {};
-  active->errand.output = result;
+  active->args.output = result;
   begin(call, *active);
   return active_.size() > kSlicesInFlight ? finish(call) : Status();
 }

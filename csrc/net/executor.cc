@@ -15,35 +15,35 @@ bool overlap(const std::byte* a, size_t an, const std::byte* b, size_t bn) {
 
 }  // namespace
 
-Run::Run(Port& port, Errand errand)
+ScheduleRun::ScheduleRun(Port& port, ScheduleArgs args)
     : port_(port),
-      errand_(std::move(errand)),
-      steps_(errand_.row->steps(errand_.layout, errand_.place)),
-      sent_to_(errand_.members.size()),
-      got_from_(errand_.members.size()) {
+      args_(std::move(args)),
+      steps_(args_.row->steps(args_.layout, args_.place)),
+      sent_to_(args_.members.size()),
+      got_from_(args_.members.size()) {
   port_.mutex().held_by_caller();
-  errand_.window = std::clamp(errand_.window, 1, kMostWindow);
+  args_.window = std::clamp(args_.window, 1, kMostWindow);
   port_.open(*this);
 }
 
-Run::~Run() {
+ScheduleRun::~ScheduleRun() {
   port_.mutex().held_by_caller();
-  Run* const self[] = {this};
+  ScheduleRun* const self[] = {this};
   abandon(port_, self);
   port_.close(*this);
 }
 
-std::byte* Run::at(const schedule::Range& range) const {
+std::byte* ScheduleRun::at(const schedule::Range& range) const {
   switch (range.place) {
     // What schedules write is never the input, except through an output that is the same memory.
-    case schedule::Place::kInput: return const_cast<std::byte*>(errand_.input) + range.offset;
-    case schedule::Place::kOutput: return errand_.output + range.offset;
-    case schedule::Place::kScratch: return errand_.scratch + range.offset;
+    case schedule::Place::kInput: return const_cast<std::byte*>(args_.input) + range.offset;
+    case schedule::Place::kOutput: return args_.output + range.offset;
+    case schedule::Place::kScratch: return args_.scratch + range.offset;
   }
   return nullptr;
 }
 
-Progress Run::advance() {
+Progress ScheduleRun::advance() {
   port_.mutex().held_by_caller();
   if (verdict_.cause != Verdict::Cause::kNone || port_.failed()) return Progress::kFailed;
   do {
@@ -55,7 +55,7 @@ Progress Run::advance() {
 }
 
 /// Takes in what came for steps before they had begun, or before the data that they overwrite had been sent.
-void Run::take_early() {
+void ScheduleRun::take_early() {
   port_.mutex().held_by_caller();
   for (uint32_t i = first_; i != behind_; ++i) {
     Flight& flight = flights_[i % kMostWindow];
@@ -64,16 +64,16 @@ void Run::take_early() {
 }
 
 /// Steps end in the order in which they began, so that the window is a ring.
-void Run::reap() {
+void ScheduleRun::reap() {
   while (first_ != behind_ && flights_[first_ % kMostWindow].over()) ++first_;
 }
 
-bool Run::begin_next() {
-  if (next_ == steps_ || behind_ - first_ >= uint32_t(errand_.window)) return false;
-  schedule::Step step = errand_.row->at(errand_.layout, errand_.place, next_);
+bool ScheduleRun::begin_next() {
+  if (next_ == steps_ || behind_ - first_ >= uint32_t(args_.window)) return false;
+  schedule::Step step = args_.row->at(args_.layout, args_.place, next_);
   if (absent(step.send_to)) step.send_to = -1;
   if (absent(step.recv_from)) step.recv_from = -1;
-  const bool inside = step.send_to == errand_.place;
+  const bool inside = step.send_to == args_.place;
   if (inside && !step.reduce && at(step.send) == at(step.recv)) return ++next_, true;  // it is there already
   if (!clear_for(step)) return false;
   ++next_;
@@ -86,7 +86,7 @@ bool Run::begin_next() {
 }
 
 /// Begins the steps that have become possible. False if there were none.
-bool Run::make_way() {
+bool ScheduleRun::make_way() {
   reap();
   if (given_up_ || verdict_.cause != Verdict::Cause::kNone) return false;
   bool began = false;
@@ -94,7 +94,7 @@ bool Run::make_way() {
   return began;
 }
 
-bool Run::clear_for(const schedule::Step& step) const {
+bool ScheduleRun::clear_for(const schedule::Step& step) const {
   const bool sends = step.send_to >= 0, receives = step.recv_from >= 0;
   const Span reads = sends ? span(step.send) : Span{}, writes = receives ? span(step.recv) : Span{};
   const Span with = receives && step.reduce ? span(step.with) : Span{};
@@ -111,19 +111,19 @@ bool Run::clear_for(const schedule::Step& step) const {
   return true;
 }
 
-void Run::move_inside(const schedule::Step& step) {
+void ScheduleRun::move_inside(const schedule::Step& step) {
   std::byte* to = at(step.recv);
   const std::byte* from = at(step.send);
   if (step.recv.bytes == 0) return;
   if (step.reduce) {
     const void* sources[] = {at(step.with), from};
-    errand_.reduce(to, sources, 2, step.recv.bytes / errand_.layout.width, nullptr);
+    args_.reduce(to, sources, 2, step.recv.bytes / args_.layout.width, nullptr);
   } else if (to != from) {
     std::memmove(to, from, step.recv.bytes);
   }
 }
 
-void Run::begin(const schedule::Step& step) {
+void ScheduleRun::begin(const schedule::Step& step) {
   port_.mutex().held_by_caller();
   Flight& flight = flights_[behind_ % kMostWindow];
   flight = Flight{};
@@ -142,7 +142,7 @@ void Run::begin(const schedule::Step& step) {
 }
 
 /// Hands segments to the link while the receiver has room for them.
-bool Run::post(Flight& flight) {
+bool ScheduleRun::post(Flight& flight) {
   port_.mutex().held_by_caller();
   if (flight.posted_all) return false;
   const int rank = rank_of(flight.step.send_to);
@@ -153,11 +153,11 @@ bool Run::post(Flight& flight) {
     if (!port_.spend(rank, bytes)) return false;
     WireHeader header;
     header.kind = flight.posted == 0 ? Kind::kFirst : Kind::kNext;
-    header.op = errand_.op;
-    header.run = errand_.run;
+    header.op = args_.op;
+    header.run = args_.run;
     header.message = flight.out_number;
     header.segment = uint32_t(flight.posted / segment);
-    const First first{errand_.label, total};
+    const First first{args_.label, total};
     const auto behind = std::as_bytes(std::span(&first, header.kind == Kind::kFirst ? 1 : 0));
     const std::byte* body = data + flight.posted;
     flight.posted += bytes;
@@ -168,13 +168,13 @@ bool Run::post(Flight& flight) {
   return true;
 }
 
-void Run::sent(uint64_t cookie, const Status& status) {
+void ScheduleRun::sent(uint64_t cookie, const Status& status) {
   Flight& flight = flights_[cookie];
   --flight.unread;
   if (!status.ok()) refuse(Verdict::lost(rank_of(flight.step.send_to)));
 }
 
-Run::Flight* Run::flight_of(uint32_t rank, uint16_t number) {
+ScheduleRun::Flight* ScheduleRun::flight_of(uint32_t rank, uint16_t number) {
   for (uint32_t i = first_; i != behind_; ++i) {
     Flight& flight = flights_[i % kMostWindow];
     if (!flight.received_all && flight.in_number == number && rank_of(flight.step.recv_from) == int(rank))
@@ -183,30 +183,31 @@ Run::Flight* Run::flight_of(uint32_t rank, uint16_t number) {
   return nullptr;
 }
 
-Run::Took Run::refuse(const Verdict& verdict) {
+ScheduleRun::Took ScheduleRun::refuse(const Verdict& verdict) {
   if (verdict_.cause == Verdict::Cause::kNone) verdict_ = verdict;
   return Took::kNever;
 }
 
-void Run::compare(uint32_t from, const First& first) {
-  if (first.label != errand_.label) refuse(Verdict::mismatch(int(from), first.label));
+void ScheduleRun::compare(uint32_t from, const First& first) {
+  if (first.label != args_.label) refuse(Verdict::mismatch(int(from), first.label));
 }
 
 /// Whether the message has such a segment, of this length.
-bool Run::fits(const Flight& flight, uint32_t number, size_t bytes) const {
+bool ScheduleRun::fits(const Flight& flight, uint32_t number, size_t bytes) const {
   const size_t total = flight.step.recv.bytes, segment = port_.wire().segment_bytes(), offset = number * segment;
   return (offset < total || number == 0) && bytes == std::min(segment, total - offset);
 }
 
 /// Whether the segment has not come before; it has from here on.
-bool Run::claim(Flight& flight, uint32_t number) {
+bool ScheduleRun::claim(Flight& flight, uint32_t number) {
   const size_t total = flight.step.recv.bytes, segment = port_.wire().segment_bytes();
   flight.seen.resize(std::max<size_t>(1, (total + segment - 1) / segment));
   if (flight.seen[number]) return false;
   return flight.seen[number] = true;
 }
 
-Run::Took Run::take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body) {
+ScheduleRun::Took ScheduleRun::take(const WireHeader& header, const std::optional<First>& first,
+                                    std::span<const std::byte> body) {
   Flight* flight = flight_of(header.from, header.message);
   if (!flight && make_way()) flight = flight_of(header.from, header.message);
   const bool fetched = flight && end_fetch(*flight, header, body);
@@ -216,7 +217,7 @@ Run::Took Run::take(const WireHeader& header, const std::optional<First>& first,
 }
 
 /// Whether the link has fetched this segment straight to its place, which it then has done with.
-bool Run::end_fetch(Flight& flight, const WireHeader& header, std::span<const std::byte> body) const {
+bool ScheduleRun::end_fetch(Flight& flight, const WireHeader& header, std::span<const std::byte> body) const {
   const size_t offset = size_t(header.segment) * port_.wire().segment_bytes();
   if (flight.fetching == 0 || !fits(flight, header.segment, body.size())) return false;
   if (body.data() != at(flight.step.recv) + offset) return false;
@@ -225,12 +226,12 @@ bool Run::end_fetch(Flight& flight, const WireHeader& header, std::span<const st
 }
 
 /// Whether a segment is to be stored; where it cannot be one of this run's, the run fails.
-Run::Took Run::verdict_on(Flight* flight, const WireHeader& header, const std::optional<First>& first,
-                          std::span<const std::byte> body, bool fetched) {
+ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const WireHeader& header, const std::optional<First>& first,
+                                          std::span<const std::byte> body, bool fetched) {
   const int from = int(header.from);
   if (given_up_) return Took::kNever;
   if (first.has_value() != (header.segment == 0)) return refuse(Verdict::garbage(from));
-  if (first && first->label != errand_.label) return refuse(Verdict::mismatch(from, first->label));
+  if (first && first->label != args_.label) return refuse(Verdict::mismatch(from, first->label));
   if (!flight) return Took::kLater;
   const schedule::Step& step = flight->step;
   if (first && first->bytes != step.recv.bytes) return refuse(Verdict::counts(from, step.recv.bytes, first->bytes));
@@ -246,7 +247,7 @@ Run::Took Run::verdict_on(Flight* flight, const WireHeader& header, const std::o
   return Took::kYes;
 }
 
-void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) {
+void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte> body) {
   std::byte* to = at(flight.step.recv) + offset;
   if (body.empty()) {
     // only order
@@ -254,8 +255,8 @@ void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) 
     // The operands are in the order of the ranks' places: of two zeros or two NaNs an operator keeps the one at a
     // certain position, and both sides of an exchange must keep the same one.
     const void* sources[] = {at(flight.step.with) + offset, body.data()};
-    if (flight.step.recv_from < errand_.place) std::swap(sources[0], sources[1]);
-    errand_.reduce(to, sources, 2, body.size() / errand_.layout.width, nullptr);
+    if (flight.step.recv_from < args_.place) std::swap(sources[0], sources[1]);
+    args_.reduce(to, sources, 2, body.size() / args_.layout.width, nullptr);
   } else if (to != body.data()) {
     std::memcpy(to, body.data(), body.size());
   }
@@ -264,7 +265,7 @@ void Run::store(Flight& flight, size_t offset, std::span<const std::byte> body) 
 }
 
 /// A segment can be fetched straight to its place only where it is stored as it comes, not where it is reduced.
-std::byte* Run::place(const WireHeader& header, size_t bytes) {
+std::byte* ScheduleRun::place(const WireHeader& header, size_t bytes) {
   Flight* flight = flight_of(header.from, header.message);
   if (given_up_ || !flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
   if (!fits(*flight, header.segment, bytes) || !claim(*flight, header.segment)) return nullptr;
@@ -272,14 +273,14 @@ std::byte* Run::place(const WireHeader& header, size_t bytes) {
   return at(flight->step.recv) + size_t(header.segment) * port_.wire().segment_bytes();
 }
 
-void Run::dropped(const WireHeader& header) {
+void ScheduleRun::dropped(const WireHeader& header) {
   Flight* flight = flight_of(header.from, header.message);
   if (!flight || flight->fetching == 0) return;
   --flight->fetching;
   flight->seen[header.segment] = false;
 }
 
-std::vector<int> Run::waits_for() const {
+std::vector<int> ScheduleRun::waits_for() const {
   std::vector<int> ranks;
   for (uint32_t i = first_; i != behind_; ++i) {
     const Flight& flight = flights_[i % kMostWindow];
@@ -291,20 +292,20 @@ std::vector<int> Run::waits_for() const {
   return ranks;
 }
 
-std::vector<int> Run::unheard() const {
+std::vector<int> ScheduleRun::unheard() const {
   port_.mutex().held_by_caller();
   std::vector<int> ranks;
   for (uint32_t i = first_; i != behind_; ++i) {
     const Flight& flight = flights_[i % kMostWindow];
     if (flight.received_all) continue;
     const int rank = rank_of(flight.step.recv_from);
-    if (!port_.has_called(rank, errand_.op) && std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
+    if (!port_.has_called(rank, args_.op) && std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
       ranks.push_back(rank);
   }
   return ranks;
 }
 
-void Run::look() {
+void ScheduleRun::look() {
   port_.mutex().held_by_caller();
   for (const int rank : waits_for()) {
     if (port_.fate(rank)) {
@@ -312,21 +313,21 @@ void Run::look() {
       continue;
     }
     port_.ask(rank);
-    if (looks_ % kLooksBetweenLabels == 0) port_.show_label(rank, errand_.op);
+    if (looks_ % kLooksBetweenLabels == 0) port_.show_label(rank, args_.op);
   }
   ++looks_;
-  if (const auto clash = port_.clash(errand_.op)) refuse(Verdict::mismatch(clash->first, clash->second));
+  if (const auto clash = port_.clash(args_.op)) refuse(Verdict::mismatch(clash->first, clash->second));
 }
 
 /// Segments that the link reads or writes.
-int Run::in_link() const {
+int ScheduleRun::in_link() const {
   int open = 0;
   for (const Flight& flight : flights_) open += flight.in_link();
   return open;
 }
 
 /// Closes what is open to those that the link still has segments for.
-void Run::cut_off() {
+void ScheduleRun::cut_off() {
   port_.mutex().held_by_caller();
   for (const Flight& flight : flights_) {
     if (flight.unread != 0) port_.sever(rank_of(flight.step.send_to));
@@ -334,21 +335,21 @@ void Run::cut_off() {
   }
 }
 
-void Run::abandon(Port& port, std::span<Run* const> runs) {
+void ScheduleRun::abandon(Port& port, std::span<ScheduleRun* const> runs) {
   port.mutex().held_by_caller();
   port.wire().mutex().held_by_caller();
-  for (Run* run : runs) run->given_up_ = true;
+  for (ScheduleRun* run : runs) run->given_up_ = true;
   const auto in_link = [&] {
     int open = 0;
-    for (const Run* run : runs) open += run->in_link();
+    for (const ScheduleRun* run : runs) open += run->in_link();
     return open;
   };
   port.wire().let_go_of(runs, in_link, [&] {
-    for (Run* run : runs) run->cut_off();
+    for (ScheduleRun* run : runs) run->cut_off();
   });
   if (in_link() == 0) return;
-  for (Run* run : runs) {
-    // So that ~Run, which abandons again, does not wait a second time.
+  for (ScheduleRun* run : runs) {
+    // So that ~ScheduleRun, which abandons again, does not wait a second time.
     for (Flight& flight : run->flights_) flight.unread = flight.fetching = 0;
   }
 }

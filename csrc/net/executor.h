@@ -17,7 +17,7 @@ enum class Progress { kPending, kDone, kFailed };
 inline constexpr int kMostWindow = 16;
 
 /// One schedule, with everything that it reads and writes.
-struct Errand {
+struct ScheduleArgs {
   const schedule::Row* row = nullptr;
   schedule::Layout layout;
   int place = 0;                 ///< this rank's among those that take part
@@ -29,7 +29,7 @@ struct Errand {
   kernel::ReduceFn reduce = nullptr;
   Label label{};
   uint32_t op = 0;           ///< number of the group's operation over the wire
-  uint16_t run = 0;          ///< which of its errands
+  uint16_t run = 0;          ///< which of its runs
   int window = kMostWindow;  ///< steps in flight
 };
 
@@ -38,7 +38,7 @@ struct Errand {
 ///
 /// The hazard rule: a step begins when nothing it reads or writes is still being written by a step in flight, and
 /// nothing it writes is still being read by one. What arrives for a step that has not begun waits in the port.
-class Run final : public Sender {
+class ScheduleRun final : public Sender {
  public:
   /// Why a run has failed, beyond what the port knows.
   struct Verdict {
@@ -53,10 +53,10 @@ class Run final : public Sender {
     static Verdict lost(int rank) { return {Cause::kLost, rank, {}, 0, 0}; }
   };
 
-  Run(Port& port, Errand errand);
-  ~Run() override;
-  Run(const Run&) = delete;
-  Run& operator=(const Run&) = delete;
+  ScheduleRun(Port& port, ScheduleArgs args);
+  ~ScheduleRun() override;
+  ScheduleRun(const ScheduleRun&) = delete;
+  ScheduleRun& operator=(const ScheduleRun&) = delete;
 
   Progress advance();
   const Verdict& verdict() const { return verdict_; }
@@ -68,12 +68,12 @@ class Run final : public Sender {
   void look();
   /// Gives up these runs of a port. When this returns, nobody reads or writes their memory any more. Takes a bounded
   /// time.
-  static void abandon(Port& port, std::span<Run* const> runs);
+  static void abandon(Port& port, std::span<ScheduleRun* const> runs);
 
   // --- for the port: what comes
   /// Which run of which operation this is.
-  uint32_t op() const { return errand_.op; }
-  uint16_t number() const { return errand_.run; }
+  uint32_t op() const { return args_.op; }
+  uint16_t number() const { return args_.run; }
   /// Whether a segment is of this run.
   bool owns(const WireHeader& header) const { return header.op == op() && header.run == number(); }
   /// What has become of a segment: it was taken in, it is to be offered later, or nobody wants it.
@@ -129,11 +129,11 @@ class Run final : public Sender {
   Took refuse(const Verdict& verdict);
   std::byte* at(const schedule::Range& range) const;
   Span span(const schedule::Range& range) const { return {at(range), range.bytes}; }
-  bool absent(int place) const { return place >= 0 && !errand_.absent.empty() && errand_.absent[size_t(place)]; }
-  int rank_of(int place) const { return errand_.members[size_t(place)]; }
+  bool absent(int place) const { return place >= 0 && !args_.absent.empty() && args_.absent[size_t(place)]; }
+  int rank_of(int place) const { return args_.members[size_t(place)]; }
 
   Port& port_;
-  Errand errand_;
+  ScheduleArgs args_;
   uint64_t next_ = 0;
   const uint64_t steps_;
   std::array<Flight, kMostWindow> flights_;

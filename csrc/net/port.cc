@@ -51,7 +51,7 @@ void Port::leave() {
 
 // --- runs
 
-void Port::open(Run& run) {
+void Port::open(ScheduleRun& run) {
   runs_.push_back(&run);
   for (auto it = early_.lower_bound({run.op(), run.number(), 0, 0}); it != early_.end(); ++it) {
     if (it->first.op != run.op() || it->first.run != run.number()) break;
@@ -61,7 +61,7 @@ void Port::open(Run& run) {
   }
 }
 
-void Port::close(Run& run) { std::erase(runs_, &run); }
+void Port::close(ScheduleRun& run) { std::erase(runs_, &run); }
 
 void Port::end_operation(uint32_t op) {
   const uint32_t first = std::exchange(ended_, op), last = op - 1;
@@ -176,9 +176,9 @@ void Port::take_segment(const WireHeader& header, std::span<const std::byte> who
     if (first && !stray_) stray_ = {int(header.from), header.op, first->label};
     return took_in(int(header.from), body.size());
   }
-  for (Run* run : runs_) {
+  for (ScheduleRun* run : runs_) {
     if (!run->owns(header)) continue;
-    if (run->take(header, first, body) != Run::Took::kLater) return took_in(int(header.from), body.size());
+    if (run->take(header, first, body) != ScheduleRun::Took::kLater) return took_in(int(header.from), body.size());
     break;
   }
   if (!keep(int(header.from), body.size())) return;
@@ -201,13 +201,13 @@ void Port::let_go(const Early& early) {
   took_in(int(early.header.from), early.body.size());
 }
 
-void Port::offer_early(Run& run, int from, uint16_t message) {
+void Port::offer_early(ScheduleRun& run, int from, uint16_t message) {
   if (early_.empty()) return;
   const auto it = early_.find({run.op(), run.number(), uint32_t(from), message});
   if (it == early_.end()) return;
   std::erase_if(it->second, [&](const Early& early) {
     wire_->mutex().held_by_caller();
-    if (run.take(early.header, early.first, early.body) == Run::Took::kLater) return false;
+    if (run.take(early.header, early.first, early.body) == ScheduleRun::Took::kLater) return false;
     let_go(early);
     return true;
   });
@@ -217,7 +217,7 @@ void Port::offer_early(Run& run, int from, uint16_t message) {
 std::byte* Port::place(const WireHeader& header, size_t bytes) {
   if (left_ || header.from >= ranks_.size()) return nullptr;
   if (header.kind == Kind::kParcel) return parcels_.place(header, bytes);
-  for (Run* run : runs_) {
+  for (ScheduleRun* run : runs_) {
     if (run->owns(header)) return run->place(header, bytes);
   }
   return nullptr;
@@ -225,7 +225,7 @@ std::byte* Port::place(const WireHeader& header, size_t bytes) {
 
 void Port::dropped(const WireHeader& header, const std::byte* where) {
   if (parcels_.dropped(where)) return;
-  for (Run* run : runs_) {
+  for (ScheduleRun* run : runs_) {
     if (run->owns(header)) run->dropped(header);
   }
 }

@@ -13,7 +13,7 @@
 
 namespace nvx::net {
 
-class Run;
+class ScheduleRun;
 
 /// What a group has at the wire, for one of its ranks: who the other ranks are, which runs are open, what came too
 /// early, and mail. All of it is guarded by the wire's lock, which the caller holds; but failed() may be asked at any
@@ -66,10 +66,10 @@ class Port {
   void leave() REQUIRES(wire_->mutex());
 
   // --- runs
-  void open(Run& run) REQUIRES(wire_->mutex());
-  void close(Run& run) REQUIRES(wire_->mutex());
+  void open(ScheduleRun& run) REQUIRES(wire_->mutex());
+  void close(ScheduleRun& run) REQUIRES(wire_->mutex());
   /// Gives a run what has come of a message before its step had begun.
-  void offer_early(Run& run, int from, uint16_t message) REQUIRES(wire_->mutex());
+  void offer_early(ScheduleRun& run, int from, uint16_t message) REQUIRES(wire_->mutex());
   /// Notes which operation begins, and what is called. The last few are kept for peers that ask.
   void begin_operation(uint32_t op, const Label& label) REQUIRES(wire_->mutex());
   /// Shows a rank that is waited for what is called here: if it calls, or called, something else, both sides learn so.
@@ -206,7 +206,7 @@ class Port {
   const uint64_t group_;
   const int rank_;
   std::vector<Rank> ranks_;
-  std::vector<Run*> runs_;
+  std::vector<ScheduleRun*> runs_;
   std::map<Early::Message, std::vector<Early>> early_;
   uint32_t ended_ = 0;  // operations before this one are over here
   std::optional<Stray> stray_;

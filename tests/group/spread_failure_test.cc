@@ -303,7 +303,7 @@ TEST(SpreadFailure, SilenceIsLossAfterAWhile) {
   });
 }
 
-/// What errands still write to when an operation fails lives longer than they do. (A sanitizer sees it.)
+/// What runs still write to when an operation fails lives longer than they do. (A sanitizer sees it.)
 TEST(SpreadFailure, LeavesNothingToWriteToFreedMemory) {
   Hosts hosts({0, 0, 0, 1});
   MemoryStore store;

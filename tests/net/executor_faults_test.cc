@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "support/errands.h"
 #include "support/ranks.h"
+#include "support/schedule_runs.h"
 #include "support/scripted_link.h"
 
 namespace nvx::test {
@@ -15,7 +15,7 @@ using net::Kind;
 using net::Progress;
 using net::WireHeader;
 using schedule::Collective;
-using Cause = net::Run::Verdict::Cause;
+using Cause = net::ScheduleRun::Verdict::Cause;
 
 constexpr size_t kSegment = 64;
 constexpr uint64_t kGroup = 5;
@@ -49,7 +49,7 @@ class Alone {
   }
 
   ScriptedLink& link() { return link_; }
-  net::Run& run() { return *run_; }
+  net::ScheduleRun& run() { return *run_; }
   net::Port& port() { return *port_; }
   std::optional<net::Port::Fate> fate() { return hold(), port_->fate(1); }
   void ask() { hold(), port_->ask(1); }
@@ -61,9 +61,9 @@ class Alone {
   void look() { hold(), wire_->progress(); }
   std::optional<net::Port::Stray> stray() { return hold(), port_->stray(); }
 
-  net::Run& begin(uint32_t op = 1) {
+  net::ScheduleRun& begin(uint32_t op = 1) {
     hold();
-    run_ = std::make_unique<net::Run>(*port_, part_->errand(row_, op, 4));
+    run_ = std::make_unique<net::ScheduleRun>(*port_, part_->args(row_, op, 4));
     advance();
     return *run_;
   }
@@ -119,7 +119,7 @@ class Alone {
   std::unique_ptr<net::Port> port_;
   std::unique_ptr<MutexLock> lock_;
   std::unique_ptr<Part> part_;
-  std::unique_ptr<net::Run> run_;
+  std::unique_ptr<net::ScheduleRun> run_;
 };
 
 /// Whether this side has posted an answer of this value, and with what body.
@@ -434,8 +434,8 @@ TEST(RunFaults, AbandonedPostsEndInTime) {
       EXPECT_EQ(alone.link().open_posts(), 0u);
     } else {
       alone.hold();
-      net::Run* const runs[] = {&alone.run()};
-      net::Run::abandon(alone.port(), runs);  // the memory stays: this link breaks its word
+      net::ScheduleRun* const runs[] = {&alone.run()};
+      net::ScheduleRun::abandon(alone.port(), runs);  // the memory stays: this link breaks its word
       alone.link().reads_posts = true;
       alone.advance();
     }

@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "support/errands.h"
 #include "support/ranks.h"
+#include "support/schedule_runs.h"
 
 namespace nvx::test {
 namespace {
@@ -43,7 +43,8 @@ const Weather kWeathers[] = {
 };
 void PrintTo(const Weather& w, std::ostream* out) { *out << w.name; }
 
-/// Runs an errand on all ranks, one after the other on this thread, as often as it takes. What went wrong, or nothing.
+/// ScheduleRuns a run on all ranks, one after the other on this thread, as often as it takes. What went wrong, or
+/// nothing.
 class RoundRobin {
  public:
   explicit RoundRobin(Wires& wires) : wires_(wires), ports_(wires.ports(/*group=*/77)) {
@@ -58,18 +59,18 @@ class RoundRobin {
   std::string run(const Row& row, const Shape& shape, Memory memory, int window) {
     ++op_;
     std::vector<std::unique_ptr<Part>> parts;
-    std::vector<std::unique_ptr<net::Run>> runs;
+    std::vector<std::unique_ptr<net::ScheduleRun>> runs;
     for (int r = 0; r < shape.size; ++r) {
       parts.push_back(std::make_unique<Part>(shape, r, memory, op_));
       // Some begin when others have already sent.
       if (op_ % 3 == 0) turn(runs);
-      runs.push_back(std::make_unique<net::Run>(*ports_[size_t(r)], parts.back()->errand(row, op_, window)));
+      runs.push_back(std::make_unique<net::ScheduleRun>(*ports_[size_t(r)], parts.back()->args(row, op_, window)));
     }
     for (int turns = 0; !turn(runs); ++turns) {
       if (turns > 100'000) return "does not end";
     }
     for (int r = 0; r < shape.size; ++r) {
-      if (runs[size_t(r)]->verdict().cause != net::Run::Verdict::Cause::kNone) return "has failed";
+      if (runs[size_t(r)]->verdict().cause != net::ScheduleRun::Verdict::Cause::kNone) return "has failed";
       if (!runs[size_t(r)]->waits_for().empty()) return "waits for somebody though it is done";
       if (const std::string wrong = parts[size_t(r)]->verdict(); !wrong.empty()) return wrong;
     }
@@ -84,7 +85,7 @@ class RoundRobin {
 
  private:
   /// Everybody moves; true if all are done.
-  bool turn(std::vector<std::unique_ptr<net::Run>>& runs) {
+  bool turn(std::vector<std::unique_ptr<net::ScheduleRun>>& runs) {
     bool all = true;
     for (size_t r = 0; r < runs.size(); ++r) {
       net::Wire& wire = wires_.wire(int(r));
@@ -140,7 +141,7 @@ TEST_P(Schedules, RunInThreads) {
         const Shape shape = shape_of({row.collective, kRanks, elements, 4, int(op % kRanks), Blocks::kEqual, op});
         if (!legal(row, shape)) continue;
         Part part(shape, rank, op % 2 ? Memory::kApart : Memory::kShared, op);
-        OpenRun run(port, part.errand(row, ++op, 4));
+        OpenRun run(port, part.args(row, ++op, 4));
         ASSERT_EQ(run.drive(), Progress::kDone) << row.name;
         run.end_operation(op);
         ASSERT_EQ(part.verdict(), "") << row.name;
@@ -150,7 +151,7 @@ TEST_P(Schedules, RunInThreads) {
 }
 
 /// Several runs of one operation, and runs of several groups, each drives the others' while it waits.
-TEST(Runs, GoOnBesideEachOther) {
+TEST(ScheduleRuns, GoOnBesideEachOther) {
   constexpr int kRanks = 4, kGroups = 3, kOps = 6;
   net::LoopbackNet::Options options = kWeathers[3].options;
   Wires wires(kRanks, options);
@@ -165,7 +166,7 @@ TEST(Runs, GoOnBesideEachOther) {
       const int g = (i + rank) % kGroups;  // not in the same order everywhere
       net::Port& port = *ports[size_t(g)][size_t(rank)];
       parts.emplace_back(shape, rank, Memory::kShared, uint64_t(g * 100 + i / kGroups));
-      runs.emplace_back(port, parts.back().errand(row, 1 + uint32_t(i / kGroups / 2), 2, uint16_t(i / kGroups % 2)));
+      runs.emplace_back(port, parts.back().args(row, 1 + uint32_t(i / kGroups / 2), 2, uint16_t(i / kGroups % 2)));
     }
     bool all = false;
     WaitRules rules;
@@ -213,7 +214,7 @@ TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
     }
     for (uint32_t op = 1; op <= ops; ++op) {
       Part part(shape, rank, Memory::kApart, op);
-      OpenRun run(port, part.errand(row, op, 4));
+      OpenRun run(port, part.args(row, op, 4));
       ASSERT_EQ(run.drive(), Progress::kDone) << op;
       if (rank == 0) ++sent;
       run.end_operation(op);
@@ -224,7 +225,7 @@ TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
 }
 
 /// A segment may be longer than what the receiver keeps to itself before it tells of it.
-TEST(Runs, SegmentsLongerThanTheCreditGoOneByOne) {
+TEST(ScheduleRuns, SegmentsLongerThanTheCreditGoOneByOne) {
   net::LoopbackNet::Options options;
   options.segment_bytes = options.place_above = 5 << 20;
   Wires wires(2, options);
@@ -235,7 +236,7 @@ TEST(Runs, SegmentsLongerThanTheCreditGoOneByOne) {
     for (uint32_t op = 1; op <= (why_no_processes() ? 2u : 6u); ++op) {
       const Shape shape = shape_of({Collective::kAllReduce, 2, op % 2 ? size_t(100) : size_t(11 << 17), 4});
       Part part(shape, rank, Memory::kApart, op);
-      OpenRun run(port, part.errand(row, op, 4));
+      OpenRun run(port, part.args(row, op, 4));
       ASSERT_EQ(run.drive(), Progress::kDone) << op;
       run.end_operation(op);
       ASSERT_EQ(part.verdict(), "");
@@ -251,7 +252,7 @@ double cost_of_catching_up(uint32_t ops) {
   const Shape shape = shape_of({Collective::kBroadcast, 2, 10, 4});
   Part root(shape, 0, Memory::kApart, 1), behind(shape, 1, Memory::kApart, 1);
   const auto call = [&](int rank, Part& part, uint32_t op) {
-    OpenRun run(*ports[size_t(rank)], part.errand(row, op, 4));
+    OpenRun run(*ports[size_t(rank)], part.args(row, op, 4));
     EXPECT_EQ(run.drive(), Progress::kDone);
     run.end_operation(op);
   };
@@ -273,7 +274,7 @@ double cost_of_catching_up(uint32_t ops) {
 }
 
 /// Who is far behind must not be held up by how far.
-TEST(Runs, CostTheSameHoweverMuchHasComeEarly) {
+TEST(ScheduleRuns, CostTheSameHoweverMuchHasComeEarly) {
   constexpr uint32_t kFew = 50, kMany = 3500;  // as many as the credit allows
   double few = 1, many = 1;
   for (int i = 0; i < 5; ++i) {

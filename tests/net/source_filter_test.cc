@@ -29,7 +29,7 @@ std::vector<std::string> texts(const std::vector<AddressPrefix>& all) {
   return written;
 }
 
-/// Runs a program as the kernel does, on a packet from this address: what it returns.
+/// ScheduleRuns a program as the kernel does, on a packet from this address: what it returns.
 uint32_t run(const std::vector<sock_filter>& program, const std::string& from) {
   const AddressPrefix source = AddressPrefix::parse(from).value();
   uint8_t packet[64] = {uint8_t(source.family << 4)};

@@ -53,7 +53,7 @@ inline Status run(Group& group, const Play& play) {
   return group.execute(operation);
 }
 
-/// Runs a play in a group on this rank's thread. What went wrong, or nothing.
+/// ScheduleRuns a play in a group on this rank's thread. What went wrong, or nothing.
 inline std::string perform(Group& group, const Play& play) {
   Side side(play, group.rank(), group.size());
   Operation operation = operation_of(play, side, group.size());

@@ -11,7 +11,7 @@ namespace nvx::test {
 
 using Body = std::function<void(int rank)>;
 
-/// Runs body(0) .. body(n - 1) at once and returns when all have. What one throws fails the test.
+/// ScheduleRuns body(0) .. body(n - 1) at once and returns when all have. What one throws fails the test.
 void as_threads(int ranks, const Body& body);
 
 /// Why forked ranks cannot be tried here; nullptr where they can.

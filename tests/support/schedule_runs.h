@@ -10,7 +10,7 @@
 #include "support/inputs.h"
 #include "support/verify.h"
 
-/// Errands of a group of which every rank is a port of its own, at a wire of its own, all in this process.
+/// ScheduleRuns of a group of which every rank is a port of its own, at a wire of its own, all in this process.
 namespace nvx::test {
 
 /// A label that tells apart what is called; no more.
@@ -54,7 +54,7 @@ class Wires {
   std::vector<std::shared_ptr<net::Wire>> wires_;
 };
 
-/// What one rank has in an errand: integers of four bytes, of which every rank knows all others'.
+/// What one rank has in a run: integers of four bytes, of which every rank knows all others'.
 class Part {
  public:
   Part(const Shape& shape, int rank, Memory memory, uint64_t round)
@@ -73,9 +73,9 @@ class Part {
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
-  net::Errand errand(const schedule::Row& row, uint32_t op, int window, uint16_t run = 0) {
+  net::ScheduleArgs args(const schedule::Row& row, uint32_t op, int window, uint16_t run = 0) {
     scratch_.resize(row.scratch(layout_, rank_));
-    net::Errand e;
+    net::ScheduleArgs e;
     e.row = &row;
     e.layout = layout_;
     e.place = rank_;
@@ -137,17 +137,17 @@ class Part {
 /// A run, begun and ended with its wire's lock held.
 class OpenRun {
  public:
-  OpenRun(net::Port& port, net::Errand errand) : port_(port) {
+  OpenRun(net::Port& port, net::ScheduleArgs args) : port_(port) {
     MutexLock lock(port_.mutex());
-    run_ = std::make_unique<net::Run>(port_, std::move(errand));
+    run_ = std::make_unique<net::ScheduleRun>(port_, std::move(args));
     run_->advance();
   }
   OpenRun(OpenRun&&) = default;
   ~OpenRun() {
     if (run_) end();
   }
-  net::Run& operator*() { return *run_; }
-  net::Run* operator->() { return run_.get(); }
+  net::ScheduleRun& operator*() { return *run_; }
+  net::ScheduleRun* operator->() { return run_.get(); }
 
   /// Drives it on this thread until it has ended, one way or the other; kPending: the time was up.
   net::Progress drive(std::chrono::milliseconds span = std::chrono::seconds(20)) {
@@ -172,7 +172,7 @@ class OpenRun {
 
  private:
   net::Port& port_;
-  std::unique_ptr<net::Run> run_;
+  std::unique_ptr<net::ScheduleRun> run_;
 };
 
 }  // namespace nvx::test
