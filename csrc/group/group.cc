@@ -6,9 +6,9 @@
 #include "base/config.h"
 #include "base/interrupt.h"
 #include "base/log.h"
+#include "group/hierarchical.h"
 #include "group/mailbox.h"
 #include "group/roster.h"
-#include "group/spread.h"
 #include "group/store_meeting.h"
 #include "net/port.h"
 
@@ -177,14 +177,14 @@ kernel::Fingerprint Operation::fingerprint() const {
 
 Status Group::launch(const Operation& o, Begins begins) {
   NVX_TRY(check_alive());
-  const Status status = spread_->launch(o);
+  const Status status = hierarchical_->launch(o);
   if (status.ok() || begins == Begins::kInReplays) return status;
   return fail_begun(status);  // the peers wait for what has not begun here
 }
 
 Status Group::make_room(const Operation& o) {
   NVX_TRY(check_alive());
-  return spread_->make_room(o);
+  return hierarchical_->make_room(o);
 }
 
 Status Group::fail_begun(const Status& status) {
@@ -208,7 +208,7 @@ Status Group::carry_out(Operation& o, Carrier carrier) {
     return {Code::kInvalid, std::string("nvx: ") + nvx::name(o.op) + " is not defined for " + nvx::name(o.dtype)};
   }
   try {
-    if (spread_) return spread_->run(o, carrier);
+    if (hierarchical_) return hierarchical_->run(o, carrier);
     const WaitRules rules = rules_of(o, carrier);
     return run_stage(
         {o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data(), o.op, o.factor}, o,

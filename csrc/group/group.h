@@ -26,7 +26,7 @@
 namespace nvx {
 
 class Mailbox;
-class Spread;
+class Hierarchical;
 
 /// What to do about a collective mismatch.
 inline constexpr const char* kCallAlike =
@@ -254,7 +254,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::unique_ptr<kernel::Channel> channel_;
   std::shared_ptr<Lane> lane_;
   std::unique_ptr<net::Port> port_;
-  std::unique_ptr<Spread> spread_;  // with the port
+  std::unique_ptr<Hierarchical> hierarchical_;  // with the port
   std::unique_ptr<Mailbox> mailbox_;
 
   GroupDevice device_;

@@ -5,10 +5,10 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "group/group.h"
+#include "group/hierarchical.h"
 #include "group/mailbox.h"
 #include "group/roster.h"
 #include "group/setup.h"
-#include "group/spread.h"
 
 namespace nvx {
 namespace {
@@ -38,7 +38,7 @@ Group::Group(Store& store, const GroupOptions& options)
   try {
     if (const auto spin = spin_of(plan_facts()); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
     channel_ = std::make_unique<kernel::Channel>(seat(), members_.memory, options.first_epoch);
-    if (port_) spread_ = std::make_unique<Spread>(*this, *port_);
+    if (port_) hierarchical_ = std::make_unique<Hierarchical>(*this, *port_);
     mailbox_ = std::make_unique<Mailbox>(*this);
     if (port_) {
       MutexLock lock(port_->mutex());
@@ -63,7 +63,7 @@ void Group::unmake() {
   }
   neighbours().leases().leave(this);
   mailbox_.reset();
-  spread_.reset();
+  hierarchical_.reset();
 }
 
 void Group::describe_itself() const {
@@ -80,7 +80,7 @@ Group::~Group() {
     // hold its locks. It is left as it is.
     new auto(std::move(lane_));
     mailbox_.release();
-    spread_.release();
+    hierarchical_.release();
     port_.release();
     new auto(std::move(members_));
     device_.leave_to_parent();
@@ -91,7 +91,7 @@ Group::~Group() {
   if (parts_later_) part();  // no operation has ended since
   device_.close();
   mailbox_.reset();
-  spread_.reset();
+  hierarchical_.reset();
   port_.reset();
   neighbours().leases().leave(this);
   {

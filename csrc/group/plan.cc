@@ -185,7 +185,7 @@ Across across(Collective collective) {
   return Across::kBarrier;
 }
 
-/// Must match the slices and staged bytes that Spread's collectives use.
+/// Must match the slices and staged bytes that Hierarchical's collectives use.
 Sizes sizes(Across collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts) {
   const size_t slice = std::min(bytes, bridge.slice);
   switch (collective) {

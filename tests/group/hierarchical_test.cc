@@ -1,7 +1,7 @@
 // Every collective over ranks of several hosts, of every shape: the hosts are threads' own, and the net between them is
 // as unkind as a net may be.
 
-#include "group/spread.h"
+#include "group/hierarchical.h"
 
 #include <gtest/gtest.h>
 
@@ -54,11 +54,11 @@ const HostShape kHostShapes[] = {
     {"uneven_out_of_order", {2, 0, 1, 0, 2, 0, 1, 0}},
 };
 
-class Spreads : public testing::TestWithParam<HostShape> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, Spreads, testing::ValuesIn(kHostShapes),
+class Hierarchical : public testing::TestWithParam<HostShape> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, Hierarchical, testing::ValuesIn(kHostShapes),
                          [](const auto& shape) { return shape.param.name; });
 
-TEST_P(Spreads, RunEveryCollective) {
+TEST_P(Hierarchical, RunEveryCollective) {
   Hosts hosts(GetParam().host_of);
   MemoryStore store;
   std::vector<size_t> sizes{0, 1, 7, 3000, as_fast(60'001, 12'001)};
@@ -72,7 +72,7 @@ TEST_P(Spreads, RunEveryCollective) {
   });
 }
 
-TEST_P(Spreads, RunEveryCollectiveOverASlowAndDisorderlyNet) {
+TEST_P(Hierarchical, RunEveryCollectiveOverASlowAndDisorderlyNet) {
   net::LoopbackNet::Options options;
   options.seed = 7;
   options.segment_bytes = 4 << 10;
@@ -91,7 +91,7 @@ TEST_P(Spreads, RunEveryCollectiveOverASlowAndDisorderlyNet) {
 
 /// Every group that some of six ranks on three hosts can make, in turned orders: on one host and on several, with one
 /// rank a host and with several, with hosts of the job that have none.
-TEST(SpreadSubgroups, OfEveryShapeRunEveryCollective) {
+TEST(HierarchicalSubgroups, OfEveryShapeRunEveryCollective) {
   const std::vector<int> host_of{2, 0, 1, 0, 2, 0};
   Hosts hosts(host_of);
   std::vector<std::vector<int>> groups;
@@ -119,7 +119,7 @@ TEST(SpreadSubgroups, OfEveryShapeRunEveryCollective) {
 }
 
 /// Of two zeros of unlike sign MIN and MAX keep one by its position: the same one everywhere.
-TEST(SpreadZeros, AreTheSameOnAllRanks) {
+TEST(HierarchicalZeros, AreTheSameOnAllRanks) {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 2, 3, 4}}) {
     for (const size_t n : {size_t(3), size_t(30'000)}) {
       const size_t ranks = host_of.size();

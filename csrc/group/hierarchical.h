@@ -19,10 +19,10 @@ namespace nvx {
 ///
 /// The seats that every host has carry what goes between hosts, each on a rail of its own; where hosts have different
 /// numbers of ranks, a seat beyond them hands what is its own to the rail `seat % rails`.
-class Spread final : private Driver {
+class Hierarchical final : private Driver {
  public:
-  Spread(Group& group, net::Port& port);
-  ~Spread() override;
+  Hierarchical(Group& group, net::Port& port);
+  ~Hierarchical() override;
 
   /// Runs a collective on this thread, which holds the group's lane.
   Status run(Operation& operation, Carrier carrier);
@@ -88,8 +88,8 @@ class Spread final : private Driver {
     // On the host, in between: a run, which ends when `lag` younger ones have begun; or all of it, at once.
     bool carries = false;  ///< whether this rank has runs
     size_t lag = 0;
-    std::function<void(Spread&, Call&, size_t k)> args;
-    std::function<Status(Spread&, Call&, size_t k)> perform;
+    std::function<void(Hierarchical&, Call&, size_t k)> args;
+    std::function<Status(Hierarchical&, Call&, size_t k)> perform;
     std::function<kernel::Piece(size_t k)> result;  ///< what of the slot has been summed over hosts, where anything has
   };
   static size_t rounds_of(const StagingPipeline& way);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "group/spread.h"
+#include "group/hierarchical.h"
 #include "kernel/level.h"
 
 namespace nvx {
@@ -14,13 +14,13 @@ using Across = schedule::Collective;
 
 }  // namespace
 
-Status Spread::all_reduce(Call& call) {
+Status Hierarchical::all_reduce(Call& call) {
   const Bridge bridge = bridge_of(call.o);
   return bridge.by_leader ? all_reduce_by_leader(call, bridge) : all_reduce_on_rails(call, bridge);
 }
 
 /// One rank of each host has the host's sum, exchanges it with the others', and tells its host.
-Status Spread::all_reduce_by_leader(Call& call, const Bridge& bridge) {
+Status Hierarchical::all_reduce_by_leader(Call& call, const Bridge& bridge) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
   const bool alone = seats() == 1, leads = seat() == 0;
@@ -49,7 +49,7 @@ Status Spread::all_reduce_by_leader(Call& call, const Bridge& bridge) {
 
 /// Slice by slice: the host's sum of each rail's part, the parts' sums over all hosts, and all parts to all ranks of
 /// the host. While a slice is between hosts, the next ones are summed inside.
-Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
+Status Hierarchical::all_reduce_on_rails(Call& call, const Bridge& bridge) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
   const bool alone = seats() == 1;
@@ -94,7 +94,7 @@ Status Spread::all_reduce_on_rails(Call& call, const Bridge& bridge) {
 }
 
 /// The host's sum at one of its ranks, which is the root on the root's host; and from there to the root.
-Status Spread::reduce(Call& call) {
+Status Hierarchical::reduce(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
   const Bridge bridge = plan_between(Across::kReduce, o.planned(bytes), group_.plan_facts());
@@ -133,7 +133,7 @@ Status Spread::reduce(Call& call) {
 
 /// Where the host's terms for all hosts are: where the user has them, if they are final there and the schedule can take
 /// them from there; else in a memory of their own, one behind the other, to which a rank that is alone copies its own.
-const std::byte* Spread::lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms) {
+const std::byte* Hierarchical::lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms) {
   if (seats() == 1 && !call.terms.scales()) {
     const std::byte* const base = lay_out(terms, active.blocks);
     schedule::Layout layout = active.args.layout;
@@ -157,7 +157,7 @@ const std::byte* Spread::lay_out_terms(Call& call, Active& active, const std::ve
 
 /// Slice by slice, and in each slice round by round, every rank gets the sum of its block over all ranks: at once, or
 /// where it is beyond the rails, in the end from the rail that stands for it.
-Status Spread::reduce_scatter(Call& call) {
+Status Hierarchical::reduce_scatter(Call& call) {
   Operation& o = call.o;
   const size_t longest = o.send.longest(), bytes = o.planned(longest * o.send.size());
   const Bridge bridge = bridge_of(o);
@@ -181,7 +181,8 @@ Status Spread::reduce_scatter(Call& call) {
 /// Slice k of one round, in which every rail stands for one rank of every host. The ranks of this host sum what they
 /// have for each host, so that each rail has its host's terms for all hosts. Then its run sums those over hosts, and
 /// leaves in `result` what is for this host.
-Status Spread::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result) {
+Status Hierarchical::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k,
+                               std::byte* result) {
   const size_t hosts = group_.topology().hosts.size();
   Active* const active = carries() ? &prepare(call, bridge.row, rail(seat())) : nullptr;
   if (active) {
@@ -204,7 +205,7 @@ Status Spread::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_
 }
 
 /// Rails hand the results of ranks beyond them to those, inside the host.
-Status Spread::deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result) {
+Status Hierarchical::deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result) {
   Pieces send(seats()), recv(seats());
   size_t total = 0;
   for (size_t round = 1; carries() && round < rounds(); ++round) {

@@ -1,10 +1,10 @@
 // Collectives over several hosts whose steps inside each host are a proxy's, as their data is on devices: the sums, and
-// so the bits, are those of spread_reduce.cc.
+// so the bits, are those of hierarchical_reduce.cc.
 
 #include <algorithm>
 
+#include "group/hierarchical.h"
 #include "group/host_proxy.h"
-#include "group/spread.h"
 
 namespace nvx {
 namespace {
@@ -74,7 +74,7 @@ size_t elements_of(const Pieces& pieces, size_t width) {
 
 }  // namespace
 
-Status Spread::make_room(const Operation& o) const {
+Status Hierarchical::make_room(const Operation& o) const {
   const StagingPipeline way = pipeline(o);
   return o.proxy->make({way.slices, rounds_of(way), way.room});
 }
@@ -82,7 +82,7 @@ Status Spread::make_room(const Operation& o) const {
 /// Round r brings slice r to host memory, takes another one back that came kRounds before, and hands out inside the
 /// host what the round before has taken back. So the two directions of the bus, and the links between devices, are in
 /// use at once. A move is one rank's alone: errors speak of it as of the operation that it is a part of.
-Status Spread::launch(const Operation& o) const {
+Status Hierarchical::launch(const Operation& o) const {
   const StagingPipeline way = pipeline(o);
   const Whole whole{o.fingerprint(), {}, 0};
   HostProxy& proxy = *o.proxy;
@@ -103,7 +103,7 @@ Status Spread::launch(const Operation& o) const {
 }
 
 /// While slices are between hosts, the next ones come to host memory, and earlier ones go back.
-Status Spread::run_proxy(Call& call) {
+Status Hierarchical::run_proxy(Call& call) {
   HostProxy& proxy = *call.o.proxy;
   const StagingPipeline way = pipeline(call.o);
   const Deadline& deadline = call.rules.deadline;
@@ -125,9 +125,9 @@ Status Spread::run_proxy(Call& call) {
   return proxy.see_end(deadline);
 }
 
-size_t Spread::rounds_of(const StagingPipeline& way) { return way.slices + HostProxy::kRounds + 1; }
+size_t Hierarchical::rounds_of(const StagingPipeline& way) { return way.slices + HostProxy::kRounds + 1; }
 
-Spread::StagingPipeline Spread::pipeline(const Operation& o) const {
+Hierarchical::StagingPipeline Hierarchical::pipeline(const Operation& o) const {
   if (why_not_by_kernels(o.collective, o.dtype, o.count, group_.plan_facts())) return way_by_the_host(o);
   switch (o.collective) {
     case Collective::kAllReduce: return way_of_all_reduce(o);
@@ -137,7 +137,7 @@ Spread::StagingPipeline Spread::pipeline(const Operation& o) const {
 }
 
 /// A kernel that waits for peers holds its device, so none does before all ranks have called the same.
-Spread::StagingPipeline Spread::way_of_kernels(bool carries) {
+Hierarchical::StagingPipeline Hierarchical::way_of_kernels(bool carries) {
   StagingPipeline way;
   way.meets_first = true;
   way.lag = kSlicesInFlight;
@@ -146,7 +146,7 @@ Spread::StagingPipeline Spread::way_of_kernels(bool carries) {
 }
 
 /// All that ranks do together is the host's part; on the device each does no more than move what is its own.
-Spread::StagingPipeline Spread::way_by_the_host(const Operation& o) const {
+Hierarchical::StagingPipeline Hierarchical::way_by_the_host(const Operation& o) const {
   const bool in_chunks = goes_in_chunks(o.collective, o.dtype, o.count);
   const Cut cut = in_chunks ? nvx::cut(o, group_.plan_facts()) : uncut(o);
   const auto staged = [=, this, &o](size_t k) { return land(o, cut, k, group_.rank(), o.proxy->at(k)); };
@@ -154,7 +154,7 @@ Spread::StagingPipeline Spread::way_by_the_host(const Operation& o) const {
   way.slices = cut.chunks;
   way.room = room_for(o, cut, group_.rank());
   way.bring = [=, &o](size_t k) { return alone(down(o, staged(k).down)); };
-  way.perform = [=](Spread& spread, Call& call, size_t k) {
+  way.perform = [=](Hierarchical& spread, Call& call, size_t k) {
     StagedChunk there = staged(k);
     const Whole whole{call.o.fingerprint(), call.rules.deadline, cut.bytes};
     there.part.number = call.o.number, there.part.whole = &whole;
@@ -165,7 +165,7 @@ Spread::StagingPipeline Spread::way_by_the_host(const Operation& o) const {
 }
 
 /// The same slices, parts and sums as of all_reduce_on_rails. A rank's sum comes to host memory as it is made.
-Spread::StagingPipeline Spread::way_of_all_reduce(const Operation& o) const {
+Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   if (bridge.by_leader) return way_of_small_all_reduce(o, bridge);
   const Terms terms = terms_here(o);
@@ -184,7 +184,7 @@ Spread::StagingPipeline Spread::way_of_all_reduce(const Operation& o) const {
     sum.out = o.proxy->at(k);
     return alone(std::move(sum));
   };
-  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.args.layout.bytes = part(o.out, k, spread.seat()).bytes;
     active.args.input = active.args.output = o.proxy->at(k);
@@ -203,7 +203,7 @@ Spread::StagingPipeline Spread::way_of_all_reduce(const Operation& o) const {
 }
 
 /// As all_reduce_by_leader: one rank of each host brings the host's sum to host memory, and tells its host the result.
-Spread::StagingPipeline Spread::way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const {
+Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const {
   const Terms terms = terms_here(o);
   const size_t bytes = o.count * size_of(o.dtype);
   const bool leads = seat() == 0;
@@ -217,7 +217,7 @@ Spread::StagingPipeline Spread::way_of_small_all_reduce(const Operation& o, cons
     sum.out = leads ? o.proxy->at(k) : nullptr;
     return alone(std::move(sum));
   };
-  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.leaders());
     active.args.layout.bytes = bytes;
     active.args.input = active.args.output = o.proxy->at(k);
@@ -236,7 +236,7 @@ Spread::StagingPipeline Spread::way_of_small_all_reduce(const Operation& o, cons
 
 /// For every host the sum of a block there is made among the ranks of this host, and only these sums come to host
 /// memory, where the rail sums them over hosts; only this rank's own result goes back.
-Spread::StagingPipeline Spread::way_of_reduce_scatter(const Operation& o) const {
+Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   const Terms terms = terms_here(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.send.longest();
@@ -263,7 +263,7 @@ Spread::StagingPipeline Spread::way_of_reduce_scatter(const Operation& o) const 
     }
     return sums;
   };
-  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.blocks = blocks_of(k);
     active.args.input = o.proxy->at(k);
@@ -278,7 +278,7 @@ Spread::StagingPipeline Spread::way_of_reduce_scatter(const Operation& o) const 
 
 /// This rank's own block comes to host memory, where the rail gathers those of its seat on all hosts. These go back to
 /// the device, and the ranks of the host hand each other what they have, for every host.
-Spread::StagingPipeline Spread::way_of_all_gather(const Operation& o) const {
+Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o) const {
   const Bridge bridge = bridge_of(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
   const size_t slice = proxy_slice(bridge, group_.plan_facts()) / width * width;
@@ -297,7 +297,7 @@ Spread::StagingPipeline Spread::way_of_all_gather(const Operation& o) const {
   way.bring = [=, this, &o](size_t k) {
     return alone(down(o, {between(own(k), o.proxy->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
   };
-  way.args = [=, &o](Spread& spread, Call& call, size_t k) {
+  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
     Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
     active.blocks = in_a_row(pieces_of_rail(k));
     active.args.input = o.proxy->at(k) + active.blocks[spread.host_].offset;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "group/spread.h"
+#include "group/hierarchical.h"
 
 namespace nvx {
 namespace {
@@ -17,7 +17,7 @@ constexpr size_t kMostPacked = 16 << 10;  ///< bytes of a rail up to which a cop
 }  // namespace
 
 /// From the root to one rank of each other host, and inside each host from there, slice by slice.
-Status Spread::broadcast(Call& call) {
+Status Hierarchical::broadcast(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.recv[0].bytes;
   std::byte* const out = o.recv[0].data;
@@ -53,7 +53,7 @@ Status Spread::broadcast(Call& call) {
 
 /// Every rail gathers the blocks of its seat on all hosts, and hands them out inside; seats beyond the rails lend their
 /// blocks to a rail first.
-Status Spread::all_gather(Call& call) {
+Status Hierarchical::all_gather(Call& call) {
   Operation& o = call.o;
   const size_t hosts = group_.topology().hosts.size(), longest = o.recv.longest();
   const Bridge bridge = bridge_of(o);
@@ -93,7 +93,7 @@ Status Spread::all_gather(Call& call) {
 }
 
 /// The blocks of ranks beyond the rails, to the rails that stand for them, inside the host.
-Status Spread::lend_to_rails(Call& call) {
+Status Hierarchical::lend_to_rails(Call& call) {
   Operation& o = call.o;
   Pieces send(seats()), recv(seats());
   if (!carries()) send[seat() % rails()] = {const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes};
@@ -105,7 +105,7 @@ Status Spread::lend_to_rails(Call& call) {
 }
 
 /// What every rail has gathered, to all ranks of the host in one step however many hosts there are.
-Status Spread::tell_packed(Call& call, const std::function<Piece(size_t host, size_t seat)>& block) {
+Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t host, size_t seat)>& block) {
   const size_t hosts = group_.topology().hosts.size();
   Pieces recv(seats());
   size_t total = 0;
@@ -134,7 +134,7 @@ Status Spread::tell_packed(Call& call, const std::function<Piece(size_t host, si
 }
 
 /// A gather, or a scatter: blocks of other hosts go straight to the root, or from it; those of its own through memory.
-Status Spread::to_or_from_root(Call& call, Direction direction) {
+Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   Operation& o = call.o;
   const bool gathers = direction == Direction::kToRoot, is_root = o.root == group_.rank();
   const Collective collective = gathers ? Collective::kGather : Collective::kScatter;
@@ -164,7 +164,7 @@ Status Spread::to_or_from_root(Call& call, Direction direction) {
 
 /// What comes from one host may come before what is due to another has gone: where both are the same memory, it goes
 /// from a copy.
-void Spread::set_apart(Operation& o, std::vector<std::byte>& room) const {
+void Hierarchical::set_apart(Operation& o, std::vector<std::byte>& room) const {
   const auto meet = [](const Piece& a, const Piece& b) {
     return a.bytes != 0 && b.bytes != 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
   };
@@ -185,7 +185,7 @@ void Spread::set_apart(Operation& o, std::vector<std::byte>& room) const {
 }
 
 /// Pieces of other hosts' ranks go straight to the rank they are for; those of this host's through memory.
-Status Spread::all_to_all(Call& call) {
+Status Hierarchical::all_to_all(Call& call) {
   Operation& o = call.o;
   Line all{{}, group_.rank()};
   for (int rank = 0; rank < group_.size(); ++rank) all.members.push_back(rank);
@@ -206,7 +206,7 @@ Status Spread::all_to_all(Call& call) {
 }
 
 /// The pieces between ranks of this host, and the own one.
-Status Spread::exchange_inside(Call& call, Collective collective, int root_seat) {
+Status Hierarchical::exchange_inside(Call& call, Collective collective, int root_seat) {
   Pieces send(seats()), recv(seats());
   size_t total = 0;
   for (size_t s = 0; s < seats(); ++s) {
@@ -220,7 +220,7 @@ Status Spread::exchange_inside(Call& call, Collective collective, int root_seat)
 }
 
 /// A rank and all ranks of other hosts.
-Spread::Line Spread::others_of(int root) const {
+Hierarchical::Line Hierarchical::others_of(int root) const {
   Line line{{root}, 0};
   const std::vector<int>& host_of = group_.topology().host_of;
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -231,7 +231,7 @@ Spread::Line Spread::others_of(int root) const {
   return line;
 }
 
-Status Spread::barrier(Call& call) {
+Status Hierarchical::barrier(Call& call) {
   Pieces none(seats());
   const auto meet_inside = [&] {
     return seats() == 1 ? Status()

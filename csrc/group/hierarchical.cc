@@ -1,7 +1,7 @@
 // The machinery that the collectives over several hosts share: steps, runs, ends. The collectives themselves are in
-// spread_reduce.cc and spread_move.cc.
+// hierarchical_reduce.cc and hierarchical_move.cc.
 
-#include "group/spread.h"
+#include "group/hierarchical.h"
 
 #include <algorithm>
 #include <cstring>
@@ -34,15 +34,15 @@ kernel::Fingerprint fingerprint_of(const net::Label& label) {
 
 }  // namespace
 
-Spread::Spread(Group& group, net::Port& port)
+Hierarchical::Hierarchical(Group& group, net::Port& port)
     : group_(group), port_(port), host_(size_t(group.topology().host_of[size_t(group.rank())])) {}
 
-Spread::~Spread() {
+Hierarchical::~Hierarchical() {
   MutexLock lock(port_.mutex());
   active_.clear();
 }
 
-Status Spread::run(Operation& o, Carrier carrier) {
+Status Hierarchical::run(Operation& o, Carrier carrier) {
   Call call{o, group_.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint()), terms_here(o)};
   call.rules.driver = this;
   group_.doubt(std::chrono::milliseconds(0));
@@ -64,7 +64,7 @@ Status Spread::run(Operation& o, Carrier carrier) {
   return !status.ok() || !stray ? status : explain_stray(o, *stray);
 }
 
-Status Spread::perform(Call& call) {
+Status Hierarchical::perform(Call& call) {
   switch (call.o.collective) {
     case kernel::Collective::kAllReduce: return all_reduce(call);
     case kernel::Collective::kReduce: return reduce(call);
@@ -80,7 +80,7 @@ Status Spread::perform(Call& call) {
   return {};
 }
 
-Status Spread::perform(Call& call, Operation& part) {
+Status Hierarchical::perform(Call& call, Operation& part) {
   Call of_part{part, call.rules, call.width, call.label, call.terms, call.combine, call.runs};
   const Status status = perform(of_part);
   call.runs = of_part.runs;
@@ -89,7 +89,7 @@ Status Spread::perform(Call& call, Operation& part) {
 
 /// Around a root not all ranks hear from each other. So a rank may learn from what comes later, for the next operation,
 /// that another one had called something else.
-Status Spread::explain_stray(const Operation& o, const net::Port::Stray& stray) {
+Status Hierarchical::explain_stray(const Operation& o, const net::Port::Stray& stray) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
     return port_.called_here(stray.op);
@@ -108,7 +108,7 @@ Status Spread::explain_stray(const Operation& o, const net::Port::Stray& stray) 
 
 /// Gives up what has not ended: when it returns, nothing of the operation's memory is touched any more. Returns what
 /// another rank has called under the operation's number, where that was something else.
-std::optional<net::Port::Stray> Spread::end() {
+std::optional<net::Port::Stray> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
   for (const auto& active : active_) {
@@ -122,7 +122,7 @@ std::optional<net::Port::Stray> Spread::end() {
 
 /// Called by whoever waits for a step inside the host. A sleeper calls this about once a millisecond, so each call
 /// takes in all that has come, at most 64 rounds. Where another thread has the port, that one advances the runs.
-void Spread::drive() {
+void Hierarchical::drive() {
   constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;
   port_.wire().mutex().held_by_caller();
@@ -136,7 +136,7 @@ void Spread::drive() {
   port_.mutex().unlock();
 }
 
-Status Spread::stage(Call& call, Stage stage) {
+Status Hierarchical::stage(Call& call, Stage stage) {
   stage.op = call.terms.inside;
   stage.factor = call.terms.factor;
   const Status status = group_.run_stage(stage, call.o, call.rules);
@@ -144,18 +144,18 @@ Status Spread::stage(Call& call, Stage stage) {
   return status;
 }
 
-const std::byte* Spread::own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room) {
+const std::byte* Hierarchical::own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room) {
   if (!call.terms.scales() || bytes == 0) return in;
   const void* sources[] = {in};
   kernel::level().reduce(call.o.dtype, ReduceOp::kPremulSum)(room, sources, 1, bytes / call.width, &call.terms.factor);
   return room;
 }
 
-void Spread::divide(const Call& call, std::byte* data, size_t bytes) const {
+void Hierarchical::divide(const Call& call, std::byte* data, size_t bytes) const {
   if (call.terms.divisor != 1) kernel::level().divide(call.o.dtype)(data, bytes / call.width, call.terms.divisor);
 }
 
-Status Spread::overlap(size_t steps, const Step& issue, const Step& retire) {
+Status Hierarchical::overlap(size_t steps, const Step& issue, const Step& retire) {
   for (size_t i = 0; i < steps + kSlicesInFlight; ++i) {
     if (i < steps) NVX_TRY(issue(i));
     if (i >= kSlicesInFlight && i - kSlicesInFlight < steps) NVX_TRY(retire(i - kSlicesInFlight));
@@ -163,7 +163,7 @@ Status Spread::overlap(size_t steps, const Step& issue, const Step& retire) {
   return {};
 }
 
-std::byte* Spread::lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks) {
+std::byte* Hierarchical::lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks) {
   std::byte* base = nullptr;
   for (const kernel::Piece& piece : pieces) {
     if (piece.bytes != 0 && (!base || piece.data < base)) base = piece.data;
@@ -173,16 +173,18 @@ std::byte* Spread::lay_out(const std::vector<kernel::Piece>& pieces, std::vector
   return base;
 }
 
-std::byte* Spread::room(size_t bytes) {
+std::byte* Hierarchical::room(size_t bytes) {
   if (room_.size() < bytes) room_.resize(bytes);
   return room_.data();
 }
 
 // --- what all ranks know alike
 
-Terms Spread::terms_here(const Operation& o) const { return terms_of(o.dtype, o.op, o.factor, size_t(group_.size())); }
+Terms Hierarchical::terms_here(const Operation& o) const {
+  return terms_of(o.dtype, o.op, o.factor, size_t(group_.size()));
+}
 
-Bridge Spread::bridge_of(const Operation& o) const {
+Bridge Hierarchical::bridge_of(const Operation& o) const {
   const PlanFacts& facts = group_.plan_facts();
   const size_t longest = std::max(o.send.longest(), o.recv.longest());
   switch (o.collective) {
@@ -201,32 +203,32 @@ Bridge Spread::bridge_of(const Operation& o) const {
 
 // --- who carries what
 
-int Spread::rank_at(size_t host, size_t seat) const {
+int Hierarchical::rank_at(size_t host, size_t seat) const {
   const std::vector<int>& there = group_.topology().hosts[host];
   return seat < there.size() ? there[seat] : -1;
 }
 
-Spread::Line Spread::rail(size_t seat) const {
+Hierarchical::Line Hierarchical::rail(size_t seat) const {
   Line line{{}, int(host_)};
   for (size_t host = 0; host < group_.topology().hosts.size(); ++host) line.members.push_back(rank_at(host, seat));
   return line;
 }
 
-Spread::Line Spread::leaders() const { return rail(0); }
+Hierarchical::Line Hierarchical::leaders() const { return rail(0); }
 
-Spread::Line Spread::line_to(int root) const {
+Hierarchical::Line Hierarchical::line_to(int root) const {
   Line line = leaders();
   line.members[size_t(group_.topology().host_of[size_t(root)])] = root;
   return line;
 }
 
-size_t Spread::rounds() const {
+size_t Hierarchical::rounds() const {
   size_t most = 0;
   for (const std::vector<int>& host : group_.topology().hosts) most = std::max(most, host.size());
   return (most + rails() - 1) / rails();
 }
 
-kernel::Piece Spread::part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const {
+kernel::Piece Hierarchical::part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const {
   const size_t at = k * slice;
   schedule::Layout layout;
   layout.width = width;
@@ -235,15 +237,15 @@ kernel::Piece Spread::part_of(kernel::Piece whole, size_t slice, size_t k, size_
   return {whole.data + at + b.offset, b.bytes};
 }
 
-kernel::Piece Spread::slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round,
-                               size_t rail) const {
+kernel::Piece Hierarchical::slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round,
+                                     size_t rail) const {
   const int rank = rail < rails() ? rank_at(host, rail + round * rails()) : -1;
   return rank < 0 ? kernel::Piece{} : cut.of(blocks[size_t(rank)], k);
 }
 
 // --- runs
 
-Spread::Active& Spread::prepare(Call& call, const schedule::Row* row, const Line& line) {
+Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row, const Line& line) {
   if (call.runs == 0) {
     NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", group_.name().c_str(), group_.rank(),
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
@@ -262,7 +264,7 @@ Spread::Active& Spread::prepare(Call& call, const schedule::Row* row, const Line
   return active;
 }
 
-void Spread::begin(Call& call, Active& active) {
+void Hierarchical::begin(Call& call, Active& active) {
   net::ScheduleArgs& e = active.args;
   e.run = call.runs++;
   e.members = active.members;
@@ -277,7 +279,7 @@ void Spread::begin(Call& call, Active& active) {
   active.run->advance();
 }
 
-Status Spread::finish(Call& call) {
+Status Hierarchical::finish(Call& call) {
   net::ScheduleRun& run = *active_.front()->run;
   net::Progress progress = net::Progress::kPending;
   const auto ended = [&] {
@@ -296,12 +298,12 @@ Status Spread::finish(Call& call) {
   return {};
 }
 
-Status Spread::finish_all(Call& call) {
+Status Hierarchical::finish_all(Call& call) {
   while (!active_.empty()) NVX_TRY(finish(call));
   return {};
 }
 
-Status Spread::explain(Call& call, const net::ScheduleRun& run, Waited how) {
+Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how) {
   const std::string number = "#" + std::to_string(call.o.number), what = describe(call.o.fingerprint());
   const std::string me = group_.topology().describe(group_.rank());
   const std::string context =

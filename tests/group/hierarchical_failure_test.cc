@@ -172,7 +172,7 @@ TEST_P(FarSizes, WhoLeavesWhileWaitedForIsNamed) {
 }
 
 /// Leaving right after one's last operation is no failure, of anybody's.
-TEST(SpreadFailure, LeavingAfterTheLastOperationIsNone) {
+TEST(HierarchicalFailure, LeavingAfterTheLastOperationIsNone) {
   Hosts hosts({0, 0, 1, 2});
   for (int round = 0; round < 15; ++round) {
     MemoryStore store;
@@ -184,7 +184,7 @@ TEST(SpreadFailure, LeavingAfterTheLastOperationIsNone) {
   }
 }
 
-TEST(SpreadFailure, AbortReachesAllRanksOfAllHosts) {
+TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
   Hosts hosts({0, 0, 1, 1, 2, 2});
   MemoryStore store;
   std::atomic<int> over{0};
@@ -209,7 +209,7 @@ TEST(SpreadFailure, AbortReachesAllRanksOfAllHosts) {
 }
 
 /// Who waits for a rank of its own host, which is busy elsewhere, hears of it too.
-TEST(SpreadFailure, AbortReachesWhoWaitsForABusyNeighbour) {
+TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
   Hosts hosts(kTwoOfTwo);
   MemoryStore store;
   std::atomic<bool> over{false};
@@ -260,7 +260,7 @@ TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
 }
 
 /// Whose time is up first waits for a rank that waits itself, and whose time is not up: that one says for whom.
-TEST(SpreadFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
+TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
   Hosts hosts({0, 1, 1});
   MemoryStore store;
   std::atomic<int> waiting{2};
@@ -284,7 +284,7 @@ TEST(SpreadFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
   });
 }
 
-TEST(SpreadFailure, SilenceIsLossAfterAWhile) {
+TEST(HierarchicalFailure, SilenceIsLossAfterAWhile) {
   Hosts hosts({0, 1}, {}, milliseconds(1500));
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -304,7 +304,7 @@ TEST(SpreadFailure, SilenceIsLossAfterAWhile) {
 }
 
 /// What runs still write to when an operation fails lives longer than they do. (A sanitizer sees it.)
-TEST(SpreadFailure, LeavesNothingToWriteToFreedMemory) {
+TEST(HierarchicalFailure, LeavesNothingToWriteToFreedMemory) {
   Hosts hosts({0, 0, 0, 1});
   MemoryStore store;
   std::atomic<int> past{0};
@@ -318,7 +318,7 @@ TEST(SpreadFailure, LeavesNothingToWriteToFreedMemory) {
   });
 }
 
-TEST(SpreadFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
+TEST(HierarchicalFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
   Hosts hosts(kTwoOfTwo);
   MemoryStore store;
   std::atomic<bool> over{false};

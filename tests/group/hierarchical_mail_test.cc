@@ -48,7 +48,7 @@ TEST_P(Messages, ComeToAnotherHostWhole) {
 }
 
 /// The same pair and tag: in order, whatever the net does and however long they are.
-TEST(SpreadMail, OfOneTagKeepsItsOrder) {
+TEST(HierarchicalMail, OfOneTagKeepsItsOrder) {
   constexpr int kCount = 300;
   Hosts hosts({0, 1}, disorderly());
   MemoryStore store;
@@ -71,7 +71,7 @@ TEST(SpreadMail, OfOneTagKeepsItsOrder) {
   });
 }
 
-TEST(SpreadMail, TagsAreApart) {
+TEST(HierarchicalMail, TagsAreApart) {
   Hosts hosts({0, 1});
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -91,7 +91,7 @@ TEST(SpreadMail, TagsAreApart) {
   });
 }
 
-TEST(SpreadMail, AnySourceEndsWhenNobodyIsLeftToSend) {
+TEST(HierarchicalMail, AnySourceEndsWhenNobodyIsLeftToSend) {
   Hosts hosts({0, 1, 2});
   MemoryStore store;
   std::atomic<bool> over{false};
@@ -111,7 +111,7 @@ TEST(SpreadMail, AnySourceEndsWhenNobodyIsLeftToSend) {
   });
 }
 
-TEST(SpreadMail, AnySourceTakesFromBothSides) {
+TEST(HierarchicalMail, AnySourceTakesFromBothSides) {
   constexpr int kRanks = 4, kEach = 20;
   Hosts hosts({0, 0, 1, 1});
   MemoryStore store;
@@ -137,7 +137,7 @@ TEST(SpreadMail, AnySourceTakesFromBothSides) {
   });
 }
 
-TEST(SpreadMail, AnotherSizeIsAMismatchThatNamesBoth) {
+TEST(HierarchicalMail, AnotherSizeIsAMismatchThatNamesBoth) {
   for (const size_t bytes : {size_t(8), size_t(5000)}) {
     Hosts hosts({0, 1});
     MemoryStore store;
@@ -157,7 +157,7 @@ TEST(SpreadMail, AnotherSizeIsAMismatchThatNamesBoth) {
 }
 
 /// Small messages to a rank that receives none stay with their sender.
-TEST(SpreadMail, AFloodWaitsForItsReceiver) {
+TEST(HierarchicalMail, AFloodWaitsForItsReceiver) {
   constexpr int kCount = 3000;
   Hosts hosts({0, 1});
   MemoryStore store;
@@ -186,7 +186,7 @@ TEST(SpreadMail, AFloodWaitsForItsReceiver) {
 }
 
 /// Of what has been read, the latest news holds, in whatever order it comes, also when the counts wrap.
-TEST(SpreadMail, OldNewsChangeNothing) {
+TEST(HierarchicalMail, OldNewsChangeNothing) {
   net::Taken known{0xfffffff0u, 0xffffffffu};
   EXPECT_TRUE(known.full());
   const net::Taken later{8, 0}, latest{8, 1};
@@ -203,7 +203,7 @@ TEST(SpreadMail, OldNewsChangeNothing) {
 }
 
 /// What fits into a letter needs no grant: one message over the net, and nothing back.
-TEST(SpreadMail, WhatFitsIntoALetterIsSentAtOnce) {
+TEST(HierarchicalMail, WhatFitsIntoALetterIsSentAtOnce) {
   Hosts hosts({0, 1});
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -222,7 +222,7 @@ TEST(SpreadMail, WhatFitsIntoALetterIsSentAtOnce) {
   });
 }
 
-TEST(SpreadMail, ALostPeerEndsWhatIsOpen) {
+TEST(HierarchicalMail, ALostPeerEndsWhatIsOpen) {
   for (const bool sends : {true, false}) {
     Hosts hosts({0, 1});
     MemoryStore store;
@@ -258,7 +258,7 @@ class QueuedPlay : public Task {
 };
 
 /// Groups of all ranks and of some, used in another order by every rank, on pool threads, with mail in between.
-TEST(SpreadGroups, AreIndependent) {
+TEST(HierarchicalGroups, AreIndependent) {
   Hosts hosts({0, 0, 1, 1}, disorderly());
   MemoryStore stores[3];
   const std::vector<int> members[3] = {{0, 1, 2, 3}, {1, 2}, {3, 0, 2}};
@@ -315,7 +315,7 @@ Bytes whole_numbers(DType dtype, size_t n, int rank) {
   return bytes;
 }
 
-TEST(SpreadSums, OfWholeNumbersAreExact) {
+TEST(HierarchicalSums, OfWholeNumbersAreExact) {
   const std::vector<int> shapes[] = {{0, 0, 1, 1}, {0, 1, 2, 3}, {0, 0, 0, 1}};
   for (const std::vector<int>& shape : shapes) {
     Hosts hosts(shape);
@@ -350,7 +350,7 @@ TEST(SpreadSums, OfWholeNumbersAreExact) {
   }
 }
 
-TEST(SpreadSums, AreTheSameBitsOnAllRanks) {
+TEST(HierarchicalSums, AreTheSameBitsOnAllRanks) {
   const std::vector<int> shapes[] = {{0, 0, 1, 1, 2}, {0, 1, 2, 3, 4}, {0, 0, 0, 1, 1}, {2, 1, 0, 1, 2}};
   for (const std::vector<int>& shape : shapes) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -378,7 +378,7 @@ TEST(SpreadSums, AreTheSameBitsOnAllRanks) {
 }
 
 /// Every host sends its sum once and takes the others' in once: 2 (H - 1) / H of the tensor a host, and headers.
-TEST(SpreadSums, CrossBetweenHostsOnce) {
+TEST(HierarchicalSums, CrossBetweenHostsOnce) {
   const size_t elements = as_fast(1'000'000, 200'000), bytes = 4 * elements;
   for (const auto& [host_of, times] : {std::pair<std::vector<int>, size_t>{{0, 0, 1, 1}, 2}, {{0, 0, 1, 1, 2, 2}, 4}}) {
     Hosts hosts(host_of);
