@@ -30,12 +30,12 @@ std::vector<Way> inside(Collective collective, size_t bytes, const PlanFacts& fa
 
 std::vector<Way> between(Collective collective, size_t bytes, const PlanFacts& facts, const Medium& medium) {
   const schedule::Collective what = across(collective);
-  const Bridge bridge = plan_between(what, bytes, facts);
+  const InterHostPlan inter_host = plan_between(what, bytes, facts);
   std::vector<Way> ways;
   for (const schedule::Row& row : schedule::catalog()) {
     if (row.collective != what) continue;
-    Way way{"between hosts", row.name, bridge.why, "nothing: sizes and hosts decide", &row == bridge.row};
-    if (!way.runs) way.why = std::string(bridge.row->name) + " goes first here; estimates do not choose";
+    Way way{"between hosts", row.name, inter_host.why, "nothing: sizes and hosts decide", &row == inter_host.row};
+    if (!way.runs) way.why = std::string(inter_host.row->name) + " goes first here; estimates do not choose";
     way.estimate = estimate_between(row, collective, bytes, facts, medium);
     if (way.estimate.basis.empty()) way.why = "not for so many hosts";
     ways.push_back(std::move(way));

@@ -15,10 +15,10 @@ constexpr size_t kLine = 64;
 /// What slices are multiples of.
 size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
   if (facts.hosts == 1 || !reduces(o.collective)) return kLine;
-  const Bridge bridge = plan_between(across(o.collective), bytes, facts);
-  if (bridge.row->guarantee.order != schedule::Order::kByPlace) return kLine;
+  const InterHostPlan inter_host = plan_between(across(o.collective), bytes, facts);
+  if (inter_host.row->guarantee.order != schedule::Order::kByPlace) return kLine;
   const size_t width = size_of(o.dtype);
-  return bridge.slice / width * width;
+  return inter_host.slice / width * width;
 }
 
 /// Finds room for pieces, one behind the other, and notes what is copied. Pieces that follow each other on the device

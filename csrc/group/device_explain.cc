@@ -87,8 +87,8 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
 size_t count_of(const DeviceQuestion& q) { return bytes_of_whole(q.collective, q.bytes, ranks_of(q)); }
 
 /// What of a proxy's data each rank moves over its bus.
-const char* moved_by_proxy(Collective collective, const Bridge& bridge) {
-  if (bridge.by_leader)
+const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_host) {
+  if (inter_host.by_leader)
     return "small: one rank of each host brings the host's sum to host memory, and takes the result back";
   switch (collective) {
     case Collective::kReduceScatter:
@@ -101,8 +101,8 @@ const char* moved_by_proxy(Collective collective, const Bridge& bridge) {
 }
 
 /// The steps inside each host, where the ranks are on several.
-Way by_proxy(const DeviceQuestion& q, const Bridge& bridge) {
-  Way way{"kernels and host memory", std::string("between hosts ") + bridge.row->name, "", ""};
+Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
+  Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", ""};
   const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
   if (!q.has_kernels) {
     way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
@@ -113,17 +113,17 @@ Way by_proxy(const DeviceQuestion& q, const Bridge& bridge) {
   } else if (!config().delegate.empty()) {
     way.why = "not beside NCCL's kernels", way.set_by = "NVX_DELEGATE";
   } else {
-    way.why = moved_by_proxy(q.collective, bridge);
+    way.why = moved_by_proxy(q.collective, inter_host);
     way.runs = true;
   }
-  if (!why_not) way.estimate = estimate_proxied(bridge, q.collective, q.bytes, q.facts, q.carrier, q.link);
+  if (!why_not) way.estimate = estimate_proxied(inter_host, q.collective, q.bytes, q.facts, q.carrier, q.link);
   return way;
 }
 
-Way by_all_hosts(const DeviceQuestion& q, const Bridge& bridge) {
-  const Estimate there = estimate_between(*bridge.row, q.collective, q.bytes, q.facts, q.carrier);
-  Way way{"host memory", std::string("between hosts ") + bridge.row->name,
-          std::string("where there is nothing else: ") + bridge.why, "", true};
+Way by_all_hosts(const DeviceQuestion& q, const InterHostPlan& inter_host) {
+  const Estimate there = estimate_between(*inter_host.row, q.collective, q.bytes, q.facts, q.carrier);
+  Way way{"host memory", std::string("between hosts ") + inter_host.row->name,
+          std::string("where there is nothing else: ") + inter_host.why, "", true};
   if (q.has_kernels && config().delegate.empty() && can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts))
     way.why += "; kernels move what each rank has there and back, so that the caller is not held";
   if (q.collective != Collective::kBarrier)
@@ -167,9 +167,9 @@ DeviceLink slowest_link(const GpuTopology& topology) {
 std::vector<Way> explain_on_device(const DeviceQuestion& question) {
   std::vector<Way> ways{by_delegate(question)};
   if (question.facts.hosts > 1) {
-    const Bridge bridge = plan_between(across(question.collective), question.bytes, question.facts);
-    ways.push_back(by_proxy(question, bridge));
-    ways.push_back(by_all_hosts(question, bridge));
+    const InterHostPlan inter_host = plan_between(across(question.collective), question.bytes, question.facts);
+    ways.push_back(by_proxy(question, inter_host));
+    ways.push_back(by_all_hosts(question, inter_host));
   } else {
     for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
     ways.push_back(by_host(question));

@@ -98,7 +98,7 @@ struct Between {
   double slices = 1;  ///< runs like it; the last one is shorter
 };
 
-Between between(Collective collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts,
+Between between(Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts,
                 std::vector<Block>& blocks) {
   Between b;
   const auto all_alike = [&](size_t ranks, size_t each) {
@@ -106,12 +106,12 @@ Between between(Collective collective, size_t bytes, const Bridge& bridge, const
     for (size_t i = 0; i < ranks; ++i) blocks.push_back({i * each, each});
     b.layout.blocks = b.layout.to = b.layout.from = blocks;
   };
-  const Sizes size = sizes(across(collective), bytes, bridge, facts);
-  const size_t slice = std::min(size.sliced, bridge.slice);
+  const Sizes size = sizes(across(collective), bytes, inter_host, facts);
+  const size_t slice = std::min(size.sliced, inter_host.slice);
   if (slice != 0) b.slices = double(size.sliced) / double(slice);
   b.layout.size = int(facts.hosts);
   switch (collective) {
-    case Collective::kAllReduce: b.layout.bytes = bridge.by_leader ? slice : size.after; break;
+    case Collective::kAllReduce: b.layout.bytes = inter_host.by_leader ? slice : size.after; break;
     case Collective::kBroadcast:
     case Collective::kReduce: b.layout.bytes = slice; break;
     case Collective::kReduceScatter:
@@ -152,11 +152,11 @@ Trips trips_of(Pushed algorithm, Collective collective, double n) {
 }
 
 /// Ranks of a host that send at once, as much as the busiest one.
-double senders(Collective collective, const Bridge& bridge, const PlanFacts& facts) {
+double senders(Collective collective, const InterHostPlan& inter_host, const PlanFacts& facts) {
   switch (collective) {
     case Collective::kAllReduce:
     case Collective::kReduceScatter:
-    case Collective::kAllGather: return bridge.by_leader ? 1 : double(facts.rails);
+    case Collective::kAllGather: return inter_host.by_leader ? 1 : double(facts.rails);
     case Collective::kAllToAll: return double(facts.ranks);
     default: return 1;
   }
@@ -164,16 +164,16 @@ double senders(Collective collective, const Bridge& bridge, const PlanFacts& fac
 
 /// From where a host has what it sends to where all have what they get; no call of torch's, and nothing inside hosts.
 /// slices: set to how many follow each other.
-Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t bytes, const Bridge& bridge,
+Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t bytes, const InterHostPlan& inter_host,
                      const PlanFacts& facts, const Medium& medium, double* slices = nullptr) {
   std::vector<Block> blocks;
-  const Between b = between(collective, bytes, bridge, facts, blocks);
+  const Between b = between(collective, bytes, inter_host, facts, blocks);
   if (slices) *slices = std::max(1.0, b.slices);
   if (!row.legal(b.layout)) return {};
   const Moved moved = moved_by(row, b.layout, b.near);
   const double depth = double(row.guarantee.depth(b.layout.size));
   const double posted = double(moved.messages) / double(kSlicesInFlight);
-  const double byte = medium.byte * (medium.one_a_host ? senders(collective, bridge, facts) : 1);
+  const double byte = medium.byte * (medium.one_a_host ? senders(collective, inter_host, facts) : 1);
   // The first slice has to come all the way; the others follow it.
   const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * byte;
   Estimate e;
@@ -230,15 +230,15 @@ Estimate estimate_inside(Algorithm algorithm, Collective collective, size_t byte
 
 Estimate estimate_between(const schedule::Row& row, Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& medium) {
-  const Bridge bridge = plan_between(across(collective), bytes, facts);
-  Estimate e = on_the_wire(row, collective, bytes, bridge, facts, medium);
+  const InterHostPlan inter_host = plan_between(across(collective), bytes, facts);
+  Estimate e = on_the_wire(row, collective, bytes, inter_host, facts, medium);
   if (e.basis.empty()) return e;
   e.seconds += kCall;
   // Inside the hosts all slices are as much as the whole.
-  const bool rails = !bridge.by_leader && collective == Collective::kAllReduce;
-  const size_t before = rails || collective == Collective::kReduceScatter ? bytes : bridge.by_leader ? bytes : 0;
+  const bool rails = !inter_host.by_leader && collective == Collective::kAllReduce;
+  const size_t before = rails || collective == Collective::kReduceScatter ? bytes : inter_host.by_leader ? bytes : 0;
   const size_t after = rails ? (bytes + facts.rails - 1) / facts.rails : bytes;
-  for (const auto& [inside, staged] : {std::pair{bridge.before, before}, std::pair{bridge.after, after}}) {
+  for (const auto& [inside, staged] : {std::pair{inter_host.before, before}, std::pair{inter_host.after, after}}) {
     if (inside == Collective::kNone) continue;
     const Estimate step = inside_of(plan(inside, staged, facts).algorithm, inside, staged, facts);
     e.seconds += step.seconds;
@@ -247,15 +247,15 @@ Estimate estimate_between(const schedule::Row& row, Collective collective, size_
   return e;
 }
 
-Estimate estimate_proxied(const Bridge& bridge, Collective collective, size_t bytes, const PlanFacts& facts,
+Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective, size_t bytes, const PlanFacts& facts,
                           const Medium& medium, const DeviceLink& link) {
   const bool reduces = collective != Collective::kAllGather, publishes = collective != Collective::kReduceScatter;
-  const size_t share = reduces && !bridge.by_leader ? bytes / facts.ranks : bytes;  // of a rank, to host memory
+  const size_t share = reduces && !inter_host.by_leader ? bytes / facts.ranks : bytes;  // of a rank, to host memory
   const size_t back = collective == Collective::kAllReduce ? share
                       : publishes                          ? bytes * (facts.hosts - 1)
                                                            : bytes / facts.world;
   double slices = 1;
-  Estimate e = on_the_wire(*bridge.row, collective, bytes, bridge, facts, medium, &slices);
+  Estimate e = on_the_wire(*inter_host.row, collective, bytes, inter_host, facts, medium, &slices);
   std::vector<double> stages{e.seconds, double(share) * kHostCopy, double(back) * kHostCopy};
   const auto pushed = [&](Pushed algorithm, Collective inside, size_t each) {
     const Estimate step = estimate_pushed(algorithm, inside, each, facts.ranks, link);
@@ -263,7 +263,7 @@ Estimate estimate_proxied(const Bridge& bridge, Collective collective, size_t by
     e.steps += step.steps;
     stages.push_back(step.seconds - kCall);
   };
-  if (bridge.by_leader) {
+  if (inter_host.by_leader) {
     pushed(Pushed::kReducePackets, Collective::kReduce, bytes);
     pushed(Pushed::kExchangePackets, Collective::kBroadcast, bytes);
   } else {

@@ -47,8 +47,8 @@ Estimate estimate_between(const schedule::Row& row, kernel::Collective collectiv
                           const Medium& carrier);
 
 /// Of a proxy (group/host_proxy.h): kernels inside the hosts, copies, and what is between the hosts, all overlapped.
-Estimate estimate_proxied(const Bridge& bridge, kernel::Collective collective, size_t bytes, const PlanFacts& facts,
-                          const Medium& carrier, const DeviceLink& link);
+Estimate estimate_proxied(const InterHostPlan& inter_host, kernel::Collective collective, size_t bytes,
+                          const PlanFacts& facts, const Medium& carrier, const DeviceLink& link);
 
 /// From the call to where the kernel has ended. bytes: as DeviceQuestion counts them.
 Estimate estimate_pushed(kernel::Pushed algorithm, kernel::Collective collective, size_t bytes, size_t ranks,

@@ -184,7 +184,7 @@ Terms Hierarchical::terms_here(const Operation& o) const {
   return terms_of(o.dtype, o.op, o.factor, size_t(group_.size()));
 }
 
-Bridge Hierarchical::bridge_of(const Operation& o) const {
+InterHostPlan Hierarchical::inter_host_plan(const Operation& o) const {
   const PlanFacts& facts = group_.plan_facts();
   const size_t longest = std::max(o.send.longest(), o.recv.longest());
   switch (o.collective) {

@@ -65,8 +65,8 @@ class Hierarchical final : private Driver {
   /// A part of it, in host memory.
   Status perform(Call& call, Operation& part);
   Status all_reduce(Call& call);
-  Status all_reduce_by_leader(Call& call, const Bridge& bridge);
-  Status all_reduce_on_rails(Call& call, const Bridge& bridge);
+  Status all_reduce_by_leader(Call& call, const InterHostPlan& inter_host);
+  Status all_reduce_on_rails(Call& call, const InterHostPlan& inter_host);
   Status reduce(Call& call);
   Status broadcast(Call& call);
   Status all_gather(Call& call);
@@ -75,7 +75,8 @@ class Hierarchical final : private Driver {
   Status to_or_from_root(Call& call, Direction direction);
   Status all_to_all(Call& call);
   Status barrier(Call& call);
-  Status sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k, std::byte* result);
+  Status sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
+                   std::byte* result);
   /// What the slices of a proxied operation do on their way, as long as the operation stays where it is.
   struct StagingPipeline {
     using Steps = std::function<std::vector<Operation>(size_t k)>;
@@ -97,7 +98,7 @@ class Hierarchical final : private Driver {
   static StagingPipeline way_of_kernels(bool carries);
   StagingPipeline way_by_the_host(const Operation& o) const;
   StagingPipeline way_of_all_reduce(const Operation& o) const;
-  StagingPipeline way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const;
+  StagingPipeline way_of_small_all_reduce(const Operation& o, const InterHostPlan& inter_host) const;
   StagingPipeline way_of_reduce_scatter(const Operation& o) const;
   StagingPipeline way_of_all_gather(const Operation& o) const;
   Status run_proxy(Call& call);
@@ -132,7 +133,7 @@ class Hierarchical final : private Driver {
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
   /// How it goes between hosts.
-  Bridge bridge_of(const Operation& o) const;
+  InterHostPlan inter_host_plan(const Operation& o) const;
   Terms terms_here(const Operation& o) const;
 
   Line leaders() const;

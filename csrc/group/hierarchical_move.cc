@@ -21,15 +21,15 @@ Status Hierarchical::broadcast(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.recv[0].bytes;
   std::byte* const out = o.recv[0].data;
-  const Bridge bridge = plan_between(Across::kBroadcast, bytes, group_.plan_facts());
-  const size_t slice = bridge.slice, slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
+  const InterHostPlan inter_host = plan_between(Across::kBroadcast, bytes, group_.plan_facts());
+  const size_t slice = inter_host.slice, slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
   const Line line = line_to(o.root);
   const int mine = line.members[host_];
   const bool speaks = mine == group_.rank(), is_root = o.root == group_.rank();
   const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
   const auto issue = [&](size_t k) -> Status {
     if (!speaks) return {};
-    Active& active = prepare(call, bridge.row, line);
+    Active& active = prepare(call, inter_host.row, line);
     active.args.layout.bytes = length(k);
     active.args.layout.root = group_.topology().host_of[size_t(o.root)];
     active.args.input = (is_root ? o.in : out) + k * slice;
@@ -42,7 +42,7 @@ Status Hierarchical::broadcast(Call& call) {
     if (seats() == 1) return {};
     Pieces recv(seats());
     for (size_t s = 0; s < seats(); ++s) recv[s] = {out + k * slice, length(k)};
-    return stage(call, {.collective = bridge.after,
+    return stage(call, {.collective = inter_host.after,
                         .root = group_.topology().seat_of[size_t(mine)],
                         .bytes = length(k),
                         .in = out + k * slice,
@@ -56,8 +56,8 @@ Status Hierarchical::broadcast(Call& call) {
 Status Hierarchical::all_gather(Call& call) {
   Operation& o = call.o;
   const size_t hosts = group_.topology().hosts.size(), longest = o.recv.longest();
-  const Bridge bridge = bridge_of(o);
-  const Cut cut{bridge.slice, std::max<size_t>(1, (longest + bridge.slice - 1) / bridge.slice), longest};
+  const InterHostPlan inter_host = inter_host_plan(o);
+  const Cut cut{inter_host.slice, std::max<size_t>(1, (longest + inter_host.slice - 1) / inter_host.slice), longest};
   if (rounds() > 1 && seats() > rails()) NVX_TRY(lend_to_rails(call));
   const auto block = [&](size_t host, size_t round, size_t s, size_t k) {
     return slice_of(o.recv, cut, k, host, round, s);
@@ -69,7 +69,8 @@ Status Hierarchical::all_gather(Call& call) {
       Pieces recv(seats());
       for (size_t s = 0; s < seats(); ++s) recv[s] = block(host, round, s, k);
       NVX_TRY(stage(
-          call, {.collective = bridge.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()}));
+          call,
+          {.collective = inter_host.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()}));
     }
     return {};
   };
@@ -78,7 +79,7 @@ Status Hierarchical::all_gather(Call& call) {
     const size_t round = i % rounds(), k = i / rounds();
     std::vector<Piece> pieces;
     for (size_t host = 0; host < hosts; ++host) pieces.push_back(block(host, round, seat(), k));
-    Active& active = prepare(call, bridge.row, rail(seat()));
+    Active& active = prepare(call, inter_host.row, rail(seat()));
     active.args.output = lay_out(pieces, active.blocks);
     active.args.input = pieces[host_].data;
     if (round == 0) active.args.input = o.in + std::min(o.recv[size_t(group_.rank())].bytes, k * cut.slice);

@@ -166,10 +166,10 @@ Hierarchical::StagingPipeline Hierarchical::way_by_the_host(const Operation& o) 
 
 /// The same slices, parts and sums as of all_reduce_on_rails. A rank's sum comes to host memory as it is made.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o) const {
-  const Bridge bridge = bridge_of(o);
-  if (bridge.by_leader) return way_of_small_all_reduce(o, bridge);
+  const InterHostPlan inter_host = inter_host_plan(o);
+  if (inter_host.by_leader) return way_of_small_all_reduce(o, inter_host);
   const Terms terms = terms_here(o);
-  const size_t width = size_of(o.dtype), bytes = o.count * width, slice = bridge.slice / width * width;
+  const size_t width = size_of(o.dtype), bytes = o.count * width, slice = inter_host.slice / width * width;
   const auto part = [=, this](const std::byte* of, size_t k, size_t s) {
     return part_of({const_cast<std::byte*>(of), bytes}, slice, k, s, width);
   };
@@ -178,14 +178,14 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o
   way.slices = (bytes + slice - 1) / slice;
   way.room = part(o.out, 0, seat()).bytes;
   way.bring = [=, this, &o](size_t k) {
-    Operation sum = sum_of(o, terms, bridge.before, seats());
+    Operation sum = sum_of(o, terms, inter_host.before, seats());
     sum.count = count(k);
     for (size_t s = 0; s < seats(); ++s) sum.send[s] = part(o.in, k, s);
     sum.out = o.proxy->at(k);
     return alone(std::move(sum));
   };
   way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
+    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.seat()));
     active.args.layout.bytes = part(o.out, k, spread.seat()).bytes;
     active.args.input = active.args.output = o.proxy->at(k);
     spread.begin(call, active);
@@ -193,7 +193,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o
   way.result = [=, this, &o](size_t k) { return Piece{o.proxy->at(k), part(o.out, k, seat()).bytes}; };
   way.take_back = [=, this, &o](size_t k) { return up(o, {between(part(o.out, k, seat()), o.proxy->at(k))}); };
   way.hand_out = [=, this, &o](size_t k) {
-    Operation tell = step_of(o, bridge.after, seats());
+    Operation tell = step_of(o, inter_host.after, seats());
     tell.count = count(k);
     for (size_t s = 0; s < seats(); ++s) tell.recv[s] = part(o.out, k, s);
     tell.in = tell.recv[seat()].data;
@@ -203,7 +203,8 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o
 }
 
 /// As all_reduce_by_leader: one rank of each host brings the host's sum to host memory, and tells its host the result.
-Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operation& o, const Bridge& bridge) const {
+Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operation& o,
+                                                                    const InterHostPlan& inter_host) const {
   const Terms terms = terms_here(o);
   const size_t bytes = o.count * size_of(o.dtype);
   const bool leads = seat() == 0;
@@ -212,13 +213,13 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
   way.slices = 1;
   way.room = own.bytes;
   way.bring = [=, this, &o](size_t k) {
-    Operation sum = sum_of(o, terms, bridge.before, seats());
+    Operation sum = sum_of(o, terms, inter_host.before, seats());
     sum.root = 0, sum.count = o.count, sum.in = o.in;
     sum.out = leads ? o.proxy->at(k) : nullptr;
     return alone(std::move(sum));
   };
   way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, bridge.row, spread.leaders());
+    Active& active = spread.prepare(call, inter_host.row, spread.leaders());
     active.args.layout.bytes = bytes;
     active.args.input = active.args.output = o.proxy->at(k);
     spread.begin(call, active);
@@ -226,7 +227,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
   way.result = [=, &o](size_t k) { return Piece{o.proxy->at(k), own.bytes}; };
   way.take_back = [=, &o](size_t k) { return up(o, {between(own, o.proxy->at(k))}); };
   way.hand_out = [=, this, &o](size_t) {
-    Operation tell = step_of(o, bridge.after, seats());
+    Operation tell = step_of(o, inter_host.after, seats());
     tell.root = 0, tell.count = o.count, tell.in = o.out, tell.out = o.out;
     for (size_t s = 0; s < seats(); ++s) tell.recv[s] = whole;
     return alone(std::move(tell));
@@ -237,10 +238,10 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
 /// For every host the sum of a block there is made among the ranks of this host, and only these sums come to host
 /// memory, where the rail sums them over hosts; only this rank's own result goes back.
 Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operation& o) const {
-  const Bridge bridge = bridge_of(o);
+  const InterHostPlan inter_host = inter_host_plan(o);
   const Terms terms = terms_here(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.send.longest();
-  const size_t slice = proxy_slice(bridge, group_.plan_facts()) / width * width;
+  const size_t slice = proxy_slice(inter_host, group_.plan_facts()) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
   const auto blocks_of = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;
@@ -255,7 +256,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
     const std::vector<schedule::Block> blocks = blocks_of(k);
     std::vector<Operation> sums;
     for (size_t host = 0; host < hosts; ++host) {
-      Operation sum = sum_of(o, terms, bridge.before, seats());
+      Operation sum = sum_of(o, terms, inter_host.before, seats());
       for (size_t s = 0; s < seats(); ++s) sum.send[s] = slice_of(o.send, cut, k, host, 0, s);
       sum.count = elements_of(sum.send, width);
       sum.out = o.proxy->at(k) + blocks[host].offset;
@@ -264,7 +265,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
     return sums;
   };
   way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
+    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.seat()));
     active.blocks = blocks_of(k);
     active.args.input = o.proxy->at(k);
     active.args.output = o.proxy->at(k) + active.blocks.back().end();
@@ -279,9 +280,9 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
 /// This rank's own block comes to host memory, where the rail gathers those of its seat on all hosts. These go back to
 /// the device, and the ranks of the host hand each other what they have, for every host.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o) const {
-  const Bridge bridge = bridge_of(o);
+  const InterHostPlan inter_host = inter_host_plan(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
-  const size_t slice = proxy_slice(bridge, group_.plan_facts()) / width * width;
+  const size_t slice = proxy_slice(inter_host, group_.plan_facts()) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
   const auto own = [=, this, &o](size_t k) {
     return cut.of({const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes}, k);
@@ -298,7 +299,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o
     return alone(down(o, {between(own(k), o.proxy->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
   };
   way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, bridge.row, spread.rail(spread.seat()));
+    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.seat()));
     active.blocks = in_a_row(pieces_of_rail(k));
     active.args.input = o.proxy->at(k) + active.blocks[spread.host_].offset;
     active.args.output = o.proxy->at(k);
@@ -316,7 +317,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o
   way.hand_out = [=, this, &o](size_t k) {
     std::vector<Operation> tells;
     for (size_t host = 0; host < hosts; ++host) {
-      Operation tell = step_of(o, bridge.after, seats());
+      Operation tell = step_of(o, inter_host.after, seats());
       for (size_t s = 0; s < seats(); ++s) tell.recv[s] = slice_of(o.recv, cut, k, host, 0, s);
       tell.count = elements_of(tell.recv, width);
       tell.in = host == host_ ? own(k).data : tell.recv[seat()].data;

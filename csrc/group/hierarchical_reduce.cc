@@ -15,17 +15,17 @@ using Across = schedule::Collective;
 }  // namespace
 
 Status Hierarchical::all_reduce(Call& call) {
-  const Bridge bridge = bridge_of(call.o);
-  return bridge.by_leader ? all_reduce_by_leader(call, bridge) : all_reduce_on_rails(call, bridge);
+  const InterHostPlan inter_host = inter_host_plan(call.o);
+  return inter_host.by_leader ? all_reduce_by_leader(call, inter_host) : all_reduce_on_rails(call, inter_host);
 }
 
 /// One rank of each host has the host's sum, exchanges it with the others', and tells its host.
-Status Hierarchical::all_reduce_by_leader(Call& call, const Bridge& bridge) {
+Status Hierarchical::all_reduce_by_leader(Call& call, const InterHostPlan& inter_host) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
   const bool alone = seats() == 1, leads = seat() == 0;
   if (!alone) {
-    NVX_TRY(stage(call, {.collective = bridge.before,
+    NVX_TRY(stage(call, {.collective = inter_host.before,
                          .root = 0,
                          .bytes = bytes,
                          .in = o.in,
@@ -33,7 +33,7 @@ Status Hierarchical::all_reduce_by_leader(Call& call, const Bridge& bridge) {
                          .count = o.count}));
   }
   if (leads) {
-    Active& active = prepare(call, bridge.row, leaders());
+    Active& active = prepare(call, inter_host.row, leaders());
     active.args.layout.bytes = bytes;
     active.args.input = alone ? own_term(call, o.in, bytes, o.out) : o.out;
     active.args.output = o.out;
@@ -44,14 +44,14 @@ Status Hierarchical::all_reduce_by_leader(Call& call, const Bridge& bridge) {
   if (alone) return {};
   Pieces recv(seats());
   for (size_t s = 0; s < seats(); ++s) recv[s] = {o.out, bytes};
-  return stage(call, {.collective = bridge.after, .root = 0, .bytes = bytes, .in = o.out, .recv = recv.data()});
+  return stage(call, {.collective = inter_host.after, .root = 0, .bytes = bytes, .in = o.out, .recv = recv.data()});
 }
 
 /// Slice by slice: the host's sum of each rail's part, the parts' sums over all hosts, and all parts to all ranks of
 /// the host. While a slice is between hosts, the next ones are summed inside.
-Status Hierarchical::all_reduce_on_rails(Call& call, const Bridge& bridge) {
+Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_host) {
   Operation& o = call.o;
-  const size_t bytes = o.count * call.width, slice = bridge.slice / call.width * call.width;
+  const size_t bytes = o.count * call.width, slice = inter_host.slice / call.width * call.width;
   const bool alone = seats() == 1;
   const auto part = [&](size_t k, size_t s) { return part_of({o.out, bytes}, slice, k, s, call.width); };
   const auto sum_inside = [&](size_t k) -> Status {
@@ -60,7 +60,7 @@ Status Hierarchical::all_reduce_on_rails(Call& call, const Bridge& bridge) {
       const kernel::Piece p = part(k, s);
       send[s] = {const_cast<std::byte*>(o.in) + (p.data - o.out), p.bytes};
     }
-    return stage(call, {.collective = bridge.before,
+    return stage(call, {.collective = inter_host.before,
                         .bytes = send.longest() * seats(),
                         .out = part(k, seat()).data,
                         .send = send.data()});
@@ -68,14 +68,14 @@ Status Hierarchical::all_reduce_on_rails(Call& call, const Bridge& bridge) {
   const auto tell_inside = [&](size_t k) -> Status {
     Pieces recv(seats());
     for (size_t s = 0; s < seats(); ++s) recv[s] = part(k, s);
-    return stage(call,
-                 {.collective = bridge.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()});
+    return stage(
+        call, {.collective = inter_host.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()});
   };
   const auto issue = [&](size_t k) -> Status {
     if (!alone) NVX_TRY(sum_inside(k));
     if (!carries()) return {};
     const kernel::Piece mine = part(k, seat());
-    Active& active = prepare(call, bridge.row, rail(seat()));
+    Active& active = prepare(call, inter_host.row, rail(seat()));
     active.args.layout.bytes = mine.bytes;
     active.args.input = alone ? own_term(call, o.in + k * slice, mine.bytes, mine.data) : mine.data;
     active.args.output = mine.data;
@@ -97,8 +97,8 @@ Status Hierarchical::all_reduce_on_rails(Call& call, const Bridge& bridge) {
 Status Hierarchical::reduce(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
-  const Bridge bridge = plan_between(Across::kReduce, o.planned(bytes), group_.plan_facts());
-  const size_t slice = bridge.slice / call.width * call.width,
+  const InterHostPlan inter_host = plan_between(Across::kReduce, o.planned(bytes), group_.plan_facts());
+  const size_t slice = inter_host.slice / call.width * call.width,
                slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
   const Line line = line_to(o.root);
   const int mine = line.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
@@ -111,7 +111,7 @@ Status Hierarchical::reduce(Call& call) {
     if (active_.size() == kSums) NVX_TRY(finish(call));
     std::byte* const sum = is_root ? o.out + at : speaks ? sums + k % kSums * slice : nullptr;
     if (!alone) {
-      NVX_TRY(stage(call, {.collective = bridge.before,
+      NVX_TRY(stage(call, {.collective = inter_host.before,
                            .root = group_.topology().seat_of[size_t(mine)],
                            .bytes = length,
                            .in = o.in + at,
@@ -119,7 +119,7 @@ Status Hierarchical::reduce(Call& call) {
                            .count = length / call.width}));
     }
     if (!speaks) continue;
-    Active& active = prepare(call, bridge.row, line);
+    Active& active = prepare(call, inter_host.row, line);
     active.args.layout.bytes = length;
     active.args.layout.root = root_host;
     active.args.input = alone ? own_term(call, o.in + at, length, sum) : sum;
@@ -160,15 +160,15 @@ const std::byte* Hierarchical::lay_out_terms(Call& call, Active& active, const s
 Status Hierarchical::reduce_scatter(Call& call) {
   Operation& o = call.o;
   const size_t longest = o.send.longest(), bytes = o.planned(longest * o.send.size());
-  const Bridge bridge = bridge_of(o);
-  const size_t slice = bridge.slice / call.width * call.width;
+  const InterHostPlan inter_host = inter_host_plan(o);
+  const size_t slice = inter_host.slice / call.width * call.width;
   const Cut cut{slice, std::max<size_t>(1, (longest + slice - 1) / slice), bytes};
   // The results of ranks that this rail stands for. Outlives the runs, also when one of them fails.
   std::byte* const for_others = rounds() > 1 && carries() ? room((rounds() - 1) * longest) : nullptr;
   const auto result = [&](size_t round) { return round == 0 ? o.out : for_others + (round - 1) * longest; };
   for (size_t k = 0; k < cut.chunks; ++k) {
     for (size_t round = 0; round < rounds(); ++round)
-      NVX_TRY(sum_round(call, bridge, cut, round, k, carries() ? result(round) + k * slice : nullptr));
+      NVX_TRY(sum_round(call, inter_host, cut, round, k, carries() ? result(round) + k * slice : nullptr));
   }
   NVX_TRY(finish_all(call));
   for (size_t round = 0; carries() && round < rounds(); ++round) {
@@ -181,10 +181,10 @@ Status Hierarchical::reduce_scatter(Call& call) {
 /// Slice k of one round, in which every rail stands for one rank of every host. The ranks of this host sum what they
 /// have for each host, so that each rail has its host's terms for all hosts. Then its run sums those over hosts, and
 /// leaves in `result` what is for this host.
-Status Hierarchical::sum_round(Call& call, const Bridge& bridge, const Cut& cut, size_t round, size_t k,
+Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
                                std::byte* result) {
   const size_t hosts = group_.topology().hosts.size();
-  Active* const active = carries() ? &prepare(call, bridge.row, rail(seat())) : nullptr;
+  Active* const active = carries() ? &prepare(call, inter_host.row, rail(seat())) : nullptr;
   if (active) {
     std::vector<kernel::Piece> terms;
     for (size_t host = 0; host < hosts; ++host) terms.push_back(slice_of(call.o.send, cut, k, host, round, seat()));
@@ -193,7 +193,7 @@ Status Hierarchical::sum_round(Call& call, const Bridge& bridge, const Cut& cut,
   for (size_t host = 0; host < hosts && seats() > 1; ++host) {
     Pieces send(seats());
     for (size_t s = 0; s < seats(); ++s) send[s] = slice_of(call.o.send, cut, k, host, round, s);
-    NVX_TRY(stage(call, {.collective = bridge.before,
+    NVX_TRY(stage(call, {.collective = inter_host.before,
                          .bytes = send.longest() * seats(),
                          .out = active ? active->input.data() + active->blocks[host].offset : nullptr,
                          .send = send.data()}));

@@ -44,9 +44,9 @@ bool can_be_proxied(Collective collective, DType dtype, size_t count, const Plan
   return 2 * most <= kernel::kLaunchPieces;
 }
 
-size_t proxy_slice(const Bridge& bridge, const PlanFacts& facts) {
+size_t proxy_slice(const InterHostPlan& inter_host, const PlanFacts& facts) {
   constexpr size_t kLine = 64;  // no element straddles two
-  return std::min(bridge.slice, std::max(kChunk / facts.hosts / kLine, size_t(1)) * kLine);
+  return std::min(inter_host.slice, std::max(kChunk / facts.hosts / kLine, size_t(1)) * kLine);
 }
 
 }  // namespace nvx

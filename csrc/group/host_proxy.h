@@ -62,6 +62,6 @@ bool can_be_proxied(kernel::Collective collective, DType dtype, size_t count, co
 /// Bytes of each block that go as one slice, where ranks have a block each: as many as the plan between hosts says, or
 /// fewer where a slot, which holds a block of every host, would be too large. Pure. A block's sums do not hang on how
 /// it is cut.
-size_t proxy_slice(const Bridge& bridge, const PlanFacts& facts);
+size_t proxy_slice(const InterHostPlan& inter_host, const PlanFacts& facts);
 
 }  // namespace nvx

@@ -99,7 +99,7 @@ enum class By { kLeader, kRails };
 
 /// The first row that fits decides. Rings need the fewest bytes and reduce each byte once, but a step for every host;
 /// beyond a few hosts the steps cost more than the bytes.
-struct BridgeRow {
+struct InterHostRow {
   Across collective;
   size_t most_bytes;
   size_t most_hosts;
@@ -109,7 +109,7 @@ struct BridgeRow {
   bool wants_alike = false;  ///< blocks of the same size
 };
 
-constexpr BridgeRow kBridges[] = {
+constexpr InterHostRow kInterHostPlans[] = {
     {Across::kAllReduce, 16 << 10, 2, "pair", By::kLeader, "small, two hosts: one exchange"},
     {Across::kAllReduce, 16 << 10, kAny, "recursive_doubling", By::kLeader, "small: the fewest steps"},
     {Across::kAllReduce, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
@@ -164,8 +164,8 @@ constexpr size_t kMessage = 8 * (63 << 10);
 
 }  // namespace
 
-Bridge plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blocks blocks) {
-  for (const BridgeRow& r : kBridges) {
+InterHostPlan plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blocks blocks) {
+  for (const InterHostRow& r : kInterHostPlans) {
     if (r.collective != collective || bytes > r.most_bytes || facts.hosts > r.most_hosts) continue;
     if (r.wants_alike && blocks != Blocks::kAlike) continue;
     const bool cuts = collective == Across::kAllReduce || collective == Across::kReduceScatter;
@@ -186,17 +186,17 @@ Across across(Collective collective) {
 }
 
 /// Must match the slices and staged bytes that Hierarchical's collectives use.
-Sizes sizes(Across collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts) {
-  const size_t slice = std::min(bytes, bridge.slice);
+Sizes sizes(Across collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts) {
+  const size_t slice = std::min(bytes, inter_host.slice);
   switch (collective) {
     case Across::kAllReduce: {
-      if (bridge.by_leader) return {bytes, bytes, bytes};
+      if (inter_host.by_leader) return {bytes, bytes, bytes};
       const size_t part = (slice + facts.rails - 1) / facts.rails;
       return {bytes, part * facts.ranks, part};
     }
     case Across::kReduceScatter: {
       const size_t block = (bytes + facts.world - 1) / facts.world;
-      return {block, std::min(block, bridge.slice) * facts.ranks, 0};
+      return {block, std::min(block, inter_host.slice) * facts.ranks, 0};
     }
     case Across::kAllGather:
     case Across::kBroadcast:
@@ -216,23 +216,24 @@ std::string asked(Collective collective, size_t bytes) {
 
 std::string explain_between(Collective collective, size_t bytes, const PlanFacts& facts) {
   const Across what = across(collective);
-  const Bridge bridge = plan_between(what, bytes, facts);
-  const Sizes size = sizes(what, bytes, bridge, facts);
+  const InterHostPlan inter_host = plan_between(what, bytes, facts);
+  const Sizes size = sizes(what, bytes, inter_host, facts);
   const bool even = facts.world == facts.ranks * facts.hosts;
   const auto step = [&](Collective inside, size_t staged) {
     const bool none = inside == Collective::kNone || facts.ranks == 1;
     return none ? "" : std::string("inside a host ") + kernel::name(plan(inside, staged, facts).algorithm);
   };
-  const std::string first = step(bridge.before, size.before), last = step(bridge.after, size.after);
+  const std::string first = step(inter_host.before, size.before), last = step(inter_host.after, size.after);
   std::string text = asked(collective, bytes) + ranks_of(facts.world) + " on " + std::to_string(facts.hosts) +
                      " hosts, " + std::to_string(facts.ranks) + (even ? " on each: " : " on the fullest: ") + first +
-                     (first.empty() ? "" : ", ") + "between hosts " + bridge.row->name + " (" + bridge.why + ")";
-  if (bridge.by_leader && facts.ranks > 1) text += " by one rank of each host";
-  if (!bridge.by_leader && size.sliced)
+                     (first.empty() ? "" : ", ") + "between hosts " + inter_host.row->name + " (" + inter_host.why +
+                     ")";
+  if (inter_host.by_leader && facts.ranks > 1) text += " by one rank of each host";
+  if (!inter_host.by_leader && size.sliced)
     text += " on " + std::to_string(facts.rails) + (facts.rails == 1 ? " rail" : " rails (ranks of each host)");
-  if (size.sliced > bridge.slice) {
-    text += ", in " + std::to_string((size.sliced + bridge.slice - 1) / bridge.slice) + " slices of " +
-            std::to_string(bridge.slice >> 10) + " KiB that overlap with the steps inside";
+  if (size.sliced > inter_host.slice) {
+    text += ", in " + std::to_string((size.sliced + inter_host.slice - 1) / inter_host.slice) + " slices of " +
+            std::to_string(inter_host.slice >> 10) + " KiB that overlap with the steps inside";
   }
   return text + (last.empty() ? "" : ", " + last);
 }

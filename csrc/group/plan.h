@@ -45,7 +45,7 @@ std::vector<kernel::Algorithm> host_algorithms_of(kernel::Collective collective)
 inline constexpr size_t kSlicesInFlight = 4;  ///< of what goes between hosts
 
 /// How a collective goes between hosts.
-struct Bridge {
+struct InterHostPlan {
   const schedule::Row* row;
   size_t slice;                      ///< bytes of the whole that go as one schedule
   bool by_leader;                    ///< one rank of each host does it alone; else each rail does its part
@@ -56,8 +56,8 @@ struct Bridge {
 /// Pure, as plan(). bytes: of the whole for what is reduced or broadcast; of the largest block for what is gathered or
 /// exchanged. The same on every host, also where these differ in their numbers of ranks.
 enum class Blocks { kAlike, kOfAnySize };
-Bridge plan_between(schedule::Collective collective, size_t bytes, const PlanFacts& facts,
-                    Blocks blocks = Blocks::kAlike);
+InterHostPlan plan_between(schedule::Collective collective, size_t bytes, const PlanFacts& facts,
+                           Blocks blocks = Blocks::kAlike);
 
 /// The same collective between hosts; barrier's for what has none.
 schedule::Collective across(kernel::Collective collective);
@@ -67,7 +67,7 @@ schedule::Collective across(kernel::Collective collective);
 struct Sizes {
   size_t sliced, before, after;
 };
-Sizes sizes(schedule::Collective collective, size_t bytes, const Bridge& bridge, const PlanFacts& facts);
+Sizes sizes(schedule::Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts);
 
 /// Where one-shot ends, in bytes.
 size_t one_shot_limit(kernel::Collective collective, const PlanFacts& facts);

@@ -257,8 +257,8 @@ void expect_sums_of_the_channel(size_t count) {
         PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
         ASSERT_TRUE(proxy_of(group, proxied, proxy).ok());
         EXPECT_EQ(std::memcmp(mine.data(), want.data(), count * sizeof(float)), 0);
-        const Bridge bridge = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
-        EXPECT_EQ(proxy.slices(), bridge.by_leader ? 1 : (count * 4 + bridge.slice - 1) / bridge.slice);
+        const InterHostPlan inter_host = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
+        EXPECT_EQ(proxy.slices(), inter_host.by_leader ? 1 : (count * 4 + inter_host.slice - 1) / inter_host.slice);
         EXPECT_TRUE(proxy.seen_home());
       }
       ASSERT_TRUE(barrier(group).ok());
@@ -537,11 +537,11 @@ TEST(HostProxy, CutsBlocksAsThePlanDoesAndShorterForManyHosts) {
     PlanFacts facts;
     facts.ranks = facts.rails = 4, facts.hosts = hosts, facts.world = 4 * hosts;
     for (const auto across : {schedule::Collective::kReduceScatter, schedule::Collective::kAllGather}) {
-      const Bridge bridge = plan_between(across, size_t(1) << 30, facts);
-      const size_t slice = proxy_slice(bridge, facts);
+      const InterHostPlan inter_host = plan_between(across, size_t(1) << 30, facts);
+      const size_t slice = proxy_slice(inter_host, facts);
       EXPECT_EQ(slice % 64, 0u);
       EXPECT_LE(slice * hosts, kChunk);
-      EXPECT_EQ(slice == bridge.slice, hosts <= 8);
+      EXPECT_EQ(slice == inter_host.slice, hosts <= 8);
     }
   }
 }

@@ -126,7 +126,7 @@ TEST(Plan, ExplainsItself) {
             "barrier of 2 ranks on one host: flags in shared memory, nothing to choose");
 }
 
-struct ExpectedBridge {
+struct ExpectedInterHost {
   schedule::Collective collective;
   size_t hosts;
   size_t rails;
@@ -139,7 +139,7 @@ struct ExpectedBridge {
 using Across = schedule::Collective;
 
 // clang-format off
-constexpr ExpectedBridge kBridges[] = {
+constexpr ExpectedInterHost kInterHostPlans[] = {
     // collective          hosts  rails    bytes    schedule            slice KiB  by leader
     {Across::kAllReduce,       2,     2,        8,  "pair",                  2016,  true},
     {Across::kAllReduce,       2,     2,   16 * K,  "pair",                  2016,  true},
@@ -167,7 +167,7 @@ constexpr ExpectedBridge kBridges[] = {
 };
 // clang-format on
 
-std::string row_between(const ExpectedBridge& e, const char* schedule, size_t slice_kb, bool by_leader) {
+std::string row_between(const ExpectedInterHost& e, const char* schedule, size_t slice_kb, bool by_leader) {
   char text[160];
   std::snprintf(text, sizeof text, "%-15s %4zu hosts %2zu rails %9zu B  %-20s slices of %6zu KiB%s",
                 schedule::name(e.collective), e.hosts, e.rails, e.bytes, schedule, slice_kb,
@@ -176,13 +176,13 @@ std::string row_between(const ExpectedBridge& e, const char* schedule, size_t sl
 }
 
 TEST(PlanBetween, IsThisTable) {
-  for (const ExpectedBridge& e : kBridges) {
+  for (const ExpectedInterHost& e : kInterHostPlans) {
     PlanFacts facts = machine(e.rails);
     facts.hosts = e.hosts;
     facts.rails = e.rails;
-    const Bridge bridge = plan_between(e.collective, e.bytes, facts);
-    ASSERT_NE(bridge.row, nullptr);
-    EXPECT_EQ(row_between(e, bridge.row->name, bridge.slice >> 10, bridge.by_leader),
+    const InterHostPlan inter_host = plan_between(e.collective, e.bytes, facts);
+    ASSERT_NE(inter_host.row, nullptr);
+    EXPECT_EQ(row_between(e, inter_host.row->name, inter_host.slice >> 10, inter_host.by_leader),
               row_between(e, e.schedule, e.slice_kb, e.by_leader));
   }
 }
@@ -237,15 +237,15 @@ TEST(PlanBetween, ExplainsItself) {
   EXPECT_NE(text.find(" on 2 rails"), std::string::npos) << text;
 }
 
-/// Every collective of every bridge has its steps inside the host named.
+/// Every collective of every inter_host has its steps inside the host named.
 TEST(PlanBetween, NamesWhatGoesOnInsideForEveryQuestion) {
   for (int c = 0; c <= int(Across::kBarrier); ++c) {
     for (const size_t hosts : {2, 9}) {
       for (const size_t bytes : {size_t(8), 1 * M}) {
         PlanFacts facts = machine(2);
         facts.hosts = hosts;
-        const Bridge bridge = plan_between(Across(c), bytes, facts);
-        EXPECT_TRUE(bridge.before != Collective::kNone || bridge.after != Collective::kNone)
+        const InterHostPlan inter_host = plan_between(Across(c), bytes, facts);
+        EXPECT_TRUE(inter_host.before != Collective::kNone || inter_host.after != Collective::kNone)
             << schedule::name(Across(c));
       }
     }
@@ -270,11 +270,11 @@ TEST(PlanBetween, ServesEveryQuestion) {
         facts.hosts = hosts;
         facts.rails = rails;
         for (size_t bytes = 0; bytes < (size_t(1) << 40); bytes = bytes * 9 + 1) {
-          const Bridge bridge = plan_between(Across(c), bytes, facts);
-          ASSERT_NE(bridge.row, nullptr);
-          EXPECT_EQ(bridge.row->collective, Across(c));
-          EXPECT_GE(bridge.slice, 64 * K);
-          EXPECT_NE(std::string(bridge.why), "");
+          const InterHostPlan inter_host = plan_between(Across(c), bytes, facts);
+          ASSERT_NE(inter_host.row, nullptr);
+          EXPECT_EQ(inter_host.row->collective, Across(c));
+          EXPECT_GE(inter_host.slice, 64 * K);
+          EXPECT_NE(std::string(inter_host.why), "");
         }
       }
     }
