@@ -10,13 +10,13 @@ using kernel::ceil_div;
 using kernel::Collective;
 
 /// Whole cache lines, which no element straddles.
-constexpr size_t kLine = 64;
+constexpr size_t kCacheLine = 64;
 
 /// What slices are multiples of.
 size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
-  if (facts.hosts == 1 || !reduces(o.collective)) return kLine;
+  if (facts.hosts == 1 || !reduces(o.collective)) return kCacheLine;
   const InterHostPlan inter_host = plan_between(across(o.collective), bytes, facts);
-  if (inter_host.row->guarantee.order != schedule::Order::kByPlace) return kLine;
+  if (inter_host.row->guarantee.order != schedule::Order::kByPlace) return kCacheLine;
   const size_t width = size_of(o.dtype);
   return inter_host.slice / width * width;
 }
@@ -30,7 +30,7 @@ class Loader {
   enum class Way { kDown, kUp, kBoth };
   kernel::Piece place(kernel::Piece there, Way way) {
     if (there.bytes == 0) return {};
-    if (there.data != behind_) at_ = begin_ + ceil_div(size_t(at_ - begin_), kLine) * kLine;
+    if (there.data != behind_) at_ = begin_ + ceil_div(size_t(at_ - begin_), kCacheLine) * kCacheLine;
     const kernel::Piece here{at_, there.bytes};
     if (way != Way::kUp) note(staged_.down, there, here);
     if (way != Way::kDown) note(staged_.up, there, here);
@@ -124,10 +124,11 @@ StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::by
 size_t room_for(const Operation& o, const Cut& cut, int rank) {
   const auto bytes_of = [&](const Pieces& pieces) {
     size_t bytes = 0;
-    for (size_t p = 0; p < pieces.size(); ++p) bytes += ceil_div(std::min(cut.slice, pieces[p].bytes), kLine) * kLine;
+    for (size_t p = 0; p < pieces.size(); ++p)
+      bytes += ceil_div(std::min(cut.slice, pieces[p].bytes), kCacheLine) * kCacheLine;
     return bytes;
   };
-  const auto one = [&](size_t bytes) { return ceil_div(std::min(cut.slice, bytes), kLine) * kLine; };
+  const auto one = [&](size_t bytes) { return ceil_div(std::min(cut.slice, bytes), kCacheLine) * kCacheLine; };
   switch (o.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: return one(o.count * size_of(o.dtype));

@@ -230,7 +230,7 @@ std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
   for (size_t r = 0; r < cards.size(); ++r) {
     const DevicePeer& peer = share_->peer(int(r));
     const uint64_t offset = cards[r].offset;
-    const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kLine == 0;
+    const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kCacheLine == 0;
     if (cards[r].magic != PadCard::kMagic || cards[r].rank != int32_t(r) || !inside)
       throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes a pad that it cannot have");
     pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});

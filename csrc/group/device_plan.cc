@@ -110,7 +110,7 @@ kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_byt
   const size_t packets = half / (kernel::kBuffers * sizeof(kernel::Packet) * cells);
   shape.packets = uint32_t(std::clamp(down_to(packets, 4), kFewestPackets, kMostPackets));
   const size_t chunk = half / (kernel::kChunks * cells);
-  shape.chunk_bytes = uint32_t(std::clamp(down_to(chunk, kernel::kLine), kSmallestChunk, kLargestChunk));
+  shape.chunk_bytes = uint32_t(std::clamp(down_to(chunk, kernel::kCacheLine), kSmallestChunk, kLargestChunk));
   return shape;
 }
 

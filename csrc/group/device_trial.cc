@@ -228,7 +228,7 @@ class DeviceTrial {
     return greeted;
   }
   bool has_posted(uint32_t peer) const {
-    return cell<kernel::PeerLine>(Part::kLines, control().verdict.block, peer).posted != 0;
+    return cell<kernel::PeerCounters>(Part::kCounters, control().verdict.block, peer).posted != 0;
   }
 
   /// Of what the ranks have found, the first stage in which there is something tells: later ones fail of that too.

@@ -208,18 +208,18 @@ int Hierarchical::rank_at(size_t host, size_t seat) const {
   return seat < there.size() ? there[seat] : -1;
 }
 
-Hierarchical::Line Hierarchical::rail(size_t seat) const {
-  Line line{{}, int(host_)};
-  for (size_t host = 0; host < group_.topology().hosts.size(); ++host) line.members.push_back(rank_at(host, seat));
-  return line;
+Hierarchical::PeerSet Hierarchical::rail(size_t seat) const {
+  PeerSet peers{{}, int(host_)};
+  for (size_t host = 0; host < group_.topology().hosts.size(); ++host) peers.members.push_back(rank_at(host, seat));
+  return peers;
 }
 
-Hierarchical::Line Hierarchical::leaders() const { return rail(0); }
+Hierarchical::PeerSet Hierarchical::leaders() const { return rail(0); }
 
-Hierarchical::Line Hierarchical::line_to(int root) const {
-  Line line = leaders();
-  line.members[size_t(group_.topology().host_of[size_t(root)])] = root;
-  return line;
+Hierarchical::PeerSet Hierarchical::leaders_with(int root) const {
+  PeerSet peers = leaders();
+  peers.members[size_t(group_.topology().host_of[size_t(root)])] = root;
+  return peers;
 }
 
 size_t Hierarchical::rounds() const {
@@ -245,19 +245,19 @@ kernel::Piece Hierarchical::slice_of(const Pieces& blocks, const Cut& cut, size_
 
 // --- runs
 
-Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row, const Line& line) {
+Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row, const PeerSet& peers) {
   if (call.runs == 0) {
     NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", group_.name().c_str(), group_.rank(),
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
   }
   active_.push_back(std::make_unique<Active>());
   Active& active = *active_.back();
-  active.members = line.members;
+  active.members = peers.members;
   net::ScheduleArgs& e = active.args;
   e.row = row;
-  e.layout.size = int(line.members.size());
+  e.layout.size = int(peers.members.size());
   e.layout.width = reduces(call.o.collective) ? call.width : 1;  // what is only moved may be cut anywhere
-  e.place = line.place;
+  e.place = peers.place;
   e.reduce = call.combine;
   e.label = call.label;
   e.op = op_;

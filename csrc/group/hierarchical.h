@@ -53,7 +53,7 @@ class Hierarchical final : private Driver {
     std::unique_ptr<net::ScheduleRun> run;  ///< null until it begins
   };
   /// A rank of each host, and which of them this rank is.
-  struct Line {
+  struct PeerSet {
     std::vector<int> members;
     int place = 0;
   };
@@ -124,7 +124,7 @@ class Hierarchical final : private Driver {
   static std::byte* lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks);
 
   /// A new run of the call between these ranks. The caller says what it reads and writes, and begins it.
-  Active& prepare(Call& call, const schedule::Row* row, const Line& line);
+  Active& prepare(Call& call, const schedule::Row* row, const PeerSet& peers);
   void begin(Call& call, Active& active);
   /// Ends the run that was begun first.
   Status finish(Call& call);
@@ -136,10 +136,10 @@ class Hierarchical final : private Driver {
   InterHostPlan inter_host_plan(const Operation& o) const;
   Terms terms_here(const Operation& o) const;
 
-  Line leaders() const;
-  Line line_to(int root) const;  ///< the root on its host, leaders on the others
-  Line rail(size_t seat) const;
-  Line others_of(int root) const;
+  PeerSet leaders() const;
+  PeerSet leaders_with(int root) const;  ///< the root on its host, leaders on the others
+  PeerSet rail(size_t seat) const;
+  PeerSet others_of(int root) const;
   int rank_at(size_t host, size_t seat) const;  ///< -1: that host has no such seat
   size_t seats() const { return size_t(group_.seats()); }
   size_t seat() const { return size_t(group_.seat()); }

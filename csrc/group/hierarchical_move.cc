@@ -23,13 +23,13 @@ Status Hierarchical::broadcast(Call& call) {
   std::byte* const out = o.recv[0].data;
   const InterHostPlan inter_host = plan_between(Across::kBroadcast, bytes, group_.plan_facts());
   const size_t slice = inter_host.slice, slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
-  const Line line = line_to(o.root);
-  const int mine = line.members[host_];
+  const PeerSet peers = leaders_with(o.root);
+  const int mine = peers.members[host_];
   const bool speaks = mine == group_.rank(), is_root = o.root == group_.rank();
   const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
   const auto issue = [&](size_t k) -> Status {
     if (!speaks) return {};
-    Active& active = prepare(call, inter_host.row, line);
+    Active& active = prepare(call, inter_host.row, peers);
     active.args.layout.bytes = length(k);
     active.args.layout.root = group_.topology().host_of[size_t(o.root)];
     active.args.input = (is_root ? o.in : out) + k * slice;
@@ -141,15 +141,15 @@ Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   const Collective collective = gathers ? Collective::kGather : Collective::kScatter;
   const int root_seat = group_.seat_of(o.root);
   if (is_root || root_seat < 0) {
-    const Line line = others_of(o.root);
-    std::vector<Piece> pieces(line.members.size());
+    const PeerSet peers = others_of(o.root);
+    std::vector<Piece> pieces(peers.members.size());
     if (is_root) {
       const Pieces& theirs = gathers ? o.recv : o.send;
-      for (size_t p = 1; p < pieces.size(); ++p) pieces[p] = theirs[size_t(line.members[p])];
+      for (size_t p = 1; p < pieces.size(); ++p) pieces[p] = theirs[size_t(peers.members[p])];
     } else {
-      pieces[size_t(line.place)] = (gathers ? o.send : o.recv)[size_t(o.root)];
+      pieces[size_t(peers.place)] = (gathers ? o.send : o.recv)[size_t(o.root)];
     }
-    Active& active = prepare(call, plan_between(across(collective), 0, group_.plan_facts()).row, line);
+    Active& active = prepare(call, plan_between(across(collective), 0, group_.plan_facts()).row, peers);
     std::byte* const base = lay_out(pieces, active.blocks);
     const bool sends = is_root != gathers;
     if (sends) {
@@ -188,7 +188,7 @@ void Hierarchical::set_apart(Operation& o, std::vector<std::byte>& room) const {
 /// Pieces of other hosts' ranks go straight to the rank they are for; those of this host's through memory.
 Status Hierarchical::all_to_all(Call& call) {
   Operation& o = call.o;
-  Line all{{}, group_.rank()};
+  PeerSet all{{}, group_.rank()};
   for (int rank = 0; rank < group_.size(); ++rank) all.members.push_back(rank);
   Active& active = prepare(call, plan_between(Across::kAllToAll, 0, group_.plan_facts()).row, all);
   set_apart(o, active.input);
@@ -221,15 +221,15 @@ Status Hierarchical::exchange_inside(Call& call, Collective collective, int root
 }
 
 /// A rank and all ranks of other hosts.
-Hierarchical::Line Hierarchical::others_of(int root) const {
-  Line line{{root}, 0};
+Hierarchical::PeerSet Hierarchical::others_of(int root) const {
+  PeerSet peers{{root}, 0};
   const std::vector<int>& host_of = group_.topology().host_of;
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (host_of[size_t(rank)] == host_of[size_t(root)]) continue;
-    if (rank == group_.rank()) line.place = int(line.members.size());
-    line.members.push_back(rank);
+    if (rank == group_.rank()) peers.place = int(peers.members.size());
+    peers.members.push_back(rank);
   }
-  return line;
+  return peers;
 }
 
 Status Hierarchical::barrier(Call& call) {

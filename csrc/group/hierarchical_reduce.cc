@@ -100,8 +100,8 @@ Status Hierarchical::reduce(Call& call) {
   const InterHostPlan inter_host = plan_between(Across::kReduce, o.planned(bytes), group_.plan_facts());
   const size_t slice = inter_host.slice / call.width * call.width,
                slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
-  const Line line = line_to(o.root);
-  const int mine = line.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
+  const PeerSet peers = leaders_with(o.root);
+  const int mine = peers.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
   const bool speaks = mine == group_.rank(), alone = seats() == 1, is_root = group_.rank() == o.root;
   // A non-root rank sends sums from scratch. Each stays until its run ends, so there is room for kSums.
   constexpr size_t kSums = kSlicesInFlight + 1;
@@ -119,7 +119,7 @@ Status Hierarchical::reduce(Call& call) {
                            .count = length / call.width}));
     }
     if (!speaks) continue;
-    Active& active = prepare(call, inter_host.row, line);
+    Active& active = prepare(call, inter_host.row, peers);
     active.args.layout.bytes = length;
     active.args.layout.root = root_host;
     active.args.input = alone ? own_term(call, o.in + at, length, sum) : sum;

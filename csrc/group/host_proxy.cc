@@ -45,8 +45,8 @@ bool can_be_proxied(Collective collective, DType dtype, size_t count, const Plan
 }
 
 size_t proxy_slice(const InterHostPlan& inter_host, const PlanFacts& facts) {
-  constexpr size_t kLine = 64;  // no element straddles two
-  return std::min(inter_host.slice, std::max(kChunk / facts.hosts / kLine, size_t(1)) * kLine);
+  constexpr size_t kCacheLine = 64;  // no element straddles two
+  return std::min(inter_host.slice, std::max(kChunk / facts.hosts / kCacheLine, size_t(1)) * kCacheLine);
 }
 
 }  // namespace nvx

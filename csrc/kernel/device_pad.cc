@@ -13,9 +13,9 @@ void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chun
   for (uint32_t block = 0; block < shape.blocks; ++block) {
     for (uint32_t sender = 0; sender < shape.ranks; ++sender) {
       const Stamp posted_credit_done[] = {first_chunk, first_chunk, stamp(first_epoch, 0)};
-      static_assert(offsetof(PeerLine, done) == 2 * sizeof(Stamp) && sizeof(Stamp) == 8);
+      static_assert(offsetof(PeerCounters, done) == 2 * sizeof(Stamp) && sizeof(Stamp) == 8);
       // Not the whole line, whose padding would be whatever is on this stack.
-      std::memcpy(pad + layout.offset(Part::kLines, block, sender), posted_credit_done, sizeof posted_credit_done);
+      std::memcpy(pad + layout.offset(Part::kCounters, block, sender), posted_credit_done, sizeof posted_credit_done);
     }
   }
 }

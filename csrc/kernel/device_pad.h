@@ -74,7 +74,7 @@ static_assert(Reach::of(Reach{Reach::kPlaces - 1, 5}.word()).granules == 5 &&
 
 /// Counters of one peer, which alone writes them, in the memory of the rank that waits for them. The last three have an
 /// epoch in their high half.
-struct alignas(kLine) PeerLine {
+struct alignas(kCacheLine) PeerCounters {
   Stamp posted;  ///< chunks that the peer has written for me, ever
   Stamp credit;  ///< chunks of mine that the peer has read, ever
   Stamp done;   ///< the last operation it is done with, of those that it tells of; low half: a digest of what it called
@@ -113,20 +113,17 @@ struct DeviceShape {
 
 /// The parts of a rank's pad. Each part has one cell for every block and sender. Different senders may be shown
 /// different memory as the pad: see PeerPads.
-enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, kLines, kStaging, kEnd };
+enum class Part : uint32_t { kGreetings, kPackets, kGreetingsOdd, kPacketsOdd, kCounters, kStaging, kEnd };
 
 /// Where everything is in a pad, which its owner reads and the others write.
 struct DevicePad {
   DeviceShape shape;
 
   constexpr size_t cell(Part part) const {
-    const size_t bytes[] = {kGreetingPackets * sizeof(Packet),
-                            shape.packets * sizeof(Packet),
-                            kGreetingPackets * sizeof(Packet),
-                            shape.packets * sizeof(Packet),
-                            sizeof(PeerLine),
-                            size_t(kChunks) * shape.chunk_bytes};
-    return (bytes[size_t(part)] + kLine - 1) / kLine * kLine;
+    const size_t bytes[] = {
+        kGreetingPackets * sizeof(Packet), shape.packets * sizeof(Packet), kGreetingPackets * sizeof(Packet),
+        shape.packets * sizeof(Packet),    sizeof(PeerCounters),           size_t(kChunks) * shape.chunk_bytes};
+    return (bytes[size_t(part)] + kCacheLine - 1) / kCacheLine * kCacheLine;
   }
   constexpr size_t offset(Part part) const {
     size_t sum = 0;
@@ -154,14 +151,14 @@ struct PeerPads {
 };
 
 /// What a rank keeps for itself, in memory that no peer has mapped.
-struct alignas(kLine) RankState {
+struct alignas(kCacheLine) RankState {
   uint32_t failed;    ///< 1 after the first failure: no block of a later operation writes anything
   uint32_t left;      ///< blocks that have ended the operation under way
   uint32_t replayed;  ///< operations that graphs have begun and that have ended
   uint32_t direct;    ///< as Control's
 };
 
-struct alignas(kLine) BlockState {
+struct alignas(kCacheLine) BlockState {
   uint32_t epoch;  ///< the last operation of this block
   uint32_t reserved;
   uint64_t history;            ///< hash of all operations so far
@@ -201,7 +198,7 @@ struct DeviceState {
   constexpr size_t bytes() const { return round(pipe(shape.blocks, 0)); }
 
  private:
-  static constexpr size_t round(size_t n) { return (n + kLine - 1) / kLine * kLine; }
+  static constexpr size_t round(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
 };
 
 /// Why a rank's kernel gave up, for the host. The first failure of a rank is the one that is kept.
@@ -221,10 +218,10 @@ struct DeviceVerdict {
 };
 
 /// In memory of the host that the device reaches too.
-struct alignas(kLine) Control {
+struct alignas(kCacheLine) Control {
   uint32_t abort;  ///< the host raises it, and every wait ends
-  alignas(kLine) DeviceVerdict verdict;
-  alignas(kLine) uint64_t finished;  ///< the last epoch that all blocks have ended
+  alignas(kCacheLine) DeviceVerdict verdict;
+  alignas(kCacheLine) uint64_t finished;  ///< the last epoch that all blocks have ended
   uint64_t replayed;  ///< how many operations graphs had begun by then; written first; wraps after 32 bits
   uint32_t begun;     ///< the last epoch that the first block has begun
   uint32_t direct;    ///< pieces that have gone to or come from a peer without staging, ever; wraps

@@ -48,7 +48,7 @@ struct Fingerprint {
 };
 static_assert(sizeof(Fingerprint) == 32);
 
-inline constexpr size_t kLine = 128;              ///< two cache lines: the adjacent-line prefetcher pairs them
+inline constexpr size_t kCacheLine = 128;         ///< two cache lines: the adjacent-line prefetcher pairs them
 inline constexpr uint32_t kEpochs = 4;            ///< operations whose arrivals and slots are kept apart
 inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::compare
 inline constexpr size_t kInlineBytes = 168;
@@ -56,7 +56,7 @@ inline constexpr size_t kSlotBytes = 64 << 10;
 
 /// "I am at operation e", with all that the others need to begin reading: a small message travels in the same cache
 /// lines.
-struct alignas(kLine) Arrival {
+struct alignas(kCacheLine) Arrival {
   Flag flag;
   Fingerprint fingerprint;
   uint64_t lease_offset;  ///< in the owner's arena; staging of this operation
@@ -66,9 +66,9 @@ struct alignas(kLine) Arrival {
   uint32_t reserved;
   std::byte payload[kInlineBytes];
 };
-static_assert(sizeof(Arrival) == 2 * kLine);
+static_assert(sizeof(Arrival) == 2 * kCacheLine);
 
-struct alignas(kLine) FlagLine {
+struct alignas(kCacheLine) FlagLine {
   Flag flag;
 };
 
@@ -86,7 +86,7 @@ static_assert(sizeof(PostedNote) == 1024);
 
 enum class Presence : uint32_t { kAbsent, kHere, kLeft };
 
-struct alignas(kLine) PadHeader {
+struct alignas(kCacheLine) PadHeader {
   std::atomic<uint64_t> group;  ///< names the set-up: a recycled pad shows another one, a fresh one 0
   std::atomic<Presence> presence;
   int32_t rank;
@@ -118,7 +118,7 @@ struct Envelope {
 static_assert(sizeof(Envelope) == 1024);
 
 /// From the pad's owner to one peer.
-struct alignas(kLine) Outbox {
+struct alignas(kCacheLine) Outbox {
   FlagLine posted;    ///< envelopes written
   FlagLine streamed;  ///< chunks of granted messages written, over all messages of the pair
   uint64_t lease_offset;
@@ -127,7 +127,7 @@ struct alignas(kLine) Outbox {
 };
 
 /// For what comes to the pad's owner from one peer. The owner writes this too.
-struct alignas(kLine) Inbox {
+struct alignas(kCacheLine) Inbox {
   FlagLine taken;     ///< envelopes read
   FlagLine granted;   ///< messages asked for
   FlagLine consumed;  ///< chunks read, over all messages of the pair
@@ -155,12 +155,12 @@ class PadLayout {
   constexpr size_t ranks() const { return ranks_; }
 
  private:
-  static constexpr size_t round(size_t n) { return (n + kLine - 1) / kLine * kLine; }
+  static constexpr size_t round(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
   static constexpr size_t page(size_t n) { return (n + 4095) / 4096 * 4096; }
 
   size_t ranks_;
 };
-static_assert(PadLayout::arrivals() % kLine == 0 && PadLayout(3).outboxes() % kLine == 0);
+static_assert(PadLayout::arrivals() % kCacheLine == 0 && PadLayout(3).outboxes() % kCacheLine == 0);
 
 /// A rank's pad, as mapped here.
 class Pad {

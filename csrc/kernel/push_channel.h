@@ -155,7 +155,7 @@ class PushChannel {
     ex_.sync();
     const bool tells = !all_met || is_renewed();
     for (uint32_t p = uint32_t(ex_.lane()); tells && p < ranks_; p += uint32_t(ex_.lanes())) {
-      if (p != rank()) ex_.signal(line_to(p).done, stamp(epoch_, digest));
+      if (p != rank()) ex_.signal(counters_at(p).done, stamp(epoch_, digest));
     }
     if (ex_.lane() == 0) {
       own().history = history;
@@ -168,7 +168,7 @@ class PushChannel {
   /// Called by all lanes after an operation that has ended badly: rule 7.
   NVX_APART void give_up() {
     if (!Rules::kTellsFailure || !shares_) return;
-    tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(line_to(p).quit, stamp(epoch_, 1)); });
+    tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(counters_at(p).quit, stamp(epoch_, 1)); });
   }
 
   /// Closes a launch of this many operations, after the last of them. The host is told when all blocks have done so.
@@ -232,28 +232,29 @@ class PushChannel {
   NVX_HD std::byte* target(uint32_t p, size_t at) const { return pipe(p).out ? pipe(p).out + at : chunk_to(p); }
   /// Waits until those who read my input where it is have read it.
   NVX_HD bool await_readers() {
-    return for_each(
-        [&](uint32_t p) { return is_read_by(p); },
-        [&](uint32_t p) { return !Rules::kReadersFirst || ex_.wait_for(line_from(p).credit, pipe(p).sent, int(p)); });
+    return for_each([&](uint32_t p) { return is_read_by(p); },
+                    [&](uint32_t p) {
+                      return !Rules::kReadersFirst || ex_.wait_for(counters_from(p).credit, pipe(p).sent, int(p));
+                    });
   }
 
   /// Waits until each whom `whom` names has room for a chunk.
   template <class Whom>
   NVX_HD bool await_room(Whom whom) {
     return for_each(whom, [&](uint32_t p) {
-      return !Rules::kCredits || ex_.wait_for(line_from(p).credit, pipe(p).sent + 1 - kChunks, int(p));
+      return !Rules::kCredits || ex_.wait_for(counters_from(p).credit, pipe(p).sent + 1 - kChunks, int(p));
     });
   }
   /// Says that the chunk is written, so that those it is for may read it.
   template <class Whom>
   NVX_HD void post(Whom whom) {
     ex_.sync();
-    tell_each(whom, [&](uint32_t p) { ex_.signal(line_to(p).posted, ++pipe(p).sent); });
+    tell_each(whom, [&](uint32_t p) { ex_.signal(counters_at(p).posted, ++pipe(p).sent); });
   }
   /// Waits until a chunk has come from each.
   template <class Whom>
   NVX_HD bool await_chunks(Whom whom) {
-    return for_each(whom, [&](uint32_t p) { return ex_.wait_for(line_from(p).posted, pipe(p).taken + 1, int(p)); });
+    return for_each(whom, [&](uint32_t p) { return ex_.wait_for(counters_from(p).posted, pipe(p).taken + 1, int(p)); });
   }
   /// The same for the chunks of this many bytes at this offset of my slice, which are to be reduced. Notes where each
   /// of them lies.
@@ -263,14 +264,14 @@ class PushChannel {
       PipeState& pipe = this->pipe(p);
       const bool in_place = pipe.in && has_packs(pipe.in + at, bytes);
       pipe.source = in_place ? pipe.in + at : chunk_from(p);
-      return ex_.wait_for(line_from(p).posted, pipe.taken + 1, int(p));
+      return ex_.wait_for(counters_from(p).posted, pipe.taken + 1, int(p));
     });
   }
   /// Says that the chunk has been read, so that those it is from may write another one there.
   template <class Whom>
   NVX_HD void release(Whom whom) {
     ex_.sync();
-    tell_each(whom, [&](uint32_t p) { ex_.signal(line_to(p).credit, ++pipe(p).taken); });
+    tell_each(whom, [&](uint32_t p) { ex_.signal(counters_at(p).credit, ++pipe(p).taken); });
   }
 
  private:
@@ -294,8 +295,8 @@ class PushChannel {
   NVX_HD Packet* greetings_from(uint32_t from) const {
     return mine<Packet>(from, DevicePad::of(Part::kGreetings, slot()));
   }
-  NVX_HD PeerLine& line_to(uint32_t to) const { return *theirs<PeerLine>(to, Part::kLines); }
-  NVX_HD PeerLine& line_from(uint32_t from) const { return *mine<PeerLine>(from, Part::kLines); }
+  NVX_HD PeerCounters& counters_at(uint32_t to) const { return *theirs<PeerCounters>(to, Part::kCounters); }
+  NVX_HD PeerCounters& counters_from(uint32_t from) const { return *mine<PeerCounters>(from, Part::kCounters); }
   NVX_HD BlockState& own() const {
     return *reinterpret_cast<BlockState*>(at_.state + state_.blocks() + block_ * sizeof(BlockState));
   }
@@ -310,7 +311,7 @@ class PushChannel {
   NVX_HD bool stands(uint32_t p) {
     if (!touches_ || !is_direct(p)) return true;
     PendingWait pending{int(p), stamp32(), 0};
-    return ex_.wait(pending, [&] { return ex_.acquire(line_from(p).quit) != stamp(epoch_, 1); });
+    return ex_.wait(pending, [&] { return ex_.acquire(counters_from(p).quit) != stamp(epoch_, 1); });
   }
 
   /// One lane waits for each peer, and one looks around; what comes of it, the tile decides together.
@@ -333,7 +334,7 @@ class PushChannel {
   NVX_APART bool is_free(uint32_t p) {
     if (!Rules::kCredits || int32_t(pipe(p).heard - (epoch_ - kBuffers + 1)) >= 0) return true;
     Stamp seen = 0;
-    if (!ex_.wait_for(line_from(p).done, stamp(epoch_ - kBuffers, 0), int(p), &seen)) return false;
+    if (!ex_.wait_for(counters_from(p).done, stamp(epoch_ - kBuffers, 0), int(p), &seen)) return false;
     const uint32_t then = uint32_t(seen >> 32);
     const bool is_known = epoch_ - 1 - then < kDigests - 1;  // neither ahead of this rank nor forgotten
     if (!is_known || own().digests[then % kDigests] == uint32_t(seen)) return true;
@@ -414,7 +415,7 @@ class PushChannel {
       const uint64_t more = more_of(job, p, table);
       ex_.put_packet(greetings_to(p) + kPlaceWord, packet_of(reach.word(), stamp32()));
       ex_.put_packet(greetings_to(p) + kMoreWord, packet_of(more, stamp32()));
-      if (reach.place != 0 || (is_reduction(job) && more != 0)) ex_.signal(line_to(p).ready, stamp(epoch_, 1));
+      if (reach.place != 0 || (is_reduction(job) && more != 0)) ex_.signal(counters_at(p).ready, stamp(epoch_, 1));
     }
   }
 
@@ -423,7 +424,7 @@ class PushChannel {
   NVX_HD bool await_ready(uint32_t p) {
     PendingWait pending{int(p), stamp32(), 0};
     return !Rules::kHearsFirst || ex_.wait(pending, [&] {
-      const Stamp ready = pending.seen = ex_.acquire(line_from(p).ready);
+      const Stamp ready = pending.seen = ex_.acquire(counters_from(p).ready);
       return uint32_t(ready) != 0 && uint32_t(ready >> 32) - epoch_ < kBuffers;
     });
   }
@@ -469,7 +470,8 @@ class PushChannel {
   /// raised by some operations only. Set it to the previous epoch, which is over, so that it never goes stale.
   NVX_APART void restamp() {
     const Packet stale = packet_of(0, (epoch_ - 1) & Rules::kStampMask);
-    tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(line_to(p).ready, stamp(epoch_ - 1, 1)); });
+    tell_each([](uint32_t) { return true; },
+              [&](uint32_t p) { ex_.signal(counters_at(p).ready, stamp(epoch_ - 1, 1)); });
     for (uint32_t p = 0; p < ranks_; ++p) {
       for (uint32_t j = uint32_t(ex_.lane()); j < kGreetingPackets; j += uint32_t(ex_.lanes())) {
         ex_.put_packet(greetings_to(p) + j, stale);

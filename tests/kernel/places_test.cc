@@ -382,8 +382,8 @@ TEST(PlaceWrap, WhatWasReadyLongAgoIsBroughtUpToDate) {
   for (const Where& where : {Where(mixed), Where(nowhere), Where(everywhere), Where(nowhere)})
     EXPECT_EQ(world.wrong<Restamping>(steps, where), 0);
   const kernel::DevicePad pad{world.twins.shape()};
-  kernel::PeerLine line;
-  std::memcpy(&line, world.twins.pad(0).data() + pad.offset(Part::kLines, 0, 1), sizeof line);
+  kernel::PeerCounters line;
+  std::memcpy(&line, world.twins.pad(0).data() + pad.offset(Part::kCounters, 0, 1), sizeof line);
   const uint32_t epoch = uint32_t(-30) + uint32_t(4 * steps.size());
   EXPECT_LE(epoch - uint32_t(line.ready >> 32), Restamping::kRestampEvery + 1);
 }
