@@ -10,7 +10,7 @@
 #include "group/mailbox.h"
 #include "group/roster.h"
 #include "group/store_meeting.h"
-#include "net/port.h"
+#include "net/group_port.h"
 
 namespace nvx {
 namespace {
@@ -377,8 +377,8 @@ bool Group::told_in_time() {
   const auto end = Clock::now() + doubt_.load(std::memory_order_relaxed);
   do {
     if (told()) return true;
-    port_->wire().nap(std::chrono::milliseconds(1));
-    port_->wire().glance();
+    port_->messenger().nap(std::chrono::milliseconds(1));
+    port_->messenger().glance();
   } while (Clock::now() < end);
   return false;
 }
@@ -451,7 +451,7 @@ bool Group::fail_as_told() {
 }
 
 /// What another rank has failed of, as it says: one of this host, or else of another one.
-std::optional<net::Port::Told> Group::what_is_told() const {
+std::optional<net::GroupPort::Told> Group::what_is_told() const {
   if (const int s = told_by(); s >= 0) return read_note_of(s);
   if (!port_ || !port_->failed()) return std::nullopt;
   MutexLock lock(port_->mutex());
@@ -463,7 +463,7 @@ void Group::await_clarity() const {
   if (const auto told = what_is_told()) (void)seen_to_end(told->failure, kClarity);
 }
 
-net::Port::Told Group::read_note_of(int seat) const {
+net::GroupPort::Told Group::read_note_of(int seat) const {
   const int teller = here()[size_t(seat)];
   return {teller, read_note(pad(seat).header().failure, size()).value_or(unreadable_note(rank_name(teller)))};
 }
@@ -473,7 +473,7 @@ constexpr char kAfterAStop[] =
 
 /// The teller is seldom at fault. This rank may be the one that was waited for, or the one that was taken for dead;
 /// then the advice is about it.
-void Group::fail_as_told(const net::Port::Told& told, Clock::duration clarity) {
+void Group::fail_as_told(const net::GroupPort::Told& told, Clock::duration clarity) {
   if (const int s = seen_to_end(told.failure, clarity); s >= 0) return fail_as_gone(s);
   const std::vector<int>& awaited = told.failure.awaited;
   const bool here = std::find(awaited.begin(), awaited.end(), rank()) != awaited.end();
@@ -531,7 +531,7 @@ void Group::note_failure(const Failure& failure) {
 
 /// What a rank of another host says is passed on at once: this rank itself may be busy with something else, and so hear
 /// of it late, while its neighbours wait for it.
-void Group::pass_on(const net::Port::Told& told) {
+void Group::pass_on(const net::GroupPort::Told& told) {
   MutexLock lock(failure_mutex_);
   if (failure_.ok()) note_failure(told.failure);
 }
@@ -572,12 +572,12 @@ void Group::abort(const std::string& why) {
 }
 
 /// For a wait on a rank of another host, of which the port knows what has become of it.
-Status Group::fail_by_fate(const net::Port::Fate& fate) {
+Status Group::fail_by_fate(const net::GroupPort::Fate& fate) {
   if (fate.left()) {
     fail_as_left(fate.rank);
     return failure();
   }
-  if (fate.what == net::Port::Fate::What::kGaveThisUp) {
+  if (fate.what == net::GroupPort::Fate::What::kGaveThisUp) {
     return fail({.code = Code::kPeerDied,
                  .cause = topology().describe(fate.rank) + ", asked by " + rank_name(rank()) + ", " + fate.why,
                  .advice = kAfterAStop,

@@ -21,7 +21,7 @@
 #include "group/topology.h"
 #include "kernel/channel.h"
 #include "memory/leases.h"
-#include "net/port.h"
+#include "net/group_port.h"
 
 namespace nvx {
 
@@ -174,13 +174,13 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// Fails the group for what has become of a rank of this host, which has ended or left; ...
   void fail_as_gone(int seat);
   /// ... and of one of another host.
-  Status fail_by_fate(const net::Port::Fate& fate);
+  Status fail_by_fate(const net::GroupPort::Fate& fate);
   /// "rank 1", or where that is another one of the whole job, "rank 1 (global rank 3)".
   std::string rank_name(int rank) const { return nvx::rank_name(rank, options_.global_ranks); }
   /// A process that a group has found dead, or to which it has lost the connection.
   struct Lost {
     const Neighbour* near = nullptr;
-    const net::Wire* wire = nullptr;
+    const net::Messenger* messenger = nullptr;
     net::PeerId far = 0;
   };
   /// Another group of this process has failed, and why: fails this one too if it has lost a rank by that, and else
@@ -198,7 +198,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   kernel::CachePolicy policy_to_keep(size_t bytes) const { return nvx::policy_to_keep(bytes, plan_facts()); }
   const kernel::PeerMemory& memory(int seat) const { return members_.memory[size_t(seat)]; }
   /// Null where all ranks are on one host.
-  net::Port* port() { return port_.get(); }
+  net::GroupPort* port() { return port_.get(); }
   Neighbours& neighbours() { return *members_.neighbours; }
   /// Holds when no peer can touch any more what this group exported.
   std::function<bool()> everybody_gone() const { return members_.everybody_gone(); }
@@ -221,7 +221,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   bool dead(int seat) const { return members_.dead(seat); }
   int told_by() const;
   void note_failure(const Failure& failure) REQUIRES(failure_mutex_);
-  void pass_on(const net::Port::Told& told) EXCLUDES(failure_mutex_);
+  void pass_on(const net::GroupPort::Told& told) EXCLUDES(failure_mutex_);
   void tell_other_hosts(const Failure& failure);
   void tell_other_groups(const Failure& failure);
   std::vector<Lost> lost_ranks();
@@ -229,9 +229,9 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::string trouble_of(int rank);
   int seen_to_end(const Failure& told, Clock::duration clarity) const;
   std::string silence_of(int rank);
-  std::optional<net::Port::Told> what_is_told() const;
-  void fail_as_told(const net::Port::Told& told, Clock::duration clarity);
-  net::Port::Told read_note_of(int seat) const;
+  std::optional<net::GroupPort::Told> what_is_told() const;
+  void fail_as_told(const net::GroupPort::Told& told, Clock::duration clarity);
+  net::GroupPort::Told read_note_of(int seat) const;
   void fail_as_left(int rank);
   /// Of monitored barriers: the last one that rank 0 has begun, and the last one from which it has let all go.
   struct Turns {
@@ -253,7 +253,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Members members_;  // as set-up has left them
   std::unique_ptr<kernel::Channel> channel_;
   std::shared_ptr<Lane> lane_;
-  std::unique_ptr<net::Port> port_;
+  std::unique_ptr<net::GroupPort> port_;
   std::unique_ptr<Hierarchical> hierarchical_;  // with the port
   std::unique_ptr<Mailbox> mailbox_;
 

@@ -10,7 +10,7 @@
 namespace nvx {
 
 namespace net {
-class Wire;
+class Messenger;
 }
 
 /// What a group is asked to be, from one of its ranks.
@@ -24,7 +24,7 @@ struct GroupOptions {
   std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
   int shared_reads_from = 32;            ///< ranks from which on one of each host reads the store for the others
   std::function<bool()> unwanted;        ///< asked while the group is being made: it need not be any more
-  std::function<std::shared_ptr<net::Wire>()> wire;  ///< instead of the process's; for tests
+  std::function<std::shared_ptr<net::Messenger>()> messenger;  ///< instead of the process's; for tests
 };
 
 }  // namespace nvx

@@ -34,7 +34,7 @@ kernel::Fingerprint fingerprint_of(const net::Label& label) {
 
 }  // namespace
 
-Hierarchical::Hierarchical(Group& group, net::Port& port)
+Hierarchical::Hierarchical(Group& group, net::GroupPort& port)
     : group_(group), port_(port), host_(size_t(group.topology().host_of[size_t(group.rank())])) {}
 
 Hierarchical::~Hierarchical() {
@@ -59,7 +59,7 @@ Status Hierarchical::run(Operation& o, Carrier carrier) {
     (void)end();
     throw;
   }
-  const std::optional<net::Port::Stray> stray = end();
+  const std::optional<net::GroupPort::Stray> stray = end();
   if (room_.size() > kKeptRoom) std::vector<std::byte>().swap(room_);
   return !status.ok() || !stray ? status : explain_stray(o, *stray);
 }
@@ -89,7 +89,7 @@ Status Hierarchical::perform(Call& call, Operation& part) {
 
 /// Around a root not all ranks hear from each other. So a rank may learn from what comes later, for the next operation,
 /// that another one had called something else.
-Status Hierarchical::explain_stray(const Operation& o, const net::Port::Stray& stray) {
+Status Hierarchical::explain_stray(const Operation& o, const net::GroupPort::Stray& stray) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
     return port_.called_here(stray.op);
@@ -108,7 +108,7 @@ Status Hierarchical::explain_stray(const Operation& o, const net::Port::Stray& s
 
 /// Gives up what has not ended: when it returns, nothing of the operation's memory is touched any more. Returns what
 /// another rank has called under the operation's number, where that was something else.
-std::optional<net::Port::Stray> Hierarchical::end() {
+std::optional<net::GroupPort::Stray> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
   for (const auto& active : active_) {
@@ -125,10 +125,10 @@ std::optional<net::Port::Stray> Hierarchical::end() {
 void Hierarchical::drive() {
   constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;
-  port_.wire().mutex().held_by_caller();
+  port_.messenger().mutex().held_by_caller();
   bool moved = true;
   for (int i = 0; moved && i < kMostMoves; ++i) {
-    moved = port_.wire().progress();
+    moved = port_.messenger().progress();
     for (const auto& active : active_) {
       if (active->run) active->run->advance();
     }
@@ -290,7 +290,7 @@ Status Hierarchical::finish(Call& call) {
     return progress != net::Progress::kPending;
   };
   group_.doubt(kDoubtOfHosts);
-  const Waited how = port_.wire().wait(
+  const Waited how = port_.messenger().wait(
       ended, [&] { run.look(); }, -1, call.rules);
   if (how != Waited::kReached || progress == net::Progress::kFailed) return explain(call, run, how);
   MutexLock lock(port_.mutex());
@@ -312,7 +312,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
   net::ScheduleRun::Verdict v;
   Awaited whom;
   std::string state;
-  std::optional<net::Port::Fate> fate;
+  std::optional<net::GroupPort::Fate> fate;
   {
     MutexLock lock(port_.mutex());
     v = run.verdict();
@@ -347,9 +347,9 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     case Cause::kGarbage:
       return group_.fail({Code::kMismatch, peer + " sends what belongs to no message of " + what, context});
     case Cause::kLost:
-      return met_in(
-          group_.fail_by_fate(fate.value_or(net::Port::Fate{v.rank, net::Port::Fate::What::kLost, "was closed"})),
-          context);
+      return met_in(group_.fail_by_fate(
+                        fate.value_or(net::GroupPort::Fate{v.rank, net::GroupPort::Fate::What::kLost, "was closed"})),
+                    context);
     case Cause::kNone: break;
   }
   if (how == Waited::kReached) {

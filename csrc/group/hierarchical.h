@@ -21,7 +21,7 @@ namespace nvx {
 /// numbers of ranks, a seat beyond them hands what is its own to the rail `seat % rails`.
 class Hierarchical final : private Driver {
  public:
-  Hierarchical(Group& group, net::Port& port);
+  Hierarchical(Group& group, net::GroupPort& port);
   ~Hierarchical() override;
 
   /// Runs a collective on this thread, which holds the group's lane.
@@ -59,7 +59,7 @@ class Hierarchical final : private Driver {
   };
 
   void drive() override;
-  std::optional<net::Port::Stray> end();
+  std::optional<net::GroupPort::Stray> end();
 
   Status perform(Call& call);
   /// A part of it, in host memory.
@@ -129,7 +129,7 @@ class Hierarchical final : private Driver {
   /// Ends the run that was begun first.
   Status finish(Call& call);
   Status finish_all(Call& call);
-  Status explain_stray(const Operation& o, const net::Port::Stray& stray);
+  Status explain_stray(const Operation& o, const net::GroupPort::Stray& stray);
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
   /// How it goes between hosts.
@@ -153,7 +153,7 @@ class Hierarchical final : private Driver {
   std::byte* room(size_t bytes);
 
   Group& group_;
-  net::Port& port_;
+  net::GroupPort& port_;
   const size_t host_;
   uint32_t op_ = 0;
   std::deque<std::unique_ptr<Active>> active_;

@@ -42,7 +42,7 @@ Group::Group(Store& store, const GroupOptions& options)
     mailbox_ = std::make_unique<Mailbox>(*this);
     if (port_) {
       MutexLock lock(port_->mutex());
-      port_->on_failure([this](const net::Port::Told& told) { pass_on(told); });
+      port_->on_failure([this](const net::GroupPort::Told& told) { pass_on(told); });
     }
     describe_itself();
     neighbours().leases().join(this);
@@ -59,7 +59,7 @@ void Group::unmake() {
   if (port_) {
     MutexLock lock(port_->mutex());
     port_->on_mail([] {});
-    port_->on_failure([](const net::Port::Told&) {});
+    port_->on_failure([](const net::GroupPort::Told&) {});
   }
   neighbours().leases().leave(this);
   mailbox_.reset();

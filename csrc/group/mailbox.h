@@ -20,7 +20,7 @@
 #include "kernel/pad.h"
 #include "memory/arena.h"
 #include "memory/leases.h"
-#include "net/port.h"
+#include "net/group_port.h"
 
 namespace nvx {
 
@@ -171,10 +171,10 @@ class Mailbox : public LeaseHolder {
   bool announce_far(int peer) REQUIRES(mutex_);
   bool grant_far(int peer) REQUIRES(mutex_);
   bool read_port() REQUIRES(mutex_);
-  void read_letter(net::Port::Letter&& letter) REQUIRES(mutex_);
-  void read_mail(net::Port::Letter&& letter) REQUIRES(mutex_);
+  void read_letter(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
+  void read_mail(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
   bool far(int peer) const { return peer >= 0 && group_.seat_of(peer) < 0; }
-  std::optional<net::Port::Fate> fate(int peer) EXCLUDES(mutex_);
+  std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
   bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
   bool accept(const std::shared_ptr<Message>& receive, Early&& early) REQUIRES(mutex_);

@@ -91,7 +91,7 @@ std::string Mailbox::describe_wait(const Message& message) {
 /// meanwhile; the watch may run hooks, so no lock.
 void Mailbox::check_times() {
   struct Look {
-    std::optional<net::Port::Fate> gone;
+    std::optional<net::GroupPort::Fate> gone;
     bool alarmed = false;
   };
   std::vector<std::pair<std::shared_ptr<Message>, int>> open;
@@ -157,7 +157,7 @@ void Mailbox::turn(Message* message, Shift& shift) {
   rules.watch = nullptr;
   rules.deadline.end = std::min(rules.deadline.end, shift.next_look);
   if (from_afar) {
-    (void)group_.port()->wire().wait(
+    (void)group_.port()->messenger().wait(
         stirred, [] {}, -1, rules);
   } else {
     (void)nvx::wait(bell, stirred, -1, rules);

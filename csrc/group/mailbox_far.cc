@@ -24,7 +24,7 @@ bool Mailbox::announce_far(int rank) {
     head.bytes = message->bytes;
     head.number = ++peer.announced;
     head.dtype = uint8_t(message->dtype);
-    head.carries_data = carries(message->bytes, net::Wire::kMostCopied, peer.there.full());
+    head.carries_data = carries(message->bytes, net::Messenger::kMostCopied, peer.there.full());
     group_.port()->announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
     if (head.carries_data) {
       finish(message, {});
@@ -51,7 +51,7 @@ bool Mailbox::grant_far(int rank) {
 bool Mailbox::read_port() {
   bool moved = false;
   for (;;) {
-    std::optional<net::Port::Letter> letter;
+    std::optional<net::GroupPort::Letter> letter;
     std::optional<std::pair<int, uint64_t>> sent, received;
     {
       MutexLock lock(group_.port()->mutex());
@@ -73,7 +73,7 @@ bool Mailbox::read_port() {
 }
 
 /// In the order in which they were sent, each once, whatever the link does.
-void Mailbox::read_mail(net::Port::Letter&& letter) {
+void Mailbox::read_mail(net::GroupPort::Letter&& letter) {
   Peer& peer = peers_[size_t(letter.from)];
   const net::MailHead& head = letter.head;
   if (head.number <= peer.taken || head.number > peer.taken + kFarEnvelopes) return;
@@ -94,7 +94,7 @@ void Mailbox::tell_taken(int rank) {
   group_.port()->tell_taken(rank, peer.told);
 }
 
-void Mailbox::read_letter(net::Port::Letter&& letter) {
+void Mailbox::read_letter(net::GroupPort::Letter&& letter) {
   if (!far(letter.from)) return;
   Peer& peer = peers_[size_t(letter.from)];
   switch (letter.kind) {
@@ -114,10 +114,10 @@ void Mailbox::read_letter(net::Port::Letter&& letter) {
 }
 
 /// What has become of a rank of another host, or (-1) of any; it is asked for a sign of life.
-std::optional<net::Port::Fate> Mailbox::fate(int peer) {
+std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
   if (!group_.port()) return std::nullopt;
   MutexLock lock(group_.port()->mutex());
-  std::optional<net::Port::Fate> left;
+  std::optional<net::GroupPort::Fate> left;
   bool somebody = false;
   for (int s = 0; s < group_.seats(); ++s) somebody |= s != group_.seat() && !group_.gone(s);
   for (int rank = 0; rank < group_.size(); ++rank) {

@@ -4,7 +4,7 @@
 
 #include "base/config.h"
 #include "group/store_meeting.h"
-#include "net/port.h"
+#include "net/group_port.h"
 
 namespace nvx {
 
@@ -48,7 +48,7 @@ PlanFacts facts_of(const Topology& topology, int rank) {
   return facts;
 }
 
-void tell_other_hosts(net::Port& port, const Topology& topology, const Failure& failure) {
+void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure) {
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.acquaintances();
   if (failure.met_as() != Code::kPeerFailed) {

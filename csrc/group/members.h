@@ -15,7 +15,7 @@
 namespace nvx {
 
 namespace net {
-class Port;
+class GroupPort;
 }
 
 /// Who the ranks of a group are, as one of them has met them, and where their memory is. Set-up makes it (setup.h);
@@ -62,6 +62,6 @@ PlanFacts facts_of(const Topology& topology, int rank);
 
 /// Tells the ranks that this one has talked to, and one of each host, which tells the others of its host, why the group
 /// has failed here. Best effort. Who only passes on what it was told need not tell all hosts again.
-void tell_other_hosts(net::Port& port, const Topology& topology, const Failure& failure);
+void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure);
 
 }  // namespace nvx

@@ -127,13 +127,13 @@ Waited Group::await_turns(const std::function<bool(const Turns&)>& moved, const 
 
 /// Waits for what a rank of another host will say, unless it is lost.
 Waited Group::await_far(int rank, const std::function<bool()>& said, const WaitRules& rules) {
-  std::optional<net::Port::Fate> fate;
+  std::optional<net::GroupPort::Fate> fate;
   const auto ended = [&] {
     port_->mutex().held_by_caller();
     return said() || (fate = port_->fate(rank));
   };
   const auto look = [&] { port_->mutex().held_by_caller(), port_->ask(rank); };
-  const Waited how = port_->wire().wait(ended, look, -1, rules);
+  const Waited how = port_->messenger().wait(ended, look, -1, rules);
   if (how != Waited::kReached || !fate) return how;
   (void)fail_by_fate(*fate);
   return Waited::kAlarmed;

@@ -52,7 +52,7 @@ void Group::tell_other_groups(const Failure& failure) {
   const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
   const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
   Roster::here().tell_others(*this, [&](Group& other) {
-    if (!port_ || !other.port_ || &port_->wire() == &other.port_->wire()) other.hear_of(lost, trouble);
+    if (!port_ || !other.port_ || &port_->messenger() == &other.port_->messenger()) other.hear_of(lost, trouble);
   });
 }
 
@@ -68,7 +68,7 @@ std::vector<Group::Lost> Group::lost_ranks() {
     if (seat_of(r) >= 0) continue;
     const auto fate = port_->fate(r);
     const auto process = port_->process_of(r);
-    if (fate && !fate->left() && process) lost.push_back({.wire = &port_->wire(), .far = *process});
+    if (fate && !fate->left() && process) lost.push_back({.messenger = &port_->messenger(), .far = *process});
   }
   return lost;
 }
@@ -94,7 +94,7 @@ bool Group::fail_as_lost(const Lost& lost) {
     fail_as_gone(s);
     return true;
   }
-  for (int r = 0; lost.wire && port_ && &port_->wire() == lost.wire && r < size(); ++r) {
+  for (int r = 0; lost.messenger && port_ && &port_->messenger() == lost.messenger && r < size(); ++r) {
     MutexLock lock(port_->mutex());
     if (seat_of(r) >= 0 || port_->process_of(r) != lost.far) continue;
     const auto fate = port_->fate(r);

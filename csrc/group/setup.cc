@@ -68,7 +68,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   }
   contain("the store, told that a group cannot be made,", [&] { meeting_.leave_notes(note); });
   if (made.port)
-    contain("the wire, told that a group cannot be made,",
+    contain("the messenger, told that a group cannot be made,",
             [&] { tell_other_hosts(*made.port, members.topology, note); });
   made.port.reset();
   if (!members.pad_span) return;
@@ -227,11 +227,12 @@ std::vector<net::AddressPrefix> SetUp::sources() const {
 /// A rank gives its address away when its port is open, and when its link lets all others in: so nothing can come for a
 /// group that is not there yet, or be lost at the door.
 void SetUp::open_port() {
-  const std::shared_ptr<net::Wire> wire = options_.wire ? options_.wire() : net::Wire::here(store_.host());
-  wire->admit(sources());
-  port_ = std::make_unique<net::Port>(wire, members_.id, rank(), options_.size);
+  const std::shared_ptr<net::Messenger> messenger =
+      options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());
+  messenger->admit(sources());
+  port_ = std::make_unique<net::GroupPort>(messenger, members_.id, rank(), options_.size);
   net::make_room_for_descriptors(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));
-  const std::vector<std::vector<std::byte>> addresses = exchange_addresses(wire->address());
+  const std::vector<std::vector<std::byte>> addresses = exchange_addresses(messenger->address());
   const Topology& topology = members_.topology;
   for (int r = 0; r < options_.size; ++r) {
     if (members_.seat_of(r) >= 0) continue;
@@ -246,7 +247,7 @@ void SetUp::open_port() {
       throw Error(failure);
     }
   }
-  if (rank() == 0) NVX_LOG(kInfo, "group %s: between hosts: %s", name().c_str(), wire->describe().c_str());
+  if (rank() == 0) NVX_LOG(kInfo, "group %s: between hosts: %s", name().c_str(), messenger->describe().c_str());
 }
 
 /// Those of all ranks on the wire.

@@ -7,7 +7,7 @@
 #include "group/members.h"
 #include "group/store.h"
 #include "group/store_meeting.h"
-#include "net/port.h"
+#include "net/group_port.h"
 
 namespace nvx {
 
@@ -18,7 +18,7 @@ class SetUp {
   /// What it makes: all that a group is made of.
   struct Made {
     Members members;
-    std::unique_ptr<net::Port> port;  ///< connected to the other hosts; null where there are none
+    std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null where there are none
     /// Until this rank leaves the group, or fails it: what was met in the group is known for as long. See
     /// Neighbours::meet.
     std::shared_ptr<bool> standing;
@@ -54,7 +54,7 @@ class SetUp {
   StoreMeeting meeting_;
   Deadline deadline_;  // once it has begun
   Members members_;
-  std::unique_ptr<net::Port> port_;
+  std::unique_ptr<net::GroupPort> port_;
   std::shared_ptr<bool> standing_ = std::make_shared<bool>(true);
 };
 

@@ -11,7 +11,7 @@
 #include "group/group.h"
 #include "group/store_notes.h"
 #include "memory/neighbours.h"
-#include "net/wire.h"
+#include "net/messenger.h"
 
 namespace nvx {
 namespace {
@@ -277,7 +277,7 @@ void StoreMeeting::leave_notes(const Failure& note) {
 
 void look_for_deaths(const GroupOptions& options, int writer) {
   const std::shared_ptr<Neighbours> neighbours = Neighbours::here();
-  const std::shared_ptr<net::Wire> wire = options.wire ? options.wire() : net::Wire::opened();
+  const std::shared_ptr<net::Messenger> messenger = options.messenger ? options.messenger() : net::Messenger::opened();
   for (size_t r = 0; r < options.global_ranks.size(); ++r) {
     const uint64_t global = options.global_ranks[r];
     const std::string who = "global rank " + std::to_string(global);
@@ -292,9 +292,9 @@ void look_for_deaths(const GroupOptions& options, int writer) {
                           .who = int(r),
                           .ending = ending});
     }
-    if (!wire || int(r) != writer) continue;
-    MutexLock lock(wire->mutex());
-    const std::string lost = wire->fate(global);
+    if (!messenger || int(r) != writer) continue;
+    MutexLock lock(messenger->mutex());
+    const std::string lost = messenger->fate(global);
     if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + who + " " + lost + "," + when, see_log_of(who));
   }
 }

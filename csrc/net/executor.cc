@@ -15,7 +15,7 @@ bool overlap(const std::byte* a, size_t an, const std::byte* b, size_t bn) {
 
 }  // namespace
 
-ScheduleRun::ScheduleRun(Port& port, ScheduleArgs args)
+ScheduleRun::ScheduleRun(GroupPort& port, ScheduleArgs args)
     : port_(port),
       args_(std::move(args)),
       steps_(args_.row->steps(args_.layout, args_.place)),
@@ -147,11 +147,11 @@ bool ScheduleRun::post(Flight& flight) {
   if (flight.posted_all) return false;
   const int rank = rank_of(flight.step.send_to);
   const std::byte* data = at(flight.step.send);
-  const size_t total = flight.step.send.bytes, segment = port_.wire().segment_bytes();
+  const size_t total = flight.step.send.bytes, segment = port_.messenger().segment_bytes();
   do {
     const size_t bytes = std::min(segment, total - flight.posted);
     if (!port_.spend(rank, bytes)) return false;
-    WireHeader header;
+    MessageHeader header;
     header.kind = flight.posted == 0 ? Kind::kFirst : Kind::kNext;
     header.op = args_.op;
     header.run = args_.run;
@@ -194,31 +194,31 @@ void ScheduleRun::compare(uint32_t from, const First& first) {
 
 /// Whether the message has such a segment, of this length.
 bool ScheduleRun::fits(const Flight& flight, uint32_t number, size_t bytes) const {
-  const size_t total = flight.step.recv.bytes, segment = port_.wire().segment_bytes(), offset = number * segment;
+  const size_t total = flight.step.recv.bytes, segment = port_.messenger().segment_bytes(), offset = number * segment;
   return (offset < total || number == 0) && bytes == std::min(segment, total - offset);
 }
 
 /// Whether the segment has not come before; it has from here on.
 bool ScheduleRun::claim(Flight& flight, uint32_t number) {
-  const size_t total = flight.step.recv.bytes, segment = port_.wire().segment_bytes();
+  const size_t total = flight.step.recv.bytes, segment = port_.messenger().segment_bytes();
   flight.seen.resize(std::max<size_t>(1, (total + segment - 1) / segment));
   if (flight.seen[number]) return false;
   return flight.seen[number] = true;
 }
 
-ScheduleRun::Took ScheduleRun::take(const WireHeader& header, const std::optional<First>& first,
+ScheduleRun::Took ScheduleRun::take(const MessageHeader& header, const std::optional<First>& first,
                                     std::span<const std::byte> body) {
   Flight* flight = flight_of(header.from, header.message);
   if (!flight && make_way()) flight = flight_of(header.from, header.message);
   const bool fetched = flight && end_fetch(*flight, header, body);
   const Took took = verdict_on(flight, header, first, body, fetched);
-  if (took == Took::kYes) store(*flight, size_t(header.segment) * port_.wire().segment_bytes(), body);
+  if (took == Took::kYes) store(*flight, size_t(header.segment) * port_.messenger().segment_bytes(), body);
   return took;
 }
 
 /// Whether the link has fetched this segment straight to its place, which it then has done with.
-bool ScheduleRun::end_fetch(Flight& flight, const WireHeader& header, std::span<const std::byte> body) const {
-  const size_t offset = size_t(header.segment) * port_.wire().segment_bytes();
+bool ScheduleRun::end_fetch(Flight& flight, const MessageHeader& header, std::span<const std::byte> body) const {
+  const size_t offset = size_t(header.segment) * port_.messenger().segment_bytes();
   if (flight.fetching == 0 || !fits(flight, header.segment, body.size())) return false;
   if (body.data() != at(flight.step.recv) + offset) return false;
   --flight.fetching;
@@ -226,8 +226,9 @@ bool ScheduleRun::end_fetch(Flight& flight, const WireHeader& header, std::span<
 }
 
 /// Whether a segment is to be stored; where it cannot be one of this run's, the run fails.
-ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const WireHeader& header, const std::optional<First>& first,
-                                          std::span<const std::byte> body, bool fetched) {
+ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const MessageHeader& header,
+                                          const std::optional<First>& first, std::span<const std::byte> body,
+                                          bool fetched) {
   const int from = int(header.from);
   if (given_up_) return Took::kNever;
   if (first.has_value() != (header.segment == 0)) return refuse(Verdict::garbage(from));
@@ -237,7 +238,7 @@ ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const WireHeader& head
   if (first && first->bytes != step.recv.bytes) return refuse(Verdict::counts(from, step.recv.bytes, first->bytes));
   if (!fits(*flight, header.segment, body.size())) return refuse(Verdict::garbage(from));
   // The message out of the same step is read before anything is written over it.
-  const std::byte* to = at(step.recv) + size_t(header.segment) * port_.wire().segment_bytes();
+  const std::byte* to = at(step.recv) + size_t(header.segment) * port_.messenger().segment_bytes();
   const size_t unsent = step.send_to >= 0 ? step.send.bytes : 0;
   if (!flight->sends_over() && overlap(to, body.size(), at(step.send), unsent)) {
     flight->early = true;
@@ -265,15 +266,15 @@ void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte
 }
 
 /// A segment can be fetched straight to its place only where it is stored as it comes, not where it is reduced.
-std::byte* ScheduleRun::place(const WireHeader& header, size_t bytes) {
+std::byte* ScheduleRun::place(const MessageHeader& header, size_t bytes) {
   Flight* flight = flight_of(header.from, header.message);
   if (given_up_ || !flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
   if (!fits(*flight, header.segment, bytes) || !claim(*flight, header.segment)) return nullptr;
   ++flight->fetching;
-  return at(flight->step.recv) + size_t(header.segment) * port_.wire().segment_bytes();
+  return at(flight->step.recv) + size_t(header.segment) * port_.messenger().segment_bytes();
 }
 
-void ScheduleRun::dropped(const WireHeader& header) {
+void ScheduleRun::dropped(const MessageHeader& header) {
   Flight* flight = flight_of(header.from, header.message);
   if (!flight || flight->fetching == 0) return;
   --flight->fetching;
@@ -335,16 +336,16 @@ void ScheduleRun::cut_off() {
   }
 }
 
-void ScheduleRun::abandon(Port& port, std::span<ScheduleRun* const> runs) {
+void ScheduleRun::abandon(GroupPort& port, std::span<ScheduleRun* const> runs) {
   port.mutex().held_by_caller();
-  port.wire().mutex().held_by_caller();
+  port.messenger().mutex().held_by_caller();
   for (ScheduleRun* run : runs) run->given_up_ = true;
   const auto in_link = [&] {
     int open = 0;
     for (const ScheduleRun* run : runs) open += run->in_link();
     return open;
   };
-  port.wire().let_go_of(runs, in_link, [&] {
+  port.messenger().let_go_of(runs, in_link, [&] {
     for (ScheduleRun* run : runs) run->cut_off();
   });
   if (in_link() == 0) return;

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernel/level.h"
-#include "net/port.h"
+#include "net/group_port.h"
 #include "schedule/catalog.h"
 
 namespace nvx::net {
@@ -34,7 +34,7 @@ struct ScheduleArgs {
 };
 
 /// Advances one schedule over a port. The only code in nvx that moves a collective's bytes between hosts. Never blocks;
-/// guarded by the wire's lock.
+/// guarded by the messenger's lock.
 ///
 /// The hazard rule: a step begins when nothing it reads or writes is still being written by a step in flight, and
 /// nothing it writes is still being read by one. What arrives for a step that has not begun waits in the port.
@@ -53,7 +53,7 @@ class ScheduleRun final : public Sender {
     static Verdict lost(int rank) { return {Cause::kLost, rank, {}, 0, 0}; }
   };
 
-  ScheduleRun(Port& port, ScheduleArgs args);
+  ScheduleRun(GroupPort& port, ScheduleArgs args);
   ~ScheduleRun() override;
   ScheduleRun(const ScheduleRun&) = delete;
   ScheduleRun& operator=(const ScheduleRun&) = delete;
@@ -68,20 +68,20 @@ class ScheduleRun final : public Sender {
   void look();
   /// Gives up these runs of a port. When this returns, nobody reads or writes their memory any more. Takes a bounded
   /// time.
-  static void abandon(Port& port, std::span<ScheduleRun* const> runs);
+  static void abandon(GroupPort& port, std::span<ScheduleRun* const> runs);
 
   // --- for the port: what comes
   /// Which run of which operation this is.
   uint32_t op() const { return args_.op; }
   uint16_t number() const { return args_.run; }
   /// Whether a segment is of this run.
-  bool owns(const WireHeader& header) const { return header.op == op() && header.run == number(); }
+  bool owns(const MessageHeader& header) const { return header.op == op() && header.run == number(); }
   /// What has become of a segment: it was taken in, it is to be offered later, or nobody wants it.
   enum class Took { kYes, kLater, kNever };
-  Took take(const WireHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
+  Took take(const MessageHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
   /// As Receiver::place() and Receiver::dropped().
-  std::byte* place(const WireHeader& header, size_t bytes);
-  void dropped(const WireHeader& header);
+  std::byte* place(const MessageHeader& header, size_t bytes);
+  void dropped(const MessageHeader& header);
   /// Fails the run if a rank calls something else than is called here.
   void compare(uint32_t from, const First& first);
 
@@ -123,8 +123,8 @@ class ScheduleRun final : public Sender {
   bool fits(const Flight& flight, uint32_t segment, size_t bytes) const;
   bool claim(Flight& flight, uint32_t segment);
   void store(Flight& flight, size_t offset, std::span<const std::byte> body);
-  bool end_fetch(Flight& flight, const WireHeader& header, std::span<const std::byte> body) const;
-  Took verdict_on(Flight* flight, const WireHeader& header, const std::optional<First>& first,
+  bool end_fetch(Flight& flight, const MessageHeader& header, std::span<const std::byte> body) const;
+  Took verdict_on(Flight* flight, const MessageHeader& header, const std::optional<First>& first,
                   std::span<const std::byte> body, bool fetched);
   Took refuse(const Verdict& verdict);
   std::byte* at(const schedule::Range& range) const;
@@ -132,7 +132,7 @@ class ScheduleRun final : public Sender {
   bool absent(int place) const { return place >= 0 && !args_.absent.empty() && args_.absent[size_t(place)]; }
   int rank_of(int place) const { return args_.members[size_t(place)]; }
 
-  Port& port_;
+  GroupPort& port_;
   ScheduleArgs args_;
   uint64_t next_ = 0;
   const uint64_t steps_;

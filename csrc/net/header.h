@@ -29,12 +29,12 @@ enum class Kind : uint8_t {
 
 /// Before every message between hosts. Fixed layout, little endian; comes from peers, so every field is checked against
 /// what this side knows before it is used.
-struct WireHeader {
+struct MessageHeader {
   static constexpr uint8_t kMagic = 0x6e;
   static constexpr uint8_t kWire = 5;  ///< moves when a layout in this file, or in failure_note.h, does
 
   uint8_t magic = kMagic;
-  uint8_t wire = kWire;
+  uint8_t messenger = kWire;
   Kind kind = Kind::kPing;
   uint8_t reserved = 0;
   uint32_t from = 0;   ///< rank in the group
@@ -50,9 +50,9 @@ struct WireHeader {
     uint64_t value;  ///< credits, grants, numbers
   };
 
-  WireHeader() : value(0) {}
+  MessageHeader() : value(0) {}
 };
-static_assert(sizeof(WireHeader) == 32);
+static_assert(sizeof(MessageHeader) == 32);
 
 /// What a rank is calling, in the form in which ranks compare it.
 using Label = std::array<std::byte, 32>;
@@ -90,11 +90,11 @@ struct MailHead {
 static_assert(sizeof(MailHead) == 32);
 
 /// The header at the beginning of what has come; nothing if it is no header of this version.
-inline std::optional<WireHeader> read_header(std::span<const std::byte> bytes) {
-  WireHeader header;
+inline std::optional<MessageHeader> read_header(std::span<const std::byte> bytes) {
+  MessageHeader header;
   if (bytes.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.magic != WireHeader::kMagic || header.wire != WireHeader::kWire || header.kind >= Kind::kKinds)
+  if (header.magic != MessageHeader::kMagic || header.messenger != MessageHeader::kWire || header.kind >= Kind::kKinds)
     return std::nullopt;
   return header;
 }
@@ -103,8 +103,8 @@ inline std::optional<WireHeader> read_header(std::span<const std::byte> bytes) {
 template <class T>
 std::optional<T> read_behind_header(std::span<const std::byte> bytes) {
   T value;
-  if (bytes.size() != sizeof(WireHeader) + sizeof value) return std::nullopt;
-  std::memcpy(&value, bytes.data() + sizeof(WireHeader), sizeof value);
+  if (bytes.size() != sizeof(MessageHeader) + sizeof value) return std::nullopt;
+  std::memcpy(&value, bytes.data() + sizeof(MessageHeader), sizeof value);
   return value;
 }
 

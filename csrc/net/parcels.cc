@@ -4,7 +4,7 @@
 #include <array>
 #include <cstring>
 
-#include "net/port.h"
+#include "net/group_port.h"
 
 namespace nvx::net {
 namespace {
@@ -19,10 +19,10 @@ std::optional<typename Queue::value_type> pop(Queue& queue) {
 
 }  // namespace
 
-Parcels::Parcels(Port& port, std::function<void()> poke) : port_(port), poke_(std::move(poke)) {}
+Parcels::Parcels(GroupPort& port, std::function<void()> poke) : port_(port), poke_(std::move(poke)) {}
 
 void Parcels::expect(int rank, uint64_t number, std::byte* data, size_t bytes) {
-  const size_t segment = port_.wire().segment_bytes();
+  const size_t segment = port_.messenger().segment_bytes();
   incoming_.push_back({next_id_++, rank, number, data, bytes});
   incoming_.back().seen.resize((bytes + segment - 1) / segment);
 }
@@ -36,12 +36,12 @@ void Parcels::send(int rank, uint64_t number, const std::byte* data, size_t byte
 void Parcels::push() {
   constexpr int kMostUnread = 8;
   port_.mutex().held_by_caller();
-  const size_t segment = port_.wire().segment_bytes();
+  const size_t segment = port_.messenger().segment_bytes();
   for (auto it = outgoing_.begin(); it != outgoing_.end();) {
     Parcel& parcel = *it++;  // it may be over, and gone, before send() returns
     while (parcel.moved != parcel.bytes && parcel.busy < kMostUnread && !parcel.failed) {
       const size_t bytes = std::min(segment, parcel.bytes - parcel.moved);
-      WireHeader header;
+      MessageHeader header;
       header.kind = Kind::kParcel;
       header.op = uint32_t(parcel.number);
       header.segment = uint32_t(parcel.moved / segment);
@@ -69,8 +69,8 @@ void Parcels::sent(uint64_t cookie, const Status& status) {
 }
 
 /// The granted message that a segment of this length belongs to.
-Parcels::Parcel* Parcels::parcel_of(const WireHeader& header, size_t bytes) {
-  const size_t segment = port_.wire().segment_bytes();
+Parcels::Parcel* Parcels::parcel_of(const MessageHeader& header, size_t bytes) {
+  const size_t segment = port_.messenger().segment_bytes();
   for (Parcel& parcel : incoming_) {
     if (parcel.rank != int(header.from) || uint32_t(parcel.number) != header.op) continue;
     const bool fits = header.segment < parcel.seen.size() &&
@@ -80,28 +80,28 @@ Parcels::Parcel* Parcels::parcel_of(const WireHeader& header, size_t bytes) {
   return nullptr;
 }
 
-std::byte* Parcels::place(const WireHeader& header, size_t bytes) {
+std::byte* Parcels::place(const MessageHeader& header, size_t bytes) {
   Parcel* const parcel = parcel_of(header, bytes);
   if (!parcel || parcel->seen[header.segment]) return nullptr;
   parcel->seen[header.segment] = true;
   ++parcel->busy;
-  return parcel->data + size_t(header.segment) * port_.wire().segment_bytes();
+  return parcel->data + size_t(header.segment) * port_.messenger().segment_bytes();
 }
 
 bool Parcels::dropped(const std::byte* where) {
   for (Parcel& parcel : incoming_) {
     if (where < parcel.data || where >= parcel.data + parcel.bytes) continue;
     --parcel.busy;
-    parcel.seen[size_t(where - parcel.data) / port_.wire().segment_bytes()] = false;
+    parcel.seen[size_t(where - parcel.data) / port_.messenger().segment_bytes()] = false;
     return true;
   }
   return false;
 }
 
-void Parcels::take(const WireHeader& header, std::span<const std::byte> body) {
+void Parcels::take(const MessageHeader& header, std::span<const std::byte> body) {
   Parcel* const parcel = parcel_of(header, body.size());
   if (!parcel) return;
-  std::byte* const to = parcel->data + size_t(header.segment) * port_.wire().segment_bytes();
+  std::byte* const to = parcel->data + size_t(header.segment) * port_.messenger().segment_bytes();
   if (parcel->busy != 0 && body.data() == to) {
     --parcel->busy;
   } else if (parcel->seen[header.segment]) {
@@ -142,11 +142,11 @@ void Parcels::sever_busy() {
 }
 
 void Parcels::drop() {
-  port_.wire().mutex().held_by_caller();
+  port_.messenger().mutex().held_by_caller();
   for (Parcel& parcel : outgoing_) parcel.failed = true;                          // no more of it goes out
   for (Parcel& parcel : incoming_) parcel.seen.assign(parcel.seen.size(), true);  // nor in
   const std::array<const Sender*, 1> self{this};
-  port_.wire().let_go_of(
+  port_.messenger().let_go_of(
       self, [this] { return busy(); }, [this] { sever_busy(); });
   outgoing_.clear();
   incoming_.clear();

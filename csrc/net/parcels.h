@@ -7,21 +7,21 @@
 #include <utility>
 #include <vector>
 
-#include "net/wire.h"
+#include "net/messenger.h"
 
 namespace nvx::net {
 
-class Port;
+class GroupPort;
 
 /// The large messages of a port that have been granted, and are cut into segments: those that are under way, and those
-/// whose end nobody has asked for yet. All of it is guarded by the wire's lock, which the caller holds.
+/// whose end nobody has asked for yet. All of it is guarded by the messenger's lock, which the caller holds.
 class Parcels final : private Sender {
  public:
   /// A message between this rank and another one: that rank, and the message's number.
   using Message = std::pair<int, uint64_t>;
 
-  /// poke: called when there may be something to ask for, with the wire's lock held.
-  Parcels(Port& port, std::function<void()> poke);
+  /// poke: called when there may be something to ask for, with the messenger's lock held.
+  Parcels(GroupPort& port, std::function<void()> poke);
   Parcels(const Parcels&) = delete;
   Parcels& operator=(const Parcels&) = delete;
 
@@ -37,8 +37,8 @@ class Parcels final : private Sender {
   void drop();
 
   // --- for the port: what comes. place() and dropped() are as those of Receiver.
-  std::byte* place(const WireHeader& header, size_t bytes);
-  void take(const WireHeader& header, std::span<const std::byte> body);
+  std::byte* place(const MessageHeader& header, size_t bytes);
+  void take(const MessageHeader& header, std::span<const std::byte> body);
   /// False if nothing of a parcel was to be written there.
   bool dropped(const std::byte* where);
 
@@ -58,11 +58,11 @@ class Parcels final : private Sender {
 
   void sent(uint64_t cookie, const Status& status) override;
   void push();
-  Parcel* parcel_of(const WireHeader& header, size_t bytes);
+  Parcel* parcel_of(const MessageHeader& header, size_t bytes);
   int busy() const;
   void sever_busy();
 
-  Port& port_;
+  GroupPort& port_;
   const std::function<void()> poke_;
   std::list<Parcel> outgoing_;
   std::list<Parcel> incoming_;

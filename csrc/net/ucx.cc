@@ -160,7 +160,7 @@ class UcxLink final : public Link {
   std::map<PeerId, Clock::time_point> overdue_;  // when what is open to a lost or forgotten peer ends in any case
   std::vector<Fetch*> fetches_, fetched_;
   std::vector<Post*> waiting_;                        // for an endpoint
-  Unreached unreached_{config().liveness * 19 / 20};  // before the wire's patience ends, which cannot say why
+  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's patience ends, which cannot say why
   std::vector<PeerId> to_greet_;
   std::vector<Sign> signs_;
   std::vector<News> news_;

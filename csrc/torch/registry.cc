@@ -1,7 +1,7 @@
 #include "torch/registry.h"
 
 #include "base/per_process.h"
-#include "net/wire.h"
+#include "net/messenger.h"
 #include "torch/backend.h"
 
 namespace nvx {
@@ -43,7 +43,7 @@ void stop_everything() {
     Engine::here().stop(kLast);
   }
   HooksBeside::await_all();
-  if (const auto wire = net::Wire::opened()) wire->finish();
+  if (const auto messenger = net::Messenger::opened()) messenger->finish();
 }
 
 }  // namespace nvx

@@ -147,10 +147,10 @@ TEST(Estimate, OfDevicesOverHostsHoldsAProxyAgainstHostMemory) {
       before = proxy.seconds;
     }
   }
-  const double wire = 256 * M / 8 / (0.8 * 50e9);  // an eighth of it over each rail, once each way
+  const double messenger = 256 * M / 8 / (0.8 * 50e9);  // an eighth of it over each rail, once each way
   const double proxy = ways(Collective::kAllReduce, 256 * M, rdma(50))[1].estimate.seconds;
-  EXPECT_GT(proxy, wire);
-  EXPECT_LT(proxy, 4 * wire) << "the stages overlap";
+  EXPECT_GT(proxy, messenger);
+  EXPECT_LT(proxy, 4 * messenger) << "the stages overlap";
   EXPECT_LT(proxy, ways(Collective::kAllReduce, 256 * M, tcp())[1].estimate.seconds);
   EXPECT_LT(ways(Collective::kAllReduce, 8, tcp())[1].estimate.seconds, 1e-3);
   EXPECT_GT(running(ways(Collective::kAllReduce, 8, tcp())).estimate.seconds, 0);

@@ -208,7 +208,7 @@ TEST(HierarchicalMail, WhatFitsIntoALetterIsSentAtOnce) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
     Group group(store, hosts.options("letter", rank));
-    Bytes memory(net::Wire::kMostCopied);
+    Bytes memory(net::Messenger::kMostCopied);
     const auto one = mail(1 - rank, 5, memory);
     if (rank == 0) {
       group.mail().send(one, Carrier::kPool);

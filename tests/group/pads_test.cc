@@ -24,7 +24,7 @@ class Crowd : public MemoryStore {
 TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   constexpr int kRanks = 1024;
   Hosts hosts({0, 1});
-  Crowd store(kRanks, hosts.options("crowd", 1).wire()->address());
+  Crowd store(kRanks, hosts.options("crowd", 1).messenger()->address());
   const auto neighbours = Neighbours::here();
   Arena& arena = neighbours->arena();
   arena.free(arena.allocate(1));  // which looks after what earlier groups have left

@@ -12,8 +12,8 @@ namespace {
 
 using net::First;
 using net::Kind;
+using net::MessageHeader;
 using net::Progress;
-using net::WireHeader;
 using schedule::Collective;
 using Cause = net::ScheduleRun::Verdict::Cause;
 
@@ -29,9 +29,10 @@ class Alone {
   explicit Alone(const char* schedule = "pair", Collective collective = Collective::kAllReduce)
       : row_(*schedule::find(collective, schedule)),
         link_(*new ScriptedLink(kSegment)),
-        wire_(std::make_shared<net::Wire>(std::unique_ptr<net::Link>(&link_), std::chrono::milliseconds(200))),
-        port_(std::make_unique<net::Port>(wire_, kGroup, 0, 3)),
-        lock_(std::make_unique<MutexLock>(wire_->mutex())) {
+        messenger_(
+            std::make_shared<net::Messenger>(std::unique_ptr<net::Link>(&link_), std::chrono::milliseconds(200))),
+        port_(std::make_unique<net::GroupPort>(messenger_, kGroup, 0, 3)),
+        lock_(std::make_unique<MutexLock>(messenger_->mutex())) {
     hold();
     Bytes address(16);
     for (int rank = 1; rank < 3; ++rank) {
@@ -50,16 +51,16 @@ class Alone {
 
   ScriptedLink& link() { return link_; }
   net::ScheduleRun& run() { return *run_; }
-  net::Port& port() { return *port_; }
-  std::optional<net::Port::Fate> fate() { return hold(), port_->fate(1); }
+  net::GroupPort& port() { return *port_; }
+  std::optional<net::GroupPort::Fate> fate() { return hold(), port_->fate(1); }
   void ask() { hold(), port_->ask(1); }
-  /// What the wire says of the process of rank 1.
-  std::string lost_because() { return hold(), wire_->lost_because(0); }
+  /// What the messenger says of the process of rank 1.
+  std::string lost_because() { return hold(), messenger_->lost_because(0); }
   std::string trouble(int rank) { return hold(), port_->trouble(rank); }
   void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
-  std::optional<net::Port::Told> told() { return hold(), port_->told(); }
-  void look() { hold(), wire_->progress(); }
-  std::optional<net::Port::Stray> stray() { return hold(), port_->stray(); }
+  std::optional<net::GroupPort::Told> told() { return hold(), port_->told(); }
+  void look() { hold(), messenger_->progress(); }
+  std::optional<net::GroupPort::Stray> stray() { return hold(), port_->stray(); }
 
   net::ScheduleRun& begin(uint32_t op = 1) {
     hold();
@@ -70,7 +71,7 @@ class Alone {
   Progress advance() {
     hold();
     Progress progress = run_->advance();
-    for (int i = 0; i < 5; ++i) wire_->progress(), progress = run_->advance();
+    for (int i = 0; i < 5; ++i) messenger_->progress(), progress = run_->advance();
     return progress;
   }
   void end() {
@@ -86,7 +87,7 @@ class Alone {
 
   /// A segment as rank 1 would send it.
   Sent segment(size_t k, uint32_t op = 1, size_t total = kBytes) const {
-    WireHeader header = header_of(k == 0 ? Kind::kFirst : Kind::kNext);
+    MessageHeader header = header_of(k == 0 ? Kind::kFirst : Kind::kNext);
     header.op = op;
     header.segment = uint32_t(k);
     Sent sent;
@@ -95,8 +96,8 @@ class Alone {
     sent.body = Bytes(std::min(kSegment, kBytes - k * kSegment), std::byte(1));
     return sent;
   }
-  static WireHeader header_of(Kind kind) {
-    WireHeader header;
+  static MessageHeader header_of(Kind kind) {
+    MessageHeader header;
     header.kind = kind;
     header.group = kGroup;
     header.from = 1;
@@ -107,16 +108,16 @@ class Alone {
     for (const Sent& message : messages) link_.to_come.push_back(message);
     return advance();
   }
-  void hold() const ASSERT_CAPABILITY(port_->mutex()) ASSERT_CAPABILITY(wire_->mutex()) {
+  void hold() const ASSERT_CAPABILITY(port_->mutex()) ASSERT_CAPABILITY(messenger_->mutex()) {
     port_->mutex().held_by_caller();
-    wire_->mutex().held_by_caller();
+    messenger_->mutex().held_by_caller();
   }
 
  private:
   const schedule::Row& row_;
   ScriptedLink& link_;
-  std::shared_ptr<net::Wire> wire_;
-  std::unique_ptr<net::Port> port_;
+  std::shared_ptr<net::Messenger> messenger_;
+  std::unique_ptr<net::GroupPort> port_;
   std::unique_ptr<MutexLock> lock_;
   std::unique_ptr<Part> part_;
   std::unique_ptr<net::ScheduleRun> run_;
@@ -125,7 +126,7 @@ class Alone {
 /// Whether this side has posted an answer of this value, and with what body.
 std::optional<std::string> pong(const ScriptedLink& link, uint64_t value) {
   for (const Sent& sent : link.sent) {
-    const WireHeader header = sent.read();
+    const MessageHeader header = sent.read();
     if (header.kind == Kind::kPong && header.value == value)
       return std::string(reinterpret_cast<const char*>(sent.body.data()), sent.body.size());
   }
@@ -134,7 +135,7 @@ std::optional<std::string> pong(const ScriptedLink& link, uint64_t value) {
 
 /// What the process at rank 1's address says of itself, not of a group.
 Sent from_process(Kind kind, uint64_t value, const std::string& body = "") {
-  WireHeader header = Alone::header_of(kind);
+  MessageHeader header = Alone::header_of(kind);
   header.value = value;
   Sent sent;
   append(sent.header, header);
@@ -266,18 +267,19 @@ TEST(Signs, WhoAsksLaterIsToldOfTroublesToo) {
 /// The end of a process waits for an answer without keeping a core busy.
 TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
   auto* const link = new ScriptedLink(kSegment);
-  const auto wire = std::make_shared<net::Wire>(std::unique_ptr<net::Link>(link), std::chrono::milliseconds(300));
+  const auto messenger =
+      std::make_shared<net::Messenger>(std::unique_ptr<net::Link>(link), std::chrono::milliseconds(300));
   {
-    net::Port port(wire, kGroup, 0, 2);
-    MutexLock lock(wire->mutex());
+    net::GroupPort port(messenger, kGroup, 0, 2);
+    MutexLock lock(messenger->mutex());
     port.mutex().held_by_caller();
     port.connect(1, Bytes(16));
     port.monitor_in(1, 1);
   }
   const auto began = Clock::now();
-  wire->finish();
+  messenger->finish();
   EXPECT_GE(Clock::now() - began, std::chrono::milliseconds(290)) << "nobody has answered";
-  wire->close();
+  messenger->close();
   EXPECT_LT(link->looks, 900u);
 }
 
@@ -296,7 +298,7 @@ TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
 /// As rank 1 sends it, with one thing changed.
 template <class Change>
 Sent changed(Sent message, Change change) {
-  WireHeader header = message.read();
+  MessageHeader header = message.read();
   change(header);
   std::memcpy(message.header.data(), &header, sizeof header);
   return message;
@@ -314,7 +316,7 @@ TEST(RunFaults, AnotherLabelIsAMismatchThatTellsIt) {
   Alone alone;
   alone.begin();
   Sent other = alone.segment(0);
-  other.header[sizeof(WireHeader)] = std::byte(9);
+  other.header[sizeof(MessageHeader)] = std::byte(9);
   EXPECT_EQ(alone.come({other}), Progress::kFailed);
   EXPECT_EQ(alone.run().verdict().cause, Cause::kMismatch);
   EXPECT_EQ(alone.run().verdict().rank, 1);
@@ -356,17 +358,18 @@ TEST(RunFaults, WhatBelongsToNoMessageIsGarbage) {
   }
   for (const uint32_t number : {3u, 4u, 0x7fffffffu, 0xffffffffu}) {
     EXPECT_EQ(verdict_on([&](Alone& a) {
-                return Messages{changed(a.segment(1), [&](WireHeader& h) { h.segment = number; })};
+                return Messages{changed(a.segment(1), [&](MessageHeader& h) { h.segment = number; })};
               }),
               Cause::kGarbage)
         << number;
   }
-  EXPECT_EQ(verdict_on([](Alone& a) { return Messages{changed(a.segment(1), [](WireHeader& h) { h.segment = 0; })}; }),
-            Cause::kGarbage)
+  EXPECT_EQ(
+      verdict_on([](Alone& a) { return Messages{changed(a.segment(1), [](MessageHeader& h) { h.segment = 0; })}; }),
+      Cause::kGarbage)
       << "the beginning of a message without its label";
   EXPECT_EQ(verdict_on([](Alone& a) {
               Sent bare = a.segment(0);
-              bare.header.resize(sizeof(WireHeader) + 7);
+              bare.header.resize(sizeof(MessageHeader) + 7);
               return Messages{bare};
             }),
             Cause::kGarbage);
@@ -378,18 +381,18 @@ TEST(RunFaults, WhatIsForNobodyHereIsLeftAlone) {
   alone.begin();
   std::vector<Sent> strangers;
   const auto stranger = [&](auto change) { strangers.push_back(changed(alone.segment(0), change)); };
-  stranger([](WireHeader& h) { h.magic ^= 1; });
-  stranger([](WireHeader& h) { h.wire += 1; });
-  stranger([](WireHeader& h) { h.kind = Kind(77); });
-  stranger([](WireHeader& h) { h.from = 0; });
-  stranger([](WireHeader& h) { h.from = 3; });
-  stranger([](WireHeader& h) { h.from = 0xffffffff; });
-  stranger([](WireHeader& h) { h.from = 2; });
-  stranger([](WireHeader& h) { h.to = 1; });
-  stranger([](WireHeader& h) { h.group += 1; });
-  stranger([](WireHeader& h) { h.op = 2; });
-  stranger([](WireHeader& h) { h.run = 1; });
-  stranger([](WireHeader& h) { h.message = 1; });
+  stranger([](MessageHeader& h) { h.magic ^= 1; });
+  stranger([](MessageHeader& h) { h.messenger += 1; });
+  stranger([](MessageHeader& h) { h.kind = Kind(77); });
+  stranger([](MessageHeader& h) { h.from = 0; });
+  stranger([](MessageHeader& h) { h.from = 3; });
+  stranger([](MessageHeader& h) { h.from = 0xffffffff; });
+  stranger([](MessageHeader& h) { h.from = 2; });
+  stranger([](MessageHeader& h) { h.to = 1; });
+  stranger([](MessageHeader& h) { h.group += 1; });
+  stranger([](MessageHeader& h) { h.op = 2; });
+  stranger([](MessageHeader& h) { h.run = 1; });
+  stranger([](MessageHeader& h) { h.message = 1; });
   strangers.push_back({Bytes(31), {}});
   strangers.push_back({{}, {}});
   for (Kind kind = Kind::kFirst; kind <= Kind::kMonitorOut; kind = Kind(int(kind) + 1)) {
@@ -493,7 +496,7 @@ TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
   alone.hold();
   alone.end_operation(1);
   Sent other = alone.segment(0);
-  other.header[sizeof(WireHeader)] = std::byte(9);
+  other.header[sizeof(MessageHeader)] = std::byte(9);
   alone.begin(2);
   alone.come({other, alone.segment(1)});
   const auto stray = alone.stray();

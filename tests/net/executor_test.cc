@@ -47,8 +47,8 @@ void PrintTo(const Weather& w, std::ostream* out) { *out << w.name; }
 /// nothing.
 class RoundRobin {
  public:
-  explicit RoundRobin(Wires& wires) : wires_(wires), ports_(wires.ports(/*group=*/77)) {
-    for (int r = 0; r < wires.ranks(); ++r) locks_.push_back(std::make_unique<MutexLock>(wires.wire(r).mutex()));
+  explicit RoundRobin(Messengers& wires) : messenger_(wires), ports_(wires.ports(/*group=*/77)) {
+    for (int r = 0; r < wires.ranks(); ++r) locks_.push_back(std::make_unique<MutexLock>(wires.messenger(r).mutex()));
     for (const auto& port : ports_) {
       port->mutex().held_by_caller();
       port->end_operation(op_ + 1);
@@ -88,16 +88,16 @@ class RoundRobin {
   bool turn(std::vector<std::unique_ptr<net::ScheduleRun>>& runs) {
     bool all = true;
     for (size_t r = 0; r < runs.size(); ++r) {
-      net::Wire& wire = wires_.wire(int(r));
-      wire.mutex().held_by_caller();
-      wire.progress();
+      net::Messenger& messenger = messenger_.messenger(int(r));
+      messenger.mutex().held_by_caller();
+      messenger.progress();
       all &= runs[r]->advance() == Progress::kDone;
     }
     return all;
   }
 
-  Wires& wires_;
-  std::vector<std::unique_ptr<net::Port>> ports_;
+  Messengers& messenger_;
+  std::vector<std::unique_ptr<net::GroupPort>> ports_;
   std::vector<std::unique_ptr<MutexLock>> locks_;  // nobody else drives the links
   uint32_t op_ = uint32_t(-5);                     // numbers wrap
 };
@@ -108,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Weather, Schedules, testing::ValuesIn(kWeathers),
 
 TEST_P(Schedules, RunAsTheyArePromised) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
-    Wires wires(ranks, GetParam().options);
+    Messengers wires(ranks, GetParam().options);
     RoundRobin together(wires);
     uint64_t seed = 0;
     for (const Row& row : schedule::catalog()) {
@@ -131,10 +131,10 @@ TEST_P(Schedules, RunAsTheyArePromised) {
 
 TEST_P(Schedules, RunInThreads) {
   constexpr int kRanks = 5;
-  Wires wires(kRanks, GetParam().options);
+  Messengers wires(kRanks, GetParam().options);
   const auto ports = wires.ports(78);
   as_threads(kRanks, [&](int rank) {
-    net::Port& port = *ports[size_t(rank)];
+    net::GroupPort& port = *ports[size_t(rank)];
     uint32_t op = 0;
     for (const Row& row : schedule::catalog()) {
       for (const size_t elements : {size_t(3), size_t(2000)}) {
@@ -154,8 +154,8 @@ TEST_P(Schedules, RunInThreads) {
 TEST(ScheduleRuns, GoOnBesideEachOther) {
   constexpr int kRanks = 4, kGroups = 3, kOps = 6;
   net::LoopbackNet::Options options = kWeathers[3].options;
-  Wires wires(kRanks, options);
-  std::vector<std::vector<std::unique_ptr<net::Port>>> ports;
+  Messengers wires(kRanks, options);
+  std::vector<std::vector<std::unique_ptr<net::GroupPort>>> ports;
   for (int g = 0; g < kGroups; ++g) ports.push_back(wires.ports(uint64_t(100 + g)));
   const Row& row = *schedule::find(Collective::kAllReduce, "ring");
   const Shape shape = shape_of({Collective::kAllReduce, kRanks, 999, 4});
@@ -164,7 +164,7 @@ TEST(ScheduleRuns, GoOnBesideEachOther) {
     std::deque<OpenRun> runs;
     for (int i = 0; i < kOps * kGroups; ++i) {
       const int g = (i + rank) % kGroups;  // not in the same order everywhere
-      net::Port& port = *ports[size_t(g)][size_t(rank)];
+      net::GroupPort& port = *ports[size_t(g)][size_t(rank)];
       parts.emplace_back(shape, rank, Memory::kShared, uint64_t(g * 100 + i / kGroups));
       runs.emplace_back(port, parts.back().args(row, 1 + uint32_t(i / kGroups / 2), 2, uint16_t(i / kGroups % 2)));
     }
@@ -176,7 +176,7 @@ TEST(ScheduleRuns, GoOnBesideEachOther) {
       for (OpenRun& run : runs) all &= run->advance() == Progress::kDone;
       return all;
     };
-    wires.wire(rank).wait(
+    wires.messenger(rank).wait(
         ended, [] {}, -1, rules);
     ASSERT_TRUE(all);
     runs.clear();
@@ -192,14 +192,14 @@ TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
   constexpr size_t kCredit = 4 << 20, kSegment = 64 << 10;
   const size_t bytes = GetParam();
   const uint32_t ops = bytes < 1000 ? 10'000 : uint32_t(20'000'000 / bytes);
-  Wires wires(2);
+  Messengers wires(2);
   const auto ports = wires.ports(79);
   const Row& row = *schedule::find(Collective::kBroadcast, "binomial");
   const Shape shape = shape_of({Collective::kBroadcast, 2, bytes / 4, 4});
   std::atomic<bool> stopped{false};
   std::atomic<uint32_t> sent{0};
   as_threads(2, [&](int rank) {
-    net::Port& port = *ports[size_t(rank)];
+    net::GroupPort& port = *ports[size_t(rank)];
     if (rank == 1) {
       uint32_t before = 1;  // it has stopped when it has done nothing for a while
       eventually(std::chrono::seconds(10), [&] {
@@ -228,11 +228,11 @@ TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
 TEST(ScheduleRuns, SegmentsLongerThanTheCreditGoOneByOne) {
   net::LoopbackNet::Options options;
   options.segment_bytes = options.place_above = 5 << 20;
-  Wires wires(2, options);
+  Messengers wires(2, options);
   const auto ports = wires.ports(80);
   const Row& row = *schedule::find(Collective::kAllReduce, "pair");
   as_threads(2, [&](int rank) {
-    net::Port& port = *ports[size_t(rank)];
+    net::GroupPort& port = *ports[size_t(rank)];
     for (uint32_t op = 1; op <= (why_no_processes() ? 2u : 6u); ++op) {
       const Shape shape = shape_of({Collective::kAllReduce, 2, op % 2 ? size_t(100) : size_t(11 << 17), 4});
       Part part(shape, rank, Memory::kApart, op);
@@ -246,7 +246,7 @@ TEST(ScheduleRuns, SegmentsLongerThanTheCreditGoOneByOne) {
 
 /// Seconds of this thread, for each of so many broadcasts whose root has ended all of them before.
 double cost_of_catching_up(uint32_t ops) {
-  Wires wires(2);
+  Messengers wires(2);
   const auto ports = wires.ports(81);
   const Row& row = *schedule::find(Collective::kBroadcast, "binomial");
   const Shape shape = shape_of({Collective::kBroadcast, 2, 10, 4});
@@ -258,9 +258,9 @@ double cost_of_catching_up(uint32_t ops) {
   };
   for (uint32_t op = 1; op <= ops; ++op) call(0, root, op);
   {
-    net::Wire& wire = wires.wire(1);
-    MutexLock lock(wire.mutex());
-    while (wire.progress()) {
+    net::Messenger& messenger = wires.messenger(1);
+    MutexLock lock(messenger.mutex());
+    while (messenger.progress()) {
     }
   }
   const auto now = [] {

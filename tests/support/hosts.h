@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "net/loopback.h"
-#include "net/wire.h"
+#include "net/messenger.h"
 #include "support/groups.h"
 
-/// Groups of threads that play ranks of several hosts: each rank has a wire of its own, all of them over one net.
+/// Groups of threads that play ranks of several hosts: each rank has a messenger of its own, all of them over one net.
 namespace nvx::test {
 
 class Hosts {
@@ -17,7 +17,8 @@ class Hosts {
   explicit Hosts(std::vector<int> host_of, net::LoopbackNet::Options options = {},
                  std::chrono::milliseconds silence = std::chrono::seconds(10))
       : host_of_(std::move(host_of)), net_(options) {
-    for (size_t r = 0; r < host_of_.size(); ++r) wires_.push_back(std::make_shared<net::Wire>(net_.open(), silence));
+    for (size_t r = 0; r < host_of_.size(); ++r)
+      messenger_.push_back(std::make_shared<net::Messenger>(net_.open(), silence));
   }
 
   int ranks() const { return int(host_of_.size()); }
@@ -30,14 +31,14 @@ class Hosts {
   GroupOptions options_of(const std::string& name, int rank, int size, size_t who, uint32_t first_epoch = 0) const {
     GroupOptions o = test::options(name, rank, size, first_epoch);
     o.host = "host" + std::to_string(host_of_[who]);
-    o.wire = [wire = wires_[who]] { return wire; };
+    o.messenger = [messenger = messenger_[who]] { return messenger; };
     return o;
   }
 
  private:
   std::vector<int> host_of_;
   net::LoopbackNet net_;
-  std::vector<std::shared_ptr<net::Wire>> wires_;
+  std::vector<std::shared_ptr<net::Messenger>> messenger_;
 };
 
 }  // namespace nvx::test

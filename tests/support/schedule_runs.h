@@ -10,7 +10,7 @@
 #include "support/inputs.h"
 #include "support/verify.h"
 
-/// ScheduleRuns of a group of which every rank is a port of its own, at a wire of its own, all in this process.
+/// ScheduleRuns of a group of which every rank is a port of its own, at a messenger of its own, all in this process.
 namespace nvx::test {
 
 /// A label that tells apart what is called; no more.
@@ -20,28 +20,28 @@ inline net::Label label(uint8_t what) {
   return label;
 }
 
-/// Wires, and what stands at them.
-class Wires {
+/// Messengers, and what stands at them.
+class Messengers {
  public:
-  explicit Wires(int ranks, net::LoopbackNet::Options options = {},
-                 std::chrono::milliseconds silence = std::chrono::seconds(10))
+  explicit Messengers(int ranks, net::LoopbackNet::Options options = {},
+                      std::chrono::milliseconds silence = std::chrono::seconds(10))
       : net_(options) {
-    for (int r = 0; r < ranks; ++r) wires_.push_back(std::make_shared<net::Wire>(net_.open(), silence));
+    for (int r = 0; r < ranks; ++r) messenger_.push_back(std::make_shared<net::Messenger>(net_.open(), silence));
   }
-  int ranks() const { return int(wires_.size()); }
+  int ranks() const { return int(messenger_.size()); }
   net::LoopbackNet& net() { return net_; }
-  net::Wire& wire(int rank) { return *wires_[size_t(rank)]; }
+  net::Messenger& messenger(int rank) { return *messenger_[size_t(rank)]; }
   /// A port for every rank, all acquainted.
-  std::vector<std::unique_ptr<net::Port>> ports(uint64_t group) {
-    std::vector<std::unique_ptr<net::Port>> ports;
+  std::vector<std::unique_ptr<net::GroupPort>> ports(uint64_t group) {
+    std::vector<std::unique_ptr<net::GroupPort>> ports;
     for (int r = 0; r < ranks(); ++r) {
-      ports.push_back(std::make_unique<net::Port>(wires_[size_t(r)], group, r, ranks()));
+      ports.push_back(std::make_unique<net::GroupPort>(messenger_[size_t(r)], group, r, ranks()));
     }
     for (int r = 0; r < ranks(); ++r) {
       for (int other = 0; other < ranks(); ++other) {
         if (other == r) continue;
-        const std::vector<std::byte> address = wire(other).address();
-        net::Port& port = *ports[size_t(r)];
+        const std::vector<std::byte> address = messenger(other).address();
+        net::GroupPort& port = *ports[size_t(r)];
         MutexLock lock(port.mutex());
         port.connect(other, address);
       }
@@ -51,7 +51,7 @@ class Wires {
 
  private:
   net::LoopbackNet net_;
-  std::vector<std::shared_ptr<net::Wire>> wires_;
+  std::vector<std::shared_ptr<net::Messenger>> messenger_;
 };
 
 /// What one rank has in a run: integers of four bytes, of which every rank knows all others'.
@@ -134,10 +134,10 @@ class Part {
   schedule::Layout layout_;
 };
 
-/// A run, begun and ended with its wire's lock held.
+/// A run, begun and ended with its messenger's lock held.
 class OpenRun {
  public:
-  OpenRun(net::Port& port, net::ScheduleArgs args) : port_(port) {
+  OpenRun(net::GroupPort& port, net::ScheduleArgs args) : port_(port) {
     MutexLock lock(port_.mutex());
     run_ = std::make_unique<net::ScheduleRun>(port_, std::move(args));
     run_->advance();
@@ -154,8 +154,8 @@ class OpenRun {
     net::Progress progress = net::Progress::kPending;
     WaitRules rules;
     rules.deadline = Deadline::after(span);
-    port_.wire().wait([&] { return (progress = run_->advance()) != net::Progress::kPending; }, [&] { run_->look(); },
-                      -1, rules);
+    port_.messenger().wait([&] { return (progress = run_->advance()) != net::Progress::kPending; },
+                           [&] { run_->look(); }, -1, rules);
     return progress;
   }
   /// Nobody touches its memory afterwards.
@@ -171,7 +171,7 @@ class OpenRun {
   }
 
  private:
-  net::Port& port_;
+  net::GroupPort& port_;
   std::unique_ptr<net::ScheduleRun> run_;
 };
 

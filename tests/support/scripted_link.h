@@ -18,7 +18,7 @@ namespace nvx::test {
 struct Sent {
   Bytes header;
   Bytes body;
-  net::WireHeader read() const { return net::read_header(header).value_or(net::WireHeader()); }
+  net::MessageHeader read() const { return net::read_header(header).value_or(net::MessageHeader()); }
 };
 
 template <class T>
@@ -28,7 +28,7 @@ void append(Bytes& bytes, const T& value) {
 }
 
 /// A link to nobody: what comes, what becomes of what is sent, and when, is for the test to say. To be touched with
-/// the lock of its wire held.
+/// the lock of its messenger held.
 class ScriptedLink final : public net::Link {
  public:
   explicit ScriptedLink(size_t segment_bytes) : segment_bytes_(segment_bytes) {}

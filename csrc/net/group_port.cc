@@ -1,4 +1,4 @@
-#include "net/port.h"
+#include "net/group_port.h"
 
 #include <algorithm>
 #include <cstring>
@@ -21,37 +21,37 @@ constexpr uint64_t kMostLetters = 1 << 18, kMailCost = 16;
 /// Modular, as the numbers may wrap.
 bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
 
-uint64_t cost_of(const Port::Letter& letter) { return letter.kind == Kind::kMail ? kMailCost : 1; }
+uint64_t cost_of(const GroupPort::Letter& letter) { return letter.kind == Kind::kMail ? kMailCost : 1; }
 
 }  // namespace
 
-Port::Port(std::shared_ptr<Wire> wire, uint64_t group, int rank, int size)
-    : wire_(std::move(wire)), group_(group), rank_(rank), ranks_(size_t(size)) {
-  MutexLock lock(wire_->mutex());
-  wire_->enrol(group, rank, *this);
+GroupPort::GroupPort(std::shared_ptr<Messenger> messenger, uint64_t group, int rank, int size)
+    : messenger_(std::move(messenger)), group_(group), rank_(rank), ranks_(size_t(size)) {
+  MutexLock lock(messenger_->mutex());
+  messenger_->enrol(group, rank, *this);
 }
 
-Port::~Port() {
-  MutexLock lock(wire_->mutex());
+GroupPort::~GroupPort() {
+  MutexLock lock(messenger_->mutex());
   drop_mail();
   leave();
 }
 
-void Port::connect(int rank, std::span<const std::byte> address) {
+void GroupPort::connect(int rank, std::span<const std::byte> address) {
   Rank& there = ranks_[size_t(rank)];
-  there.peer = wire_->connect(address);
+  there.peer = messenger_->connect(address);
   there.known = true;
 }
 
-void Port::leave() {
+void GroupPort::leave() {
   left_ = true;
   early_.clear();
-  wire_->dismiss(group_, rank_, *this);
+  messenger_->dismiss(group_, rank_, *this);
 }
 
 // --- runs
 
-void Port::open(ScheduleRun& run) {
+void GroupPort::open(ScheduleRun& run) {
   runs_.push_back(&run);
   for (auto it = early_.lower_bound({run.op(), run.number(), 0, 0}); it != early_.end(); ++it) {
     if (it->first.op != run.op() || it->first.run != run.number()) break;
@@ -61,9 +61,9 @@ void Port::open(ScheduleRun& run) {
   }
 }
 
-void Port::close(ScheduleRun& run) { std::erase(runs_, &run); }
+void GroupPort::close(ScheduleRun& run) { std::erase(runs_, &run); }
 
-void Port::end_operation(uint32_t op) {
+void GroupPort::end_operation(uint32_t op) {
   const uint32_t first = std::exchange(ended_, op), last = op - 1;
   if (first == op) return;
   if (first <= last) return drop_early(first, last);
@@ -72,7 +72,7 @@ void Port::end_operation(uint32_t op) {
 }
 
 /// Drops what came for these operations, which are over.
-void Port::drop_early(uint32_t first_op, uint32_t last_op) {
+void GroupPort::drop_early(uint32_t first_op, uint32_t last_op) {
   auto it = early_.lower_bound({first_op, 0, 0, 0});
   while (it != early_.end() && it->first.op <= last_op) {
     for (const Early& early : it->second) {
@@ -83,9 +83,9 @@ void Port::drop_early(uint32_t first_op, uint32_t last_op) {
   }
 }
 
-std::optional<Port::Stray> Port::stray() { return std::exchange(stray_, std::nullopt); }
+std::optional<GroupPort::Stray> GroupPort::stray() { return std::exchange(stray_, std::nullopt); }
 
-bool Port::spend(int rank, size_t bytes) {
+bool GroupPort::spend(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   const uint64_t cost = bytes + kSegmentCost;
   // Of less than a step the receiver may never tell, so less than a step must not stop anybody.
@@ -94,18 +94,18 @@ bool Port::spend(int rank, size_t bytes) {
   return true;
 }
 
-void Port::took_in(int rank, size_t bytes) {
+void GroupPort::took_in(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   there.taken_in += bytes + kSegmentCost;
   if (there.taken_in < kCreditStep) return;
-  WireHeader header;
+  MessageHeader header;
   header.kind = Kind::kCredit;
   header.value = std::exchange(there.taken_in, 0);
   send(rank, header, {}, {}, nullptr, 0);
 }
 
-void Port::send(int rank, WireHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
-                Sender* sender, uint64_t cookie) {
+void GroupPort::send(int rank, MessageHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
+                     Sender* sender, uint64_t cookie) {
   Rank& there = ranks_[size_t(rank)];
   if (!there.known) {  // a message may claim to be from any rank
     if (sender) sender->sent(cookie, Status(Code::kPeerDied, "nvx: no address is known"));
@@ -115,21 +115,23 @@ void Port::send(int rank, WireHeader header, std::span<const std::byte> behind, 
   header.group = group_;
   header.from = uint32_t(rank_);
   header.to = uint32_t(rank);
-  wire_->send(there.peer, header, behind, body, sender, cookie);
+  messenger_->send(there.peer, header, behind, body, sender, cookie);
 }
 
-void Port::ask(int rank) {
+void GroupPort::ask(int rank) {
   Rank& there = ranks_[size_t(rank)];
-  if (there.known) wire_->ask(there.peer, group_, rank_, rank);
+  if (there.known) messenger_->ask(there.peer, group_, rank_, rank);
 }
 
-void Port::sever(int rank) {
-  if (ranks_[size_t(rank)].known) wire_->sever(ranks_[size_t(rank)].peer, "an operation that failed still sent to it");
+void GroupPort::sever(int rank) {
+  if (ranks_[size_t(rank)].known)
+    messenger_->sever(ranks_[size_t(rank)].peer, "an operation that failed still sent to it");
 }
 
 // --- what comes
 
-void Port::arrived(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> whole,
+                        std::span<const std::byte> body) {
   if (header.from >= ranks_.size() || int(header.from) == rank_ || left_) return;
   Rank& from = ranks_[header.from];
   from.acquainted = true;
@@ -161,14 +163,15 @@ void Port::arrived(const WireHeader& header, std::span<const std::byte> whole, s
     letter.body.assign(body.begin(), body.end());
   }
   if ((from.letters += cost_of(letter)) > kMostLetters) {
-    if (from.known) wire_->sever(from.peer, "it sends more than it may");
+    if (from.known) messenger_->sever(from.peer, "it sends more than it may");
     return;
   }
   letters_.push_back(std::move(letter));
   poke_();
 }
 
-void Port::take_segment(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+void GroupPort::take_segment(const MessageHeader& header, std::span<const std::byte> whole,
+                             std::span<const std::byte> body) {
   std::optional<First> first;
   if (header.kind == Kind::kFirst) first = read_behind_header<First>(whole);
   note_called(header);
@@ -186,27 +189,27 @@ void Port::take_segment(const WireHeader& header, std::span<const std::byte> who
 }
 
 /// Whether there is room for a segment that came early. A sender that keeps to its credit always finds room.
-bool Port::keep(int rank, size_t bytes) {
+bool GroupPort::keep(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
-  if (there.kept + bytes > kCredit + kCreditStep + wire_->segment_bytes()) {
-    if (there.known) wire_->sever(there.peer, "it sends more than it may");
+  if (there.kept + bytes > kCredit + kCreditStep + messenger_->segment_bytes()) {
+    if (there.known) messenger_->sever(there.peer, "it sends more than it may");
     return false;
   }
   there.kept += bytes + kSegmentCost;
   return true;
 }
 
-void Port::let_go(const Early& early) {
+void GroupPort::let_go(const Early& early) {
   ranks_[early.header.from].kept -= early.body.size() + kSegmentCost;
   took_in(int(early.header.from), early.body.size());
 }
 
-void Port::offer_early(ScheduleRun& run, int from, uint16_t message) {
+void GroupPort::offer_early(ScheduleRun& run, int from, uint16_t message) {
   if (early_.empty()) return;
   const auto it = early_.find({run.op(), run.number(), uint32_t(from), message});
   if (it == early_.end()) return;
   std::erase_if(it->second, [&](const Early& early) {
-    wire_->mutex().held_by_caller();
+    messenger_->mutex().held_by_caller();
     if (run.take(early.header, early.first, early.body) == ScheduleRun::Took::kLater) return false;
     let_go(early);
     return true;
@@ -214,7 +217,7 @@ void Port::offer_early(ScheduleRun& run, int from, uint16_t message) {
   if (it->second.empty()) early_.erase(it);
 }
 
-std::byte* Port::place(const WireHeader& header, size_t bytes) {
+std::byte* GroupPort::place(const MessageHeader& header, size_t bytes) {
   if (left_ || header.from >= ranks_.size()) return nullptr;
   if (header.kind == Kind::kParcel) return parcels_.place(header, bytes);
   for (ScheduleRun* run : runs_) {
@@ -223,24 +226,24 @@ std::byte* Port::place(const WireHeader& header, size_t bytes) {
   return nullptr;
 }
 
-void Port::dropped(const WireHeader& header, const std::byte* where) {
+void GroupPort::dropped(const MessageHeader& header, const std::byte* where) {
   if (parcels_.dropped(where)) return;
   for (ScheduleRun* run : runs_) {
     if (run->owns(header)) run->dropped(header);
   }
 }
 
-void Port::note_called(const WireHeader& header) {
+void GroupPort::note_called(const MessageHeader& header) {
   uint32_t& called = ranks_[header.from].called;
   if (before(called, header.op)) called = header.op;
 }
 
-void Port::begin_operation(uint32_t op, const Label& label) { called_[op % called_.size()] = {op, label}; }
+void GroupPort::begin_operation(uint32_t op, const Label& label) { called_[op % called_.size()] = {op, label}; }
 
-void Port::show_label(int rank, uint32_t op, Asks asks) {
+void GroupPort::show_label(int rank, uint32_t op, Asks asks) {
   const Called& called = called_[op % called_.size()];
   if (called.op != op) return;
-  WireHeader header;
+  MessageHeader header;
   header.kind = Kind::kLabel;
   header.op = op;
   header.value = asks == Asks::kYes;
@@ -249,7 +252,7 @@ void Port::show_label(int rank, uint32_t op, Asks asks) {
 
 /// Compares a label with what was called here under that number, if anything was yet. A sender whose label differs may
 /// be waiting for what will never come, so it is shown this rank's label.
-void Port::take_label(const WireHeader& header, std::span<const std::byte> whole) {
+void GroupPort::take_label(const MessageHeader& header, std::span<const std::byte> whole) {
   const auto label = read_behind_header<Label>(whole);
   const Called& called = called_[header.op % called_.size()];
   if (!label) return;
@@ -265,19 +268,19 @@ void Port::take_label(const WireHeader& header, std::span<const std::byte> whole
   if (news) show_label(int(header.from), header.op);
 }
 
-std::optional<std::pair<int, Label>> Port::clash(uint32_t op) const {
+std::optional<std::pair<int, Label>> GroupPort::clash(uint32_t op) const {
   if (!clash_ || clash_->second.op != op) return std::nullopt;
   return std::pair(clash_->first, clash_->second.label);
 }
 
-std::optional<Label> Port::called_here(uint32_t op) const {
+std::optional<Label> GroupPort::called_here(uint32_t op) const {
   const Called& called = called_[op % called_.size()];
   return called.op == op ? std::optional(called.label) : std::nullopt;
 }
 
 // --- failure
 
-void Port::fail(Told told) {
+void GroupPort::fail(Told told) {
   if (failed_.load(std::memory_order_relaxed) || left_) return;
   told_ = std::move(told);
   failed_.store(true, std::memory_order_release);
@@ -285,32 +288,32 @@ void Port::fail(Told told) {
   poke_();
 }
 
-void Port::on_failure(std::function<void(const Told&)> hear) {
+void GroupPort::on_failure(std::function<void(const Told&)> hear) {
   hear_ = std::move(hear);
   if (told_) hear_(*told_);
 }
 
-std::optional<Port::Fate> Port::fate(int rank) {
+std::optional<GroupPort::Fate> GroupPort::fate(int rank) {
   const Rank& there = ranks_[size_t(rank)];
   if (!there.known) return std::nullopt;
   if (there.left) return Fate{rank, Fate::What::kLeft};
-  const std::string& lost = wire_->lost_because(there.peer);
+  const std::string& lost = messenger_->lost_because(there.peer);
   if (lost.empty()) return std::nullopt;
-  return Fate{rank, wire_->has_given_up_this(there.peer) ? Fate::What::kGaveThisUp : Fate::What::kLost, lost};
+  return Fate{rank, messenger_->has_given_up_this(there.peer) ? Fate::What::kGaveThisUp : Fate::What::kLost, lost};
 }
 
-Clock::duration Port::silence(int rank) const {
+Clock::duration GroupPort::silence(int rank) const {
   const Rank& there = ranks_[size_t(rank)];
-  return there.known ? wire_->silence_of(there.peer) : Clock::duration(0);
+  return there.known ? messenger_->silence_of(there.peer) : Clock::duration(0);
 }
 
-std::string Port::unheard(int rank) {
+std::string GroupPort::unheard(int rank) {
   const Rank& there = ranks_[size_t(rank)];
-  return there.known ? wire_->unheard(there.peer) : "";
+  return there.known ? messenger_->unheard(there.peer) : "";
 }
 
-void Port::poison(const Failure& why, const std::vector<int>& ranks) {
-  WireHeader header;
+void GroupPort::poison(const Failure& why, const std::vector<int>& ranks) {
+  MessageHeader header;
   header.kind = Kind::kPoison;
   const FailureNote note = FailureNote::of(why);
   for (const int rank : ranks) {
@@ -318,33 +321,33 @@ void Port::poison(const Failure& why, const std::vector<int>& ranks) {
   }
 }
 
-void Port::tell_trouble(const Failure& what) {
-  static_assert(sizeof(FailureNote) <= Wire::kMostCopied);
+void GroupPort::tell_trouble(const Failure& what) {
+  static_assert(sizeof(FailureNote) <= Messenger::kMostCopied);
   if (left_ || trouble_) return;
   trouble_ = FailureNote::of(what);
   for (const int rank : acquaintances()) pass_trouble(rank);
 }
 
-void Port::pass_trouble(int rank) {
+void GroupPort::pass_trouble(int rank) {
   Rank& there = ranks_[size_t(rank)];
   if (!trouble_ || !there.known || std::exchange(there.told_trouble, true)) return;
-  WireHeader header;
+  MessageHeader header;
   header.kind = Kind::kTrouble;
   send(rank, header, {}, trouble_->used(), nullptr, 0);
 }
 
 /// Who asks for a sign of life waits for this rank, so it is one of those who are to be told.
-void Port::asked_by(uint32_t rank, PeerId peer) {
+void GroupPort::asked_by(uint32_t rank, PeerId peer) {
   if (rank >= ranks_.size() || !ranks_[rank].known || ranks_[rank].peer != peer) return;
   ranks_[rank].acquainted = true;
   pass_trouble(int(rank));
 }
 
-void Port::note_left(uint32_t rank) {
+void GroupPort::note_left(uint32_t rank) {
   if (rank < ranks_.size()) ranks_[rank].left = true;
 }
 
-std::vector<int> Port::acquaintances() const {
+std::vector<int> GroupPort::acquaintances() const {
   std::vector<int> ranks;
   for (size_t r = 0; r < ranks_.size(); ++r) {
     if (ranks_[r].acquainted && ranks_[r].known) ranks.push_back(int(r));
@@ -354,15 +357,15 @@ std::vector<int> Port::acquaintances() const {
 
 // --- monitored barrier
 
-void Port::monitor_in(int rank, uint64_t turn) {
-  WireHeader header;
+void GroupPort::monitor_in(int rank, uint64_t turn) {
+  MessageHeader header;
   header.kind = Kind::kMonitorIn;
   header.value = turn;
   send(rank, header, {}, {}, nullptr, 0);
 }
 
-void Port::monitor_out(int rank, uint64_t turn) {
-  WireHeader header;
+void GroupPort::monitor_out(int rank, uint64_t turn) {
+  MessageHeader header;
   header.kind = Kind::kMonitorOut;
   header.value = turn;
   send(rank, header, {}, {}, nullptr, 0);
@@ -370,7 +373,7 @@ void Port::monitor_out(int rank, uint64_t turn) {
 
 // --- mail
 
-std::optional<Port::Letter> Port::next_letter() {
+std::optional<GroupPort::Letter> GroupPort::next_letter() {
   if (letters_.empty()) return std::nullopt;
   Letter letter = std::move(letters_.front());
   letters_.pop_front();
@@ -378,28 +381,28 @@ std::optional<Port::Letter> Port::next_letter() {
   return letter;
 }
 
-void Port::announce(int rank, const MailHead& head, std::span<const std::byte> body) {
-  WireHeader header;
+void GroupPort::announce(int rank, const MailHead& head, std::span<const std::byte> body) {
+  MessageHeader header;
   header.kind = Kind::kMail;
   send(rank, header, std::as_bytes(std::span(&head, 1)), body, nullptr, 0);
 }
 
-void Port::tell_taken(int rank, const Taken& taken) {
-  WireHeader header;
+void GroupPort::tell_taken(int rank, const Taken& taken) {
+  MessageHeader header;
   header.kind = Kind::kTaken;
   header.value = taken.value();
   send(rank, header, {}, {}, nullptr, 0);
 }
 
-void Port::grant(int rank, uint64_t number, std::byte* data, size_t bytes) {
+void GroupPort::grant(int rank, uint64_t number, std::byte* data, size_t bytes) {
   parcels_.expect(rank, number, data, bytes);
-  WireHeader header;
+  MessageHeader header;
   header.kind = Kind::kGrant;
   header.value = number;
   send(rank, header, {}, {}, nullptr, 0);
 }
 
-void Port::drop_mail() {
+void GroupPort::drop_mail() {
   for (Rank& rank : ranks_) rank.letters = 0;
   letters_.clear();
   parcels_.drop();

@@ -19,9 +19,9 @@
 
 namespace nvx::net {
 
-class Port;
+class GroupPort;
 
-/// Told when the link has read a body for the last time. With the wire's lock held.
+/// Told when the link has read a body for the last time. With the messenger's lock held.
 class Sender {
  public:
   virtual ~Sender() = default;
@@ -34,16 +34,16 @@ using ProcessId = uint64_t;
 /// What this process has to do with others over a link: one link, one lock, one thread that looks after it while nobody
 /// waits, shared by the ports of all groups. Whoever waits drives the link; of several that sleep one sleeps in the
 /// link and wakes the rest.
-class Wire final : private Receiver {
+class Messenger final : private Receiver {
  public:
   /// This process's, opened when first asked for and kept until the process ends. Throws Error. met_at: as for
   /// open_ucx().
-  static std::shared_ptr<Wire> here(const std::string& met_at);
+  static std::shared_ptr<Messenger> here(const std::string& met_at);
   /// The same if it has been opened; else null.
-  static std::shared_ptr<Wire> opened();
+  static std::shared_ptr<Messenger> opened();
 
-  Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
-  ~Wire() override;
+  Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
+  ~Messenger() override;
   /// Ends the thread and the link, in bounded time. Nothing moves any more afterwards.
   void close() EXCLUDES(mutex_);
 
@@ -57,8 +57,8 @@ class Wire final : private Receiver {
   void admit(std::span<const AddressPrefix> addresses) EXCLUDES(mutex_);
 
   /// Has what comes for a rank of a group go to its port, until that is dismissed.
-  void enrol(uint64_t group, int rank, Port& port) REQUIRES(mutex_);
-  void dismiss(uint64_t group, int rank, const Port& port) REQUIRES(mutex_);
+  void enrol(uint64_t group, int rank, GroupPort& port) REQUIRES(mutex_);
+  void dismiss(uint64_t group, int rank, const GroupPort& port) REQUIRES(mutex_);
 
   /// The process at that address. Throws Error if the link could never reach it.
   PeerId connect(std::span<const std::byte> address) REQUIRES(mutex_);
@@ -66,7 +66,7 @@ class Wire final : private Receiver {
   /// Sends a header, what follows it, and a body. Without a sender, who would be told when the body has been read, the
   /// body is copied and must be of at most kMostCopied bytes. If the peer is lost nothing is sent, and the sender is
   /// told so.
-  void send(PeerId to, const WireHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
+  void send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
             Sender* sender, uint64_t cookie) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
   /// Closes the connection to a peer, which counts as lost from then on.
@@ -144,7 +144,7 @@ class Wire final : private Receiver {
     uint64_t cookie = 0;
     std::array<std::byte, kMostCopied> copied;
   };
-  using PortKey = std::pair<uint64_t, uint32_t>;  // group, rank here
+  using GroupPortKey = std::pair<uint64_t, uint32_t>;  // group, rank here
 
   std::byte* place(std::span<const std::byte> header, size_t bytes) override REQUIRES(mutex_);
   void arrived(std::span<const std::byte> header, std::span<const std::byte> body) override REQUIRES(mutex_);
@@ -163,20 +163,20 @@ class Wire final : private Receiver {
   void disown(const Sender* sender) REQUIRES(mutex_);
 
   enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
-  Outgoing& outgoing(PeerId link, const WireHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
+  Outgoing& outgoing(PeerId link, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
   void question(PeerId peer, uint64_t group, uint32_t from, uint32_t to, uint32_t number) REQUIRES(mutex_);
-  void answer(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+  void answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
       REQUIRES(mutex_);
-  void take_answer(const WireHeader& header, PeerId peer, std::span<const std::byte> body) REQUIRES(mutex_);
-  void answer_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
-  void tell_lost(const WireHeader& question, PeerId peer) REQUIRES(mutex_);
-  WireHeader pong_to(const WireHeader& heard, Answer value) const;
+  void take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body) REQUIRES(mutex_);
+  void answer_lost(const MessageHeader& question, PeerId peer) REQUIRES(mutex_);
+  void tell_lost(const MessageHeader& question, PeerId peer) REQUIRES(mutex_);
+  MessageHeader pong_to(const MessageHeader& heard, Answer value) const;
   void hear(PeerId peer) REQUIRES(mutex_);
   std::string who(PeerId peer, const std::string& otherwise = "a process on another host") REQUIRES(mutex_);
-  void note_left(const WireHeader& heard) REQUIRES(mutex_);
-  void nod(PeerId peer, const WireHeader& heard) REQUIRES(mutex_);
+  void note_left(const MessageHeader& heard) REQUIRES(mutex_);
+  void nod(PeerId peer, const MessageHeader& heard) REQUIRES(mutex_);
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
-  Port* port_of(const WireHeader& header) REQUIRES(mutex_);
+  GroupPort* port_of(const MessageHeader& header) REQUIRES(mutex_);
   bool sweep() REQUIRES(mutex_);
   void stir() REQUIRES(mutex_);
   void attend() EXCLUDES(mutex_);
@@ -197,12 +197,12 @@ class Wire final : private Receiver {
   };
   std::unordered_map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
   std::vector<PeerId> by_link_ GUARDED_BY(mutex_);                         // the link has numbers of its own
-  std::map<PortKey, Port*> ports_ GUARDED_BY(mutex_);
+  std::map<GroupPortKey, GroupPort*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
-  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);                       // by the link's numbers
-  std::vector<std::pair<WireHeader, PeerId>> to_tell_ GUARDED_BY(mutex_);  // that they are lost
-  uint32_t questions_ GUARDED_BY(mutex_) = 0;                              // of finish()
+  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);                          // by the link's numbers
+  std::vector<std::pair<MessageHeader, PeerId>> to_tell_ GUARDED_BY(mutex_);  // that they are lost
+  uint32_t questions_ GUARDED_BY(mutex_) = 0;                                 // of finish()
   std::condition_variable stirred_;
   uint64_t stirs_ GUARDED_BY(mutex_) = 0;  // moves with whatever has come or gone
   int sleepers_ GUARDED_BY(mutex_) = 0;
@@ -220,7 +220,7 @@ inline constexpr std::chrono::microseconds kMostNap{1000};
 inline constexpr std::chrono::microseconds kLeastSpin{50};
 
 template <class Ready, class Look>
-Waited Wire::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
+Waited Messenger::wait(Ready ready, Look look, int peer, const WaitRules& rules) {
   uint64_t seen = 0;
   bool moved = false;
   const auto attempt = [&] {

@@ -1,4 +1,4 @@
-#include "net/wire.h"
+#include "net/messenger.h"
 
 #include <sys/random.h>
 
@@ -15,7 +15,7 @@
 #include "base/own_thread.h"
 #include "base/per_process.h"
 #include "base/words.h"
-#include "net/port.h"
+#include "net/group_port.h"
 #include "net/ucx.h"
 
 namespace nvx::net {
@@ -46,27 +46,27 @@ namespace {
 /// Closed only by the end of the process, as peers may ask this one for a sign of life between two groups.
 struct Home {
   Mutex mutex;
-  std::shared_ptr<Wire> wire GUARDED_BY(mutex);
+  std::shared_ptr<Messenger> messenger GUARDED_BY(mutex);
 };
 
 Home& home() { return of_this_process<Home>(); }
 
 }  // namespace
 
-std::shared_ptr<Wire> Wire::here(const std::string& met_at) {
+std::shared_ptr<Messenger> Messenger::here(const std::string& met_at) {
   Home& h = home();
   MutexLock lock(h.mutex);
-  if (!h.wire) h.wire = std::make_shared<Wire>(open_ucx(met_at), config().liveness);
-  return h.wire;
+  if (!h.messenger) h.messenger = std::make_shared<Messenger>(open_ucx(met_at), config().liveness);
+  return h.messenger;
 }
 
-std::shared_ptr<Wire> Wire::opened() {
+std::shared_ptr<Messenger> Messenger::opened() {
   Home& h = home();
   MutexLock lock(h.mutex);
-  return h.wire;
+  return h.messenger;
 }
 
-Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
+Messenger::Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
     : link_(std::move(link)),
       segment_bytes_(link_->segment_bytes()),
       between_looks_(link_->between_looks()),
@@ -81,9 +81,9 @@ Wire::Wire(std::unique_ptr<Link> link, std::chrono::milliseconds silence)
   }
 }
 
-Wire::~Wire() { close(); }
+Messenger::~Messenger() { close(); }
 
-void Wire::close() {
+void Messenger::close() {
   {
     MutexLock lock(mutex_);
     if (closed_) return;
@@ -97,7 +97,7 @@ void Wire::close() {
   link_->close();
 }
 
-std::vector<std::byte> Wire::address() {
+std::vector<std::byte> Messenger::address() {
   MutexLock lock(mutex_);
   std::vector<std::byte> address(sizeof process_);
   std::memcpy(address.data(), &process_, sizeof process_);
@@ -106,24 +106,24 @@ std::vector<std::byte> Wire::address() {
   return address;
 }
 
-void Wire::admit(std::span<const AddressPrefix> addresses) {
+void Messenger::admit(std::span<const AddressPrefix> addresses) {
   MutexLock lock(mutex_);
   link_->admit(addresses);
 }
 
-std::string Wire::describe() {
+std::string Messenger::describe() {
   MutexLock lock(mutex_);
   return link_->describe();
 }
 
-void Wire::enrol(uint64_t group, int rank, Port& port) { ports_[{group, uint32_t(rank)}] = &port; }
+void Messenger::enrol(uint64_t group, int rank, GroupPort& port) { ports_[{group, uint32_t(rank)}] = &port; }
 
-void Wire::dismiss(uint64_t group, int rank, const Port& port) {
+void Messenger::dismiss(uint64_t group, int rank, const GroupPort& port) {
   const auto it = ports_.find({group, uint32_t(rank)});
   if (it != ports_.end() && it->second == &port) ports_.erase(it);
 }
 
-PeerId Wire::connect(std::span<const std::byte> address) {
+PeerId Messenger::connect(std::span<const std::byte> address) {
   ProcessId process = 0;
   if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: a rank's address on the wire is too short");
   std::memcpy(&process, address.data(), sizeof process);
@@ -148,8 +148,8 @@ PeerId Wire::connect(std::span<const std::byte> address) {
   return id;
 }
 
-void Wire::send(PeerId to, const WireHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
-                Sender* sender, uint64_t cookie) {
+void Messenger::send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind,
+                     std::span<const std::byte> body, Sender* sender, uint64_t cookie) {
   if (closed_ || !peers_[to].lost.empty()) {
     if (sender) sender->sent(cookie, Status(Code::kPeerDied, peers_[to].lost));
     return;
@@ -167,7 +167,7 @@ void Wire::send(PeerId to, const WireHeader& header, std::span<const std::byte> 
   link_->post(out.post);
 }
 
-Wire::Outgoing& Wire::outgoing(PeerId link, const WireHeader& header, std::span<const std::byte> behind) {
+Messenger::Outgoing& Messenger::outgoing(PeerId link, const MessageHeader& header, std::span<const std::byte> behind) {
   if (free_.empty()) {
     outgoing_.emplace_back();
     free_.push_back(&outgoing_.back());
@@ -182,19 +182,19 @@ Wire::Outgoing& Wire::outgoing(PeerId link, const WireHeader& header, std::span<
   return out;
 }
 
-void Wire::done(Post& post, const Status& status) {
+void Messenger::done(Post& post, const Status& status) {
   Outgoing* out = static_cast<Outgoing*>(post.owner);
   if (Sender* sender = std::exchange(out->sender, nullptr)) sender->sent(out->cookie, status);
   free_.push_back(out);
 }
 
-void Wire::disown(const Sender* sender) {
+void Messenger::disown(const Sender* sender) {
   for (Outgoing& out : outgoing_) {
     if (out.sender == sender) out.sender = nullptr;
   }
 }
 
-bool Wire::progress() {
+bool Messenger::progress() {
   driven_ns_.store(now_ns(), std::memory_order_relaxed);
   if (closed_) return false;
   const bool moved = link_->progress();
@@ -204,7 +204,7 @@ bool Wire::progress() {
   return moved;
 }
 
-void Wire::drive_or_pause() {
+void Messenger::drive_or_pause() {
   constexpr std::chrono::microseconds kPause{50};
   if (progress()) return;
   mutex_.unlock();
@@ -212,7 +212,7 @@ void Wire::drive_or_pause() {
   mutex_.lock();
 }
 
-void Wire::await_flow(const std::function<int()>& open) {
+void Messenger::await_flow(const std::function<int()>& open) {
   constexpr std::chrono::milliseconds kPatience{200}, kMost{3000};
   const auto bound = Clock::now() + kMost;
   auto patient = Clock::now() + kPatience;
@@ -224,7 +224,7 @@ void Wire::await_flow(const std::function<int()>& open) {
   }
 }
 
-bool Wire::await_end(const std::function<int()>& open, const std::function<void()>& sever) {
+bool Messenger::await_end(const std::function<int()>& open, const std::function<void()>& sever) {
   constexpr std::chrono::seconds kAfterSevering{2};
   await_flow(open);
   if (open() == 0) return true;
@@ -235,14 +235,14 @@ bool Wire::await_end(const std::function<int()>& open, const std::function<void(
 }
 
 /// For those who come by seldom: moves all that has come, within bounds.
-bool Wire::sweep() {
+bool Messenger::sweep() {
   constexpr int kMostMoves = 64;
   bool moved = false;
   for (int i = 0; i < kMostMoves && progress(); ++i) moved = true;
   return moved;
 }
 
-bool Wire::glance() {
+bool Messenger::glance() {
   if (!mutex_.try_lock()) return false;
   const bool moved = sweep();
   mutex_.unlock();
@@ -250,14 +250,14 @@ bool Wire::glance() {
 }
 
 /// Something has moved: wakes those who sleep, as they may be waiting for it.
-void Wire::stir() {
+void Messenger::stir() {
   ++stirs_;
   if (sleepers_ == 0) return;
   stirred_.notify_all();
   if (lookout_) link_->wake();
 }
 
-void Wire::nap(std::chrono::microseconds span, std::optional<uint64_t> seen) {
+void Messenger::nap(std::chrono::microseconds span, std::optional<uint64_t> seen) {
   MutexLock lock(mutex_);
   if (closed_ || (seen && stirs_ != *seen)) return;
   ++sleepers_;
@@ -275,32 +275,32 @@ void Wire::nap(std::chrono::microseconds span, std::optional<uint64_t> seen) {
 
 // --- what comes
 
-Port* Wire::port_of(const WireHeader& header) {
+GroupPort* Messenger::port_of(const MessageHeader& header) {
   const auto it = ports_.find({header.group, header.to});
   return it == ports_.end() ? nullptr : it->second;
 }
 
-std::byte* Wire::place(std::span<const std::byte> bytes, size_t size) {
+std::byte* Messenger::place(std::span<const std::byte> bytes, size_t size) {
   const auto header = read_header(bytes);
-  Port* port = header ? port_of(*header) : nullptr;
+  GroupPort* port = header ? port_of(*header) : nullptr;
   if (!port) return nullptr;
   port->mutex().held_by_caller();
   return port->place(*header, size);
 }
 
-void Wire::dropped(std::span<const std::byte> bytes, std::byte* where) {
+void Messenger::dropped(std::span<const std::byte> bytes, std::byte* where) {
   const auto header = read_header(bytes);
-  Port* port = header ? port_of(*header) : nullptr;
+  GroupPort* port = header ? port_of(*header) : nullptr;
   if (!port) return;
   port->mutex().held_by_caller();
   port->dropped(*header, where);
 }
 
-void Wire::arrived(std::span<const std::byte> whole, std::span<const std::byte> body) {
+void Messenger::arrived(std::span<const std::byte> whole, std::span<const std::byte> body) {
   const auto header = read_header(whole);
   if (!header) return;
   if (header->kind == Kind::kPing || header->kind == Kind::kPong) return answer(*header, whole, body);
-  Port* port = port_of(*header);
+  GroupPort* port = port_of(*header);
   if (!port) return;  // its group is gone here
   port->mutex().held_by_caller();
   port->arrived(*header, whole, body);
@@ -310,7 +310,7 @@ void Wire::arrived(std::span<const std::byte> whole, std::span<const std::byte> 
   if (!body.empty()) nod(*from, *header);
 }
 
-void Wire::hear(PeerId id) {
+void Messenger::hear(PeerId id) {
   Peer& peer = peers_[id];
   if (peer.warned) {
     NVX_LOG(kWarn, "%s, which gave no sign of life for %.1f s, is back", who(id).c_str(),
@@ -322,7 +322,7 @@ void Wire::hear(PeerId id) {
 
 /// Tells a peer that sends much that its data comes, however slowly: the answer to a question of its would come only
 /// behind all of that data.
-void Wire::nod(PeerId id, const WireHeader& heard) {
+void Messenger::nod(PeerId id, const MessageHeader& heard) {
   Peer& peer = peers_[id];
   if (peer.heard - peer.nodded < kAskInterval) return;
   peer.nodded = peer.heard;
@@ -330,8 +330,8 @@ void Wire::nod(PeerId id, const WireHeader& heard) {
   send(id, pong_to(heard, kGroupStands), std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
 }
 
-WireHeader Wire::pong_to(const WireHeader& heard, Answer value) const {
-  WireHeader pong;
+MessageHeader Messenger::pong_to(const MessageHeader& heard, Answer value) const {
+  MessageHeader pong;
   pong.kind = Kind::kPong;
   pong.group = heard.group;
   pong.from = heard.to;
@@ -342,7 +342,7 @@ WireHeader Wire::pong_to(const WireHeader& heard, Answer value) const {
 }
 
 /// Answers a ping, with whether the group that it asks for is still there; notes a pong.
-void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
+void Messenger::answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
   const auto sign = read_behind_header<Asker>(whole);
   if (!sign) return;
   const auto it = by_process_.find(sign->process);
@@ -351,7 +351,7 @@ void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, st
   hear(it->second);
   if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
   const Asker mine{process_};
-  Port* const port = port_of(header);
+  GroupPort* const port = port_of(header);
   send(it->second, pong_to(header, port ? kGroupStands : kGroupGone), std::as_bytes(std::span(&mine, 1)), {}, nullptr,
        0);
   if (!port) return;
@@ -359,7 +359,7 @@ void Wire::answer(const WireHeader& header, std::span<const std::byte> whole, st
   port->asked_by(header.from, it->second);
 }
 
-void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std::byte> body) {
+void Messenger::take_answer(const MessageHeader& header, PeerId id, std::span<const std::byte> body) {
   Peer& peer = peers_[id];
   if (header.op != 0 && header.op == peer.last_asked) peer.last_asked = 0;
   if (header.value == kGivenUp) {
@@ -371,8 +371,8 @@ void Wire::take_answer(const WireHeader& header, PeerId id, std::span<const std:
   if (header.value == kGroupGone) note_left(header);
 }
 
-void Wire::note_left(const WireHeader& heard) {
-  Port* port = port_of(heard);
+void Messenger::note_left(const MessageHeader& heard) {
+  GroupPort* port = port_of(heard);
   if (!port) return;
   port->mutex().held_by_caller();
   port->note_left(heard.from);
@@ -380,13 +380,13 @@ void Wire::note_left(const WireHeader& heard) {
 
 /// Answers a process that this one has given up, but that still lives. It is told why, once: else it would wait in
 /// vain, and in the end blame this process.
-void Wire::answer_lost(const WireHeader& question, PeerId id) {
+void Messenger::answer_lost(const MessageHeader& question, PeerId id) {
   const auto same = [id](const auto& told) { return told.second == id; };
   if (peers_[id].spare || std::any_of(to_tell_.begin(), to_tell_.end(), same)) return;
   to_tell_.emplace_back(question, id);  // this is a call of the link's
 }
 
-void Wire::tell_lost(const WireHeader& question, PeerId id) {
+void Messenger::tell_lost(const MessageHeader& question, PeerId id) {
   Peer& peer = peers_[id];
   contain("telling a process that it has been given up", [&] {
     mutex_.held_by_caller();
@@ -403,8 +403,8 @@ void Wire::tell_lost(const WireHeader& question, PeerId id) {
   });
 }
 
-void Wire::question(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint32_t number) {
-  WireHeader ping;
+void Messenger::question(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint32_t number) {
+  MessageHeader ping;
   ping.kind = Kind::kPing;
   ping.group = group;
   ping.from = from;
@@ -414,7 +414,7 @@ void Wire::question(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint3
   send(id, ping, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
 }
 
-void Wire::finish() {
+void Messenger::finish() {
   constexpr std::chrono::seconds kMostSilence{5}, kMost{300}, kSayAfter{1};
   constexpr std::chrono::milliseconds kNap{10};
   const auto began = Clock::now();
@@ -453,7 +453,7 @@ void Wire::finish() {
 }
 
 /// Who a peer is, as far as a group has shown; that group need not stand any more.
-std::string Wire::who(PeerId peer, const std::string& otherwise) {
+std::string Messenger::who(PeerId peer, const std::string& otherwise) {
   for (const auto& [rank, met] : met_) {
     for (const Met& m : met) {
       if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.known_as;
@@ -462,7 +462,7 @@ std::string Wire::who(PeerId peer, const std::string& otherwise) {
   return otherwise;
 }
 
-void Wire::ask(PeerId id, uint64_t group, int from, int to) {
+void Messenger::ask(PeerId id, uint64_t group, int from, int to) {
   Peer& peer = peers_[id];
   const auto now = Clock::now();
   if (!peer.lost.empty()) return;
@@ -491,7 +491,7 @@ void Wire::ask(PeerId id, uint64_t group, int from, int to) {
 
 // --- failure
 
-void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
+void Messenger::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
   std::vector<Met>& met = met_[global_rank];
   const ProcessId process = peers_[peer].process;  // a rank that was another one has been replaced
   std::erase_if(met, [&](const Met& m) {
@@ -501,7 +501,7 @@ void Wire::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing,
   met.push_back({peer, std::move(standing), std::move(known_as)});
 }
 
-std::string Wire::fate(uint64_t global_rank) {
+std::string Messenger::fate(uint64_t global_rank) {
   const auto it = met_.find(global_rank);
   if (it == met_.end()) return "";
   std::erase_if(it->second, [](const Met& m) { return m.standing.expired(); });
@@ -513,23 +513,23 @@ std::string Wire::fate(uint64_t global_rank) {
   return lost.empty() ? "" : met.known_as + " is lost: " + lost;
 }
 
-const std::string& Wire::lost_because(PeerId peer) { return peers_[peer].lost; }
+const std::string& Messenger::lost_because(PeerId peer) { return peers_[peer].lost; }
 
-std::string Wire::unheard(PeerId id) {
+std::string Messenger::unheard(PeerId id) {
   const Peer& peer = peers_[id];
   return peer.heard == Clock::time_point() && !closed_ ? link_->why_unheard(peer.link) : "";
 }
 
-bool Wire::has_given_up_this(PeerId peer) { return peers_[peer].has_given_up_this; }
+bool Messenger::has_given_up_this(PeerId peer) { return peers_[peer].has_given_up_this; }
 
-Clock::duration Wire::silence_of(PeerId id) const {
+Clock::duration Messenger::silence_of(PeerId id) const {
   const Peer& peer = peers_[id];
   const auto now = Clock::now();
   const bool asked = peer.waits_for_sign && now - peer.asked <= 3 * kAskInterval;
   return asked ? now - peer.asked_first : Clock::duration(0);
 }
 
-void Wire::lost(PeerId link, const std::string& why) {
+void Messenger::lost(PeerId link, const std::string& why) {
   if (link >= by_link_.size()) return;
   Peer& peer = peers_[by_link_[link]];
   if (peer.spare != link) return lose(by_link_[link], why);
@@ -537,9 +537,9 @@ void Wire::lost(PeerId link, const std::string& why) {
   to_forget_.push_back(link);
 }
 
-void Wire::sever(PeerId peer, const std::string& why) { lose(peer, why); }
+void Messenger::sever(PeerId peer, const std::string& why) { lose(peer, why); }
 
-void Wire::lose(PeerId id, const std::string& why) {
+void Messenger::lose(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
   peer.lost = (why.empty() ? "is lost" : why) + unheard(id);
@@ -555,8 +555,8 @@ void Wire::lose(PeerId id, const std::string& why) {
 /// While somebody waits, whoever waits drives the link, and this thread keeps away from the lock. In between, this
 /// thread answers questions and pushes out what the last operation left in the link: every millisecond shortly after an
 /// operation, and later when the link has something to do.
-void Wire::attend() {
-  begin_own_thread("nvx-wire");
+void Messenger::attend() {
+  begin_own_thread("nvx-messenger");
   while (!closing_.load(std::memory_order_acquire)) {
     const auto idle = std::chrono::nanoseconds(now_ns() - driven_ns_.load(std::memory_order_relaxed));
     if (idle < kGlance || !attend_once(idle < kAfterglow)) std::this_thread::sleep_for(kGlance);
@@ -564,7 +564,7 @@ void Wire::attend() {
 }
 
 /// True if it has slept.
-bool Wire::attend_once(bool afterglow) {
+bool Messenger::attend_once(bool afterglow) {
   MutexLock lock(mutex_);
   if (closed_ || lookout_) return false;
   const int64_t driven = driven_ns_.load(std::memory_order_relaxed);

@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "base/failure_note.h"
+#include "net/messenger.h"
 #include "net/parcels.h"
-#include "net/wire.h"
 
 namespace nvx::net {
 
 class ScheduleRun;
 
-/// What a group has at the wire, for one of its ranks: who the other ranks are, which runs are open, what came too
-/// early, and mail. All of it is guarded by the wire's lock, which the caller holds; but failed() may be asked at any
-/// time.
-class Port {
+/// What a group has at the messenger, for one of its ranks: who the other ranks are, which runs are open, what came too
+/// early, and mail. All of it is guarded by the messenger's lock, which the caller holds; but failed() may be asked at
+/// any time.
+class GroupPort {
  public:
   /// What has become of a rank.
   struct Fate {
@@ -46,121 +46,121 @@ class Port {
     std::vector<std::byte> body;
   };
 
-  Port(std::shared_ptr<Wire> wire, uint64_t group, int rank, int size);
-  ~Port();
-  Port(const Port&) = delete;
-  Port& operator=(const Port&) = delete;
+  GroupPort(std::shared_ptr<Messenger> messenger, uint64_t group, int rank, int size);
+  ~GroupPort();
+  GroupPort(const GroupPort&) = delete;
+  GroupPort& operator=(const GroupPort&) = delete;
 
-  Wire& wire() { return *wire_; }
-  /// The wire's, which guards all of this.
-  Mutex& mutex() RETURN_CAPABILITY(wire_->mutex()) { return wire_->mutex(); }
+  Messenger& messenger() { return *messenger_; }
+  /// The messenger's, which guards all of this.
+  Mutex& mutex() RETURN_CAPABILITY(messenger_->mutex()) { return messenger_->mutex(); }
   int rank() const { return rank_; }
 
-  void connect(int rank, std::span<const std::byte> address) REQUIRES(wire_->mutex());
-  /// Says which rank of the whole job this rank is; see Wire::meet.
+  void connect(int rank, std::span<const std::byte> address) REQUIRES(messenger_->mutex());
+  /// Says which rank of the whole job this rank is; see Messenger::meet.
   void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing, std::string known_as)
-      REQUIRES(wire_->mutex()) {
-    wire_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing), std::move(known_as));
+      REQUIRES(messenger_->mutex()) {
+    messenger_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing), std::move(known_as));
   }
   /// From here on nothing is sent or taken in. Peers that ask whether the group is here are told that it is not.
-  void leave() REQUIRES(wire_->mutex());
+  void leave() REQUIRES(messenger_->mutex());
 
   // --- runs
-  void open(ScheduleRun& run) REQUIRES(wire_->mutex());
-  void close(ScheduleRun& run) REQUIRES(wire_->mutex());
+  void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
+  void close(ScheduleRun& run) REQUIRES(messenger_->mutex());
   /// Gives a run what has come of a message before its step had begun.
-  void offer_early(ScheduleRun& run, int from, uint16_t message) REQUIRES(wire_->mutex());
+  void offer_early(ScheduleRun& run, int from, uint16_t message) REQUIRES(messenger_->mutex());
   /// Notes which operation begins, and what is called. The last few are kept for peers that ask.
-  void begin_operation(uint32_t op, const Label& label) REQUIRES(wire_->mutex());
+  void begin_operation(uint32_t op, const Label& label) REQUIRES(messenger_->mutex());
   /// Shows a rank that is waited for what is called here: if it calls, or called, something else, both sides learn so.
   enum class Asks { kYes, kNo };
-  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(wire_->mutex());
-  bool has_called(int rank, uint32_t op) const REQUIRES(wire_->mutex()) {
+  void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(messenger_->mutex());
+  bool has_called(int rank, uint32_t op) const REQUIRES(messenger_->mutex()) {
     return int32_t(ranks_[size_t(rank)].called - op) >= 0;
   }
   /// A rank that calls something else as this operation, and what.
-  std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(wire_->mutex());
+  std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(messenger_->mutex());
   /// What was called here as this operation, if it is one of the last ones.
-  std::optional<Label> called_here(uint32_t op) const REQUIRES(wire_->mutex());
+  std::optional<Label> called_here(uint32_t op) const REQUIRES(messenger_->mutex());
   /// Operations before this one are over here: what still comes for them is a mismatch, or late.
-  void end_operation(uint32_t op) REQUIRES(wire_->mutex());
+  void end_operation(uint32_t op) REQUIRES(messenger_->mutex());
   /// A label that came for an operation which is over here, and which may differ from what was called here.
   struct Stray {
     int rank;  ///< that sent it
     uint32_t op;
     Label label;
   };
-  std::optional<Stray> stray() REQUIRES(wire_->mutex());
+  std::optional<Stray> stray() REQUIRES(messenger_->mutex());
   /// Whether a segment of this size may go to a rank now; if so, it is counted as sent. Unacknowledged cost is bounded
   /// by kCredit; empty segments cost kSegmentCost. While less than kCreditStep is owed, one segment of any length may
   /// go.
-  bool spend(int rank, size_t bytes) REQUIRES(wire_->mutex());
-  void took_in(int rank, size_t bytes) REQUIRES(wire_->mutex());
-  void send(int rank, WireHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
-            Sender* sender, uint64_t cookie) REQUIRES(wire_->mutex());
+  bool spend(int rank, size_t bytes) REQUIRES(messenger_->mutex());
+  void took_in(int rank, size_t bytes) REQUIRES(messenger_->mutex());
+  void send(int rank, MessageHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
+            Sender* sender, uint64_t cookie) REQUIRES(messenger_->mutex());
   /// Asks the rank for a sign of life.
-  void ask(int rank) REQUIRES(wire_->mutex());
+  void ask(int rank) REQUIRES(messenger_->mutex());
   /// For what ends badly while the link still has bodies of it for this rank, or from it: closes the connection, so
   /// that the link lets go of them.
-  void sever(int rank) REQUIRES(wire_->mutex());
+  void sever(int rank) REQUIRES(messenger_->mutex());
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  const std::optional<Told>& told() const REQUIRES(wire_->mutex()) { return told_; }
-  /// hear is called once, when another rank fails the group: with the wire's lock held, on whatever thread drives the
-  /// wire.
-  void on_failure(std::function<void(const Told&)> hear) REQUIRES(wire_->mutex());
+  const std::optional<Told>& told() const REQUIRES(messenger_->mutex()) { return told_; }
+  /// hear is called once, when another rank fails the group: with the messenger's lock held, on whatever thread drives
+  /// the messenger.
+  void on_failure(std::function<void(const Told&)> hear) REQUIRES(messenger_->mutex());
   /// What is known of a rank: lost, or left; nothing while it is there.
-  std::optional<Fate> fate(int rank) REQUIRES(wire_->mutex());
+  std::optional<Fate> fate(int rank) REQUIRES(messenger_->mutex());
   /// For how long a rank that is waited for has been asked for a sign of life in vain; 0 where it has not.
-  Clock::duration silence(int rank) const REQUIRES(wire_->mutex());
-  std::string unheard(int rank) REQUIRES(wire_->mutex());  ///< as Wire's
+  Clock::duration silence(int rank) const REQUIRES(messenger_->mutex());
+  std::string unheard(int rank) REQUIRES(messenger_->mutex());  ///< as Messenger's
   /// Tells these ranks why the group has failed here.
-  void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(wire_->mutex());
+  void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(messenger_->mutex());
   /// Tells whoever waits for this rank, now or later, of what another group of this process has failed. Only the first
   /// call counts.
-  void tell_trouble(const Failure& what) REQUIRES(wire_->mutex());
+  void tell_trouble(const Failure& what) REQUIRES(messenger_->mutex());
   /// What a rank has told of its other groups in this way, in words; empty if nothing.
-  const std::string& trouble(int rank) const REQUIRES(wire_->mutex()) { return ranks_[size_t(rank)].trouble; }
+  const std::string& trouble(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].trouble; }
   /// Which process a rank is, on the wire; nothing where there is no such rank, or no address of it is known.
-  std::optional<PeerId> process_of(int rank) const REQUIRES(wire_->mutex()) {
+  std::optional<PeerId> process_of(int rank) const REQUIRES(messenger_->mutex()) {
     const size_t r = size_t(rank);
     return r < ranks_.size() && ranks_[r].known ? std::optional(ranks_[r].peer) : std::nullopt;
   }
   /// The ranks that something has been sent to or has come from, a question included.
-  std::vector<int> acquaintances() const REQUIRES(wire_->mutex());
+  std::vector<int> acquaintances() const REQUIRES(messenger_->mutex());
 
   // --- monitored barrier
-  void monitor_in(int rank, uint64_t turn) REQUIRES(wire_->mutex());
-  void monitor_out(int rank, uint64_t turn) REQUIRES(wire_->mutex());
+  void monitor_in(int rank, uint64_t turn) REQUIRES(messenger_->mutex());
+  void monitor_out(int rank, uint64_t turn) REQUIRES(messenger_->mutex());
   /// The last barrier that a rank has come to (rank 0: that it has begun), and the last one that rank 0 has let all
   /// leave.
-  uint64_t monitored_in(int rank) const REQUIRES(wire_->mutex()) { return ranks_[size_t(rank)].monitored; }
-  uint64_t monitored_out() const REQUIRES(wire_->mutex()) { return monitored_out_; }
+  uint64_t monitored_in(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].monitored; }
+  uint64_t monitored_out() const REQUIRES(messenger_->mutex()) { return monitored_out_; }
 
   // --- mail
   /// poke is called when there may be mail, or a parcel's end, to ask for; also when the group fails.
-  void on_mail(std::function<void()> poke) REQUIRES(wire_->mutex()) { poke_ = std::move(poke); }
+  void on_mail(std::function<void()> poke) REQUIRES(messenger_->mutex()) { poke_ = std::move(poke); }
   /// The letters, in the order in which they came.
-  std::optional<Letter> next_letter() REQUIRES(wire_->mutex());
+  std::optional<Letter> next_letter() REQUIRES(messenger_->mutex());
   /// These send a letter each. A grant says, too, that the message is to be written to this memory.
-  void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(wire_->mutex());
-  void tell_taken(int rank, const Taken& taken) REQUIRES(wire_->mutex());
-  void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(wire_->mutex());
+  void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(messenger_->mutex());
+  void tell_taken(int rank, const Taken& taken) REQUIRES(messenger_->mutex());
+  void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(messenger_->mutex());
   /// The large messages that have been granted, either way.
   Parcels& parcels() { return parcels_; }
   /// Lets go of all memory of messages, in bounded time.
-  void drop_mail() REQUIRES(wire_->mutex());
+  void drop_mail() REQUIRES(messenger_->mutex());
 
-  // --- for the wire: what comes. place() and dropped() are as those of Receiver.
-  std::byte* place(const WireHeader& header, size_t bytes) REQUIRES(wire_->mutex());
-  void arrived(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
-      REQUIRES(wire_->mutex());
-  void dropped(const WireHeader& header, const std::byte* where) REQUIRES(wire_->mutex());
+  // --- for the messenger: what comes. place() and dropped() are as those of Receiver.
+  std::byte* place(const MessageHeader& header, size_t bytes) REQUIRES(messenger_->mutex());
+  void arrived(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+      REQUIRES(messenger_->mutex());
+  void dropped(const MessageHeader& header, const std::byte* where) REQUIRES(messenger_->mutex());
   /// The rank has asked for a sign of life, as that process.
-  void asked_by(uint32_t rank, PeerId peer) REQUIRES(wire_->mutex());
+  void asked_by(uint32_t rank, PeerId peer) REQUIRES(messenger_->mutex());
   /// The rank's process says that this group is gone there.
-  void note_left(uint32_t rank) REQUIRES(wire_->mutex());
+  void note_left(uint32_t rank) REQUIRES(messenger_->mutex());
 
  private:
   struct Rank {
@@ -187,22 +187,22 @@ class Port {
       uint16_t number;
       auto operator<=>(const Message&) const = default;
     };
-    WireHeader header;
+    MessageHeader header;
     std::optional<First> first;
     std::vector<std::byte> body;
   };
 
-  void take_segment(const WireHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
-      REQUIRES(wire_->mutex());
-  bool keep(int rank, size_t bytes) REQUIRES(wire_->mutex());
-  void let_go(const Early& early) REQUIRES(wire_->mutex());
-  void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(wire_->mutex());
-  void note_called(const WireHeader& header) REQUIRES(wire_->mutex());
-  void take_label(const WireHeader& header, std::span<const std::byte> whole) REQUIRES(wire_->mutex());
-  void fail(Told told) REQUIRES(wire_->mutex());
-  void pass_trouble(int rank) REQUIRES(wire_->mutex());
+  void take_segment(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
+      REQUIRES(messenger_->mutex());
+  bool keep(int rank, size_t bytes) REQUIRES(messenger_->mutex());
+  void let_go(const Early& early) REQUIRES(messenger_->mutex());
+  void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(messenger_->mutex());
+  void note_called(const MessageHeader& header) REQUIRES(messenger_->mutex());
+  void take_label(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
+  void fail(Told told) REQUIRES(messenger_->mutex());
+  void pass_trouble(int rank) REQUIRES(messenger_->mutex());
 
-  std::shared_ptr<Wire> wire_;
+  std::shared_ptr<Messenger> messenger_;
   const uint64_t group_;
   const int rank_;
   std::vector<Rank> ranks_;
@@ -223,7 +223,7 @@ class Port {
   std::optional<FailureNote> trouble_;  // of other groups of this process
 
   uint64_t monitored_out_ = 0;
-  std::function<void()> poke_ = [] {};  // may be called with the wire's lock held
+  std::function<void()> poke_ = [] {};  // may be called with the messenger's lock held
   std::deque<Letter> letters_;
   Parcels parcels_{*this, /*poke=*/[this] { poke_(); }};
 };

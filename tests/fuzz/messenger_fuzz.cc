@@ -1,5 +1,5 @@
-// A wire with a port, an open run and mail, and whatever messages come: nothing is written that is not the run's or the
-// message's, nothing is kept without bound, and everything ends.
+// A messenger with a port, an open run and mail, and whatever messages come: nothing is written that is not the run's
+// or the message's, nothing is kept without bound, and everything ends.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -13,13 +13,13 @@ namespace nvx::test {
 namespace {
 
 using net::Kind;
-using net::WireHeader;
+using net::MessageHeader;
 
 constexpr size_t kSegment = 64, kBytes = 160;
 constexpr uint64_t kGroup = 5;
 
 Sent make_up(FuzzedDataProvider& from) {
-  WireHeader header;
+  MessageHeader header;
   header.kind = Kind(from.ConsumeIntegralInRange(0, int(Kind::kKinds)));
   header.group = from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<uint64_t>() : kGroup;
   header.from = uint32_t(from.ConsumeIntegralInRange(0, 9) == 0 ? from.ConsumeIntegral<int>() : 1);
@@ -45,7 +45,7 @@ Sent make_up(FuzzedDataProvider& from) {
                                       {}});
   } else if (honest && (header.kind == Kind::kPing || header.kind == Kind::kPong)) {
     append(sent.header, uint64_t(0));  // the process at rank 1's address
-    if (from.ConsumeBool()) std::memcpy(sent.header.data() + offsetof(WireHeader, value), "\2\0\0\0\0\0\0", 8);
+    if (from.ConsumeBool()) std::memcpy(sent.header.data() + offsetof(MessageHeader, value), "\2\0\0\0\0\0\0", 8);
   } else {
     const auto bytes = from.ConsumeBytes<uint8_t>(from.ConsumeIntegralInRange<size_t>(0, net::kMostHeader - 32));
     for (const uint8_t byte : bytes) append(sent.header, byte);
@@ -73,9 +73,10 @@ void play(FuzzedDataProvider& from) {
   const schedule::Row& row = schedule::catalog()[from.ConsumeIntegralInRange<size_t>(0, 4)];
   const schedule::Row* const rows[] = {&row, schedule::find(schedule::Collective::kBroadcast, "binomial")};
   auto* const link = new ScriptedLink(kSegment);
-  const auto wire = std::make_shared<net::Wire>(std::unique_ptr<net::Link>(link), std::chrono::milliseconds(200));
-  net::Port port(wire, kGroup, 0, 3);
-  MutexLock lock(wire->mutex());
+  const auto messenger =
+      std::make_shared<net::Messenger>(std::unique_ptr<net::Link>(link), std::chrono::milliseconds(200));
+  net::GroupPort port(messenger, kGroup, 0, 3);
+  MutexLock lock(messenger->mutex());
   port.mutex().held_by_caller();
   Bytes address(16);
   port.connect(1, address);
@@ -115,7 +116,7 @@ void play(FuzzedDataProvider& from) {
         break;
       default: break;
     }
-    wire->progress();
+    messenger->progress();
     run->advance();
   }
   link->finish_fetches();
