@@ -451,8 +451,8 @@ void Mailbox::fail_all(const Status& status) {
     peer.ungranted.clear();
     peer.streaming.clear();
     peer.arriving.clear();
-    peer.parcels_out.clear();
-    peer.parcels_in.clear();
+    peer.transfers_out.clear();
+    peer.transfers_in.clear();
   }
   if (group_.port()) {
     MutexLock lock(group_.port()->mutex());

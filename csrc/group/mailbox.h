@@ -71,7 +71,7 @@ struct Message {
 /// The granted messages of a pair are streamed one after the other, in the order of the grants, so that none waits for
 /// one that nobody receives. Where too many small messages lie unreceived, the receiver tells the sender that it is
 /// full, and further ones are sent as large ones are. Ranks of one host do this through memory; between hosts the same
-/// goes through the port, whose parcels need no staging.
+/// goes through the port, whose transfers need no staging.
 class Mailbox : public LeaseHolder {
  public:
   explicit Mailbox(Group& group);
@@ -140,7 +140,7 @@ class Mailbox : public LeaseHolder {
     net::Taken there;                 ///< what it has told of
     net::Taken told;                  ///< what it has been told of
     std::map<uint64_t, Early> ahead;  ///< announcements that came before those in front of them
-    std::unordered_map<uint64_t, std::shared_ptr<Message>> parcels_out, parcels_in;
+    std::unordered_map<uint64_t, std::shared_ptr<Message>> transfers_out, transfers_in;
     // of receives that stand
     uint32_t untold = 0;  ///< that are done, and their finished() has not returned
   };

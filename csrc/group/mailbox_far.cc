@@ -41,7 +41,7 @@ bool Mailbox::grant_far(int rank) {
   if (waiting.empty()) return false;
   MutexLock lock(group_.port()->mutex());
   for (const auto& [message, number] : waiting) {
-    peers_[size_t(rank)].parcels_in[number] = message;
+    peers_[size_t(rank)].transfers_in[number] = message;
     group_.port()->grant(rank, number, message->data, message->bytes);
   }
   waiting.clear();
@@ -56,17 +56,18 @@ bool Mailbox::read_port() {
     {
       MutexLock lock(group_.port()->mutex());
       letter = group_.port()->next_letter();
-      sent = group_.port()->parcels().next_sent();
-      received = group_.port()->parcels().next_received();
+      sent = group_.port()->rendezvous().next_sent();
+      received = group_.port()->rendezvous().next_received();
     }
     if (!letter && !sent && !received) return moved;
     moved = true;
     if (letter) read_letter(std::move(*letter));
     if (sent) {
-      if (const auto found = peers_[size_t(sent->first)].parcels_out.extract(sent->second)) finish(found.mapped(), {});
+      if (const auto found = peers_[size_t(sent->first)].transfers_out.extract(sent->second))
+        finish(found.mapped(), {});
     }
     if (received) {
-      const auto found = peers_[size_t(received->first)].parcels_in.extract(received->second);
+      const auto found = peers_[size_t(received->first)].transfers_in.extract(received->second);
       if (found) finish(found.mapped(), {});
     }
   }
@@ -104,9 +105,9 @@ void Mailbox::read_letter(net::GroupPort::Letter&& letter) {
       const auto found = peer.ungranted.extract(letter.value);
       if (!found) return;
       const std::shared_ptr<Message> message = found.mapped();
-      peer.parcels_out[letter.value] = message;
+      peer.transfers_out[letter.value] = message;
       MutexLock lock(group_.port()->mutex());
-      group_.port()->parcels().send(letter.from, letter.value, message->data, message->bytes);
+      group_.port()->rendezvous().send(letter.from, letter.value, message->data, message->bytes);
       return;
     }
     default: return;

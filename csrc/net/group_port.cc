@@ -146,7 +146,7 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
       if (const auto told = FailureNote::read(body, int(ranks_.size())); told && from.trouble.empty())
         from.trouble = told->cause;
       return;
-    case Kind::kParcel: return parcels_.take(header, body);
+    case Kind::kSegment: return rendezvous_.take(header, body);
     case Kind::kLabel: return take_label(header, whole);
     case Kind::kMonitorIn: from.monitored = std::max(from.monitored, header.value); return;
     case Kind::kMonitorOut: monitored_out_ = std::max(monitored_out_, header.value); return;
@@ -219,7 +219,7 @@ void GroupPort::offer_early(ScheduleRun& run, int from, uint16_t message) {
 
 std::byte* GroupPort::place(const MessageHeader& header, size_t bytes) {
   if (left_ || header.from >= ranks_.size()) return nullptr;
-  if (header.kind == Kind::kParcel) return parcels_.place(header, bytes);
+  if (header.kind == Kind::kSegment) return rendezvous_.place(header, bytes);
   for (ScheduleRun* run : runs_) {
     if (run->owns(header)) return run->place(header, bytes);
   }
@@ -227,7 +227,7 @@ std::byte* GroupPort::place(const MessageHeader& header, size_t bytes) {
 }
 
 void GroupPort::dropped(const MessageHeader& header, const std::byte* where) {
-  if (parcels_.dropped(where)) return;
+  if (rendezvous_.dropped(where)) return;
   for (ScheduleRun* run : runs_) {
     if (run->owns(header)) run->dropped(header);
   }
@@ -395,7 +395,7 @@ void GroupPort::tell_taken(int rank, const Taken& taken) {
 }
 
 void GroupPort::grant(int rank, uint64_t number, std::byte* data, size_t bytes) {
-  parcels_.expect(rank, number, data, bytes);
+  rendezvous_.expect(rank, number, data, bytes);
   MessageHeader header;
   header.kind = Kind::kGrant;
   header.value = number;
@@ -405,7 +405,7 @@ void GroupPort::grant(int rank, uint64_t number, std::byte* data, size_t bytes) 
 void GroupPort::drop_mail() {
   for (Rank& rank : ranks_) rank.letters = 0;
   letters_.clear();
-  parcels_.drop();
+  rendezvous_.drop();
 }
 
 }  // namespace nvx::net

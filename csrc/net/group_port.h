@@ -9,7 +9,7 @@
 
 #include "base/failure_note.h"
 #include "net/messenger.h"
-#include "net/parcels.h"
+#include "net/rendezvous.h"
 
 namespace nvx::net {
 
@@ -139,7 +139,7 @@ class GroupPort {
   uint64_t monitored_out() const REQUIRES(messenger_->mutex()) { return monitored_out_; }
 
   // --- mail
-  /// poke is called when there may be mail, or a parcel's end, to ask for; also when the group fails.
+  /// poke is called when there may be mail, or a transfer's end, to ask for; also when the group fails.
   void on_mail(std::function<void()> poke) REQUIRES(messenger_->mutex()) { poke_ = std::move(poke); }
   /// The letters, in the order in which they came.
   std::optional<Letter> next_letter() REQUIRES(messenger_->mutex());
@@ -148,7 +148,7 @@ class GroupPort {
   void tell_taken(int rank, const Taken& taken) REQUIRES(messenger_->mutex());
   void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(messenger_->mutex());
   /// The large messages that have been granted, either way.
-  Parcels& parcels() { return parcels_; }
+  Rendezvous& rendezvous() { return rendezvous_; }
   /// Lets go of all memory of messages, in bounded time.
   void drop_mail() REQUIRES(messenger_->mutex());
 
@@ -225,7 +225,7 @@ class GroupPort {
   uint64_t monitored_out_ = 0;
   std::function<void()> poke_ = [] {};  // may be called with the messenger's lock held
   std::deque<Letter> letters_;
-  Parcels parcels_{*this, /*poke=*/[this] { poke_(); }};
+  Rendezvous rendezvous_{*this, /*poke=*/[this] { poke_(); }};
 };
 
 }  // namespace nvx::net

@@ -19,8 +19,8 @@ enum class Kind : uint8_t {
   kMail,    ///< a send's announcement; a MailHead follows the header, and a small message is in the body
   kTaken,   ///< announcements have been read, `value` is a Taken
   kGrant,   ///< the large message of this number may be sent
-  kParcel,  ///< a segment of a large message
-  kLabel,   ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
+  kSegment,     ///< a segment of a large message
+  kLabel,       ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
   kMonitorIn,   ///< has come to the monitored barrier of number `value`
   kMonitorOut,  ///< all have come to it
   kTrouble,     ///< another group of the sender's process has failed; the body is a FailureNote

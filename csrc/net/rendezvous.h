@@ -15,15 +15,15 @@ class GroupPort;
 
 /// The large messages of a port that have been granted, and are cut into segments: those that are under way, and those
 /// whose end nobody has asked for yet. All of it is guarded by the messenger's lock, which the caller holds.
-class Parcels final : private Sender {
+class Rendezvous final : private Sender {
  public:
   /// A message between this rank and another one: that rank, and the message's number.
   using Message = std::pair<int, uint64_t>;
 
   /// poke: called when there may be something to ask for, with the messenger's lock held.
-  Parcels(GroupPort& port, std::function<void()> poke);
-  Parcels(const Parcels&) = delete;
-  Parcels& operator=(const Parcels&) = delete;
+  Rendezvous(GroupPort& port, std::function<void()> poke);
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
 
   /// A message that this rank has granted will be written to this memory.
   void expect(int rank, uint64_t number, std::byte* data, size_t bytes);
@@ -39,12 +39,12 @@ class Parcels final : private Sender {
   // --- for the port: what comes. place() and dropped() are as those of Receiver.
   std::byte* place(const MessageHeader& header, size_t bytes);
   void take(const MessageHeader& header, std::span<const std::byte> body);
-  /// False if nothing of a parcel was to be written there.
+  /// False if nothing of a transfer was to be written there.
   bool dropped(const std::byte* where);
 
  private:
   /// A message under way.
-  struct Parcel {
+  struct Transfer {
     uint64_t id;
     int rank;
     uint64_t number;
@@ -58,14 +58,14 @@ class Parcels final : private Sender {
 
   void sent(uint64_t cookie, const Status& status) override;
   void push();
-  Parcel* parcel_of(const MessageHeader& header, size_t bytes);
+  Transfer* transfer_of(const MessageHeader& header, size_t bytes);
   int busy() const;
   void sever_busy();
 
   GroupPort& port_;
   const std::function<void()> poke_;
-  std::list<Parcel> outgoing_;
-  std::list<Parcel> incoming_;
+  std::list<Transfer> outgoing_;
+  std::list<Transfer> incoming_;
   uint64_t next_id_ = 0;
   std::deque<Message> sent_, received_;
 };

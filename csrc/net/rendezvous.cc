@@ -1,0 +1,157 @@
+#include "net/rendezvous.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "net/group_port.h"
+
+namespace nvx::net {
+namespace {
+
+template <class Queue>
+std::optional<typename Queue::value_type> pop(Queue& queue) {
+  if (queue.empty()) return std::nullopt;
+  const auto next = queue.front();
+  queue.pop_front();
+  return next;
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(GroupPort& port, std::function<void()> poke) : port_(port), poke_(std::move(poke)) {}
+
+void Rendezvous::expect(int rank, uint64_t number, std::byte* data, size_t bytes) {
+  const size_t segment = port_.messenger().segment_bytes();
+  incoming_.push_back({next_id_++, rank, number, data, bytes});
+  incoming_.back().seen.resize((bytes + segment - 1) / segment);
+}
+
+void Rendezvous::send(int rank, uint64_t number, const std::byte* data, size_t bytes) {
+  outgoing_.push_back({next_id_++, rank, number, const_cast<std::byte*>(data), bytes});
+  push();
+}
+
+/// Sends a few segments of each transfer at a time; the rest follows when the link has read those.
+void Rendezvous::push() {
+  constexpr int kMostUnread = 8;
+  port_.mutex().held_by_caller();
+  const size_t segment = port_.messenger().segment_bytes();
+  for (auto it = outgoing_.begin(); it != outgoing_.end();) {
+    Transfer& transfer = *it++;  // it may be over, and gone, before send() returns
+    while (transfer.moved != transfer.bytes && transfer.busy < kMostUnread && !transfer.failed) {
+      const size_t bytes = std::min(segment, transfer.bytes - transfer.moved);
+      MessageHeader header;
+      header.kind = Kind::kSegment;
+      header.op = uint32_t(transfer.number);
+      header.segment = uint32_t(transfer.moved / segment);
+      const std::byte* data = transfer.data + transfer.moved;
+      transfer.moved += bytes;
+      ++transfer.busy;
+      const bool last = transfer.moved == transfer.bytes;
+      port_.send(transfer.rank, header, {}, {data, bytes}, this, transfer.id);
+      if (last) break;
+    }
+  }
+}
+
+/// The link has read a segment of the transfer with this id.
+void Rendezvous::sent(uint64_t cookie, const Status& status) {
+  const auto it = std::find_if(outgoing_.begin(), outgoing_.end(), [&](const Transfer& p) { return p.id == cookie; });
+  if (it == outgoing_.end()) return;
+  --it->busy;
+  it->failed |= !status.ok();  // what has become of the rank is told elsewhere
+  if (it->busy == 0 && it->moved == it->bytes && !it->failed) {
+    sent_.emplace_back(it->rank, it->number);
+    outgoing_.erase(it);
+  }
+  poke_();  // there is room for more, or an end to tell of
+}
+
+/// The granted message that a segment of this length belongs to.
+Rendezvous::Transfer* Rendezvous::transfer_of(const MessageHeader& header, size_t bytes) {
+  const size_t segment = port_.messenger().segment_bytes();
+  for (Transfer& transfer : incoming_) {
+    if (transfer.rank != int(header.from) || uint32_t(transfer.number) != header.op) continue;
+    const bool fits = header.segment < transfer.seen.size() &&
+                      bytes == std::min(segment, transfer.bytes - size_t(header.segment) * segment);
+    return fits ? &transfer : nullptr;
+  }
+  return nullptr;
+}
+
+std::byte* Rendezvous::place(const MessageHeader& header, size_t bytes) {
+  Transfer* const transfer = transfer_of(header, bytes);
+  if (!transfer || transfer->seen[header.segment]) return nullptr;
+  transfer->seen[header.segment] = true;
+  ++transfer->busy;
+  return transfer->data + size_t(header.segment) * port_.messenger().segment_bytes();
+}
+
+bool Rendezvous::dropped(const std::byte* where) {
+  for (Transfer& transfer : incoming_) {
+    if (where < transfer.data || where >= transfer.data + transfer.bytes) continue;
+    --transfer.busy;
+    transfer.seen[size_t(where - transfer.data) / port_.messenger().segment_bytes()] = false;
+    return true;
+  }
+  return false;
+}
+
+void Rendezvous::take(const MessageHeader& header, std::span<const std::byte> body) {
+  Transfer* const transfer = transfer_of(header, body.size());
+  if (!transfer) return;
+  std::byte* const to = transfer->data + size_t(header.segment) * port_.messenger().segment_bytes();
+  if (transfer->busy != 0 && body.data() == to) {
+    --transfer->busy;
+  } else if (transfer->seen[header.segment]) {
+    return;
+  } else {
+    transfer->seen[header.segment] = true;
+    std::memcpy(to, body.data(), body.size());
+  }
+  transfer->moved += body.size();
+  if (transfer->moved != transfer->bytes) return;
+  received_.emplace_back(transfer->rank, transfer->number);
+  std::erase_if(incoming_, [&](const Transfer& p) { return &p == transfer; });
+  poke_();
+}
+
+std::optional<Rendezvous::Message> Rendezvous::next_sent() {
+  push();
+  return pop(sent_);
+}
+
+std::optional<Rendezvous::Message> Rendezvous::next_received() { return pop(received_); }
+
+int Rendezvous::busy() const {
+  int segments = 0;
+  for (const std::list<Transfer>* transfers : {&outgoing_, &incoming_}) {
+    for (const Transfer& transfer : *transfers) segments += transfer.busy;
+  }
+  return segments;
+}
+
+void Rendezvous::sever_busy() {
+  port_.mutex().held_by_caller();
+  for (const std::list<Transfer>* transfers : {&outgoing_, &incoming_}) {
+    for (const Transfer& transfer : *transfers) {
+      if (transfer.busy != 0) port_.sever(transfer.rank);
+    }
+  }
+}
+
+void Rendezvous::drop() {
+  port_.messenger().mutex().held_by_caller();
+  for (Transfer& transfer : outgoing_) transfer.failed = true;                            // no more of it goes out
+  for (Transfer& transfer : incoming_) transfer.seen.assign(transfer.seen.size(), true);  // nor in
+  const std::array<const Sender*, 1> self{this};
+  port_.messenger().let_go_of(
+      self, [this] { return busy(); }, [this] { sever_busy(); });
+  outgoing_.clear();
+  incoming_.clear();
+  sent_.clear();
+  received_.clear();
+}
+
+}  // namespace nvx::net
