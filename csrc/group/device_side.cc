@@ -45,7 +45,7 @@ DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOpt
       end_(home, exchange, options, *launcher_),
       facts_{end_.channel().shape, options.force, options.one_shot_bytes},
       launched_(options.first_epoch),
-      parcel_(end_.channel().shape.ranks),
+      batch_(end_.channel().shape.ranks),
       calls_(kCalls) {}
 
 DeviceSide::~DeviceSide() { (void)part(); }
@@ -131,7 +131,7 @@ Status DeviceSide::launch(std::span<const Operation* const> operations, void* st
     if (n == 0) return refused({Code::kInvalid, "nvx: it moves more pieces than a launch holds"}, /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
     if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
-    const Status status = launcher_->launch(channel, parcel_.jobs(), parcel_.pieces(), stream);
+    const Status status = launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream);
     if (begins == Begins::kInReplays) {
       if (!status.ok()) return not_captured(status);
       captured_.fetch_add(uint32_t(n), std::memory_order_release);
@@ -173,12 +173,12 @@ Status DeviceSide::refused(const Status& status, bool is_first) {
 
 /// As many of the operations as one launch may hold: at least one, if that alone is not too much.
 size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
-  parcel_.clear();
+  batch_.clear();
   size_t n = 0;
-  for (kernel::Piece* room; n < operations.size() && (room = parcel_.room(listed_by(*operations[n]))); ++n) {
+  for (kernel::Piece* room; n < operations.size() && (room = batch_.room(listed_by(*operations[n]))); ++n) {
     kernel::Job job = job_of(*operations[n], room, timeout);
     job.call = (call & kCaptured) | call_of(call + n);
-    if (!parcel_.add(job)) break;
+    if (!batch_.add(job)) break;
   }
   return n;
 }
@@ -198,14 +198,14 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
   const kernel::DeviceChannel& channel = end_.channel();
   kernel::Job job =
       o.collective == Collective::kNone
-          ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, parcel_.index(), room)
-          : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), parcel_.index(),
+          ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, batch_.index(), room)
+          : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), batch_.index(),
                            room);
   job.awaited = o.awaited, job.awaits = o.awaits;
   // Who waits for the host needs no clock: the host has one, and ends what is late.
   if (!o.awaited) job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
   if (kernel::has_chunks(choice.algorithm))
-    kernel::put_places(job, channel.shape.ranks, room - parcel_.index(), end_.options().place_of);
+    kernel::put_places(job, channel.shape.ranks, room - batch_.index(), end_.options().place_of);
   return job;
 }
 

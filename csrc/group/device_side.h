@@ -10,8 +10,8 @@
 #include "base/error.h"
 #include "base/mutex.h"
 #include "group/device_end.h"
-#include "group/device_parcel.h"
 #include "group/device_plan.h"
+#include "group/launch_batch.h"
 #include "group/operation.h"
 
 namespace nvx {
@@ -119,7 +119,7 @@ class DeviceSide {
   std::atomic<bool> parted_{false};  // what begins a launch after it is set begins nothing
 
   Mutex launch_mutex_;  // held while the driver takes a launch, which it may do late
-  DeviceParcel parcel_ GUARDED_BY(launch_mutex_);
+  LaunchBatch batch_ GUARDED_BY(launch_mutex_);
 
   Mutex mutex_;  // never held while anything is waited for
   Status failure_ GUARDED_BY(mutex_);

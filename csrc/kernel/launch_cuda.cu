@@ -12,39 +12,39 @@ namespace {
 
 /// What a kernel is handed. It travels with the launch, so a graph keeps a copy of its own.
 template <size_t kJobs, size_t kPieces>
-struct Parcel {
+struct KernelArgs {
   DeviceChannel channel;
   const FusedRank* fused;  ///< several ranks, in the device's memory, instead of this one
   uint32_t count;
   Job jobs[kJobs];
   Piece table[kPieces];
 };
-using Single = Parcel<1, 16>;
-using Several = Parcel<kLaunchJobs, kLaunchPieces>;
+using Single = KernelArgs<1, 16>;
+using Several = KernelArgs<kLaunchJobs, kLaunchPieces>;
 static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
 
 // The algorithms that a kernel can run are fixed when it is compiled, so it carries no code that it cannot reach. One
 // block at a time on a multiprocessor is enough, and the launch bounds say so: on some architectures, compilers that
 // are left to choose make room for two blocks with half of the registers each, and then spill in the loops.
 
-__global__ void __launch_bounds__(kLanes, 1) run_reduction(const __grid_constant__ Single parcel) {
+__global__ void __launch_bounds__(kLanes, 1) run_reduction(const __grid_constant__ Single args) {
   run_jobs<PushRules>(
-      CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), args.channel, args.jobs, 1, args.table,
       [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_reducing(ex, ch, job, table); });
 }
 
-__global__ void __launch_bounds__(kLanes, 1) run_exchange(const __grid_constant__ Single parcel) {
+__global__ void __launch_bounds__(kLanes, 1) run_exchange(const __grid_constant__ Single args) {
   run_jobs<PushRules>(
-      CudaMachine(int(blockIdx.x), int(gridDim.x)), parcel.channel, parcel.jobs, 1, parcel.table,
+      CudaMachine(int(blockIdx.x), int(gridDim.x)), args.channel, args.jobs, 1, args.table,
       [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_exchanging(ex, ch, job, table); });
 }
 
 /// Several operations of any kind, or those of several ranks.
-__global__ void __launch_bounds__(kLanes, 1) run_several(const __grid_constant__ Several parcel) {
+__global__ void __launch_bounds__(kLanes, 1) run_several(const __grid_constant__ Several args) {
   const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_pushed(ex, ch, job, table); };
-  const uint32_t blocks = parcel.channel.shape.blocks;
-  const FusedRank self{parcel.channel, parcel.jobs, parcel.count, parcel.table};
-  const FusedRank& rank = parcel.fused ? parcel.fused[blockIdx.x / blocks] : self;
+  const uint32_t blocks = args.channel.shape.blocks;
+  const FusedRank self{args.channel, args.jobs, args.count, args.table};
+  const FusedRank& rank = args.fused ? args.fused[blockIdx.x / blocks] : self;
   const CudaMachine machine(int(blockIdx.x % blocks), int(blocks));
   run_jobs<PushRules>(machine, rank.channel, rank.jobs, rank.count, rank.table, run);
 }
@@ -67,13 +67,13 @@ Status status_of(cudaError_t error, const char* what) {
   return {Code::kSystem, std::string("nvx: ") + what + ": " + cudaGetErrorString(error)};
 }
 
-template <class Parcel>
+template <class KernelArgs>
 Status launch(size_t row, const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
               cudaStream_t stream) {
-  Parcel parcel{channel, nullptr, uint32_t(jobs.size()), {}, {}};
-  std::copy(jobs.begin(), jobs.end(), parcel.jobs);
-  std::copy(table.begin(), table.end(), parcel.table);
-  void* arguments[] = {&parcel};
+  KernelArgs args{channel, nullptr, uint32_t(jobs.size()), {}, {}};
+  std::copy(jobs.begin(), jobs.end(), args.jobs);
+  std::copy(table.begin(), table.end(), args.table);
+  void* arguments[] = {&args};
   return status_of(cudaLaunchKernel(kRows[row].kernel, dim3(channel.shape.blocks), dim3(kLanes), arguments, 0, stream),
                    kRows[row].name);
 }
@@ -114,10 +114,10 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
 }
 
 Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, void* stream) {
-  Several parcel{};
-  parcel.fused = ranks;
-  parcel.channel.shape.blocks = blocks;
-  void* arguments[] = {&parcel};
+  Several args{};
+  args.fused = ranks;
+  args.channel.shape.blocks = blocks;
+  void* arguments[] = {&args};
   return status_of(cudaLaunchCooperativeKernel(kRows[kSeveral].kernel, dim3(count * blocks), dim3(kLanes), arguments, 0,
                                                static_cast<cudaStream_t>(stream)),
                    "a fused launch");

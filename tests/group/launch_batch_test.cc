@@ -1,6 +1,6 @@
 // Which operations may go in one launch.
 
-#include "group/device_parcel.h"
+#include "group/launch_batch.h"
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ Job job(size_t read, size_t written, size_t bytes) {
   return job;
 }
 
-TEST(DeviceParcel, TakesWhatIsApart) {
+TEST(LaunchBatch, TakesWhatIsApart) {
   const struct {
     Job first, second;
     bool together;
@@ -38,58 +38,58 @@ TEST(DeviceParcel, TakesWhatIsApart) {
       {job(0, 100, 100), job(150, 150, 0), true, "of nothing"},
   };
   for (const auto& row : kRows) {
-    DeviceParcel parcel(2);
-    ASSERT_TRUE(parcel.room() && parcel.add(row.first));
-    EXPECT_EQ(parcel.add(row.second), row.together) << row.what;
-    EXPECT_EQ(parcel.jobs().size(), row.together ? 2u : 1u);
-    parcel.clear();
-    EXPECT_TRUE(parcel.add(row.second)) << "first in the next launch";
+    LaunchBatch batch(2);
+    ASSERT_TRUE(batch.room() && batch.add(row.first));
+    EXPECT_EQ(batch.add(row.second), row.together) << row.what;
+    EXPECT_EQ(batch.jobs().size(), row.together ? 2u : 1u);
+    batch.clear();
+    EXPECT_TRUE(batch.add(row.second)) << "first in the next launch";
   }
 }
 
-TEST(DeviceParcel, ListsThatInterleaveAreApart) {
-  DeviceParcel parcel(2);
+TEST(LaunchBatch, ListsThatInterleaveAreApart) {
+  LaunchBatch batch(2);
   for (size_t i = 0; i < 3; ++i) {
-    Piece* const room = parcel.room();
+    Piece* const room = batch.room();
     ASSERT_TRUE(room);
     for (size_t p = 0; p < 2; ++p) room[p] = {memory + 1000 * p + 10 * i, 10};
     Job job;
-    job.recv = {Kind::kTable, parcel.index(), nullptr, 0};
-    EXPECT_TRUE(parcel.add(job)) << i;
-    EXPECT_EQ(parcel.pieces().size(), 4 * (i + 1));
+    job.recv = {Kind::kTable, batch.index(), nullptr, 0};
+    EXPECT_TRUE(batch.add(job)) << i;
+    EXPECT_EQ(batch.pieces().size(), 4 * (i + 1));
   }
-  ASSERT_TRUE(parcel.room());
-  EXPECT_FALSE(parcel.add(job(500, 1005, 10))) << "what one of them writes";
-  EXPECT_TRUE(parcel.add(job(500, 1030, 10))) << "between them";
+  ASSERT_TRUE(batch.room());
+  EXPECT_FALSE(batch.add(job(500, 1005, 10))) << "what one of them writes";
+  EXPECT_TRUE(batch.add(job(500, 1030, 10))) << "between them";
 }
 
-TEST(DeviceParcel, MovesAreAsManyAsTheyList) {
-  DeviceParcel parcel(2);
+TEST(LaunchBatch, MovesAreAsManyAsTheyList) {
+  LaunchBatch batch(2);
   const auto moves = [&](size_t from, size_t to) {
     std::vector<Piece> out, in;
     for (size_t i = 0; i < 5; ++i)
       out.push_back({memory + from + 20 * i, 10}), in.push_back({memory + to + 20 * i, 10});
-    Piece* const room = parcel.room(10);
-    return parcel.add(kernel::job_of_moves(out, in, parcel.index(), room));
+    Piece* const room = batch.room(10);
+    return batch.add(kernel::job_of_moves(out, in, batch.index(), room));
   };
   EXPECT_TRUE(moves(0, 1000));
-  EXPECT_EQ(parcel.pieces().size(), 10u);
+  EXPECT_EQ(batch.pieces().size(), 10u);
   EXPECT_FALSE(moves(1080, 2000)) << "reads the last that the first ones bring";
   EXPECT_TRUE(moves(1010, 2000)) << "between them";
-  EXPECT_FALSE(parcel.add(job(2040, 3000, 1)));
-  EXPECT_TRUE(parcel.add(job(2030, 3000, 10)));
-  EXPECT_EQ(parcel.jobs().size(), 3u);
-  EXPECT_FALSE(parcel.room(kernel::kLaunchPieces));
-  parcel.clear();
-  EXPECT_TRUE(parcel.room(kernel::kLaunchPieces));
-  EXPECT_FALSE(parcel.room(kernel::kLaunchPieces + 1));
+  EXPECT_FALSE(batch.add(job(2040, 3000, 1)));
+  EXPECT_TRUE(batch.add(job(2030, 3000, 10)));
+  EXPECT_EQ(batch.jobs().size(), 3u);
+  EXPECT_FALSE(batch.room(kernel::kLaunchPieces));
+  batch.clear();
+  EXPECT_TRUE(batch.room(kernel::kLaunchPieces));
+  EXPECT_FALSE(batch.room(kernel::kLaunchPieces + 1));
 }
 
-TEST(DeviceParcel, IsFullWhenALaunchIs) {
-  DeviceParcel jobs(2);
+TEST(LaunchBatch, IsFullWhenALaunchIs) {
+  LaunchBatch jobs(2);
   for (size_t i = 0; i < kernel::kLaunchJobs; ++i) ASSERT_TRUE(jobs.room() && jobs.add(job(10 * i, 10 * i, 10)));
   EXPECT_FALSE(jobs.room());
-  DeviceParcel pieces(400);
+  LaunchBatch pieces(400);
   std::vector<Piece> none(800);
   ASSERT_TRUE(pieces.room());
   std::copy(none.begin(), none.end(), pieces.room());

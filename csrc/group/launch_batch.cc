@@ -1,4 +1,4 @@
-#include "group/device_parcel.h"
+#include "group/launch_batch.h"
 
 #include <algorithm>
 #include <functional>
@@ -14,17 +14,17 @@ bool overlap(const std::byte* a, const std::byte* a_end, const std::byte* b, con
 
 }  // namespace
 
-kernel::Piece* DeviceParcel::room(size_t pieces) {
+kernel::Piece* LaunchBatch::room(size_t pieces) {
   const bool full = jobs_ == job_.size() || listed_ + std::max(pieces, 2 * size_t(ranks_)) > piece_.size();
   return full ? nullptr : piece_.data() + listed_;
 }
 
-DeviceParcel::Reach DeviceParcel::reach_of(const kernel::Pieces& pieces) const {
+LaunchBatch::Reach LaunchBatch::reach_of(const kernel::Pieces& pieces) const {
   const kernel::Piece extent = kernel::extent_of(pieces, ranks_, piece_.data());
   return {extent.data, extent.data + extent.bytes};
 }
 
-bool DeviceParcel::meets(const kernel::Pieces& a, const kernel::Pieces& b) const {
+bool LaunchBatch::meets(const kernel::Pieces& a, const kernel::Pieces& b) const {
   for (uint32_t p = 0; p < a.count(ranks_); ++p) {
     const kernel::Piece one = a.at(p, ranks_, piece_.data());
     for (uint32_t q = 0; one.bytes != 0 && q < b.count(ranks_); ++q) {
@@ -36,7 +36,7 @@ bool DeviceParcel::meets(const kernel::Pieces& a, const kernel::Pieces& b) const
   return false;
 }
 
-bool DeviceParcel::add(const kernel::Job& job) {
+bool LaunchBatch::add(const kernel::Job& job) {
   const Reach read = reach_of(job.send), written = reach_of(job.recv);
   const auto near = [](const Reach& a, const Reach& b) {
     return a.end && b.end && overlap(a.begin, a.end, b.begin, b.end);

@@ -10,9 +10,9 @@ namespace nvx {
 
 /// What one launch is handed: jobs of one rank, and the pieces that they list. Holds only jobs that may run in one
 /// launch, whose blocks do not wait for each other between jobs: none reads or writes what another one writes.
-class DeviceParcel {
+class LaunchBatch {
  public:
-  explicit DeviceParcel(uint32_t ranks) : ranks_(ranks) {}
+  explicit LaunchBatch(uint32_t ranks) : ranks_(ranks) {}
 
   void clear() { jobs_ = 0, listed_ = 0; }
   /// Where the next job may list its pieces, 2 * ranks of them or as many as are asked for, and as what it names the
