@@ -92,10 +92,11 @@ const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_hos
     return "small: one rank of each host brings the host's sum to host memory, and takes the result back";
   switch (collective) {
     case Collective::kReduceScatter:
-      return "each rank brings the host's sums for its seat on every host to host memory, and takes its own result "
+      return "each rank brings the host's sums for its local_rank on every host to host memory, and takes its own "
+             "result "
              "back";
     case Collective::kAllGather:
-      return "each rank brings its own block to host memory, and takes those of its seat on the other hosts back";
+      return "each rank brings its own block to host memory, and takes those of its local_rank on the other hosts back";
     default: return "each rank brings its part of the host's sum to host memory, and takes only that back";
   }
 }

@@ -128,8 +128,8 @@ void Group::rest_lease() {
 }
 
 bool Group::read_by_all(uint32_t epoch) const {
-  for (int s = 0; s < seats(); ++s) {
-    if (s != seat() && !reached(pad(s).done().value.load(std::memory_order_seq_cst), stamp(epoch, 0)) && !gone(s))
+  for (int s = 0; s < local_ranks(); ++s) {
+    if (s != local_rank() && !reached(pad(s).done().value.load(std::memory_order_seq_cst), stamp(epoch, 0)) && !gone(s))
       return false;
   }
   return true;
@@ -239,7 +239,7 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   kernel::CpuExec ex(size_of(o.dtype), reduce, channel_->factors().data(), rules);
   // The root of a gather and the receivers of a scatter stage nothing, so use their first non-empty receive piece.
   size_t kept = stage.bytes;
-  for (int s = 0; kept == 0 && stage.recv && s < seats(); ++s) kept = stage.recv[s].bytes;
+  for (int s = 0; kept == 0 && stage.recv && s < local_ranks(); ++s) kept = stage.recv[s].bytes;
   ex.keep_by(policy_to_keep(kept));
   kernel::Work work;
   work.call = {o.fingerprint(), stage.factor, stage.root};
@@ -249,10 +249,10 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
   work.send = stage.send;
   work.recv = stage.recv;
   work.bytes = stage.bytes;
-  if (stage.collective == Collective::kGather) work.meets_all = stage.root == seat();
+  if (stage.collective == Collective::kGather) work.meets_all = stage.root == local_rank();
   if (stage.collective == Collective::kScatter) {
     work.meets_all = false;
-    if (stage.root != seat()) work.meets = stage.root;
+    if (stage.root != local_rank()) work.meets = stage.root;
   }
   const bool ended_well = kernel::launch_cpu(choice.algorithm, ex, *channel_, work);
   if (leases) rest_lease();
@@ -262,8 +262,8 @@ Status Group::run_stage(const Stage& stage, const Operation& o, const WaitRules&
 
 Awaited Group::missing_ranks() {
   Awaited missing;
-  for (int s = 0; s < seats(); ++s) {
-    if (s == seat()) continue;
+  for (int s = 0; s < local_ranks(); ++s) {
+    if (s == local_rank()) continue;
     kernel::Arrival& there = pad(s).arrival(channel_->epoch());
     if (reached(there.flag.value.load(std::memory_order_seq_cst), stamp(channel_->epoch(), 0))) continue;
     missing.ranks.push_back(here()[size_t(s)]);
@@ -274,28 +274,30 @@ Awaited Group::missing_ranks() {
 
 /// A rank of this host, and how far it has come. It may be on its way: what it announced last it does not overwrite
 /// before this rank has caught up.
-std::string Group::describe_progress(int seat) const {
-  const kernel::Pad there = pad(seat);
+std::string Group::describe_progress(int local_rank) const {
+  const kernel::Pad there = pad(local_rank);
   const auto announced = [&](uint32_t e) { return there.arrival(e).flag.value.load(std::memory_order_acquire); };
   uint32_t last = options_.first_epoch;
   for (uint32_t e = 0; e < kernel::kEpochs; ++e) {
     if (!reached(announced(last), announced(e))) last = e;
   }
-  const bool stopped = members_.peers[size_t(seat)] && members_.peers[size_t(seat)]->stopped();
+  const bool stopped = members_.peers[size_t(local_rank)] && members_.peers[size_t(local_rank)]->stopped();
   std::string state = stopped ? ", stopped by a signal or a debugger" : "";
   if (there.header().group == id()) {  // else it uses the pad for something else by now
     const kernel::Fingerprint called = there.arrival(last).fingerprint;
     const bool nothing = called.collective == Collective::kNone;
     state += nothing ? ", no collective in this group yet" : ", last collective: " + describe(called);
   }
-  return topology().describe(here()[size_t(seat)], state);
+  return topology().describe(here()[size_t(local_rank)], state);
 }
 
 /// The first epoch, up to one in which they differ, in which this rank and a peer called different things, as far as
 /// both still know: around a root ranks may not meet, and learn of it from what they call later. The peer is less than
 /// kEpochs ahead of this rank.
-uint32_t Group::where_they_parted(int seat, uint32_t epoch) const {
-  const auto alike_before = [&](uint32_t e) { return own_pad().recent(e).history == pad(seat).recent(e).history; };
+uint32_t Group::where_they_parted(int local_rank, uint32_t epoch) const {
+  const auto alike_before = [&](uint32_t e) {
+    return own_pad().recent(e).history == pad(local_rank).recent(e).history;
+  };
   for (uint32_t e = epoch; channel_->epoch() - e <= kernel::kEpochs; --e) {
     if (alike_before(e)) return e;
   }
@@ -306,7 +308,7 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
   const std::string what = describe(o.fingerprint());
   const std::string number = "#" + std::to_string(o.number);
   const std::string context = "this is " + rank_name(rank()) + " in " + what + " " + number + " of group " + name();
-  const std::string peer = v.peer >= 0 ? describe_seat(v.peer) : "";
+  const std::string peer = v.peer >= 0 ? describe_local_rank(v.peer) : "";
   switch (v.cause) {
     case kernel::Verdict::Cause::kMismatch: {
       const uint32_t epoch = where_they_parted(v.peer, uint32_t(v.wanted >> 32));
@@ -335,7 +337,7 @@ Status Group::explain_verdict(const kernel::Verdict& v, const Operation& o, cons
 
 /// "; rank 3 gives no sign of life for 8.0 s", of a rank of another host that is asked for one.
 std::string Group::silence_of(int rank) {
-  if (!port_ || seat_of(rank) >= 0) return "";
+  if (!port_ || local_rank_of(rank) >= 0) return "";
   MutexLock lock(port_->mutex());
   const double span = std::chrono::duration<double>(port_->silence(rank)).count();
   if (span < 1) return "";
@@ -383,10 +385,10 @@ bool Group::told_in_time() {
   return false;
 }
 
-/// The first seat that has noted a failure, or -1.
+/// The first local_rank that has noted a failure, or -1.
 int Group::told_by() const {
-  for (int s = 0; s < seats(); ++s) {
-    if (s != seat() && pad(s).header().failure.readable()) return s;
+  for (int s = 0; s < local_ranks(); ++s) {
+    if (s != local_rank() && pad(s).header().failure.readable()) return s;
   }
   return -1;
 }
@@ -395,8 +397,8 @@ Status Group::look_around() {
   if (forked()) return check_alive();
   const bool looks = !closed();  // peers may use their memory again for something else
   if (looks && !failed()) (void)told();
-  for (int s = 0; looks && s < seats() && !failed(); ++s) {
-    if (s != seat() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere) fail_as_gone(s);
+  for (int s = 0; looks && s < local_ranks() && !failed(); ++s) {
+    if (s != local_rank() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere) fail_as_gone(s);
   }
   return failed() ? failure() : Status();
 }
@@ -414,20 +416,20 @@ bool Group::look_for_interrupt() {
   return true;
 }
 
-bool Group::alarmed(int seat) {
+bool Group::alarmed(int local_rank) {
   if (failed() || closed() || told_by() >= 0 || (port_ && port_->failed())) return true;
   if (look_for_interrupt()) return true;
-  if (seat >= 0) return seat != this->seat() && gone(seat);
+  if (local_rank >= 0) return local_rank != this->local_rank() && gone(local_rank);
   // Waiting for any: one that has died may be the one; those that left in good order are missed when all have.
   bool somebody = port_ != nullptr;
-  for (int s = 0; s < seats(); ++s) {
-    if (s != this->seat() && dead(s) && pad(s).header().presence.load() == Presence::kHere) return true;
-    somebody |= s == this->seat() ? seats() == 1 : !gone(s);
+  for (int s = 0; s < local_ranks(); ++s) {
+    if (s != this->local_rank() && dead(s) && pad(s).header().presence.load() == Presence::kHere) return true;
+    somebody |= s == this->local_rank() ? local_ranks() == 1 : !gone(s);
   }
   return !somebody;
 }
 
-void Group::alarm(int seat, Clock::duration clarity) {
+void Group::alarm(int local_rank, Clock::duration clarity) {
   if (failed()) return;
   if (const auto told = what_is_told()) return fail_as_told(*told, clarity);
   if (closed()) {
@@ -435,8 +437,8 @@ void Group::alarm(int seat, Clock::duration clarity) {
                 "group " + name() + " was destroyed on " + topology().describe(rank()) + " with operations in flight"});
     return;
   }
-  for (int s = 0; s < seats(); ++s) {
-    if (s == this->seat() || (seat >= 0 && s != seat) || !gone(s)) continue;
+  for (int s = 0; s < local_ranks(); ++s) {
+    if (s == this->local_rank() || (local_rank >= 0 && s != local_rank) || !gone(s)) continue;
     fail_as_gone(s);
     return;
   }
@@ -463,9 +465,9 @@ void Group::await_clarity() const {
   if (const auto told = what_is_told()) (void)seen_to_end(told->failure, kClarity);
 }
 
-net::GroupPort::Told Group::read_note_of(int seat) const {
-  const int teller = here()[size_t(seat)];
-  return {teller, read_note(pad(seat).header().failure, size()).value_or(unreadable_note(rank_name(teller)))};
+net::GroupPort::Told Group::read_note_of(int local_rank) const {
+  const int teller = here()[size_t(local_rank)];
+  return {teller, read_note(pad(local_rank).header().failure, size()).value_or(unreadable_note(rank_name(teller)))};
 }
 
 constexpr char kAfterAStop[] =
@@ -485,17 +487,17 @@ void Group::fail_as_told(const net::GroupPort::Told& told, Clock::duration clari
   (void)fail(std::move(failure));
 }
 
-void Group::fail_as_gone(int seat) {
-  const kernel::PadHeader& header = pad(seat).header();
+void Group::fail_as_gone(int local_rank) {
+  const kernel::PadHeader& header = pad(local_rank).header();
   if (header.group != id() || header.presence.load() == Presence::kLeft) {
-    fail_as_left(here()[size_t(seat)]);
+    fail_as_left(here()[size_t(local_rank)]);
     return;
   }
-  const Ending ending = members_.peers[size_t(seat)]->ending();
+  const Ending ending = members_.peers[size_t(local_rank)]->ending();
   const bool killed = ending == Ending{Ending::How::kKilled, SIGKILL};
-  const int rank = here()[size_t(seat)];
+  const int rank = here()[size_t(local_rank)];
   (void)fail({.code = Code::kPeerDied,
-              .cause = describe_seat(seat) + " has ended" + words_of(ending, " (", ")"),
+              .cause = describe_local_rank(local_rank) + " has ended" + words_of(ending, " (", ")"),
               .advice = see_log_of(rank_name(rank)) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""),
               .before = trouble_of(rank),
               .who = rank,
@@ -503,9 +505,10 @@ void Group::fail_as_gone(int seat) {
 }
 
 void Group::fail_as_left(int rank) {
-  const int seat = seat_of(rank);
+  const int local_rank = local_rank_of(rank);
   (void)fail({.code = rank == this->rank() ? Code::kAborted : Code::kPeerLeft,
-              .cause = (seat >= 0 ? describe_progress(seat) : topology().describe(rank)) + " has left group " + name() +
+              .cause = (local_rank >= 0 ? describe_progress(local_rank) : topology().describe(rank)) +
+                       " has left group " + name() +
                        ", in which it is still waited for: it has destroyed the group, or its process ends",
               .advice = see_log_of(rank_name(rank)),
               .before = trouble_of(rank),
@@ -546,7 +549,7 @@ Status Group::fail(Failure failure) {
   failure.context.clear(), failure.advice.clear();  // these are for who reads them here
   note_failure(failure);
   if (!closed()) {
-    for (int s = 0; s < seats(); ++s) ring(pad(s).header().mail_bell.flag);
+    for (int s = 0; s < local_ranks(); ++s) ring(pad(s).header().mail_bell.flag);
   }
   const Status first = failure_;
   lock.unlock();

@@ -41,7 +41,7 @@ struct Awaited {
   std::string words;
 };
 
-/// One step of a collective inside a host, as the kernels see it: roots and pieces by seat.
+/// One step of a collective inside a host, as the kernels see it: roots and pieces by local_rank.
 struct Stage {
   kernel::Collective collective = kernel::Collective::kNone;  ///< the row of the plan
   int root = -1;
@@ -154,14 +154,14 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   WaitRules rules(std::chrono::milliseconds own, Carrier carrier);
   WaitRules rules_of(const Operation& operation, Carrier carrier);
 
-  bool alarmed(int seat) override;
-  void alarm(int seat) override { alarm(seat, kClarity); }
+  bool alarmed(int local_rank) override;
+  void alarm(int local_rank) override { alarm(local_rank, kClarity); }
   /// As told() does, for what another rank has said.
-  void alarm(int seat, Clock::duration clarity);
+  void alarm(int local_rank, Clock::duration clarity);
   /// The wait alone, if there is anything to wait for: before a lock is taken, and the group failed with it held.
   void await_clarity() const;
   /// Whether the rank has ended, or left.
-  bool gone(int seat) const { return members_.gone(seat); }
+  bool gone(int local_rank) const { return members_.gone(local_rank); }
   Span yield() override;
 
   /// The status for a wait that ended badly. Of any rank, if none are named.
@@ -172,7 +172,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// Fails the group if a rank of this host has said why it failed.
   bool fail_as_told();
   /// Fails the group for what has become of a rank of this host, which has ended or left; ...
-  void fail_as_gone(int seat);
+  void fail_as_gone(int local_rank);
   /// ... and of one of another host.
   Status fail_by_fate(const net::GroupPort::Fate& fate);
   /// "rank 1", or where that is another one of the whole job, "rank 1 (global rank 3)".
@@ -187,16 +187,16 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   /// tells its ranks, which may wait for this one, and be left waiting.
   void hear_of(const std::vector<Lost>& lost, const Failure& trouble);
 
-  /// The ranks of this host, by seat.
+  /// The ranks of this host, by local_rank.
   const std::vector<int>& here() const { return members_.here(); }
-  int seat() const { return members_.seat(); }
-  int seats() const { return members_.seats(); }
+  int local_rank() const { return members_.local_rank(); }
+  int local_ranks() const { return members_.local_ranks(); }
   /// -1 for a rank of another host.
-  int seat_of(int rank) const { return members_.seat_of(rank); }
-  kernel::Pad pad(int seat) const { return members_.pad(seat); }
+  int local_rank_of(int rank) const { return members_.local_rank_of(rank); }
+  kernel::Pad pad(int local_rank) const { return members_.pad(local_rank); }
   kernel::Pad own_pad() const { return members_.own_pad(); }
   kernel::CachePolicy policy_to_keep(size_t bytes) const { return nvx::policy_to_keep(bytes, plan_facts()); }
-  const kernel::PeerMemory& memory(int seat) const { return members_.memory[size_t(seat)]; }
+  const kernel::PeerMemory& memory(int local_rank) const { return members_.memory[size_t(local_rank)]; }
   /// Null where all ranks are on one host.
   net::GroupPort* port() { return port_.get(); }
   Neighbours& neighbours() { return *members_.neighbours; }
@@ -215,10 +215,10 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   void rest_lease();
   Status explain_verdict(const kernel::Verdict& verdict, const Operation& operation, const Deadline& deadline);
   Awaited missing_ranks();
-  std::string describe_progress(int seat) const;
-  uint32_t where_they_parted(int seat, uint32_t epoch) const;
+  std::string describe_progress(int local_rank) const;
+  uint32_t where_they_parted(int local_rank, uint32_t epoch) const;
   bool read_by_all(uint32_t epoch) const;
-  bool dead(int seat) const { return members_.dead(seat); }
+  bool dead(int local_rank) const { return members_.dead(local_rank); }
   int told_by() const;
   void note_failure(const Failure& failure) REQUIRES(failure_mutex_);
   void pass_on(const net::GroupPort::Told& told) EXCLUDES(failure_mutex_);
@@ -231,7 +231,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   std::string silence_of(int rank);
   std::optional<net::GroupPort::Told> what_is_told() const;
   void fail_as_told(const net::GroupPort::Told& told, Clock::duration clarity);
-  net::GroupPort::Told read_note_of(int seat) const;
+  net::GroupPort::Told read_note_of(int local_rank) const;
   void fail_as_left(int rank);
   /// Of monitored barriers: the last one that rank 0 has begun, and the last one from which it has let all go.
   struct Turns {
@@ -246,7 +246,7 @@ class Group : public Watch, public LeaseHolder, public std::enable_shared_from_t
   Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
   bool told_in_time();
   Waited await_check_in(int rank, Stamp turn, const WaitRules& rules);
-  std::string describe_seat(int seat) const { return members_.describe_seat(seat); }
+  std::string describe_local_rank(int local_rank) const { return members_.describe_local_rank(local_rank); }
 
   GroupOptions options_;
   uint32_t fork_generation_;

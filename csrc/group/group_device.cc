@@ -148,15 +148,15 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
                                                    const std::shared_ptr<Launcher>& launcher) {
   const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
   const std::vector<int> ranks = members_.here();
-  StoreExchange::Options speaks = options_of({where, members_.seat(), members_.seats()}, group_.timeout(),
+  StoreExchange::Options speaks = options_of({where, members_.local_rank(), members_.local_ranks()}, group_.timeout(),
                                              [this, ranks](int s) { group_.look_while_waiting(ranks[size_t(s)]); });
   const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
   speaks.name = name_of;
   StoreExchange exchange(store, std::move(speaks));
   DeviceSideOptions options;
   options.group = group_.name();
-  options.rank = members_.seat();
-  options.ranks = members_.seats();
+  options.rank = members_.local_rank();
+  options.ranks = members_.local_ranks();
   options.device = device;
   options.host = 1;  // all are on one
   options.force = members_.facts.force;
@@ -165,7 +165,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
   options.peers_gone = members_.everybody_gone();
   options.pool_news = {
       [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
-      [this](int seat) { return pool_of(seat); }};
+      [this](int local_rank) { return pool_of(local_rank); }};
   options.name = name_of;
   options.rank_of = [ranks](int s) { return ranks[size_t(s)]; };
   options.describe = [topology = members_.topology, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
@@ -192,8 +192,8 @@ std::optional<PoolStats> GroupDevice::pool_stats() const {
 }
 
 /// How far it has grown, as the rank says. Who has left may use that memory for something else.
-uint64_t GroupDevice::pool_of(int seat) const {
-  const kernel::PadHeader& header = members_.pad(seat).header();
+uint64_t GroupDevice::pool_of(int local_rank) const {
+  const kernel::PadHeader& header = members_.pad(local_rank).header();
   const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
   return header.group == members_.id ? grown : 0;
 }
@@ -270,21 +270,21 @@ bool GroupDevice::needs_watching() {
 void GroupDevice::look_after(DeviceSide& kernels) {
   (void)look();
   if (!group_.failed()) (void)group_.fail_as_told();
-  for (int s = 0; s < members_.seats() && !group_.failed(); ++s) {
+  for (int s = 0; s < members_.local_ranks() && !group_.failed(); ++s) {
     if (waits_in_vain(kernels, s)) group_.fail_as_gone(s);
   }
 }
 
 /// Whether something in flight waits for a rank that will not come. One that has left in good order had ended all that
 /// it began, and that may be all that is awaited here; what is replayed, only the device tells.
-bool GroupDevice::waits_in_vain(const DeviceSide& kernels, int seat) const {
-  if (seat == members_.seat()) return false;
-  const kernel::PadHeader& header = members_.pad(seat).header();
+bool GroupDevice::waits_in_vain(const DeviceSide& kernels, int local_rank) const {
+  if (local_rank == members_.local_rank()) return false;
+  const kernel::PadHeader& header = members_.pad(local_rank).header();
   if (header.group == members_.id && header.presence.load() == kernel::Presence::kLeft)
     return int64_t(kernels.launched() - header.launched.load(std::memory_order_acquire)) > 0 ||
            (kernels.may_be_replayed() &&
             int32_t(kernels.begun_epoch() - header.ended_epoch.load(std::memory_order_acquire)) > 0);
-  return members_.dead(seat);
+  return members_.dead(local_rank);
 }
 
 void GroupDevice::abort(const Status& why) {

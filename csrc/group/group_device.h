@@ -42,8 +42,8 @@ class GroupDevice {
   /// later: the first collective opens then. why_not: this rank cannot; it and all who wait throw Error.
   bool meet_to_connect(Store& store, const std::string& why_not);
 
-  /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by seat. They
-  /// share the timeout of the first.
+  /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by local_rank.
+  /// They share the timeout of the first.
   Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow,
                 const Tells& tells = {});
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
@@ -72,12 +72,12 @@ class GroupDevice {
   std::unique_ptr<DeviceSide> make_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
   void agree_on_sides(Store& store, bool has_one);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
-  uint64_t pool_of(int seat) const;
+  uint64_t pool_of(int local_rank) const;
   DeviceSide* opened() const { return opened_.load(std::memory_order_acquire); }
   void watch();
   bool needs_watching();
   void look_after(DeviceSide& kernels);
-  bool waits_in_vain(const DeviceSide& kernels, int seat) const;
+  bool waits_in_vain(const DeviceSide& kernels, int local_rank) const;
 
   Group& group_;
   const Members& members_;

@@ -203,14 +203,15 @@ InterHostPlan Hierarchical::inter_host_plan(const Operation& o) const {
 
 // --- who carries what
 
-int Hierarchical::rank_at(size_t host, size_t seat) const {
+int Hierarchical::rank_at(size_t host, size_t local_rank) const {
   const std::vector<int>& there = group_.topology().hosts[host];
-  return seat < there.size() ? there[seat] : -1;
+  return local_rank < there.size() ? there[local_rank] : -1;
 }
 
-Hierarchical::PeerSet Hierarchical::rail(size_t seat) const {
+Hierarchical::PeerSet Hierarchical::rail(size_t local_rank) const {
   PeerSet peers{{}, int(host_)};
-  for (size_t host = 0; host < group_.topology().hosts.size(); ++host) peers.members.push_back(rank_at(host, seat));
+  for (size_t host = 0; host < group_.topology().hosts.size(); ++host)
+    peers.members.push_back(rank_at(host, local_rank));
   return peers;
 }
 

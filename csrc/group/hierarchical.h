@@ -17,8 +17,8 @@ namespace nvx {
 /// run on the channel, and runs between hosts, which run on the port. Both overlap: who waits for a step drives the
 /// runs.
 ///
-/// The seats that every host has carry what goes between hosts, each on a rail of its own; where hosts have different
-/// numbers of ranks, a seat beyond them hands what is its own to the rail `seat % rails`.
+/// The local_ranks that every host has carry what goes between hosts, each on a rail of its own; where hosts have
+/// different numbers of ranks, a local_rank beyond them hands what is its own to the rail `local_rank % rails`.
 class Hierarchical final : private Driver {
  public:
   Hierarchical(Group& group, net::GroupPort& port);
@@ -105,9 +105,9 @@ class Hierarchical final : private Driver {
   const std::byte* lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms);
   Status deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result);
   Status lend_to_rails(Call& call);
-  Status tell_packed(Call& call, const std::function<kernel::Piece(size_t host, size_t seat)>& block);
+  Status tell_packed(Call& call, const std::function<kernel::Piece(size_t host, size_t local_rank)>& block);
   void set_apart(Operation& o, std::vector<std::byte>& room) const;
-  Status exchange_inside(Call& call, kernel::Collective collective, int root_seat);
+  Status exchange_inside(Call& call, kernel::Collective collective, int root_local_rank);
 
   /// A step inside the host. What is combined there is combined as the operation's terms are.
   Status stage(Call& call, Stage stage);
@@ -138,18 +138,18 @@ class Hierarchical final : private Driver {
 
   PeerSet leaders() const;
   PeerSet leaders_with(int root) const;  ///< the root on its host, leaders on the others
-  PeerSet rail(size_t seat) const;
+  PeerSet rail(size_t local_rank) const;
   PeerSet others_of(int root) const;
-  int rank_at(size_t host, size_t seat) const;  ///< -1: that host has no such seat
-  size_t seats() const { return size_t(group_.seats()); }
-  size_t seat() const { return size_t(group_.seat()); }
+  int rank_at(size_t host, size_t local_rank) const;  ///< -1: that host has no such local_rank
+  size_t local_ranks() const { return size_t(group_.local_ranks()); }
+  size_t local_rank() const { return size_t(group_.local_rank()); }
   size_t rails() const { return group_.plan_facts().rails; }
   size_t rounds() const;  ///< how often every rail is used until each rank has been served
   /// What a rail carries of slice k of a whole, which is cut between elements; empty beyond the rails.
   kernel::Piece part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const;
   /// Slice k of the block of the rank that this rail stands for there in this round; empty where there is no such rank.
   kernel::Piece slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round, size_t rail) const;
-  bool carries() const { return seat() < rails(); }
+  bool carries() const { return local_rank() < rails(); }
   std::byte* room(size_t bytes);
 
   Group& group_;

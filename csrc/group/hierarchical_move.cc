@@ -39,11 +39,11 @@ Status Hierarchical::broadcast(Call& call) {
   };
   const auto retire = [&](size_t k) -> Status {
     if (speaks) NVX_TRY(finish(call));
-    if (seats() == 1) return {};
-    Pieces recv(seats());
-    for (size_t s = 0; s < seats(); ++s) recv[s] = {out + k * slice, length(k)};
+    if (local_ranks() == 1) return {};
+    Pieces recv(local_ranks());
+    for (size_t s = 0; s < local_ranks(); ++s) recv[s] = {out + k * slice, length(k)};
     return stage(call, {.collective = inter_host.after,
-                        .root = group_.topology().seat_of[size_t(mine)],
+                        .root = group_.topology().local_rank_of[size_t(mine)],
                         .bytes = length(k),
                         .in = out + k * slice,
                         .recv = recv.data()});
@@ -51,14 +51,14 @@ Status Hierarchical::broadcast(Call& call) {
   return overlap(slices, issue, retire);
 }
 
-/// Every rail gathers the blocks of its seat on all hosts, and hands them out inside; seats beyond the rails lend their
-/// blocks to a rail first.
+/// Every rail gathers the blocks of its local_rank on all hosts, and hands them out inside; local_ranks beyond the
+/// rails lend their blocks to a rail first.
 Status Hierarchical::all_gather(Call& call) {
   Operation& o = call.o;
   const size_t hosts = group_.topology().hosts.size(), longest = o.recv.longest();
   const InterHostPlan inter_host = inter_host_plan(o);
   const Cut cut{inter_host.slice, std::max<size_t>(1, (longest + inter_host.slice - 1) / inter_host.slice), longest};
-  if (rounds() > 1 && seats() > rails()) NVX_TRY(lend_to_rails(call));
+  if (rounds() > 1 && local_ranks() > rails()) NVX_TRY(lend_to_rails(call));
   const auto block = [&](size_t host, size_t round, size_t s, size_t k) {
     return slice_of(o.recv, cut, k, host, round, s);
   };
@@ -66,11 +66,12 @@ Status Hierarchical::all_gather(Call& call) {
     if (longest * hosts <= kMostPacked)
       return tell_packed(call, [&](size_t host, size_t s) { return block(host, round, s, k); });
     for (size_t host = 0; host < hosts; ++host) {
-      Pieces recv(seats());
-      for (size_t s = 0; s < seats(); ++s) recv[s] = block(host, round, s, k);
-      NVX_TRY(stage(
-          call,
-          {.collective = inter_host.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()}));
+      Pieces recv(local_ranks());
+      for (size_t s = 0; s < local_ranks(); ++s) recv[s] = block(host, round, s, k);
+      NVX_TRY(stage(call, {.collective = inter_host.after,
+                           .bytes = recv.longest(),
+                           .in = recv[local_rank()].data,
+                           .recv = recv.data()}));
     }
     return {};
   };
@@ -78,8 +79,8 @@ Status Hierarchical::all_gather(Call& call) {
     if (!carries()) return {};
     const size_t round = i % rounds(), k = i / rounds();
     std::vector<Piece> pieces;
-    for (size_t host = 0; host < hosts; ++host) pieces.push_back(block(host, round, seat(), k));
-    Active& active = prepare(call, inter_host.row, rail(seat()));
+    for (size_t host = 0; host < hosts; ++host) pieces.push_back(block(host, round, local_rank(), k));
+    Active& active = prepare(call, inter_host.row, rail(local_rank()));
     active.args.output = lay_out(pieces, active.blocks);
     active.args.input = pieces[host_].data;
     if (round == 0) active.args.input = o.in + std::min(o.recv[size_t(group_.rank())].bytes, k * cut.slice);
@@ -88,7 +89,7 @@ Status Hierarchical::all_gather(Call& call) {
   };
   const auto retire = [&](size_t i) -> Status {
     if (carries()) NVX_TRY(finish(call));
-    return seats() > 1 ? tell_inside(i % rounds(), i / rounds()) : Status();
+    return local_ranks() > 1 ? tell_inside(i % rounds(), i / rounds()) : Status();
   };
   return overlap(cut.chunks * rounds(), issue, retire);
 }
@@ -96,26 +97,26 @@ Status Hierarchical::all_gather(Call& call) {
 /// The blocks of ranks beyond the rails, to the rails that stand for them, inside the host.
 Status Hierarchical::lend_to_rails(Call& call) {
   Operation& o = call.o;
-  Pieces send(seats()), recv(seats());
-  if (!carries()) send[seat() % rails()] = {const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes};
-  for (size_t s = rails(); carries() && s < seats(); ++s) {
-    if (s % rails() == seat()) recv[s] = o.recv[size_t(rank_at(host_, s))];
+  Pieces send(local_ranks()), recv(local_ranks());
+  if (!carries()) send[local_rank() % rails()] = {const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes};
+  for (size_t s = rails(); carries() && s < local_ranks(); ++s) {
+    if (s % rails() == local_rank()) recv[s] = o.recv[size_t(rank_at(host_, s))];
   }
-  const size_t total = carries() ? 0 : send[seat() % rails()].bytes;
+  const size_t total = carries() ? 0 : send[local_rank() % rails()].bytes;
   return stage(call, {.collective = Collective::kAllToAll, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 
 /// What every rail has gathered, to all ranks of the host in one step however many hosts there are.
-Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t host, size_t seat)>& block) {
+Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t host, size_t local_rank)>& block) {
   const size_t hosts = group_.topology().hosts.size();
-  Pieces recv(seats());
+  Pieces recv(local_ranks());
   size_t total = 0;
-  for (size_t s = 0; s < seats(); ++s) {
+  for (size_t s = 0; s < local_ranks(); ++s) {
     for (size_t host = 0; host < hosts; ++host) recv[s].bytes += block(host, s).bytes;
     total += recv[s].bytes;
   }
   std::byte* at = room(total);
-  for (size_t s = 0; s < seats(); ++s) at = (recv[s].data = at) + recv[s].bytes;
+  for (size_t s = 0; s < local_ranks(); ++s) at = (recv[s].data = at) + recv[s].bytes;
   const auto move = [&](size_t s, bool pack) {
     std::byte* packed = recv[s].data;
     for (size_t host = 0; host < hosts; ++host) {
@@ -124,12 +125,13 @@ Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t ho
       packed += piece.bytes;
     }
   };
-  move(seat(), /*pack=*/true);
-  NVX_TRY(stage(
-      call,
-      {.collective = Collective::kAllGather, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()}));
-  for (size_t s = 0; s < seats(); ++s) {
-    if (s != seat()) move(s, /*pack=*/false);
+  move(local_rank(), /*pack=*/true);
+  NVX_TRY(stage(call, {.collective = Collective::kAllGather,
+                       .bytes = recv.longest(),
+                       .in = recv[local_rank()].data,
+                       .recv = recv.data()}));
+  for (size_t s = 0; s < local_ranks(); ++s) {
+    if (s != local_rank()) move(s, /*pack=*/false);
   }
   return {};
 }
@@ -139,8 +141,8 @@ Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   Operation& o = call.o;
   const bool gathers = direction == Direction::kToRoot, is_root = o.root == group_.rank();
   const Collective collective = gathers ? Collective::kGather : Collective::kScatter;
-  const int root_seat = group_.seat_of(o.root);
-  if (is_root || root_seat < 0) {
+  const int root_local_rank = group_.local_rank_of(o.root);
+  if (is_root || root_local_rank < 0) {
     const PeerSet peers = others_of(o.root);
     std::vector<Piece> pieces(peers.members.size());
     if (is_root) {
@@ -159,7 +161,7 @@ Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
     }
     begin(call, active);
   }
-  if (root_seat >= 0) NVX_TRY(exchange_inside(call, collective, root_seat));
+  if (root_local_rank >= 0) NVX_TRY(exchange_inside(call, collective, root_local_rank));
   return finish_all(call);
 }
 
@@ -194,7 +196,7 @@ Status Hierarchical::all_to_all(Call& call) {
   set_apart(o, active.input);
   std::vector<Piece> to, from;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    const bool inside = group_.seat_of(rank) >= 0;
+    const bool inside = group_.local_rank_of(rank) >= 0;
     active.absent.push_back(inside);
     to.push_back(inside ? Piece{} : o.send[size_t(rank)]);
     from.push_back(inside ? Piece{} : o.recv[size_t(rank)]);
@@ -207,17 +209,18 @@ Status Hierarchical::all_to_all(Call& call) {
 }
 
 /// The pieces between ranks of this host, and the own one.
-Status Hierarchical::exchange_inside(Call& call, Collective collective, int root_seat) {
-  Pieces send(seats()), recv(seats());
+Status Hierarchical::exchange_inside(Call& call, Collective collective, int root_local_rank) {
+  Pieces send(local_ranks()), recv(local_ranks());
   size_t total = 0;
-  for (size_t s = 0; s < seats(); ++s) {
+  for (size_t s = 0; s < local_ranks(); ++s) {
     const size_t rank = size_t(rank_at(host_, s));
     if (rank < call.o.send.size()) send[s] = call.o.send[rank];
     if (rank < call.o.recv.size()) recv[s] = call.o.recv[rank];
-    if (s != seat()) total += send[s].bytes;
+    if (s != local_rank()) total += send[s].bytes;
   }
-  return stage(call,
-               {.collective = collective, .root = root_seat, .bytes = total, .send = send.data(), .recv = recv.data()});
+  return stage(
+      call,
+      {.collective = collective, .root = root_local_rank, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 
 /// A rank and all ranks of other hosts.
@@ -233,13 +236,14 @@ Hierarchical::PeerSet Hierarchical::others_of(int root) const {
 }
 
 Status Hierarchical::barrier(Call& call) {
-  Pieces none(seats());
+  Pieces none(local_ranks());
   const auto meet_inside = [&] {
-    return seats() == 1 ? Status()
-                        : stage(call, {.collective = Collective::kBarrier, .send = none.data(), .recv = none.data()});
+    return local_ranks() == 1
+               ? Status()
+               : stage(call, {.collective = Collective::kBarrier, .send = none.data(), .recv = none.data()});
   };
   NVX_TRY(meet_inside());
-  if (seat() == 0) {
+  if (local_rank() == 0) {
     begin(call, prepare(call, plan_between(Across::kBarrier, 0, group_.plan_facts()).row, leaders()));
     NVX_TRY(finish(call));
   }

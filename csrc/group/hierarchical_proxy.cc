@@ -19,17 +19,17 @@ std::vector<schedule::Block> in_a_row(const std::vector<Piece>& pieces) {
   return blocks;
 }
 
-/// A step of the host's ranks, as an operation of theirs alone: send and recv have a piece for each seat.
-Operation step_of(const Operation& o, Collective collective, size_t seats) {
+/// A step of the host's ranks, as an operation of theirs alone: send and recv have a piece for each local_rank.
+Operation step_of(const Operation& o, Collective collective, size_t local_ranks) {
   Operation step;
   step.collective = collective, step.dtype = o.dtype, step.number = o.number, step.timeout = o.timeout;
-  step.send = Pieces(seats), step.recv = Pieces(seats);
+  step.send = Pieces(local_ranks), step.recv = Pieces(local_ranks);
   return step;
 }
 
 /// The same of a step that combines, as the operation's terms are.
-Operation sum_of(const Operation& o, const Terms& terms, Collective collective, size_t seats) {
-  Operation step = step_of(o, collective, seats);
+Operation sum_of(const Operation& o, const Terms& terms, Collective collective, size_t local_ranks) {
+  Operation step = step_of(o, collective, local_ranks);
   step.op = terms.inside, step.factor = terms.factor;
   return step;
 }
@@ -176,27 +176,27 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o
   const auto count = [=](size_t k) { return std::min(slice, bytes - k * slice) / width; };
   StagingPipeline way = way_of_kernels(carries());
   way.slices = (bytes + slice - 1) / slice;
-  way.room = part(o.out, 0, seat()).bytes;
+  way.room = part(o.out, 0, local_rank()).bytes;
   way.bring = [=, this, &o](size_t k) {
-    Operation sum = sum_of(o, terms, inter_host.before, seats());
+    Operation sum = sum_of(o, terms, inter_host.before, local_ranks());
     sum.count = count(k);
-    for (size_t s = 0; s < seats(); ++s) sum.send[s] = part(o.in, k, s);
+    for (size_t s = 0; s < local_ranks(); ++s) sum.send[s] = part(o.in, k, s);
     sum.out = o.proxy->at(k);
     return alone(std::move(sum));
   };
   way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.seat()));
-    active.args.layout.bytes = part(o.out, k, spread.seat()).bytes;
+    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.local_rank()));
+    active.args.layout.bytes = part(o.out, k, spread.local_rank()).bytes;
     active.args.input = active.args.output = o.proxy->at(k);
     spread.begin(call, active);
   };
-  way.result = [=, this, &o](size_t k) { return Piece{o.proxy->at(k), part(o.out, k, seat()).bytes}; };
-  way.take_back = [=, this, &o](size_t k) { return up(o, {between(part(o.out, k, seat()), o.proxy->at(k))}); };
+  way.result = [=, this, &o](size_t k) { return Piece{o.proxy->at(k), part(o.out, k, local_rank()).bytes}; };
+  way.take_back = [=, this, &o](size_t k) { return up(o, {between(part(o.out, k, local_rank()), o.proxy->at(k))}); };
   way.hand_out = [=, this, &o](size_t k) {
-    Operation tell = step_of(o, inter_host.after, seats());
+    Operation tell = step_of(o, inter_host.after, local_ranks());
     tell.count = count(k);
-    for (size_t s = 0; s < seats(); ++s) tell.recv[s] = part(o.out, k, s);
-    tell.in = tell.recv[seat()].data;
+    for (size_t s = 0; s < local_ranks(); ++s) tell.recv[s] = part(o.out, k, s);
+    tell.in = tell.recv[local_rank()].data;
     return alone(std::move(tell));
   };
   return way;
@@ -207,13 +207,13 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
                                                                     const InterHostPlan& inter_host) const {
   const Terms terms = terms_here(o);
   const size_t bytes = o.count * size_of(o.dtype);
-  const bool leads = seat() == 0;
+  const bool leads = local_rank() == 0;
   const Piece whole{o.out, bytes}, own{o.out, leads ? bytes : 0};
   StagingPipeline way = way_of_kernels(leads);
   way.slices = 1;
   way.room = own.bytes;
   way.bring = [=, this, &o](size_t k) {
-    Operation sum = sum_of(o, terms, inter_host.before, seats());
+    Operation sum = sum_of(o, terms, inter_host.before, local_ranks());
     sum.root = 0, sum.count = o.count, sum.in = o.in;
     sum.out = leads ? o.proxy->at(k) : nullptr;
     return alone(std::move(sum));
@@ -227,9 +227,9 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
   way.result = [=, &o](size_t k) { return Piece{o.proxy->at(k), own.bytes}; };
   way.take_back = [=, &o](size_t k) { return up(o, {between(own, o.proxy->at(k))}); };
   way.hand_out = [=, this, &o](size_t) {
-    Operation tell = step_of(o, inter_host.after, seats());
+    Operation tell = step_of(o, inter_host.after, local_ranks());
     tell.root = 0, tell.count = o.count, tell.in = o.out, tell.out = o.out;
-    for (size_t s = 0; s < seats(); ++s) tell.recv[s] = whole;
+    for (size_t s = 0; s < local_ranks(); ++s) tell.recv[s] = whole;
     return alone(std::move(tell));
   };
   return way;
@@ -245,7 +245,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
   const auto blocks_of = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;
-    for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.send, cut, k, host, 0, seat()));
+    for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.send, cut, k, host, 0, local_rank()));
     return in_a_row(pieces);
   };
   const auto own = [=, this, &o](size_t k) { return cut.of({o.out, o.send[size_t(group_.rank())].bytes}, k); };
@@ -256,8 +256,8 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
     const std::vector<schedule::Block> blocks = blocks_of(k);
     std::vector<Operation> sums;
     for (size_t host = 0; host < hosts; ++host) {
-      Operation sum = sum_of(o, terms, inter_host.before, seats());
-      for (size_t s = 0; s < seats(); ++s) sum.send[s] = slice_of(o.send, cut, k, host, 0, s);
+      Operation sum = sum_of(o, terms, inter_host.before, local_ranks());
+      for (size_t s = 0; s < local_ranks(); ++s) sum.send[s] = slice_of(o.send, cut, k, host, 0, s);
       sum.count = elements_of(sum.send, width);
       sum.out = o.proxy->at(k) + blocks[host].offset;
       if (sum.count != 0) sums.push_back(std::move(sum));
@@ -265,7 +265,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
     return sums;
   };
   way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.seat()));
+    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.local_rank()));
     active.blocks = blocks_of(k);
     active.args.input = o.proxy->at(k);
     active.args.output = o.proxy->at(k) + active.blocks.back().end();
@@ -277,8 +277,8 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
   return way;
 }
 
-/// This rank's own block comes to host memory, where the rail gathers those of its seat on all hosts. These go back to
-/// the device, and the ranks of the host hand each other what they have, for every host.
+/// This rank's own block comes to host memory, where the rail gathers those of its local_rank on all hosts. These go
+/// back to the device, and the ranks of the host hand each other what they have, for every host.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
@@ -289,7 +289,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o
   };
   const auto pieces_of_rail = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;
-    for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.recv, cut, k, host, 0, seat()));
+    for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.recv, cut, k, host, 0, local_rank()));
     return pieces;
   };
   StagingPipeline way = way_of_kernels(carries());
@@ -299,7 +299,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o
     return alone(down(o, {between(own(k), o.proxy->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
   };
   way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.seat()));
+    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.local_rank()));
     active.blocks = in_a_row(pieces_of_rail(k));
     active.args.input = o.proxy->at(k) + active.blocks[spread.host_].offset;
     active.args.output = o.proxy->at(k);
@@ -317,10 +317,10 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o
   way.hand_out = [=, this, &o](size_t k) {
     std::vector<Operation> tells;
     for (size_t host = 0; host < hosts; ++host) {
-      Operation tell = step_of(o, inter_host.after, seats());
-      for (size_t s = 0; s < seats(); ++s) tell.recv[s] = slice_of(o.recv, cut, k, host, 0, s);
+      Operation tell = step_of(o, inter_host.after, local_ranks());
+      for (size_t s = 0; s < local_ranks(); ++s) tell.recv[s] = slice_of(o.recv, cut, k, host, 0, s);
       tell.count = elements_of(tell.recv, width);
-      tell.in = host == host_ ? own(k).data : tell.recv[seat()].data;
+      tell.in = host == host_ ? own(k).data : tell.recv[local_rank()].data;
       if (tell.count != 0) tells.push_back(std::move(tell));
     }
     return tells;

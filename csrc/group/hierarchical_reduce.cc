@@ -23,7 +23,7 @@ Status Hierarchical::all_reduce(Call& call) {
 Status Hierarchical::all_reduce_by_leader(Call& call, const InterHostPlan& inter_host) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
-  const bool alone = seats() == 1, leads = seat() == 0;
+  const bool alone = local_ranks() == 1, leads = local_rank() == 0;
   if (!alone) {
     NVX_TRY(stage(call, {.collective = inter_host.before,
                          .root = 0,
@@ -42,8 +42,8 @@ Status Hierarchical::all_reduce_by_leader(Call& call, const InterHostPlan& inter
     divide(call, o.out, bytes);
   }
   if (alone) return {};
-  Pieces recv(seats());
-  for (size_t s = 0; s < seats(); ++s) recv[s] = {o.out, bytes};
+  Pieces recv(local_ranks());
+  for (size_t s = 0; s < local_ranks(); ++s) recv[s] = {o.out, bytes};
   return stage(call, {.collective = inter_host.after, .root = 0, .bytes = bytes, .in = o.out, .recv = recv.data()});
 }
 
@@ -52,30 +52,31 @@ Status Hierarchical::all_reduce_by_leader(Call& call, const InterHostPlan& inter
 Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_host) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width, slice = inter_host.slice / call.width * call.width;
-  const bool alone = seats() == 1;
+  const bool alone = local_ranks() == 1;
   const auto part = [&](size_t k, size_t s) { return part_of({o.out, bytes}, slice, k, s, call.width); };
   const auto sum_inside = [&](size_t k) -> Status {
-    Pieces send(seats());
-    for (size_t s = 0; s < seats(); ++s) {
+    Pieces send(local_ranks());
+    for (size_t s = 0; s < local_ranks(); ++s) {
       const kernel::Piece p = part(k, s);
       send[s] = {const_cast<std::byte*>(o.in) + (p.data - o.out), p.bytes};
     }
     return stage(call, {.collective = inter_host.before,
-                        .bytes = send.longest() * seats(),
-                        .out = part(k, seat()).data,
+                        .bytes = send.longest() * local_ranks(),
+                        .out = part(k, local_rank()).data,
                         .send = send.data()});
   };
   const auto tell_inside = [&](size_t k) -> Status {
-    Pieces recv(seats());
-    for (size_t s = 0; s < seats(); ++s) recv[s] = part(k, s);
+    Pieces recv(local_ranks());
+    for (size_t s = 0; s < local_ranks(); ++s) recv[s] = part(k, s);
     return stage(
-        call, {.collective = inter_host.after, .bytes = recv.longest(), .in = recv[seat()].data, .recv = recv.data()});
+        call,
+        {.collective = inter_host.after, .bytes = recv.longest(), .in = recv[local_rank()].data, .recv = recv.data()});
   };
   const auto issue = [&](size_t k) -> Status {
     if (!alone) NVX_TRY(sum_inside(k));
     if (!carries()) return {};
-    const kernel::Piece mine = part(k, seat());
-    Active& active = prepare(call, inter_host.row, rail(seat()));
+    const kernel::Piece mine = part(k, local_rank());
+    Active& active = prepare(call, inter_host.row, rail(local_rank()));
     active.args.layout.bytes = mine.bytes;
     active.args.input = alone ? own_term(call, o.in + k * slice, mine.bytes, mine.data) : mine.data;
     active.args.output = mine.data;
@@ -85,7 +86,7 @@ Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_
   const auto retire = [&](size_t k) -> Status {
     if (carries()) {
       NVX_TRY(finish(call));
-      const kernel::Piece mine = part(k, seat());
+      const kernel::Piece mine = part(k, local_rank());
       divide(call, mine.data, mine.bytes);
     }
     return alone ? Status() : tell_inside(k);
@@ -102,7 +103,7 @@ Status Hierarchical::reduce(Call& call) {
                slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
   const PeerSet peers = leaders_with(o.root);
   const int mine = peers.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
-  const bool speaks = mine == group_.rank(), alone = seats() == 1, is_root = group_.rank() == o.root;
+  const bool speaks = mine == group_.rank(), alone = local_ranks() == 1, is_root = group_.rank() == o.root;
   // A non-root rank sends sums from scratch. Each stays until its run ends, so there is room for kSums.
   constexpr size_t kSums = kSlicesInFlight + 1;
   std::byte* const sums = speaks && !is_root ? room(std::min(bytes, kSums * slice)) : nullptr;
@@ -112,7 +113,7 @@ Status Hierarchical::reduce(Call& call) {
     std::byte* const sum = is_root ? o.out + at : speaks ? sums + k % kSums * slice : nullptr;
     if (!alone) {
       NVX_TRY(stage(call, {.collective = inter_host.before,
-                           .root = group_.topology().seat_of[size_t(mine)],
+                           .root = group_.topology().local_rank_of[size_t(mine)],
                            .bytes = length,
                            .in = o.in + at,
                            .out = sum,
@@ -134,7 +135,7 @@ Status Hierarchical::reduce(Call& call) {
 /// Where the host's terms for all hosts are: where the user has them, if they are final there and the schedule can take
 /// them from there; else in a memory of their own, one behind the other, to which a rank that is alone copies its own.
 const std::byte* Hierarchical::lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms) {
-  if (seats() == 1 && !call.terms.scales()) {
+  if (local_ranks() == 1 && !call.terms.scales()) {
     const std::byte* const base = lay_out(terms, active.blocks);
     schedule::Layout layout = active.args.layout;
     layout.blocks = active.blocks;
@@ -147,7 +148,7 @@ const std::byte* Hierarchical::lay_out_terms(Call& call, Active& active, const s
     total += t.bytes;
   }
   active.input.resize(total);
-  for (size_t host = 0; host < terms.size() && seats() == 1; ++host) {
+  for (size_t host = 0; host < terms.size() && local_ranks() == 1; ++host) {
     std::byte* const to = active.input.data() + active.blocks[host].offset;
     const std::byte* const from = own_term(call, terms[host].data, terms[host].bytes, to);
     if (from != to && terms[host].bytes != 0) std::memcpy(to, from, terms[host].bytes);
@@ -172,10 +173,10 @@ Status Hierarchical::reduce_scatter(Call& call) {
   }
   NVX_TRY(finish_all(call));
   for (size_t round = 0; carries() && round < rounds(); ++round) {
-    const int rank = rank_at(host_, seat() + round * rails());
+    const int rank = rank_at(host_, local_rank() + round * rails());
     if (rank >= 0) divide(call, result(round), o.send[size_t(rank)].bytes);
   }
-  return rounds() == 1 || seats() == rails() ? Status() : deliver_beyond_rails(call, result);
+  return rounds() == 1 || local_ranks() == rails() ? Status() : deliver_beyond_rails(call, result);
 }
 
 /// Slice k of one round, in which every rail stands for one rank of every host. The ranks of this host sum what they
@@ -184,17 +185,18 @@ Status Hierarchical::reduce_scatter(Call& call) {
 Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
                                std::byte* result) {
   const size_t hosts = group_.topology().hosts.size();
-  Active* const active = carries() ? &prepare(call, inter_host.row, rail(seat())) : nullptr;
+  Active* const active = carries() ? &prepare(call, inter_host.row, rail(local_rank())) : nullptr;
   if (active) {
     std::vector<kernel::Piece> terms;
-    for (size_t host = 0; host < hosts; ++host) terms.push_back(slice_of(call.o.send, cut, k, host, round, seat()));
+    for (size_t host = 0; host < hosts; ++host)
+      terms.push_back(slice_of(call.o.send, cut, k, host, round, local_rank()));
     active->args.input = lay_out_terms(call, *active, terms);
   }
-  for (size_t host = 0; host < hosts && seats() > 1; ++host) {
-    Pieces send(seats());
-    for (size_t s = 0; s < seats(); ++s) send[s] = slice_of(call.o.send, cut, k, host, round, s);
+  for (size_t host = 0; host < hosts && local_ranks() > 1; ++host) {
+    Pieces send(local_ranks());
+    for (size_t s = 0; s < local_ranks(); ++s) send[s] = slice_of(call.o.send, cut, k, host, round, s);
     NVX_TRY(stage(call, {.collective = inter_host.before,
-                         .bytes = send.longest() * seats(),
+                         .bytes = send.longest() * local_ranks(),
                          .out = active ? active->input.data() + active->blocks[host].offset : nullptr,
                          .send = send.data()}));
   }
@@ -206,15 +208,15 @@ Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, cons
 
 /// Rails hand the results of ranks beyond them to those, inside the host.
 Status Hierarchical::deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result) {
-  Pieces send(seats()), recv(seats());
+  Pieces send(local_ranks()), recv(local_ranks());
   size_t total = 0;
   for (size_t round = 1; carries() && round < rounds(); ++round) {
-    const size_t s = seat() + round * rails();
-    if (s >= seats()) continue;
+    const size_t s = local_rank() + round * rails();
+    if (s >= local_ranks()) continue;
     send[s] = {result(round), call.o.send[size_t(rank_at(host_, s))].bytes};
     total += send[s].bytes;
   }
-  if (!carries()) recv[seat() % rails()] = {call.o.out, call.o.send[size_t(group_.rank())].bytes};
+  if (!carries()) recv[local_rank() % rails()] = {call.o.out, call.o.send[size_t(group_.rank())].bytes};
   return stage(call, {.collective = Collective::kAllToAll, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 

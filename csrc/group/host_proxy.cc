@@ -13,7 +13,7 @@ using kernel::Collective;
 /// One row a collective with steps inside each host that kernels do.
 struct ProxyRow {
   Collective collective;
-  bool by_blocks;  ///< each rank has a block of its own, which its seat on every host carries
+  bool by_blocks;  ///< each rank has a block of its own, which its local_rank on every host carries
 };
 
 constexpr ProxyRow kProxies[] = {

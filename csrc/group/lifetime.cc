@@ -37,7 +37,7 @@ Group::Group(Store& store, const GroupOptions& options)
   standing_ = std::move(made.standing);
   try {
     if (const auto spin = spin_of(plan_facts()); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
-    channel_ = std::make_unique<kernel::Channel>(seat(), members_.memory, options.first_epoch);
+    channel_ = std::make_unique<kernel::Channel>(local_rank(), members_.memory, options.first_epoch);
     if (port_) hierarchical_ = std::make_unique<Hierarchical>(*this, *port_);
     mailbox_ = std::make_unique<Mailbox>(*this);
     if (port_) {
@@ -136,12 +136,12 @@ void Group::part() {
 /// come, without waiting for anybody.
 void Group::warn_of_differing_calls() const {
   if (failed()) return;
-  const auto last_of = [this](int seat) {
-    return uint32_t(pad(seat).done().value.load(std::memory_order_acquire) >> 32);
+  const auto last_of = [this](int local_rank) {
+    return uint32_t(pad(local_rank).done().value.load(std::memory_order_acquire) >> 32);
   };
-  const uint32_t own = last_of(seat());
-  for (int s = 0; s < seats(); ++s) {
-    if (s == seat() || pad(s).header().group != id()) continue;
+  const uint32_t own = last_of(local_rank());
+  for (int s = 0; s < local_ranks(); ++s) {
+    if (s == local_rank() || pad(s).header().group != id()) continue;
     const uint32_t theirs = last_of(s), both = int32_t(theirs - own) < 0 ? theirs : own;
     if (both == options_.first_epoch) continue;
     const uint32_t parted = where_they_parted(s, both);
@@ -149,7 +149,7 @@ void Group::warn_of_differing_calls() const {
     if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
     if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // it writes there again by now
     NVX_LOG(kWarn, "collective mismatch in group %s, noticed when it was left: %s. Next: %s", name().c_str(),
-            contrast({topology().describe(rank()), mine}, {describe_seat(s), other}).c_str(), kCallAlike);
+            contrast({topology().describe(rank()), mine}, {describe_local_rank(s), other}).c_str(), kCallAlike);
     return;
   }
 }

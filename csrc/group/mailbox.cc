@@ -52,7 +52,7 @@ void Mailbox::close() {
 }
 
 void Mailbox::poke(int peer) {
-  Flag& bell = group_.pad(group_.seat_of(peer)).header().mail_bell.flag;
+  Flag& bell = group_.pad(group_.local_rank_of(peer)).header().mail_bell.flag;
   bell.core.store(this_core(), std::memory_order_relaxed);
   bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers: only a counter of reasons to look
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
@@ -187,8 +187,8 @@ bool Mailbox::carries(size_t bytes, size_t most, bool full) { return bytes == 0 
 bool Mailbox::announce(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.unannounced.empty()) return false;
-  kernel::Outbox& box = group_.own_pad().outbox(group_.seat_of(rank));
-  const kernel::Inbox& there = group_.pad(group_.seat_of(rank)).inbox(group_.seat());
+  kernel::Outbox& box = group_.own_pad().outbox(group_.local_rank_of(rank));
+  const kernel::Inbox& there = group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank());
   const uint64_t taken = load(there.taken);
   bool moved = false;
   while (!peer.unannounced.empty() && peer.announced - taken < kEnvelopes) {
@@ -215,7 +215,7 @@ bool Mailbox::announce(int rank) {
 
 bool Mailbox::take(int rank) {
   Peer& peer = peers_[size_t(rank)];
-  kernel::Outbox& box = group_.pad(group_.seat_of(rank)).outbox(group_.seat());
+  kernel::Outbox& box = group_.pad(group_.local_rank_of(rank)).outbox(group_.local_rank());
   const uint64_t posted = load(box.posted);
   if (posted == peer.taken || posted - peer.taken > kEnvelopes) return false;
   while (peer.taken != posted) {
@@ -230,7 +230,7 @@ bool Mailbox::take(int rank) {
     }
     come(std::move(early));
   }
-  publish(group_.own_pad().inbox(group_.seat_of(rank)).taken, peer.taken);
+  publish(group_.own_pad().inbox(group_.local_rank_of(rank)).taken, peer.taken);
   poke(rank);
   return true;
 }
@@ -266,7 +266,7 @@ void Mailbox::let_go(const Early& early) {
 /// What comes unasked is bounded: the sender keeps the data of more until it is received.
 void Mailbox::tell_full(int rank, bool full) {
   peers_[size_t(rank)].full = full;
-  if (!far(rank)) return publish(group_.own_pad().inbox(group_.seat_of(rank)).full, full);
+  if (!far(rank)) return publish(group_.own_pad().inbox(group_.local_rank_of(rank)).full, full);
   ++peers_[size_t(rank)].told.turns;
   tell_taken(rank);
 }
@@ -312,7 +312,7 @@ bool Mailbox::grant(int rank) {
   auto& waiting = to_grant_[size_t(rank)];
   Peer& peer = peers_[size_t(rank)];
   if (waiting.empty() || peer.arriving.size() >= kMostGranted) return false;
-  kernel::Inbox& box = group_.own_pad().inbox(group_.seat_of(rank));
+  kernel::Inbox& box = group_.own_pad().inbox(group_.local_rank_of(rank));
   while (!waiting.empty() && peer.arriving.size() < kMostGranted) {
     box.grants[peer.granted++ % kEnvelopes] = waiting.front().second;
     peer.arriving.push_back(waiting.front().first);
@@ -326,7 +326,7 @@ bool Mailbox::grant(int rank) {
 bool Mailbox::read_grants(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.ungranted.empty()) return false;
-  const kernel::Inbox& box = group_.pad(group_.seat_of(rank)).inbox(group_.seat());
+  const kernel::Inbox& box = group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank());
   const uint64_t granted = load(box.granted);
   if (granted == peer.grants_seen || granted - peer.grants_seen > kEnvelopes) return false;
   while (peer.grants_seen != granted) {
@@ -343,12 +343,12 @@ bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
   if (peer.lease && peer.lease_wanted >= wanted) return true;
   if (peer.lease) {
     // Only between messages: the receiver reads where it is when it reads the next chunk.
-    if (load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).consumed) != peer.streamed) return false;
+    if (load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) != peer.streamed) return false;
     group_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
   }
   peer.lease_wanted = wanted;
   peer.lease = group_.neighbours().leases().acquire(wanted, this);
-  kernel::Outbox& box = group_.own_pad().outbox(group_.seat_of(rank));
+  kernel::Outbox& box = group_.own_pad().outbox(group_.local_rank_of(rank));
   box.lease_offset = peer.lease.offset;
   box.lease_bytes = peer.lease.bytes;
   return true;
@@ -360,7 +360,7 @@ Span Mailbox::yield() {
   for (int rank = 0; rank < int(peers_.size()) && !span && !group_.failed() && !group_.closed(); ++rank) {
     Peer& peer = peers_[size_t(rank)];
     if (!peer.lease || !peer.streaming.empty()) continue;
-    if (load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).consumed) != peer.streamed) continue;
+    if (load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) != peer.streamed) continue;
     span = std::exchange(peer.lease, Span{});
   }
   mutex_.unlock();
@@ -379,7 +379,9 @@ bool Mailbox::stream(int rank) {
       peer.streaming.pop_front();
       return true;
     }
-    if (peer.streamed - load(group_.pad(group_.seat_of(rank)).inbox(group_.seat()).consumed) >= kStreamDepth) break;
+    if (peer.streamed - load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) >=
+        kStreamDepth)
+      break;
     const size_t slot = peer.lease.bytes / kStreamDepth;
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
@@ -391,7 +393,7 @@ bool Mailbox::stream(int rank) {
     const auto spent = time.spent();
     if (spent && bytes == std::min(slot, message->bytes)) policy.learn_of_writing(spent->count() / double(bytes));
     message->moved_ += bytes;
-    publish(group_.own_pad().outbox(group_.seat_of(rank)).streamed, ++peer.streamed);
+    publish(group_.own_pad().outbox(group_.local_rank_of(rank)).streamed, ++peer.streamed);
     poke(rank);
     moved = true;
     if (message->moved_ == message->bytes) {
@@ -405,13 +407,13 @@ bool Mailbox::stream(int rank) {
 bool Mailbox::consume(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.arriving.empty()) return false;
-  const kernel::Outbox& box = group_.pad(group_.seat_of(rank)).outbox(group_.seat());
+  const kernel::Outbox& box = group_.pad(group_.local_rank_of(rank)).outbox(group_.local_rank());
   bool moved = false;
   while (!peer.arriving.empty() && load(box.streamed) != peer.consumed) {
     const std::shared_ptr<Message> message = peer.arriving.front();
     const uint64_t lease_offset = box.lease_offset, lease_bytes = box.lease_bytes;
     const size_t slot = size_t(lease_bytes) / kStreamDepth;
-    const kernel::PeerMemory& memory = group_.memory(group_.seat_of(rank));
+    const kernel::PeerMemory& memory = group_.memory(group_.local_rank_of(rank));
     if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
       finish(message, group_.fail({Code::kMismatch,
                                    group_.topology().describe(rank) + " describes staging memory that it cannot have",
@@ -423,7 +425,7 @@ bool Mailbox::consume(int rank) {
     const std::byte* chunk = memory.arena + lease_offset + peer.consumed % kStreamDepth * slot;
     kernel::level().copy_by(group_.policy_to_keep(message->bytes))(message->data + message->moved_, chunk, bytes);
     message->moved_ += bytes;
-    publish(group_.own_pad().inbox(group_.seat_of(rank)).consumed, ++peer.consumed);
+    publish(group_.own_pad().inbox(group_.local_rank_of(rank)).consumed, ++peer.consumed);
     poke(rank);
     moved = true;
     if (message->moved_ == message->bytes) {

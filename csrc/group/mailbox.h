@@ -173,7 +173,7 @@ class Mailbox : public LeaseHolder {
   bool read_port() REQUIRES(mutex_);
   void read_letter(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
   void read_mail(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
-  bool far(int peer) const { return peer >= 0 && group_.seat_of(peer) < 0; }
+  bool far(int peer) const { return peer >= 0 && group_.local_rank_of(peer) < 0; }
   std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
   bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);

@@ -105,9 +105,9 @@ void Mailbox::check_times() {
   }
   for (const auto& [message, peer] : open) {
     const bool late = message->deadline_.passed(Clock::now());
-    const int seat = peer >= 0 ? group_.seat_of(peer) : -1;
+    const int local_rank = peer >= 0 ? group_.local_rank_of(peer) : -1;
     const auto [look, fresh] = looks.try_emplace(peer);
-    if (fresh) look->second = {fate(peer), group_.alarmed(far(peer) ? group_.seat() : seat)};
+    if (fresh) look->second = {fate(peer), group_.alarmed(far(peer) ? group_.local_rank() : local_rank)};
     const auto& [gone, alarmed] = look->second;
     if (!late && !gone && !alarmed) continue;
     if (!late && !std::exchange(is_clear, true)) group_.await_clarity();
@@ -116,7 +116,7 @@ void Mailbox::check_times() {
     if (!open_.contains(message)) continue;                                                  // it came while we looked
     if (!late && !group_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
     if (gone) (void)group_.fail_by_fate(*gone);
-    if (!late) group_.alarm(seat, Clock::duration::zero());
+    if (!late) group_.alarm(local_rank, Clock::duration::zero());
     const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     Awaited whom;
     if (message->peer >= 0) whom.ranks = {message->peer};

@@ -120,7 +120,7 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
   MutexLock lock(group_.port()->mutex());
   std::optional<net::GroupPort::Fate> left;
   bool somebody = false;
-  for (int s = 0; s < group_.seats(); ++s) somebody |= s != group_.seat() && !group_.gone(s);
+  for (int s = 0; s < group_.local_ranks(); ++s) somebody |= s != group_.local_rank() && !group_.gone(s);
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (!far(rank) || (peer >= 0 && peer != rank)) continue;
     group_.port()->ask(rank);

@@ -12,14 +12,14 @@ using kernel::Presence;
 
 std::string Members::key(const std::string& what) const { return key_in(generation, what); }
 
-bool Members::gone(int seat) const {
-  if (dead(seat)) return true;
-  const kernel::PadHeader& header = pad(seat).header();
+bool Members::gone(int local_rank) const {
+  if (dead(local_rank)) return true;
+  const kernel::PadHeader& header = pad(local_rank).header();
   return header.group != id || header.presence.load() == Presence::kLeft;
 }
 
 std::function<bool()> Members::everybody_gone() const {
-  return [peers = peers, memory = memory, id = id, own = seat()] {
+  return [peers = peers, memory = memory, id = id, own = local_rank()] {
     for (size_t r = 0; r < peers.size(); ++r) {
       if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
       const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();

@@ -21,7 +21,8 @@ class GroupPort;
 /// Who the ranks of a group are, as one of them has met them, and where their memory is. Set-up makes it (setup.h);
 /// from then on it stays as it is.
 ///
-/// A rank's seat is its index among the ranks of its host: what is shared inside the host is numbered by seat.
+/// A rank's local_rank is its index among the ranks of its host: what is shared inside the host is numbered by
+/// local_rank.
 struct Members {
   int rank = 0;            ///< whose view this is
   int64_t generation = 0;  ///< how often this rank has set the group up in its store, this time included
@@ -30,28 +31,29 @@ struct Members {
   PlanFacts facts;
   std::shared_ptr<Neighbours> neighbours;
   Span pad_span;                                  ///< of this rank, in its process's arena
-  std::vector<std::shared_ptr<Neighbour>> peers;  ///< by seat; null for ranks of this process
-  std::vector<kernel::PeerMemory> memory;         ///< by seat
+  std::vector<std::shared_ptr<Neighbour>> peers;  ///< by local_rank; null for ranks of this process
+  std::vector<kernel::PeerMemory> memory;         ///< by local_rank
 
   /// What the ranks of this set-up, and of no other one, say to each other through the store.
   std::string key(const std::string& what) const;
 
-  /// The ranks of this host, by seat.
+  /// The ranks of this host, by local_rank.
   const std::vector<int>& here() const { return topology.hosts[size_t(topology.host_of[size_t(rank)])]; }
-  int seat() const { return topology.seat_of[size_t(rank)]; }
-  int seats() const { return int(memory.size()); }
+  int local_rank() const { return topology.local_rank_of[size_t(rank)]; }
+  int local_ranks() const { return int(memory.size()); }
   /// -1 for a rank of another host.
-  int seat_of(int other) const {
-    return topology.host_of[size_t(other)] == topology.host_of[size_t(rank)] ? topology.seat_of[size_t(other)] : -1;
+  int local_rank_of(int other) const {
+    return topology.host_of[size_t(other)] == topology.host_of[size_t(rank)] ? topology.local_rank_of[size_t(other)]
+                                                                             : -1;
   }
-  kernel::Pad pad(int seat) const { return {memory[size_t(seat)].pad, memory.size()}; }
-  kernel::Pad own_pad() const { return pad(seat()); }
-  std::string describe_seat(int seat) const { return topology.describe(here()[size_t(seat)]); }
+  kernel::Pad pad(int local_rank) const { return {memory[size_t(local_rank)].pad, memory.size()}; }
+  kernel::Pad own_pad() const { return pad(local_rank()); }
+  std::string describe_local_rank(int local_rank) const { return topology.describe(here()[size_t(local_rank)]); }
 
   /// Whether the rank's process has ended; ...
-  bool dead(int seat) const { return peers[size_t(seat)] && peers[size_t(seat)]->dead(); }
+  bool dead(int local_rank) const { return peers[size_t(local_rank)] && peers[size_t(local_rank)]->dead(); }
   /// ... or the rank has left the group.
-  bool gone(int seat) const;
+  bool gone(int local_rank) const;
   /// Holds when no peer can touch any more what this rank exported for the group. May be asked when that is gone.
   std::function<bool()> everybody_gone() const;
 };

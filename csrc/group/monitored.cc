@@ -48,7 +48,7 @@ Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all
   if (!port_) return {};
   MutexLock lock(port_->mutex());
   for (int r = 1; r < size(); ++r) {
-    if (seat_of(r) < 0) port_->monitor_out(r, turn);
+    if (local_rank_of(r) < 0) port_->monitor_out(r, turn);
   }
   return {};
 }
@@ -80,7 +80,7 @@ void Group::open_turn(Stamp turn) {
   if (!port_) return;
   MutexLock lock(port_->mutex());
   for (int r = 1; r < size(); ++r) {
-    if (seat_of(r) < 0) port_->monitor_in(r, turn);
+    if (local_rank_of(r) < 0) port_->monitor_in(r, turn);
   }
 }
 
@@ -99,7 +99,7 @@ Waited Group::check_in(const WaitRules& rules) {
 }
 
 Group::Turns Group::turns_of_rank_0() const {
-  if (const int s = seat_of(0); s >= 0) {
+  if (const int s = local_rank_of(0); s >= 0) {
     const kernel::PadHeader& there = pad(s).header();
     return {.opened = there.monitored_in.flag.value.load(std::memory_order_seq_cst),
             .ended = there.monitored_out.flag.value.load(std::memory_order_seq_cst)};
@@ -109,13 +109,13 @@ Group::Turns Group::turns_of_rank_0() const {
 }
 
 void Group::join_turn(Stamp turn) {
-  if (seat_of(0) >= 0) return signal(own_pad().header().monitored_in.flag, turn);
+  if (local_rank_of(0) >= 0) return signal(own_pad().header().monitored_in.flag, turn);
   MutexLock lock(port_->mutex());
   port_->monitor_in(0, turn);
 }
 
 Waited Group::await_turns(const std::function<bool(const Turns&)>& moved, const WaitRules& rules) {
-  if (const int s = seat_of(0); s >= 0)
+  if (const int s = local_rank_of(0); s >= 0)
     return wait(
         pad(s).header().monitored_out.flag, [&] { return moved(turns_of_rank_0()); }, s, rules);
   const auto moved_far = [&] {
@@ -140,7 +140,7 @@ Waited Group::await_far(int rank, const std::function<bool()>& said, const WaitR
 }
 
 Waited Group::await_check_in(int rank, Stamp turn, const WaitRules& rules) {
-  if (const int s = seat_of(rank); s >= 0) return wait(pad(s).header().monitored_in.flag, turn, s, rules);
+  if (const int s = local_rank_of(rank); s >= 0) return wait(pad(s).header().monitored_in.flag, turn, s, rules);
   return await_far(
       rank, [&] { return port_->mutex().held_by_caller(), port_->monitored_in(rank) >= turn; }, rules);
 }

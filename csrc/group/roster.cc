@@ -58,14 +58,14 @@ void Group::tell_other_groups(const Failure& failure) {
 
 std::vector<Group::Lost> Group::lost_ranks() {
   std::vector<Lost> lost;
-  for (int s = 0; s < seats(); ++s) {
-    if (s != seat() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere)
+  for (int s = 0; s < local_ranks(); ++s) {
+    if (s != local_rank() && dead(s) && pad(s).header().presence.load() == kernel::Presence::kHere)
       lost.push_back({.near = members_.peers[size_t(s)].get()});
   }
   if (!port_) return lost;
   MutexLock lock(port_->mutex());
   for (int r = 0; r < size(); ++r) {
-    if (seat_of(r) >= 0) continue;
+    if (local_rank_of(r) >= 0) continue;
     const auto fate = port_->fate(r);
     const auto process = port_->process_of(r);
     if (fate && !fate->left() && process) lost.push_back({.messenger = &port_->messenger(), .far = *process});
@@ -87,8 +87,8 @@ void Group::hear_of(const std::vector<Lost>& lost, const Failure& trouble) {
 }
 
 bool Group::fail_as_lost(const Lost& lost) {
-  for (int s = 0; lost.near && s < seats(); ++s) {
-    if (s == seat() || members_.peers[size_t(s)].get() != lost.near ||
+  for (int s = 0; lost.near && s < local_ranks(); ++s) {
+    if (s == local_rank() || members_.peers[size_t(s)].get() != lost.near ||
         pad(s).header().presence.load() != kernel::Presence::kHere)
       continue;
     fail_as_gone(s);
@@ -96,7 +96,7 @@ bool Group::fail_as_lost(const Lost& lost) {
   }
   for (int r = 0; lost.messenger && port_ && &port_->messenger() == lost.messenger && r < size(); ++r) {
     MutexLock lock(port_->mutex());
-    if (seat_of(r) >= 0 || port_->process_of(r) != lost.far) continue;
+    if (local_rank_of(r) >= 0 || port_->process_of(r) != lost.far) continue;
     const auto fate = port_->fate(r);
     lock.unlock();
     if (!fate || fate->left()) continue;
@@ -106,12 +106,12 @@ bool Group::fail_as_lost(const Lost& lost) {
   return false;
 }
 
-/// The seat of a rank that ranks of other hosts have lost, as one of them says, and that has ended on this one, where
-/// it is known how; else -1. Its connections end a little before the process does.
+/// The local_rank of a rank that ranks of other hosts have lost, as one of them says, and that has ended on this one,
+/// where it is known how; else -1. Its connections end a little before the process does.
 int Group::seen_to_end(const Failure& told, Clock::duration clarity) const {
   if (told.code != Code::kPeerDied || told.ending.known() || told.who == kNobody) return -1;
-  const int s = seat_of(told.who);
-  if (s < 0 || s == seat()) return -1;
+  const int s = local_rank_of(told.who);
+  if (s < 0 || s == local_rank()) return -1;
   const auto here_still = [&] { return pad(s).header().presence.load() == kernel::Presence::kHere; };
   for (const auto end = Clock::now() + clarity; !dead(s) && here_still() && Clock::now() < end;)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -120,7 +120,7 @@ int Group::seen_to_end(const Failure& told, Clock::duration clarity) const {
 
 /// Of what another group of that rank's process has failed, in words; empty where it has said nothing.
 std::string Group::trouble_of(int rank) {
-  if (const int s = seat_of(rank); s >= 0) {
+  if (const int s = local_rank_of(rank); s >= 0) {
     const kernel::PadHeader& header = pad(s).header();
     if (header.group != id() || !header.trouble.readable()) return "";
     const std::optional<Failure> note = read_note(header.trouble, size());

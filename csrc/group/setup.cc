@@ -151,7 +151,7 @@ void SetUp::map_peers(Doorway& door) {
 
 void SetUp::await_ready(Doorway& door) {
   signal(members_.own_pad().header().ready.flag, 1);
-  for (int s = 0; s < members_.seats(); ++s) {
+  for (int s = 0; s < members_.local_ranks(); ++s) {
     const int r = members_.here()[size_t(s)];
     const kernel::PadHeader& header = members_.pad(s).header();
     for (int looks = 0; !reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1); ++looks) {
@@ -162,7 +162,7 @@ void SetUp::await_ready(Doorway& door) {
       door.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
       if (looks % 64 != 0) continue;
       meeting_.stop_if_unwanted();
-      check_seats();
+      check_local_ranks();
       if (deadline_.passed(Clock::now())) {
         throw Error(Code::kTimeout,
                     "nvx: " + members_.topology.describe(r) + " did not finish setting up group " + name() + " in time",
@@ -178,11 +178,11 @@ void SetUp::await_ready(Doorway& door) {
 
 /// Throws if any rank of this host cannot become ready: those that wait for it, and for others that wait for it, end
 /// alike.
-void SetUp::check_seats() {
-  for (int s = 0; s < members_.seats(); ++s) {
-    if (s == members_.seat()) continue;
+void SetUp::check_local_ranks() {
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank()) continue;
     const kernel::PadHeader& header = members_.pad(s).header();
-    const std::string who = "nvx: " + members_.describe_seat(s);
+    const std::string who = "nvx: " + members_.describe_local_rank(s);
     const std::string advice = see_log_of(rank_name(members_.here()[size_t(s)]));
     const uint64_t group = header.group;
     const bool of_this_group = group == members_.id || group == 0;  // 0: it does not know the name yet
@@ -197,7 +197,7 @@ void SetUp::check_seats() {
     if (members_.dead(s) && presence == kernel::Presence::kHere) {
       const Ending ending = members_.peers[size_t(s)]->ending();
       throw Error(Failure{.code = Code::kPeerDied,
-                          .cause = members_.describe_seat(s) + " ended" + words_of(ending, " (", ")") +
+                          .cause = members_.describe_local_rank(s) + " ended" + words_of(ending, " (", ")") +
                                    " while group " + name() + " was being set up",
                           .advice = advice,
                           .who = members_.here()[size_t(s)],
@@ -212,7 +212,7 @@ std::vector<net::AddressPrefix> SetUp::sources() const {
   std::vector<net::AddressPrefix> sources;
   const std::vector<Hello>& hellos = members_.topology.ranks;
   for (int r = 0; r < options_.size; ++r) {
-    if (members_.seat_of(r) >= 0) continue;
+    if (members_.local_rank_of(r) >= 0) continue;
     const Hello& hello = hellos[size_t(r)];
     for (const net::AddressBytes& address : hello.addresses) {
       if (address != net::AddressBytes{}) sources.push_back(net::AddressPrefix::of(address));
@@ -235,7 +235,7 @@ void SetUp::open_port() {
   const std::vector<std::vector<std::byte>> addresses = exchange_addresses(messenger->address());
   const Topology& topology = members_.topology;
   for (int r = 0; r < options_.size; ++r) {
-    if (members_.seat_of(r) >= 0) continue;
+    if (members_.local_rank_of(r) >= 0) continue;
     try {
       MutexLock lock(port_->mutex());
       port_->connect(r, addresses[size_t(r)]);

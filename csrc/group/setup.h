@@ -40,7 +40,7 @@ class SetUp {
   void shrink_pad();
   void map_peers(Doorway& door);
   void await_ready(Doorway& door);
-  void check_seats();
+  void check_local_ranks();
   std::vector<net::AddressPrefix> sources() const;
   void open_port();
   std::vector<std::vector<std::byte>> exchange_addresses(const std::vector<std::byte>& own);

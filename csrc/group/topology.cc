@@ -240,7 +240,7 @@ void Topology::sort_by_host() {
     if (fresh) hosts.emplace_back();
     std::vector<int>& there = hosts[size_t(host->second)];
     host_of.push_back(host->second);
-    seat_of.push_back(int(there.size()));
+    local_rank_of.push_back(int(there.size()));
     const size_t first = there.empty() ? i : size_t(there.front());
     there.push_back(int(i));
     if (ranks[first].machine == ranks[i].machine) continue;

@@ -66,7 +66,7 @@ struct Topology {
   std::vector<Hello> ranks;
   std::vector<std::vector<int>> hosts;  ///< the ranks of each, ascending; hosts in the order of their first ranks
   std::vector<int> host_of;             ///< by rank
-  std::vector<int> seat_of;             ///< by rank: its index among the ranks of its host
+  std::vector<int> local_rank_of;       ///< by rank: its index among the ranks of its host
   size_t cores = 1;                     ///< of the host, as the rank with the fewest sees it
   size_t l2_bytes = 0;                  ///< least of all
   size_t l3_bytes = 0;

@@ -29,15 +29,16 @@ using kernel::Collective;
 
 /// The ranks of one host, as threads that read each other's memory where it is.
 struct OneHost {
-  explicit OneHost(size_t seats) : meet(std::ptrdiff_t(seats)), steps(seats) {}
+  explicit OneHost(size_t local_ranks) : meet(std::ptrdiff_t(local_ranks)), steps(local_ranks) {}
   std::barrier<> meet;
-  std::vector<const Operation*> steps;  // by seat: what each is at
+  std::vector<const Operation*> steps;  // by local_rank: what each is at
 };
 
 /// A thread plays the device: it takes the steps in their order, and waits where they do.
 class PlayedHostProxy final : public HostProxy {
  public:
-  PlayedHostProxy(OneHost& host, size_t seat, Status end = {}) : host_(host), seat_(seat), end_(std::move(end)) {}
+  PlayedHostProxy(OneHost& host, size_t local_rank, Status end = {})
+      : host_(host), local_rank_(local_rank), end_(std::move(end)) {}
   ~PlayedHostProxy() override { called_off_ = true; }
 
   Status make(const Room& room) override {
@@ -129,19 +130,19 @@ class PlayedHostProxy final : public HostProxy {
       std::memcpy(to.data, from.data, to.bytes);
     }
   }
-  /// What a rank brings of a sum: for this seat's part of it, or for the root's whole.
-  static kernel::Piece term_of(const Operation& step, size_t seat) {
-    if (step.collective == Collective::kReduceScatter) return step.send[seat];
-    const size_t bytes = int(seat) == step.root ? step.count * size_of(step.dtype) : 0;
+  /// What a rank brings of a sum: for this local_rank's part of it, or for the root's whole.
+  static kernel::Piece term_of(const Operation& step, size_t local_rank) {
+    if (step.collective == Collective::kReduceScatter) return step.send[local_rank];
+    const size_t bytes = int(local_rank) == step.root ? step.count * size_of(step.dtype) : 0;
     return {const_cast<std::byte*>(step.in), bytes};
   }
   void sum(const Operation& step) {
-    std::vector<std::byte> result(term_of(step, seat_).bytes);
+    std::vector<std::byte> result(term_of(step, local_rank_).bytes);
     together(step, [&] {
       std::vector<const void*> terms;
       std::vector<double> factors;
       for (const Operation* there : host_.steps) {
-        const kernel::Piece term = term_of(*there, seat_);
+        const kernel::Piece term = term_of(*there, local_rank_);
         terms.push_back(term.data);
         factors.push_back(there->factor);
         EXPECT_EQ(term.bytes, result.size());
@@ -169,14 +170,14 @@ class PlayedHostProxy final : public HostProxy {
     });
   }
   void together(const Operation& step, const std::function<void()>& act) {
-    host_.steps[seat_] = &step;
+    host_.steps[local_rank_] = &step;
     host_.meet.arrive_and_wait();
     act();
     host_.meet.arrive_and_wait();
   }
 
   OneHost& host_;
-  const size_t seat_;
+  const size_t local_rank_;
   const Status end_;
   size_t slices_ = 0, room_ = 0;
   std::vector<std::byte> memory_;
@@ -254,7 +255,7 @@ void expect_sums_of_the_channel(size_t count) {
         std::vector<float> mine = floats(count, rank), want = mine;
         Operation plain = all_reduce(want, count, sum, rank), proxied = all_reduce(mine, count, sum, rank);
         ASSERT_TRUE(group.execute(plain).ok());
-        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
+        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()));
         ASSERT_TRUE(proxy_of(group, proxied, proxy).ok());
         EXPECT_EQ(std::memcmp(mine.data(), want.data(), count * sizeof(float)), 0);
         const InterHostPlan inter_host = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
@@ -309,18 +310,18 @@ void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vect
       for (const Sum sum : sums.first(collective == Collective::kAllGather ? 1 : sums.size())) {
         InBlocks plain(collective, counts, sum, rank), proxied(collective, counts, sum, rank);
         ASSERT_TRUE(group.execute(plain.o).ok());
-        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
+        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()));
         ASSERT_TRUE(proxy_of(group, proxied.o, proxy).ok());
         EXPECT_TRUE(same_bits(proxied.whole, plain.whole) && same_bits(proxied.own, plain.own))
             << nvx::name(collective) << " of " << nvx::name(sum.dtype);
         EXPECT_TRUE(proxy.seen_home());
-        size_t of_seat = 0;
+        size_t of_local_rank = 0;
         for (const std::vector<int>& host : group.topology().hosts)
-          of_seat += counts[size_t(host[size_t(group.seat())])] * size_of(sum.dtype);
+          of_local_rank += counts[size_t(host[size_t(group.local_rank())])] * size_of(sum.dtype);
         const size_t mine = counts[size_t(rank)] * size_of(sum.dtype);
         const bool scatters = collective == Collective::kReduceScatter;
-        EXPECT_EQ(proxy.down(), scatters ? of_seat : mine);
-        EXPECT_EQ(proxy.up(), scatters ? mine : of_seat - mine);
+        EXPECT_EQ(proxy.down(), scatters ? of_local_rank : mine);
+        EXPECT_EQ(proxy.up(), scatters ? mine : of_local_rank - mine);
       }
     }
     ASSERT_TRUE(barrier(group).ok());
@@ -407,7 +408,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
         for (const size_t count : {size_t(0), size_t(3), size_t(1000), as_fast(1'000'001, 400'001)}) {
           ByTheHost plain(collective, count, rank, hosts.ranks()), proxied(collective, count, rank, hosts.ranks());
           ASSERT_TRUE(group.execute(plain.o).ok());
-          PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()));
+          PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()));
           const Status status = proxy_of(group, proxied.o, proxy);
           ASSERT_TRUE(status.ok()) << status.what();
           EXPECT_TRUE(proxy.seen_home());
@@ -435,7 +436,7 @@ TEST(HostProxy, IsHeardWhereItsEndFails) {
     InBlocks gathered(Collective::kAllGather, std::vector<size_t>(4, 1000), sum, rank);
     Operation reduced = all_reduce(data, data.size(), sum, rank);
     for (Operation* const o : {&scattered.o, &gathered.o, &reduced}) {
-      PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.seat()),
+      PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()),
                             {Code::kSystem, "nvx: no end"});
       EXPECT_EQ(proxy_of(group, *o, proxy).what(), "nvx: no end") << nvx::name(o->collective);
       EXPECT_TRUE(proxy.seen_home());
@@ -463,7 +464,7 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, data.size(), {DType::kF32, ReduceOp::kSum}, rank);
     Broken broken;
-    PlayedHostProxy whole(*played[size_t(rank / 2)], size_t(group.seat()));
+    PlayedHostProxy whole(*played[size_t(rank / 2)], size_t(group.local_rank()));
     const Status status = proxy_of(group, o, rank == 1 ? static_cast<HostProxy&>(broken) : whole);
     EXPECT_TRUE(group.failed());
     EXPECT_NE(status.what().find("no memory for it"), std::string::npos) << status.what();

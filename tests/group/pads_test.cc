@@ -32,7 +32,7 @@ TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   {
     GroupOptions own = hosts.options_of("crowd", 0, kRanks, 0);
     const Group group(store, own);
-    EXPECT_EQ(group.seats(), 1);
+    EXPECT_EQ(group.local_ranks(), 1);
     const size_t alone = kernel::PadLayout(1).bytes();
     EXPECT_GE(arena.used() - before, alone);
     EXPECT_LT(arena.used() - before, alone + kSpanPage);

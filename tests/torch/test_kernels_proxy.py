@@ -475,7 +475,7 @@ def test_the_host_is_held_by_no_collective(rank, world):
 
 
 @on_proxied_gpus(4)
-def test_host_memory_holds_blocks_of_a_seat_only(rank, world):
+def test_host_memory_holds_blocks_of_a_local_rank_only(rank, world):
     whole, part = torch.ones(16 << 20, device=GPU), torch.empty(4 << 20, device=GPU)
     dist.reduce_scatter_tensor(part, whole)
     for call, blocks in (
