@@ -12,7 +12,7 @@ namespace nvx {
 namespace {
 
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 
 size_t ranks_of(const DeviceQuestion& q) { return q.facts.hosts > 1 ? q.facts.world : q.facts.ranks; }
 
@@ -49,19 +49,20 @@ Way by_delegate(const DeviceQuestion& q) {
   return way;
 }
 
-std::string limit_of(Pushed algorithm, const kernel::DeviceShape& shape) {
+std::string limit_of(DeviceAlgorithm algorithm, const kernel::DeviceShape& shape) {
   const size_t most = most_bytes(algorithm, shape);
   return most == SIZE_MAX ? "for any size" : "for pieces of at most " + std::to_string(most) + " bytes";
 }
 
-bool kernel_can(Pushed algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+bool kernel_can(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
   return q.collective != Collective::kBarrier && bytes_of_piece(q) <= most_bytes(algorithm, shape);
 }
 
 /// As what a piece goes: of those that may go either way, each pair's by its length.
-Pushed moved_as(Pushed algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
-  if (algorithm != Pushed::kExchangePieces) return algorithm;
-  return bytes_of_piece(q) <= most_bytes(Pushed::kExchangePackets, shape) ? algorithm : Pushed::kExchangeChunks;
+DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+  if (algorithm != DeviceAlgorithm::kExchangePieces) return algorithm;
+  return bytes_of_piece(q) <= most_bytes(DeviceAlgorithm::kExchangePackets, shape) ? algorithm
+                                                                                   : DeviceAlgorithm::kExchangeChunks;
 }
 
 /// Of a channel as the first groups of a process get it.
@@ -70,12 +71,13 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
                               q.facts.force, q.facts.one_shot_bytes};
   const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
   std::vector<Way> ways;
-  for (const Pushed algorithm : algorithms_of(q.collective)) {
+  for (const DeviceAlgorithm algorithm : algorithms_of(q.collective)) {
     const bool chosen = algorithm == choice.algorithm;
     Way way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),
             "NVX_ALGO, NVX_ONE_SHOT_BYTES", chosen && q.has_kernels};
     if (kernel_can(algorithm, q, facts.shape))
-      way.estimate = estimate_pushed(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
+      way.estimate =
+          estimate_device_algorithm(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
     if (!q.has_kernels) way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
     if (q.collective == Collective::kBarrier) way.why = "a barrier is the hosts'", way.runs = false;
     ways.push_back(std::move(way));

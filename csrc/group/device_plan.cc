@@ -7,7 +7,7 @@ namespace nvx {
 namespace {
 
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 
 constexpr size_t kNoLimit = SIZE_MAX;
 
@@ -19,24 +19,26 @@ enum class Lengths { kKnownToAll, kKnownToPairs };
 /// One row a collective: what carries it while packets hold it, and at any length.
 struct DeviceRow {
   Collective collective;
-  Pushed packets;
-  Pushed chunks;
+  DeviceAlgorithm packets;
+  DeviceAlgorithm chunks;
   PacketTrips trips = PacketTrips::kOne;  ///< the most that packets may take, where one trip would take too many bytes
   Lengths lengths = Lengths::kKnownToAll;
   bool pair_by_pair() const { return lengths == Lengths::kKnownToPairs; }
 };
 
 constexpr DeviceRow kDeviceTable[] = {
-    {Collective::kAllReduce, Pushed::kReducePackets, Pushed::kReduceChunks, PacketTrips::kTwo},
-    {Collective::kReduce, Pushed::kReducePackets, Pushed::kReduceChunks},
-    {Collective::kReduceScatter, Pushed::kReducePackets, Pushed::kReduceChunks},
-    {Collective::kAllGather, Pushed::kExchangePackets, Pushed::kExchangeChunks},
-    {Collective::kBroadcast, Pushed::kExchangePackets, Pushed::kExchangeChunks},
-    {Collective::kAllToAll, Pushed::kExchangePieces, Pushed::kExchangeChunks, PacketTrips::kOne,
+    {Collective::kAllReduce, DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks, PacketTrips::kTwo},
+    {Collective::kReduce, DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks},
+    {Collective::kReduceScatter, DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks},
+    {Collective::kAllGather, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
+    {Collective::kBroadcast, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
+    {Collective::kAllToAll, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
      Lengths::kKnownToPairs},
-    {Collective::kGather, Pushed::kExchangePieces, Pushed::kExchangeChunks, PacketTrips::kOne, Lengths::kKnownToPairs},
-    {Collective::kScatter, Pushed::kExchangePieces, Pushed::kExchangeChunks, PacketTrips::kOne, Lengths::kKnownToPairs},
-    {Collective::kBarrier, Pushed::kExchangePackets, Pushed::kExchangeChunks},
+    {Collective::kGather, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
+     Lengths::kKnownToPairs},
+    {Collective::kScatter, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
+     Lengths::kKnownToPairs},
+    {Collective::kBarrier, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
 };
 
 const DeviceRow& device_row(Collective collective) {
@@ -73,18 +75,18 @@ constexpr size_t down_to(size_t n, size_t multiple) { return n / multiple * mult
 
 }  // namespace
 
-size_t most_bytes(Pushed algorithm, const kernel::DeviceShape& shape) {
+size_t most_bytes(DeviceAlgorithm algorithm, const kernel::DeviceShape& shape) {
   const size_t packs = kernel::most_packs(algorithm, shape);
   if (packs == SIZE_MAX) return kNoLimit;
   // Each block has packets of its own. In two trips they need to hold a slice only, of which there is one for each
   // rank.
-  const size_t slices = algorithm == Pushed::kReducePacketsTwoShot ? shape.ranks : 1;
+  const size_t slices = algorithm == DeviceAlgorithm::kReducePacketsTwoShot ? shape.ranks : 1;
   return packs * sizeof(kernel::Pack) * shape.blocks * slices;
 }
 
-std::vector<Pushed> algorithms_of(Collective collective) {
+std::vector<DeviceAlgorithm> algorithms_of(Collective collective) {
   const DeviceRow& r = device_row(collective);
-  if (r.trips == PacketTrips::kTwo) return {r.packets, Pushed::kReducePacketsTwoShot, r.chunks};
+  if (r.trips == PacketTrips::kTwo) return {r.packets, DeviceAlgorithm::kReducePacketsTwoShot, r.chunks};
   return {r.packets, r.chunks};
 }
 
@@ -94,8 +96,9 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
   if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "chunks were asked for"};
   if (r.pair_by_pair()) return {r.packets, "each pair knows its own piece: packets where they hold it, else chunks"};
   if (bytes <= one_trip_limit(r, facts)) return {r.packets, "packets hold it: one trip"};
-  if (r.trips == PacketTrips::kTwo && bytes <= most_bytes(Pushed::kReducePacketsTwoShot, facts.shape))
-    return {Pushed::kReducePacketsTwoShot, "packets hold every rank's slice of it: two trips, for fewer bytes"};
+  if (r.trips == PacketTrips::kTwo && bytes <= most_bytes(DeviceAlgorithm::kReducePacketsTwoShot, facts.shape))
+    return {DeviceAlgorithm::kReducePacketsTwoShot,
+            "packets hold every rank's slice of it: two trips, for fewer bytes"};
   return {r.chunks, "packets do not hold it, or do not pay for it: chunks"};
 }
 

@@ -17,7 +17,7 @@ struct DevicePlanFacts {
 };
 
 struct DeviceChoice {
-  kernel::Pushed algorithm;
+  kernel::DeviceAlgorithm algorithm;
   const char* why;
 };
 
@@ -27,11 +27,11 @@ struct DeviceChoice {
 DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts);
 
 /// Those that a collective may go by, the one for the shortest messages first.
-std::vector<kernel::Pushed> algorithms_of(kernel::Collective collective);
+std::vector<kernel::DeviceAlgorithm> algorithms_of(kernel::Collective collective);
 
 /// The most bytes, counted as for plan(), that the packets of one operation hold: what kernel::can_do says too.
 /// SIZE_MAX for what has chunks.
-size_t most_bytes(kernel::Pushed algorithm, const kernel::DeviceShape& shape);
+size_t most_bytes(kernel::DeviceAlgorithm algorithm, const kernel::DeviceShape& shape);
 
 /// The measures of a channel whose pad takes about pad_bytes: half of it for packets, half for chunks. Pure.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes);

@@ -219,7 +219,7 @@ DeviceChoice DeviceSide::choose(const Operation& o) const {
     case Collective::kBroadcast:
     case Collective::kAllGather: return ask(o.recv.longest());
     case Collective::kReduceScatter: return ask(o.send.longest());
-    case Collective::kNone: return {kernel::Pushed::kMoveOwn, "it is this rank's alone"};
+    case Collective::kNone: return {kernel::DeviceAlgorithm::kMoveOwn, "it is this rank's alone"};
     default: return ask(0);
   }
 }

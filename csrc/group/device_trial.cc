@@ -15,16 +15,17 @@
 namespace nvx {
 namespace {
 
+using kernel::DeviceAlgorithm;
 using kernel::DevicePad;
 using kernel::Part;
-using kernel::Pushed;
 
 /// What is exchanged one after the other, and how many bytes of it a block takes of each rank's piece.
 struct TrialStage {
-  Pushed algorithm;
+  DeviceAlgorithm algorithm;
   size_t share;
 };
-constexpr TrialStage kTrialStages[kTrialEpochs] = {{Pushed::kExchangePackets, 16}, {Pushed::kExchangeChunks, 256}};
+constexpr TrialStage kTrialStages[kTrialEpochs] = {{DeviceAlgorithm::kExchangePackets, 16},
+                                                   {DeviceAlgorithm::kExchangeChunks, 256}};
 
 /// Where everything is at the desk: what is looked at of a pad, then for each stage this rank's piece and everybody's.
 struct Desk {

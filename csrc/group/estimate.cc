@@ -12,7 +12,7 @@ namespace {
 
 using kernel::Algorithm;
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 using schedule::Block;
 using schedule::Layout;
 
@@ -130,7 +130,7 @@ struct Trips {
   uint64_t count;
 };
 
-Trips trips_of(Pushed algorithm, Collective collective, double n) {
+Trips trips_of(DeviceAlgorithm algorithm, Collective collective, double n) {
   // Half of a packet is its stamp.
   constexpr double kPacked = double(sizeof(kernel::Packet)) / (double(sizeof(kernel::Pack)) / 2);
   const double others = (n - 1) / n;
@@ -139,14 +139,14 @@ Trips trips_of(Pushed algorithm, Collective collective, double n) {
   const double straight = cut ? others : n - 1;
   const bool rooted = collective == Collective::kReduce;
   switch (algorithm) {
-    case Pushed::kReducePackets:
-    case Pushed::kExchangePackets:
-    case Pushed::kExchangePieces: return {kPacked * straight, 1};
-    case Pushed::kReducePacketsTwoShot: return {kPacked * 2 * others, 2};
-    case Pushed::kReduceChunks:
+    case DeviceAlgorithm::kReducePackets:
+    case DeviceAlgorithm::kExchangePackets:
+    case DeviceAlgorithm::kExchangePieces: return {kPacked * straight, 1};
+    case DeviceAlgorithm::kReducePacketsTwoShot: return {kPacked * 2 * others, 2};
+    case DeviceAlgorithm::kReduceChunks:
       return {collective == Collective::kReduceScatter || rooted ? others : 2 * others, rooted ? 3u : cut ? 2u : 3u};
-    case Pushed::kExchangeChunks: return {straight, 2};
-    case Pushed::kMoveOwn: break;  // pushes nothing
+    case DeviceAlgorithm::kExchangeChunks: return {straight, 2};
+    case DeviceAlgorithm::kMoveOwn: break;  // pushes nothing
   }
   return {0, 0};
 }
@@ -257,18 +257,19 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
   double slices = 1;
   Estimate e = on_the_wire(*inter_host.row, collective, bytes, inter_host, facts, medium, &slices);
   std::vector<double> stages{e.seconds, double(share) * kHostCopy, double(back) * kHostCopy};
-  const auto pushed = [&](Pushed algorithm, Collective inside, size_t each) {
-    const Estimate step = estimate_pushed(algorithm, inside, each, facts.ranks, link);
+  const auto pushed = [&](DeviceAlgorithm algorithm, Collective inside, size_t each) {
+    const Estimate step = estimate_device_algorithm(algorithm, inside, each, facts.ranks, link);
     e.bytes += step.bytes;
     e.steps += step.steps;
     stages.push_back(step.seconds - kCall);
   };
   if (inter_host.by_leader) {
-    pushed(Pushed::kReducePackets, Collective::kReduce, bytes);
-    pushed(Pushed::kExchangePackets, Collective::kBroadcast, bytes);
+    pushed(DeviceAlgorithm::kReducePackets, Collective::kReduce, bytes);
+    pushed(DeviceAlgorithm::kExchangePackets, Collective::kBroadcast, bytes);
   } else {
-    if (reduces) pushed(Pushed::kReduceChunks, Collective::kReduceScatter, bytes);
-    if (publishes) pushed(Pushed::kExchangeChunks, Collective::kAllGather, reduces ? share : bytes * facts.hosts);
+    if (reduces) pushed(DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter, bytes);
+    if (publishes)
+      pushed(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, reduces ? share : bytes * facts.hosts);
   }
   // The stages overlap: the slowest sets the pace, and the others are waited for once a slice has to go through all.
   double all = 0, slowest = 0;
@@ -280,7 +281,8 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
   return e;
 }
 
-Estimate estimate_pushed(Pushed algorithm, Collective collective, size_t bytes, size_t ranks, const DeviceLink& link) {
+Estimate estimate_device_algorithm(DeviceAlgorithm algorithm, Collective collective, size_t bytes, size_t ranks,
+                                   const DeviceLink& link) {
   const Trips trips = trips_of(algorithm, collective, double(ranks));
   Estimate e;
   e.steps = ranks > 1 ? trips.count : 0;

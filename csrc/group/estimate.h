@@ -51,8 +51,8 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, kernel::Collective co
                           const PlanFacts& facts, const Medium& carrier, const DeviceLink& link);
 
 /// From the call to where the kernel has ended. bytes: as DeviceQuestion counts them.
-Estimate estimate_pushed(kernel::Pushed algorithm, kernel::Collective collective, size_t bytes, size_t ranks,
-                         const DeviceLink& link);
+Estimate estimate_device_algorithm(kernel::DeviceAlgorithm algorithm, kernel::Collective collective, size_t bytes,
+                                   size_t ranks, const DeviceLink& link);
 
 /// As NCCL's own tuner reckons with rings.
 Estimate estimate_nccl(kernel::Collective collective, size_t bytes, size_t ranks, const DeviceLink& link);

@@ -106,9 +106,9 @@ struct Quarrel {
   uint64_t theirs[kGreetingWords];
 };
 
-/// The verbs of the pushed algorithms (kernel/pushed.h), for one lane of a tile of many. Machine is what a lane is made
-/// of: a thread of a CUDA block, or a thread of the host that plays one. Each lane waits for itself, and every wait
-/// ends; what that means for the tile, its lanes decide together by all().
+/// The verbs of the device algorithms (kernel/device_collectives.h), for one lane of a tile of many. Machine is what a
+/// lane is made of: a thread of a CUDA block, or a thread of the host that plays one. Each lane waits for itself, and
+/// every wait ends; what that means for the tile, its lanes decide together by all().
 template <class Machine>
 class TileExec : public Machine {
  public:

@@ -10,9 +10,9 @@ using Kind = Pieces::Kind;
 
 constexpr const char* kNames[] = {"reduce_packets",  "reduce_packets_two_shot", "reduce_chunks", "exchange_packets",
                                   "exchange_chunks", "exchange_pieces",         "move_own"};
-static_assert(std::size(kNames) == kPushedCount);
+static_assert(std::size(kNames) == kDeviceAlgorithmCount);
 
-Job message_job(Pushed algorithm, size_t bytes, DType dtype, uint32_t sender) {
+Job message_job(DeviceAlgorithm algorithm, size_t bytes, DType dtype, uint32_t sender) {
   Job job;
   job.fingerprint.collective = Collective::kBroadcast;
   job.fingerprint.dtype = dtype;
@@ -24,9 +24,9 @@ Job message_job(Pushed algorithm, size_t bytes, DType dtype, uint32_t sender) {
 
 }  // namespace
 
-const char* name(Pushed algorithm) { return kNames[size_t(algorithm)]; }
+const char* name(DeviceAlgorithm algorithm) { return kNames[size_t(algorithm)]; }
 
-Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
+Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
            Piece* table) {
   Job job;
   job.fingerprint = work.call.fingerprint;
@@ -47,7 +47,7 @@ Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, si
   switch (work.call.fingerprint.collective) {
     case Collective::kAllReduce:
     case Collective::kReduce: {
-      const Kind kind = algorithm == Pushed::kReducePackets ? Kind::kSame : Kind::kSplit;
+      const Kind kind = algorithm == DeviceAlgorithm::kReducePackets ? Kind::kSame : Kind::kSplit;
       job.send = {kind, 0, in, bytes};
       if (job.root < 0 || is_root) job.recv = {kind, 0, work.out, bytes};
       break;
@@ -110,7 +110,7 @@ void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place
 
 Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table) {
   Job job;
-  job.algorithm = Pushed::kMoveOwn;
+  job.algorithm = DeviceAlgorithm::kMoveOwn;
   std::copy(from.begin(), from.end(), table);
   std::copy(to.begin(), to.end(), table + from.size());
   job.send = {Kind::kOwn, index, nullptr, from.size()};
@@ -118,23 +118,23 @@ Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_
   return job;
 }
 
-Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank) {
+Job job_of_send(DeviceAlgorithm algorithm, const Piece& message, DType dtype, uint32_t rank) {
   Job job = message_job(algorithm, message.bytes, dtype, rank);
   job.send = {Kind::kOnly, 1 - rank, message.data, message.bytes};
   return job;
 }
 
-Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank) {
+Job job_of_recv(DeviceAlgorithm algorithm, const Piece& room, DType dtype, uint32_t rank) {
   Job job = message_job(algorithm, room.bytes, dtype, 1 - rank);
   job.recv = {Kind::kOnly, 1 - rank, room.data, room.bytes};
   return job;
 }
 
-bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table) {
+bool can_do(DeviceAlgorithm algorithm, const Job& job, const DeviceShape& shape, PieceTable table) {
   const Collective collective = job.fingerprint.collective;
   if (job.awaited || reduces(algorithm) != reduces(collective)) return false;
   if (reduces(algorithm) && !level().reduce(job.fingerprint.dtype, job.fingerprint.op)) return false;
-  if (algorithm == Pushed::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;
+  if (algorithm == DeviceAlgorithm::kReducePacketsTwoShot && collective != Collective::kAllReduce) return false;
   size_t most = 0;
   for (uint32_t p = 0; p < shape.ranks; ++p) {
     most = std::max({most, Pieces::fullest(job.send.of(p, shape.ranks, table), shape.blocks),

@@ -10,8 +10,8 @@
 
 namespace nvx::kernel {
 
-/// The algorithms that push into their peers' memory: kernel/pushed.h.
-enum class Pushed : uint8_t {
+/// The algorithms that push into their peers' memory: kernel/device_collectives.h.
+enum class DeviceAlgorithm : uint8_t {
   kReducePackets,         ///< all to all who read: all_reduce and reduce in one trip; reduce_scatter
   kReducePacketsTwoShot,  ///< all_reduce in two trips, for more than a few KiB
   kReduceChunks,          ///< the same in chunks, of any length: all_reduce, reduce, reduce_scatter
@@ -20,25 +20,25 @@ enum class Pushed : uint8_t {
   kExchangePieces,        ///< the same, pair by pair: packets where they hold the piece, chunks where they do not
   kMoveOwn,               ///< pieces that are this rank's alone, each to where it belongs: no peer has a part in it
 };
-inline constexpr size_t kPushedCount = 7;
+inline constexpr size_t kDeviceAlgorithmCount = 7;
 
-const char* name(Pushed algorithm);
+const char* name(DeviceAlgorithm algorithm);
 
 /// Whether it may move data in chunks. Then ranks that have mapped each other's memory may do without staging.
-NVX_HD constexpr bool has_chunks(Pushed algorithm) {
-  return algorithm == Pushed::kReduceChunks || algorithm == Pushed::kExchangeChunks ||
-         algorithm == Pushed::kExchangePieces;
+NVX_HD constexpr bool has_chunks(DeviceAlgorithm algorithm) {
+  return algorithm == DeviceAlgorithm::kReduceChunks || algorithm == DeviceAlgorithm::kExchangeChunks ||
+         algorithm == DeviceAlgorithm::kExchangePieces;
 }
 
 /// Whether it carries out reductions; else it only moves data.
-NVX_HD constexpr bool reduces(Pushed algorithm) { return algorithm <= Pushed::kReduceChunks; }
+NVX_HD constexpr bool reduces(DeviceAlgorithm algorithm) { return algorithm <= DeviceAlgorithm::kReduceChunks; }
 
 /// Packs of each block's share of a piece that an algorithm of packets holds; of chunks any number goes.
-constexpr size_t most_packs(Pushed algorithm, const DeviceShape& shape) {
+constexpr size_t most_packs(DeviceAlgorithm algorithm, const DeviceShape& shape) {
   switch (algorithm) {
-    case Pushed::kReducePackets:
-    case Pushed::kExchangePackets: return shape.packs();
-    case Pushed::kReducePacketsTwoShot: return shape.packs() / 2;  // half of the packets for each trip
+    case DeviceAlgorithm::kReducePackets:
+    case DeviceAlgorithm::kExchangePackets: return shape.packs();
+    case DeviceAlgorithm::kReducePacketsTwoShot: return shape.packs() / 2;  // half of the packets for each trip
     default: return SIZE_MAX;
   }
 }
@@ -100,7 +100,7 @@ struct Job {
   Fingerprint fingerprint;  ///< the history is filled in by the channel
   double factor = 1;
   int32_t root = -1;
-  Pushed algorithm = Pushed::kExchangePackets;
+  DeviceAlgorithm algorithm = DeviceAlgorithm::kExchangePackets;
   uint32_t call = 0;         ///< what the host knows it by: verdicts name it
   Pieces send;               ///< what goes to each rank; to itself too
   Pieces recv;               ///< where each rank's part of the result goes
@@ -119,7 +119,7 @@ using PieceTable = const Piece*;
 
 /// The job that does what `work` says, of elements of `width` bytes. Lists of pieces are written to table, which has
 /// room for 2 * ranks, and are named as if it began at `index`.
-Job job_of(Pushed algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
+Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
            Piece* table);
 
 /// From the first byte of any of these pieces to the last.
@@ -135,12 +135,12 @@ Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_
 /// A message's two jobs, of who sends it and of who receives it, on a channel of these two ranks that has this
 /// direction to itself. It is a broadcast, whose root is the sender. What must match is the fingerprint's: type and
 /// elements.
-Job job_of_send(Pushed algorithm, const Piece& message, DType dtype, uint32_t rank);
-Job job_of_recv(Pushed algorithm, const Piece& room, DType dtype, uint32_t rank);
+Job job_of_send(DeviceAlgorithm algorithm, const Piece& message, DType dtype, uint32_t rank);
+Job job_of_recv(DeviceAlgorithm algorithm, const Piece& room, DType dtype, uint32_t rank);
 
 /// Whether the algorithm can carry out the job: its collective, its type and, in packets, its length. Launches refuse
 /// jobs that it cannot. Where counts differ by rank the answer may do so too; kExchangePieces and chunks are what all
 /// ranks can agree on there.
-bool can_do(Pushed algorithm, const Job& job, const DeviceShape& shape, PieceTable table);
+bool can_do(DeviceAlgorithm algorithm, const Job& job, const DeviceShape& shape, PieceTable table);
 
 }  // namespace nvx::kernel

@@ -28,7 +28,7 @@ const char* flaw(const DeviceChannel& channel) {
 }
 
 const char* flaw_of_moves(const Job& job, std::span<const Piece> table) {
-  if (job.algorithm != Pushed::kMoveOwn || !is_own(job.send) || !is_own(job.recv))
+  if (job.algorithm != DeviceAlgorithm::kMoveOwn || !is_own(job.send) || !is_own(job.recv))
     return "only moves are of what is a rank's own, and of nothing else";
   if (!lies_inside(job.send, 0, table.size()) || !lies_inside(job.recv, 0, table.size()))
     return "it lists pieces behind the end of the table";
@@ -45,8 +45,9 @@ const char* flaw_of_moves(const Job& job, std::span<const Piece> table) {
 const char* flaw(const Job& job, const DeviceChannel& channel, std::span<const Piece> table) {
   const uint32_t ranks = channel.shape.ranks, me = channel.rank;
   const Collective collective = job.fingerprint.collective;
-  if (size_t(job.algorithm) >= kPushedCount) return "there is no such algorithm";
-  if (is_own(job.send) || is_own(job.recv) || job.algorithm == Pushed::kMoveOwn) return flaw_of_moves(job, table);
+  if (size_t(job.algorithm) >= kDeviceAlgorithmCount) return "there is no such algorithm";
+  if (is_own(job.send) || is_own(job.recv) || job.algorithm == DeviceAlgorithm::kMoveOwn)
+    return flaw_of_moves(job, table);
   if (job.root < -1 || job.root >= int64_t(ranks)) return "its root is none of the channel's ranks";
   if (has_root(collective) != (job.root >= 0)) return "its collective has a root or none, and it says otherwise";
   if (!lies_inside(job.send, ranks, table.size()) || !lies_inside(job.recv, ranks, table.size())) {

@@ -4,8 +4,8 @@
 #include <string>
 
 #include "kernel/capture.h"
+#include "kernel/device_collectives.h"
 #include "kernel/launch_cuda.h"
-#include "kernel/pushed.h"
 
 namespace nvx::kernel {
 namespace {
@@ -41,7 +41,9 @@ __global__ void __launch_bounds__(kLanes, 1) run_exchange(const __grid_constant_
 
 /// Several operations of any kind, or those of several ranks.
 __global__ void __launch_bounds__(kLanes, 1) run_several(const __grid_constant__ Several args) {
-  const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_pushed(ex, ch, job, table); };
+  const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable table) {
+    return run_device_collective(ex, ch, job, table);
+  };
   const uint32_t blocks = args.channel.shape.blocks;
   const FusedRank self{args.channel, args.jobs, args.count, args.table};
   const FusedRank& rank = args.fused ? args.fused[blockIdx.x / blocks] : self;

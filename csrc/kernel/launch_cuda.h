@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "kernel/job.h"
 
-/// The pushed algorithms as CUDA kernels. Without CUDA in the build every one of these says so in its Status.
+/// The device algorithms as CUDA kernels. Without CUDA in the build every one of these says so in its Status.
 namespace nvx::kernel {
 
 inline constexpr int kLanes = 512;  ///< threads a block

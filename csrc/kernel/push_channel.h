@@ -184,7 +184,7 @@ class PushChannel {
   }
   /// Whether a piece goes in packets, in an operation in which each pair chooses between packets and chunks.
   NVX_HD bool is_in_packets(const Job& job, const Piece& whole) const {
-    return job.algorithm == Pushed::kExchangePieces && packets_hold(whole);
+    return job.algorithm == DeviceAlgorithm::kExchangePieces && packets_hold(whole);
   }
   /// The packets of this epoch: where I write those for `to`, and where I read those from `from`.
   NVX_HD Packet* packets_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kPackets, slot())); }
@@ -393,7 +393,7 @@ class PushChannel {
   NVX_HD uint64_t more_of(const Job& job, uint32_t p, PieceTable table) const {
     return is_reduction(job) ? place_of(job.send, job.send_place, p, table) : job.recv.of(p, ranks_, table).bytes;
   }
-  NVX_HD static bool is_reduction(const Job& job) { return job.algorithm == Pushed::kReduceChunks; }
+  NVX_HD static bool is_reduction(const Job& job) { return job.algorithm == DeviceAlgorithm::kReduceChunks; }
 
   /// Whether this rank hears the peer before it sends it anything. With a root, what fits the slots is sent without
   /// hearing the receiver first, so only longer pieces may go direct.

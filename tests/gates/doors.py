@@ -87,7 +87,7 @@ EXAMPLES = (
     ("kernel/direct.h", "#if defined(__CUDACC__)", True),
     ("kernel/exec.h", "#if defined(__CUDACC__)", False),
     ("kernel/exec.h", "#include <cuda/atomic>", False),
-    ("kernel/pushed.h", "#include <cuda/atomic>", True),
+    ("kernel/device_collectives.h", "#include <cuda/atomic>", True),
     ("kernel/launch_cuda.cu", "#include <cuda_runtime_api.h>", False),
     ("kernel/launch_cuda.cu", "#include <ATen/ATen.h>", True),
 )

@@ -9,8 +9,8 @@
 namespace nvx::gpucheck {
 
 using kernel::Collective;
+using kernel::DeviceAlgorithm;
 using kernel::DeviceShape;
-using kernel::Pushed;
 using test::Nature;
 using test::Play;
 
@@ -106,13 +106,14 @@ void large_messages(Runner& run, uint32_t ranks) {
 }
 
 void every_type(Runner& run, uint32_t ranks, bool lean) {
-  constexpr Pushed kReducing[] = {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks};
+  constexpr DeviceAlgorithm kReducing[] = {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot,
+                                           DeviceAlgorithm::kReduceChunks};
   if (!run.open("types", {{ranks, 1, 128, 256}, uint32_t(-40), 0})) return;
   uint64_t round = 2000;
   for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
     for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
       if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
-      for (const Pushed algorithm : kReducing) {
+      for (const DeviceAlgorithm algorithm : kReducing) {
         if (lean && round++ % 3 != 0) continue;
         Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
         play.round = ++round;
@@ -138,8 +139,8 @@ void odd_values(Runner& run, uint32_t ranks, Nature nature, const char* name) {
       Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = op, .counts = {}, .round = ++round};
       play.counts.assign(ranks, 29);
       play.nature = nature;
-      run.add({Pushed::kReducePackets, play});
-      run.add({Pushed::kReduceChunks, play});
+      run.add({DeviceAlgorithm::kReducePackets, play});
+      run.add({DeviceAlgorithm::kReduceChunks, play});
     }
   }
   run.close();
@@ -195,7 +196,7 @@ std::vector<Act> some_acts(uint32_t ranks, const DeviceShape& shape, uint64_t fi
   std::vector<Act> acts;
   uint64_t round = first_round;
   for (const auto& [algorithm, collective] : test::kWays) {
-    const bool chunks = algorithm == Pushed::kReduceChunks || algorithm == Pushed::kExchangeChunks;
+    const bool chunks = algorithm == DeviceAlgorithm::kReduceChunks || algorithm == DeviceAlgorithm::kExchangeChunks;
     Act act{algorithm, test::play_of(collective, chunks ? 3001 : 45, int(ranks), ++round)};
     act.play.shift = round % 4;
     if (fits(act, shape)) acts.push_back(act);

@@ -13,7 +13,7 @@ namespace nvx::gpucheck {
 
 /// One operation of all ranks.
 struct Act {
-  kernel::Pushed algorithm;
+  kernel::DeviceAlgorithm algorithm;
   test::Play play;
 };
 std::string describe(const Act& act);

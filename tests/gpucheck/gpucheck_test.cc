@@ -17,7 +17,7 @@ namespace nvx::gpucheck {
 namespace {
 
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 
 /// Plays the cases by threads. Spoiled, one lane loses its signals' order.
 class TwinStage : public Stage {

@@ -16,9 +16,9 @@ namespace nvx::gpucheck {
 namespace {
 
 using kernel::Collective;
+using kernel::DeviceAlgorithm;
 using kernel::FusedRank;
 using kernel::Job;
-using kernel::Pushed;
 
 constexpr size_t kMost = size_t(64) << 20;  // bytes of the largest message
 
@@ -34,13 +34,13 @@ class FusedBench {
 
   size_t pad_bytes() const { return world_.pad_bytes(); }
 
-  bool can(Pushed algorithm, size_t bytes) const {
+  bool can(DeviceAlgorithm algorithm, size_t bytes) const {
     const Job job = job_of(algorithm, bytes, 0);
     return kernel::can_do(algorithm, job, world_.shape(), nullptr);
   }
 
   /// Of one launch of `jobs` operations a rank.
-  double us(Pushed algorithm, size_t bytes, uint32_t jobs, int times) {
+  double us(DeviceAlgorithm algorithm, size_t bytes, uint32_t jobs, int times) {
     world_.heap().reset();
     const uint32_t ranks = world_.shape().ranks;
     std::vector<FusedRank> fused;
@@ -61,7 +61,7 @@ class FusedBench {
   }
 
  private:
-  Job job_of(Pushed algorithm, size_t bytes, uint32_t rank) const {
+  Job job_of(DeviceAlgorithm algorithm, size_t bytes, uint32_t rank) const {
     kernel::Work work;
     std::byte* const tensor = tensors_.data() + rank * most_bytes_;
     work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
@@ -115,9 +115,10 @@ struct Spot {
 void bench_channel(Report& report, uint32_t ranks, const Spot& spot, std::span<const size_t> sizes) {
   FusedBench bench({ranks, spot.blocks, spot.packets, spot.chunk_bytes}, sizes.back());
   for (const size_t bytes : sizes) {
-    for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
+    for (const DeviceAlgorithm algorithm :
+         {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
       if (!bench.can(algorithm, bytes)) continue;
-      if (algorithm == Pushed::kReduceChunks && bytes < 4096) continue;
+      if (algorithm == DeviceAlgorithm::kReduceChunks && bytes < 4096) continue;
       if (!report.has_time()) {
         report.cut_short(std::string(short_name(algorithm)) + ", " + std::to_string(bytes) + " bytes");
         continue;

@@ -11,14 +11,14 @@ namespace nvx::gpucheck {
 namespace {
 
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 
 constexpr uint32_t kRanks = 3, kAbsent = 2;
 
 /// Whether a rank ends without having heard from the absent one. The root is rank 0.
 bool ends_well(const Act& act, uint32_t rank) {
   const Collective c = act.play.collective;
-  if (act.algorithm == Pushed::kReduceChunks) return false;
+  if (act.algorithm == DeviceAlgorithm::kReduceChunks) return false;
   if (c == Collective::kReduce || c == Collective::kGather) return rank != 0;
   return c == Collective::kBroadcast || c == Collective::kScatter;
 }
@@ -74,7 +74,7 @@ std::string miss(World& world, const Act& act, uint64_t patience_ns, Waited how,
     if (std::string wrong = scripts[r].untouched(); !wrong.empty()) return wrong;
   }
   if (ends_well(act, 0) || ends_well(act, 1)) return "";
-  const Act next{Pushed::kReducePackets, test::play_of(Collective::kAllReduce, 29, int(kRanks), 1)};
+  const Act next{DeviceAlgorithm::kReducePackets, test::play_of(Collective::kAllReduce, 29, int(kRanks), 1)};
   scripts = world.write({next}, patience_ns);
   world.launch(scripts, kAbsent);
   if (std::string wrong = world.wait(std::chrono::seconds(20)); !wrong.empty()) return describe(next) + ": " + wrong;

@@ -19,7 +19,7 @@ namespace nvx::gpucheck {
 namespace {
 
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 
 // What a rank tells: a letter, then what it is about.
 constexpr char kCheck = 'C', kLine = 'L', kSkip = 'S';
@@ -167,7 +167,7 @@ void outlive(Member& member, Voice& voice, const Place& place) {
   StartTimes times;
   Rank rank(member, shape_of(ranks), place, &times);
   const auto sum = [](uint32_t n, size_t count, uint64_t round) {
-    Act act{Pushed::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {}, .round = round}};
+    Act act{DeviceAlgorithm::kReduceChunks, {.collective = Collective::kAllReduce, .counts = {}, .round = round}};
     act.play.counts.assign(n, count);
     return act;
   };
@@ -249,7 +249,8 @@ void measure(Member& member, Voice& voice, const Place& place, const Deadline& d
     tell_start(voice, rank, times);
     const Memory tensor(spot.most);
     for (size_t bytes = spot.least; bytes <= spot.most; bytes *= bytes < 4096 ? 8 : 4) {
-      for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
+      for (const DeviceAlgorithm algorithm :
+           {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
         kernel::Work work;
         work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kSum, {}, -1, bytes / 4, 0, 0};
         work.in = tensor.data(), work.out = tensor.data(), work.count = bytes / 4;

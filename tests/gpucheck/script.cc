@@ -64,7 +64,7 @@ void Script::add(const Act& act, uint64_t patience_ns) {
   Job job = kernel::job_of(act.algorithm, work, rank_, ranks_, side.width(), uint32_t(index), table_.data() + index);
   job.patience_ns = patience_ns;
   jobs_.push_back(job);
-  scene.keeps_own = act.algorithm == kernel::Pushed::kExchangePackets;
+  scene.keeps_own = act.algorithm == kernel::DeviceAlgorithm::kExchangePackets;
   scenes_.push_back(std::move(scene));
 }
 

@@ -111,9 +111,9 @@ class World : public Stage {
 };
 
 /// What tables call a reducing algorithm.
-inline const char* short_name(kernel::Pushed algorithm) {
-  if (algorithm == kernel::Pushed::kReducePackets) return "one_shot";
-  return algorithm == kernel::Pushed::kReducePacketsTwoShot ? "two_shot" : "chunks";
+inline const char* short_name(kernel::DeviceAlgorithm algorithm) {
+  if (algorithm == kernel::DeviceAlgorithm::kReducePackets) return "one_shot";
+  return algorithm == kernel::DeviceAlgorithm::kReducePacketsTwoShot ? "two_shot" : "chunks";
 }
 
 /// Blocks of the largest kernel that the device runs at once. Loads all kernels. Throws Error.

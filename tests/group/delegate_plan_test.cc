@@ -99,8 +99,8 @@ TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   EXPECT_EQ(bytes_of_whole(Collective::kAllGather, 100, 8), 800u);
   EXPECT_EQ(bytes_of_whole(Collective::kReduceScatter, 800, 8), 800u);
   EXPECT_EQ(bytes_of_whole(Collective::kAllReduce, 100, 8), 100u);
-  const size_t held =
-      most_bytes(kernel::Pushed::kReducePackets, device_shape(8, DeviceSideOptions().blocks, pad_budget(SIZE_MAX)));
+  const size_t held = most_bytes(kernel::DeviceAlgorithm::kReducePackets,
+                                 device_shape(8, DeviceSideOptions().blocks, pad_budget(SIZE_MAX)));
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held), "kernels reduce_packets;");
   EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held + 8), "kernels reduce_chunks;");
   EXPECT_EQ(runs_of(Collective::kAllGather, held), "kernels exchange_packets;");

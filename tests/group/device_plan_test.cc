@@ -14,9 +14,9 @@ namespace nvx::test {
 namespace {
 
 using kernel::Collective;
+using kernel::DeviceAlgorithm;
 using kernel::DeviceShape;
 using kernel::Piece;
-using kernel::Pushed;
 
 constexpr size_t kPad = 8 * M;
 
@@ -84,14 +84,15 @@ TEST(DevicePlan, WhatTheUserForcedDecides) {
   const auto all_reduce = [](size_t bytes, const DevicePlanFacts& facts) {
     return plan(Collective::kAllReduce, bytes, facts).algorithm;
   };
-  EXPECT_EQ(all_reduce(128 * K, one_shot), Pushed::kReducePackets);
-  EXPECT_EQ(all_reduce(128 * K + 1, one_shot), Pushed::kReducePacketsTwoShot);
-  EXPECT_EQ(all_reduce(64 * M, one_shot), Pushed::kReduceChunks);
-  EXPECT_EQ(all_reduce(8, chunks), Pushed::kReduceChunks);
-  EXPECT_EQ(all_reduce(1000, limited), Pushed::kReducePackets);
-  EXPECT_EQ(all_reduce(1001, limited), Pushed::kReducePacketsTwoShot);
-  EXPECT_EQ(all_reduce(128 * K + 1, huge), Pushed::kReducePacketsTwoShot) << "what packets do not hold they do not";
-  EXPECT_EQ(plan(Collective::kBroadcast, 8, chunks).algorithm, Pushed::kExchangeChunks);
+  EXPECT_EQ(all_reduce(128 * K, one_shot), DeviceAlgorithm::kReducePackets);
+  EXPECT_EQ(all_reduce(128 * K + 1, one_shot), DeviceAlgorithm::kReducePacketsTwoShot);
+  EXPECT_EQ(all_reduce(64 * M, one_shot), DeviceAlgorithm::kReduceChunks);
+  EXPECT_EQ(all_reduce(8, chunks), DeviceAlgorithm::kReduceChunks);
+  EXPECT_EQ(all_reduce(1000, limited), DeviceAlgorithm::kReducePackets);
+  EXPECT_EQ(all_reduce(1001, limited), DeviceAlgorithm::kReducePacketsTwoShot);
+  EXPECT_EQ(all_reduce(128 * K + 1, huge), DeviceAlgorithm::kReducePacketsTwoShot)
+      << "what packets do not hold they do not";
+  EXPECT_EQ(plan(Collective::kBroadcast, 8, chunks).algorithm, DeviceAlgorithm::kExchangeChunks);
 }
 
 TEST(DevicePlan, WhatNotAllRanksKnowDecidesNothing) {
@@ -99,14 +100,14 @@ TEST(DevicePlan, WhatNotAllRanksKnowDecidesNothing) {
   const DevicePlanFacts chunks{.shape = facts.shape, .force = PlanFacts::Force::kPipelined};
   for (const Collective c : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
     for (const size_t bytes : {size_t(0), size_t(8), 64 * M}) {
-      EXPECT_EQ(plan(c, bytes, facts).algorithm, Pushed::kExchangePieces) << name(c) << bytes;
-      EXPECT_EQ(plan(c, bytes, chunks).algorithm, Pushed::kExchangeChunks) << name(c) << bytes;
+      EXPECT_EQ(plan(c, bytes, facts).algorithm, DeviceAlgorithm::kExchangePieces) << name(c) << bytes;
+      EXPECT_EQ(plan(c, bytes, chunks).algorithm, DeviceAlgorithm::kExchangeChunks) << name(c) << bytes;
     }
   }
 }
 
 /// Whether a launch would take a job of so many bytes a piece, by rank 0.
-bool can_do(Pushed algorithm, Collective collective, size_t bytes, const DeviceShape& shape) {
+bool can_do(DeviceAlgorithm algorithm, Collective collective, size_t bytes, const DeviceShape& shape) {
   static std::byte memory;
   const std::vector<Piece> pieces(shape.ranks, Piece{&memory, bytes});
   std::vector<Piece> table(2 * shape.ranks);
@@ -131,15 +132,15 @@ TEST(DevicePlan, PacketsHoldWhatIsSaidAndNoMore) {
       if (e.collective == Collective::kBarrier) continue;
       const DeviceChoice choice = plan(e.collective, e.bytes, {.shape = shape});
       EXPECT_TRUE(can_do(choice.algorithm, e.collective, e.bytes, shape)) << name(e.collective) << e.bytes;
-      const Pushed packets = plan(e.collective, 0, {.shape = shape}).algorithm;
-      if (packets == Pushed::kExchangePieces) continue;  // which hold anything
+      const DeviceAlgorithm packets = plan(e.collective, 0, {.shape = shape}).algorithm;
+      if (packets == DeviceAlgorithm::kExchangePieces) continue;  // which hold anything
       const size_t most = most_bytes(packets, shape);
       EXPECT_TRUE(can_do(packets, e.collective, most, shape)) << name(e.collective);
       EXPECT_FALSE(can_do(packets, e.collective, most + 1, shape)) << name(e.collective);
     }
-    const size_t most = most_bytes(Pushed::kReducePacketsTwoShot, shape);
-    EXPECT_TRUE(can_do(Pushed::kReducePacketsTwoShot, Collective::kAllReduce, most, shape));
-    EXPECT_FALSE(can_do(Pushed::kReducePacketsTwoShot, Collective::kAllReduce, most + 1, shape));
+    const size_t most = most_bytes(DeviceAlgorithm::kReducePacketsTwoShot, shape);
+    EXPECT_TRUE(can_do(DeviceAlgorithm::kReducePacketsTwoShot, Collective::kAllReduce, most, shape));
+    EXPECT_FALSE(can_do(DeviceAlgorithm::kReducePacketsTwoShot, Collective::kAllReduce, most + 1, shape));
   }
 }
 

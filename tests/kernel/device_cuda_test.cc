@@ -1,5 +1,5 @@
-// The kernels on a device, all ranks of a group in one cooperative launch: the bodies that pushed_test.cc runs by
-// threads, over plain memory of one device. Skipped, aloud, where there is none.
+// The kernels on a device, all ranks of a group in one cooperative launch: the bodies that device_collectives_test.cc
+// runs by threads, over plain memory of one device. Skipped, aloud, where there is none.
 
 #include <gtest/gtest.h>
 
@@ -9,11 +9,11 @@ namespace nvx::test {
 namespace {
 
 using kernel::Collective;
+using kernel::DeviceAlgorithm;
 using kernel::DeviceShape;
 using kernel::FusedRank;
 using kernel::Job;
 using kernel::Piece;
-using kernel::Pushed;
 
 /// A channel of several ranks on one device, which run in one launch.
 class Fused {
@@ -23,7 +23,7 @@ class Fused {
   kernel::Control& control(uint32_t rank) { return ranks_.control(rank); }
 
   /// Runs one play on the ranks [0, present). Empty: all outputs are right.
-  std::string run(Pushed algorithm, const Play& play, uint32_t present, uint64_t patience_ns) {
+  std::string run(DeviceAlgorithm algorithm, const Play& play, uint32_t present, uint64_t patience_ns) {
     std::vector<std::unique_ptr<DeviceSide>> sides;
     std::vector<std::unique_ptr<DeviceMemory>> held;
     std::vector<FusedRank> ranks;
@@ -66,10 +66,11 @@ TEST_F(Device, EveryAlgorithmTypeAndOperatorFused) {
     for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
       for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
         if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
-        for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
+        for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot,
+                                                DeviceAlgorithm::kReduceChunks}) {
           Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = ReduceOp(o), .counts = {}};
           play.round = ++round;
-          play.counts.assign(ranks, algorithm == Pushed::kReduceChunks ? 5003 : 771);
+          play.counts.assign(ranks, algorithm == DeviceAlgorithm::kReduceChunks ? 5003 : 771);
           play.shift = round % 3 == 0 ? 16 : 0;
           ASSERT_EQ(fused.run(algorithm, play, ranks, kDevicePatience), "") << kernel::name(algorithm);
         }
@@ -83,7 +84,7 @@ TEST_F(Device, EveryExchangeFused) {
   uint64_t round = 0;
   for (const Collective collective : {Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
                                       Collective::kGather, Collective::kScatter, Collective::kBarrier}) {
-    for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+    for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks}) {
       for (const size_t n : {size_t(1), size_t(37), size_t(5000)}) {
         Play play{.collective = collective, .counts = {n, n, n, n}, .round = ++round};
         if (collective == Collective::kBroadcast || collective >= Collective::kGather) play.root = int(round % 4);
@@ -100,7 +101,7 @@ TEST_F(Device, EveryExchangeFused) {
 TEST_F(Device, AnAbsentRankEndsInAVerdict) {
   Fused fused({3, 2, 256, 4096}, 0);
   const Play play{.collective = Collective::kAllReduce, .counts = {100, 100, 100}};
-  EXPECT_EQ(fused.run(Pushed::kReducePackets, play, 2, 200'000'000), "rank 0 has a verdict");
+  EXPECT_EQ(fused.run(DeviceAlgorithm::kReducePackets, play, 2, 200'000'000), "rank 0 has a verdict");
   EXPECT_EQ(fused.control(0).verdict.peer, 2);
   EXPECT_EQ(fused.control(0).verdict.how, Waited::kTimedOut);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);

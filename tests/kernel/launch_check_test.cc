@@ -19,11 +19,11 @@ namespace {
 
 using kernel::check_launch;
 using kernel::Collective;
+using kernel::DeviceAlgorithm;
 using kernel::DeviceChannel;
 using kernel::Job;
 using kernel::Piece;
 using kernel::Pieces;
-using kernel::Pushed;
 
 /// A launch of rank 1 of three that may begin, to be spoiled.
 struct Launch {
@@ -37,14 +37,14 @@ struct Launch {
   Job sum() {
     Job job;
     job.fingerprint.collective = Collective::kAllReduce, job.fingerprint.dtype = DType::kF32;
-    job.algorithm = Pushed::kReducePackets;
+    job.algorithm = DeviceAlgorithm::kReducePackets;
     job.send = job.recv = {Pieces::Kind::kSame, 0, memory, 64};
     return job;
   }
   static Job exchange() {
     Job job;
     job.fingerprint.collective = Collective::kAllToAll;
-    job.algorithm = Pushed::kExchangePackets;
+    job.algorithm = DeviceAlgorithm::kExchangePackets;
     job.send = {Pieces::Kind::kTable, 0, nullptr, 0}, job.recv = {Pieces::Kind::kTable, 3, nullptr, 0};
     return job;
   }
@@ -102,11 +102,12 @@ TEST(LaunchCheck, PiecesBehindTheTablesEnd) {
 
 TEST(LaunchCheck, WhatAnAlgorithmCannotDo) {
   const std::string cannot = "operation 0 of a launch is not begun: its algorithm is for another collective or type";
-  expect_refused([](Launch& l) { l.jobs[0].algorithm = Pushed::kExchangeChunks; }, cannot);
+  expect_refused([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].fingerprint.op = ReduceOp::kBxor; }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].fingerprint.dtype = DType(200); }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].send.bytes = l.jobs[0].recv.bytes = 4096; }, cannot);
-  expect_refused([](Launch& l) { l.jobs[0].algorithm = Pushed(kernel::kPushedCount); }, "there is no such algorithm");
+  expect_refused([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm(kernel::kDeviceAlgorithmCount); },
+                 "there is no such algorithm");
 }
 
 TEST(LaunchCheck, RootsThatAreNone) {
@@ -128,7 +129,7 @@ TEST(LaunchCheck, MovesThatAreNone) {
   const auto with_moves = [](auto spoil) {
     return [spoil](Launch& l) {
       l.jobs[0] = {};
-      l.jobs[0].algorithm = Pushed::kMoveOwn;
+      l.jobs[0].algorithm = DeviceAlgorithm::kMoveOwn;
       l.jobs[0].send = {Pieces::Kind::kOwn, 0, nullptr, 2}, l.jobs[0].recv = {Pieces::Kind::kOwn, 2, nullptr, 2};
       spoil(l);
     };
@@ -143,7 +144,7 @@ TEST(LaunchCheck, MovesThatAreNone) {
   expect_refused(with_moves([](Launch& l) { l.table[3].bytes = 8; }), "a place of another length");
   expect_refused(with_moves([](Launch& l) { l.table[1].data = nullptr; }), "it has a piece without memory");
   expect_refused(with_moves([](Launch& l) { l.jobs[0].send.kind = Pieces::Kind::kSame; }), kinds);
-  expect_refused(with_moves([](Launch& l) { l.jobs[0].algorithm = Pushed::kExchangeChunks; }), kinds);
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }), kinds);
   expect_refused([](Launch& l) { l.jobs[0].awaited = &l.channel.control->finished; }, "its algorithm is for another");
 }
 

@@ -14,10 +14,10 @@ namespace nvx::test {
 namespace {
 
 using kernel::Collective;
+using kernel::DeviceAlgorithm;
 using kernel::DeviceVerdict;
 using kernel::Job;
 using kernel::Piece;
-using kernel::Pushed;
 
 /// A stream that waits for no other one.
 class Stream {
@@ -35,7 +35,7 @@ class Stream {
 /// between two launches may wait for a kernel that waits for the second.
 class Operations {
  public:
-  using Plan = std::vector<std::pair<Pushed, Play>>;
+  using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
 
   Operations(DeviceRanks& ranks, const Plan& plan, uint64_t patience_ns) : ranks_(ranks) {
     const uint32_t n = ranks.shape().ranks;
@@ -130,21 +130,22 @@ TEST_F(LaunchCuda, EachReductionAlone) {
   DeviceRanks ranks(shape_, uint32_t(-9));
   uint64_t round = 0;
   for (const size_t n : {size_t(1), size_t(771), size_t(1500)}) {
-    for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
+    for (const DeviceAlgorithm algorithm :
+         {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
       ASSERT_EQ(run(ranks, {{algorithm, play(Collective::kAllReduce, n, ++round)}}), "") << kernel::name(algorithm);
     }
   }
-  ASSERT_EQ(run(ranks, {{Pushed::kReduceChunks, play(Collective::kAllReduce, 300'000, ++round)}}), "");
+  ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 300'000, ++round)}}), "");
 }
 
 TEST_F(LaunchCuda, EachExchangeAlone) {
   DeviceRanks ranks(shape_, uint32_t(-9));
   uint64_t round = 0;
   for (const Collective collective : {Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll}) {
-    for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks}) {
+    for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks}) {
       ASSERT_EQ(run(ranks, {{algorithm, play(collective, 1000, ++round)}}), "") << kernel::name(algorithm);
     }
-    ASSERT_EQ(run(ranks, {{Pushed::kExchangeChunks, play(collective, 100'000, ++round)}}), "");
+    ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kExchangeChunks, play(collective, 100'000, ++round)}}), "");
   }
 }
 
@@ -152,10 +153,10 @@ TEST_F(LaunchCuda, SeveralOperationsInOneLaunch) {
   DeviceRanks ranks(shape_, 0);
   Operations::Plan plan;
   for (uint64_t round = 0; round < 3; ++round) {
-    plan.emplace_back(Pushed::kReducePackets, play(Collective::kAllReduce, 100, round));
-    plan.emplace_back(Pushed::kExchangeChunks, play(Collective::kAllToAll, 20'000, round));
-    plan.emplace_back(Pushed::kExchangePackets, play(Collective::kBroadcast, 64, round));
-    plan.emplace_back(Pushed::kReduceChunks, play(Collective::kAllReduce, 20'000, round));
+    plan.emplace_back(DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 100, round));
+    plan.emplace_back(DeviceAlgorithm::kExchangeChunks, play(Collective::kAllToAll, 20'000, round));
+    plan.emplace_back(DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 64, round));
+    plan.emplace_back(DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 20'000, round));
   }
   ASSERT_EQ(run(ranks, plan), "");
   for (uint32_t r = 0; r < kRanks; ++r) EXPECT_EQ(ranks.control(r).finished, plan.size());
@@ -163,7 +164,7 @@ TEST_F(LaunchCuda, SeveralOperationsInOneLaunch) {
 
 TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
   DeviceRanks ranks(shape_, 6);
-  Operations operations(ranks, {{Pushed::kReducePackets, play(Collective::kAllReduce, 100, 0)}}, 200'000'000);
+  Operations operations(ranks, {{DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 100, 0)}}, 200'000'000);
   for (uint32_t r = 0; r + 1 < kRanks; ++r) ASSERT_TRUE(operations.launch(r, streams_[r]->get()).ok());
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "and the context works on";
   for (uint32_t r = 0; r + 1 < kRanks; ++r) {
@@ -179,8 +180,8 @@ TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
 /// nothing, whether it would have to wait or not.
 TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
   DeviceRanks ranks(shape_, 0);
-  Operations sum(ranks, {{Pushed::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDevicePatience);
-  Operations later(ranks, {{Pushed::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kDevicePatience);
+  Operations sum(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDevicePatience);
+  Operations later(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kDevicePatience);
   sum.spoil(), later.spoil();
   const auto began = std::chrono::steady_clock::now();
   ASSERT_TRUE(sum.launch(0, streams_[0]->get()).ok());
@@ -227,7 +228,8 @@ TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
 /// Aborted before anything is launched: a root, which would wait for nobody, says so and sends nothing.
 TEST_F(LaunchCuda, AnAbortedRankBeginsNothing) {
   DeviceRanks ranks(shape_, 0);
-  Operations operations(ranks, {{Pushed::kExchangePackets, play(Collective::kBroadcast, 100, 0)}}, kDevicePatience);
+  Operations operations(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 100, 0)}},
+                        kDevicePatience);
   operations.spoil();
   std::atomic_ref(ranks.control(0).abort).store(1);
   ASSERT_TRUE(operations.launch(0, streams_[0]->get()).ok());
@@ -261,10 +263,11 @@ class Graph {
 TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
   DeviceRanks ranks(shape_, uint32_t(-3));
   Operations captured(ranks,
-                      {{Pushed::kReducePackets, play(Collective::kAllReduce, 500, 1)},
-                       {Pushed::kExchangeChunks, play(Collective::kAllGather, 9000, 2)}},
+                      {{DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 500, 1)},
+                       {DeviceAlgorithm::kExchangeChunks, play(Collective::kAllGather, 9000, 2)}},
                       kDevicePatience);
-  Operations eager(ranks, {{Pushed::kReducePacketsTwoShot, play(Collective::kAllReduce, 700, 3)}}, kDevicePatience);
+  Operations eager(ranks, {{DeviceAlgorithm::kReducePacketsTwoShot, play(Collective::kAllReduce, 700, 3)}},
+                   kDevicePatience);
   std::vector<std::unique_ptr<Graph>> graphs;
   for (uint32_t r = 0; r < kRanks; ++r) graphs.push_back(std::make_unique<Graph>(captured, r, streams_[r]->get()));
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);

@@ -1,4 +1,4 @@
-// Sends and receives by the pushed algorithms: two ranks, and a channel for each direction between them.
+// Sends and receives by the device algorithms: two ranks, and a channel for each direction between them.
 
 #include <gtest/gtest.h>
 
@@ -24,8 +24,9 @@ struct Message {
 
   Bytes content() const { return input(dtype, elements, int(from), round); }
   size_t shift() const { return round % 3 == 0 ? 0 : round % 16; }
-  Pushed algorithm() const {
-    return elements * size_of(dtype) > 2048 || round % 2 == 0 ? Pushed::kExchangeChunks : Pushed::kExchangePackets;
+  DeviceAlgorithm algorithm() const {
+    return elements * size_of(dtype) > 2048 || round % 2 == 0 ? DeviceAlgorithm::kExchangeChunks
+                                                              : DeviceAlgorithm::kExchangePackets;
   }
 };
 
@@ -125,8 +126,8 @@ TEST(Messages, WhatDoesNotMatchIsNamed) {
       const DType dtype = sends ? row.sent_as : row.due_as;
       Tensor tensor((sends ? row.sent : row.due) * size_of(dtype));
       const Piece piece{tensor.data(), tensor.size()};
-      const Job job = sends ? kernel::job_of_send(Pushed::kExchangeChunks, piece, dtype, 0)
-                            : kernel::job_of_recv(Pushed::kExchangeChunks, piece, dtype, 1);
+      const Job job = sends ? kernel::job_of_send(DeviceAlgorithm::kExchangeChunks, piece, dtype, 0)
+                            : kernel::job_of_recv(DeviceAlgorithm::kExchangeChunks, piece, dtype, 1);
       EXPECT_EQ(pair.run(uint32_t(i), 0, job, 5000 * kMillisecond), sends && !row.sender_learns);
       if (sends && !row.sender_learns) return;
       const DeviceVerdict& v = pair.verdict(uint32_t(i), 0);
@@ -141,7 +142,7 @@ TEST(Messages, WhatDoesNotMatchIsNamed) {
 TEST(Messages, ASenderThatDoesNotComeIsNamed) {
   Pair pair;
   Tensor tensor(100);
-  const Job job = kernel::job_of_recv(Pushed::kExchangePackets, {tensor.data(), tensor.size()}, DType::kU8, 1);
+  const Job job = kernel::job_of_recv(DeviceAlgorithm::kExchangePackets, {tensor.data(), tensor.size()}, DType::kU8, 1);
   EXPECT_FALSE(pair.run(1, 0, job, 50 * kMillisecond));
   EXPECT_EQ(pair.verdict(1, 0).how, Waited::kTimedOut);
   EXPECT_EQ(pair.verdict(1, 0).peer, 0);

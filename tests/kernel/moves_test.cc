@@ -64,8 +64,8 @@ TEST(Moves, BringEveryPieceAmongOperationsOfAllRanks) {
       EXPECT_EQ(twins.launch(rank, {move, again}, table.data()), twins.lanes_in_all());
       EXPECT_TRUE(luggage.has_come()) << "round " << round;
       Batch batch(twins, rank);
-      batch.add(Pushed::kReducePackets, play_of(Collective::kAllReduce, 33, kRanks, round));
-      batch.add(Pushed::kExchangeChunks, play_of(Collective::kBroadcast, 900, kRanks, round));
+      batch.add(DeviceAlgorithm::kReducePackets, play_of(Collective::kAllReduce, 33, kRanks, round));
+      batch.add(DeviceAlgorithm::kExchangeChunks, play_of(Collective::kBroadcast, 900, kRanks, round));
       EXPECT_EQ(batch.run(), "");
     }
   });

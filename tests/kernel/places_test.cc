@@ -1,4 +1,4 @@
-// What the pushed algorithms do without staging, where ranks have each other's pools mapped: the same results bit for
+// What the device algorithms do without staging, where ranks have each other's pools mapped: the same results bit for
 // bit, of every mixture of ranks that can and cannot, and whether the tests would notice a rule that was dropped.
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using kernel::Reach;
 constexpr size_t kChunkBytes = 256;
 
 struct Step {
-  Pushed algorithm;
+  DeviceAlgorithm algorithm;
   Play play;
 };
 /// Which tensors of a rank lie in its pool, in the i-th step.
@@ -124,12 +124,15 @@ TEST_P(Places, WhatIsMappedMayEndAnywhere) {
 
 /// Each of these goes past the slots altogether.
 TEST(Place, NothingIsStagedWhereAllSeeEverything) {
-  const std::pair<Pushed, Collective> ways[] = {
-      {Pushed::kReduceChunks, Collective::kAllReduce},     {Pushed::kReduceChunks, Collective::kReduce},
-      {Pushed::kReduceChunks, Collective::kReduceScatter}, {Pushed::kExchangeChunks, Collective::kAllGather},
-      {Pushed::kExchangeChunks, Collective::kAllToAll},    {Pushed::kExchangePieces, Collective::kAllToAll},
-      {Pushed::kExchangeChunks, Collective::kBroadcast},   {Pushed::kExchangeChunks, Collective::kGather},
-      {Pushed::kExchangeChunks, Collective::kScatter}};
+  const std::pair<DeviceAlgorithm, Collective> ways[] = {{DeviceAlgorithm::kReduceChunks, Collective::kAllReduce},
+                                                         {DeviceAlgorithm::kReduceChunks, Collective::kReduce},
+                                                         {DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter},
+                                                         {DeviceAlgorithm::kExchangeChunks, Collective::kAllGather},
+                                                         {DeviceAlgorithm::kExchangeChunks, Collective::kAllToAll},
+                                                         {DeviceAlgorithm::kExchangePieces, Collective::kAllToAll},
+                                                         {DeviceAlgorithm::kExchangeChunks, Collective::kBroadcast},
+                                                         {DeviceAlgorithm::kExchangeChunks, Collective::kGather},
+                                                         {DeviceAlgorithm::kExchangeChunks, Collective::kScatter}};
   for (const auto& [algorithm, collective] : ways) {
     for (const bool in_place : {false, true}) {
       if (in_place && collective == Collective::kAllToAll) continue;  // the next test's
@@ -147,7 +150,7 @@ TEST(Place, NothingIsStagedWhereAllSeeEverything) {
 
 /// A peer would write where this rank has not read yet.
 TEST(Place, AnAllToAllInPlaceIsStaged) {
-  for (const Pushed algorithm : {Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
+  for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     World world(3);
     world.pools.map_all(4);
     Play play = play_of(Collective::kAllToAll, 3072, 3, 4);
@@ -165,7 +168,8 @@ TEST(Place, ARankMayHaveOneTensorInItsPool) {
   world.pools.map_all(4);
   const auto counted = [&](Placed placed) {
     const uint32_t before = world.direct(0);
-    world.wrong({{Pushed::kReduceChunks, play}}, [&](size_t, int rank) { return rank == 0 ? placed : Placed{}; });
+    world.wrong({{DeviceAlgorithm::kReduceChunks, play}},
+                [&](size_t, int rank) { return rank == 0 ? placed : Placed{}; });
     return world.direct(0) - before;
   };
   EXPECT_EQ(counted({}), 0u);
@@ -182,7 +186,7 @@ TEST(Place, ARootSendsWhatSlotsHoldWithoutWaiting) {
     Play play{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {chunks * kChunkBytes}};
     play.counts.push_back(play.counts[0]);
     Batch batch(world.twins, 0, &world.pools);
-    batch.add(Pushed::kExchangeChunks, play, 100 * kMillisecond, {true, true});
+    batch.add(DeviceAlgorithm::kExchangeChunks, play, 100 * kMillisecond, {true, true});
     EXPECT_EQ(batch.run().empty(), chunks == kernel::kChunks);
     EXPECT_EQ(world.slots_are_fresh(), chunks > kernel::kChunks);
   }
@@ -195,7 +199,7 @@ TEST(Place, PoolsMayGrowWhileKernelsRun) {
   std::vector<Step> steps;
   for (uint64_t i = 0; i < as_fast(60, 20); ++i) {
     const bool reduces = i % 3 == 0;
-    steps.push_back({reduces ? Pushed::kReduceChunks : Pushed::kExchangeChunks,
+    steps.push_back({reduces ? DeviceAlgorithm::kReduceChunks : DeviceAlgorithm::kExchangeChunks,
                      play_of(reduces ? Collective::kAllReduce : Collective::kAllGather, 500, 3, i)});
   }
   std::thread host([&] {
@@ -208,7 +212,7 @@ TEST(Place, PoolsMayGrowWhileKernelsRun) {
   });
   world.wrong(steps, everywhere, 3);
   host.join();
-  world.wrong({{Pushed::kReduceChunks, play_of(Collective::kAllReduce, 500, 3, 1)}}, everywhere);
+  world.wrong({{DeviceAlgorithm::kReduceChunks, play_of(Collective::kAllReduce, 500, 3, 1)}}, everywhere);
   EXPECT_GT(world.direct(0), 0u);
 }
 
@@ -230,7 +234,7 @@ TEST(Place, AnAbsentRankEndsWhatOthersDoInTime) {
     if (!kernel::has_chunks(algorithm) || is_rooted(collective) || collective == Collective::kBarrier) continue;
     World world(3);
     world.pools.map_all(4);
-    const Pushed way = algorithm;
+    const DeviceAlgorithm way = algorithm;
     const Play play = play_of(collective, 3000, 3, 0);
     as_threads(3, [&](int rank) {
       if (rank == 2) return;
@@ -260,7 +264,7 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
     const Play play{.collective = Collective::kBroadcast, .dtype = DType::kU8, .root = 0, .counts = {kWhole, kWhole}};
     as_threads(2, [&](int rank) {
       Batch batch(world.twins, rank, &world.pools);
-      batch.add(Pushed::kExchangeChunks, play, kPatience, {true, true});
+      batch.add(DeviceAlgorithm::kExchangeChunks, play, kPatience, {true, true});
       const bool well = batch.run().empty();
       if (rank == 0) {
         ended_well = well;
@@ -281,7 +285,7 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
 /// Two ranks, of which rank 0 is aborted at a look at the host, and what the other one still writes to its result.
 template <class Rules>
 struct Failing {
-  Failing(Pushed algorithm, const Play& play, uint32_t look, uint64_t patience_ns = 150 * kMillisecond) {
+  Failing(DeviceAlgorithm algorithm, const Play& play, uint32_t look, uint64_t patience_ns = 150 * kMillisecond) {
     World world(2, 1);
     world.pools.map_all(4);
     world.twins.mischief(0).abort_at = look;
@@ -329,7 +333,7 @@ bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
   bool taken_in = false;
   as_threads(2, [&](int rank) {
     Batch batch(world.twins, rank, &world.pools);
-    batch.add(Pushed::kReduceChunks, play, rank == 0 ? patience_ns : 3 * patience_ns, {true, true});
+    batch.add(DeviceAlgorithm::kReduceChunks, play, rank == 0 ? patience_ns : 3 * patience_ns, {true, true});
     const std::string text = batch.run<Rules>();
     if (rank == 1) return void(taken_in = text.find("wrong output") != std::string::npos);
     if (!text.empty()) std::memset(batch.in(), 0x77, batch.in_bytes());  // the caller has it back
@@ -356,7 +360,7 @@ size_t written_too_late() {
   size_t most = 0;
   Play play{.collective = Collective::kAllGather, .dtype = DType::kU8, .counts = {40 * kChunkBytes, 40 * kChunkBytes}};
   for (uint32_t look = 3; look < 20; look += 2) {
-    const Failing<Rules> failing(Pushed::kExchangeChunks, play, look);
+    const Failing<Rules> failing(DeviceAlgorithm::kExchangeChunks, play, look);
     EXPECT_FALSE(failing.well);
     most = std::max(most, failing.written_later);
   }
@@ -403,7 +407,7 @@ struct NoReaders : kernel::PushRules {
   static constexpr bool kReadersFirst = false;
 };
 
-std::vector<Step> many(Pushed algorithm, Collective collective, size_t n) {
+std::vector<Step> many(DeviceAlgorithm algorithm, Collective collective, size_t n) {
   std::vector<Step> steps;
   for (uint64_t i = 0; i < 20; ++i) steps.push_back({algorithm, play_of(collective, n, 2, i)});
   return steps;
@@ -431,22 +435,22 @@ bool goes_wrong(const std::vector<Step>& steps, const Where& where, size_t first
 }
 
 TEST(PlaceControls, WhoDoesNotHearFirstWritesWhereNothingIsReady) {
-  const auto steps = many(Pushed::kExchangeChunks, Collective::kAllGather, 300);
+  const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 300);
   EXPECT_TRUE(goes_wrong<Unheard>(steps, mixed));
 }
 
 TEST(PlaceControls, WithoutATellingPairsDisagree) {
-  const auto steps = many(Pushed::kExchangeChunks, Collective::kAllGather, 700);
+  const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 700);
   EXPECT_TRUE(goes_wrong<Untold>(steps, everywhere, 3 * Reach::kGranule - 6000, 1, /*grows=*/true));
 }
 
 TEST(PlaceControls, WhatIsBehindTheMappedGetsLost) {
-  const auto steps = many(Pushed::kExchangeChunks, Collective::kAllGather, 700);
+  const auto steps = many(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 700);
   EXPECT_TRUE(goes_wrong<Endless>(steps, everywhere, 2 * Reach::kGranule - 3000, 2));
 }
 
 TEST(PlaceControls, AnInputThatIsLeftTooEarlyIsReadTooLate) {
-  const auto steps = many(Pushed::kReduceChunks, Collective::kReduceScatter, 200);
+  const auto steps = many(DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter, 200);
   EXPECT_TRUE(goes_wrong<NoReaders>(steps, everywhere));
 }
 
@@ -460,8 +464,8 @@ TEST(PlaceControls, WhoFailsInSilenceTakesOthersIn) {
 TEST(PlaceControls, WhoFailsInSilenceIsWrittenToForLong) { EXPECT_GT(written_too_late<Silent>(), 10 * kChunkBytes); }
 
 TEST(PlaceControls, NoneOfThemGoesWrongByTheRules) {
-  for (const auto& [algorithm, collective] : {std::pair(Pushed::kExchangeChunks, Collective::kAllGather),
-                                              std::pair(Pushed::kReduceChunks, Collective::kReduceScatter)}) {
+  for (const auto& [algorithm, collective] : {std::pair(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather),
+                                              std::pair(DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter)}) {
     World world(2, 1, 0, 2 * Reach::kGranule - 3000);
     world.pools.map_all(2);
     world.twins.mischief(1) = {Mischief::Kind::kNone, 400, 1};

@@ -11,7 +11,7 @@
 #include "kernel/launch_cuda.h"
 #include "support/plays.h"
 
-/// The pushed algorithms on a device: the memory of ranks that share one, and their sides of operations there.
+/// The device algorithms on a device: the memory of ranks that share one, and their sides of operations there.
 namespace nvx::test {
 
 inline constexpr uint64_t kDevicePatience = 20'000'000'000;  // in ns
@@ -91,7 +91,7 @@ class DeviceSide {
   }
 
   /// The job, whose pieces are listed from table[index]; table has room for 2 * ranks there.
-  kernel::Job job(kernel::Pushed algorithm, uint64_t patience_ns, uint32_t index, kernel::Piece* table) const {
+  kernel::Job job(kernel::DeviceAlgorithm algorithm, uint64_t patience_ns, uint32_t index, kernel::Piece* table) const {
     kernel::Work work = side_.work();
     std::vector<kernel::Piece> send(side_.send()), recv(side_.recv());
     for (kernel::Piece& p : send) p.data = p.data ? in_ + (p.data - work.in) : nullptr;

@@ -9,7 +9,7 @@
 #include "support/twin.h"
 #include "support/ways.h"
 
-/// Plays of the pushed algorithms by threads.
+/// Plays of the device algorithms by threads.
 namespace nvx::test {
 
 using kernel::Job;
@@ -29,7 +29,7 @@ class Batch {
     if (pools) pools->begin_anew(rank);
   }
 
-  void add(Pushed algorithm, const Play& play, uint64_t patience_ns = kPatience, Placed placed = {}) {
+  void add(DeviceAlgorithm algorithm, const Play& play, uint64_t patience_ns = kPatience, Placed placed = {}) {
     const Room room = [this](size_t bytes) { return pools_->allocate(rank_, bytes); };
     sides_.push_back(
         std::make_unique<Side>(play, rank_, twins_.ranks(), placed.in ? room : nullptr, placed.out ? room : nullptr));

@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
-#include "kernel/pushed.h"
+#include "kernel/device_collectives.h"
 
-/// The pushed algorithms without a device: each lane of each block of each rank is a thread of the host. Pads, states,
+/// The device algorithms without a device: each lane of each block of each rank is a thread of the host. Pads, states,
 /// epochs and counters are the device's; only what a lane is made of differs.
 namespace nvx::test {
 
@@ -177,7 +177,7 @@ int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Jo
   const auto lane = [&](int b, int l) {
     const TwinMachine machine(b, blocks, l, lanes, *crossings[size_t(b)], mischief);
     const auto run = [](auto& ex, auto& ch, const kernel::Job& job, kernel::PieceTable pieces) {
-      return kernel::run_pushed(ex, ch, job, pieces);
+      return kernel::run_device_collective(ex, ch, job, pieces);
     };
     well += kernel::run_jobs<Rules>(machine, channel, jobs.data(), uint32_t(jobs.size()), table, run);
   };

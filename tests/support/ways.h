@@ -6,30 +6,42 @@
 #include "kernel/job.h"
 #include "support/plays.h"
 
-/// Plays for the pushed algorithms, whoever performs them.
+/// Plays for the device algorithms, whoever performs them.
 namespace nvx::test {
 
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 
 inline constexpr uint64_t kMillisecond = 1'000'000;  // in ns
 
 /// What each algorithm is for; first those that reduce.
 inline constexpr size_t kWaysThatReduce = 7;
-inline constexpr std::pair<Pushed, Collective> kWays[] = {
-    {Pushed::kReducePackets, Collective::kAllReduce},     {Pushed::kReducePackets, Collective::kReduce},
-    {Pushed::kReducePackets, Collective::kReduceScatter}, {Pushed::kReducePacketsTwoShot, Collective::kAllReduce},
-    {Pushed::kReduceChunks, Collective::kAllReduce},      {Pushed::kReduceChunks, Collective::kReduce},
-    {Pushed::kReduceChunks, Collective::kReduceScatter},  {Pushed::kExchangePackets, Collective::kAllGather},
-    {Pushed::kExchangePackets, Collective::kBroadcast},   {Pushed::kExchangePackets, Collective::kAllToAll},
-    {Pushed::kExchangePackets, Collective::kGather},      {Pushed::kExchangePackets, Collective::kScatter},
-    {Pushed::kExchangePackets, Collective::kBarrier},     {Pushed::kExchangeChunks, Collective::kAllGather},
-    {Pushed::kExchangeChunks, Collective::kBroadcast},    {Pushed::kExchangeChunks, Collective::kAllToAll},
-    {Pushed::kExchangeChunks, Collective::kGather},       {Pushed::kExchangeChunks, Collective::kScatter},
-    {Pushed::kExchangeChunks, Collective::kBarrier},      {Pushed::kExchangePieces, Collective::kAllGather},
-    {Pushed::kExchangePieces, Collective::kBroadcast},    {Pushed::kExchangePieces, Collective::kAllToAll},
-    {Pushed::kExchangePieces, Collective::kGather},       {Pushed::kExchangePieces, Collective::kScatter},
-    {Pushed::kExchangePieces, Collective::kBarrier},
+inline constexpr std::pair<DeviceAlgorithm, Collective> kWays[] = {
+    {DeviceAlgorithm::kReducePackets, Collective::kAllReduce},
+    {DeviceAlgorithm::kReducePackets, Collective::kReduce},
+    {DeviceAlgorithm::kReducePackets, Collective::kReduceScatter},
+    {DeviceAlgorithm::kReducePacketsTwoShot, Collective::kAllReduce},
+    {DeviceAlgorithm::kReduceChunks, Collective::kAllReduce},
+    {DeviceAlgorithm::kReduceChunks, Collective::kReduce},
+    {DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter},
+    {DeviceAlgorithm::kExchangePackets, Collective::kAllGather},
+    {DeviceAlgorithm::kExchangePackets, Collective::kBroadcast},
+    {DeviceAlgorithm::kExchangePackets, Collective::kAllToAll},
+    {DeviceAlgorithm::kExchangePackets, Collective::kGather},
+    {DeviceAlgorithm::kExchangePackets, Collective::kScatter},
+    {DeviceAlgorithm::kExchangePackets, Collective::kBarrier},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kAllGather},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kBroadcast},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kAllToAll},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kGather},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kScatter},
+    {DeviceAlgorithm::kExchangeChunks, Collective::kBarrier},
+    {DeviceAlgorithm::kExchangePieces, Collective::kAllGather},
+    {DeviceAlgorithm::kExchangePieces, Collective::kBroadcast},
+    {DeviceAlgorithm::kExchangePieces, Collective::kAllToAll},
+    {DeviceAlgorithm::kExchangePieces, Collective::kGather},
+    {DeviceAlgorithm::kExchangePieces, Collective::kScatter},
+    {DeviceAlgorithm::kExchangePieces, Collective::kBarrier},
 };
 
 inline Play play_of(Collective collective, size_t n, int ranks, uint64_t round) {

@@ -278,7 +278,7 @@ class ExchangeChunks {
   }
 
   NVX_HD bool get_small() {
-    if (job_.algorithm != Pushed::kExchangePieces) return true;
+    if (job_.algorithm != DeviceAlgorithm::kExchangePieces) return true;
     bool ok = true;
     for (uint32_t i = 0; ok && i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
@@ -344,9 +344,9 @@ NVX_APART bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table)
 template <class Exec, class Channel>
 NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   switch (job.algorithm) {
-    case Pushed::kReducePackets: return reduce_packets(ex, ch, job, table);
-    case Pushed::kReducePacketsTwoShot: return reduce_packets_two_shot(ex, ch, job, table);
-    case Pushed::kReduceChunks: return ReduceChunks(ex, ch, job, table).run();
+    case DeviceAlgorithm::kReducePackets: return reduce_packets(ex, ch, job, table);
+    case DeviceAlgorithm::kReducePacketsTwoShot: return reduce_packets_two_shot(ex, ch, job, table);
+    case DeviceAlgorithm::kReduceChunks: return ReduceChunks(ex, ch, job, table).run();
     default: return false;
   }
 }
@@ -354,21 +354,21 @@ NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job, PieceTable table
 template <class Exec, class Channel>
 NVX_HD bool run_exchanging(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   switch (job.algorithm) {
-    case Pushed::kExchangePackets: return exchange_packets(ex, ch, job, table);
-    case Pushed::kExchangeChunks:
-    case Pushed::kExchangePieces: return ExchangeChunks(ex, ch, job, table).run();
-    case Pushed::kMoveOwn: return move_own(ex, ch, job, table);
+    case DeviceAlgorithm::kExchangePackets: return exchange_packets(ex, ch, job, table);
+    case DeviceAlgorithm::kExchangeChunks:
+    case DeviceAlgorithm::kExchangePieces: return ExchangeChunks(ex, ch, job, table).run();
+    case DeviceAlgorithm::kMoveOwn: return move_own(ex, ch, job, table);
     default: return false;
   }
 }
 
 template <class Exec, class Channel>
-NVX_HD bool run_pushed(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+NVX_HD bool run_device_collective(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   return reduces(job.algorithm) ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
 }
 
-/// All that one lane does in a launch: the operations of a rank one after the other, each by `run`, which is run_pushed
-/// or a part of it. Returns whether all of them ended well.
+/// All that one lane does in a launch: the operations of a rank one after the other, each by `run`, which is
+/// run_device_collective or a part of it. Returns whether all of them ended well.
 template <class Rules, class Machine, class Run>
 NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const Job* jobs, uint32_t count,
                      PieceTable table, Run run) {

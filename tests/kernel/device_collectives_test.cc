@@ -1,8 +1,8 @@
-// The pushed algorithms, which are the device's, played by threads: every algorithm x collective x ranks x counts x
+// The device algorithms, which are the device's, played by threads: every algorithm x collective x ranks x counts x
 // type x operator bit for bit against what the inputs say, from epochs and counters that are about to wrap, at any
 // alignment, with ranks that dawdle.
 
-#include "kernel/pushed.h"
+#include "kernel/device_collectives.h"
 
 #include <gtest/gtest.h>
 
@@ -17,9 +17,9 @@ namespace nvx::test {
 namespace {
 
 using kernel::Collective;
-using kernel::Pushed;
+using kernel::DeviceAlgorithm;
 
-using Plan = std::vector<std::pair<Pushed, Play>>;
+using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
 
 /// All ranks run the plays, `at_once` of them a kernel, without meeting in between.
 template <class Rules = kernel::PushRules>
@@ -35,7 +35,7 @@ void perform_all(Twins& twins, const Plan& plan, size_t at_once) {
 }
 
 /// Whether every rank may run it with packets.
-bool fits(Twins& twins, Pushed algorithm, const Play& play) {
+bool fits(Twins& twins, DeviceAlgorithm algorithm, const Play& play) {
   for (int rank = 0; rank < twins.ranks(); ++rank) {
     Batch batch(twins, rank);
     batch.add(algorithm, play);
@@ -82,7 +82,8 @@ TEST_P(Pushes, EveryTypeAndOperator) {
   for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
     for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
       if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
-      for (const Pushed algorithm : {Pushed::kReducePackets, Pushed::kReducePacketsTwoShot, Pushed::kReduceChunks}) {
+      for (const DeviceAlgorithm algorithm :
+           {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
         const size_t element = size_of(DType(t)), shifts[] = {0, element, 3 * element, 16};
         ++round;
         Play play = play_of(Collective::kAllReduce, round % 5 == 4 ? 1 : 61, ranks(), round);
@@ -98,7 +99,7 @@ TEST_P(Pushes, EveryTypeAndOperator) {
 
 /// Each type and operator with each way to reduce, at each odd count and each offset; of numbers that are near one, or
 /// whatever bits can be.
-TEST(Pushed, EveryTypeOperatorCountAndOffset) {
+TEST(DeviceAlgorithm, EveryTypeOperatorCountAndOffset) {
   constexpr int kRanks = 3;
   Twins twins({{kRanks, 1, 128, 256}, 3, uint32_t(-7), 0});
   Plan plan;
@@ -127,7 +128,7 @@ TEST(Pushed, EveryTypeOperatorCountAndOffset) {
 }
 
 /// Pairs whose devices cannot reach each other meet in other memory, each pair in its own; everything else is the same.
-TEST(Pushed, PairsMayMeetInMemoryOfTheirOwn) {
+TEST(DeviceAlgorithm, PairsMayMeetInMemoryOfTheirOwn) {
   for (const int ranks : {2, 3, 5}) {
     Twins twins({{uint32_t(ranks), 2, 128, 256}, 2, uint32_t(-9), 0, [](int a, int b) { return (a + b) % 2 == 1; }});
     Plan plan;
@@ -145,7 +146,7 @@ TEST(Pushed, PairsMayMeetInMemoryOfTheirOwn) {
 }
 
 /// Ranks that dawdle before every verb meet in every order.
-TEST(Pushed, OrderOfArrivalDoesNotMatter) {
+TEST(DeviceAlgorithm, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {
     Twins twins({{uint32_t(ranks), 1, 128, 256}, 2, uint32_t(-30), Stamp(0) - 30});
     for (int r = 0; r < ranks; ++r) twins.mischief(r) = {Mischief::Kind::kNone, 100u << r, uint64_t(r)};
@@ -170,7 +171,7 @@ Stamp chunks_sent(Twins& twins, int from, int to) {
 }
 
 /// Of one operation, some pairs use packets and some chunks, by what packets hold and to the byte.
-TEST(Pushed, PairsGoByWhatTheirPieceIs) {
+TEST(DeviceAlgorithm, PairsGoByWhatTheirPieceIs) {
   constexpr int kRanks = 3;
   constexpr size_t kHeld = 2 * 32 * sizeof(kernel::Pack);  // by two blocks of 64 packets
   for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
@@ -178,7 +179,7 @@ TEST(Pushed, PairsGoByWhatTheirPieceIs) {
       Twins twins({{kRanks, 2, 64, 256}, 2, 0, 0});
       Play play{.collective = collective, .dtype = DType::kU8, .counts = {most, 5, most}, .round = 4};
       if (is_rooted(collective)) play.root = 1;
-      perform_all(twins, {{Pushed::kExchangePieces, play}}, 1);
+      perform_all(twins, {{DeviceAlgorithm::kExchangePieces, play}}, 1);
       for (int r = 0; r < kRanks; ++r) {
         const Side side(play, r, kRanks);
         for (int p = 0; p < kRanks; ++p) {
@@ -191,10 +192,10 @@ TEST(Pushed, PairsGoByWhatTheirPieceIs) {
 }
 
 /// The host learns the epoch that all blocks have ended, however far some of them are ahead of others.
-TEST(Pushed, TheHostLearnsWhatHasEnded) {
-  const Plan plan = {{Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},
-                     {Pushed::kReduceChunks, play_of(Collective::kAllReduce, 700, 2, 1)},
-                     {Pushed::kReducePackets, play_of(Collective::kAllReduce, 40, 2, 2)}};
+TEST(DeviceAlgorithm, TheHostLearnsWhatHasEnded) {
+  const Plan plan = {{DeviceAlgorithm::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},
+                     {DeviceAlgorithm::kReduceChunks, play_of(Collective::kAllReduce, 700, 2, 1)},
+                     {DeviceAlgorithm::kReducePackets, play_of(Collective::kAllReduce, 40, 2, 2)}};
   for (const size_t at_once : {size_t(1), size_t(3)}) {
     Twins twins({{2, 3, 64, 256}, 2, 41, 0});
     twins.mischief(1) = {Mischief::Kind::kNone, 300, 7};
@@ -210,17 +211,17 @@ TEST(Pushed, TheHostLearnsWhatHasEnded) {
 TEST(Launch, WhatAnAlgorithmCannotDoIsRefused) {
   Twins twins({{2, 1, 64, 256}, 1, 0, 0});  // 32 packs from each rank
   const auto sum = [](size_t n) { return Play{.collective = Collective::kAllReduce, .counts = {n, n}}; };
-  EXPECT_TRUE(fits(twins, Pushed::kReducePackets, sum(128)));
-  EXPECT_FALSE(fits(twins, Pushed::kReducePackets, sum(129)));
-  EXPECT_TRUE(fits(twins, Pushed::kReducePacketsTwoShot, sum(128)));
-  EXPECT_FALSE(fits(twins, Pushed::kReducePacketsTwoShot, sum(129)));
-  EXPECT_TRUE(fits(twins, Pushed::kReduceChunks, sum(100'000)));
-  EXPECT_FALSE(fits(twins, Pushed::kExchangeChunks, sum(1)));
-  EXPECT_FALSE(fits(twins, Pushed::kReduceChunks, play_of(Collective::kAllGather, 1, 2, 0)));
+  EXPECT_TRUE(fits(twins, DeviceAlgorithm::kReducePackets, sum(128)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kReducePackets, sum(129)));
+  EXPECT_TRUE(fits(twins, DeviceAlgorithm::kReducePacketsTwoShot, sum(128)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kReducePacketsTwoShot, sum(129)));
+  EXPECT_TRUE(fits(twins, DeviceAlgorithm::kReduceChunks, sum(100'000)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kExchangeChunks, sum(1)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kReduceChunks, play_of(Collective::kAllGather, 1, 2, 0)));
   kernel::Work work;
   work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, {}, -1, 1, 0, 0};
-  const Job job = kernel::job_of(Pushed::kReduceChunks, work, 0, 1, 4, 0, nullptr);
-  EXPECT_FALSE(kernel::can_do(Pushed::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
+  const Job job = kernel::job_of(DeviceAlgorithm::kReduceChunks, work, 0, 1, 4, 0, nullptr);
+  EXPECT_FALSE(kernel::can_do(DeviceAlgorithm::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
 }
 
 TEST(Launch, SaysWhyItCannot) {

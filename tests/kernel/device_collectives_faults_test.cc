@@ -1,4 +1,4 @@
-// What the pushed algorithms do when somebody does not play along, and whether the tests beside this one would notice
+// What the device algorithms do when somebody does not play along, and whether the tests beside this one would notice
 // if a rule of the channel were dropped.
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ Twins::Shape small(int ranks, uint32_t first_epoch = 0, uint32_t blocks = 1) {
 }
 
 /// Runs one play of one rank and returns its verdict; kNone: it ended well.
-DeviceVerdict run(Twins& twins, int rank, Pushed algorithm, const Play& play, uint64_t patience_ns) {
+DeviceVerdict run(Twins& twins, int rank, DeviceAlgorithm algorithm, const Play& play, uint64_t patience_ns) {
   Batch batch(twins, rank);
   batch.add(algorithm, play, patience_ns);
   if (batch.run().empty()) return {};
@@ -31,15 +31,15 @@ DeviceVerdict run(Twins& twins, int rank, Pushed algorithm, const Play& play, ui
 }
 
 /// Who waits for the absent rank in this collective, whose root is rank 0.
-bool waits_for(Pushed algorithm, Collective collective, int rank) {
-  if (algorithm == Pushed::kReduceChunks) return true;
+bool waits_for(DeviceAlgorithm algorithm, Collective collective, int rank) {
+  if (algorithm == DeviceAlgorithm::kReduceChunks) return true;
   if (collective == Collective::kReduce || collective == Collective::kGather) return rank == 0;
   return collective != Collective::kBroadcast && collective != Collective::kScatter;
 }
 
 /// Three ranks of which the last never comes. Whether all who waited named it, and in time: on a busy machine a rank
 /// may be so late that it looks absent to the other one.
-bool absent_rank_is_named(Pushed algorithm, Collective collective, uint64_t patience_ns) {
+bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint64_t patience_ns) {
   constexpr int kRanks = 3, kAbsent = 2;
   Twins twins(small(kRanks, uint32_t(-2), 2));
   std::atomic<bool> named{true};
@@ -69,7 +69,7 @@ bool absent_rank_is_named(Pushed algorithm, Collective collective, uint64_t pati
   return named;
 }
 
-TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
+TEST(DeviceCollectivesFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   for (const auto& [algorithm, collective] : kWays) {
     bool named = false;
     for (const uint64_t patience_ms : {50, 1000, 5000}) {
@@ -79,8 +79,9 @@ TEST(PushedFaults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
   }
 }
 
-TEST(PushedFaults, AnAbsentRootIsNamedByThoseWhoListen) {
-  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
+TEST(DeviceCollectivesFaults, AnAbsentRootIsNamedByThoseWhoListen) {
+  for (const DeviceAlgorithm algorithm :
+       {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     for (const Collective collective : {Collective::kBroadcast, Collective::kScatter}) {
       Twins twins(small(3));
       as_threads(3, [&](int rank) {
@@ -93,7 +94,7 @@ TEST(PushedFaults, AnAbsentRootIsNamedByThoseWhoListen) {
   }
 }
 
-TEST(PushedFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
+TEST(DeviceCollectivesFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
   Twins twins(small(2));
   as_threads(2, [&](int rank) {
     if (rank == 1) {
@@ -101,7 +102,7 @@ TEST(PushedFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
       std::atomic_ref(twins.control(0).abort).store(1);
       return;
     }
-    const DeviceVerdict v = run(twins, 0, Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0), 0);
+    const DeviceVerdict v = run(twins, 0, DeviceAlgorithm::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0), 0);
     EXPECT_EQ(v.how, Waited::kAlarmed);
     EXPECT_EQ(v.peer, 1);
     EXPECT_EQ(v.epoch, 1u);
@@ -109,7 +110,7 @@ TEST(PushedFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
 }
 
 /// The rank's own wait or not: an operation that was called off before it began leaves no trace.
-TEST(PushedFaults, AnAbortedRankBeginsNothing) {
+TEST(DeviceCollectivesFaults, AnAbortedRankBeginsNothing) {
   for (const auto& [algorithm, collective] : kWays) {
     Twins twins(small(2, 41, 2));
     std::atomic_ref(twins.control(0).abort).store(1);
@@ -129,7 +130,7 @@ TEST(PushedFaults, AnAbortedRankBeginsNothing) {
 
 /// A rank that is alone never waits. Wherever in a launch it is aborted, what it has ended is whole, and what comes
 /// after the operation under way is not begun.
-TEST(PushedFaults, AnAbortWithinALaunchEndsIt) {
+TEST(DeviceCollectivesFaults, AnAbortWithinALaunchEndsIt) {
   constexpr size_t kJobs = 3;
   for (const auto& [algorithm, collective] : kWays) {
     uint32_t last = 0, cut_short = 0;
@@ -158,13 +159,13 @@ TEST(PushedFaults, AnAbortWithinALaunchEndsIt) {
 }
 
 /// A root that waits for nobody: aborted between two operations of a launch, it has sent the first and nothing more.
-TEST(PushedFaults, AnAbortBetweenOperationsLeavesTheOthersAlone) {
+TEST(DeviceCollectivesFaults, AnAbortBetweenOperationsLeavesTheOthersAlone) {
   const Play play = play_of(Collective::kBroadcast, 30, 2, 0);
   const auto sent = [&](size_t operations, uint32_t abort_at) {
     Twins twins(small(2));
     twins.mischief(0).abort_at = abort_at;
     Batch batch(twins, 0);
-    for (size_t i = 0; i < operations; ++i) batch.add(Pushed::kExchangePackets, play);
+    for (size_t i = 0; i < operations; ++i) batch.add(DeviceAlgorithm::kExchangePackets, play);
     EXPECT_EQ(batch.run().empty(), abort_at == 0);
     return Bytes(twins.pad(1).begin(), twins.pad(1).end());
   };
@@ -173,19 +174,19 @@ TEST(PushedFaults, AnAbortBetweenOperationsLeavesTheOthersAlone) {
 }
 
 /// Two ranks that call different things both learn of it, at this operation, and what the other one called.
-TEST(PushedFaults, EveryKindOfMismatchIsSeenByBoth) {
+TEST(DeviceCollectivesFaults, EveryKindOfMismatchIsSeenByBoth) {
   const Play usual{.collective = Collective::kAllReduce, .counts = {40, 40}};
-  std::vector<std::pair<Pushed, Play>> others(6, {Pushed::kReducePackets, usual});
-  others[0] = {Pushed::kExchangePackets, {.collective = Collective::kBarrier, .counts = {0, 0}}};
+  std::vector<std::pair<DeviceAlgorithm, Play>> others(6, {DeviceAlgorithm::kReducePackets, usual});
+  others[0] = {DeviceAlgorithm::kExchangePackets, {.collective = Collective::kBarrier, .counts = {0, 0}}};
   others[1].second.dtype = DType::kI32;
   others[2].second.op = ReduceOp::kMax;
   others[3].second.counts = {39, 39};
-  others[4].first = Pushed::kReduceChunks;
-  others[5] = {Pushed::kExchangeChunks, {.collective = Collective::kAllGather, .counts = {40, 40}}};
+  others[4].first = DeviceAlgorithm::kReduceChunks;
+  others[5] = {DeviceAlgorithm::kExchangeChunks, {.collective = Collective::kAllGather, .counts = {40, 40}}};
   for (const auto& [algorithm, play] : others) {
     Twins twins(small(2));
     as_threads(2, [&, algorithm = algorithm, play = play](int rank) {
-      const DeviceVerdict v = rank == 0 ? run(twins, 0, Pushed::kReducePackets, usual, kPatience)
+      const DeviceVerdict v = rank == 0 ? run(twins, 0, DeviceAlgorithm::kReducePackets, usual, kPatience)
                                         : run(twins, 1, algorithm, play, kPatience);
       EXPECT_EQ(v.cause, Verdict::Cause::kMismatch) << describe(play);
       EXPECT_EQ(v.peer, 1 - rank);
@@ -196,8 +197,9 @@ TEST(PushedFaults, EveryKindOfMismatchIsSeenByBoth) {
   }
 }
 
-TEST(PushedFaults, CountsThatDifferByPairAreNamed) {
-  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
+TEST(DeviceCollectivesFaults, CountsThatDifferByPairAreNamed) {
+  for (const DeviceAlgorithm algorithm :
+       {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     Twins twins(small(2));
     as_threads(2, [&](int rank) {
       Batch batch(twins, rank);
@@ -216,15 +218,15 @@ TEST(PushedFaults, CountsThatDifferByPairAreNamed) {
 }
 
 /// Each is its own root and waits for nobody: they find out when they wait for room.
-TEST(PushedFaults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
+TEST(DeviceCollectivesFaults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
   for (const uint32_t first : {uint32_t(0), uint32_t(-2)}) {
     Twins twins(small(2, first));
     as_threads(2, [&](int rank) {
       Play play{.collective = Collective::kBroadcast, .root = rank, .counts = {10, 10}};
-      DeviceVerdict v = run(twins, rank, Pushed::kExchangePackets, play, kPatience);
+      DeviceVerdict v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kPatience);
       EXPECT_EQ(v.cause, Verdict::Cause::kNone) << "nobody has heard of anybody yet";
       for (uint32_t i = 0; i < kernel::kBuffers && v.cause == Verdict::Cause::kNone; ++i) {
-        v = run(twins, rank, Pushed::kExchangePackets, play, kPatience);
+        v = run(twins, rank, DeviceAlgorithm::kExchangePackets, play, kPatience);
       }
       EXPECT_EQ(v.cause, Verdict::Cause::kMismatch);
       EXPECT_EQ(v.peer, 1 - rank);
@@ -232,11 +234,11 @@ TEST(PushedFaults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
   }
 }
 
-TEST(PushedFaults, AfterAFailureNoOperationWritesAnything) {
+TEST(DeviceCollectivesFaults, AfterAFailureNoOperationWritesAnything) {
   Twins twins(small(2));
   std::atomic_ref(twins.state(0).failed).store(1);
   Batch batch(twins, 0);
-  batch.add(Pushed::kReducePackets, play_of(Collective::kAllReduce, 30, 2, 0));
+  batch.add(DeviceAlgorithm::kReducePackets, play_of(Collective::kAllReduce, 30, 2, 0));
   const Bytes before(batch.out(), batch.out() + 120), there(twins.pad(1).begin(), twins.pad(1).end());
   EXPECT_NE(batch.run(), "");
   EXPECT_TRUE(std::equal(before.begin(), before.end(), batch.out()));
@@ -253,7 +255,7 @@ struct NarrowStamps : kernel::PushRules {
 
 /// Runs plays on two ranks, each a kernel; rank 1 dawdles. How many of them went wrong.
 template <class Rules>
-int wrong_plays(const std::vector<std::pair<Pushed, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
+int wrong_plays(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
                 uint64_t patience_ns = kPatience) {
   Twins twins({{2, 1, 128, 64}, 3, 0, 0});
   twins.mischief(1) = {kind, 400, 1};
@@ -270,28 +272,29 @@ int wrong_plays(const std::vector<std::pair<Pushed, Play>>& plays, Mischief::Kin
 }
 
 /// Sums, each with so many operations before it that leave their packets alone that a stamp comes round again.
-std::vector<std::pair<Pushed, Play>> sums_between_barriers() {
-  std::vector<std::pair<Pushed, Play>> plays;
+std::vector<std::pair<DeviceAlgorithm, Play>> sums_between_barriers() {
+  std::vector<std::pair<DeviceAlgorithm, Play>> plays;
   for (uint64_t round = 0; round < 12; ++round) {
-    plays.emplace_back(Pushed::kReducePackets, play_of(Collective::kAllReduce, 100, 2, round));
-    for (int i = 0; i < 7; ++i) plays.emplace_back(Pushed::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0));
+    plays.emplace_back(DeviceAlgorithm::kReducePackets, play_of(Collective::kAllReduce, 100, 2, round));
+    for (int i = 0; i < 7; ++i)
+      plays.emplace_back(DeviceAlgorithm::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0));
   }
   return plays;
 }
 
-TEST(PushedWrap, StampsThatComeRoundAgainAreStampedAnewBefore) {
+TEST(DeviceCollectivesWrap, StampsThatComeRoundAgainAreStampedAnewBefore) {
   EXPECT_EQ(wrong_plays<NarrowStamps<4>>(sums_between_barriers()), 0);
 }
 
 /// A root meets nobody, however long: what it knows of its listeners must not grow so old that it looks new.
-TEST(PushedWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
+TEST(DeviceCollectivesWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
   const kernel::DeviceShape shape{2, 1, 128, 64};
   Twins twins({shape, 3, uint32_t(-20), 0});
   constexpr uint32_t kRounds = 41;
   as_threads(2, [&](int rank) {
     for (uint64_t round = 0; round < kRounds; ++round) {
       Batch batch(twins, rank);
-      batch.add(Pushed::kExchangePackets, play_of(Collective::kBroadcast, 20, 2, 2 * round));
+      batch.add(DeviceAlgorithm::kExchangePackets, play_of(Collective::kBroadcast, 20, 2, 2 * round));
       ASSERT_EQ(batch.run<NarrowStamps<4>>(), "");
     }
   });
@@ -303,8 +306,8 @@ TEST(PushedWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
 
 // ---- Negative controls: with a rule of the channel broken, wrong results must appear.
 
-std::vector<std::pair<Pushed, Play>> many_plays(Pushed algorithm, Collective collective, size_t n) {
-  std::vector<std::pair<Pushed, Play>> plays;
+std::vector<std::pair<DeviceAlgorithm, Play>> many_plays(DeviceAlgorithm algorithm, Collective collective, size_t n) {
+  std::vector<std::pair<DeviceAlgorithm, Play>> plays;
   for (uint64_t round = 0; round < 30; ++round) {
     plays.emplace_back(algorithm, play_of(collective, n, 2, is_rooted(collective) ? 2 * round : round));
   }
@@ -331,15 +334,17 @@ std::pair<int, std::string> run_apart(const std::string& test) {
 }
 
 void exchange_chunks_with(Mischief::Kind kind) {
-  EXPECT_EQ(wrong_plays<kernel::PushRules>(many_plays(Pushed::kExchangeChunks, Collective::kAllGather, 300), kind), 0);
+  EXPECT_EQ(
+      wrong_plays<kernel::PushRules>(many_plays(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 300), kind),
+      0);
 }
-TEST(PushedControls, DISABLED_SignalsThatRelease) { exchange_chunks_with(Mischief::Kind::kNone); }
-TEST(PushedControls, DISABLED_SignalsThatDoNot) { exchange_chunks_with(Mischief::Kind::kRelaxedSignal); }
+TEST(DeviceCollectivesControls, DISABLED_SignalsThatRelease) { exchange_chunks_with(Mischief::Kind::kNone); }
+TEST(DeviceCollectivesControls, DISABLED_SignalsThatDoNot) { exchange_chunks_with(Mischief::Kind::kRelaxedSignal); }
 
-TEST(PushedControls, ASignalThatDoesNotReleaseIsARace) {
-  const auto [well, silence] = run_apart("PushedControls.DISABLED_SignalsThatRelease");
+TEST(DeviceCollectivesControls, ASignalThatDoesNotReleaseIsARace) {
+  const auto [well, silence] = run_apart("DeviceCollectivesControls.DISABLED_SignalsThatRelease");
   EXPECT_EQ(well, 0) << silence;
-  const auto [raced, report] = run_apart("PushedControls.DISABLED_SignalsThatDoNot");
+  const auto [raced, report] = run_apart("DeviceCollectivesControls.DISABLED_SignalsThatDoNot");
   EXPECT_EQ(raced, 66) << report;
   EXPECT_NE(report.find("data race"), std::string::npos) << report;
 }
@@ -347,7 +352,7 @@ TEST(PushedControls, ASignalThatDoesNotReleaseIsARace) {
 
 /// Whether the plays go wrong: what is broken may need luck to show, and so gets some more tries.
 template <class Rules>
-bool go_wrong(const std::vector<std::pair<Pushed, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
+bool go_wrong(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
               uint64_t patience_ns = kPatience) {
   for (int tries = 0; tries < 20; ++tries) {
     if (wrong_plays<Rules>(plays, kind, patience_ns) > 0) return true;
@@ -355,7 +360,7 @@ bool go_wrong(const std::vector<std::pair<Pushed, Play>>& plays, Mischief::Kind 
   return false;
 }
 
-TEST(PushedControls, WithoutRestampingOldPacketsAreTakenForNew) {
+TEST(DeviceCollectivesControls, WithoutRestampingOldPacketsAreTakenForNew) {
   EXPECT_TRUE(go_wrong<NarrowStamps<1u << 24>>(sums_between_barriers()));
 }
 
@@ -370,27 +375,28 @@ struct Unmet : kernel::PushRules {
   static constexpr bool kMeets = false;
 };
 
-TEST(PushedControls, WithoutMeetingAMismatchGoesUnseen) {
+TEST(DeviceCollectivesControls, WithoutMeetingAMismatchGoesUnseen) {
   Twins twins(small(2));
   as_threads(2, [&](int rank) {
     Play play{.collective = Collective::kAllReduce, .counts = {40, 40}};
     play.op = rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
     Batch batch(twins, rank);
-    batch.add(Pushed::kReducePackets, play);
+    batch.add(DeviceAlgorithm::kReducePackets, play);
     EXPECT_EQ(batch.run<Unmet>(), "") << "each gets what it asks for, and no verdict tells that they differ";
     EXPECT_EQ(twins.control(rank).verdict.state, 0u);
   });
 }
 
 /// A packet that is overwritten is waited for in vain.
-TEST(PushedControls, WithoutTheDoubleBufferPacketsAreLost) {
-  const auto plays = many_plays(Pushed::kReducePackets, Collective::kAllReduce, 100);
+TEST(DeviceCollectivesControls, WithoutTheDoubleBufferPacketsAreLost) {
+  const auto plays = many_plays(DeviceAlgorithm::kReducePackets, Collective::kAllReduce, 100);
   EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
   EXPECT_TRUE(go_wrong<SingleSlot>(plays, Mischief::Kind::kNone, 300 * kMillisecond));
 }
 
-TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
-  for (const Pushed algorithm : {Pushed::kExchangePackets, Pushed::kExchangeChunks, Pushed::kExchangePieces}) {
+TEST(DeviceCollectivesControls, WithoutCreditARootOverrunsItsListeners) {
+  for (const DeviceAlgorithm algorithm :
+       {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     const auto plays = many_plays(algorithm, Collective::kBroadcast, 100);
     EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
     EXPECT_TRUE(go_wrong<NoCredits>(plays, Mischief::Kind::kNone, 300 * kMillisecond));
@@ -398,9 +404,9 @@ TEST(PushedControls, WithoutCreditARootOverrunsItsListeners) {
 }
 
 /// A lane posts what the others have not written yet.
-TEST(PushedControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
-  const std::pair<Pushed, Collective> ways[] = {{Pushed::kExchangeChunks, Collective::kAllGather},
-                                                {Pushed::kReduceChunks, Collective::kAllReduce}};
+TEST(DeviceCollectivesControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
+  const std::pair<DeviceAlgorithm, Collective> ways[] = {{DeviceAlgorithm::kExchangeChunks, Collective::kAllGather},
+                                                         {DeviceAlgorithm::kReduceChunks, Collective::kAllReduce}};
   for (const auto& [algorithm, collective] : ways) {
     const auto plays = many_plays(algorithm, collective, 300);
     EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
@@ -410,13 +416,13 @@ TEST(PushedControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
 }
 
 /// A lane reads what only another one has seen arrive. (Where chunks are summed it would look for them anywhere.)
-TEST(PushedControls, LanesThatDecideAloneReadTooEarly) {
-  const auto plays = many_plays(Pushed::kExchangeChunks, Collective::kAllGather, 300);
+TEST(DeviceCollectivesControls, LanesThatDecideAloneReadTooEarly) {
+  const auto plays = many_plays(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 300);
   EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kLoneVerdicts, 2000 * kMillisecond));
 }
 
-TEST(PushedControls, ASignalThatIsLostEndsInAVerdict) {
-  const auto plays = many_plays(Pushed::kExchangeChunks, Collective::kAllGather, 30);
+TEST(DeviceCollectivesControls, ASignalThatIsLostEndsInAVerdict) {
+  const auto plays = many_plays(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 30);
   EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kLostSignal, 100 * kMillisecond));
 }
 #endif
