@@ -201,7 +201,7 @@ std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t byt
   constexpr size_t kPage = 65536;
   bytes = (bytes + kPage - 1) / kPage * kPage;
   const auto make = [driver = home_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
-    return DeviceRegion::pin(driver, device, make_host_window(bytes).get(), bytes);
+    return DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
   };
   return ask_device<std::shared_ptr<DeviceRegion>>("pinning " + what, make);
 }
@@ -257,7 +257,7 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news);
 }
 
-/// Wherever a peer writes for this rank there is a pad: in the arena, in its window, or in both. Returns what kernels
+/// Wherever a peer writes for this rank there is a pad: in the arena, in its fallback, or in both. Returns what kernels
 /// will touch.
 std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting& setting) {
   const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
@@ -268,7 +268,7 @@ std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting&
   for (const kernel::PeerPads& p : setting.pads) homes.insert(reinterpret_cast<DevicePtr>(p.mine));
   std::vector<std::shared_ptr<DeviceRegion>> touches{image, state_, control_, share_->arena().hold()};
   if (*homes.begin() != share_->arena().at(span_.offset) || homes.size() > 1)
-    touches.push_back(share_->arena().hold_window());
+    touches.push_back(share_->arena().hold_fallback());
   const Deadline deadline = Deadline::after(home_.patience());
   const auto write = [driver = home_.driver(), device = options_.device, touches, homes, pad, state, deadline,
                       from = image->base(), to = state_->base()]() -> PairVerdict {

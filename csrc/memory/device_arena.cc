@@ -20,16 +20,16 @@ DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, Share
       patience_(patience),
       book_(bytes, kSpanPage, name_of(device), [](Span) {}) {}
 
-DeviceArena::Window& DeviceArena::open_window() {
+DeviceArena::HostFallback& DeviceArena::open_fallback() {
   const std::string what =
       "pinning " + std::to_string(region_->bytes() >> 10) + " KiB for GPU " + std::to_string(region_->device());
-  return window_.get(what, Deadline::after(patience_),
-                     [driver = driver_, device = region_->device(), bytes = region_->bytes()] {
-                       auto window = std::make_unique<Window>();
-                       window->fd = make_host_window(bytes);
-                       window->region = DeviceRegion::pin(driver, device, window->fd.get(), bytes);
-                       return window;
-                     });
+  return fallback_.get(what, Deadline::after(patience_),
+                       [driver = driver_, device = region_->device(), bytes = region_->bytes()] {
+                         auto fallback = std::make_unique<HostFallback>();
+                         fallback->fd = make_host_fallback(bytes);
+                         fallback->region = DeviceRegion::pin(driver, device, fallback->fd.get(), bytes);
+                         return fallback;
+                       });
 }
 
 Span DeviceArena::allocate(size_t bytes) {
@@ -44,14 +44,15 @@ Span DeviceArena::allocate(size_t bytes) {
       throw Error(Code::kTimeout, what + ": is it in use by something that hangs?");
     default: free(span); throw Error(Code::kSystem, what);
   }
-  if (const Window* window = window_.made()) std::memset(window->region->host() + span.offset, 0, span.bytes);
+  if (const HostFallback* fallback = fallback_.made())
+    std::memset(fallback->region->host() + span.offset, 0, span.bytes);
   return span;
 }
 
 void DeviceArena::quarantine(Span span) {
   book_.bury(span, [] { return false; });
   region_->abandon();
-  if (const Window* window = window_.made()) window->region->abandon();
+  if (const HostFallback* fallback = fallback_.made()) fallback->region->abandon();
 }
 
 DeviceHome& DeviceHome::here() {

@@ -35,14 +35,14 @@ class DeviceArena : public SpanSource {
   const std::shared_ptr<DeviceRegion>& hold() const { return region_; }
   DevicePtr at(size_t offset) const { return region_->base() + offset; }
 
-  /// The window: pinned host memory of the same size, in which each span has a part at its own offset. It is for pairs
-  /// that cannot reach each other's device memory, and is made when first asked for. Throws Error, of kTimeout when the
-  /// driver does not return.
-  const DeviceRegion& window() { return *open_window().region; }
-  const std::shared_ptr<DeviceRegion>& hold_window() { return open_window().region; }
-  int window_fd() { return open_window().fd.get(); }
+  /// The fallback: pinned host memory of the same size, in which each span has a part at its own offset. It is for
+  /// pairs that cannot reach each other's device memory, and is made when first asked for. Throws Error, of kTimeout
+  /// when the driver does not return.
+  const DeviceRegion& host_fallback() { return *open_fallback().region; }
+  const std::shared_ptr<DeviceRegion>& hold_fallback() { return open_fallback().region; }
+  int fallback_fd() { return open_fallback().fd.get(); }
 
-  /// The span is zeroed, in the window too. Throws Error when the arena is full, or the device does not answer.
+  /// The span is zeroed, in the fallback too. Throws Error when the arena is full, or the device does not answer.
   Span allocate(size_t bytes) override;
   void free(Span span) override { book_.free(span); }
   void bury(Span span, std::function<bool()> released) override { book_.bury(span, std::move(released)); }
@@ -52,18 +52,18 @@ class DeviceArena : public SpanSource {
   size_t used() { return book_.used(); }
 
  private:
-  struct Window {
+  struct HostFallback {
     Fd fd;
     std::shared_ptr<DeviceRegion> region;
   };
-  Window& open_window();
+  HostFallback& open_fallback();
 
   const ArenaId id_ = random_arena_id();
   const std::shared_ptr<DeviceDriver> driver_;
   const std::shared_ptr<DeviceRegion> region_;
   const std::chrono::milliseconds patience_;
   SpanBook book_;
-  MadeApart<Window> window_;
+  MadeApart<HostFallback> fallback_;
 };
 
 /// What this process shares of its devices, and what it has mapped of others'. There is one in a process; tests make
@@ -96,8 +96,8 @@ class DeviceHome {
   /// Null until it is made.
   DeviceArena* made(int device) EXCLUDES(mutex_);
 
-  /// Another process's memory as a device of this process sees it, mapped once for all groups. An arena and its window
-  /// count as two.
+  /// Another process's memory as a device of this process sees it, mapped once for all groups. An arena and its
+  /// fallback count as two.
   struct Import {
     ArenaId arena;
     ShareKind kind;

@@ -34,7 +34,7 @@ size_t first_difference(const std::byte* at, uint64_t seed) {
 
 PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairCheck& check, const Deadline& deadline) {
   const std::shared_ptr<DeviceRegion> buffer =
-      DeviceRegion::pin(driver, check.device, make_host_window(kCheckBytes).get(), kCheckBytes);
+      DeviceRegion::pin(driver, check.device, make_host_fallback(kCheckBytes).get(), kCheckBytes);
   std::vector<std::shared_ptr<DeviceRegion>> touches = check.holds;
   touches.push_back(buffer);
   DeviceWork work(driver, check.device, std::move(touches));

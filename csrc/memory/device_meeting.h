@@ -18,7 +18,7 @@
 /// How a DeviceShare is made: what the ranks say to each other, and in which order. For device_*.cc only.
 namespace nvx {
 
-/// Memory that a rank offers to the others: its arena, or its window.
+/// Memory that a rank offers to the others: its arena, or its fallback.
 struct Offer {
   static constexpr uint32_t kMagic = 0x4f78766e;
   static constexpr uint32_t kNone = 0, kHere = 1;
@@ -71,7 +71,7 @@ class Meeting {
   void introduce();
   /// False: the ranks have to introduce themselves again, as a rank's arena is by now of another kind.
   bool share_arenas();
-  void share_windows();
+  void share_fallbacks();
 
  private:
   size_t ranks() const { return size_t(options_.ranks); }

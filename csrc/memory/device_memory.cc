@@ -19,7 +19,7 @@ namespace {
 
 bool is_virtual(ShareKind kind) { return kind == ShareKind::kFabric || kind == ShareKind::kFd; }
 
-bool is_window(int memfd, size_t bytes) {
+bool is_host_fallback(int memfd, size_t bytes) {
   struct stat facts {};
   const int seals = fcntl(memfd, F_GET_SEALS);
   return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == bytes;
@@ -133,7 +133,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<Device
 
 std::unique_ptr<DeviceRegion> DeviceRegion::pin(std::shared_ptr<DeviceDriver> driver, int device, int memfd,
                                                 size_t bytes) {
-  NVX_CHECK(is_window(memfd, bytes), "what another process gave as pinned host memory is none");
+  NVX_CHECK(is_host_fallback(memfd, bytes), "what another process gave as pinned host memory is none");
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kHost, bytes));
   const auto mapping = std::make_shared<Mapping>(memfd, bytes);
@@ -231,14 +231,14 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
   }
   attempt(ShareKind::kHost, times.kind, [driver, device, facts] {
     const size_t bytes = 65536;
-    (void)DeviceRegion::pin(driver, device, make_host_window(bytes).get(), bytes);
+    (void)DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
     return facts;
   });
   return probe;
 }
 
-Fd make_host_window(size_t bytes) {
-  Fd fd(memfd_create("nvx-window", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+Fd make_host_fallback(size_t bytes) {
+  Fd fd(memfd_create("nvx-host-fallback", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
     throw system_error("cannot make a memfd of " + std::to_string(bytes >> 20) + " MiB");
   return fd;

@@ -105,7 +105,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
                              const ShareProbe& before = ShareProbe());
 
 /// A sealed memfd for DeviceRegion::pin(). Throws Error.
-Fd make_host_window(size_t bytes);
+Fd make_host_fallback(size_t bytes);
 
 /// What is mapped of others. Its destructor gives all of it back on a thread of its own, as a driver may hang in that
 /// too.

@@ -17,7 +17,7 @@ std::shared_ptr<DeviceRegion> Meeting::open(size_t r, ShareKind kind) {
   DeviceArena* const arena = home_.made(cards_[r].device);
   NVX_CHECK(arena && arena->id() == offers_[r].arena && arena->region().bytes() == offers_[r].bytes,
             "it is not what this process has made for that GPU");
-  if (kind == ShareKind::kHost) return arena->hold_window();
+  if (kind == ShareKind::kHost) return arena->hold_fallback();
   return demand_apart<std::shared_ptr<DeviceRegion>>(
       "opening it to GPU " + std::to_string(options_.device), soon(),
       [driver = home_.driver(), device = options_.device, peer = cards_[r].device, theirs = arena->hold()] {
@@ -49,7 +49,7 @@ std::shared_ptr<DeviceRegion> Meeting::import(size_t r, ShareKind kind, Fd fd) {
 /// Maps another rank's memory, reads its pattern there, and leaves a mark. Believes nothing.
 PairVerdict Meeting::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) {
   const Offer& offer = offers_[r];
-  const bool by_pointer = same_process(r) && kind != ShareKind::kHost;  // an arena and its window are two
+  const bool by_pointer = same_process(r) && kind != ShareKind::kHost;  // an arena and its fallback are two
   const DeviceHome::Import import{offer.arena, by_pointer ? ShareKind::kPointer : kind, options_.device};
   // Not tried, so nothing hangs in it.
   if (const std::string why = home_.distrusted(import); !why.empty()) return {PairState::kRefused, why};

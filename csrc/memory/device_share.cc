@@ -80,7 +80,7 @@ bool Meeting::share_arenas() {
 }
 
 /// For the pairs that cannot reach each other's device memory. All ranks take part, as all must know how it ends.
-void Meeting::share_windows() {
+void Meeting::share_fallbacks() {
   const auto broken = [&](size_t a) {
     return std::any_of(pairs_.begin() + ptrdiff_t(a * ranks()), pairs_.begin() + ptrdiff_t((a + 1) * ranks()),
                        [](const PairVerdict& pair) { return !pair.fine(); });
@@ -96,23 +96,23 @@ void Meeting::share_windows() {
   const bool wanted = broken(me());
   const auto fill = [&](Offer& offer) {
     if (!wanted) return;
-    offer = prepare(share_.arena_->hold_window());
-    send_fd(share_.arena_->window_fd(), over_socket);
+    offer = prepare(share_.arena_->hold_fallback());
+    send_fd(share_.arena_->fallback_fd(), over_socket);
   };
   std::optional<std::vector<Fd>> fds = trade(offers_[me()], fill, over_socket);
   if (!fds) throw Error(Code::kMismatch, "nvx: a rank wants to agree anew on what is agreed");
   std::vector<DevicePtr> at(ranks());
-  const std::shared_ptr<DeviceRegion> own = wanted ? share_.arena_->hold_window() : share_.arena_->hold();
-  const std::vector<PairVerdict> windows = verify(own, ShareKind::kHost, with, *std::move(fds), at);
+  const std::shared_ptr<DeviceRegion> own = wanted ? share_.arena_->hold_fallback() : share_.arena_->hold();
+  const std::vector<PairVerdict> fallbacks = verify(own, ShareKind::kHost, with, *std::move(fds), at);
   for (size_t a = 0; a < ranks(); ++a) {
     for (size_t b = a + 1; b < ranks(); ++b) {
       const PairVerdict& arenas = pairs_[a * ranks() + b];
-      if (arenas.fine() || (windows[a * ranks() + b].fine() && cards_[a].host == cards_[b].host)) continue;
-      throw Error(
-          Code::kSystem,
-          "nvx: " + options_.name(int(a)) + " and " + options_.name(int(b)) + " share neither GPU memory (" +
-              arenas.why + ") nor pinned host memory (" +
-              (cards_[a].host == cards_[b].host ? windows[a * ranks() + b].why : "they are on different hosts") + ")");
+      if (arenas.fine() || (fallbacks[a * ranks() + b].fine() && cards_[a].host == cards_[b].host)) continue;
+      throw Error(Code::kSystem, "nvx: " + options_.name(int(a)) + " and " + options_.name(int(b)) +
+                                     " share neither GPU memory (" + arenas.why + ") nor pinned host memory (" +
+                                     (cards_[a].host == cards_[b].host ? fallbacks[a * ranks() + b].why
+                                                                       : "they are on different hosts") +
+                                     ")");
     }
   }
   for (size_t r = 0; r < ranks(); ++r) {
@@ -137,7 +137,7 @@ DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOption
       NVX_CHECK(left-- > 0, "a rank wants to agree anew for ever");
       meeting.introduce();
     } while (!meeting.share_arenas());
-    meeting.share_windows();
+    meeting.share_fallbacks();
   } catch (const std::exception& error) {
     contain("telling the other ranks that GPU memory cannot be shared", [&] { exchange.give_up(failure_of(error)); });
     throw;

@@ -22,7 +22,7 @@ ScheduleRun::ScheduleRun(GroupPort& port, ScheduleArgs args)
       sent_to_(args_.members.size()),
       got_from_(args_.members.size()) {
   port_.mutex().held_by_caller();
-  args_.window = std::clamp(args_.window, 1, kMostWindow);
+  args_.depth = std::clamp(args_.depth, 1, kMaxDepth);
   port_.open(*this);
 }
 
@@ -47,7 +47,7 @@ Progress ScheduleRun::advance() {
   port_.mutex().held_by_caller();
   if (verdict_.cause != Verdict::Cause::kNone || port_.failed()) return Progress::kFailed;
   do {
-    for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMostWindow]);
+    for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMaxDepth]);
     take_early();
   } while (make_way());
   if (verdict_.cause != Verdict::Cause::kNone) return Progress::kFailed;
@@ -58,18 +58,18 @@ Progress ScheduleRun::advance() {
 void ScheduleRun::take_early() {
   port_.mutex().held_by_caller();
   for (uint32_t i = first_; i != behind_; ++i) {
-    Flight& flight = flights_[i % kMostWindow];
+    Flight& flight = flights_[i % kMaxDepth];
     if (std::exchange(flight.early, false)) port_.offer_early(*this, rank_of(flight.step.recv_from), flight.in_number);
   }
 }
 
 /// Steps end in the order in which they began, so that the window is a ring.
 void ScheduleRun::reap() {
-  while (first_ != behind_ && flights_[first_ % kMostWindow].over()) ++first_;
+  while (first_ != behind_ && flights_[first_ % kMaxDepth].over()) ++first_;
 }
 
 bool ScheduleRun::begin_next() {
-  if (next_ == steps_ || behind_ - first_ >= uint32_t(args_.window)) return false;
+  if (next_ == steps_ || behind_ - first_ >= uint32_t(args_.depth)) return false;
   schedule::Step step = args_.row->at(args_.layout, args_.place, next_);
   if (absent(step.send_to)) step.send_to = -1;
   if (absent(step.recv_from)) step.recv_from = -1;
@@ -100,7 +100,7 @@ bool ScheduleRun::clear_for(const schedule::Step& step) const {
   const Span with = receives && step.reduce ? span(step.with) : Span{};
   const auto meet = [](const Span& a, const Span& b) { return overlap(a.data, a.bytes, b.data, b.bytes); };
   for (uint32_t i = first_; i != behind_; ++i) {
-    const Flight& flight = flights_[i % kMostWindow];
+    const Flight& flight = flights_[i % kMaxDepth];
     if (!flight.received_all) {
       const Span written = span(flight.step.recv);
       if (meet(reads, written) || meet(writes, written) || meet(with, written)) return false;
@@ -125,7 +125,7 @@ void ScheduleRun::move_inside(const schedule::Step& step) {
 
 void ScheduleRun::begin(const schedule::Step& step) {
   port_.mutex().held_by_caller();
-  Flight& flight = flights_[behind_ % kMostWindow];
+  Flight& flight = flights_[behind_ % kMaxDepth];
   flight = Flight{};
   flight.step = step;
   if (step.send_to >= 0) {
@@ -176,7 +176,7 @@ void ScheduleRun::sent(uint64_t cookie, const Status& status) {
 
 ScheduleRun::Flight* ScheduleRun::flight_of(uint32_t rank, uint16_t number) {
   for (uint32_t i = first_; i != behind_; ++i) {
-    Flight& flight = flights_[i % kMostWindow];
+    Flight& flight = flights_[i % kMaxDepth];
     if (!flight.received_all && flight.in_number == number && rank_of(flight.step.recv_from) == int(rank))
       return &flight;
   }
@@ -284,7 +284,7 @@ void ScheduleRun::dropped(const MessageHeader& header) {
 std::vector<int> ScheduleRun::waits_for() const {
   std::vector<int> ranks;
   for (uint32_t i = first_; i != behind_; ++i) {
-    const Flight& flight = flights_[i % kMostWindow];
+    const Flight& flight = flights_[i % kMaxDepth];
     if (!flight.received_all) ranks.push_back(rank_of(flight.step.recv_from));
     if (!flight.sends_over()) ranks.push_back(rank_of(flight.step.send_to));
   }
@@ -297,7 +297,7 @@ std::vector<int> ScheduleRun::unheard() const {
   port_.mutex().held_by_caller();
   std::vector<int> ranks;
   for (uint32_t i = first_; i != behind_; ++i) {
-    const Flight& flight = flights_[i % kMostWindow];
+    const Flight& flight = flights_[i % kMaxDepth];
     if (flight.received_all) continue;
     const int rank = rank_of(flight.step.recv_from);
     if (!port_.has_called(rank, args_.op) && std::find(ranks.begin(), ranks.end(), rank) == ranks.end())

@@ -14,7 +14,7 @@ namespace nvx::net {
 
 enum class Progress { kPending, kDone, kFailed };
 
-inline constexpr int kMostWindow = 16;
+inline constexpr int kMaxDepth = 16;
 
 /// One schedule, with everything that it reads and writes.
 struct ScheduleArgs {
@@ -28,9 +28,9 @@ struct ScheduleArgs {
   std::byte* scratch = nullptr;
   kernel::ReduceFn reduce = nullptr;
   Label label{};
-  uint32_t op = 0;           ///< number of the group's operation over the wire
-  uint16_t run = 0;          ///< which of its runs
-  int window = kMostWindow;  ///< steps in flight
+  uint32_t op = 0;        ///< number of the group's operation over the wire
+  uint16_t run = 0;       ///< which of its runs
+  int depth = kMaxDepth;  ///< steps in flight
 };
 
 /// Advances one schedule over a port. The only code in nvx that moves a collective's bytes between hosts. Never blocks;
@@ -136,7 +136,7 @@ class ScheduleRun final : public Sender {
   ScheduleArgs args_;
   uint64_t next_ = 0;
   const uint64_t steps_;
-  std::array<Flight, kMostWindow> flights_;
+  std::array<Flight, kMaxDepth> flights_;
   uint32_t first_ = 0, behind_ = 0;           // flights_[first_ .. behind_) modulo its size
   std::vector<uint16_t> sent_to_, got_from_;  // messages by place
   int looks_ = 0;

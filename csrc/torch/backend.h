@@ -265,16 +265,16 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::optional<HooksBeside> begin_abort_hooks();
   void tell_failure(Code code);
 
-  // backend_windows.cc
-  /// Whether this thread has a window open.
+  // backend_coalescing.cc
+  /// Whether this thread has a coalescing scope open.
   bool collects() EXCLUDES(mutex_);
-  void into_window(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
+  void into_coalescing_scope(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
 
-  /// What a thread has issued since it began to coalesce. The operations run as ever, and the window only remembers
+  /// What a thread has issued since it began to coalesce. The operations run as ever, and the scope only remembers
   /// them, so that they can be waited for as one. Only kernels may be put off, until something else of the group is
-  /// called, or somebody asks for one of them. An exception may leave a window open for good: therefore it forgets
+  /// called, or somebody asks for one of them. An exception may leave a scope open for good: therefore it forgets
   /// works that have ended well and that somebody has asked for.
-  struct Window {
+  struct CoalescingScope {
     void add(const c10::intrusive_ptr<NvxWork>& work, std::vector<c10::intrusive_ptr<NvxWork>>& gone);
 
     std::vector<c10::intrusive_ptr<NvxWork>> works;
@@ -300,11 +300,11 @@ class ProcessGroupNVX final : public c10d::Backend {
   std::shared_ptr<Delegate> delegate_;             // null where NVX_DELEGATE names nothing
   std::atomic<bool> timed_{false};
   std::atomic<int> listeners_{0};
-  std::atomic<int> open_windows_{0};
+  std::atomic<int> open_scopes_{0};
   std::atomic<bool> has_memory_for_peers_{false};  // a window is registered, or has been
   Mutex mutex_;                                    // never held while a hook runs, is copied or goes
   Options options_ GUARDED_BY(mutex_);
-  std::map<std::thread::id, Window> windows_ GUARDED_BY(mutex_);
+  std::map<std::thread::id, CoalescingScope> scopes_ GUARDED_BY(mutex_);
   struct Child {
     c10::weak_intrusive_ptr<c10d::Store> store;
     std::weak_ptr<Group> group;

@@ -32,7 +32,7 @@ NvxWork::Facts ProcessGroupNVX::facts(const Kind& kind, const std::shared_ptr<Gr
 void ProcessGroupNVX::enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
   work->count_in(pending_);
   lane.submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
-  into_window(work);
+  into_coalescing_scope(work);
 }
 
 Status ProcessGroupNVX::execute(TensorOperations& collectives) {
@@ -74,7 +74,7 @@ bool ProcessGroupNVX::are_proxied(TensorOperations& collectives) {
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue(const Kind& kind, TensorOperations&& collectives,
                                                       const Tensors& outputs, const Tensors& inputs, Mode mode) {
-  if (collects()) mode = Mode::kAsync;  // in a window nobody waits for a single call
+  if (collects()) mode = Mode::kAsync;  // in a coalescing scope nobody waits for a single call
   switch (route_of(collectives)) {
     case Route::kMemory: return issue_in_memory(kind, std::move(collectives), outputs, inputs, mode);
     case Route::kStaged: return issue_staged(kind, std::move(collectives), outputs, inputs, mode);
@@ -174,7 +174,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::issue_proxied(const Kind& kind, 
   auto work = c10::make_intrusive<LaunchedWork>(kernels_, group, facts(kind, group), outputs, recorded(inputs, mode),
                                                 std::move(staging));
   work->begin(ended_at);
-  into_window(work);
+  into_coalescing_scope(work);
   if (mode == Mode::kSync) work->wait(std::chrono::milliseconds(0));
   return work;
 }
@@ -390,13 +390,13 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::launch_on_device(const Kind& kin
   auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, recorded(inputs, mode),
                                                 std::move(staging));
   work->begin(ended_at);
-  into_window(work);
+  into_coalescing_scope(work);
   return work;
 }
 
-/// Calls of a window share launches, as far as none depends on another. They are put off for that. A call that needs
-/// copies of tensors that are not contiguous is not: no kernel does these copies, so they are done at the call's own
-/// place.
+/// Calls of a coalescing scope share launches, as far as none depends on another. They are put off for that. A call
+/// that needs copies of tensors that are not contiguous is not: no kernel does these copies, so they are done at the
+/// call's own place.
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind, TensorOperations&& collectives,
                                                                 const Tensors& outputs, const Tensors& inputs,
                                                                 std::unique_ptr<StagingCopies> staging) {
@@ -410,7 +410,7 @@ c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::put_off_kernels(const Kind& kind
   std::vector<at::Tensor> used = all_tensors(collectives, outputs, inputs);
   auto work = c10::make_intrusive<LaunchedWork>(kernels_, group_, facts(kind), outputs, recorded(inputs, Mode::kAsync),
                                                 std::move(staging));
-  into_window(work);
+  into_coalescing_scope(work);
   work->put_off(std::move(collectives), std::move(used));
   return work;
 }

@@ -62,7 +62,7 @@ c10::intrusive_ptr<MessageWork> ProcessGroupNVX::begin_message(const Kind& kind,
   if (!tensor.is_cpu()) work->stage(comm_streams_, receives);
   work->count_in(pending_);
   work->begin(receives);
-  into_window(work);
+  into_coalescing_scope(work);
   return work;
 }
 

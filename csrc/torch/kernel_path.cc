@@ -231,8 +231,8 @@ KernelPath::Works KernelPath::begin_what_waits() {
   try {
     if (first.capture() != 0 && capture_of(first.stream()) != first.capture()) {
       outcome = Status(Code::kInvalid,
-                       "nvx: the capture in which this operation was called has ended before its coalescing window",
-                       "end the window, or wait for the operation, inside the capture");
+                       "nvx: the capture in which this operation was called has ended before its coalescing scope",
+                       "end the coalescing scope, or wait for the operation, inside the capture");
     } else {
       for (const auto& work : works) work->staging_->start_clock();
       outcome = begin(first, [&](const Target& target) { return launch_kernels(operations, target); });

@@ -196,10 +196,10 @@ int64_t NvxWork::told_here(const Pending& pending) {
   return count;
 }
 
-bool NvxWork::belong_to(c10::intrusive_ptr<WindowWork> window) {
+bool NvxWork::belong_to(c10::intrusive_ptr<CoalescedWork> coalesced) {
   MutexLock lock(future_mutex_);
   if (over_) return false;
-  window_ = std::move(window);
+  coalesced_ = std::move(coalesced);
   return true;
 }
 
@@ -272,18 +272,18 @@ void NvxWork::end(const Status& status, Hooks hooks) {
   run_hook("an observer of an operation's end", [&] { finish(error); });
   const Telling telling(*this);
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  c10::intrusive_ptr<WindowWork> window;
+  c10::intrusive_ptr<CoalescedWork> coalesced;
   {
     MutexLock lock(future_mutex_);
     over_ = true;
     future = future_;
-    window = std::move(window_);
+    coalesced = std::move(coalesced_);
   }
   run_hook("a callback of an operation's future", [&] {
     if (future && error) future->setError(error);
     if (future && !error) complete(*future);
   });
-  if (window) window->one_has_ended();
+  if (coalesced) coalesced->one_has_ended();
   const bool heard = facts_.on_end || facts_.timed;
   if (hooks == Hooks::kNow || !heard || is_there()) return tell_hooks();
   if (!CompletionPoller::here().add(c10::intrusive_ptr<NvxWork>::reclaim_copy(this))) tell_hooks();
@@ -319,7 +319,7 @@ void NvxWork::tell_hooks() {
 
 bool NvxWork::watched() {
   MutexLock lock(future_mutex_);
-  return future_ != nullptr || facts_.on_end || (window_ && window_->watched());
+  return future_ != nullptr || facts_.on_end || (coalesced_ && coalesced_->watched());
 }
 
 bool NvxWork::has_future() {
@@ -539,38 +539,39 @@ void MessageWork::abort() {
   if (!origin_.elsewhere()) group_->abort("Work.abort()");
 }
 
-WindowWork::WindowWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs)
+CoalescedWork::CoalescedWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works,
+                             std::vector<at::Tensor> outputs)
     : NvxWork(std::move(facts), std::move(outputs), std::nullopt), works_(std::move(works)), open_(works_.size()) {
   for (const auto& work : works_) ends_on(work->streams());
 }
 
-void WindowWork::begin() {
+void CoalescedWork::begin() {
   for (const auto& work : works_) {
-    if (!work->belong_to(c10::intrusive_ptr<WindowWork>::reclaim_copy(this))) one_has_ended();
+    if (!work->belong_to(c10::intrusive_ptr<CoalescedWork>::reclaim_copy(this))) one_has_ended();
   }
 }
 
-void WindowWork::one_has_ended() {
+void CoalescedWork::one_has_ended() {
   if (open_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const auto failed = std::find_if(works_.begin(), works_.end(), [](const auto& work) { return !work->status().ok(); });
   end(failed == works_.end() ? Status() : (*failed)->status(), Hooks::kWhenThere);
 }
 
-bool WindowWork::isCompleted() {
+bool CoalescedWork::isCompleted() {
   return Work::isCompleted() &&
          std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
 }
 
-bool WindowWork::is_there() {
+bool CoalescedWork::is_there() {
   return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->is_there(); });
 }
 
-bool WindowWork::lost() const {
+bool CoalescedWork::lost() const {
   return std::any_of(works_.begin(), works_.end(), [](const auto& work) { return work->lost(); });
 }
 
 /// The timeout is for all works together.
-bool WindowWork::wait(std::chrono::milliseconds timeout) {
+bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
   for (const auto& work : works_) {
     if (timeout.count() > 0) {
@@ -584,6 +585,6 @@ bool WindowWork::wait(std::chrono::milliseconds timeout) {
   return true;
 }
 
-void WindowWork::abort() { works_.front()->abort(); }
+void CoalescedWork::abort() { works_.front()->abort(); }
 
 }  // namespace nvx

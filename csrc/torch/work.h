@@ -77,7 +77,7 @@ at::Device device_of(const TensorOperations& collectives);
 /// What all of them bring, or take back. which: &TensorOperation::bring or take_back.
 Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*which);
 
-class WindowWork;
+class CoalescedWork;
 
 /// What all works of nvx have in common: outputs as a result and as a future, times, and who is told of the end.
 class NvxWork : public c10d::Work {
@@ -127,9 +127,9 @@ class NvxWork : public c10d::Work {
   /// How many of the works counted there have ended while this thread is still telling somebody so, further up its
   /// stack.
   static int64_t told_here(const Pending& pending);
-  /// The window will hear of the end. False, and it will not, if the work has ended already. A work belongs to one
-  /// window at most.
-  bool belong_to(c10::intrusive_ptr<WindowWork> window);
+  /// The coalescing scope will hear of the end. False, and it will not, if the work has ended already. A work belongs
+  /// to one coalescing scope at most.
+  bool belong_to(c10::intrusive_ptr<CoalescedWork> coalesced);
   /// Whether code of somebody else, such as a callback or a hook, will run when it ends.
   bool watched();
   /// Whether it has ended well, and somebody has waited for it or asked for its future: then it has nothing left to
@@ -183,7 +183,7 @@ class NvxWork : public c10d::Work {
   Pending pending_;
   Mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_ GUARDED_BY(future_mutex_);
-  c10::intrusive_ptr<WindowWork> window_ GUARDED_BY(future_mutex_);  // until the end
+  c10::intrusive_ptr<CoalescedWork> coalesced_ GUARDED_BY(future_mutex_);  // until the end
   std::vector<c10::Stream> streams_;
   std::atomic<bool> over_{false};
   std::atomic<bool> lost_{false};
@@ -278,11 +278,11 @@ class MessageWork final : public NvxWork {
   Loads loads_;  // of a device's tensor
 };
 
-/// All works of a coalescing window, as one. It ends when the last of them has ended, whether or not anybody waits for
-/// it. If some have failed, it fails as the first of them did.
-class WindowWork final : public NvxWork {
+/// All works of a coalescing coalescing scope, as one. It ends when the last of them has ended, whether or not anybody
+/// waits for it. If some have failed, it fails as the first of them did.
+class CoalescedWork final : public NvxWork {
  public:
-  WindowWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs);
+  CoalescedWork(Facts facts, std::vector<c10::intrusive_ptr<NvxWork>> works, std::vector<at::Tensor> outputs);
   /// Listens to the works. Not in the constructor, because they keep it until they have ended.
   void begin();
   void one_has_ended();

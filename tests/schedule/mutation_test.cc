@@ -19,15 +19,15 @@ using schedule::Range;
 using schedule::Row;
 using schedule::Step;
 
-constexpr Conditions kTrials[] = {{.window = 16, .timing = Timing::kPostFirst, .seed = 1},
-                                  {.window = 1, .timing = Timing::kPostLast, .seed = 2},
-                                  {.window = 4, .memory = Memory::kShared, .seed = 3}};
+constexpr Conditions kTrials[] = {{.depth = 16, .timing = Timing::kPostFirst, .seed = 1},
+                                  {.depth = 1, .timing = Timing::kPostLast, .seed = 2},
+                                  {.depth = 4, .memory = Memory::kShared, .seed = 3}};
 
 bool found_out(const Row& row, const Script& script) {
   const auto wrong = [&](const Conditions& c) { return !breach(row, script.shape, play(script, c)).empty(); };
   if (std::any_of(std::begin(kTrials), std::end(kTrials), wrong)) return true;
   for (int late = 0; late < script.shape.size; ++late) {
-    if (wrong({.window = 16, .timing = Timing::kPostFirst, .late = late, .seed = 1})) return true;
+    if (wrong({.depth = 16, .timing = Timing::kPostFirst, .late = late, .seed = 1})) return true;
   }
   return false;
 }
@@ -254,7 +254,7 @@ TEST(Mutation, AnExecutorThatMindsNoHazardIsFound) {
     const Script script = write_out(row, shape);
     bool found = false;
     for (uint64_t seed = 0; seed < 20 && !found; ++seed) {
-      const Conditions careless{.window = 16, .timing = Timing::kPostFirst, .seed = seed, .hazards = Hazards::kIgnored};
+      const Conditions careless{.depth = 16, .timing = Timing::kPostFirst, .seed = seed, .hazards = Hazards::kIgnored};
       found = !play(script, careless).error.empty();
     }
     const bool in_order = row.guarantee.depth(shape.size) > 1 || row.guarantee.order != schedule::Order::kNone;

@@ -17,27 +17,27 @@ using schedule::catalog;
 using schedule::Row;
 
 constexpr int kMostRanks = 33;
-constexpr int kWindows[] = {1, 2, 4, 16};
+constexpr int kDepths[] = {1, 2, 4, 16};
 constexpr size_t kWidths[] = {1, 4, 16};
 
 class Proof : public testing::TestWithParam<Row> {
  protected:
-  /// Under a window of each size, with all else drawn from `seed_`: each must give the same.
+  /// Under a depth of each size, with all else drawn from `seed_`: each must give the same.
   void prove(const Asked& asked) {
     const Row& row = GetParam();
     const Shape shape = shape_of(asked);
     if (!legal(row, shape)) return;
     const Script script = write_out(row, shape);
     uint64_t trees = 0;
-    for (const int window : kWindows) {
-      const Conditions conditions{.window = window,
+    for (const int depth : kDepths) {
+      const Conditions conditions{.depth = depth,
                                   .memory = draw() % 2 ? Memory::kShared : Memory::kApart,
                                   .timing = Timing(draw() % 3),
                                   .late = int(draw() % uint64_t(asked.size + 1)) - 1,
                                   .seed = draw()};
       const Outcome outcome = play(script, conditions);
       ASSERT_EQ(breach(row, shape, outcome), "");
-      if (window == kWindows[0]) trees = outcome.trees;
+      if (depth == kDepths[0]) trees = outcome.trees;
       ASSERT_EQ(outcome.trees, trees) << "another order of combining; " << shape.text() << conditions.text();
       ++played_;
     }

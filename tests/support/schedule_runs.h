@@ -73,7 +73,7 @@ class Part {
   Part(const Part&) = delete;
   Part& operator=(const Part&) = delete;
 
-  net::ScheduleArgs args(const schedule::Row& row, uint32_t op, int window, uint16_t run = 0) {
+  net::ScheduleArgs args(const schedule::Row& row, uint32_t op, int depth, uint16_t run = 0) {
     scratch_.resize(row.scratch(layout_, rank_));
     net::ScheduleArgs e;
     e.row = &row;
@@ -87,7 +87,7 @@ class Part {
     e.label = label(1);
     e.op = op;
     e.run = run;
-    e.window = window;
+    e.depth = depth;
     return e;
   }
 

@@ -145,7 +145,7 @@ class Player {
     if (rank == c_.late && !ready_.empty()) std::swap(rank, ready_[random_() % ready_.size()]);
     const auto& steps = script_.steps[size_t(rank)];
     auto& mine = under_way_[size_t(rank)];
-    if (next_[size_t(rank)] == steps.size() || mine.size() >= size_t(c_.window)) return;
+    if (next_[size_t(rank)] == steps.size() || mine.size() >= size_t(c_.depth)) return;
     Flight flight;
     if (!understand(rank, steps[next_[size_t(rank)]], &flight)) return;
     const bool nothing = steps[flight.number].send_to == rank && !flight.reduce && flight.send.is(flight.recv);
@@ -414,7 +414,7 @@ Script write_out(const Row& row, const Shape& shape) {
 }
 
 std::string Conditions::text() const {
-  return "window " + std::to_string(window) + (memory == Memory::kShared ? ", in place, " : ", ") + text_of(timing) +
+  return "depth " + std::to_string(depth) + (memory == Memory::kShared ? ", in place, " : ", ") + text_of(timing) +
          (late < 0 ? "" : ", rank " + std::to_string(late) + " late") + ", seed " + std::to_string(seed);
 }
 

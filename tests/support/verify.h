@@ -23,7 +23,7 @@ enum class Timing { kAny, kPostFirst, kPostLast };  ///< steps begin at random m
 enum class Hazards { kMinded, kIgnored };           ///< whether a step waits for the bytes that it shares with others
 
 struct Conditions {
-  int window = 1;  ///< steps in flight
+  int depth = 1;  ///< steps in flight
   Memory memory = Memory::kApart;
   Timing timing = Timing::kAny;
   int late = -1;  ///< a rank that does nothing as long as others can

@@ -295,7 +295,7 @@ def test_futures(rank, world):
 
 
 @on_fake_gpus(2)
-def test_windows(rank, world):
+def test_coalescing(rank, world):
     tensors = [on_gpu(rank + i, 100 + i) for i in range(5)]
     with dist._coalescing_manager(device=torch.device(GPU, 0), async_ops=True) as manager:
         for tensor in tensors:

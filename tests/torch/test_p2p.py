@@ -1,4 +1,4 @@
-"""send and recv: matching by pair and tag, from anybody, to oneself, in batches and coalescing windows."""
+"""send and recv: matching by pair and tag, from anybody, to oneself, in batches and coalescing scopes."""
 
 import random
 
@@ -248,7 +248,7 @@ def test_a_strided_message(rank, world):
     assert_same(output, message(0, 0, 1200).view(30, 40), "after the refusal")
 
 
-# --- coalescing windows -------------------------------------------------------------------------------------
+# --- coalescing scopes -------------------------------------------------------------------------------------
 
 
 @only_nvx

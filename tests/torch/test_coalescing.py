@@ -254,5 +254,5 @@ def test_an_open_window_is_said(tmp_path):
     )
     ran = warm.run(["-c", script, str(tmp_path / "store")], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    said = [line for line in ran.stderr.splitlines() if "coalescing window" in line]
+    said = [line for line in ran.stderr.splitlines() if "coalescing scope" in line]
     assert len(said) == 1 and "the 1 operations" in said[0], ran.stderr
