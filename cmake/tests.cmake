@@ -21,7 +21,7 @@ endif()
 # What nvx declares of libcuda and NVML itself is held against cuda.h and nvml.h where they are. Their folder comes last:
 # nothing else of it is wanted.
 find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
-set(abi_tests ${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc ${PROJECT_SOURCE_DIR}/tests/group/nvml_library_test.cc)
+set(abi_tests ${PROJECT_SOURCE_DIR}/tests/memory/driver/driver_library_test.cc ${PROJECT_SOURCE_DIR}/tests/group/meet/nvml_library_test.cc)
 set_source_files_properties(${abi_tests} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
   set_source_files_properties(${abi_tests} PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
@@ -35,7 +35,7 @@ endif()
 
 file(GLOB rooms CONFIGURE_DEPENDS LIST_DIRECTORIES true ${PROJECT_SOURCE_DIR}/tests/*)
 foreach(dir ${rooms})
-  file(GLOB room_tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
+  file(GLOB_RECURSE room_tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
   if(NOT NVX_CUDA_ON)
     list(FILTER room_tests EXCLUDE REGEX "_cuda_test\\.cc$")
   endif()
@@ -69,6 +69,6 @@ endif()
 if(TARGET memory_test)
   include(fake_cuda)
   add_dependencies(memory_test nvx_fake_cuda)
-  set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/memory/driver_library_test.cc APPEND
+  set_property(SOURCE ${PROJECT_SOURCE_DIR}/tests/memory/driver/driver_library_test.cc APPEND
     PROPERTY COMPILE_DEFINITIONS NVX_FAKE_CUDA="$<TARGET_FILE:nvx_fake_cuda>")
 endif()

@@ -2,7 +2,7 @@
 if(NOT NVX_TORCH_DIR)
   return()
 endif()
-file(GLOB torch_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/torch/*.cc)
+file(GLOB_RECURSE torch_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/torch/*.cc)
 set(NVX_BUILD_CUDA "")
 if(NVX_CUDA_ON)
   set(NVX_BUILD_CUDA "${CMAKE_CUDA_COMPILER_VERSION}")

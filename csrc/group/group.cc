@@ -6,10 +6,10 @@
 #include "base/config.h"
 #include "base/interrupt.h"
 #include "base/log.h"
-#include "group/hierarchical.h"
-#include "group/mailbox.h"
+#include "group/hierarchy/hierarchical.h"
+#include "group/meet/store_meeting.h"
+#include "group/p2p/mailbox.h"
 #include "group/roster.h"
-#include "group/store_meeting.h"
 #include "net/group_port.h"
 
 namespace nvx {

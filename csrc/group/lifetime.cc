@@ -5,10 +5,10 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "group/group.h"
-#include "group/hierarchical.h"
-#include "group/mailbox.h"
+#include "group/hierarchy/hierarchical.h"
+#include "group/meet/setup.h"
+#include "group/p2p/mailbox.h"
 #include "group/roster.h"
-#include "group/setup.h"
 
 namespace nvx {
 namespace {

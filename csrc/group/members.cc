@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/config.h"
-#include "group/store_meeting.h"
+#include "group/meet/store_meeting.h"
 #include "net/group_port.h"
 
 namespace nvx {

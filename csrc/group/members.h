@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/error.h"
-#include "group/plan.h"
-#include "group/topology.h"
-#include "kernel/channel.h"
-#include "memory/neighbours.h"
+#include "group/meet/topology.h"
+#include "group/plan/plan.h"
+#include "kernel/cpu/channel.h"
+#include "memory/shm/neighbours.h"
 
 namespace nvx {
 

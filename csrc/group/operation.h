@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/deadline.h"
-#include "kernel/pad.h"
+#include "kernel/cpu/pad.h"
 #include "kernel/piece.h"
 
 namespace nvx {
@@ -36,8 +36,8 @@ class Pieces {
   std::unique_ptr<kernel::Piece[]> many_;
 };
 
-/// What an operation is a chunk of (group/chunks.h), or a step of: what ranks compare and errors speak of, whose time
-/// it shares, and the bytes as which it is planned between hosts.
+/// What an operation is a chunk of (group/plan/chunks.h), or a step of: what ranks compare and errors speak of, whose
+/// time it shares, and the bytes as which it is planned between hosts.
 struct Whole {
   kernel::Fingerprint fingerprint;
   Deadline deadline;

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "base/flag.h"
-#include "kernel/device_pad.h"
-#include "kernel/level.h"
+#include "kernel/gpu/device_pad.h"
+#include "kernel/reduce/level.h"
 #include "kernel/verdict.h"
 
 #if defined(__CUDACC__)
@@ -22,8 +22,8 @@
 
 namespace nvx::kernel {
 
-/// The verbs of the CPU's algorithms (kernel/direct.h), for the one thread of the host that a rank runs them on. Bulk
-/// work is done by the wide loops of the instruction-set level (kernel/level.h).
+/// The verbs of the CPU's algorithms (kernel/cpu/direct.h), for the one thread of the host that a rank runs them on.
+/// Bulk work is done by the wide loops of the instruction-set level (kernel/reduce/level.h).
 class CpuExec {
  public:
   CpuExec(size_t width, ReduceFn reduce, const double* factors, const WaitRules& rules)
@@ -106,9 +106,9 @@ struct Quarrel {
   uint64_t theirs[kGreetingWords];
 };
 
-/// The verbs of the device algorithms (kernel/device_collectives.h), for one lane of a tile of many. Machine is what a
-/// lane is made of: a thread of a CUDA block, or a thread of the host that plays one. Each lane waits for itself, and
-/// every wait ends; what that means for the tile, its lanes decide together by all().
+/// The verbs of the device algorithms (kernel/gpu/device_collectives.h), for one lane of a tile of many. Machine is
+/// what a lane is made of: a thread of a CUDA block, or a thread of the host that plays one. Each lane waits for
+/// itself, and every wait ends; what that means for the tile, its lanes decide together by all().
 template <class Machine>
 class TileExec : public Machine {
  public:

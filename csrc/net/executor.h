@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel/level.h"
+#include "kernel/reduce/level.h"
 #include "net/group_port.h"
 #include "schedule/catalog.h"
 

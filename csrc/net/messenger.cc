@@ -16,7 +16,7 @@
 #include "base/per_process.h"
 #include "base/words.h"
 #include "net/group_port.h"
-#include "net/ucx.h"
+#include "net/ucx/ucx.h"
 
 namespace nvx::net {
 namespace {

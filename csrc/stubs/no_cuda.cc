@@ -1,7 +1,7 @@
-// Stands in for kernel/launch_cuda.cu where nvx is built without CUDA.
+// Stands in for kernel/gpu/launch_cuda.cu where nvx is built without CUDA.
 
-#include "kernel/capture.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/capture.h"
+#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::kernel {
 namespace {

@@ -1,5 +1,5 @@
 #include "base/error.h"
-#include "net/ucx.h"
+#include "net/ucx/ucx.h"
 
 namespace nvx::net {
 

@@ -11,13 +11,13 @@
 
 #include "base/mutex.h"
 #include "group/extensions.h"
-#include "torch/arguments.h"
-#include "torch/delegate.h"
+#include "torch/arguments/arguments.h"
+#include "torch/device/delegate.h"
+#include "torch/device/host_proxy_path.h"
+#include "torch/device/kernel_path.h"
+#include "torch/device/proxy_op.h"
 #include "torch/hook.h"
-#include "torch/host_proxy_path.h"
-#include "torch/kernel_path.h"
 #include "torch/origin.h"
-#include "torch/proxy_op.h"
 #include "torch/work.h"
 
 namespace nvx {
@@ -25,7 +25,7 @@ namespace nvx {
 struct PoolStats;
 
 /// nvx as torch sees it: turns tensors into operations, and tells torch of their ends. Which route a collective takes
-/// is decided in group/route.h, of facts that are found out here and in arguments.cc.
+/// is decided in group/plan/route.h, of facts that are found out here and in arguments.cc.
 class ProcessGroupNVX final : public c10d::Backend {
  public:
   struct Options final : c10d::Backend::Options {

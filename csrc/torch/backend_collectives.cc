@@ -1,10 +1,10 @@
 // c10d's collectives: from its tensors and options to operations, which backend_issue.cc begins.
 
-#include "memory/beside_captures.h"
+#include "memory/driver/beside_captures.h"
+#include "torch/arguments/overlaps.h"
+#include "torch/arguments/sparse.h"
 #include "torch/backend.h"
 #include "torch/interrupt.h"
-#include "torch/overlaps.h"
-#include "torch/sparse.h"
 
 namespace nvx {
 namespace {

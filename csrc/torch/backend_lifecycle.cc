@@ -5,12 +5,12 @@
 
 #include <set>
 
-#include "group/device_pools.h"
-#include "torch/argument_error.h"
+#include "group/device/device_pools.h"
+#include "torch/arguments/argument_error.h"
 #include "torch/backend.h"
+#include "torch/device/pool.h"
 #include "torch/hook.h"
 #include "torch/interrupt.h"
-#include "torch/pool.h"
 #include "torch/registry.h"
 #include "torch/store.h"
 

@@ -1,14 +1,14 @@
 #include "torch/inspect.h"
 
 #include "base/error.h"
-#include "group/gpu_topology.h"
-#include "group/topology.h"
-#include "kernel/level.h"
-#include "memory/dma_buf.h"
-#include "memory/driver_library.h"
+#include "group/meet/gpu_topology.h"
+#include "group/meet/topology.h"
+#include "kernel/reduce/level.h"
+#include "memory/driver/dma_buf.h"
+#include "memory/driver/driver_library.h"
 #include "net/interfaces.h"
-#include "net/ucx.h"
-#include "net/ucx_search.h"
+#include "net/ucx/ucx.h"
+#include "net/ucx/ucx_search.h"
 
 namespace nvx {
 namespace {

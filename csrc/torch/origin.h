@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include "memory/neighbours.h"
-#include "torch/argument_error.h"
+#include "memory/shm/neighbours.h"
+#include "torch/arguments/argument_error.h"
 
 namespace nvx {
 

@@ -10,7 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "group/store.h"
+#include "group/meet/store.h"
 
 namespace nvx {
 

@@ -4,7 +4,7 @@
 
 #ifdef C10D_BACKEND_HAS_WINDOW
 
-#include "group/window.h"
+#include "group/p2p/window.h"
 
 namespace nvx {
 

@@ -13,14 +13,14 @@
 #include "base/mutex.h"
 #include "group/extensions.h"
 #include "group/group.h"
-#include "group/host_proxy.h"
-#include "group/mailbox.h"
-#include "group/route.h"
-#include "torch/chunk_pipeline.h"
+#include "group/hierarchy/host_proxy.h"
+#include "group/p2p/mailbox.h"
+#include "group/plan/route.h"
+#include "torch/device/chunk_pipeline.h"
+#include "torch/device/output_hazards.h"
+#include "torch/device/pending_sends.h"
+#include "torch/device/staging_copies.h"
 #include "torch/origin.h"
-#include "torch/output_hazards.h"
-#include "torch/pending_sends.h"
-#include "torch/staging_copies.h"
 
 namespace nvx {
 

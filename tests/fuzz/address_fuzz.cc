@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "net/ucx_address.h"
+#include "net/ucx/ucx_address.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace nvx::net;

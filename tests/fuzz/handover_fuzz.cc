@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "base/error.h"
-#include "memory/neighbours.h"
+#include "memory/shm/neighbours.h"
 
 namespace nvx {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "kernel/level.h"
+#include "kernel/reduce/level.h"
 #include "net/executor.h"
 #include "support/scripted_link.h"
 

@@ -24,15 +24,15 @@ MACROS = {
     "NVX_CHECK": ("csrc/base/error.h",),
     "NVX_TRY": ("csrc/base/error.h",),
     "NVX_LOG": ("csrc/base/log.h",),
-    "NVX_HD": ("csrc/kernel/exec.h", "csrc/kernel/float_bits.h"),
+    "NVX_HD": ("csrc/kernel/exec.h", "csrc/kernel/reduce/float_bits.h"),
     "NVX_RECORD_COMMS": ("csrc/torch/recorded.h",),  # torch's macro of that, whose name and arguments changed
     "NVX_APART": ("csrc/kernel/exec.h",),  # CUDA spells noinline in its own way
-    "NVX_RULE": ("csrc/kernel/float_bits.h",),  # what every level compiles for itself must be inlined
-    "NVX_LEVEL": ("csrc/kernel/float_bits.h",),  # the build's, where the build gives none
-    "NVX_INDEPENDENT": ("csrc/kernel/levels/level.cc",),  # one pragma, two compilers
-    "NVX_SCALAR": ("csrc/kernel/levels/level.cc",),
-    "NVX_NAME": ("csrc/kernel/levels/level.cc",),  # the level's name as text
-    "NVX_NAME_": ("csrc/kernel/levels/level.cc",),
+    "NVX_RULE": ("csrc/kernel/reduce/float_bits.h",),  # what every level compiles for itself must be inlined
+    "NVX_LEVEL": ("csrc/kernel/reduce/float_bits.h",),  # the build's, where the build gives none
+    "NVX_INDEPENDENT": ("csrc/kernel/reduce/levels/level.cc",),  # one pragma, two compilers
+    "NVX_SCALAR": ("csrc/kernel/reduce/levels/level.cc",),
+    "NVX_NAME": ("csrc/kernel/reduce/levels/level.cc",),  # the level's name as text
+    "NVX_NAME_": ("csrc/kernel/reduce/levels/level.cc",),
 }
 ANNOTATIONS = "csrc/base/mutex.h"  # names clang's thread-safety attributes
 # Names that another library gives, to functions that it calls.

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "kernel/direct.h"
+#include "kernel/cpu/direct.h"
 #include "support/lanes.h"
 
 namespace nvx::gpucheck {

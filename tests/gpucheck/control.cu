@@ -2,7 +2,7 @@
 
 #include "gpucheck/control.h"
 #include "kernel/exec.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpucheck {
 namespace {

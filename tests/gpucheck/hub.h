@@ -8,7 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/handle.h"
-#include "memory/device_share.h"
+#include "memory/gpu/device_share.h"
 
 /// How the processes of a part meet: each has one end of a socket pair, and who started them has the others.
 namespace nvx::gpucheck {

@@ -10,7 +10,7 @@
 #include "gpucheck/control.h"
 #include "gpucheck/parts.h"
 #include "gpucheck/script.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpucheck {
 namespace {

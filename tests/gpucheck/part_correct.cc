@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "gpucheck/parts.h"
 #include "gpucheck/script.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpucheck {
 namespace {

@@ -10,8 +10,8 @@
 #include "gpucheck/control.h"
 #include "gpucheck/parts.h"
 #include "gpucheck/script.h"
-#include "kernel/capture.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/capture.h"
+#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpucheck {
 namespace {

@@ -6,8 +6,8 @@
 #include "gpucheck/control.h"
 #include "gpucheck/device.h"
 #include "gpucheck/parts.h"
-#include "memory/device_measure.h"
-#include "memory/driver_library.h"
+#include "memory/driver/driver_library.h"
+#include "memory/gpu/device_measure.h"
 
 namespace nvx::gpucheck {
 namespace {

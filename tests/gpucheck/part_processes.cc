@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "gpucheck/parts.h"
 #include "gpucheck/rank.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpucheck {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "gpucheck/report.h"
-#include "memory/device_driver.h"
+#include "memory/driver/device_driver.h"
 
 /// The parts, one function each. What they return is the exit code; what breaks, they throw.
 namespace nvx::gpucheck {

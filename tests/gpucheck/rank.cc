@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "gpucheck/parts.h"
-#include "kernel/launch_cuda.h"
-#include "memory/device_arena.h"
+#include "kernel/gpu/launch_cuda.h"
+#include "memory/gpu/device_arena.h"
 
 namespace nvx::gpucheck {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "gpucheck/hub.h"
 #include "gpucheck/script.h"
-#include "memory/device_share.h"
+#include "memory/gpu/device_share.h"
 
 namespace nvx::gpucheck {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <thread>
 
-#include "kernel/residency.h"
+#include "kernel/gpu/residency.h"
 
 namespace nvx::gpucheck {
 

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "gpucheck/cases.h"
 #include "gpucheck/device.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/launch_cuda.h"
 
 namespace nvx::gpucheck {
 

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <random>
 
-#include "group/terms.h"
-#include "kernel/float_bits.h"
+#include "group/plan/terms.h"
+#include "kernel/reduce/float_bits.h"
 #include "support/hosts.h"
 
 namespace nvx::test {

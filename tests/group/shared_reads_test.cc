@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "memory/handout.h"
+#include "memory/shm/handout.h"
 #include "support/hosts.h"
 
 namespace nvx::test {

@@ -75,7 +75,7 @@ def test_sdist_has_the_sources_and_nothing_built(sdist):
     with tarfile.open(sdist) as archive:
         names = ["/".join(name.split("/")[1:]) for name in archive.getnames()]
     for wanted in ("CMakeLists.txt", "LICENSE", "README.md", "Makefile", "bench/results/all_reduce.png",
-                   "cmake/find_torch.py", "csrc/kernel/dtype.h", "python/nvx/__init__.py", "scripts/run.sh",
+                   "cmake/find_torch.py", "csrc/kernel/reduce/dtype.h", "python/nvx/__init__.py", "scripts/run.sh",
                    "tests/install/test_build.py"):  # fmt: skip
         assert wanted in names
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc", "_built.py"))]

@@ -13,7 +13,7 @@
 #include "net/host_address.h"
 #include "net/link.h"
 #include "net/loopback.h"
-#include "net/ucx.h"
+#include "net/ucx/ucx.h"
 
 /// Links under test, and what they tell.
 namespace nvx::net::test {

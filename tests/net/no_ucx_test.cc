@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "net/ucx.h"
+#include "net/ucx/ucx.h"
 #include "support/groups.h"
 
 namespace nvx::test {

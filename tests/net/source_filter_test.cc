@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "base/handle.h"
 #include "net/host_address.h"
-#include "net/ucx_listeners.h"
+#include "net/ucx/ucx_listeners.h"
 
 namespace nvx::net::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "support/plays.h"
 
 /// The device algorithms on a device: the memory of ranks that share one, and their sides of operations there.

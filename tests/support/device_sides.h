@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "group/device_side.h"
+#include "group/device/device_side.h"
 #include "support/gpu_processes.h"
 #include "support/groups.h"
 #include "support/played_stream.h"

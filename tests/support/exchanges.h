@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "memory/device_share.h"
+#include "memory/gpu/device_share.h"
 
 namespace nvx::test {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/device_driver.h"
+#include "memory/driver/device_driver.h"
 
 namespace nvx::test {
 

@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-#include "group/nvml.h"
+#include "group/meet/nvml.h"
 
 namespace nvx::test {
 

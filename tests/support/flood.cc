@@ -12,7 +12,7 @@
 #include <set>
 #include <sstream>
 
-#include "memory/unix_socket.h"
+#include "memory/shm/unix_socket.h"
 #include "support/ranks.h"
 
 namespace nvx::test {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "memory/device_share.h"
+#include "memory/gpu/device_share.h"
 #include "support/exchanges.h"
 #include "support/fake_driver.h"
 #include "support/ranks.h"

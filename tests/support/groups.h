@@ -7,7 +7,7 @@
 
 #include "base/deadline.h"
 #include "group/group.h"
-#include "group/mailbox.h"
+#include "group/p2p/mailbox.h"
 #include "support/plays.h"
 #include "support/ranks.h"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/hash.h"
-#include "kernel/dtype.h"
-#include "kernel/level.h"
+#include "kernel/reduce/dtype.h"
+#include "kernel/reduce/level.h"
 #include "support/numbers.h"
 
 /// What ranks put in, and what must come out. Every rank can work out every other's input.

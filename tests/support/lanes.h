@@ -7,9 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include "kernel/channel.h"
-#include "kernel/direct.h"
-#include "kernel/launch.h"
+#include "kernel/cpu/channel.h"
+#include "kernel/cpu/direct.h"
+#include "kernel/cpu/launch.h"
 
 /// The kernels without a group: pads and staging of all ranks in plain memory, a channel each.
 namespace nvx::test {

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "base/hash.h"
-#include "kernel/dtype.h"
+#include "kernel/reduce/dtype.h"
 
 /// Floating-point numbers by their bits, as IEEE 754 and the 8-bit formats lay them out.
 namespace nvx::test {

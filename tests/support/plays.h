@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "kernel/direct.h"
-#include "kernel/launch.h"
-#include "kernel/pad.h"
+#include "kernel/cpu/direct.h"
+#include "kernel/cpu/launch.h"
+#include "kernel/cpu/pad.h"
 #include "support/inputs.h"
 
 namespace nvx::test {

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <vector>
 
-#include "kernel/device_pad.h"
+#include "kernel/gpu/device_pad.h"
 
 namespace nvx::test {
 

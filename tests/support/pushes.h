@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "support/pools.h"
 #include "support/twin.h"
 #include "support/ways.h"

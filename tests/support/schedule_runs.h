@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kernel/level.h"
+#include "kernel/reduce/level.h"
 #include "net/executor.h"
 #include "net/loopback.h"
 #include "support/inputs.h"

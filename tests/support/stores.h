@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "group/store.h"
+#include "group/meet/store.h"
 
 /// Where the ranks of tests meet.
 namespace nvx::test {

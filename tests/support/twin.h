@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernel/device_collectives.h"
+#include "kernel/gpu/device_collectives.h"
 
 /// The device algorithms without a device: each lane of each block of each rank is a thread of the host. Pads, states,
 /// epochs and counters are the device's; only what a lane is made of differs.

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernel/job.h"
+#include "kernel/gpu/job.h"
 #include "support/plays.h"
 
 /// Plays for the device algorithms, whoever performs them.

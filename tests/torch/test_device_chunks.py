@@ -12,8 +12,8 @@ from ranks import on_fake_gpus, only_nvx
 from torch.profiler import ProfilerActivity, profile
 
 GPU = "fakegpu"
-CHUNK = 4 << 20  # as csrc/group/chunks.h has it
-SLOTS = 3  # as csrc/torch/chunk_pipeline.h has it
+CHUNK = 4 << 20  # as csrc/group/plan/chunks.h has it
+SLOTS = 3  # as csrc/torch/device/chunk_pipeline.h has it
 SIZES = [CHUNK // 4, CHUNK // 4 + 1, 3_333_333]  # of float32: one chunk, which goes whole; two; four
 
 MODES = pytest.mark.parametrize("asynchronous", [False, True])

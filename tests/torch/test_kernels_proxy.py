@@ -21,9 +21,9 @@ from training import WIDTH, assert_same_weights
 
 pytestmark = only_nvx
 CHUNKS = test_device_chunks
-PART = 2 * 504 << 10  # of a rank in a slice, between two hosts, as csrc/group/plan.cc has it
+PART = 2 * 504 << 10  # of a rank in a slice, between two hosts, as csrc/group/plan/plan.cc has it
 BLOCK = 504 << 10  # of a block in a slice
-ROUNDS, SLOTS = 7, 8  # as csrc/group/host_proxy.h has them
+ROUNDS, SLOTS = 7, 8  # as csrc/group/hierarchy/host_proxy.h has them
 
 test_order_of_streams = on_proxied_gpus(4)(CHUNKS.test_the_order_of_the_callers_streams_is_kept.body)
 test_several_at_once = on_proxied_gpus(4)(CHUNKS.test_several_at_once.body)
@@ -271,7 +271,7 @@ def test_the_bits_of_blocks_are_those_of_the_cpu(rank, world, asynchronous):
     both(scatter(dist._make_nccl_premul_sum(0.3), asynchronous), values(rank, world * CHUNK // 4))
 
 
-# Without complex ones, of which the fake accelerator knows no views: tests/group/host_proxy_test.cc has them.
+# Without complex ones, of which the fake accelerator knows no views: tests/group/hierarchy/host_proxy_test.cc has them.
 TYPES = ["uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 TYPES += ["bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 

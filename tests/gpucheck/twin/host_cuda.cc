@@ -17,8 +17,8 @@
 #include <utility>
 
 #include "gpucheck/control.h"
-#include "kernel/capture.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/capture.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "support/played_stream.h"
 #include "support/twin.h"
 

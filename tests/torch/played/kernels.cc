@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "kernel/capture.h"
-#include "kernel/launch_cuda.h"
+#include "kernel/gpu/capture.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "support/twin.h"
-#include "torch/kernel_path.h"
+#include "torch/device/kernel_path.h"
 
 namespace nvx::kernel {
 namespace {

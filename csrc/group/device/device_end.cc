@@ -1,0 +1,290 @@
+#include "group/device/device_end.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "base/reason.h"
+#include "group/plan/device_plan.h"
+#include "kernel/gpu/residency.h"
+#include "memory/driver/apart.h"
+#include "memory/driver/cards.h"
+#include "memory/gpu/device_work.h"
+
+namespace nvx {
+namespace {
+
+using kernel::DevicePad;
+using kernel::DeviceState;
+using kernel::Part;
+
+/// Where a rank's pad is.
+struct PadCard {
+  static constexpr uint32_t kMagic = 0x7078766e;  // "nvxp"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  uint64_t offset = 0;  // in its arena
+};
+static_assert(sizeof(PadCard) == 16);
+
+/// Where a rank's pool can be asked for, once it has one.
+struct PoolCard {
+  static constexpr uint32_t kMagic = 0x6c78766e;  // "nvxl"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  int32_t device = -1;
+  uint32_t reserved = 0;
+  ArenaId home;
+  char door[48] = {};
+};
+static_assert(sizeof(PoolCard) == 80);
+
+/// Whose arena this rank reaches in its device's memory, as the two have tried; a pool's mapping is not tried again.
+bool shares_virtual_memory(const DevicePeer& peer) {
+  return peer.kind == ShareKind::kFabric || peer.kind == ShareKind::kFd || peer.kind == ShareKind::kPointer;
+}
+
+std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
+
+/// What is mapped of others, where a device that hangs may still write.
+void keep_for_ever(std::unique_ptr<DeviceShare> share) {
+  static Mutex mutex;
+  static auto* const kKept = new std::vector<std::unique_ptr<DeviceShare>>;
+  MutexLock lock(mutex);
+  kKept->push_back(std::move(share));
+}
+
+}  // namespace
+
+DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, Launcher& launcher)
+    : home_(home), options_(options), own_(options.patience) {
+  try {
+    set_up(exchange, launcher);
+  } catch (const std::exception& error) {
+    let_go();
+    contain("telling the other ranks that GPUs cannot be used", [&] { exchange.give_up(failure_of(error)); });
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known && known->code() == Code::kPeerFailed) throw;
+    throw Error(reason_for("group " + options_.group + " cannot use GPU " + std::to_string(options_.device) + " on " +
+                               options_.describe(options_.rank),
+                           failure_of(error),
+                           "nvx gpucheck tries this machine's GPUs; with the backend \"cpu:nvx,cuda:nccl\" NCCL "
+                           "serves CUDA tensors"));
+  }
+}
+
+DeviceEnd::~DeviceEnd() { let_go(); }
+
+/// Nothing of this rank's own touches it any more; peers may.
+void DeviceEnd::let_go() {
+  pools_.reset();  // before the memory that its views lie in
+  if (!span_) return;
+  const Span span = std::exchange(span_, Span{});
+  if (exported_) {
+    share_->arena().bury(span, options_.peers_gone);
+  } else {
+    share_->arena().free(span);
+  }
+}
+
+void DeviceEnd::keep(User user) {
+  if (!span_) return;
+  if (user == User::kKernel) promise_.keep();
+  share_->arena().quarantine(std::exchange(span_, Span{}));
+  state_->abandon();
+  control_->abandon();
+  pools_->keep();
+  keep_for_ever(std::move(share_));
+}
+
+void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
+  NVX_CHECK(2 * size_t(options_.ranks) <= kernel::kLaunchPieces,
+            "a channel between GPUs has at most " + std::to_string(kernel::kLaunchPieces / 2) + " ranks");
+  std::vector<kernel::KernelFacts> facts;  // loaded before anybody's kernel waits for this rank's
+  if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded);
+  const int resident = kernel::resident_at_once(facts);
+  constexpr int kTries = 4;  // each but the last finds pairs that kernels cannot use, or a rank that was late
+  std::string why;
+  for (int tries = 1; !serves(exchange, launcher, open_channel(exchange, resident), &why); ++tries) {
+    NVX_CHECK(tries < kTries, "a first exchange by kernels did not end well: " + why);
+    NVX_LOG(kInfo, "group %s: GPUs are opened anew, as a first exchange by kernels did not end well: %s",
+            options_.group.c_str(), why.c_str());
+    let_go();
+    exported_ = false;
+    share_.reset();
+    promise_.give_back();
+  }
+  NVX_LOG(kInfo, "group %s: GPU %d, %u blocks, %u packets, chunks of %u bytes, a pad of %zu KiB%s%s",
+          options_.group.c_str(), options_.device, channel_.shape.blocks, channel_.shape.packets,
+          channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
+}
+
+/// All that kernels need, formatted on all ranks.
+TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
+  share_ = std::make_unique<DeviceShare>(
+      home_, exchange,
+      ShareOptions{options_.rank, options_.ranks, options_.device, options_.host, options_.patience, options_.name});
+  Rooms rooms = agree(exchange, resident);
+  promise_ = std::move(rooms.promise);
+  why_fewer_ = std::move(rooms.why_fewer);
+  channel_.shape = device_shape(uint32_t(options_.ranks), rooms.blocks, pad_budget(rooms.arena_free));
+  channel_.rank = uint32_t(options_.rank);
+  TrialSetting setting;
+  setting.rank = options_.rank;
+  setting.device = options_.device;
+  setting.first_epoch = options_.first_epoch - (options_.ranks > 1 ? kTrialEpochs : 0);
+  setting.patience = options_.patience;
+  setting.farewell = home_.patience();
+  setting.name = options_.name;
+  take_memory(setting.first_epoch);
+  setting.channel = channel_;
+  setting.control = &control();
+  setting.pads = exchange_pads(exchange);
+  rooms.claim.give_back();
+  setting.desk = pin("what the channel begins with",
+                     std::max(DevicePad{channel_.shape}.offset(Part::kStaging) + DeviceState{channel_.shape}.bytes(),
+                              trial_bytes(channel_.shape)));
+  setting.touches = format(setting);
+  exported_ = true;
+  meet_pools(exchange);  // and by then, all are formatted
+  return setting;
+}
+
+/// Whether kernels of all pairs get on with each other. Those that do not are not tried again: next time they meet in
+/// host memory.
+bool DeviceEnd::serves(Exchange& exchange, Launcher& launcher, const TrialSetting& setting, std::string* why) {
+  if (options_.ranks == 1) return true;
+  try {
+    const TrialVerdict verdict = try_kernels(home_.driver(), exchange, launcher, setting);
+    for (int r = 0; r < options_.ranks; ++r) {
+      const PairVerdict& pair = verdict.peers[size_t(r)];
+      const DevicePeer& peer = share_->peer(r);
+      if (!pair.fine()) home_.distrust({peer.arena, peer.kind, options_.device}, pair.why);
+    }
+    *why = verdict.why;
+    return !verdict.failed;
+  } catch (const Error& error) {
+    if (error.code() == Code::kTimeout) keep(User::kKernel);  // it may write there yet
+    throw;
+  }
+}
+
+/// How many blocks fit on every GPU of the group, and how much is left of every arena.
+Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
+  RoomRequest request;
+  request.rank = options_.rank;
+  request.ranks = options_.ranks;
+  request.device = options_.device;
+  request.home = home_.id();
+  request.uuid = ask_device<DeviceFacts>("asking for its name", [driver = home_.driver(), device = options_.device] {
+                   DeviceFacts facts;
+                   demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
+                   return facts;
+                 }).uuid;
+  request.resident = resident;
+  request.wanted = options_.blocks;
+  request.arena_free = share_->arena().region().bytes() - share_->arena().used();
+  request.first_epoch = options_.first_epoch;
+  request.name = options_.name;
+  return agree_on_rooms(exchange, *share_, request);
+}
+
+template <class Result>
+Result DeviceEnd::ask_device(const std::string& what, std::function<Result()> call) const {
+  return demand_apart<Result>(what, Deadline::after(home_.patience()), std::move(call));
+}
+
+std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t bytes) const {
+  constexpr size_t kPage = 65536;
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  const auto make = [driver = home_.driver(), device = options_.device, bytes]() -> std::shared_ptr<DeviceRegion> {
+    return DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
+  };
+  return ask_device<std::shared_ptr<DeviceRegion>>("pinning " + what, make);
+}
+
+void DeviceEnd::take_memory(uint32_t first_epoch) {
+  span_ = share_->arena().allocate(pad_bytes());
+  const auto make = [driver = home_.driver(), device = options_.device,
+                     bytes = DeviceState{channel_.shape}.bytes()]() -> std::shared_ptr<DeviceRegion> {
+    return DeviceRegion::make(driver, device, ShareKind::kPointer, bytes);
+  };
+  own_.add(state_ = ask_device<std::shared_ptr<DeviceRegion>>("allocating the channel's state", make));
+  own_.add(control_ = pin("the channel's control", kernel::control_bytes(channel_.shape.ranks)));
+  control().finished = control().begun = first_epoch;
+  channel_.state = pointer(state_->base());
+  channel_.control = reinterpret_cast<kernel::Control*>(control_->base());
+  channel_.pools = kernel::pool_views(channel_.control);
+}
+
+/// Each rank says where its pad is. What it says is held against what is mapped of it.
+std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
+  PadCard card;
+  card.rank = options_.rank;
+  card.offset = span_.offset;
+  const auto cards = read_cards<PadCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
+  std::vector<kernel::PeerPads> pads;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    const DevicePeer& peer = share_->peer(int(r));
+    const uint64_t offset = cards[r].offset;
+    const bool inside = offset <= peer.bytes && pad_bytes() <= peer.bytes - offset && offset % kernel::kCacheLine == 0;
+    if (cards[r].magic != PadCard::kMagic || cards[r].rank != int32_t(r) || !inside)
+      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes a pad that it cannot have");
+    pads.push_back({pointer(peer.theirs + offset), pointer(peer.mine + span_.offset)});
+  }
+  return pads;
+}
+
+void DeviceEnd::meet_pools(Exchange& exchange) {
+  PoolCard card;
+  card.rank = options_.rank;
+  card.device = options_.device;
+  card.home = home_.id();
+  put(card.door, home_.pool_door());
+  const auto cards = read_cards<PoolCard>(exchange.all_gather(bytes_of(card)), 1, options_.name);
+  std::vector<DevicePools::Rank> ranks(cards.size());
+  for (size_t r = 0; r < cards.size(); ++r) {
+    if (cards[r].magic != PoolCard::kMagic || cards[r].rank != int32_t(r))
+      throw Error(Code::kMismatch,
+                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
+    if (int(r) == options_.rank || !shares_virtual_memory(share_->peer(int(r)))) continue;
+    ranks[r] = {PoolOwner{cards[r].home, cards[r].device, text_of(cards[r].door)}, &pool_view(int(r)),
+                options_.describe(int(r))};
+  }
+  pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news);
+}
+
+/// Wherever a peer writes for this rank there is a pad: in the arena, in its fallback, or in both. Returns what kernels
+/// will touch.
+std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting& setting) {
+  const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
+  const std::shared_ptr<DeviceRegion>& image = setting.desk;
+  kernel::format_pad(channel_.shape, setting.first_epoch, 0, image->host());
+  kernel::format_state(channel_.shape, setting.first_epoch, 0, setting.pads.data(), image->host() + pad);
+  std::set<DevicePtr> homes;
+  for (const kernel::PeerPads& p : setting.pads) homes.insert(reinterpret_cast<DevicePtr>(p.mine));
+  std::vector<std::shared_ptr<DeviceRegion>> touches{image, state_, control_, share_->arena().hold()};
+  if (*homes.begin() != share_->arena().at(span_.offset) || homes.size() > 1)
+    touches.push_back(share_->arena().hold_fallback());
+  const Deadline deadline = Deadline::after(home_.patience());
+  const auto write = [driver = home_.driver(), device = options_.device, touches, homes, pad, state, deadline,
+                      from = image->base(), to = state_->base()]() -> PairVerdict {
+    DeviceWork work(driver, device, touches);
+    return work.carry_out([&]() -> PairVerdict {
+      for (const DevicePtr home : homes) work.copy(home, from, pad);
+      work.copy(to, from + pad, state);
+      if (work.drain(deadline)) return {};
+      return {PairState::kHung, "a copy did not end within " + how_long(deadline)};
+    });
+  };
+  const PairVerdict wrote = run_work(write, deadline);
+  if (wrote.fine()) return touches;
+  const bool hung = wrote.state == PairState::kHung;  // the device may write there yet
+  if (hung) share_->arena().quarantine(std::exchange(span_, Span{}));
+  throw Error(hung ? Code::kTimeout : Code::kSystem, "nvx: writing what its pad begins with: " + wrote.why);
+}
+
+}  // namespace nvx

@@ -1,0 +1,112 @@
+#include "group/device/device_pools.h"
+
+#include <utility>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "group/engine.h"
+#include "memory/driver/apart.h"
+
+namespace nvx {
+
+DevicePools::DevicePools(DeviceHome& home, int device, std::string group, std::vector<Rank> ranks, PoolNews news)
+    : news_(std::move(news)), patience_(home.patience()), own_(home.made_pool(device)), peers_(ranks.size()) {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    if (!ranks[r].owner) continue;
+    auto peer = std::make_shared<Peer>();
+    peer->who = std::move(ranks[r].who);
+    peer->group = group;
+    peer->pool = home.peer_pool(device, *ranks[r].owner);
+    {
+      MutexLock lock(peer->mutex);
+      peer->view = ranks[r].view;
+    }
+    peer->show();  // what another group has mapped
+    peers_[r] = std::move(peer);
+  }
+}
+
+DevicePools::~DevicePools() {
+  const auto last = std::make_shared<std::vector<std::shared_ptr<Peer>>>(std::move(peers_));
+  for (const auto& peer : *last) {
+    if (!peer) continue;
+    MutexLock lock(peer->mutex);
+    peer->view = nullptr;
+  }
+  contain("giving back what was mapped of other ranks' pools", [&] {
+    (void)demand_apart<bool>("the driver", Deadline::after(patience_), [last] {
+      last->clear();
+      return true;
+    });
+  });
+}
+
+void DevicePools::keep() {
+  static Mutex mutex;
+  static auto* const kKept = new std::vector<std::shared_ptr<PeerPool>>;
+  MutexLock lock(mutex);
+  for (const auto& peer : peers_) {
+    if (peer) kKept->push_back(peer->pool);
+  }
+}
+
+void DevicePools::look() {
+  if (const DevicePool* own = own_.load(std::memory_order_acquire)) {
+    const uint64_t grown = own->grown();
+    if (said_.exchange(grown, std::memory_order_relaxed) != grown) news_.tell(grown);
+  }
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    const std::shared_ptr<Peer>& peer = peers_[r];
+    if (!peer) continue;
+    const uint64_t grown = news_.told(int(r));
+    if (grown <= peer->tried.load(std::memory_order_acquire) || peer->pool->is_given_up()) continue;
+    if (peer->busy.exchange(true, std::memory_order_acq_rel)) continue;
+    const bool begun = Engine::here().start([peer, grown, patience = patience_] { peer->catch_up(grown, patience); });
+    if (!begun) peer->busy.store(false, std::memory_order_release);  // the next launch tries again
+  }
+}
+
+PoolStats DevicePools::stats() const {
+  PoolStats stats;
+  if (DevicePool* own = own_.load(std::memory_order_acquire)) stats.grown = own->grown(), stats.used = own->used();
+  for (const auto& peer : peers_) stats.mapped.push_back(peer ? peer->pool->mapped() : 0);
+  return stats;
+}
+
+/// A failure is tried again when the pool has grown further; what hangs is not.
+void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patience) {
+  try {
+    const Deadline deadline = Deadline::after(patience);
+    (void)demand_apart<bool>("mapping it", deadline, [pool = pool, grown, deadline] {
+      pool->catch_up(grown, deadline);
+      return true;
+    });
+  } catch (const std::exception& error) {
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known && known->code() == Code::kTimeout) pool->give_up();
+    contain("saying why memory is staged", [&] { say(without_name(error.what())); });
+  }
+  show();
+  tried.store(grown, std::memory_order_release);
+  busy.store(false, std::memory_order_release);
+}
+
+/// Of what may fail again and again, once aloud.
+void DevicePools::Peer::say(const std::string& why) {
+  MutexLock lock(mutex);
+  const bool again = std::exchange(has_failed, true);
+  if (!logs(again ? LogLevel::kInfo : LogLevel::kWarn)) return;
+  log_line("group %s: what %s hands out of its GPU's memory cannot all be mapped here, so the rest is staged: %s",
+           group.c_str(), who.c_str(), why.c_str());
+}
+
+/// Kernels read the base only where something is mapped.
+void DevicePools::Peer::show() {
+  const uint64_t mapped = pool->mapped();
+  MutexLock lock(mutex);
+  if (!view || mapped == 0) return;
+  std::atomic_ref(view->base).store(pool->base(), std::memory_order_release);
+  std::atomic_ref(view->mapped).store(mapped, std::memory_order_release);
+}
+
+}  // namespace nvx

@@ -1,0 +1,188 @@
+#include "group/device/device_rooms.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "base/mutex.h"
+#include "kernel/gpu/residency.h"
+#include "memory/driver/cards.h"
+
+namespace nvx {
+namespace {
+
+/// What a rank says of its GPU before a channel is cut out for all. Fixed layout; comes from peers.
+struct RoomCard {
+  static constexpr uint32_t kMagic = 0x6578766e;  // "nvxe"
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  int32_t device = -1;
+  int32_t resident = 0;  // blocks that it holds at once
+  std::array<uint8_t, 16> uuid{};
+  ArenaId home;             // of the rank's process
+  uint64_t arena_free = 0;  // bytes
+  uint32_t wanted = 0;      // blocks
+  uint32_t first_epoch = 0;
+  uint32_t promised = 0;  // blocks, to other groups; told by one rank of each process and GPU
+  uint32_t reserved = 0;
+
+  /// Ranks whose kernels must be on it at once have the same one. A driver that does not name its GPUs has them told
+  /// apart by process.
+  bool same_gpu(const RoomCard& other) const {
+    if (uuid != decltype(uuid){}) return uuid == other.uuid;
+    return home == other.home && device == other.device;
+  }
+};
+static_assert(sizeof(RoomCard) == 72);
+
+/// Each GPU once, in the order of the first of its ranks: the same on every rank.
+std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
+  std::vector<kernel::GpuRoom> rooms;
+  std::vector<const RoomCard*> gpus;
+  for (const RoomCard& card : cards) {
+    const auto known = std::find_if(gpus.begin(), gpus.end(), [&](const RoomCard* g) { return g->same_gpu(card); });
+    const size_t index = size_t(known - gpus.begin());
+    if (known == gpus.end()) {
+      gpus.push_back(&card);
+      rooms.push_back({card.resident, 0, 0});
+    }
+    kernel::GpuRoom& room = rooms[index];
+    const uint64_t promised = uint64_t(room.promised) + card.promised;  // peers may say anything
+    room = {std::min(room.resident, int(card.resident)), room.ranks + 1,
+            uint32_t(std::min<uint64_t>(promised, UINT32_MAX))};
+  }
+  return rooms;
+}
+
+using Gpu = std::pair<ArenaId, int>;
+
+/// Of all GPUs of this process, and of those that tests play.
+struct Book {
+  Mutex mutex;
+  std::map<Gpu, uint32_t> promised GUARDED_BY(mutex);
+  std::set<Gpu> warned_of GUARDED_BY(mutex);  // for want of connections
+};
+
+Book& book() {
+  static auto* const kBook = new Book;  // groups may go after static objects have
+  return *kBook;
+}
+
+/// Whether this process has that rank on this GPU.
+bool is_here(const DeviceShare& share, int rank) {
+  return share.peer(rank).same_gpu && share.peer(rank).kind == ShareKind::kPointer;
+}
+
+/// Of the ranks of this group that are here, the first speaks for all.
+bool speaks_for_process(const DeviceShare& share, int rank) {
+  for (int r = 0; r < rank; ++r) {
+    if (is_here(share, r)) return false;
+  }
+  return true;
+}
+
+uint32_t ranks_on_gpu(const DeviceShare& share, int ranks) {
+  uint32_t n = 0;
+  for (int r = 0; r < ranks; ++r) n += share.peer(r).same_gpu;
+  return n;
+}
+
+/// Once for each GPU: the variable is read once, too, when CUDA is set up.
+void warn_of_connections(const DeviceShare& share, const RoomRequest& request) {
+  uint32_t here = 0;
+  for (int r = 0; r < request.ranks; ++r) here += is_here(share, r);
+  const std::string warning = connections_wanted(here, std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+  if (warning.empty()) return;
+  {
+    MutexLock lock(book().mutex);
+    if (!book().warned_of.insert({request.home, request.device}).second) return;
+  }
+  NVX_LOG(kWarn, "GPU %d: %s", request.device, warning.c_str());
+}
+
+}  // namespace
+
+BlockPromise::BlockPromise(const ArenaId& home, int device, const std::function<uint32_t(uint32_t)>& how_many)
+    : home_(home), device_(device) {
+  MutexLock lock(book().mutex);
+  uint32_t& promised = book().promised[{home_, device_}];
+  before_ = promised;
+  blocks_ = how_many(before_);
+  promised += blocks_;
+}
+
+BlockPromise& BlockPromise::operator=(BlockPromise&& other) noexcept {
+  if (this == &other) return *this;
+  give_back();
+  home_ = other.home_, device_ = other.device_, before_ = other.before_;
+  blocks_ = std::exchange(other.blocks_, 0);
+  return *this;
+}
+
+void BlockPromise::give_back() {
+  if (blocks_ == 0) return;
+  MutexLock lock(book().mutex);
+  const auto it = book().promised.find({home_, device_});
+  it->second -= std::exchange(blocks_, 0);
+  if (it->second == 0) book().promised.erase(it);
+}
+
+std::string connections_wanted(uint32_t ranks, const char* set) {
+  constexpr const char* kName = "CUDA_DEVICE_MAX_CONNECTIONS";
+  constexpr int kMost = 32;  // that CUDA has: all streams of the process go by them, not those of nvx alone
+  if (ranks < 2 || (set && std::atoi(set) >= kMost)) return "";
+  return std::to_string(ranks) + " ranks of this process share it, and " + kName + " is " +
+         (set ? std::string(set) : "not set") +
+         ": the hardware may queue one rank's kernel behind another's that waits for it, until both time out. Next: "
+         "set " +
+         kName + "=" + std::to_string(kMost) + " in the environment before CUDA is set up";
+}
+
+/// Groups may be set up beside each other, by the same processes or some of them. Whoever comes first to a process
+/// claims there, before it says anything, all that the group can get on that GPU by what this process knows; so of two
+/// groups that have a process in common one counts the other in full, and together they get no more than there is.
+Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request) {
+  RoomCard card;
+  card.rank = request.rank;
+  card.device = request.device;
+  card.resident = request.resident;
+  card.uuid = request.uuid;
+  card.home = request.home;
+  card.arena_free = request.arena_free;
+  card.wanted = std::max(request.wanted, 1u);
+  card.first_epoch = request.first_epoch;
+  Rooms rooms;
+  if (speaks_for_process(share, request.rank)) {
+    rooms.claim = BlockPromise(request.home, request.device, [&](uint32_t before) {
+      const kernel::GpuRoom room{request.resident, ranks_on_gpu(share, request.ranks), before};
+      return std::min(kernel::share_of(room), card.wanted) * room.ranks;
+    });
+    card.promised = rooms.claim.before();
+  }
+  const auto cards = read_cards<RoomCard>(exchange.all_gather(bytes_of(card)), 1, request.name);
+  rooms.arena_free = UINT64_MAX;
+  uint32_t wanted = card.wanted;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    const bool alike = cards[r].first_epoch == card.first_epoch && cards[r].wanted > 0;
+    if (cards[r].magic != RoomCard::kMagic || cards[r].rank != int32_t(r) || !alike)
+      throw Error(Code::kMismatch,
+                  "nvx: " + request.name(int(r)) + " says of its GPU what another version of nvx would");
+    rooms.arena_free = std::min(rooms.arena_free, cards[r].arena_free);
+    wanted = std::min(wanted, cards[r].wanted);
+  }
+  kernel::BlockAgreement agreed = kernel::agree_on_blocks(rooms_of(cards), wanted);
+  NVX_CHECK(agreed.blocks > 0, agreed.why_fewer +
+                                   ", so the ranks would wait for each other: put fewer on it, or "
+                                   "destroy groups that are no longer needed");
+  if (speaks_for_process(share, request.rank)) warn_of_connections(share, request);
+  rooms.blocks = agreed.blocks;
+  rooms.why_fewer = std::move(agreed.why_fewer);
+  rooms.promise = BlockPromise(request.home, request.device, [&](uint32_t) { return rooms.blocks; });
+  return rooms;
+}
+
+}  // namespace nvx

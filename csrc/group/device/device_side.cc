@@ -1,0 +1,311 @@
+#include "group/device/device_side.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "base/deadline.h"
+#include "base/log.h"
+#include "base/reason.h"
+#include "group/group.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Collective;
+using kernel::DeviceVerdict;
+using kernel::Fingerprint;
+using kernel::Verdict;
+using std::chrono::milliseconds;
+
+template <class Word>
+std::atomic_ref<Word> shared(Word& word) {
+  return std::atomic_ref<Word>(word);
+}
+
+Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
+  Fingerprint f;
+  std::memcpy(&f, words, sizeof f);
+  f.form = kernel::Form::kDense;  // in its place kernels tell their algorithm
+  return f;
+}
+
+/// Pieces that are listed for moves.
+size_t listed_by(const Operation& o) { return o.collective == Collective::kNone ? 2 * o.send.size() : 0; }
+
+milliseconds patience_of(const Operation& operation, milliseconds timeout) {
+  return operation.timeout.count() > 0 ? operation.timeout : std::max(timeout, milliseconds(0));
+}
+
+}  // namespace
+
+DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
+                       std::shared_ptr<Launcher> launcher)
+    : launcher_(std::move(launcher)),
+      end_(home, exchange, options, *launcher_),
+      facts_{end_.channel().shape, options.force, options.one_shot_bytes},
+      launched_(options.first_epoch),
+      batch_(end_.channel().shape.ranks),
+      calls_(kCalls) {}
+
+DeviceSide::~DeviceSide() { (void)part(); }
+
+bool DeviceSide::part() {
+  constexpr milliseconds kMoment{200};  // by when kernels fall through that were called off
+  if (parted_.exchange(true)) return settled();
+  const milliseconds most = end_.options().farewell;
+  const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
+  if (over && captured_ == 0) return true;
+  shared(end_.control().abort).store(1, std::memory_order_release);
+  const bool ended = over || await_end(kMoment);
+  if (!ended || captured_ != 0) end_.keep(ended ? DeviceEnd::User::kReplay : DeviceEnd::User::kKernel);
+  if (over) return true;
+  NVX_LOG(kWarn, "group %s: operations on GPU %d that had not ended were called off%s", end_.options().group.c_str(),
+          end_.options().device, ended ? "" : "; what they may still write to is not used again");
+  return ended;
+}
+
+/// Also for who is in the middle of a launch, which a driver may hold up.
+bool DeviceSide::await_end(milliseconds most) {
+  const bool had_verdict = has_verdict();
+  const Deadline deadline = Deadline::after(std::max(most, milliseconds(1)));
+  while (!deadline.passed(Clock::now())) {
+    if (launch_mutex_.try_lock()) {
+      const bool over = settled();
+      launch_mutex_.unlock();
+      if (over) return true;
+    }
+    if (!had_verdict && has_verdict()) return await_end(milliseconds(200));
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return false;
+}
+
+bool DeviceSide::settled() const {
+  if (captured_ != 0 && !launcher_->replays_ended()) return false;
+  return (!unsure_ && finished() >= launched()) || launcher_->ended();
+}
+
+uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
+
+uint32_t DeviceSide::ended_epoch() const {
+  return uint32_t(shared(end_.control().finished).load(std::memory_order_acquire));
+}
+
+uint64_t DeviceSide::finished() const {
+  const uint64_t begun = launched();
+  const uint32_t epoch = ended_epoch();
+  const auto replayed = uint32_t(shared(end_.control().replayed).load(std::memory_order_acquire));
+  return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // behind: never ahead
+}
+
+uint32_t DeviceSide::direct() const { return shared(end_.control().direct).load(std::memory_order_relaxed); }
+
+bool DeviceSide::has_verdict() const {
+  return shared(end_.control().verdict.state).load(std::memory_order_acquire) == DeviceVerdict::kReadable;
+}
+
+Status DeviceSide::verdict() {
+  if (!failed_.load(std::memory_order_acquire) && !has_verdict()) return {};
+  MutexLock lock(mutex_);
+  return failure_.ok() ? explain(end_.control().verdict) : failure_;
+}
+
+void DeviceSide::abort(const Status& why) {
+  (void)verdict();  // what has come before stays
+  shared(end_.control().abort).store(1, std::memory_order_release);
+  MutexLock lock(mutex_);
+  if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
+}
+
+Status DeviceSide::launch(std::span<const Operation* const> operations, void* stream, milliseconds timeout,
+                          Begins begins, const Tells& tells) {
+  MutexLock lock(launch_mutex_);
+  if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
+  end_.look_at_pools();
+  kernel::DeviceChannel channel = end_.channel();
+  channel.by_replays = begins == Begins::kInReplays;
+  for (size_t at = 0; at < operations.size();) {
+    NVX_TRY(verdict());
+    const size_t n = gather(operations.subspan(at), timeout, next_call(begins));
+    if (n == 0) return refused({Code::kInvalid, "nvx: it moves more pieces than a launch holds"}, /*is_first=*/at == 0);
+    remember(operations.subspan(at, n), timeout, begins);
+    if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
+    const Status status = launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream);
+    if (begins == Begins::kInReplays) {
+      if (!status.ok()) return not_captured(status);
+      captured_.fetch_add(uint32_t(n), std::memory_order_release);
+    } else {
+      if (!status.ok()) return refused(status, /*is_first=*/at == 0);
+      launched_.fetch_add(n, std::memory_order_release);
+    }
+    at += n;
+  }
+  return {};
+}
+
+uint32_t DeviceSide::next_call(Begins begins) const {
+  return begins == Begins::kInReplays ? kCaptured | captured_.load() : call_of(launched() + 1);
+}
+
+/// Nothing has begun, and nobody waits for it before somebody replays a graph.
+Status DeviceSide::not_captured(const Status& status) const {
+  Failure failure = reason_for("an operation of group " + end_.options().group + " cannot be captured on GPU " +
+                                   std::to_string(end_.options().device) + " of " + self(),
+                               status.failure(), "give this capture up, on all ranks");
+  failure.code = Code::kInvalid;
+  return failure;
+}
+
+/// The peers wait for what was not begun here, unless it is an argument that nobody can serve.
+Status DeviceSide::refused(const Status& status, bool is_first) {
+  if (is_first && status.code() == Code::kInvalid) return status;
+  unsure_ = true;
+  MutexLock lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  Failure failure = reason_for("GPU " + std::to_string(end_.options().device) + " of " + self() +
+                                   " takes no more operations of group " + end_.options().group,
+                               status.failure(),
+                               "an earlier kernel of the program may have failed; CUDA_LAUNCH_BLOCKING=1 shows which");
+  failure.code = Code::kSystem;
+  return fail(failure);
+}
+
+/// As many of the operations as one launch may hold: at least one, if that alone is not too much.
+size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
+  batch_.clear();
+  size_t n = 0;
+  for (kernel::Piece* room; n < operations.size() && (room = batch_.room(listed_by(*operations[n]))); ++n) {
+    kernel::Job job = job_of(*operations[n], room, timeout);
+    job.call = (call & kCaptured) | call_of(call + n);
+    if (!batch_.add(job)) break;
+  }
+  return n;
+}
+
+kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, milliseconds timeout) {
+  const DeviceChoice choice = choose(o);
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on GPU %d: %s (%s)", end_.options().group.c_str(), end_.options().rank,
+          static_cast<unsigned long long>(o.number), nvx::name(o.collective), end_.options().device,
+          kernel::name(choice.algorithm), choice.why);
+  kernel::Work work;
+  work.call = {o.fingerprint(), o.factor, o.root};
+  work.in = o.in;
+  work.out = o.out;
+  work.count = o.count;
+  work.send = o.send.data();
+  work.recv = o.recv.data();
+  const kernel::DeviceChannel& channel = end_.channel();
+  kernel::Job job =
+      o.collective == Collective::kNone
+          ? kernel::job_of_moves({o.send.data(), o.send.size()}, {o.recv.data(), o.recv.size()}, batch_.index(), room)
+          : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), batch_.index(),
+                           room);
+  job.awaited = o.awaited, job.awaits = o.awaits;
+  // Who waits for the host needs no clock: the host has one, and ends what is late.
+  if (!o.awaited) job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
+  if (kernel::has_chunks(choice.algorithm))
+    kernel::put_places(job, channel.shape.ranks, room - batch_.index(), end_.options().place_of);
+  return job;
+}
+
+/// What all ranks know alike decides. Of what is gathered by all, or reduced and scattered, each rank has the lengths
+/// of all pieces, and the fingerprint holds them.
+DeviceChoice DeviceSide::choose(const Operation& o) const {
+  const auto ask = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
+  switch (o.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return ask(o.count * size_of(o.dtype));
+    case Collective::kBroadcast:
+    case Collective::kAllGather: return ask(o.recv.longest());
+    case Collective::kReduceScatter: return ask(o.send.longest());
+    case Collective::kNone: return {kernel::DeviceAlgorithm::kMoveOwn, "it is this rank's alone"};
+    default: return ask(0);
+  }
+}
+
+void DeviceSide::remember(std::span<const Operation* const> operations, milliseconds timeout, Begins begins) {
+  MutexLock lock(mutex_);
+  uint64_t epoch = launched();
+  if (begins == Begins::kInReplays) captured_calls_.resize(captured_);  // without what was not captured after all
+  for (const Operation* o : operations) {
+    const Call call{++epoch, o->number, o->fingerprint(), patience_of(*o, timeout)};
+    if (begins == Begins::kInReplays) {
+      captured_calls_.push_back(call);
+    } else {
+      calls_[epoch % kCalls] = call;
+    }
+  }
+}
+
+const DeviceSide::Call* DeviceSide::find(uint32_t call) const {
+  static_assert(kernel::is_power_of_two(kCalls) && kCalls <= kCaptured);
+  const size_t index = call_of(call);
+  if (call & kCaptured) return index < captured_calls_.size() ? &captured_calls_[index] : nullptr;
+  const Call& known = calls_[index % kCalls];
+  return known.epoch != 0 && call_of(known.epoch) == index ? &known : nullptr;
+}
+
+std::string DeviceSide::what_was(uint32_t call, uint32_t epoch) const {
+  const Call* known = find(call);
+  if (!known) return "the operation of epoch " + std::to_string(epoch);
+  const std::string captured = call & kCaptured ? " (in a graph)" : "";
+  return describe(known->fingerprint) + " #" + std::to_string(known->number ? known->number : known->epoch) + captured;
+}
+
+/// Of an earlier one: replays have epochs too, and nobody has counted them.
+std::string DeviceSide::what_was_at(uint32_t epoch) const {
+  return captured_ == 0 ? what_was(call_of(epoch), epoch) : "the operation of epoch " + std::to_string(epoch);
+}
+
+Status DeviceSide::fail(const Status& status) {
+  failure_ = status;
+  failed_.store(true, std::memory_order_release);
+  NVX_LOG(kInfo, "%s", failure_.reason().c_str());
+  return failure_;
+}
+
+Status DeviceSide::explain_abort() {
+  return fail(Failure{Code::kAborted, "group " + end_.options().group + " was aborted on " + self()});
+}
+
+/// What both sides have called, as far as they have said so to each other.
+std::string DeviceSide::mismatch(const DeviceVerdict& v) const {
+  const std::string& group = end_.options().group;
+  const std::string peer = end_.options().describe(v.peer);
+  const Fingerprint mine = fingerprint_of(v.mine), theirs = fingerprint_of(v.theirs);
+  if (v.mine[0] == 0) {  // they have not met there: all that the peer has left is a digest
+    return "collective mismatch in group " + group + " before " + what_was(v.call, v.epoch) + ": by the end of " +
+           what_was_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " + peer + " had called something else";
+  }
+  return "collective mismatch in group " + group + " at " + what_was(v.call, v.epoch) + ": " +
+         contrast({self(), mine}, {peer, theirs});
+}
+
+Status DeviceSide::explain(const DeviceVerdict& v) {
+  const std::string what = what_was(v.call, v.epoch), &group = end_.options().group;
+  const std::string here = "this is " + end_.options().name(end_.options().rank) + " in " + what + " of group " +
+                           group + ", on GPU " + std::to_string(end_.options().device);
+  const std::string peer = v.peer >= 0 ? end_.options().describe(v.peer) : "the peers";
+  if (v.cause == Verdict::Cause::kMismatch) return fail(Failure{Code::kMismatch, mismatch(v), here, kCallAlike});
+  if (v.cause == Verdict::Cause::kCounts) {
+    return fail(Failure{.code = Code::kMismatch,
+                        .cause = "collective mismatch in group " + group + ": in " + what + " " + self() + " expects " +
+                                 std::to_string(v.mine[kernel::kBytesWord]) + " bytes from " + peer + ", which sends " +
+                                 std::to_string(v.theirs[kernel::kBytesWord]) + " bytes",
+                        .context = here,
+                        .advice = kCompareSplits});
+  }
+  if (v.how != Waited::kTimedOut) return explain_abort();
+  const Call* call = find(v.call);
+  Failure late{.code = Code::kTimeout,
+               .cause = "timed out in " + what + " of group " + group +
+                        (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + ", waiting for " +
+                        peer,
+               .context = here,
+               .advice = "look at what that rank does; is the timeout long enough (NVX_TIMEOUT_S, nvx.set_timeout)?"};
+  if (v.peer >= 0) late.awaited = {end_.options().rank_of(v.peer)};
+  return fail(late);
+}
+
+}  // namespace nvx

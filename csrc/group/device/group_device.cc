@@ -1,0 +1,312 @@
+#include "group/device/group_device.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "base/words.h"
+#include "group/device/device_pools.h"
+#include "group/device/device_side.h"
+#include "group/engine.h"
+#include "group/group.h"
+#include "group/meet/store_exchange.h"
+#include "memory/gpu/device_arena.h"
+
+namespace nvx {
+namespace {
+
+/// Whether any kernel may be running. Nobody says when a graph is replayed; at the end of the process it does not
+/// count.
+bool may_run(const DeviceSide& kernels) {
+  if (kernels.finished() != kernels.launched()) return true;
+  return kernels.may_be_replayed() && !Engine::here().stopping();
+}
+
+/// Who says something under this prefix: which of how many.
+struct Speaker {
+  std::string prefix;
+  int rank, ranks;
+};
+
+StoreExchange::Options options_of(const Speaker& speaker, std::chrono::milliseconds timeout,
+                                  std::function<void(int)> watch) {
+  return {.prefix = speaker.prefix,
+          .rank = speaker.rank,
+          .ranks = speaker.ranks,
+          .timeout = timeout.count() > 0 ? timeout : std::chrono::hours(24),
+          .watch = std::move(watch)};
+}
+
+}  // namespace
+
+GroupDevice::GroupDevice(Group& group, const Members& members, uint32_t first_epoch)
+    : group_(group), members_(members), first_epoch_(first_epoch) {}
+
+GroupDevice::~GroupDevice() = default;
+
+bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>& launcher) {
+  if (opened()) return true;
+  MutexLock lock(mutex_);
+  if (asked_for_ >= 0) return opened() != nullptr;
+  asked_for_ = device;
+  std::unique_ptr<DeviceSide> side;
+  const auto carry_on_without = [&](const Error& error) {
+    NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", group_.name().c_str(), device,
+            error.reason().c_str());
+    // Who refuses says so to all. Who was not heard, or did not hear, does not know what the others do now.
+    if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
+      (void)group_.fail(met_in(error.failure(), "while the ranks opened their devices"));
+  };
+  try {
+    side = make_side(store, device, launcher);
+  } catch (const Error& error) {
+    carry_on_without(error);
+  }
+  try {
+    if (members_.topology.hosts.size() > 1) agree_on_sides(store, /*has_one=*/side != nullptr);
+    side_ = std::move(side);
+  } catch (const Error& error) {
+    carry_on_without(error);
+    // Who does not know what the others have agreed on cannot go on with them.
+    if (error.code() != Code::kInvalid) (void)group_.fail(error.failure());
+  }
+  opened_.store(side_.get(), std::memory_order_release);
+  return side_ != nullptr;
+}
+
+/// What goes between hosts hangs on what is done inside them: throws Error where a host has no kernels, then on all
+/// ranks unless one has ended.
+void GroupDevice::agree_on_sides(Store& store, bool has_one) {
+  StoreExchange exchange(store, options_of({members_.key("device/hosts"), members_.rank, group_.size()},
+                                           group_.timeout(), [this](int rank) { group_.look_while_waiting(rank); }));
+  const std::byte mine{has_one};
+  const std::vector<std::vector<std::byte>> all = exchange.all_gather({&mine, 1});
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].size() == 1 && all[r][0] == std::byte{1}) continue;
+    throw Error(Code::kInvalid,
+                "nvx: the host of " + members_.topology.describe(int(r)) + " has no kernels, see the log there");
+  }
+}
+
+bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
+  constexpr std::chrono::milliseconds kMost{10'000};
+  constexpr size_t kMostWords = 1024;
+  const std::string come = members_.key("connect"), refusal = members_.key("connect/refused"),
+                    decided = members_.key("connect/decided");
+  if (!why_not.empty()) {
+    const std::string note = members_.topology.describe(members_.rank) + " cannot: " + without_name(why_not);
+    store.set(refusal, {note.begin(), note.end()});
+    throw Error(Code::kInvalid, why_not);
+  }
+  store.set(come + "/" + std::to_string(members_.rank), {1});
+  store.add(come, 1);
+  // Who does not come may be waiting for this rank in a call, and must not have given up first.
+  const std::chrono::milliseconds patience =
+      group_.timeout().count() > 0 ? std::min(group_.timeout() / 4, kMost) : kMost;
+  const Deadline deadline = Deadline::after(patience), last = Deadline::after(2 * patience);
+  const std::chrono::microseconds pause(2000 + 200 * group_.size());
+  for (int looked_at = members_.rank;; std::this_thread::sleep_for(pause)) {
+    // One rank decides for all, those too who come later: else some would wait for the others in vain.
+    if (const auto all = store.get(decided, std::chrono::milliseconds(0))) {
+      if (all->size() == 1 && all->front() != 0) return true;
+      warn_of_missing(store, come, deadline);
+      return false;
+    }
+    const bool all = store.add(come, 0) >= group_.size();
+    if ((all || deadline.passed(Clock::now())) && store.add(members_.key("connect/decide"), 1) == 1) {
+      store.set(decided, {uint8_t(all)});
+      continue;
+    }
+    if (const auto note = store.get(refusal, std::chrono::milliseconds(0)))
+      throw Error(Code::kPeerFailed,
+                  "nvx: the ranks were to open the devices that device_id names: " +
+                      printable(std::string(note->begin(), note->begin() + std::min(note->size(), kMostWords))));
+    if (last.passed(Clock::now()))
+      throw Error(Code::kTimeout, "nvx: timed out after " + seconds(last) +
+                                      ", waiting for a rank to say whether all open the devices that device_id names");
+    looked_at = (looked_at + 1) % group_.size();
+    if (looked_at != members_.rank) group_.look_while_waiting(looked_at);
+  }
+}
+
+void GroupDevice::warn_of_missing(Store& store, const std::string& come, const Deadline& deadline) {
+  std::string missing;
+  for (int r = 0; r < group_.size(); ++r) {
+    if (!store.get(come + "/" + std::to_string(r), std::chrono::milliseconds(0)))
+      missing += (missing.empty() ? "" : ", ") + members_.topology.describe(r);
+  }
+  if (missing.empty()) missing = "all others at the same time";
+  NVX_LOG(kWarn,
+          "group %s: device_id was given to this rank and, within %.0f s, not to %s: devices are opened by the first "
+          "collective instead. Next: give device_id on all ranks, or on none",
+          group_.name().c_str(), deadline.elapsed_s(), missing.c_str());
+}
+
+/// Throws Error, and then on all ranks unless one has ended.
+std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
+                                                   const std::shared_ptr<Launcher>& launcher) {
+  const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
+  const std::vector<int> ranks = members_.here();
+  StoreExchange::Options speaks = options_of({where, members_.local_rank(), members_.local_ranks()}, group_.timeout(),
+                                             [this, ranks](int s) { group_.look_while_waiting(ranks[size_t(s)]); });
+  const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
+  speaks.name = name_of;
+  StoreExchange exchange(store, std::move(speaks));
+  DeviceSideOptions options;
+  options.group = group_.name();
+  options.rank = members_.local_rank();
+  options.ranks = members_.local_ranks();
+  options.device = device;
+  options.host = 1;  // all are on one
+  options.force = members_.facts.force;
+  options.one_shot_bytes = members_.facts.one_shot_bytes;
+  options.first_epoch = first_epoch_;
+  options.peers_gone = members_.everybody_gone();
+  options.pool_news = {
+      [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
+      [this](int local_rank) { return pool_of(local_rank); }};
+  options.name = name_of;
+  options.rank_of = [ranks](int s) { return ranks[size_t(s)]; };
+  options.describe = [topology = members_.topology, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
+  try {
+    std::vector<kernel::KernelFacts> facts;
+    if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded);
+    DeviceHome& home = DeviceHome::here();
+    options.place_of = [&pool = home.made_pool(device)](const std::byte* at, size_t bytes) -> uint64_t {
+      const DevicePool* made = pool.load(std::memory_order_acquire);
+      const auto offset = made ? made->offset_of(at, bytes) : std::nullopt;
+      return offset ? 1 + *offset : 0;
+    };
+    return std::make_unique<DeviceSide>(home, exchange, options, launcher);
+  } catch (const Error& error) {
+    contain("telling why there are no kernels", [&] { exchange.give_up(failure_of(error)); });
+    throw;
+  }
+}
+
+std::optional<PoolStats> GroupDevice::pool_stats() const {
+  const DeviceSide* const side = opened();
+  if (!side) return {};
+  return side->end().pool_stats(side->direct());
+}
+
+/// How far it has grown, as the rank says. Who has left may use that memory for something else.
+uint64_t GroupDevice::pool_of(int local_rank) const {
+  const kernel::PadHeader& header = members_.pad(local_rank).header();
+  const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
+  return header.group == members_.id ? grown : 0;
+}
+
+Status GroupDevice::launch(std::span<const Operation* const> operations, void* stream, Begins begins,
+                           const Tells& tells) {
+  NVX_TRY(group_.check_alive());
+  NVX_TRY(look());
+  DeviceSide& side = *opened();
+  const Status status = side.launch(operations, stream, group_.span_of(operations.front()->timeout), begins, tells);
+  if (!status.ok() && status.code() != Code::kInvalid) return group_.fail(status.failure());
+  if (status.ok()) watch();
+  if (group_.failed()) side.abort(group_.failure());  // which may just have come, and not have seen them
+  return status;
+}
+
+const char* GroupDevice::kernel_for(const Operation& operation) const {
+  const DeviceSide* const side = opened();
+  return side ? kernel::name(side->choose(operation).algorithm) : "none";
+}
+
+uint64_t GroupDevice::launched() const {
+  const DeviceSide* const side = opened();
+  return side ? side->launched() : 0;
+}
+
+bool GroupDevice::ended_well(uint64_t launched) const {
+  const DeviceSide* const side = opened();
+  return side && !group_.forked() && int64_t(side->finished() - launched) >= 0;
+}
+
+bool GroupDevice::is_quiet() const {
+  const DeviceSide* const side = opened();
+  return !side || group_.forked() || side->settled();
+}
+
+Status GroupDevice::look() {
+  if (group_.forked()) return group_.check_alive();
+  if (group_.failed()) return group_.failure();
+  DeviceSide* const side = opened();
+  if (!side) return {};
+  const Status verdict = side->verdict();
+  return verdict.ok() ? Status() : group_.fail(verdict.failure());
+}
+
+/// A kernel cannot know that a peer has died: while any is in flight, a thread of the pool looks for that, and for what
+/// kernels say. None is needed while nothing runs.
+void GroupDevice::watch() {
+  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
+  const auto needs_watching = [watched = group_.weak_from_this()] {
+    const std::shared_ptr<Group> group = watched.lock();
+    return group && group->device().needs_watching();
+  };
+  const bool begun = Engine::here().start([needs_watching] {
+    while (needs_watching()) std::this_thread::sleep_for(kWatchInterval);
+  });
+  if (!begun) watched_.store(false, std::memory_order_release);
+}
+
+/// Looks after the kernels, and whether they need it any longer.
+bool GroupDevice::needs_watching() {
+  DeviceSide& kernels = *opened();
+  look_after(kernels);
+  if (group_.failed()) {
+    kernels.abort(group_.failure());  // a failure of just when they were made has not seen them
+    return false;
+  }
+  if (may_run(kernels)) return true;
+  // An exchange, not a store: who launches counts first and looks here then, so one of the two sees the other.
+  (void)watched_.exchange(false, std::memory_order_acq_rel);
+  return may_run(kernels) && !watched_.exchange(true, std::memory_order_acq_rel);
+}
+
+void GroupDevice::look_after(DeviceSide& kernels) {
+  (void)look();
+  if (!group_.failed()) (void)group_.fail_as_told();
+  for (int s = 0; s < members_.local_ranks() && !group_.failed(); ++s) {
+    if (waits_in_vain(kernels, s)) group_.fail_as_gone(s);
+  }
+}
+
+/// Whether something in flight waits for a rank that will not come. One that has left in good order had ended all that
+/// it began, and that may be all that is awaited here; what is replayed, only the device tells.
+bool GroupDevice::waits_in_vain(const DeviceSide& kernels, int local_rank) const {
+  if (local_rank == members_.local_rank()) return false;
+  const kernel::PadHeader& header = members_.pad(local_rank).header();
+  if (header.group == members_.id && header.presence.load() == kernel::Presence::kLeft)
+    return int64_t(kernels.launched() - header.launched.load(std::memory_order_acquire)) > 0 ||
+           (kernels.may_be_replayed() &&
+            int32_t(kernels.begun_epoch() - header.ended_epoch.load(std::memory_order_acquire)) > 0);
+  return members_.dead(local_rank);
+}
+
+void GroupDevice::abort(const Status& why) {
+  if (DeviceSide* const kernels = opened()) kernels->abort(why);
+}
+
+bool GroupDevice::part() {
+  DeviceSide* const kernels = opened();
+  if (!kernels) return true;
+  look_after(*kernels);
+  const bool quiet = kernels->part();
+  kernel::PadHeader& own = members_.own_pad().header();
+  own.launched.store(kernels->launched(), std::memory_order_release);
+  own.ended_epoch.store(kernels->ended_epoch(), std::memory_order_release);
+  return quiet;
+}
+
+void GroupDevice::close() {
+  opened_.store(nullptr, std::memory_order_release);
+  side_.reset();
+}
+
+void GroupDevice::leave_to_parent() { (void)side_.release(); }
+
+}  // namespace nvx

@@ -1,0 +1,52 @@
+#include "group/hierarchy/host_proxy.h"
+
+#include <algorithm>
+
+#include "group/plan/chunks.h"
+#include "kernel/gpu/launch_cuda.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Collective;
+
+/// One row a collective with steps inside each host that kernels do.
+struct ProxyRow {
+  Collective collective;
+  bool by_blocks;  ///< each rank has a block of its own, which its local_rank on every host carries
+};
+
+constexpr ProxyRow kProxies[] = {
+    {Collective::kAllReduce, /*by_blocks=*/false},
+    {Collective::kReduceScatter, /*by_blocks=*/true},
+    {Collective::kAllGather, /*by_blocks=*/true},
+};
+
+}  // namespace
+
+const char* why_not_by_kernels(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
+  if (facts.hosts == 1) return "the ranks are on one host";
+  const auto* row = std::find_if(std::begin(kProxies), std::end(kProxies),
+                                 [&](const ProxyRow& r) { return r.collective == collective; });
+  if (row == std::end(kProxies)) return "only all_reduce, reduce_scatter and all_gather do so";
+  if (count == 0) return "there is nothing to move";
+  if (dtype == DType::kBytes) return "of a type that nvx does not know, whose elements may differ by rank";
+  if (row->by_blocks && facts.world != facts.rails * facts.hosts)
+    return "hosts have different numbers of ranks, so some blocks have no rail of their own";
+  return nullptr;
+}
+
+/// A rank moves no more pieces at once than a launch lists, both ends of each: one of each host, or of each rank and
+/// its own.
+bool can_be_proxied(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
+  if (facts.hosts == 1 || collective == Collective::kBarrier) return false;
+  const size_t most = why_not_by_kernels(collective, dtype, count, facts) ? facts.world + 1 : facts.hosts;
+  return 2 * most <= kernel::kLaunchPieces;
+}
+
+size_t proxy_slice(const InterHostPlan& inter_host, const PlanFacts& facts) {
+  constexpr size_t kCacheLine = 64;  // no element straddles two
+  return std::min(inter_host.slice, std::max(kChunk / facts.hosts / kCacheLine, size_t(1)) * kCacheLine);
+}
+
+}  // namespace nvx

@@ -1,0 +1,276 @@
+// How the ranks of a group find each other: through the store, then through Unix sockets, then through memory.
+
+#include "group/meet/setup.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "group/group.h"
+#include "net/descriptors.h"
+
+namespace nvx {
+namespace {
+
+constexpr const char* kAddresses = "addresses";
+constexpr size_t kMostDescriptors = 2048;  ///< that room is made for: a rank is seldom connected to a thousand others
+std::string address_of(int rank) { return "address/" + std::to_string(rank); }
+
+std::chrono::milliseconds set_up_time(const GroupOptions& options) {
+  return options.timeout.count() > 0 ? options.timeout : std::chrono::milliseconds(std::chrono::hours(24));
+}
+
+void begin_counters(kernel::Pad pad, uint32_t epoch) {
+  const Stamp first = stamp(epoch, 0);
+  for (Flag* flag : {&pad.done(), &pad.staged(), &pad.reduced(), &pad.fetched()}) flag->value.store(first);
+  for (uint32_t e = 0; e < kernel::kEpochs; ++e) pad.arrival(e).flag.value.store(first);
+}
+
+}  // namespace
+
+SetUp::Made SetUp::meet() {
+  try {
+    begin();
+    Doorway door(*members_.neighbours);
+    find_members(door);
+    try {
+      map_peers(door);
+      await_ready(door);
+    } catch (const Error& error) {
+      if (error.code() == Code::kPeerDied || error.code() == Code::kPeerLeft) meeting_.look_for_failures();
+      throw;
+    }
+    if (members_.topology.hosts.size() > 1) open_port();
+    meeting_.stop_sharing();
+  } catch (const std::exception& error) {
+    give_up(made(), failure_of(error));
+    throw;
+  }
+  return made();
+}
+
+SetUp::Made SetUp::made() { return {std::move(members_), std::move(port_), std::move(standing_)}; }
+
+void SetUp::give_up(Made made, const Failure& why) {
+  Failure note = meeting_.told().value_or(why);
+  if (!meeting_.told()) {
+    note.cause = rank_name(rank()) + " (pid " + std::to_string(getpid()) + ", host " + own_host_name(options_.host) +
+                 ") gave up making group " + name() + ": " + why.cause;
+  }
+  const Members& members = made.members;
+  if (members.pad_span) {
+    const kernel::Pad own(members.neighbours->arena().at(members.pad_span.offset), size());
+    write_note(own.header().failure, note);
+    own.header().presence.store(kernel::Presence::kLeft);
+  }
+  contain("the store, told that a group cannot be made,", [&] { meeting_.leave_notes(note); });
+  if (made.port)
+    contain("the messenger, told that a group cannot be made,",
+            [&] { tell_other_hosts(*made.port, members.topology, note); });
+  made.port.reset();
+  if (!members.pad_span) return;
+  Arena& arena = members.neighbours->arena();
+  if (!members.topology.ranks.empty() && members.memory.size() == members.here().size())
+    return arena.bury(members.pad_span, members.everybody_gone());
+  arena.bury(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
+}
+
+/// Counts this set-up, and makes the pad, which has room for all ranks until it is known which of them are here.
+void SetUp::begin() {
+  meeting_.begin();
+  members_.rank = rank();
+  members_.neighbours = Neighbours::here();
+  members_.pad_span = members_.neighbours->arena().allocate(kernel::PadLayout(size()).bytes());
+  deadline_ = Deadline::after(set_up_time(options_));
+  kernel::Pad own(members_.neighbours->arena().at(members_.pad_span.offset), size());
+  own.header().rank = rank();
+  own.header().presence.store(kernel::Presence::kHere);
+  begin_counters(own, options_.first_epoch);
+}
+
+/// Through the store: who the others are, and where.
+void SetUp::find_members(Doorway& door) {
+  Hello self = describe_self(rank(), options_.host);
+  self.arena = members_.neighbours->arena().id();
+  self.pad_offset = members_.pad_span.offset;
+  self.pad_bytes = members_.pad_span.bytes;
+  std::ranges::copy(net::own_addresses(), self.addresses.begin());
+  std::memcpy(self.door, door.name().data(), std::min(door.name().size(), sizeof self.door - 1));
+  members_.topology = Topology::from(meeting_.exchange_hellos(self, deadline_));
+  members_.topology.global_ranks = options_.global_ranks;
+  members_.generation = meeting_.generation();
+  door.hand_out(meeting_.handout());
+  members_.facts = facts_of(members_.topology, rank());
+  members_.id = members_.topology.ranks[0].nonce;
+  kernel::Pad own(members_.neighbours->arena().at(members_.pad_span.offset), size());
+  own.header().group = members_.id;
+  shrink_pad();
+}
+
+/// The pad was made before it was known who else is on this host, which alone has a part in it.
+void SetUp::shrink_pad() {
+  Span& span = members_.pad_span;
+  const size_t bytes = (kernel::PadLayout(members_.here().size()).bytes() + kSpanPage - 1) / kSpanPage * kSpanPage;
+  if (bytes >= span.bytes) return;
+  members_.neighbours->arena().free({span.offset + bytes, span.bytes - bytes});
+  span.bytes = bytes;
+}
+
+void SetUp::map_peers(Doorway& door) {
+  Neighbours& neighbours = *members_.neighbours;
+  const Topology& topology = members_.topology;
+  const std::vector<int>& here = members_.here();
+  std::vector<std::shared_ptr<Neighbour>>& peers = members_.peers;
+  const ArenaId own = neighbours.arena().id();
+  std::vector<Doorway::Wanted> wanted;
+  peers.resize(here.size());
+  for (size_t s = 0; s < peers.size(); ++s) {
+    const Hello& hello = topology.ranks[size_t(here[s])];
+    if (hello.arena == own || (peers[s] = neighbours.find(hello.arena))) continue;
+    const auto same = [&](const Doorway::Wanted& w) { return w.id == hello.arena; };
+    if (std::none_of(wanted.begin(), wanted.end(), same))
+      wanted.push_back({hello.arena, hello.door, pid_t(hello.pid), topology.describe(here[s])});
+  }
+  const auto fetched = door.fetch(wanted, deadline_);
+  const size_t bytes = kernel::PadLayout(peers.size()).bytes();
+  for (size_t s = 0; s < peers.size(); ++s) {
+    const size_t r = size_t(here[s]);
+    const Hello& hello = topology.ranks[r];
+    if (const auto it = fetched.find(hello.arena); it != fetched.end()) peers[s] = it->second;
+    if (hello.pad_offset % 4096 != 0 || hello.pad_offset > Arena::kBytes || bytes > Arena::kBytes - hello.pad_offset) {
+      throw Error(Code::kMismatch, "nvx: " + topology.describe(int(r)) + " describes memory that it cannot have");
+    }
+    if (r < options_.global_ranks.size() && peers[s]) neighbours.meet(options_.global_ranks[r], peers[s], standing_);
+    std::byte* arena = peers[s] ? peers[s]->at(0) : neighbours.arena().at(0);
+    members_.memory.push_back({arena, Arena::kBytes, arena + hello.pad_offset});
+  }
+}
+
+void SetUp::await_ready(Doorway& door) {
+  signal(members_.own_pad().header().ready.flag, 1);
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    const int r = members_.here()[size_t(s)];
+    const kernel::PadHeader& header = members_.pad(s).header();
+    for (int looks = 0; !reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1); ++looks) {
+      if (looks < 200) {
+        relax();
+        continue;
+      }
+      door.serve(std::chrono::microseconds(looks < 2000 ? 50 : 1000));
+      if (looks % 64 != 0) continue;
+      meeting_.stop_if_unwanted();
+      check_local_ranks();
+      if (deadline_.passed(Clock::now())) {
+        throw Error(Code::kTimeout,
+                    "nvx: " + members_.topology.describe(r) + " did not finish setting up group " + name() + " in time",
+                    see_log_of(rank_name(r)));
+      }
+    }
+    if (header.group != members_.id || header.rank != r) {
+      throw Error(Code::kMismatch,
+                  "nvx: the memory of " + members_.topology.describe(r) + " belongs to another group than " + name());
+    }
+  }
+}
+
+/// Throws if any rank of this host cannot become ready: those that wait for it, and for others that wait for it, end
+/// alike.
+void SetUp::check_local_ranks() {
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank()) continue;
+    const kernel::PadHeader& header = members_.pad(s).header();
+    const std::string who = "nvx: " + members_.describe_local_rank(s);
+    const std::string advice = see_log_of(rank_name(members_.here()[size_t(s)]));
+    const uint64_t group = header.group;
+    const bool of_this_group = group == members_.id || group == 0;  // 0: it does not know the name yet
+    if (of_this_group && header.failure.readable()) {
+      const std::string teller = rank_name(members_.here()[size_t(s)]);
+      meeting_.end_as_told(read_note(header.failure, options_.size).value_or(unreadable_note(teller)));
+    }
+    const kernel::Presence presence = header.presence.load();
+    const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);
+    if (!ready && (!of_this_group || presence != kernel::Presence::kHere))
+      throw Error(Code::kPeerLeft, who + " has given up making group " + name(), advice);
+    if (members_.dead(s) && presence == kernel::Presence::kHere) {
+      const Ending ending = members_.peers[size_t(s)]->ending();
+      throw Error(Failure{.code = Code::kPeerDied,
+                          .cause = members_.describe_local_rank(s) + " ended" + words_of(ending, " (", ")") +
+                                   " while group " + name() + " was being set up",
+                          .advice = advice,
+                          .who = members_.here()[size_t(s)],
+                          .ending = ending});
+    }
+  }
+}
+
+/// From where connections of ranks on other hosts come. Those on the same machine, as hosts by name, may come over its
+/// loopback interface.
+std::vector<net::AddressPrefix> SetUp::sources() const {
+  std::vector<net::AddressPrefix> sources;
+  const std::vector<Hello>& hellos = members_.topology.ranks;
+  for (int r = 0; r < options_.size; ++r) {
+    if (members_.local_rank_of(r) >= 0) continue;
+    const Hello& hello = hellos[size_t(r)];
+    for (const net::AddressBytes& address : hello.addresses) {
+      if (address != net::AddressBytes{}) sources.push_back(net::AddressPrefix::of(address));
+    }
+    if (hello.machine != hellos[size_t(rank())].machine) continue;
+    const auto loopback = net::parse_prefixes("127.0.0.0/8,::1");
+    sources.insert(sources.end(), loopback->begin(), loopback->end());
+  }
+  return sources;
+}
+
+/// A rank gives its address away when its port is open, and when its link lets all others in: so nothing can come for a
+/// group that is not there yet, or be lost at the door.
+void SetUp::open_port() {
+  const std::shared_ptr<net::Messenger> messenger =
+      options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());
+  messenger->admit(sources());
+  port_ = std::make_unique<net::GroupPort>(messenger, members_.id, rank(), options_.size);
+  net::make_room_for_descriptors(std::min(kMostDescriptors, 2 * (size_t(options_.size) - members_.here().size())));
+  const std::vector<std::vector<std::byte>> addresses = exchange_addresses(messenger->address());
+  const Topology& topology = members_.topology;
+  for (int r = 0; r < options_.size; ++r) {
+    if (members_.local_rank_of(r) >= 0) continue;
+    try {
+      MutexLock lock(port_->mutex());
+      port_->connect(r, addresses[size_t(r)]);
+      if (size_t(r) < options_.global_ranks.size())
+        port_->meet(r, options_.global_ranks[size_t(r)], standing_, topology.whereabouts(r));
+    } catch (const Error& error) {
+      Failure failure = error.failure();
+      failure.cause += " (" + topology.describe(r) + ", seen from " + topology.describe(rank()) + ")";
+      throw Error(failure);
+    }
+  }
+  if (rank() == 0) NVX_LOG(kInfo, "group %s: between hosts: %s", name().c_str(), messenger->describe().c_str());
+}
+
+/// Those of all ranks on the wire.
+std::vector<std::vector<std::byte>> SetUp::exchange_addresses(const std::vector<std::byte>& own) {
+  const auto fetch = [this](const std::string& what, int writer) {
+    if (auto value = meeting_.fetch(what, writer, deadline_)) return *std::move(value);
+    throw Error(Code::kPeerFailed,
+                "nvx: " + members_.topology.describe(writer) + " has begun anew to set up group " + name());
+  };
+  if (rank() != 0) {
+    const auto* begin = reinterpret_cast<const uint8_t*>(own.data());
+    meeting_.say(address_of(rank()), {begin, begin + own.size()});
+    return decode_addresses(fetch(kAddresses, 0), size());
+  }
+  std::vector<std::vector<std::byte>> addresses(size());
+  addresses[0] = own;
+  for (int r = 1; r < options_.size; ++r) {
+    const std::vector<uint8_t> value = fetch(address_of(r), r);
+    const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+    addresses[size_t(r)].assign(begin, begin + value.size());
+  }
+  meeting_.say(kAddresses, encode_addresses(addresses));
+  return addresses;
+}
+
+}  // namespace nvx

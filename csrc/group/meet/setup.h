@@ -1,0 +1,61 @@
+#pragma once
+
+#include <memory>
+
+#include "base/deadline.h"
+#include "group/group_options.h"
+#include "group/meet/store.h"
+#include "group/meet/store_meeting.h"
+#include "group/members.h"
+#include "net/group_port.h"
+
+namespace nvx {
+
+/// How a rank comes to be one of a group: it meets the others in the store, then those of its host over Unix sockets,
+/// then in memory. Lives while the group is being made. Where that cannot be, it tells whoever waits for this rank.
+class SetUp {
+ public:
+  /// What it makes: all that a group is made of.
+  struct Made {
+    Members members;
+    std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null where there are none
+    /// Until this rank leaves the group, or fails it: what was met in the group is known for as long. See
+    /// Neighbours::meet.
+    std::shared_ptr<bool> standing;
+  };
+
+  /// The options must outlive it.
+  SetUp(Store& store, const GroupOptions& options) : store_(store), options_(options), meeting_(store, options) {}
+
+  /// Returns when all have mapped each other. Throws Error, and has given up then.
+  Made meet();
+  /// Where no group can be made of it: tells whoever waits for this rank. Peers may have mapped its pad, or do so yet:
+  /// it rests until they cannot look at it any more, and until then they find there that its rank has left, and why.
+  void give_up(Made made, const Failure& why);
+
+ private:
+  Made made();
+  void begin();
+  void find_members(Doorway& door);
+  void shrink_pad();
+  void map_peers(Doorway& door);
+  void await_ready(Doorway& door);
+  void check_local_ranks();
+  std::vector<net::AddressPrefix> sources() const;
+  void open_port();
+  std::vector<std::vector<std::byte>> exchange_addresses(const std::vector<std::byte>& own);
+  int rank() const { return options_.rank; }
+  size_t size() const { return size_t(options_.size); }
+  const std::string& name() const { return options_.name; }
+  std::string rank_name(int rank) const { return nvx::rank_name(rank, options_.global_ranks); }
+
+  Store& store_;
+  const GroupOptions& options_;
+  StoreMeeting meeting_;
+  Deadline deadline_;  // once it has begun
+  Members members_;
+  std::unique_ptr<net::GroupPort> port_;
+  std::shared_ptr<bool> standing_ = std::make_shared<bool>(true);
+};
+
+}  // namespace nvx

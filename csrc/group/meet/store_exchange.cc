@@ -1,0 +1,164 @@
+#include "group/meet/store_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/contain.h"
+#include "base/error.h"
+#include "base/interrupt.h"
+#include "base/words.h"
+#include "group/meet/store_notes.h"
+
+namespace nvx {
+namespace {
+
+/// Before what a rank says. Fixed layout, little endian; comes from peers.
+struct Header {
+  static constexpr uint32_t kMagic = 0x7378766e;  // "nvxs"
+  static constexpr uint16_t kVersion = 1;
+  uint32_t magic = kMagic;
+  uint16_t version = kVersion;
+  uint16_t bytes = sizeof(Header);
+  int32_t rank = -1;
+  uint32_t round = 0;
+  uint64_t nonce = 0;  // of the rank's exchange: who finds another one than its own in a table has an old one
+  uint64_t length = 0;
+};
+static_assert(sizeof(Header) == 32);
+
+constexpr uint64_t kMost = uint64_t(1) << 24;  // that a rank says at once
+
+}  // namespace
+
+StoreExchange::StoreExchange(Store& store, Options options)
+    : store_(store), options_(std::move(options)), nonce_(random_arena_id().low) {}
+
+std::string StoreExchange::key_of(uint32_t round, int rank) const {
+  return key(std::to_string(round) + "/" + std::to_string(rank));
+}
+
+std::string StoreExchange::table_of(uint32_t round) const { return key(std::to_string(round) + "/table"); }
+
+std::vector<std::vector<std::byte>> StoreExchange::all_gather(std::span<const std::byte> mine) {
+  NVX_CHECK(mine.size() <= kMost, "too much for one message through the store");
+  try {
+    auto all = trade(pack(mine));
+    // Who says something in this round has read the last one.
+    if (round_ > 0) store_.remove(key_of(round_ - 1, options_.rank));
+    if (round_ > 0 && options_.rank == 0) store_.remove(table_of(round_ - 1));
+    ++round_;
+    return all;
+  } catch (const std::exception& error) {
+    contain("the store, told that a rank gives up,", [&] { give_up(failure_of(error)); });
+    throw;
+  }
+}
+
+std::vector<std::vector<std::byte>> StoreExchange::trade(const Value& mine) {
+  const Deadline deadline = Deadline::after(options_.timeout);
+  store_.set(key_of(round_, options_.rank), mine);
+  if (options_.rank != 0) return read_table(fetch(table_of(round_), 0, deadline), mine);
+  const Value table = collect(mine, deadline);
+  auto all = read_table(table, mine);
+  store_.set(table_of(round_), table);
+  return all;
+}
+
+StoreExchange::Value StoreExchange::collect(const Value& mine, const Deadline& deadline) {
+  Value table = mine;
+  for (int r = 1; r < options_.ranks; ++r) {
+    const Value said = fetch(key_of(round_, r), r, deadline);
+    (void)unpack(said, r);
+    table.insert(table.end(), said.begin(), said.end());
+  }
+  return table;
+}
+
+/// A value that this rank writes. Waits in slices, to see whether somebody has given up meanwhile; the store is asked
+/// for that less often when it takes long, as all ranks do.
+StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kSlice{200};
+  for (int slice = 0;; ++slice) {
+    if (auto value = store_.get(what, kSlice)) return *std::move(value);
+    if (stop_wanted()) throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while ranks agreed");
+    if (slice < 10 || slice % 5 == 0) look_for_failures();
+    options_.watch(writer);
+    if (!deadline.passed(Clock::now())) continue;
+    look_for_failures();
+    throw Error(Code::kTimeout, "nvx: " + missing() + " within " + std::to_string(int64_t(deadline.elapsed_s())) +
+                                    " s, in round " + std::to_string(round_) + " under " + options_.prefix +
+                                    " in the store");
+  }
+}
+
+/// Who has said nothing in this round.
+std::string StoreExchange::missing() {
+  std::string ranks;
+  for (int r = 0; r < options_.ranks; ++r) {
+    if (r == options_.rank || store_.get(key_of(round_, r), std::chrono::milliseconds(0))) continue;
+    ranks += (ranks.empty() ? "" : ", ") + options_.name(r);
+  }
+  if (ranks.empty()) return "rank 0 has not handed out what all ranks have said";
+  return ranks + " did not come";
+}
+
+void StoreExchange::look_for_failures() {
+  if (const auto note = read_note(store_, key(""), options_.ranks))
+    throw Error(met_in(*note, "this is " + options_.name(options_.rank)));
+}
+
+void StoreExchange::give_up(const Failure& why) {
+  if (gave_up_) return;
+  gave_up_ = true;
+  // The ranks that it names may be of a larger group.
+  leave_note(store_, key(""),
+             {.code = why.code,
+              .cause = options_.name(options_.rank) + " gave up: " + why.cause,
+              .advice = why.advice,
+              .before = why.before});
+}
+
+StoreExchange::Value StoreExchange::pack(std::span<const std::byte> said) const {
+  Header header;
+  header.rank = options_.rank;
+  header.round = round_;
+  header.nonce = nonce_;
+  header.length = said.size();
+  Value value(sizeof header + said.size());
+  std::memcpy(value.data(), &header, sizeof header);
+  if (!said.empty()) std::memcpy(value.data() + sizeof header, said.data(), said.size());
+  return value;
+}
+
+std::vector<std::byte> StoreExchange::unpack(std::span<const uint8_t> value, int rank) const {
+  Header header;
+  const bool whole = value.size() >= sizeof header;
+  if (whole) std::memcpy(&header, value.data(), sizeof header);
+  if (!whole || header.magic != Header::kMagic || header.version != Header::kVersion || header.bytes != sizeof header ||
+      header.rank != rank || header.round != round_ || header.length > kMost ||
+      header.length != value.size() - sizeof header)
+    throw Error(Code::kMismatch, "nvx: what " + options_.name(rank) + " says through the store, of " +
+                                     std::to_string(value.size()) + " bytes, is damaged, or of another version of nvx");
+  const auto* begin = reinterpret_cast<const std::byte*>(value.data() + sizeof header);
+  return {begin, begin + header.length};
+}
+
+std::vector<std::vector<std::byte>> StoreExchange::read_table(const Value& table, const Value& mine) const {
+  std::vector<std::vector<std::byte>> all;
+  std::span<const uint8_t> rest(table);
+  for (int r = 0; r < options_.ranks; ++r) {
+    Header header;
+    if (rest.size() >= sizeof header) std::memcpy(&header, rest.data(), sizeof header);
+    const size_t bytes = sizeof header + size_t(std::min(header.length, kMost));
+    const std::span<const uint8_t> one = rest.first(std::min(rest.size(), bytes));
+    all.push_back(unpack(one, r));
+    if (r == options_.rank && !std::equal(one.begin(), one.end(), mine.begin(), mine.end()))
+      throw Error(Code::kMismatch, "nvx: the store holds what ranks have said before under " + options_.prefix +
+                                       ": was it used by ranks that it has forgotten?");
+    rest = rest.subspan(one.size());
+  }
+  if (!rest.empty()) throw Error(Code::kMismatch, "nvx: rank 0 has handed out more than what the ranks have said");
+  return all;
+}
+
+}  // namespace nvx

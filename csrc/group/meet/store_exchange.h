@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/words.h"
+#include "group/meet/store.h"
+#include "memory/gpu/device_share.h"
+
+namespace nvx {
+
+/// An Exchange through a store. Each rank says its thing under a key of its own; rank 0 collects them, and hands out
+/// one table for all. Keys go when all ranks have read them, but for those of the last round.
+class StoreExchange : public Exchange {
+ public:
+  struct Options {
+    std::string prefix;  ///< of its keys: the same on all ranks, and used for this exchange alone
+    int rank = 0;
+    int ranks = 1;
+    std::chrono::milliseconds timeout{60'000};  ///< for each round
+    /// What a rank is called in errors.
+    RankNames name = of_rank;
+    /// Asked now and then while it waits for this rank: throws Error where that has become pointless.
+    std::function<void(int rank)> watch = [](int) {};
+  };
+
+  StoreExchange(Store& store, Options options);
+
+  /// Throws Error: kTimeout, naming who has not come; kMismatch, naming who has said what is no message of this
+  /// exchange; kPeerFailed in the words of a rank that has given up.
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
+  /// Whoever waits for this rank is told within a second or so.
+  void give_up(const Failure& why) override;
+
+ private:
+  using Value = std::vector<uint8_t>;
+
+  std::string key(const std::string& what) const { return options_.prefix + "/" + what; }
+  std::string key_of(uint32_t round, int rank) const;
+  std::string table_of(uint32_t round) const;
+  std::vector<std::vector<std::byte>> trade(const Value& mine);
+  Value collect(const Value& mine, const Deadline& deadline);
+  Value fetch(const std::string& what, int writer, const Deadline& deadline);
+  void look_for_failures();
+  std::string missing();
+  Value pack(std::span<const std::byte> said) const;
+  std::vector<std::byte> unpack(std::span<const uint8_t> value, int rank) const;
+  std::vector<std::vector<std::byte>> read_table(const Value& table, const Value& mine) const;
+
+  Store& store_;
+  const Options options_;
+  const uint64_t nonce_;
+  uint32_t round_ = 0;
+  bool gave_up_ = false;
+};
+
+}  // namespace nvx

@@ -1,0 +1,302 @@
+#include "group/meet/store_meeting.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "base/contain.h"
+#include "base/interrupt.h"
+#include "base/words.h"
+#include "group/group.h"
+#include "group/meet/store_notes.h"
+#include "memory/shm/neighbours.h"
+#include "net/messenger.h"
+
+namespace nvx {
+namespace {
+
+constexpr const char* kHellos = "table";
+constexpr const char* kSize = "size";             // of the group, as rank 0 makes it
+constexpr std::chrono::seconds kBetweenLooks{2};  // into the store, by a rank for which another one reads it
+constexpr int64_t kMostDoubles = 8;               // who are told that they are
+std::string hello_of(int rank) { return std::to_string(rank); }
+std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
+std::string generation_of(int rank) { return "nvx/generation/" + std::to_string(rank); }
+
+}  // namespace
+
+std::string key_in(int64_t generation, const std::string& what) {
+  return "nvx/" + std::to_string(generation) + "/" + what;
+}
+
+void StoreMeeting::begin() {
+  if (size() > 1) generation_ = store_.add(generation_of(rank()), 1);
+  tell_size();
+}
+
+std::vector<Hello> StoreMeeting::exchange_hellos(const Hello& own, const Deadline& deadline) {
+  if (size() == 1) return {own};
+  return rank() == 0 ? collect_hellos(own, deadline) : read_hellos(own, deadline);
+}
+
+/// As rank 0, which hands out one table for all.
+std::vector<Hello> StoreMeeting::collect_hellos(const Hello& own, const Deadline& deadline) {
+  if (generation_ > 1) say(hello_of(0), encode({&own, 1}));  // for who may have come before
+  std::vector<Hello> hellos{own};
+  for (int r = 1; r < size(); ++r) {
+    if (const auto hello = fetch(hello_of(r), r, deadline)) {
+      hellos.push_back(decode(*hello, 1).front());
+      continue;
+    }
+    catch_up(r);
+    hellos.resize(1);
+    r = 0;
+  }
+  say(kHellos, encode(hellos));
+  return hellos;
+}
+
+std::vector<Hello> StoreMeeting::read_hellos(const Hello& own, const Deadline& deadline) {
+  for (;;) {
+    say(hello_of(rank()), encode({&own, 1}));
+    choose_reader(own.host);
+    if (const auto table = fetch(kHellos, 0, deadline)) {
+      try {
+        return read_table(*table, own.nonce);
+      } catch (const Error&) {
+        if (!rank_0_begins_anew(deadline)) throw;
+      }
+    }
+    catch_up(0);
+  }
+}
+
+/// What rank 0 says of all ranks. Throws Error if this rank, as it is now, is not among them.
+std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table, uint64_t own_nonce) const {
+  std::vector<Hello> hellos = decode(table, size_t(size()));
+  if (hellos[size_t(rank())].nonce == own_nonce) return hellos;
+  throw Error(Code::kMismatch, "nvx: the store holds the table of another set-up of group " + options_.name +
+                                   ": was it used before, by ranks that it has forgotten?");
+}
+
+/// Counters agree unless a rank died or gave up and began again, or joins a world that has grown. Nobody of this world
+/// can have finished the earlier set-up, so a rank that is behind adopts the higher count.
+void StoreMeeting::catch_up(int rank) {
+  look_for_a_double();
+  const int64_t theirs = store_.add(generation_of(rank), 0);
+  generation_ = store_.add(generation_of(this->rank()), theirs - generation_);
+  tell_size();
+}
+
+/// For ranks that have counted fewer set-ups than rank 0: whether they belong to this one. In the first one nobody has.
+void StoreMeeting::tell_size() {
+  if (rank() != 0 || generation_ <= 1) return;
+  const std::string text = std::to_string(size());
+  store_.set(key(kSize), {text.begin(), text.end()});
+}
+
+/// The set-up that rank 0 has begun after the one that this rank has counted, if it is of as many ranks: then the
+/// others wait for this rank in that one, and look there for a note of its failure. Else 0.
+int64_t StoreMeeting::set_up_ahead() {
+  constexpr std::chrono::milliseconds kSpan{200};  // rank 0 says it at once
+  if (generation_ == 0 || rank() == 0) return 0;
+  const int64_t theirs = store_.add(generation_of(0), 0);
+  if (theirs <= generation_) return 0;
+  const auto ranks = store_.get(key_in(theirs, kSize), kSpan);
+  return ranks && std::string(ranks->begin(), ranks->end()) == std::to_string(size()) ? theirs : 0;
+}
+
+/// Whether rank 0 begins another set-up within a few seconds. Worlds of several sizes may be made one after another
+/// over one store: a rank that joins has counted fewer set-ups than rank 0, which takes part in all, and finds the
+/// table of one that it had no part in, perhaps before rank 0 has begun the one that it is for.
+bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kSpan{3000}, kPause{50};
+  const Deadline limit = Deadline::after(kSpan);
+  while (store_.add(generation_of(0), 0) <= generation_) {
+    if (limit.passed(Clock::now()) || deadline.passed(Clock::now())) return false;
+    stop_if_unwanted();
+    std::this_thread::sleep_for(kPause);
+  }
+  return true;
+}
+
+/// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if
+/// somebody has ended or given up meanwhile; the store is asked for that less often when it takes long, as all ranks
+/// do.
+std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, int writer, const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kSlice{200};
+  for (int slice = 0;; ++slice) {
+    if (auto value = take(what, kSlice)) return value;
+    stop_if_unwanted();
+    if (slice < 10 || slice % 5 == 0) {
+      look_for_a_double();
+      if (store_.add(generation_of(writer), 0) > generation_) return store_.get(key(what), kSlice);
+      look_for_failures();
+    }
+    look_for_deaths(options_, writer);
+    if (deadline.passed(Clock::now())) {
+      throw Error(Code::kTimeout,
+                  "nvx: the ranks of group " + options_.name + " did not all come in " + seconds(deadline) + ": " +
+                      missing(writer) + earlier_claim() + "; this is " + rank_name(rank()) +
+                      ", which waits for the key " + key(what) + " in the store",
+                  "has every rank been started, with this backend and world size, and does each make this group? See "
+                  "the logs of those that have not come");
+    }
+  }
+}
+
+/// What rank 0 writes for all, from the store or from the rank that reads it for this host. Where that rank cannot be
+/// reached, as another user floods it with connections, the store has the value sooner.
+std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, std::chrono::milliseconds span) {
+  if (receipt_ && receipt_->open()) {
+    auto value = receipt_->next(span);
+    if (value || (receipt_->open() && Clock::now() < next_look_)) return value;
+    next_look_ = Clock::now() + kBetweenLooks;
+    if (receipt_->open() && !(value = store_.get(key(what), std::chrono::milliseconds(0)))) return value;
+    receipt_.reset();
+    if (value) return value;
+  }
+  auto value = store_.get(key(what), span);
+  try {
+    if (value && handout_) handout_->give(*value);
+  } catch (const Error&) {
+    handout_.reset();  // the others read for themselves
+  }
+  return value;
+}
+
+/// Of many ranks, the first that comes on each host reads the store for all of it, so that the store hands out one
+/// table a host. Where that rank is gone, or late, the others read for themselves.
+void StoreMeeting::choose_reader(uint64_t host) {
+  constexpr std::chrono::milliseconds kSpan{2000};
+  handout_.reset();
+  receipt_.reset();
+  if (size() < options_.shared_reads_from || rank() == 0) return;
+  const std::string reader = key("reader/" + std::to_string(host));
+  if (store_.add(reader + "/asked", 1) == 1) {
+    handout_ = std::make_unique<Handout>();
+    store_.set(reader, {handout_->name().begin(), handout_->name().end()});
+  } else if (const auto named = store_.get(reader, kSpan)) {
+    receipt_ = std::make_unique<Receipt>(std::string(named->begin(), named->end()));
+    next_look_ = Clock::now() + kBetweenLooks;
+  }
+}
+
+void StoreMeeting::stop_sharing() {
+  handout_.reset();
+  receipt_.reset();
+}
+
+/// Ranks that have not begun this set-up, of the first 256. Each counts its set-up in the store first.
+std::string StoreMeeting::missing(int writer) {
+  constexpr int kMostAsked = 256, kMostNamed = 8;
+  std::vector<std::string> ranks;
+  for (int r = 0; r < std::min(size(), kMostAsked); ++r) {
+    if (store_.add(generation_of(r), 0) < generation_) ranks.push_back(rank_name(r).substr(5));
+  }
+  if (ranks.empty()) return rank_name(writer) + " has come, but says nothing more";
+  std::string named;
+  for (size_t i = 0; i < std::min<size_t>(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
+  if (ranks.size() > kMostNamed) named += " and others";
+  if (ranks.size() == 1) return "rank " + named + " has not";
+  const bool server_too = ranks.front() == "0";  // which torch holds back as long as anybody is missing
+  return "ranks " + named + " have not" +
+         (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "");
+}
+
+/// Throws if another process has counted as this rank while this one is making the group: nobody else may, and it would
+/// wait for a set-up of its own. It is told, too.
+void StoreMeeting::look_for_a_double() {
+  const int64_t counted = store_.add(generation_of(rank()), 0);
+  if (counted > generation_) end_as_doubled(counted);
+}
+
+void StoreMeeting::end_as_doubled(int64_t their_generation) {
+  doubled_until_ = std::min(their_generation, generation_ + kMostDoubles);
+  const std::string own = claim_of(getpid(), own_host_name(options_.host)), other = claimant(their_generation);
+  throw Error(Code::kMismatch,
+              "nvx: rank " + std::to_string(rank()) + " of group " + options_.name + " was claimed twice: by " + own +
+                  " and by " + (other.empty() ? "another process" : other),
+              "give each process a rank of its own (RANK, init_process_group(rank=))");
+}
+
+/// Whoever was this rank before may have ended, or have made the group that this process waits for: nobody here can
+/// tell.
+std::string StoreMeeting::earlier_claim() {
+  const std::string who = generation_ > 1 ? claimant(generation_ - 1) : "";
+  const std::string own_host = own_host_name(options_.host).substr(0, sizeof Hello::host_name - 1);
+  if (who.empty() || who == claim_of(getpid(), own_host)) return "";
+  return "; rank " + std::to_string(rank()) + " was claimed before, by " + who +
+         ", with which the others may have gone on";
+}
+
+/// Who has counted that set-up for this rank; empty where it has not said so.
+std::string StoreMeeting::claimant(int64_t generation) {
+  constexpr std::chrono::milliseconds kSpan{2000};
+  std::string who;
+  contain_and(
+      [&] {
+        const auto value = store_.get(key_in(generation, hello_of(rank())), kSpan);
+        if (!value) return;
+        const Hello hello = decode(*value, 1).front();
+        who = claim_of(hello.pid, printable(hello.host_name));
+      },
+      [](const std::exception*) {});
+  return who;
+}
+
+void StoreMeeting::look_for_failures() {
+  if (generation_ == 0) return;
+  if (const auto note = read_note(store_, key(""), size())) end_as_told(*note);
+}
+
+void StoreMeeting::end_as_told(const Failure& note) {
+  told_ = note;
+  throw Error(met_in(note, "this is " + rank_name(rank()) + ", which was making it"));
+}
+
+void StoreMeeting::stop_if_unwanted() const {
+  if (stop_wanted())
+    throw Error(Code::kInterrupted, "nvx: " + stop_words() + " while group " + options_.name + " was being made");
+  if (options_.unwanted && options_.unwanted())
+    throw Error(Code::kAborted, "nvx: group " + options_.name + " was aborted on rank " + std::to_string(rank()) +
+                                    " while it was being made");
+}
+
+void StoreMeeting::leave_notes(const Failure& note) {
+  for (int64_t g = generation_; g != 0 && g <= std::max(generation_, doubled_until_); ++g) {
+    leave_note(store_, key_in(g, ""), note);
+  }
+  if (const int64_t ahead = set_up_ahead()) leave_note(store_, key_in(ahead, ""), note);
+  // As a rule rank 0 serves the store, and others look into it once a second.
+  constexpr std::chrono::milliseconds kMost{1500};
+  if (rank() == 0 && generation_ != 0 && note.met_as() != Code::kInterrupted)
+    await_notes(store_, key(""), size(), kMost);
+}
+
+void look_for_deaths(const GroupOptions& options, int writer) {
+  const std::shared_ptr<Neighbours> neighbours = Neighbours::here();
+  const std::shared_ptr<net::Messenger> messenger = options.messenger ? options.messenger() : net::Messenger::opened();
+  for (size_t r = 0; r < options.global_ranks.size(); ++r) {
+    const uint64_t global = options.global_ranks[r];
+    const std::string who = "global rank " + std::to_string(global);
+    const std::string when = " while group " + options.name + " was being made";
+    const std::shared_ptr<Neighbour> met = neighbours->met(global);
+    if (met && met->dead()) {
+      const Ending ending = met->ending();
+      throw Error(Failure{.code = Code::kPeerDied,
+                          .cause = who + " (pid " + std::to_string(met->pid()) + ", host " +
+                                   own_host_name(options.host) + ") has ended" + words_of(ending, " (", ")") + when,
+                          .advice = see_log_of(who),
+                          .who = int(r),
+                          .ending = ending});
+    }
+    if (!messenger || int(r) != writer) continue;
+    MutexLock lock(messenger->mutex());
+    const std::string lost = messenger->fate(global);
+    if (!lost.empty()) throw Error(Code::kPeerDied, "nvx: " + who + " " + lost + "," + when, see_log_of(who));
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,38 @@
+#include "group/meet/store_notes.h"
+
+#include <span>
+#include <thread>
+
+namespace nvx {
+namespace {
+
+/// How many ranks have given up.
+std::string count_in(const std::string& prefix) { return prefix + "failures"; }
+
+std::string note_in(const std::string& prefix) { return prefix + "failure"; }
+
+}  // namespace
+
+void leave_note(Store& store, const std::string& prefix, const Failure& why) {
+  if (store.add(count_in(prefix), 1) != 1) return;
+  const FailureNote note = FailureNote::of(why);
+  const auto* begin = reinterpret_cast<const uint8_t*>(note.used().data());
+  store.set(note_in(prefix), {begin, begin + note.used().size()});
+}
+
+std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks) {
+  constexpr std::chrono::milliseconds kSpan{200};  // the first one to count writes its note at once
+  if (store.add(count_in(prefix), 0) == 0) return std::nullopt;
+  const auto note = store.get(note_in(prefix), kSpan);
+  if (!note) return std::nullopt;
+  return FailureNote::read(std::as_bytes(std::span(*note)), ranks).value_or(unreadable_note("a rank"));
+}
+
+void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most) {
+  constexpr std::chrono::milliseconds kPause{20};
+  for (auto left = most; left.count() > 0 && store.add(count_in(prefix), 0) < ranks; left -= kPause) {
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,295 @@
+#include "group/meet/topology.h"
+
+#include <sched.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/words.h"
+
+namespace nvx {
+namespace {
+
+/// Ranks share a host when they share a kernel and a network namespace, or say so.
+uint64_t host_hash(const std::string& said) {
+  if (!said.empty()) return Hash().add(said).value();
+  struct stat net {};
+  stat("/proc/self/ns/net", &net);
+  errno = 0;
+  const std::string boot = read_line("/proc/sys/kernel/random/boot_id");
+  // Where there is no /proc, no rank of the host has one; but one that may open no file would seem to be elsewhere.
+  if (boot.empty() && (errno == EMFILE || errno == ENFILE)) throw system_error("cannot read which host this is");
+  return Hash().add(boot).add(uint64_t(net.st_ino)).value();
+}
+
+/// Ranks of one host are of one machine, whatever they say: only there memory can be shared.
+uint32_t machine_hash() { return uint32_t(host_hash({})); }
+
+/// What the cgroup's quota leaves of the cores, in whole cores.
+uint32_t quota_cores(uint32_t cores) {
+  std::istringstream max(read_line("/sys/fs/cgroup/cpu.max"));
+  double quota = 0, period = 0;
+  if (max >> quota >> period && quota > 0 && period > 0) {
+    return std::clamp<uint32_t>(uint32_t(quota / period + 0.5), 1, cores);
+  }
+  return cores;
+}
+
+uint32_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const uint32_t cores = sched_getaffinity(0, sizeof set, &set) == 0 ? uint32_t(CPU_COUNT(&set)) : 1;
+  return quota_cores(std::max<uint32_t>(cores, 1));
+}
+
+uint64_t cache_bytes(int index) {
+  const std::string path = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/size";
+  return uint64_t(std::strtoull(read_line(path).c_str(), nullptr, 10)) << 10;  // "1024K"
+}
+
+void put(char* field, size_t size, const std::string& text) {
+  const size_t n = std::min(text.size(), size - 1);
+  std::memcpy(field, text.data(), n);
+  field[n] = '\0';
+}
+
+template <size_t N>
+bool terminated(const char (&field)[N]) {
+  return std::memchr(field, '\0', N) != nullptr;
+}
+
+/// The variables in which they differ, by name.
+std::string differing(const Agreed& a, const Agreed& b) {
+  std::string names;
+  for (size_t i = 0; i < kAgreed.size(); ++i) {
+    if (a[i] != b[i]) names += (names.empty() ? "" : " and ") + std::string(kAgreed[i]);
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string read_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string own_host_name(const std::string& host) {
+  if (!host.empty()) return host;
+  if (!config().host_id.empty()) return config().host_id;
+  char name[sizeof Hello::host_name] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+Hello describe_self(int rank, const std::string& host) {
+  const std::string& said = host.empty() ? config().host_id : host;
+  Hello hello;
+  hello.bytes = sizeof(Hello);
+  hello.rank = rank;
+  hello.pid = int32_t(getpid());
+  hello.host = host_hash(said);
+  hello.machine = machine_hash();
+  hello.agreed = config().agreed();
+  hello.cores = usable_cores();
+  hello.l2_bytes = cache_bytes(2);
+  hello.l3_bytes = cache_bytes(3);
+  if (getrandom(&hello.nonce, sizeof hello.nonce, 0) != ssize_t(sizeof hello.nonce))
+    throw system_error("getrandom failed");
+  put(hello.host_name, sizeof hello.host_name, own_host_name(said));
+  put(hello.version, sizeof hello.version, NVX_VERSION);
+  return hello;
+}
+
+std::vector<uint8_t> encode(std::span<const Hello> hellos) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(hellos.data());
+  return {bytes, bytes + hellos.size_bytes()};
+}
+
+std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
+  if (value.size() != count * sizeof(Hello)) {
+    const bool whole = !value.empty() && value.size() % sizeof(Hello) == 0;
+    Hello first;
+    if (whole) std::memcpy(&first, value.data(), sizeof first);
+    if (whole && first.magic == Hello::kMagic && first.messenger == Hello::kWire) {
+      throw Error(Code::kMismatch,
+                  "nvx: to rank " + std::to_string(first.rank) + " this group has " +
+                      std::to_string(value.size() / sizeof(Hello)) + " ranks, to this rank " + std::to_string(count),
+                  "start all ranks with the same world size, or list of ranks");
+    }
+    throw Error(Code::kMismatch,
+                "nvx: the store holds " + std::to_string(value.size()) + " bytes where " +
+                    std::to_string(count * sizeof(Hello)) +
+                    " were expected: ranks run different versions of nvx, or something else wrote there");
+  }
+  std::vector<Hello> hellos(count);
+  std::memcpy(hellos.data(), value.data(), value.size());
+  for (const Hello& hello : hellos) {
+    if (hello.magic != Hello::kMagic || hello.messenger != Hello::kWire || hello.bytes != sizeof(Hello)) {
+      throw Error(Code::kMismatch, "nvx: rank " + std::to_string(hello.rank) + " speaks protocol " +
+                                       std::to_string(hello.messenger) + ", this rank " + std::to_string(Hello::kWire) +
+                                       ": install one version of nvx everywhere");
+    }
+    if (!terminated(hello.host_name) || !terminated(hello.door) || !terminated(hello.version)) {
+      throw Error(Code::kMismatch, "nvx: a rank's description in the store is damaged");
+    }
+  }
+  return hellos;
+}
+
+namespace {
+
+/// Before the addresses of all ranks, each of which follows behind its length.
+struct AddressesHead {
+  static constexpr uint32_t kMagic = 0x6178766e;  // "nvxa"
+  uint32_t magic = kMagic;
+  uint32_t count = 0;
+};
+constexpr size_t kMostAddress = 16 << 10;
+
+[[noreturn]] void damaged_addresses() {
+  throw Error(Code::kMismatch, "nvx: the ranks' addresses in the store are damaged, or of another version of nvx");
+}
+
+}  // namespace
+
+std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses) {
+  const AddressesHead head{AddressesHead::kMagic, uint32_t(addresses.size())};
+  std::vector<uint8_t> value(sizeof head);
+  std::memcpy(value.data(), &head, sizeof head);
+  for (const std::vector<std::byte>& address : addresses) {
+    const uint32_t bytes = uint32_t(address.size());
+    const size_t at = value.size();
+    value.resize(at + sizeof bytes + bytes);
+    std::memcpy(value.data() + at, &bytes, sizeof bytes);
+    if (bytes) std::memcpy(value.data() + at + sizeof bytes, address.data(), bytes);
+  }
+  return value;
+}
+
+std::vector<std::vector<std::byte>> decode_addresses(std::span<const uint8_t> value, size_t count) {
+  AddressesHead head;
+  if (value.size() < sizeof head) damaged_addresses();
+  std::memcpy(&head, value.data(), sizeof head);
+  if (head.magic != AddressesHead::kMagic || head.count != count) damaged_addresses();
+  value = value.subspan(sizeof head);
+  std::vector<std::vector<std::byte>> addresses;
+  for (size_t i = 0; i < count; ++i) {
+    uint32_t bytes = 0;
+    if (value.size() < sizeof bytes) damaged_addresses();
+    std::memcpy(&bytes, value.data(), sizeof bytes);
+    value = value.subspan(sizeof bytes);
+    if (bytes > kMostAddress || bytes > value.size()) damaged_addresses();
+    const auto* begin = reinterpret_cast<const std::byte*>(value.data());
+    addresses.emplace_back(begin, begin + bytes);
+    value = value.subspan(bytes);
+  }
+  if (!value.empty()) damaged_addresses();
+  return addresses;
+}
+
+size_t Topology::rails() const {
+  size_t least = ranks.size();
+  for (const std::vector<int>& host : hosts) least = std::min(least, host.size());
+  return least;
+}
+
+Topology Topology::from(std::vector<Hello> ranks) {
+  Topology topology;
+  topology.cores = ranks.front().cores;
+  topology.l2_bytes = ranks.front().l2_bytes;
+  topology.l3_bytes = ranks.front().l3_bytes;
+  topology.ranks = std::move(ranks);
+  for (size_t i = 0; i < topology.ranks.size(); ++i) {
+    const Hello& first = topology.ranks.front();
+    const Hello& hello = topology.ranks[i];
+    if (hello.rank != int32_t(i))
+      throw Error(Code::kMismatch, "nvx: two ranks say that they are rank " + std::to_string(hello.rank));
+    if (hello.agreed != first.agreed) {
+      throw Error(Code::kMismatch,
+                  "nvx: " + topology.describe(int(i)) + " and " + topology.describe(0) + " differ in " +
+                      differing(hello.agreed, first.agreed),
+                  "set the same on all ranks, or on none");
+    }
+    topology.cores = std::min<size_t>(topology.cores, hello.cores);
+    topology.l2_bytes = std::min<size_t>(topology.l2_bytes, hello.l2_bytes);
+    topology.l3_bytes = std::min<size_t>(topology.l3_bytes, hello.l3_bytes);
+  }
+  topology.sort_by_host();
+  return topology;
+}
+
+void Topology::sort_by_host() {
+  std::map<uint64_t, int> known;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const auto [host, fresh] = known.emplace(ranks[i].host, int(hosts.size()));
+    if (fresh) hosts.emplace_back();
+    std::vector<int>& there = hosts[size_t(host->second)];
+    host_of.push_back(host->second);
+    local_rank_of.push_back(int(there.size()));
+    const size_t first = there.empty() ? i : size_t(there.front());
+    there.push_back(int(i));
+    if (ranks[first].machine == ranks[i].machine) continue;
+    throw Error(Code::kMismatch,
+                "nvx: " + describe(int(first)) + " and " + describe(int(i)) +
+                    " say with NVX_HOST_ID that they share a host, but they run on different machines "
+                    "or in different network namespaces, where they cannot share memory",
+                "give the ranks of each machine, or container, an NVX_HOST_ID of their own, or unset it");
+  }
+}
+
+std::string Topology::describe() const {
+  constexpr size_t kMostNamed = 4;
+  const auto host_name = [this](size_t host) { return std::string(ranks[size_t(hosts[host].front())].host_name); };
+  const std::string all = std::to_string(ranks.size()) + (ranks.size() == 1 ? " rank" : " ranks");
+  if (hosts.size() == 1) return all + " on host " + host_name(0);
+  std::string spread;
+  for (size_t h = 0; h < std::min(hosts.size(), kMostNamed); ++h)
+    spread += (h ? ", " : "") + std::to_string(hosts[h].size()) + " on " + host_name(h);
+  if (hosts.size() > kMostNamed) spread += ", ...";
+  return all + " on " + std::to_string(hosts.size()) + " hosts: " + spread;
+}
+
+namespace {
+
+/// Which rank of the whole job that is, where it is another one.
+std::optional<uint64_t> global_name(int rank, const std::vector<uint64_t>& global_ranks) {
+  const bool same = size_t(rank) >= global_ranks.size() || global_ranks[size_t(rank)] == uint64_t(rank);
+  return same ? std::nullopt : std::optional(global_ranks[size_t(rank)]);
+}
+
+std::string in_the_job(uint64_t global) { return "global rank " + std::to_string(global); }
+
+std::string place_of(const Hello& hello) {
+  return "pid " + std::to_string(hello.pid) + ", host " + std::string(hello.host_name);
+}
+
+}  // namespace
+
+std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks) {
+  const std::optional<uint64_t> global = global_name(rank, global_ranks);
+  return of_rank(rank) + (global ? " (" + in_the_job(*global) + ")" : "");
+}
+
+std::string Topology::describe(int rank, const std::string& more) const {
+  const std::optional<uint64_t> global = global_name(rank, global_ranks);
+  return of_rank(rank) + " (" + (global ? in_the_job(*global) + ", " : "") + place_of(ranks[size_t(rank)]) + more + ")";
+}
+
+std::string Topology::whereabouts(int rank) const { return "(" + place_of(ranks[size_t(rank)]) + ")"; }
+
+}  // namespace nvx

@@ -1,0 +1,466 @@
+#include "group/p2p/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "group/group.h"
+#include "kernel/cpu/direct.h"
+#include "kernel/cpu/own_time.h"
+#include "kernel/reduce/level.h"
+
+namespace nvx {
+namespace {
+
+using kernel::kEnvelopes;
+
+constexpr size_t kStreamDepth = 4;
+constexpr size_t kMostStream = 2 << 20;
+constexpr uint64_t kMostGranted = kEnvelopes;  // the ring of grants
+constexpr uint64_t kMostKept = 4 << 20;        // bytes of a peer that nobody receives; a few envelopes more may come
+
+uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
+
+/// The poke that follows wakes the peer, so this need not.
+void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(value, std::memory_order_release); }
+
+}  // namespace
+
+Mailbox::Mailbox(Group& group) : group_(group), peers_(size_t(group.size())), to_grant_(size_t(group.size())) {
+  group.neighbours().leases().join(this);
+  if (!group.port()) return;
+  MutexLock lock(group.port()->mutex());
+  group.port()->on_mail([this] { poke(group_.rank()); });
+}
+
+Mailbox::~Mailbox() {
+  close();
+  group_.neighbours().leases().leave(this);
+  MutexLock lock(mutex_);
+  while (attendants_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
+  for (Peer& peer : peers_) {
+    if (peer.lease) group_.neighbours().leases().bury(peer.lease, group_.everybody_gone());
+  }
+}
+
+void Mailbox::close() {
+  if (group_.forked()) return;
+  MutexLock lock(mutex_);
+  if (!open_.empty())
+    fail_all(Status(Code::kAborted, "nvx: group " + group_.name() + " was destroyed with messages in flight"));
+  Shift shift{Role::kPasserBy, Carrier::kPool};
+  deliver(shift);
+}
+
+void Mailbox::poke(int peer) {
+  Flag& bell = group_.pad(group_.local_rank_of(peer)).header().mail_bell.flag;
+  bell.core.store(this_core(), std::memory_order_relaxed);
+  bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers: only a counter of reasons to look
+  if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
+}
+
+void Mailbox::send(const std::shared_ptr<Message>& message, Carrier carrier) { begin(message, carrier); }
+
+void Mailbox::receive(const std::shared_ptr<Message>& message, Carrier carrier) {
+  message->receives_ = true;
+  begin(message, carrier);
+}
+
+void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
+  if (group_.forked()) return refuse(*message);
+  MutexLock lock(mutex_);
+  enter(message);
+  set_going(carrier);
+}
+
+void Mailbox::post(const std::shared_ptr<Message>& message) {
+  if (group_.forked()) return refuse(*message);
+  MutexLock lock(mutex_);
+  enter(message);
+}
+
+void Mailbox::expect(const std::shared_ptr<Message>& message) {
+  message->receives_ = true;
+  if (group_.forked()) return refuse(*message);
+  MutexLock lock(mutex_);
+  enter(message);
+  if (!open_.empty()) find_attendant();
+}
+
+void Mailbox::tell_of(int peer, int64_t tag) {
+  MutexLock lock(mutex_);
+  if (group_.failed() || group_.closed()) return;  // what was waited for has ended
+  come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
+}
+
+void Mailbox::forget(int64_t tag) {
+  MutexLock lock(mutex_);
+  for (auto early = early_.begin(); early != early_.end();) {
+    const auto next = std::next(early);
+    if (early->tag == tag) {
+      let_go(*early);
+      early_.erase(early);
+    }
+    early = next;
+  }
+}
+
+std::string Message::describe() const {
+  std::string whom = receives_ ? "from " : "to ";
+  whom += peer == kAnySource ? "any rank" : "rank " + std::to_string(peer);
+  if (called) return std::string(called) + "(" + whom + ")";
+  if (tag != 0) whom += ", tag " + std::to_string(tag);
+  return std::string(receives_ ? "recv(" : "send(") + name(dtype) + ", " + std::to_string(bytes / size_of(dtype)) +
+         " elements, " + whom + ")";
+}
+
+void Mailbox::push(Carrier carrier) {
+  if (group_.forked()) return;
+  MutexLock lock(mutex_);
+  set_going(carrier);
+}
+
+void Mailbox::enter(const std::shared_ptr<Message>& message) {
+  if (const auto ahead = std::move(message->ahead)) {
+    ahead->timeout = message->timeout;
+    enter(ahead);
+  }
+  message->deadline_ = message->stands ? Deadline() : Deadline::after(group_.span_of(message->timeout));
+  open_.insert(message);
+  if (const Status refused = group_.check_alive(); !refused.ok()) {
+    finish(message, refused);
+  } else if (group_.told(Clock::duration::zero())) {
+    finish(message, group_.came_late(message->describe()));
+  } else if (!message->receives_) {
+    peers_[size_t(message->peer)].unannounced.push_back(message);
+  } else if (!match_early(message)) {
+    receives_.push_back(message);
+  }
+}
+
+void Mailbox::set_going(Carrier carrier) {
+  Shift shift{Role::kPasserBy, carrier};
+  move(shift.next_look);
+  if (carrier == Carrier::kPool && !open_.empty()) find_attendant();
+  deliver(shift);
+}
+
+/// In a forked child, where the parent's threads may hold the lock for ever.
+void Mailbox::refuse(Message& message) {
+  message.status_ = group_.check_alive();
+  message.done_.store(true, std::memory_order_release);
+  call(message);
+}
+
+/// Moves what can be moved, but only until then: peers may send without end. True if there may be more.
+bool Mailbox::move(Clock::time_point until) {
+  while (advance()) {
+    if (Clock::now() >= until) return true;
+  }
+  return false;
+}
+
+/// Once the group has failed no peer's memory is touched any more.
+bool Mailbox::advance() {
+  if (open_.empty()) return false;
+  bool moved = false;
+  if (group_.port() && !group_.failed()) moved |= read_port();
+  for (int peer = 0; peer < int(peers_.size()); ++peer) {
+    if (group_.failed()) return false;
+    if (far(peer)) {
+      moved |= announce_far(peer);
+      moved |= grant_far(peer);
+      continue;
+    }
+    moved |= announce(peer);
+    moved |= take(peer);
+    moved |= grant(peer);
+    moved |= read_grants(peer);
+    moved |= stream(peer);
+    moved |= consume(peer);
+  }
+  return moved;
+}
+
+/// A message of no bytes has nothing that could be sent later.
+bool Mailbox::carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
+
+bool Mailbox::announce(int rank) {
+  Peer& peer = peers_[size_t(rank)];
+  if (peer.unannounced.empty()) return false;
+  kernel::Outbox& box = group_.own_pad().outbox(group_.local_rank_of(rank));
+  const kernel::Inbox& there = group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank());
+  const uint64_t taken = load(there.taken);
+  bool moved = false;
+  while (!peer.unannounced.empty() && peer.announced - taken < kEnvelopes) {
+    const std::shared_ptr<Message> message = peer.unannounced.front();
+    peer.unannounced.pop_front();
+    kernel::Envelope& envelope = box.envelopes[peer.announced % kEnvelopes];
+    envelope.message = ++peer.announced;
+    envelope.tag = message->tag;
+    envelope.bytes = message->bytes;
+    envelope.dtype = message->dtype;
+    envelope.carries_data = carries(message->bytes, kernel::kEnvelopePayload, load(there.full) != 0);
+    if (envelope.carries_data) {
+      if (message->bytes) std::memcpy(envelope.payload, message->data, message->bytes);
+      finish(message, {});
+    } else {
+      peer.ungranted[peer.announced] = message;
+    }
+    publish(box.posted, peer.announced);
+    moved = true;
+  }
+  if (moved) poke(rank);
+  return moved;
+}
+
+bool Mailbox::take(int rank) {
+  Peer& peer = peers_[size_t(rank)];
+  kernel::Outbox& box = group_.pad(group_.local_rank_of(rank)).outbox(group_.local_rank());
+  const uint64_t posted = load(box.posted);
+  if (posted == peer.taken || posted - peer.taken > kEnvelopes) return false;
+  while (peer.taken != posted) {
+    const kernel::Envelope& envelope = box.envelopes[peer.taken++ % kEnvelopes];
+    const bool carried = envelope.carries_data != 0;
+    const DType dtype = size_t(envelope.dtype) < kernel::kDTypeCount ? envelope.dtype : DType::kBytes;
+    Early early{rank, envelope.message, envelope.tag, dtype, size_t(envelope.bytes), carried, {}};
+    if (carried) {
+      const size_t bytes = std::min<size_t>(envelope.bytes, kernel::kEnvelopePayload);
+      early.data.assign(envelope.payload, envelope.payload + bytes);
+      early.bytes = bytes;
+    }
+    come(std::move(early));
+  }
+  publish(group_.own_pad().inbox(group_.local_rank_of(rank)).taken, peer.taken);
+  poke(rank);
+  return true;
+}
+
+/// A message, to the first receive that it fits.
+void Mailbox::come(Early&& early) {
+  const auto fits = [&](const std::shared_ptr<Message>& m) {
+    return (m->peer == early.peer || m->peer == kAnySource) && m->tag == early.tag;
+  };
+  const auto found = std::find_if(receives_.begin(), receives_.end(), fits);
+  if (found == receives_.end()) {
+    keep(std::move(early));
+    return;
+  }
+  const std::shared_ptr<Message> receive = *found;
+  receives_.erase(found);
+  accept(receive, std::move(early));
+}
+
+void Mailbox::keep(Early&& early) {
+  Peer& peer = peers_[size_t(early.peer)];
+  peer.kept += early.data.size();
+  if (!peer.full && peer.kept > kMostKept) tell_full(early.peer, true);
+  early_.push_back(std::move(early));
+}
+
+void Mailbox::let_go(const Early& early) {
+  Peer& peer = peers_[size_t(early.peer)];
+  peer.kept -= early.data.size();
+  if (peer.full && peer.kept < kMostKept / 2) tell_full(early.peer, false);
+}
+
+/// What comes unasked is bounded: the sender keeps the data of more until it is received.
+void Mailbox::tell_full(int rank, bool full) {
+  peers_[size_t(rank)].full = full;
+  if (!far(rank)) return publish(group_.own_pad().inbox(group_.local_rank_of(rank)).full, full);
+  ++peers_[size_t(rank)].told.turns;
+  tell_taken(rank);
+}
+
+bool Mailbox::match_early(const std::shared_ptr<Message>& receive) {
+  const auto found = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
+    return (receive->peer == early.peer || receive->peer == kAnySource) && receive->tag == early.tag;
+  });
+  if (found == early_.end()) return false;
+  Early early = std::move(*found);
+  early_.erase(found);
+  let_go(early);
+  return accept(receive, std::move(early));
+}
+
+bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
+  receive->peer = early.peer;
+  if (early.bytes != receive->bytes || early.dtype != receive->dtype) {
+    const auto words = [](const char* verb, DType dtype, size_t bytes) {
+      return std::string(verb) + " " + std::to_string(bytes / size_of(dtype)) + " elements of " + name(dtype);
+    };
+    finish(
+        receive,
+        group_.fail(
+            {.code = Code::kMismatch,
+             .cause = "send/recv mismatch in group " + group_.name() + ": " + group_.topology().describe(early.peer) +
+                      words(" sends", early.dtype, early.bytes) + ", " + group_.topology().describe(group_.rank()) +
+                      words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
+             .context = "this is " + group_.rank_name(group_.rank()),
+             .advice = "give both tensors the same number of elements and the same type"}));
+    return true;
+  }
+  if (early.carried) {
+    if (receive->bytes) std::memcpy(receive->data, early.data.data(), receive->bytes);
+    finish(receive, {});
+  } else {
+    to_grant_[size_t(early.peer)].emplace_back(receive, early.number);
+  }
+  return true;
+}
+
+bool Mailbox::grant(int rank) {
+  auto& waiting = to_grant_[size_t(rank)];
+  Peer& peer = peers_[size_t(rank)];
+  if (waiting.empty() || peer.arriving.size() >= kMostGranted) return false;
+  kernel::Inbox& box = group_.own_pad().inbox(group_.local_rank_of(rank));
+  while (!waiting.empty() && peer.arriving.size() < kMostGranted) {
+    box.grants[peer.granted++ % kEnvelopes] = waiting.front().second;
+    peer.arriving.push_back(waiting.front().first);
+    waiting.pop_front();
+  }
+  publish(box.granted, peer.granted);
+  poke(rank);
+  return true;
+}
+
+bool Mailbox::read_grants(int rank) {
+  Peer& peer = peers_[size_t(rank)];
+  if (peer.ungranted.empty()) return false;
+  const kernel::Inbox& box = group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank());
+  const uint64_t granted = load(box.granted);
+  if (granted == peer.grants_seen || granted - peer.grants_seen > kEnvelopes) return false;
+  while (peer.grants_seen != granted) {
+    const auto found = peer.ungranted.find(box.grants[peer.grants_seen++ % kEnvelopes]);
+    if (found == peer.ungranted.end()) continue;
+    peer.streaming.push_back(found->second);
+    peer.ungranted.erase(found);
+  }
+  return true;
+}
+
+bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
+  const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, kMostStream);
+  if (peer.lease && peer.lease_wanted >= wanted) return true;
+  if (peer.lease) {
+    // Only between messages: the receiver reads where it is when it reads the next chunk.
+    if (load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) != peer.streamed) return false;
+    group_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
+  }
+  peer.lease_wanted = wanted;
+  peer.lease = group_.neighbours().leases().acquire(wanted, this);
+  kernel::Outbox& box = group_.own_pad().outbox(group_.local_rank_of(rank));
+  box.lease_offset = peer.lease.offset;
+  box.lease_bytes = peer.lease.bytes;
+  return true;
+}
+
+Span Mailbox::yield() {
+  if (group_.forked() || !mutex_.try_lock()) return {};  // whoever holds it may wait for the pool
+  Span span;
+  for (int rank = 0; rank < int(peers_.size()) && !span && !group_.failed() && !group_.closed(); ++rank) {
+    Peer& peer = peers_[size_t(rank)];
+    if (!peer.lease || !peer.streaming.empty()) continue;
+    if (load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) != peer.streamed) continue;
+    span = std::exchange(peer.lease, Span{});
+  }
+  mutex_.unlock();
+  return span;
+}
+
+bool Mailbox::stream(int rank) {
+  Peer& peer = peers_[size_t(rank)];
+  bool moved = false;
+  while (!peer.streaming.empty()) {
+    const std::shared_ptr<Message> message = peer.streaming.front();
+    try {
+      if (message->moved_ == 0 && !lease(peer, rank, message->bytes)) break;
+    } catch (const Error& error) {
+      finish(message, group_.fail(met_in(error.failure(), "in send")));
+      peer.streaming.pop_front();
+      return true;
+    }
+    if (peer.streamed - load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) >=
+        kStreamDepth)
+      break;
+    const size_t slot = peer.lease.bytes / kStreamDepth;
+    const size_t bytes = std::min(slot, message->bytes - message->moved_);
+    std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
+    if (!peer.policies) peer.policies = std::make_unique<kernel::CachePolicyRecords>();
+    kernel::CachePolicyRecord& policy = peer.policies->of(message->bytes);
+    if (message->moved_ == 0) policy.now(policy.next());
+    const kernel::OwnTime time(bytes);
+    kernel::level().copy_by(policy.now())(chunk, message->data + message->moved_, bytes);
+    const auto spent = time.spent();
+    if (spent && bytes == std::min(slot, message->bytes)) policy.learn_of_writing(spent->count() / double(bytes));
+    message->moved_ += bytes;
+    publish(group_.own_pad().outbox(group_.local_rank_of(rank)).streamed, ++peer.streamed);
+    poke(rank);
+    moved = true;
+    if (message->moved_ == message->bytes) {
+      peer.streaming.pop_front();
+      finish(message, {});
+    }
+  }
+  return moved;
+}
+
+bool Mailbox::consume(int rank) {
+  Peer& peer = peers_[size_t(rank)];
+  if (peer.arriving.empty()) return false;
+  const kernel::Outbox& box = group_.pad(group_.local_rank_of(rank)).outbox(group_.local_rank());
+  bool moved = false;
+  while (!peer.arriving.empty() && load(box.streamed) != peer.consumed) {
+    const std::shared_ptr<Message> message = peer.arriving.front();
+    const uint64_t lease_offset = box.lease_offset, lease_bytes = box.lease_bytes;
+    const size_t slot = size_t(lease_bytes) / kStreamDepth;
+    const kernel::PeerMemory& memory = group_.memory(group_.local_rank_of(rank));
+    if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
+      finish(message, group_.fail({Code::kMismatch,
+                                   group_.topology().describe(rank) + " describes staging memory that it cannot have",
+                                   "in recv"}));
+      peer.arriving.pop_front();
+      return true;
+    }
+    const size_t bytes = std::min(slot, message->bytes - message->moved_);
+    const std::byte* chunk = memory.arena + lease_offset + peer.consumed % kStreamDepth * slot;
+    kernel::level().copy_by(group_.policy_to_keep(message->bytes))(message->data + message->moved_, chunk, bytes);
+    message->moved_ += bytes;
+    publish(group_.own_pad().inbox(group_.local_rank_of(rank)).consumed, ++peer.consumed);
+    poke(rank);
+    moved = true;
+    if (message->moved_ == message->bytes) {
+      peer.arriving.pop_front();
+      finish(message, {});
+    }
+  }
+  return moved;
+}
+
+void Mailbox::finish(const std::shared_ptr<Message>& message, Status status) {
+  message->status_ = std::move(status);
+  message->done_.store(true, std::memory_order_release);
+  open_.erase(message);
+  if (message->stands) ++peers_[size_t(message->peer)].untold;
+  finished_.push_back(message);
+}
+
+void Mailbox::fail_all(const Status& status) {
+  receives_.clear();
+  early_.clear();
+  for (auto& waiting : to_grant_) waiting.clear();
+  for (Peer& peer : peers_) {
+    peer.unannounced.clear();
+    peer.ungranted.clear();
+    peer.streaming.clear();
+    peer.arriving.clear();
+    peer.transfers_out.clear();
+    peer.transfers_in.clear();
+  }
+  if (group_.port()) {
+    MutexLock lock(group_.port()->mutex());
+    group_.port()->drop_mail();
+  }
+  while (!open_.empty()) finish(std::shared_ptr<Message>(*open_.begin()), status);
+}
+
+}  // namespace nvx

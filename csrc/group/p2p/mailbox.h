@@ -1,0 +1,213 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/error.h"
+#include "base/flag.h"
+#include "base/mutex.h"
+#include "group/engine.h"
+#include "group/group.h"
+#include "kernel/cpu/cache_policy.h"
+#include "kernel/cpu/pad.h"
+#include "memory/shm/arena.h"
+#include "memory/shm/leases.h"
+#include "net/group_port.h"
+
+namespace nvx {
+
+constexpr int kAnySource = -1;
+/// Tags of messages that are nvx's own, from here on: torch's are ints.
+constexpr int64_t kOwnTags = int64_t(1) << 32;
+
+/// One send or receive. The memory must stay until it is done.
+struct Message {
+  int peer = kAnySource;  ///< becomes the sender when a receive from any has found one
+  int64_t tag = 0;
+  DType dtype = DType::kBytes;
+  std::byte* data = nullptr;
+  size_t bytes = 0;
+  std::chrono::milliseconds timeout{0};
+  /// What the user has called, where that is neither send nor recv.
+  const char* called = nullptr;
+  /// A receive for whatever may come, or never does: it has no timeout, and it is no failure if its peer has ended. It
+  /// names its peer.
+  bool stands = false;
+  /// A message to the same peer that goes just before this one, whoever else sends there. It gets this one's timeout.
+  std::shared_ptr<Message> ahead;
+  /// Called once when the message is done, with no lock held, on whatever thread. May wait for other messages, and for
+  /// this one. What it throws goes no further.
+  std::function<void(const Message&)> finished;
+  /// Whether finished() may wait for anything, or run code of the user's; if not, calling it costs less. Empty: it may.
+  std::function<bool()> may_block;
+
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  const Status& status() const { return status_; }  ///< once done
+  std::string describe() const;                     ///< "recv(f32, 1000 elements, from rank 1, tag 7)"
+
+ private:
+  friend class Mailbox;
+  std::atomic<bool> done_{false};
+  std::atomic<bool> told_{false};          // finished() has returned
+  std::atomic<std::thread::id> teller_{};  // who calls it, or has
+  Status status_;
+  bool receives_ = false;
+  size_t moved_ = 0;  // bytes streamed so far
+  Deadline deadline_;
+};
+
+/// Sends and receives of one rank: apart from the collectives, in order per pair and tag, matched as they come.
+///
+/// A sender announces each message in an envelope. A small message travels in it, and the send is done at once. A large
+/// one waits until the receiver has a receive for it and grants it; then the sender streams it through leased staging.
+/// The granted messages of a pair are streamed one after the other, in the order of the grants, so that none waits for
+/// one that nobody receives. Where too many small messages lie unreceived, the receiver tells the sender that it is
+/// full, and further ones are sent as large ones are. Ranks of one host do this through memory; between hosts the same
+/// goes through the port, whose transfers need no staging.
+class Mailbox : public LeaseHolder {
+ public:
+  explicit Mailbox(Group& group);
+  ~Mailbox() override;
+
+  /// Begin. What can be done at once is done; the rest goes on whenever somebody waits, or on a pool thread.
+  void send(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
+  void receive(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
+  /// send() in two halves: the message takes its place behind those that were sent before; and what can be done at once
+  /// is done, and told.
+  void post(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
+  void push(Carrier carrier) EXCLUDES(mutex_);
+  /// receive() in its first half: the receive takes its place. Whoever is inside a message's finished() need not
+  /// push(), as the one who has called that goes on with it.
+  void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
+  /// As if this peer had sent an empty message with this tag, and it came now: for a message's finished().
+  void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
+  /// Lets go of what has come with this tag and will not be received. No rank sends more.
+  void forget(int64_t tag) EXCLUDES(mutex_);
+
+  /// Drives everything until the message is done and its finished() has returned; then its status. That is at once for
+  /// the thread that is inside that very finished().
+  Status wait(Message& message) EXCLUDES(mutex_);
+
+  /// Ends everything that is open; from then on no peer's memory is touched.
+  void close() EXCLUDES(mutex_);
+
+  /// Drives everything until nothing is open but what stands, for at most this long.
+  void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
+
+  /// The staging of a peer to which nothing is on its way.
+  Span yield() override EXCLUDES(mutex_);
+
+ private:
+  /// A message that came before its receive.
+  struct Early {
+    int peer;
+    uint64_t number;
+    int64_t tag;
+    DType dtype;
+    size_t bytes;
+    bool carried;
+    std::vector<std::byte> data;
+  };
+
+  /// The two directions between this rank and one other.
+  struct Peer {
+    // out
+    uint64_t announced = 0;
+    std::deque<std::shared_ptr<Message>> unannounced;
+    std::unordered_map<uint64_t, std::shared_ptr<Message>> ungranted;  // by number
+    uint64_t grants_seen = 0;
+    std::deque<std::shared_ptr<Message>> streaming;
+    uint64_t streamed = 0;
+    Span lease;
+    size_t lease_wanted = 0;
+    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< how it is streamed; made when something is
+    // in
+    uint64_t kept = 0;  ///< bytes that came with announcements, for which there is no receive yet
+    bool full = false;  ///< and has said that these are enough
+    uint64_t taken = 0;
+    uint64_t granted = 0;
+    std::deque<std::shared_ptr<Message>> arriving;  // granted, in that order
+    uint64_t consumed = 0;
+    // of another host, by number
+    net::Taken there;                 ///< what it has told of
+    net::Taken told;                  ///< what it has been told of
+    std::map<uint64_t, Early> ahead;  ///< announcements that came before those in front of them
+    std::unordered_map<uint64_t, std::shared_ptr<Message>> transfers_out, transfers_in;
+    // of receives that stand
+    uint32_t untold = 0;  ///< that are done, and their finished() has not returned
+  };
+  /// What a thread that moves the mail along is to the others: one of those who wait for a message of theirs, the one
+  /// that does it when nobody waits, or nobody in particular.
+  enum class Role { kPasserBy, kWaiter, kAttendant };
+  struct Shift {
+    Role role;
+    Carrier carrier;
+    Clock::time_point next_look = Clock::now() + kWatchInterval;
+  };
+
+  void begin(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
+  void enter(const std::shared_ptr<Message>& message) REQUIRES(mutex_);
+  void set_going(Carrier carrier) REQUIRES(mutex_);
+  bool move(Clock::time_point until) REQUIRES(mutex_);
+  bool advance() REQUIRES(mutex_);
+  static bool carries(size_t bytes, size_t most, bool full);
+  bool announce(int peer) REQUIRES(mutex_);
+  bool read_grants(int peer) REQUIRES(mutex_);
+  bool stream(int peer) REQUIRES(mutex_);
+  bool take(int peer) REQUIRES(mutex_);
+  void come(Early&& early) REQUIRES(mutex_);
+  void keep(Early&& early) REQUIRES(mutex_);
+  void let_go(const Early& early) REQUIRES(mutex_);
+  void tell_full(int peer, bool full) REQUIRES(mutex_);
+  void tell_taken(int peer) REQUIRES(mutex_);
+  bool announce_far(int peer) REQUIRES(mutex_);
+  bool grant_far(int peer) REQUIRES(mutex_);
+  bool read_port() REQUIRES(mutex_);
+  void read_letter(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
+  void read_mail(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
+  bool far(int peer) const { return peer >= 0 && group_.local_rank_of(peer) < 0; }
+  std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
+  std::string describe_wait(const Message& message) REQUIRES(mutex_);
+  bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
+  bool accept(const std::shared_ptr<Message>& receive, Early&& early) REQUIRES(mutex_);
+  bool grant(int peer) REQUIRES(mutex_);
+  bool consume(int peer) REQUIRES(mutex_);
+  bool lease(Peer& peer, int rank, size_t bytes) REQUIRES(mutex_);
+  void finish(const std::shared_ptr<Message>& message, Status status) REQUIRES(mutex_);
+  void check_times() EXCLUDES(mutex_);
+  void fail_all(const Status& status) REQUIRES(mutex_);
+  void poke(int peer);
+  void deliver(Shift& shift) REQUIRES(mutex_);
+  void tell(Message& message, Shift& shift) EXCLUDES(mutex_);
+  static void call(Message& message);
+  void refuse(Message& message);
+  void give_way(Shift& shift) EXCLUDES(mutex_);
+  static bool over(const Message& message);
+  bool find_attendant() REQUIRES(mutex_);
+  void attend() EXCLUDES(mutex_);
+  void turn(Message* message, Shift& shift) EXCLUDES(mutex_);
+
+  Group& group_;
+  Mutex mutex_;
+  std::vector<Peer> peers_ GUARDED_BY(mutex_);
+  std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // everything not done
+  std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
+  std::list<Early> early_ GUARDED_BY(mutex_);
+  std::vector<std::deque<std::pair<std::shared_ptr<Message>, uint64_t>>> to_grant_ GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);         // done, and nobody has been told
+  std::atomic<Clock::time_point> next_look_{Clock::now() + kWatchInterval};  // many short waits make a long time
+  int waiters_ GUARDED_BY(mutex_) = 0;
+  bool attended_ GUARDED_BY(mutex_) = false;
+  int attendants_ GUARDED_BY(mutex_) = 0;  // threads that are it, will be, or have handed it over and are not gone
+  std::condition_variable waiters_gone_;
+};
+
+}  // namespace nvx

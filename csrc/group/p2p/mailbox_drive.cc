@@ -1,0 +1,231 @@
+// Who moves the mail along, and when; who is told; what ends a message that does not come.
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/contain.h"
+#include "group/p2p/mailbox.h"
+
+namespace nvx {
+namespace {
+
+constexpr std::chrono::milliseconds kGlance{1};  // how late an attendant that lingers finds new messages
+constexpr std::chrono::milliseconds kLinger{50};
+
+}  // namespace
+
+/// Whether wait() may return: whoever asked has been told of the end, or it is this very thread that tells them, which
+/// would wait for itself.
+bool Mailbox::over(const Message& message) {
+  return message.told_.load(std::memory_order_acquire) ||
+         (message.done() && message.teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());
+}
+
+/// One at a time, so that who is called, and waits for another one that is done, finds that one still to be told.
+void Mailbox::deliver(Shift& shift) {
+  if (finished_.empty()) return;
+  const Role role = shift.role;
+  while (!finished_.empty()) {
+    const std::shared_ptr<Message> message = std::move(finished_.front());
+    finished_.pop_front();
+    mutex_.unlock();
+    tell(*message, shift);
+    mutex_.lock();
+    if (message->stands) --peers_[size_t(message->peer)].untold;
+  }
+  if (role == Role::kWaiter && shift.role != role) {
+    ++waiters_;
+    shift.role = role;
+  }
+}
+
+void Mailbox::tell(Message& message, Shift& shift) {
+  bool blocks = message.finished != nullptr;
+  contain("a message's may_block", [&] { blocks = blocks && (!message.may_block || message.may_block()); });
+  if (blocks) give_way(shift);
+  call(message);
+  if (group_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
+    poke(group_.rank());  // other threads of this rank may wait for this one
+  }
+}
+
+void Mailbox::call(Message& message) {
+  message.teller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  if (const auto finished = std::move(message.finished)) {  // and let go of what it holds
+    contain("a message's finished", [&] { finished(message); });
+  }
+  message.may_block = nullptr;
+  message.told_.store(true, std::memory_order_seq_cst);
+}
+
+/// What this thread will do now may take long, or wait for other mail: somebody else must move that meanwhile.
+void Mailbox::give_way(Shift& shift) {
+  MutexLock lock(mutex_);
+  if (shift.role == Role::kWaiter) --waiters_;
+  if (shift.role == Role::kAttendant) attended_ = false;
+  // Where nothing is open, what is posted meanwhile finds a thread itself.
+  if (open_.empty() || find_attendant() || shift.role != Role::kAttendant) {
+    shift.role = Role::kPasserBy;
+  } else {
+    attended_ = true;  // there is no thread for another one
+  }
+  if (waiters_ == 0) waiters_gone_.notify_all();
+}
+
+/// Whom a message waits for, and what has come from there instead.
+std::string Mailbox::describe_wait(const Message& message) {
+  const bool from_any = message.peer < 0;
+  std::string words = from_any ? "any rank" : group_.topology().describe(message.peer);
+  if (message.peer == group_.rank()) words += ", which is this rank itself";
+  const auto other = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
+    return (from_any || early.peer == message.peer) && early.tag < kOwnTags;
+  });
+  if (!message.receives_ || message.called || other == early_.end()) return words;
+  return words + "; " + (from_any ? group_.topology().describe(other->peer) + " has" : "it has") + " sent " +
+         std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
+         std::to_string(other->tag) + ", which nobody here receives";
+}
+
+/// Ends what has become pointless or too late. Called by whoever moves the mail, once a watch interval, whatever comes
+/// meanwhile; the watch may run hooks, so no lock.
+void Mailbox::check_times() {
+  struct Look {
+    std::optional<net::GroupPort::Fate> gone;
+    bool alarmed = false;
+  };
+  std::vector<std::pair<std::shared_ptr<Message>, int>> open;
+  std::map<int, Look> looks;  // by peer
+  bool is_clear = false;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& message : open_) {
+      if (!message->stands || group_.failed()) open.emplace_back(message, message->peer);
+    }
+  }
+  for (const auto& [message, peer] : open) {
+    const bool late = message->deadline_.passed(Clock::now());
+    const int local_rank = peer >= 0 ? group_.local_rank_of(peer) : -1;
+    const auto [look, fresh] = looks.try_emplace(peer);
+    if (fresh) look->second = {fate(peer), group_.alarmed(far(peer) ? group_.local_rank() : local_rank)};
+    const auto& [gone, alarmed] = look->second;
+    if (!late && !gone && !alarmed) continue;
+    if (!late && !std::exchange(is_clear, true)) group_.await_clarity();
+    MutexLock lock(mutex_);
+    move(Clock::now() + kWatchInterval);
+    if (!open_.contains(message)) continue;                                                  // it came while we looked
+    if (!late && !group_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
+    if (gone) (void)group_.fail_by_fate(*gone);
+    if (!late) group_.alarm(local_rank, Clock::duration::zero());
+    const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
+    Awaited whom;
+    if (message->peer >= 0) whom.ranks = {message->peer};
+    if (how == Waited::kTimedOut) whom.words = describe_wait(*message);
+    fail_all(group_.explain_wait(how, whom, message->describe(), message->deadline_));
+    return;
+  }
+}
+
+/// One round: looks around if this thread has not for a while, or nobody has, moves what can be moved, and tells who is
+/// to be told. If that was nothing, sleeps until a peer pokes, or until it is time.
+void Mailbox::turn(Message* message, Shift& shift) {
+  Flag& bell = group_.own_pad().header().mail_bell.flag;
+  const Stamp seen = bell.value.load(std::memory_order_seq_cst);
+  const auto now = Clock::now();
+  if (group_.failed() || now >= shift.next_look || now >= next_look_.load(std::memory_order_relaxed)) {
+    shift.next_look = now + kWatchInterval;
+    next_look_.store(shift.next_look, std::memory_order_relaxed);
+    check_times();
+  }
+  bool from_afar = false;
+  {
+    MutexLock lock(mutex_);
+    const bool more = move(shift.next_look);
+    const Role role = shift.role;
+    deliver(shift);
+    if (more || shift.role != role || (message ? over(*message) : open_.empty())) return;
+    from_afar = group_.port() && (!message || message->peer < 0 || far(message->peer));
+  }
+  const auto stirred = [&] {
+    if (message && message->done()) {  // others tell of it, or this thread is to
+      return over(*message) || message->teller_.load(std::memory_order_relaxed) == std::thread::id() ||
+             bell.value.load(std::memory_order_seq_cst) != seen;
+    }
+    return bell.value.load(std::memory_order_seq_cst) != seen || group_.failed();
+  };
+  WaitRules rules = group_.rules({}, shift.carrier);
+  rules.watch = nullptr;
+  rules.deadline.end = std::min(rules.deadline.end, shift.next_look);
+  if (from_afar) {
+    (void)group_.port()->messenger().wait(
+        stirred, [] {}, -1, rules);
+  } else {
+    (void)nvx::wait(bell, stirred, -1, rules);
+  }
+}
+
+Status Mailbox::wait(Message& message) {
+  if (over(message)) return message.status();
+  if (group_.forked()) return group_.check_alive();
+  Shift shift{Role::kWaiter, Carrier::kCaller};
+  {
+    MutexLock lock(mutex_);
+    ++waiters_;
+  }
+  poke(group_.rank());  // an attendant that sleeps makes room
+  while (!over(message)) turn(&message, shift);
+  MutexLock lock(mutex_);
+  if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
+  return message.status();
+}
+
+void Mailbox::settle(std::chrono::milliseconds span) {
+  if (group_.forked()) return;
+  const auto end = Clock::now() + span;
+  const auto empty = [this] {
+    MutexLock lock(mutex_);
+    return std::all_of(open_.begin(), open_.end(), [](const auto& message) { return message->stands; });
+  };
+  Shift shift{Role::kPasserBy, Carrier::kPool};
+  while (!empty() && Clock::now() < end && !group_.failed()) turn(nullptr, shift);
+}
+
+/// True if there is one, or will be at once.
+bool Mailbox::find_attendant() {
+  if (attended_) return true;
+  // The group stays while its attendant is there, even if a callback lets go of the last reference.
+  attended_ = Engine::here().start([this, group = group_.weak_from_this().lock()] { attend(); });
+  if (attended_) ++attendants_;
+  return attended_;
+}
+
+/// Lingers a little when there is nothing to do, so that a stream of messages does not wake a thread for each.
+void Mailbox::attend() {
+  Shift shift{Role::kAttendant, Carrier::kPool};
+  Clock::time_point idle_since = Clock::now();
+  while (shift.role == Role::kAttendant) {
+    {
+      MutexLock lock(mutex_);
+      if (open_.empty() || waiters_ != 0) {
+        if (open_.empty() && Clock::now() - idle_since > kLinger) {
+          attended_ = false;
+          break;
+        }
+        if (!open_.empty()) idle_since = Clock::now();
+        lock.wait_for(waiters_gone_, open_.empty() ? kGlance : kWatchInterval);
+        continue;
+      }
+    }
+    try {
+      turn(nullptr, shift);
+    } catch (const std::bad_alloc&) {
+      (void)group_.fail({Code::kSystem, "a rank has no memory left for the messages that come to it"});
+    }
+    idle_since = Clock::now();
+  }
+  MutexLock lock(mutex_);
+  --attendants_;
+  waiters_gone_.notify_all();
+}
+
+}  // namespace nvx

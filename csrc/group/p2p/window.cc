@@ -1,0 +1,171 @@
+#include "group/p2p/window.h"
+
+#include <cstring>
+
+#include "base/hash.h"
+#include "group/group.h"
+
+namespace nvx {
+
+Window::Window(Group& group, const std::optional<Memory>& mine)
+    : group_(group), mine_(mine.value_or(Memory())), shares_(size_t(group.size())) {}
+
+std::shared_ptr<Window> Window::open(Group& group, const std::optional<Memory>& mine) {
+  const std::shared_ptr<Window> window(new Window(group, mine));
+  window->meet(mine.has_value());
+  for (int rank = 0; rank < group.size(); ++rank) window->expect_note(rank);
+  group.mail().push(Carrier::kPool);  // for what has come already
+  return window;
+}
+
+/// A gather of cards. Its fingerprint says what it is for, so a rank that calls something else is told so.
+void Window::meet(bool offered) {
+  const auto ranks = size_t(group_.size());
+  std::vector<Card> cards(ranks);
+  const Card card{group_.next_number(), mine_.share, offered};
+  Operation all_gather;
+  all_gather.collective = kernel::Collective::kAllGather;
+  all_gather.number = card.number;
+  all_gather.count = ranks * sizeof(Card);
+  all_gather.shape = Hash().add("window").value();
+  all_gather.in = reinterpret_cast<const std::byte*>(&card);
+  all_gather.recv = Pieces(ranks);
+  for (size_t r = 0; r < ranks; ++r) all_gather.recv[r] = {reinterpret_cast<std::byte*>(&cards[r]), sizeof(Card)};
+  if (const Status status = group_.execute(all_gather); !status.ok()) throw Error(status);
+
+  std::string without;
+  for (size_t r = 0; r < ranks; ++r) {
+    const Share& share = cards[r].share;
+    const bool possible = share.element_bytes != 0 && share.elements <= SIZE_MAX / share.element_bytes;
+    if (!cards[r].offered || !possible) without += (without.empty() ? "" : ", ") + group_.topology().describe(int(r));
+    shares_[r] = share;
+  }
+  NVX_CHECK(without.empty(), "no window was made in group " + group_.name() + ", because a tensor was refused on " +
+                                 without + ". Next: see the error there, and call tensor_register again on all ranks");
+  number_ = cards[0].number;
+}
+
+int64_t Window::tag(Channel channel) const {
+  return kOwnTags + int64_t(number_) * int64_t(Channel::kCount) + int64_t(channel);
+}
+
+void Window::check_rank(int rank) const {
+  NVX_CHECK(rank >= 0 && rank < group_.size(),
+            "invalid rank " + std::to_string(rank) + " in a group of " + std::to_string(group_.size()));
+}
+
+std::shared_ptr<Message> Window::put(int rank, uint64_t offset, const std::byte* data, uint64_t elements) const {
+  check_rank(rank);
+  const Share& there = share(rank);
+  NVX_CHECK(offset <= there.elements && elements <= there.elements - offset,
+            "put of " + std::to_string(elements) + " elements at offset " + std::to_string(offset) +
+                " does not fit into the " + std::to_string(there.elements) + " elements that rank " +
+                std::to_string(rank) + " has registered");
+  const size_t bytes = size_t(elements) * there.element_bytes;
+  std::shared_ptr<Message> note = note_to(rank, {Kind::kPut, 0, offset * there.element_bytes, bytes}, "put");
+  if (bytes == 0) return note;
+  auto message = std::make_shared<Message>();
+  message->called = "put";
+  message->peer = rank;
+  message->tag = tag(Channel::kNotes);
+  message->data = const_cast<std::byte*>(data);  // a message that is sent is only read
+  message->bytes = bytes;
+  message->ahead = std::move(note);
+  return message;
+}
+
+std::shared_ptr<Message> Window::signal(int rank) const {
+  check_rank(rank);
+  return note_to(rank, {Kind::kSignal}, "signal");
+}
+
+std::shared_ptr<Message> Window::wait_signal(int rank) const {
+  check_rank(rank);
+  return receive_from(rank, Channel::kSignals, "wait_signal");
+}
+
+/// The message keeps its note.
+std::shared_ptr<Message> Window::note_to(int rank, Note note, const char* called) const {
+  struct Noted : Message {
+    Note note;
+  };
+  auto noted = std::make_shared<Noted>();
+  noted->note = note;
+  noted->called = called;
+  noted->peer = rank;
+  noted->tag = tag(Channel::kNotes);
+  noted->data = reinterpret_cast<std::byte*>(&noted->note);
+  noted->bytes = sizeof(Note);
+  return noted;
+}
+
+std::shared_ptr<Message> Window::receive_from(int rank, Channel channel, const char* called) const {
+  auto message = std::make_shared<Message>();
+  message->called = called;
+  message->peer = rank;
+  message->tag = tag(channel);
+  return message;
+}
+
+/// What the notes say is done in their order: the next one is looked at when this one has been followed.
+void Window::expect_note(int rank) {
+  const std::shared_ptr<Message> message = note_to(rank, {}, "window");
+  message->stands = true;
+  message->may_block = [] { return false; };
+  message->finished = [self = shared_from_this(), rank](const Message& came) {
+    if (!came.status().ok()) return;  // the group has ended
+    Note note;
+    std::memcpy(&note, came.data, sizeof note);
+    self->follow(rank, note);
+  };
+  group_.mail().expect(message);
+}
+
+void Window::expect_data(int rank, const Note& note) {
+  const std::shared_ptr<Message> message = receive_from(rank, Channel::kNotes, "window");
+  message->data = mine_.data + note.offset;
+  message->bytes = size_t(note.bytes);
+  message->stands = true;
+  message->may_block = [] { return false; };
+  message->finished = [self = shared_from_this(), rank](const Message& came) {
+    if (came.status().ok()) self->expect_note(rank);
+  };
+  group_.mail().expect(message);
+}
+
+void Window::follow(int rank, const Note& note) {
+  const size_t most = bytes_of(group_.rank());
+  const bool fits = note.offset <= most && note.bytes <= most - note.offset;
+  if (note.kind == Kind::kPut && fits && note.bytes != 0) return expect_data(rank, note);
+  switch (note.kind) {
+    case Kind::kPut:
+      if (fits) return expect_note(rank);
+      break;
+    case Kind::kSignal: group_.mail().tell_of(rank, tag(Channel::kSignals)); return expect_note(rank);
+    case Kind::kClose: return group_.mail().tell_of(rank, tag(Channel::kEnds));
+  }
+  const std::string cause = group_.topology().describe(rank) + " writes where no window is";
+  (void)group_.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
+}
+
+/// The end of each rank comes behind all that it has written. A rank that has heard all ends has no receive that
+/// stands.
+Status Window::close() {
+  std::vector<std::shared_ptr<Message>> ends;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const auto end = note_to(rank, {Kind::kClose}, "tensor_deregister");
+    const auto heard = receive_from(rank, Channel::kEnds, "tensor_deregister");
+    group_.mail().receive(heard, Carrier::kPool);
+    group_.mail().send(end, Carrier::kPool);
+    ends.insert(ends.end(), {heard, end});
+  }
+  Status status;
+  for (const auto& end : ends) {
+    const Status how = group_.mail().wait(*end);
+    if (status.ok()) status = how;
+  }
+  group_.mail().forget(tag(Channel::kSignals));
+  return status;
+}
+
+}  // namespace nvx

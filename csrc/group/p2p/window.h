@@ -1,0 +1,87 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "group/p2p/mailbox.h"
+
+namespace nvx {
+
+/// Memory of every rank of a group that the others write to and signal, while its owner need not call anything.
+///
+/// It goes by the group's mail, so it works for any memory, within a host and between hosts, and no peer maps it. A
+/// write is a note and its data, which the owner's mailbox puts into place; a signal is a note; and so is the end. Each
+/// rank has a receive that stands for the next note of each peer, and does what one says before it looks at the next.
+/// So a signal is told of when all that its sender has written before it is in place. Who waits for one waits for a
+/// message, by the rules of all messages.
+///
+/// Open for as long as its group, unless it is closed. What it needs is then kept by the receives that stand, not by
+/// who has opened it: peers write without asking. It must not be called when the group is gone.
+class Window : public std::enable_shared_from_this<Window> {
+ public:
+  /// What a rank has in it, for the others to know. type: what they compare, and the opener understands.
+  struct Share {
+    uint64_t elements = 0;
+    uint32_t element_bytes = 1;
+    uint32_t type = 0;
+  };
+  struct Memory {
+    std::byte* data = nullptr;
+    Share share;
+    std::shared_ptr<const void> owner;  ///< is let go of when no peer writes there any more
+  };
+
+  /// All ranks of the group call it. Who has no memory to offer comes all the same, so that nobody waits: then no rank
+  /// gets a window, and this throws Error(kInvalid) that names the ranks.
+  static std::shared_ptr<Window> open(Group& group, const std::optional<Memory>& mine);
+  /// All ranks call it. Ends when all that was written to this rank is in place and nothing can come any more.
+  Status close();
+
+  const Share& share(int rank) const { return shares_[size_t(rank)]; }
+
+  /// These three make messages: the first two are to be sent, the last one received. They throw Error(kInvalid).
+  /// The data must stay until the message is done.
+  std::shared_ptr<Message> put(int rank, uint64_t offset, const std::byte* data, uint64_t elements) const;
+  std::shared_ptr<Message> signal(int rank) const;
+  /// Done when that rank has signalled once more than was waited for.
+  std::shared_ptr<Message> wait_signal(int rank) const;
+
+ private:
+  enum class Kind : uint32_t { kPut = 1, kSignal, kClose };
+  struct Note {
+    Kind kind;
+    uint32_t unused = 0;
+    uint64_t offset = 0;  // in bytes
+    uint64_t bytes = 0;
+  };
+  static_assert(sizeof(Note) == 24);
+  enum class Channel { kNotes, kSignals, kEnds, kCount };
+  /// What the ranks tell each other at the beginning.
+  struct Card {
+    uint64_t number;
+    Share share;
+    uint64_t offered;
+  };
+
+  Window(Group& group, const std::optional<Memory>& mine);
+  void meet(bool offered);
+  int64_t tag(Channel channel) const;
+  size_t bytes_of(int rank) const {
+    return size_t(shares_[size_t(rank)].elements) * shares_[size_t(rank)].element_bytes;
+  }
+  void check_rank(int rank) const;
+  std::shared_ptr<Message> note_to(int rank, Note note, const char* called) const;
+  std::shared_ptr<Message> receive_from(int rank, Channel channel, const char* called) const;
+  void expect_note(int rank);
+  void expect_data(int rank, const Note& note);
+  void follow(int rank, const Note& note);
+
+  Group& group_;
+  Memory mine_;
+  std::vector<Share> shares_;  // by rank
+  uint64_t number_ = 0;        // of the operation that has opened it, on rank 0: no other window of the group has it
+};
+
+}  // namespace nvx

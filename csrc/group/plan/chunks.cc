@@ -1,0 +1,161 @@
+#include "group/plan/chunks.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace nvx {
+namespace {
+
+using kernel::ceil_div;
+using kernel::Collective;
+
+/// Whole cache lines, which no element straddles.
+constexpr size_t kCacheLine = 64;
+
+/// What slices are multiples of.
+size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
+  if (facts.hosts == 1 || !reduces(o.collective)) return kCacheLine;
+  const InterHostPlan inter_host = plan_between(across(o.collective), bytes, facts);
+  if (inter_host.row->guarantee.order != schedule::Order::kByPlace) return kCacheLine;
+  const size_t width = size_of(o.dtype);
+  return inter_host.slice / width * width;
+}
+
+/// Finds room for pieces, one behind the other, and notes what is copied. Pieces that follow each other on the device
+/// do so here, and are copied as one.
+class Loader {
+ public:
+  explicit Loader(StagedChunk& staged, std::byte* room) : staged_(staged), begin_(room), at_(room) {}
+
+  enum class Way { kDown, kUp, kBoth };
+  kernel::Piece place(kernel::Piece there, Way way) {
+    if (there.bytes == 0) return {};
+    if (there.data != behind_) at_ = begin_ + ceil_div(size_t(at_ - begin_), kCacheLine) * kCacheLine;
+    const kernel::Piece here{at_, there.bytes};
+    if (way != Way::kUp) note(staged_.down, there, here);
+    if (way != Way::kDown) note(staged_.up, there, here);
+    at_ += there.bytes, behind_ = there.data + there.bytes;
+    return here;
+  }
+
+ private:
+  static void note(std::vector<CopyPair>& copies, const kernel::Piece& there, const kernel::Piece& here) {
+    if (!copies.empty()) {
+      CopyPair& last = copies.back();
+      if (there.data == last.device.data + last.device.bytes && here.data == last.host.data + last.host.bytes) {
+        last.device.bytes += there.bytes, last.host.bytes += here.bytes;
+        return;
+      }
+    }
+    copies.push_back({there, here});
+  }
+
+  StagedChunk& staged_;
+  std::byte* const begin_;
+  std::byte* at_;
+  const std::byte* behind_ = nullptr;
+};
+
+kernel::Piece piece_of(const std::byte* data, size_t bytes) { return {const_cast<std::byte*>(data), bytes}; }
+
+}  // namespace
+
+bool goes_in_chunks(Collective collective, DType dtype, size_t count) {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce:
+    case Collective::kBroadcast:
+    case Collective::kAllGather:
+    case Collective::kReduceScatter:
+      // Elements whose type nvx does not know may have other sizes on other ranks.
+      return dtype != DType::kBytes && count > kChunk / size_of(dtype);
+    default: return false;
+  }
+}
+
+kernel::Piece Cut::of(kernel::Piece piece, size_t k) const {
+  const size_t at = std::min(piece.bytes, k * slice);
+  return {advance(piece, at), std::min(slice, piece.bytes - at)};
+}
+
+StagedChunk land(const Operation& o, const Cut& cut, size_t k, int rank, std::byte* room) {
+  using Way = Loader::Way;
+  StagedChunk staged;
+  Loader loader(staged, room);
+  Operation& part = staged.part;
+  part.collective = o.collective, part.dtype = o.dtype, part.op = o.op, part.root = o.root, part.factor = o.factor;
+  part.send = Pieces(o.send.size()), part.recv = Pieces(o.recv.size());
+  const bool is_root = o.root == rank;
+  const size_t width = size_of(o.dtype);
+  const auto own = [&](const std::byte* data, size_t bytes, Way way) {
+    return loader.place(cut.of(piece_of(data, bytes), k), way);
+  };
+  const auto each = [&](Pieces& here, const Pieces& there, Way way) {
+    for (size_t p = 0; p < there.size(); ++p) here[p] = loader.place(cut.of(there[p], k), way);
+  };
+  switch (o.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: {
+      const bool gets = o.collective == Collective::kAllReduce || is_root;
+      const kernel::Piece here = own(o.in, o.count * width, gets ? Way::kBoth : Way::kDown);
+      part.in = part.out = here.data;
+      part.count = here.bytes / width;
+      break;
+    }
+    case Collective::kBroadcast: {
+      const kernel::Piece here = own(o.in, o.recv[0].bytes, is_root ? Way::kDown : Way::kUp);
+      part.in = part.out = here.data;
+      for (size_t p = 0; p < o.recv.size(); ++p) part.recv[p] = here;
+      break;
+    }
+    case Collective::kAllGather:
+      part.in = own(o.in, o.recv[size_t(rank)].bytes, Way::kDown).data;
+      each(part.recv, o.recv, Way::kUp);
+      break;
+    case Collective::kReduceScatter:
+      part.out = own(o.out, o.send[size_t(rank)].bytes, Way::kUp).data;
+      each(part.send, o.send, Way::kDown);
+      break;
+    default: each(part.send, o.send, Way::kDown); each(part.recv, o.recv, Way::kUp);
+  }
+  return staged;
+}
+
+size_t room_for(const Operation& o, const Cut& cut, int rank) {
+  const auto bytes_of = [&](const Pieces& pieces) {
+    size_t bytes = 0;
+    for (size_t p = 0; p < pieces.size(); ++p)
+      bytes += ceil_div(std::min(cut.slice, pieces[p].bytes), kCacheLine) * kCacheLine;
+    return bytes;
+  };
+  const auto one = [&](size_t bytes) { return ceil_div(std::min(cut.slice, bytes), kCacheLine) * kCacheLine; };
+  switch (o.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return one(o.count * size_of(o.dtype));
+    case Collective::kBroadcast: return one(o.recv[0].bytes);
+    case Collective::kAllGather: return one(o.recv[size_t(rank)].bytes) + bytes_of(o.recv);
+    case Collective::kReduceScatter: return one(o.send[size_t(rank)].bytes) + bytes_of(o.send);
+    default: return bytes_of(o.send) + bytes_of(o.recv);
+  }
+}
+
+Cut uncut(const Operation& o) {
+  size_t bytes = o.count * size_of(o.dtype);
+  if (o.collective == Collective::kAllGather) bytes = o.recv.longest() * o.recv.size();
+  if (o.collective == Collective::kReduceScatter) bytes = o.send.longest() * o.send.size();
+  return {SIZE_MAX, 1, bytes};
+}
+
+Cut cut(const Operation& o, const PlanFacts& facts) {
+  size_t longest = o.count * size_of(o.dtype), pieces = 1;
+  if (o.collective == Collective::kAllGather) longest = o.recv.longest(), pieces = o.recv.size();
+  if (o.collective == Collective::kReduceScatter) longest = o.send.longest(), pieces = o.send.size();
+  if (longest == 0) return {};
+  const size_t bytes = longest * pieces, grain = grain_of(o, bytes, facts);
+  // As even as may be: a short last chunk would cost as much as the others do besides their bytes.
+  const size_t even = ceil_div(ceil_div(longest, ceil_div(bytes, kChunk)), grain) * grain;
+  const size_t slice = std::min(even, longest);
+  return {slice, ceil_div(longest, slice), bytes};
+}
+
+}  // namespace nvx

@@ -1,0 +1,54 @@
+#include "group/plan/delegate_plan.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "group/operation.h"
+#include "group/plan/plan.h"
+
+namespace nvx {
+namespace {
+
+/// What NCCL reduces as nvx does, but for the last bits of sums: of integers it divides otherwise, of floating-point
+/// numbers it may lose a NaN in a minimum or maximum, and the rest it does not have, or takes for something else.
+struct Reduced {
+  ReduceOp op;
+  bool of_integers;
+  bool of_floats;
+};
+constexpr Reduced kReduced[] = {
+    {ReduceOp::kSum, true, true},  {ReduceOp::kProduct, true, true}, {ReduceOp::kAvg, false, true},
+    {ReduceOp::kMin, true, false}, {ReduceOp::kMax, true, false},
+};
+constexpr DType kIntegers[] = {DType::kI8, DType::kU8, DType::kI32, DType::kI64};
+constexpr DType kFloats[] = {DType::kF16, DType::kBF16, DType::kF32, DType::kF64};
+
+template <size_t N>
+bool is_among(DType dtype, const DType (&list)[N]) {
+  return std::find(std::begin(list), std::end(list), dtype) != std::end(list);
+}
+
+bool reduced_alike(DType dtype, ReduceOp op) {
+  return std::any_of(std::begin(kReduced), std::end(kReduced), [&](const Reduced& r) {
+    return r.op == op && ((r.of_integers && is_among(dtype, kIntegers)) || (r.of_floats && is_among(dtype, kFloats)));
+  });
+}
+
+}  // namespace
+
+const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver> rules) {
+  const auto rule =
+      std::find_if(rules.begin(), rules.end(), [&](const HandOver& r) { return r.collective == name(collective); });
+  return rule == rules.end() ? nullptr : &*rule;
+}
+
+const char* why_not_handed_over(const HandOverQuestion& q, std::span<const HandOver> rules) {
+  const HandOver* rule = rule_for(q.collective, rules);
+  if (!rule) return "NVX_DELEGATE does not name it";
+  if (q.bytes < rule->least_bytes) return "it is smaller than NVX_DELEGATE says";
+  if (q.bytes == 0) return "there is nothing to move";
+  if (reduces(q.collective) && !reduced_alike(q.dtype, q.op)) return "NCCL does not reduce this type so as nvx does";
+  return nullptr;
+}
+
+}  // namespace nvx

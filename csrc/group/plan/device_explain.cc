@@ -1,0 +1,188 @@
+#include "group/plan/device_explain.h"
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "group/device/device_end.h"
+#include "group/hierarchy/host_proxy.h"
+#include "group/plan/chunks.h"
+#include "group/plan/delegate_plan.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Collective;
+using kernel::DeviceAlgorithm;
+
+size_t ranks_of(const DeviceQuestion& q) { return q.facts.hosts > 1 ? q.facts.world : q.facts.ranks; }
+
+/// As plan() for devices counts: one piece of what is scattered or exchanged.
+size_t bytes_of_piece(const DeviceQuestion& q) {
+  const bool in_pieces = q.collective == Collective::kReduceScatter || q.collective == Collective::kAllToAll ||
+                         q.collective == Collective::kScatter;
+  return in_pieces ? q.bytes / std::max<size_t>(q.facts.ranks, 1) : q.bytes;
+}
+
+Way by_delegate(const DeviceQuestion& q) {
+  const size_t ranks = ranks_of(q), whole = bytes_of_whole(q.collective, q.bytes, ranks);
+  const HandOver* rule = rule_for(q.collective, config().delegate);
+  Way way{"NCCL", "torch's ProcessGroupNCCL", q.no_nccl, "NVX_DELEGATE"};
+  const bool never = !may_be_handed_over(name(q.collective));
+  if (q.no_nccl.empty() && ranks > 1 && !never && q.facts.hosts == 1)
+    way.estimate = estimate_nccl(q.collective, q.bytes, q.facts.ranks, q.link);
+  if (!q.no_nccl.empty()) {
+    way.set_by = "another torch";
+  } else if (never) {
+    way.why = "NVX_DELEGATE cannot name it";
+    way.set_by.clear();
+  } else if (ranks < 2) {
+    way.why = "a group of one rank hands nothing over";
+  } else if (const char* why_not =
+                 why_not_handed_over({q.collective, DType::kF32, ReduceOp::kSum, whole}, config().delegate)) {
+    way.why = why_not;
+    if (rule && whole < rule->least_bytes)
+      way.why += ": " + std::to_string(rule->least_bytes) + " bytes of the whole, which is " + std::to_string(whole);
+  } else {
+    way.why = "NVX_DELEGATE names it, where each rank has a GPU to itself; not in captures";
+    way.runs = true;
+  }
+  return way;
+}
+
+std::string limit_of(DeviceAlgorithm algorithm, const kernel::DeviceShape& shape) {
+  const size_t most = most_bytes(algorithm, shape);
+  return most == SIZE_MAX ? "for any size" : "for pieces of at most " + std::to_string(most) + " bytes";
+}
+
+bool kernel_can(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+  return q.collective != Collective::kBarrier && bytes_of_piece(q) <= most_bytes(algorithm, shape);
+}
+
+/// As what a piece goes: of those that may go either way, each pair's by its length.
+DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
+  if (algorithm != DeviceAlgorithm::kExchangePieces) return algorithm;
+  return bytes_of_piece(q) <= most_bytes(DeviceAlgorithm::kExchangePackets, shape) ? algorithm
+                                                                                   : DeviceAlgorithm::kExchangeChunks;
+}
+
+/// Of a channel as the first groups of a process get it.
+std::vector<Way> by_kernels(const DeviceQuestion& q) {
+  const DevicePlanFacts facts{device_shape(uint32_t(q.facts.ranks), DeviceSideOptions().blocks, pad_budget(SIZE_MAX)),
+                              q.facts.force, q.facts.one_shot_bytes};
+  const DeviceChoice choice = plan(q.collective, bytes_of_piece(q), facts);
+  std::vector<Way> ways;
+  for (const DeviceAlgorithm algorithm : algorithms_of(q.collective)) {
+    const bool chosen = algorithm == choice.algorithm;
+    Way way{"kernels", kernel::name(algorithm), chosen ? choice.why : limit_of(algorithm, facts.shape),
+            "NVX_ALGO, NVX_ONE_SHOT_BYTES", chosen && q.has_kernels};
+    if (kernel_can(algorithm, q, facts.shape))
+      way.estimate =
+          estimate_device_algorithm(moved_as(algorithm, q, facts.shape), q.collective, q.bytes, q.facts.ranks, q.link);
+    if (!q.has_kernels) way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+    if (q.collective == Collective::kBarrier) way.why = "a barrier is the hosts'", way.runs = false;
+    ways.push_back(std::move(way));
+  }
+  return ways;
+}
+
+/// As the fingerprint of tensors of bytes has it.
+size_t count_of(const DeviceQuestion& q) { return bytes_of_whole(q.collective, q.bytes, ranks_of(q)); }
+
+/// What of a proxy's data each rank moves over its bus.
+const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_host) {
+  if (inter_host.by_leader)
+    return "small: one rank of each host brings the host's sum to host memory, and takes the result back";
+  switch (collective) {
+    case Collective::kReduceScatter:
+      return "each rank brings the host's sums for its local_rank on every host to host memory, and takes its own "
+             "result "
+             "back";
+    case Collective::kAllGather:
+      return "each rank brings its own block to host memory, and takes those of its local_rank on the other hosts back";
+    default: return "each rank brings its part of the host's sum to host memory, and takes only that back";
+  }
+}
+
+/// The steps inside each host, where the ranks are on several.
+Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
+  Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", ""};
+  const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
+  if (!q.has_kernels) {
+    way.why = "this build has none", way.set_by = "CMAKE_ARGS=-DNVX_CUDA=ON";
+  } else if (why_not) {
+    way.why = why_not;
+  } else if (!can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts)) {
+    way.why = "too many hosts: a launch does not list so many pieces";
+  } else if (!config().delegate.empty()) {
+    way.why = "not beside NCCL's kernels", way.set_by = "NVX_DELEGATE";
+  } else {
+    way.why = moved_by_proxy(q.collective, inter_host);
+    way.runs = true;
+  }
+  if (!why_not) way.estimate = estimate_proxied(inter_host, q.collective, q.bytes, q.facts, q.carrier, q.link);
+  return way;
+}
+
+Way by_all_hosts(const DeviceQuestion& q, const InterHostPlan& inter_host) {
+  const Estimate there = estimate_between(*inter_host.row, q.collective, q.bytes, q.facts, q.carrier);
+  Way way{"host memory", std::string("between hosts ") + inter_host.row->name,
+          std::string("where there is nothing else: ") + inter_host.why, "", true};
+  if (q.has_kernels && config().delegate.empty() && can_be_proxied(q.collective, DType::kU8, count_of(q), q.facts))
+    way.why += "; kernels move what each rank has there and back, so that the caller is not held";
+  if (q.collective != Collective::kBarrier)
+    way.estimate = estimate_through_host(there, q.collective, q.bytes, q.facts.world);
+  return way;
+}
+
+/// Where it goes in chunks, the plan is asked for one.
+Way by_host(const DeviceQuestion& q) {
+  const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
+  const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
+  const Choice choice = plan(q.collective, in_chunks ? q.bytes / ((whole + kChunk - 1) / kChunk) : q.bytes, q.facts);
+  std::string why = std::string("where there is nothing else: ") + choice.why;
+  if (in_chunks) why += "; each chunk of " + std::to_string(kChunk >> 20) + " MiB of the whole by itself";
+  const Estimate there = estimate_inside(choice.algorithm, q.collective, q.bytes, q.facts);
+  return {"host memory", kernel::name(choice.algorithm),
+          why,           "NVX_ALGO, NVX_ONE_SHOT_BYTES",
+          true,          estimate_through_host(there, q.collective, q.bytes, q.facts.ranks)};
+}
+
+}  // namespace
+
+size_t bytes_of_whole(Collective collective, size_t bytes, size_t ranks) {
+  return collective == Collective::kAllGather || collective == Collective::kGather ? bytes * ranks : bytes;
+}
+
+DeviceLink slowest_link(const GpuTopology& topology) {
+  using Kind = DeviceLink::Kind;
+  if (topology.gpus.empty()) return {Kind::kNvlink, 450, "there is no GPU here: as if 18 lanes of NVLink 4 joined all"};
+  if (topology.pairs.empty()) return {Kind::kOneGpu, 1000, "one GPU here: as if all ranks shared it"};
+  const GpuPair& pair =
+      *std::min_element(topology.pairs.begin(), topology.pairs.end(),
+                        [](const GpuPair& a, const GpuPair& b) { return a.expected_gb_s < b.expected_gb_s; });
+  const std::string who = "GPU " + std::to_string(pair.a) + " and GPU " + std::to_string(pair.b) + ", " + pair.label() +
+                          ", the slowest pair here";
+  if (pair.expected_gb_s <= 0) return {Kind::kPcie, 16, who + ", of which nothing is known: as if over PCIe 3.0 x16"};
+  const bool nvlink = pair.lanes > 0 && pair.no_peer_access.empty();
+  return {nvlink ? Kind::kNvlink : Kind::kPcie, pair.expected_gb_s, who};
+}
+
+std::vector<Way> explain_on_device(const DeviceQuestion& question) {
+  std::vector<Way> ways{by_delegate(question)};
+  if (question.facts.hosts > 1) {
+    const InterHostPlan inter_host = plan_between(across(question.collective), question.bytes, question.facts);
+    ways.push_back(by_proxy(question, inter_host));
+    ways.push_back(by_all_hosts(question, inter_host));
+  } else {
+    for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
+    ways.push_back(by_host(question));
+  }
+  bool found = false;  // in the order in which they are asked
+  for (Way& way : ways) {
+    way.runs = way.runs && !found;
+    found |= way.runs;
+  }
+  return ways;
+}
+
+}  // namespace nvx

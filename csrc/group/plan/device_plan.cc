@@ -1,0 +1,127 @@
+#include "group/plan/device_plan.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace nvx {
+namespace {
+
+using kernel::Collective;
+using kernel::DeviceAlgorithm;
+
+constexpr size_t kNoLimit = SIZE_MAX;
+
+enum class PacketTrips { kOne, kTwo };
+/// Who knows how long each rank's piece is. Where only a pair does, lengths decide nothing for all: each pair decides
+/// for its own piece.
+enum class Lengths { kKnownToAll, kKnownToPairs };
+
+/// One row a collective: what carries it while packets hold it, and at any length.
+struct DeviceRow {
+  Collective collective;
+  DeviceAlgorithm packets;
+  DeviceAlgorithm chunks;
+  PacketTrips trips = PacketTrips::kOne;  ///< the most that packets may take, where one trip would take too many bytes
+  Lengths lengths = Lengths::kKnownToAll;
+  bool pair_by_pair() const { return lengths == Lengths::kKnownToPairs; }
+};
+
+constexpr DeviceRow kDeviceTable[] = {
+    {Collective::kAllReduce, DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks, PacketTrips::kTwo},
+    {Collective::kReduce, DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks},
+    {Collective::kReduceScatter, DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReduceChunks},
+    {Collective::kAllGather, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
+    {Collective::kBroadcast, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
+    {Collective::kAllToAll, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
+     Lengths::kKnownToPairs},
+    {Collective::kGather, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
+     Lengths::kKnownToPairs},
+    {Collective::kScatter, DeviceAlgorithm::kExchangePieces, DeviceAlgorithm::kExchangeChunks, PacketTrips::kOne,
+     Lengths::kKnownToPairs},
+    {Collective::kBarrier, DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks},
+};
+
+const DeviceRow& device_row(Collective collective) {
+  for (const DeviceRow& r : kDeviceTable) {
+    if (r.collective == collective) return r;
+  }
+  return kDeviceTable[std::size(kDeviceTable) - 1];
+}
+
+/// Up to where one trip beats two: it takes every rank's whole message to every other one, which is n / 2 times the
+/// bytes of two trips, and saves 1 to 2 us. Of two ranks it never takes more. Derived from what others have published
+/// of GPUs on NVLink, not measured.
+struct Trip {
+  size_t most_ranks;
+  size_t bytes;
+};
+constexpr Trip kOneTrip[] = {{2, kNoLimit}, {4, 64 << 10}, {8, 32 << 10}, {kNoLimit, 16 << 10}};
+
+bool is_whole(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduce;
+}
+
+size_t one_trip_limit(const DeviceRow& row, const DevicePlanFacts& facts) {
+  const size_t held = most_bytes(row.packets, facts.shape);
+  if (facts.force == PlanFacts::Force::kOneShot) return held;
+  if (facts.one_shot_bytes) return std::min(held, facts.one_shot_bytes);
+  if (!is_whole(row.collective)) return held;
+  const auto* trip = std::find_if(std::begin(kOneTrip), std::end(kOneTrip),
+                                  [&](const Trip& t) { return facts.shape.ranks <= t.most_ranks; });
+  return std::min(held, trip->bytes);
+}
+
+constexpr size_t down_to(size_t n, size_t multiple) { return n / multiple * multiple; }
+
+}  // namespace
+
+size_t most_bytes(DeviceAlgorithm algorithm, const kernel::DeviceShape& shape) {
+  const size_t packs = kernel::most_packs(algorithm, shape);
+  if (packs == SIZE_MAX) return kNoLimit;
+  // Each block has packets of its own. In two trips they need to hold a slice only, of which there is one for each
+  // rank.
+  const size_t slices = algorithm == DeviceAlgorithm::kReducePacketsTwoShot ? shape.ranks : 1;
+  return packs * sizeof(kernel::Pack) * shape.blocks * slices;
+}
+
+std::vector<DeviceAlgorithm> algorithms_of(Collective collective) {
+  const DeviceRow& r = device_row(collective);
+  if (r.trips == PacketTrips::kTwo) return {r.packets, DeviceAlgorithm::kReducePacketsTwoShot, r.chunks};
+  return {r.packets, r.chunks};
+}
+
+DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& facts) {
+  const DeviceRow& r = device_row(collective);
+  if (bytes == 0 && !r.pair_by_pair()) return {r.packets, "there is nothing to move but the greeting"};
+  if (facts.force == PlanFacts::Force::kPipelined) return {r.chunks, "chunks were asked for"};
+  if (r.pair_by_pair()) return {r.packets, "each pair knows its own piece: packets where they hold it, else chunks"};
+  if (bytes <= one_trip_limit(r, facts)) return {r.packets, "packets hold it: one trip"};
+  if (r.trips == PacketTrips::kTwo && bytes <= most_bytes(DeviceAlgorithm::kReducePacketsTwoShot, facts.shape))
+    return {DeviceAlgorithm::kReducePacketsTwoShot,
+            "packets hold every rank's slice of it: two trips, for fewer bytes"};
+  return {r.chunks, "packets do not hold it, or do not pay for it: chunks"};
+}
+
+/// With M bytes of packets an all-reduce goes in two trips up to M / 8: two buffers of 16 bytes for each 8, half of
+/// them for each trip. And in one trip up to M / 4 by the number of ranks, as does a piece of an exchange. With 8 MiB
+/// for the pad that is 512 KiB and, of 8 ranks, 128 KiB; chunks of 8 ranks with 16 blocks are of 8 KiB then, which are
+/// 16 bytes for each of a block's 512 lanes, of 2 ranks 32 KiB. Of 8 ranks the rest, greetings and counters, is 48 KiB.
+kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes) {
+  constexpr size_t kFewestPackets = 16, kMostPackets = 4096, kSmallestChunk = 1 << 10, kLargestChunk = 32 << 10;
+  const size_t cells = size_t(std::max(ranks, 1u)) * std::max(blocks, 1u), half = pad_bytes / 2;
+  kernel::DeviceShape shape{ranks, blocks};
+  const size_t packets = half / (kernel::kBuffers * sizeof(kernel::Packet) * cells);
+  shape.packets = uint32_t(std::clamp(down_to(packets, 4), kFewestPackets, kMostPackets));
+  const size_t chunk = half / (kernel::kChunks * cells);
+  shape.chunk_bytes = uint32_t(std::clamp(down_to(chunk, kernel::kCacheLine), kSmallestChunk, kLargestChunk));
+  return shape;
+}
+
+/// The arena serves all groups of the process. Of 64 MiB each of the first four gets all that pays, 8 MiB and a little;
+/// later ones get less, until some have gone, and only when hardly anything is left nothing.
+size_t pad_budget(size_t free_bytes) {
+  constexpr size_t kLeast = 512 << 10, kMost = 8 << 20;
+  return std::clamp(free_bytes / 4, kLeast, kMost);
+}
+
+}  // namespace nvx

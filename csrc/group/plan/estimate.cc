@@ -1,0 +1,329 @@
+#include "group/plan/estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include "kernel/cpu/direct.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Algorithm;
+using kernel::Collective;
+using kernel::DeviceAlgorithm;
+using schedule::Block;
+using schedule::Layout;
+
+constexpr double kMicro = 1e-6, kMiB = 1 << 20;
+
+/// Fitted to bench/results/targets.json, parts all_reduce, others and four: of its 2 ranks on 2 cores, calls of 8 bytes
+/// to 64 MiB are met within a factor of 2, of its 4 ranks within 3. tests/bench holds them against each other.
+constexpr double kCall = 5.5 * kMicro;     ///< torch's own part of a call, which its null backend costs too
+constexpr double kStep = 1.5 * kMicro;     ///< a flag seen, by who spins for it
+constexpr double kPeer = 0.1 * kMicro;     ///< ... and by each further rank
+constexpr double kHandOver = 20 * kMicro;  ///< ... where ranks outnumber cores, so that one sleeps and one is woken
+constexpr double kCached =
+    18 * kMicro / kMiB;                       ///< a byte read or written, while what is staged stays in the last cache
+constexpr double kPast = 29 * kMicro / kMiB;  ///< ... and beyond it
+constexpr char kInsideBasis[] = "bench/results/targets.json: 2 ranks on 2 cores of one machine";
+
+/// Fitted to parts far and far_others of the same file, within a factor of 2.
+constexpr double kTcpMessage = 15 * kMicro, kTcpByte = 500 * kMicro / kMiB;
+
+/// Nobody has measured these. A flag over NVLink is a store and a poll, over PCIe both take about twice as long.
+constexpr double kLaunch = 5 * kMicro;
+constexpr double kTrip[] = {1 * kMicro, 1.5 * kMicro, 3 * kMicro};  ///< by DeviceLink::Kind
+constexpr double kOfLink = 0.7;                                     ///< what few blocks get of a link
+constexpr double kHostCopy = 1 / 20e9, kHostCopyBegins = 10 * kMicro;
+
+double seen_by(const PlanFacts& facts) {
+  const double peers = double(std::max<size_t>(facts.ranks, 2) - 2) * kPeer;
+  return (facts.ranks > facts.cores ? kHandOver : kStep) + peers;
+}
+
+/// The busiest rank's reads and writes, in units of `bytes`, as kernel/cpu/direct.h makes them. A byte that is copied
+/// counts twice, one that is reduced once for each term and once for the result.
+double passes(Algorithm algorithm, Collective collective, double n) {
+  const double others = (n - 1) / n;
+  switch (algorithm) {
+    case Algorithm::kBarrier: return 0;
+    case Algorithm::kReduceOneShot: return 2 + n + 1;
+    case Algorithm::kReduceScatterOneShot:
+    case Algorithm::kReduceScatterPipelined: return 2 * others + (n + 1) / n;
+    case Algorithm::kReducePipelined:
+      return 2 * others + (n + 1) / n + 2 * others + (collective == Collective::kAllReduce ? 2 / n : 0);
+    case Algorithm::kPublishOneShot:
+    case Algorithm::kPublishPipelined: return collective == Collective::kBroadcast ? 4 : 2 * (n + 1);
+    case Algorithm::kExchange: return collective == Collective::kGather ? 2 + 2 * n : 2 * others + 2 / n + 2 * others;
+  }
+  return 0;
+}
+
+/// Each of which waits for the one before, on whoever is the slowest.
+uint64_t steps_of(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
+  const size_t lease = plan(collective, bytes, facts).lease_bytes;
+  const auto chunks = [&](size_t longest, size_t parts) {
+    return lease ? kernel::Geometry::of(lease, longest, parts).chunks : size_t(1);
+  };
+  const size_t n = facts.ranks;
+  switch (algorithm) {
+    case Algorithm::kReducePipelined: return 1 + chunks((bytes + n - 1) / n, n) + 2;
+    case Algorithm::kReduceScatterPipelined: return 1 + chunks((bytes + n - 1) / n, n) + 1;
+    case Algorithm::kPublishPipelined: return 1 + chunks(bytes, 1) + 1;
+    case Algorithm::kExchange: return lease ? 1 + chunks((bytes + n - 1) / n, n) + 1 : 1;
+    default: return 1;
+  }
+}
+
+/// All that is between the beginning of a call and its end, but what torch itself takes.
+Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
+  Estimate e;
+  if (facts.ranks > 1 && collective != Collective::kNone) {
+    e.steps = steps_of(algorithm, collective, bytes, facts);
+    e.bytes = size_t(passes(algorithm, collective, double(facts.ranks)) * double(bytes));
+    const double a_byte = policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast ? kPast : kCached;
+    const double crowd = std::max(1.0, double(facts.ranks) / double(std::max<size_t>(facts.cores, 1)));
+    e.seconds = double(e.steps) * seen_by(facts) + double(e.bytes) * a_byte * crowd;
+  }
+  e.basis = kInsideBasis;
+  return e;
+}
+
+/// What is between hosts, as the ranks that carry it see it; `blocks` outlives the layout.
+struct Between {
+  Layout layout;
+  int near = 1;       ///< ranks of one host among those of the layout
+  double slices = 1;  ///< runs like it; the last one is shorter
+};
+
+Between between(Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts,
+                std::vector<Block>& blocks) {
+  Between b;
+  const auto all_alike = [&](size_t ranks, size_t each) {
+    b.layout.size = int(ranks);
+    for (size_t i = 0; i < ranks; ++i) blocks.push_back({i * each, each});
+    b.layout.blocks = b.layout.to = b.layout.from = blocks;
+  };
+  const Sizes size = sizes(across(collective), bytes, inter_host, facts);
+  const size_t slice = std::min(size.sliced, inter_host.slice);
+  if (slice != 0) b.slices = double(size.sliced) / double(slice);
+  b.layout.size = int(facts.hosts);
+  switch (collective) {
+    case Collective::kAllReduce: b.layout.bytes = inter_host.by_leader ? slice : size.after; break;
+    case Collective::kBroadcast:
+    case Collective::kReduce: b.layout.bytes = slice; break;
+    case Collective::kReduceScatter:
+    case Collective::kAllGather: all_alike(facts.hosts, slice); break;
+    case Collective::kBarrier: break;
+    default:  // straight to the rank that it is for
+      b.near = int(facts.ranks);
+      all_alike(facts.world, collective == Collective::kGather ? bytes : bytes / facts.world);
+  }
+  return b;
+}
+
+/// What a collective of GPUs has the busiest rank push or be pushed, in units of `bytes`, and in how many trips.
+struct Trips {
+  double units;
+  uint64_t count;
+};
+
+Trips trips_of(DeviceAlgorithm algorithm, Collective collective, double n) {
+  // Half of a packet is its stamp.
+  constexpr double kPacked = double(sizeof(kernel::Packet)) / (double(sizeof(kernel::Pack)) / 2);
+  const double others = (n - 1) / n;
+  const bool cut = collective == Collective::kReduceScatter || collective == Collective::kAllToAll ||
+                   collective == Collective::kScatter;
+  const double straight = cut ? others : n - 1;
+  const bool rooted = collective == Collective::kReduce;
+  switch (algorithm) {
+    case DeviceAlgorithm::kReducePackets:
+    case DeviceAlgorithm::kExchangePackets:
+    case DeviceAlgorithm::kExchangePieces: return {kPacked * straight, 1};
+    case DeviceAlgorithm::kReducePacketsTwoShot: return {kPacked * 2 * others, 2};
+    case DeviceAlgorithm::kReduceChunks:
+      return {collective == Collective::kReduceScatter || rooted ? others : 2 * others, rooted ? 3u : cut ? 2u : 3u};
+    case DeviceAlgorithm::kExchangeChunks: return {straight, 2};
+    case DeviceAlgorithm::kMoveOwn: break;  // pushes nothing
+  }
+  return {0, 0};
+}
+
+/// Ranks of a host that send at once, as much as the busiest one.
+double senders(Collective collective, const InterHostPlan& inter_host, const PlanFacts& facts) {
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+    case Collective::kAllGather: return inter_host.by_leader ? 1 : double(facts.rails);
+    case Collective::kAllToAll: return double(facts.ranks);
+    default: return 1;
+  }
+}
+
+/// From where a host has what it sends to where all have what they get; no call of torch's, and nothing inside hosts.
+/// slices: set to how many follow each other.
+Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t bytes, const InterHostPlan& inter_host,
+                     const PlanFacts& facts, const Medium& medium, double* slices = nullptr) {
+  std::vector<Block> blocks;
+  const Between b = between(collective, bytes, inter_host, facts, blocks);
+  if (slices) *slices = std::max(1.0, b.slices);
+  if (!row.legal(b.layout)) return {};
+  const Moved moved = moved_by(row, b.layout, b.near);
+  const double depth = double(row.guarantee.depth(b.layout.size));
+  const double posted = double(moved.messages) / double(kSlicesInFlight);
+  const double byte = medium.byte * (medium.one_a_host ? senders(collective, inter_host, facts) : 1);
+  // The first slice has to come all the way; the others follow it.
+  const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * byte;
+  Estimate e;
+  e.bytes = size_t(double(moved.bytes) * b.slices);
+  e.steps = uint64_t(std::max(depth, posted * std::ceil(b.slices)));
+  e.seconds = double(e.steps) * medium.message + double(e.bytes) * byte + way;
+  e.basis = medium.basis;
+  return e;
+}
+
+}  // namespace
+
+Medium tcp() {
+  return {kTcpMessage, kTcpByte,
+          "bench/results/targets.json: TCP over the loopback of one machine that plays two hosts; what a network card "
+          "takes is not in it",
+          /*one_a_host=*/true};
+}
+
+Medium rdma(double gb_s) {
+  char text[128];
+  std::snprintf(text, sizeof text, "not measured: RDMA, as 4 us a message and 0.8 of a port of %.1f GB/s", gb_s);
+  return {4 * kMicro, 1 / (0.8 * gb_s * 1e9), text};
+}
+
+Moved moved_by(const schedule::Row& row, const Layout& layout, int near) {
+  Moved most;
+  for (const int rank : {0, layout.size - 1}) {
+    Moved out, in;
+    const auto is_far = [&](int peer) { return peer >= 0 && peer != rank && peer / near != rank / near; };
+    const auto count = [&](Moved& m, int peer, size_t bytes) {
+      if (is_far(peer)) ++m.messages, m.bytes += bytes, m.largest = std::max(m.largest, bytes);
+    };
+    const uint64_t steps = row.steps(layout, rank);
+    for (uint64_t i = 0; i < steps; ++i) {
+      const schedule::Step step = row.at(layout, rank, i);
+      count(out, step.send_to, step.send.bytes);
+      count(in, step.recv_from, step.recv.bytes);
+    }
+    for (const Moved& m : {out, in}) {
+      most.messages = std::max(most.messages, m.messages);
+      most.bytes = std::max(most.bytes, m.bytes);
+      most.largest = std::max(most.largest, m.largest);
+    }
+  }
+  return most;
+}
+
+Estimate estimate_inside(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
+  Estimate e = inside_of(algorithm, collective, bytes, facts);
+  e.seconds += kCall;
+  return e;
+}
+
+Estimate estimate_between(const schedule::Row& row, Collective collective, size_t bytes, const PlanFacts& facts,
+                          const Medium& medium) {
+  const InterHostPlan inter_host = plan_between(across(collective), bytes, facts);
+  Estimate e = on_the_wire(row, collective, bytes, inter_host, facts, medium);
+  if (e.basis.empty()) return e;
+  e.seconds += kCall;
+  // Inside the hosts all slices are as much as the whole.
+  const bool rails = !inter_host.by_leader && collective == Collective::kAllReduce;
+  const size_t before = rails || collective == Collective::kReduceScatter ? bytes : inter_host.by_leader ? bytes : 0;
+  const size_t after = rails ? (bytes + facts.rails - 1) / facts.rails : bytes;
+  for (const auto& [inside, staged] : {std::pair{inter_host.before, before}, std::pair{inter_host.after, after}}) {
+    if (inside == Collective::kNone) continue;
+    const Estimate step = inside_of(plan(inside, staged, facts).algorithm, inside, staged, facts);
+    e.seconds += step.seconds;
+    e.steps += step.steps;
+  }
+  return e;
+}
+
+Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective, size_t bytes, const PlanFacts& facts,
+                          const Medium& medium, const DeviceLink& link) {
+  const bool reduces = collective != Collective::kAllGather, publishes = collective != Collective::kReduceScatter;
+  const size_t share = reduces && !inter_host.by_leader ? bytes / facts.ranks : bytes;  // of a rank, to host memory
+  const size_t back = collective == Collective::kAllReduce ? share
+                      : publishes                          ? bytes * (facts.hosts - 1)
+                                                           : bytes / facts.world;
+  double slices = 1;
+  Estimate e = on_the_wire(*inter_host.row, collective, bytes, inter_host, facts, medium, &slices);
+  std::vector<double> stages{e.seconds, double(share) * kHostCopy, double(back) * kHostCopy};
+  const auto pushed = [&](DeviceAlgorithm algorithm, Collective inside, size_t each) {
+    const Estimate step = estimate_device_algorithm(algorithm, inside, each, facts.ranks, link);
+    e.bytes += step.bytes;
+    e.steps += step.steps;
+    stages.push_back(step.seconds - kCall);
+  };
+  if (inter_host.by_leader) {
+    pushed(DeviceAlgorithm::kReducePackets, Collective::kReduce, bytes);
+    pushed(DeviceAlgorithm::kExchangePackets, Collective::kBroadcast, bytes);
+  } else {
+    if (reduces) pushed(DeviceAlgorithm::kReduceChunks, Collective::kReduceScatter, bytes);
+    if (publishes)
+      pushed(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, reduces ? share : bytes * facts.hosts);
+  }
+  // The stages overlap: the slowest sets the pace, and the others are waited for once a slice has to go through all.
+  double all = 0, slowest = 0;
+  for (const double stage : stages) all += stage, slowest = std::max(slowest, stage);
+  e.seconds = kCall + 2 * kHostCopyBegins + slowest + (all - slowest) / slices;
+  e.bytes += share + back;
+  e.basis = "not measured on a device: kernels at 0.7 of the link, " + link.who +
+            "; copies at 20 GB/s; between hosts " + medium.basis;
+  return e;
+}
+
+Estimate estimate_device_algorithm(DeviceAlgorithm algorithm, Collective collective, size_t bytes, size_t ranks,
+                                   const DeviceLink& link) {
+  const Trips trips = trips_of(algorithm, collective, double(ranks));
+  Estimate e;
+  e.steps = ranks > 1 ? trips.count : 0;
+  e.bytes = ranks > 1 ? size_t(trips.units * double(bytes)) : 0;
+  e.seconds = kCall + kLaunch + double(e.steps) * kTrip[size_t(link.kind)] +
+              double(e.bytes) / (kOfLink * std::max(link.gb_s, 0.1) * 1e9);
+  char text[160];
+  std::snprintf(text, sizeof text, "not measured on a device: 0.7 of %.0f GB/s, %.1f us a trip; %s", link.gb_s,
+                kTrip[size_t(link.kind)] / kMicro, link.who.c_str());
+  e.basis = text;
+  return e;
+}
+
+/// Of NCCL 2.30's src/graph/tuning.cc, for Hopper: rings in the protocol LL, which sends each byte twice, or Simple.
+Estimate estimate_nccl(Collective collective, size_t bytes, size_t ranks, const DeviceLink& link) {
+  constexpr double kBase[] = {6.6 * kMicro, 8.4 * kMicro}, kHop[] = {0.6 * kMicro, 3.4 * kMicro}, kTimes[] = {2, 1};
+  const bool whole = collective == Collective::kAllReduce, parts = collective == Collective::kAllGather;
+  const double n = double(ranks), hops = (whole ? 2 : 1) * (n - 1);
+  Estimate e;
+  e.steps = uint64_t(hops);
+  e.bytes = size_t(double(bytes) * (parts ? n - 1 : whole ? 2 * (n - 1) / n : 1));
+  for (int i = 0; i < 2; ++i) {
+    const double took =
+        kCall + kBase[i] + hops * kHop[i] + kTimes[i] * double(e.bytes) / (kOfLink * std::max(link.gb_s, 0.1) * 1e9);
+    e.seconds = i == 0 ? took : std::min(e.seconds, took);
+  }
+  e.basis = "not measured on a device: the constants of NCCL's own tuner, and the same link";
+  return e;
+}
+
+Estimate estimate_through_host(const Estimate& inside, Collective collective, size_t bytes, size_t ranks) {
+  const size_t down = bytes, up = collective == Collective::kAllGather || collective == Collective::kGather
+                                      ? bytes * ranks
+                                  : collective == Collective::kReduceScatter || collective == Collective::kScatter
+                                      ? bytes / std::max<size_t>(ranks, 1)
+                                      : bytes;
+  Estimate e = inside;
+  e.seconds += double(down + up) * kHostCopy + 2 * kHostCopyBegins;
+  e.bytes += down + up;
+  e.basis = "not measured on a device: copies at 20 GB/s, 10 us each; between them " + inside.basis;
+  return e;
+}
+
+}  // namespace nvx

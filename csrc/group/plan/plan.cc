@@ -1,0 +1,267 @@
+#include "group/plan/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <string_view>
+
+#include "kernel/cpu/direct.h"
+#include "memory/shm/leases.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Algorithm;
+using kernel::Collective;
+
+/// One row a collective: its algorithm for messages that fit the limit, and for larger ones.
+struct Row {
+  Collective collective;
+  const char* name;
+  Algorithm small;
+  size_t limit_for_2;   ///< bytes up to which `small` is used by 2 ranks ...
+  size_t limit_beyond;  ///< ... and by more: one-shot reads every rank's whole message
+  Algorithm large;
+};
+
+constexpr size_t kSlot = kernel::kSlotBytes;
+
+constexpr Row kTable[] = {
+    {Collective::kAllReduce, "all_reduce", Algorithm::kReduceOneShot, kSlot, 16 << 10, Algorithm::kReducePipelined},
+    {Collective::kReduce, "reduce", Algorithm::kReduceOneShot, 32 << 10, 16 << 10, Algorithm::kReducePipelined},
+    {Collective::kReduceScatter, "reduce_scatter", Algorithm::kReduceScatterOneShot, kSlot, kSlot,
+     Algorithm::kReduceScatterPipelined},
+    {Collective::kAllGather, "all_gather", Algorithm::kPublishOneShot, kSlot, kSlot, Algorithm::kPublishPipelined},
+    {Collective::kBroadcast, "broadcast", Algorithm::kPublishOneShot, kSlot, kSlot, Algorithm::kPublishPipelined},
+    {Collective::kAllToAll, "all_to_all", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
+    {Collective::kGather, "gather", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
+    {Collective::kScatter, "scatter", Algorithm::kExchange, kSlot, kSlot, Algorithm::kExchange},
+    {Collective::kBarrier, "barrier", Algorithm::kBarrier, kSlot, kSlot, Algorithm::kBarrier},
+};
+
+const Row& row(Collective collective) {
+  for (const Row& r : kTable) {
+    if (r.collective == collective) return r;
+  }
+  return kTable[std::size(kTable) - 1];
+}
+
+/// A chunk should pass from core to core while it is still in the second-level cache, and the staging of all ranks
+/// together stay in the last one.
+size_t most_lease(const PlanFacts& facts) {
+  if (facts.lease_bytes) return std::max(facts.lease_bytes, LeasePool::kSmallest);
+  const size_t share = facts.l3_bytes * 3 / 4 / std::max<size_t>(facts.ranks, 1);
+  return std::clamp<size_t>(std::min(share, kernel::kDepth * facts.l2_bytes), 1 << 20, 12 << 20);
+}
+
+size_t lease_for(size_t bytes, const PlanFacts& facts) {
+  const size_t padded = bytes + 64 * facts.ranks;  // every part begins on a cache line
+  return std::clamp(std::bit_ceil(padded), LeasePool::kSmallest, most_lease(facts));
+}
+
+}  // namespace
+
+const char* name(Collective collective) { return collective == Collective::kNone ? "nothing" : row(collective).name; }
+
+std::vector<Algorithm> host_algorithms_of(Collective collective) {
+  const Row& r = row(collective);
+  if (r.small == r.large) return {r.small};
+  return {r.small, r.large};
+}
+
+size_t one_shot_limit(Collective collective, const PlanFacts& facts) {
+  const Row& r = row(collective);
+  if (r.small == r.large) return kSlot;
+  if (facts.force == PlanFacts::Force::kOneShot) return kSlot;
+  if (facts.force == PlanFacts::Force::kPipelined) return 0;
+  if (facts.one_shot_bytes) return std::min(facts.one_shot_bytes, kSlot);
+  return facts.ranks <= 2 ? r.limit_for_2 : r.limit_beyond;
+}
+
+kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts) {
+  return bytes >= facts.l3_bytes / 2 / std::max<size_t>(facts.ranks, 1) ? kernel::CachePolicy::kPast
+                                                                        : kernel::CachePolicy::kCached;
+}
+
+Choice plan(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const Row& r = row(collective);
+  if (bytes <= one_shot_limit(collective, facts) || bytes == 0) return {r.small, 0, "the message fits the slots"};
+  return {r.large, lease_for(bytes, facts), "the message is larger than one-shot pays for: chunks through staging"};
+}
+
+namespace {
+
+using Across = schedule::Collective;
+
+constexpr size_t kAny = SIZE_MAX;
+
+/// Who carries what goes between hosts: one rank of each host, or all rails, each its part.
+enum class By { kLeader, kRails };
+
+/// The first row that fits decides. Rings need the fewest bytes and reduce each byte once, but a step for every host;
+/// beyond a few hosts the steps cost more than the bytes.
+struct InterHostRow {
+  Across collective;
+  size_t most_bytes;
+  size_t most_hosts;
+  const char* schedule;
+  By by;
+  const char* why;
+  bool wants_alike = false;  ///< blocks of the same size
+};
+
+constexpr InterHostRow kInterHostPlans[] = {
+    {Across::kAllReduce, 16 << 10, 2, "pair", By::kLeader, "small, two hosts: one exchange"},
+    {Across::kAllReduce, 16 << 10, kAny, "recursive_doubling", By::kLeader, "small: the fewest steps"},
+    {Across::kAllReduce, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
+    {Across::kAllReduce, kAny, kAny, "halving_doubling", By::kRails,
+     "large, many hosts: the fewest steps for the fewest bytes"},
+    {Across::kReduceScatter, 16 << 10, kAny, "halving", By::kRails, "small: the fewest steps"},
+    {Across::kReduceScatter, kAny, 8, "ring", By::kRails, "large, few hosts: every byte is reduced once"},
+    {Across::kReduceScatter, kAny, kAny, "halving", By::kRails,
+     "large, many hosts: the fewest steps for the fewest bytes"},
+    {Across::kAllGather, kAny, 4, "direct", By::kRails, "few hosts: every block goes straight to where it is due"},
+    {Across::kAllGather, 16 << 10, kAny, "bruck", By::kRails, "small: the fewest steps", /*wants_alike=*/true},
+    {Across::kAllGather, kAny, kAny, "ring", By::kRails, "large: the fewest bytes, one neighbour"},
+    {Across::kBroadcast, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
+    {Across::kBroadcast, kAny, 8, "chain", By::kLeader, "large, few hosts: slices follow each other down the chain"},
+    {Across::kBroadcast, kAny, kAny, "scatter_all_gather", By::kLeader, "large, many hosts: the fewest bytes a host"},
+    {Across::kReduce, 64 << 10, kAny, "binomial", By::kLeader, "small: the fewest steps"},
+    {Across::kReduce, kAny, kAny, "chain", By::kLeader, "large: slices follow each other up the chain"},
+    {Across::kGather, kAny, kAny, "linear", By::kRails, "every block goes straight to where it is due"},
+    {Across::kScatter, kAny, kAny, "linear", By::kRails, "every block goes straight to where it is due"},
+    {Across::kAllToAll, kAny, kAny, "pairwise", By::kRails, "every block goes straight to where it is due"},
+    {Across::kBarrier, kAny, kAny, "dissemination", By::kLeader, "the fewest steps"},
+};
+
+/// The collectives that a host's ranks run among themselves before and after the schedule between hosts.
+struct InsideRow {
+  Across collective;
+  By by;
+  Collective before, after;
+};
+
+constexpr InsideRow kInside[] = {
+    {Across::kAllReduce, By::kLeader, Collective::kReduce, Collective::kBroadcast},
+    {Across::kAllReduce, By::kRails, Collective::kReduceScatter, Collective::kAllGather},
+    {Across::kReduceScatter, By::kRails, Collective::kReduceScatter, Collective::kNone},
+    {Across::kAllGather, By::kRails, Collective::kNone, Collective::kAllGather},
+    {Across::kBroadcast, By::kLeader, Collective::kNone, Collective::kBroadcast},
+    {Across::kReduce, By::kLeader, Collective::kReduce, Collective::kNone},
+    {Across::kGather, By::kRails, Collective::kNone, Collective::kGather},
+    {Across::kScatter, By::kRails, Collective::kNone, Collective::kScatter},
+    {Across::kAllToAll, By::kRails, Collective::kNone, Collective::kAllToAll},
+    {Across::kBarrier, By::kLeader, Collective::kBarrier, Collective::kBarrier},
+};
+
+const InsideRow& inside(Across collective, By by) {
+  return *std::find_if(std::begin(kInside), std::end(kInside),
+                       [&](const InsideRow& r) { return r.collective == collective && r.by == by; });
+}
+
+/// Slices are as long as keeps every rail's messages worth their headers, and no longer, so that steps inside a host
+/// and between hosts overlap. Whole segments of TCP's, so that none is a stub.
+constexpr size_t kMessage = 8 * (63 << 10);
+
+}  // namespace
+
+InterHostPlan plan_between(Across collective, size_t bytes, const PlanFacts& facts, Blocks blocks) {
+  for (const InterHostRow& r : kInterHostPlans) {
+    if (r.collective != collective || bytes > r.most_bytes || facts.hosts > r.most_hosts) continue;
+    if (r.wants_alike && blocks != Blocks::kAlike) continue;
+    const bool cuts = collective == Across::kAllReduce || collective == Across::kReduceScatter;
+    const size_t parts = cuts ? std::max<size_t>(std::min<size_t>(facts.hosts, 8), 1) : 1;
+    const size_t rails = collective == Across::kAllReduce ? std::max<size_t>(facts.rails, 1) : 1;
+    const size_t slice = collective == Across::kReduceScatter ? kMessage : kMessage * parts * rails;
+    const InsideRow& in = inside(collective, r.by);
+    return {schedule::find(collective, r.schedule), slice, r.by == By::kLeader, in.before, in.after, r.why};
+  }
+  return {nullptr, 0, false, Collective::kNone, Collective::kNone, ""};
+}
+
+Across across(Collective collective) {
+  for (int c = 0; c <= int(Across::kBarrier); ++c) {
+    if (std::string_view(schedule::name(Across(c))) == name(collective)) return Across(c);
+  }
+  return Across::kBarrier;
+}
+
+/// Must match the slices and staged bytes that Hierarchical's collectives use.
+Sizes sizes(Across collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts) {
+  const size_t slice = std::min(bytes, inter_host.slice);
+  switch (collective) {
+    case Across::kAllReduce: {
+      if (inter_host.by_leader) return {bytes, bytes, bytes};
+      const size_t part = (slice + facts.rails - 1) / facts.rails;
+      return {bytes, part * facts.ranks, part};
+    }
+    case Across::kReduceScatter: {
+      const size_t block = (bytes + facts.world - 1) / facts.world;
+      return {block, std::min(block, inter_host.slice) * facts.ranks, 0};
+    }
+    case Across::kAllGather:
+    case Across::kBroadcast:
+    case Across::kReduce: return {bytes, slice, slice};
+    default: return {0, bytes, bytes};
+  }
+}
+
+namespace {
+
+std::string ranks_of(size_t n) { return std::to_string(n) + (n == 1 ? " rank" : " ranks"); }
+
+std::string asked(Collective collective, size_t bytes) {
+  const std::string size = collective == Collective::kBarrier ? "" : std::to_string(bytes) + " bytes a rank, ";
+  return std::string(name(collective)) + " of " + size;
+}
+
+std::string explain_between(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const Across what = across(collective);
+  const InterHostPlan inter_host = plan_between(what, bytes, facts);
+  const Sizes size = sizes(what, bytes, inter_host, facts);
+  const bool even = facts.world == facts.ranks * facts.hosts;
+  const auto step = [&](Collective inside, size_t staged) {
+    const bool none = inside == Collective::kNone || facts.ranks == 1;
+    return none ? "" : std::string("inside a host ") + kernel::name(plan(inside, staged, facts).algorithm);
+  };
+  const std::string first = step(inter_host.before, size.before), last = step(inter_host.after, size.after);
+  std::string text = asked(collective, bytes) + ranks_of(facts.world) + " on " + std::to_string(facts.hosts) +
+                     " hosts, " + std::to_string(facts.ranks) + (even ? " on each: " : " on the fullest: ") + first +
+                     (first.empty() ? "" : ", ") + "between hosts " + inter_host.row->name + " (" + inter_host.why +
+                     ")";
+  if (inter_host.by_leader && facts.ranks > 1) text += " by one rank of each host";
+  if (!inter_host.by_leader && size.sliced)
+    text += " on " + std::to_string(facts.rails) + (facts.rails == 1 ? " rail" : " rails (ranks of each host)");
+  if (size.sliced > inter_host.slice) {
+    text += ", in " + std::to_string((size.sliced + inter_host.slice - 1) / inter_host.slice) + " slices of " +
+            std::to_string(inter_host.slice >> 10) + " KiB that overlap with the steps inside";
+  }
+  return text + (last.empty() ? "" : ", " + last);
+}
+
+std::string explain_inside(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const Choice choice = plan(collective, bytes, facts);
+  std::string text = asked(collective, bytes) + ranks_of(facts.ranks) +
+                     " on one host: " + kernel::name(choice.algorithm) + " (" + choice.why + "; one-shot up to " +
+                     std::to_string(one_shot_limit(collective, facts)) +
+                     " bytes, override with NVX_ALGO or NVX_ONE_SHOT_BYTES";
+  if (choice.lease_bytes) {
+    text += "; staging " + std::to_string(choice.lease_bytes >> 10) + " KiB a rank, override with NVX_LEASE_KB";
+  }
+  if (policy_to_keep(bytes, facts) == kernel::CachePolicy::kPast) text += "; results are written past the caches";
+  return text + ")";
+}
+
+}  // namespace
+
+std::string explain(Collective collective, size_t bytes, const PlanFacts& facts) {
+  const size_t ranks = facts.hosts > 1 ? facts.world : facts.ranks;
+  const std::string all = asked(collective, bytes) + ranks_of(ranks) +
+                          (facts.hosts > 1 ? " on " + std::to_string(facts.hosts) + " hosts: " : " on one host: ");
+  if (ranks == 1) return all + "nobody to exchange anything with, so nothing is chosen";
+  if (collective != Collective::kBarrier && bytes == 0)
+    return all + "no data to move, so nothing is chosen; the ranks only tell each other what they call";
+  if (collective == Collective::kBarrier && facts.hosts == 1) return all + "flags in shared memory, nothing to choose";
+  return facts.hosts > 1 ? explain_between(collective, bytes, facts) : explain_inside(collective, bytes, facts);
+}
+
+}  // namespace nvx

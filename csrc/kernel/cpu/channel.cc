@@ -1,0 +1,132 @@
+#include "kernel/cpu/channel.h"
+
+#include <cstring>
+
+#include "base/hash.h"
+
+namespace nvx::kernel {
+namespace {
+
+constexpr uint32_t kRefresh = 1 << 24;
+
+bool epoch_reached(uint32_t epoch, uint32_t want) { return int32_t(epoch - want) >= 0; }
+
+uint64_t next_history(const Fingerprint& f) {
+  uint64_t words[4];
+  std::memcpy(words, &f, sizeof words);
+  return Hash().add(words[0]).add(words[1]).add(words[2]).add(words[3]).value();
+}
+
+}  // namespace
+
+Channel::Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch)
+    : rank_(rank),
+      epoch_(first_epoch),
+      memory_(peers.begin(), peers.end()),
+      done_(peers.size(), first_epoch),
+      staging_(peers.size()),
+      sources_(peers.size()),
+      factors_(peers.size(), 1.0),
+      leased_epoch_(first_epoch) {
+  for (const PeerMemory& peer : memory_) pads_.emplace_back(peer.pad, peers.size());
+}
+
+bool Channel::wait_done(CpuExec& ex, uint32_t epoch) {
+  for (int i = 0; i < others(); ++i) {
+    const int peer = other(i);
+    if (epoch_reached(done_[size_t(peer)], epoch)) continue;
+    if (!ex.wait(pad(peer).done(), stamp(epoch, 0), peer)) return false;
+    done_[size_t(peer)] = epoch;
+    if (!compare(ex, peer, epoch)) return false;
+  }
+  return true;
+}
+
+/// For a peer that is done with this epoch and has not been met since: whether it called the same as this rank, in this
+/// epoch and before it. Its fingerprint is still there, as kRecent of them are kept: the peer is less than kEpochs
+/// ahead of this rank, which is at most kEpochs ahead of the epoch.
+bool Channel::compare(CpuExec& ex, int peer, uint32_t epoch) {
+  if (std::memcmp(&pad(peer).recent(epoch), &mine().recent(epoch), sizeof(Fingerprint)) == 0) return true;
+  return ex.fail(Verdict::mismatch(peer, stamp(epoch, 0), 0));
+}
+
+bool Channel::enter(CpuExec& ex) {
+  ++epoch_;
+  if (!wait_done(ex, epoch_ - kEpochs)) return false;
+  if (epoch_ % kRefresh == 0) refresh(ex);
+  return true;
+}
+
+/// Stamps are compared modularly, so none may become older than half the range of epochs. Flags that only some
+/// operations move are brought up to date long before that.
+void Channel::refresh(CpuExec& ex) {
+  const Stamp now = stamp(epoch_, 0);
+  for (Flag* flag : {&mine().staged(), &mine().reduced(), &mine().fetched()}) ex.signal(*flag, now);
+  const uint32_t done_by_all = epoch_ - kEpochs;
+  if (!epoch_reached(leased_epoch(), done_by_all)) leased_epoch_.store(done_by_all, std::memory_order_release);
+}
+
+void Channel::lease(size_t offset, size_t bytes) {
+  lease_offset_ = offset;
+  lease_bytes_ = bytes;
+}
+
+void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
+  Arrival& here = mine().arrival(epoch_);
+  here.fingerprint = call.fingerprint;
+  here.fingerprint.history = history_;
+  here.lease_offset = lease_offset_;
+  here.lease_bytes = staging == Staging::kLeased ? lease_bytes_ : 0;
+  here.factor = call.factor;
+  here.next_policy = uint32_t(next_policy_);
+  mine().recent(epoch_) = here.fingerprint;
+  history_ = next_history(here.fingerprint);
+  ex.signal(here.flag, stamp(epoch_, 0));
+}
+
+/// It comes from a peer, so anything may stand there.
+static CachePolicy policy_of(uint32_t told) {
+  return told == uint32_t(CachePolicy::kPast) ? CachePolicy::kPast : CachePolicy::kCached;
+}
+
+bool Channel::meet(CpuExec& ex, int peer) {
+  Arrival& there = pad(peer).arrival(epoch_);
+  if (!ex.wait(there.flag, stamp(epoch_, 0), peer)) return false;
+  // A rank that has arrived at e is done with e - 1.
+  if (!epoch_reached(done_[size_t(peer)], epoch_ - 1)) done_[size_t(peer)] = epoch_ - 1;
+  if (peer == 0) next_policy_ = policy_of(there.next_policy);
+  if (std::memcmp(&there.fingerprint, &mine().arrival(epoch_).fingerprint, sizeof(Fingerprint)) == 0) return true;
+  return ex.fail(Verdict::mismatch(peer, stamp(epoch_, 0), 0));
+}
+
+bool Channel::meet_all(CpuExec& ex) {
+  for (int i = 0; i < others(); ++i) {
+    if (!meet(ex, other(i))) return false;
+  }
+  return true;
+}
+
+void Channel::leave(CpuExec& ex) { ex.signal(mine().done(), stamp(epoch_, 0)); }
+
+bool Channel::own_staging(CpuExec& ex, std::span<std::byte>* out) {
+  if (!wait_done(ex, leased_epoch())) return false;
+  leased_epoch_.store(epoch_, std::memory_order_release);
+  staging_[size_t(rank_)] = memory_[size_t(rank_)].arena + lease_offset_;
+  *out = {staging_[size_t(rank_)], size_t(lease_bytes_)};
+  return true;
+}
+
+bool Channel::staging(CpuExec& ex, int rank, std::span<std::byte>* out) {
+  const Arrival& there = pad(rank).arrival(epoch_);
+  const uint64_t offset = there.lease_offset;
+  const uint64_t bytes = there.lease_bytes;
+  const PeerMemory& memory = memory_[size_t(rank)];
+  if (bytes == 0 || offset > memory.arena_bytes || bytes > memory.arena_bytes - offset) {
+    return ex.fail(Verdict::bad_lease(rank));
+  }
+  staging_[size_t(rank)] = memory.arena + offset;
+  *out = {memory.arena + offset, size_t(bytes)};
+  return true;
+}
+
+}  // namespace nvx::kernel

@@ -1,0 +1,529 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include "kernel/cpu/channel.h"
+#include "kernel/exec.h"
+#include "kernel/piece.h"
+
+/// The CPU's collectives inside a host, written in the verbs of CpuExec alone. Exec and Channel are parameters, so that
+/// tests can put others in their place. Every function runs on every rank of the group at its next epoch, returns false
+/// when a wait has ended badly (the verdict is in the Exec), and leaves results that depend on the inputs and the rank
+/// order only: not on size, slicing, algorithm or timing.
+///
+/// Small messages go through the slots of the pads ("one shot"), large ones in chunks through leased staging
+/// ("pipelined").
+namespace nvx::kernel {
+
+/// Nobody leaves before everyone has come.
+template <class Exec, class Channel>
+bool barrier(Exec& ex, Channel& ch, const Call& call) {
+  if (!ch.enter(ex)) return false;
+  ch.arrive(ex, call, Staging::kSlot);
+  if (!ch.meet_all(ex)) return false;
+  ch.leave(ex);
+  return true;
+}
+
+/// The multipliers that came with the arrivals, for those who reduce.
+template <class Channel>
+void collect_factors(Channel& ch, const Call& call) {
+  if (call.fingerprint.op != ReduceOp::kPremulSum) return;
+  for (int p = 0; p < ch.size(); ++p) ch.factors()[size_t(p)] = ch.pad(p).arrival(ch.epoch()).factor;
+}
+
+/// My input goes to my slot, everyone reads everyone's slots in rank order. With a root, only the root reads, and
+/// nobody waits for it.
+template <class Exec, class Channel>
+bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
+  const size_t bytes = n * ex.width();
+  const int root = call.root;
+  const bool reads = root < 0 || root == ch.rank();
+  if (!ch.enter(ex)) return false;
+  if (root != ch.rank()) ex.stage(ch.slot(ch.rank(), bytes), in, bytes);
+  ch.arrive(ex, call, Staging::kSlot);
+  if (reads) {
+    if (!ch.meet_all(ex)) return false;
+    collect_factors(ch, call);
+    for (int p = 0; p < ch.size(); ++p) ch.sources()[size_t(p)] = p == ch.rank() ? in : ch.slot(p, bytes);
+    ex.reduce(out, ch.sources().data(), ch.size(), n);
+  }
+  ch.leave(ex);
+  return true;
+}
+
+/// My whole input goes to my slot, everyone reduces the part that is theirs. in: a piece for each rank, the same sizes
+/// everywhere.
+template <class Exec, class Channel>
+bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
+  size_t total = 0, mine = 0;
+  for (int p = 0; p < ch.size(); ++p) {
+    if (p == ch.rank()) mine = total;
+    total += in[p].bytes;
+  }
+  if (!ch.enter(ex)) return false;
+  std::byte* slot = ch.slot(ch.rank(), total);
+  for (int p = 0; p < ch.size(); ++p) {
+    if (p != ch.rank()) ex.stage(slot, in[p].data, in[p].bytes);
+    slot += in[p].bytes;
+  }
+  ch.arrive(ex, call, Staging::kSlot);
+  if (!ch.meet_all(ex)) return false;
+  collect_factors(ch, call);
+  for (int p = 0; p < ch.size(); ++p) {
+    ch.sources()[size_t(p)] = p == ch.rank() ? in[p].data : ch.slot(p, total) + mine;
+  }
+  ex.reduce(out, ch.sources().data(), ch.size(), in[ch.rank()].bytes / ex.width());
+  ch.leave(ex);
+  return true;
+}
+
+/// What is everyone's goes to my slot, everyone copies from everyone's: all-gather, or with a root broadcast, where
+/// only the root has something to say and does not wait for the listeners. out: a piece for each rank; the root's is
+/// used by all.
+template <class Exec, class Channel>
+bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
+  const int root = call.root;
+  const bool writes = root < 0 || root == ch.rank();
+  const size_t bytes = out[ch.rank()].bytes;
+  if (!ch.enter(ex)) return false;
+  if (writes) ex.stage(ch.slot(ch.rank(), bytes), in, bytes);
+  ch.arrive(ex, call, Staging::kSlot);
+  if (writes) ex.copy(out[ch.rank()].data, in, bytes);
+  for (int i = 0; i < ch.others(); ++i) {
+    const int p = ch.other(i);
+    if (root == ch.rank() || (root >= 0 && root != p)) continue;
+    if (!ch.meet(ex, p)) return false;
+    ex.copy(out[p].data, ch.slot(p, out[p].bytes), out[p].bytes);
+  }
+  ch.leave(ex);
+  return true;
+}
+
+inline constexpr size_t kDepth = 3;  ///< chunks in flight: one being staged, one reduced, one fetched
+
+/// No operation has longer pieces, or more chunks, than these. What peers write is checked against them before it is
+/// used in a calculation, so that no product of such numbers overflows.
+inline constexpr size_t kLongest = size_t(1) << 48;
+inline constexpr size_t kMostChunks = size_t(1) << 31;
+
+/// How an operation of this many bytes goes through staging: at once if it fits, else in chunks through kDepth slots.
+struct Geometry {
+  size_t part;    ///< bytes of one rank's part of a chunk
+  size_t chunks;  ///< rounds
+  size_t depth;   ///< slots
+
+  /// longest: bytes of the longest piece that has to go through. parts: how many parts a slot has. Parts are whole
+  /// cache lines, so that no element straddles two of them. There are no chunks where the piece is too long for
+  /// anybody, or the staging too small.
+  static Geometry of(size_t staging, size_t longest, size_t parts) {
+    constexpr size_t kAlign = 64;
+    if (longest > kLongest) return {0, 0, kDepth};
+    const size_t whole = ceil_div(longest, kAlign) * kAlign;
+    if (whole <= staging / parts) return {whole, longest ? size_t(1) : size_t(0), 1};
+    const size_t most = staging / kDepth / parts / kAlign * kAlign;
+    const size_t chunks = most ? ceil_div(longest, most) : 0;
+    if (chunks > kMostChunks) return {0, 0, kDepth};
+    return {chunks ? ceil_div(ceil_div(longest, chunks), kAlign) * kAlign : 0, chunks, kDepth};
+  }
+  /// False where the staging is too small, or the part too long.
+  bool possible(size_t longest) const { return longest == 0 || chunks != 0; }
+  size_t slot(size_t chunk, size_t parts) const { return chunk % depth * parts * part; }
+};
+
+/// One tensor, cut into chunks of a slice for each rank.
+struct WholeSlices {
+  const std::byte* in;
+  std::byte* out;
+  size_t bytes;
+  size_t ranks;
+
+  size_t longest() const { return ceil_div(bytes, ranks); }
+  size_t first(const Geometry& g, size_t k, int p) const { return std::min(bytes, (k * ranks + size_t(p)) * g.part); }
+  size_t count(const Geometry& g, size_t k, int p) const { return std::min(g.part, bytes - first(g, k, p)); }
+  const std::byte* source(const Geometry& g, size_t k, int p) const { return in + first(g, k, p); }
+  std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
+};
+
+/// A block for each rank, of which slice k is the k-th part; only my block is reduced here, into one output.
+struct BlockSlices {
+  const Piece* in;
+  std::byte* out;
+  size_t ranks;
+
+  size_t longest() const {
+    size_t most = 0;
+    for (size_t p = 0; p < ranks; ++p) most = std::max(most, in[p].bytes);
+    return most;
+  }
+  size_t first(const Geometry& g, size_t k, int p) const { return std::min(in[p].bytes, k * g.part); }
+  size_t count(const Geometry& g, size_t k, int p) const { return std::min(g.part, in[p].bytes - first(g, k, p)); }
+  const std::byte* source(const Geometry& g, size_t k, int p) const { return advance(in[p], first(g, k, p)); }
+  std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
+};
+
+enum class Fetch { kNobody, kRoot, kEverybody };
+
+/// Chunk by chunk: stage the others' slices of my input; reduce my slice of everyone's; fetch the slices that the
+/// others have reduced. The three run one chunk behind another. all-reduce fetches everywhere, reduce at the root, and
+/// reduce-scatter nowhere.
+///
+/// A slot holds a part for each other rank, and in my own place, which nobody else needs, the slice that I have
+/// reduced. It is staged again when all have reduced from it and fetched from it.
+template <class Exec, class Channel, class Slices>
+class ReducePipeline {
+ public:
+  ReducePipeline(Exec& ex, Channel& ch, const Slices& slices, Fetch fetch, int root)
+      : ex_(ex),
+        ch_(ch),
+        slices_(slices),
+        ranks_(size_t(ch.size())),
+        fetch_(fetch),
+        fetches_(fetch == Fetch::kEverybody || (fetch == Fetch::kRoot && root == ch.rank())),
+        keeps_(fetch != Fetch::kRoot || fetches_) {}
+
+  bool run(const Call& call) {
+    if (!ch_.enter(ex_)) return false;
+    ch_.arrive(ex_, call, Staging::kLeased);
+    if (!ch_.meet_all(ex_)) return false;
+    collect_factors(ch_, call);
+    if (!ch_.own_staging(ex_, &mine_)) return false;
+    size_t least = mine_.size();
+    for (int i = 0; i < ch_.others(); ++i) {
+      std::span<std::byte> theirs;
+      if (!ch_.staging(ex_, ch_.other(i), &theirs)) return false;
+      least = std::min(least, theirs.size());
+    }
+    geometry_ = Geometry::of(least, slices_.longest(), ranks_);
+    if (!geometry_.possible(slices_.longest())) return ex_.fail(Verdict::bad_lease(ch_.rank()));
+    for (size_t k = 0; k < geometry_.chunks + 2; ++k) {
+      if (k < geometry_.chunks && !stage(k)) return false;
+      if (k >= 1 && k - 1 < geometry_.chunks && !reduce(k - 1)) return false;
+      if (k >= 2 && !fetch(k - 2)) return false;
+    }
+    ch_.leave(ex_);
+    return true;
+  }
+
+ private:
+  Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
+
+  std::byte* part(int owner, size_t k, int p) {
+    return ch_.staging_base(owner) + geometry_.slot(k, ranks_) + size_t(p) * geometry_.part;
+  }
+
+  bool stage(size_t k) {
+    if (k >= geometry_.depth) {
+      for (int i = 0; i < ch_.others(); ++i) {
+        const int p = ch_.other(i);
+        const Stamp freed = step(k - geometry_.depth + 1);
+        if (!ex_.wait(ch_.pad(p).reduced(), freed, p) || !ex_.wait(ch_.pad(p).fetched(), freed, p)) return false;
+      }
+    }
+    for (int i = 0; i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      ex_.stage(part(ch_.rank(), k, p), slices_.source(geometry_, k, p), slices_.count(geometry_, k, p));
+    }
+    ex_.signal(ch_.mine().staged(), step(k + 1));
+    return true;
+  }
+
+  bool reduce(size_t k) {
+    for (int i = 0; i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
+    }
+    const int me = ch_.rank();
+    const size_t bytes = slices_.count(geometry_, k, me);
+    std::byte* shared = part(me, k, me);
+    const bool apart = !keeps_ && ex_.stages_past();
+    for (size_t at = 0; at < bytes; at += Exec::kBlock) {
+      const size_t block = std::min(Exec::kBlock, bytes - at);
+      for (int p = 0; p < ch_.size(); ++p) {
+        ch_.sources()[size_t(p)] = (p == me ? slices_.source(geometry_, k, me) : part(p, k, me)) + at;
+      }
+      std::byte* first = apart ? block_.data() : keeps_ ? slices_.target(geometry_, k, me) + at : shared + at;
+      ex_.reduce(first, ch_.sources().data(), ch_.size(), block / ex_.width());
+      if (apart || (keeps_ && fetch_ == Fetch::kEverybody)) ex_.stage(shared + at, first, block);
+    }
+    ex_.signal(ch_.mine().reduced(), step(k + 1));
+    return true;
+  }
+
+  bool fetch(size_t k) {
+    for (int i = 0; fetches_ && i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      if (!ex_.wait(ch_.pad(p).reduced(), step(k + 1), p)) return false;
+      ex_.copy(slices_.target(geometry_, k, p), part(p, k, p), slices_.count(geometry_, k, p));
+    }
+    ex_.signal(ch_.mine().fetched(), step(k + 1));
+    return true;
+  }
+
+  Exec& ex_;
+  Channel& ch_;
+  const Slices& slices_;
+  size_t ranks_;
+  Fetch fetch_;
+  bool fetches_;  // this rank wants the slices of the others
+  bool keeps_;    // ... and its own in its output
+  Geometry geometry_{};
+  std::span<std::byte> mine_;
+  alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, and not yet staged
+};
+
+template <class Exec, class Channel>
+bool reduce_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
+  const WholeSlices slices{in, out, n * ex.width(), size_t(ch.size())};
+  const int root = call.root;
+  return ReducePipeline(ex, ch, slices, root < 0 ? Fetch::kEverybody : Fetch::kRoot, root).run(call);
+}
+
+template <class Exec, class Channel>
+bool reduce_scatter_pipelined(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
+  const BlockSlices slices{in, out, size_t(ch.size())};
+  return ReducePipeline(ex, ch, slices, Fetch::kNobody, -1).run(call);
+}
+
+/// Every writer stages its piece chunk by chunk; everyone copies chunk k of all while chunk k + 1 is being staged. With
+/// a root, only the root writes, and only it is listened to.
+template <class Exec, class Channel>
+class PublishPipeline {
+ public:
+  PublishPipeline(Exec& ex, Channel& ch, const std::byte* in, const Piece* out, int root)
+      : ex_(ex), ch_(ch), in_(in), out_(out), root_(root), writes_(root < 0 || root == ch.rank()) {}
+
+  bool run(const Call& call) {
+    if (!ch_.enter(ex_)) return false;
+    ch_.arrive(ex_, call, writes_ ? Staging::kLeased : Staging::kSlot);
+    if (writes_ && !prepare()) return false;
+    size_t rounds = own_.chunks;
+    for (int i = 0; i < ch_.others(); ++i) {
+      if (listens(ch_.other(i)) && !begin(ch_.other(i), &rounds)) return false;
+    }
+    for (size_t k = 0; k < rounds + 1; ++k) {
+      if (k < own_.chunks && !stage(k)) return false;
+      if (k >= 1 && !fetch(k - 1)) return false;
+    }
+    ch_.leave(ex_);
+    return true;
+  }
+
+ private:
+  Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
+  bool listens(int p) const { return p != ch_.rank() && (root_ < 0 || root_ == p); }
+  Geometry geometry(std::span<std::byte> staging, int p) const {
+    return Geometry::of(staging.size(), out_[p].bytes, 1);
+  }
+
+  bool prepare() {
+    const int me = ch_.rank();
+    if (!ch_.own_staging(ex_, &mine_)) return false;
+    own_ = geometry(mine_, me);
+    return own_.possible(out_[me].bytes) || ex_.fail(Verdict::bad_lease(me));
+  }
+
+  /// Meets a writer and finds how many rounds its piece takes.
+  bool begin(int p, size_t* rounds) {
+    std::span<std::byte> theirs;
+    if (!ch_.meet(ex_, p) || !ch_.staging(ex_, p, &theirs)) return false;
+    const Geometry g = geometry(theirs, p);
+    if (!g.possible(out_[p].bytes)) return ex_.fail(Verdict::bad_lease(p));
+    *rounds = std::max(*rounds, g.chunks);
+    return true;
+  }
+
+  bool stage(size_t k) {
+    const Piece& out = out_[ch_.rank()];
+    for (int i = 0; k >= own_.depth && i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // who calls something else will never fetch
+      if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
+    }
+    const size_t at = k * own_.part, bytes = std::min(own_.part, out.bytes - at);
+    ex_.stage(mine_.data() + own_.slot(k, 1), in_ + at, bytes);
+    ex_.signal(ch_.mine().staged(), step(k + 1));
+    ex_.copy(out.data + at, in_ + at, bytes);
+    return true;
+  }
+
+  bool fetch(size_t k) {
+    for (int i = 0; i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      std::span<std::byte> theirs;
+      if (!listens(p)) continue;
+      if (!ch_.staging(ex_, p, &theirs)) return false;
+      const Geometry g = geometry(theirs, p);
+      if (k >= g.chunks) continue;
+      const size_t at = k * g.part;
+      if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
+      ex_.copy(out_[p].data + at, theirs.data() + g.slot(k, 1), std::min(g.part, out_[p].bytes - at));
+    }
+    ex_.signal(ch_.mine().fetched(), step(k + 1));
+    return true;
+  }
+
+  Exec& ex_;
+  Channel& ch_;
+  const std::byte* in_;
+  const Piece* out_;
+  const int root_;
+  const bool writes_;
+  Geometry own_{0, 0, 1};
+  std::span<std::byte> mine_;
+};
+
+template <class Exec, class Channel>
+bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
+  return PublishPipeline(ex, ch, in, out, call.root).run(call);
+}
+
+/// Who takes part in an exchange with whom: everybody (all-to-all), or the root with each (gather, scatter).
+struct ExchangeTask {
+  const Piece* send;  ///< a piece for each rank; this rank's own is copied here
+  const Piece* recv;
+  bool meets_all;  ///< this rank waits for everyone's arrival ...
+  int meets;       ///< ... or for one rank's; -1: for nobody's
+};
+
+/// What is one rank's alone: pieces of any sizes, compared pair by pair. A sender whose pieces fit into its slot puts
+/// them there one behind the other; else each has its part of every chunk. Receivers follow what the sender has chosen.
+template <class Exec, class Channel>
+class ExchangePipeline {
+ public:
+  ExchangePipeline(Exec& ex, Channel& ch, const ExchangeTask& what)
+      : ex_(ex), ch_(ch), what_(what), ranks_(size_t(ch.size())) {}
+
+  bool run(const Call& call) {
+    if (!ch_.enter(ex_)) return false;
+    uint64_t* counts = ch_.mine().counts(ch_.epoch());
+    size_t total = 0;
+    for (int p = 0; p < ch_.size(); ++p) {
+      const bool travels = p != ch_.rank();
+      counts[p] = travels ? what_.send[p].bytes : 0;
+      total += counts[p];
+      longest_ = std::max<size_t>(longest_, counts[p]);
+    }
+    leased_ = total > kSlotBytes;
+    if (!leased_) fill_slot(total);
+    ch_.arrive(ex_, call, leased_ ? Staging::kLeased : Staging::kSlot);
+    if (leased_) {
+      if (!ch_.own_staging(ex_, &mine_)) return false;
+      own_ = Geometry::of(mine_.size(), longest_, ranks_);
+      if (!own_.possible(longest_)) return ex_.fail(Verdict::bad_lease(ch_.rank()));
+    }
+    ex_.copy(what_.recv[ch_.rank()].data, what_.send[ch_.rank()].data, what_.recv[ch_.rank()].bytes);
+    size_t rounds = own_.chunks;
+    for (int i = 0; i < ch_.others(); ++i) {
+      if (!begin(ch_.other(i), &rounds)) return false;
+    }
+    for (size_t k = 0; k < rounds + 1; ++k) {
+      if (k < own_.chunks && !stage(k)) return false;
+      if (k >= 1 && !fetch(k - 1)) return false;
+    }
+    ch_.leave(ex_);
+    return true;
+  }
+
+ private:
+  Stamp step(size_t chunks) const { return stamp(ch_.epoch(), uint32_t(chunks)); }
+  bool meets(int p) const { return what_.meets_all || what_.meets == p; }
+
+  void fill_slot(size_t total) {
+    std::byte* slot = ch_.slot(ch_.rank(), total);
+    for (int p = 0; p < ch_.size(); ++p) {
+      if (p == ch_.rank()) continue;
+      ex_.stage(slot, what_.send[p].data, what_.send[p].bytes);
+      slot += what_.send[p].bytes;
+    }
+  }
+
+  /// Meets a sender, compares what it sends with what is expected, and reads it at once if it is in the slot.
+  bool begin(int p, size_t* rounds) {
+    if (!meets(p)) return true;
+    if (!ch_.meet(ex_, p)) return false;
+    const uint64_t* counts = ch_.pad(p).counts(ch_.epoch());
+    const uint64_t offered = counts[ch_.rank()];
+    if (offered != what_.recv[p].bytes) {
+      return ex_.fail(Verdict::counts(p, what_.recv[p].bytes, offered));
+    }
+    if (ch_.pad(p).arrival(ch_.epoch()).lease_bytes != 0) {
+      Geometry g{};
+      std::span<std::byte> theirs;
+      if (!geometry(p, &g, &theirs)) return false;
+      *rounds = std::max(*rounds, ceil_div(offered, g.part));
+      return true;
+    }
+    uint64_t before = 0, total = 0;
+    for (int q = 0; q < ch_.size(); ++q) {
+      const uint64_t bytes = counts[q];
+      if (q == ch_.rank()) before = total;
+      if (bytes > kSlotBytes - total) return ex_.fail(Verdict::bad_lease(p));
+      total += bytes;
+    }
+    if (offered > total - before) return ex_.fail(Verdict::bad_lease(p));
+    ex_.copy(what_.recv[p].data, ch_.slot(p, total) + before, offered);
+    return true;
+  }
+
+  bool geometry(int p, Geometry* g, std::span<std::byte>* theirs) {
+    if (!ch_.staging(ex_, p, theirs)) return false;
+    uint64_t longest = 0;
+    for (int q = 0; q < ch_.size(); ++q) longest = std::max(longest, ch_.pad(p).counts(ch_.epoch())[q]);
+    *g = Geometry::of(theirs->size(), longest, ranks_);
+    if (g->part == 0) return ex_.fail(Verdict::bad_lease(p));
+    return true;
+  }
+
+  bool stage(size_t k) {
+    for (int i = 0; i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      // Whoever had a part in the chunk that this one replaces must have fetched it.
+      if (k >= own_.depth && what_.send[p].bytes > (k - own_.depth) * own_.part) {
+        if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // who calls something else never will
+        if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
+      }
+      const size_t at = std::min(what_.send[p].bytes, k * own_.part);
+      ex_.stage(mine_.data() + own_.slot(k, ranks_) + size_t(p) * own_.part, advance(what_.send[p], at),
+                std::min(own_.part, what_.send[p].bytes - at));
+    }
+    ex_.signal(ch_.mine().staged(), step(k + 1));
+    return true;
+  }
+
+  bool fetch(size_t k) {
+    for (int i = 0; i < ch_.others(); ++i) {
+      const int p = ch_.other(i);
+      if (!meets(p) || ch_.pad(p).arrival(ch_.epoch()).lease_bytes == 0) continue;
+      Geometry g{};
+      std::span<std::byte> theirs;
+      if (!geometry(p, &g, &theirs)) return false;
+      const size_t at = k * g.part;
+      if (at >= what_.recv[p].bytes) continue;
+      if (!ex_.wait(ch_.pad(p).staged(), step(k + 1), p)) return false;
+      ex_.copy(what_.recv[p].data + at, theirs.data() + g.slot(k, ranks_) + size_t(ch_.rank()) * g.part,
+               std::min(g.part, what_.recv[p].bytes - at));
+    }
+    ex_.signal(ch_.mine().fetched(), step(k + 1));
+    return true;
+  }
+
+  Exec& ex_;
+  Channel& ch_;
+  const ExchangeTask& what_;
+  size_t ranks_;
+  size_t longest_ = 0;
+  bool leased_ = false;
+  Geometry own_{0, 0, 1};
+  std::span<std::byte> mine_;
+};
+
+template <class Exec, class Channel>
+bool exchange(Exec& ex, Channel& ch, const Call& call, const ExchangeTask& what) {
+  return ExchangePipeline(ex, ch, what).run(call);
+}
+
+}  // namespace nvx::kernel

@@ -1,0 +1,99 @@
+#include "kernel/cpu/direct.h"
+#include "kernel/cpu/launch.h"
+#include "kernel/cpu/own_time.h"
+
+namespace nvx::kernel {
+namespace {
+
+using Run = bool (*)(CpuExec&, Channel&, const Work&);
+
+struct Row {
+  Algorithm algorithm;
+  const char* name;
+  Run run;
+};
+
+constexpr Row kRows[] = {
+    {Algorithm::kBarrier, "barrier", [](CpuExec& ex, Channel& ch, const Work& w) { return barrier(ex, ch, w.call); }},
+    {Algorithm::kReduceOneShot, "reduce_one_shot",
+     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_one_shot(ex, ch, w.call, w.in, w.out, w.count); }},
+    {Algorithm::kReducePipelined, "reduce_pipelined",
+     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_pipelined(ex, ch, w.call, w.in, w.out, w.count); }},
+    {Algorithm::kReduceScatterOneShot, "reduce_scatter_one_shot",
+     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_scatter_one_shot(ex, ch, w.call, w.send, w.out); }},
+    {Algorithm::kReduceScatterPipelined, "reduce_scatter_pipelined",
+     [](CpuExec& ex, Channel& ch, const Work& w) { return reduce_scatter_pipelined(ex, ch, w.call, w.send, w.out); }},
+    {Algorithm::kPublishOneShot, "publish_one_shot",
+     [](CpuExec& ex, Channel& ch, const Work& w) { return publish_one_shot(ex, ch, w.call, w.in, w.recv); }},
+    {Algorithm::kPublishPipelined, "publish_pipelined",
+     [](CpuExec& ex, Channel& ch, const Work& w) { return publish_pipelined(ex, ch, w.call, w.in, w.recv); }},
+    {Algorithm::kExchange, "exchange",
+     [](CpuExec& ex, Channel& ch, const Work& w) {
+       return exchange(ex, ch, w.call, ExchangeTask{w.send, w.recv, w.meets_all, w.meets});
+     }},
+};
+
+constexpr bool in_order() {
+  for (size_t i = 0; i < std::size(kRows); ++i) {
+    if (size_t(kRows[i].algorithm) != i) return false;
+  }
+  return true;
+}
+static_assert(in_order());
+
+/// Whether every rank writes what others read, and reads what they write.
+bool goes_both_ways(Algorithm algorithm, const Call& call) {
+  return call.root < 0 || algorithm == Algorithm::kReducePipelined;
+}
+
+/// Where not every rank does: whether this one writes. Who only reads has nothing to decide, and nothing to learn.
+bool writes(Algorithm algorithm, const Call& call, int rank) {
+  if (algorithm == Algorithm::kExchange) return true;  // who only reads has no bytes
+  const bool root_writes = algorithm == Algorithm::kPublishOneShot || algorithm == Algorithm::kPublishPipelined;
+  return root_writes == (rank == call.root);
+}
+
+/// Operations whose costs can be compared. What the rank that decides does itself is not the same where it is the root.
+size_t kind_of(Algorithm algorithm, const Call& call) {
+  constexpr size_t kRoots = 3;
+  static_assert(kRoots * std::size(kRows) <= CachePolicies::kKinds);
+  return kRoots * size_t(algorithm) + (call.root < 0 ? 0 : call.root == 0 ? 1 : 2);
+}
+
+}  // namespace
+
+const char* name(Algorithm algorithm) { return kRows[size_t(algorithm)].name; }
+
+bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work) {
+  const auto run = [&](CachePolicy policy) {
+    ex.stage_by(policy);
+    return kRows[size_t(algorithm)].run(ex, channel, work);
+  };
+  CachePolicies& policies = channel.cache_policies();
+  const bool both_ways = goes_both_ways(algorithm, work.call);
+  const bool chooses = work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
+                       (both_ways || writes(algorithm, work.call, channel.rank()));
+  if (policies.only() || !chooses) {
+    channel.tell(CachePolicy::kCached);  // to others that may have more bytes
+    return run(policies.only().value_or(CachePolicy::kCached));
+  }
+  CachePolicyRecord& record = policies.record(kind_of(algorithm, work.call), work.bytes);
+  if (both_ways && !channel.leads()) {
+    if (!run(record.now())) return false;
+    record.now(channel.next_policy());
+    return true;
+  }
+  const CachePolicy next = record.next();
+  if (both_ways) channel.tell(next);
+  ex.measure();
+  const OwnTime time(work.bytes);
+  if (!run(record.now())) return false;
+  if (const auto spent = time.spent()) {
+    const double cost = (*spent - ex.waited()).count() / double(work.bytes);
+    both_ways ? record.learn(cost) : record.learn_of_writing(cost);
+  }
+  record.now(next);
+  return true;
+}
+
+}  // namespace nvx::kernel

@@ -1,0 +1,199 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/failure_note.h"
+#include "base/flag.h"
+#include "kernel/reduce/dtype.h"
+
+namespace nvx::kernel {
+
+/// What a rank writes for the others of its group to read: flags, small messages, and where its staging is. One pad a
+/// rank and group, in the rank's own arena; every field has one writer, the pad's owner, except where it says
+/// otherwise.
+
+enum class Collective : uint8_t {
+  kNone,
+  kAllReduce,
+  kReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kAllToAll,
+  kGather,
+  kScatter,
+  kBarrier,
+};
+
+/// Whether it combines the ranks' elements.
+constexpr bool reduces(Collective c) {
+  return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
+}
+
+/// How tensors hold their elements. Sparse tensors go through host memory, in several steps of one collective.
+enum class Form : uint8_t { kDense, kSparse };
+
+/// What a rank is calling. Ranks that meet compare these, byte for byte.
+struct Fingerprint {
+  Collective collective = Collective::kNone;
+  DType dtype = DType::kBytes;
+  ReduceOp op = ReduceOp::kSum;
+  Form form = Form::kDense;
+  int32_t root = -1;
+  uint64_t count = 0;    ///< elements, of all ranks together; 0 where counts are compared pair by pair
+  uint64_t shape = 0;    ///< hash of the counts by rank, where they may differ
+  uint64_t history = 0;  ///< hash of every operation before this one
+};
+static_assert(sizeof(Fingerprint) == 32);
+
+inline constexpr size_t kCacheLine = 128;         ///< two cache lines: the adjacent-line prefetcher pairs them
+inline constexpr uint32_t kEpochs = 4;            ///< operations whose arrivals and slots are kept apart
+inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::compare
+inline constexpr size_t kInlineBytes = 168;
+inline constexpr size_t kSlotBytes = 64 << 10;
+
+/// "I am at operation e", with all that the others need to begin reading: a small message travels in the same cache
+/// lines.
+struct alignas(kCacheLine) Arrival {
+  Flag flag;
+  Fingerprint fingerprint;
+  uint64_t lease_offset;  ///< in the owner's arena; staging of this operation
+  uint64_t lease_bytes;
+  double factor;         ///< premul_sum's multiplier of this rank
+  uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all
+  uint32_t reserved;
+  std::byte payload[kInlineBytes];
+};
+static_assert(sizeof(Arrival) == 2 * kCacheLine);
+
+struct alignas(kCacheLine) FlagLine {
+  Flag flag;
+};
+
+/// Why a rank gave the group up, for the others to repeat.
+struct PostedNote {
+  enum State : uint32_t { kNone, kBeingWritten, kReadable };
+  std::atomic<State> state;
+  uint32_t reserved;
+  FailureNote note;
+
+  /// What its owner wrote there before is visible then.
+  bool readable() const { return state.load(std::memory_order_acquire) == kReadable; }
+};
+static_assert(sizeof(PostedNote) == 1024);
+
+enum class Presence : uint32_t { kAbsent, kHere, kLeft };
+
+struct alignas(kCacheLine) PadHeader {
+  std::atomic<uint64_t> group;  ///< names the set-up: a recycled pad shows another one, a fresh one 0
+  std::atomic<Presence> presence;
+  int32_t rank;
+  // Of the rank's device. Nothing of it moves any more once the rank has left.
+  std::atomic<uint64_t> launched;     ///< operations begun on it by calls
+  std::atomic<uint32_t> ended_epoch;  ///< the last operation that it has ended, replays included
+  std::atomic<uint64_t> pool_grown;   ///< bytes of its pool that peers may map; may grow at any time
+  PostedNote failure;
+  PostedNote trouble;      ///< why another group of this rank's process has failed
+  FlagLine ready;          ///< set-up: this rank has mapped everybody
+  FlagLine monitored_in;   ///< monitored barrier: checked in; of rank 0: begun
+  FlagLine monitored_out;  ///< monitored barrier, rank 0: everybody has
+  FlagLine mail_bell;      ///< rung by the peers when there is mail; its value is not used
+};
+
+inline constexpr uint32_t kEnvelopes = 16;
+inline constexpr size_t kEnvelopePayload = 976;
+
+/// One message's announcement. Small ones carry their data; large ones stream when the receiver grants them.
+struct Envelope {
+  uint64_t message;  ///< number of the message in its pair, from 1
+  int64_t tag;
+  uint64_t bytes;
+  DType dtype;
+  uint8_t carries_data;
+  uint16_t reserved[11];
+  std::byte payload[kEnvelopePayload];
+};
+static_assert(sizeof(Envelope) == 1024);
+
+/// From the pad's owner to one peer.
+struct alignas(kCacheLine) Outbox {
+  FlagLine posted;    ///< envelopes written
+  FlagLine streamed;  ///< chunks of granted messages written, over all messages of the pair
+  uint64_t lease_offset;
+  uint64_t lease_bytes;
+  Envelope envelopes[kEnvelopes];
+};
+
+/// For what comes to the pad's owner from one peer. The owner writes this too.
+struct alignas(kCacheLine) Inbox {
+  FlagLine taken;     ///< envelopes read
+  FlagLine granted;   ///< messages asked for
+  FlagLine consumed;  ///< chunks read, over all messages of the pair
+  FlagLine full;      ///< 1: announcements must carry no data, as enough has come unasked
+  uint64_t grants[kEnvelopes];
+};
+
+/// Where everything is in a pad of a group of this many ranks. The only place that adds up sizes.
+class PadLayout {
+ public:
+  explicit constexpr PadLayout(size_t ranks) : ranks_(ranks) {}
+
+  static constexpr size_t header() { return 0; }
+  static constexpr size_t done() { return round(sizeof(PadHeader)); }
+  static constexpr size_t staged() { return done() + sizeof(FlagLine); }
+  static constexpr size_t reduced() { return staged() + sizeof(FlagLine); }
+  static constexpr size_t fetched() { return reduced() + sizeof(FlagLine); }
+  static constexpr size_t recent() { return fetched() + sizeof(FlagLine); }
+  static constexpr size_t arrivals() { return round(recent() + kRecent * sizeof(Fingerprint)); }
+  static constexpr size_t counts() { return arrivals() + kEpochs * sizeof(Arrival); }
+  constexpr size_t outboxes() const { return round(counts() + kEpochs * ranks_ * sizeof(uint64_t)); }
+  constexpr size_t inboxes() const { return outboxes() + ranks_ * sizeof(Outbox); }
+  constexpr size_t slots() const { return page(inboxes() + ranks_ * sizeof(Inbox)); }
+  constexpr size_t bytes() const { return slots() + kEpochs * kSlotBytes; }
+  constexpr size_t ranks() const { return ranks_; }
+
+ private:
+  static constexpr size_t round(size_t n) { return (n + kCacheLine - 1) / kCacheLine * kCacheLine; }
+  static constexpr size_t page(size_t n) { return (n + 4095) / 4096 * 4096; }
+
+  size_t ranks_;
+};
+static_assert(PadLayout::arrivals() % kCacheLine == 0 && PadLayout(3).outboxes() % kCacheLine == 0);
+
+/// A rank's pad, as mapped here.
+class Pad {
+ public:
+  Pad(std::byte* base, size_t ranks) : base_(base), layout_(ranks) {}
+
+  PadHeader& header() const { return at<PadHeader>(PadLayout::header()); }
+  Flag& done() const { return at<Flag>(PadLayout::done()); }
+  Flag& staged() const { return at<Flag>(PadLayout::staged()); }
+  Flag& reduced() const { return at<Flag>(PadLayout::reduced()); }
+  Flag& fetched() const { return at<Flag>(PadLayout::fetched()); }
+  /// What the owner called at this epoch or one shortly before it; there when its arrival is.
+  Fingerprint& recent(uint32_t epoch) const {
+    return at<Fingerprint>(PadLayout::recent() + epoch % kRecent * sizeof(Fingerprint));
+  }
+  Arrival& arrival(uint32_t epoch) const {
+    return at<Arrival>(PadLayout::arrivals() + epoch % kEpochs * sizeof(Arrival));
+  }
+  uint64_t* counts(uint32_t epoch) const {
+    return &at<uint64_t>(PadLayout::counts() + epoch % kEpochs * layout_.ranks() * sizeof(uint64_t));
+  }
+  std::byte* slot(uint32_t epoch) const { return base_ + layout_.slots() + epoch % kEpochs * kSlotBytes; }
+  Outbox& outbox(int peer) const { return at<Outbox>(layout_.outboxes() + size_t(peer) * sizeof(Outbox)); }
+  Inbox& inbox(int peer) const { return at<Inbox>(layout_.inboxes() + size_t(peer) * sizeof(Inbox)); }
+
+ private:
+  template <class T>
+  T& at(size_t offset) const {
+    return *reinterpret_cast<T*>(base_ + offset);
+  }
+
+  std::byte* base_;
+  PadLayout layout_;
+};
+
+}  // namespace nvx::kernel

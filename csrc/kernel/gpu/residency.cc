@@ -1,0 +1,50 @@
+#include "kernel/gpu/residency.h"
+
+#include <algorithm>
+
+namespace nvx::kernel {
+namespace {
+
+/// Blocks that no group has been promised.
+uint32_t left_on(const GpuRoom& gpu) {
+  const uint32_t resident = uint32_t(std::max(gpu.resident, 0));
+  return resident - std::min(resident, gpu.promised);
+}
+
+/// Why the ranks of this GPU have this many blocks each and not more.
+std::string reason(const GpuRoom& gpu, size_t index, uint32_t share) {
+  std::string why =
+      "GPU " + std::to_string(index) + " of the group holds " + std::to_string(gpu.resident) + " blocks at once, ";
+  if (gpu.promised > 0) why += "of which " + std::to_string(gpu.promised) + " are promised to other groups, ";
+  why += gpu.ranks == 1 ? "and its rank needs all of its own there: "
+                        : "and its " + std::to_string(gpu.ranks) + " ranks need all of theirs there: ";
+  if (share == 0) return why + "not one each fits";
+  const bool are_all = share == left_on(gpu) / gpu.ranks;
+  return why + std::to_string(share) + (are_all ? " each fit" : " each, so that later groups find room");
+}
+
+}  // namespace
+
+int resident_at_once(std::span<const KernelFacts> facts) {
+  const auto least = std::min_element(
+      facts.begin(), facts.end(), [](const KernelFacts& a, const KernelFacts& b) { return a.resident < b.resident; });
+  return least == facts.end() ? 0 : std::max(least->resident, 0);
+}
+
+uint32_t share_of(const GpuRoom& gpu) {
+  constexpr uint32_t kGroups = 4;
+  const uint32_t left = left_on(gpu);
+  return left < gpu.ranks ? 0 : std::max(left / kGroups / gpu.ranks, 1u);
+}
+
+BlockAgreement agree_on_blocks(std::span<const GpuRoom> gpus, uint32_t wanted) {
+  BlockAgreement agreed{wanted, ""};
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    if (gpus[i].ranks == 0) continue;
+    const uint32_t share = share_of(gpus[i]);
+    if (share < agreed.blocks) agreed = {share, reason(gpus[i], i, share)};
+  }
+  return agreed;
+}
+
+}  // namespace nvx::kernel

@@ -1,0 +1,311 @@
+#include "memory/driver/driver_library.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <map>
+
+#include "base/error.h"
+#include "base/mutex.h"
+#include "memory/driver/apart.h"
+#include "memory/driver/driver_abi.h"
+
+namespace nvx {
+namespace {
+
+constexpr char kName[] = "libcuda.so.1";
+
+cuda::Api resolve_all(void* handle, const std::string& path) {
+  cuda::Api api;
+  const auto get = [&](const char* name, auto& function) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+    if (!function)
+      throw Error(Code::kSystem, "nvx: " + path + " has no " + name + ": the driver is older than nvx needs (R525)");
+  };
+  get("cuInit", api.cuInit);
+  get("cuGetErrorName", api.cuGetErrorName);
+  get("cuGetErrorString", api.cuGetErrorString);
+  get("cuDeviceGetCount", api.cuDeviceGetCount);
+  get("cuDeviceGet", api.cuDeviceGet);
+  get("cuDeviceGetName", api.cuDeviceGetName);
+  get("cuDeviceGetUuid_v2", api.cuDeviceGetUuid_v2);
+  get("cuDeviceGetPCIBusId", api.cuDeviceGetPCIBusId);
+  get("cuDeviceTotalMem_v2", api.cuDeviceTotalMem_v2);
+  get("cuDeviceGetAttribute", api.cuDeviceGetAttribute);
+  get("cuDeviceCanAccessPeer", api.cuDeviceCanAccessPeer);
+  get("cuDevicePrimaryCtxRetain", api.cuDevicePrimaryCtxRetain);
+  get("cuCtxPushCurrent_v2", api.cuCtxPushCurrent_v2);
+  get("cuCtxPopCurrent_v2", api.cuCtxPopCurrent_v2);
+  get("cuCtxEnablePeerAccess", api.cuCtxEnablePeerAccess);
+  get("cuMemGetAllocationGranularity", api.cuMemGetAllocationGranularity);
+  get("cuMemCreate", api.cuMemCreate);
+  get("cuMemRelease", api.cuMemRelease);
+  get("cuMemAddressReserve", api.cuMemAddressReserve);
+  get("cuMemAddressFree", api.cuMemAddressFree);
+  get("cuMemMap", api.cuMemMap);
+  get("cuMemUnmap", api.cuMemUnmap);
+  get("cuMemSetAccess", api.cuMemSetAccess);
+  get("cuMemExportToShareableHandle", api.cuMemExportToShareableHandle);
+  get("cuMemImportFromShareableHandle", api.cuMemImportFromShareableHandle);
+  get("cuMemAlloc_v2", api.cuMemAlloc_v2);
+  get("cuMemFree_v2", api.cuMemFree_v2);
+  get("cuMemGetAddressRange_v2", api.cuMemGetAddressRange_v2);
+  get("cuIpcGetMemHandle", api.cuIpcGetMemHandle);
+  get("cuIpcOpenMemHandle_v2", api.cuIpcOpenMemHandle_v2);
+  get("cuIpcCloseMemHandle", api.cuIpcCloseMemHandle);
+  get("cuMemHostRegister_v2", api.cuMemHostRegister_v2);
+  get("cuMemHostUnregister", api.cuMemHostUnregister);
+  get("cuMemHostGetDevicePointer_v2", api.cuMemHostGetDevicePointer_v2);
+  get("cuStreamCreate", api.cuStreamCreate);
+  get("cuStreamDestroy_v2", api.cuStreamDestroy_v2);
+  get("cuStreamQuery", api.cuStreamQuery);
+  get("cuMemcpyAsync", api.cuMemcpyAsync);
+  get("cuMemsetD8Async", api.cuMemsetD8Async);
+  get("cuThreadExchangeStreamCaptureMode", api.cuThreadExchangeStreamCaptureMode);
+  return api;
+}
+
+cuda::AllocationProperties properties(int device, ShareKind kind) {
+  cuda::AllocationProperties asked{};
+  asked.type = cuda::kAllocationPinned;
+  asked.handle_types = kind == ShareKind::kFabric ? cuda::kHandleFabric : cuda::kHandlePosixFd;
+  asked.location = {cuda::kLocationDevice, device};
+  return asked;
+}
+
+/// libcuda. Each call runs in the primary context of its device, which torch uses too, and leaves the thread's current
+/// context as it was. A primary context that was once retained stays until the process ends.
+class DriverLibrary : public DeviceDriver {
+ public:
+  explicit DriverLibrary(const cuda::Api& api) : api_(api) {}
+
+  std::string words(DriverCode code) const override {
+    const char *name = nullptr, *text = nullptr;
+    if (api_.cuGetErrorName(code, &name) != cuda::kSuccess || !name) return "error " + std::to_string(code);
+    if (api_.cuGetErrorString(code, &text) != cuda::kSuccess || !text) return name;
+    return std::string(name) + " (" + text + ")";
+  }
+
+  DriverCode count(int* devices) override { return api_.cuDeviceGetCount(devices); }
+
+  DriverCode describe(int device, DeviceFacts* facts) override {
+    cuda::Device handle = 0;
+    if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
+    char name[128] = {}, bus[32] = {};
+    cuda::Uuid uuid{};
+    if (const DriverCode code = api_.cuDeviceGetName(name, sizeof name, handle)) return code;
+    if (const DriverCode code = api_.cuDeviceGetPCIBusId(bus, sizeof bus, handle)) return code;
+    if (const DriverCode code = api_.cuDeviceGetUuid_v2(&uuid, handle)) return code;
+    if (const DriverCode code = api_.cuDeviceTotalMem_v2(&facts->bytes, handle)) return code;
+    std::memcpy(facts->uuid.data(), uuid.bytes, sizeof uuid.bytes);
+    facts->name = name;
+    facts->bus = bus;
+    const bool mappable = has(handle, cuda::kAttributeVirtualMemory);
+    facts->can[int(ShareKind::kFabric)] = mappable && has(handle, cuda::kAttributeFabric);
+    facts->can[int(ShareKind::kFd)] = mappable && has(handle, cuda::kAttributePosixFd);
+    facts->can[int(ShareKind::kIpc)] = true;
+    facts->can[int(ShareKind::kPointer)] = true;
+    facts->can[int(ShareKind::kHost)] = has(handle, cuda::kAttributeCanMapHost);
+    facts->exports_dma_buf = has(handle, cuda::kAttributeDmaBuf);
+    return cuda::kSuccess;
+  }
+
+  DriverCode granularity(int device, ShareKind kind, size_t* bytes) override {
+    const cuda::AllocationProperties asked = properties(device, kind);
+    return in(device, [&] { return api_.cuMemGetAllocationGranularity(bytes, &asked, cuda::kGranularityMinimum); });
+  }
+  DriverCode create(int device, ShareKind kind, size_t bytes, DeviceMemory* memory) override {
+    const cuda::AllocationProperties asked = properties(device, kind);
+    cuda::Allocation made = 0;
+    const DriverCode code = in(device, [&] { return api_.cuMemCreate(&made, bytes, &asked, 0); });
+    *memory = made;
+    return code;
+  }
+  DriverCode release(DeviceMemory memory) override { return api_.cuMemRelease(memory); }
+  DriverCode reserve(size_t bytes, size_t alignment, DevicePtr* at) override {
+    cuda::Pointer got = 0;
+    const DriverCode code = api_.cuMemAddressReserve(&got, bytes, alignment, 0, 0);
+    *at = got;
+    return code;
+  }
+  DriverCode unreserve(DevicePtr at, size_t bytes) override { return api_.cuMemAddressFree(at, bytes); }
+  DriverCode map(DevicePtr at, size_t bytes, DeviceMemory memory) override {
+    return api_.cuMemMap(at, bytes, 0, memory, 0);
+  }
+  DriverCode unmap(DevicePtr at, size_t bytes) override { return api_.cuMemUnmap(at, bytes); }
+  DriverCode allow(DevicePtr at, size_t bytes, int device) override {
+    const cuda::Access access{{cuda::kLocationDevice, device}, cuda::kAccessReadWrite};
+    return in(device, [&] { return api_.cuMemSetAccess(at, bytes, &access, 1); });
+  }
+  DriverCode export_fd(DeviceMemory memory, Fd* fd) override {
+    int number = -1;
+    const DriverCode code = api_.cuMemExportToShareableHandle(&number, memory, cuda::kHandlePosixFd, 0);
+    if (code == cuda::kSuccess) *fd = Fd(number);
+    return code;
+  }
+  DriverCode export_fabric(DeviceMemory memory, HandleBytes* handle) override {
+    return api_.cuMemExportToShareableHandle(handle->data(), memory, cuda::kHandleFabric, 0);
+  }
+  DriverCode import_fd(int device, int fd, DeviceMemory* memory) override {
+    // The descriptor itself is passed where other kinds pass an address.
+    return import(device, reinterpret_cast<void*>(intptr_t(fd)), cuda::kHandlePosixFd, memory);
+  }
+  DriverCode import_fabric(int device, const HandleBytes& handle, DeviceMemory* memory) override {
+    HandleBytes copy = handle;
+    return import(device, copy.data(), cuda::kHandleFabric, memory);
+  }
+
+  DriverCode allocate(int device, size_t bytes, DevicePtr* at) override {
+    cuda::Pointer got = 0;
+    const DriverCode code = in(device, [&] { return api_.cuMemAlloc_v2(&got, bytes); });
+    *at = got;
+    return code;
+  }
+  DriverCode free(int device, DevicePtr at) override {
+    return in(device, [&] { return api_.cuMemFree_v2(at); });
+  }
+  DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) override {
+    cuda::IpcHandle made{};
+    const DriverCode code = in(device, [&] { return api_.cuIpcGetMemHandle(&made, at); });
+    std::memcpy(handle->data(), &made, sizeof made);
+    return code;
+  }
+  DriverCode open_ipc(int device, const HandleBytes& handle, DevicePtr* at) override {
+    cuda::IpcHandle theirs{};
+    std::memcpy(&theirs, handle.data(), sizeof theirs);
+    cuda::Pointer got = 0;
+    const DriverCode code =
+        in(device, [&] { return api_.cuIpcOpenMemHandle_v2(&got, theirs, cuda::kIpcLazyPeerAccess); });
+    *at = got;
+    return code;
+  }
+  DriverCode close_ipc(int device, DevicePtr at) override {
+    return in(device, [&] { return api_.cuIpcCloseMemHandle(at); });
+  }
+  DriverCode range(int device, DevicePtr at, DevicePtr* begin, size_t* bytes) override {
+    cuda::Pointer first = 0;
+    const DriverCode code = in(device, [&] { return api_.cuMemGetAddressRange_v2(&first, bytes, at); });
+    *begin = first;
+    return code;
+  }
+
+  DriverCode can_reach(int device, int peer, bool* can) override {
+    int answer = 0;
+    const DriverCode code = api_.cuDeviceCanAccessPeer(&answer, device, peer);
+    *can = answer != 0;
+    return code;
+  }
+  DriverCode enable_peer(int device, int peer) override {
+    cuda::Context other = nullptr;
+    if (const DriverCode code = context(peer, &other)) return code;
+    const DriverCode code = in(device, [&] { return api_.cuCtxEnablePeerAccess(other, 0); });
+    return code == cuda::kPeerAccessAlreadyEnabled ? cuda::kSuccess : code;
+  }
+
+  DriverCode pin(int device, void* memory, size_t bytes, DevicePtr* at) override {
+    return in(device, [&] {
+      constexpr unsigned kFlags = cuda::kHostRegisterPortable | cuda::kHostRegisterDeviceMap;
+      if (const DriverCode code = api_.cuMemHostRegister_v2(memory, bytes, kFlags)) return code;
+      cuda::Pointer got = 0;
+      const DriverCode code = api_.cuMemHostGetDevicePointer_v2(&got, memory, 0);
+      if (code) (void)api_.cuMemHostUnregister(memory);
+      *at = got;
+      return code;
+    });
+  }
+  DriverCode unpin(int device, void* memory) override {
+    return in(device, [&] { return api_.cuMemHostUnregister(memory); });
+  }
+
+  DriverCode open_queue(int device, DeviceQueue* queue) override {
+    cuda::Stream stream = nullptr;
+    const DriverCode code = in(device, [&] { return api_.cuStreamCreate(&stream, cuda::kStreamNonBlocking); });
+    *queue = reinterpret_cast<DeviceQueue>(stream);
+    return code;
+  }
+  DriverCode close_queue(int device, DeviceQueue queue) override {
+    return in(device, [&] { return api_.cuStreamDestroy_v2(stream_of(queue)); });
+  }
+  DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) override {
+    return in(device, [&] { return api_.cuMemcpyAsync(to, from, bytes, stream_of(queue)); });
+  }
+  DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) override {
+    return in(device, [&] { return api_.cuMemsetD8Async(to, value, bytes, stream_of(queue)); });
+  }
+  DriverCode drained(int device, DeviceQueue queue, bool* done) override {
+    const DriverCode code = in(device, [&] { return api_.cuStreamQuery(stream_of(queue)); });
+    *done = code == cuda::kSuccess;
+    return code == cuda::kNotReady ? cuda::kSuccess : code;
+  }
+
+ private:
+  static cuda::Stream stream_of(DeviceQueue queue) { return reinterpret_cast<cuda::Stream>(queue); }
+
+  bool has(cuda::Device device, int attribute) const {
+    int value = 0;
+    return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess && value != 0;
+  }
+
+  /// Made by who asks first; whoever asks meanwhile for that of the same device waits, as the driver may hang in it.
+  DriverCode context(int device, cuda::Context* context) EXCLUDES(mutex_) {
+    Primary& primary = primary_of(device);
+    MutexLock lock(primary.mutex);
+    if (!primary.context) {
+      cuda::Device handle = 0;
+      if (const DriverCode code = api_.cuDeviceGet(&handle, device)) return code;
+      if (const DriverCode code = api_.cuDevicePrimaryCtxRetain(&primary.context, handle)) return code;
+    }
+    *context = primary.context;
+    return cuda::kSuccess;
+  }
+
+  template <class Call>
+  DriverCode in(int device, const Call& call)EXCLUDES(mutex_) {
+    cuda::Context own = nullptr;
+    if (const DriverCode code = context(device, &own)) return code;
+    if (const DriverCode code = api_.cuCtxPushCurrent_v2(own)) return code;
+    const DriverCode code = call();
+    cuda::Context popped = nullptr;
+    (void)api_.cuCtxPopCurrent_v2(&popped);
+    return code;
+  }
+
+  DriverCode import(int device, void* handle, int type, DeviceMemory* memory) {
+    cuda::Allocation got = 0;
+    const DriverCode code = in(device, [&] { return api_.cuMemImportFromShareableHandle(&got, handle, type); });
+    *memory = got;
+    return code;
+  }
+
+  struct Primary {
+    Mutex mutex;
+    cuda::Context context GUARDED_BY(mutex) = nullptr;
+  };
+  Primary& primary_of(int device) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return primaries_[device];
+  }
+
+  const cuda::Api api_;
+  Mutex mutex_;
+  std::map<int, Primary> primaries_ GUARDED_BY(mutex_);  // none of them ever goes
+};
+
+}  // namespace
+
+std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::milliseconds patience) {
+  const std::string wanted = path ? path : kName;
+  void* handle = dlopen(wanted.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    throw Error(Code::kSystem, std::string("nvx: no NVIDIA driver here (") + dlerror() +
+                                   "): in a container, start it with --gpus all");
+  }
+  const cuda::Api api = resolve_all(handle, wanted);
+  auto driver = std::make_shared<DriverLibrary>(api);
+  const DriverCode code = demand_apart<DriverCode>("cuInit, asked of the NVIDIA driver,", Deadline::after(patience),
+                                                   [start = api.cuInit] { return start(0); });
+  if (code) throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->words(code));
+  return driver;
+}
+
+}  // namespace nvx

@@ -1,0 +1,98 @@
+// The pools of a process's devices: made, found by those who have them mapped, and handed out at its door.
+
+#include "base/log.h"
+#include "memory/gpu/device_arena.h"
+
+namespace nvx {
+
+DeviceHome::Pooled& DeviceHome::pooled(int device) {
+  MutexLock lock(mutex_);
+  return pools_[device];
+}
+
+const std::atomic<DevicePool*>& DeviceHome::made_pool(int device) { return pooled(device).made; }
+
+DevicePool& DeviceHome::pool(int device) {
+  Pooled& here = pooled(device);
+  if (DevicePool* made = here.made.load(std::memory_order_acquire)) return *made;
+  {
+    MutexLock lock(mutex_);
+    if (here.why_not) throw Error(here.why_not->status());
+  }
+  const ShareProbe found = probe(device, patience_);
+  const ShareKind kind = found.has(ShareKind::kFd) ? ShareKind::kFd : ShareKind::kFabric;
+  if (!found.has(kind)) refuse_pool(device, found);
+  DevicePool& made =
+      here.making.get("making a pool on GPU " + std::to_string(device), Deadline::after(patience_),
+                      [this, driver = driver_, device, kind, patience = patience_] {
+                        return std::make_unique<DevicePool>(
+                            driver, device, DevicePool::Options{kind, patience, [this] { open_pool_door(); }});
+                      });
+  here.made.store(&made, std::memory_order_release);
+  return made;
+}
+
+/// What a device says that it cannot do, or did not return from, it is not asked for again. It may have had too little
+/// memory to try it with: that is said once, not at each call.
+void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
+  const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
+  Error error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it grows: " +
+                                 found.why_not[int(ShareKind::kFd)]);
+  MutexLock lock(mutex_);
+  Pooled& here = pools_[device];
+  if (here.told != error.what()) NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
+  here.told = error.what();
+  if (found.has(ShareKind::kPointer) && is_out(ShareKind::kFd) && is_out(ShareKind::kFabric)) here.why_not = error;
+  throw error;
+}
+
+/// The pool is of use without it, too: to this process.
+void DeviceHome::open_pool_door() {
+  MutexLock lock(mutex_);
+  if (pool_door_) return;
+  try {
+    pool_door_ = std::make_unique<PoolDoor>(
+        pool_door_name_, [this](const PoolQuestion& question, Fd* fd) { return answer(question, fd); });
+  } catch (const Error& error) {
+    NVX_LOG(kWarn, "no other process can map what this one hands out of GPU memory, so it is staged: %s",
+            without_name(error.what()).c_str());
+  }
+}
+
+PoolAnswer DeviceHome::answer(const PoolQuestion& question, Fd* fd) {
+  NVX_CHECK(question.home == id_, "this is another process than was asked for");
+  DevicePool* pool = nullptr;
+  {
+    MutexLock lock(mutex_);
+    const auto found = pools_.find(question.device);
+    if (found != pools_.end()) pool = found->second.made.load(std::memory_order_acquire);
+  }
+  const GrowingRegion::Segment segment = pool ? pool->region()->segment(question.segment) : GrowingRegion::Segment{};
+  NVX_CHECK(segment.bytes > 0, "its pool has no such memory");
+  PoolAnswer answer;
+  answer.state = PoolAnswer::kHere;
+  answer.kind = uint32_t(pool->kind());
+  answer.pool = pool->id();
+  answer.room = pool->region()->room();
+  answer.offset = segment.offset;
+  answer.bytes = segment.bytes;
+  const DriverCode code = pool->kind() == ShareKind::kFd ? driver_->export_fd(segment.memory, fd)
+                                                         : driver_->export_fabric(segment.memory, &answer.handle);
+  demand(*driver_, code, "cuMemExportToShareableHandle", question.device);
+  return answer;
+}
+
+std::shared_ptr<PeerPool> DeviceHome::peer_pool(int device, const PoolOwner& owner) {
+  const bool is_mine = owner.home == id_;
+  const std::atomic<DevicePool*>* const mine = is_mine ? &made_pool(owner.device) : nullptr;
+  MutexLock lock(mutex_);
+  std::erase_if(peer_pools_, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<PeerPool>& known = peer_pools_[{device, owner.home, owner.device}];
+  if (auto pool = known.lock()) return pool;
+  auto pool = is_mine ? pool_beside(device, [mine] { return mine->load(std::memory_order_acquire); })
+                      : pool_behind_door(driver_, device, owner);
+  known = pool;
+  return pool;
+}
+
+}  // namespace nvx

@@ -1,0 +1,168 @@
+#include "memory/gpu/device_meeting.h"
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "memory/shm/unix_socket.h"
+
+namespace nvx {
+
+/// The part for checks is not used for anything else while others may yet write to it.
+Meeting::~Meeting() {
+  if (!check_) return;
+  if (touched_ || hung_) {
+    share_.arena_->quarantine(check_);
+  } else {
+    share_.arena_->free(check_);
+  }
+}
+
+void Meeting::introduce() {
+  DeviceCard card;
+  card.rank = options_.rank;
+  card.device = options_.device;
+  card.host = options_.host;
+  card.home = home_.id();
+  if (!found_) found_ = home_.probe(options_.device, options_.patience);
+  probe_ = *found_;
+  if (const DeviceArena* made = home_.made(options_.device)) {
+    for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
+      if (made->region().kind() == kind || !probe_.has(kind)) continue;
+      probe_.kinds &= ~(1u << int(kind));
+      probe_.why_not[int(kind)] =
+          std::string("its memory was made before, for another group, by ") + name(made->region().kind());
+    }
+  }
+  card.kinds = probe_.kinds;
+  for (int kind = 0; kind < kShareKinds; ++kind) put(card.why_not[kind], probe_.why_not[kind]);
+  card.uuid = probe_.facts.uuid;
+  put(card.door, door_name_);
+  cards_ = read_cards<DeviceCard>(exchange_.all_gather(bytes_of(card)), 1, options_.name);
+  for (size_t r = 0; r < ranks(); ++r) {
+    const DeviceCard& other = cards_[r];
+    if (other.magic != DeviceCard::kMagic || other.bytes != sizeof other || other.rank != int32_t(r))
+      throw Error(Code::kMismatch,
+                  "nvx: " + options_.name(int(r)) + " says of its GPU what another version of nvx would");
+  }
+  share_.agreement_ = agree_on_kind(cards_, options_.name);
+}
+
+/// Where nobody outside this process can map the arena now, later groups may have members that can. So the arena is
+/// then made by the kind that most processes have.
+ShareKind Meeting::kind_to_make() const {
+  const ShareKind agreed = share_.agreement_.kind;
+  if (agreed != ShareKind::kPointer && agreed != ShareKind::kHost) return agreed;
+  for (const ShareKind kind : {ShareKind::kFd, ShareKind::kFabric, ShareKind::kIpc}) {
+    if (probe_.has(kind)) return kind;
+  }
+  return ShareKind::kPointer;
+}
+
+/// Puts this rank's pattern where the others will read it, and returns what they need to find it.
+Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
+  const ShareKind kind = region->kind();
+  Offer offer;
+  offer.kind = uint32_t(kind);
+  offer.rank = options_.rank;
+  offer.arena = share_.arena_->id();
+  offer.base = region->base();
+  offer.bytes = region->bytes();
+  offer.check = check_.offset;
+  offer.seed = random_arena_id().low;
+  const PairCheck check{options_.device, 0, 0, region->base() + check_.offset, offer.seed, {region}};
+  const PairVerdict wrote = run_check(home_.driver(), check, Deadline::after(home_.patience()));
+  if (!wrote.fine()) {
+    hung_ = hung_ || wrote.state == PairState::kHung;
+    throw Error(Code::kSystem, "nvx: GPU " + std::to_string(options_.device) +
+                                   " does not get through with a copy to its own memory: " + wrote.why);
+  }
+  if (kind == ShareKind::kFabric || kind == ShareKind::kIpc)
+    offer.handle = ask_own<HandleBytes>("exporting memory", [region] { return region->export_handle(); });
+  offer.state = Offer::kHere;
+  return offer;
+}
+
+/// Sends a descriptor to the doors of others. Their threads take it, so this waits only while another user floods one.
+void Meeting::send_fd(int fd, const std::vector<bool>& to) {
+  const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
+  for (size_t r = 0; r < ranks(); ++r) {
+    if (!to[r]) continue;
+    const Fd guest = connect_to(text_of(cards_[r].door), deadline);
+    const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
+    if (!guest || !send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
+      throw Error(Code::kPeerDied, "nvx: " + options_.name(int(r)) + " cannot be reached over its Unix socket (" +
+                                       std::strerror(errno) + "): it has ended, or belongs to another user");
+  }
+}
+
+/// Has fill() complete this rank's offer, tells all ranks of it or of why that failed, and collects the descriptors
+/// that are sent with theirs. Nothing where a rank wants to agree anew.
+std::optional<std::vector<Fd>> Meeting::trade(Offer mine, const std::function<void(Offer&)>& fill,
+                                              const std::vector<bool>& over_socket) {
+  ++turn_;
+  try {
+    fill(mine);
+  } catch (const Error& error) {
+    mine.state = Offer::kNone;
+    put(mine.said, error.reason());
+  }
+  if (!exchange_offers(mine)) return {};
+  return collect(over_socket);
+}
+
+bool Meeting::exchange_offers(const Offer& mine) {
+  touched_ = mine.state == Offer::kHere;
+  offers_ = read_cards<Offer>(exchange_.all_gather(bytes_of(mine)), 1, options_.name);
+  constexpr uint64_t kMost = uint64_t(1) << 40;
+  bool anew = false;
+  for (size_t r = 0; r < ranks(); ++r) {
+    const Offer& offer = offers_[r];
+    const uint64_t room = (ranks() + 1) * kCheckBytes;
+    const bool named = offer.magic == Offer::kMagic && offer.state <= Offer::kAnew;
+    if (named && offer.state == Offer::kNone) {
+      touched_ = false;
+      throw Error(r == me() ? Code::kSystem : Code::kPeerFailed,
+                  "nvx: " + options_.name(int(r)) + ": " + text_of(offer.said));
+    }
+    const bool here = named && offer.rank == int32_t(r) && offer.kind < uint32_t(kShareKinds) && offer.bytes <= kMost &&
+                      offer.bytes >= room && offer.check <= offer.bytes - room;
+    if (!here && !(named && offer.state == Offer::kAnew))
+      throw Error(Code::kMismatch, "nvx: " + options_.name(int(r)) + " describes GPU memory that it cannot have");
+    anew = anew || offer.state == Offer::kAnew;
+  }
+  if (anew) touched_ = false;
+  return !anew;
+}
+
+/// Of a connection to this rank's door, on the door's thread.
+void Meeting::receive_fd(const Fd& guest) {
+  Handover handover;
+  Fd fd;
+  if (!receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) return;
+  if (handover.magic != Handover::kMagic || handover.rank < 0 || handover.rank >= options_.ranks || !fd) return;
+  MutexLock lock(mutex_);
+  came_.emplace_back(handover, std::move(fd));
+  came_cv_.notify_all();
+}
+
+/// The descriptors of these ranks, all of which have been sent by now. If one did not come, whoever needs it says so.
+std::vector<Fd> Meeting::collect(const std::vector<bool>& from) {
+  constexpr std::chrono::milliseconds kNow{1000};  // enough, as all have been sent
+  std::vector<Fd> fds(ranks());
+  const Deadline deadline = Deadline::after(kNow);
+  MutexLock lock(mutex_);
+  for (size_t left = size_t(std::count(from.begin(), from.end(), true));;) {
+    for (auto& [handover, fd] : came_) {
+      const size_t r = size_t(handover.rank);
+      if (!from[r] || fds[r] || handover.arena != offers_[r].arena || handover.turn != turn_) continue;
+      fds[r] = std::move(fd);
+      --left;
+    }
+    came_.clear();
+    if (left == 0 || deadline.passed(Clock::now())) return fds;
+    lock.wait_for(came_cv_, deadline.end - Clock::now());
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,136 @@
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/mutex.h"
+#include "memory/driver/apart.h"
+#include "memory/driver/cards.h"
+#include "memory/gpu/device_share.h"
+#include "memory/shm/served_door.h"
+
+/// How a DeviceShare is made: what the ranks say to each other, and in which order. For device_*.cc only.
+namespace nvx {
+
+/// Memory that a rank offers to the others: its arena, or its fallback.
+struct Offer {
+  static constexpr uint32_t kMagic = 0x4f78766e;
+  static constexpr uint32_t kNone = 0, kHere = 1;
+  static constexpr uint32_t kAnew = 2;  // another group has made the arena meanwhile, by another kind: agree again
+  uint32_t magic = kMagic;
+  uint32_t state = kNone;
+  uint32_t kind = 0;
+  int32_t rank = -1;
+  ArenaId arena;
+  uint64_t base = 0;  // where its own process sees it
+  uint64_t bytes = 0;
+  uint64_t check = 0;  // offset of its part for checks: its own pattern, then a slot a rank
+  uint64_t seed = 0;
+  HandleBytes handle{};
+  char said[160] = {};
+};
+static_assert(sizeof(Offer) == 16 + 16 + 32 + 64 + 160);
+
+/// Goes with each descriptor.
+struct Handover {
+  static constexpr uint32_t kMagic = 0x4678766e;
+  uint32_t magic = kMagic;
+  int32_t rank = -1;
+  uint32_t turn = 0;  // which offer of that rank it belongs to
+  uint32_t reserved = 0;
+  ArenaId arena;
+};
+static_assert(sizeof(Handover) == 32);
+
+/// What a rank has found when it used another one's memory.
+struct Finding {
+  uint32_t state = 0;
+  char why[124] = {};
+};
+
+/// What is needed while a DeviceShare is being made, and no longer.
+class Meeting {
+ public:
+  Meeting(DeviceShare& share, DeviceHome& home, Exchange& exchange, const ShareOptions& options)
+      : share_(share),
+        home_(home),
+        exchange_(exchange),
+        options_(options),
+        door_name_(fresh_socket_name()),
+        budget_(Deadline::after(options.patience + std::chrono::milliseconds(1))),
+        door_(door_name_, [this](const Fd& guest) { receive_fd(guest); }) {}
+  ~Meeting();
+
+  /// Each rank says what it has, and all agree on a kind.
+  void introduce();
+  /// False: the ranks have to introduce themselves again, as a rank's arena is by now of another kind.
+  bool share_arenas();
+  void share_fallbacks();
+
+ private:
+  size_t ranks() const { return size_t(options_.ranks); }
+  size_t me() const { return size_t(options_.rank); }
+  const DeviceCard& own() const { return cards_[me()]; }
+  bool same_process(size_t r) const { return cards_[r].home == own().home; }
+  bool same_host(size_t r) const { return cards_[r].host == own().host; }
+  /// A driver that does not name its GPUs has them told apart by process.
+  bool same_gpu(size_t r) const {
+    if (own().uuid != decltype(own().uuid){}) return cards_[r].uuid == own().uuid;
+    return same_process(r) && cards_[r].device == own().device;
+  }
+
+  ShareKind kind_to_make() const;
+  Offer prepare(const std::shared_ptr<DeviceRegion>& region);
+  void send_fd(int fd, const std::vector<bool>& to);
+  std::optional<std::vector<Fd>> trade(Offer mine, const std::function<void(Offer&)>& fill,
+                                       const std::vector<bool>& over_socket);
+  bool exchange_offers(const Offer& mine);
+  void receive_fd(const Fd& guest) EXCLUDES(mutex_);
+  std::vector<Fd> collect(const std::vector<bool>& from) EXCLUDES(mutex_);
+  std::shared_ptr<DeviceRegion> open(size_t r, ShareKind kind);
+  std::shared_ptr<DeviceRegion> import(size_t r, ShareKind kind, Fd fd);
+  PairVerdict reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at);
+  PairVerdict look_for_mark(size_t r, const std::shared_ptr<DeviceRegion>& region);
+  std::vector<PairVerdict> tell_findings(const std::vector<PairVerdict>& mine);
+  PairVerdict judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
+                    const std::vector<PairVerdict>& marked) const;
+  std::vector<PairVerdict> verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
+                                  const std::vector<bool>& with, std::vector<Fd> fds, std::vector<DevicePtr>& at);
+
+  /// A call on this rank's own device. Throws Error.
+  template <class Result>
+  Result ask_own(const std::string& what, std::function<Result()> call) const {
+    return demand_apart<Result>(what + " on GPU " + std::to_string(options_.device), Deadline::after(home_.patience()),
+                                std::move(call));
+  }
+  Deadline soon() const;
+  static uint64_t mark(const Offer& by, size_t to) { return by.seed ^ (0x9e3779b97f4a7c15 * (to + 1)); }
+
+  DeviceShare& share_;
+  DeviceHome& home_;
+  Exchange& exchange_;
+  const ShareOptions options_;
+  const std::string door_name_;
+  std::optional<ShareProbe> found_;  // what this process can export ...
+  ShareProbe probe_;                 // ... less what its arena is not made by
+  uint32_t turn_ = 0;                // of offers
+  std::vector<DeviceCard> cards_;
+  std::vector<Offer> offers_;
+  std::vector<PairVerdict> pairs_;  // rank by rank: how a pair fares with its arenas
+  Span check_;
+  bool touched_ = false;  // others may be using check_ ...
+  bool hung_ = false;     // ... and may never end
+  Deadline budget_;
+  Mutex mutex_;
+  std::condition_variable came_cv_;
+  std::vector<std::pair<Handover, Fd>> came_ GUARDED_BY(mutex_);
+  ServedDoor door_;  // last, as its thread uses what stands before
+};
+
+}  // namespace nvx

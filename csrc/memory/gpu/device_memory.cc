@@ -1,0 +1,258 @@
+#include "memory/gpu/device_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+
+#include "base/contain.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "memory/driver/apart.h"
+#include "memory/gpu/device_work.h"
+#include "memory/shm/arena.h"
+
+namespace nvx {
+namespace {
+
+bool is_virtual(ShareKind kind) { return kind == ShareKind::kFabric || kind == ShareKind::kFd; }
+
+bool is_host_fallback(int memfd, size_t bytes) {
+  struct stat facts {};
+  const int seals = fcntl(memfd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) && fstat(memfd, &facts) == 0 && uint64_t(facts.st_size) == bytes;
+}
+
+}  // namespace
+
+const char* name(ShareKind kind) {
+  constexpr const char* kNames[kShareKinds] = {"fabric handle", "file descriptor", "legacy IPC", "pointer",
+                                               "pinned host memory"};
+  return kNames[int(kind)];
+}
+
+void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device) {
+  if (code)
+    throw Error(Code::kSystem, "nvx: " + call + " on GPU " + std::to_string(device) + ": " + driver.words(code));
+}
+
+void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call) {
+  if (code) NVX_LOG(kWarn, "%s was refused: %s", call, driver.words(code).c_str());
+}
+
+void demand_reach(DeviceDriver& driver, int device, int peer) {
+  bool can = device == peer;
+  if (!can) demand(driver, driver.can_reach(device, peer, &can), "cuDeviceCanAccessPeer", device);
+  NVX_CHECK(can, "the driver says that GPU " + std::to_string(device) + " cannot reach GPU " + std::to_string(peer));
+}
+
+void Undo::forget() {
+  static Mutex mutex;
+  static auto* const kLeft = new std::vector<std::function<void()>>;  // with what they hold on to
+  MutexLock lock(mutex);
+  for (auto& step : steps_) kLeft->push_back(std::move(step));
+  steps_.clear();
+}
+
+void Undo::all() {
+  while (!steps_.empty()) {
+    const auto step = std::move(steps_.back());
+    steps_.pop_back();
+    step();
+  }
+}
+
+/// Makes physical memory the region's own, at an address that this device may use.
+void DeviceRegion::give_address(DeviceMemory memory) {
+  DeviceDriver* const driver = driver_.get();  // undo_ goes before driver_
+  memory_ = memory;
+  undo_.add([driver, memory] { note_refusal(*driver, driver->release(memory), "cuMemRelease"); });
+  demand_done(driver->reserve(bytes_, 0, &base_), "cuMemAddressReserve");
+  const DevicePtr at = base_;
+  const size_t bytes = bytes_;
+  undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unreserve(at, bytes), "cuMemAddressFree"); });
+  demand_done(driver->map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes");
+  undo_.add([driver, at, bytes] { note_refusal(*driver, driver->unmap(at, bytes), "cuMemUnmap"); });
+  demand_done(driver->allow(at, bytes, device_), "cuMemSetAccess");
+}
+
+/// A handle of a plain allocation does not say how large that is.
+void DeviceRegion::demand_room() const {
+  DevicePtr start = 0;
+  size_t bytes = 0;
+  demand_done(driver_->range(device_, base_, &start, &bytes), "cuMemGetAddressRange");
+  const bool inside = start <= base_ && base_ - start <= bytes;
+  const size_t room = inside ? bytes - (base_ - start) : 0;
+  NVX_CHECK(room >= bytes_,
+            "it is of " + std::to_string(room) + " bytes, not of the " + std::to_string(bytes_) + " that were offered");
+}
+
+std::unique_ptr<DeviceRegion> DeviceRegion::make(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
+                                                 size_t bytes) {
+  DeviceDriver* const raw = driver.get();
+  std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, kind, bytes));
+  if (is_virtual(kind)) {
+    DeviceMemory memory = 0;
+    region->demand_done(raw->create(device, kind, bytes, &memory), "cuMemCreate");
+    region->give_address(memory);
+    return region;
+  }
+  region->demand_done(raw->allocate(device, bytes, &region->base_), "cuMemAlloc");
+  region->undo_.add([raw, device, at = region->base_] { note_refusal(*raw, raw->free(device, at), "cuMemFree"); });
+  return region;
+}
+
+std::unique_ptr<DeviceRegion> DeviceRegion::import_fd(std::shared_ptr<DeviceDriver> driver, int device, int fd,
+                                                      size_t bytes) {
+  DeviceDriver* const raw = driver.get();
+  std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kFd, bytes));
+  DeviceMemory memory = 0;
+  region->demand_done(raw->import_fd(device, fd, &memory), "cuMemImportFromShareableHandle");
+  region->give_address(memory);
+  return region;
+}
+
+std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<DeviceDriver> driver, int device,
+                                                          ShareKind kind, const HandleBytes& handle, size_t bytes) {
+  DeviceDriver* const raw = driver.get();
+  std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, kind, bytes));
+  if (is_virtual(kind)) {
+    DeviceMemory memory = 0;
+    region->demand_done(raw->import_fabric(device, handle, &memory), "cuMemImportFromShareableHandle");
+    region->give_address(memory);
+    return region;
+  }
+  region->demand_done(raw->open_ipc(device, handle, &region->base_), "cuIpcOpenMemHandle");
+  region->undo_.add(
+      [raw, device, at = region->base_] { note_refusal(*raw, raw->close_ipc(device, at), "cuIpcCloseMemHandle"); });
+  region->demand_room();
+  return region;
+}
+
+std::unique_ptr<DeviceRegion> DeviceRegion::pin(std::shared_ptr<DeviceDriver> driver, int device, int memfd,
+                                                size_t bytes) {
+  NVX_CHECK(is_host_fallback(memfd, bytes), "what another process gave as pinned host memory is none");
+  DeviceDriver* const raw = driver.get();
+  std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kHost, bytes));
+  const auto mapping = std::make_shared<Mapping>(memfd, bytes);
+  region->undo_.add([mapping] {});
+  std::byte* const base = mapping->base();
+  region->host_ = base;
+  region->demand_done(raw->pin(device, base, bytes, &region->base_), "cuMemHostRegister");
+  region->undo_.add([raw, device, base] { note_refusal(*raw, raw->unpin(device, base), "cuMemHostUnregister"); });
+  return region;
+}
+
+Fd DeviceRegion::export_fd() const {
+  Fd fd;
+  demand_done(driver_->export_fd(memory_, &fd), "cuMemExportToShareableHandle");
+  return fd;
+}
+
+HandleBytes DeviceRegion::export_handle() const {
+  HandleBytes handle{};
+  if (kind_ == ShareKind::kFabric) {
+    demand_done(driver_->export_fabric(memory_, &handle), "cuMemExportToShareableHandle");
+  } else {
+    demand_done(driver_->export_ipc(device_, base_, &handle), "cuIpcGetMemHandle");
+  }
+  return handle;
+}
+
+void DeviceRegion::open_to(int device) const {
+  if (device == device_) return;
+  if (is_virtual(kind_)) {
+    demand(*driver_, driver_->allow(base_, bytes_, device), "cuMemSetAccess", device);
+  } else {
+    demand(*driver_, driver_->enable_peer(device, device_), "cuCtxEnablePeerAccess", device);
+  }
+}
+
+size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind) {
+  constexpr size_t kPlain = size_t(2) << 20;
+  if (!is_virtual(kind)) return kPlain;
+  size_t bytes = 0;
+  demand(driver, driver.granularity(device, kind, &bytes), "cuMemGetAllocationGranularity", device);
+  return std::max(bytes, kPlain);
+}
+
+/// Exports a region and imports what comes of it, as a peer will: a driver may well make handles that this process may
+/// not open, as those of a fabric where the user has no IMEX channel. Throws Error where that is refused.
+static void share_with_itself(const std::shared_ptr<DeviceDriver>& driver, const DeviceRegion& region) {
+  switch (region.kind()) {
+    case ShareKind::kFd:
+      (void)DeviceRegion::import_fd(driver, region.device(), region.export_fd().get(), region.bytes());
+      break;
+    case ShareKind::kFabric:
+      (void)DeviceRegion::import_handle(driver, region.device(), region.kind(), region.export_handle(), region.bytes());
+      break;
+    default: (void)region.export_handle();  // by legacy IPC nobody can open what is his own
+  }
+}
+
+ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times,
+                             const ShareProbe& before) {
+  ShareProbe probe;
+  const auto attempt = [&](ShareKind kind, std::chrono::milliseconds span, const std::function<DeviceFacts()>& how) {
+    const uint32_t bit = 1u << int(kind);
+    std::string& why = probe.why_not[int(kind)];
+    if (before.hung & bit) {
+      probe.hung |= bit;
+      why = before.why_not[int(kind)];
+      return;
+    }
+    try {
+      probe.facts = demand_apart<DeviceFacts>("the driver, asked for it,", Deadline::after(span), how);
+      probe.kinds |= bit;
+    } catch (const Error& error) {
+      if (error.code() == Code::kTimeout) probe.hung |= bit;
+      why = error.reason();
+    }
+  };
+  attempt(ShareKind::kPointer, times.device, [driver, device] {
+    DeviceFacts facts;
+    demand(*driver, driver->describe(device, &facts), "cuDeviceGetAttribute", device);
+    const DeviceWork none(driver, device, {});
+    return facts;
+  });
+  if (!probe.has(ShareKind::kPointer)) {
+    for (std::string& why : probe.why_not) why = probe.why_not[int(ShareKind::kPointer)];
+    return probe;
+  }
+  const DeviceFacts facts = probe.facts;
+  for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
+    attempt(kind, times.kind, [driver, device, kind, facts] {
+      NVX_CHECK(facts.can[int(kind)], "GPU " + std::to_string(device) + " says that it has none");
+      share_with_itself(driver, *DeviceRegion::make(driver, device, kind, share_granularity(*driver, device, kind)));
+      return facts;
+    });
+  }
+  attempt(ShareKind::kHost, times.kind, [driver, device, facts] {
+    const size_t bytes = 65536;
+    (void)DeviceRegion::pin(driver, device, make_host_fallback(bytes).get(), bytes);
+    return facts;
+  });
+  return probe;
+}
+
+Fd make_host_fallback(size_t bytes) {
+  Fd fd(memfd_create("nvx-host-fallback", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd || ftruncate(fd.get(), off_t(bytes)) != 0 || fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0)
+    throw system_error("cannot make a memfd of " + std::to_string(bytes >> 20) + " MiB");
+  return fd;
+}
+
+MappedRegions::~MappedRegions() {
+  if (regions_.empty()) return;
+  const auto last = std::make_shared<std::vector<std::shared_ptr<DeviceRegion>>>(std::move(regions_));
+  contain("giving back what was mapped of other ranks", [&] {
+    (void)demand_apart<bool>("the driver", Deadline::after(patience_), [last] {
+      last->clear();
+      return true;
+    });
+  });
+}
+
+}  // namespace nvx

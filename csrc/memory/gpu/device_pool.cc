@@ -1,0 +1,78 @@
+#include "memory/gpu/device_pool.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/error.h"
+#include "memory/driver/apart.h"
+
+namespace nvx {
+namespace {
+
+uint64_t up_to_multiple(uint64_t bytes, uint64_t of) { return (bytes + of - 1) / of * of; }
+
+uint64_t bytes_of(DeviceDriver& driver, int device) {
+  DeviceFacts facts;
+  demand(driver, driver.describe(device, &facts), "cuDeviceGetAttribute", device);
+  return facts.bytes;
+}
+
+}  // namespace
+
+DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options options)
+    : options_(std::move(options)),
+      made_by_(getpid()),
+      granule_(share_granularity(*driver, device, options_.kind)),
+      region_(std::make_shared<GrowingRegion>(driver, device, up_to_multiple(bytes_of(*driver, device), granule_))),
+      book_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
+
+DevicePtr DevicePool::allocate(size_t bytes) {
+  NVX_CHECK(bytes > 0, "no memory was asked for");
+  NVX_CHECK(bytes <= region_->room(),
+            "GPU " + std::to_string(device()) + " has not got " + std::to_string(bytes >> 20) + " MiB");
+  MutexLock lock(mutex_);
+  // Its lock may be held for ever in a child, too, but this is better told than not.
+  if (getpid() != made_by_) throw Error(Code::kInvalid, "nvx: this is a forked child: GPUs are its parent's");
+  Span span = book_.find(bytes);
+  if (!span) {
+    grow(bytes);
+    span = book_.find(bytes);
+  }
+  const DevicePtr at = base() + span.offset;
+  handed_out_[at] = span;
+  return at;
+}
+
+/// Grows by what was asked for and no more: the memory of a device is not for keeping in reserve.
+void DevicePool::grow(uint64_t bytes) {
+  const std::string what =
+      "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " + std::to_string(device());
+  if (stuck_) throw Error(Code::kTimeout, "nvx: " + what + ": the driver has not returned from that before");
+  const uint64_t before = grown(), more = up_to_multiple(bytes, granule_);
+  if (before == 0) options_.open_door();
+  try {
+    (void)demand_apart<bool>(what, Deadline::after(options_.patience), [region = region_, kind = options_.kind, more] {
+      DeviceMemory memory = 0;
+      demand(*region->driver(), region->driver()->create(region->device(), kind, more, &memory), "cuMemCreate",
+             region->device());
+      region->append(memory, more);
+      return true;
+    });
+  } catch (const Error& error) {
+    stuck_ = error.code() == Code::kTimeout;
+    throw;
+  }
+  book_.add({before, more});
+}
+
+bool DevicePool::free(DevicePtr at) {
+  MutexLock lock(mutex_);
+  const auto found = handed_out_.find(at);
+  if (found == handed_out_.end()) return false;
+  book_.free(found->second);
+  handed_out_.erase(found);
+  return true;
+}
+
+}  // namespace nvx

@@ -1,0 +1,158 @@
+#include "memory/gpu/device_share.h"
+
+#include <algorithm>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "memory/gpu/device_meeting.h"
+
+namespace nvx {
+namespace {
+
+bool one_process(std::span<const DeviceCard> cards) {
+  return std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& c) { return c.home == cards[0].home; });
+}
+
+bool one_host(std::span<const DeviceCard> cards) {
+  return std::all_of(cards.begin(), cards.end(), [&](const DeviceCard& c) { return c.host == cards[0].host; });
+}
+
+}  // namespace
+
+ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames& name_of) {
+  if (one_process(cards)) return {ShareKind::kPointer, ""};
+  ShareAgreement agreement;
+  for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc, ShareKind::kHost}) {
+    const auto lacks = [&](const DeviceCard& card) { return !(card.kinds >> int(kind) & 1); };
+    const auto without = std::find_if(cards.begin(), cards.end(), lacks);
+    std::string& why = agreement.why_not_better;
+    if (without != cards.end()) {
+      why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": " + name_of(without->rank) + ": " +
+             text_of(without->why_not[int(kind)]);
+    } else if (kind != ShareKind::kFabric && !one_host(cards)) {
+      why += (why.empty() ? "" : "; ") + std::string("no ") + name(kind) + ": the ranks are on several hosts";
+    } else {
+      agreement.kind = kind;
+      return agreement;
+    }
+  }
+  throw Error(Code::kSystem, "nvx: the GPUs of these ranks can share no memory: " + agreement.why_not_better);
+}
+
+bool Meeting::share_arenas() {
+  const ShareKind agreed = share_.agreement_.kind;
+  const bool exported = agreed != ShareKind::kPointer && agreed != ShareKind::kHost;
+  std::vector<bool> over_socket(ranks()), with(ranks());
+  for (size_t r = 0; r < ranks(); ++r) {
+    with[r] = r != me() && (agreed != ShareKind::kHost || same_process(r));
+    over_socket[r] = with[r] && !same_process(r) && agreed == ShareKind::kFd;
+  }
+  const auto fill = [&](Offer& offer) {
+    share_.arena_ = &home_.arena(options_.device, kind_to_make());
+    const std::shared_ptr<DeviceRegion>& region = share_.arena_->hold();
+    if (exported && region->kind() != agreed) {
+      offer.state = Offer::kAnew;
+      return;
+    }
+    if (!check_) check_ = share_.arena_->allocate((ranks() + 1) * kCheckBytes);
+    offer = prepare(region);
+    if (agreed != ShareKind::kFd) return;
+    const auto fd = ask_own<std::shared_ptr<Fd>>("exporting memory",
+                                                 [region] { return std::make_shared<Fd>(region->export_fd()); });
+    send_fd(fd->get(), over_socket);
+  };
+  std::optional<std::vector<Fd>> fds = trade(Offer{}, fill, over_socket);
+  if (!fds) return false;
+  std::vector<DevicePtr> at(ranks());
+  const std::shared_ptr<DeviceRegion>& own_region = share_.arena_->hold();
+  pairs_ = verify(own_region, own_region->kind(), with, *std::move(fds), at);
+  share_.peers_.resize(ranks());
+  const DevicePtr mine = own_region->base();
+  for (size_t r = 0; r < ranks(); ++r) {
+    const ShareKind how = same_process(r) ? ShareKind::kPointer : agreed;
+    share_.peers_[r] = {how, r == me() ? mine : at[r], mine, offers_[r].bytes, offers_[r].arena, same_gpu(r), ""};
+    for (size_t b = 0; agreed == ShareKind::kHost && b < ranks(); ++b) {
+      if (cards_[r].home != cards_[b].home)
+        pairs_[r * ranks() + b] = {PairState::kRefused, share_.agreement_.why_not_better};
+    }
+  }
+  return true;
+}
+
+/// For the pairs that cannot reach each other's device memory. All ranks take part, as all must know how it ends.
+void Meeting::share_fallbacks() {
+  const auto broken = [&](size_t a) {
+    return std::any_of(pairs_.begin() + ptrdiff_t(a * ranks()), pairs_.begin() + ptrdiff_t((a + 1) * ranks()),
+                       [](const PairVerdict& pair) { return !pair.fine(); });
+  };
+  bool any = false;
+  for (size_t r = 0; r < ranks(); ++r) any = any || broken(r);
+  if (!any) return;
+  std::vector<bool> with(ranks()), over_socket(ranks());
+  for (size_t r = 0; r < ranks(); ++r) {
+    with[r] = !pairs_[me() * ranks() + r].fine() && same_host(r);
+    over_socket[r] = with[r] && !same_process(r);
+  }
+  const bool wanted = broken(me());
+  const auto fill = [&](Offer& offer) {
+    if (!wanted) return;
+    offer = prepare(share_.arena_->hold_fallback());
+    send_fd(share_.arena_->fallback_fd(), over_socket);
+  };
+  std::optional<std::vector<Fd>> fds = trade(offers_[me()], fill, over_socket);
+  if (!fds) throw Error(Code::kMismatch, "nvx: a rank wants to agree anew on what is agreed");
+  std::vector<DevicePtr> at(ranks());
+  const std::shared_ptr<DeviceRegion> own = wanted ? share_.arena_->hold_fallback() : share_.arena_->hold();
+  const std::vector<PairVerdict> fallbacks = verify(own, ShareKind::kHost, with, *std::move(fds), at);
+  for (size_t a = 0; a < ranks(); ++a) {
+    for (size_t b = a + 1; b < ranks(); ++b) {
+      const PairVerdict& arenas = pairs_[a * ranks() + b];
+      if (arenas.fine() || (fallbacks[a * ranks() + b].fine() && cards_[a].host == cards_[b].host)) continue;
+      throw Error(Code::kSystem, "nvx: " + options_.name(int(a)) + " and " + options_.name(int(b)) +
+                                     " share neither GPU memory (" + arenas.why + ") nor pinned host memory (" +
+                                     (cards_[a].host == cards_[b].host ? fallbacks[a * ranks() + b].why
+                                                                       : "they are on different hosts") +
+                                     ")");
+    }
+  }
+  for (size_t r = 0; r < ranks(); ++r) {
+    if (with[r])
+      share_.peers_[r] = {ShareKind::kHost,
+                          at[r],
+                          own->base(),
+                          offers_[r].bytes,
+                          offers_[r].arena,
+                          share_.peers_[r].same_gpu,
+                          pairs_[me() * ranks() + r].why};
+  }
+}
+
+DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOptions& options)
+    : kept_(options.patience), name_of_(options.name) {
+  try {
+    Meeting meeting(*this, home, exchange, options);
+    // Whose arena was made meanwhile says so the next time: nobody has more than one reason to agree anew.
+    int left = options.ranks + 1;
+    do {
+      NVX_CHECK(left-- > 0, "a rank wants to agree anew for ever");
+      meeting.introduce();
+    } while (!meeting.share_arenas());
+    meeting.share_fallbacks();
+  } catch (const std::exception& error) {
+    contain("telling the other ranks that GPU memory cannot be shared", [&] { exchange.give_up(failure_of(error)); });
+    throw;
+  }
+  if (const std::string said = complaints(); !said.empty()) NVX_LOG(kWarn, "%s", said.c_str());
+}
+
+std::string DeviceShare::complaints() const {
+  std::string lines;
+  for (size_t r = 0; r < peers_.size(); ++r) {
+    if (peers_[r].why_not_better.empty()) continue;
+    lines += (lines.empty() ? "" : "\n") + name_of_(int(r)) + " is reached through " + name(peers_[r].kind) +
+             ", which is slower than GPU memory: " + peers_[r].why_not_better;
+  }
+  return lines;
+}
+
+}  // namespace nvx

@@ -1,0 +1,103 @@
+#include "memory/gpu/peer_pool.h"
+
+#include <utility>
+
+#include "base/error.h"
+#include "memory/gpu/growing_region.h"
+
+namespace nvx {
+namespace {
+
+constexpr uint64_t kMostRoom = uint64_t(1) << 44;  // far beyond any device; a peer could say anything
+
+/// The pool of another process of this host, segment by segment through its door.
+class ForeignPool : public PeerPool {
+ public:
+  ForeignPool(std::shared_ptr<DeviceDriver> driver, int device, PoolOwner owner)
+      : driver_(std::move(driver)), device_(device), owner_(std::move(owner)) {}
+
+  DevicePtr base() const override { return base_.load(std::memory_order_acquire); }
+
+ private:
+  uint64_t map_next(uint64_t segment, const Deadline& deadline) override {
+    const PoolQuestion question{PoolQuestion::kMagic, owner_.device, owner_.home, segment};
+    Fd fd;
+    const PoolAnswer answer = ask_at_door(owner_.door, question, &fd, deadline);
+    check(answer);
+    if (!region_) {
+      region_ = std::make_unique<GrowingRegion>(driver_, device_, answer.room);
+      pool_ = answer.pool;
+      base_.store(region_->base(), std::memory_order_release);
+    }
+    DeviceMemory memory = 0;
+    const DriverCode code = ShareKind(answer.kind) == ShareKind::kFd
+                                ? driver_->import_fd(device_, fd.get(), &memory)
+                                : driver_->import_fabric(device_, answer.handle, &memory);
+    demand(*driver_, code, "cuMemImportFromShareableHandle", device_);
+    region_->append(memory, answer.bytes);
+    return region_->mapped();
+  }
+
+  /// What peers write is not believed.
+  void check(const PoolAnswer& answer) const {
+    const uint64_t before = region_ ? region_->mapped() : 0;
+    const bool virtual_memory = answer.kind == uint32_t(ShareKind::kFd) || answer.kind == uint32_t(ShareKind::kFabric);
+    const bool same = !region_ || (answer.pool == pool_ && answer.room == region_->room());
+    const bool inside = answer.room <= kMostRoom && answer.offset == before && answer.bytes > 0 &&
+                        before <= answer.room && answer.bytes <= answer.room - before;
+    const auto whole = [&](uint64_t granule) { return answer.bytes % granule == 0 && answer.room % granule == 0; };
+    if (!virtual_memory || !same || !inside || !whole(share_granularity(*driver_, device_, ShareKind(answer.kind))))
+      throw Error(Code::kMismatch, "nvx: it describes memory that its pool cannot have");
+  }
+
+  const std::shared_ptr<DeviceDriver> driver_;
+  const int device_;
+  const PoolOwner owner_;
+  std::unique_ptr<GrowingRegion> region_;
+  ArenaId pool_;
+  std::atomic<DevicePtr> base_{0};
+};
+
+/// A pool of this process, at the owner's own addresses.
+class OwnPool : public PeerPool {
+ public:
+  OwnPool(int device, std::function<DevicePool*()> made) : device_(device), made_(std::move(made)) {}
+
+  DevicePtr base() const override {
+    const DevicePool* pool = made_();
+    return pool ? pool->base() : 0;
+  }
+
+ private:
+  uint64_t map_next(uint64_t segment, const Deadline&) override {
+    DevicePool* const pool = made_();
+    NVX_CHECK(pool && segment < pool->region()->segments(), "its pool has no such memory");
+    const GrowingRegion::Segment next = pool->region()->segment(segment);
+    pool->region()->open_to(next, device_);
+    return next.offset + next.bytes;
+  }
+
+  const int device_;
+  const std::function<DevicePool*()> made_;
+};
+
+}  // namespace
+
+void PeerPool::catch_up(uint64_t grown, const Deadline& deadline) {
+  MutexLock lock(mutex_);
+  while (mapped() < grown) {
+    const uint64_t reaches = map_next(segments_, deadline);
+    ++segments_;
+    mapped_.store(reaches, std::memory_order_release);
+  }
+}
+
+std::shared_ptr<PeerPool> pool_behind_door(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner) {
+  return std::make_shared<ForeignPool>(std::move(driver), device, owner);
+}
+
+std::shared_ptr<PeerPool> pool_beside(int device, std::function<DevicePool*()> made) {
+  return std::make_shared<OwnPool>(device, std::move(made));
+}
+
+}  // namespace nvx

@@ -1,0 +1,60 @@
+#include "memory/gpu/pool_door.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.h"
+#include "memory/driver/apart.h"
+#include "memory/driver/cards.h"
+#include "memory/shm/unix_socket.h"
+
+namespace nvx {
+
+PoolDoor::PoolDoor(const std::string& name, Answer answer)
+    : answer_(std::move(answer)), door_(name, [this](const Fd& guest) { hear(guest); }) {}
+
+/// Each guest asks one question only, so the answer is all that lies in its socket, and sending it never blocks.
+void PoolDoor::hear(const Fd& guest) {
+  PoolQuestion question;
+  if (!receive_packet(guest.get(), &question, sizeof question, {})) return;
+  if (question.magic != PoolQuestion::kMagic) return;
+  PoolAnswer answer;
+  Fd fd;
+  try {
+    answer = answer_(question, &fd);
+  } catch (const Error& error) {
+    answer = PoolAnswer();
+    put(answer.said, error.reason());
+  }
+  const int number = fd.get();
+  (void)send_packet(guest.get(), &answer, sizeof answer, {&number, fd ? size_t(1) : size_t(0)});
+}
+
+PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline) {
+  const Fd guest = connect_to(name, deadline);
+  if (!guest && backlog_is_full())
+    throw Error(Code::kTimeout, "nvx: the backlog of its Unix socket was full for " + how_long(deadline) +
+                                    ": it is stopped, or another user of this host floods it with connections");
+  if (!guest || !send_packet(guest.get(), &question, sizeof question, {}))
+    throw Error(Code::kPeerDied, std::string("nvx: its Unix socket cannot be reached (") + std::strerror(errno) +
+                                     "): it has ended, or belongs to another user");
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now()).count();
+    pollfd asked{guest.get(), POLLIN, 0};
+    const int came = poll(&asked, 1, int(std::clamp<int64_t>(left + 1, 0, 1 << 30)));
+    if (came > 0) break;
+    if (came == 0) throw Error(Code::kTimeout, "nvx: it did not answer within " + how_long(deadline));
+    if (errno != EINTR) throw system_error("cannot wait for a Unix socket");
+  }
+  PoolAnswer answer;
+  if (!receive_packet(guest.get(), &answer, sizeof answer, {fd, 1}))
+    throw Error(Code::kPeerDied, "nvx: it ended before it answered");
+  if (answer.magic != PoolAnswer::kMagic) throw Error(Code::kMismatch, "nvx: it answers what another version would");
+  if (answer.state != PoolAnswer::kHere) throw Error(Code::kPeerFailed, "nvx: it says: " + text_of(answer.said));
+  return answer;
+}
+
+}  // namespace nvx

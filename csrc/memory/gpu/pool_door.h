@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/deadline.h"
+#include "memory/driver/device_driver.h"
+#include "memory/shm/arena.h"
+#include "memory/shm/served_door.h"
+
+namespace nvx {
+
+/// What a process is asked at its door about the pool of one of its devices. Fixed layout; comes from peers.
+struct PoolQuestion {
+  static constexpr uint32_t kMagic = 0x7178766e;  // "nvxq"
+  uint32_t magic = kMagic;
+  int32_t device = -1;
+  ArenaId home;  ///< of the process that is asked
+  uint64_t segment = 0;
+};
+static_assert(sizeof(PoolQuestion) == 32);
+
+/// One of the pool's segments; with it comes a descriptor where the kind is kFd.
+struct PoolAnswer {
+  static constexpr uint32_t kMagic = 0x6178766e;  // "nvxa"
+  static constexpr uint32_t kNone = 0, kHere = 1;
+  uint32_t magic = kMagic;
+  uint32_t state = kNone;
+  uint32_t kind = 0;
+  uint32_t reserved = 0;
+  ArenaId pool;
+  uint64_t room = 0;  ///< of the whole pool's addresses
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  HandleBytes handle{};
+  char said[120] = {};  ///< of kNone: why
+};
+static_assert(sizeof(PoolAnswer) == 32 + 24 + 64 + 120);
+
+/// Where this process hands its pools' memory to others of its host, at any time.
+class PoolDoor {
+ public:
+  /// Answers a question, with a descriptor where there is one. May throw Error, which then is the answer.
+  using Answer = std::function<PoolAnswer(const PoolQuestion&, Fd*)>;
+
+  /// Throws Error where it cannot be opened.
+  PoolDoor(const std::string& name, Answer answer);
+
+ private:
+  void hear(const Fd& guest);
+
+  const Answer answer_;
+  ServedDoor door_;
+};
+
+/// Asks a process for its answer. It may have ended, be another one by now, or never say anything. Throws Error.
+PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline);
+
+}  // namespace nvx

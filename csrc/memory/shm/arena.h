@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "base/handle.h"
+#include "memory/shm/spans.h"
+
+namespace nvx {
+
+/// A random name for a process's arena: tells apart processes, re-started processes and arenas made anew.
+struct ArenaId {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  auto operator<=>(const ArenaId&) const = default;
+};
+ArenaId random_arena_id();
+
+/// Memory mapped from a memfd; unmaps itself. Other processes' mappings of the same memfd live on.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(int fd, size_t bytes);
+  ~Mapping();
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&&) = delete;
+
+  std::byte* base() const { return base_; }
+  size_t size() const { return bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+/// The memory that this process lets the other ranks of its host map: one sparse memfd, sealed against shrinking, which
+/// has no name that could be left over. Pages cost nothing until touched, and go back to the kernel when their span is
+/// freed.
+class Arena : public SpanSource {
+ public:
+  static constexpr size_t kBytes = size_t(1) << 30;
+
+  Arena();
+
+  const ArenaId& id() const { return id_; }
+  int fd() const { return fd_.get(); }
+  std::byte* at(size_t offset) const { return mapping_.base() + offset; }
+
+  /// Zeroed pages. Throws Error when the arena is full.
+  Span allocate(size_t bytes) override { return book_.allocate(bytes); }
+  void bury(Span span, std::function<bool()> released) override { book_.bury(span, std::move(released)); }
+  void free(Span span) override { book_.free(span); }
+
+  /// Bytes in spans, the buried ones too.
+  size_t used() { return book_.used(); }
+
+ private:
+  void punch(Span span);
+
+  ArenaId id_;
+  Fd fd_;
+  Mapping mapping_;
+  SpanBook book_;
+};
+
+}  // namespace nvx

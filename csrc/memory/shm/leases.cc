@@ -1,0 +1,59 @@
+#include "memory/shm/leases.h"
+
+#include <algorithm>
+
+namespace nvx {
+
+Span LeasePool::acquire(size_t wanted, LeaseHolder* asker) {
+  MutexLock lock(mutex_);
+  if (leased_ + wanted > most_) reclaim(wanted, asker);
+  const size_t left = most_ > leased_ ? most_ - leased_ : 0;
+  size_t bytes = wanted;
+  if (wanted > left) bytes = std::max(left / 2 / kSmallest * kSmallest, kSmallest);  // leave some for the next one
+  const Span span = arena_.allocate(bytes);
+  leased_ += span.bytes;
+  if (asker) {
+    std::erase(holders_, asker);
+    holders_.push_back(asker);
+  }
+  return span;
+}
+
+void LeasePool::release(Span span) {
+  MutexLock lock(mutex_);
+  leased_ -= span.bytes;
+  arena_.free(span);
+}
+
+void LeasePool::bury(Span span, std::function<bool()> released) {
+  arena_.bury(span, [this, bytes = span.bytes, released = std::move(released)] {
+    if (!released()) return false;
+    leased_ -= bytes;
+    return true;
+  });
+}
+
+void LeasePool::join(LeaseHolder* holder) {
+  MutexLock lock(mutex_);
+  holders_.push_back(holder);
+}
+
+void LeasePool::leave(LeaseHolder* holder) {
+  MutexLock lock(mutex_);
+  std::erase(holders_, holder);
+}
+
+void LeasePool::reclaim(size_t wanted, const LeaseHolder* asker) {
+  for (LeaseHolder* holder : holders_) {
+    if (leased_ + wanted <= most_) return;
+    if (holder == asker) continue;
+    while (leased_ + wanted > most_) {
+      const Span span = holder->yield();
+      if (!span) break;
+      leased_ -= span.bytes;
+      arena_.free(span);
+    }
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,123 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/failure.h"
+#include "base/handle.h"
+#include "base/mutex.h"
+#include "memory/shm/arena.h"
+#include "memory/shm/leases.h"
+#include "memory/shm/unix_socket.h"
+
+namespace nvx {
+
+class Handout;
+
+/// Another process of this host: its arena, mapped here, and a descriptor that tells when it has ended.
+class Neighbour {
+ public:
+  Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid);
+
+  const ArenaId& id() const { return id_; }
+  std::byte* at(size_t offset) const { return mapping_.base() + offset; }
+  size_t size() const { return mapping_.size(); }
+  bool dead() const;
+  /// Whether a signal or a debugger has stopped it, as far as /proc tells.
+  bool stopped() const;
+  /// How it ended, as far as the kernel still tells.
+  Ending ending() const;
+  pid_t pid() const { return pid_; }
+
+ private:
+  ArenaId id_;
+  Mapping mapping_;
+  Fd pidfd_;
+  pid_t pid_;
+};
+
+/// What this process shares with the others of its host: its own arena and the arenas of those it has met. Made with
+/// the first group, gone with the last one.
+class Neighbours {
+ public:
+  static std::shared_ptr<Neighbours> here();
+
+  Arena& arena() { return arena_; }
+  LeasePool& leases() { return leases_; }
+  const Fd& own_pidfd() const { return own_pidfd_; }
+
+  std::shared_ptr<Neighbour> find(const ArenaId& id) EXCLUDES(mutex_);
+  std::shared_ptr<Neighbour> adopt(std::shared_ptr<Neighbour> neighbour) EXCLUDES(mutex_);
+
+  /// Notes that this process is that rank of the whole job, as a group has shown, for as long as that group stands: a
+  /// job may number its ranks anew after a failure.
+  void meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing)
+      EXCLUDES(mutex_);
+  std::shared_ptr<Neighbour> met(uint64_t global_rank) EXCLUDES(mutex_);
+
+  Neighbours();
+
+ private:
+  Arena arena_;
+  LeasePool leases_;
+  Fd own_pidfd_;
+  Mutex mutex_;
+  std::map<ArenaId, std::weak_ptr<Neighbour>> known_ GUARDED_BY(mutex_);
+  struct Met {
+    std::weak_ptr<Neighbour> neighbour;
+    std::weak_ptr<void> standing;
+  };
+  std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
+};
+
+/// A number that is higher by one in a forked child, which can so tell what was made before the fork and belongs to its
+/// parent.
+uint32_t fork_generation();
+
+/// An abstract Unix socket on which this process hands its memfd and its pidfd to processes of the same user. Open
+/// during the set-up of one group only.
+class Doorway {
+ public:
+  struct Wanted {
+    ArenaId id;
+    std::string door;  ///< the name of that process's doorway
+    pid_t pid;
+    std::string who{};  ///< in words, for who cannot reach it
+  };
+
+  explicit Doorway(Neighbours& neighbours);
+  const std::string& name() const { return name_; }
+
+  /// From here on, serves those who come for this handout too.
+  void hand_out(Handout* handout) { handout_ = handout; }
+
+  /// Fetches what is wanted while serving those who want ours. Throws when the time is up.
+  std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline);
+
+  /// Waits for at most this long, and serves those who ask by then.
+  void serve(std::chrono::microseconds span);
+
+ private:
+  struct Visit {
+    Wanted want;
+    Fd socket;  // none while the other one's backlog is full
+  };
+
+  void answer();
+  static bool connect(std::vector<Visit>& open);
+  std::shared_ptr<Neighbour> receive(const Visit& visit);
+  [[noreturn]] void end_as_late(const std::vector<Visit>& open) const;
+
+  Neighbours& neighbours_;
+  std::string name_;
+  Fd listener_;
+  Handout* handout_ = nullptr;
+  Strangers strangers_;
+};
+
+}  // namespace nvx

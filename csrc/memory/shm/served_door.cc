@@ -1,0 +1,77 @@
+#include "memory/shm/served_door.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <vector>
+
+#include "base/contain.h"
+#include "base/error.h"
+#include "memory/driver/beside_captures.h"
+#include "memory/shm/unix_socket.h"
+
+namespace nvx {
+
+ServedDoor::ServedDoor(const std::string& name, Hear hear)
+    : hear_(std::move(hear)), listener_(listen_on(name)), end_(eventfd(0, EFD_CLOEXEC)) {
+  if (!end_) throw system_error("cannot make an eventfd");
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error&) {
+    throw Error(Code::kSystem, "nvx: the system gives no thread that hands GPU memory over");
+  }
+}
+
+ServedDoor::~ServedDoor() {
+  const uint64_t one = 1;
+  (void)!write(end_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+void ServedDoor::serve() {
+  const BesideCaptures beside;
+  constexpr int kRestMs = 100;  // where nobody can be let in, as there are no descriptors left
+  bool rests = false;
+  for (;;) {
+    std::vector<pollfd> asked{{end_.get(), POLLIN, 0}, {listener_.get(), short(rests ? 0 : POLLIN), 0}};
+    for (const Fd& guest : guests_) asked.push_back({guest.get(), POLLIN, 0});
+    const int came = poll(asked.data(), asked.size(), rests ? kRestMs : -1);
+    if (came < 0 && errno != EINTR) return;
+    if (came < 0) continue;
+    if (asked[0].revents) return;
+    auto guest = guests_.begin();
+    for (size_t i = 2; i < asked.size(); ++i) {
+      const auto next = std::next(guest);
+      if (asked[i].revents) {
+        hear(*guest);
+        guests_.erase(guest);
+      }
+      guest = next;
+    }
+    rests = false;
+    if (!asked[1].revents) continue;
+    try {
+      let_in();
+    } catch (const Error&) {
+      rests = true;
+    }
+  }
+}
+
+void ServedDoor::let_in() {
+  accept_guests(listener_.get(), [this](Fd guest) {
+    guests_.push_back(std::move(guest));
+    if (guests_.size() <= kMostGuests) return;
+    hear(guests_.front());  // which may have sent its packet meanwhile
+    guests_.pop_front();
+  });
+}
+
+void ServedDoor::hear(const Fd& guest) {
+  contain("handing over GPU memory", [&] { hear_(guest); });
+}
+
+}  // namespace nvx

@@ -1,0 +1,93 @@
+#include "memory/shm/spans.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "base/error.h"
+
+namespace nvx {
+
+SpanBook::SpanBook(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub)
+    : page_(page), name_(std::move(name)), scrub_(std::move(scrub)) {
+  if (bytes > 0) holes_[0] = bytes;
+}
+
+Span SpanBook::allocate(size_t bytes) {
+  MutexLock lock(mutex_);
+  if (const Span span = take(bytes)) return span;
+  throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) +
+                                 " MiB in use); destroy groups that are no longer needed");
+}
+
+Span SpanBook::find(size_t bytes) {
+  MutexLock lock(mutex_);
+  return take(bytes);
+}
+
+void SpanBook::add(Span span) {
+  MutexLock lock(mutex_);
+  open_hole(span);
+}
+
+Span SpanBook::take(size_t bytes) {
+  bytes = (bytes + page_ - 1) / page_ * page_;
+  sweep();
+  for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
+    if (hole->second < bytes) continue;
+    const Span span{hole->first, bytes};
+    const size_t rest = hole->second - bytes;
+    holes_.erase(hole);
+    if (rest) holes_[span.offset + bytes] = rest;
+    used_ += bytes;
+    return span;
+  }
+  return {};
+}
+
+void SpanBook::bury(Span span, std::function<bool()> released) {
+  MutexLock lock(mutex_);
+  graves_.push_back({span, std::move(released)});
+  sweep();
+}
+
+void SpanBook::free(Span span) {
+  MutexLock lock(mutex_);
+  give_back(span);
+}
+
+size_t SpanBook::used() {
+  MutexLock lock(mutex_);
+  return used_;
+}
+
+void SpanBook::sweep() {
+  const auto open =
+      std::partition(graves_.begin(), graves_.end(), [](const Grave& grave) { return !grave.released(); });
+  for (auto grave = open; grave != graves_.end(); ++grave) give_back(grave->span);
+  graves_.erase(open, graves_.end());
+}
+
+void SpanBook::give_back(Span span) {
+  scrub_(span);
+  used_ -= span.bytes;
+  open_hole(span);
+}
+
+/// Adds a hole, joined with those that it touches.
+void SpanBook::open_hole(Span span) {
+  auto [hole, added] = holes_.emplace(span.offset, span.bytes);
+  const auto next = std::next(hole);
+  if (next != holes_.end() && hole->first + hole->second == next->first) {
+    hole->second += next->second;
+    holes_.erase(next);
+  }
+  if (hole == holes_.begin()) return;
+  const auto before = std::prev(hole);
+  if (before->first + before->second == hole->first) {
+    before->second += hole->second;
+    holes_.erase(hole);
+  }
+}
+
+}  // namespace nvx

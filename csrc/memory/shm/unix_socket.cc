@@ -1,0 +1,158 @@
+#include "memory/shm/unix_socket.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+
+namespace nvx {
+namespace {
+
+constexpr size_t kMostFds = 2;
+
+union Control {
+  cmsghdr header;
+  char bytes[CMSG_SPACE(kMostFds * sizeof(int))];
+};
+
+sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const size_t n = std::min(name.size(), sizeof(address.sun_path) - 1);
+  std::memcpy(address.sun_path + 1, name.data(), n);
+  *length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + n);
+  return address;
+}
+
+/// Who connected to this process, or whom it has connected to. False where the kernel does not say.
+bool user_of(int socket, uid_t* user) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  *user = peer.uid;
+  return true;
+}
+
+}  // namespace
+
+std::string fresh_socket_name() {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != ssize_t(sizeof random)) throw system_error("getrandom failed");
+  char name[40];
+  std::snprintf(name, sizeof name, "nvx-%d-%016llx", int(getpid()), static_cast<unsigned long long>(random));
+  return name;
+}
+
+Fd listen_on(const std::string& name) {
+  Fd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!listener) throw system_error("cannot make a Unix socket");
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  if (bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+      listen(listener.get(), 4096) != 0) {
+    throw system_error("cannot listen on a Unix socket");
+  }
+  return listener;
+}
+
+Fd connect_to(const std::string& name) {
+  Fd guest(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!guest) throw system_error("cannot make a Unix socket");
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(name, &length);
+  if (connect(guest.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) return {};
+  uid_t user = 0;
+  if (user_of(guest.get(), &user) && user == geteuid()) return guest;
+  errno = EPERM;
+  return {};
+}
+
+bool backlog_is_full() { return errno == EAGAIN; }
+
+Fd connect_to(const std::string& name, const Deadline& deadline) {
+  for (;;) {
+    Fd guest = connect_to(name);
+    if (guest || !backlog_is_full() || deadline.passed(Clock::now())) return guest;
+    std::this_thread::sleep_for(kConnectPause);
+  }
+}
+
+std::string words_of(const Strangers& strangers) {
+  if (strangers.count == 0) return "";
+  return ", and other users, such as " + std::to_string(strangers.last_user) + ", have made " +
+         std::to_string(strangers.count) + " connections to that of this process";
+}
+
+void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers* strangers) {
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
+    Fd guest(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
+      throw system_error("cannot let in another process of this host");  // which would wait for it in vain
+    if (!guest) return;
+    uid_t user = 0;
+    if (!user_of(guest.get(), &user)) continue;
+    if (user == geteuid()) {
+      take(std::move(guest));
+    } else if (strangers) {
+      ++strangers->count;
+      strangers->last_user = user;
+    }
+  }
+}
+
+bool send_packet(int socket, const void* data, size_t bytes, std::span<const int> fds) {
+  Control control{};
+  iovec part{const_cast<void*>(data), bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control.bytes;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(head), fds.data(), fds.size_bytes());
+  }
+  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == ssize_t(bytes);
+}
+
+bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
+  Control control{};
+  iovec part{data, bytes};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  const ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  size_t taken = 0;
+  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head; head = CMSG_NXTHDR(&message, head)) {
+    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) continue;
+    int came[kMostFds] = {-1, -1};
+    const size_t count = std::min<size_t>((head->cmsg_len - CMSG_LEN(0)) / sizeof(int), kMostFds);
+    std::memcpy(came, CMSG_DATA(head), count * sizeof(int));
+    taken += count;
+    for (size_t i = 0; i < count; ++i) {
+      Fd owned(came[i]);
+      if (i < fds.size()) fds[i] = std::move(owned);
+    }
+  }
+  if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds) {  // there was room in the message
+    errno = EMFILE;
+    throw system_error("cannot take the memory that another process of this host shares");
+  }
+  return got == ssize_t(bytes);
+}
+
+}  // namespace nvx

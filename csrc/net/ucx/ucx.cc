@@ -1,0 +1,598 @@
+#include "net/ucx/ucx.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "base/config.h"
+#include "base/deadline.h"
+#include "base/log.h"
+#include "net/bell.h"
+#include "net/ucx/ucx_worker.h"
+#include "net/unreached.h"
+
+namespace nvx::net {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// With its header, the largest message that UCX receives over TCP without putting it together from pieces. Measured,
+/// it is half as fast again as one of 256 KiB.
+constexpr size_t kSegmentBytes = 63 << 10;
+/// The most that peers may make this side keep for messages that nobody gave a place.
+constexpr size_t kMostUnplaced = 64 << 20;
+/// Links kept in mind as they said hello before they were added; losses of others are noticed only by a post to them.
+constexpr size_t kMostStrangers = 65536;
+/// How long posts to a peer may stay open when the peer is forgotten, and when it is lost or is being closed.
+constexpr milliseconds kPatienceWithOpen{250};
+constexpr milliseconds kPatienceWithUcx{1000};
+/// How long the rest of what was done() may take to go out after forget(), and in close().
+constexpr milliseconds kPatienceToFlush{10000};
+constexpr milliseconds kPatienceToClose{500};
+
+enum MessageId : unsigned { kMessage, kSign };
+
+class UcxLink final : public Link {
+ public:
+  explicit UcxLink(const std::string& met_at);
+  ~UcxLink() override { close(); }
+
+  void listen(Receiver& receiver) override { receiver_ = &receiver; }
+  void close() override;
+  /// Asked for by every group that spans hosts, so this is where a second libucp is noticed.
+  std::vector<std::byte> address() const override { return warn_of_second_ucx(ucx_), address_; }
+  PeerId add(std::span<const std::byte> address) override;
+  void admit(std::span<const AddressPrefix> addresses) override {
+    if (usable()) worker_->listeners().admit(addresses);
+  }
+  std::string why_unheard(PeerId peer) override;
+  void forget(PeerId peer) override;
+  void post(Post& post) override;
+  bool progress() override;
+  bool arm() override;
+  void sleep(std::chrono::microseconds span) override;
+  void wake() override;
+  size_t segment_bytes() const override { return kSegmentBytes; }
+  /// Over TCP a look is a system call on the very socket that the peer's segment comes through.
+  std::chrono::nanoseconds between_looks() const override {
+    return std::chrono::nanoseconds(worker_->has_rdma() ? 0 : 800);
+  }
+  std::string describe() const override { return description_; }
+
+ private:
+  struct Peer {
+    PeerId id;
+    LinkNonce nonce;
+    std::vector<std::byte> worker_address;
+    std::vector<HostAddress> reached_at;  // where it has to be reached by TCP
+    ucp_ep_h endpoint = nullptr;
+    uint32_t turn = 0;        // endpoints made so far
+    uint32_t their_turn = 0;  // of the other side's latest hello
+    bool reached = false;     // something has gone out on a connection to it
+    bool lost = false;
+    ucs_status_t broken = UCS_OK;  // what UCX said in passing; dealt with when it may be called again
+  };
+  /// A post or a sign on its way out. Lives until UCX has called back, whatever became of the post meanwhile.
+  struct Sent {
+    UcxLink* link;
+    Post* post;
+    PeerId peer;
+    Sign sign;
+    ucp_ep_h closes;  // if set: when this has ended, the endpoint can be closed
+    size_t slot;      // in open_
+  };
+  /// A large message on its way in.
+  struct Fetch {
+    UcxLink* link;
+    std::vector<std::byte> header;
+    std::byte* where;
+    size_t bytes;
+    bool placed;
+    std::vector<std::byte> own;
+    ucs_status_t status;
+  };
+  /// Something to be told in progress(): the end of a post, or without one the loss of a peer.
+  struct News {
+    Post* post;
+    Status status;
+    PeerId peer;
+    std::string why;
+  };
+  bool usable() const { return !closed_ && worker_->mine(); }
+  Peer* find(PeerId peer) const { return peer < peers_.size() ? peers_[peer].get() : nullptr; }
+
+  bool connect(Peer& peer);
+  void send(Peer& peer, Post& post);
+  void send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes = nullptr);
+  bool begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes, const void* body,
+             size_t bytes);
+  Sent& take_sent(Post* post, PeerId peer);
+  void release(Sent& sent);
+  void end_post(Post& post, Status status) { news_.push_back({&post, std::move(status), 0, {}}); }
+  void end_lost(Post& post) { end_post(post, Status(Code::kPeerDied, "nvx: the peer is lost")); }
+  void end_overdue_posts();
+  void lose(Peer& peer, const std::string& why);
+  void part(Peer& peer, Sign::Kind last_word, milliseconds patience);
+  void drop(Peer& peer);
+  void settle();
+  void heed(const Sign& sign);
+  void greet(Peer& peer);
+  bool tell();
+  bool tell_fetches();
+  void drain();
+  std::string why(ucs_status_t status) const { return ucx_.explain(status); }
+  std::string why(const Peer& peer, ucs_status_t status) const;
+
+  ucs_status_t arrive(std::span<const std::byte> header, void* data, size_t bytes, const ucp_am_recv_param_t& param);
+  ucs_status_t fetch(std::span<const std::byte> header, void* descriptor, size_t bytes);
+  void end_fetch(Fetch& fetch, ucs_status_t status);
+  static ucs_status_t on_message(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                 const ucp_am_recv_param_t* param) noexcept;
+  static ucs_status_t on_sign(void* link, const void* header, size_t header_bytes, void* data, size_t bytes,
+                              const ucp_am_recv_param_t* param) noexcept;
+  static void on_sent(void* request, ucs_status_t status, void* sent) noexcept;
+  static void on_fetched(void* request, ucs_status_t status, size_t bytes, void* fetch) noexcept;
+  static void on_broken(void* link, ucp_ep_h endpoint, ucs_status_t status) noexcept;
+
+  const LinkNonce nonce_ = fresh_nonce();
+  const std::unique_ptr<UcxWorker> worker_;
+  const UcxLibrary& ucx_;
+  const std::string description_;
+  const std::vector<std::byte> address_;
+
+  Bell bell_;
+  Receiver* receiver_ = nullptr;
+  bool closed_ = false;
+  bool calling_ = false;  // UCX is on the stack, so endpoints cannot be made
+  bool breakage_ = false;
+  std::atomic<int> quiet_{0};  // calls of progress() since the last sleep, or since something last moved
+
+  std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
+  std::multimap<LinkNonce, PeerId> by_nonce_;
+  std::set<LinkNonce> strangers_;
+  std::deque<Sent> sent_;
+  std::vector<Sent*> free_, open_;
+  std::map<PeerId, Clock::time_point> overdue_;  // when what is open to a lost or forgotten peer ends in any case
+  std::vector<Fetch*> fetches_, fetched_;
+  std::vector<Post*> waiting_;                        // for an endpoint
+  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's patience ends, which cannot say why
+  std::vector<PeerId> to_greet_;
+  std::vector<Sign> signs_;
+  std::vector<News> news_;
+};
+
+UcxLink::UcxLink(const std::string& met_at)
+    : worker_(std::make_unique<UcxWorker>(met_at)),
+      ucx_(worker_->ucx()),
+      description_(worker_->describe()),
+      address_(encode_address({ucx_.version, nonce_, worker_->address(), worker_->reached_at()})) {
+  const auto handle = [&](unsigned id, ucp_am_recv_callback_t callback) {
+    ucp_am_handler_param_t param{};
+    param.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                       UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+    param.id = id;
+    param.flags = UCP_AM_FLAG_WHOLE_MSG;
+    param.cb = callback;
+    param.arg = this;
+    if (ucx_.worker_set_am_recv_handler(worker_->get(), &param) != UCS_OK)
+      throw Error(Code::kSystem, "nvx: UCX takes no handler of active messages");
+  };
+  handle(kMessage, on_message);
+  handle(kSign, on_sign);
+  NVX_LOG(kInfo, "%s", description_.c_str());
+}
+
+PeerId UcxLink::add(std::span<const std::byte> bytes) {
+  const std::optional<UcxAddress> address = decode_address(bytes);
+  NVX_CHECK(address, "a peer's address is damaged, or of another version of nvx: have all ranks use the same nvx");
+  const std::string refusal = why_not_together(ucx_.version, address->version);
+  NVX_CHECK(refusal.empty(), refusal);
+  const auto id = PeerId(peers_.size());
+  peers_.push_back(std::make_unique<Peer>());
+  Peer& peer = *peers_.back();
+  peer.id = id;
+  peer.nonce = address->nonce;
+  peer.worker_address.assign(address->worker.begin(), address->worker.end());
+  if (!worker_->has_rdma()) peer.reached_at = address->reached_at;
+  by_nonce_.emplace(peer.nonce, id);
+  if (strangers_.erase(peer.nonce) != 0) to_greet_.push_back(id);
+  return id;
+}
+
+std::string UcxLink::why_unheard(PeerId id) {
+  const Peer* peer = find(id);
+  if (!usable() || !peer || peer->their_turn != 0) return "";
+  const bool in_vain = peer->turn != 0 && !peer->reached;
+  return why_not_admitted(in_vain ? peer->reached_at : std::vector<HostAddress>(), worker_->listeners().dropped());
+}
+
+void UcxLink::forget(PeerId id) {
+  Peer* peer = find(id);
+  if (!peer) return;
+  if (usable() && peer->endpoint) {
+    const bool open = std::any_of(open_.begin(), open_.end(), [&](const Sent* s) { return s->peer == id && s->post; });
+    const milliseconds patience = open ? kPatienceWithOpen : kPatienceToFlush;
+    part(*peer, Sign::kLeave, patience);
+    overdue_[id] = Clock::now() + patience + kPatienceWithUcx;
+  }
+  for (Post* kept : unreached_.take(id)) end_lost(*kept);
+  std::erase_if(news_, [&](const News& item) { return !item.post && item.peer == id; });
+  const auto [first, last] = by_nonce_.equal_range(peer->nonce);
+  by_nonce_.erase(std::find_if(first, last, [id](const auto& entry) { return entry.second == id; }));
+  peers_[id].reset();
+}
+
+bool UcxLink::connect(Peer& peer) {
+  ucp_ep_params_t params{};
+  params.field_mask =
+      UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.address = reinterpret_cast<const ucp_address_t*>(peer.worker_address.data());
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = on_broken;
+  params.err_handler.arg = this;
+  const ucs_status_t status = ucx_.ep_create(worker_->get(), &params, &peer.endpoint);
+  if (status != UCS_OK) {
+    peer.endpoint = nullptr;
+    lose(peer, why(peer, status));
+    return false;
+  }
+  ++peer.turn;
+  return true;
+}
+
+void UcxLink::post(Post& post) {
+  Peer* peer = find(post.to);
+  if (!usable()) {
+    end_post(post, Status(Code::kAborted, "nvx: the link is closed, or belongs to this process's parent"));
+  } else if (!peer || peer->lost || peer->broken != UCS_OK) {
+    end_lost(post);
+  } else if (!peer->endpoint && calling_) {
+    waiting_.push_back(&post);
+  } else if (!peer->endpoint && unreached_.holds(peer->id, peer->reached_at)) {
+    unreached_.keep(post);
+  } else {
+    if (!peer->endpoint && connect(*peer)) send_sign(*peer, peer->endpoint, Sign::kHello);
+    send(*peer, post);
+  }
+}
+
+void UcxLink::send(Peer& peer, Post& post) {
+  if (peer.lost) return end_lost(post);
+  Sent& sent = take_sent(&post, peer.id);
+  if (begin(sent, peer.endpoint, kMessage, post.header, post.header_bytes, post.body, post.bytes)) return;
+  if (peer.broken == UCS_OK) peer.broken = UCS_ERR_IO_ERROR;
+  breakage_ = true;
+}
+
+void UcxLink::send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, ucp_ep_h closes) {
+  Sent& sent = take_sent(nullptr, peer.id);
+  sent.sign = {kind, peer.turn, nonce_};
+  sent.closes = closes;
+  begin(sent, endpoint, kSign, &sent.sign, sizeof sent.sign, nullptr, 0);
+}
+
+/// False if UCX refuses. The post has then ended, as it has if nothing is left to do.
+bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes,
+                    const void* body, size_t bytes) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS |
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.send = on_sent;
+  param.user_data = &sent;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  // Over TCP a fetch costs a round trip and gains nothing; with RDMA, UCX knows from which size on it pays.
+  if (bytes > kSegmentBytes) {
+    param.flags = UCP_AM_SEND_FLAG_RNDV;
+  } else if (!worker_->has_rdma()) {
+    param.flags = UCP_AM_SEND_FLAG_EAGER;
+  }
+  void* request = ucx_.am_send_nbx(endpoint, id, header, header_bytes, body, bytes, &param);
+  if (UCS_PTR_IS_PTR(request)) return true;
+  const ucs_status_t status = UCS_PTR_RAW_STATUS(request);
+  if (Peer* peer = find(sent.peer)) peer->reached |= status == UCS_OK;
+  if (sent.post) end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + why(status)));
+  release(sent);
+  return status == UCS_OK;
+}
+
+UcxLink::Sent& UcxLink::take_sent(Post* post, PeerId peer) {
+  if (free_.empty()) free_.push_back(&sent_.emplace_back());
+  Sent& sent = *free_.back();
+  free_.pop_back();
+  sent = {this, post, peer, {}, nullptr, open_.size()};
+  open_.push_back(&sent);
+  return sent;
+}
+
+void UcxLink::release(Sent& sent) {
+  if (sent.closes) worker_->ready_to_close(sent.closes);
+  open_.back()->slot = sent.slot;
+  std::swap(open_[sent.slot], open_.back());
+  open_.pop_back();
+  free_.push_back(&sent);
+}
+
+void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexcept {
+  Sent& sent = *static_cast<Sent*>(argument);
+  UcxLink& link = *sent.link;
+  link.ucx_.request_free(request);
+  if (sent.post)
+    link.end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.why(status)));
+  // Canceled are the posts of an endpoint that this side has closed; any other failure means that something is missing.
+  Peer* peer = link.find(sent.peer);
+  if (peer) peer->reached |= status == UCS_OK;
+  if (status != UCS_OK && status != UCS_ERR_CANCELED && peer && peer->broken == UCS_OK) {
+    peer->broken = status;
+    link.breakage_ = true;
+  }
+  link.release(sent);
+}
+
+void UcxLink::on_broken(void* argument, ucp_ep_h endpoint, ucs_status_t status) noexcept {
+  UcxLink& link = *static_cast<UcxLink*>(argument);
+  for (const std::unique_ptr<Peer>& peer : link.peers_) {
+    if (peer && peer->endpoint == endpoint && peer->broken == UCS_OK) link.breakage_ = true, peer->broken = status;
+  }
+}
+
+ucs_status_t UcxLink::on_message(void* argument, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                 const ucp_am_recv_param_t* param) noexcept {
+  UcxLink& link = *static_cast<UcxLink*>(argument);
+  const bool refused = link.closed_ || header_bytes > kMostHeader;
+  if (refused) return param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? UCS_ERR_REJECTED : UCS_OK;
+  return link.arrive({static_cast<const std::byte*>(header), header_bytes}, data, bytes, *param);
+}
+
+ucs_status_t UcxLink::arrive(std::span<const std::byte> header, void* data, size_t bytes,
+                             const ucp_am_recv_param_t& param) {
+  if (param.recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) return fetch(header, data, bytes);
+  receiver_->arrived(header, {static_cast<const std::byte*>(data), bytes});
+  return UCS_OK;
+}
+
+ucs_status_t UcxLink::fetch(std::span<const std::byte> header, void* descriptor, size_t bytes) {
+  std::byte* place = receiver_->place(header, bytes);
+  size_t unplaced = bytes;
+  for (const Fetch* open : fetches_) unplaced += open->own.size();
+  if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // which is what its sender is told
+  auto fetch = std::make_unique<Fetch>(
+      Fetch{this, {header.begin(), header.end()}, place, bytes, place != nullptr, {}, UCS_INPROGRESS});
+  if (!place) fetch->own.resize(std::max<size_t>(bytes, 1)), fetch->where = fetch->own.data();
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.cb.recv_am = on_fetched;
+  param.user_data = fetch.get();
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  // UCX may call back before it returns.
+  Fetch* begun = fetches_.emplace_back(fetch.release());
+  void* request = ucx_.am_recv_data_nbx(worker_->get(), descriptor, begun->where, bytes, &param);
+  if (!UCS_PTR_IS_PTR(request)) end_fetch(*begun, UCS_PTR_RAW_STATUS(request));
+  return UCS_INPROGRESS;
+}
+
+void UcxLink::end_fetch(Fetch& fetch, ucs_status_t status) {
+  fetch.status = status;
+  std::erase(fetches_, &fetch);
+  fetched_.push_back(&fetch);
+}
+
+void UcxLink::on_fetched(void* request, ucs_status_t status, size_t, void* argument) noexcept {
+  Fetch* fetch = static_cast<Fetch*>(argument);
+  UcxLink& link = *fetch->link;
+  link.ucx_.request_free(request);
+  link.end_fetch(*fetch, status);
+}
+
+ucs_status_t UcxLink::on_sign(void* argument, const void* header, size_t header_bytes, void*, size_t,
+                              const ucp_am_recv_param_t*) noexcept {
+  UcxLink& link = *static_cast<UcxLink*>(argument);
+  Sign sign;
+  if (link.closed_ || header_bytes != sizeof sign) return UCS_OK;
+  std::memcpy(&sign, header, sizeof sign);
+  link.signs_.push_back(sign);
+  return UCS_OK;
+}
+
+void UcxLink::heed(const Sign& sign) {
+  const auto [first, last] = by_nonce_.equal_range(sign.from);
+  if (first == last) {
+    if (sign.kind != Sign::kHello) {
+      strangers_.erase(sign.from);
+    } else if (strangers_.size() < kMostStrangers) {
+      strangers_.insert(sign.from);
+    }
+    return;
+  }
+  for (auto it = first; it != last; ++it) {
+    Peer& peer = *peers_[it->second];
+    if (peer.lost) continue;
+    peer.their_turn = std::max(peer.their_turn, sign.turn);
+    switch (sign.kind) {
+      case Sign::kHello:
+        worker_->keep_sockets_to_itself();  // by now both sides' are there
+        greet(peer);
+        return;  // one connection, one peer
+      case Sign::kLeave:
+        drop(peer);
+        if (peer.their_turn > sign.turn) greet(peer);
+        break;
+      case Sign::kClose: lose(peer, "its process has closed its link"); break;
+    }
+  }
+}
+
+std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
+  const std::string way = peer.their_turn == 0 ? describe_route(peer.reached_at) : "";
+  return why(status) + (way.empty() ? "" : ", " + way);
+}
+
+/// With an endpoint of its own, this side too is told when the connection breaks.
+void UcxLink::greet(Peer& peer) {
+  if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
+}
+
+void UcxLink::lose(Peer& peer, const std::string& why) {
+  if (peer.lost) return;
+  peer.lost = true;
+  news_.push_back({nullptr, Status(), peer.id, why});
+  for (Post* kept : unreached_.take(peer.id)) end_lost(*kept);
+  drop(peer);
+  overdue_[peer.id] = Clock::now() + kPatienceWithUcx;
+}
+
+/// Closes a peer's endpoint, if it has one.
+void UcxLink::drop(Peer& peer) {
+  if (peer.endpoint) worker_->retire(std::exchange(peer.endpoint, nullptr), milliseconds(0));
+}
+
+/// The same with a last word, behind which everything goes out that was sent. It is said twice: UCX keeps at most one
+/// small message back per connection, so with the second one the first has left this process, and all before it.
+void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds patience) {
+  if (peer.broken != UCS_OK || !peer.endpoint) {
+    drop(peer);
+    return;
+  }
+  ucp_ep_h endpoint = std::exchange(peer.endpoint, nullptr);
+  worker_->retire(endpoint, patience);
+  send_sign(peer, endpoint, last_word);
+  send_sign(peer, endpoint, last_word, /*closes=*/endpoint);
+}
+
+/// Ends posts that UCX should have ended by now. It has let go of their endpoints, so nothing reads the posts any more.
+void UcxLink::end_overdue_posts() {
+  const auto now = Clock::now();
+  std::erase_if(overdue_, [&](const auto& entry) {
+    bool any = false;
+    for (Sent* sent : open_) {
+      if (sent->peer != entry.first || !sent->post) continue;
+      any = true;
+      if (now < entry.second) return false;
+      end_lost(*std::exchange(sent->post, nullptr));
+    }
+    return !any || now >= entry.second;
+  });
+}
+
+/// Does what had to wait until UCX was off the stack.
+void UcxLink::settle() {
+  for (const Sign& sign : std::exchange(signs_, {})) heed(sign);
+  if (std::exchange(breakage_, false)) {
+    for (const std::unique_ptr<Peer>& peer : peers_) {
+      if (peer && peer->broken != UCS_OK && !peer->lost) lose(*peer, why(*peer, peer->broken));
+    }
+  }
+  for (const PeerId id : std::exchange(to_greet_, {})) {
+    if (Peer* peer = find(id)) greet(*peer);
+  }
+  for (Post* waiting : std::exchange(waiting_, {})) post(*waiting);
+  for (const Unreached::News& item : unreached_.look_again()) {
+    Peer* peer = find(item.peer);
+    if (peer && !item.why.empty()) lose(*peer, item.why);
+    for (Post* post : item.posts) this->post(*post);
+    if (peer && item.posts.empty()) greet(*peer);
+  }
+  worker_->bury();
+  if (!overdue_.empty()) end_overdue_posts();
+}
+
+bool UcxLink::progress() {
+  if (!usable()) return tell();
+  const bool told = tell();  // what ended while it was posted is over before what answers it comes
+  calling_ = true;
+  const bool moved = ucx_.worker_progress(worker_->get()) != 0;
+  calling_ = false;
+  quiet_.store(moved ? 0 : quiet_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  settle();
+  const bool fetched = tell_fetches();
+  return tell() || told || fetched || moved;
+}
+
+bool UcxLink::tell_fetches() {
+  const std::vector<Fetch*> fetched = std::exchange(fetched_, {});
+  for (Fetch* item : fetched) {
+    const std::unique_ptr<Fetch> fetch(item);
+    if (fetch->status == UCS_OK && !closed_) {
+      receiver_->arrived(fetch->header, {fetch->where, fetch->bytes});
+    } else if (fetch->placed) {
+      receiver_->dropped(fetch->header, fetch->where);
+    }
+  }
+  return !fetched.empty();
+}
+
+bool UcxLink::tell() {
+  if (news_.empty()) return false;
+  for (const News& item : std::exchange(news_, {})) {
+    if (item.post) {
+      receiver_->done(*item.post, item.status);
+    } else if (!closed_ && find(item.peer)) {
+      receiver_->lost(item.peer, item.why);
+    }
+  }
+  return true;
+}
+
+/// UCX deals with a broken connection in the calls that follow the one in which it noticed. That call does not count as
+/// moving anything, and the work that is left does not end a sleep.
+bool UcxLink::arm() {
+  worker_->listeners().look_for_strangers();
+  if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
+  if (!usable()) return true;
+  return quiet_.load(std::memory_order_relaxed) >= 3 && ucx_.worker_arm(worker_->get()) != UCS_ERR_BUSY;
+}
+
+void UcxLink::sleep(std::chrono::microseconds span) {
+  if (!closed_ && worker_->mine()) {
+    bell_.sleep(worker_->fd(), span);
+    quiet_.store(0, std::memory_order_relaxed);
+  } else {
+    std::this_thread::sleep_for(span);
+  }
+}
+
+void UcxLink::wake() {
+  if (worker_->mine()) bell_.ring();
+}
+
+/// Sends what is left, closes all endpoints and waits, but never for long.
+void UcxLink::drain() {
+  for (const std::unique_ptr<Peer>& peer : peers_) {
+    if (peer) part(*peer, Sign::kClose, kPatienceToClose);
+  }
+  worker_->hurry(kPatienceToClose);
+  const auto give_up = Clock::now() + kPatienceToClose + kPatienceWithUcx;
+  while (Clock::now() < give_up) {
+    const bool moved = ucx_.worker_progress(worker_->get()) != 0, buried = worker_->bury();
+    if (buried && fetches_.empty() && std::ranges::all_of(open_, [](const Sent* s) { return !s->post; })) break;
+    if (!moved && ucx_.worker_arm(worker_->get()) == UCS_OK) bell_.sleep(worker_->fd(), milliseconds(1));
+  }
+}
+
+void UcxLink::close() {
+  if (closed_) return;
+  closed_ = true;
+  if (worker_->mine()) drain();
+  worker_->close();
+  for (Sent* sent : open_) {
+    if (sent->post) end_post(*sent->post, Status(Code::kAborted, "nvx: the link was closed"));
+  }
+  for (Post* post : unreached_.take_all()) waiting_.push_back(post);
+  for (Post* post : waiting_) end_post(*post, Status(Code::kAborted, "nvx: the link was closed"));
+  fetched_.insert(fetched_.end(), fetches_.begin(), fetches_.end());
+  fetches_.clear();
+  tell_fetches();
+  tell();
+}
+
+}  // namespace
+
+std::unique_ptr<Link> open_ucx(const std::string& met_at) { return std::make_unique<UcxLink>(met_at); }
+
+bool built_with_ucx() { return true; }
+
+}  // namespace nvx::net

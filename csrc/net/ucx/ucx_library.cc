@@ -1,0 +1,173 @@
+#include "net/ucx/ucx_library.h"
+
+#include <dlfcn.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <vector>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/mutex.h"
+#include "net/interfaces.h"
+#include "net/ucx/ucx.h"
+#include "net/ucx/ucx_search.h"
+#include "net/ucx/ucx_sockets.h"
+
+namespace nvx::net {
+namespace {
+
+/// Never destroyed: links may outlive static destructors.
+struct Shelf {
+  Mutex mutex;
+  const UcxLibrary* library GUARDED_BY(mutex) = nullptr;
+};
+
+Shelf& shelf() {
+  static Shelf* const kShelf = new Shelf;
+  return *kShelf;
+}
+
+template <class Function>
+void resolve(void* handle, const char* name, Function& function, const std::string& path) {
+  function = reinterpret_cast<Function>(dlsym(handle, name));
+  if (!function) throw Error(Code::kSystem, "nvx: " + path + " has no " + name + ": it is no libucp that nvx can use");
+}
+
+std::string path_of(const void* function, const std::string& otherwise) {
+  Dl_info info{};
+  return dladdr(function, &info) && info.dli_fname ? info.dli_fname : otherwise;
+}
+
+UcxLibrary resolve_all(void* handle, const std::string& path) {
+  UcxLibrary ucx;
+  const auto get = [&](const char* name, auto& function) { resolve(handle, name, function, path); };
+  get("ucp_get_version", ucx.get_version);
+  ucx.get_version(&ucx.version.major, &ucx.version.minor, &ucx.version.patch);
+  ucx.path = path_of(reinterpret_cast<const void*>(ucx.get_version), path);
+  if (ucx.version < kOldestUcx) {
+    throw Error(Code::kSystem, "nvx: " + ucx.path + " is UCX " + ucx.version.text() + "; nvx needs " +
+                                   kOldestUcx.text() + " or later. NVX_LIBUCP names the libucp.so.0 to load");
+  }
+  get("ucp_init_version", ucx.init_version);
+  get("ucp_cleanup", ucx.cleanup);
+  get("ucp_config_read", ucx.config_read);
+  get("ucp_config_modify", ucx.config_modify);
+  get("ucp_config_release", ucx.config_release);
+  get("ucp_context_query", ucx.context_query);
+  get("ucp_context_print_info", ucx.context_print_info);
+  get("ucp_worker_create", ucx.worker_create);
+  get("ucp_worker_destroy", ucx.worker_destroy);
+  get("ucp_worker_query", ucx.worker_query);
+  get("ucp_worker_release_address", ucx.worker_release_address);
+  get("ucp_worker_get_efd", ucx.worker_get_efd);
+  get("ucp_worker_arm", ucx.worker_arm);
+  get("ucp_worker_progress", ucx.worker_progress);
+  get("ucp_worker_set_am_recv_handler", ucx.worker_set_am_recv_handler);
+  get("ucp_ep_create", ucx.ep_create);
+  get("ucp_ep_close_nbx", ucx.ep_close_nbx);
+  get("ucp_ep_flush_nbx", ucx.ep_flush_nbx);
+  get("ucp_am_send_nbx", ucx.am_send_nbx);
+  get("ucp_am_recv_data_nbx", ucx.am_recv_data_nbx);
+  get("ucp_request_check_status", ucx.request_check_status);
+  get("ucp_request_free", ucx.request_free);
+  get("ucs_status_string", ucx.status_string);
+  return ucx;
+}
+
+/// What to try, best first. What is in the process already goes before all choices: a second one would share its parts.
+std::vector<std::string> what_to_load() {
+  const std::string& wanted = config().libucp;
+  if (const std::vector<std::string> there = loaded_ucx(); !there.empty()) {
+    const std::string& loaded = there.front();
+    const bool other = !wanted.empty() && (look_at(wanted).empty() || look_at(loaded).empty() ||
+                                           look_at(wanted)[0].path != look_at(loaded)[0].path);
+    if (other) {
+      NVX_LOG(kWarn, "%s is in this process already and is used; NVX_LIBUCP=%s is not", loaded.c_str(), wanted.c_str());
+    } else {
+      NVX_LOG(kInfo, "%s is in this process already and is used", loaded.c_str());
+    }
+    return {loaded};
+  }
+  if (!wanted.empty()) {
+    const std::vector<UcxCandidate> named = look_at(wanted);
+    if (named.empty())
+      throw Error(Code::kInvalid, "nvx: NVX_LIBUCP=" + wanted + " is neither a file nor a folder with a libucp.so.0",
+                  "name one, or unset it");
+    return {named[0].path};
+  }
+  std::vector<std::string> paths;
+  for (const UcxCandidate& candidate : in_order(find_ucx(), has_rdma())) {
+    NVX_LOG(kInfo, "found UCX %s%s: %s", candidate.version.text().c_str(), candidate.rdma ? ", built with RDMA" : "",
+            candidate.path.c_str());
+    paths.push_back(candidate.path);
+  }
+  paths.emplace_back("libucp.so.0");  // should the loader know better
+  return paths;
+}
+
+UcxLibrary load() {
+  // Up to 1.19, libucs takes over the handlers of SIGSEGV and its like as it is loaded; later it would warn of this.
+  if (loaded_ucx().empty()) setenv("UCX_HANDLE_ERRORS", "none", /*overwrite=*/0);
+  std::string last;
+  for (const std::string& path : what_to_load()) {
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle) return resolve_all(handle, path);
+    last = dlerror();
+    NVX_LOG(kInfo, "cannot load %s", last.c_str());
+  }
+  throw Error(Code::kSystem,
+              "nvx: ranks on several hosts need UCX, and no libucp.so.0 could be loaded (" + last +
+                  "). Type 'pip install libucx-cu13' or 'apt-get install libucx0', or set NVX_LIBUCP to its path");
+}
+
+}  // namespace
+
+std::string UcxLibrary::explain(ucs_status_t status) const {
+  const std::string words = std::string(" (UCX: ") + status_string(status) + ")";
+  switch (status) {
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_TIMED_OUT:
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_REJECTED: return "its process has ended, or the network between has failed" + words;
+    case UCS_ERR_IO_ERROR: {
+      const std::string own = why_nothing_opens();
+      if (!own.empty()) return "cannot be reached from here" + words + own;
+      return "its process has ended, or the network between has failed" + words;
+    }
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_NO_DEVICE:
+      return "its host cannot be reached" + words + "; NVX_SOCKET_IFNAME names the interfaces to use";
+    case UCS_ERR_EXCEEDS_LIMIT: return "a message was larger than its receiver takes" + words;
+    default: return "sending failed" + words;
+  }
+}
+
+void warn_of_second_ucx(const UcxLibrary& own) {
+  static std::atomic<bool> said{false};
+  if (said.load(std::memory_order_relaxed)) return;
+  const auto same = [](const std::string& a, const std::string& b) {
+    std::error_code error;
+    return a == b || std::filesystem::equivalent(a, b, error);
+  };
+  for (const std::string& path : loaded_ucx()) {
+    if (same(path, own.path) || said.exchange(true)) continue;
+    NVX_LOG(kWarn,
+            "there is a second UCX in this process: %s, beside %s, which nvx uses. They may share libucs, and crash. "
+            "Have one only: NVX_LIBUCP=%s makes nvx use that one, or load it before the first group over several hosts",
+            path.c_str(), own.path.c_str(), path.c_str());
+    return;
+  }
+}
+
+const UcxLibrary& ucx_library() {
+  Shelf& here = shelf();
+  MutexLock lock(here.mutex);
+  if (!here.library) here.library = new UcxLibrary(load());
+  return *here.library;
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,265 @@
+#include "net/ucx/ucx_listeners.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/membarrier.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/handle.h"
+#include "base/log.h"
+#include "net/host_address.h"
+#include "net/source_filter.h"
+#include "net/ucx/ucx_sockets.h"
+
+namespace nvx::net {
+namespace {
+
+using Listener = UcxListeners::Listener;
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(Code::kSystem,
+              "nvx: " + what + why_nothing_opens() +
+                  ", so it cannot keep strangers from the port at which other hosts reach this process over TCP: they "
+                  "could write to its memory",
+              "allow it, or, in a network without strangers, do without by NVX_ALLOW_FROM=0.0.0.0/0,::/0");
+}
+
+/// The address and port that a socket of TCP is bound to.
+std::optional<Listener> bound(int fd) {
+  struct stat what {};
+  sockaddr_storage own{};
+  socklen_t bytes = sizeof own;
+  int type = 0;
+  socklen_t type_bytes = sizeof type;
+  if (fstat(fd, &what) != 0 || !S_ISSOCK(what.st_mode)) return std::nullopt;
+  if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes) != 0 || type != SOCK_STREAM) return std::nullopt;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return std::nullopt;
+  const std::optional<AddressBytes> address = address_bytes(reinterpret_cast<const sockaddr*>(&own));
+  if (!address) return std::nullopt;
+  const uint16_t port = own.ss_family == AF_INET ? reinterpret_cast<const sockaddr_in*>(&own)->sin_port
+                                                 : reinterpret_cast<const sockaddr_in6*>(&own)->sin6_port;
+  return Listener{fd, what.st_ino, *address, ntohs(port)};
+}
+
+bool listens(int fd) {
+  int value = 0;
+  socklen_t bytes = sizeof value;
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &bytes) == 0 && value != 0;
+}
+
+void each_descriptor(const std::function<void(int fd)>& body) {
+  DIR* dir = opendir("/proc/self/fd");
+  if (!dir) refuse("nvx cannot read /proc/self/fd");
+  std::vector<int> all;
+  while (const dirent* entry = readdir(dir)) {
+    if (entry->d_name[0] != '.' && std::atoi(entry->d_name) != dirfd(dir)) all.push_back(std::atoi(entry->d_name));
+  }
+  closedir(dir);
+  std::ranges::for_each(all, body);
+}
+
+std::vector<Listener> all_listeners() {
+  std::vector<Listener> all;
+  each_descriptor([&](int fd) {
+    if (!listens(fd)) return;
+    if (const auto socket = bound(fd)) all.push_back(*socket);
+  });
+  return all;
+}
+
+/// A descriptor of its own for a listener; none where UCX has closed it, and its number may be another file's.
+Fd own_descriptor(const Listener& listener) {
+  Fd fd(fcntl(listener.fd, F_DUPFD_CLOEXEC, 0));
+  struct stat what {};
+  if (fd && (fstat(fd.get(), &what) != 0 || what.st_ino != listener.inode)) fd.reset();
+  return fd;
+}
+
+/// Ends a connection: what it has brought is thrown away, nothing more comes, and who reads it comes to its end.
+void take_away(int fd) {
+  const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
+  int error = 0;
+  socklen_t bytes = sizeof error;
+  (void)connect(fd, &nobody, sizeof nobody);
+  (void)shutdown(fd, SHUT_RDWR);
+  (void)getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);  // which takes the error back
+}
+
+/// An address and port as /proc/net/tcp has them: "0100007F:1F90".
+std::string as_in_table(const Listener& listener, bool version_4) {
+  char text[48];
+  std::array<uint32_t, 4> words;
+  std::memcpy(words.data(), listener.address.data(), sizeof words);
+  if (version_4) {
+    std::snprintf(text, sizeof text, "%08X:%04X", words[3], listener.port);
+  } else {
+    std::snprintf(text, sizeof text, "%08X%08X%08X%08X:%04X", words[0], words[1], words[2], words[3], listener.port);
+  }
+  return text;
+}
+
+/// The connections of these listeners that the kernel has.
+struct Connections {
+  bool any = false;
+  bool half_open = false;  ///< some are not made yet
+};
+Connections connections_of(const std::vector<Listener>& listeners) {
+  constexpr char kHalfOpen[] = "03", kTimeWait[] = "06", kListens[] = "0A";
+  std::set<std::string> wanted;
+  for (const Listener& listener : listeners) {
+    for (const bool version_4 : {true, false}) wanted.insert(as_in_table(listener, version_4));
+  }
+  Connections found;
+  for (const char* path : {"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"}) {
+    std::ifstream table(path);
+    std::string line, number, local, remote, state;
+    if (!std::getline(table, line)) {
+      if (std::string_view(path).ends_with('6')) continue;  // a kernel without IPv6 has no such table
+      refuse(std::string("nvx cannot read ") + path);
+    }
+    while (std::getline(table, line)) {
+      std::istringstream words(line);
+      if (!(words >> number >> local >> remote >> state) || !wanted.contains(local)) continue;
+      if (state == kHalfOpen)
+        found.half_open = true;
+      else if (state != kTimeWait && state != kListens)
+        found.any = true;
+    }
+  }
+  return found;
+}
+
+/// Takes away all connections that came before the filter. UCX may be accepting one just now: so this looks until the
+/// kernel's table has none. One that is half open is made a connection by a packet, which the filter drops; but a
+/// packet that passed before may still be on its way through the kernel. The barrier waits for those (synchronize_rcu,
+/// some milliseconds), and after it they are connections, or never become any.
+void take_connections_away(const std::vector<Listener>& listeners) {
+  const Deadline deadline = Deadline::after(std::chrono::seconds(5));
+  for (bool waited = false;;) {
+    for (const Listener& listener : listeners) {
+      const Fd own = own_descriptor(listener);
+      while (own) {
+        const Fd made(accept4(own.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (!made && errno != ECONNABORTED && errno != EINTR) break;
+        if (made) take_away(made.get());
+      }
+    }
+    each_descriptor([&](int fd) {
+      const auto socket = bound(fd);
+      if (!socket || listens(fd)) return;
+      for (const Listener& listener : listeners) {
+        if (socket->port == listener.port && socket->address == listener.address) take_away(fd);
+      }
+    });
+    const Connections left = connections_of(listeners);
+    if (!left.any && (!left.half_open || waited)) return;
+    if (left.half_open && !waited) {
+      if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) != 0) usleep(50'000);
+      waited = true;
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    }
+    if (deadline.passed(Clock::now())) refuse("connections that nvx does not want do not end");
+  }
+}
+
+/// Those of a worker among the listeners that are new. The worker's address has its ports; but another thread may have
+/// begun to listen meanwhile. Where that does not give one a device, as if a UCX wrote its address in another way, all
+/// that are new are taken.
+std::vector<Listener> of_worker(std::vector<Listener> fresh, std::span<const std::byte> address, size_t devices) {
+  std::vector<Listener> told;
+  for (const Listener& listener : fresh) {
+    const std::byte port[] = {std::byte(listener.port >> 8), std::byte(listener.port)};
+    if (!std::ranges::search(address, port).empty()) told.push_back(listener);
+  }
+  return devices != 0 && told.size() >= devices ? told : fresh;
+}
+
+bool is_everybody(const std::set<AddressPrefix>& admitted) {
+  return std::ranges::count(admitted, 0, &AddressPrefix::bits) == 2;
+}
+
+}  // namespace
+
+UcxListeners::UcxListeners() {
+  const auto allowed = parse_prefixes(config().allow_from);
+  if (!allowed) {
+    throw Error(Code::kInvalid, "nvx: NVX_ALLOW_FROM=" + config().allow_from + " is no list of addresses",
+                "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
+  }
+  admitted_.insert(allowed->begin(), allowed->end());
+  if (is_everybody(admitted_)) return;
+  for (const Listener& listener : all_listeners()) others_.insert(listener.inode);
+}
+
+void UcxListeners::shut(std::span<const std::byte> address, size_t devices) {
+  if (is_everybody(admitted_)) return;
+  std::vector<Listener> fresh = all_listeners();
+  std::erase_if(fresh, [&](const Listener& listener) { return others_.contains(listener.inode); });
+  listeners_ = of_worker(std::move(fresh), address, devices);
+  if (listeners_.empty() && devices == 0) return;
+  if (listeners_.empty()) refuse("nvx does not find the sockets at which UCX listens");
+  attach();
+  take_connections_away(listeners_);
+}
+
+void UcxListeners::admit(std::span<const AddressPrefix> more) {
+  const size_t before = admitted_.size();
+  admitted_.insert(more.begin(), more.end());
+  if (admitted_.size() != before) attach();
+}
+
+void UcxListeners::attach() {
+  const std::vector<AddressPrefix> wanted(admitted_.begin(), admitted_.end());
+  for (const Listener& listener : listeners_) {
+    const Fd own = own_descriptor(listener);
+    if (!own && !why_nothing_opens().empty()) refuse("a filter cannot be attached to a socket");
+    if (!own) continue;  // UCX has closed it
+    const std::optional<size_t> prefixes = let_in(own.get(), wanted);
+    if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
+    NVX_LOG(kInfo, "port %u takes connections from %zu prefixes of addresses, which hold the %zu of this job",
+            listener.port, *prefixes, wanted.size());
+  }
+}
+
+uint64_t UcxListeners::dropped() const {
+  uint64_t dropped = 0;
+  for (const Listener& listener : listeners_) {
+    if (const Fd own = own_descriptor(listener)) dropped += dropped_by(own.get());
+  }
+  return dropped;
+}
+
+void UcxListeners::look_for_strangers() {
+  constexpr std::chrono::seconds kBetween{1};
+  if (warned_ || listeners_.empty() || Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kBetween;
+  if (dropped() == 0) return;
+  warned_ = true;
+  NVX_LOG(
+      kWarn,
+      "somebody at an address that no host of the job says it has tries to connect to this process, and is not let "
+      "in; if it is a rank whose address is translated on the way, set NVX_ALLOW_FROM here to the one that arrives");
+}
+
+}  // namespace nvx::net

@@ -1,0 +1,103 @@
+#include "net/ucx/ucx_sockets.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "base/handle.h"
+
+namespace nvx::net {
+namespace {
+
+/// UCX has an epoll of its interfaces' epolls.
+constexpr int kDeepest = 3;
+
+/// "/proc/self/fdinfo/17"
+class InfoPath {
+ public:
+  explicit InfoPath(int fd) {
+    char digits[12];
+    size_t n = 0;
+    do digits[n++] = char('0' + fd % 10);
+    while ((fd /= 10) != 0);
+    char* end = text_ + std::strlen(text_);
+    while (n != 0) *end++ = digits[--n];
+  }
+  const char* text() const { return text_; }
+
+ private:
+  char text_[32] = "/proc/self/fdinfo/";
+};
+
+/// The number behind a word of a line, in this base; -1 where the line has none.
+int64_t number_behind(const char* word, const char* line, int base) {
+  const char* at = std::strstr(line, word);
+  if (!at) return -1;
+  for (at += std::strlen(word); *at == ' ';) ++at;
+  int64_t number = -1;
+  for (;; ++at) {
+    const int digit = *at >= '0' && *at <= '9' ? *at - '0' : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10 : base;
+    if (digit >= base) return number;
+    number = (number < 0 ? 0 : number * base) + digit;
+  }
+}
+
+/// What a line says of an epoll's descriptor: "tfd:  17 events: 19 data: 11  pos:0 ino:2f1c sdev:8". The number may be
+/// another file's in this process by now, or in the one that has the epoll too; newer kernels tell which file it was.
+bool is_still_there(int fd, const char* line, struct stat* what) {
+  if (fd < 0 || fstat(fd, what) != 0) return false;
+  const int64_t inode = number_behind(" ino:", line, 16);
+  return inode < 0 || uint64_t(inode) == uint64_t(what->st_ino);
+}
+
+/// Calls act with each socket that an epoll, or an epoll in it, looks at.
+void each_socket(int epoll, void (*act)(int socket), int depth) {
+  const int info = open(InfoPath(epoll).text(), O_RDONLY | O_CLOEXEC);
+  if (info < 0) return;
+  char line[256], some[512];
+  size_t length = 0;
+  for (ssize_t n; (n = read(info, some, sizeof some)) > 0;) {
+    for (ssize_t i = 0; i < n; ++i) {
+      if (some[i] != '\n') {
+        if (length + 1 < sizeof line) line[length++] = some[i];
+        continue;
+      }
+      line[std::exchange(length, 0)] = '\0';
+      const auto fd = int(number_behind("tfd:", line, 10));
+      struct stat what;
+      if (fd == epoll || !is_still_there(fd, line, &what)) continue;
+      if (S_ISSOCK(what.st_mode)) {
+        act(fd);
+      } else if (depth > 1) {
+        each_socket(fd, act, depth - 1);
+      }
+    }
+  }
+  close(info);
+}
+
+}  // namespace
+
+void close_sockets_on_exec(int sleeps_on) {
+  each_socket(
+      sleeps_on, [](int socket) { (void)fcntl(socket, F_SETFD, FD_CLOEXEC); }, kDeepest);
+}
+
+void close_sockets(int sleeps_on) {
+  each_socket(
+      sleeps_on, [](int socket) { (void)close(socket); }, kDeepest);
+}
+
+std::string why_nothing_opens() {
+  const Fd any(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (any || (errno != EMFILE && errno != ENFILE)) return "";
+  return "; this process can open no more files, nor connections: raise the limit (ulimit -n)";
+}
+
+}  // namespace nvx::net

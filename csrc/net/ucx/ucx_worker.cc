@@ -1,0 +1,347 @@
+#include "net/ucx/ucx_worker.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "net/interfaces.h"
+#include "net/ucx/ucx_sockets.h"
+
+namespace nvx::net {
+namespace {
+
+struct Setting {
+  std::string key;
+  std::string value;
+};
+
+const char* set_by_user(const std::string& key) {
+  const char* own = std::getenv(("NVX_UCX_" + key).c_str());
+  return own ? own : std::getenv(("UCX_" + key).c_str());
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ",") + name;
+  return text;
+}
+
+/// The interfaces that the user named; only there UCX listens. Where nobody did: the one that leads to met_at, the host
+/// at which the ranks met, and its rails. Before 1.16, which asks the kernel which of them lead to a peer, UCX takes an
+/// interface that leads nowhere as gladly as another; so it is given that one alone. Where met_at says nothing, all but
+/// loopback and the bridges of containers.
+std::string net_devices(const UcxVersion& version, const std::string& met_at) {
+  if (set_by_user("NET_DEVICES")) return "";
+  const InterfaceRule rule = interface_rule();
+  const std::vector<Interface> present = interfaces();
+  const bool asks_the_kernel = version >= UcxVersion{1, 16, 0};
+  const std::string towards = rule.variable ? "" : interface_to(met_at);
+  std::vector<std::string> chosen;
+  if (asks_the_kernel && !towards.empty()) chosen = with_rails(towards, present);
+  if (chosen.empty()) chosen = choose(rule, present, towards);
+  if (chosen.empty()) {
+    // Traffic must not go another way than the user said; what is said to others, as gloo, need not fit nvx.
+    if (rule.own) throw Error(none_named(rule, present));
+    if (rule.variable) NVX_LOG(kWarn, "%s", none_named(rule, present).cause.c_str());
+    return "";
+  }
+  // RDMA devices are no interfaces of the system: naming those does not exclude these.
+  for (std::string& port : rdma_ports()) chosen.push_back(std::move(port));
+  return joined(chosen);
+}
+
+std::vector<Setting> general_settings(const UcxVersion& version, const std::string& met_at) {
+  std::vector<Setting> settings = {{"TLS", "^sm"}};  // endpoints that notice a death cannot use shared memory anyway
+  if (std::string devices = net_devices(version, met_at); !devices.empty())
+    settings.push_back({"NET_DEVICES", devices});
+  // TCP has a keepalive of its own; UCX's, every 20 s, makes the kernel forget what it has probed for.
+  if (!has_rdma()) settings.push_back({"KEEPALIVE_INTERVAL", "100s"});
+  return settings;
+}
+
+/// A host that has gone silent is noticed after 10 + 3 x 2 s without traffic, with traffic after 20 s where UCX can be
+/// told so; later, where peers are waited for longer. Connecting waits for nobody. (TCP_SYN_CNT stays alone: setting it
+/// corrupts UCX's memory, 1.13 to 1.22.)
+std::vector<Setting> tcp_settings(const UcxVersion& version) {
+  const char* transports = set_by_user("TLS");
+  const auto says = [&](const char* word) { return std::strstr(transports, word) != nullptr; };
+  if (transports && !says("tcp") && !says("all") && !says("^")) return {};
+  const int64_t liveness_s = std::chrono::ceil<std::chrono::seconds>(config().liveness).count();
+  const int64_t probes = std::clamp<int64_t>((liveness_s - 4) / 2, 3, 127);  // the most that Linux takes
+  std::vector<Setting> settings = {{"TCP_KEEPCNT", std::to_string(probes)}, {"TCP_CONN_NB", "y"}};
+  if (version >= UcxVersion{1, 22, 0})
+    settings.push_back({"TCP_USER_TIMEOUT", std::to_string(std::max<int64_t>(20, liveness_s + 10)) + "s"});
+  return settings;
+}
+
+/// Variables that are set while this lives: before 1.17, a transport reads its settings nowhere else.
+class BriefEnvironment {
+ public:
+  void set(const Setting& setting) {
+    names_.push_back("UCX_" + setting.key);
+    setenv(names_.back().c_str(), setting.value.c_str(), /*overwrite=*/1);
+  }
+  BriefEnvironment() = default;
+  ~BriefEnvironment() {
+    for (const std::string& name : names_) unsetenv(name.c_str());
+  }
+  BriefEnvironment(const BriefEnvironment&) = delete;
+  BriefEnvironment& operator=(const BriefEnvironment&) = delete;
+
+ private:
+  std::vector<std::string> names_;
+};
+
+/// Transport and device of every resource, as in "#      resource 0  :  md 0  dev 0  flags -- tcp/eth0".
+std::map<std::string, std::vector<std::string>> resources(const UcxLibrary& ucx, ucp_context_h context) {
+  std::map<std::string, std::vector<std::string>> devices;
+  char* text = nullptr;
+  size_t bytes = 0;
+  FILE* stream = open_memstream(&text, &bytes);
+  if (!stream) return devices;
+  ucx.context_print_info(context, stream);
+  std::fclose(stream);
+  std::istringstream lines(std::string(text, bytes));
+  std::free(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t slash = line.rfind('/'), blank = line.rfind(' ');
+    if (line.find(" resource ") == std::string::npos || slash == std::string::npos || blank > slash) continue;
+    devices[line.substr(blank + 1, slash - blank - 1)].push_back(line.substr(slash + 1));
+  }
+  return devices;
+}
+
+std::atomic<uint32_t> forks{0};
+std::atomic<int> workers{0}, workers_of_parent{0};
+
+/// What the first workers of this process sleep on, plus 1, for a forked child. A process has one, but for tests.
+std::array<std::atomic<int>, 16> sleep_on{};
+
+void replace_sleep(int known, int by) {
+  for (std::atomic<int>& fd : sleep_on) {
+    int expected = known;
+    if (fd.compare_exchange_strong(expected, by)) return;
+  }
+}
+
+/// Moves by one in a forked child. UCX does not know of forks: its thread is gone there, and it would wait for it.
+uint32_t fork_generation() {
+  static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
+    forks.fetch_add(1);
+    workers_of_parent.fetch_add(workers.exchange(0));
+    // Else peers would take the parent for alive as long as this child lives.
+    for (std::atomic<int>& fd : sleep_on) {
+      if (const int worker = fd.exchange(0); worker != 0) close_sockets(worker - 1);
+    }
+  });
+  (void)kRegistered;
+  if (workers_of_parent.load() != 0) {
+    throw Error(Code::kSystem,
+                "nvx: this process was forked from one that talks to other hosts, and UCX does not work in it. Start "
+                "processes with 'spawn' or 'forkserver' (multiprocessing.set_start_method), or before the first group");
+  }
+  return forks.load();
+}
+
+bool is_rdma(const std::string& transport) {
+  for (const char* family : {"rc_", "dc_", "ud_", "srd", "gga_"}) {
+    if (transport.starts_with(family)) return true;
+  }
+  return false;
+}
+
+/// Ends inside this host.
+bool is_local(const std::string& transport) {
+  for (const char* family : {"self", "posix", "sysv", "cma", "knem", "xpmem", "cuda_", "gdr_", "rocm_", "ze_"}) {
+    if (transport.starts_with(family)) return true;
+  }
+  return false;
+}
+
+/// The user's settings that may have left no transport: " with UCX_TLS=sm".
+std::string restrictions() {
+  std::string text;
+  for (const std::string key : {"TLS", "NET_DEVICES"}) {
+    const char* value = set_by_user(key);
+    if (!value) continue;
+    const std::string prefix = std::getenv(("NVX_UCX_" + key).c_str()) ? "NVX_UCX_" : "UCX_";
+    text += (text.empty() ? " with " : ", ") + prefix + key + "=" + value;
+  }
+  return text;
+}
+
+Error no_way(const std::string& who) {
+  std::vector<std::string> names;
+  for (const Interface& interface : interfaces()) names.push_back(interface.name);
+  const std::vector<std::string> ports = rdma_ports();
+  return {Code::kSystem,
+          "nvx: " + who + ", finds no way to other hosts" + restrictions() + "; this host has " +
+              (ports.empty() ? "no active RDMA port" : "RDMA ports " + joined(ports)) + " and " +
+              (names.empty() ? "no interface that is up" : "interfaces " + joined(names)),
+          "unset what leaves none, or name an interface that is up"};
+}
+
+}  // namespace
+
+UcxWorker::UcxWorker(const std::string& met_at) : generation_(fork_generation()), ucx_(ucx_library()) {
+  try {
+    BriefEnvironment environment;
+    if (ucx_.version < UcxVersion{1, 17, 0}) {
+      for (const Setting& setting : tcp_settings(ucx_.version)) {
+        if (!set_by_user(setting.key)) environment.set(setting);
+      }
+    }
+    make_context(met_at);
+    make_worker();
+    take_address();
+    look_around();
+    workers.fetch_add(1);
+    replace_sleep(0, fd_ + 1);
+  } catch (...) {
+    if (worker_) ucx_.worker_destroy(worker_);
+    if (context_) ucx_.cleanup(context_);
+    throw;
+  }
+}
+
+void UcxWorker::close() {
+  if (!worker_ || !mine()) return;
+  replace_sleep(fd_ + 1, 0);
+  ucx_.worker_destroy(std::exchange(worker_, nullptr));
+  ucx_.cleanup(context_);
+  workers.fetch_sub(1);
+}
+
+void UcxWorker::keep_sockets_to_itself() const { close_sockets_on_exec(fd_); }
+
+bool UcxWorker::mine() const { return forks.load(std::memory_order_relaxed) == generation_; }
+
+void UcxWorker::require(ucs_status_t status, const char* what) const {
+  if (status == UCS_OK) return;
+  throw Error(Code::kSystem, "nvx: UCX " + ucx_.version.text() + " (" + ucx_.path + "): " + what +
+                                 " failed: " + ucx_.status_string(status) + why_nothing_opens() +
+                                 ". UCX_LOG_LEVEL=info makes it say more");
+}
+
+void UcxWorker::make_context(const std::string& met_at) {
+  ucp_config_t* config = nullptr;
+  require(ucx_.config_read("NVX", nullptr, &config), "reading the configuration");
+  std::vector<Setting> settings = general_settings(ucx_.version, met_at);
+  if (ucx_.version >= UcxVersion{1, 17, 0}) {
+    for (Setting& setting : tcp_settings(ucx_.version)) settings.push_back(std::move(setting));
+  }
+  for (const Setting& setting : settings) {
+    if (set_by_user(setting.key)) continue;
+    const ucs_status_t status = ucx_.config_modify(config, setting.key.c_str(), setting.value.c_str());
+    if (status != UCS_OK) NVX_LOG(kInfo, "UCX does not know %s", setting.key.c_str());
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.name = "nvx";
+  const ucs_status_t status = ucx_.init_version(kOldestUcx.major, kOldestUcx.minor, &params, config, &context_);
+  ucx_.config_release(config);
+  if (status == UCS_ERR_NO_DEVICE) throw no_way("UCX " + ucx_.version.text() + " (" + ucx_.path + ")");
+  require(status, "making a context");
+}
+
+void UcxWorker::make_worker() {
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  require(ucx_.worker_create(context_, &params, &worker_), "making a worker");
+  require(ucx_.worker_get_efd(worker_, &fd_), "asking for something to sleep on");
+}
+
+void UcxWorker::take_address() {
+  ucp_worker_attr_t attributes{};
+  attributes.field_mask = UCP_WORKER_ATTR_FIELD_ADDRESS | UCP_WORKER_ATTR_FIELD_ADDRESS_FLAGS;
+  attributes.address_flags = UCP_WORKER_ADDRESS_FLAG_NET_ONLY;
+  require(ucx_.worker_query(worker_, &attributes), "asking for the address");
+  const auto* bytes = reinterpret_cast<const std::byte*>(attributes.address);
+  address_.assign(bytes, bytes + attributes.address_length);
+  ucx_.worker_release_address(worker_, attributes.address);
+}
+
+void UcxWorker::look_around() {
+  ucp_context_attr_t attributes{};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  require(ucx_.context_query(context_, &attributes), "asking for memory types");
+  std::string transports;
+  const auto found = resources(ucx_, context_);
+  bool all_local = !found.empty();  // else UCX writes its list in a way that is new
+  for (const auto& [transport, devices] : found) {
+    has_rdma_ |= is_rdma(transport);
+    all_local &= is_local(transport);
+    if (transport != "self") transports += ", " + transport + " on " + joined(devices);
+  }
+  const auto tcp = found.find("tcp");
+  listeners_.shut(address_, tcp == found.end() ? 0 : tcp->second.size());
+  if (tcp != found.end() && !has_rdma_) reached_at_ = host_addresses(tcp->second);
+  const bool cuda = attributes.memory_types & (uint64_t(1) << UCS_MEMORY_TYPE_CUDA);
+  description_ = "UCX " + ucx_.version.text() + " (" + ucx_.path + ")" + transports +
+                 (cuda ? ", host and CUDA memory" : ", host memory");
+  if (all_local) {
+    throw no_way(description_);
+  }
+}
+
+void UcxWorker::retire(ucp_ep_h endpoint, std::chrono::milliseconds patience) {
+  closing_.push_back({endpoint, Clock::now() + patience});
+}
+
+void UcxWorker::ready_to_close(ucp_ep_h endpoint) {
+  for (Closing& closing : closing_) {
+    if (closing.endpoint == endpoint && !closing.closing) closing.ready = true;
+  }
+}
+
+bool UcxWorker::bury() {
+  if (!closing_.empty()) std::erase_if(closing_, [this](Closing& closing) { return bury(closing); });
+  return closing_.empty();
+}
+
+/// A NIC may still hold what was sent, not yet acknowledged, and a flush waits for that. Over TCP the kernel has all of
+/// it, and a flush would only wait for the peer to move.
+bool UcxWorker::bury(Closing& closing) {
+  if (!closing.closing) {
+    const bool late = Clock::now() >= closing.force_at;
+    if (!closing.ready && !late) return false;
+    if (closing.ready && !closing.flushing && has_rdma_ && !late) {
+      ucp_request_param_t param{};
+      void* request = ucx_.ep_flush_nbx(closing.endpoint, &param);
+      if (UCS_PTR_IS_PTR(request)) closing.flushing = request;
+    }
+    if (closing.flushing) {
+      if (ucx_.request_check_status(closing.flushing) == UCS_INPROGRESS && !late) return false;
+      ucx_.request_free(closing.flushing);
+    }
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+    void* request = ucx_.ep_close_nbx(closing.endpoint, &param);
+    if (!UCS_PTR_IS_PTR(request)) return true;
+    closing.closing = request;
+  }
+  if (ucx_.request_check_status(closing.closing) == UCS_INPROGRESS) return false;
+  ucx_.request_free(closing.closing);
+  return true;
+}
+
+void UcxWorker::hurry(std::chrono::milliseconds patience) {
+  const auto latest = Clock::now() + patience;
+  for (Closing& closing : closing_) closing.force_at = std::min(closing.force_at, latest);
+}
+
+}  // namespace nvx::net

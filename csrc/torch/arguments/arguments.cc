@@ -1,0 +1,494 @@
+#include "torch/arguments/arguments.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "base/hash.h"
+#include "group/plan/chunks.h"
+#include "torch/arguments/argument_error.h"
+#include "torch/arguments/overlaps.h"
+#include "torch/device/delegate.h"
+#include "torch/device/host_proxy_path.h"
+#include "torch/device/kernel_path.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Piece;
+
+size_t bytes_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tensor.element_size(); }
+
+size_t bytes_of_all(at::TensorList tensors) {
+  size_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) bytes += tensor.defined() ? bytes_of(tensor) : 0;
+  return bytes;
+}
+
+std::byte* memory_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+size_t count_of(const std::vector<at::Tensor>& tensors) {
+  size_t count = 0;
+  for (const at::Tensor& tensor : tensors) count += size_t(tensor.numel());
+  return count;
+}
+
+/// Whether the operation can use the tensor's own memory: its route does so, and the elements are there in order and as
+/// they are.
+bool plain(const at::Tensor& tensor, const TensorOperation& c) {
+  return uses_tensors(c.route()) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor empty_stand_in(const at::Tensor& tensor, const TensorOperation& c) {
+  if (!uses_tensors(c.route())) return host_stand_in(tensor);
+  return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+/// That of a device's tensor is filled later: when the operation is begun, on its stream.
+at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
+  const Movement movement;
+  at::Tensor copy = empty_stand_in(tensor, c);
+  if (tensor.is_cpu()) {
+    copy.copy_(tensor);
+  } else {
+    c.bring.emplace_back(tensor, copy);
+  }
+  return copy;
+}
+
+/// Drops the copies, and keeps the stand-ins alive, whose memory the operation uses.
+void keep_only(TensorOperation& c, Loads& loads) {
+  for (const auto& [user, stand_in] : loads) c.stand_ins.push_back(stand_in);
+  loads.clear();
+}
+
+/// Zero where all pieces have one length, so that calls with one tensor and with a list of equal ones match on the
+/// ranks.
+uint64_t shape_of(const Pieces& pieces) {
+  Hash hash;
+  bool alike = true;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    hash.add(pieces[i].bytes);
+    alike &= pieces[i].bytes == pieces[0].bytes;
+  }
+  return alike ? 0 : hash.value();
+}
+
+}  // namespace
+
+void Arguments::invalid(const std::string& what) const { throw_argument_error(std::string(name_) + ": " + what); }
+
+void Arguments::invalid_type(const std::string& what) const {
+  throw_argument_type_error(std::string(name_) + ": " + what);
+}
+
+at::Tensor& Arguments::single(std::vector<at::Tensor>& tensors) const {
+  if (tensors.empty()) invalid("requires non-empty tensor list");
+  check_single(tensors);
+  check_tensor(tensors[0]);
+  return tensors[0];
+}
+
+void Arguments::check_single(const std::vector<at::Tensor>& tensors, const std::string& side) const {
+  if (tensors.size() == 1) return;
+  invalid("requires a single-element " + side + "tensor list, not one of " + std::to_string(tensors.size()));
+}
+
+void Arguments::check_tensor(const at::Tensor& tensor) const {
+  if (!tensor.defined()) invalid("requires defined tensors");
+  if (tensor.layout() != at::kStrided)
+    invalid("only supports dense tensors, not one of layout " + c10::str(tensor.layout()) + ": to_dense() it first");
+  check_place(tensor);
+  // A storage may have been made smaller under its tensors, as FSDP does with parameters that it frees.
+  const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
+                                                         size_t(tensor.storage_offset()));
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  const size_t there = storage.nbytes();
+  if (tensor.numel() != 0 && there < needed)
+    invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) +
+            " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
+  if (tensor.numel() != 0 && !storage.data())  // torch does not look for such tensors in lists of lists
+    invalid("a tensor has no memory of its own, as one that wraps others or is a fake: hand over what it stands for");
+}
+
+void Arguments::check_place(const at::Tensor& tensor) const {
+  if (serves(tensor.device())) return;
+  invalid("only supports CPU tensors and those of accelerators, not one on " + tensor.device().str());
+}
+
+void Arguments::one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const {
+  const std::string size = std::to_string(size_);
+  if (lists.size() != 1)
+    invalid("requires a single-element " + side + " list containing a list with " + size + " tensors. It has " +
+            std::to_string(lists.size()) + " elements");
+  if (lists[0].size() == size_t(size_)) return;
+  const std::string side_first = side == "input" ? "Input" : "Output";
+  invalid("Incorrect " + side + " list size " + std::to_string(lists[0].size()) + ". " + side_first +
+          " list size should be " + size + ", same as size of the process group.");
+}
+
+std::string Arguments::ranks_of(int64_t root) const {
+  return ": this is rank " + std::to_string(rank_) + ", the root is rank " + std::to_string(root);
+}
+
+void Arguments::check_root(int64_t root) const {
+  if (root >= 0 && root < size_) return;
+  invalid("invalid root rank: " + std::to_string(root) + ", in a group of " + std::to_string(size_));
+}
+
+/// Each split is compared with what is left of dimension 0, and never summed with others: so nothing overflows.
+void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor,
+                             const std::string& side) const {
+  if (tensor.dim() == 0) invalid("the " + side + " tensor has no dimension 0 that could be split");
+  const int64_t rows = tensor.size(0);
+  const std::string of_rows = " (the " + side + " tensor has " + std::to_string(rows) + " rows)";
+  if (splits.empty()) {
+    if (rows % size_ != 0) invalid("Tensor's dim 0 does not divide equally across group size" + of_rows);
+    return;
+  }
+  const std::string name = side + "_split_sizes";
+  if (splits.size() != size_t(size_)) {
+    invalid("Number of tensor splits not equal to group size: " + name + " has " + std::to_string(splits.size()) +
+            ", the group " + std::to_string(size_));
+  }
+  int64_t left = rows;
+  for (size_t p = 0; p < splits.size(); ++p) {
+    if (splits[p] < 0) invalid(name + "[" + std::to_string(p) + "] is negative: " + std::to_string(splits[p]));
+    if (splits[p] > left) {
+      invalid("Split sizes doesn't match total dim 0 size: " + name + "[" + std::to_string(p) + "] is " +
+              std::to_string(splits[p]) + of_rows);
+    }
+    left -= splits[p];
+  }
+  if (left != 0)
+    invalid("Split sizes doesn't match total dim 0 size: " + name + " leaves " + std::to_string(left) + of_rows);
+}
+
+/// `whole` must have as many elements as all ranks' parts together. It divides, as a product might overflow.
+void Arguments::check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const {
+  const at::Tensor& part = whole.is_same(out) ? in : out;
+  if (whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel()) return;
+  invalid(std::string(whole.is_same(out) ? "output tensor size must be equal to world_size times input tensor size"
+                                         : "input tensor must be the same size as output size times world size") +
+          ": the output has " + std::to_string(out.numel()) + " elements, the input " + std::to_string(in.numel()) +
+          ", the group " + std::to_string(size_) + " ranks");
+}
+
+void Arguments::same_type(const at::Tensor& a, const at::Tensor& b) const {
+  if (a.scalar_type() == b.scalar_type()) return;
+  invalid_type(std::string("invalid tensor type: output tensor must have the same type as input tensor (") +
+               c10::toString(a.scalar_type()) + " and " + c10::toString(b.scalar_type()) + ")");
+}
+
+TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor& like, size_t count) const {
+  TensorOperation c;
+  c.operation.collective = collective;
+  c.operation.dtype = dtype_of(like);
+  c.operation.count = count;
+  c.device = like.device();
+  if (like.is_cpu()) return c;
+  c.facts.on_device = true;
+  c.facts.kernels_serve = kernels_ && kernels_->agree_to_serve(like.device());
+  c.facts.is_large = goes_in_chunks(collective, c.operation.dtype, count);
+  c.facts.delegate_named = delegate_ != nullptr;
+  if (proxies_ && may_be_proxied(c.facts)) c.facts.proxies_serve = proxies_->agree_to_serve(c.operation, c.device);
+  if (!c.facts.kernels_serve && route_of(c.facts) != Route::kHostProxy) refuse_capture(like.device());
+  return c;
+}
+
+/// Comes before the first input() or output(), which ask for the route.
+void Arguments::ask_delegate(TensorOperation& c, at::TensorList whole) const {
+  if (delegate_ && c.facts.on_device) c.facts.delegate_serves = delegate_->agree_to_serve(c, bytes_of_all(whole));
+}
+
+void Arguments::same_device(const TensorOperation& c, const at::Tensor& tensor) const {
+  if (tensor.device() != c.device)
+    invalid("tensors must be on the same device, not on " + c.device.str() + " and " + tensor.device().str());
+}
+
+const std::byte* Arguments::input(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
+  same_device(c, tensor);
+  if (plain(tensor, c) && !apart) return memory_of(tensor);
+  const at::Tensor stand_in = stand_in_of(tensor, c);
+  c.stand_ins.push_back(stand_in);
+  return memory_of(stand_in);
+}
+
+Piece Arguments::give(TensorOperation& c, const at::Tensor& tensor, bool apart) const {
+  return {const_cast<std::byte*>(input(c, tensor, apart)), bytes_of(tensor)};
+}
+
+void Arguments::check_writable(const at::Tensor& tensor) const {
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    invalid("several elements of an output tensor share memory (it was expanded): clone() it first");
+  }
+}
+
+std::byte* Arguments::output(TensorOperation& c, at::Tensor& tensor, bool apart) const {
+  same_device(c, tensor);
+  if (plain(tensor, c) && !apart) return memory_of(tensor);
+  check_writable(tensor);
+  const at::Tensor stand_in = empty_stand_in(tensor, c);
+  c.take_back.emplace_back(tensor, stand_in);
+  return memory_of(stand_in);
+}
+
+std::byte* Arguments::in_place(TensorOperation& c, at::Tensor& tensor, bool apart) const {
+  same_device(c, tensor);
+  if (plain(tensor, c) && !apart) return memory_of(tensor);
+  check_writable(tensor);
+  const at::Tensor stand_in = stand_in_of(tensor, c);
+  c.take_back.emplace_back(tensor, stand_in);
+  return memory_of(stand_in);
+}
+
+TensorOperation Arguments::begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
+                                        bool apart) const {
+  check_tensor(tensor);
+  TensorOperation c = begin(collective, tensor, size_t(tensor.numel()));
+  reduces_with(c, op, tensor);
+  ask_delegate(c, tensor);
+  c.operation.out = in_place(c, tensor, apart);
+  c.operation.in = c.operation.out;
+  return c;
+}
+
+TensorOperation Arguments::all_reduce(at::Tensor& tensor, const c10d::ReduceOp& op, bool apart) const {
+  return begin_reduce(kernel::Collective::kAllReduce, tensor, op, apart);
+}
+
+TensorOperation Arguments::reduce(at::Tensor& tensor, const c10d::ReduceOp& op, int64_t root) const {
+  check_root(root);
+  TensorOperation c = begin_reduce(kernel::Collective::kReduce, tensor, op, /*apart=*/false);
+  c.operation.root = int(root);
+  if (root != rank_) keep_only(c, c.take_back);
+  return c;
+}
+
+TensorOperation Arguments::broadcast(at::Tensor& tensor, int64_t root) const {
+  check_tensor(tensor);
+  check_root(root);
+  TensorOperation c = begin(kernel::Collective::kBroadcast, tensor, size_t(tensor.numel()));
+  ask_delegate(c, tensor);
+  c.operation.out = in_place(c, tensor);
+  if (root == rank_) {
+    keep_only(c, c.take_back);
+  } else {
+    keep_only(c, c.bring);
+  }
+  c.operation.in = c.operation.out;
+  c.operation.root = int(root);
+  c.operation.recv = Pieces(size_t(size_));
+  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {c.operation.out, bytes_of(tensor)};
+  return c;
+}
+
+TensorOperation Arguments::all_gather(std::vector<at::Tensor>& outputs, const at::Tensor& tensor) const {
+  check_tensor(tensor);
+  if (outputs.size() != size_t(size_))
+    invalid("invalid output tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
+            std::to_string(outputs.size()) + ")");
+  for (const at::Tensor& out : outputs) {
+    check_tensor(out);
+    same_type(out, tensor);
+  }
+  TensorOperation c = begin(kernel::Collective::kAllGather, tensor, count_of(outputs));
+  ask_delegate(c, outputs);
+  const Outputs written(outputs);
+  c.operation.in = input(c, tensor, written.clash(tensor, size_t(rank_)));
+  c.operation.recv = Pieces(outputs.size());
+  for (size_t p = 0; p < outputs.size(); ++p)
+    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
+  if (outputs[size_t(rank_)].numel() != tensor.numel()) {
+    invalid("the input has " + std::to_string(tensor.numel()) + " elements, the output for this rank " +
+            std::to_string(outputs[size_t(rank_)].numel()));
+  }
+  c.operation.shape = shape_of(c.operation.recv);
+  return c;
+}
+
+TensorOperation Arguments::all_gather_base(at::Tensor& out, const at::Tensor& in) const {
+  check_tensor(in);
+  check_tensor(out);
+  same_type(out, in);
+  check_times_size(out, in, /*whole=*/out);
+  TensorOperation c = begin(kernel::Collective::kAllGather, in, size_t(out.numel()));
+  ask_delegate(c, out);
+  c.operation.in = input(c, in, clash_within(in, out, rank_));
+  c.operation.recv = Pieces(size_t(size_));
+  std::byte* base = output(c, out);
+  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
+  return c;
+}
+
+TensorOperation Arguments::reduce_scatter(at::Tensor& out, const std::vector<at::Tensor>& inputs,
+                                          const c10d::ReduceOp& op) const {
+  check_tensor(out);
+  if (inputs.size() != size_t(size_))
+    invalid("invalid input tensor list at index 0 (expected length " + std::to_string(size_) + ", got " +
+            std::to_string(inputs.size()) + ")");
+  for (const at::Tensor& in : inputs) {
+    check_tensor(in);
+    same_type(out, in);
+  }
+  TensorOperation c = begin(kernel::Collective::kReduceScatter, out, count_of(inputs));
+  reduces_with(c, op, out);
+  ask_delegate(c, inputs);
+  c.operation.send = Pieces(inputs.size());
+  for (size_t p = 0; p < inputs.size(); ++p)
+    c.operation.send[p] = give(c, inputs[p], clash(inputs[p], out, int(p) == rank_));
+  if (inputs[size_t(rank_)].numel() != out.numel()) {
+    invalid("the output has " + std::to_string(out.numel()) + " elements, the input for this rank " +
+            std::to_string(inputs[size_t(rank_)].numel()));
+  }
+  c.operation.shape = shape_of(c.operation.send);
+  c.operation.out = output(c, out);
+  return c;
+}
+
+TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor& in, const c10d::ReduceOp& op) const {
+  check_tensor(in);
+  check_tensor(out);
+  same_type(out, in);
+  check_times_size(out, in, /*whole=*/in);
+  TensorOperation c = begin(kernel::Collective::kReduceScatter, in, size_t(in.numel()));
+  reduces_with(c, op, in);
+  ask_delegate(c, in);
+  c.operation.send = Pieces(size_t(size_));
+  auto* base = give(c, in, clash_within(out, in, rank_)).data;
+  for (int p = 0; p < size_; ++p) c.operation.send[size_t(p)] = {base + size_t(p) * bytes_of(out), bytes_of(out)};
+  c.operation.out = output(c, out);
+  return c;
+}
+
+/// Describes what each rank gives. Where that goes only the root knows.
+TensorOperation Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apart) const {
+  check_root(root);
+  check_tensor(in);
+  TensorOperation c = begin(kernel::Collective::kGather, in);
+  c.operation.root = int(root);
+  c.operation.send = Pieces(size_t(size_));
+  c.operation.recv = Pieces(size_t(size_));
+  c.operation.send[size_t(root)] = give(c, in, apart);
+  return c;
+}
+
+TensorOperation Arguments::gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& tensor,
+                                  int64_t root) const {
+  const auto fail = [this](const std::string& what) { invalid(what); };
+  TensorOperation c =
+      begin_gather(tensor, root, outputs.size() == 1 && Outputs(outputs[0]).clash(tensor, size_t(rank_)));
+  if (root != rank_) {
+    if (!outputs.empty()) invalid("requires empty output on non-root" + ranks_of(root));
+    return c;
+  }
+  one_per_rank(outputs, "output");
+  const Outputs written(outputs[0]);
+  for (size_t p = 0; p < outputs[0].size(); ++p) {
+    at::Tensor& out = outputs[0][p];
+    check_tensor(out);
+    c10d::assertTypeMatch(fail, tensor.options(), outputs[0], p);
+    c.operation.recv[p] = {output(c, out, written.meets_one_before(p)), bytes_of(out)};
+  }
+  if (outputs[0][size_t(rank_)].numel() != tensor.numel())
+    c10d::assertSizesMatch(fail, tensor.sizes(), outputs[0], size_t(rank_));
+  return c;
+}
+
+TensorOperation Arguments::gather_base(at::Tensor& out, const at::Tensor& in, int64_t root) const {
+  TensorOperation c = begin_gather(in, root, root == rank_ && clash_within(in, out, rank_));
+  if (root != rank_) return c;
+  check_tensor(out);
+  same_type(out, in);
+  check_times_size(out, in, /*whole=*/out);
+  std::byte* base = output(c, out);
+  for (int p = 0; p < size_; ++p) c.operation.recv[size_t(p)] = {base + size_t(p) * bytes_of(in), bytes_of(in)};
+  return c;
+}
+
+TensorOperation Arguments::scatter(at::Tensor& out, const std::vector<std::vector<at::Tensor>>& inputs,
+                                   int64_t root) const {
+  const auto fail = [this](const std::string& what) { invalid(what); };
+  check_root(root);
+  check_tensor(out);
+  TensorOperation c = begin(kernel::Collective::kScatter, out);
+  c.operation.root = int(root);
+  c.operation.send = Pieces(size_t(size_));
+  c.operation.recv = Pieces(size_t(size_));
+  c.operation.recv[size_t(root)] = {output(c, out), bytes_of(out)};
+  if (root != rank_) {
+    if (!inputs.empty()) invalid("requires empty input on non-root" + ranks_of(root));
+    return c;
+  }
+  one_per_rank(inputs, "input");
+  for (size_t p = 0; p < inputs[0].size(); ++p) {
+    check_tensor(inputs[0][p]);
+    c10d::assertTypeMatch(fail, out.options(), inputs[0], p);
+    c.operation.send[p] = give(c, inputs[0][p], clash(inputs[0][p], out, int(p) == rank_));
+  }
+  if (inputs[0][size_t(rank_)].numel() != out.numel())
+    c10d::assertSizesMatch(fail, out.sizes(), inputs[0], size_t(rank_));
+  return c;
+}
+
+TensorOperation Arguments::all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const {
+  if (inputs.size() != size_t(size_))
+    invalid("input tensor list size " + std::to_string(inputs.size()) + " does not match world size " +
+            std::to_string(size_));
+  if (outputs.size() != size_t(size_))
+    invalid("output tensor list size " + std::to_string(outputs.size()) + " does not match world size " +
+            std::to_string(size_));
+  check_tensor(inputs[0]);
+  TensorOperation c = begin(kernel::Collective::kAllToAll, inputs[0]);
+  c.operation.send = Pieces(inputs.size());
+  c.operation.recv = Pieces(outputs.size());
+  const Outputs written(outputs);
+  for (size_t p = 0; p < inputs.size(); ++p) {
+    check_tensor(inputs[p]);
+    check_tensor(outputs[p]);
+    same_type(inputs[0], inputs[p]);
+    same_type(outputs[p], inputs[0]);
+    c.operation.send[p] = give(c, inputs[p], written.clash(inputs[p], p));
+    c.operation.recv[p] = {output(c, outputs[p], written.meets_one_before(p)), bytes_of(outputs[p])};
+  }
+  if (inputs[size_t(rank_)].numel() != outputs[size_t(rank_)].numel()) {
+    invalid("the input and the output for this rank itself differ in size: " +
+            std::to_string(inputs[size_t(rank_)].numel()) + " and " + std::to_string(outputs[size_t(rank_)].numel()) +
+            " elements");
+  }
+  return c;
+}
+
+TensorOperation Arguments::all_to_all_base(at::Tensor& out, const at::Tensor& in,
+                                           const std::vector<int64_t>& output_splits,
+                                           const std::vector<int64_t>& input_splits) const {
+  check_tensor(in);
+  check_tensor(out);
+  same_type(out, in);
+  check_splits(input_splits, in, "input");
+  check_splits(output_splits, out, "output");
+  TensorOperation c = begin(kernel::Collective::kAllToAll, in);
+  const auto cut = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, std::byte* base) {
+    Pieces pieces{size_t(size_)};
+    const size_t total = bytes_of(tensor);
+    const size_t rows = tensor.dim() && tensor.size(0) ? size_t(tensor.size(0)) : 1;
+    for (size_t p = 0; p < pieces.size(); ++p) {
+      const size_t bytes = splits.empty() ? total / pieces.size() : size_t(splits[p]) * (total / rows);
+      pieces[p] = {base, bytes};
+      base = base ? base + bytes : base;
+    }
+    return pieces;
+  };
+  const bool apart = clash(in, out, /*counterparts=*/input_splits == output_splits);
+  c.operation.send = cut(in, input_splits, give(c, in, apart).data);
+  c.operation.recv = cut(out, output_splits, output(c, out));
+  const size_t sent = c.operation.send[size_t(rank_)].bytes, kept = c.operation.recv[size_t(rank_)].bytes;
+  if (sent != kept) {
+    invalid("the input and the output split for this rank itself differ in size: " +
+            std::to_string(sent / in.element_size()) + " and " + std::to_string(kept / in.element_size()) +
+            " elements");
+  }
+  return c;
+}
+
+}  // namespace nvx

@@ -1,0 +1,102 @@
+#include <cctype>
+
+#include "kernel/reduce/level.h"
+#include "memory/driver/beside_captures.h"
+#include "torch/arguments/argument_error.h"
+#include "torch/arguments/arguments.h"
+
+namespace nvx {
+namespace {
+
+ReduceOp op_of(const Arguments& args, const c10d::ReduceOp& op) {
+  switch (op.op_) {
+    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
+    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
+    case c10d::ReduceOp::BAND: return ReduceOp::kBand;
+    case c10d::ReduceOp::BOR: return ReduceOp::kBor;
+    case c10d::ReduceOp::BXOR: return ReduceOp::kBxor;
+    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::kPremulSum;
+    default: args.invalid("Unhandled ReduceOp: its number is " + std::to_string(int(op.op_)));
+  }
+}
+
+/// Whether the operator treats the two parts of a complex number apart, and alike.
+bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum; }
+
+/// The name of the operator as torch spells it.
+std::string op_name_of(ReduceOp op) {
+  std::string text = name(op);
+  for (char& c : text) c = char(std::toupper(c));
+  return text;
+}
+
+double factor_of(const Arguments& args, const c10d::ReduceOp& op) {
+  const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (!supplement)
+    args.invalid("ReduceOp.PREMUL_SUM needs a factor: make it with torch.distributed._make_nccl_premul_sum");
+  const at::Tensor& factor = supplement->tensor_factor;
+  if (!factor.defined()) return supplement->double_factor;
+  if (factor.is_cpu()) return factor.item<double>();
+  if (capture_of(current_stream(factor.device())) != 0)
+    args.invalid("the factor of PREMUL_SUM is on " + factor.device().str() +
+                 ", where a call that is captured into a graph cannot read it: give a number, or a tensor of the CPU");
+  const BesideCaptures beside;
+  return factor.item<double>();
+}
+
+}  // namespace
+
+DType dtype_of(at::ScalarType type) {
+  switch (type) {
+    case at::kBool: return DType::kBool;
+    case at::kByte: return DType::kU8;
+    case at::kChar: return DType::kI8;
+    case at::kUInt16: return DType::kU16;
+    case at::kShort: return DType::kI16;
+    case at::kUInt32: return DType::kU32;
+    case at::kInt: return DType::kI32;
+    case at::kUInt64: return DType::kU64;
+    case at::kLong: return DType::kI64;
+    case at::kHalf: return DType::kF16;
+    case at::kBFloat16: return DType::kBF16;
+    case at::kFloat: return DType::kF32;
+    case at::kDouble: return DType::kF64;
+    case at::kComplexFloat: return DType::kC64;
+    case at::kComplexDouble: return DType::kC128;
+    case at::kFloat8_e4m3fn: return DType::kF8E4M3FN;
+    case at::kFloat8_e5m2: return DType::kF8E5M2;
+    case at::kFloat8_e4m3fnuz: return DType::kF8E4M3FNUZ;
+    case at::kFloat8_e5m2fnuz: return DType::kF8E5M2FNUZ;
+    case at::kFloat8_e8m0fnu: return DType::kF8E8M0FNU;
+    default: return DType::kBytes;
+  }
+}
+
+std::optional<at::ScalarType> torch_type_of(DType dtype) {
+  for (int8_t i = 0; i < int8_t(at::ScalarType::NumOptions); ++i) {
+    const auto type = at::ScalarType(i);
+    if (dtype != DType::kBytes && dtype_of(type) == dtype) return type;
+  }
+  return std::nullopt;
+}
+
+void Arguments::reduces_with(TensorOperation& c, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
+  c.operation.op = op_of(*this, op);
+  if (c.operation.op == ReduceOp::kPremulSum) c.operation.factor = factor_of(*this, op);
+  if (tensor.scalar_type() == at::kComplexHalf && is_linear(c.operation.op)) {
+    c.operation.dtype = DType::kF16;
+    c.operation.count *= 2;
+  }
+  if (kernel::level().reduce(c.operation.dtype, c.operation.op)) return;
+  const std::string refused = "Cannot use ReduceOp." + op_name_of(c.operation.op) + " with ";
+  if (tensor.scalar_type() == at::kBool) invalid_type(refused + "Boolean inputs");
+  const bool bitwise =
+      c.operation.op == ReduceOp::kBand || c.operation.op == ReduceOp::kBor || c.operation.op == ReduceOp::kBxor;
+  if (bitwise) invalid(refused + "non-integral dtype " + c10::toString(tensor.scalar_type()));
+  invalid_type(refused + c10::toString(tensor.scalar_type()) + " inputs");
+}
+
+}  // namespace nvx

@@ -1,0 +1,74 @@
+#include "torch/arguments/overlaps.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace nvx {
+namespace {
+
+const std::byte* begin_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.data_ptr()); }
+
+size_t length_of(const at::Tensor& tensor) { return size_t(tensor.numel()) * tensor.element_size(); }
+
+}  // namespace
+
+bool MemorySpan::meets(const MemorySpan& other) const { return begin < other.end && other.begin < end; }
+
+MemorySpan span_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.is_contiguous()) return {};
+  return {begin_of(tensor), begin_of(tensor) + length_of(tensor)};
+}
+
+bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts) {
+  const MemorySpan in = span_of(input), out = span_of(output);
+  return in.meets(out) && !(counterparts && in == out);
+}
+
+Outputs::Outputs(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) spans_.push_back(span_of(tensor));
+}
+
+bool Outputs::clash(const at::Tensor& input, size_t counterpart) const {
+  const MemorySpan in = span_of(input);
+  for (size_t p = 0; p < spans_.size(); ++p) {
+    if (in.meets(spans_[p]) && !(p == counterpart && in == spans_[p])) return true;
+  }
+  return false;
+}
+
+bool Outputs::meets_one_before(size_t p) const {
+  return std::any_of(spans_.begin(), spans_.begin() + p, [&](const MemorySpan& s) { return s.meets(spans_[p]); });
+}
+
+bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank) {
+  const MemorySpan in = span_of(piece), all = span_of(whole);
+  return in.meets(all) && in.begin != all.begin + size_t(rank) * length_of(piece);
+}
+
+std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors) {
+  std::vector<bool> again(tensors.size());
+  if (tensors.size() < 2) return again;
+  std::vector<size_t> by_address(tensors.size());
+  std::iota(by_address.begin(), by_address.end(), size_t(0));
+  const auto begin = [&](size_t i) { return begin_of(tensors[i]); };
+  std::sort(by_address.begin(), by_address.end(), [&](size_t a, size_t b) { return begin(a) < begin(b); });
+  const auto end = [&](size_t i) {
+    const at::Tensor& t = tensors[i];
+    return begin(i) + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
+  };
+  // Of tensors that hang together, each overlapping one of the others, all but the first in the list.
+  size_t first = by_address[0];
+  const std::byte* reach = end(first);
+  for (size_t k = 1; k < by_address.size(); ++k) {
+    const size_t here = by_address[k];
+    const bool hangs_together = begin(here) < reach;
+    if (hangs_together) again[std::max(here, first)] = true;
+    first = hangs_together ? std::min(here, first) : here;
+    reach = std::max(reach, end(here));
+  }
+  return again;
+}
+
+}  // namespace nvx

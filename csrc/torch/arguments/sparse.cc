@@ -1,0 +1,126 @@
+#include "torch/arguments/sparse.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "base/contain.h"
+#include "base/hash.h"
+
+namespace nvx {
+namespace {
+
+/// The entries of all tensors in one. Their sum by operator+ would exclude types that coalesce() sums.
+at::Tensor concatenated(const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() == 1) return tensors[0];
+  std::vector<at::Tensor> indices, values;
+  for (const at::Tensor& tensor : tensors) {
+    indices.push_back(tensor._indices());
+    values.push_back(tensor._values());
+  }
+  return at::sparse_coo_tensor(at::cat(indices, 1), at::cat(values, 0), tensors[0].sizes());
+}
+
+}  // namespace
+
+bool can_coalesce(at::ScalarType type) {
+  enum Answer : int8_t { kUnknown, kYes, kNo };
+  static std::atomic<Answer> known[size_t(at::ScalarType::NumOptions)] = {};
+  std::atomic<Answer>& answer = known[size_t(type)];
+  if (answer == kUnknown) {
+    const Movement movement;
+    contain_and(
+        [&] {
+          const at::Tensor twice = at::zeros({1, 2}, at::kLong);  // torch only sums where there are two entries
+          (void)at::sparse_coo_tensor(twice, at::zeros({2}, type), {1}).coalesce();
+          answer = kYes;
+        },
+        [&](const std::exception*) { answer = kNo; });
+  }
+  return answer == kYes;
+}
+
+SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments,
+                       std::vector<at::Tensor> tensors, Call call)
+    : LaneWork(std::move(group), std::move(facts), tensors, std::nullopt),
+      arguments_(arguments),
+      call_(std::move(call)),
+      tensors_(std::move(tensors)) {}
+
+void SparseWork::let_go() {
+  tensors_.clear();
+  call_.claim.reset();
+}
+
+Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, at::Tensor& out) {
+  std::vector<int64_t> shape = in.sizes().vec();
+  shape.insert(shape.begin(), group.size());
+  out = at::empty(shape, in.options());
+  TensorOperation c = arguments_.all_gather_base(out, in);
+  c.operation.timeout = call_.timeout;
+  c.operation.number = call_.number;
+  whole_.bytes = in.nbytes();
+  whole_.fingerprint.shape = Hash().add(c.operation.count).add(c.operation.shape).value();
+  c.operation.whole = &whole_;
+  return group.run(c.operation, carrier);
+}
+
+namespace {
+
+/// As a rank has described it.
+std::string shape_of(const Group& group, const at::Tensor& all, int64_t rank) {
+  const auto number = [&](int64_t i) { return all[rank][i].item<int64_t>(); };
+  std::string sizes;
+  for (int64_t i = 3; i < all.size(1); ++i) sizes += (i > 3 ? ", " : "") + std::to_string(number(i));
+  return group.topology().describe(int(rank)) + " has one of sizes [" + sizes + "], of which " +
+         std::to_string(number(1)) + " dimensions are sparse";
+}
+
+}  // namespace
+
+/// How many entries each rank has, when all have the same shape.
+Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) {
+  std::vector<int64_t> described{mine._nnz(), mine.sparse_dim(), mine.dense_dim()};
+  described.insert(described.end(), mine.sizes().begin(), mine.sizes().end());
+  at::Tensor all;
+  NVX_TRY(gather(group, carrier, at::tensor(described, at::kLong), all));
+  for (int64_t r = 0; r < group.size(); ++r) {
+    if (!all[r].slice(0, 1).equal(all[0].slice(0, 1))) {
+      arguments_.invalid("sparse tensors of all ranks must have the same shape: " + shape_of(group, all, 0) + ", " +
+                         shape_of(group, all, r));
+    }
+    entries.push_back(all[r][0].item<int64_t>());
+  }
+  return {};
+}
+
+Status SparseWork::carry_out(Group& group, Carrier carrier) {
+  const Movement movement;
+  const at::Tensor mine = concatenated(tensors_).coalesce();
+  whole_.fingerprint.collective = kernel::Collective::kAllReduce;
+  whole_.fingerprint.dtype = dtype_of(mine.values());
+  whole_.fingerprint.form = kernel::Form::kSparse;
+  whole_.deadline = Deadline::after(group.span_of(call_.timeout));
+  std::vector<int64_t> entries;
+  NVX_TRY(gather_sizes(group, carrier, mine, entries));
+  const int64_t most = *std::max_element(entries.begin(), entries.end());
+  const at::Tensor values = mine.values();
+  std::vector<int64_t> shape = values.sizes().vec();
+  shape[0] = most;
+  at::Tensor padded_indices = at::zeros({most, mine.sparse_dim()}, mine.indices().options());
+  at::Tensor padded_values = at::zeros(shape, values.options());
+  padded_indices.slice(0, 0, mine._nnz()).copy_(mine.indices().t());
+  padded_values.slice(0, 0, mine._nnz()).copy_(values);
+  at::Tensor all_indices, all_values;
+  NVX_TRY(gather(group, carrier, padded_indices, all_indices));
+  NVX_TRY(gather(group, carrier, padded_values, all_values));
+  std::vector<at::Tensor> indices, parts;
+  for (int64_t r = 0; r < group.size(); ++r) {
+    indices.push_back(all_indices[r].slice(0, 0, entries[size_t(r)]).t());
+    parts.push_back(all_values[r].slice(0, 0, entries[size_t(r)]));
+  }
+  const at::Tensor sum = at::sparse_coo_tensor(at::cat(indices, 1), at::cat(parts, 0), mine.sizes()).coalesce();
+  for (at::Tensor& tensor : tensors_) tensor.copy_(sum);
+  return {};
+}
+
+}  // namespace nvx

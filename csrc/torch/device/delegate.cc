@@ -1,0 +1,276 @@
+#include "torch/device/delegate.h"
+
+#include <torch/version.h>
+
+#include "base/config.h"
+#include "base/contain.h"
+#include "base/flag.h"
+#include "base/hash.h"
+#include "group/plan/delegate_plan.h"
+#include "kernel/gpu/launch_cuda.h"
+#include "memory/driver/beside_captures.h"
+#include "torch/arguments/argument_error.h"
+#include "torch/device/delegate_call.h"
+#include "torch/device/staging_copies.h"
+
+namespace nvx {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFarewell{5000};  // what is in flight gets so long to end when this rank leaves
+constexpr milliseconds kWord{5000};  // the barrier gets so long to name who did not come, when the device's time is up
+
+bool is_captured(at::Device device) {
+  constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
+  if (!kTorchTells && !kernel::built_with_cuda()) return python_sees_capture(device);
+  return capture_of(CommStreams::of_caller(device).up) != 0;
+}
+
+}  // namespace
+
+class Delegate::HostBarrier final : public Task {
+ public:
+  HostBarrier(std::shared_ptr<Group> group, const Operation& o) : group_(std::move(group)) {
+    operation_.collective = kernel::Collective::kBarrier;
+    operation_.meets_for = o.collective;
+    operation_.dtype = o.dtype;
+    operation_.op = o.op;
+    operation_.root = o.root;
+    operation_.count = o.count;
+    operation_.shape = Hash().add(o.shape).add("handed over").value();
+    operation_.timeout = o.timeout;
+    operation_.number = o.number;
+  }
+  void perform(Carrier carrier) override {
+    contain_and([&] { outcome_ = group_->run(operation_, carrier); },
+                [&](const std::exception* error) {
+                  outcome_ = group_->fail({Code::kSystem, error ? error->what() : "meeting the other ranks failed"});
+                });
+  }
+  /// Once it is done.
+  const Status& outcome() const { return outcome_; }
+
+ private:
+  const std::shared_ptr<Group> group_;
+  Operation operation_;
+  Status outcome_;
+};
+
+Delegate::Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store, GroupOfDevices of_devices)
+    : group_(std::move(group)), store_(std::move(store)), of_devices_(std::move(of_devices)) {}
+
+Delegate::~Delegate() {
+  if (origin_.elsewhere()) {
+    new auto(std::move(backend_));  // its threads are the parent's ...
+    new auto(std::move(flights_));  // ... and so are events
+    return;
+  }
+  contain("leaving a delegate", [&] { part(); });
+}
+
+/// All ranks capture a call, or none does: so all of them delegate it, or none.
+bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
+  const Operation& o = c.operation;
+  if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
+  if (is_captured(c.device)) return false;
+  const bool yes = connected_.answer(c.device, [&] { return ask(c.device); });
+  if (yes && c.device != device_) {
+    throw_argument_error("nvx: group " + group_->name() + " has handed over collectives of " + device_.str() +
+                         " (NVX_DELEGATE), and this tensor is on " + c.device.str() +
+                         ". Next: keep the tensors of a group on one device of each rank");
+  }
+  return yes;
+}
+
+void Delegate::connect(at::Device device) {
+  (void)connected_.answer(device, [&] { return ask(device); });
+}
+
+bool Delegate::ask(at::Device device) {
+  lane_group_ = of_devices_();
+  device_ = device;
+  std::string why_not;
+  try {
+    DelegateSetup setup(*group_, lane_group_->topology(), store_, device);
+    backend_ = setup.agree();
+    why_not = setup.why_not();
+  } catch (const Error& error) {
+    // A rank that did not hear the others, or was not heard, does not know what they do now.
+    (void)fail(met_in(error.failure(), "while the ranks agreed on what to hand over"));
+    raise(group_->failure());
+  }
+  if (group_->rank() == 0) say(why_not);
+  return backend_ != nullptr;
+}
+
+/// Said once a group, for all its ranks. As the user has asked for a delegate, that there is none is a warning.
+void Delegate::say(const std::string& why_not) const {
+  if (why_not.empty()) {
+    NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are handed over to %s, on %s of this rank",
+            group_->name().c_str(), backend_->getBackendName().c_str(), device_.str().c_str());
+  } else {
+    NVX_LOG(kWarn, "group %s: nothing is handed over, whatever NVX_DELEGATE names: %s", group_->name().c_str(),
+            why_not.c_str());
+  }
+}
+
+Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
+  NVX_TRY(group_->check_alive());
+  NVX_TRY(group_->device().look());
+  if (lane_group_->failed()) return fail(lane_group_->failure().failure());
+  const Operation& o = c.operation;
+  const auto flight = std::make_shared<Flight>(stream.device_type());
+  flight->timeout = o.timeout;
+  flight->what = describe(o.fingerprint()) + " #" + std::to_string(o.number);
+  flight->barrier = std::make_shared<HostBarrier>(lane_group_, o);
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: handed over to %s (NVX_DELEGATE)", group_->name().c_str(),
+          group_->rank(), static_cast<unsigned long long>(o.number), nvx::name(o.collective), device_.str().c_str(),
+          backend_->getBackendName().c_str());
+  Status status;
+  contain_and([&] { status = begin(flight, o, stream); },
+              [&](const std::exception* error) {
+                status =
+                    fail({Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
+                                             group_->name() + " on " + self() + ": " + words_of(error)});
+              });
+  if (group_->failed()) call_off();  // a failure of just now has not seen it
+  return status;
+}
+
+Status Delegate::begin(const std::shared_ptr<Flight>& flight, const Operation& o, const c10::Stream& stream) {
+  flight->begun.record(stream);
+  {
+    MutexLock lock(mutex_);
+    if (group_->failed()) return group_->failure();
+    if (parted_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
+    flights_.push_back(flight);
+    watch();
+  }
+  lane_group_->lane().submit(flight->barrier);
+  call_delegate(*backend_, o, device_);
+  flight->ended.record(stream);
+  flight->enqueued.store(true, std::memory_order_release);
+  return {};
+}
+
+/// A thread of the pool looks after what is in flight, and goes when nothing is.
+void Delegate::watch() {
+  if (watched_) return;
+  const auto needed = [watched = weak_from_this()] {
+    const std::shared_ptr<Delegate> delegate = watched.lock();
+    return delegate && delegate->keeps_watching();
+  };
+  watched_ = Engine::here().start([needed] {
+    while (needed()) std::this_thread::sleep_for(kWatchInterval);
+  });
+}
+
+bool Delegate::keeps_watching() {
+  const bool well = look_at_flights().ok();
+  MutexLock lock(mutex_);
+  watched_ = well && !parted_ && !flights_.empty();
+  return watched_;
+}
+
+bool Delegate::Flight::over() const {
+  return enqueued.load(std::memory_order_acquire) && ended.query() && barrier->done() && barrier->outcome().ok();
+}
+
+bool Delegate::clear() {
+  while (!flights_.empty() && flights_.front()->over()) flights_.pop_front();
+  return flights_.empty();
+}
+
+/// A failure of one of the two groups fails both of them, and what is in flight. So does a device that gives no answer,
+/// as nobody could say any more when anything on it has ended.
+Status Delegate::look_at_flights() {
+  Status now;
+  contain_and([&] { now = look(); },
+              [&](const std::exception* error) {
+                now = {Code::kSystem, "nvx: " + device_.str() + " of " + self() +
+                                          " does not tell where it is with what group " + group_->name() +
+                                          " has handed over to " + backend_->getBackendName() + ": " + words_of(error)};
+              });
+  return now.ok() ? now : fail(now.failure());
+}
+
+Status Delegate::look() {
+  const BesideCaptures beside;
+  {
+    MutexLock lock(mutex_);
+    if (parted_ || clear()) return {};
+  }
+  NVX_TRY(group_->look_around());
+  NVX_TRY(lane_group_->look_around());
+  return look_at_first();
+}
+
+/// The device works at one of them at a time: at the first.
+Status Delegate::look_at_first() {
+  MutexLock lock(mutex_);
+  if (flights_.empty()) return {};
+  const std::shared_ptr<Flight> first = flights_.front();
+  if (!first->seen && first->begun.query()) {
+    first->seen = true;
+    first->deadline = Deadline::after(first->timeout);
+  }
+  if (first->barrier->done() && !first->barrier->outcome().ok()) return first->barrier->outcome();
+  const bool may_name_a_rank = !first->barrier->done() && !first->deadline.passed(Clock::now() - kWord);
+  const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
+  lock.unlock();
+  if (called_off_) return group_->failure();  // whatever the backend says now comes of that
+  const std::string where = " of group " + group_->name() + " on " + self();
+  if (backend_->getError() != c10d::ErrorType::SUCCESS)
+    return {Code::kSystem, "nvx: " + backend_->getBackendName() + " says that " + first->what + where + " has failed"};
+  if (!late) return {};
+  return {Code::kTimeout,
+          "nvx: timed out in " + first->what + where + " after " + seconds(double(first->timeout.count()) / 1e3) +
+              " on the device, handed over to " + backend_->getBackendName(),
+          "look at what the devices of the other ranks do; is the timeout long enough (init_process_group(timeout=), "
+          "NVX_TIMEOUT_S, nvx.set_timeout)?"};
+}
+
+Status Delegate::fail(const Failure& failure) {
+  const Status first = group_->fail(failure);
+  if (lane_group_) (void)lane_group_->fail(first.failure());
+  if (backend_) call_off();
+  return first;
+}
+
+void Delegate::call_off() {
+  if (!called_off_.exchange(true)) abort_delegate(backend_);
+}
+
+void Delegate::abort() {
+  if (connected_.says_yes()) call_off();
+}
+
+bool Delegate::settle(const Deadline& deadline) {
+  for (;;) {
+    const bool well = look_at_flights().ok();
+    MutexLock lock(mutex_);
+    if (flights_.empty()) return true;
+    if (!well || called_off_ || deadline.passed(Clock::now())) return false;
+    lock.unlock();
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+void Delegate::part() {
+  if (origin_.elsewhere() || !connected_.says_yes()) return;
+  const bool clear = settle(Deadline::after(kFarewell));
+  {
+    MutexLock lock(mutex_);
+    if (std::exchange(parted_, true)) return;
+    flights_.clear();
+  }
+  if (!clear && !called_off_) {
+    NVX_LOG(kWarn, "group %s: collectives handed over to %s that had not ended were called off", group_->name().c_str(),
+            backend_->getBackendName().c_str());
+  }
+  if (!clear) return call_off();
+  if (!called_off_.exchange(true)) shut_delegate_down(backend_, kFarewell);
+}
+
+}  // namespace nvx

@@ -1,0 +1,247 @@
+#include "torch/device/delegate_setup.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <system_error>
+
+#include "base/contain.h"
+#include "base/mutex.h"
+#include "memory/driver/apart.h"
+
+namespace nvx {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kMoment{2000};  // for a backend's own end
+constexpr milliseconds kGlance{20};    // between two looks at what may have ended the connecting
+constexpr milliseconds kNews{200};     // between two questions to the store whether another rank cannot
+constexpr char kBorder = '\n';         // between the two texts of a card
+constexpr const char* kCannotKey = "cannot";
+
+std::vector<std::byte> to_bytes(const std::string& text) {
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+/// What a peer has said, made fit for a sentence.
+std::string text_of(std::string_view said) {
+  constexpr size_t kMost = 400;
+  return printable(std::string(said.substr(0, kMost)));
+}
+
+std::string_view view_of(const std::vector<std::byte>& said) {
+  return {reinterpret_cast<const char*>(said.data()), said.size()};
+}
+
+/// A thread that waits in a store holds up all others that use the same connection to it: so this has one of its own.
+c10::intrusive_ptr<c10d::Store> own(const c10::intrusive_ptr<c10d::Store>& store) {
+  c10::intrusive_ptr<c10d::Store> clone;
+  contain_and([&] { clone = store->clone(); }, [](const std::exception*) {});  // not every store can
+  return clone ? clone : store;
+}
+
+/// As one line, so that it can become part of a sentence.
+std::string first_line(const char* text) {
+  const std::string all = text;
+  return all.substr(0, all.find('\n'));
+}
+
+void end_apart(const char* what, const DelegateSetup::Backend& backend, milliseconds span,
+               void (c10d::Backend::*end)()) {
+  contain(what, [&] {
+    (void)run_apart<bool>(
+        [what, backend, end] {
+          contain(what, [&] { ((*backend).*end)(); });
+          return true;
+        },
+        Deadline::after(span));
+  });
+}
+
+}  // namespace
+
+void abort_delegate(const DelegateSetup::Backend& backend) {
+  end_apart("calling off what was handed over", backend, kMoment, &c10d::Backend::abort);
+}
+
+void shut_delegate_down(const DelegateSetup::Backend& backend, milliseconds span) {
+  end_apart("a delegate's goodbye", backend, span, &c10d::Backend::shutdown);
+}
+
+/// Makes and connects the backend, on a thread of its own. If that does not return, its owner may leave it to itself.
+class DelegateSetup::Attempt {
+ public:
+  Attempt(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device)
+      : running_([made = made_, store = std::move(store), rank, size, device] {
+          const c10::intrusive_ptr<c10d::Store> apart = own(store);
+          if (made->is_unwanted()) return false;
+          const Backend backend = make_delegate(apart, rank, size, device);
+          {
+            MutexLock lock(made->mutex);
+            if (made->unwanted) return false;
+            made->backend = backend;
+          }
+          const c10::OptionalDeviceGuard on(device);
+          backend->eagerConnectSingleDevice(device);
+          return true;
+        }) {}
+
+  /// Whether it has ended well by the deadline. Throws what the thread threw.
+  bool done(Clock::time_point until) { return running_.get(until).has_value(); }
+  /// Null until it is made.
+  Backend backend() const {
+    MutexLock lock(made_->mutex);
+    return made_->backend;
+  }
+  /// Ends what can be ended of it. A call that does not return is left to itself.
+  void call_off() const {
+    MutexLock lock(made_->mutex);
+    made_->unwanted = true;
+    const Backend made = made_->backend;
+    lock.unlock();
+    if (made) abort_delegate(made);
+  }
+
+ private:
+  struct Made {
+    bool is_unwanted() {
+      MutexLock lock(mutex);
+      return unwanted;
+    }
+    Mutex mutex;
+    Backend backend GUARDED_BY(mutex);
+    bool unwanted GUARDED_BY(mutex) = false;
+  };
+  const std::shared_ptr<Made> made_ = std::make_shared<Made>();
+  Apart<bool> running_;
+};
+
+DelegateSetup::DelegateSetup(Group& group, const Topology& topology, c10::intrusive_ptr<c10d::Store> store,
+                             at::Device device)
+    : group_(group),
+      topology_(topology),
+      torch_store_(std::move(store)),
+      device_(device),
+      span_(group.timeout().count() > 0 ? group.timeout() : std::chrono::hours(24)),
+      prefix_("nvx/delegate/" + std::to_string(topology.ranks[0].nonce) + "/"),
+      store_(torch_store_, group.size()),
+      exchange_(
+          store_,
+          {.prefix = key("talk"), .rank = group.rank(), .ranks = group.size(), .timeout = span_, .watch = [this](int) {
+             look_about();
+           }}) {}
+
+void DelegateSetup::look_about() const {
+  if (group_.look_for_interrupt()) throw Error(group_.failure());
+  if (const Status now = group_.look_around(); !now.ok()) throw Error(now);
+  if (const Status alive = group_.check_alive(); !alive.ok()) throw Error(alive);
+}
+
+DelegateSetup::Backend DelegateSetup::agree() {
+  const DelegateCard card = look();
+  why_not_ = refusal_of(exchange_.all_gather(to_bytes(card.gpu + kBorder + card.why_not)));
+  if (!why_not_.empty()) return nullptr;
+  try {
+    const Said mine = connect();
+    why_not_ = refusal_of_connecting(exchange_.all_gather(to_bytes(std::string(1, char(mine.kind)) + mine.text)));
+  } catch (const std::exception& error) {
+    contain("telling why a rank does not connect", [&] { exchange_.give_up(failure_of(error)); });
+    if (backend_) abort_delegate(backend_);
+    throw;
+  }
+  if (group_.rank() == 0) store_.remove(key(kCannotKey));  // all have heard
+  if (why_not_.empty()) return backend_;
+  if (backend_) abort_delegate(backend_);
+  return nullptr;
+}
+
+DelegateCard DelegateSetup::look() const {
+  DelegateCard card;
+  contain_and([&] { card = look_for_delegate(device_); },
+              [&](const std::exception* error) {
+                card.why_not = error ? first_line(error->what()) : "it could not be looked for";
+              });
+  return card;
+}
+
+/// Pure: the same on all ranks.
+std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>& cards) const {
+  std::vector<std::string> gpus;
+  for (size_t r = 0; r < cards.size(); ++r) {
+    const std::string_view said = view_of(cards[r]);
+    const size_t border = std::min(said.find(kBorder), said.size());
+    gpus.push_back(text_of(said.substr(0, border)));
+    if (border + 1 < said.size()) return topology_.describe(int(r)) + ": " + text_of(said.substr(border + 1));
+    for (size_t other = 0; other < r; ++other) {
+      if (topology_.host_of[r] != topology_.host_of[other] || gpus[r] != gpus[other]) continue;
+      return topology_.describe(int(other)) + " and " + topology_.describe(int(r)) + " share the GPU " + gpus[r] +
+             ", and NCCL wants one for each rank";
+    }
+  }
+  return "";
+}
+
+/// Pure, too. Who was called off knows no reason of its own.
+std::string DelegateSetup::refusal_of_connecting(const std::vector<std::vector<std::byte>>& said) const {
+  std::string follower;
+  for (size_t r = 0; r < said.size(); ++r) {
+    const std::string_view one = view_of(said[r]);
+    if (one.starts_with(char(Kind::kConnected))) continue;
+    const std::string reason = topology_.describe(int(r)) + ": " + text_of(one.substr(std::min<size_t>(1, one.size())));
+    if (!one.starts_with(char(Kind::kCalledOff))) return reason;
+    if (follower.empty()) follower = reason;
+  }
+  return follower;
+}
+
+DelegateSetup::Said DelegateSetup::connect() {
+  std::unique_ptr<Attempt> attempt;
+  try {
+    attempt = std::make_unique<Attempt>(c10::make_intrusive<c10d::PrefixStore>(key("its"), torch_store_), group_.rank(),
+                                        group_.size(), device_);
+  } catch (const std::system_error&) {
+    return cannot("the system gives no thread for it");
+  }
+  try {
+    const Said said = await(*attempt);
+    if (said.kind == Kind::kConnected) {
+      backend_ = attempt->backend();
+    } else {
+      attempt->call_off();
+    }
+    return said;
+  } catch (...) {
+    attempt->call_off();
+    throw;
+  }
+}
+
+DelegateSetup::Said DelegateSetup::await(Attempt& attempt) {
+  const Deadline deadline = Deadline::after(span_ / 2);
+  Clock::time_point next_news = Clock::now() + kNews;
+  for (;;) {
+    bool done = false;
+    std::string why;
+    contain_and([&] { done = attempt.done(Clock::now() + kGlance); },
+                [&](const std::exception* error) {
+                  why = error ? first_line(error->what()) : "it could not be made, for no std::exception";
+                });
+    if (!why.empty()) return cannot(why);
+    if (done) return {Kind::kConnected, ""};
+    look_about();
+    if (deadline.passed(Clock::now()))
+      return cannot("it was not connected within " + how_long(deadline) + ", half of the group's timeout");
+    if (Clock::now() < next_news) continue;
+    if (store_.get(key(kCannotKey), milliseconds(0))) return {Kind::kCalledOff, "another rank cannot have it"};
+    next_news = Clock::now() + kNews;
+  }
+}
+
+DelegateSetup::Said DelegateSetup::cannot(const std::string& why) {
+  store_.set(key(kCannotKey), {uint8_t(Kind::kCannot)});
+  return {Kind::kCannot, why};
+}
+
+}  // namespace nvx

@@ -1,0 +1,71 @@
+#include "torch/device/output_hazards.h"
+
+#include <ATen/EmptyTensor.h>
+
+#include <algorithm>
+
+#include "memory/driver/beside_captures.h"
+
+namespace nvx {
+
+std::vector<OutputHazards::Expected::Range> OutputHazards::Expected::ranges_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<Range> ranges;
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.numel() == 0) continue;
+    const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+    const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize());
+    ranges.push_back({begin, begin + bytes});
+  }
+  return ranges;
+}
+
+OutputHazards::Expected::Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device)
+    : ranges_(ranges_of(outputs)), there_(device) {}
+
+void OutputHazards::Expected::set_out(const c10::Stream& stream) {
+  there_.record(stream);
+  is_out_.store(true, std::memory_order_release);
+}
+
+bool OutputHazards::Expected::is_over() { return is_out_.load(std::memory_order_acquire) && there_.query(); }
+
+bool OutputHazards::Expected::hold_back(const c10::Stream& stream) {
+  if (!is_out_.load(std::memory_order_acquire)) return false;
+  there_.block(stream);
+  return true;
+}
+
+bool OutputHazards::Expected::meets(const std::vector<at::Tensor>& tensors) const {
+  for (const Range& other : ranges_of(tensors)) {
+    const auto overlaps = [&](const Range& own) { return own.begin < other.end && other.begin < own.end; };
+    if (std::any_of(ranges_.begin(), ranges_.end(), overlaps)) return true;
+  }
+  return false;
+}
+
+std::shared_ptr<OutputHazards::Expected> OutputHazards::expect(const std::vector<at::Tensor>& outputs,
+                                                               c10::DeviceType device) {
+  auto expected = std::make_shared<Expected>(outputs, device);
+  MutexLock lock(mutex_);
+  expected_.push_back(expected);
+  return expected;
+}
+
+bool OutputHazards::follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) {
+  const BesideCaptures beside;
+  MutexLock lock(mutex_);
+  std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
+  bool all = true;
+  for (const auto& expected : expected_) all &= !expected->meets(tensors) || expected->hold_back(stream);
+  return all;
+}
+
+bool OutputHazards::awaited_in(const std::vector<at::Tensor>& tensors) {
+  const BesideCaptures beside;
+  MutexLock lock(mutex_);
+  std::erase_if(expected_, [](const auto& expected) { return expected->is_over(); });
+  return std::any_of(expected_.begin(), expected_.end(),
+                     [&](const auto& expected) { return expected->meets(tensors); });
+}
+
+}  // namespace nvx

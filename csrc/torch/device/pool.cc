@@ -1,0 +1,130 @@
+#include "torch/device/pool.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <sys/types.h>
+
+#include <map>
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "kernel/gpu/launch_cuda.h"
+#include "memory/driver/beside_captures.h"
+#include "memory/gpu/device_arena.h"
+#include "torch/device/kernel_path.h"
+
+namespace nvx {
+
+void* PoolLender::lend(size_t bytes, void* stream) {
+  const BesideCaptures beside;
+  MutexLock lock(mutex_);
+  settle();
+  if (const DevicePtr at = take_resting(bytes, stream)) return reinterpret_cast<void*>(at);
+  try {
+    return reinterpret_cast<void*>(pool_.allocate(bytes));
+  } catch (const Error& error) {
+    NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
+    return nullptr;
+  }
+}
+
+void PoolLender::take_back(void* at, size_t bytes, void* stream) {
+  const BesideCaptures beside;
+  MutexLock lock(mutex_);
+  settle();
+  // A block that a graph may use again cannot be given to others, nor can one whose last use no stream tells the end
+  // of.
+  std::unique_ptr<kernel::Tail> tail = kernel::capture_of(stream) == 0 ? spare_tail() : nullptr;
+  if (!tail || !tail->put_behind(stream, /*captured=*/false).ok()) {
+    NVX_LOG(kInfo, "%zu KiB of the pool of GPU %d are not used again: nobody says when", bytes >> 10, pool_.device());
+    return;
+  }
+  resting_.push_back({reinterpret_cast<DevicePtr>(at), bytes, std::move(tail)});
+}
+
+/// Blocks whose streams have come past their last use go back to the pool.
+void PoolLender::settle() {
+  for (auto one = resting_.begin(); one != resting_.end();) {
+    if (!one->tail->passed()) {
+      ++one;
+      continue;
+    }
+    (void)pool_.free(one->at);
+    spare_.push_back(std::move(one->tail));
+    one = resting_.erase(one);
+  }
+}
+
+std::unique_ptr<kernel::Tail> PoolLender::spare_tail() {
+  if (spare_.empty()) return std::make_unique<kernel::Tail>();
+  std::unique_ptr<kernel::Tail> tail = std::move(spare_.back());
+  spare_.pop_back();
+  return tail;
+}
+
+/// A block of just this length whose stream has not come past its last use: the new stream waits for that, the host
+/// does not.
+DevicePtr PoolLender::take_resting(size_t bytes, void* stream) {
+  if (kernel::capture_of(stream) != 0) return 0;
+  for (auto one = resting_.begin(); one != resting_.end(); ++one) {
+    if (one->bytes != bytes || !one->tail->hold_back(stream, /*captured=*/false).ok()) continue;
+    const DevicePtr at = one->at;
+    spare_.push_back(std::move(one->tail));
+    resting_.erase(one);
+    return at;
+  }
+  return 0;
+}
+
+namespace {
+
+/// One a device, for as long as the process lives: torch may give memory back at its very end.
+PoolLender* lender_of(int device) {
+  static Mutex mutex;
+  static auto* const kLenders = new std::map<int, std::unique_ptr<PoolLender>>;
+  DevicePool& pool = DeviceHome::here().pool(device);
+  MutexLock lock(mutex);
+  std::unique_ptr<PoolLender>& lender = (*kLenders)[device];
+  if (!lender) lender = std::make_unique<PoolLender>(pool);
+  return lender.get();
+}
+
+}  // namespace
+
+bool has_pool(c10::DeviceIndex device) {
+  if (!kernel::built_with_cuda()) return false;
+  try {
+    (void)DeviceHome::here().pool(device);
+    return true;
+  } catch (const Error& error) {
+    NVX_LOG(kTrace, "no pool on GPU %d: %s", int(device), without_name(error.what()).c_str());
+    return false;
+  }
+}
+
+}  // namespace nvx
+
+#pragma GCC visibility push(default)
+
+// By these torch's CUDAPluggableAllocator comes for memory, with a lock of its own held and maybe Python's, which must
+// not be let go of here: who has it may wait for the other.
+extern "C" {
+
+void* nvx_pool_malloc(ssize_t bytes, int device, void* stream) {
+  void* at = nullptr;
+  nvx::contain("a pool of GPU memory", [&] {
+    const c10::OptionalDeviceGuard on(c10::Device(nvx::kernel_device(), c10::DeviceIndex(device)));
+    at = nvx::lender_of(device)->lend(size_t(bytes), stream);
+  });
+  return at;
+}
+
+void nvx_pool_free(void* at, size_t bytes, int device, void* stream) {
+  if (!at) return;
+  nvx::contain("a pool of GPU memory", [&] {
+    const c10::OptionalDeviceGuard on(c10::Device(nvx::kernel_device(), c10::DeviceIndex(device)));
+    nvx::lender_of(device)->take_back(at, bytes, stream);
+  });
+}
+}
+
+#pragma GCC visibility pop

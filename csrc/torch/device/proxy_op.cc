@@ -1,0 +1,72 @@
+#include "torch/device/proxy_op.h"
+
+#include "base/contain.h"
+
+namespace nvx {
+
+ProxyOp::Expected::Expected(std::shared_ptr<Group> kept, NvxWork::Pending counts, std::function<void(Code)> told)
+    : group(std::move(kept)), pending(std::move(counts)), on_failure(std::move(told)) {
+  pending->fetch_add(1, std::memory_order_relaxed);
+}
+
+ProxyOp::Expected::~Expected() { pending->fetch_sub(1, std::memory_order_release); }
+
+void ProxyOp::expect(NvxWork::Pending pending, std::function<void(Code)> on_failure) {
+  expected_ = std::make_unique<Expected>(group_.lock(), std::move(pending), std::move(on_failure));
+}
+
+/// One turn of the group's lane: of a call, or of a replay of one.
+class ProxyOp::Turn final : public Task {
+ public:
+  Turn(std::shared_ptr<ProxyOp> call, std::shared_ptr<Group> group)
+      : call_(std::move(call)), group_(std::move(group)) {}
+
+  void perform(Carrier carrier) override {
+    Status status;
+    contain_and([&] { status = run_in_order(*group_, call_->collectives, carrier); },
+                [&](const std::exception* error) {
+                  status = {Code::kSystem, "nvx: carrying an operation out failed: " + words_of(error)};
+                });
+    if (status.ok()) return;
+    called_off_ = group_->closed() && !group_->failed();  // this rank has left: what is replayed now does nothing
+    outcome_ = group_->fail_begun(status);                // what has been begun on the device waits for this
+  }
+  bool conclusion_may_block() override { return call_->expected_ && call_->expected_->on_failure; }
+  void conclude() override {
+    if (outcome_.ok() || called_off_) return;
+    end_process_if_unheard(outcome_);
+    if (conclusion_may_block()) call_->expected_->on_failure(outcome_.code());
+  }
+
+ private:
+  const std::shared_ptr<ProxyOp> call_;
+  const std::shared_ptr<Group> group_;
+  Status outcome_;
+  bool called_off_ = false;
+};
+
+bool ProxyOp::queue_early() {
+  if (queued_) return true;
+  const auto group = group_.lock();
+  if (!group) return false;
+  std::shared_ptr<Task> turn = std::make_shared<Turn>(shared_from_this(), group);
+  return queued_ = group->lane().submit_to_others(turn);
+}
+
+void ProxyOp::queue_from_stream(std::shared_ptr<ProxyOp> call) {
+  const std::shared_ptr<Group> group = call->group_.lock();
+  if (!group) return;  // it has called off what graphs hold of it
+  std::shared_ptr<Task> turn = std::make_shared<Turn>(std::move(call), group);
+  if (group->lane().submit_to_others(turn)) return;
+  (void)group->fail({Code::kSystem, "this process can have no thread for the host's part of an operation of group " +
+                                        group->name() + " on devices"});
+}
+
+void ProxyOp::queue() {
+  if (auto group = group_.lock()) {
+    Lane& lane = group->lane();
+    lane.submit(std::make_shared<Turn>(shared_from_this(), std::move(group)));
+  }
+}
+
+}  // namespace nvx

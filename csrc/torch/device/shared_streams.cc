@@ -1,0 +1,72 @@
+#include "torch/device/shared_streams.h"
+
+#include <map>
+
+#include "torch/arguments/argument_error.h"
+
+namespace nvx {
+
+Mutex& SharedStreams::registry_mutex() {
+  static auto* const kMutex = new Mutex;
+  return *kMutex;
+}
+
+std::shared_ptr<SharedStreams> SharedStreams::join(uint64_t group) {
+  static auto* const kGroups = new std::map<uint64_t, std::weak_ptr<SharedStreams>>;
+  MutexLock lock(registry_mutex());
+  std::erase_if(*kGroups, [](const auto& entry) { return entry.second.expired(); });
+  auto& known = (*kGroups)[group];
+  auto streams = known.lock();
+  if (!streams) known = streams = std::make_shared<SharedStreams>();
+  streams->ranks_.fetch_add(1, std::memory_order_acq_rel);
+  return streams;
+}
+
+void SharedStreams::check(const Call& call, const std::string& group) {
+  if (is_alone()) return;
+  MutexLock lock(mutex_);
+  compare(call, group);
+}
+
+void SharedStreams::note(const Call& call) {
+  if (is_alone()) return;
+  MutexLock lock(mutex_);
+  keep(call);
+}
+
+SharedStreams::Claim SharedStreams::claim(const Call& call, const std::string& group) {
+  if (is_alone()) return {};
+  MutexLock lock(mutex_);
+  compare(call, group);
+  const Last before = last_[call.stream];
+  keep(call);
+  return {this, call, before};
+}
+
+/// Unless another call has come meanwhile.
+void SharedStreams::release(const c10::Stream& stream, const Last& mine, const Last& before) {
+  MutexLock lock(mutex_);
+  Last& last = last_[stream];
+  if (last.rank == mine.rank && last.number == mine.number) last = before;
+}
+
+void SharedStreams::compare(const Call& call, const std::string& group) {
+  const auto known = last_.find(call.stream);
+  if (known == last_.end()) return;
+  const Last& last = known->second;
+  if (last.rank == call.rank || last.number < call.number) return;  // numbers begin with 1
+  const auto one = [](int rank, uint64_t number) {
+    return "#" + std::to_string(number) + " of rank " + std::to_string(rank);
+  };
+  throw_argument_error("nvx: group " + group + ": collective " + one(call.rank, call.number) + " would begin behind " +
+                       one(last.rank, last.number) +
+                       ", a thread of the same process, on one stream, where neither could end. Next: give each rank a "
+                       "stream of its own (with torch.Stream(device): ...)");
+}
+
+void SharedStreams::keep(const Call& call) {
+  Last& last = last_[call.stream];
+  if (last.number <= call.number) last = {call.rank, call.number};
+}
+
+}  // namespace nvx

@@ -1,0 +1,338 @@
+#include "torch/device/staging_copies.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <thread>
+#include <unordered_set>
+
+#include "kernel/gpu/capture.h"
+#include "kernel/gpu/launch_cuda.h"
+#include "memory/driver/beside_captures.h"
+#include "torch/arguments/argument_error.h"
+#include "torch/device/kernel_path.h"
+#include "torch/work.h"
+
+namespace nvx {
+
+c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+/// The first looks follow each other at once, as most of what is waited for arrives within microseconds.
+void pause_after(int looks) {
+  if (looks < 256) {
+    relax();
+  } else {
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+bool serves(at::Device device) {
+  return device.is_cpu() || (at::isAccelerator(device.type()) && c10::impl::hasDeviceGuardImpl(device.type()));
+}
+
+/// Asks nothing that would initialise CUDA, which a process that has yet to fork must not have done.
+std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen) {
+  const auto here = [&](at::Device current) {
+    return chosen && chosen->type() == current.type() && chosen->has_index() ? *chosen : current;
+  };
+  if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
+    auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));
+    if (allocator && allocator->initialized()) {
+      // A thread that has chosen no device is on the first one, which this process perhaps does not use.
+      const at::Device device = here(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
+      if (at::detail::getCUDAHooks().hasPrimaryContext(device.index())) return device;
+    }
+  }
+  if (c10::impl::hasDeviceGuardImpl(at::kPrivateUse1) && at::isPrivateUse1HooksRegistered()) {
+    const at::Device device = here(c10::impl::VirtualGuardImpl(at::kPrivateUse1).getDevice());
+    if (at::detail::getPrivateUse1Hooks().hasPrimaryContext(device.index())) return device;
+  }
+  return std::nullopt;
+}
+
+uint64_t capture_of(const c10::Stream& stream) {
+  const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  if (kernel::built_with_cuda() && stream.device_type() == kernel_device())
+    return kernel::capture_of(guard.getStreamNativeHandle(stream));
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+  if (guard.isStreamCapturing(stream)) return UINT64_MAX;  // which one, only kernels need to know
+#endif
+  return 0;
+}
+
+void refuse_capture(at::Device device) {
+  if (capture_of(current_stream(device)) == 0) return;
+  throw_argument_error(
+      "nvx: this stream is being captured into a graph, and this operation goes through host memory, which a graph "
+      "cannot: only collectives that nvx's kernels carry out can be captured. Next: call it outside of the capture, or "
+      "use nccl for what is captured (\"cpu:nvx,cuda:nccl\")");
+}
+
+at::Tensor host_stand_in(const at::Tensor& tensor) {
+  const BesideCaptures beside;  // torch's pool of pinned memory asks for events
+  return at::empty(tensor.sizes(), at::TensorOptions()
+                                       .dtype(tensor.scalar_type())
+                                       .device(at::kCPU)
+                                       .pinned_memory(tensor.numel() != 0)
+                                       .memory_format(at::MemoryFormat::Contiguous));
+}
+
+uint64_t Leftovers::next_place(uint64_t capture) {
+  std::vector<Entry> gone;
+  MutexLock lock(mutex_);
+  if (capture_ != capture) gone.swap(entries_);
+  capture_ = capture;
+  const uint64_t place = ++places_;
+  lock.unlock();
+  return place;
+}
+
+void Leftovers::add(uint64_t place, const c10::Stream& owner, std::vector<at::Tensor> tensors) {
+  MutexLock lock(mutex_);
+  entries_.push_back({place, owner, std::move(tensors)});
+}
+
+void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
+  std::vector<Entry> gone;
+  MutexLock lock(mutex_);
+  const auto first = std::stable_partition(entries_.begin(), entries_.end(),
+                                           [&](const Entry& e) { return e.place > place || e.owner != owner; });
+  gone.assign(std::move_iterator(first), std::move_iterator(entries_.end()));
+  entries_.erase(first, entries_.end());
+  lock.unlock();
+}
+
+namespace {
+
+/// The streams that this process has drawn from torch's pool. Kernels may wait for peers, and whatever else is put on
+/// their stream waits with them. If that is a peer's kernel, or something that a peer waits for, it waits for itself.
+/// And what is put on a stream that another group captures breaks the capture.
+class DrawnStreams {
+ public:
+  static DrawnStreams& here() {
+    static auto* const kHere = new DrawnStreams;
+    return *kHere;
+  }
+  /// One where nobody is disturbed; where there is none, one that at least breaks no capture.
+  c10::Stream draw(at::Device device, StreamFor use) EXCLUDES(mutex_) {
+    constexpr int kPool = 32;
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    MutexLock lock(mutex_);
+    c10::Stream next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    for (int i = 1; i < 2 * kPool; ++i) {
+      const bool fits = !has(StreamFor::kCaptures, next) && (i > kPool || !is_taken(next, use));
+      if (fits) break;
+      next = guard.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    }
+    drawn_[size_t(use)].insert(next);
+    return next;
+  }
+  void give_back(const c10::Stream& stream, StreamFor use) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    Streams& streams = drawn_[size_t(use)];
+    streams.erase(streams.find(stream));
+  }
+
+ private:
+  using Streams = std::unordered_multiset<c10::Stream>;
+  bool has(StreamFor use, const c10::Stream& stream) const REQUIRES(mutex_) {
+    return drawn_[size_t(use)].count(stream) != 0;
+  }
+  bool is_taken(const c10::Stream& stream, StreamFor use) const REQUIRES(mutex_) {
+    return has(StreamFor::kKernels, stream) || (use != StreamFor::kCopies && has(StreamFor::kCopies, stream));
+  }
+
+  Mutex mutex_;
+  std::array<Streams, 3> drawn_ GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+CommStreams CommStreams::of_caller(at::Device device) {
+  const c10::Stream stream = current_stream(device);
+  return {stream, stream, /*own=*/false};
+}
+
+c10::Stream OwnCommStreams::stream(Use use, const c10::Stream& key) {
+  const auto known = streams_.find({use, key});
+  if (known != streams_.end()) return known->second;
+  const c10::Stream next = DrawnStreams::here().draw(key.device(), purpose_of(use));
+  return streams_.emplace(std::pair(use, key), next).first->second;
+}
+
+OwnCommStreams::~OwnCommStreams() {
+  if (origin_.elsewhere()) return;
+  for (const auto& [key, stream] : streams_) DrawnStreams::here().give_back(stream, purpose_of(key.first));
+}
+
+CommStreams OwnCommStreams::of(at::Device device) {
+  const c10::Stream any(c10::Stream::DEFAULT, device);
+  MutexLock lock(mutex_);
+  return {stream(Use::kDown, any), stream(Use::kUp, any), /*own=*/true, /*capture=*/0, stream(Use::kMore, any)};
+}
+
+CommStreams OwnCommStreams::of_messages(at::Device device) {
+  const c10::Stream any(c10::Stream::DEFAULT, device), caller = current_stream(device);
+  MutexLock lock(mutex_);
+  return {stream(Use::kSend, any), stream(Use::kReceive, caller), /*own=*/true};
+}
+
+CommStreams OwnCommStreams::of_kernels(at::Device device, uint64_t capture) {
+  MutexLock lock(mutex_);
+  const c10::Stream any(c10::Stream::DEFAULT, device);
+  const c10::Stream kernels = stream(capture != 0 ? Use::kCaptured : Use::kKernels, any);
+  return {kernels, kernels, /*own=*/true, capture, std::nullopt, leftovers_};
+}
+
+CommStreams OwnCommStreams::of_proxies(at::Device device, uint64_t capture) {
+  MutexLock lock(mutex_);
+  const c10::Stream any(c10::Stream::DEFAULT, device);
+  const c10::Stream proxies = stream(capture != 0 ? Use::kCapturedProxies : Use::kProxies, any);
+  return {proxies, proxies, /*own=*/true, capture, std::nullopt, leftovers_};
+}
+
+StagingCopies::~StagingCopies() {
+  if (!kept_.empty()) comm_streams_.leftovers->add(place_, *caller_, std::move(kept_));
+}
+
+void StagingCopies::call() {
+  const c10::Stream caller = current_stream(comm_streams_.down.device());
+  if (comm_streams_.capture == 0) refuse_capture(caller.device());
+  caller_ = caller;
+  if (comm_streams_.own) called_.record(caller);
+}
+
+void StagingCopies::bring(const Loads& loads) {
+  call();
+  if (comm_streams_.own) called_.block(comm_streams_.down);
+  fill(loads, comm_streams_.down);
+}
+
+void StagingCopies::bring_later(const Loads& loads) {
+  call();
+  later_ = loads;
+}
+
+void StagingCopies::bring_behind(const Loads& loads) {
+  bring_later(loads);
+  behind_ = true;
+}
+
+void StagingCopies::bring_along(const Loads& loads) { fill(loads, comm_streams_.down); }
+
+void StagingCopies::bring_more(const Loads& loads) {
+  const c10::Stream& stream = comm_streams_.more.value_or(comm_streams_.down);
+  returned_.block(stream);
+  fill(loads, stream);
+}
+
+void StagingCopies::fill(const Loads& loads, const c10::Stream& stream) {
+  const BesideCaptures beside;
+  const c10::StreamGuard on(stream);
+  const Movement movement;
+  // A lazy conjugation or negation is resolved on the device first: else CUDA would do it in host memory, without
+  // waiting for the copy to arrive there.
+  for (const auto& [user, stand_in] : loads) {
+    stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+    keep(stand_in, stream);
+  }
+  arrived_.record(stream);
+}
+
+Status StagingCopies::arrive(Group& group, const Deadline& deadline) {
+  for (int looks = 0;; ++looks) {
+    if (const std::optional<Status> end = look(group, deadline)) return *end;
+    pause_after(looks);
+    if (looks % 256 == 255) group.look_for_interrupt();
+  }
+}
+
+std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline) {
+  const BesideCaptures beside;
+  if (group.failed()) return group.failure();
+  if (later_ && called_.query()) {
+    c10::Event back(comm_streams_.up.device_type());
+    if (behind_) back.record(comm_streams_.up), back.block(comm_streams_.down);
+    fill(*std::exchange(later_, std::nullopt), comm_streams_.down);
+  }
+  if (!later_ && arrived_.query()) return group.device().look();  // whose results may be what has just arrived
+  if (!deadline.passed(Clock::now())) return std::nullopt;
+  return group.fail({.code = Code::kTimeout,
+                     .cause = comm_streams_.down.device().str() + " of " + group.topology().describe(group.rank()) +
+                              " has not done in " + seconds(deadline) +
+                              " what its stream was given before an operation of group " + group.name(),
+                     .advice = kLookAtDevice});
+}
+
+void StagingCopies::take_back(const Loads& loads) {
+  if (loads.empty()) return;
+  const BesideCaptures beside;
+  const c10::StreamGuard on(comm_streams_.up);
+  const Movement movement;
+  if (comm_streams_.own) called_.block(comm_streams_.up);
+  for (const auto& [user, stand_in] : loads) {
+    user.copy_(stand_in, /*non_blocking=*/true);
+    keep(user, comm_streams_.up);
+  }
+  returned_.record(comm_streams_.up);
+}
+
+/// The user, or a call that has failed, may let go of the tensor at once, and the allocator knows only the stream that
+/// it was made on, not nvx's.
+void StagingCopies::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
+  if (!comm_streams_.own || comm_streams_.capture != 0 || tensor.is_cpu() || !tensor.has_storage() ||
+      !tensor.storage().data_ptr())
+    return;
+  c10::impl::VirtualGuardImpl(stream.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+}
+
+bool StagingCopies::is_over() const {
+  const BesideCaptures beside;
+  return comm_streams_.capture != 0 || returned_.query();
+}
+
+void StagingCopies::start_clock() {
+  if (begun_) begun_->record(comm_streams_.up);
+}
+
+std::chrono::duration<float, std::milli> StagingCopies::duration() const {
+  return std::chrono::duration<float, std::milli>(begun_->elapsedTime(returned_));
+}
+
+void StagingCopies::close(const std::vector<at::Tensor>& used) {
+  for (const at::Tensor& tensor : used) keep(tensor, comm_streams_.up);
+  returned_.record(comm_streams_.up);
+  if (comm_streams_.capture == 0) return;
+  if (comm_streams_.leftovers) place_ = comm_streams_.leftovers->next_place(comm_streams_.capture);
+  MutexLock lock(mutex_);
+  if (comm_streams_.leftovers) kept_ = used;
+}
+
+void StagingCopies::join_streams() {
+  if (!returned_.was_marked_for_recording()) return;
+  const c10::Stream caller = current_stream(comm_streams_.up.device());
+  const uint64_t capture = capture_of(caller);
+  if (capture != comm_streams_.capture) {
+    if (capture == 0) return;
+    throw_argument_error(
+        "nvx: this stream is being captured into a graph, and what it is to wait for was begun outside of that. Next: "
+        "wait for it before the capture");
+  }
+  if (caller != comm_streams_.up) returned_.block(caller);
+  // If it is the stream that the tensors belong to which waits, they may go: what it does next comes behind. If it is
+  // another one, they stay as long as this object does.
+  MutexLock lock(mutex_);
+  const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
+  lock.unlock();
+  if (caller == caller_ && comm_streams_.leftovers) comm_streams_.leftovers->let_go(place_, caller);
+}
+
+}  // namespace nvx

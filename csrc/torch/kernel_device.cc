@@ -1,7 +1,0 @@
-#include "torch/kernel_path.h"
-
-namespace nvx {
-
-at::DeviceType kernel_device() { return at::kCUDA; }
-
-}  // namespace nvx

@@ -1,0 +1,475 @@
+#include "torch/reconfigure/reconfigurable.h"
+
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <variant>
+
+#include "base/config.h"
+#include "base/contain.h"
+#include "base/log.h"
+#include "base/words.h"
+#include "torch/arguments/argument_error.h"
+#include "torch/interrupt.h"
+#include "torch/registry.h"
+#include "torch/store.h"
+
+namespace nvx {
+namespace {
+
+constexpr const char* kNewUuid =
+    ". Next: reconfigure with a uuid that is new, and with the same handles on all ranks, in the same order where they "
+    "are a list";
+
+std::string came_key(size_t rank) { return "came/" + std::to_string(rank); }
+
+std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
+  if (timeout.count() < 0)
+    throw_argument_error("nvx: reconfigure: a timeout of " + std::to_string(timeout.count()) + " ms is negative");
+  return timeout;
+}
+
+[[noreturn]] void refuse_to_change(const std::string& group) {
+  throw_argument_error("nvx: group " + group +
+                       " keeps its ranks, as it was made without enable_reconfigure=True. Next: "
+                       "init_process_group(\"nvx\", enable_reconfigure=True), or dist.shrink_group");
+}
+
+}  // namespace
+
+std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(group_->name()); }
+
+c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reconfigure(const c10d::ReconfigureOptions& /*opts*/) {
+  refuse_to_change(group_->name());
+}
+
+Reconfigurable::Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                               c10::intrusive_ptr<Options> options)
+    : Backend(rank, size),
+      store_(std::move(store)),
+      options_(options ? *options : Options()),
+      handle_rank_(rank),
+      told_rank_(rank) {
+  TORCH_CHECK_VALUE(store_, "nvx: a reconfigurable group needs a store");
+  init();
+}
+
+/// In a forked child the memory is the parent's, and not mapped: it is left as it is.
+Reconfigurable::~Reconfigurable() {
+  if (origin_.elsewhere()) new auto(std::move(neighbours_));
+}
+
+std::string Reconfigurable::name() const {
+  MutexLock lock(mutex_);
+  return options_.group_name.empty() ? "unnamed" : options_.group_name;
+}
+
+Reconfigurable::Standing Reconfigurable::standing() const {
+  origin_.check(told_rank_);
+  MutexLock lock(mutex_);
+  return group_;
+}
+
+Reconfigurable::Standing Reconfigurable::now() const {
+  origin_.check(told_rank_);
+  MutexLock lock(mutex_);
+  while (!group_ && meeting_) {
+    const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
+    lock.unlock();
+    without_python_lock([&] { (void)meeting->wait(kNoTimeout); });
+    lock.lock();
+  }
+  if (group_) return group_;
+  const std::string failure = failure_;
+  lock.unlock();
+  const std::string none = "nvx: group " + name() + " has not been initialized: ";
+  if (!failure.empty()) C10_THROW_ERROR(DistBackendError, none + "its last reconfigure() failed: " + failure);
+  throw_argument_error(none +
+                       "it was made with enable_reconfigure=True. Call reconfigure() before issuing collectives");
+}
+
+MemberHandle Reconfigurable::own_handle() const {
+  return {.rank = handle_rank_,
+          .uuid = uuid_,
+          .pid = getpid(),
+          .process = neighbours_->arena().id(),
+          .group = number_,
+          .host = printable(own_host_name())};
+}
+
+std::string Reconfigurable::get_reconfigure_handle() const {
+  origin_.check(told_rank_);
+  MutexLock lock(mutex_);
+  return own_handle().text();
+}
+
+Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opts) const {
+  const bool ordered = std::holds_alternative<std::vector<std::string>>(opts.handles);
+  std::vector<std::string> handles;
+  std::visit([&](const auto& given) { handles.assign(given.begin(), given.end()); }, opts.handles);
+  MutexLock lock(mutex_);
+  const MemberHandle self = own_handle();
+  const auto timeout = opts.timeout.value_or(options_.timeout);
+  lock.unlock();
+
+  Plan plan;
+  plan.uuid = opts.uuid;
+  plan.name = name() + " of uuid " + std::to_string(opts.uuid);
+  plan.timeout = checked_timeout(timeout);
+  plan.members = members_of(handles, ordered ? RankBy::kPosition : RankBy::kHandle);
+  std::string known_as;
+  for (size_t r = 0; r < plan.members.size(); ++r) {
+    const MemberHandle& member = plan.members[r];
+    if (member.text() == self.text()) plan.rank = int(r);
+    if (member.group == self.group && member.process == self.process) known_as = member.text();
+    plan.processes.push_back(member.process == self.process ? nullptr : neighbours_->find(member.process));
+  }
+  if (known_as != self.text()) {
+    const std::string stale = known_as.empty() ? "" : "; there is one that it had before, " + known_as;
+    throw_argument_error("nvx: this rank's own handle, " + self.text() + ", is not among the " +
+                         std::to_string(handles.size()) + " that reconfigure was given" + stale +
+                         ". Next: pass on what get_reconfigure_handle() says now, and call reconfigure only on ranks "
+                         "that are to be in the group");
+  }
+  for (const auto& [hint, value] : opts.hints)
+    NVX_LOG(kWarn, "reconfigure: nvx knows no hint \"%s\", and goes on without it", printable(hint).c_str());
+  return plan;
+}
+
+/// Takes note that the ranks are about to meet.
+void Reconfigurable::enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) {
+  MutexLock lock(mutex_);
+  const bool busy = meeting_ != nullptr;
+  const bool fresh = !ended_ && !busy && used_.insert(uuid).second;
+  if (fresh) meeting_ = work;
+  const bool ended = ended_;
+  lock.unlock();
+  if (fresh) return;
+  const std::string me = "nvx: group " + name();
+  if (ended) throw_argument_error(me + " has been destroyed, and cannot be reconfigured. Next: make another one");
+  if (busy) throw_argument_error(me + " is being reconfigured already. Next: wait for the work of that, or abort it");
+  throw_argument_error(me + ": uuid " + std::to_string(uuid) + " was already used" + kNewUuid);
+}
+
+c10::intrusive_ptr<c10d::Store> Reconfigurable::store_of(const Plan& plan) const {
+  return c10::make_intrusive<c10d::PrefixStore>("nvx/reconfigure/" + std::to_string(plan.uuid), store_);
+}
+
+/// The first rank to come with a uuid says in the store what for. So nobody meets ranks that mean another group.
+void Reconfigurable::claim(const Plan& plan) const {
+  constexpr std::chrono::milliseconds kSpan{5000};  // who comes first says it at once
+  const std::string key = "members", mine = std::to_string(digest_of(plan.members));
+  std::string claimed = mine;
+  try {
+    TorchStore store(store_of(plan), int(plan.members.size()));
+    if (store.add(key + "/asked", 1) == 1) {
+      store.set(key, {mine.begin(), mine.end()});
+    } else if (const auto first = store.get(key, kSpan)) {
+      claimed.assign(first->begin(), first->end());
+    } else {
+      claimed.clear();
+    }
+    if (claimed == mine) (void)store.add(came_key(size_t(plan.rank)), 1);
+  } catch (const Error& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  }
+  if (claimed == mine) return;
+  throw_argument_error("nvx: uuid " + std::to_string(plan.uuid) +
+                       " was already used in this store, with other handles or another order of them" + kNewUuid);
+}
+
+c10::intrusive_ptr<c10d::Work> Reconfigurable::reconfigure(const c10d::ReconfigureOptions& opts) {
+  origin_.check(told_rank_);
+  const auto plan = std::make_shared<Plan>(plan_of(opts));
+  const auto work =
+      c10::make_intrusive<ReconfigureWork>(plan->rank, "reconfigure, which makes group " + plan->name + ",");
+  const auto self = c10::intrusive_ptr<Reconfigurable>::reclaim_copy(this);
+  without_python_lock([&] {
+    enter(plan->uuid, work);
+    try {
+      claim(*plan);
+    } catch (...) {
+      MutexLock lock(mutex_);
+      meeting_.reset();
+      lock.unlock();
+      work->end(std::current_exception());
+      throw;
+    }
+    MutexLock lock(mutex_);
+    const Standing old = std::move(group_);
+    group_.reset();
+    failure_.clear();
+    plan->old_rank = rank_;
+    plan->old_size = size_;
+    be(plan->rank, int(plan->members.size()));
+    lock.unlock();
+    if (old) old->call_off("it is being reconfigured");
+    const auto job = [self, plan, work] { self->carry_out(plan, work); };
+    if (!Engine::here().start(job)) job();
+  });
+  return work;
+}
+
+void Reconfigurable::be(int rank, int size) {
+  rank_ = rank;
+  size_ = size;
+  told_rank_ = rank;
+}
+
+/// On a thread of the pool. What has failed is told by the work, and by whoever asks for the group.
+void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) {
+  Standing next;
+  std::exception_ptr error;
+  std::string why;
+  try {
+    next = meet(plan, work);
+    equip(*next);
+  } catch (const Error& failed) {
+    const Status explained = explain(failed, *plan);
+    why = explained.what();
+    error = exception_of(explained);
+  } catch (const std::exception& failed) {
+    why = words_of(&failed);
+    error = std::current_exception();
+  }
+  plan->processes.clear();
+  const bool wanted = work->hand_over();  // also where meet() has failed, whose group goes here, without the lock
+  MutexLock lock(mutex_);
+  if (!error && !wanted) {
+    why = "nvx: group " + plan->name + " was aborted while it was being made";
+    error = exception_of({Code::kAborted, why});
+  }
+  failure_ = without_name(why);
+  if (error) {
+    be(plan->old_rank, plan->old_size);
+  } else {
+    if (timeout_was_set_) next->setTimeout(options_.timeout);  // perhaps since meet() has looked
+    group_ = next;
+    uuid_ = plan->uuid;
+    handle_rank_ = plan->rank;
+  }
+  meeting_.reset();
+  lock.unlock();
+  if (error && next) next->call_off(without_name(why));
+  if (!error) equip(*next);  // again, with hooks that have come in between
+  work->end(error);
+}
+
+/// How the new ranks are numbered says nothing of how groups numbered them that were made before: so the new group's
+/// ranks are not known by numbers of the whole job.
+Reconfigurable::Standing Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
+                                              const c10::intrusive_ptr<ReconfigureWork>& work) {
+  MutexLock lock(mutex_);
+  Options options = options_;
+  const bool timeout_was_set = timeout_was_set_;
+  const std::optional<at::Device> device = device_;
+  lock.unlock();
+  options.group_name = plan->name;
+  options.ranks_unknown = true;
+  options.global_ranks_in_group.clear();
+  const auto store = store_of(*plan);
+  GroupOptions facts;
+  facts.name = options.group_name;
+  facts.rank = plan->rank;
+  facts.size = int(plan->members.size());
+  facts.timeout = plan->timeout;
+  facts.unwanted = [plan, work] {
+    look_at(*plan);
+    return work->called_off() || exiting.load();
+  };
+  TorchStore torch_store(store, facts.size);
+  const auto group = std::make_shared<Group>(torch_store, facts);
+  group->set_timeout(timeout_was_set || config().timeout.count() == 0 ? options.timeout : config().timeout);
+  auto next = c10::make_intrusive<ProcessGroupNVX>(store, group, options);
+  next->setGroupUid(getGroupUid());
+  next->setGroupDesc(getGroupDesc());
+  // Opening a device is a step of all ranks, and ends early only where the group is called off: by the work, from here
+  // on, or as one that was there when the process began to exit.
+  if (work->take_in(next) && device && !exiting.load()) next->eagerConnectSingleDevice(*device);
+  return next;
+}
+
+/// Throws if a process that is to come has ended, as far as this one knows it from groups before.
+void Reconfigurable::look_at(const Plan& plan) {
+  for (size_t r = 0; r < plan.processes.size(); ++r) {
+    if (!plan.processes[r] || !plan.processes[r]->dead()) continue;
+    const Ending ending = plan.processes[r]->ending();
+    throw Error(Failure{.code = Code::kPeerDied,
+                        .cause = of_rank(int(r)) + " (" + plan.members[r].who() + ") has ended" +
+                                 words_of(ending, " (", ")") + " while group " + plan.name + " was being made",
+                        .advice = "reconfigure without it, with a uuid that is new",
+                        .who = int(r),
+                        .ending = ending});
+  }
+}
+
+/// What has failed, and who has not come, by what is known of it.
+Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
+  constexpr int kMost = 8;
+  std::string missing;
+  if (error.code() != Code::kTimeout && error.code() != Code::kPeerFailed) return error.status();
+  contain("the store, asked who has come to reconfigure,", [&] {
+    TorchStore store(store_of(plan), int(plan.members.size()));
+    int named = 0;
+    for (size_t r = 0; r < plan.members.size() && named < kMost; ++r) {
+      if (store.add(came_key(r), 0) > 0) continue;
+      missing += (named++ ? ", rank " : "rank ") + std::to_string(r) + " is " + plan.members[r].who();
+    }
+  });
+  return missing.empty() ? error.status() : met_in(error.status(), "of those that did not come, " + missing);
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {
+  origin_.check(told_rank_);
+  MutexLock lock(mutex_);
+  return c10::make_intrusive<Options>(options_);  // a copy, as torch changes what it gets
+}
+
+void Reconfigurable::setTimeout(std::chrono::milliseconds timeout) {
+  origin_.check(told_rank_);
+  MutexLock lock(mutex_);
+  options_.timeout = timeout;
+  timeout_was_set_ = true;
+  if (group_) group_->setTimeout(timeout);  // with the lock, so that no group that is to stand is left out
+}
+
+void Reconfigurable::enableCollectivesTiming() {
+  const Standing group = standing();
+  if (group) group->enableCollectivesTiming();
+  MutexLock lock(mutex_);
+  timed_ = true;
+}
+
+void Reconfigurable::waitForPendingWorks() {
+  if (const Standing group = standing()) group->waitForPendingWorks();
+}
+
+/// Where no group stands yet, each opens the device when its ranks have met. A group whose ranks are meeting may have
+/// looked for one already, and is waited for.
+void Reconfigurable::eagerConnectSingleDevice(at::Device device) {
+  origin_.check(told_rank_);
+  MutexLock lock(mutex_);
+  device_ = device;
+  const bool none = !group_ && !meeting_;
+  lock.unlock();
+  if (!none) now()->eagerConnectSingleDevice(device);
+}
+
+c10d::ErrorType Reconfigurable::getError() {
+  if (const Standing group = standing()) return group->getError();
+  MutexLock lock(mutex_);
+  return failure_.empty() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
+}
+
+bool Reconfigurable::supportsTensorAlloc(c10::DeviceIndex device) {
+  const Standing group = standing();
+  return group && group->supportsTensorAlloc(device);
+}
+
+uint64_t Reconfigurable::getSequenceNumberForGroup() {
+  const Standing group = standing();
+  return group ? group->getSequenceNumberForGroup() : 0;
+}
+
+/// What meets is called off too. After that the group may be reconfigured.
+void Reconfigurable::abort() {
+  if (origin_.elsewhere()) return;
+  MutexLock lock(mutex_);
+  const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
+  const Standing group = group_;
+  lock.unlock();
+  if (meeting) meeting->call_off();
+  if (group) group->abort();
+}
+
+void Reconfigurable::shutdown() {
+  if (origin_.elsewhere()) return;
+  MutexLock lock(mutex_);
+  ended_ = true;
+  const c10::intrusive_ptr<ReconfigureWork> meeting = meeting_;
+  const Standing group = group_;
+  lock.unlock();
+  if (meeting) meeting->call_off();
+  if (group) group->shutdown();
+}
+
+// Hooks. The group that stands is given ones that pass on to those here, as long as these are registered here: a group
+// may get one while it is being unregistered.
+
+void Reconfigurable::registerOnCompletionHook(OnCompletionHook&& hook) {
+  origin_.check(told_rank_);
+  OnCompletionHook seen = hook;  // only for torch to see that there is one
+  auto kept = std::make_shared<const OnCompletionHook>(std::move(hook));
+  MutexLock lock(mutex_);
+  const bool first = on_completion_ == nullptr;
+  if (first) {
+    onCompletionHook_.swap(seen);
+    on_completion_ = kept;
+  }
+  lock.unlock();
+  TORCH_CHECK(first, "nvx: an OnCompletion hook is already registered");
+  if (const Standing group = standing()) equip(*group);
+}
+
+/// Gives a group what was asked for before it was made. Twice is as good as once.
+void Reconfigurable::equip(ProcessGroupNVX& group) {
+  MutexLock lock(mutex_);
+  const bool timed = timed_;
+  const std::shared_ptr<const OnCompletionHook> on_completion = on_completion_;
+  lock.unlock();
+  if (timed) group.enableCollectivesTiming();
+  if (on_completion) {
+    contain_and([&] { group.registerOnCompletionHook([on_completion](const auto& info) { (*on_completion)(info); }); },
+                [](const std::exception*) {});  // it has it already
+  }
+#ifdef C10D_BACKEND_HAS_HOOKS
+  for (const auto& [id, hook] : abort_hooks_->by_number()) {
+    group.registerAbortHook(id, [hooks = abort_hooks_, hook = hook] {
+      if (hooks->has(hook)) (*hook)();
+    });
+  }
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  for (const auto& [id, hook] : completion_hooks_->by_number()) {
+    group.registerCompletionHook(id, [hooks = completion_hooks_, hook = hook](const c10d::CompletionHookArgs& args) {
+      if (hooks->has(hook)) (*hook)(args);
+    });
+  }
+#endif
+}
+
+#ifdef C10D_BACKEND_HAS_HOOKS
+
+void Reconfigurable::registerAbortHook(int64_t id, c10d::AbortHook hook) {
+  origin_.check(told_rank_);
+  (void)abort_hooks_->put(id, std::move(hook));
+  if (const Standing group = standing()) equip(*group);
+}
+
+void Reconfigurable::unregisterAbortHook(int64_t id) {
+  if (origin_.elsewhere() || !abort_hooks_->drop(id)) return;
+  if (const Standing group = standing()) group->unregisterAbortHook(id);
+}
+
+#endif
+
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+
+void Reconfigurable::registerCompletionHook(int64_t id, c10d::CompletionHook hook) {
+  origin_.check(told_rank_);
+  (void)completion_hooks_->put(id, std::move(hook));
+  if (const Standing group = standing()) equip(*group);
+}
+
+void Reconfigurable::unregisterCompletionHook(int64_t id) {
+  if (origin_.elsewhere() || !completion_hooks_->drop(id)) return;
+  if (const Standing group = standing()) group->unregisterCompletionHook(id);
+}
+
+#endif
+
+}  // namespace nvx
+
+#endif

@@ -1,0 +1,80 @@
+#include "torch/reconfigure/reconfigure_work.h"
+
+#include <torch/csrc/distributed/c10d/Utils.hpp>
+
+#include "base/deadline.h"
+#include "base/interrupt.h"
+#include "torch/hook.h"
+#include "torch/interrupt.h"
+
+namespace nvx {
+
+ReconfigureWork::ReconfigureWork(int rank, std::string what)
+    : Work(rank),
+      what_(std::move(what)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+c10::intrusive_ptr<c10::ivalue::Future> ReconfigureWork::getFuture() {
+  origin_.check(rank_);
+  return future_;
+}
+
+bool ReconfigureWork::wait(std::chrono::milliseconds timeout) {
+  origin_.check(rank_);
+  constexpr std::chrono::milliseconds kLookAround{50};
+  const Deadline deadline = Deadline::after(timeout);
+  std::unique_lock lock(mutex_);
+  while (!completed_) {
+    cv_.wait_for(lock, kLookAround);
+    if (completed_) break;
+    lock.unlock();
+    if (stop_wanted()) {
+      call_off();
+      raise_interrupt();
+    }
+    if (deadline.passed(Clock::now())) {
+      C10_THROW_ERROR(DistBackendError, "nvx: wait() timed out after " + std::to_string(timeout.count()) + " ms; " +
+                                            what_ + " goes on. Next: wait again, or abort the group");
+    }
+    lock.lock();
+  }
+  const std::exception_ptr error = exception_;
+  lock.unlock();
+  raise_interrupt();
+  if (error) std::rethrow_exception(error);
+  return true;
+}
+
+void ReconfigureWork::call_off() {
+  if (origin_.elsewhere()) return;
+  MutexLock lock(made_mutex_);
+  called_off_.store(true);
+  const c10::intrusive_ptr<ProcessGroupNVX> made = made_;
+  lock.unlock();
+  if (made) made->call_off("its reconfigure() was called off");
+}
+
+bool ReconfigureWork::take_in(const c10::intrusive_ptr<ProcessGroupNVX>& made) {
+  MutexLock lock(made_mutex_);
+  made_ = made;
+  return !called_off();
+}
+
+bool ReconfigureWork::hand_over() {
+  MutexLock lock(made_mutex_);
+  const c10::intrusive_ptr<ProcessGroupNVX> made = std::move(made_);
+  made_.reset();
+  const bool wanted = !called_off();
+  lock.unlock();
+  return wanted;
+}
+
+void ReconfigureWork::end(const std::exception_ptr& error) {
+  finish(error);
+  run_hook("a callback of an operation's future", [&] {
+    if (error) return future_->setError(error);
+    future_->markCompleted(c10::IValue(std::vector<at::Tensor>()));
+  });
+}
+
+}  // namespace nvx

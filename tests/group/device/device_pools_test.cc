@@ -1,0 +1,221 @@
+// What ranks hand out of their GPUs' memory comes to be mapped by the others beside the launches, or is staged.
+
+#include "group/device/device_pools.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <barrier>
+
+#include "support/device_sides.h"
+#include "support/gpu_processes.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+kernel::PoolView view_of(const DeviceRank& one, int peer) {
+  kernel::PoolView& view = one.side->end().pool_view(peer);
+  const uint64_t mapped = std::atomic_ref(view.mapped).load();  // written after the base
+  return {std::atomic_ref(view.base).load(), mapped};
+}
+
+/// A group's ranks as threads: what its pads are to it, and calls that all of them make together.
+class Together {
+ public:
+  explicit Together(int ranks) : ranks_(ranks), all_(ranks) {}
+
+  PoolNews news_of(int rank) {
+    return {[this, rank](uint64_t bytes) { grown_[size_t(rank)] = bytes; },
+            [this](int other) { return grown_[size_t(other)].load(); }};
+  }
+  void meet() { all_.arrive_and_wait(); }
+
+  /// Calls until this holds on every rank. Each must be right, wherever its memory is by then.
+  bool call_until(DeviceRank& one, const std::function<bool()>& holds) {
+    bool done = false;
+    for (int i = 0; i < 5000 && !done; ++i) {
+      std::vector<int32_t> data(100, one.rank + 1);
+      std::vector<Operation> sum;
+      sum.push_back(all_reduce(data));
+      EXPECT_TRUE(one.launch(sum).ok());
+      EXPECT_TRUE(one.await().ok());
+      EXPECT_EQ(data[99], ranks_ * (ranks_ + 1) / 2);
+      if (holds()) ++there_;
+      meet();
+      done = there_ == ranks_;
+      meet();
+      if (one.rank == 0) there_ = 0;
+      meet();
+      if (!done) std::this_thread::sleep_for(milliseconds(1));
+    }
+    return done;
+  }
+  bool call_until_mapped(DeviceRank& one, uint64_t far) {
+    return call_until(one, [&] {
+      for (int r = 0; r < ranks_; ++r) {
+        if (r != one.rank && view_of(one, r).mapped < far) return false;
+      }
+      return true;
+    });
+  }
+
+ private:
+  const int ranks_;
+  std::array<std::atomic<uint64_t>, 8> grown_{};
+  std::atomic<int> there_{0};
+  std::barrier<> all_;
+};
+
+/// Its ranks, with pools; each with a process of its own or all in one.
+void with_pools(DeviceWorld& world, Together& together, const std::function<void(DeviceRank&)>& body) {
+  with_sides(
+      world,
+      [&](DeviceRank& one) {
+        body(one);
+        together.meet();  // nobody goes before all have looked
+      },
+      [&](DeviceSideOptions& options) { options.pool_news = together.news_of(options.rank); });
+}
+
+TEST(DevicePools, AreMappedAsTheyGrow) {
+  constexpr int kRanks = 3;
+  DeviceWorld world({.ranks = kRanks, .gpus = 2, .processes = true});  // two of the processes are on one GPU
+  Together together(kRanks);
+  with_pools(world, together, [&](DeviceRank& one) {
+    DevicePool& mine = world.process(one.rank).home->pool(one.rank % 2);
+    EXPECT_EQ(view_of(one, (one.rank + 1) % kRanks).mapped, 0u);
+    *memory(mine.allocate(2 * M) + 5) = std::byte(10 + one.rank);
+    EXPECT_TRUE(together.call_until_mapped(one, 2 * M));
+    *memory(mine.allocate(4 * M) + 4 * M - 1) = std::byte(20 + one.rank);
+    EXPECT_TRUE(together.call_until_mapped(one, 6 * M));
+    for (int r = 0; r < kRanks; ++r) {
+      if (r == one.rank) continue;
+      const kernel::PoolView view = view_of(one, r);
+      EXPECT_EQ(view.mapped, 6 * M);
+      EXPECT_EQ(*memory(view.base + 5), std::byte(10 + r));
+      EXPECT_EQ(*memory(view.base + 6 * M - 1), std::byte(20 + r));
+    }
+  });
+}
+
+TEST(DevicePools, OfOneProcessAreWhereTheirOwnersSeeThem) {
+  DeviceWorld world({.ranks = 3, .gpus = 2});  // ranks 0 and 2 are on one GPU, and have one pool
+  Together together(3);
+  with_pools(world, together, [&](DeviceRank& one) {
+    DeviceHome& home = *world.process(0).home;
+    if (one.rank < 2) (void)home.pool(one.rank).allocate(2 * M);
+    EXPECT_TRUE(together.call_until_mapped(one, 2 * M));
+    for (int r = 0; r < 3; ++r) {
+      if (r == one.rank) continue;
+      EXPECT_EQ(view_of(one, r).base, home.pool(r % 2).base());
+    }
+  });
+}
+
+TEST(DevicePools, ARefusalIsStagedUntilThePoolGrowsFurther) {
+  DeviceWorld world({.ranks = 2, .processes = true});
+  Together together(2);
+  with_pools(world, together, [&](DeviceRank& one) {
+    Process& process = world.process(one.rank);
+    DevicePool& mine = process.home->pool(one.rank);
+    if (one.rank == 0) process.driver->refuse("import_fd", 2);
+    const int before = process.driver->calls_of("import_fd");
+    (void)mine.allocate(2 * M);
+    EXPECT_TRUE(together.call_until(one, [&] {
+      return one.rank == 0 ? process.driver->calls_of("import_fd") > before : view_of(one, 0).mapped == 2 * M;
+    }));
+    int calls = 0;
+    EXPECT_TRUE(together.call_until(one, [&] { return ++calls > 20; }));
+    if (one.rank == 0) {
+      EXPECT_EQ(view_of(one, 1).mapped, 0u);
+      EXPECT_EQ(process.driver->calls_of("import_fd"), before + 1) << "not at every launch";
+      process.driver->refuse("import_fd", 0);
+    }
+    (void)mine.allocate(2 * M);
+    EXPECT_TRUE(together.call_until_mapped(one, 4 * M));
+  });
+}
+
+TEST(DevicePools, ADriverThatHangsInMappingHoldsNobodyUp) {
+  DeviceWorld world({.ranks = 2, .processes = true, .patience = milliseconds(300)});
+  Together together(2);
+  with_pools(world, together, [&](DeviceRank& one) {
+    Process& process = world.process(one.rank);
+    (void)process.home->pool(one.rank).allocate(2 * M);
+    const int before = process.driver->calls_of("import_fd");
+    if (one.rank == 0) process.driver->block("import_fd");
+    EXPECT_TRUE(together.call_until(one, [&] {
+      return one.rank == 0 ? process.driver->calls_of("import_fd") > before : view_of(one, 0).mapped == 2 * M;
+    }));
+    std::this_thread::sleep_for(milliseconds(700));  // as much and more as it is waited for
+    (void)process.home->pool(one.rank).allocate(2 * M);
+    EXPECT_TRUE(together.call_until(one, [&] { return one.rank == 0 || view_of(one, 0).mapped == 4 * M; }));
+    if (one.rank == 0) {
+      EXPECT_EQ(process.driver->calls_of("import_fd"), before + 1) << "it is not asked again";
+      EXPECT_EQ(view_of(one, 1).mapped, 0u);
+      const auto pool = process.home->peer_pool(0, {world.process(1).home->id(), 1, "none"});
+      EXPECT_TRUE(pool->is_given_up()) << "nor by another group of the process";
+      process.driver->come_back();
+    }
+  });
+}
+
+TEST(DevicePools, GroupsShareWhatIsMappedAndTheLastOneGivesItBack) {
+  DeviceWorld world({.ranks = 2, .processes = true});
+  Together first(2), second(2);
+  const auto mapped = [&] { return world.process(0).driver->calls_of("import_fd"); };
+  with_pools(world, first, [&](DeviceRank& one) {
+    (void)world.process(one.rank).home->pool(one.rank).allocate(2 * M);
+    EXPECT_TRUE(first.call_until_mapped(one, 2 * M));
+    const int before = mapped();
+    first.meet();
+    if (one.rank == 0) {  // the second group, of both ranks
+      with_pools(world, second, [&](DeviceRank& other) {
+        EXPECT_EQ(view_of(other, 1 - other.rank).mapped, 2 * M) << "from the beginning";
+        EXPECT_TRUE(second.call_until_mapped(other, 2 * M));
+      });
+      EXPECT_LE(mapped(), before + 2) << "its arena's, and what it was probed with";
+    }
+    first.meet();
+    EXPECT_TRUE(first.call_until_mapped(one, 2 * M));
+  });
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(world.process(r).home->peer_pool(r, {world.process(1 - r).home->id(), 1 - r, "none"})->mapped(), 0u)
+        << "nobody keeps it any more";
+  }
+}
+
+TEST(DevicePools, StayMappedWhereKernelsMayYetRun) {
+  DeviceWorld world({.ranks = 2, .processes = true});
+  Together together(2);
+  with_pools(world, together, [&](DeviceRank& one) {
+    (void)world.process(one.rank).home->pool(one.rank).allocate(2 * M);
+    EXPECT_TRUE(together.call_until_mapped(one, 2 * M));
+    std::vector<int32_t> data(100, 1);
+    std::vector<Operation> sum;
+    sum.push_back(all_reduce(data));
+    EXPECT_TRUE(one.capture(sum).ok());  // a graph may be replayed at any time
+  });
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(world.process(r).home->peer_pool(r, {world.process(1 - r).home->id(), 1 - r, "none"})->mapped(), 2 * M);
+  }
+}
+
+TEST(DevicePools, WhereDevicesDoNotReachEachOtherNothingIsMapped) {
+  DeviceWorld world({.ranks = 2, .processes = true});
+  for (int r = 0; r < 2; ++r) world.process(r).driver->pairs(0, 1, FakeDriver::Truth::kRefuses);
+  Together together(2);
+  with_pools(world, together, [&](DeviceRank& one) {
+    (void)world.process(one.rank).home->pool(one.rank).allocate(2 * M);
+    int calls = 0;
+    EXPECT_TRUE(together.call_until(one, [&] { return ++calls > 20; }));
+    EXPECT_EQ(view_of(one, 1 - one.rank).mapped, 0u);
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,522 @@
+// How ranks come to have a channel between their GPUs, and how they part from it: what fails on one is told to all, and
+// what a kernel may yet write to is never given back.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <optional>
+
+#include "group/device/device_rooms.h"
+#include "group/meet/store_exchange.h"
+#include "support/device_sides.h"
+#include "support/pushes.h"
+#include "support/sizes.h"
+#include "support/stores.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Why a side could not be made; nothing where it could.
+std::optional<Error> failure_of(DeviceWorld& world, int rank, Exchange& exchange) {
+  try {
+    (void)world.make(rank, exchange, world.options(rank));
+    return {};
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+/// Ranks that meet through a store, one of which is hindered: each must say that one's reason.
+void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
+             const std::function<void(DeviceWorld&)>& hinder) {
+  DeviceWorld world(shape);
+  hinder(world);
+  MemoryStore store;
+  as_threads(shape.ranks, [&](int rank) {
+    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = shape.ranks});
+    const auto failure = failure_of(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    const std::string said = failure->what();
+    EXPECT_TRUE(contains(said, reason)) << said;
+    EXPECT_TRUE(contains(said, "rank 1")) << said;
+    const bool is_told = failure->code() == Code::kPeerFailed;
+    EXPECT_TRUE(is_told || contains(said, "group g cannot use GPU " + std::to_string(rank) + " on rank " +
+                                              std::to_string(rank) + ": "))
+        << said;
+    EXPECT_TRUE(is_told || contains(said, ". Next: ")) << said;
+  });
+  for (int rank = 0; rank < shape.ranks; ++rank) {
+    DeviceArena* const made = world.process(rank).home->made(rank);
+    EXPECT_TRUE(!made || rank == 1 || made->used() == 0) << "what was not exported is free again";
+  }
+}
+
+TEST(DeviceSetup, WhatOneRankLacksAllSay) {
+  const DeviceWorld::Shape processes{.ranks = 3, .processes = true};
+  all_say("this build has no CUDA", processes, [](DeviceWorld& world) {
+    world.launcher(1)->refusal = {Code::kInvalid, "nvx: this build has no CUDA"};
+  });
+  all_say("rank 1", processes, [](DeviceWorld& world) { world.process(1).driver->refuse("describe", 100); });
+  all_say("allocating the channel's state", {.ranks = 3, .processes = true, .patience = milliseconds(300)},
+          [](DeviceWorld& world) { world.process(1).driver->block("allocate"); });
+}
+
+TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
+  DeviceWorld world({.ranks = 3, .gpus = 1, .resident = 2});
+  const SharedTable table(3);
+  as_threads(3, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const auto failure = failure_of(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(),
+                         "GPU 0 of the group holds 2 blocks at once, and its 3 ranks need all of "
+                         "theirs there: not one each fits, so the ranks would wait for each other"))
+        << failure->what();
+  });
+}
+
+/// Once a GPU, by the first rank there; processes have connections of their own.
+TEST(DeviceSetup, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
+  for (const bool processes : {false, true}) {
+    DeviceWorld world({.ranks = 3, .gpus = 1, .processes = processes});
+    testing::internal::CaptureStderr();
+    for (int group = 0; group < 2; ++group) {
+      const SharedTable table(3);
+      as_threads(3, [&](int rank) {
+        SharedExchange exchange(table, rank);
+        EXPECT_FALSE(failure_of(world, rank, exchange));
+      });
+    }
+    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string words = "GPU 0: 3 ranks of this process share it";
+    const size_t first = said.find(words);
+    EXPECT_EQ(first == std::string::npos, processes) << said;
+    if (processes) continue;
+    EXPECT_EQ(said.find(words, first + 1), std::string::npos) << said;
+  }
+  EXPECT_EQ(connections_wanted(1, nullptr), "");
+  EXPECT_EQ(connections_wanted(4, "32"), "");
+  EXPECT_NE(connections_wanted(4, "8"), "");
+  EXPECT_NE(connections_wanted(2, "-1"), "");
+  EXPECT_TRUE(contains(connections_wanted(4, nullptr), "CUDA_DEVICE_MAX_CONNECTIONS is not set"));
+  const std::string one = connections_wanted(4, "1");
+  EXPECT_TRUE(contains(one, "4 ranks of this process share it, and CUDA_DEVICE_MAX_CONNECTIONS is 1: ")) << one;
+  EXPECT_TRUE(contains(one, "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32")) << one;
+}
+
+/// What the system's refusal, or another rank's end, has to say for itself.
+TEST(DeviceSetup, WhatHelpsIsSaidByWhoKnowsIt) {
+  DeviceWorld world({.ranks = 1});
+  world.launcher(0)->refusal = Failure{.code = Code::kPeerDied,
+                                       .cause = "rank 3 has ended",
+                                       .advice = "see the log of global rank 3",
+                                       .before = "all else had failed",
+                                       .who = 3,
+                                       .ending = {nvx::Ending::How::kKilled, 9}};
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  const auto error = failure_of(world, 0, exchange);
+  ASSERT_TRUE(error);
+  EXPECT_EQ(error->reason(),
+            "group g cannot use GPU 0 on rank 0: rank 3 has ended; before that, all else had failed. Next: see the log "
+            "of global rank 3");
+  EXPECT_EQ(error->code(), Code::kPeerDied);
+  EXPECT_EQ(error->failure().who, 3);
+  EXPECT_EQ(error->failure().ending, world.launcher(0)->refusal.failure().ending);
+}
+
+TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
+  DeviceWorld world({.ranks = 1, .arena = 2 * M});
+  const SharedTable first(1), second(1), third(1);
+  SharedExchange meet_first(first, 0), meet_second(second, 0), meet_third(third, 0);
+  const auto side = world.make(0, meet_first, world.options(0));
+  const Span rest = world.arena(0).allocate(2 * M - world.arena(0).used() - 256 * 1024);
+  const size_t used = world.arena(0).used();
+  const auto failure = failure_of(world, 0, meet_second);
+  ASSERT_TRUE(failure);
+  EXPECT_TRUE(contains(failure->what(), "the shared memory of GPU 0 is full (")) << failure->what();
+  EXPECT_TRUE(contains(failure->what(), "destroy groups that are no longer needed")) << failure->what();
+  EXPECT_EQ(world.arena(0).used(), used);
+  world.arena(0).free(rest);
+  EXPECT_FALSE(failure_of(world, 0, meet_third));
+}
+
+/// Each call of the driver fails in turn: a side is made or not, and everything is given back but what a device may yet
+/// touch, where nobody could be told of its end.
+TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
+  int tried = 0;
+  for (std::string struck = "at first"; !struck.empty(); tried += int(as_fast(1, 5))) {
+    Process process(1, 2 * M);
+    process.driver->fail_call(tried);
+    {
+      DeviceWorld world({.ranks = 1});
+      const SharedTable table(1);
+      SharedExchange exchange(table, 0);
+      try {
+        DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0));
+      } catch (const Error& error) {
+        EXPECT_TRUE(contains(error.what(), "group g cannot use GPU 0 on rank 0: ")) << error.what();
+      }
+    }
+    struck = process.driver->struck();
+    process.home.reset();
+    std::string books;
+    const auto settled = [&] {
+      books = process.driver->open_books();
+      return books.empty() || struck == "drained" || (struck == "copy" && contains(books, "1 queues"));
+    };
+    // A thread that has made a call lets go of what it held a moment after its end was heard of.
+    EXPECT_TRUE(eventually(milliseconds(5000), settled)) << "call " << tried << ", " << struck << ": " << books;
+  }
+  EXPECT_GT(tried, 40);
+}
+
+/// The same with calls that do not return: set-up ends all the same, and nothing is given back that they may touch.
+TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
+  static auto* const kKept = new std::vector<std::unique_ptr<DeviceHome>>;  // what comes back late may still use them
+  const milliseconds patience(as_fast(100, 1000));
+  const auto set_up = [&](Process& process) {
+    DeviceWorld world({.ranks = 1});
+    const SharedTable table(1);
+    SharedExchange exchange(table, 0);
+    try {
+      DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0));
+    } catch (const Error&) {
+    }
+  };
+  Process clean(1, 2 * M, patience);
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  { const DeviceShare share(*clean.home, exchange, options_of(0, 1, 0)); }
+  const int first = clean.driver->calls();  // those before have tests of their own
+  for (int n = first, struck = 0; struck < 12; ++n, ++struck) {
+    Process process(1, 2 * M, patience);
+    process.driver->block_call(n);
+    const auto began = Clock::now();
+    set_up(process);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << n;
+    process.driver->come_back();
+    kKept->push_back(std::move(process.home));
+    if (process.driver->struck().empty()) break;
+  }
+}
+
+TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
+  const struct {
+    size_t size;  // of what is spoilt
+    size_t at;
+    uint8_t with;
+    const char* reason;
+  } kLies[] = {
+      {72, 0, 0, "rank 1 says of its GPU what another version of nvx would"},
+      {72, 4, 9, "rank 1 says of its GPU what another version of nvx would"},
+      {16, 0, 0, "rank 1 describes a pad that it cannot have"},
+      {16, 15, 0xff, "rank 1 describes a pad that it cannot have"},  // far outside, so that adding to it wraps
+      {16, 11, 0x7f, "rank 1 describes a pad that it cannot have"},
+      {16, 8, 1, "rank 1 describes a pad that it cannot have"},  // not on a line
+  };
+  for (const auto& lie : kLies) {
+    DeviceWorld world({.ranks = 2});
+    const SharedTable table(2);
+    as_threads(2, [&](int rank) {
+      SharedExchange honest(table, rank);
+      FalseExchange exchange(honest, [&](int, std::vector<std::byte>& said) {
+        if (rank == 1 && said.size() == lie.size) said[lie.at] = std::byte(lie.with);
+      });
+      const auto failure = failure_of(world, rank, exchange);
+      ASSERT_TRUE(failure) << lie.at;
+      EXPECT_EQ(failure->code(), Code::kMismatch);
+      EXPECT_TRUE(contains(failure->what(), lie.reason)) << failure->what();
+    });
+  }
+}
+
+// ---- what kernels show
+
+using Truth = FakeDriver::Truth;
+
+/// A sum over all ranks of a world, as of a group's first collective.
+std::string first_sum(DeviceRank& one) { return one.perform({play_of(Collective::kAllReduce, 3000, 3, 1)}); }
+
+TEST(DeviceTrial, IsOneLaunchAndNoOperationOfTheGroup) {
+  DeviceWorld world({.ranks = 3});
+  with_sides(world, [&](DeviceRank& one) {
+    EXPECT_EQ(world.launcher(one.rank)->trials, 1);
+    EXPECT_EQ(world.launcher(one.rank)->launches, 0);
+    EXPECT_EQ(one.side->launched(), one.side->finished());
+    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(first_sum(one), "");
+  });
+}
+
+/// Copies get through between two of three ranks, but of what kernels store there something is wrong. All learn of it
+/// in set-up, the two meet in host memory, and nobody's operation has to run into its timeout. Later groups know
+/// already.
+TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
+  const struct {
+    Truth truth;
+    const char* reason;
+  } kRows[] = {
+      {Truth::kKeepsKernelsOut, "nothing that kernels store arrives, though what is copied arrives as it is"},
+      {Truth::kLosesFlags, "what kernels signal does not arrive, though what is copied arrives as it is"},
+      {Truth::kBendsPackets, "what kernels send arrives as something else, though what is copied arrives as it is"},
+  };
+  for (const auto& row : kRows) {
+    for (const bool processes : {false, true}) {
+      DeviceWorld world({.ranks = 3, .processes = processes});
+      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.truth);  // one direction is enough
+      for (const int trials : {2, 1}) {
+        std::atomic<int> before[3];
+        for (int r = 0; r < 3; ++r) before[r] = world.launcher(r)->trials.load();
+        with_sides(world, [&](DeviceRank& one) {
+          EXPECT_EQ(world.launcher(one.rank)->trials - before[one.rank], trials);
+          const DeviceShare& share = one.side->end().share();
+          for (int peer = 0; peer < 3; ++peer) {
+            const bool apart = peer + one.rank == 1;
+            EXPECT_EQ(share.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
+            EXPECT_EQ(contains(share.peer(peer).why_not_better, row.reason), apart) << share.peer(peer).why_not_better;
+          }
+          EXPECT_EQ(first_sum(one), "");
+        });
+      }
+    }
+  }
+}
+
+TEST(DeviceTrial, ARankThatComesLateIsNotTakenForAPairThatHangs) {
+  DeviceWorld world({.ranks = 3});
+  world.launcher(1)->delay = 2 * world.options(1).patience;
+  with_sides(world, [&](DeviceRank& one) {
+    EXPECT_EQ(world.launcher(one.rank)->trials, 2);
+    EXPECT_EQ(one.side->end().share().complaints(), "");
+    EXPECT_EQ(first_sum(one), "");
+  });
+}
+
+TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
+  DeviceWorld world({.ranks = 3, .processes = true});
+  world.launcher(1)->trial_refusal = {Code::kSystem, "nvx: the device takes no launches"};
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    StoreExchange exchange(store, {.prefix = "here", .rank = rank, .ranks = 3});
+    const auto failure = failure_of(world, rank, exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(contains(failure->what(), "the device takes no launches")) << failure->what();
+  });
+}
+
+// ---- several groups on one GPU
+
+/// A group of all ranks of a world, which each of them holds as one of several.
+std::unique_ptr<DeviceSide> make_group(DeviceWorld& world, int rank, const SharedTable& table, uint32_t blocks) {
+  SharedExchange exchange(table, rank);
+  DeviceSideOptions options = world.options(rank);
+  options.blocks = blocks;
+  return world.make(rank, exchange, options);
+}
+
+/// One all-reduce of a group whose ranks are the world's, on a stream of its own.
+struct InFlight {
+  void begin(DeviceSide& side, int rank) {
+    data.assign(100, rank + 1);
+    std::vector<Operation> operations;
+    operations.push_back(all_reduce(data));
+    const Operation* const list[] = {&operations[0]};
+    begun = side.launch(list, &stream, milliseconds(as_fast(2000, 20'000)));
+  }
+  /// What is wrong with it; empty where nothing is.
+  std::string verdict(DeviceSide& side) {
+    if (!begun.ok()) return begun.what();
+    (void)eventually(std::chrono::seconds(60), [&] { return stream.idle(); });
+    const Status ended = side.verdict();
+    if (!ended.ok()) return ended.what();
+    return data == std::vector<int32_t>(100, 3) ? "" : "the sum is wrong";
+  }
+
+  std::vector<int32_t> data;
+  Status begun;
+  PlayedStream stream;
+};
+
+/// Each rank begins with the other group's kernel, which then holds the blocks that it was given. Had each group
+/// counted itself alone, the second ones would find no room, and all would wait for each other until their time is up.
+TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
+  for (const bool processes : {false, true}) {
+    DeviceWorld world({.ranks = 2, .gpus = 1, .processes = processes, .resident = 8});
+    const SharedTable first(2), second(2), begun(2), done(2);
+    as_threads(2, [&](int rank) {
+      const auto a = make_group(world, rank, first, /*blocks=*/4), b = make_group(world, rank, second, /*blocks=*/4);
+      EXPECT_EQ(a->shape().blocks, 1u);
+      EXPECT_EQ(b->shape().blocks, 1u);
+      EXPECT_TRUE(contains(a->end().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once, and its 2 ranks"));
+      EXPECT_TRUE(contains(b->end().why_fewer_blocks(), "of which 2 are promised to other groups"));
+      SharedExchange meet_begun(begun, rank), meet_done(done, rank);
+      InFlight of_a, of_b;
+      (rank == 0 ? of_a : of_b).begin(rank == 0 ? *a : *b, rank);
+      (void)meet_begun.all_gather({});
+      (rank == 0 ? of_b : of_a).begin(rank == 0 ? *b : *a, rank);
+      EXPECT_EQ(of_a.verdict(*a), "");
+      EXPECT_EQ(of_b.verdict(*b), "");
+      (void)meet_done.all_gather({});
+    });
+  }
+}
+
+TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
+  DeviceWorld world({.ranks = 2, .gpus = 1, .resident = 10});
+  const SharedTable tables[]{SharedTable(2), SharedTable(2), SharedTable(2), SharedTable(2),
+                             SharedTable(2), SharedTable(2), SharedTable(2)};
+  as_threads(2, [&](int rank) {
+    std::vector<std::unique_ptr<DeviceSide>> sides;
+    for (int g = 0; g < 5; ++g) {
+      sides.push_back(make_group(world, rank, tables[g], /*blocks=*/16));
+      EXPECT_EQ(sides.back()->shape().blocks, 1u) << g;
+    }
+    std::string refused;
+    try {
+      (void)make_group(world, rank, tables[5], /*blocks=*/16);
+    } catch (const Error& error) {
+      refused = error.what();
+    }
+    EXPECT_TRUE(contains(refused,
+                         "GPU 0 of the group holds 10 blocks at once, of which 10 are promised to other groups, "
+                         "and its 2 ranks need all of theirs there: not one each fits"))
+        << refused;
+    EXPECT_TRUE(contains(refused, "destroy groups that are no longer needed")) << refused;
+    sides.clear();
+    SharedExchange gone(tables[6], rank);
+    (void)gone.all_gather({});
+  });
+  const SharedTable again(2);
+  as_threads(2, [&](int rank) {
+    const auto side = make_group(world, rank, again, /*blocks=*/16);
+    EXPECT_FALSE(contains(side->end().why_fewer_blocks(), "promised")) << side->end().why_fewer_blocks();
+  });
+}
+
+/// Groups that are set up beside each other, in whatever order their ranks come, never get more than there is.
+TEST(DeviceRooms, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
+  constexpr int kGroups = 3, kResident = 5;
+  for (size_t round = 0; round < as_fast(20, 5); ++round) {
+    const bool processes = round % 2 == 0;
+    DeviceWorld world({.ranks = 2, .gpus = 1, .processes = processes, .resident = kResident});
+    std::vector<std::unique_ptr<SharedTable>> tables;
+    for (int g = 0; g < kGroups; ++g) tables.push_back(std::make_unique<SharedTable>(2));
+    const SharedTable done(2 * kGroups);
+    std::atomic<uint32_t> blocks{0};
+    as_threads(2 * kGroups, [&](int thread) {
+      std::unique_ptr<DeviceSide> side;
+      try {
+        side = make_group(world, thread % 2, *tables[size_t(thread / 2)], /*blocks=*/16);
+        blocks += side->shape().blocks;
+      } catch (const Error&) {
+      }
+      SharedExchange meet(done, thread);
+      (void)meet.all_gather({});
+    });
+    EXPECT_LE(blocks, uint32_t(kResident));
+    EXPECT_TRUE(processes || blocks >= 2) << "one of them was the first";
+  }
+}
+
+/// What a graph may replay later ends when it finds that it was called off: its blocks are free.
+TEST(DeviceRooms, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
+  for (const bool captured : {false, true}) {
+    DeviceWorld world({.ranks = 1, .resident = 4});
+    const SharedTable first(1), second(1);
+    SharedExchange meet_first(first, 0), meet_second(second, 0);
+    DeviceSideOptions options = world.options(0);
+    options.farewell = milliseconds(50);
+    auto side = world.make(0, meet_first, options);
+    const uint32_t blocks = side->shape().blocks;
+    Operation barrier;
+    barrier.collective = Collective::kBarrier;
+    const Operation* const list[] = {&barrier};
+    ASSERT_TRUE(side->launch(list, nullptr, milliseconds(0), captured ? Begins::kInReplays : Begins::kNow).ok());
+    side.reset();
+    const auto next = world.make(0, meet_second, world.options(0));
+    EXPECT_EQ(contains(next->end().why_fewer_blocks(), std::to_string(blocks) + " are promised"), !captured)
+        << next->end().why_fewer_blocks();
+  }
+}
+
+// ---- parting
+
+Operation barrier_operation() {
+  Operation operation;
+  operation.collective = Collective::kBarrier;
+  return operation;
+}
+
+TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
+  DeviceWorld world({.ranks = 1});
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  DeviceSideOptions options = world.options(0);
+  options.farewell = milliseconds(50);
+  auto side = world.make(0, exchange, options);
+  const kernel::DeviceChannel channel = side->end().channel();
+  const Operation operation = barrier_operation();
+  const Operation* const list[] = {&operation};
+  ASSERT_TRUE(side->launch(list, /*stream=*/nullptr, milliseconds(0)).ok());
+  const std::string books = world.process(0).driver->open_books();
+  const size_t used = world.arena(0).used();
+  side.reset();
+  world.say_goodbye();
+  EXPECT_EQ(world.process(0).driver->open_books(), books);
+  world.arena(0).free(world.arena(0).allocate(1));
+  EXPECT_EQ(world.arena(0).used(), used);
+  EXPECT_EQ(channel.control->abort, 1u) << "it was called off";
+  std::memset(channel.state, 0xff, kernel::DeviceState{channel.shape}.bytes());
+}
+
+TEST(DeviceGoodbye, AKernelThatWaitsForEverIsCalledOff) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        if (one.rank == 1) return;
+        std::vector<Operation> operations(1);
+        operations[0].collective = Collective::kBarrier;
+        ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
+        one.side.reset();
+        EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return one.stream.idle(); }));
+      },
+      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+}
+
+TEST(DeviceGoodbye, WhatIsInFlightEndsFirst) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) {
+    const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
+    Side side(play, one.rank, 2);
+    std::vector<Operation> operations;
+    operations.push_back(operation_of(play, side, 2));
+    if (one.rank == 1) std::this_thread::sleep_for(milliseconds(50));
+    ASSERT_TRUE(one.launch(operations).ok());
+    one.side.reset();
+    EXPECT_EQ(side.verdict(), "");
+  });
+  EXPECT_FALSE(contains(world.process(0).driver->open_books(), "pinned")) << world.process(0).driver->open_books();
+}
+
+/// Who knows that the kernels of a group that failed have ended gets its memory back.
+TEST(DeviceGoodbye, WhatIsKnownToHaveEndedIsGivenBackThoughItFailed) {
+  for (const bool knows : {false, true}) {
+    DeviceWorld world({.ranks = 2});
+    for (int r = 0; r < 2; ++r) world.launcher(r)->knows_ends = knows;
+    with_sides(world, [](DeviceRank& one) {
+      const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
+      EXPECT_NE(one.perform({play_of(call, 100, 2, 1)}), "");
+    });
+    for (int r = 0; r < 2; ++r) {
+      world.arena(r).free(world.arena(r).allocate(1));
+      EXPECT_EQ(world.arena(r).used() == 0, knows);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test

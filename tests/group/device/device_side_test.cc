@@ -1,0 +1,322 @@
+// What a group does on GPUs, with GPUs and kernels that the host plays: ranks are threads, and so are the lanes of
+// their kernels.
+
+#include "group/device/device_side.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "group/meet/store_exchange.h"
+#include "support/device_sides.h"
+#include "support/pushes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using Truth = FakeDriver::Truth;
+using WorldShape = DeviceWorld::Shape;
+
+constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kReduce,    Collective::kReduceScatter,
+                                       Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
+                                       Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
+
+/// Every collective, of lengths that take every way.
+void run_all(DeviceRank& one, std::initializer_list<size_t> lengths) {
+  uint64_t round = 0;
+  for (const size_t n : lengths) {
+    for (const Collective collective : kCollectives) {
+      ++round;
+      Play play = play_of(collective, n, one.world.ranks(), round);
+      play.in_place = round % 2 == 0;
+      play.shift = round % 3 * 4;
+      ASSERT_EQ(one.perform({play}), "") << name(collective) << n;
+    }
+  }
+}
+
+class DeviceSides : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceSides, testing::Values(1, 2, 3, 8));
+
+TEST_P(DeviceSides, DoEveryCollective) {
+  DeviceWorld world({.ranks = GetParam()});
+  with_sides(world, [](DeviceRank& one) {
+    run_all(one, {0, 7, 3000});
+    if (as_fast(1, 0)) run_all(one, {12000, 40001});
+  });
+}
+
+TEST_P(DeviceSides, DoSoInChunksAndAcrossTheWrap) {
+  DeviceWorld world({.ranks = GetParam()});
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        run_all(one, {1, 771});
+        EXPECT_EQ(one.side->launched(), (uint64_t(1) << 32) - 5 + 18);
+        EXPECT_EQ(one.side->finished(), one.side->launched());
+      },
+      [](DeviceSideOptions& options) {
+        options.force = PlanFacts::Force::kPipelined;
+        options.first_epoch = uint32_t(-5);
+      });
+}
+
+TEST_P(DeviceSides, DoSeveralInOneCall) {
+  const int ranks = GetParam();
+  DeviceWorld world({.ranks = ranks});
+  with_sides(world, [&](DeviceRank& one) {
+    std::vector<Play> plays;
+    for (uint64_t i = 0; i < 20; ++i) plays.push_back(play_of(kCollectives[i % 9], 100 + 3 * i, ranks, i));
+    EXPECT_EQ(one.perform(plays), "");
+    EXPECT_EQ(one.world.launcher(one.rank)->launches, 2) << "of 16 and of 4";
+  });
+}
+
+TEST(DeviceSide, RanksMayBeProcesses) {
+  DeviceWorld world({.ranks = 3, .processes = true});
+  with_sides(world, [](DeviceRank& one) {
+    EXPECT_EQ(one.side->end().share().peer((one.rank + 1) % 3).kind, ShareKind::kFabric);
+    run_all(one, {7, 12000});
+  });
+}
+
+TEST(DeviceSide, SeveralRanksMayShareAGpu) {
+  DeviceWorld world({.ranks = 3, .gpus = 1, .resident = 5});
+  with_sides(world, [](DeviceRank& one) {
+    EXPECT_EQ(one.side->shape().blocks, 1u);
+    EXPECT_EQ(one.side->end().why_fewer_blocks(),
+              "GPU 0 of the group holds 5 blocks at once, and its 3 ranks need all of theirs there: 1 each fit");
+    run_all(one, {7, 12000});
+  });
+}
+
+/// As with CUDA_VISIBLE_DEVICES: numbers are a process's own. Ranks that call one GPU by two numbers share it, and
+/// ranks that call two GPUs by one number do not.
+TEST(DeviceSide, ProcessesMayNumberTheirGpusDifferently) {
+  const struct {
+    int devices[2];
+    bool same;
+    uint32_t blocks;
+  } kTable[] = {{{0, 1}, true, 1}, {{1, 0}, true, 1}, {{0, 0}, false, 2}, {{1, 1}, false, 2}};
+  for (const auto& row : kTable) {
+    DeviceWorld world({.ranks = 2, .gpus = 2, .processes = true, .resident = 8});
+    world.process(1).driver->see({1, 0});
+    const auto choose = [&](DeviceSideOptions& options) { options.device = row.devices[options.rank]; };
+    with_sides(
+        world,
+        [&](DeviceRank& one) {
+          EXPECT_EQ(one.side->end().share().peer(1 - one.rank).same_gpu, row.same) << row.devices[0] << row.devices[1];
+          EXPECT_EQ(one.side->shape().blocks, row.blocks) << row.devices[0] << row.devices[1];
+          run_all(one, {7, 12000});
+        },
+        choose);
+  }
+}
+
+TEST(DeviceSide, APairThatIsApartMeetsInHostMemory) {
+  for (const bool processes : {false, true}) {
+    DeviceWorld world({.ranks = 3, .processes = processes});
+    for (int r = 0; r < 3; ++r) world.process(r).driver->pairs(0, 1, Truth::kRefuses);
+    with_sides(world, [&](DeviceRank& one) {
+      const DeviceShare& share = one.side->end().share();
+      for (int peer = 0; peer < 3; ++peer) {
+        const bool apart = peer + one.rank == 1;
+        EXPECT_EQ(share.peer(peer).kind == ShareKind::kHost, apart) << peer << one.rank;
+      }
+      run_all(one, {7, 12000});
+    });
+  }
+}
+
+TEST(DeviceSide, ManyGroupsShareAnArena) {
+  DeviceWorld world({.ranks = 2});
+  std::vector<std::unique_ptr<SharedTable>> tables;
+  for (int g = 0; g < 4; ++g) tables.push_back(std::make_unique<SharedTable>(2));
+  as_threads(2, [&](int rank) {
+    std::vector<std::unique_ptr<DeviceRank>> groups;
+    for (const auto& table : tables) {
+      SharedExchange exchange(*table, rank);
+      DeviceSideOptions options = world.options(rank);
+      options.blocks = 8;
+      groups.push_back(std::make_unique<DeviceRank>(world, rank, world.make(rank, exchange, options)));
+    }
+    EXPECT_GT(groups[0]->side->shape().packets, groups[3]->side->shape().packets) << "later ones get less";
+    for (uint64_t i = 0; i < 8; ++i) {
+      const size_t g = size_t(i % 4);
+      EXPECT_EQ(groups[g]->perform({play_of(Collective::kAllReduce, 5000 * (g + 1), 2, i)}), "");
+    }
+  });
+}
+
+TEST(DeviceSide, APadIsUsedAgainWhenAllHaveGone) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) { EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 1)}), ""); });
+  for (int rank = 0; rank < 2; ++rank) {
+    DeviceArena& arena = world.arena(rank);
+    EXPECT_GT(arena.used(), size_t(0));
+    arena.free(arena.allocate(1));  // which looks who has gone
+    EXPECT_EQ(arena.used(), size_t(0));
+  }
+}
+
+TEST(DeviceSide, WhatDependsOnWhatGoesInLaunchesOfItsOwn) {
+  constexpr size_t kCount = 1000;
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) {
+    std::vector<int32_t> a(kCount), b(kCount), both(2 * kCount);
+    std::iota(a.begin(), a.end(), one.rank);
+    std::iota(b.begin(), b.end(), 10 * one.rank);
+    Operation gather;
+    gather.collective = Collective::kAllGather;
+    gather.dtype = DType::kI32;
+    gather.in = reinterpret_cast<std::byte*>(b.data());
+    gather.count = 2 * kCount;
+    gather.recv = Pieces(2);
+    for (size_t p = 0; p < 2; ++p) gather.recv[p] = {reinterpret_cast<std::byte*>(&both[p * kCount]), 4 * kCount};
+    std::vector<Operation> operations;
+    operations.push_back(all_reduce(a));
+    operations.push_back(all_reduce(b));  // apart from the first
+    operations.push_back(all_reduce(a));  // of what that has written
+    operations.push_back(std::move(gather));
+    ASSERT_TRUE(one.launch(operations).ok());
+    ASSERT_TRUE(one.await().ok()) << one.side->verdict().what();
+    EXPECT_EQ(one.world.launcher(one.rank)->launches, 2);
+    for (size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(a[i], 2 * int32_t(2 * i + 1));
+      ASSERT_EQ(both[i], int32_t(2 * i + 10));
+      ASSERT_EQ(both[kCount + i], both[i]);
+    }
+  });
+}
+
+// ---- what goes wrong in operations
+
+TEST(DeviceSide, AMismatchIsNamedOnBothRanks) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) {
+    EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 2, 1)}), "");
+    const Collective call = one.rank == 0 ? Collective::kAllReduce : Collective::kReduceScatter;
+    const std::string wrong = one.perform({play_of(call, 100, 2, 2)});
+    EXPECT_TRUE(contains(wrong, "collective mismatch in group g at ")) << wrong;
+    EXPECT_TRUE(contains(wrong, "all_reduce(sum, f32, 100 elements)")) << wrong;
+    EXPECT_TRUE(contains(wrong, "reduce_scatter(sum, f32, 200 elements)")) << wrong;
+    EXPECT_TRUE(contains(wrong, "rank " + std::to_string(1 - one.rank) + " called")) << wrong;
+    EXPECT_TRUE(contains(wrong, "this is rank " + std::to_string(one.rank) + " in ")) << wrong;
+    EXPECT_TRUE(contains(wrong, " #2 of group g")) << wrong;
+    EXPECT_TRUE(contains(wrong, kCallAlike)) << wrong;
+    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 2, 3)}), wrong) << "the first failure stays";
+    EXPECT_EQ(one.side->launched(), uint64_t(2)) << "what comes later is not begun";
+    EXPECT_EQ(one.side->finished(), uint64_t(1));
+  });
+}
+
+TEST(DeviceSide, SizesThatDifferWithinAPairAreNamed) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) {
+    Play play{.collective = Collective::kAllToAll, .counts = {10, 10}};
+    if (one.rank == 1) play.counts = {30, 30};
+    const std::string wrong = one.perform({play});
+    const std::string expected =
+        one.rank == 0 ? "40 bytes from rank 1, which sends 120 bytes" : "120 bytes from rank 0, which sends 40 bytes";
+    EXPECT_TRUE(contains(wrong, " in all_to_all(f32) #1 ") && contains(wrong, expected)) << wrong;
+    EXPECT_TRUE(contains(wrong, "split sizes")) << wrong;
+  });
+}
+
+TEST(DeviceSide, WhoDoesNotComeIsNamed) {
+  DeviceWorld world({.ranks = 3});
+  std::atomic<int> named{0};
+  with_sides(world, [&](DeviceRank& one) {
+    EXPECT_EQ(one.perform({play_of(Collective::kAllReduce, 100, 3, 1)}), "");
+    if (one.rank == 2) return void(eventually(milliseconds(30'000), [&] { return named == 2; }));
+    const Play play = play_of(Collective::kAllReduce, 100, 3, 2);
+    Side side(play, one.rank, 3);
+    std::vector<Operation> operations;
+    operations.push_back(operation_of(play, side, 3));
+    ASSERT_TRUE(one.launch(operations, milliseconds(300)).ok());
+    const std::string wrong = one.await().what();
+    EXPECT_EQ(one.side->verdict().code(), Code::kTimeout);
+    EXPECT_TRUE(contains(wrong,
+                         "timed out in all_reduce(sum, f32, 100 elements) #2 of group g after 0.30 s, waiting "
+                         "for rank 2; this is rank"))
+        << wrong;
+    EXPECT_TRUE(contains(wrong, "Next: look at what that rank does")) << wrong;
+    EXPECT_EQ(one.launch(operations).what(), wrong);
+    ++named;
+  });
+}
+
+TEST(DeviceSide, AnyThreadMayAbort) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) {
+    if (one.rank == 1) return;
+    const Play play = play_of(Collective::kAllReduce, 100, 2, 1);
+    Side side(play, 0, 2);
+    std::vector<Operation> operations;
+    operations.push_back(operation_of(play, side, 2));
+    ASSERT_TRUE(one.launch(operations, milliseconds(0)).ok());
+    std::thread([&] { one.side->abort(); }).join();
+    EXPECT_EQ(one.side->verdict().code(), Code::kAborted);
+    EXPECT_TRUE(contains(one.side->verdict().what(), "group g was aborted on rank 0")) << one.side->verdict().what();
+    EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return one.stream.idle(); })) << "the kernel has ended";
+    EXPECT_EQ(one.launch(operations).code(), Code::kAborted);
+    one.side->abort();
+    EXPECT_EQ(one.side->verdict().code(), Code::kAborted);
+  });
+}
+
+TEST(DeviceSide, WhatNobodyCanServeIsRefusedAndTheGroupStays) {
+  DeviceWorld world({.ranks = 2});
+  with_sides(world, [](DeviceRank& one) {
+    Play play = play_of(Collective::kAllReduce, 100, 2, 1);
+    Side side(play, one.rank, 2);
+    std::vector<Operation> operations;
+    operations.push_back(operation_of(play, side, 2));
+    operations[0].op = ReduceOp::kBand;  // not of f32
+    EXPECT_EQ(one.launch(operations).code(), Code::kInvalid);
+    EXPECT_EQ(one.perform({play}), "");
+  });
+}
+
+TEST(DeviceSide, ADeviceThatTakesNoMoreFailsTheGroup) {
+  DeviceWorld world({.ranks = 1});
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        Status& refusal = one.world.launcher(0)->refusal;
+        refusal = {Code::kSystem, "nvx: several: an illegal memory access was encountered"};
+        const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
+        EXPECT_TRUE(contains(wrong, "GPU 0 of rank 0 takes no more operations of group g: several: an illegal"))
+            << wrong;
+        refusal = {};
+        EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), wrong);
+      },
+      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+}
+
+TEST(DeviceSide, WhatHelpsAgainstARefusalIsSaid) {
+  DeviceWorld world({.ranks = 1});
+  with_sides(
+      world,
+      [](DeviceRank& one) {
+        one.world.launcher(0)->refusal = {Code::kSystem, "nvx: no file can be opened", "raise the limit (ulimit -n)"};
+        const std::string wrong = one.perform({play_of(Collective::kBarrier, 0, 1, 1)});
+        EXPECT_TRUE(contains(wrong, "group g: no file can be opened. Next: raise the limit (ulimit -n)")) << wrong;
+        EXPECT_FALSE(contains(wrong, "CUDA_LAUNCH_BLOCKING")) << wrong;
+      },
+      [](DeviceSideOptions& options) { options.farewell = milliseconds(50); });
+}
+
+TEST(DeviceSide, WhoAbortsMaySayWhy) {
+  DeviceWorld world({.ranks = 1});
+  with_sides(world, [](DeviceRank& one) {
+    one.side->abort({Code::kPeerFailed, "nvx: rank 3 has failed elsewhere"});
+    EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, 1, 1)}), "nvx: rank 3 has failed elsewhere");
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

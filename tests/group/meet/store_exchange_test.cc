@@ -1,0 +1,219 @@
+// How ranks tell each other through the store what they need to share GPU memory.
+
+#include "group/meet/store_exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+#include "support/gpu_processes.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+StoreExchange::Options options(int rank, int ranks, milliseconds timeout = milliseconds(60'000)) {
+  return {.prefix = "here", .rank = rank, .ranks = ranks, .timeout = timeout};
+}
+
+std::vector<std::byte> speech(int rank, int round) {
+  return std::vector<std::byte>(size_t(rank * 1000 + round) % 3001, std::byte(16 * rank + round));
+}
+
+void talk(Store& store, int rank, int ranks, int rounds) {
+  StoreExchange exchange(store, options(rank, ranks));
+  for (int round = 0; round < rounds; ++round) {
+    const auto heard = exchange.all_gather(speech(rank, round));
+    ASSERT_EQ(heard.size(), size_t(ranks));
+    for (int r = 0; r < ranks; ++r) EXPECT_EQ(heard[size_t(r)], speech(r, round)) << rank << r;
+  }
+}
+
+/// How a rank ended that was to hear all.
+std::optional<Error> failure_of(Exchange& exchange) {
+  try {
+    (void)exchange.all_gather({});
+    return {};
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+TEST(StoreExchange, EachRankHearsAll) {
+  for (const int ranks : {1, 2, 5}) {
+    MemoryStore store;
+    as_threads(ranks, [&](int rank) { talk(store, rank, ranks, 6); });
+    EXPECT_EQ(store.keys().size(), size_t(ranks) + 1) << "what was said in the last round, and its table";
+  }
+}
+
+TEST(StoreExchange, ProcessesDoSo) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  all_end_well(3, [&](int rank) { talk(store, rank, 3, 4); });
+}
+
+TEST(StoreExchange, WhoNeverComesIsNamed) {
+  MemoryStore store;
+  as_threads(4, [&](int rank) {
+    if (rank >= 2) return;
+    StoreExchange exchange(store, options(rank, 4, milliseconds(300)));
+    const auto failure = failure_of(exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_TRUE(failure->code() == Code::kTimeout || failure->code() == Code::kPeerFailed);
+    EXPECT_NE(std::string(failure->what()).find("rank 2, rank 3 did not come within"), std::string::npos)
+        << failure->what();
+  });
+}
+
+TEST(StoreExchange, WhereTheFirstRankIsMissingTheOthersSaySo) {
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    if (rank == 0) return;
+    StoreExchange exchange(store, options(rank, 3, milliseconds(300)));
+    const auto failure = failure_of(exchange);
+    ASSERT_TRUE(failure);
+    EXPECT_NE(std::string(failure->what()).find("rank 0 did not come"), std::string::npos) << failure->what();
+  });
+}
+
+TEST(StoreExchange, WhoGivesUpTellsTheOthersAtOnce) {
+  for (const int quitter : {0, 2}) {
+    MemoryStore store;
+    as_threads(3, [&](int rank) {
+      StoreExchange exchange(store, options(rank, 3));
+      const auto began = Clock::now();
+      if (rank == quitter) return exchange.give_up({Code::kSystem, "there is no GPU"});
+      const auto failure = failure_of(exchange);
+      ASSERT_TRUE(failure);
+      EXPECT_EQ(failure->code(), Code::kPeerFailed);
+      EXPECT_EQ(std::string(failure->what()), "nvx: rank " + std::to_string(quitter) +
+                                                  " gave up: there is no GPU; this is rank " + std::to_string(rank));
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
+    });
+  }
+}
+
+TEST(StoreExchange, WhoWatchesCanEndAWait) {
+  MemoryStore store;
+  auto watched = options(1, 2);
+  watched.watch = [](int rank) { throw Error(Code::kPeerDied, "nvx: rank " + std::to_string(rank) + " has ended"); };
+  StoreExchange exchange(store, watched);
+  const auto failure = failure_of(exchange);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->code(), Code::kPeerDied);
+  EXPECT_STREQ(failure->what(), "nvx: rank 0 has ended");
+}
+
+/// Spoils what is written under one key.
+class FalseStore : public MemoryStore {
+ public:
+  FalseStore(std::string key, std::function<void(std::vector<uint8_t>&)> spoil)
+      : key_(std::move(key)), spoil_(std::move(spoil)) {}
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    std::vector<uint8_t> written = value;
+    if (key == key_) spoil_(written);
+    MemoryStore::set(key, written);
+  }
+
+ private:
+  const std::string key_;
+  const std::function<void(std::vector<uint8_t>&)> spoil_;
+};
+
+TEST(StoreExchange, GarbageIsNotBelieved) {
+  using Value = std::vector<uint8_t>;
+  const std::pair<const char*, std::function<void(Value&)>> kSpoils[] = {
+      {"nothing", [](Value& value) { value.clear(); }},
+      {"too short for a header", [](Value& value) { value.resize(31); }},
+      {"shorter than it says", [](Value& value) { value.pop_back(); }},
+      {"longer than it says", [](Value& value) { value.push_back(0); }},
+      {"no magic", [](Value& value) { value[0] ^= 1; }},
+      {"another version", [](Value& value) { value[4] ^= 2; }},
+      {"another header", [](Value& value) { value[6] ^= 8; }},
+      {"another rank", [](Value& value) { value[8] ^= 4; }},
+      {"another round", [](Value& value) { value[12] ^= 1; }},
+      {"more than there can be", [](Value& value) { value[31] = 0xff; }},
+  };
+  for (const auto& [name, spoil] : kSpoils) {
+    for (const char* key : {"here/0/1", "here/0/table"}) {
+      FalseStore store(key, spoil);
+      const bool table = std::strcmp(key, "here/0/table") == 0;
+      as_threads(3, [&, name = name](int rank) {
+        StoreExchange exchange(store, options(rank, 3));
+        std::string said;
+        try {
+          (void)exchange.all_gather(speech(rank, 3));
+        } catch (const Error& error) {
+          said = error.what();
+        }
+        const bool fooled = table && rank == 0;  // it knows what it has written
+        EXPECT_EQ(said.empty(), fooled) << name << ": " << said;
+        if (!fooled && !table) {
+          EXPECT_NE(said.find("what rank 1 says through the store"), std::string::npos) << name << ": " << said;
+        }
+      });
+    }
+  }
+}
+
+TEST(StoreExchange, ATableOfOtherRanksIsNotTaken) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) { talk(store, rank, 2, 1); });
+  StoreExchange late(store, options(1, 2));  // the same prefix a second time
+  const auto failure = failure_of(late);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->code(), Code::kMismatch);
+}
+
+TEST(StoreExchange, RanksOfOneProcessShareTheirGpusOverIt) {
+  MemoryStore store;
+  Process process(2);
+  as_threads(2, [&](int rank) {
+    StoreExchange exchange(store, options(rank, 2));
+    const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+    EXPECT_EQ(share.agreement().kind, ShareKind::kPointer);
+    write_and_look(share, exchange, rank, 2);
+  });
+}
+
+TEST(StoreExchange, ProcessesShareTheirGpusOverIt) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  all_end_well(3, [&](int rank) {
+    Process process(3);
+    if (rank == 1) process.driver->lacks(ShareKind::kFabric);
+    StoreExchange exchange(store, options(rank, 3));
+    const DeviceShare share(*process.home, exchange, options_of(rank, 3, rank));
+    EXPECT_EQ(share.agreement().kind, ShareKind::kFd);
+    write_and_look(share, exchange, rank, 3);
+  });
+}
+
+/// A rank fails where the others do not know of it: they are told, and do not wait to the end.
+TEST(StoreExchange, AShareThatOneRankCannotMakeEndsOnAll) {
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    Process process(3);
+    StoreExchange exchange(store, options(rank, 3));
+    FalseExchange breaking(exchange, [&](int round, std::vector<std::byte>&) {
+      if (rank == 1 && round == 2) throw std::runtime_error("out of memory, as a test wants it");
+    });
+    const auto began = Clock::now();
+    try {
+      const DeviceShare share(*process.home, breaking, options_of(rank, 3, rank));
+      ADD_FAILURE();
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find("out of memory, as a test wants it"), std::string::npos) << error.what();
+      EXPECT_EQ(std::string(error.what()).find("rank 1 gave up") != std::string::npos, rank != 1) << error.what();
+    }
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(30));
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

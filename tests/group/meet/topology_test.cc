@@ -1,0 +1,167 @@
+// What ranks tell each other through the store, and what is made of it.
+
+#include "group/meet/topology.h"
+
+#include <gtest/gtest.h>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace nvx {
+namespace {
+
+std::vector<Hello> hellos(int ranks) {
+  std::vector<Hello> all;
+  for (int r = 0; r < ranks; ++r) all.push_back(describe_self(r));
+  return all;
+}
+
+void expect_refused(const std::vector<Hello>& ranks, const char* says) {
+  try {
+    Topology::from(ranks);
+    FAIL() << "not refused: " << says;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+  }
+}
+
+TEST(Topology, WhatIsEncodedIsDecoded) {
+  const std::vector<Hello> told = hellos(3);
+  const std::vector<Hello> heard = decode(encode(told), 3);
+  ASSERT_EQ(heard.size(), 3u);
+  EXPECT_EQ(std::memcmp(told.data(), heard.data(), 3 * sizeof(Hello)), 0);
+}
+
+TEST(Topology, TellsOfThisMachine) {
+  const Hello hello = describe_self(7);
+  EXPECT_EQ(hello.rank, 7);
+  EXPECT_EQ(hello.pid, getpid());
+  EXPECT_GE(hello.cores, 1u);
+  EXPECT_NE(hello.nonce, describe_self(7).nonce);
+  EXPECT_EQ(hello.host, describe_self(3).host);
+}
+
+TEST(Topology, RanksOfOneHostAreOfOneMachine) {
+  std::vector<Hello> all = hellos(3);
+  all[2].machine ^= 1;
+  expect_refused(all, "rank 0 (pid");
+  expect_refused(all, "rank 2 (pid");
+  expect_refused(all, "NVX_HOST_ID");
+  all[2].host ^= 1;
+  EXPECT_EQ(Topology::from(all).hosts.size(), 2u);
+}
+
+TEST(Topology, SaysWhichRankOfTheWholeJobThatIsWhereItDiffers) {
+  Topology topology = Topology::from(hellos(3));
+  const std::string before = topology.describe(1);
+  EXPECT_TRUE(before.starts_with("rank 1 (pid ")) << before;
+  topology.global_ranks = {4, 1, 7};
+  EXPECT_EQ(topology.describe(1), before);
+  EXPECT_TRUE(topology.describe(2).starts_with("rank 2 (global rank 7, pid ")) << topology.describe(2);
+  EXPECT_EQ(rank_name(0, topology.global_ranks), "rank 0 (global rank 4)");
+  EXPECT_EQ(rank_name(0, {}), "rank 0");
+}
+
+TEST(Topology, DamagedValuesAreRefused) {
+  const std::vector<uint8_t> good = encode(hellos(2));
+  EXPECT_THROW((void)decode(good, 3), Error);
+  EXPECT_THROW((void)decode({good.data(), good.size() - 1}, 2), Error);
+  EXPECT_THROW((void)decode({}, 1), Error);
+  for (const size_t byte : {offsetof(Hello, magic), offsetof(Hello, messenger), offsetof(Hello, bytes)}) {
+    std::vector<uint8_t> bad = good;
+    bad[sizeof(Hello) + byte] ^= 0x10;
+    EXPECT_THROW((void)decode(bad, 2), Error) << byte;
+  }
+  for (const size_t field : {offsetof(Hello, host_name), offsetof(Hello, door), offsetof(Hello, version)}) {
+    std::vector<uint8_t> bad = good;
+    std::memset(bad.data() + field, 'x',
+                field == offsetof(Hello, version) ? sizeof(Hello::version) : sizeof(Hello::door));
+    EXPECT_THROW((void)decode(bad, 2), Error) << field;
+  }
+}
+
+/// Of all that may stand in a store, what is most often there.
+TEST(Topology, RanksThatWereStartedWithAnotherWorldSizeAreTold) {
+  try {
+    (void)decode(encode(hellos(2)), 3);
+    FAIL() << "taken for one of three";
+  } catch (const Error& error) {
+    EXPECT_EQ(
+        std::string(error.what()),
+        "nvx: to rank 0 this group has 2 ranks, to this rank 3. Next: start all ranks with the same world size, or "
+        "list of ranks");
+  }
+  const std::vector<uint8_t> noise(2 * sizeof(Hello), 'x');
+  try {
+    (void)decode(noise, 3);
+    FAIL() << "noise is taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("something else wrote there"), std::string::npos) << error.what();
+  }
+}
+
+/// A rank that cannot look would be put on a host of its own, and wait for a network.
+TEST(Topology, AProcessThatMayOpenNoFileIsNotTakenForAnotherHost) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string said;
+  try {
+    (void)describe_self(0);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_NE(said.find("which host this is: Too many open files. Next: raise"), std::string::npos) << said;
+}
+
+TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
+  std::vector<Hello> twice = hellos(2);
+  twice[1].rank = 0;
+  expect_refused(twice, "say that they are rank 0");
+  std::vector<Hello> apart = hellos(3);
+  apart[2].host ^= 1;
+  EXPECT_EQ(Topology::from(apart).hosts.size(), 2u);
+  std::vector<Hello> otherwise = hellos(2);
+  otherwise[1].agreed[1] ^= 1;
+  expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES. Next: set the same on all ranks");
+  otherwise[1].agreed[2] ^= 1;
+  expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES and NVX_DELEGATE.");
+}
+
+/// For one line of a log, however many hosts there are.
+TEST(Topology, DescribesItself) {
+  const auto spread = [](std::vector<uint64_t> hosts) {
+    std::vector<Hello> ranks = hellos(int(hosts.size()));
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].host = hosts[r];
+      std::snprintf(ranks[r].host_name, sizeof ranks[r].host_name, "h%d", int(hosts[r]));
+    }
+    return Topology::from(std::move(ranks)).describe();
+  };
+  EXPECT_EQ(spread({7}), "1 rank on host h7");
+  EXPECT_EQ(spread({7, 7}), "2 ranks on host h7");
+  EXPECT_EQ(spread({7, 8, 7}), "3 ranks on 2 hosts: 2 on h7, 1 on h8");
+  EXPECT_EQ(spread({1, 2, 3, 4, 5, 6}), "6 ranks on 6 hosts: 1 on h1, 1 on h2, 1 on h3, 1 on h4, ...");
+}
+
+TEST(Topology, EverybodyCountsOnTheLeast) {
+  std::vector<Hello> ranks = hellos(3);
+  for (size_t i = 0; i < 3; ++i)
+    ranks[i].cores = uint32_t(8 - i), ranks[i].l3_bytes = (64 - i) << 20, ranks[i].l2_bytes = (2 + i) << 20;
+  const Topology topology = Topology::from(ranks);
+  EXPECT_EQ(topology.cores, 6u);
+  EXPECT_EQ(topology.l3_bytes, size_t(62) << 20);
+  EXPECT_EQ(topology.l2_bytes, size_t(2) << 20);
+}
+
+}  // namespace
+}  // namespace nvx

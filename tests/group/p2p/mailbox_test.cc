@@ -1,0 +1,573 @@
+// Sends and receives: any sizes, tags and orders, from anybody, beside each other; and what a mailbox makes of a peer
+// that ends, leaves, is late, or lies.
+
+#include "group/p2p/mailbox.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <random>
+#include <thread>
+
+#include "support/groups.h"
+#include "support/hosts.h"
+#include "support/impostor.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using Mail = std::shared_ptr<Message>;
+
+constexpr size_t kCarried = kernel::kEnvelopePayload;  // the longest message that its envelope carries
+
+/// What rank `from` sends to rank `to` as its number `n` of `bytes` bytes.
+Bytes letter(int from, int to, size_t n, size_t bytes) { return input(DType::kBytes, bytes, from * 64 + to, n); }
+
+TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("sizes", rank, 2));
+    size_t number = 0;
+    for (const size_t bytes :
+         {size_t(0), size_t(1), kCarried - 1, kCarried, kCarried + 1, size_t(65'537), size_t(5'000'001)}) {
+      for (const int sender : {0, 1}) {
+        Bytes out = letter(sender, 1 - sender, ++number, bytes);
+        Tensor in(bytes, number % 3);
+        const Mail mail =
+            rank == sender ? message(1 - rank, 0, out.data(), bytes) : message(sender, 0, in.data(), bytes);
+        rank == sender ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
+        const Status status = group.mail().wait(*mail);
+        ASSERT_TRUE(status.ok()) << status.what();
+        if (rank == sender) continue;
+        EXPECT_TRUE(in.holds(out)) << bytes;
+        EXPECT_TRUE(in.guards_are_whole());
+      }
+    }
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+/// Within a pair and tag, messages match in order; across tags in any order.
+TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("tags", rank, 2));
+    constexpr size_t kEach = 40, kTags = 3;
+    const auto bytes_of = [](size_t n) { return n % 4 == 0 ? size_t(20'000) : size_t(16); };
+    std::vector<Bytes> memory;
+    std::vector<Mail> mails;
+    for (size_t i = 0; i < kEach * kTags; ++i) {
+      // The sender goes through the tags in turn; the receiver takes all of the last tag first.
+      const size_t tag = rank == 0 ? i % kTags : kTags - 1 - i / kEach;
+      const size_t n = (rank == 0 ? i / kTags : i % kEach) * kTags + tag;
+      memory.push_back(rank == 0 ? letter(0, 1, n, bytes_of(n)) : Bytes(bytes_of(n)));
+      mails.push_back(message(1 - rank, int64_t(tag), memory.back().data(), memory.back().size()));
+    }
+    for (const Mail& mail : mails) {
+      rank == 0 ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
+    }
+    for (size_t i = 0; i < mails.size(); ++i) {
+      ASSERT_TRUE(group.mail().wait(*mails[i]).ok());
+      if (rank == 0) continue;
+      const size_t n = i % kEach * kTags + (kTags - 1 - i / kEach);
+      ASSERT_TRUE(memory[i] == letter(0, 1, n, bytes_of(n))) << i;
+    }
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+/// A place is taken before anything is pushed, and nobody is told before that.
+TEST(Mailbox, WhatIsPostedKeepsItsPlaceUntilItIsPushed) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("post", rank, 2));
+    Bytes first = letter(0, 1, 1, 100), second = letter(0, 1, 2, 100);
+    if (rank == 0) {
+      bool told = false;
+      const Mail posted = message(1, 0, first.data(), first.size());
+      posted->finished = [&](const Message&) { told = true; };
+      group.mail().post(posted);
+      EXPECT_FALSE(told);
+      ASSERT_TRUE(barrier(group).ok());
+      const Mail sent = message(1, 0, second.data(), second.size());
+      group.mail().send(sent, Carrier::kCaller);
+      group.mail().push(Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*posted).ok() && group.mail().wait(*sent).ok());
+      EXPECT_TRUE(told);
+    } else {
+      ASSERT_TRUE(barrier(group).ok());
+      for (const Bytes& wanted : {first, second}) {
+        Bytes in(100);
+        const Mail mail = message(0, 0, in.data(), in.size());
+        group.mail().receive(mail, Carrier::kCaller);
+        ASSERT_TRUE(group.mail().wait(*mail).ok());
+        EXPECT_TRUE(in == wanted);
+      }
+    }
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(Mailbox, AReceiveFromAnybodyTellsWhom) {
+  MemoryStore store;
+  constexpr int kRanks = 4;
+  as_threads(kRanks, [&](int rank) {
+    Group group(store, options("anybody", rank, kRanks));
+    if (rank != 0) {
+      Bytes out = letter(rank, 0, 0, 4000);
+      const Mail mail = message(0, 5, out.data(), out.size());
+      group.mail().send(mail, Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+    } else {
+      std::vector<bool> heard(kRanks);
+      for (int i = 1; i < kRanks; ++i) {
+        Bytes in(4000);
+        const Mail mail = message(kAnySource, 5, in.data(), in.size());
+        group.mail().receive(mail, Carrier::kCaller);
+        ASSERT_TRUE(group.mail().wait(*mail).ok());
+        ASSERT_GE(mail->peer, 1);
+        EXPECT_FALSE(heard[size_t(mail->peer)]);
+        heard[size_t(mail->peer)] = true;
+        EXPECT_TRUE(in == letter(mail->peer, 0, 0, 4000));
+      }
+    }
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(Mailbox, ARankMayWriteToItself) {
+  MemoryStore store;
+  Group group(store, options("self", 0, 1));
+  for (const size_t bytes : {size_t(10), size_t(100'000)}) {
+    Bytes out = letter(0, 0, 1, bytes), in(bytes);
+    const Mail receive = message(0, 1, in.data(), bytes), send = message(0, 1, out.data(), bytes);
+    group.mail().receive(receive, Carrier::kPool);
+    group.mail().send(send, Carrier::kPool);
+    ASSERT_TRUE(group.mail().wait(*send).ok());
+    ASSERT_TRUE(group.mail().wait(*receive).ok());
+    EXPECT_TRUE(in == out);
+  }
+}
+
+/// Random programs: every pair of ranks exchanges messages of random sizes and tags; everything is posted at once, in
+/// an order of each rank's own, and waited for in another. Every finished() is called once.
+TEST(Mailbox, RandomProgramsArriveWhole) {
+  struct Letter {
+    int from, to;
+    size_t number, bytes;
+  };
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    const int ranks = 2 + int(seed % 3);
+    std::vector<Letter> letters;
+    std::mt19937 random(seed);
+    for (size_t n = 0; n < 60; ++n) {
+      const size_t bytes = random() % 3 == 0 ? random() % 200'000 : random() % 1500;
+      letters.push_back({int(random() % uint32_t(ranks)), int(random() % uint32_t(ranks)), n, bytes});
+    }
+    MemoryStore store;
+    as_threads(ranks, [&](int rank) {
+      Group group(store, options("random", rank, ranks));
+      std::mt19937 mine(seed * 16 + uint32_t(rank));
+      struct Posted {
+        Letter letter;
+        Bytes memory;
+        Mail mail;
+      };
+      std::vector<Posted> posted;
+      for (const Letter& l : letters) {
+        if (l.from == rank) posted.push_back({l, letter(l.from, l.to, l.number, l.bytes), nullptr});
+        if (l.to == rank) posted.push_back({{-1, l.from, l.number, l.bytes}, Bytes(l.bytes), nullptr});
+      }
+      std::shuffle(posted.begin(), posted.end(), mine);
+      std::atomic<int> finished{0};
+      for (Posted& p : posted) {
+        p.mail = message(p.letter.to, int64_t(p.letter.number), p.memory.data(), p.memory.size());
+        p.mail->finished = [&](const Message&) { ++finished; };
+        const bool sends = p.letter.from == rank;
+        sends ? group.mail().send(p.mail, Carrier::kPool) : group.mail().receive(p.mail, Carrier::kPool);
+      }
+      std::shuffle(posted.begin(), posted.end(), mine);
+      for (Posted& p : posted) {
+        const Status status = group.mail().wait(*p.mail);
+        ASSERT_TRUE(status.ok()) << status.what();
+        if (p.letter.from == rank) continue;
+        EXPECT_TRUE(p.memory == letter(p.letter.to, rank, p.letter.number, p.letter.bytes)) << "seed " << seed;
+      }
+      EXPECT_EQ(finished, int(posted.size()));
+      ASSERT_TRUE(barrier(group).ok());
+    });
+  }
+}
+
+/// An asynchronous send and receive end without anybody waiting for them.
+TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("attendant", rank, 2));
+    Bytes memory = rank == 0 ? letter(0, 1, 0, 3'000'000) : Bytes(3'000'000);
+    const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
+    rank == 0 ? group.mail().send(mail, Carrier::kPool) : group.mail().receive(mail, Carrier::kPool);
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return mail->done(); }));
+    EXPECT_TRUE(mail->status().ok());
+    EXPECT_TRUE(memory == letter(0, 1, 0, 3'000'000));
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+/// A callback that waits for what another message brings about, on whatever thread it runs.
+TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
+  for (const Carrier carrier : {Carrier::kPool, Carrier::kCaller}) {
+    MemoryStore store;
+    as_threads(2, [&](int rank) {
+      Group group(store, options("blocks", rank, 2));
+      std::atomic<bool> waited{false};
+      std::vector<Bytes> memory(2, Bytes(3'000'000));
+      std::vector<Mail> mails;
+      for (size_t i = 0; i < 2; ++i) {
+        mails.push_back(message(1 - rank, int64_t(i), memory[i].data(), i == 0 ? 10 : memory[i].size()));
+      }
+      mails[0]->finished = [&](const Message&) {
+        waited = eventually(milliseconds(20'000), [&] { return mails[1]->done(); });
+      };
+      if (rank == 0) {
+        group.mail().receive(mails[1], carrier);
+        group.mail().receive(mails[0], carrier);
+      } else {  // the one that is waited for comes only after the other
+        mails[0]->finished = nullptr;
+        group.mail().send(mails[0], carrier);
+        std::this_thread::sleep_for(milliseconds(100));
+        group.mail().send(mails[1], carrier);
+      }
+      if (carrier == Carrier::kPool) {
+        EXPECT_TRUE(eventually(milliseconds(30'000), [&] { return mails[1]->done(); }));
+      }
+      for (const Mail& mail : mails) EXPECT_TRUE(group.mail().wait(*mail).ok());
+      EXPECT_EQ(waited, rank == 0);
+      ASSERT_TRUE(barrier(group).ok());
+    });
+  }
+}
+
+/// A callback may wait for its own message, which is done, and for others that are, but of which nobody was told yet.
+TEST(Mailbox, ACallbackMayWaitForMessages) {
+  MemoryStore store;
+  Group group(store, options("waits", 0, 1));
+  Bytes memory(100);
+  std::vector<Mail> mails;
+  for (int i = 0; i < 4; ++i) mails.push_back(message(0, i, memory.data(), memory.size()));
+  std::atomic<int> ended{0};
+  for (const Mail& mail : mails) {
+    mail->finished = [&](const Message&) {
+      for (const Mail& any : mails) EXPECT_FALSE(group.mail().wait(*any).ok());
+      ++ended;
+    };
+    group.mail().receive(mail, Carrier::kCaller);
+  }
+  group.abort("so that all end at once");
+  for (const Mail& mail : mails) EXPECT_FALSE(group.mail().wait(*mail).ok());
+  EXPECT_EQ(ended, 4) << "who waits returns when the callback has";
+}
+
+TEST(Mailbox, ACallbackThatThrowsHarmsNobody) {
+  MemoryStore store;
+  Group group(store, options("throws", 0, 1));
+  Bytes out(100), in(100);
+  for (const bool by_pool : {false, true}) {
+    const Mail send = message(0, 0, out.data(), out.size()), receive = message(0, 0, in.data(), in.size());
+    send->finished = [](const Message&) { throw std::runtime_error("of a callback"); };
+    receive->finished = [](const Message&) { throw 7; };
+    group.mail().send(send, Carrier::kPool);
+    group.mail().receive(receive, Carrier::kPool);
+    if (by_pool) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return receive->done(); }));
+    }
+    EXPECT_TRUE(group.mail().wait(*send).ok());
+    EXPECT_TRUE(group.mail().wait(*receive).ok());
+  }
+}
+
+/// Where no thread can be made, mail is moved by whoever waits.
+TEST(Mailbox, GoesOnWithoutThreads) {
+  MemoryStore store;
+  Engine::here().limit(0);
+  as_threads(2, [&](int rank) {
+    Group group(store, options("no threads", rank, 2));
+    Bytes out = letter(rank, 1 - rank, 0, 3'000'000), in(3'000'000);
+    const Mail receive = message(1 - rank, 0, in.data(), in.size()),
+               send = message(1 - rank, 0, out.data(), out.size());
+    std::atomic<int> finished{0};
+    receive->finished = send->finished = [&](const Message&) { ++finished; };
+    group.mail().receive(receive, Carrier::kPool);
+    group.mail().send(send, Carrier::kPool);
+    EXPECT_TRUE(group.mail().wait(*send).ok());
+    EXPECT_TRUE(group.mail().wait(*receive).ok());
+    EXPECT_EQ(finished, 2);
+    EXPECT_TRUE(in == letter(1 - rank, rank, 0, 3'000'000));
+    ASSERT_TRUE(barrier(group).ok());
+  });
+  Engine::here().limit(SIZE_MAX);
+}
+
+/// Staging that no message needs is there for other groups.
+TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("rests", rank, 2));
+    for (int round = 0; round < 2; ++round) {
+      Bytes memory = rank == 0 ? letter(0, 1, 0, 1'000'000) : Bytes(1'000'000);
+      const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
+      rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      EXPECT_TRUE(memory == letter(0, 1, 0, 1'000'000));
+      ASSERT_TRUE(barrier(group).ok());
+      const Span span = group.mail().yield();
+      EXPECT_EQ(bool(span), rank == 0);
+      if (span) group.neighbours().leases().release(span);
+      EXPECT_FALSE(group.mail().yield());
+    }
+  });
+}
+
+/// What nobody receives is held by its sender, beyond some: and is received in its order when somebody does.
+void flood(const std::function<GroupOptions(int)>& options_of) {
+  constexpr size_t kFlood = 8000, kLetter = 900, kMostKept = 6 << 20;
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options_of(rank));
+    Bytes last(10), all = rank == 1 ? letter(1, 0, 0, kFlood * kLetter) : Bytes(kFlood * kLetter);
+    const Mail mail = message(1 - rank, 1, last.data(), last.size());
+    std::vector<Mail> mails;
+    for (size_t i = 0; i < kFlood; ++i) mails.push_back(message(1 - rank, 7, all.data() + i * kLetter, kLetter));
+    if (rank == 0) {
+      group.mail().receive(mail, Carrier::kCaller);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      ASSERT_TRUE(barrier(group).ok());
+      for (const Mail& one : mails) group.mail().receive(one, Carrier::kCaller);
+    } else {
+      for (const Mail& one : mails) group.mail().send(one, Carrier::kPool);
+      group.mail().send(mail, Carrier::kPool);
+      ASSERT_TRUE(group.mail().wait(*mail).ok());
+      const auto done = [](const Mail& one) { return one->done(); };
+      EXPECT_LT(size_t(std::count_if(mails.begin(), mails.end(), done)) * kLetter, kMostKept);
+      ASSERT_TRUE(barrier(group).ok());
+    }
+    for (const Mail& one : mails) ASSERT_TRUE(group.mail().wait(*one).ok());
+    EXPECT_TRUE(all == letter(1, 0, 0, kFlood * kLetter));
+    ASSERT_TRUE(barrier(group).ok());
+  });
+}
+
+TEST(Mailbox, AFloodThatNobodyReceivesIsBounded) {
+  flood([](int rank) { return options("flood", rank, 2); });
+}
+
+TEST(Mailbox, AFloodFromAnotherHostIsBounded) {
+  Hosts hosts({0, 1});
+  flood([&](int rank) { return hosts.options("far flood", rank); });
+}
+
+// ---- when something goes wrong
+
+TEST(MailFailure, SizesThatDifferAreNamed) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, options("differ", rank, 2));
+    Bytes memory(rank == 0 ? 2000 : 1999);
+    const Mail mail = message(1 - rank, 3, memory.data(), memory.size());
+    rank == 0 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
+    const Status status = group.mail().wait(*mail);
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.what().find("sends 2000 elements"), std::string::npos) << status.what();
+    EXPECT_NE(status.what().find("receives 1999 elements"), std::string::npos) << status.what();
+    const bool advises = status.what().find(". Next: give both tensors the same number") != std::string::npos;
+    EXPECT_TRUE(advises || status.code() == Code::kPeerFailed) << status.what();
+  });
+}
+
+TEST(MailFailure, ATimeoutNamesTheSender) {
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store, options("late", rank, 2));
+    EXPECT_TRUE(rank == 0 || eventually(milliseconds(20'000), [&] { return over.load(); }));
+    if (rank == 1) return;
+    Bytes memory(10);
+    const Mail mail = message(1, 3, memory.data(), memory.size());
+    mail->timeout = milliseconds(150);
+    group.mail().receive(mail, Carrier::kCaller);
+    const auto began = Clock::now();
+    const Status status = group.mail().wait(*mail);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_NE(status.what().find("rank 1 (pid"), std::string::npos) << status.what();
+    over = true;
+  });
+}
+
+/// Time passes for a receive though other mail keeps coming.
+TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store, options("steady", rank, 2));
+    Bytes memory(100), other(100);
+    if (rank == 1) {
+      const auto end = Clock::now() + std::chrono::seconds(20);
+      while (!over && Clock::now() < end) {
+        const Mail mail = message(0, 1, memory.data(), memory.size());
+        group.mail().send(mail, Carrier::kCaller);
+        if (!group.mail().wait(*mail).ok()) break;
+      }
+      return;
+    }
+    const Mail late = message(1, 0, memory.data(), memory.size());
+    late->timeout = milliseconds(300);
+    group.mail().receive(late, Carrier::kPool);  // nobody waits for it
+    const auto began = Clock::now();
+    while (!late->done() && Clock::now() - began < std::chrono::seconds(15)) {
+      const Mail mail = message(1, 1, other.data(), other.size());
+      group.mail().receive(mail, Carrier::kCaller);
+      if (!group.mail().wait(*mail).ok()) break;
+    }
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
+    ASSERT_TRUE(late->done());
+    EXPECT_EQ(late->status().code(), Code::kTimeout);
+    over = true;
+  });
+}
+
+/// With other ranks still there, one that has left in good order does not end a receive from anybody.
+TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    Group group(store, options("outlives", rank, 3));
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 1) return;
+    Bytes memory(50, std::byte(rank));
+    if (rank == 2) std::this_thread::sleep_for(milliseconds(400));
+    const Mail mail = message(rank == 2 ? 0 : kAnySource, 0, memory.data(), memory.size());
+    rank == 2 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
+    const Status status = group.mail().wait(*mail);
+    EXPECT_TRUE(status.ok()) << status.what();
+    EXPECT_EQ(memory[0], std::byte(2));
+  });
+}
+
+TEST(MailFailure, AReceiveFromAnybodyEndsWhenAllHaveLeft) {
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    Group group(store, options("all left", rank, 3));
+    if (rank != 0) return;
+    Bytes memory(50);
+    const Mail mail = message(kAnySource, 0, memory.data(), memory.size());
+    group.mail().receive(mail, Carrier::kCaller);
+    EXPECT_EQ(group.mail().wait(*mail).code(), Code::kPeerLeft);
+  });
+}
+
+TEST(MailFailure, AKilledSenderIsNamedWhateverItWasDoing) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  for (const bool streams : {false, true}) {
+    FolderStore store;
+    const auto endings = as_processes(2, [&](int rank) {
+      Group group(store, options("killed", rank, 2));
+      Bytes memory(200'000'000);  // more than moves in the time until it is killed
+      const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
+      if (rank == 1) {
+        if (streams) {
+          group.mail().send(mail, Carrier::kCaller);
+          std::thread([] {
+            std::this_thread::sleep_for(milliseconds(5));
+            raise(SIGKILL);
+          }).detach();
+          (void)group.mail().wait(*mail);
+        }
+        raise(SIGKILL);
+      }
+      group.mail().receive(mail, Carrier::kCaller);
+      const auto began = Clock::now();
+      const Status status = group.mail().wait(*mail);
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
+      ASSERT_FALSE(status.ok());
+      EXPECT_NE(status.what().find("rank 1 (pid"), std::string::npos) << status.what();
+    });
+    EXPECT_TRUE(endings[0].well());
+  }
+}
+
+/// Mail from a peer that lies: nothing is read or written where it must not be, and the receive ends.
+class Liar : public testing::Test {
+ protected:
+  Liar() : group_(impostor_, options("liar", 0, 2)) {}
+  ~Liar() override { impostor_.leave(); }
+
+  kernel::Envelope& envelope() { return impostor_.pad().outbox(0).envelopes[0]; }
+  void post(uint64_t posted) { signal(impostor_.pad().outbox(0).posted.flag, posted); }
+
+  /// A receive of some bytes from rank 1 that waits a little.
+  Status receive(size_t bytes, DType dtype = DType::kBytes) {
+    Tensor memory(bytes);
+    const Mail mail = message(1, 0, memory.data(), bytes);
+    mail->dtype = dtype;
+    mail->timeout = milliseconds(150);
+    group_.mail().receive(mail, Carrier::kCaller);
+    const Status status = group_.mail().wait(*mail);
+    EXPECT_TRUE(memory.guards_are_whole());
+    return status;
+  }
+
+  Impostor impostor_;
+  Group group_;
+};
+
+TEST_F(Liar, AnUnknownTypeIsRefused) {
+  envelope() = {
+      .message = 1, .tag = 0, .bytes = 8, .dtype = DType(201), .carries_data = 1, .reserved = {}, .payload = {}};
+  post(1);
+  EXPECT_FALSE(receive(8, DType::kF32).ok());
+}
+
+TEST_F(Liar, MoreCarriedThanAnEnvelopeHoldsIsRefused) {
+  envelope() = {.message = 1,
+                .tag = 0,
+                .bytes = 1u << 30,
+                .dtype = DType::kBytes,
+                .carries_data = 1,
+                .reserved = {},
+                .payload = {}};
+  post(1);
+  EXPECT_FALSE(receive(2000).ok());
+}
+
+TEST_F(Liar, MoreEnvelopesThanThereAreIsRefused) {
+  post(1'000'000);
+  EXPECT_FALSE(receive(8).ok());
+}
+
+TEST_F(Liar, AStreamFromOutsideItsMemoryIsRefused) {
+  envelope() = {.message = 1,
+                .tag = 0,
+                .bytes = 100'000,
+                .dtype = DType::kBytes,
+                .carries_data = 0,
+                .reserved = {},
+                .payload = {}};
+  impostor_.pad().outbox(0).lease_offset = Arena::kBytes - 4096;
+  impostor_.pad().outbox(0).lease_bytes = 1 << 20;
+  post(1);
+  signal(impostor_.pad().outbox(0).streamed.flag, 4);
+  EXPECT_FALSE(receive(100'000).ok());
+}
+
+TEST_F(Liar, AHonestEnvelopeIsTaken) {
+  envelope() = {
+      .message = 1, .tag = 0, .bytes = 8, .dtype = DType::kBytes, .carries_data = 1, .reserved = {}, .payload = {}};
+  post(1);
+  const Status status = receive(8);
+  EXPECT_TRUE(status.ok()) << status.what();
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,453 @@
+// Windows: what is written to a rank that calls nothing, what a signal promises, and what becomes of who waits for one.
+
+#include "group/p2p/window.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstring>
+#include <thread>
+
+#include "support/groups.h"
+#include "support/hosts.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using Mail = std::shared_ptr<Message>;
+
+/// A window of a rank, over memory of its own.
+struct Place {
+  Place(Group& group, size_t elements, uint32_t element_bytes = 1)
+      : group(group), memory(elements * element_bytes), window(open(elements, element_bytes)) {}
+
+  std::shared_ptr<Window> open(size_t elements, uint32_t element_bytes) {
+    return Window::open(group, Window::Memory{memory.data(), {elements, element_bytes, 7}, nullptr});
+  }
+  Status put(int rank, uint64_t offset, const Bytes& data) const {
+    const Mail mail = window->put(rank, offset, data.data(), data.size() / window->share(rank).element_bytes);
+    group.mail().send(mail, Carrier::kPool);
+    return group.mail().wait(*mail);
+  }
+  Status signal(int rank) const {
+    const Mail mail = window->signal(rank);
+    group.mail().send(mail, Carrier::kPool);
+    return group.mail().wait(*mail);
+  }
+  Status wait_signal(int rank, milliseconds timeout = milliseconds(0)) const {
+    const Mail mail = window->wait_signal(rank);
+    mail->timeout = timeout;
+    group.mail().receive(mail, Carrier::kPool);
+    return group.mail().wait(*mail);
+  }
+
+  Group& group;
+  Bytes memory;
+  std::shared_ptr<Window> window;
+};
+
+Bytes filled(size_t bytes, int from, int round) { return input(DType::kBytes, bytes, from, size_t(round)); }
+
+/// Every rank writes to every rank, itself too, and signals; what it has written is there after the wait.
+void all_write_to_all(Group& group, size_t each, int rounds) {
+  const auto ranks = size_t(group.size());
+  Place place(group, each * ranks);
+  for (int round = 0; round < rounds; ++round) {
+    const Bytes mine = filled(each, group.rank(), round);
+    for (int to = 0; to < group.size(); ++to) {
+      ASSERT_TRUE(place.put(to, size_t(group.rank()) * each, mine).ok());
+      ASSERT_TRUE(place.signal(to).ok());
+    }
+    for (int from = 0; from < group.size(); ++from) {
+      const Status status = place.wait_signal(from);
+      ASSERT_TRUE(status.ok()) << status.what();
+      const Bytes want = filled(each, from, round);
+      ASSERT_EQ(each ? std::memcmp(place.memory.data() + size_t(from) * each, want.data(), each) : 0, 0)
+          << each << " bytes from rank " << from << ", round " << round;
+    }
+    ASSERT_TRUE(barrier(group).ok());
+  }
+  EXPECT_TRUE(place.window->close().ok());
+}
+
+TEST(Window, WhatWasWrittenIsThereAfterTheSignal) {
+  for (const int ranks : {1, 2, 3}) {
+    MemoryStore store;
+    as_threads(ranks, [&](int rank) {
+      Group group(store, test::options("all to all", rank, ranks));
+      for (const size_t each : {size_t(0), size_t(1), size_t(500), size_t(70'001), as_fast(3'000'001, 300'001)})
+        all_write_to_all(group, each, 4);
+    });
+  }
+}
+
+TEST(Window, ServesProcesses) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  all_end_well(3, [&](int rank) {
+    Group group(store, test::options("processes", rank, 3));
+    for (const size_t each : {size_t(100), size_t(1'000'001)}) all_write_to_all(group, each, 4);
+  });
+}
+
+TEST(Window, ServesRanksOfOtherHosts) {
+  Hosts hosts({0, 1, 0, 1});
+  MemoryStore store;
+  as_threads(4, [&](int rank) {
+    Group group(store, hosts.options("hosts", rank));
+    for (const size_t each : {size_t(0), size_t(100), size_t(300'001)}) all_write_to_all(group, each, 3);
+  });
+}
+
+/// Neither side of a write waits for the other to call anything: here each writes before it looks.
+TEST(Window, AWriteNeedsNothingOfItsTarget) {
+  MemoryStore store;
+  std::atomic<int> written{0};
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("one-sided", rank, 2));
+    const Bytes mine = filled(3'000'000, rank, 0);
+    Place place(group, mine.size());
+    ASSERT_TRUE(place.put(1 - rank, 0, mine).ok());
+    ++written;
+    // The other one's is on its way until it is signalled, and no longer.
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return written == 2; }));
+    ASSERT_TRUE(place.signal(1 - rank).ok());
+    ASSERT_TRUE(place.wait_signal(1 - rank).ok());
+    EXPECT_TRUE(place.memory == filled(3'000'000, 1 - rank, 0));
+    EXPECT_TRUE(place.window->close().ok());
+  });
+}
+
+/// Many are counted, and each is waited for once; nothing is as deep as they are many.
+TEST(Window, SignalsAreCountedByPair) {
+  MemoryStore store;
+  const auto of = [](int rank) { return rank == 1 ? int(as_fast(20'000, 2'000)) : 100; };
+  as_threads(3, [&](int rank) {
+    Group group(store, test::options("count", rank, 3));
+    Place place(group, 8);
+    if (rank != 0) {
+      for (int i = 0; i < of(rank); ++i) ASSERT_TRUE(place.signal(0).ok());
+    }
+    ASSERT_TRUE(barrier(group).ok());
+    if (rank == 0) {
+      for (int from : {1, 2}) {
+        for (int i = 0; i < of(from); ++i) ASSERT_TRUE(place.wait_signal(from).ok());
+      }
+      const Mail more = place.window->wait_signal(1);
+      group.mail().receive(more, Carrier::kPool);
+      std::this_thread::sleep_for(milliseconds(100));
+      EXPECT_FALSE(more->done());
+      ASSERT_TRUE(barrier(group).ok());
+      EXPECT_TRUE(group.mail().wait(*more).ok());
+    } else {
+      ASSERT_TRUE(barrier(group).ok());
+      if (rank == 1) {
+        ASSERT_TRUE(place.signal(0).ok());
+      }
+    }
+    EXPECT_TRUE(place.window->close().ok());
+  });
+}
+
+/// Sizes, types and bounds are each rank's own.
+TEST(Window, WritesStayWithinTheirTarget) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("bounds", rank, 2));
+    Place place(group, rank == 0 ? 3 : 10, rank == 0 ? 8 : 4);
+    EXPECT_EQ(place.window->share(0).elements, 3u);
+    EXPECT_EQ(place.window->share(1).element_bytes, 4u);
+    EXPECT_EQ(place.window->share(1).type, 7u);
+    const auto refusal = [&](int to, uint64_t offset, uint64_t elements) {
+      try {
+        (void)place.window->put(to, offset, place.memory.data(), elements);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::kInvalid);
+        return std::string(error.what());
+      }
+      return std::string();
+    };
+    EXPECT_EQ(refusal(0, 2, 2),
+              "nvx: put of 2 elements at offset 2 does not fit into the 3 elements that rank 0 has registered");
+    EXPECT_NE(refusal(1, 11, 0), "");
+    EXPECT_NE(refusal(1, UINT64_MAX, 2), "");
+    EXPECT_NE(refusal(2, 0, 1), "");
+    EXPECT_EQ(refusal(1, 10, 0), "");
+    EXPECT_EQ(refusal(1, 9, 1), "");
+    if (rank == 0) {
+      ASSERT_TRUE(place.put(1, 9, Bytes(4, std::byte(5))).ok());
+    }
+    EXPECT_TRUE(place.window->close().ok());  // and with it what was written
+    if (rank == 1) {
+      Bytes want(40);
+      std::fill(want.begin() + 36, want.end(), std::byte(5));
+      EXPECT_TRUE(place.memory == want);
+    }
+  });
+}
+
+TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
+  MemoryStore store;
+  as_threads(3, [&](int rank) {
+    Group group(store, test::options("nothing", rank, 3));
+    std::byte memory{};
+    const Window::Memory mine{&memory, {1, 1, 0}, nullptr};
+    try {
+      (void)Window::open(group, rank == 1 ? std::nullopt : std::optional(mine));
+      ADD_FAILURE() << "there is a window";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kInvalid);
+      EXPECT_NE(std::string(error.what()).find("refused on rank 1 (pid"), std::string::npos) << error.what();
+    }
+    all_write_to_all(group, 10, 1);
+  });
+}
+
+/// Windows of one group are apart, and what they were given is let go of when they are closed.
+TEST(Window, SeveralAreApartAndAreLetGoOf) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("several", rank, 2));
+    Place first(group, 100), second(group, 100);
+    auto owner = std::make_shared<const int>(0);
+    const std::weak_ptr<const int> kept = owner;
+    Bytes memory(10);
+    auto third = Window::open(group, Window::Memory{memory.data(), {10, 1, 0}, std::move(owner)});
+    ASSERT_TRUE(first.signal(1 - rank).ok());
+    ASSERT_TRUE(second.put(1 - rank, 0, Bytes(100, std::byte(2))).ok());
+    ASSERT_TRUE(second.signal(1 - rank).ok());
+    ASSERT_TRUE(second.wait_signal(1 - rank).ok());
+    EXPECT_TRUE(first.memory == Bytes(100) && second.memory == Bytes(100, std::byte(2)));
+    ASSERT_TRUE(first.wait_signal(1 - rank).ok());
+    EXPECT_TRUE(second.window->close().ok());
+    ASSERT_TRUE(first.put(1 - rank, 0, Bytes(100, std::byte(1))).ok());
+    EXPECT_TRUE(first.window->close().ok());
+    EXPECT_TRUE(first.memory == Bytes(100, std::byte(1)));
+    EXPECT_FALSE(kept.expired());
+    EXPECT_TRUE(third->close().ok());
+    third.reset();
+    EXPECT_TRUE(eventually(milliseconds(5'000), [&] { return kept.expired(); }));
+  });
+}
+
+// --- when something goes wrong
+
+TEST(WindowFailure, AWaitThatIsTooLongNamesThePeer) {
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("late", rank, 2));
+    const Place place(group, 10);
+    EXPECT_TRUE(rank == 0 || eventually(milliseconds(20'000), [&] { return over.load(); }));
+    if (rank == 1) return;
+    const Status status = place.wait_signal(1, milliseconds(150));
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_SAYS(status, "wait_signal(from rank 1)");
+    EXPECT_SAYS(status, "rank 1 (pid");
+    over = true;
+  });
+}
+
+TEST(WindowFailure, AKilledPeerIsNamed) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  FolderStore store;
+  const auto endings = as_processes(2, [&](int rank) {
+    Group group(store, test::options("killed", rank, 2));
+    const Place place(group, 10);
+    if (rank == 1) {
+      ASSERT_TRUE(place.signal(0).ok());
+      raise(SIGKILL);
+    }
+    const Status first = place.wait_signal(1);  // that was sent while it lived
+    EXPECT_TRUE(first.ok()) << first.what();
+    const auto began = Clock::now();
+    const Status status = place.wait_signal(1);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(1));
+    ASSERT_FALSE(status.ok());
+    EXPECT_SAYS(status, "rank 1 (pid");
+    EXPECT_SAYS(status, "has ended");
+  });
+  EXPECT_TRUE(endings[0].well());
+  EXPECT_EQ(endings[1].signal, SIGKILL);
+}
+
+/// What a rank did before it left in good order is there, though it left while the other one looked elsewhere; and it
+/// is missed by who waits for more.
+void leaves_behind(const std::function<GroupOptions(int)>& options_of) {
+  MemoryStore store;
+  std::atomic<bool> left{false};
+  as_threads(2, [&](int rank) {
+    const Bytes last = filled(5'000, 1, 1);
+    std::optional<Group> group(std::in_place, store, options_of(rank));
+    std::optional<Place> place(std::in_place, *group, last.size());
+    if (rank == 1) {
+      for (int i = 0; i < 30; ++i) {
+        ASSERT_TRUE(place->put(0, 0, i == 29 ? last : Bytes(100, std::byte(i))).ok());
+        ASSERT_TRUE(place->signal(0).ok());
+      }
+      place.reset();
+      const auto began = Clock::now();
+      group.reset();  // with its window open, which keeps nobody
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
+      left = true;
+      return;
+    }
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return left.load(); }));
+    for (int i = 0; i < 30; ++i) {
+      const Status status = place->wait_signal(1);
+      ASSERT_TRUE(status.ok()) << i << ": " << status.what();
+    }
+    EXPECT_TRUE(place->memory == last);
+    const Status status = place->wait_signal(1);
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.code(), Code::kPeerLeft) << status.what();
+    EXPECT_SAYS(status, "rank 1");
+  });
+}
+
+TEST(WindowFailure, WhatAPeerDidBeforeItLeftIsThere) {
+  for (int i = 0; i < 5; ++i) leaves_behind([](int rank) { return test::options("leaves", rank, 2); });
+}
+
+TEST(WindowFailure, WhatAPeerOfAnotherHostDidBeforeItLeftIsThere) {
+  Hosts hosts({0, 1});
+  leaves_behind([&](int rank) { return hosts.options("leaves far", rank); });
+}
+
+/// Even where nobody has looked at the mail since: what has come is told before its sender is missed.
+TEST(WindowFailure, WhatNobodyHasLookedAtYetIsThere) {
+  MemoryStore store;
+  std::atomic<bool> waits{false}, left{false};
+  Engine::here().limit(0);
+  as_threads(2, [&](int rank) {
+    std::optional<Group> group(std::in_place, store, test::options("unseen", rank, 2));
+    std::optional<Place> place(std::in_place, *group, 100);
+    if (rank == 1) {
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return waits.load(); }));
+      ASSERT_TRUE(place->put(0, 0, Bytes(100, std::byte(4))).ok());
+      ASSERT_TRUE(place->signal(0).ok());
+      place.reset();
+      group.reset();
+      left = true;
+      return;
+    }
+    const Mail mail = place->window->wait_signal(1);
+    group->mail().receive(mail, Carrier::kCaller);
+    waits = true;
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return left.load(); }));
+    std::this_thread::sleep_for(2 * kWatchInterval);
+    const Status status = group->mail().wait(*mail);
+    EXPECT_TRUE(status.ok()) << status.what();
+    EXPECT_TRUE(place->memory == Bytes(100, std::byte(4)));
+  });
+  Engine::here().limit(SIZE_MAX);
+}
+
+/// A peer that has gone is nobody's failure while nobody waits for it, though memory stands open to it.
+TEST(WindowFailure, APeerThatHasGoneIsNoFailureByItself) {
+  MemoryStore store;
+  std::atomic<int> left{0};
+  as_threads(3, [&](int rank) {
+    std::optional<Group> group(std::in_place, store, test::options("gone", rank, 3));
+    std::optional<Place> place(std::in_place, *group, 100);
+    if (rank == 2) {
+      place.reset();
+      group.reset();
+      ++left;
+      return;
+    }
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return left == 1; }));
+    std::this_thread::sleep_for(3 * kWatchInterval);
+    ASSERT_TRUE(place->put(1 - rank, 0, Bytes(100, std::byte(3))).ok());
+    ASSERT_TRUE(place->signal(1 - rank).ok());
+    const Status status = place->wait_signal(1 - rank);
+    EXPECT_TRUE(status.ok()) << status.what();
+    EXPECT_TRUE(place->memory == Bytes(100, std::byte(3)));
+  });
+}
+
+TEST(WindowFailure, AnAbortEndsWhoWaits) {
+  MemoryStore store;
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("abort", rank, 2));
+    const Place place(group, 10);
+    std::thread aborts;
+    if (rank == 1) {
+      aborts = std::thread([&] {
+        std::this_thread::sleep_for(milliseconds(100));
+        group.abort("enough");
+      });
+    }
+    const auto began = Clock::now();
+    EXPECT_FALSE(place.wait_signal(1 - rank).ok());
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
+    EXPECT_FALSE(place.put(1 - rank, 0, Bytes(1)).ok());
+    EXPECT_FALSE(place.window->close().ok());
+    if (aborts.joinable()) aborts.join();
+  });
+}
+
+/// Notes that a peer must not write: nothing is written, and the group fails.
+TEST(WindowFailure, ANoteThatLiesIsRefused) {
+  struct Forged {
+    uint32_t kind, unused;
+    uint64_t offset, bytes;
+  };
+  for (const Forged& lie :
+       {Forged{1, 0, 90, 11}, Forged{1, 0, UINT64_MAX, 2}, Forged{1, 0, 101, 0}, Forged{9, 0, 0, 0}}) {
+    MemoryStore store;
+    as_threads(2, [&](int rank) {
+      Group group(store, test::options("liar", rank, 2));
+      const Place place(group, 100);
+      Forged note = lie;
+      if (rank == 1) {
+        const Mail honest = place.window->signal(0);
+        group.mail().send(message(0, honest->tag, reinterpret_cast<std::byte*>(&note), sizeof note), Carrier::kPool);
+      }
+      const Status status = place.wait_signal(1 - rank);
+      ASSERT_FALSE(status.ok());
+      EXPECT_SAYS(status, "writes where no window is");
+      EXPECT_TRUE(place.memory == Bytes(100));
+    });
+  }
+}
+
+/// A receive of the user's that is late speaks of the user's messages only.
+TEST(WindowFailure, OtherMailIsNotBlamed) {
+  MemoryStore store;
+  std::atomic<bool> over{false};
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("other", rank, 2));
+    const Place place(group, 10);
+    if (rank == 1) {
+      ASSERT_TRUE(place.signal(0).ok());
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
+      return;
+    }
+    std::this_thread::sleep_for(milliseconds(100));
+    Bytes memory(10);
+    const Mail mail = message(1, 3, memory.data(), memory.size());
+    mail->timeout = milliseconds(150);
+    group.mail().receive(mail, Carrier::kCaller);
+    const Status status = group.mail().wait(*mail);
+    EXPECT_EQ(status.code(), Code::kTimeout);
+    EXPECT_EQ(status.what().find("it has sent"), std::string::npos) << status.what();
+    over = true;
+  });
+}
+
+/// Where no thread can be made, writes come when their owner waits for something.
+TEST(WindowFailure, GoesOnWithoutThreads) {
+  MemoryStore store;
+  Engine::here().limit(0);
+  as_threads(2, [&](int rank) {
+    Group group(store, test::options("no threads", rank, 2));
+    all_write_to_all(group, 100, 2);
+  });
+  Engine::here().limit(SIZE_MAX);
+}
+
+}  // namespace
+}  // namespace nvx::test

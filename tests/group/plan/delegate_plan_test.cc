@@ -1,0 +1,142 @@
+// What is handed over to NCCL, as a table, and what `nvx explain --device cuda` says of it.
+
+#include "group/plan/delegate_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "group/device/device_end.h"
+#include "group/plan/device_explain.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+
+const std::vector<HandOver> kRules{{"all_reduce", 64 * M}, {"reduce", 0}, {"broadcast", 0}};
+
+struct ExpectedHandOver {
+  Collective collective;
+  DType dtype;
+  ReduceOp op;
+  size_t bytes;
+  const char* why_not;  ///< how it begins; null: handed over
+};
+
+// clang-format off
+constexpr ExpectedHandOver kHandOvers[] = {
+    {Collective::kAllReduce,     DType::kF32,  ReduceOp::kSum,       64 * M,     nullptr},
+    {Collective::kAllReduce,     DType::kF32,  ReduceOp::kSum,       64 * M - 1, "it is smaller"},
+    {Collective::kReduce,        DType::kF32,  ReduceOp::kSum,       1,          nullptr},
+    {Collective::kReduce,        DType::kF32,  ReduceOp::kSum,       0,          "there is nothing"},
+    {Collective::kReduceScatter, DType::kF32,  ReduceOp::kSum,       64 * M,     "NVX_DELEGATE does not name"},
+    {Collective::kAllToAll,      DType::kF32,  ReduceOp::kSum,       64 * M,     "NVX_DELEGATE does not name"},
+    {Collective::kReduce,        DType::kBF16, ReduceOp::kAvg,       8,          nullptr},
+    {Collective::kReduce,        DType::kF64,  ReduceOp::kProduct,   8,          nullptr},
+    {Collective::kReduce,        DType::kI64,  ReduceOp::kMax,       8,          nullptr},
+    {Collective::kReduce,        DType::kF16,  ReduceOp::kMax,       8,          "NCCL does not reduce"},
+    {Collective::kReduce,        DType::kI64,  ReduceOp::kAvg,       8,          "NCCL does not reduce"},
+    {Collective::kReduce,        DType::kI16,  ReduceOp::kSum,       8,          "NCCL does not reduce"},
+    {Collective::kReduce,        DType::kBool, ReduceOp::kSum,       8,          "NCCL does not reduce"},
+    {Collective::kReduce,        DType::kC64,  ReduceOp::kSum,       8,          "NCCL does not reduce"},
+    {Collective::kReduce,        DType::kI32,  ReduceOp::kBand,      8,          "NCCL does not reduce"},
+    {Collective::kReduce,        DType::kF32,  ReduceOp::kPremulSum, 8,          "NCCL does not reduce"},
+    {Collective::kBroadcast,     DType::kBool, ReduceOp::kSum,       8,          nullptr},
+    {Collective::kBroadcast,     DType::kC128, ReduceOp::kBand,      8,          nullptr},
+};
+// clang-format on
+
+TEST(DelegatePlan, IsTheExpectedTable) {
+  for (const ExpectedHandOver& e : kHandOvers) {
+    const char* why_not = why_not_handed_over({e.collective, e.dtype, e.op, e.bytes}, kRules);
+    const std::string row =
+        std::string(name(e.collective)) + " " + name(e.dtype) + " " + name(e.op) + " " + std::to_string(e.bytes);
+    EXPECT_EQ(why_not == nullptr, e.why_not == nullptr) << row << ": " << (why_not ? why_not : "handed over");
+    if (why_not && e.why_not) {
+      EXPECT_TRUE(std::string(why_not).starts_with(e.why_not)) << row << ": " << why_not;
+    }
+  }
+}
+
+TEST(DelegatePlan, NothingIsHandedOverWhereNothingIsNamed) {
+  EXPECT_STREQ(why_not_handed_over({Collective::kAllReduce, DType::kF32, ReduceOp::kSum, 64 * M}, {}),
+               "NVX_DELEGATE does not name it");
+}
+
+std::string runs(const std::vector<Way>& ways) {
+  std::string text;
+  for (const Way& way : ways) {
+    if (way.runs) text += way.by + " " + way.what + ";";
+  }
+  return text;
+}
+
+TEST(DeviceExplain, OneWayRunsAndAllAreThere) {
+  PlanFacts facts;
+  facts.ranks = 8;
+  const auto ways = [&](size_t bytes, bool has_kernels) {
+    return explain_on_device({Collective::kAllReduce, bytes, facts, has_kernels, ""});
+  };
+  EXPECT_EQ(runs(ways(32 << 10, true)), "kernels reduce_packets;");
+  EXPECT_EQ(runs(ways(1 * M, true)), "kernels reduce_chunks;");
+  EXPECT_EQ(runs(ways(1 * M, false)), "host memory reduce_pipelined;");
+  EXPECT_EQ(ways(1 * M, true).size(), 5u) << "NCCL, three of kernels, host memory";
+  facts.force = PlanFacts::Force::kPipelined;
+  EXPECT_EQ(runs(ways(8, true)), "kernels reduce_chunks;");
+  for (const Way& way : ways(8, false)) {
+    EXPECT_NE(way.why, "") << way.by;
+    EXPECT_NE(way.set_by, "") << way.by;
+  }
+}
+
+/// Bytes are what each rank puts in, as explain() has it: the pieces of what is scattered are shorter.
+TEST(DeviceExplain, CountsBytesAsThePlansDo) {
+  PlanFacts facts;
+  facts.ranks = 8;
+  const auto runs_of = [&](Collective collective, size_t bytes) {
+    return runs(explain_on_device({collective, bytes, facts, /*has_kernels=*/true, ""}));
+  };
+  EXPECT_EQ(bytes_of_whole(Collective::kAllGather, 100, 8), 800u);
+  EXPECT_EQ(bytes_of_whole(Collective::kReduceScatter, 800, 8), 800u);
+  EXPECT_EQ(bytes_of_whole(Collective::kAllReduce, 100, 8), 100u);
+  const size_t held = most_bytes(kernel::DeviceAlgorithm::kReducePackets,
+                                 device_shape(8, DeviceSideOptions().blocks, pad_budget(SIZE_MAX)));
+  EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held), "kernels reduce_packets;");
+  EXPECT_EQ(runs_of(Collective::kReduceScatter, 8 * held + 8), "kernels reduce_chunks;");
+  EXPECT_EQ(runs_of(Collective::kAllGather, held), "kernels exchange_packets;");
+  EXPECT_EQ(runs_of(Collective::kAllToAll, 8), "kernels exchange_pieces;") << "each pair knows its own";
+  EXPECT_TRUE(runs_of(Collective::kBarrier, 0).starts_with("host memory"));
+}
+
+TEST(DeviceExplain, SaysWhyThereIsNoNccl) {
+  PlanFacts facts;
+  facts.ranks = 2;
+  const Way gathers = explain_on_device({Collective::kGather, 64 * M, facts, true, ""}).front();
+  EXPECT_EQ(gathers.why, "NVX_DELEGATE cannot name it");
+  EXPECT_FALSE(gathers.estimate.seconds > 0) << "it has no time";
+  const auto ways = explain_on_device({Collective::kAllReduce, 64 * M, facts, true, "nothing to hand over to"});
+  EXPECT_EQ(ways.front().why, "nothing to hand over to");
+  EXPECT_FALSE(ways.front().runs);
+  facts.ranks = 1;
+  EXPECT_NE(explain_on_device({Collective::kAllReduce, 8, facts, true, ""}).front().why.find("one rank"),
+            std::string::npos);
+}
+
+TEST(DeviceExplain, OverSeveralHostsKernelsHelpOrHostMemoryDoesAll) {
+  PlanFacts facts;
+  facts.ranks = facts.rails = 4, facts.hosts = 2, facts.world = 8;
+  const auto ways = [&](Collective collective, size_t bytes, bool has_kernels) {
+    return explain_on_device({collective, bytes, facts, has_kernels, ""});
+  };
+  EXPECT_EQ(runs(ways(Collective::kAllReduce, 64 * M, true)), "kernels and host memory between hosts ring;");
+  EXPECT_EQ(runs(ways(Collective::kAllReduce, 64 * M, false)), "host memory between hosts ring;");
+  EXPECT_EQ(runs(ways(Collective::kAllReduce, 8, true)).find("kernels and host memory between hosts"), 0u);
+  EXPECT_EQ(runs(ways(Collective::kReduceScatter, 64 * M, true)), "kernels and host memory between hosts ring;");
+  EXPECT_EQ(runs(ways(Collective::kAllGather, 64 * M, true)), "kernels and host memory between hosts direct;");
+  EXPECT_EQ(runs(ways(Collective::kAllGather, 1 * M, true)), "kernels and host memory between hosts direct;");
+  EXPECT_EQ(runs(ways(Collective::kBroadcast, 64 * M, true)), "host memory between hosts chain;");
+  for (const Way& way : ways(Collective::kAllReduce, 1 * M, true)) EXPECT_NE(way.why, "") << way.by;
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,232 @@
+// How ranks write what others read: what is learnt from costs, and that all have the same policy in every operation.
+
+#include "kernel/cpu/cache_policy.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <atomic>
+#include <thread>
+
+#include "kernel/cpu/own_time.h"
+#include "support/lanes.h"
+#include "support/plays.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::CachePolicy;
+using kernel::CachePolicyRecord;
+
+struct Costs {
+  double cached;
+  double past;
+};
+constexpr Costs kNear{4, 6}, kFar{15, 5};
+
+/// Runs operations of these costs. Returns how many of them went past the caches.
+int operate(CachePolicyRecord& record, const Costs& costs, int operations) {
+  int past = 0;
+  for (int i = 0; i < operations; ++i) {
+    const CachePolicy next = record.next();
+    past += record.now() == CachePolicy::kPast;
+    record.learn(record.now() == CachePolicy::kPast ? costs.past : costs.cached);
+    record.now(next);
+  }
+  return past;
+}
+
+TEST(CachePolicy, TheFasterWayIsFoundAndTheOtherOneSeldomTried) {
+  CachePolicyRecord near, far;
+  const int past = operate(near, kNear, 1000);
+  EXPECT_GE(past, 20) << "never tried again";
+  EXPECT_LE(past, 40);
+  const int cached = 1000 - operate(far, kFar, 1000);
+  EXPECT_GE(cached, 5) << "never tried again";
+  EXPECT_LE(cached, 15) << "costs three times as much, so it is tried a third as often";
+}
+
+TEST(CachePolicy, AGainOfLessThanATenthIsNone) {
+  CachePolicyRecord record;
+  EXPECT_LE(operate(record, {4, 3.8}, 1000), 40);
+}
+
+TEST(CachePolicy, CoresThatMoveApartAreNoticedWithinAFewOperations) {
+  CachePolicyRecord record;
+  operate(record, kNear, 100);
+  EXPECT_GE(operate(record, kFar, 20), 10);
+}
+
+TEST(CachePolicy, CoresThatComeTogetherAreNoticedAtTheNextTrial) {
+  CachePolicyRecord record;
+  operate(record, kFar, 100);
+  operate(record, kNear, 3 * 32 + 2);
+  EXPECT_LE(operate(record, kNear, 30), 1);
+}
+
+TEST(CachePolicy, OneOperationThatWasInterruptedChangesNothing) {
+  CachePolicyRecord record;
+  operate(record, kNear, 100);
+  record.learn(1000);
+  EXPECT_LE(operate(record, kNear, 32), 2);
+}
+
+TEST(CachePolicy, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
+  CachePolicyRecord record;
+  int past = 0;
+  for (int i = 0; i < 100; ++i) {
+    const CachePolicy next = record.next();
+    past += record.now() == CachePolicy::kPast;
+    if (record.now() == CachePolicy::kCached) record.learn(4);  // every trial was interrupted
+    record.now(next);
+  }
+  EXPECT_GE(past, 5);
+  EXPECT_LE(past, 15);
+}
+
+/// What the scheduler has done to this thread so far.
+long interruptions() {
+  rusage now{};
+  getrusage(RUSAGE_THREAD, &now);
+  return now.ru_nivcsw;
+}
+
+/// Two threads on one core, so that either is interrupted now and then.
+TEST(OwnTime, DoesNotCountWorkThatLostItsCore) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const int here = sched_getcpu();
+  std::atomic<bool> over{false};
+  const auto stay = [here] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(here, &one);
+    return sched_setaffinity(0, sizeof one, &one) == 0;
+  };
+  std::thread rival([&] {
+    if (!stay()) return;
+    while (!over.load(std::memory_order_relaxed)) {
+    }
+  });
+  int counted = 0, left_out = 0;
+  bool stays = true;
+  std::thread worker([&] {
+    stays = stay();
+    for (const auto end = Clock::now() + std::chrono::seconds(20);
+         stays && Clock::now() < end && (left_out < 3 || counted == 0);) {
+      const long before = interruptions();
+      const kernel::OwnTime time(1 << 20), of_little(1 << 10);
+      for (const auto stop = Clock::now() + std::chrono::microseconds(300); Clock::now() < stop;) {
+      }
+      const auto spent = time.spent();
+      const bool interrupted = interruptions() != before;
+      EXPECT_TRUE(of_little.spent().has_value()) << "asking costs more than it would teach";
+      EXPECT_TRUE(interrupted || spent.has_value());
+      EXPECT_GE(spent.value_or(std::chrono::seconds(1)), std::chrono::microseconds(300));
+      (spent ? counted : left_out) += 1;
+    }
+  });
+  worker.join();
+  over = true;
+  rival.join();
+  if (!stays) GTEST_SKIP() << "threads may not choose their core here";
+  EXPECT_GE(left_out, 3);
+  EXPECT_GT(counted, 0);
+}
+
+TEST(CachePolicy, RecordsAreApartByKindAndSize) {
+  kernel::CachePolicies policies;
+  policies.record(0, 4096).now(CachePolicy::kPast);
+  EXPECT_EQ(policies.record(1, 4096).now(), CachePolicy::kCached);
+  EXPECT_EQ(policies.record(0, 8192).now(), CachePolicy::kCached);
+  EXPECT_EQ(policies.record(0, 5000).now(), CachePolicy::kPast);
+  EXPECT_EQ(policies.record(0, SIZE_MAX).now(), CachePolicy::kCached);
+}
+
+/// Plays it again and again. Returns by which policy each rank wrote, or would have written, each time.
+std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Play& of_all, kernel::Algorithm algorithm) {
+  Lanes lanes(ranks);
+  std::vector<std::vector<CachePolicy>> policies{size_t(ranks)};
+  as_threads(ranks, [&](int rank) {
+    Play play = of_all;
+    for (int i = 0; i < 200; ++i) {
+      play.round = uint64_t(i + 1);
+      Side side(play, rank, ranks);
+      const WaitRules rules = rules_of(std::chrono::seconds(20));
+      CpuExec ex(side.width(), kernel::level().reduce(play.dtype, play.op), lanes[rank].factors().data(), rules);
+      kernel::Work work = side.work();
+      work.bytes = play.counts[0] * side.width();
+      ASSERT_TRUE(launch_cpu(algorithm, ex, lanes[rank], work));
+      policies[size_t(rank)].push_back(ex.stages_past() ? CachePolicy::kPast : CachePolicy::kCached);
+      ASSERT_EQ(side.verdict(), "");
+    }
+  });
+  return policies;
+}
+
+bool tries_both(const std::vector<CachePolicy>& policies) {
+  const auto past = std::count(policies.begin(), policies.end(), CachePolicy::kPast);
+  return past != 0 && past != std::ptrdiff_t(policies.size());
+}
+
+/// Each rank's choice must be the leader's, or a rank is slow by the others' policy and takes it for its own.
+TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
+  if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
+  using kernel::Algorithm;
+  using kernel::Collective;
+  for (const auto& [play, algorithm] :
+       {std::pair(Play{.collective = Collective::kAllReduce, .counts = {4000}}, Algorithm::kReduceOneShot),
+        std::pair(Play{.collective = Collective::kAllReduce, .counts = {4000}}, Algorithm::kReducePipelined),
+        std::pair(Play{.collective = Collective::kReduce, .root = 1, .counts = {4000}}, Algorithm::kReducePipelined)}) {
+    const auto policies = policies_of(3, play, algorithm);
+    EXPECT_EQ(policies[1], policies[0]) << describe(play);
+    EXPECT_EQ(policies[2], policies[0]) << describe(play);
+    EXPECT_TRUE(tries_both(policies[0])) << describe(play);
+  }
+}
+
+/// Whoever writes sees what it costs, and decides by itself.
+TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
+  if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
+  using kernel::Algorithm;
+  using kernel::Collective;
+  struct Case {
+    Collective collective;
+    Algorithm algorithm;
+    bool root_writes;
+  };
+  for (const Case& c : {Case{Collective::kReduce, Algorithm::kReduceOneShot, false},
+                        Case{Collective::kBroadcast, Algorithm::kPublishOneShot, true},
+                        Case{Collective::kBroadcast, Algorithm::kPublishPipelined, true}}) {
+    for (const int root : {0, 1}) {
+      const Play play{.collective = c.collective, .root = root, .counts = {4000}};
+      const int writer = c.root_writes ? root : 1 - root;
+      const auto policies = policies_of(2, play, c.algorithm);
+      EXPECT_TRUE(tries_both(policies[size_t(writer)])) << describe(play);
+      EXPECT_FALSE(tries_both(policies[size_t(1 - writer)])) << describe(play) << ": who reads has learnt something";
+    }
+  }
+  for (const Collective collective : {Collective::kGather, Collective::kScatter}) {
+    const Play play{.collective = collective, .root = 1, .counts = {4000, 4000}};
+    const auto policies = policies_of(2, play, Algorithm::kExchange);
+    EXPECT_TRUE(tries_both(policies[collective == Collective::kScatter ? 1 : 0])) << describe(play);
+  }
+}
+
+TEST(CachePolicy, WhoOnlyWritesThinksOfTheReaders) {
+  CachePolicyRecord record;
+  for (int i = 0; i < 100; ++i) {
+    record.now(record.next());
+    record.learn_of_writing(record.now() == CachePolicy::kPast ? 8 : 10);
+  }
+  EXPECT_EQ(record.best(), CachePolicy::kCached) << "what the writer saves, its readers lose";
+  for (int i = 0; i < 100; ++i) {
+    record.now(record.next());
+    record.learn_of_writing(record.now() == CachePolicy::kPast ? 4 : 40);
+  }
+  EXPECT_EQ(record.best(), CachePolicy::kPast);
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,376 @@
+// What the algorithms do when somebody does not play along, and whether the tests beside this one would notice if a
+// rule of the lane were dropped.
+
+#include <gtest/gtest.h>
+
+#include "kernel/cpu/direct.h"
+#include "support/lanes.h"
+#include "support/plays.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Algorithm;
+using kernel::Collective;
+using kernel::Verdict;
+using std::chrono::milliseconds;
+
+struct Route {
+  Collective collective;
+  Algorithm algorithm;
+  int root;
+};
+
+/// Every algorithm, with a root that is not the absent rank where there is one.
+constexpr Route kRoutes[] = {
+    {Collective::kBarrier, Algorithm::kBarrier, -1},
+    {Collective::kAllReduce, Algorithm::kReduceOneShot, -1},
+    {Collective::kAllReduce, Algorithm::kReducePipelined, -1},
+    {Collective::kReduce, Algorithm::kReduceOneShot, 0},
+    {Collective::kReduce, Algorithm::kReducePipelined, 0},
+    {Collective::kReduceScatter, Algorithm::kReduceScatterOneShot, -1},
+    {Collective::kReduceScatter, Algorithm::kReduceScatterPipelined, -1},
+    {Collective::kAllGather, Algorithm::kPublishOneShot, -1},
+    {Collective::kAllGather, Algorithm::kPublishPipelined, -1},
+    {Collective::kAllToAll, Algorithm::kExchange, -1},
+    {Collective::kGather, Algorithm::kExchange, 0},
+};
+
+Verdict run(Lanes& lanes, int rank, Algorithm algorithm, Side& side, milliseconds patience) {
+  const WaitRules rules = rules_of(patience);
+  CpuExec ex(side.width(), kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[rank].factors().data(), rules);
+  if (launch_cpu(algorithm, ex, lanes[rank], side.work())) return {};
+  EXPECT_NE(ex.verdict().cause, Verdict::Cause::kNone);
+  return ex.verdict();
+}
+
+TEST(Faults, AnAbsentRankEndsEveryWaitInTimeAndIsNamed) {
+  constexpr int kRanks = 3, kAbsent = 2;
+  for (const Route& route : kRoutes) {
+    Lanes lanes(kRanks, uint32_t(-2));
+    Play play{.collective = route.collective, .root = route.root, .counts = {3000, 3000, 3000}};
+    as_threads(kRanks, [&](int rank) {
+      if (rank == kAbsent) return;
+      Side side(play, rank, kRanks);
+      const auto began = Clock::now();
+      const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(100));
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
+      const bool waits_for_it = route.root < 0 || rank == route.root || route.algorithm == Algorithm::kReducePipelined;
+      if (!waits_for_it) return;
+      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait) << kernel::name(route.algorithm) << " rank " << rank;
+      EXPECT_EQ(verdict.how, Waited::kTimedOut);
+      EXPECT_EQ(verdict.peer, kAbsent);
+      EXPECT_FALSE(reached(verdict.seen, verdict.wanted));
+    });
+  }
+}
+
+TEST(Faults, AnAbsentRootIsNamedByThoseWhoListen) {
+  for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishOneShot, 1},
+                             Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 1},
+                             Route{Collective::kScatter, Algorithm::kExchange, 1}}) {
+    Lanes lanes(3);
+    as_threads(3, [&](int rank) {
+      if (rank == route.root) return;
+      Side side({.collective = route.collective, .root = route.root, .counts = {3000, 3000, 3000}}, rank, 3);
+      const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(100));
+      EXPECT_EQ(verdict.cause, Verdict::Cause::kWait);
+      EXPECT_EQ(verdict.peer, route.root);
+    });
+  }
+}
+
+/// A watch that alarms when told to.
+class Alarm : public Watch {
+ public:
+  bool alarmed(int) override { return on.load(); }
+  void alarm(int) override { ++told; }
+  std::atomic<bool> on{false};
+  std::atomic<int> told{0};
+};
+
+TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
+  Lanes lanes(2);
+  Alarm alarm;
+  as_threads(2, [&](int rank) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(milliseconds(50));
+      alarm.on = true;
+      return;
+    }
+    Side side({.counts = {0}}, 0, 2);
+    const WaitRules rules{Deadline::after(milliseconds(0)), {}, &alarm};
+    CpuExec ex(4, nullptr, nullptr, rules);
+    EXPECT_FALSE(launch_cpu(Algorithm::kBarrier, ex, lanes[0], side.work()));
+    EXPECT_EQ(ex.verdict().how, Waited::kAlarmed);
+    EXPECT_EQ(alarm.told, 1);
+  });
+}
+
+/// Two ranks that call different things both learn of it, at this operation.
+TEST(Faults, EveryKindOfMismatchIsSeenByBoth) {
+  const Play usual{.collective = Collective::kAllReduce, .counts = {100}};
+  std::vector<Play> others(5, usual);
+  others[0].collective = Collective::kBarrier;
+  others[1].dtype = DType::kI32;
+  others[2].op = ReduceOp::kMax;
+  others[3].counts = {99};
+  others[4].collective = Collective::kReduce, others[4].root = 0;
+  for (const Play& other : others) {
+    Lanes lanes(2);
+    as_threads(2, [&](int rank) {
+      Side side(rank == 0 ? usual : other, rank, 2);
+      const Algorithm algorithm =
+          rank == 1 && other.collective == Collective::kBarrier ? Algorithm::kBarrier : Algorithm::kReduceOneShot;
+      const Verdict verdict = run(lanes, rank, algorithm, side, milliseconds(5000));
+      const bool leaves_at_once =
+          rank == 1 && other.collective == Collective::kReduce;  // to a root it need not hear from
+      EXPECT_EQ(verdict.cause, leaves_at_once ? Verdict::Cause::kNone : Verdict::Cause::kMismatch) << describe(other);
+    });
+  }
+}
+
+/// A rank that returned before a mismatch could be seen carries it in its history to the next operation.
+TEST(Faults, AMismatchThatOneRankCouldNotSeeIsSeenAtItsNextOperation) {
+  Lanes lanes(2);
+  as_threads(2, [&](int rank) {
+    Side send({.collective = Collective::kBroadcast, .root = 0, .counts = {10}}, rank, 2);
+    Side other({.collective = Collective::kBroadcast, .root = 0, .counts = {11}}, rank, 2);
+    const Verdict first = run(lanes, rank, Algorithm::kPublishOneShot, rank == 0 ? send : other, milliseconds(5000));
+    EXPECT_EQ(first.cause, rank == 0 ? Verdict::Cause::kNone : Verdict::Cause::kMismatch);
+    Side barrier({.counts = {0}}, rank, 2);
+    EXPECT_EQ(run(lanes, rank, Algorithm::kBarrier, barrier, milliseconds(5000)).cause, Verdict::Cause::kMismatch);
+  });
+}
+
+/// Each is its own root and waits for nobody: they find out when they wait for one another's credit.
+TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
+  for (const Route& route :
+       {Route{Collective::kBroadcast, Algorithm::kPublishOneShot, 0},
+        Route{Collective::kReduce, Algorithm::kReduceOneShot, 1}, Route{Collective::kScatter, Algorithm::kExchange, 0},
+        Route{Collective::kGather, Algorithm::kExchange, 1}}) {
+    for (const uint32_t first : {uint32_t(0), uint32_t(-3)}) {
+      Lanes lanes(2, first);
+      as_threads(2, [&](int rank) {
+        const int root = route.root == 0 ? rank : 1 - rank;
+        Side side({.collective = route.collective, .root = root, .counts = {10, 10}}, rank, 2);
+        for (uint32_t i = 0; i < kernel::kEpochs; ++i) {
+          EXPECT_EQ(run(lanes, rank, route.algorithm, side, milliseconds(5000)).cause, Verdict::Cause::kNone);
+        }
+        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(5000));
+        EXPECT_EQ(verdict.cause, Verdict::Cause::kMismatch) << int(route.collective);
+        EXPECT_EQ(verdict.wanted, stamp(first + 1, 0)) << "the first operation that differed";
+      });
+    }
+  }
+}
+
+/// A root that streams does not wait to the end of its patience for somebody who has left another operation already.
+TEST(Faults, ARootThatStreamsSeesWhoCalledSomethingElse) {
+  for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 0},
+                             Route{Collective::kScatter, Algorithm::kExchange, 0}}) {
+    Lanes lanes(2);
+    as_threads(2, [&](int rank) {
+      Side large({.collective = route.collective, .root = 0, .counts = {200'000, 200'000}}, rank, 2);
+      Side small({.collective = Collective::kBroadcast, .root = 1, .counts = {1, 1}}, rank, 2);
+      const auto began = Clock::now();
+      const Verdict verdict = rank == 0 ? run(lanes, rank, route.algorithm, large, milliseconds(20'000))
+                                        : run(lanes, rank, Algorithm::kPublishOneShot, small, milliseconds(20'000));
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(5));
+      EXPECT_EQ(verdict.cause, rank == 0 ? Verdict::Cause::kMismatch : Verdict::Cause::kNone);
+    });
+  }
+}
+
+TEST(Faults, CountsThatDifferByPairAreNamed) {
+  for (const size_t n : {size_t(50), size_t(30000)}) {
+    Lanes lanes(2);
+    as_threads(2, [&](int rank) {
+      // Rank 0 sends n - 1 to rank 1, which expects n.
+      Side side({.collective = Collective::kAllToAll, .counts = {n, n}}, rank, 2);
+      std::vector<kernel::Piece> send = side.send();
+      if (rank == 0) send[1].bytes -= 4;
+      kernel::Work work = side.work();
+      work.send = send.data();
+      const WaitRules rules = rules_of(milliseconds(500));
+      CpuExec ex(4, nullptr, nullptr, rules);
+      const bool ended = launch_cpu(Algorithm::kExchange, ex, lanes[rank], work);
+      if (rank == 0) return;  // it is content, or still waits for rank 1 to fetch
+      EXPECT_FALSE(ended);
+      EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kCounts);
+      EXPECT_EQ(ex.verdict().mine, n * 4);
+      EXPECT_EQ(ex.verdict().theirs, n * 4 - 4);
+    });
+  }
+}
+
+/// Staging that cannot be a peer's is refused before it is touched.
+TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
+  const size_t pad = kernel::PadLayout(2).bytes();
+  const std::pair<size_t, size_t> kLies[] = {
+      {pad, 0}, {size_t(-4096), 8192}, {pad, size_t(1) << 40}, {pad, 1}, {pad, 100}};
+  for (const auto& [offset, bytes] : kLies) {
+    for (const Route& route : kRoutes) {
+      if (route.collective == Collective::kBarrier || route.algorithm == Algorithm::kReduceOneShot) continue;
+      if (route.algorithm == Algorithm::kReduceScatterOneShot || route.algorithm == Algorithm::kPublishOneShot)
+        continue;
+      Lanes lanes(2);
+      as_threads(2, [&, offset = offset, bytes = bytes](int rank) {
+        Side side({.collective = route.collective, .root = route.root, .counts = {30000, 30000}}, rank, 2);
+        if (rank == 1) {
+          // What rank 1 would write on arrival, with a lie in it.
+          kernel::Arrival& here = lanes.pad(1).arrival(1);
+          here.fingerprint = side.fingerprint();
+          for (int p = 0; p < 2; ++p) lanes.pad(1).counts(1)[p] = side.send()[size_t(p)].bytes;
+          here.lease_offset = offset;
+          here.lease_bytes = bytes;
+          signal(here.flag, stamp(1, 0));
+          return;
+        }
+        const Verdict verdict = run(lanes, rank, route.algorithm, side, milliseconds(10'000));
+        EXPECT_EQ(verdict.cause, Verdict::Cause::kBadLease)
+            << kernel::name(route.algorithm) << " " << offset << " " << bytes;
+      });
+    }
+  }
+}
+
+/// Numbers of which sums and products overflow are refused like any others that cannot be.
+TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
+  constexpr uint64_t kLies[] = {uint64_t(1) << 63, (uint64_t(1) << 63) + 64, ~uint64_t(0),
+                                uint64_t(0) - 400, (uint64_t(1) << 48) + 1,  uint64_t(1) << 40};
+  for (const uint64_t lie : kLies) {
+    for (const bool leased : {true, false}) {
+      Lanes lanes(3);
+      // Rank 0 offers rank 2 what it expects, and has lies for the others.
+      Side side({.collective = Collective::kAllToAll, .counts = {100, 100, 100}}, 2, 3);
+      kernel::Arrival& there = lanes.pad(0).arrival(1);
+      there.fingerprint = side.fingerprint();
+      lanes.pad(0).counts(1)[0] = lie;
+      lanes.pad(0).counts(1)[1] = leased ? 0 : uint64_t(0) - lie;
+      lanes.pad(0).counts(1)[2] = side.recv()[0].bytes;
+      there.lease_offset = kernel::PadLayout(3).bytes();
+      there.lease_bytes = leased ? 4096 : 0;
+      signal(there.flag, stamp(1, 0));
+      kernel::Work work = side.work();
+      work.meets_all = false;
+      work.meets = 0;
+      const WaitRules rules = rules_of(milliseconds(500));
+      CpuExec ex(4, nullptr, nullptr, rules);
+      EXPECT_FALSE(launch_cpu(Algorithm::kExchange, ex, lanes[2], work)) << lie << " " << leased;
+      EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kBadLease) << lie << " " << leased;
+    }
+  }
+}
+
+TEST(Faults, GeometryOfAnyNumbersStaysInsideItsStaging) {
+  for (const size_t staging : {size_t(0), size_t(63), size_t(4096), size_t(1) << 30}) {
+    for (const size_t parts : {size_t(1), size_t(3), size_t(1000)}) {
+      for (int bit = 0; bit < 64; ++bit) {
+        for (const size_t longest :
+             {(size_t(1) << bit) - 1, size_t(1) << bit, (size_t(1) << bit) + 1, ~size_t(0) << bit}) {
+          const auto g = kernel::Geometry::of(staging, longest, parts);
+          if (!g.possible(longest)) continue;
+          ASSERT_LE(longest, kernel::kLongest);
+          ASSERT_LE(g.part, staging / parts / g.depth);
+          ASSERT_GE(g.part * g.chunks, longest);
+        }
+      }
+    }
+  }
+}
+
+// ---- Negative controls: with a rule of the lane broken, wrong sums must appear. A lane that needed no rule, or a test
+// that
+// ---- could not see, would pass these.
+
+/// All epochs share one slot: no double buffering.
+class OneSlot : public Channel {
+ public:
+  using Channel::Channel;
+  std::byte* slot(int rank, size_t) { return pad(rank).slot(0); }
+};
+
+/// Nobody waits for anybody's arrival.
+class NoMeeting : public Channel {
+ public:
+  using Channel::Channel;
+  bool meet_all(CpuExec&) { return true; }
+};
+
+/// The reader dawdles between meeting and reading.
+class LateReader : public CpuExec {
+ public:
+  explicit LateReader(const CpuExec& plain) : CpuExec(plain) {}
+  void reduce(void* dst, const void* const* srcs, int ranks, size_t n) {
+    std::this_thread::sleep_for(milliseconds(2));
+    CpuExec::reduce(dst, srcs, ranks, n);
+  }
+};
+
+/// How many of 30 all-reduces came out wrong somewhere, when rank 1 reads late and sends late.
+template <class Lane>
+int wrong_sums() {
+  constexpr int kRanks = 2, kRounds = 30;
+  Lanes lanes(kRanks);
+  std::atomic<int> wrong{0};
+  as_threads(kRanks, [&](int rank) {
+    Lane lane(rank, lanes.memory(), 0);
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      Side side({.collective = Collective::kAllReduce, .counts = {1000}, .round = round}, rank, kRanks);
+      const WaitRules rules = rules_of(std::chrono::seconds(20));
+      const CpuExec plain(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), nullptr, rules);
+      const kernel::Work w = side.work();
+      LateReader late(plain);
+      CpuExec prompt(plain);
+      if (rank == 1 && round % 2) std::this_thread::sleep_for(milliseconds(1));
+      const bool ended = rank == 1 ? reduce_one_shot(late, lane, w.call, w.in, w.out, w.count)
+                                   : reduce_one_shot(prompt, lane, w.call, w.in, w.out, w.count);
+      ASSERT_TRUE(ended);
+      if (!side.verdict().empty()) ++wrong;
+    }
+  });
+  return wrong;
+}
+
+#if defined(__SANITIZE_THREAD__)
+TEST(Controls, DISABLED_BrokenRulesAreRacesAndSayNothingMoreHere) {}
+#else
+TEST(Controls, WithoutDoubleBufferingSumsAreWrong) {
+  EXPECT_EQ(wrong_sums<Channel>(), 0);
+  EXPECT_GT(wrong_sums<OneSlot>(), 0);
+}
+
+TEST(Controls, WithoutMeetingSumsAreWrong) { EXPECT_GT(wrong_sums<NoMeeting>(), 0); }
+
+/// A broadcasting root that believes everybody done overruns its listeners; with the true credit it does not.
+int wrong_broadcasts(bool lied_to) {
+  constexpr uint64_t kRounds = 24;
+  Lanes lanes(2);
+  if (lied_to) lanes.pad(1).done().value = stamp(1000, 0);
+  int wrong = 0;
+  as_threads(2, [&](int rank) {
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      Side side({.collective = Collective::kBroadcast, .root = 0, .counts = {1000}, .round = round}, rank, 2);
+      const WaitRules rules = rules_of(milliseconds(lied_to ? 500 : 20000));
+      CpuExec ex(4, nullptr, nullptr, rules);
+      if (rank == 1) std::this_thread::sleep_for(milliseconds(2));
+      const kernel::Work w = side.work();
+      // The listener's own say on what it is done with is left out where the root is lied to.
+      const bool ended = launch_cpu(Algorithm::kPublishOneShot, ex, lanes[rank], w);
+      if (rank == 1 && lied_to) lanes.pad(1).done().value = stamp(1000, 0);
+      if (rank == 1 && (!ended || !side.verdict().empty())) ++wrong;
+    }
+  });
+  return wrong;
+}
+
+TEST(Controls, WithoutCreditABroadcastOverrunsItsListeners) {
+  EXPECT_EQ(wrong_broadcasts(/*lied_to=*/false), 0);
+  EXPECT_GT(wrong_broadcasts(/*lied_to=*/true), 0);
+}
+#endif
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,228 @@
+// The algorithms over plain memory, ranks as threads: every collective x path x ranks x counts x dtype x op against
+// what the inputs say, from epochs that are about to wrap, at any alignment, with ranks that dawdle.
+
+#include "kernel/cpu/direct.h"
+
+#include <gtest/gtest.h>
+
+#include "support/epochs.h"
+#include "support/lanes.h"
+#include "support/plays.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Algorithm;
+using kernel::Collective;
+
+enum class Path { kSmall, kLarge };
+
+Algorithm algorithm_of(Collective collective, Path path) {
+  const bool small = path == Path::kSmall;
+  switch (collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return small ? Algorithm::kReduceOneShot : Algorithm::kReducePipelined;
+    case Collective::kReduceScatter:
+      return small ? Algorithm::kReduceScatterOneShot : Algorithm::kReduceScatterPipelined;
+    case Collective::kAllGather:
+    case Collective::kBroadcast: return small ? Algorithm::kPublishOneShot : Algorithm::kPublishPipelined;
+    case Collective::kBarrier: return Algorithm::kBarrier;
+    default: return Algorithm::kExchange;
+  }
+}
+
+/// Runs a play on one rank at the lane's next epoch.
+std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::chrono::milliseconds patience) {
+  Side side(play, rank, lanes.size());
+  const WaitRules rules = rules_of(patience);
+  const kernel::ReduceFn reduce = reduces(play.collective) ? kernel::level().reduce(play.dtype, play.op) : nullptr;
+  CpuExec ex(side.width(), reduce, lanes[rank].factors().data(), rules);
+  ex.keep_by(lanes[rank].cache_policies().only().value_or(kernel::CachePolicy::kCached));
+  if (!launch_cpu(algorithm_of(play.collective, path), ex, lanes[rank], side.work())) {
+    return describe(play) + ": verdict " + std::to_string(int(ex.verdict().cause)) + " on rank " + std::to_string(rank);
+  }
+  return side.verdict();
+}
+
+/// All ranks go through the plays one after the other, without meeting in between.
+void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays,
+                 kernel::CachePolicy policy = kernel::CachePolicy::kCached) {
+  as_threads(lanes.size(), [&](int rank) {
+    lanes[rank].cache_policies().only(policy);
+    for (const auto& [play, path] : plays) {
+      const std::string wrong = perform(lanes, rank, play, path, std::chrono::seconds(20));
+      ASSERT_EQ(wrong, "") << (path == Path::kSmall ? "small" : "large");
+    }
+  });
+  EXPECT_TRUE(lanes.guards_are_whole()) << "a kernel wrote outside the staging";
+}
+
+class Grid : public testing::TestWithParam<std::tuple<int, uint32_t>> {
+ protected:
+  int ranks() const { return std::get<0>(GetParam()); }
+  uint32_t first_epoch() const { return std::get<1>(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Grid,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 5, 8), testing::ValuesIn(first_epochs())),
+                         [](const auto& info) { return name_of(std::get<0>(info.param), std::get<1>(info.param)); });
+
+TEST_P(Grid, EveryCollectiveAtEveryCount) {
+  Lanes lanes(ranks(), first_epoch());
+  std::vector<std::pair<Play, Path>> plays;
+  uint64_t round = 0;
+  for (const size_t n :
+       {size_t(0), size_t(1), size_t(3), size_t(44), size_t(45), size_t(257), size_t(2049), size_t(9000)}) {
+    for (const Collective collective : kCollectives) {
+      for (const Path path : {Path::kSmall, Path::kLarge}) {
+        Play play{.collective = collective, .counts = counts_around(n, ranks(), collective), .round = ++round};
+        if (is_rooted(collective)) play.root = int(round) % ranks();
+        play.shift = round % 4;
+        play.in_place = round % 3 == 0;
+        const size_t total = play.counts[0] * 4 * size_t(ranks() + 1);
+        if (path == Path::kSmall && total > kernel::kSlotBytes) continue;
+        plays.emplace_back(play, path);
+      }
+    }
+  }
+  for (const kernel::CachePolicy policy : {kernel::CachePolicy::kCached, kernel::CachePolicy::kPast})
+    perform_all(lanes, plays, policy);
+}
+
+TEST_P(Grid, EveryTypeAndOperatorOnBothPaths) {
+  Lanes lanes(ranks(), first_epoch());
+  std::vector<std::pair<Play, Path>> plays;
+  uint64_t round = 0;
+  for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
+    for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
+      const DType dtype = DType(t);
+      const ReduceOp op = ReduceOp(o);
+      if (!kernel::level().reduce(dtype, op)) continue;
+      for (const Path path : {Path::kSmall, Path::kLarge}) {
+        for (const Collective collective : {Collective::kAllReduce, Collective::kReduce, Collective::kReduceScatter}) {
+          if (++round % 3 == 0 && collective != Collective::kAllReduce)
+            continue;  // all of them take minutes under qemu
+          Play play{.collective = collective, .dtype = dtype, .op = op, .counts = {}, .round = round};
+          play.counts = counts_around(path == Path::kSmall ? 37 : 1031, ranks(), collective);
+          if (collective == Collective::kReduce) play.root = int(round) % ranks();
+          play.shift = round % 8;
+          plays.emplace_back(play, path);
+        }
+      }
+    }
+  }
+  perform_all(lanes, plays);
+}
+
+TEST_P(Grid, TypesThatAreOnlyMoved) {
+  Lanes lanes(ranks(), first_epoch());
+  std::vector<std::pair<Play, Path>> plays;
+  uint64_t round = 0;
+  for (const DType dtype : {DType::kBytes, DType::kF16, DType::kF64, DType::kC128}) {
+    for (const Collective collective : {Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
+                                        Collective::kGather, Collective::kScatter}) {
+      for (const size_t n : {size_t(11), size_t(5003)}) {
+        Play play{.collective = collective,
+                  .dtype = dtype,
+                  .counts = counts_around(n, ranks(), collective),
+                  .round = ++round};
+        if (is_rooted(collective)) play.root = int(round) % ranks();
+        play.shift = round % 16;
+        plays.emplace_back(play, n == 11 ? Path::kSmall : Path::kLarge);
+      }
+    }
+  }
+  perform_all(lanes, plays);
+}
+
+/// The same inputs give the same bits whatever the algorithm and the staging.
+TEST(Direct, BitsDoNotDependOnAlgorithmOrStaging) {
+  constexpr int kRanks = 3;
+  constexpr size_t kCount = 3001;
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    std::vector<Bytes> results;
+    for (const auto& [path, lease] : {std::pair(Path::kSmall, Lanes::kLease), std::pair(Path::kLarge, size_t(6) << 10),
+                                      std::pair(Path::kLarge, size_t(256) << 10)}) {
+      Lanes lanes(kRanks, 0, lease);
+      std::vector<Bytes> outputs(kRanks);
+      as_threads(kRanks, [&, path = path](int rank) {
+        const Play play{.collective = Collective::kAllReduce, .dtype = dtype, .counts = {kCount}};
+        Side side(play, rank, kRanks);
+        const WaitRules rules = rules_of(std::chrono::seconds(20));
+        CpuExec ex(side.width(), kernel::level().reduce(dtype, ReduceOp::kSum), nullptr, rules);
+        ASSERT_TRUE(launch_cpu(algorithm_of(Collective::kAllReduce, path), ex, lanes[rank], side.work()));
+        outputs[size_t(rank)].assign(side.out(), side.out() + kCount * side.width());
+      });
+      results.insert(results.end(), outputs.begin(), outputs.end());
+    }
+    for (const Bytes& result : results) EXPECT_TRUE(result == results[0]) << name(dtype);
+  }
+}
+
+/// Ranks that dawdle before every verb meet in every order; each round the roles change.
+TEST(Direct, OrderOfArrivalDoesNotMatter) {
+  for (const int ranks : {2, 3, 4}) {
+    Lanes lanes(ranks, uint32_t(-40));
+    as_threads(ranks, [&](int rank) {
+      for (uint64_t round = 0; round < 60; ++round) {
+        const bool pipelined = round % 2 == 1;
+        Play play{.counts = {pipelined ? size_t(4000) : size_t(400)}, .round = round};
+        play.collective = round % 3 == 0 ? Collective::kAllReduce : Collective::kReduce;
+        if (play.collective == Collective::kReduce) play.root = int(round / 2) % ranks;
+        Side side(play, rank, ranks);
+        const WaitRules rules = rules_of(std::chrono::seconds(20));
+        SlowExec ex({4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), nullptr, rules},
+                    uint32_t(round * 8 + rank));
+        const kernel::Work w = side.work();
+        const bool ended = pipelined ? reduce_pipelined(ex, lanes[rank], w.call, w.in, w.out, w.count)
+                                     : reduce_one_shot(ex, lanes[rank], w.call, w.in, w.out, w.count);
+        ASSERT_TRUE(ended);
+        ASSERT_EQ(side.verdict(), "");
+      }
+    });
+  }
+}
+
+TEST(Direct, PiecesArriveWhateverTheOrder) {
+  for (const int ranks : {2, 3, 4}) {
+    Lanes lanes(ranks, uint32_t(-40));
+    as_threads(ranks, [&](int rank) {
+      for (uint64_t round = 0; round < 60; ++round) {
+        Play play{.counts = {}, .round = round};
+        constexpr Collective kMoves[] = {Collective::kBroadcast, Collective::kGather, Collective::kAllToAll,
+                                         Collective::kScatter, Collective::kAllGather};
+        play.collective = kMoves[round % 5];
+        play.counts = counts_around(round % 2 ? 5000 : 301, ranks, play.collective);
+        if (is_rooted(play.collective)) play.root = int(round / 2) % ranks;
+        Side side(play, rank, ranks);
+        const WaitRules rules = rules_of(std::chrono::seconds(20));
+        SlowExec ex({4, nullptr, nullptr, rules}, uint32_t(round * 8 + rank));
+        const kernel::Work w = side.work();
+        const bool publishes = play.collective == Collective::kBroadcast || play.collective == Collective::kAllGather;
+        const bool ended = !publishes  ? exchange(ex, lanes[rank], w.call, {w.send, w.recv, w.meets_all, w.meets})
+                           : round % 2 ? publish_pipelined(ex, lanes[rank], w.call, w.in, w.recv)
+                                       : publish_one_shot(ex, lanes[rank], w.call, w.in, w.recv);
+        ASSERT_TRUE(ended);
+        ASSERT_EQ(side.verdict(), "");
+      }
+    });
+  }
+}
+
+TEST(Direct, NobodyLeavesABarrierBeforeAllHaveCome) {
+  constexpr int kRanks = 4;
+  Lanes lanes(kRanks, uint32_t(-10));
+  std::atomic<int> came{0};
+  as_threads(kRanks, [&](int rank) {
+    for (int round = 1; round <= 40; ++round) {
+      if (rank == round % kRanks) std::this_thread::sleep_for(std::chrono::microseconds(300));
+      came.fetch_add(1, std::memory_order_relaxed);
+      ASSERT_EQ(perform(lanes, rank, {.counts = {0}}, Path::kSmall, std::chrono::seconds(20)), "");
+      ASSERT_GE(came.load(std::memory_order_relaxed), round * kRanks);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,235 @@
+// The device algorithms, which are the device's, played by threads: every algorithm x collective x ranks x counts x
+// type x operator bit for bit against what the inputs say, from epochs and counters that are about to wrap, at any
+// alignment, with ranks that dawdle.
+
+#include "kernel/gpu/device_collectives.h"
+
+#include <gtest/gtest.h>
+
+#include <span>
+
+#include "kernel/gpu/launch_cuda.h"
+#include "support/epochs.h"
+#include "support/pushes.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+using kernel::DeviceAlgorithm;
+
+using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
+
+/// All ranks run the plays, `at_once` of them a kernel, without meeting in between.
+template <class Rules = kernel::PushRules>
+void perform_all(Twins& twins, const Plan& plan, size_t at_once) {
+  as_threads(twins.ranks(), [&](int rank) {
+    for (size_t i = 0; i < plan.size(); i += at_once) {
+      Batch batch(twins, rank);
+      for (size_t j = i; j < std::min(i + at_once, plan.size()); ++j) batch.add(plan[j].first, plan[j].second);
+      ASSERT_EQ(batch.run<Rules>(), "");
+    }
+  });
+  EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
+}
+
+/// Whether every rank may run it with packets.
+bool fits(Twins& twins, DeviceAlgorithm algorithm, const Play& play) {
+  for (int rank = 0; rank < twins.ranks(); ++rank) {
+    Batch batch(twins, rank);
+    batch.add(algorithm, play);
+    if (!batch.fits()) return false;
+  }
+  return true;
+}
+
+class Pushes : public testing::TestWithParam<std::tuple<int, uint32_t>> {
+ protected:
+  int ranks() const { return std::get<0>(GetParam()); }
+  Twins::Shape shape(uint32_t blocks, int lanes) const {
+    const uint32_t first = std::get<1>(GetParam());
+    // Chunk counters wrap with the epochs: at 2^32, and at 2^64.
+    const Stamp chunk = first == 0 ? 0 : first > (1u << 31) ? Stamp(0) - 5 : (Stamp(1) << 32) - 5;
+    return {{uint32_t(ranks()), blocks, 128, 256}, lanes, first, chunk};
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Pushes,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 7, 8), testing::ValuesIn(first_epochs())),
+                         [](const auto& info) { return name_of(std::get<0>(info.param), std::get<1>(info.param)); });
+
+TEST_P(Pushes, EveryCollectiveAtEveryCount) {
+  Twins twins(shape(2, 2));
+  Plan plan;
+  uint64_t round = 0;
+  for (const size_t n : {0, 1, 3, 17, 45, 131, 2049}) {
+    for (const auto& [algorithm, collective] : kWays) {
+      Play play = play_of(collective, n, ranks(), ++round);
+      play.shift = round % 5 == 4 ? 8 : round % 5;
+      play.in_place = round % 3 == 0;
+      if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
+    }
+  }
+  EXPECT_GT(plan.size(), 90u);
+  perform_all(twins, plan, 4);
+}
+
+TEST_P(Pushes, EveryTypeAndOperator) {
+  Twins twins(shape(1, 3));
+  Plan plan;
+  uint64_t round = 0;
+  for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
+    for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
+      if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
+      for (const DeviceAlgorithm algorithm :
+           {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
+        const size_t element = size_of(DType(t)), shifts[] = {0, element, 3 * element, 16};
+        ++round;
+        Play play = play_of(Collective::kAllReduce, round % 5 == 4 ? 1 : 61, ranks(), round);
+        play.dtype = DType(t), play.op = ReduceOp(o), play.shift = shifts[round % 4];
+        if (!fits(twins, algorithm, play)) play.counts.assign(play.counts.size(), 23);
+        ASSERT_TRUE(fits(twins, algorithm, play)) << describe(play);
+        plan.emplace_back(algorithm, play);
+      }
+    }
+  }
+  perform_all(twins, plan, 16);
+}
+
+/// Each type and operator with each way to reduce, at each odd count and each offset; of numbers that are near one, or
+/// whatever bits can be.
+TEST(DeviceAlgorithm, EveryTypeOperatorCountAndOffset) {
+  constexpr int kRanks = 3;
+  Twins twins({{kRanks, 1, 128, 256}, 3, uint32_t(-7), 0});
+  Plan plan;
+  uint64_t round = 0;
+  const size_t step = as_fast(1, 11);
+  for (size_t t = 0; t < kernel::kDTypeCount; ++t) {
+    for (size_t o = 0; o < kernel::kReduceOpCount; ++o) {
+      if (!kernel::level().reduce(DType(t), ReduceOp(o))) continue;
+      for (const auto& [algorithm, collective] : std::span(kWays).first(kWaysThatReduce)) {
+        for (const size_t n : {1, 5, 23, 61}) {
+          for (const size_t shift : {0, 1, 3, 7}) {
+            if (++round % step != 0) continue;
+            Play play = play_of(collective, n, kRanks, round);
+            play.dtype = DType(t), play.op = ReduceOp(o), play.shift = shift * size_of(DType(t));
+            play.nature = round / kRanks % 3 == 0 ? Nature::kNearOne : Nature::kWild;
+            play.in_place = round % 5 == 0;
+            ASSERT_TRUE(fits(twins, algorithm, play)) << describe(play);
+            plan.emplace_back(algorithm, play);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(plan.size() * step, 14'000u);
+  perform_all(twins, plan, 16);
+}
+
+/// Pairs whose devices cannot reach each other meet in other memory, each pair in its own; everything else is the same.
+TEST(DeviceAlgorithm, PairsMayMeetInMemoryOfTheirOwn) {
+  for (const int ranks : {2, 3, 5}) {
+    Twins twins({{uint32_t(ranks), 2, 128, 256}, 2, uint32_t(-9), 0, [](int a, int b) { return (a + b) % 2 == 1; }});
+    Plan plan;
+    uint64_t round = 0;
+    for (const size_t n : {2, 45, 2049}) {
+      for (const auto& [algorithm, collective] : kWays) {
+        Play play = play_of(collective, n, ranks, ++round);
+        if (round % 2 == 0) play.op = ReduceOp::kPremulSum;  // the factors travel with the greetings
+        if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
+      }
+    }
+    perform_all(twins, plan, 4);
+    EXPECT_TRUE(twins.pairs_are_apart());
+  }
+}
+
+/// Ranks that dawdle before every verb meet in every order.
+TEST(DeviceAlgorithm, OrderOfArrivalDoesNotMatter) {
+  for (const int ranks : {2, 3, 4}) {
+    Twins twins({{uint32_t(ranks), 1, 128, 256}, 2, uint32_t(-30), Stamp(0) - 30});
+    for (int r = 0; r < ranks; ++r) twins.mischief(r) = {Mischief::Kind::kNone, 100u << r, uint64_t(r)};
+    Plan plan;
+    for (uint64_t round = 0; round < as_fast(120, 40); ++round) {
+      const auto& [algorithm, collective] = kWays[round * 7 % std::size(kWays)];
+      const Play play = play_of(collective, round % 4 == 0 ? 200 : 33, ranks, round);
+      if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
+    }
+    perform_all(twins, plan, 3);
+  }
+}
+
+/// By all blocks of a rank to another one, ever.
+Stamp chunks_sent(Twins& twins, int from, int to) {
+  Stamp sum = 0;
+  for (uint32_t b = 0; b < twins.shape().blocks; ++b) {
+    const std::byte* at = twins.channel(from).state + kernel::DeviceState{twins.shape()}.pipe(b, uint32_t(to));
+    sum += reinterpret_cast<const kernel::PipeState*>(at)->sent;
+  }
+  return sum;
+}
+
+/// Of one operation, some pairs use packets and some chunks, by what packets hold and to the byte.
+TEST(DeviceAlgorithm, PairsGoByWhatTheirPieceIs) {
+  constexpr int kRanks = 3;
+  constexpr size_t kHeld = 2 * 32 * sizeof(kernel::Pack);  // by two blocks of 64 packets
+  for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
+    for (const size_t most : {kHeld - 1, kHeld, kHeld + 1}) {
+      Twins twins({{kRanks, 2, 64, 256}, 2, 0, 0});
+      Play play{.collective = collective, .dtype = DType::kU8, .counts = {most, 5, most}, .round = 4};
+      if (is_rooted(collective)) play.root = 1;
+      perform_all(twins, {{DeviceAlgorithm::kExchangePieces, play}}, 1);
+      for (int r = 0; r < kRanks; ++r) {
+        const Side side(play, r, kRanks);
+        for (int p = 0; p < kRanks; ++p) {
+          if (p == r) continue;
+          EXPECT_EQ(chunks_sent(twins, r, p) > 0, side.send()[size_t(p)].bytes > kHeld) << describe(play) << r << p;
+        }
+      }
+    }
+  }
+}
+
+/// The host learns the epoch that all blocks have ended, however far some of them are ahead of others.
+TEST(DeviceAlgorithm, TheHostLearnsWhatHasEnded) {
+  const Plan plan = {{DeviceAlgorithm::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},
+                     {DeviceAlgorithm::kReduceChunks, play_of(Collective::kAllReduce, 700, 2, 1)},
+                     {DeviceAlgorithm::kReducePackets, play_of(Collective::kAllReduce, 40, 2, 2)}};
+  for (const size_t at_once : {size_t(1), size_t(3)}) {
+    Twins twins({{2, 3, 64, 256}, 2, 41, 0});
+    twins.mischief(1) = {Mischief::Kind::kNone, 300, 7};
+    perform_all(twins, plan, at_once);
+    for (int r = 0; r < 2; ++r) {
+      EXPECT_EQ(twins.control(r).finished, 44u);
+      EXPECT_EQ(twins.state(r).left, 0u);
+    }
+  }
+}
+
+/// Packets hold so much, an operator is for some types, and an algorithm for some collectives.
+TEST(Launch, WhatAnAlgorithmCannotDoIsRefused) {
+  Twins twins({{2, 1, 64, 256}, 1, 0, 0});  // 32 packs from each rank
+  const auto sum = [](size_t n) { return Play{.collective = Collective::kAllReduce, .counts = {n, n}}; };
+  EXPECT_TRUE(fits(twins, DeviceAlgorithm::kReducePackets, sum(128)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kReducePackets, sum(129)));
+  EXPECT_TRUE(fits(twins, DeviceAlgorithm::kReducePacketsTwoShot, sum(128)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kReducePacketsTwoShot, sum(129)));
+  EXPECT_TRUE(fits(twins, DeviceAlgorithm::kReduceChunks, sum(100'000)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kExchangeChunks, sum(1)));
+  EXPECT_FALSE(fits(twins, DeviceAlgorithm::kReduceChunks, play_of(Collective::kAllGather, 1, 2, 0)));
+  kernel::Work work;
+  work.call.fingerprint = {Collective::kAllReduce, DType::kF32, ReduceOp::kBxor, {}, -1, 1, 0, 0};
+  const Job job = kernel::job_of(DeviceAlgorithm::kReduceChunks, work, 0, 1, 4, 0, nullptr);
+  EXPECT_FALSE(kernel::can_do(DeviceAlgorithm::kReduceChunks, job, {1, 1, 64, 256}, nullptr));
+}
+
+TEST(Launch, SaysWhyItCannot) {
+  std::vector<kernel::KernelFacts> facts;
+  const Status status = kernel::load_cuda(&facts);
+  if (status.ok()) GTEST_SKIP() << "there is a device here";
+  EXPECT_EQ(status.what().rfind("nvx: ", 0), 0u) << status.what();
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,170 @@
+// What a launch is refused before a kernel sees it: everything that would make one read or write where it must not.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "kernel/gpu/launch_cuda.h"
+#include "support/plays.h"
+
+namespace {
+
+thread_local size_t allocations = 0;
+
+}  // namespace
+
+namespace nvx::test {
+namespace {
+
+using kernel::check_launch;
+using kernel::Collective;
+using kernel::DeviceAlgorithm;
+using kernel::DeviceChannel;
+using kernel::Job;
+using kernel::Piece;
+using kernel::Pieces;
+
+/// A launch of rank 1 of three that may begin, to be spoiled.
+struct Launch {
+  kernel::Control control{};
+  std::byte state[1]{};
+  std::byte memory[256]{};
+  DeviceChannel channel{{3, 2, 64, 256}, 1, state, &control};
+  std::vector<Piece> table = std::vector<Piece>(6, Piece{memory, 16});
+  std::vector<Job> jobs{sum(), exchange()};
+
+  Job sum() {
+    Job job;
+    job.fingerprint.collective = Collective::kAllReduce, job.fingerprint.dtype = DType::kF32;
+    job.algorithm = DeviceAlgorithm::kReducePackets;
+    job.send = job.recv = {Pieces::Kind::kSame, 0, memory, 64};
+    return job;
+  }
+  static Job exchange() {
+    Job job;
+    job.fingerprint.collective = Collective::kAllToAll;
+    job.algorithm = DeviceAlgorithm::kExchangePackets;
+    job.send = {Pieces::Kind::kTable, 0, nullptr, 0}, job.recv = {Pieces::Kind::kTable, 3, nullptr, 0};
+    return job;
+  }
+  Status check() const { return check_launch(channel, jobs, table); }
+};
+
+/// Refused as the caller's mistake, in a sentence that says what was wrong.
+void expect_refused(const Launch& launch, const std::string& why) {
+  const Status status = launch.check();
+  ASSERT_FALSE(status.ok()) << "passes: " << why;
+  EXPECT_EQ(status.code(), Code::kInvalid);
+  EXPECT_EQ(status.what().rfind("nvx: ", 0), 0u) << status.what();
+  EXPECT_NE(status.what().find(why), std::string::npos) << status.what();
+}
+
+template <class Spoil>
+void expect_refused(Spoil spoil, const std::string& why) {
+  Launch launch;
+  spoil(launch);
+  expect_refused(launch, why);
+}
+
+TEST(LaunchCheck, WhatIsSoundMayBegin) {
+  Launch launch;
+  EXPECT_TRUE(launch.check().ok());
+  launch.jobs.clear(), launch.table.clear();
+  EXPECT_TRUE(launch.check().ok());
+}
+
+TEST(LaunchCheck, ChannelsThatAreNone) {
+  const std::string size = "its channel has no ranks, no blocks, or packets or chunks of no such size";
+  expect_refused([](Launch& l) { l.channel.shape.ranks = 0; }, size);
+  expect_refused([](Launch& l) { l.channel.shape.blocks = 0; }, size);
+  expect_refused([](Launch& l) { l.channel.shape.packets = 63; }, size);
+  expect_refused([](Launch& l) { l.channel.shape.chunk_bytes = 0; }, size);
+  expect_refused([](Launch& l) { l.channel.shape.chunk_bytes = 250; }, size);
+  expect_refused([](Launch& l) { l.channel.rank = 3; }, "its rank is none of the channel's");
+  expect_refused([](Launch& l) { l.channel.state = nullptr; }, "its channel has no memory");
+  expect_refused([](Launch& l) { l.channel.control = nullptr; }, "its channel has no memory");
+}
+
+TEST(LaunchCheck, MoreThanALaunchHolds) {
+  expect_refused([](Launch& l) { l.jobs.resize(kernel::kLaunchJobs + 1, l.jobs[0]); }, "more operations than");
+  expect_refused([](Launch& l) { l.table.resize(kernel::kLaunchPieces + 1, l.table[0]); }, "more pieces than");
+}
+
+TEST(LaunchCheck, PiecesBehindTheTablesEnd) {
+  const std::string behind = "operation 1 of a launch is not begun: it lists pieces behind the end of the table";
+  expect_refused([](Launch& l) { l.table.pop_back(); }, behind);
+  expect_refused([](Launch& l) { l.jobs[1].recv.index = 4; }, behind);
+  expect_refused([](Launch& l) { l.jobs[1].send.index = 7; }, behind);
+  expect_refused([](Launch& l) { l.jobs[1].send.index = ~uint32_t(0); }, behind);
+  expect_refused([](Launch& l) { l.table.clear(); }, behind);
+}
+
+TEST(LaunchCheck, WhatAnAlgorithmCannotDo) {
+  const std::string cannot = "operation 0 of a launch is not begun: its algorithm is for another collective or type";
+  expect_refused([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }, cannot);
+  expect_refused([](Launch& l) { l.jobs[0].fingerprint.op = ReduceOp::kBxor; }, cannot);
+  expect_refused([](Launch& l) { l.jobs[0].fingerprint.dtype = DType(200); }, cannot);
+  expect_refused([](Launch& l) { l.jobs[0].send.bytes = l.jobs[0].recv.bytes = 4096; }, cannot);
+  expect_refused([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm(kernel::kDeviceAlgorithmCount); },
+                 "there is no such algorithm");
+}
+
+TEST(LaunchCheck, RootsThatAreNone) {
+  const std::string root = "its root is none of the channel's ranks";
+  expect_refused([](Launch& l) { l.jobs[0].root = 3, l.jobs[0].fingerprint.collective = Collective::kReduce; }, root);
+  expect_refused([](Launch& l) { l.jobs[0].root = -2; }, root);
+  expect_refused([](Launch& l) { l.jobs[0].root = 0; }, "has a root or none");
+  expect_refused([](Launch& l) { l.jobs[0].fingerprint.collective = Collective::kReduce; }, "has a root or none");
+}
+
+TEST(LaunchCheck, MemoryThatIsNotThere) {
+  expect_refused([](Launch& l) { l.jobs[0].recv.base = nullptr; }, "it has a piece without memory");
+  expect_refused([](Launch& l) { l.table[5].data = nullptr; }, "operation 1 of a launch is not begun: it has a piece");
+  expect_refused([](Launch& l) { l.jobs[0].recv.bytes = 60; }, "its result is not as long as what is reduced");
+  expect_refused([](Launch& l) { l.table[l.jobs[1].send.index + l.channel.rank] = {}; }, "keeps more for itself than");
+}
+
+TEST(LaunchCheck, MovesThatAreNone) {
+  const auto with_moves = [](auto spoil) {
+    return [spoil](Launch& l) {
+      l.jobs[0] = {};
+      l.jobs[0].algorithm = DeviceAlgorithm::kMoveOwn;
+      l.jobs[0].send = {Pieces::Kind::kOwn, 0, nullptr, 2}, l.jobs[0].recv = {Pieces::Kind::kOwn, 2, nullptr, 2};
+      spoil(l);
+    };
+  };
+  Launch sound;
+  with_moves([](Launch&) {})(sound);
+  EXPECT_TRUE(sound.check().ok()) << sound.check().what();
+  const std::string behind = "it lists pieces behind the end", kinds = "only moves are of what is a rank's own";
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].recv.index = 5; }), behind);
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.bytes = l.jobs[0].recv.bytes = 7; }), behind);
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.bytes = 1; }), "more pieces than it has places for");
+  expect_refused(with_moves([](Launch& l) { l.table[3].bytes = 8; }), "a place of another length");
+  expect_refused(with_moves([](Launch& l) { l.table[1].data = nullptr; }), "it has a piece without memory");
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.kind = Pieces::Kind::kSame; }), kinds);
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }), kinds);
+  expect_refused([](Launch& l) { l.jobs[0].awaited = &l.channel.control->finished; }, "its algorithm is for another");
+}
+
+TEST(LaunchCheck, AllocatesNothing) {
+  const Launch launch;
+  ASSERT_TRUE(launch.check().ok());  // the first in a process picks the level of its loops
+  const size_t before = allocations;
+  const bool ok = launch.check().ok();
+  EXPECT_EQ(allocations, before);
+  EXPECT_TRUE(ok);
+}
+
+}  // namespace
+}  // namespace nvx::test
+
+// Counted for AllocatesNothing. Not inlined, or gcc takes free() for the wrong way to give back what new has given.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* const at = std::malloc(bytes)) return at;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* at) noexcept { std::free(at); }
+[[gnu::noinline]] void operator delete(void* at, size_t) noexcept { std::free(at); }

@@ -1,0 +1,296 @@
+// launch_cuda on a device: each rank's kernel on a stream of its own, as ranks of one process that share a GPU have
+// them. Every kernel of the launch table, alone and in CUDA graphs. Skipped, aloud, where there is no device.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "kernel/gpu/residency.h"
+#include "support/device.h"
+
+namespace nvx::test {
+namespace {
+
+using kernel::Collective;
+using kernel::DeviceAlgorithm;
+using kernel::DeviceVerdict;
+using kernel::Job;
+using kernel::Piece;
+
+/// A stream that waits for no other one.
+class Stream {
+ public:
+  Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
+  ~Stream() { cudaStreamDestroy(stream_); }
+  Stream(const Stream&) = delete;
+  cudaStream_t get() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+/// Operations of all ranks, in memory that is there before the first kernel runs and stays until the last has: nothing
+/// between two launches may wait for a kernel that waits for the second.
+class Operations {
+ public:
+  using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
+
+  Operations(DeviceRanks& ranks, const Plan& plan, uint64_t patience_ns) : ranks_(ranks) {
+    const uint32_t n = ranks.shape().ranks;
+    for (uint32_t r = 0; r < n; ++r) {
+      tables_.emplace_back(2 * n * plan.size());
+      jobs_.emplace_back();
+      sides_.emplace_back();
+      for (const auto& [algorithm, play] : plan) {
+        sides_[r].push_back(std::make_unique<DeviceSide>(play, r, n));
+        const uint32_t index = uint32_t(2 * n * jobs_[r].size());
+        jobs_[r].push_back(sides_[r].back()->job(algorithm, patience_ns, index, tables_[r].data()));
+      }
+    }
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+  Status launch(uint32_t rank, cudaStream_t stream) {
+    return kernel::launch_cuda(ranks_.channel(rank), jobs_[rank], tables_[rank], stream);
+  }
+  void spoil() {
+    for (auto& of_rank : sides_) {
+      for (auto& side : of_rank) side->spoil();
+    }
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+  /// Whether nothing of a rank was written since.
+  bool is_spoilt(uint32_t rank) const {
+    return std::all_of(sides_[rank].begin(), sides_[rank].end(), [](const auto& side) { return side->is_spoilt(); });
+  }
+  /// What is wrong with the outputs of all ranks; empty if nothing is.
+  std::string verdict() {
+    for (uint32_t r = 0; r < ranks_.shape().ranks; ++r) {
+      const DeviceVerdict& v = ranks_.control(r).verdict;
+      if (v.state != 0) return "rank " + std::to_string(r) + " gave up on rank " + std::to_string(v.peer);
+      for (auto& side : sides_[r]) {
+        const std::string wrong = side->verdict();
+        if (!wrong.empty()) return wrong;
+      }
+    }
+    return "";
+  }
+
+ private:
+  DeviceRanks& ranks_;
+  std::vector<std::vector<Piece>> tables_;
+  std::vector<std::vector<Job>> jobs_;
+  std::vector<std::vector<std::unique_ptr<DeviceSide>>> sides_;
+};
+
+class LaunchCuda : public Device {
+ protected:
+  void SetUp() override {
+    Device::SetUp();
+    if (IsSkipped() || HasFatalFailure()) return;
+    const kernel::GpuRoom room[] = {{kernel::resident_at_once(facts_), kRanks}};
+    const kernel::BlockAgreement agreed = kernel::agree_on_blocks(room, 2);
+    ASSERT_GT(agreed.blocks, 0u) << agreed.why_fewer;
+    shape_ = {kRanks, agreed.blocks, 4096, 4096};
+    for (uint32_t r = 0; r < kRanks; ++r) streams_.push_back(std::make_unique<Stream>());
+  }
+
+  /// All ranks' kernels, one straight after the other, and their ends. Empty: all is right.
+  std::string run(Operations& operations) {
+    for (uint32_t r = 0; r < kRanks; ++r) {
+      const Status status = operations.launch(r, streams_[r]->get());
+      if (!status.ok()) return status.what();
+    }
+    return finish(operations);
+  }
+  std::string finish(Operations& operations) {
+    const cudaError_t error = cudaDeviceSynchronize();
+    return error == cudaSuccess ? operations.verdict() : cudaGetErrorString(error);
+  }
+  std::string run(DeviceRanks& ranks, const Operations::Plan& plan) {
+    Operations operations(ranks, plan, kDevicePatience);
+    return run(operations);
+  }
+
+  static Play play(Collective collective, size_t n, uint64_t round) {
+    Play play{.collective = collective, .counts = {n, n, n}, .round = round};
+    if (collective == Collective::kBroadcast || collective == Collective::kGather) play.root = int(round % kRanks);
+    play.shift = round % 2 * 4;
+    return play;
+  }
+
+  static constexpr uint32_t kRanks = 3;
+  kernel::DeviceShape shape_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+};
+
+TEST_F(LaunchCuda, EachReductionAlone) {
+  DeviceRanks ranks(shape_, uint32_t(-9));
+  uint64_t round = 0;
+  for (const size_t n : {size_t(1), size_t(771), size_t(1500)}) {
+    for (const DeviceAlgorithm algorithm :
+         {DeviceAlgorithm::kReducePackets, DeviceAlgorithm::kReducePacketsTwoShot, DeviceAlgorithm::kReduceChunks}) {
+      ASSERT_EQ(run(ranks, {{algorithm, play(Collective::kAllReduce, n, ++round)}}), "") << kernel::name(algorithm);
+    }
+  }
+  ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 300'000, ++round)}}), "");
+}
+
+TEST_F(LaunchCuda, EachExchangeAlone) {
+  DeviceRanks ranks(shape_, uint32_t(-9));
+  uint64_t round = 0;
+  for (const Collective collective : {Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll}) {
+    for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangePackets, DeviceAlgorithm::kExchangeChunks}) {
+      ASSERT_EQ(run(ranks, {{algorithm, play(collective, 1000, ++round)}}), "") << kernel::name(algorithm);
+    }
+    ASSERT_EQ(run(ranks, {{DeviceAlgorithm::kExchangeChunks, play(collective, 100'000, ++round)}}), "");
+  }
+}
+
+TEST_F(LaunchCuda, SeveralOperationsInOneLaunch) {
+  DeviceRanks ranks(shape_, 0);
+  Operations::Plan plan;
+  for (uint64_t round = 0; round < 3; ++round) {
+    plan.emplace_back(DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 100, round));
+    plan.emplace_back(DeviceAlgorithm::kExchangeChunks, play(Collective::kAllToAll, 20'000, round));
+    plan.emplace_back(DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 64, round));
+    plan.emplace_back(DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 20'000, round));
+  }
+  ASSERT_EQ(run(ranks, plan), "");
+  for (uint32_t r = 0; r < kRanks; ++r) EXPECT_EQ(ranks.control(r).finished, plan.size());
+}
+
+TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
+  DeviceRanks ranks(shape_, 6);
+  Operations operations(ranks, {{DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 100, 0)}}, 200'000'000);
+  for (uint32_t r = 0; r + 1 < kRanks; ++r) ASSERT_TRUE(operations.launch(r, streams_[r]->get()).ok());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess) << "and the context works on";
+  for (uint32_t r = 0; r + 1 < kRanks; ++r) {
+    const DeviceVerdict& v = ranks.control(r).verdict;
+    EXPECT_EQ(v.state, DeviceVerdict::kReadable);
+    EXPECT_EQ(v.how, Waited::kTimedOut);
+    EXPECT_EQ(v.peer, int(kRanks) - 1);
+    EXPECT_EQ(v.epoch, 7u);
+  }
+}
+
+/// A kernel that waits for a rank that does not come ends when the host says so, and what is launched later writes
+/// nothing, whether it would have to wait or not.
+TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
+  DeviceRanks ranks(shape_, 0);
+  Operations sum(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDevicePatience);
+  Operations later(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kAllGather, 100, 0)}}, kDevicePatience);
+  sum.spoil(), later.spoil();
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_TRUE(sum.launch(0, streams_[0]->get()).ok());
+  ASSERT_TRUE(later.launch(0, streams_[0]->get()).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(cudaStreamQuery(streams_[0]->get()), cudaErrorNotReady);
+  std::atomic_ref(ranks.control(0).abort).store(1);
+  ASSERT_EQ(cudaStreamSynchronize(streams_[0]->get()), cudaSuccess);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  EXPECT_EQ(ranks.control(0).verdict.how, Waited::kAlarmed);
+  EXPECT_EQ(ranks.control(0).verdict.epoch, 1u);
+  EXPECT_TRUE(sum.is_spoilt(0) && later.is_spoilt(0));
+}
+
+/// Between pinned memory of the host and the device's, when the host says so, beside another rank's kernels.
+TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
+  constexpr size_t kBytes = 100'003;
+  DeviceRanks ranks(shape_, uint32_t(-2));
+  DeviceMemory host(2 * kBytes + 64, DeviceMemory::Where::kPinned), device(kBytes + 64, DeviceMemory::Where::kDevice);
+  Stamp& counter = *reinterpret_cast<Stamp*>(host.data());
+  std::byte *const there = host.data() + 64, *const back = there + kBytes;
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  for (Stamp turn = 1; turn < 8; ++turn) {
+    const size_t shift = turn % 4;
+    const std::pair<std::byte*, std::byte*> ways[] = {{there, device.data() + shift}, {device.data() + shift, back}};
+    for (uint32_t r = 0; r < kRanks; ++r) {
+      for (const auto& [from, to] : ways) {
+        std::vector<Piece> table(2);
+        const Piece source{from, r == 0 ? kBytes : 0}, target{to, source.bytes};
+        Job move = kernel::job_of_moves({&source, 1}, {&target, 1}, 0, table.data());
+        if (to != back) move.awaited = &counter, move.awaits = turn;
+        ASSERT_TRUE(kernel::launch_cuda(ranks.channel(r), {&move, 1}, table, streams_[r]->get()).ok());
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    EXPECT_EQ(cudaStreamQuery(streams_[0]->get()), cudaErrorNotReady) << "nobody has said so";
+    for (size_t i = 0; i < kBytes; ++i) there[i] = std::byte(i * turn);
+    std::atomic_ref(counter).store(turn, std::memory_order_release);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_TRUE(std::equal(there, there + kBytes, back)) << "turn " << turn;
+  }
+}
+
+/// Aborted before anything is launched: a root, which would wait for nobody, says so and sends nothing.
+TEST_F(LaunchCuda, AnAbortedRankBeginsNothing) {
+  DeviceRanks ranks(shape_, 0);
+  Operations operations(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 100, 0)}},
+                        kDevicePatience);
+  operations.spoil();
+  std::atomic_ref(ranks.control(0).abort).store(1);
+  ASSERT_TRUE(operations.launch(0, streams_[0]->get()).ok());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(ranks.control(0).verdict.how, Waited::kAlarmed);
+  EXPECT_EQ(ranks.control(0).verdict.peer, -1);
+  EXPECT_TRUE(operations.is_spoilt(0));
+}
+
+/// One rank's operations, captured.
+class Graph {
+ public:
+  Graph(Operations& operations, uint32_t rank, cudaStream_t stream) {
+    EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    const Status status = operations.launch(rank, stream);
+    EXPECT_TRUE(status.ok()) << status.what();
+    EXPECT_EQ(cudaStreamEndCapture(stream, &graph_), cudaSuccess);
+    EXPECT_EQ(cudaGraphInstantiate(&ready_, graph_, 0), cudaSuccess);
+    EXPECT_EQ(cudaGraphUpload(ready_, stream), cudaSuccess);
+  }
+  ~Graph() { cudaGraphExecDestroy(ready_), cudaGraphDestroy(graph_); }
+  Graph(const Graph&) = delete;
+  void launch(cudaStream_t stream) { EXPECT_EQ(cudaGraphLaunch(ready_, stream), cudaSuccess); }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t ready_ = nullptr;
+};
+
+/// A replay carries nothing of the epoch it was captured in, so replays and eager calls follow each other at will.
+TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
+  DeviceRanks ranks(shape_, uint32_t(-3));
+  Operations captured(ranks,
+                      {{DeviceAlgorithm::kReducePackets, play(Collective::kAllReduce, 500, 1)},
+                       {DeviceAlgorithm::kExchangeChunks, play(Collective::kAllGather, 9000, 2)}},
+                      kDevicePatience);
+  Operations eager(ranks, {{DeviceAlgorithm::kReducePacketsTwoShot, play(Collective::kAllReduce, 700, 3)}},
+                   kDevicePatience);
+  std::vector<std::unique_ptr<Graph>> graphs;
+  for (uint32_t r = 0; r < kRanks; ++r) graphs.push_back(std::make_unique<Graph>(captured, r, streams_[r]->get()));
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  for (uint32_t r = 0; r < kRanks; ++r) EXPECT_EQ(ranks.control(r).finished, 0u) << "capturing runs nothing";
+  for (int replay = 0; replay < 3; ++replay) {
+    captured.spoil(), eager.spoil();
+    for (uint32_t r = 0; r < kRanks; ++r) graphs[r]->launch(streams_[r]->get());
+    ASSERT_EQ(finish(captured), "") << "replay " << replay;
+    for (int i = 0; i <= replay; ++i) ASSERT_EQ(run(eager), "") << "after replay " << replay;
+  }
+}
+
+/// What is refused never reaches the device.
+TEST_F(LaunchCuda, RefusesBeforeItLaunches) {
+  DeviceRanks ranks(shape_, 0);
+  kernel::DeviceChannel channel = ranks.channel(0);
+  channel.rank = kRanks;
+  const Job job;
+  const Status status = kernel::launch_cuda(channel, {&job, 1}, {}, streams_[0]->get());
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.code(), Code::kInvalid);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace nvx::test

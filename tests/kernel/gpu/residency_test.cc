@@ -1,0 +1,98 @@
+// How many blocks the ranks of a group agree on, so that all of them are on their GPUs at once.
+
+#include "kernel/gpu/residency.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace nvx::test {
+namespace {
+
+using kernel::agree_on_blocks;
+using kernel::BlockAgreement;
+using kernel::GpuRoom;
+
+TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
+  struct Row {
+    std::vector<GpuRoom> gpus;
+    uint32_t wanted, blocks;
+  };
+  const Row rows[] = {
+      {{{264, 1}}, 16, 16},                      // all that is wanted
+      {{{264, 1}}, 66, 66},                      // a quarter: just so
+      {{{264, 1}}, 67, 66},                      // one too many
+      {{{264, 4}}, 16, 16},                      // several ranks on one GPU
+      {{{264, 5}}, 16, 13},                      // whole blocks only
+      {{{264, 1}, {264, 10}, {264, 1}}, 16, 6},  // the fullest GPU decides for all
+      {{{264, 2}, {100, 1}, {28, 2}}, 16, 3},    // a small one does as well
+      {{{264, 67}}, 16, 1},                      // where a quarter is less than a block each they get that
+      {{{264, 264}}, 16, 1},                     // the last that fits
+      {{{264, 265}}, 16, 0},
+      {{{264, 1, 200}}, 16, 16},  // beside other groups: a quarter of what they leave
+      {{{264, 1, 204}}, 16, 15},
+      {{{264, 8, 256}}, 16, 1},  // all that is left
+      {{{264, 8, 257}}, 16, 0},
+      {{{264, 1, ~0u}}, 16, 0},      // a peer may say anything
+      {{{0, 0}, {264, 1}}, 16, 16},  // where nobody runs nothing has to fit
+      {{}, 16, 16},
+      {{{~0u >> 1, 1}}, ~0u, ~0u >> 3},
+  };
+  for (const Row& row : rows) {
+    const BlockAgreement agreed = agree_on_blocks(row.gpus, row.wanted);
+    EXPECT_EQ(agreed.blocks, row.blocks) << agreed.why_fewer;
+    EXPECT_EQ(agreed.why_fewer.empty(), row.blocks == row.wanted);
+    for (const GpuRoom& gpu : row.gpus) {
+      EXPECT_LE(uint64_t(agreed.blocks) * gpu.ranks,
+                uint64_t(gpu.resident) - std::min(gpu.promised, uint32_t(gpu.resident)));
+    }
+  }
+}
+
+/// One group after the other on one GPU, none of which goes: what each of its ranks gets.
+std::vector<uint32_t> groups_on(int resident, uint32_t ranks, uint32_t wanted) {
+  std::vector<uint32_t> blocks;
+  for (GpuRoom room{resident, ranks};; room.promised += blocks.back() * ranks) {
+    const BlockAgreement agreed = agree_on_blocks({&room, 1}, wanted);
+    if (agreed.blocks == 0) return blocks;
+    blocks.push_back(agreed.blocks);
+  }
+}
+
+TEST(Residency, LeavesRoomForLaterGroups) {
+  using Blocks = std::vector<uint32_t>;
+  EXPECT_EQ(groups_on(132, 1, 16), (Blocks{16, 16, 16, 16, 16, 13, 9, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(groups_on(132, 8, 16), (Blocks{4, 3, 2, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(groups_on(40, 1, 16), (Blocks{10, 7, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1}));
+  EXPECT_EQ(groups_on(3, 2, 16), (Blocks{1}));
+}
+
+TEST(Residency, SaysWhereNotEvenOneFits) {
+  const GpuRoom crowded[] = {{264, 1}, {8, 9}};
+  const BlockAgreement agreed = agree_on_blocks(crowded, 4);
+  EXPECT_EQ(agreed.blocks, 0u);
+  EXPECT_EQ(agreed.why_fewer,
+            "GPU 1 of the group holds 8 blocks at once, and its 9 ranks need all of theirs there: not one each fits");
+  const GpuRoom promised[] = {{132, 8, 128}};
+  EXPECT_EQ(agree_on_blocks(promised, 4).why_fewer,
+            "GPU 0 of the group holds 132 blocks at once, of which 128 are promised to other groups, and its 8 ranks "
+            "need all of theirs there: not one each fits");
+  const GpuRoom less[] = {{16, 1}};
+  EXPECT_EQ(agree_on_blocks(less, 16).why_fewer,
+            "GPU 0 of the group holds 16 blocks at once, and its rank needs all of its own there: 4 each, so that "
+            "later groups find room");
+  const GpuRoom unable[] = {{0, 1}};
+  EXPECT_EQ(agree_on_blocks(unable, 4).blocks, 0u);
+  const GpuRoom odd[] = {{-1, 1}};
+  EXPECT_EQ(agree_on_blocks(odd, 4).blocks, 0u);
+}
+
+TEST(Residency, CountsTheKernelThatTakesMost) {
+  const kernel::KernelFacts facts[] = {{"reduction", 64, 0, 264}, {"exchange", 40, 0, 396}, {"several", 96, 0, 132}};
+  EXPECT_EQ(kernel::resident_at_once(facts), 132);
+  EXPECT_EQ(kernel::resident_at_once({}), 0);
+}
+
+}  // namespace
+}  // namespace nvx::test

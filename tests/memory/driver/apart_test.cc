@@ -1,0 +1,43 @@
+// Calls on threads of their own, waited for in slices.
+
+#include "memory/driver/apart.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Apart, IsWaitedForInSlices) {
+  std::atomic<bool> may_end{false};
+  Apart<int> call([&] {
+    while (!may_end) std::this_thread::sleep_for(milliseconds(1));
+    return 7;
+  });
+  EXPECT_FALSE(call.get(Clock::now()));
+  EXPECT_FALSE(call.get(Clock::now() + milliseconds(5)));
+  may_end = true;
+  const auto result = call.get(Clock::now() + std::chrono::seconds(60));
+  ASSERT_TRUE(result);
+  EXPECT_EQ(*result, 7);
+}
+
+TEST(Apart, ThrowsWhatItsWorkHasThrown) {
+  Apart<int> call([]() -> int { throw std::runtime_error("in vain"); });
+  EXPECT_THROW((void)call.get(Clock::now() + std::chrono::seconds(60)), std::runtime_error);
+}
+
+TEST(Apart, WhatItsWorkHeldGoesBeforeTheResultIsThere) {
+  auto held = std::make_shared<int>(1);
+  const std::weak_ptr<int> seen = held;
+  Apart<int> call([held = std::move(held)] { return *held; });
+  ASSERT_TRUE(call.get(Clock::now() + std::chrono::seconds(60)));
+  EXPECT_TRUE(seen.expired());
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,226 @@
+// What nvx believes of libcuda's ABI, against cuda.h where there is one; and what it says where there is no driver.
+
+#include "memory/driver/driver_library.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <type_traits>
+#include <utility>
+
+#include "base/error.h"
+#include "memory/driver/driver_abi.h"
+#include "memory/gpu/device_arena.h"
+#include "memory/gpu/device_measure.h"
+#include "memory/gpu/device_share.h"
+
+#if __has_include(<cuda.h>)
+#include <cuda.h>
+#endif
+
+namespace nvx {
+namespace {
+
+TEST(DriverLibrary, SaysWhereThereIsNone) {
+  try {
+    (void)driver_library("libcuda-that-is-not-there.so.1");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kSystem);
+    EXPECT_NE(std::string(error.what()).find("no NVIDIA driver here"), std::string::npos) << error.what();
+  }
+}
+
+TEST(DriverLibrary, AnotherLibraryIsNone) {
+  try {
+    (void)driver_library("libm.so.6");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("libm.so.6 has no cuInit"), std::string::npos) << error.what();
+  }
+}
+
+int ask(const char* name) {
+  void* handle = dlopen(NVX_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<int (*)()>(dlsym(handle, name))();
+}
+
+TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
+  ask("fake_hold");
+  try {
+    (void)driver_library(NVX_FAKE_CUDA, std::chrono::milliseconds(50));
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_STREQ(error.what(), "nvx: cuInit, asked of the NVIDIA driver, did not return within 50 ms");
+  }
+  ask("fake_let_go");
+  (void)driver_library(NVX_FAKE_CUDA);
+}
+
+TEST(DriverLibrary, DescribesWhatTheDriverTells) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  int count = 0;
+  ASSERT_EQ(driver->count(&count), 0);
+  EXPECT_EQ(count, 2);
+  DeviceFacts facts;
+  ASSERT_EQ(driver->describe(1, &facts), 0);
+  EXPECT_EQ(facts.name, "Fake 11");
+  EXPECT_EQ(facts.bus, "0000:0B:00.0");
+  EXPECT_EQ(facts.uuid[15], 11);
+  EXPECT_EQ(facts.bytes, size_t(11) << 30);
+  EXPECT_FALSE(facts.can[int(ShareKind::kFabric)]) << "an attribute that an old driver does not know";
+  EXPECT_TRUE(facts.can[int(ShareKind::kFd)]);
+  EXPECT_TRUE(facts.exports_dma_buf);
+  EXPECT_NE(driver->describe(2, &facts), 0);
+  EXPECT_EQ(driver->words(1), "FAKE_INVALID (as a test wants it)");
+  EXPECT_EQ(driver->words(9), "error 9");
+}
+
+/// Every kind of memory, through the functions that the driver exports: made, exported, imported, written and read.
+TEST(DriverLibrary, EachKindGoesThrough) {
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  constexpr size_t kBytes = 4 << 20;
+  for (const ShareKind kind : {ShareKind::kFd, ShareKind::kIpc}) {
+    EXPECT_TRUE(probe_share_kinds(driver, 0).has(kind)) << probe_share_kinds(driver, 0).why_not[int(kind)];
+    const auto region = DeviceRegion::make(driver, 0, kind, kBytes);
+    const auto seen = kind == ShareKind::kFd
+                          ? DeviceRegion::import_fd(driver, 1, region->export_fd().get(), kBytes)
+                          : DeviceRegion::import_handle(driver, 1, kind, region->export_handle(), kBytes);
+    const Deadline deadline = Deadline::after(std::chrono::milliseconds(20'000));
+    EXPECT_TRUE(run_check(driver, {0, 0, 0, region->base() + kCheckBytes, 5}, deadline).fine());
+    EXPECT_TRUE(run_check(driver, {1, seen->base() + kCheckBytes, 5, 0, 0}, deadline).fine());
+    EXPECT_EQ(run_check(driver, {1, seen->base() + kCheckBytes, 6, 0, 0}, deadline).state, PairState::kCorrupt);
+  }
+  const auto plain = DeviceRegion::make(driver, 0, ShareKind::kIpc, kBytes);
+  const auto memory = DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);
+  const std::pair<std::function<void()>, const char*> kTooMuch[] = {
+      {[&] { (void)DeviceRegion::import_handle(driver, 1, ShareKind::kIpc, plain->export_handle(), kBytes + 1); },
+       "it is of 4194304 bytes, not of the 4194305 that were offered"},
+      {[&] { (void)DeviceRegion::import_fd(driver, 1, memory->export_fd().get(), 2 * kBytes); },
+       "cuMemMap of 8388608 bytes on GPU 1: FAKE_INVALID"},
+  };
+  for (const auto& [import, says] : kTooMuch) {
+    try {
+      import();
+      ADD_FAILURE() << says;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(ask("fake_depth"), 0) << "each call leaves the thread's contexts as they were";
+  EXPECT_FALSE(probe_share_kinds(driver, 0).has(ShareKind::kFabric));
+  EXPECT_GT(measure_pair(driver, 0, 1, Deadline::after(std::chrono::milliseconds(60'000))).gb_s, 0);
+}
+
+TEST(DriverLibrary, KeepsOneContextADevice) {
+  const int before = ask("fake_retained");
+  const auto driver = driver_library(NVX_FAKE_CUDA);
+  DeviceHome home(driver, 4 << 20);
+  for (int turn = 0; turn < 3; ++turn) {
+    for (const int device : {0, 1}) {
+      DeviceArena& arena = home.arena(device, ShareKind::kPointer);
+      arena.free(arena.allocate(4096));
+    }
+    EXPECT_EQ(driver->enable_peer(0, 1), 0) << "that it was enabled before is no error";
+  }
+  EXPECT_EQ(ask("fake_retained"), before + 2);
+}
+
+#ifdef CUDA_VERSION
+
+/// Arguments go in the same registers: as many, of the same sizes, pointers where there are pointers.
+template <class R, class... A, class S, class... B>
+constexpr bool same_shape(R (*)(A...), S (*)(B...)) {
+  if constexpr (sizeof...(A) != sizeof...(B)) {
+    return false;
+  } else {
+    return sizeof(R) == sizeof(S) && ((sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B> &&
+                                       std::is_class_v<A> == std::is_class_v<B>)&&...);
+  }
+}
+
+// The headers' names are macros for the exports' names: cuMemAlloc is cuMemAlloc_v2.
+#define EXPECT_SHAPE(ours, theirs)                                                                        \
+  static_assert(same_shape(decltype(cuda::Api::ours)(), decltype (&theirs)()), "cuda.h declares " #theirs \
+                                                                               " otherwis"                \
+                                                                               "e")
+EXPECT_SHAPE(cuInit, cuInit);
+EXPECT_SHAPE(cuGetErrorName, cuGetErrorName);
+EXPECT_SHAPE(cuGetErrorString, cuGetErrorString);
+EXPECT_SHAPE(cuDeviceGetCount, cuDeviceGetCount);
+EXPECT_SHAPE(cuDeviceGet, cuDeviceGet);
+EXPECT_SHAPE(cuDeviceGetName, cuDeviceGetName);
+EXPECT_SHAPE(cuDeviceGetUuid_v2, cuDeviceGetUuid);
+EXPECT_SHAPE(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId);
+EXPECT_SHAPE(cuDeviceTotalMem_v2, cuDeviceTotalMem);
+EXPECT_SHAPE(cuDeviceGetAttribute, cuDeviceGetAttribute);
+EXPECT_SHAPE(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer);
+EXPECT_SHAPE(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain);
+EXPECT_SHAPE(cuCtxPushCurrent_v2, cuCtxPushCurrent);
+EXPECT_SHAPE(cuCtxPopCurrent_v2, cuCtxPopCurrent);
+EXPECT_SHAPE(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess);
+EXPECT_SHAPE(cuMemGetAllocationGranularity, cuMemGetAllocationGranularity);
+EXPECT_SHAPE(cuMemCreate, cuMemCreate);
+EXPECT_SHAPE(cuMemRelease, cuMemRelease);
+EXPECT_SHAPE(cuMemAddressReserve, cuMemAddressReserve);
+EXPECT_SHAPE(cuMemAddressFree, cuMemAddressFree);
+EXPECT_SHAPE(cuMemMap, cuMemMap);
+EXPECT_SHAPE(cuMemUnmap, cuMemUnmap);
+EXPECT_SHAPE(cuMemSetAccess, cuMemSetAccess);
+EXPECT_SHAPE(cuMemExportToShareableHandle, cuMemExportToShareableHandle);
+EXPECT_SHAPE(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle);
+EXPECT_SHAPE(cuMemAlloc_v2, cuMemAlloc);
+EXPECT_SHAPE(cuMemFree_v2, cuMemFree);
+EXPECT_SHAPE(cuMemGetAddressRange_v2, cuMemGetAddressRange);
+EXPECT_SHAPE(cuIpcGetMemHandle, cuIpcGetMemHandle);
+EXPECT_SHAPE(cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle);
+EXPECT_SHAPE(cuIpcCloseMemHandle, cuIpcCloseMemHandle);
+EXPECT_SHAPE(cuMemHostRegister_v2, cuMemHostRegister);
+EXPECT_SHAPE(cuMemHostUnregister, cuMemHostUnregister);
+EXPECT_SHAPE(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer);
+EXPECT_SHAPE(cuStreamCreate, cuStreamCreate);
+EXPECT_SHAPE(cuStreamDestroy_v2, cuStreamDestroy);
+EXPECT_SHAPE(cuStreamQuery, cuStreamQuery);
+EXPECT_SHAPE(cuMemcpyAsync, cuMemcpyAsync);
+EXPECT_SHAPE(cuMemsetD8Async, cuMemsetD8Async);
+EXPECT_SHAPE(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode);
+static_assert(sizeof(cuda::Api) == 40 * sizeof(void*), "whoever adds a function holds it against cuda.h above");
+
+static_assert(cuda::kSuccess == CUDA_SUCCESS);
+static_assert(cuda::kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(cuda::kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(cuda::kPeerAccessAlreadyEnabled == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+static_assert(cuda::kAttributeCanMapHost == CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY);
+static_assert(cuda::kAttributeVirtualMemory == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+static_assert(cuda::kAttributePosixFd == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+static_assert(cuda::kAttributeDmaBuf == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+static_assert(cuda::kAttributeFabric == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED);
+static_assert(cuda::kHandlePosixFd == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+static_assert(cuda::kHandleFabric == CU_MEM_HANDLE_TYPE_FABRIC);
+static_assert(cuda::kAllocationPinned == CU_MEM_ALLOCATION_TYPE_PINNED);
+static_assert(cuda::kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE);
+static_assert(cuda::kAccessReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+static_assert(cuda::kGranularityMinimum == CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+static_assert(cuda::kHostRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE);
+static_assert(cuda::kHostRegisterDeviceMap == CU_MEMHOSTREGISTER_DEVICEMAP);
+static_assert(cuda::kIpcLazyPeerAccess == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+static_assert(cuda::kStreamNonBlocking == CU_STREAM_NON_BLOCKING);
+static_assert(sizeof(cuda::Uuid) == sizeof(CUuuid) && sizeof(cuda::IpcHandle) == sizeof(CUipcMemHandle));
+static_assert(sizeof(cuda::Access) == sizeof(CUmemAccessDesc) &&
+              offsetof(cuda::Access, flags) == offsetof(CUmemAccessDesc, flags));
+static_assert(sizeof(cuda::AllocationProperties) == sizeof(CUmemAllocationProp));
+static_assert(offsetof(cuda::AllocationProperties, handle_types) ==
+              offsetof(CUmemAllocationProp, requestedHandleTypes));
+static_assert(offsetof(cuda::AllocationProperties, location) == offsetof(CUmemAllocationProp, location));
+static_assert(offsetof(cuda::AllocationProperties, compression) == offsetof(CUmemAllocationProp, allocFlags));
+static_assert(sizeof(CUmemFabricHandle) == sizeof(HandleBytes));
+
+TEST(DriverLibrary, IsWhatTheHeadersSay) { EXPECT_GE(CUDA_VERSION, 12030) << "what is older has no fabric handles"; }
+
+#endif
+
+}  // namespace
+}  // namespace nvx

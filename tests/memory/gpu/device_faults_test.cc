@@ -1,0 +1,358 @@
+// What becomes of each refusal that a driver can give, and of each call that it does not return from: all ranks end
+// alike, in time, and nothing is given back that a device may still write to.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstring>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "memory/driver/apart.h"
+#include "support/gpu_processes.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using enum ShareKind;
+
+const std::vector<ShareKind> kAll{}, kNoFabric{kFabric}, kIpcOnly{kFabric, kFd};
+
+/// What became of a share that was to be made.
+struct Outcome {
+  std::optional<ShareKind> kind;  // of how the other rank is reached; nothing: an error
+  std::string says;               // why not better, or why not at all
+};
+
+/// made: called when it stands, before it is used.
+Outcome try_to_share(
+    DeviceHome& home, Exchange& exchange, const ShareOptions& options, const std::function<void()>& made = [] {}) {
+  try {
+    const DeviceShare share(home, exchange, options);
+    made();
+    write_and_look(share, exchange, options.rank, options.ranks);
+    return {share.peer(1 - options.rank).kind, share.agreement().why_not_better + share.complaints()};
+  } catch (const Error& error) {
+    return {std::nullopt, error.what()};
+  }
+}
+
+/// Waits little for what may hang, and long for the others, on a machine that is busy.
+ShareOptions patient(int rank, bool faulty) {
+  ShareOptions options = options_of(rank, 2, rank);
+  options.patience = milliseconds(faulty ? as_fast(300, 2000) : 10'000);
+  return options;
+}
+
+constexpr auto kError = std::nullopt;
+
+/// A call of rank 1's driver that is refused, or does not return, whenever it is made.
+struct Fault {
+  const std::vector<ShareKind>& lacking;
+  const char* call;
+  std::optional<ShareKind> refused;  // how rank 0 and 1 then reach each other
+  std::optional<ShareKind> hung;
+  const char* says;  // beside the refusal
+};
+
+const Fault kFaults[] = {
+    // The device does not work at all.
+    {kAll, "describe", kError, kError, "no pinned host memory: rank 1: "},
+    {kAll, "open_queue", kError, kError, "no pinned host memory: rank 1: "},
+    // A kind cannot be made, exported or imported: the next one.
+    {kAll, "granularity", kIpc, kIpc, "no fabric handle: rank 1: "},
+    {kAll, "create", kIpc, kIpc, "no fabric handle: rank 1: "},
+    {kAll, "reserve", kIpc, kIpc, "no fabric handle: rank 1: "},
+    {kAll, "map", kIpc, kIpc, "no file descriptor: rank 1: "},
+    {kAll, "allow", kIpc, kIpc, "no file descriptor: rank 1: "},
+    {kAll, "export_fabric", kFd, kFd, "no fabric handle: rank 1: "},
+    {kAll, "import_fabric", kFd, kFd, "no fabric handle: rank 1: "},
+    {kNoFabric, "export_fd", kIpc, kIpc, "no file descriptor: rank 1: "},
+    {kNoFabric, "import_fd", kIpc, kIpc, "no file descriptor: rank 1: "},
+    {kIpcOnly, "allocate", kError, kError, "rank 1"},
+    {kIpcOnly, "export_ipc", kHost, kHost, "no legacy IPC: rank 1: "},
+    // A pair does not come about: pinned host memory for it.
+    {kIpcOnly, "open_ipc", kHost, kHost, "rank 1 with the memory of rank 0: "},
+    {kIpcOnly, "range", kHost, kHost, "rank 1 with the memory of rank 0: "},
+    // The rank's own memory is of no use: an error on all ranks.
+    {kAll, "fill", kError, kError, "GPU 1 did not fill"},
+    {kAll, "drained", kError, kError, "GPU 1 did not fill"},
+    {kAll, "copy", kError, kError, "GPU 1 does not get through with a copy to its own memory"},
+    {kAll, "pin", kError, kError, "GPU 1 does not get through with a copy to its own memory"},
+    // What gives back: a refusal is logged; what hangs is as good as absent.
+    {kAll, "close_queue", kFabric, kError, "rank 1: "},
+    {kAll, "release", kFabric, kIpc, "no fabric handle: rank 1: "},
+    {kAll, "unmap", kFabric, kIpc, "no fabric handle: rank 1: "},
+    {kAll, "unreserve", kFabric, kIpc, "no fabric handle: rank 1: "},
+    {kIpcOnly, "free", kIpc, kHost, "no legacy IPC: rank 1: "},
+    {kAll, "unpin", kFabric, kError, "GPU 1 does not get through with a copy to its own memory"},
+    {kIpcOnly, "close_ipc", kIpc, kIpc, ""},
+    // Not asked between processes.
+    {kAll, "can_reach", kFabric, kFabric, ""},
+    {kAll, "enable_peer", kFabric, kFabric, ""},
+};
+
+/// Whether it ended as the table says.
+void judge(const Fault& fault, bool hangs, int rank, const Outcome& outcome) {
+  const std::string row = std::string(fault.call) + (hangs ? " hangs" : " is refused") + ", rank " +
+                          std::to_string(rank) + ": " + outcome.says;
+  const std::optional<ShareKind> expected = hangs ? fault.hung : fault.refused;
+  EXPECT_EQ(outcome.kind.has_value(), expected.has_value()) << row;
+  if (outcome.kind && expected) {
+    EXPECT_EQ(*outcome.kind, *expected) << row;
+  }
+  const bool felt = expected != (fault.lacking.size() == 2 ? kIpc : fault.lacking.size() == 1 ? kFd : kFabric);
+  if (!felt) return;
+  EXPECT_NE(outcome.says.find(fault.says), std::string::npos) << row;
+  EXPECT_NE(outcome.says.find(hangs ? "did not return within" : "fake refusal 77"), std::string::npos) << row;
+}
+
+void play(const Fault& fault, bool hangs) {
+  const SharedTable table(2);
+  as_threads(2, [&](int rank) {
+    const bool faulty = rank == 1;
+    Process process(2, 4 * M, faulty ? milliseconds(as_fast(400, 2500)) : DeviceArena::kPatience);
+    for (const ShareKind lack : fault.lacking) process.driver->lacks(lack);
+    if (faulty && hangs) process.driver->block(fault.call);
+    if (faulty && !hangs) process.driver->refuse(fault.call, 77);
+    SharedExchange exchange(table, rank);
+    const auto began = Clock::now();
+    judge(fault, hangs, rank, try_to_share(*process.home, exchange, patient(rank, faulty)));
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << fault.call;
+    process.driver->come_back();
+  });
+}
+
+TEST(DeviceFaults, WhatIsRefusedOrHangsEndsAsTheTableSays) {
+  constexpr size_t kAtOnce = 10;  // they mostly sleep
+  constexpr size_t kRows = 2 * std::size(kFaults);
+  std::atomic<size_t> next{0};
+  as_threads(int(kAtOnce), [&](int) {
+    for (size_t row = next++; row < kRows; row = next++) play(kFaults[row / 2], row % 2 != 0);
+  });
+}
+
+/// Each call of one rank's driver in turn does not return.
+TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
+  const std::vector<ShareKind> none{kFabric, kFd, kIpc};
+  std::atomic<int> errors{0}, hosts{0}, fine{0};
+  const auto attempt = [&](const std::vector<ShareKind>& lacking, int n) {
+    const SharedTable table(2);
+    std::string struck;
+    std::array<Outcome, 2> outcomes;
+    as_threads(2, [&](int rank) {
+      Process process(2, 4 * M, rank == 1 ? milliseconds(as_fast(400, 2500)) : DeviceArena::kPatience);
+      for (const ShareKind lack : lacking) process.driver->lacks(lack);
+      if (rank == 1) process.driver->block_call(n);
+      SharedExchange exchange(table, rank);
+      const auto began = Clock::now();
+      const auto stop = [&] { process.driver->block_call(-1); };
+      outcomes[size_t(rank)] = try_to_share(*process.home, exchange, patient(rank, rank == 1), stop);
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(30)) << n;
+      if (rank == 1) struck = process.driver->struck();
+      process.driver->come_back();
+    });
+    const std::string row = "call " + std::to_string(n) + ", " + struck + ": " + outcomes[1].says;
+    EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << row << " / " << outcomes[0].says;
+    for (const Outcome& outcome : outcomes) {
+      EXPECT_TRUE(outcome.kind || outcome.says.find("did not return within") != std::string::npos) << row;
+    }
+    ++(outcomes[0].kind ? *outcomes[0].kind == kHost ? hosts : fine : errors);
+    return !struck.empty();
+  };
+  for (const auto& lacking : {kAll, kNoFabric, kIpcOnly, none}) {
+    std::atomic<int> next{0};
+    std::atomic<bool> more{true};
+    as_threads(12, [&](int) {
+      while (more) {
+        if (!attempt(lacking, next.fetch_add(int(as_fast(1, 11))))) more = false;
+      }
+    });
+  }
+  EXPECT_GT(errors, 0);
+  EXPECT_GT(hosts, 0);
+  EXPECT_GT(fine, 0);
+}
+
+/// Two GPUs of one process, one of which cannot be opened to the other.
+TEST(DeviceFaults, APairOfOneProcessThatHangsIsGoneRound) {
+  for (const char* call : {"can_reach", "enable_peer"}) {
+    Process process(2);
+    process.driver->lacks(kFabric), process.driver->lacks(kFd);
+    process.driver->block(call);
+    const SharedTable table(2);
+    as_threads(2, [&](int rank) {
+      SharedExchange exchange(table, rank);
+      const Outcome outcome = try_to_share(*process.home, exchange, patient(rank, true));
+      EXPECT_EQ(outcome.kind, kHost) << outcome.says;
+      EXPECT_NE(outcome.says.find("opening it to GPU"), std::string::npos) << outcome.says;
+      const auto began = Clock::now();
+      const Outcome again = try_to_share(*process.home, exchange, patient(rank, true));
+      EXPECT_NE(again.says.find("found by a group before"), std::string::npos) << again.says;
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
+    });
+    process.driver->come_back();
+  }
+}
+
+/// A pinning that hangs where it is the only way.
+TEST(DeviceFaults, AWindowThatHangsIsAnErrorOnAllRanks) {
+  const SharedTable table(2);
+  as_threads(2, [&](int rank) {
+    Process process(2, 4 * M, milliseconds(as_fast(400, 2500)));
+    process.driver->pairs(0, 1, FakeDriver::Truth::kRefuses);
+    SharedExchange honest(table, rank);
+    FalseExchange exchange(honest, [&](int round, std::vector<std::byte>&) {
+      if (rank == 1 && round == 3) process.driver->block("pin");  // all has been tried but the windows
+    });
+    const Outcome outcome = try_to_share(*process.home, exchange, patient(rank, true));
+    EXPECT_FALSE(outcome.kind);
+    EXPECT_NE(outcome.says.find("rank 1: pinning 4096 KiB for GPU 1 did not return within"), std::string::npos)
+        << outcome.says;
+    process.driver->come_back();
+  });
+}
+
+TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
+  Process process(1, 4 * M, milliseconds(as_fast(200, 1000)));
+  const auto ask = [&]() -> std::string {
+    try {
+      (void)process.home->arena(0, kFd);
+      return "";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::kTimeout);
+      return error.what();
+    }
+  };
+  process.driver->block("create");
+  std::array<std::string, 3> said;
+  as_threads(3, [&](int thread) { said[size_t(thread)] = ask(); });
+  for (const std::string& one : said) {
+    EXPECT_NE(one.find("making 4096 KiB of memory on GPU 0 (file descriptor) did not return"), std::string::npos)
+        << one;
+  }
+  EXPECT_EQ(process.driver->calls_of("create"), 1);
+  EXPECT_NE(ask().find("has not returned for long"), std::string::npos);
+  EXPECT_EQ(process.home->made(0), nullptr);
+  process.driver->come_back();
+  EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process.home->made(0) != nullptr; }));
+  EXPECT_EQ(ask(), "");
+  EXPECT_EQ(process.driver->calls_of("create"), 1);
+}
+
+TEST(DeviceFaults, AnArenaThatIsRefusedIsTriedAgain) {
+  Process process(1, 4 * M);
+  process.driver->refuse("create", 2);
+  for (int turn = 0; turn < 2; ++turn) EXPECT_THROW((void)process.home->arena(0, kFd), Error);
+  process.driver->refuse("create", 0);
+  EXPECT_EQ(process.home->arena(0, kFd).region().kind(), kFd);
+}
+
+/// The fake driver aborts where something is given back that its devices may still write to.
+TEST(DeviceFaults, WhatADeviceMayStillWriteToIsKept) {
+  Process process(1, 4 * M);
+  DeviceArena& arena = process.home->arena(0, kFd);
+  const Span first = arena.allocate(M);
+  process.driver->refuse("drained", 700);
+  try {
+    (void)arena.allocate(M);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("fake refusal 700, and what was begun before may go on"),
+              std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(arena.used(), 2 * M);
+  const PairVerdict verdict = run_check(process.driver, {0, arena.at(first.offset), 1, 0, 0, {arena.hold()}},
+                                        Deadline::after(milliseconds(20'000)));
+  EXPECT_EQ(verdict.state, PairState::kHung);
+  process.driver->refuse("drained", 0);
+  arena.free(first);
+  EXPECT_EQ(arena.allocate(M).offset, first.offset);
+  EXPECT_EQ(arena.allocate(M).offset, 2 * M) << "what is behind the first one may still be filled";
+  process.home.reset();
+  EXPECT_EQ(process.driver->open_books(), "1 memories 1 reservations 1 mappings 1 pinned ranges 2 queues ");
+}
+
+/// A rank that offers more memory than it has made is not taken at its word.
+TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
+  const struct {
+    const std::vector<ShareKind>& lacking;
+    const char* says;
+  } kRows[] = {{kAll, "cuMemMap of"}, {kNoFabric, "cuMemMap of"}, {kIpcOnly, "it is of 8388608 bytes, not of the"}};
+  for (const auto& row : kRows) {
+    const SharedTable table(2);
+    as_threads(2, [&](int rank) {
+      Process process(2);
+      for (const ShareKind lack : row.lacking) process.driver->lacks(lack);
+      SharedExchange honest(table, rank);
+      FalseExchange exchange(honest, [&](int round, std::vector<std::byte>& said) {
+        constexpr size_t kBytesAt = 43;  // the fourth byte of the size: 16 MiB more
+        if (rank == 1 && round == 1) said[kBytesAt] ^= std::byte(1);
+      });
+      const Outcome outcome = try_to_share(*process.home, exchange, options_of(rank, 2, rank));
+      EXPECT_EQ(outcome.kind, kHost) << outcome.says;
+      EXPECT_NE(outcome.says.find(row.says), std::string::npos) << outcome.says;
+    });
+  }
+}
+
+/// Calls back when a round is over.
+class WatchedExchange : public Exchange {
+ public:
+  WatchedExchange(Exchange& real, std::function<void(int)> after) : real_(real), after_(std::move(after)) {}
+  std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override {
+    auto all = real_.all_gather(mine);
+    after_(round_++);
+    return all;
+  }
+
+ private:
+  Exchange& real_;
+  std::function<void(int)> after_;
+  int round_ = 0;
+};
+
+/// Two groups of one process agree on different kinds at once, when its GPU has no arena yet: one of them gets its
+/// kind, and the other goes through pinned host memory, as if it had come later.
+TEST(DeviceFaults, TwoGroupsThatAgreeOnDifferentKindsAtOnce) {
+  for (int turn = 0; turn < int(as_fast(10, 4)); ++turn) {
+    Process both(3), fabric(3), descriptor(3);
+    descriptor.driver->lacks(kFabric);
+    const SharedTable one(2), other(2);
+    std::barrier agreed(2);
+    std::array<Outcome, 4> outcomes;
+    as_threads(4, [&](int thread) {
+      const bool first = thread < 2;
+      Process& process = thread % 2 == 0 ? both : first ? fabric : descriptor;
+      const int rank = thread % 2;
+      SharedExchange real(first ? one : other, rank);
+      WatchedExchange exchange(real, [&](int round) {
+        if (rank == 0 && round == 0) agreed.arrive_and_wait();
+      });
+      ShareOptions options = options_of(rank, 2, rank == 0 ? 0 : first ? 1 : 2);
+      outcomes[size_t(thread)] = try_to_share(*process.home, exchange, options);
+    });
+    EXPECT_EQ(outcomes[0].kind, outcomes[1].kind) << outcomes[0].says << outcomes[1].says;
+    EXPECT_EQ(outcomes[2].kind, outcomes[3].kind) << outcomes[2].says << outcomes[3].says;
+    const ShareKind made = both.home->made(0)->region().kind();
+    EXPECT_EQ(outcomes[0].kind, made == kFabric ? kFabric : kHost) << outcomes[0].says;
+    EXPECT_EQ(outcomes[2].kind, made == kFd ? kFd : kHost) << outcomes[2].says;
+    const Outcome& later = outcomes[made == kFabric ? 2 : 0];
+    EXPECT_NE(later.says.find("its memory was made before, for another group, by"), std::string::npos) << later.says;
+    for (Process* process : {&both, &fabric, &descriptor}) {
+      EXPECT_EQ(process->home->made(process == &both ? 0 : process == &fabric ? 1 : 2)->used(), 0u);
+      EXPECT_EQ(process->driver->calls_of("pin") > 0, true);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test

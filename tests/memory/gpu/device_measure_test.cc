@@ -1,0 +1,82 @@
+// What is measured between two GPUs, over a driver that plays them.
+
+#include "memory/gpu/device_measure.h"
+
+#include <gtest/gtest.h>
+
+#include "support/fake_driver.h"
+#include "support/ranks.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using Truth = FakeDriver::Truth;
+
+TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
+  const auto driver = std::make_shared<FakeDriver>(2);
+  const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)));
+  EXPECT_EQ(speed.why_not, "");
+  EXPECT_GT(speed.gb_s, 0);
+  EXPECT_GT(speed.us, 0);
+  EXPECT_GT(speed.own_us, 0);
+  EXPECT_EQ(driver->open_books(), "");
+}
+
+/// Whatever is slow between the two, a copy within the writing one shows none of it.
+TEST(DeviceMeasure, TellsTheWayFromTheCall) {
+  const auto driver = std::make_shared<FakeDriver>(2);
+  driver->pair(0, 1, Truth::kDawdles);
+  const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)), size_t(1) << 20);
+  EXPECT_GE(speed.us, 3000);
+  EXPECT_LT(speed.own_us, speed.us / 2);
+}
+
+TEST(DeviceMeasure, WhatCannotBeMeasuredHasAReason) {
+  const std::pair<Truth, const char*> kTruths[] = {
+      {Truth::kRefuses, "the driver says that GPU 0 cannot reach GPU 1"},
+      {Truth::kHangs, "a copy did not end within 200 ms"},
+      {Truth::kBlocks, "a call of the driver did not return within 200 ms"},
+  };
+  for (const auto& [truth, why] : kTruths) {
+    const auto driver = std::make_shared<FakeDriver>(2);
+    driver->pair(0, 1, truth);
+    const auto began = Clock::now();
+    EXPECT_EQ(measure_pair(driver, 0, 1, Deadline::after(milliseconds(200))).why_not, why);
+    EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
+    driver->come_back();
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&, truth = truth] {
+      return truth == Truth::kHangs || driver->open_books().empty();
+    })) << driver->open_books();
+  }
+}
+
+/// But for a copy of which nobody can say whether it has ended: what it touches stays.
+TEST(DeviceMeasure, WhicheverCallFailsTheBooksBalance) {
+  int kept = 0;
+  for (int n = 0; n < 12; n += int(as_fast(1, 2))) {
+    const auto driver = std::make_shared<FakeDriver>(2);
+    driver->fail_call(n);
+    const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(60'000)));
+    EXPECT_NE(speed.why_not.find("fake refusal 999"), std::string::npos) << n;
+    const bool begun = driver->struck() == "drained";
+    EXPECT_EQ(driver->open_books(), begun ? "2 allocations 1 queues " : "") << n;
+    kept += begun;
+  }
+  EXPECT_GT(kept, 0);
+}
+
+TEST(DeviceMeasure, WhicheverCallHangsItReturns) {
+  for (const char* call :
+       {"can_reach", "allocate", "enable_peer", "open_queue", "copy", "drained", "close_queue", "free"}) {
+    const auto driver = std::make_shared<FakeDriver>(2);
+    driver->block(call);
+    const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(100)));
+    EXPECT_EQ(speed.why_not, "a call of the driver did not return within 100 ms") << call;
+    driver->come_back();
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver->open_books().empty(); })) << call;
+  }
+}
+
+}  // namespace
+}  // namespace nvx::test

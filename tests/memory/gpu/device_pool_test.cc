@@ -1,0 +1,516 @@
+// Memory of a GPU that is handed out and grows, and how other processes come to have it mapped: every refusal, every
+// lie and every death, over a driver that plays several GPUs.
+
+#include "memory/gpu/device_pool.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "base/log.h"
+#include "memory/driver/cards.h"
+#include "memory/shm/unix_socket.h"
+#include "support/fake_driver.h"
+#include "support/gpu_processes.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using Truth = FakeDriver::Truth;
+
+Deadline soon(int ms = 10'000) { return Deadline::after(milliseconds(ms)); }
+
+PoolOwner owner_of(DeviceHome& home, int device) { return {home.id(), device, home.pool_door()}; }
+
+/// What it throws, and its code.
+std::pair<Code, std::string> refusal_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+  return {Code::kInvalid, "nothing was thrown"};
+}
+
+void write_at(DevicePtr at, size_t bytes, int value) { std::memset(memory(at), value, bytes); }
+int at(DevicePtr place) { return int(*memory(place)); }
+
+TEST(DevicePool, GrowsInARowAndKeepsWhatItHas) {
+  Process process(1);
+  DevicePool& pool = process.home->pool(0);
+  EXPECT_EQ(pool.grown(), 0u);
+  EXPECT_EQ(pool.offset_of(memory(pool.base()), 1), std::nullopt);
+  const DevicePtr one = pool.allocate(1), two = pool.allocate(3 * M);
+  EXPECT_EQ(one, pool.base());
+  EXPECT_EQ(two, one + 65536) << "it begins in what the first one left over, and goes on in the next segment";
+  EXPECT_EQ(pool.grown(), 6 * M);
+  write_at(two, 3 * M, 7);
+  EXPECT_EQ(pool.used(), 65536 + 3 * M);
+  EXPECT_FALSE(pool.free(two + 65536));
+  EXPECT_TRUE(pool.free(one));
+  EXPECT_FALSE(pool.free(one)) << "twice";
+  EXPECT_EQ(pool.allocate(65536), one);
+  EXPECT_TRUE(pool.free(two) && pool.free(one));
+  EXPECT_EQ(pool.allocate(6 * M), one) << "pieces that touch are one again";
+  EXPECT_EQ(pool.grown(), 6 * M);
+  EXPECT_EQ(pool.allocate(2 * M), one + 6 * M);
+  EXPECT_EQ(&process.home->pool(0), &pool);
+  EXPECT_EQ(process.home->made_pool(0).load(), &pool);
+}
+
+TEST(DevicePool, KnowsWhatLiesInIt) {
+  Process process(1);
+  DevicePool& pool = process.home->pool(0);
+  const DevicePtr base = pool.allocate(2 * M);
+  const struct {
+    int64_t from;
+    uint64_t bytes;
+    bool inside;
+  } kTable[] = {{0, 1, true},          {0, 2 * M, true},     {0, 2 * M + 1, false}, {5, 2 * M - 5, true},
+                {5, 2 * M - 4, false}, {2 * M - 1, 1, true}, {2 * M, 1, false},     {-1, 1, false},
+                {-1, 2, false},        {0, 0, false},        {3, UINT64_MAX, false}};
+  for (const auto& row : kTable) {
+    const auto offset = pool.offset_of(memory(base + uint64_t(row.from)), row.bytes);
+    EXPECT_EQ(offset.has_value(), row.inside) << row.from << " " << row.bytes;
+    if (offset) {
+      EXPECT_EQ(*offset, uint64_t(row.from));
+    }
+  }
+  (void)pool.allocate(2 * M);
+  EXPECT_EQ(pool.offset_of(memory(base), 2 * M + 1), 0u) << "it has grown";
+}
+
+TEST(DevicePool, ADeviceThatIsFullRefusesAndGoesOn) {
+  Process process(1);
+  DevicePool& pool = process.home->pool(0);
+  const DevicePtr one = pool.allocate(2 * M);
+  process.driver->refuse("create", 2);
+  const auto [code, said] = refusal_of([&] { (void)pool.allocate(2 * M); });
+  EXPECT_EQ(code, Code::kSystem);
+  EXPECT_NE(said.find("cuMemCreate on GPU 0: fake refusal 2"), std::string::npos) << said;
+  EXPECT_TRUE(pool.free(one));
+  EXPECT_EQ(pool.allocate(2 * M), one) << "what was given back is there";
+  process.driver->refuse("create", 0);
+  EXPECT_EQ(pool.allocate(2 * M), pool.base() + 2 * M);
+  const auto [too_much, why] = refusal_of([&] { (void)pool.allocate(size_t(1) << 40); });
+  EXPECT_EQ(too_much, Code::kInvalid);
+  EXPECT_NE(why.find("GPU 0 has not got 1048576 MiB"), std::string::npos) << why;
+}
+
+TEST(DevicePool, ADriverThatFailsAnywhereLeavesNothingBehind) {
+  for (int n = 0;; ++n) {
+    const int before = open_fds();
+    bool struck = false;
+    auto driver = std::make_shared<FakeDriver>(1);
+    {
+      DevicePool pool(driver, 0, {.patience = milliseconds(10'000)});
+      (void)pool.allocate(2 * M);
+      driver->fail_call(n);
+      (void)refusal_of([&] { (void)pool.allocate(4 * M); });
+      struck = !driver->struck().empty();
+      driver->fail_call(-1);
+      EXPECT_EQ(pool.grown(), struck ? 2 * M : 6 * M) << driver->struck();
+      EXPECT_EQ(pool.allocate(4 * M), pool.base() + (struck ? 2 * M : 6 * M)) << driver->struck();
+    }
+    EXPECT_EQ(driver->open_books(), "") << driver->struck();
+    EXPECT_EQ(open_fds(), before) << driver->struck();
+    if (!struck) {
+      EXPECT_GE(n, 3) << "create, map and allow at least";
+      break;
+    }
+  }
+}
+
+TEST(DevicePool, ADriverThatHangsIsLeftToItself) {
+  auto driver = std::make_shared<FakeDriver>(1);
+  DevicePool pool(driver, 0, {.patience = milliseconds(50)});
+  driver->block("create");
+  EXPECT_EQ(refusal_of([&] { (void)pool.allocate(M); }).first, Code::kTimeout);
+  const auto [code, said] = refusal_of([&] { (void)pool.allocate(M); });
+  EXPECT_EQ(code, Code::kTimeout);
+  EXPECT_NE(said.find("the driver has not returned from that before"), std::string::npos) << said;
+  EXPECT_EQ(driver->calls_of("create"), 1) << "it is not asked again";
+  driver->come_back();
+}
+
+TEST(DevicePool, NoneWhereMemoryCannotBeMappedAsItGrows) {
+  Process process(1);
+  process.driver->lacks(ShareKind::kFd);
+  process.driver->lacks(ShareKind::kFabric);
+  const auto [code, said] = refusal_of([&] { (void)process.home->pool(0); });
+  EXPECT_EQ(code, Code::kSystem);
+  EXPECT_NE(said.find("GPU 0 has no memory that others can map as it grows: GPU 0 says that it has none"),
+            std::string::npos)
+      << said;
+  const int calls = process.driver->calls();
+  EXPECT_EQ(refusal_of([&] { (void)process.home->pool(0); }).second, said);
+  EXPECT_EQ(process.driver->calls(), calls) << "the driver is not asked twice";
+  EXPECT_EQ(process.home->made_pool(0).load(), nullptr);
+}
+
+TEST(DevicePool, IsMadeLaterWhereThereWasNoMemoryToTryItWith) {
+  Process process(1);
+  process.driver->refuse("create", 2);
+  EXPECT_NE(refusal_of([&] { (void)process.home->pool(0); }).second.find("fake refusal 2"), std::string::npos);
+  process.driver->refuse("create", 0);
+  EXPECT_GT(process.home->pool(0).allocate(2 * M), 0u);
+}
+
+/// In a process of its own, which has not looked yet at what it is to log.
+TEST(DevicePool, IsLoggedOnceWhileThereIsNone) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  all_end_well(1, [&](int) {
+    setenv("NVX_DEBUG", "info", 1);
+    if (!logs(LogLevel::kInfo)) return;  // a test before this one has looked
+    Process process(1);
+    process.driver->refuse("create", 2);
+    testing::internal::CaptureStderr();
+    for (int i = 0; i < 3; ++i) EXPECT_NE(refusal_of([&] { (void)process.home->pool(0); }).second, "");
+    process.driver->refuse("create", 3);
+    (void)refusal_of([&] { (void)process.home->pool(0); });
+    const std::string said = testing::internal::GetCapturedStderr();
+    int lines = 0;
+    for (size_t at = 0; (at = said.find("no memory that others can map", at)) != std::string::npos; ++at) ++lines;
+    EXPECT_EQ(lines, 2) << said;
+  });
+}
+
+TEST(DevicePool, AForkedChildGetsNone) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  Process process(1);
+  DevicePool& pool = process.home->pool(0);
+  (void)pool.allocate(M);
+  all_end_well(1, [&](int) {
+    EXPECT_NE(refusal_of([&] { (void)pool.allocate(M); }).second.find("forked child"), std::string::npos);
+  });
+}
+
+// --- as others see it -----------------------------------------------------------------------------------------------
+
+TEST(PeerPool, FollowsAPoolThatGrows) {
+  for (const ShareKind kind : {ShareKind::kFd, ShareKind::kFabric}) {
+    Process mine(2), theirs(2);
+    if (kind == ShareKind::kFabric) theirs.driver->lacks(ShareKind::kFd);
+    DevicePool& pool = theirs.home->pool(1);
+    EXPECT_EQ(pool.kind(), kind);
+    const DevicePtr first = pool.allocate(2 * M);
+    const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 1));
+    EXPECT_EQ(seen->base(), 0u);
+    EXPECT_EQ(seen->mapped(), 0u);
+    seen->catch_up(pool.grown(), soon());
+    EXPECT_EQ(seen->mapped(), 2 * M);
+    (void)pool.allocate(6 * M);
+    const DevicePtr last = pool.allocate(4 * M);
+    EXPECT_EQ(seen->mapped(), 2 * M) << "not by itself";
+    seen->catch_up(pool.grown(), soon());
+    EXPECT_EQ(seen->mapped(), 12 * M);
+    const int calls = mine.driver->calls();
+    seen->catch_up(pool.grown(), soon());
+    EXPECT_EQ(mine.driver->calls(), calls);
+    for (const DevicePtr place : {first, last, last + 4 * M - 1}) {
+      write_at(place, 1, 42);
+      EXPECT_EQ(at(seen->base() + *pool.offset_of(memory(place), 1)), 42);
+    }
+    EXPECT_EQ(mine.home->peer_pool(0, owner_of(*theirs.home, 1)), seen) << "one for all groups";
+    EXPECT_NE(mine.home->peer_pool(1, owner_of(*theirs.home, 1)), seen) << "each device its own";
+  }
+}
+
+TEST(PeerPool, GivesAllBackWhenNobodyKeepsIt) {
+  const int before = open_fds();
+  {
+    Process mine(1), theirs(1);
+    {
+      (void)theirs.home->pool(0).allocate(2 * M);
+      (void)theirs.home->pool(0).allocate(2 * M);
+      const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+      seen->catch_up(4 * M, soon());
+      EXPECT_NE(mine.driver->open_books(), "");
+    }
+    EXPECT_EQ(mine.driver->open_books(), "");
+    const auto again = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+    again->catch_up(4 * M, soon());
+    EXPECT_EQ(again->mapped(), 4 * M);
+  }
+  EXPECT_EQ(open_fds(), before);
+}
+
+TEST(PeerPool, OfTheSameProcessNeedsNoDoor) {
+  Process process(2);
+  const auto other = process.home->peer_pool(0, owner_of(*process.home, 1));
+  const auto same = process.home->peer_pool(1, owner_of(*process.home, 1));
+  EXPECT_EQ(other->base(), 0u);
+  DevicePool& pool = process.home->pool(1);
+  const DevicePtr place = pool.allocate(2 * M);
+  const auto copies = [&](int device) {
+    DeviceQueue queue = 0;
+    EXPECT_EQ(process.driver->open_queue(device, &queue), 0);
+    const DriverCode code = process.driver->fill(device, queue, place, 5, M);
+    bool done = false;
+    EXPECT_EQ(process.driver->drained(device, queue, &done), 0);
+    EXPECT_EQ(process.driver->close_queue(device, queue), 0);
+    return code == 0;
+  };
+  EXPECT_FALSE(copies(0)) << "not yet";
+  for (const auto& seen : {other, same}) {
+    seen->catch_up(pool.grown(), soon());
+    EXPECT_EQ(seen->base(), pool.base());
+    EXPECT_EQ(seen->mapped(), 2 * M);
+  }
+  EXPECT_TRUE(copies(0) && copies(1));
+  process.driver->pair(0, 1, Truth::kRefuses);
+  (void)pool.allocate(2 * M);
+  EXPECT_NE(refusal_of([&] { other->catch_up(4 * M, soon()); }).second.find("cuMemSetAccess"), std::string::npos);
+  EXPECT_EQ(other->mapped(), 2 * M);
+  same->catch_up(4 * M, soon());
+  EXPECT_EQ(same->mapped(), 4 * M);
+}
+
+TEST(PeerPool, ARefusalLeavesWhatIsMappedAndIsNotForEver) {
+  for (const char* call : {"import_fd", "reserve", "map", "allow"}) {
+    Process mine(1), theirs(1);
+    DevicePool& pool = theirs.home->pool(0);
+    (void)pool.allocate(2 * M);
+    const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+    if (std::string(call) != "reserve") seen->catch_up(2 * M, soon());
+    const uint64_t before = seen->mapped();
+    (void)pool.allocate(2 * M);
+    mine.driver->refuse(call, 2);
+    const auto [code, said] = refusal_of([&] { seen->catch_up(4 * M, soon()); });
+    EXPECT_EQ(code, Code::kSystem) << call;
+    EXPECT_NE(said.find("fake refusal 2"), std::string::npos) << said;
+    EXPECT_EQ(seen->mapped(), before) << call;
+    mine.driver->refuse(call, 0);
+    seen->catch_up(4 * M, soon());
+    EXPECT_EQ(seen->mapped(), 4 * M) << call;
+  }
+}
+
+TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
+  Process mine(1), theirs(1);
+  (void)theirs.home->pool(0).allocate(2 * M);
+  theirs.driver->refuse("export_fd", 5);
+  const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+  const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon()); });
+  EXPECT_EQ(code, Code::kPeerFailed);
+  EXPECT_NE(said.find("it says: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << said;
+  theirs.driver->refuse("export_fd", 0);
+  EXPECT_NE(refusal_of([&] { seen->catch_up(100 * M, soon()); }).second.find("it says: its pool has no such memory"),
+            std::string::npos);
+  EXPECT_EQ(seen->mapped(), 2 * M) << "what there is";
+}
+
+/// A door that answers what a test wants.
+struct FalseOwner {
+  explicit FalseOwner(PoolDoor::Answer answer) : door(name, std::move(answer)) {}
+  PoolOwner owner() const { return {home, 0, name}; }
+  const std::string name = fresh_socket_name();
+  const ArenaId home = random_arena_id();
+  PoolDoor door;
+};
+
+TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
+  FakeDriver elsewhere(1);
+  DeviceMemory made = 0;
+  ASSERT_EQ(elsewhere.create(0, ShareKind::kFd, 2 * M, &made), 0);
+  const auto honest = [&](Fd* fd) {
+    PoolAnswer answer;
+    answer.state = PoolAnswer::kHere;
+    answer.kind = uint32_t(ShareKind::kFd);
+    answer.pool = {1, 2};
+    answer.room = 64 * M;
+    answer.bytes = 2 * M;
+    EXPECT_EQ(elsewhere.export_fd(made, fd), 0);
+    return answer;
+  };
+  const struct {
+    std::function<void(PoolAnswer&)> spoil;
+    const char* says;
+  } kTable[] = {
+      {[](PoolAnswer& a) { a.magic = 1; }, "another version"},
+      {[](PoolAnswer& a) { a.kind = uint32_t(ShareKind::kIpc); }, "cannot have"},
+      {[](PoolAnswer& a) { a.kind = 77; }, "cannot have"},
+      {[](PoolAnswer& a) { a.offset = 2 * M; }, "cannot have"},
+      {[](PoolAnswer& a) { a.bytes = 0; }, "cannot have"},
+      {[](PoolAnswer& a) { a.bytes = M; }, "cannot have"},
+      {[](PoolAnswer& a) { a.bytes = 66 * M; }, "cannot have"},
+      {[](PoolAnswer& a) { a.bytes = UINT64_MAX - 2 * M + 1; }, "cannot have"},
+      {[](PoolAnswer& a) { a.room = uint64_t(1) << 50; }, "cannot have"},
+      {[](PoolAnswer& a) { a.room = 64 * M + 1; }, "cannot have"},
+      {[](PoolAnswer& a) { a.bytes = 4 * M; }, "cuMemMap"},  // the memory is smaller
+  };
+  for (const auto& row : kTable) {
+    Process mine(1);
+    FalseOwner liar([&](const PoolQuestion&, Fd* fd) {
+      PoolAnswer answer = honest(fd);
+      row.spoil(answer);
+      return answer;
+    });
+    const auto seen = mine.home->peer_pool(0, liar.owner());
+    const std::string said = refusal_of([&] { seen->catch_up(2 * M, soon()); }).second;
+    EXPECT_NE(said.find(row.says), std::string::npos) << said;
+    EXPECT_EQ(seen->mapped(), 0u);
+  }
+  Process mine(1);
+  FalseOwner changing([&](const PoolQuestion& question, Fd* fd) {
+    PoolAnswer answer = honest(fd);
+    answer.offset = 2 * M * question.segment;
+    answer.pool.low += question.segment;
+    return answer;
+  });
+  const auto seen = mine.home->peer_pool(0, changing.owner());
+  EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("cannot have"), std::string::npos)
+      << "another pool all of a sudden";
+  EXPECT_EQ(seen->mapped(), 2 * M);
+  ASSERT_EQ(elsewhere.release(made), 0);
+}
+
+TEST(PeerPool, ADoorThatNeverAnswersIsNotWaitedForLong) {
+  Process mine(1);
+  const std::string name = fresh_socket_name();
+  const Fd nobody = listen_on(name);  // as that of a process that hangs, or whose forked child has outlived it
+  const auto seen = mine.home->peer_pool(0, {random_arena_id(), 0, name});
+  const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon(50)); });
+  EXPECT_EQ(code, Code::kTimeout);
+  EXPECT_NE(said.find("it did not answer within 50 ms"), std::string::npos) << said;
+}
+
+TEST(PeerPool, OfAProcessThatHasEndedOrIsAnother) {
+  Process mine(1), theirs(1);
+  const auto gone = mine.home->peer_pool(0, {random_arena_id(), 0, fresh_socket_name()});
+  EXPECT_EQ(refusal_of([&] { gone->catch_up(2 * M, soon()); }).first, Code::kPeerDied);
+  (void)theirs.home->pool(0).allocate(M);
+  const auto other = mine.home->peer_pool(0, {random_arena_id(), 0, theirs.home->pool_door()});
+  EXPECT_NE(refusal_of([&] { other->catch_up(2 * M, soon()); }).second.find("another process than was asked for"),
+            std::string::npos);
+  const auto none = mine.home->peer_pool(0, {theirs.home->id(), 7, theirs.home->pool_door()});
+  EXPECT_NE(refusal_of([&] { none->catch_up(2 * M, soon()); }).second.find("has no such memory"), std::string::npos);
+}
+
+// --- the door -------------------------------------------------------------------------------------------------------
+
+TEST(PoolDoor, OpensWithTheFirstMemory) {
+  Process process(1);
+  DevicePool& pool = process.home->pool(0);
+  EXPECT_FALSE(connect_to(process.home->pool_door()));
+  (void)pool.allocate(M);
+  EXPECT_TRUE(connect_to(process.home->pool_door()));
+}
+
+TEST(PoolDoor, WhoeverSaysNothingOrNonsenseOrGoesKeepsNobodyOut) {
+  Process mine(1), theirs(1);
+  (void)theirs.home->pool(0).allocate(2 * M);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 200; ++i) {
+    silent.push_back(connect_to(theirs.home->pool_door()));
+    ASSERT_TRUE(silent.back());
+  }
+  const Fd nonsense = connect_to(theirs.home->pool_door()), wrong = connect_to(theirs.home->pool_door());
+  ASSERT_TRUE(send_packet(nonsense.get(), "?", 1, {}));
+  const PoolQuestion other{0, 0, theirs.home->id(), 0};
+  ASSERT_TRUE(send_packet(wrong.get(), &other, sizeof other, {}));
+  {
+    const Fd hasty = connect_to(theirs.home->pool_door());
+    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.home->id(), 0};
+    ASSERT_TRUE(send_packet(hasty.get(), &question, sizeof question, {}));
+  }
+  const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+  seen->catch_up(2 * M, soon());
+  EXPECT_EQ(seen->mapped(), 2 * M);
+  for (const Fd* shown_out : std::initializer_list<const Fd*>{&nonsense, &wrong, &silent.front()}) {
+    char byte = 0;
+    pollfd asked{shown_out->get(), POLLIN, 0};
+    ASSERT_EQ(poll(&asked, 1, 10'000), 1);
+    EXPECT_EQ(read(shown_out->get(), &byte, 1), 0) << "no answer";
+  }
+}
+
+TEST(PoolDoor, CostsNothingWhileNobodyComes) {
+  Process process(1);
+  (void)process.home->pool(0).allocate(M);
+  std::this_thread::sleep_for(milliseconds(20));
+  const auto cpu = [] {
+    timespec now{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return double(now.tv_sec) + double(now.tv_nsec) / 1e9;
+  };
+  const Fd silent = connect_to(process.home->pool_door());
+  const double before = cpu();
+  std::this_thread::sleep_for(milliseconds(400));
+  EXPECT_LT(cpu() - before, 0.1);
+}
+
+// --- between processes ----------------------------------------------------------------------------------------------
+
+TEST(PeerPool, OutlivesItsOwner) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const SharedTable table(2);
+  const auto endings = as_processes(2, [&](int rank) {
+    Process process(2);
+    SharedExchange exchange(table, rank);
+    struct Card {
+      ArenaId home;
+      char door[48];
+      uint64_t grown;
+    } card{process.home->id(), {}, 0};
+    put(card.door, process.home->pool_door());
+    DevicePtr place = 0;
+    if (rank == 1) {
+      place = process.home->pool(1).allocate(4 * M);
+      write_at(place, 4 * M, 9);
+      card.grown = process.home->pool(1).grown();
+    }
+    const Card theirs = read_cards<Card>(exchange.all_gather(bytes_of(card)), 1, of_rank)[1];
+    if (rank == 0) {
+      const auto seen = process.home->peer_pool(0, {theirs.home, 1, text_of(theirs.door)});
+      seen->catch_up(theirs.grown, soon());
+      write_at(seen->base() + M, 1, 3);
+      (void)exchange.all_gather({});
+      const auto reaches_no_more = [&] {
+        return refusal_of([&] { seen->catch_up(theirs.grown + 2 * M, soon(500)); }).first == Code::kPeerDied;
+      };
+      for (int i = 0; i < 1000 && !reaches_no_more(); ++i) std::this_thread::sleep_for(milliseconds(10));
+      EXPECT_TRUE(reaches_no_more());
+      EXPECT_EQ(at(seen->base() + 4 * M - 1), 9) << "the memory stays for who has it mapped";
+      EXPECT_EQ(at(seen->base() + M), 3);
+    } else {
+      (void)exchange.all_gather({});
+      EXPECT_EQ(at(place + M), 3);
+      kill(getpid(), SIGKILL);
+    }
+  });
+  EXPECT_TRUE(endings[0].well());
+  EXPECT_EQ(endings[1].signal, SIGKILL);
+}
+
+TEST(PoolDoor, WhoDiesWhileItAsksLeavesItOpen) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  Process theirs(1);
+  (void)theirs.home->pool(0).allocate(2 * M);
+  theirs.driver->block("export_fd");  // so that it is in the middle of it
+  const auto endings = as_processes(1, [&](int) {
+    const Fd guest = connect_to(theirs.home->pool_door());
+    const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.home->id(), 0};
+    EXPECT_TRUE(send_packet(guest.get(), &question, sizeof question, {}));
+    kill(getpid(), SIGKILL);
+  });
+  EXPECT_EQ(endings[0].signal, SIGKILL);
+  for (int i = 0; i < 1000 && theirs.driver->calls_of("export_fd") < 2; ++i)  // the probe has asked for one before
+    std::this_thread::sleep_for(milliseconds(5));
+  theirs.driver->come_back();
+  Process mine(1);
+  const auto seen = mine.home->peer_pool(0, owner_of(*theirs.home, 0));
+  seen->catch_up(2 * M, soon());
+  EXPECT_EQ(seen->mapped(), 2 * M);
+}
+
+}  // namespace
+}  // namespace nvx::test

@@ -1,0 +1,505 @@
+// How ranks come to share the memory of their GPUs, over a driver that plays several of them: each kind, each refusal,
+// each lie, and each call failing.
+
+#include "memory/gpu/device_share.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <optional>
+
+#include "base/error.h"
+#include "memory/shm/leases.h"
+#include "support/fake_driver.h"
+#include "support/gpu_processes.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using Truth = FakeDriver::Truth;
+
+DeviceCard card(int rank, uint64_t home, std::initializer_list<ShareKind> kinds, uint64_t host = 7) {
+  DeviceCard card;
+  card.rank = rank;
+  card.host = host;
+  card.home = {home, home};
+  for (const ShareKind kind : kinds) card.kinds |= 1u << int(kind);
+  for (auto& why : card.why_not) std::strcpy(why, "not today");
+  return card;
+}
+
+TEST(DeviceShare, TheBestKindThatAllHaveIsAgreedOn) {
+  using enum ShareKind;
+  const struct {
+    std::vector<DeviceCard> cards;
+    ShareKind kind;
+    std::string why;
+  } kTable[] = {
+      {{card(0, 1, {kFabric, kFd, kIpc}), card(1, 2, {kFabric, kFd, kIpc})}, kFabric, ""},
+      {{card(0, 1, {kFabric, kFd, kIpc}), card(1, 2, {kFd, kIpc})}, kFd, "no fabric handle: rank 1: not today"},
+      {{card(0, 1, {kIpc}), card(1, 2, {kFd, kIpc})},
+       kIpc,
+       "no fabric handle: rank 0: not today; no file descriptor: rank 0: not today"},
+      {{card(0, 1, {kFd, kHost}), card(1, 2, {kIpc, kHost})},
+       kHost,
+       "no fabric handle: rank 0: not today; no file descriptor: rank 1: not today; no legacy IPC: rank 0: not today"},
+      {{card(0, 1, {}), card(1, 1, {})}, kPointer, ""},
+      {{card(0, 1, {kFabric, kFd}), card(1, 2, {kFabric, kFd}, 8)}, kFabric, ""},
+  };
+  for (const auto& row : kTable) {
+    const ShareAgreement agreed = agree_on_kind(row.cards);
+    EXPECT_EQ(agreed.kind, row.kind) << name(row.kind);
+    EXPECT_EQ(agreed.why_not_better, row.why);
+  }
+  try {
+    (void)agree_on_kind(std::vector{card(0, 1, {kFd, kHost}), card(1, 2, {kFd, kHost}, 8)});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("no file descriptor: the ranks are on several hosts"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(DeviceShare, RanksOfOneProcessUsePointers) {
+  constexpr int kRanks = 4;
+  Process process(3);
+  const SharedTable table(kRanks);
+  as_threads(kRanks, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const DeviceShare share(*process.home, exchange, options_of(rank, kRanks, rank % 3));
+    EXPECT_EQ(share.agreement().kind, ShareKind::kPointer);
+    EXPECT_EQ(share.complaints(), "");
+    write_and_look(share, exchange, rank, kRanks);
+  });
+  EXPECT_EQ(process.home->made(0)->used(), 0u);
+  EXPECT_EQ(process.driver->open_books(), "3 memories 3 reservations 3 mappings ");
+  process.home.reset();
+  EXPECT_EQ(process.driver->open_books(), "");
+}
+
+/// Two GPUs of one process that cannot reach each other; a third one that both can.
+TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
+  Process process(3);
+  process.driver->pairs(0, 1, Truth::kRefuses);
+  const SharedTable table(3);
+  as_threads(3, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    ShareOptions options = options_of(rank, 3, rank);
+    options.name = [](int r) { return "rank " + std::to_string(r + 40); };
+    const DeviceShare share(*process.home, exchange, options);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(share.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
+    }
+    EXPECT_EQ(share.complaints().find("the driver says that GPU 0 cannot reach GPU 1") != std::string::npos, rank < 2);
+    EXPECT_EQ(share.complaints().starts_with("rank 41 is reached through"), rank == 0) << share.complaints();
+    EXPECT_EQ(share.complaints().starts_with("rank 40 is reached through"), rank == 1) << share.complaints();
+    write_and_look(share, exchange, rank, 3);
+  });
+  process.home.reset();
+  EXPECT_EQ(process.driver->open_books(), "");
+}
+
+/// A third rank, in another process, has nothing but host memory to share: that is between the processes.
+TEST(DeviceShare, RanksOfOneProcessKeepPointersWhateverOthersLack) {
+  Process both(2), other(3);
+  for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) other.driver->lacks(kind);
+  const SharedTable table(3);
+  as_threads(3, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    const DeviceShare share(*(rank < 2 ? both : other).home, exchange, options_of(rank, 3, rank));
+    EXPECT_EQ(share.agreement().kind, ShareKind::kHost);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_EQ(share.peer(r).kind, (r < 2) == (rank < 2) ? ShareKind::kPointer : ShareKind::kHost) << rank << r;
+    }
+    if (rank < 2) {
+      EXPECT_EQ(share.peer(1 - rank).theirs, both.home->made(1 - rank)->region().base());
+    }
+    write_and_look(share, exchange, rank, 3);
+  });
+}
+
+/// What was found to corrupt is not tried again, and costs no memory; the other way is there each time.
+TEST(DeviceShare, RanksOfOneProcessGoRoundAPairThatCorrupts) {
+  Process process(2);
+  process.driver->pairs(0, 1, Truth::kCorrupts);
+  const SharedTable table(2);
+  std::array<size_t, 2> used{};
+  as_threads(2, [&](int rank) {
+    SharedExchange exchange(table, rank);
+    for (int time = 0; time < 3; ++time) {
+      {
+        const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+        EXPECT_EQ(share.peer(1 - rank).kind, ShareKind::kHost) << share.complaints();
+        write_and_look(share, exchange, rank, 2);
+      }
+      (void)exchange.all_gather({});
+      if (time == 1) used[size_t(rank)] = process.home->made(rank)->used();
+    }
+    EXPECT_EQ(process.home->made(rank)->used(), used[size_t(rank)]);
+  });
+}
+
+/// One process may stand alone.
+TEST(DeviceShare, OneRankHasItselfAlone) {
+  Process process(1);
+  const SharedTable table(1);
+  SharedExchange exchange(table, 0);
+  const DeviceShare share(*process.home, exchange, options_of(0, 1, 0));
+  EXPECT_EQ(share.peer(0).theirs, share.peer(0).mine);
+  write_and_look(share, exchange, 0, 1);
+}
+
+/// What a machine lacks, and the kind that is left.
+const std::pair<std::vector<ShareKind>, ShareKind> kLacking[] = {
+    {{}, ShareKind::kFabric},
+    {{ShareKind::kFabric}, ShareKind::kFd},
+    {{ShareKind::kFabric, ShareKind::kFd}, ShareKind::kIpc},
+    {{ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}, ShareKind::kHost},
+};
+
+void share_once(const SharedTable& table, int rank, const std::vector<ShareKind>& lacking, ShareKind kind) {
+  const int ranks = table.ranks();
+  Process process(ranks);
+  for (const ShareKind lack : lacking) process.driver->lacks(lack);
+  SharedExchange exchange(table, rank);
+  {
+    const DeviceShare share(*process.home, exchange, options_of(rank, ranks, rank));
+    EXPECT_EQ(share.agreement().kind, kind) << share.agreement().why_not_better;
+    EXPECT_EQ(share.complaints().empty(), kind != ShareKind::kHost) << share.complaints();
+    for (int r = 0; r < ranks; ++r) EXPECT_EQ(share.peer(r).kind, r == rank ? ShareKind::kPointer : kind);
+    write_and_look(share, exchange, rank, ranks);
+  }
+  EXPECT_EQ(process.home->made(rank)->used(), 0u);
+  (void)exchange.all_gather({});
+  process.home.reset();
+  EXPECT_EQ(process.driver->open_books(), "");
+}
+
+TEST(DeviceShare, EachKindWorksBetweenProcesses) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  for (const auto& [lacking, kind] : kLacking) {
+    const SharedTable table(3);
+    all_end_well(3, [&, &lacking = lacking, kind = kind](int rank) { share_once(table, rank, lacking, kind); });
+  }
+}
+
+TEST(DeviceShare, EachKindWorksBetweenThreadsWithDriversOfTheirOwn) {
+  for (const auto& [lacking, kind] : kLacking) {
+    const int before = open_fds();
+    const SharedTable table(3);
+    as_threads(3, [&, &lacking = lacking, kind = kind](int rank) { share_once(table, rank, lacking, kind); });
+    EXPECT_EQ(open_fds(), before);
+  }
+}
+
+/// Several ranks on one GPU reach each other whatever the pairs of GPUs are like.
+TEST(DeviceShare, SeveralRanksShareOneGpu) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const SharedTable table(4);
+  all_end_well(4, [&](int rank) {
+    Process process(2);
+    process.driver->pairs(0, 1, Truth::kRefuses);
+    SharedExchange exchange(table, rank);
+    const DeviceShare share(*process.home, exchange, options_of(rank, 4, rank / 2));
+    for (int r = 0; r < 4; ++r) {
+      const ShareKind expected = r == rank           ? ShareKind::kPointer
+                                 : r / 2 == rank / 2 ? ShareKind::kFabric
+                                                     : ShareKind::kHost;
+      EXPECT_EQ(share.peer(r).kind, expected) << r << ": " << share.peer(r).why_not_better;
+      EXPECT_EQ(share.peer(r).same_gpu, r / 2 == rank / 2);
+    }
+    write_and_look(share, exchange, rank, 4);
+  });
+}
+
+struct Lie {
+  const char* name;
+  Truth truth;  ///< of 0 to 2
+  Truth back;
+  const char* says;
+  bool has(Truth what) const { return truth == what || back == what; }
+};
+
+const Lie kLies[] = {
+    {"refuses", Truth::kRefuses, Truth::kRefuses, "fake refusal 217"},
+    {"hangs", Truth::kHangs, Truth::kHangs, "did not end within"},
+    {"blocks", Truth::kBlocks, Truth::kBlocks, "a call of the driver did not return within"},
+    {"corrupts", Truth::kCorrupts, Truth::kCorrupts, "what was read differs at byte 32768"},
+    {"corrupts what is written", Truth::kCorruptsWrites, Truth::kWorks,
+     "rank 2 with what came from rank 0: what was read differs"},
+    {"refuses one way", Truth::kRefuses, Truth::kWorks, "rank 0 with the memory of rank 2"},
+    {"hangs one way", Truth::kHangs, Truth::kWorks, "rank 0 with the memory of rank 2"},
+    {"corrupts one way", Truth::kCorrupts, Truth::kWorks, "rank 0 with the memory of rank 2"},
+    {"refuses one way, hangs the other", Truth::kRefuses, Truth::kHangs, "rank 0 with the memory of rank 2"},
+    {"corrupts one way, blocks the other", Truth::kCorrupts, Truth::kBlocks, "rank 0 with the memory of rank 2"},
+};
+
+/// Between GPUs 0 and 2 nothing works as it should; the other pairs are as good as ever.
+TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
+  for (const Lie& lie : kLies) {
+    const SharedTable table(3);
+    std::vector<std::shared_ptr<FakeDriver>> drivers(3);
+    as_threads(3, [&](int rank) {
+      Process process(3);
+      drivers[size_t(rank)] = process.driver;
+      process.driver->pair(0, 2, lie.truth);
+      process.driver->pair(2, 0, lie.back);
+      SharedExchange exchange(table, rank);
+      const auto began = Clock::now();
+      const DeviceShare share(*process.home, exchange, options_of(rank, 3, rank));
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(20)) << lie.name;
+      for (int r = 0; r < 3; ++r) {
+        const bool odd = (rank == 0 && r == 2) || (rank == 2 && r == 0);
+        const ShareKind expected = r == rank ? ShareKind::kPointer : odd ? ShareKind::kHost : ShareKind::kFabric;
+        EXPECT_EQ(share.peer(r).kind, expected) << lie.name << " " << rank << r;
+        EXPECT_EQ(!share.peer(r).why_not_better.empty(), odd) << lie.name;
+        if (odd) {
+          EXPECT_NE(share.complaints().find(lie.says), std::string::npos) << share.complaints();
+        }
+      }
+      write_and_look(share, exchange, rank, 3);
+      // What may still be written to by a copy that hangs is not handed out again.
+      const bool hangs = lie.has(Truth::kHangs) || lie.has(Truth::kBlocks);
+      EXPECT_EQ(share.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
+      // Another group of the same processes does not try again.
+      const DeviceShare second(*process.home, exchange, options_of(rank, 3, rank));
+      EXPECT_EQ(second.complaints().find("found by a group before") != std::string::npos,
+                rank != 1 && lie.truth != Truth::kRefuses && lie.truth != Truth::kCorruptsWrites)
+          << lie.name << rank << second.complaints();
+      EXPECT_EQ(second.peer((rank + 1) % 3).kind, share.peer((rank + 1) % 3).kind);
+      (void)exchange.all_gather({});
+      process.driver->come_back();
+    });
+    for (const auto& driver : drivers) {
+      // The calls that blocked come back at last, and give back what they had.
+      EXPECT_TRUE(eventually(
+          milliseconds(10'000),
+          [&] { return lie.has(Truth::kHangs) || driver->open_books().find("queues") == std::string::npos; }))
+          << lie.name << driver->open_books();
+      if (!lie.has(Truth::kHangs) && !lie.has(Truth::kBlocks)) {
+        EXPECT_EQ(driver->open_books(), "") << lie.name;
+      }
+    }
+  }
+}
+
+TEST(DeviceShare, WhereNeitherWorksAllRanksSaySo) {
+  const SharedTable table(2);
+  as_threads(2, [&](int rank) {
+    Process process(2);
+    process.driver->pairs(0, 1, Truth::kRefuses);
+    if (rank == 1) process.driver->lacks(ShareKind::kHost), process.driver->refuse("pin", 712);
+    SharedExchange exchange(table, rank);
+    try {
+      const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("fake refusal 712"), std::string::npos) << error.what();
+    }
+    process.home.reset();
+    EXPECT_EQ(process.driver->open_books(), "");
+  });
+}
+
+/// Every call of one rank's driver fails in turn: all ranks end alike, whatever was taken is given back that no device
+/// can still write to, and the same processes can go on to make it.
+TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
+  for (const auto& [lacking, kind] : kLacking) {
+    int failed = 0, fell_back = 0;
+    for (int n = 0;; n += as_fast(1, 7)) {
+      const int before = open_fds();
+      bool made[2] = {}, reached_call[2] = {true, true};
+      std::shared_ptr<FakeDriver> drivers[2];
+      {
+        const SharedTable table(2);
+        as_threads(2, [&, &lacking = lacking, kind = kind](int rank) {
+          Process process(2, 4 * M);
+          drivers[rank] = process.driver;
+          for (const ShareKind lack : lacking) process.driver->lacks(lack);
+          if (rank == 1) process.driver->fail_call(n);
+          SharedExchange exchange(table, rank);
+          try {
+            const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+            made[rank] = true;
+            if (rank == 1 && !share.complaints().empty()) ++fell_back;
+            reached_call[rank] = process.driver->calls() > n;
+            process.driver->fail_call(-1);
+            write_and_look(share, exchange, rank, 2);
+          } catch (const Error& error) {
+            EXPECT_NE(std::string(error.what()).find(error.code() == Code::kPeerFailed ? "rank 1" : "fake refusal 999"),
+                      std::string::npos)
+                << error.what();
+          }
+          process.driver->fail_call(-1);
+          try {
+            const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+            (void)exchange.all_gather({});
+          } catch (const Error& error) {  // the only way there is may hang, for all that is known
+            EXPECT_EQ(kind, ShareKind::kHost);
+            EXPECT_NE(std::string(error.what()).find("found by a group before"), std::string::npos) << error.what();
+          }
+        });
+      }
+      EXPECT_EQ(made[0], made[1]) << "call " << n;
+      failed += !made[1];
+      const std::string struck = drivers[1]->struck();
+      const std::string row = "call " + std::to_string(n) + ", " + struck + ", " + name(kind);
+      if (struck == "drained") {  // what was begun may go on, for all that is known
+        EXPECT_NE(drivers[1]->open_books().find("1 queues"), std::string::npos) << row;
+      } else {
+        for (const auto& driver : drivers) EXPECT_EQ(driver->open_books(), "") << row;
+        EXPECT_EQ(open_fds(), before) << row;
+      }
+      if (!reached_call[1] || HasFailure()) break;
+    }
+    EXPECT_GT(failed, 0);
+    EXPECT_GT(fell_back, 0) << name(kind);
+  }
+}
+
+TEST(DeviceShare, AnArenaIsMadeOnceForAllGroups) {
+  const SharedTable table(2);
+  as_threads(2, [&](int rank) {
+    Process process(2);
+    SharedExchange exchange(table, rank);
+    const auto options = options_of(rank, 2, rank);
+    const DeviceShare first(*process.home, exchange, options);
+    const int created = process.driver->calls_of("create"), imported = process.driver->calls_of("import_fabric");
+    const DeviceShare second(*process.home, exchange, options);
+    EXPECT_EQ(&first.arena(), &second.arena());
+    EXPECT_EQ(first.peer(1 - rank).theirs, second.peer(1 - rank).theirs);
+    EXPECT_EQ(process.driver->calls_of("create"), created + 2) << "two to probe, none for an arena";
+    EXPECT_EQ(process.driver->calls_of("import_fabric"), imported + 1) << "one to probe, none for the other's arena";
+    (void)exchange.all_gather({});
+  });
+}
+
+/// A group of one process comes first; what it has made can be mapped by the members of later groups.
+TEST(DeviceShare, WhoWasAloneFirstIsReachedAsWell) {
+  const struct {
+    std::vector<ShareKind> lacking;
+    ShareKind kind;
+  } kRows[] = {{{}, ShareKind::kFd},
+               {{ShareKind::kFd}, ShareKind::kFabric},
+               {{ShareKind::kFd, ShareKind::kFabric}, ShareKind::kIpc}};
+  for (const auto& row : kRows) {
+    const SharedTable own[2] = {SharedTable(1), SharedTable(1)};
+    const SharedTable both(2);
+    as_threads(2, [&](int rank) {
+      Process process(2);
+      for (const ShareKind lack : row.lacking) process.driver->lacks(lack);
+      SharedExchange alone(own[rank], 0), exchange(both, rank);
+      const DeviceShare first(*process.home, alone, options_of(0, 1, rank));
+      EXPECT_EQ(first.agreement().kind, ShareKind::kPointer);
+      const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+      EXPECT_EQ(share.agreement().kind, row.kind) << share.agreement().why_not_better;
+      EXPECT_EQ(&share.arena(), &first.arena());
+      write_and_look(share, exchange, rank, 2);
+    });
+  }
+}
+
+/// A third rank comes that cannot export what the first two have made their arenas with.
+TEST(DeviceShare, WhoComesLaterWithLessIsReachedThroughHostMemory) {
+  const SharedTable pair(2), three(3);
+  as_threads(3, [&](int rank) {
+    Process process(3);
+    if (rank == 2) process.driver->lacks(ShareKind::kFabric);
+    SharedExchange all(three, rank);
+    std::optional<DeviceShare> first;
+    if (rank < 2) {
+      SharedExchange two(pair, rank);
+      first.emplace(*process.home, two, options_of(rank, 2, rank));
+      EXPECT_EQ(first->agreement().kind, ShareKind::kFabric);
+    }
+    const DeviceShare share(*process.home, all, options_of(rank, 3, rank));
+    EXPECT_EQ(share.agreement().kind, ShareKind::kHost);
+    EXPECT_NE(share.complaints().find("made before, for another group, by fabric handle"), std::string::npos)
+        << share.complaints();
+    write_and_look(share, all, rank, 3);
+  });
+}
+
+TEST(DeviceShare, WhatPeersSayIsNotBelieved) {
+  const struct {
+    int round;
+    size_t byte, bytes;
+    const char* says;
+  } kSpoilt[] = {
+      {0, 0, 1, "what another version of nvx would"},
+      {0, 8, 1, "what another version of nvx would"},
+      {0, 100, 0, "is damaged"},
+      {1, 0, 1, "GPU memory that it cannot have"},
+      {1, 12, 1, "GPU memory that it cannot have"},
+      {1, 45, 3, "GPU memory that it cannot have"},
+      {1, 53, 3, "GPU memory that it cannot have"},
+      {2, 7, 0, "is damaged"},
+  };
+  for (const auto& spoilt : kSpoilt) {
+    const SharedTable table(2);
+    as_threads(2, [&](int rank) {
+      Process process(2);
+      SharedExchange honest(table, rank);
+      FalseExchange exchange(honest, [&](int round, std::vector<std::byte>& said) {
+        if (rank == 0 || round != spoilt.round) return;
+        if (spoilt.bytes == 0) return said.resize(spoilt.byte);
+        for (size_t i = 0; i < spoilt.bytes; ++i) said[spoilt.byte + i] ^= std::byte(0x7f);
+      });
+      try {
+        const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
+        ADD_FAILURE() << spoilt.round << " " << spoilt.byte;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::kMismatch);
+        EXPECT_NE(std::string(error.what()).find(spoilt.says), std::string::npos) << error.what();
+      }
+    });
+  }
+}
+
+TEST(DeviceArena, SpansAreZeroedAndLeased) {
+  Process process(1, 4 * M);
+  DeviceArena& arena = process.home->arena(0, ShareKind::kFd);
+  LeasePool pool(arena, 4 * M);
+  const Span span = pool.acquire(M, nullptr);
+  std::memset(memory(arena.at(span.offset)), 0xff, span.bytes);
+  pool.release(span);
+  const Span again = pool.acquire(M, nullptr);
+  EXPECT_EQ(again.offset, span.offset);
+  for (size_t i = 0; i < again.bytes; i += 511) ASSERT_EQ(*memory(arena.at(again.offset + i)), std::byte(0));
+  pool.release(again);
+  EXPECT_THROW((void)arena.allocate(5 * M), Error);
+  arena.quarantine(arena.allocate(3 * M));
+  EXPECT_THROW((void)arena.allocate(2 * M), Error) << "what is quarantined stays so";
+}
+
+TEST(DeviceArena, ADeviceThatRefusesToFillCostsNoMemory) {
+  Process process(1, 4 * M);
+  DeviceArena& arena = process.home->arena(0, ShareKind::kIpc);
+  process.driver->refuse("fill", 700);
+  EXPECT_THROW((void)arena.allocate(M), Error);
+  process.driver->refuse("fill", 0);
+  EXPECT_EQ(arena.used(), 0u);
+  EXPECT_EQ(arena.allocate(4 * M).bytes, 4 * M);
+}
+
+/// Where there is no driver, it says so each time it is asked.
+TEST(DeviceArena, TheProcessHasOneHomeWhereThereIsADriver) {
+  for (int turn = 0; turn < 2; ++turn) {
+    try {
+      EXPECT_EQ(&DeviceHome::here(), &DeviceHome::here());
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("NVIDIA driver"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(DeviceArena, TheMemoryOfAllGroupsIsBounded) {
+  Process process(2, DeviceHome::kArenaBytes);
+  EXPECT_EQ(process.home->arena(1, ShareKind::kFd).region().bytes(), size_t(64) << 20);
+}
+
+}  // namespace
+}  // namespace nvx::test

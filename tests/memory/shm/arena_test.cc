@@ -1,0 +1,327 @@
+// Spans of the arena, leases of staging, and how one process comes to see another one's memory.
+
+#include "memory/shm/arena.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "base/error.h"
+#include "memory/shm/leases.h"
+#include "memory/shm/neighbours.h"
+#include "support/ranks.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Arena, SpansAreZeroedApartAndGivenBack) {
+  Arena arena;
+  std::mt19937 random(1);
+  std::vector<Span> spans;
+  for (int round = 0; round < 300; ++round) {
+    if (random() % 3 != 0 || spans.empty()) {
+      const Span span = arena.allocate(1 + random() % (300 * K));
+      for (size_t i = 0; i < span.bytes; i += 4096) ASSERT_EQ(*arena.at(span.offset + i), std::byte(0));
+      std::memset(arena.at(span.offset), 0xff, span.bytes);
+      for (const Span& other : spans) {
+        ASSERT_TRUE(span.offset + span.bytes <= other.offset || other.offset + other.bytes <= span.offset);
+      }
+      spans.push_back(span);
+    } else {
+      std::swap(spans[random() % spans.size()], spans.back());
+      arena.free(spans.back());
+      spans.pop_back();
+    }
+  }
+  for (const Span& span : spans) arena.free(span);
+  EXPECT_EQ(arena.used(), 0u);
+  EXPECT_EQ(arena.allocate(Arena::kBytes).offset, 0u) << "the holes have grown together again";
+}
+
+TEST(Arena, SaysWhenItIsFullAndGoesOn) {
+  Arena arena;
+  const Span most = arena.allocate(Arena::kBytes - M);
+  try {
+    (void)arena.allocate(2 * M);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("is full (1023 MiB in use)"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(arena.allocate(M).bytes, M);
+  arena.free(most);
+}
+
+TEST(Arena, TheBuriedComeBackWhenNobodyCanTouchThem) {
+  Arena arena;
+  bool released = false;
+  arena.bury(arena.allocate(M), [&] { return released; });
+  EXPECT_EQ(arena.used(), M);
+  arena.free(arena.allocate(1));
+  EXPECT_EQ(arena.used(), M);
+  released = true;
+  arena.free(arena.allocate(1));
+  EXPECT_EQ(arena.used(), 0u);
+}
+
+TEST(Arena, CannotBeMadeSmallerByWhoeverHasIt) {
+  Arena arena;
+  EXPECT_NE(ftruncate(arena.fd(), 4096), 0);
+}
+
+/// Keeps a span, and gives it up when it is told that it may.
+class Holder : public LeaseHolder {
+ public:
+  Span yield() override {
+    ++asked;
+    return gives ? std::exchange(span, Span{}) : Span{};
+  }
+  Span span;
+  bool gives = true;
+  int asked = 0;
+};
+
+TEST(Leases, TheIdleGiveUpForThoseWhoAsk) {
+  Arena arena;
+  LeasePool pool(arena, 4 * M);
+  Holder first, second;
+  first.span = pool.acquire(3 * M, &first);
+  EXPECT_EQ(first.span.bytes, 3 * M);
+  second.span = pool.acquire(4 * M, &second);
+  EXPECT_EQ(second.span.bytes, 4 * M);
+  EXPECT_EQ(first.asked, 1);
+  EXPECT_FALSE(first.span);
+  pool.leave(&first);
+  pool.leave(&second);
+  pool.release(second.span);
+  EXPECT_EQ(arena.used(), 0u);
+}
+
+TEST(Leases, WhoeverAsksGetsSomeThoughNobodyGives) {
+  Arena arena;
+  LeasePool pool(arena, 2 * M);
+  std::vector<Holder> holders(12);
+  for (Holder& holder : holders) {
+    holder.gives = false;
+    holder.span = pool.acquire(2 * M, &holder);
+    EXPECT_GE(holder.span.bytes, LeasePool::kSmallest);
+  }
+  EXPECT_LE(arena.used(), 2 * M + holders.size() * LeasePool::kSmallest);
+}
+
+/// Mail leases for nobody in particular; the pool must not ask nobody to give up.
+TEST(Leases, ALeaseWithoutAHolderIsNeverAskedFor) {
+  Arena arena;
+  LeasePool pool(arena, M);
+  const Span nobodys = pool.acquire(512 * K, nullptr);
+  Holder holder;
+  holder.span = pool.acquire(M, &holder);
+  EXPECT_GE(holder.span.bytes, LeasePool::kSmallest);
+  pool.release(nobodys);
+}
+
+TEST(Leases, TheBuriedCountUntilTheyAreReleased) {
+  Arena arena;
+  LeasePool pool(arena, M);
+  bool released = false;
+  pool.bury(pool.acquire(M, nullptr), [&] { return released; });
+  EXPECT_EQ(pool.acquire(M, nullptr).bytes, LeasePool::kSmallest)
+      << "nothing is left but the least that everybody gets";
+}
+
+TEST(Neighbours, SeeEachOthersMemoryAndEnd) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  int pipes[2];
+  ASSERT_EQ(pipe(pipes), 0);
+  struct Card {
+    ArenaId id;
+    char door[64];
+    pid_t pid;
+  };
+  all_end_well(2, [&](int rank) {
+    if (rank == 1) {
+      const auto here = Neighbours::here();
+      Doorway door(*here);
+      const Span span = here->arena().allocate(M);
+      EXPECT_EQ(span.offset, 0u);
+      std::memcpy(here->arena().at(0), "hello", 6);
+      Card card{here->arena().id(), {}, getpid()};
+      std::strncpy(card.door, door.name().c_str(), sizeof card.door - 1);
+      ASSERT_EQ(write(pipes[1], &card, sizeof card), ssize_t(sizeof card));
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] {
+        door.serve(std::chrono::milliseconds(1));
+        return *here->arena().at(100) == std::byte(42);
+      }));
+      return;
+    }
+    Card card{};
+    ASSERT_EQ(read(pipes[0], &card, sizeof card), ssize_t(sizeof card));
+    const auto here = Neighbours::here();
+    Doorway door(*here);
+    const auto met = door.fetch({{card.id, card.door, card.pid}}, Deadline::after(milliseconds(20'000)));
+    ASSERT_EQ(met.size(), 1u);
+    const std::shared_ptr<Neighbour> neighbour = met.begin()->second;
+    EXPECT_STREQ(reinterpret_cast<const char*>(neighbour->at(0)), "hello");
+    EXPECT_FALSE(neighbour->dead());
+    EXPECT_EQ(here->find(card.id), neighbour);
+    *neighbour->at(100) = std::byte(42);
+    EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return neighbour->dead(); }));
+  });
+}
+
+TEST(Neighbours, TellHowOneEndedEvenWhenItIsReaped) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  for (const auto& [dies, said] : {std::pair{true, "<signal 9>"}, {false, "<exit code 7>"}}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (dies) raise(SIGKILL);
+      _exit(7);
+    }
+    Fd memfd(memfd_create("nvx test", MFD_CLOEXEC));
+    ASSERT_EQ(ftruncate(memfd.get(), 4096), 0);
+    const Neighbour neighbour({}, memfd.get(), 4096, Fd(int(syscall(SYS_pidfd_open, child, 0))), child);
+    siginfo_t info{};
+    ASSERT_EQ(waitid(P_PID, id_t(child), &info, WEXITED | WNOWAIT), 0);
+    EXPECT_EQ(words_of(neighbour.ending(), "<", ">"), said);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    utsname kernel{};
+    uname(&kernel);
+    int major = 0, minor = 0;
+    std::sscanf(kernel.release, "%d.%d", &major, &minor);
+    const std::string later = words_of(neighbour.ending(), "<", ">");
+    if (major > 6 || (major == 6 && minor >= 15) || !later.empty()) {
+      EXPECT_EQ(later, said) << kernel.release;
+    }
+  }
+}
+
+/// What a process finds behind a door that is not nvx's, or lies.
+class FalseDoor {
+ public:
+  FalseDoor() {
+    listener_ = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path + 1, name().data(), name().size());
+    const auto length = socklen_t(offsetof(sockaddr_un, sun_path) + 1 + name().size());
+    EXPECT_EQ(bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(listen(listener_.get(), 4), 0);
+  }
+  std::string name() const { return "nvx-false-door-" + std::to_string(getpid()); }
+
+  /// Hands over these bytes with this descriptor to the next guest.
+  void answer(const std::vector<char>& bytes, int fd) {
+    Fd guest(accept(listener_.get(), nullptr, nullptr));
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (fd >= 0) {
+      message.msg_control = control;
+      message.msg_controllen = sizeof control;
+      cmsghdr* head = CMSG_FIRSTHDR(&message);
+      head->cmsg_level = SOL_SOCKET;
+      head->cmsg_type = SCM_RIGHTS;
+      head->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    }
+    EXPECT_EQ(sendmsg(guest.get(), &message, MSG_NOSIGNAL), ssize_t(bytes.size()));
+  }
+
+ private:
+  Fd listener_;
+};
+
+TEST(Neighbours, WhatIsNoArenaIsRefused) {
+  const auto here = Neighbours::here();
+  const ArenaId id{1, 2};
+  std::vector<char> right(24);
+  const uint32_t magic = 0x4e565831;
+  std::memcpy(right.data(), &magic, 4);
+  std::memcpy(right.data() + 8, &id, 16);
+  std::vector<char> wrong = right;
+  wrong[0] ^= 1;
+  const Fd unsealed(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(unsealed.get(), off_t(Arena::kBytes)), 0);
+  const Fd small(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(small.get(), 4096), 0);
+  ASSERT_EQ(fcntl(small.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  const std::tuple<const char*, std::vector<char>, int> kTries[] = {
+      {"no descriptor", right, -1},         {"not sealed", right, unsealed.get()}, {"too small", right, small.get()},
+      {"another word", wrong, small.get()}, {"too short", {1, 2, 3}, small.get()}, {"no memory", right, STDIN_FILENO},
+  };
+  for (const auto& [what, bytes, fd] : kTries) {
+    FalseDoor door;
+    std::thread answering([&, &bytes = bytes, fd = fd] { door.answer(bytes, fd); });
+    Doorway mine(*here);
+    EXPECT_THROW((void)mine.fetch({{id, door.name(), getpid()}}, Deadline::after(milliseconds(5000))), Error) << what;
+    answering.join();
+  }
+}
+
+/// A rank stays known while any group stands that has shown it, whichever of them ends first.
+TEST(Neighbours, AreKnownAsLongAsAGroupStands) {
+  const auto here = Neighbours::here();
+  const auto neighbour = std::make_shared<Neighbour>(ArenaId{5, 6}, here->arena().fd(), 4096, Fd(), getpid());
+  auto first = std::make_shared<bool>(true), second = std::make_shared<bool>(true);
+  here->meet(3, neighbour, first);
+  here->meet(3, neighbour, second);
+  second.reset();
+  EXPECT_EQ(here->met(3), neighbour);
+  first.reset();
+  EXPECT_EQ(here->met(3), nullptr);
+  EXPECT_EQ(here->met(4), nullptr);
+}
+
+TEST(Neighbours, ADoorThatIsShutIsAnError) {
+  Doorway mine(*Neighbours::here());
+  try {
+    (void)mine.fetch({{ArenaId{1, 2}, "nvx-nobody-is-here", 4711}}, Deadline::after(milliseconds(2000)));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("process 4711"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Neighbours, ASilentProcessEndsTheFetchInTime) {
+  FalseDoor silent;
+  Doorway mine(*Neighbours::here());
+  const auto began = Clock::now();
+  EXPECT_THROW((void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(300))), Error);
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(3));
+}
+
+/// Where the kernel or a sandbox has no pidfds, a parent that does not reap keeps nobody alive.
+TEST(Neighbours, AProcessThatHasEndedIsDeadWithoutAPidfdThoughNobodyHasReapedIt) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  const auto here = Neighbours::here();
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  ASSERT_GT(child, 0);
+  const Neighbour neighbour(ArenaId{7, 8}, here->arena().fd(), 4096, Fd(), child);
+  EXPECT_FALSE(neighbour.dead());
+  kill(child, SIGKILL);
+  EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return neighbour.dead(); }));
+  EXPECT_EQ(neighbour.ending(), (nvx::Ending{nvx::Ending::How::kKilled, 9}));
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_TRUE(neighbour.dead());
+}
+
+}  // namespace
+}  // namespace nvx::test

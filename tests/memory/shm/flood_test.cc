@@ -1,0 +1,215 @@
+// Unix sockets whose backlogs are full of connections, by the same user and by another one who goes on: nothing blocks,
+// ranks meet, and those who cannot end in time.
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "base/error.h"
+#include "memory/driver/cards.h"
+#include "memory/shm/handout.h"
+#include "memory/shm/neighbours.h"
+#include "memory/shm/unix_socket.h"
+#include "support/flood.h"
+#include "support/gpu_processes.h"
+#include "support/sizes.h"
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+TEST(UnixSocket, AFullBacklogIsSaidAtOnceAndEmptiedInBoundedSteps) {
+  const std::string name = fresh_socket_name();
+  const Fd listener = listen_on(name);
+  const auto began = Clock::now();
+  fill_backlog(name);
+  EXPECT_FALSE(connect_to(name));
+  EXPECT_TRUE(backlog_is_full());
+  EXPECT_FALSE(connect_to(name, Deadline::after(milliseconds(50))));
+  EXPECT_TRUE(backlog_is_full());
+  EXPECT_LT(Clock::now() - began, seconds(20));
+  int taken = 0;
+  accept_guests(listener.get(), [&](const Fd&) { ++taken; });
+  EXPECT_EQ(taken, kAcceptedAtOnce) << "and no more, however many there are";
+  EXPECT_TRUE(connect_to(name));
+  EXPECT_FALSE(connect_to(fresh_socket_name(), Deadline::after(seconds(20))));
+  EXPECT_FALSE(backlog_is_full()) << "nobody listens";
+}
+
+TEST(UnixSocket, NeitherSendsNorReceivesBlock) {
+  const std::string name = fresh_socket_name();
+  const Fd listener = listen_on(name);
+  const Fd one = connect_to(name);
+  Fd other;
+  accept_guests(listener.get(), [&](Fd guest) { other = std::move(guest); });
+  ASSERT_TRUE(one && other);
+  uint64_t word = 7;
+  EXPECT_FALSE(receive_packet(other.get(), &word, sizeof word, {}));
+  EXPECT_EQ(errno, EAGAIN);
+  int sent = 0;
+  while (sent < 1'000'000 && send_packet(one.get(), &word, sizeof word, {})) ++sent;
+  EXPECT_EQ(errno, EAGAIN) << "after " << sent;
+  for (int i = 0; i < sent; ++i) ASSERT_TRUE(receive_packet(other.get(), &word, sizeof word, {}));
+}
+
+TEST(Handout, AReaderThatReadsNothingHoldsNobodyUpAndGetsItAllLater) {
+  int queued = 10;
+  std::ifstream("/proc/sys/net/unix/max_dgram_qlen") >> queued;
+  const int sheets = std::min(queued + 20, 2000);
+  Handout handout;
+  Receipt slow(handout.name()), quick(handout.name());
+  for (int i = 0; i < sheets; ++i) {
+    handout.give(std::vector<uint8_t>{uint8_t(i)});
+    ASSERT_EQ(quick.next(seconds(20)), std::vector<uint8_t>{uint8_t(i)});
+  }
+  for (int i = 0; i < sheets; ++i) {
+    handout.serve();
+    ASSERT_EQ(slow.next(seconds(20)), std::vector<uint8_t>{uint8_t(i)});
+  }
+}
+
+TEST(Handout, IsReachedOnceItsBacklogHasRoom) {
+  Handout handout;
+  fill_backlog(handout.name());
+  Receipt receipt(handout.name());
+  EXPECT_TRUE(receipt.open());
+  EXPECT_FALSE(receipt.next(milliseconds(20)));
+  EXPECT_TRUE(receipt.open());
+  std::atomic<bool> got{false};
+  std::thread serving([&] {
+    while (!got) handout.serve();
+  });
+  handout.give(std::vector<uint8_t>{5});
+  EXPECT_EQ(receipt.next(seconds(20)), std::vector<uint8_t>{5});
+  got = true;
+  serving.join();
+}
+
+TEST(PoolDoor, AFullBacklogIsNotWaitedForLong) {
+  const std::string name = fresh_socket_name();
+  const Fd nobody = listen_on(name);
+  fill_backlog(name);
+  Fd fd;
+  try {
+    (void)ask_at_door(name, {}, &fd, Deadline::after(milliseconds(50)));
+    ADD_FAILURE() << "nobody answers there";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_NE(std::string(error.what()).find("backlog of its Unix socket was full for 50 ms"), std::string::npos)
+        << error.what();
+  }
+}
+
+// --- another user ---------------------------------------------------------------------------------------------------
+
+struct Card {
+  ArenaId arena;
+  char door[48] = {};
+  pid_t pid = 0;
+};
+
+/// Each rank's doorway, and what the others need to come there.
+Card card_of(const std::shared_ptr<Neighbours>& here, const Doorway& door) {
+  Card card{here->arena().id(), {}, getpid()};
+  put(card.door, door.name());
+  return card;
+}
+
+TEST(Flood, OfEachDoorwayDoesNotKeepRanksApart) {
+  if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
+  constexpr int kRanks = 3;
+  const SharedTable table(kRanks);
+  all_end_well(kRanks, [&](int rank) {
+    const auto here = Neighbours::here();
+    const Span span = here->arena().allocate(4096);
+    Doorway door(*here);
+    const Flood flood({getpid()});
+    flood.await(1);
+    SharedExchange exchange(table, rank);
+    const auto cards = read_cards<Card>(exchange.all_gather(bytes_of(card_of(here, door))), 1, of_rank);
+    if (rank == kRanks - 1) std::this_thread::sleep_for(milliseconds(500));  // those who came wait for it meanwhile
+    std::vector<Doorway::Wanted> wanted;
+    for (int r = 0; r < kRanks; ++r) {
+      if (r != rank) wanted.push_back({cards[size_t(r)].arena, cards[size_t(r)].door, cards[size_t(r)].pid});
+    }
+    const auto began = Clock::now();
+    const auto met = door.fetch(wanted, Deadline::after(seconds(30)));
+    std::printf("rank %d met the others after %lld ms\n", rank,
+                (long long)std::chrono::duration_cast<milliseconds>(Clock::now() - began).count());
+    for (const auto& [id, neighbour] : met) *neighbour->at(span.offset + size_t(rank)) = std::byte(1);
+    const auto all_met = [&] {
+      for (int r = 0; r < kRanks; ++r) {
+        if (r != rank && *here->arena().at(span.offset + size_t(r)) != std::byte(1)) return false;
+      }
+      return true;
+    };
+    const Deadline deadline = Deadline::after(seconds(30));
+    while (!all_met() && !deadline.passed(Clock::now())) door.serve(milliseconds(1));
+    EXPECT_TRUE(all_met());
+  });
+}
+
+TEST(Flood, OfARankThatDoesNotAnswerEndsInTimeAndIsSaid) {
+  if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
+  const auto here = Neighbours::here();
+  Doorway mine(*here), silent(*here);
+  const Flood flood({getpid()});
+  flood.await(2);
+  const auto began = Clock::now();
+  try {
+    (void)mine.fetch({{ArenaId{1, 2}, silent.name(), getpid()}}, Deadline::after(milliseconds(500)));
+    ADD_FAILURE() << "nobody answers there";
+  } catch (const Error& error) {
+    const std::string said = error.what();
+    EXPECT_EQ(error.code(), Code::kTimeout);
+    EXPECT_NE(said.find("the backlog of its Unix socket is full, and other users, such as 65534, have made "),
+              std::string::npos)
+        << said;
+    EXPECT_NE(error.failure().advice.find("Does another user of this host flood"), std::string::npos)
+        << error.failure().advice;
+  }
+  EXPECT_LT(Clock::now() - began, seconds(5));
+}
+
+TEST(Flood, OfAPoolDoorKeepsNobodyOut) {
+  if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
+  Process mine(1), theirs(1);
+  (void)theirs.home->pool(0).allocate(2 * M);
+  const Flood flood({getpid()});
+  std::this_thread::sleep_for(milliseconds(200));  // its thread may keep up, so that it is never full
+  for (int i = 0; i < 20; ++i) {
+    const auto seen = mine.home->peer_pool(0, {theirs.home->id(), 0, theirs.home->pool_door()});
+    seen->catch_up(2 * M, Deadline::after(seconds(30)));
+    EXPECT_EQ(seen->mapped(), 2 * M);
+  }
+}
+
+TEST(Flood, OfTheDoorsOfADeviceShareDoesNotKeepRanksApart) {
+  if (const char* why = Flood::why_not()) GTEST_SKIP() << why;
+  const SharedTable table(3);
+  all_end_well(3, [&](int rank) {
+    const Flood flood({getpid()});
+    SharedExchange exchange(table, rank);
+    Process process(3);
+    process.driver->lacks(ShareKind::kFabric);
+    for (int i = 0; i < 3; ++i) {
+      ShareOptions options = options_of(rank, 3, rank);
+      options.patience = seconds(20);
+      const DeviceShare share(*process.home, exchange, options);
+      EXPECT_EQ(share.agreement().kind, ShareKind::kFd) << share.agreement().why_not_better;
+      EXPECT_EQ(share.complaints(), "");
+      write_and_look(share, exchange, rank, 3);
+      (void)exchange.all_gather({});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace nvx::test
