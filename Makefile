@@ -1,24 +1,28 @@
 # Every target sets up what it needs by itself; scripts/run.sh says how. `make help` lists them.
 #
+#   T=...               which tests `make test` runs: a folder (group, torch), a file, or a regular expression for names
 #   PYTHON=...          the interpreter to use (default: the active one, if it has torch 2.11 to 2.15; else .venv)
 #   TORCH_VERSION=...   the torch to install where there is none (default 2.13.0)
 #   MAX_JOBS=...        compilers at once
 
-export PYTHON TORCH_VERSION MAX_JOBS
+export T PYTHON TORCH_VERSION MAX_JOBS
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-hosts test-slow check bench conformance clean
+.PHONY: help demo quick test test-two-hosts test-hosts test-slow check bench conformance clean
 
 help:
-	@echo "make demo         train a small model over nvx and over gloo, side by side (a few minutes the first time)"
-	@echo "make test         the C++ and the Python tests (10 to 15 minutes on 2 cores)"
-	@echo "make test-hosts   ranks on hosts of this machine's own making (network namespaces; needs root)"
-	@echo "make test-slow    the tests that make test leaves out for their time"
-	@echo "make check        the gates: formats, warnings, sanitizers, fuzzing, other architectures"
-	@echo "make bench        all_reduce over nvx and gloo from 8 B to 64 MiB; 'nvx bench --help' has the rest"
-	@echo "make conformance  torch's own DistributedTest over nvx, on 4 ranks"
-	@echo "make clean        remove what these have built (.venv stays)"
+	@echo "make demo            train a small model over nvx and over gloo, side by side (a few minutes the first time)"
+	@echo "make quick           style, and the core's C++ tests but for the long ones: for a change to the core (1 to 2 minutes)"
+	@echo "make test            the C++ and the Python tests (8 minutes on 2 cores)"
+	@echo "make test T=group    some of them: a folder, a file such as tests/torch/test_ddp.py, or a regular expression for names"
+	@echo "make test-two-hosts  the tests of ranks once more, on two hosts by name: over UCX and loopback"
+	@echo "make test-hosts      ranks on hosts of this machine's own making (network namespaces; needs root)"
+	@echo "make test-slow       the tests that make test leaves out for their time"
+	@echo "make check           the gates: formats, warnings, sanitizers, fuzzing, other architectures"
+	@echo "make bench           all_reduce over nvx and gloo from 8 B to 64 MiB; 'nvx bench --help' has the rest"
+	@echo "make conformance     torch's own DistributedTest over nvx, on 4 ranks"
+	@echo "make clean           remove what these have built (.venv stays)"
 
-demo test test-hosts test-slow check bench conformance:
+demo quick test test-two-hosts test-hosts test-slow check bench conformance:
 	@scripts/run.sh $@
 
 clean:

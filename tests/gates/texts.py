@@ -2,6 +2,7 @@
 selftest can hand it a breach."""
 
 import pathlib
+import re
 import statistics
 
 import doors as door_rules
@@ -27,6 +28,13 @@ def ruff(context):
     scripts = [f for f in context.files if not f.suffix and context.read(f).startswith("#!/usr/bin/env python3")]
     context.run([tool, "check", "-q", *fixes[0], ".", *scripts], "ruff check", cwd=context.root)
     context.run([tool, "format", "-q", *fixes[1], ".", *scripts], "ruff format", cwd=context.root)
+
+
+def shell(context):
+    """Pieces that a script sources are seen through it, as they use its variables."""
+    scripts = [f for f in context.files if re.match(r"#!.*\b(ba)?sh\n", context.read(f))]
+    context.run([context.tool("shellcheck"), "-x", *scripts], "shellcheck", cwd=context.root)
+    return f"{len(scripts)} scripts"
 
 
 def doors(context):

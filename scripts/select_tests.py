@@ -1,0 +1,98 @@
+"""select_tests.py SELECTION: which tests `make test T=SELECTION` runs, and what they need built.
+
+SELECTION is a folder of tests (group, torch, tests/net), a file (tests/torch/test_ddp.py, tests/group/p2p/mailbox_test.cc;
+pytest's ...py::test_name too), or a regular expression for names: MailboxTest, test_all_reduce, ^group.Relay. Each line
+it prints is one of these: `program NAME`, a test program to build; `ctest REGEX`, its tests to run; `pytest ARGUMENT`.
+"""
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CPP_TEST = re.compile(r"^TEST(|_F|_P)\(\s*(\w+),\s*(\w+)\)", re.MULTILINE)
+INSTANCE = re.compile(r"^INSTANTIATE_TEST_SUITE_P\(\s*(\w+),\s*(\w+),", re.MULTILINE)
+PYTHON_TEST = re.compile(r"^(?:def )?(test_\w+)(?=\(| =)", re.MULTILINE)
+
+
+class NothingMatches(Exception):
+    pass
+
+
+def cpp_tests(room):
+    """What ctest calls the room's tests, up to the number or name of a parameter, and the file of each."""
+    texts = {path: path.read_text() for path in sorted(room.glob("*_test.cc"))}
+    prefixes = {}
+    for text in texts.values():
+        for prefix, suite in INSTANCE.findall(text):
+            prefixes.setdefault(suite, []).append(f"{prefix}/")
+    for path, text in texts.items():
+        for kind, suite, name in CPP_TEST.findall(text):
+            for prefix in prefixes.get(suite, []) if kind == "_P" else [""]:
+                yield f"{room.name}.{prefix}{suite}.{name}", path
+
+
+def rooms(root):
+    return sorted(path for path in (root / "tests").iterdir() if path.is_dir())
+
+
+def of_cpp(tests):
+    """The lines for (name, file) of C++ tests."""
+    found = sorted({name for name, _ in tests})
+    if found:
+        yield from (f"program {room}_test" for room in sorted({name.split(".")[0] for name in found}))
+        yield f"ctest ^({'|'.join(re.escape(name) for name in found)})(/|$)"
+
+
+def of_room(room):
+    if any(room.glob("*_test.cc")):
+        yield from (f"program {room.name}_test", rf"ctest ^{room.name}\.")
+    if any(room.glob("test_*.py")):
+        yield f"pytest {room}"
+        yield from ("pytest -m", "pytest not slow")
+
+
+def of_file(path, rest):
+    if path.name.endswith("_test.cc"):
+        yield from of_cpp(test for test in cpp_tests(path.parent) if test[1] == path)
+    elif path.match("test_*.py"):
+        yield f"pytest {path}{rest}"
+
+
+def of_name(root, text):
+    try:
+        wanted = re.compile(text)
+    except re.error as wrong:
+        raise NothingMatches(f"{text} is neither a folder or file of tests nor a regular expression: {wrong}") from None
+    yield from of_cpp(test for room in rooms(root) for test in cpp_tests(room) if wanted.search(test[0]))
+    for room in rooms(root):
+        for path in sorted(room.glob("test_*.py")):
+            for name in dict.fromkeys(PYTHON_TEST.findall(path.read_text())):
+                if wanted.search(name):
+                    yield f"pytest {path}::{name}"
+
+
+def select(root, text):
+    """The lines for a selection. Raises NothingMatches with what to do."""
+    file, colons, name = text.partition("::")
+    path = next((p for p in (root / file, root / "tests" / file) if p.exists() and p.parent != root), None)
+    if path is None:  # suites are called Mailbox, where others write MailboxTest
+        lines = list(of_name(root, text)) or list(of_name(root, text.removesuffix("Test")))
+    elif path.is_dir():
+        lines = list(of_room(path))
+    else:
+        lines = list(of_file(path, colons + name))
+    if not lines:
+        folders = " ".join(room.name for room in rooms(root) if any(of_room(room)))
+        raise NothingMatches(
+            f"no test matches T={text}. T is a folder of tests ({folders}), a file such as tests/torch/test_ddp.py, "
+            "or a regular expression for names such as MailboxTest or test_all_reduce"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    try:
+        print("\n".join(select(ROOT, sys.argv[1])))
+    except NothingMatches as nothing:
+        sys.exit(f"nvx: {nothing}")

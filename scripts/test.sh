@@ -1,0 +1,107 @@
+# Sourced by run.sh. The tests: all, those of a change to the core (quick), some (T=...), and what CI adds. Each part leaves
+# a JUnit file in build/results.
+# shellcheck shell=bash
+
+# --- parts ---------------------------------------------------------------------------------------------------------------
+
+no_gtest() {
+  ! has_header gtest/gtest.h && note "C++ tests SKIPPED: no GoogleTest (on Debian: apt-get install libgtest-dev libgmock-dev)"
+}
+
+# Half of what they do is to wait, so one more than there are cores runs at once. Arguments are ctest's.
+run_ctest() {
+  ctest --test-dir $cpp -j $((jobs + 1)) --no-tests=error --output-on-failure --output-junit "$results/cpp.xml" "$@" |
+    tee "$logs/ctest.log" | awk '
+      /^ *Start +[0-9]+: / { next }
+      / Test +#[0-9]+: .*(Passed|\*\*\*Skipped) +[0-9.]+ sec$/ { if (++well % 100 == 0) print "    " well " tests"; fflush(); next }
+      { print; fflush() }'
+}
+
+# run_pytest NAME ARGUMENTS: leaves NAME.xml.
+run_pytest() {
+  local name=$1
+  shift
+  "$py" -m pytest -q --timeout 600 --junitxml="$results/$name.xml" "$@"
+}
+
+# --- make quick ----------------------------------------------------------------------------------------------------------
+
+run_quick() {
+  local failed=0
+  "$py" tests/gates/run --quick --jobs "$jobs" || failed=1
+  no_gtest || { build_cpp_tests && run_ctest -LE long; } || failed=1
+  return $failed
+}
+
+# --- make test T=... -----------------------------------------------------------------------------------------------------
+
+programs=() ctest_regex='' pytest_arguments=()
+
+select_tests() {
+  local lines
+  lines=$(python3 scripts/select_tests.py "$1") || exit 1
+  mapfile -t programs < <(sed -n 's/^program //p' <<<"$lines")
+  mapfile -t pytest_arguments < <(sed -n 's/^pytest //p' <<<"$lines")
+  ctest_regex=$(sed -n 's/^ctest //p' <<<"$lines")
+}
+
+run_selected() {
+  local failed=0
+  if [ ${#programs[@]} -gt 0 ]; then
+    no_gtest || { build_cpp_tests "${programs[@]}" && run_ctest -R "$ctest_regex"; } || failed=1
+  fi
+  if [ ${#pytest_arguments[@]} -gt 0 ]; then run_pytest selected --durations=5 "${pytest_arguments[@]}" || failed=1; fi
+  return $failed
+}
+
+# What runs in Python runs in an interpreter with torch, and with nvx.
+needs_nvx() {
+  case $target in quick) return 1 ;; selected) [ ${#pytest_arguments[@]} -gt 0 ] ;; esac
+}
+
+# --- make test -----------------------------------------------------------------------------------------------------------
+
+# Ranks wait for each other half of their time, so the tests of commands, builds and the bench run beside them.
+run_python_tests() {
+  local failed=0 began=$SECONDS beside
+  run_pytest commands tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=5 \
+    >"$logs/commands.log" 2>&1 &
+  beside=$!
+  trap 'kill $beside 2>/dev/null' EXIT
+  run_pytest python tests/torch -m "not slow" --durations=10 || failed=1
+  note "ranks took $((SECONDS - began)) s"
+  say "Python tests: commands, builds, the bench"
+  wait $beside || failed=1
+  trap - EXIT
+  cat "$logs/commands.log"
+  note "with these, $((SECONDS - began)) s"
+  return $failed
+}
+
+run_test() {
+  local failed=0 began=$SECONDS
+  rm -rf "$results" && mkdir -p "$results"
+  say "C++ tests"
+  no_gtest || { build_cpp_tests && run_ctest; } || failed=1
+  note "built and run in $((SECONDS - began)) s"
+  say "Python tests: ranks"
+  run_python_tests || failed=1
+  "$py" scripts/count_tests.py "$results"
+  say "make test: $([ $failed = 0 ] && echo "all passed" || echo "FAILED, see above")"
+  return $failed
+}
+
+# --- what CI adds --------------------------------------------------------------------------------------------------------
+
+# The ranks of tests/torch once more, on two hosts by name: what crosses between them goes over UCX and loopback.
+run_test_two_hosts() {
+  if ! "$py" -c "import sys; from nvx._C import build_info; sys.exit(not build_info()['ucx'])"; then
+    note "SKIPPED: this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
+    return 0
+  fi
+  NVX_TEST_HOSTS=2 run_pytest python-on-two-hosts tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py --durations=5
+}
+
+run_test_hosts() { run_pytest hosts tests/hosts --durations=5 -rs; }
+
+run_test_slow() { run_pytest slow tests -m slow --ignore=tests/gates --ignore=tests/hosts --timeout 900 --durations=5 -rs; }

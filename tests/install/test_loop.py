@@ -1,0 +1,154 @@
+"""A contributor's loop: which tests `make test T=...` selects, the hook for subjects, and the minutes of CI."""
+
+import re
+import runpy
+import shutil
+import subprocess
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def select(root):
+    script = runpy.run_path(str(root / "scripts" / "select_tests.py"))
+    return lambda text, tree=root: script["select"](tree, text)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Two rooms: C++ tests of which some have parameters, and Python tests of which one is made by assignment."""
+    net, torch = tmp_path / "tests" / "net", tmp_path / "tests" / "torch"
+    net.mkdir(parents=True)
+    torch.mkdir()
+    (net / "link_test.cc").write_text(
+        "TEST(Link, Opens) {\n}\nTEST_P(Contract, Holds) {\n}\nINSTANTIATE_TEST_SUITE_P(Links, Contract,\n"
+    )
+    (net / "header_test.cc").write_text("TEST_F(Header, OpensAndCloses) {\n}\n")
+    (torch / "test_ddp.py").write_text("def test_open():\n    pass\n\n\ntest_closed = on_ranks(2)(body)\n")
+    return tmp_path
+
+
+def test_a_folder_selects_its_tests_of_both_languages(select, tree):
+    assert select("net", tree) == ["program net_test", r"ctest ^net\."]
+    assert select("tests/net/", tree) == select("net", tree)
+    assert select("torch", tree) == [f"pytest {tree}/tests/torch", "pytest -m", "pytest not slow"]
+
+
+def test_a_file_selects_its_tests(select, tree):
+    assert select("tests/torch/test_ddp.py", tree) == [f"pytest {tree}/tests/torch/test_ddp.py"]
+    assert select("torch/test_ddp.py::test_open", tree) == [f"pytest {tree}/tests/torch/test_ddp.py::test_open"]
+    assert select("tests/net/header_test.cc", tree) == ["program net_test", r"ctest ^(net\.Header\.OpensAndCloses)(/|$)"]
+
+
+def test_a_name_selects_by_regular_expression(select, tree):
+    opens = r"ctest ^(net\.Header\.OpensAndCloses|net\.Link\.Opens)(/|$)"
+    assert select("Opens", tree) == ["program net_test", opens]
+    assert select("Opens$|test_open", tree) == [
+        "program net_test",
+        r"ctest ^(net\.Link\.Opens)(/|$)",
+        f"pytest {tree}/tests/torch/test_ddp.py::test_open",
+    ]
+    assert select("closed", tree) == [f"pytest {tree}/tests/torch/test_ddp.py::test_closed"]
+
+
+def test_a_test_with_parameters_is_selected_with_all_of_them(select, tree):
+    contract = ["program net_test", r"ctest ^(net\.Links/Contract\.Holds)(/|$)"]
+    assert select("Contract", tree) == contract
+    assert select("ContractTest", tree) == contract
+    assert re.search(contract[1].split(maxsplit=1)[1], "net.Links/Contract.Holds/ucx")
+
+
+def test_a_selection_that_matches_nothing_says_what_there_is(root, tmp_path):
+    ended = subprocess.run(
+        ["make", "test", "T=NoSuchTestAnywhere[0]"], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode != 0
+    assert "nvx: no test matches T=NoSuchTestAnywhere[0]. T is a folder of tests (base bench " in ended.stderr
+    assert "What is here" not in ended.stdout  # before anything is installed or built
+
+
+def test_what_is_no_regular_expression_is_named(root):
+    ended = subprocess.run(["make", "test", "T=(broken"], cwd=root, capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert "nvx: (broken is neither a folder or file of tests nor a regular expression: " in ended.stderr
+
+
+def test_every_cpp_test_is_found_by_its_own_name(select, root):
+    for path in root.glob("tests/*/*_test.cc"):
+        for suite, name in re.findall(r"^TEST\((\w+), (\w+)\)", path.read_text(), re.MULTILINE):
+            assert rf"{path.parent.name}\.{suite}\.{name}" in select(f"{suite}.{name}$")[-1], path
+
+
+@pytest.mark.parametrize(
+    ("subject", "fault"),
+    [
+        ("net: close idle endpoints", None),
+        ("net, torch: bring both ends together", None),
+        ("ci: pass the budget on", None),
+        ("fixup! net: close idle endpoints", None),
+        ("net: closes idle endpoints", "is no imperative"),
+        ("net: closed idle endpoints", "is no imperative"),
+        ("net: closing idle endpoints", "is no imperative"),
+        ("net: Close idle endpoints", "upper case"),
+        ("net: close idle endpoints.", "full stop"),
+        ("Idle endpoints are closed", "is not `room: imperative`"),
+        ("moon: close idle endpoints", "is no folder of the tree"),
+        (f"net: close {'x' * 61}", "under 72"),
+        ("", "is not `room: imperative`"),
+    ],
+)
+def test_the_hook_judges_a_subject(root, subject, fault):
+    complaint = runpy.run_path(str(root / "scripts" / "check_subject.py"))["complaint"]
+    said = complaint(subject, {"net", "torch", "ci"})
+    assert fault in said if fault else said == ""
+
+
+def parts_of(root):
+    lines = (root / ".ci" / "budget").read_text().splitlines()
+    return {line.split()[0]: float(line.split()[1]) for line in lines if line and not line.startswith("#")}
+
+
+def test_the_parts_of_ci_are_targets_and_fit(root):
+    told = subprocess.run(["make", "help"], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert all(f"make {part} " in told for part in parts_of(root))
+    assert sum(parts_of(root).values()) <= 45
+
+
+@pytest.fixture
+def ci(root, tmp_path):
+    """.ci/run over parts that are here in a moment: (table, recipe of `test`) -> how it ended."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(root / ".ci" / "run", tmp_path / ".ci" / "run")
+
+    def run(table, recipe, *parts):
+        (tmp_path / ".ci" / "budget").write_text(table)
+        (tmp_path / "Makefile").write_text(f"test:\n\t{recipe}\ncheck:\n\t@echo checked\n")
+        return subprocess.run([tmp_path / ".ci" / "run", *parts], capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_ci_says_aloud_what_is_over_its_budget_and_passes(ci):
+    ended = ci("# minutes\ntest 0.01\ncheck 5\n", "sleep 2")
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"^test +passed +0\.0 of +0\.0 min +OVER BUDGET by 0\.0 min$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^check +passed +0\.0 of +5\.0 min$", ended.stdout, re.MULTILINE)
+
+
+def test_ci_goes_on_after_a_part_that_fails_and_fails(ci):
+    ended = ci("test 1\ncheck 1\n", "false")
+    assert ended.returncode == 1
+    assert "checked" in ended.stdout and re.search(r"^test +FAILED", ended.stdout, re.MULTILINE)
+
+
+def test_ci_runs_the_part_that_is_named(ci):
+    ended = ci("test 1\ncheck 1\n", "false", "check")
+    assert ended.returncode == 0 and "##### make test" not in ended.stdout
+    assert ci("test 1\n", "true", "dance").stderr == ".ci/budget has no part dance\n"
+
+
+def test_ci_refuses_a_table_that_adds_up_to_more_than_there_is(ci):
+    ended = ci("test 40\ncheck 6\n", "true")
+    assert ended.returncode == 1 and "#####" not in ended.stdout
+    assert ended.stderr == ".ci/budget: the parts add up to 46 minutes, and CI has 45\n"
+    assert "not a part and its minutes: test" in ci("test\n", "true").stderr
