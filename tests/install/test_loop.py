@@ -37,7 +37,8 @@ def test_a_folder_selects_its_tests_of_both_languages(select, tree):
 def test_a_file_selects_its_tests(select, tree):
     assert select("tests/torch/test_ddp.py", tree) == [f"pytest {tree}/tests/torch/test_ddp.py"]
     assert select("torch/test_ddp.py::test_open", tree) == [f"pytest {tree}/tests/torch/test_ddp.py::test_open"]
-    assert select("tests/net/header_test.cc", tree) == ["program net_test", r"ctest ^(net\.Header\.OpensAndCloses)(/|$)"]
+    header = ["program net_test", r"ctest ^(net\.Header\.OpensAndCloses)(/|$)"]
+    assert select("tests/net/header_test.cc", tree) == header
 
 
 def test_a_name_selects_by_regular_expression(select, tree):
