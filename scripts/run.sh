@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/run.sh TARGET, with a target of the Makefile, which calls it: setup.sh finds or installs what the target needs,
-# build.sh builds it, and test.sh has the tests. T=... selects tests of `make test`, see select_tests.py.
+# scripts/run.sh TARGET, with a target of the Makefile, which calls it. Its pieces: system.sh and python.sh find or install
+# what the target needs, build.sh builds it, test.sh has the tests. T=... selects tests of `make test`: select_tests.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -21,8 +21,10 @@ case " $targets " in
 esac
 mkdir -p "$logs" "$results"
 
-# shellcheck source=scripts/setup.sh
-source scripts/setup.sh
+# shellcheck source=scripts/system.sh
+source scripts/system.sh
+# shellcheck source=scripts/python.sh
+source scripts/python.sh
 # shellcheck source=scripts/build.sh
 source scripts/build.sh
 # shellcheck source=scripts/test.sh

@@ -1,52 +1,8 @@
-# Sourced by run.sh. Finds what the target needs, or installs it, and leaves the interpreter in $py.
+# Sourced by run.sh. Finds the interpreter, $py, and gives it what the target needs.
 #
 # The active environment is used where it has a torch that nvx serves, and is left as it is: nvx and the test tools go to
-# build/site ($site). Otherwise .venv is made, and everything goes there. As root on Debian or Ubuntu, missing system
-# packages are installed; elsewhere they are named, and what can run without them does.
+# build/site ($site). Otherwise .venv is made, and everything goes there.
 # shellcheck shell=bash
-
-# --- the system ----------------------------------------------------------------------------------------------------------
-
-has_header() { has g++ && echo "#include <$1>" | g++ -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; }
-
-# Prints the Debian packages of what is not there.
-missing_packages() {
-  has g++ || has "${CXX:-c++}" || echo g++
-  has ccache || echo ccache
-  has cmake || echo cmake
-  has ninja || echo ninja-build
-  has_header ucp/api/ucp.h || echo libucx-dev
-  case $target in test-hosts) has ip || echo iproute2 ;; esac
-  case $target in quick) has clang-format-14 || echo clang-format-14 ;; esac
-  case $target in quick) has ctags || echo universal-ctags ;; esac
-  case $target in quick | test | selected) ;; *) return 0 ;; esac
-  has_header gtest/gtest.h || echo libgtest-dev
-  has_header gmock/gmock.h || echo libgmock-dev
-}
-
-can_install() { [ "$(id -u)" = 0 ] && has apt-get; }
-
-install_packages() {
-  local log=$logs/apt.log
-  note "apt-get install $*"
-  export DEBIAN_FRONTEND=noninteractive
-  { apt-get update && apt-get install -y "$@"; } >"$log" 2>&1 || note "apt-get failed, see $log; going on without"
-}
-
-system_step() {
-  local missing
-  mapfile -t missing < <(missing_packages)
-  if [ ${#missing[@]} = 0 ]; then
-    note "compiler and tools: all there"
-  elif can_install; then
-    install_packages "${missing[@]}"
-  else
-    note "not here: ${missing[*]}"
-    note "on Debian or Ubuntu: apt-get install ${missing[*]}"
-  fi
-}
-
-# --- Python --------------------------------------------------------------------------------------------------------------
 
 is_recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
 
