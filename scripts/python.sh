@@ -110,7 +110,7 @@ python_step() {
   case $target in
     check) ;;
     demo | bench) [ -n "$site" ] || add_missing numpy=numpy ;;  # without it torch warns, in every rank
-    *) add_missing expecttest=expecttest pytest=pytest pytest_timeout=pytest-timeout hypothesis=hypothesis numpy=numpy psutil=psutil ;;
+    *) add_missing expecttest=expecttest pytest=pytest pytest_timeout=pytest-timeout xdist=pytest-xdist hypothesis=hypothesis numpy=numpy psutil=psutil ;;
   esac
   case $target in test | test-two-hosts | test-hosts | selected) add_second_ucx ;; esac
 }

@@ -24,12 +24,18 @@ run_pytest() {
   "$py" -m pytest -q --timeout 600 --junitxml="$results/$name.xml" "$@"
 }
 
+in_parallel=(-n "$((jobs < 8 ? jobs : 8))" --dist loadfile)
+
 # --- make quick ----------------------------------------------------------------------------------------------------------
+
+# A tenth of the C++ tests and more than half of their time: processes of their own, calls that hang, peers that do not come.
+long_tests='^gpucheck[.]|^net[.]other_ucx|Hang|[.](Far)?SetUp[.]|DeviceFaults|DeviceTrial|HierarchicalFailure|StoreExchange|Worlds[.]|Near[.]'
+long_tests+='|Relay[.]Gives|DeviceAlgorithm[.]EveryType'
 
 run_quick() {
   local failed=0
   "$py" tests/gates/run --quick --jobs "$jobs" || failed=1
-  no_gtest || { build_cpp_tests && run_ctest -LE long; } || failed=1
+  no_gtest || { build_cpp_tests && run_ctest -E "$long_tests"; } || failed=1
   return $failed
 }
 
@@ -61,20 +67,21 @@ needs_nvx() {
 
 # --- make test -----------------------------------------------------------------------------------------------------------
 
-# Ranks wait for each other half of their time, so the tests of commands, builds and the bench run beside them.
+# Ranks wait for most of their time: for each other, and for timeouts. So a pool of them runs for each core, at most 8, and
+# the tests of commands, builds and the bench run beside them. A file's tests stay together, as they share their ranks.
 run_python_tests() {
   local failed=0 began=$SECONDS beside
   run_pytest commands tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=5 \
     >"$logs/commands.log" 2>&1 &
   beside=$!
   trap 'kill $beside 2>/dev/null' EXIT
-  run_pytest python tests/torch -m "not slow" --durations=10 || failed=1
-  note "ranks took $((SECONDS - began)) s"
+  run_pytest python tests/torch -m "not slow" --durations=10 "${in_parallel[@]}" || failed=1
+  note "ranks: $((SECONDS - began)) s"
   say "Python tests: commands, builds, the bench"
   wait $beside || failed=1
   trap - EXIT
   cat "$logs/commands.log"
-  note "with these, $((SECONDS - began)) s"
+  note "ranks and these: $((SECONDS - began)) s"
   return $failed
 }
 
@@ -99,7 +106,8 @@ run_test_two_hosts() {
     note "SKIPPED: this nvx was built without UCX (on Debian: apt-get install libucx-dev)"
     return 0
   fi
-  NVX_TEST_HOSTS=2 run_pytest python-on-two-hosts tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py --durations=5
+  NVX_TEST_HOSTS=2 run_pytest python-on-two-hosts tests/torch -m "not slow" --ignore=tests/torch/test_ranks.py --durations=5 \
+    "${in_parallel[@]}"
 }
 
 run_test_hosts() { run_pytest hosts tests/hosts --durations=5 -rs; }
