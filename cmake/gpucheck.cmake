@@ -30,6 +30,7 @@ if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NV
   file(MAKE_DIRECTORY ${played_driver})
   file(CREATE_LINK ${PROJECT_BINARY_DIR}/libnvx_fake_cuda.so ${played_driver}/libcuda.so.1 SYMBOLIC)
   add_dependencies(nvx_gpucheck_twin nvx_fake_cuda)
+  add_dependencies(gpucheck_test nvx_gpucheck_twin)  # so that `make test T=gpucheck` has built what its tests run
   foreach(part processes killed processes_over_host)
     string(REPLACE "_over_" ";--kind;" words ${part})
     add_test(NAME gpucheck.twin_${part} COMMAND nvx_gpucheck_twin ${words} --ranks 2,3 --seconds 100)
