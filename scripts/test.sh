@@ -45,7 +45,7 @@ programs=() ctest_regex='' pytest_arguments=()
 
 select_tests() {
   local lines
-  lines=$(python3 scripts/select_tests.py "$1") || exit 1
+  lines=$("${PYTHON:-python3}" scripts/select_tests.py "$1") || exit 1
   mapfile -t programs < <(sed -n 's/^program //p' <<<"$lines")
   mapfile -t pytest_arguments < <(sed -n 's/^pytest //p' <<<"$lines")
   ctest_regex=$(sed -n 's/^ctest //p' <<<"$lines")
