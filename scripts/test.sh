@@ -56,6 +56,7 @@ run_selected() {
   if [ ${#programs[@]} -gt 0 ]; then
     no_gtest || { build_cpp_tests "${programs[@]}" && run_ctest -R "$ctest_regex"; } || failed=1
   fi
+  if [ "${pytest_arguments[0]:-}" = "$root/tests/torch" ]; then pytest_arguments+=("${in_parallel[@]}"); fi
   if [ ${#pytest_arguments[@]} -gt 0 ]; then run_pytest selected --durations=5 "${pytest_arguments[@]}" || failed=1; fi
   return $failed
 }
@@ -70,7 +71,7 @@ needs_nvx() {
 # Ranks wait for most of their time: for each other, and for timeouts. So a pool of them runs for each core, at most 8, and
 # the tests of commands, builds and the bench run beside them. A file's tests stay together, as they share their ranks.
 run_python_tests() {
-  local failed=0 began=$SECONDS beside
+  local failed=0 began=$SECONDS
   run_pytest commands tests --ignore=tests/torch --ignore=tests/gates --ignore=tests/hosts -m "not slow" --durations=5 \
     >"$logs/commands.log" 2>&1 &
   beside=$!
