@@ -9,6 +9,8 @@ FIXED_FILES = {
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
+    "CITATION.cff",
     "LICENSE",
     "MANIFEST.in",
 }
