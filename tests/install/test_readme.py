@@ -28,7 +28,7 @@ def run_on_two_ranks(program, folder):
 
 def test_the_readme_program_reduces_over_nvx(root, tmp_path):
     (program,) = blocks(root / "README.md", "python")
-    assert run_on_two_ranks(program, tmp_path).count("nvx: [2.0, 2.0, 2.0, 2.0]\n") == 2
+    assert run_on_two_ranks(program, tmp_path).count("nvx: [2.0, 2.0, 2.0, 2.0]") == 2
 
 
 def test_the_example_trains_over_nvx(root, tmp_path):
