@@ -22,11 +22,18 @@ else:
 BRIEF = ("--blocks", "2", "--iters", "4", "-w", "1")
 
 
-def bench(*arguments, launcher=(), timeout=180):
+def bench(*arguments, launcher=()):
     """Runs the bench in processes of its own, on the nvx that this process imports."""
+    return run([*(launcher or (sys.executable,)), "-m", "nvx.bench", *arguments])
+
+
+def judge(*arguments):
+    return run([sys.executable, str(Path(__file__).parents[2] / "bench" / "targets.py"), *arguments])
+
+
+def run(command, timeout=180):
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     environment["PYTHONPATH"] = os.pathsep.join([str(WHERE), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    command = [*(launcher or (sys.executable,)), "-m", "nvx.bench", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -223,10 +230,10 @@ def test_init_and_memory(tmp_path):
 @pytest.mark.slow
 def test_targets_writes_one_file_and_judges_it_again(tmp_path):
     path = tmp_path / "targets.json"
-    done = bench("targets", "--backend", "gloo", "--parts", "init", "--quick", "-J", str(path))
+    done = judge("--backend", "gloo", "--parts", "init", "--quick", "-J", str(path))
     document = read(path)
     assert document["parts"]["init"]["command"].startswith("nvx bench init")
     assert [verdict["goal"] for verdict in document["verdicts"]] == ["init and first collective"]
-    again = bench("targets", "--judge", str(path))
+    again = judge("--judge", str(path))
     assert again.returncode == done.returncode
     assert "init and first collective" in again.stdout

@@ -13,11 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import goals  # noqa: E402
+import targets  # noqa: E402
 from nvx.bench import (  # noqa: E402
     cli,
     collectives,
     contenders,
-    goals,
     machine,
     memory,
     payload,
@@ -25,7 +26,6 @@ from nvx.bench import (  # noqa: E402
     report,
     runner,
     sizes,
-    targets,
 )
 
 
@@ -313,7 +313,7 @@ def test_verdicts():
 
 
 def test_every_goal_can_be_met_by_what_the_parts_measure():
-    """No goal asks for a size or a peer that no part of `nvx bench targets` measures."""
+    """No goal asks for a size or a peer that no part of bench/targets.py measures."""
     parser = cli._sweep_parser()
     measured = set()
     for part in ("all_reduce", "others", "four", "far", "far_others", "far_four"):
@@ -373,6 +373,14 @@ def test_results_take_the_place_of_files_alone(tmp_path):
     link.symlink_to("there.json")
     machine.write(str(link), {"written": 2})
     assert link.is_symlink() and json.loads((tmp_path / "there.json").read_text()) == {"written": 2}
+
+
+def test_results_have_a_row_a_line():
+    rows = [{"size": 8, "blocks_us": [1.5, 2]}, {"size": 64}]
+    contents = {"schema": 1, "machine": {"cpu": "x"}, "empty": [], "parts": {"a": {"results": rows}}}
+    text = machine.as_text(contents)
+    assert json.loads(text) == contents
+    assert text.splitlines()[6:9] == ['   "results": [', '    {"size": 8, "blocks_us": [1.5, 2]},', '    {"size": 64}']
 
 
 def test_results_files_are_whole_or_absent(tmp_path):

@@ -12,16 +12,12 @@ from . import collectives, payload, sizes, world
 from .world import RENDEZVOUS, LaunchError
 
 ALL_SIZES = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20]
-COMMANDS = {
-    "train": "train", "init": "startup", "overlap": "overlap", "memory": "memory", "targets": "targets",
-    "plot": "plot",
-}  # fmt: skip
+COMMANDS = {"train": "train", "init": "startup", "overlap": "overlap", "memory": "memory", "plot": "plot"}
 _EPILOG = """other benchmarks (each has its own -h):
   train      step time of DDP and FSDP2 on a communication-bound MLP
   init       init_process_group and the first collective
   overlap    a matrix product beside an asynchronous all_reduce
   memory     resident memory a group, before and after use, and the CPU time of idle groups
-  targets    all of it, against nvx's speed goals
   plot       PNG and SVG from a results file
 
 nccl-tests' letters, except -n (its iterations are --iters) and those that speak of GPUs: -t, -g, -G and others.
@@ -201,12 +197,12 @@ def _sweep(arguments: list[str]) -> tuple[argparse.Namespace, Callable]:
 
 
 def _command(name: str, arguments: list[str]) -> int:
-    """train, overlap: in ranks. init, memory, targets: start their own. plot: neither."""
+    """train, overlap: in ranks. init, memory: start their own. plot: neither."""
     module = importlib.import_module(f".{COMMANDS[name]}", __package__)
     about = (module.__doc__ or "").strip()
     parser = argparse.ArgumentParser(prog=f"nvx bench {name}", description=about)
     if name != "plot":
-        common(parser, versus="" if name == "targets" else "gloo")
+        common(parser, versus="gloo")
     module.add_arguments(parser)
     parsed = parser.parse_args(arguments[1:])
     if name != "plot":
@@ -255,7 +251,7 @@ def _build_deepspeed() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one benchmark; 0 all well, 1 a wrong result or a missed goal, 2 a usage or start-up error."""
+    """Runs one benchmark; 0 all well, 1 a wrong result, 2 a usage or start-up error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if given and given[0] in COMMANDS:

@@ -112,11 +112,28 @@ def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) ->
     return head(what, command, arguments) | {"versions": versions(), **rest}
 
 
+def as_text(value: Any, depth: int = 0) -> str:
+    """JSON with one row of a table a line: what holds no list of objects is not broken."""
+    if not _holds_rows(value):
+        return json.dumps(value)
+    inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
+    if isinstance(value, list):
+        return f"[{inner}" + f",{inner}".join(as_text(one, depth + 1) for one in value) + f"{outer}]"
+    fields = (f"{json.dumps(str(name))}: {as_text(one, depth + 1)}" for name, one in value.items())
+    return f"{{{inner}" + f",{inner}".join(fields) + f"{outer}}}"
+
+
+def _holds_rows(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(isinstance(one, dict) for one in value)
+    return isinstance(value, dict) and any(_holds_rows(one) for one in value.values())
+
+
 def write(path: str, contents: dict[str, Any]) -> None:
     """Whole or not at all: a reader never sees half a file. What is no file, as a pipe or /dev/stdout, is written to,
     and a link leads to what is written."""
     target = Path(path)
-    text = json.dumps(contents, indent=1) + "\n"
+    text = as_text(contents) + "\n"
     if target.exists() and not target.is_file():
         target.write_text(text)
         return

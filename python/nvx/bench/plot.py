@@ -16,7 +16,7 @@ MORE_COLORS = ("#6a4c93", "#2a9d8f", "#d1495b")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("results", help="a file written by nvx bench -J or nvx bench targets")
+    parser.add_argument("results", help="a file written by nvx bench -J or bench/targets.py")
     parser.add_argument(
         "-o", "--output", metavar="NAME", help="PNG and SVG are named after it (default: the file's name)"
     )

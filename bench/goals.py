@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .sizes import show_size
+from nvx.bench.sizes import show_size
 
 NVX = "nvx"
 KI, MI = 1 << 10, 1 << 20

@@ -1,4 +1,4 @@
-"""`nvx bench targets`: measures everything that a speed goal speaks of and prints one verdict a goal."""
+"""`python bench/targets.py`: measures everything that a speed goal speaks of and prints one verdict a goal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import sys
 import tempfile
 from typing import Any
 
-from . import goals, machine, world
+import goals
+from nvx.bench import machine, world
+from nvx.bench.contenders import known
 
 DEFAULT_FILE = "bench/results/targets.json"
 _SIZES_2 = "8,4K,64K,1M,16M,64M"
@@ -39,13 +41,22 @@ _QUICK = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def read_arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/targets.py", description=__doc__)
+    parser.add_argument("--backend", default="nvx", help="the backend under test (default nvx)")
+    parser.add_argument("-J", "--json", metavar="FILE", default=DEFAULT_FILE, help=f"(default {DEFAULT_FILE})")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
     parser.add_argument(
         "--quick", action="store_true", help="seconds instead of minutes: to see that it works, not how fast"
     )
     parser.add_argument("--judge", metavar="FILE", help="print the verdicts of a file of before instead of measuring")
-    parser.set_defaults(json=None)
+    arguments = parser.parse_args(given)
+    arguments.parts = arguments.parts.split(",")
+    if unknown := [name for name in arguments.parts if name not in PARTS]:
+        parser.error(f"no part '{unknown[0]}': there are {', '.join(PARTS)}")
+    if arguments.backend not in known():
+        parser.error(f"torch knows no backend '{arguments.backend}'")
+    return arguments
 
 
 def measured(part: str, backend: str, quick: bool) -> dict[str, Any] | None:
@@ -129,27 +140,29 @@ def show(document: dict[str, Any], verdicts: list[goals.Verdict]) -> int:
     return 1 if (tally[False] and not quick) or wrong else 0
 
 
-def alone(arguments: argparse.Namespace, command: str) -> int:
+def main(given: list[str]) -> int:
     """Measures, judges, prints, and writes one file."""
+    arguments = read_arguments(given)
     if arguments.judge:
         document = machine.read(arguments.judge)
         return show(document, judged(document["parts"], document["subject"]))
-    names = arguments.parts.split(",")
-    unknown = [name for name in names if name not in PARTS]
-    if unknown:
-        print(f"nvx bench targets: no part '{unknown[0]}': there are {', '.join(PARTS)}", file=sys.stderr)
-        return 2
+    names = arguments.parts
     parts = {name: measured(name, arguments.backend, arguments.quick) for name in names}
     failed = [name for name, part in parts.items() if part is None]
     document = machine.document(
-        "targets", command, {"parts": names, "quick": arguments.quick}, subject=arguments.backend,
-        parts={name: part for name, part in parts.items() if part is not None}, failed=failed,
+        "targets", shlex.join(["bench/targets.py", *given]), {"parts": names, "quick": arguments.quick},
+        subject=arguments.backend, parts={name: part for name, part in parts.items() if part is not None},
+        failed=failed,
     )  # fmt: skip
     verdicts = judged(document["parts"], arguments.backend)
     document["verdicts"] = [verdict.as_json() for verdict in verdicts]
-    machine.write(arguments.json or DEFAULT_FILE, document)
+    machine.write(arguments.json, document)
     status = show(document, verdicts)
     for name in failed:
         print(f"# {name}: failed, no figures")
-    print(f"# written: {arguments.json or DEFAULT_FILE}")
+    print(f"# written: {arguments.json}")
     return 1 if failed else status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
