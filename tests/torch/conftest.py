@@ -4,6 +4,7 @@ import fake_device
 import fake_nccl
 import played
 import pytest
+import torch
 from ranks import OVER_NVX, SEVERAL_HOSTS, Ranks
 
 # Pools whose ranks are where NVX_TEST_HOSTS or NVX_TEST_NETNS says. What uses none of them, or a pool with hosts of its
@@ -88,3 +89,44 @@ def played_nccl_gpus():
     pool = Ranks(prepare="fake_nccl.over_kernels")
     yield pool
     pool.close()
+
+
+def why_no_gpu():
+    """Empty where torch can use a GPU."""
+    if torch.version.cuda is None:
+        return "this torch has no CUDA"
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+def gpu_pool(prepare, hosts=1):
+    if not OVER_NVX:
+        pytest.skip("CUDA tensors are nvx's to serve here")
+    if why := why_no_gpu():
+        pytest.skip(f"there is no GPU here: {why}")
+    pool = Ranks(prepare=prepare, hosts=hosts)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def gpus():
+    yield from gpu_pool("gpu.ready")
+
+
+@pytest.fixture(scope="session")
+def gpus_expandable():
+    yield from gpu_pool("gpu.expandable")
+
+
+@pytest.fixture(scope="session")
+def gpus_visible():
+    yield from gpu_pool("gpu.visible")
+
+
+@pytest.fixture(scope="session")
+def gpus_of_two_hosts():
+    yield from gpu_pool("gpu.ready", hosts=2)

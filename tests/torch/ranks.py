@@ -221,6 +221,11 @@ def attempt(job):
         return Outcome(False, text=traceback.format_exc())
 
 
+def renew_fake_device(job):
+    """No test's slowness is the next one's."""
+    importlib.import_module("fake_device").renew()
+
+
 def serve(conn, paths, stacks, host, prepare):
     """The life of a rank process: jobs in, outcomes out, until the test run ends or dies."""
     if host in NAMESPACES:
@@ -235,15 +240,18 @@ def serve(conn, paths, stacks, host, prepare):
         torch.set_num_threads(1)
         warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
         register_backend()
+        before = None
         if prepare:
-            importlib.import_module(prepare).load()
+            readied = importlib.import_module(prepare)
+            readied.load()
+            before = getattr(readied, "before", renew_fake_device)
         while True:
             try:
                 job = conn.recv()
             except EOFError:
                 return
-            if prepare:  # they all bring fake_device, and no test's slowness is the next one's
-                importlib.import_module("fake_device").renew()
+            if before:
+                before(job)
             outcome = attempt(job)
             try:
                 conn.send(outcome)
@@ -256,8 +264,8 @@ def serve(conn, paths, stacks, host, prepare):
 
 @dataclass
 class Ranks:
-    """The pool. A test of n ranks uses n of its processes. prepare: a module that each process loads before; hosts:
-    over how many they are spread, by turns."""
+    """The pool. A test of n ranks uses n of its processes. prepare: a module that each process loads before, and whose
+    before(job) it calls before each test; hosts: over how many they are spread, by turns."""
 
     prepare: str = ""
     hosts: int = HOSTS
@@ -440,6 +448,23 @@ def on_played_gpus(*worlds, **settings):
 def on_proxied_gpus(*worlds, **settings):
     """As on_played_gpus, over two hosts: kernels serve the ranks of each."""
     return on_fake_gpus(*worlds, pool="proxied_gpus", **settings)
+
+
+def on_gpus(*worlds, pool="gpus", **settings):
+    """As on_ranks, on GPUs; the default group serves them and the CPU. A body returns its figures: where nvx refused
+    all that it asked for, the test is skipped with the reason."""
+    settings.setdefault("backend", f"cpu:{BACKEND},cuda:{BACKEND}")
+
+    def run(ranks, test, **given):
+        told = ranks.run(test, **settings, **given)[0] or []
+        refused = {name: why for line in told for name, why in line.get("refused", {}).items()}
+        if refused and not any(line.get("served") for line in told):
+            pytest.skip(f"refused: {', '.join(refused)}: {next(iter(refused.values()))}")
+        for line in told:
+            if "left_out_part" in line:
+                pytest.skip(f"{line['left_out_part']}: {line['why']}")
+
+    return lambda body: pytest.mark.gpu(_as_test(body, worlds, run, pool))
 
 
 def on_threads(*worlds, **settings):

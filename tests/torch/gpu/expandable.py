@@ -1,0 +1,13 @@
+"""As ready, with torch's expandable segments: torch reads them when the first tensor is made."""
+
+import os
+
+from . import ready
+from .ready import before  # noqa: F401
+
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # torch renamed it in 2.9 and reads both
+
+
+def load():
+    os.environ.update(dict.fromkeys(NAMES, "expandable_segments:True"))
+    ready.load()

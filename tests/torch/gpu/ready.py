@@ -1,0 +1,19 @@
+"""Prepares a process for ranks on GPUs: NVX_TEST_MODULE names a torch module of nvx that is used instead of its own."""
+
+import importlib.util
+import os
+import sys
+
+import torch
+
+
+def load():
+    if file := os.environ.get("NVX_TEST_MODULE"):
+        spec = importlib.util.spec_from_file_location("nvx._C", file)
+        sys.modules["nvx._C"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["nvx._C"])
+
+
+def before(job):
+    """The ranks take the GPUs by turns."""
+    torch.cuda.set_device(job.rank % torch.cuda.device_count())

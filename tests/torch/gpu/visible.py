@@ -1,0 +1,25 @@
+"""As ready, where each process sees the GPUs in an order of its own and uses the first."""
+
+import os
+
+import torch
+
+from . import ready
+
+
+def order(number, gpus, given):
+    """What CUDA_VISIBLE_DEVICES becomes of what it was."""
+    names = [name.strip() for name in given.split(",")] if given else [str(i) for i in range(gpus)]
+    first = number % len(names)
+    return ",".join(names[first:] + names[:first])
+
+
+def load():
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    # NVML counts them, which leaves CUDA untouched: it reads the variable only once.
+    os.environ["CUDA_VISIBLE_DEVICES"] = order(os.getpid(), max(1, torch.cuda.device_count()), given)
+    ready.load()
+
+
+def before(job):
+    torch.cuda.set_device(0)
