@@ -36,10 +36,9 @@ _NOT_HERE = {
     "-z --blocking": "every call is waited for; -m has several in flight",
     "-a --average": "a call's time is that of its slowest rank",
     "-C --report_cputime": "`nvx bench memory` tells the CPU time of idle groups",
-    "-G --cudagraph": "only tensors of the CPU are timed",
     "-R --local_register": "no tensor needs to be registered",
-    "-D --device_implementation": "only tensors of the CPU are timed",
-    "-V --device_cta_count": "only tensors of the CPU are timed",
+    "-D --device_implementation": "the backend chooses its kernels: `nvx explain --device cuda` tells nvx's choice",
+    "-V --device_cta_count": "the backend chooses the blocks: `nvx explain --device cuda` tells nvx's choice",
 }
 
 
@@ -102,6 +101,7 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
         "--vs", type=_argument(_names), default=_names(versus), metavar="A,B",
         help=f"contenders measured beside it: {VERSUS_HELP} (default: {versus or 'none'})",
     )  # fmt: skip
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default cpu)")
     parser.add_argument("-T", "--timeout", type=_above(1, float), default=300.0, help="seconds an operation may take")
     parser.add_argument("-J", "--json", "--output_file", metavar="FILE", help="write every figure to FILE")
     parser.add_argument(RENDEZVOUS, help=argparse.SUPPRESS)
@@ -111,6 +111,8 @@ def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -
     """Ends with 2 where the ranks could only do something else than was asked for."""
     from . import contenders
 
+    if why := world.why_no(parsed.device):
+        parser.error(f"--device {parsed.device}: {why}")
     if world.placed() is None and parsed.hosts > parsed.ranks:
         parser.error(f"--hosts {parsed.hosts} with -n {parsed.ranks}: every host needs a rank")
     for name in parsed.vs:
@@ -121,7 +123,7 @@ def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -
 
 VERSUS_HELP = (
     "gloo or another torch backend, null (does nothing: what torch's call costs), deepspeed, mpi, "
-    "socket (what TCP moves)"
+    "socket (what TCP moves), symm_mem (torch's symmetric memory, of CUDA tensors)"
 )
 
 
@@ -166,6 +168,7 @@ def _sweep_parser() -> argparse.ArgumentParser:
     add("-c", "--check", type=_above(0), default=1, help="checked runs before timing (default 1)")
     add("-I", "--per_iter_timing", type=int, choices=(0, 1), default=0, help="columns of single iterations")
     add("-u", "--unalign", type=_above(0), default=0, help="index of the first element in its buffer")
+    add("-G", "--cudagraph", action="store_true", help="replays of a CUDA graph of -m operations (--device cuda)")
     add("--primary", action="store_true", help="only the first of out-of-place and in-place that torch has")
     for letters, why_not in _NOT_HERE.items():
         add(*letters.split(), action=_NotHere, nargs="?", const=why_not, help=argparse.SUPPRESS)
@@ -178,6 +181,8 @@ def _sweep(arguments: list[str]) -> tuple[argparse.Namespace, Callable]:
     parser = _sweep_parser()
     parsed = parser.parse_args(arguments)
     _check_common(parser, parsed)
+    if parsed.cudagraph and parsed.device != "cuda":
+        parser.error("-G: graphs are of CUDA: --device cuda")
     if parsed.all:
         parsed.collectives = list(collectives.COLLECTIVES)
         if "-b" not in arguments and "--minbytes" not in arguments:
@@ -207,6 +212,8 @@ def _command(name: str, arguments: list[str]) -> int:
     parsed = parser.parse_args(arguments[1:])
     if name != "plot":
         _check_common(parser, parsed)
+        if name == "init" and parsed.device != "cpu":
+            parser.error("init times tensors of the CPU only")
     if hasattr(module, "run"):
         return _in_ranks(parsed, module.run, arguments)
     if getattr(parsed, "worker", None):
@@ -220,7 +227,7 @@ def _worker(module: Any, parsed: argparse.Namespace) -> int:
     """A rank of a benchmark that starts fresh ones."""
     if module.__name__.endswith("startup"):
         return module.work(parsed)
-    me = world.join(parsed.rendezvous, parsed.timeout)
+    me = world.join(parsed.rendezvous, parsed.timeout, parsed.device)
     status = module.work(me, parsed)
     me.leave()
     return status
@@ -232,7 +239,7 @@ def _in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -
         if "deepspeed" in parsed.vs:
             _build_deepspeed()
         return world.launch(arguments, parsed.ranks, mpi="mpi" in parsed.vs, hosts=parsed.hosts)
-    me = world.join(parsed.rendezvous, parsed.timeout)
+    me = world.join(parsed.rendezvous, parsed.timeout, parsed.device)
     status = run(me, parsed, world.shown_command(arguments))
     me.leave()
     return status

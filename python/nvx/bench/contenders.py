@@ -9,7 +9,7 @@ import torch.distributed as dist
 from .peers import NULL, Contender, TorchContender, Unsupported, torch_backend
 from .world import World
 
-OWN = ("nvx", NULL, "deepspeed", "mpi", "socket")  # what has a name here, whatever torch knows
+OWN = ("nvx", NULL, "deepspeed", "mpi", "socket", "symm_mem")  # what has a name here, whatever torch knows
 
 
 def known() -> list[str]:
@@ -59,6 +59,12 @@ def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contend
 
 def _make(base: str, name: str, world: World, timeout: float) -> Contender:
     """Each is loaded when it is asked for, as some need what is not installed."""
+    if base == "symm_mem":
+        from .symmetric import SymmetricContender
+
+        return SymmetricContender(name, world)
+    if base in ("socket", "deepspeed", "mpi") and world.device.type != "cpu":
+        raise Unsupported(f"{base} takes tensors of the CPU")
     if base == "socket":
         from .sockets import SocketContender
 

@@ -41,6 +41,16 @@ def resident() -> dict[str, int]:
     }
 
 
+def on_device(device: Any) -> dict[str, int]:
+    """Bytes of the GPU's memory that are taken, by all processes."""
+    if device.type != "cuda":
+        return {}
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    return {"device": total - free}
+
+
 def _kilobytes(path: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for line in Path(path).read_text().splitlines():
@@ -79,8 +89,8 @@ def work(me: World, arguments: argparse.Namespace) -> int:
     from .peers import torch_backend
 
     backend = torch_backend(arguments.worker)
-    tensor = torch.zeros(max(1, arguments.bytes // 4))
-    small = torch.zeros(2)
+    tensor = torch.zeros(max(1, arguments.bytes // 4), device=me.device)
+    small = torch.zeros(2, device=me.device)
     stages: dict[str, dict[str, float]] = {}
     others = set(cpu_by_thread())
 
@@ -88,13 +98,15 @@ def work(me: World, arguments: argparse.Namespace) -> int:
         gc.collect()
         me.barrier()
         cpu = idle_cpu(arguments.idle, others) if idle else 0.0
-        here = resident()
+        me.synchronize()
+        here = resident() | on_device(me.device)
         values = me.largest([*here.values(), cpu])
         stages[name] = dict(zip([*here, "idle_cpu_s"], values, strict=True))
         me.barrier()
 
     me.barrier()
     stage("none")
+    backend = backend if me.device.type == "cpu" else f"{me.device.type}:{backend}"
     groups = [dist.new_group(backend=backend)]
     stage("one")
     groups += [dist.new_group(backend=backend) for _ in range(arguments.groups - 1)]
@@ -116,7 +128,12 @@ def figures(name: str, stages: dict[str, dict[str, float]], groups: int) -> dict
     def grew(after: str, before: str) -> float:
         return stages[after]["resident"] - stages[before]["resident"]
 
-    return {
+    taken = {
+        f"{stage}_device_bytes": stages[stage]["device"] - stages["none"]["device"]
+        for stage in ("one", "many", "used_small", "used")
+        if "device" in stages[stage]
+    }
+    return taken | {
         "backend": name,
         "first_group_bytes": grew("one", "none"),
         "group_bytes": grew("many", "one") / max(1, groups - 1),
@@ -139,6 +156,7 @@ def alone(arguments: argparse.Namespace, command: str) -> int:
             given = [
                 "memory", "--worker", name, "--into", into, "--groups", str(arguments.groups),
                 "-b", str(arguments.bytes), "--idle", str(arguments.idle), "-T", str(arguments.timeout),
+                "--device", arguments.device,
             ]  # fmt: skip
             if world.launch(given, arguments.ranks):
                 print(f"nvx bench: a rank of {name} failed (its error is above)")
@@ -174,3 +192,5 @@ def _show(results: list[dict[str, Any]], used: str, idle: float) -> None:
         memory = "  ".join(f"{each[key] / 1024:15.1f}" for _, key in _COLUMNS)
         cpu = "  ".join(f"{each[key] * 1e3:15.2f}" for key in ("idle_cpu_s", "used_idle_cpu_s"))
         print(f"  {each['backend']:>12}  {memory}  {cpu}")
+        for stage, taken in ((key, each[key]) for key in each if key.endswith("_device_bytes")):
+            print(f"# {each['backend']}: {taken / 1024:.0f} KiB of the GPUs, of all ranks: {stage}")

@@ -10,7 +10,6 @@ import argparse
 import functools
 import math
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from . import machine, report, sizes
 from .contenders import enlist
 from .peers import TorchContender
 from .probe import flag_round
-from .runner import Effort, measure
+from .runner import Clock, Effort, measure
 from .world import World
 
 ALONE = "alone"
@@ -41,19 +40,23 @@ class Round:
 
     def __init__(self, group: dist.ProcessGroup | None, tensor: torch.Tensor, multiply: Callable[[], None]) -> None:
         self.group, self.tensor, self.multiply = group, tensor, multiply
-        self.products: list[float] = []
+        self.clock = Clock(tensor.device)
+        self.marks: list[tuple[Any, Any]] = []
 
     def __call__(self) -> None:
-        began = time.perf_counter()
+        began = self.clock.mark()
         work = dist.all_reduce(self.tensor, group=self.group, async_op=True) if self.group else None
         self.multiply()
-        self.products.append(time.perf_counter() - began)
+        self.marks.append((began, self.clock.mark()))
         if work is not None:
             work.wait()
 
+    def products(self) -> list[float]:
+        return [self.clock.seconds(began, ended) for began, ended in self.marks]
 
-def products(side: int, times: int) -> Callable[[], None]:
-    left, right, out = torch.rand(side, side), torch.rand(side, side), torch.empty(side, side)
+
+def products(device: torch.device, side: int, times: int) -> Callable[[], None]:
+    left, right, out = (torch.rand(side, side, device=device) for _ in range(3))
 
     def multiply() -> None:
         for _ in range(times):
@@ -65,7 +68,7 @@ def products(side: int, times: int) -> Callable[[], None]:
 def enough_products(world: World, side: int, tensor: torch.Tensor, usable: list[TorchContender]) -> tuple[int, dict]:
     """How many products last as long as the slowest contender's all_reduce, agreed; and what each takes
     by itself."""
-    calls: list[Callable[[], object]] = [products(side, 1)]
+    calls: list[Callable[[], object]] = [products(tensor.device, side, 1)]
     calls += [functools.partial(dist.all_reduce, tensor, group=each.group) for each in usable]
     timings = measure(world, calls, Effort(blocks=3, iterations=9))
     slowest = max(timing.time for timing in timings[1:])
@@ -80,7 +83,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
         world.say(f"nvx bench: {arguments.backend}: {refused[arguments.backend]}")
         return 2
     document = machine.document("overlap", command, {"bytes": arguments.bytes, "side": arguments.side})
-    tensor = torch.zeros(max(1, arguments.bytes // 4))
+    tensor = torch.zeros(max(1, arguments.bytes // 4), device=world.device)
     times, alone = enough_products(world, arguments.side, tensor, usable)
     product = f"{times} products of {arguments.side} x {arguments.side}"
     shown = f"{world.size} ranks; {product} beside an all_reduce of {sizes.show_size(arguments.bytes)}"
@@ -101,10 +104,10 @@ def _rounds(
     world: World, arguments: argparse.Namespace, times: int, tensor: torch.Tensor, usable:
     list[TorchContender], alone: dict[str, float],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    multiply = products(arguments.side, times)
+    multiply = products(world.device, arguments.side, times)
     rounds = [Round(None, tensor, multiply), *(Round(each.group, tensor, multiply) for each in usable)]
     timings = measure(world, rounds, Effort(arguments.blocks, arguments.iters, warmup=1))
-    took = [statistics.median(world.largest(each.products)) for each in rounds]
+    took = [statistics.median(world.largest(each.products())) for each in rounds]
     names = [ALONE, *(contender.name for contender in usable)]
     world.say(f"# {'beside':>12}  {'product (ms)':>12}  {'slowed by':>9}  {'whole (ms)':>10}  {'by itself':>16}")
     out: list[dict[str, Any]] = []

@@ -133,7 +133,7 @@ def fill(tensor: torch.Tensor, period: torch.Tensor, offset: int = 0) -> None:
 def wrong(tensor: torch.Tensor, period: torch.Tensor, offset: int = 0) -> int:
     """How many elements are not what ``fill`` would have put there."""
     pairs = _spread(_raw(tensor), _raw(period), offset)
-    return sum(int((part != values).sum()) for part, values in pairs)
+    return sum(int((part != values.to(part.device)).sum()) for part, values in pairs)
 
 
 def spoil(tensor: torch.Tensor) -> None:

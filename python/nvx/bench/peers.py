@@ -57,7 +57,7 @@ class Case:
         return {"whole": self.count, "block": self.block, "nothing": 0}[extent]
 
     def _empty(self, count: int) -> torch.Tensor:
-        return torch.zeros(count + self.unalign, dtype=self.dtype)[self.unalign :]
+        return torch.zeros(count + self.unalign, dtype=self.dtype, device=self.world.device)[self.unalign :]
 
     @property
     def shown_count(self) -> int:
@@ -100,6 +100,10 @@ class Contender:
         Unsupported."""
         raise NotImplementedError
 
+    def checked(self, case: Case) -> Call:
+        """Runs the case once on its own buffers, whose results are then looked at."""
+        return self.call(case)
+
     def close(self) -> None:
         """Gives back what the contender holds."""
 
@@ -111,7 +115,10 @@ class TorchContender(Contender):
         super().__init__(name)
         self.exact = name.partition("#")[0] != NULL
         self.world = world
-        self.group = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout))
+        kind = world.device.type
+        self.group = dist.new_group(
+            backend=backend if kind == "cpu" else f"{kind}:{backend}", timeout=timedelta(seconds=timeout)
+        )
 
     def call(self, case: Case, times: int = 1) -> Call:
         start = _torch_calls(case, self.group)
@@ -129,6 +136,19 @@ class TorchContender(Contender):
 
     def close(self) -> None:
         dist.destroy_process_group(self.group)
+
+
+def captured(call: Call) -> Call:
+    """The call in a CUDA graph that is replayed; raises Unsupported where it cannot be captured."""
+    call()  # the set-up of a first call cannot be captured
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except RuntimeError as error:
+        raise Unsupported(f"not captured: {str(error).strip().splitlines()[0]}") from None
+    return graph.replay
 
 
 def repeat(call: Call, times: int) -> Call:

@@ -13,6 +13,9 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
 
 from .peers import Call
 from .world import World
@@ -83,6 +86,39 @@ def timed(call: Call, stamps: list[int]) -> None:
         stamps[i] = clock()
 
 
+class Clock:
+    """Marks between calls. On CUDA they are events of the current stream, so that calls in a row do not wait for the
+    host; other accelerators are waited for at each mark."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.by_events = device.type == "cuda"
+        self.waits = device.type not in ("cpu", "cuda")
+
+    def mark(self) -> Any:
+        if self.by_events:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+        if self.waits:
+            torch.accelerator.synchronize()
+        return time.perf_counter_ns()
+
+    def seconds(self, began: Any, ended: Any) -> float:
+        if not self.by_events:
+            return (ended - began) / 1e9
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1e3
+
+
+def timed_by(clock: Clock, call: Call, stamps: list[int]) -> None:
+    """As timed(), where calls only put work on a device."""
+    marks = [clock.mark()]
+    for _ in stamps[1:]:
+        call()
+        marks.append(clock.mark())
+    stamps[:] = [round(clock.seconds(marks[0], mark) * 1e9) for mark in marks]
+
+
 def measure(world: World, calls: Sequence[Call], effort: Effort, aggregate: int = 1) -> list[Timing]:
     """Times every call, interleaved, and returns the same figures on every rank."""
     counts = [_calls_per_block(world, call, effort) for call in calls]
@@ -126,9 +162,13 @@ def _one_block(world: World, call: Call, warmup: int, stamps: list[int]) -> None
     world.barrier()
     for _ in range(warmup):
         call()
+    world.synchronize()
     gc.disable()
     try:
-        timed(call, stamps)
+        if world.device.type == "cpu":
+            timed(call, stamps)
+        else:
+            timed_by(Clock(world.device), call, stamps)
     finally:
         gc.enable()
 
@@ -138,12 +178,14 @@ def _calls_per_block(world: World, call: Call, effort: Effort) -> int:
     if effort.iterations:
         return max(1, round(effort.iterations / effort.blocks))
     call()
+    world.synchronize()
     count, once = 2, math.inf
     while True:
         world.barrier()
         began = time.perf_counter()
         for _ in range(count):
             call()
+        world.synchronize()
         once = min(once, world.largest([(time.perf_counter() - began) / count])[0])
         if count * once > effort.block_seconds / 8 or count >= 64:
             break

@@ -10,7 +10,7 @@ from typing import Any
 from . import collectives, hosts, machine, payload, report, sizes
 from .collectives import Collective
 from .contenders import enlist
-from .peers import Call, Case, Contender, Unsupported
+from .peers import Call, Case, Contender, Unsupported, captured
 from .probe import flag_round
 from .runner import Effort, measure
 from .world import World
@@ -40,8 +40,9 @@ class Sweep:
             return 2
         document = machine.document("sweep", self.command, self._shown_arguments())
         peers = [contender.name for contender in self.contenders[1:]]
+        tensors = "" if self.world.device.type == "cpu" else f", tensors of {self.world.device.type}"
         ranks = f"{self.world.size} rank{'s' if self.world.size > 1 else ''}{hosts.layout()}"
-        effort = f"{ranks}, one thread each; {_shown_effort(self.effort)}"
+        effort = f"{ranks}, one thread each{tensors}; {_shown_effort(self.effort)}"
         self.world.say(report.opening(self.command, document, effort, [main, *peers]))
         for name, reason in self.refused.items():
             self.world.say(f"# left out: {name} ({reason})")
@@ -152,7 +153,9 @@ class Sweep:
         wrong, call, reason = 0, None, ""
         try:
             call = contender.call(case, self.arguments.agg_iters)
-            once = contender.call(case)
+            once = contender.checked(case)
+            if self.arguments.cudagraph:
+                call = captured(call)
         except Unsupported as error:
             return None, None, str(error)
         checked = contender.exact and case.row.sends != "nothing" and self.arguments.check > 0

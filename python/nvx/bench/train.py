@@ -45,13 +45,13 @@ def model() -> nn.Sequential:
 
 def wrapped(kind: str, contender: TorchContender) -> nn.Module:
     """The model as DDP or FSDP2 runs it over this contender's group."""
-    plain = model()
+    plain = model().to(contender.world.device)
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(plain, process_group=contender.group)
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = DeviceMesh.from_group(contender.group, "cpu")
+    mesh = DeviceMesh.from_group(contender.group, contender.world.device.type)
     for layer in plain:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -63,7 +63,7 @@ def silent(kind: str, contender: TorchContender) -> nn.Module:
     """The model with nothing sent: DDP as it is but for a hook that hands each bucket back, FSDP2's
     without the wrapper, as that cannot be told to keep silent."""
     if kind != "ddp":
-        return model()
+        return model().to(contender.world.device)
 
     def hand_back(_, bucket):  # torch refuses annotations that are not its own classes, as postponed ones are
         whole: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -75,11 +75,11 @@ def silent(kind: str, contender: TorchContender) -> nn.Module:
     return trained
 
 
-def stepper(trained: nn.Module, rank: int) -> Callable[[], None]:
+def stepper(trained: nn.Module, rank: int, device: torch.device) -> Callable[[], None]:
     """One step: forward, backward, SGD. Every rank has data of its own, the same for every contender."""
     shape = torch.Generator().manual_seed(rank + 1)
-    inputs = torch.randn(BATCH, WIDTHS[0], generator=shape)
-    wanted = torch.randint(WIDTHS[-1], (BATCH,), generator=shape)
+    inputs = torch.randn(BATCH, WIDTHS[0], generator=shape).to(device)
+    wanted = torch.randint(WIDTHS[-1], (BATCH,), generator=shape).to(device)
     optimizer = torch.optim.SGD(trained.parameters(), lr=1e-3)
     loss = nn.CrossEntropyLoss()
 
@@ -123,7 +123,8 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
         results += _kind(world, kind, usable, effort)
     if arguments.json and world.rank == 0:
         flags = None if round_trip is None else round(round_trip * 1e6, 4)
-        machine.write(arguments.json, document | {"ranks": world.size, "flag_round_us": [flags], "results": results})
+        rest = {"gradient_bytes": 4 * sum(p.numel() for p in model().parameters()), "results": results}
+        machine.write(arguments.json, document | {"ranks": world.size, "flag_round_us": [flags]} | rest)
     for contender in contenders:
         contender.close()
     return 0 if all(result["same_weights"] is not False for result in results) else 1
@@ -131,7 +132,7 @@ def run(world: World, arguments: argparse.Namespace, command: str) -> int:
 
 def _kind(world: World, kind: str, usable: list[TorchContender], effort: Effort) -> list[dict[str, Any]]:
     models = [wrapped(kind, contender) for contender in usable]
-    steps = [stepper(trained, world.rank) for trained in [*models, silent(kind, usable[0])]]
+    steps = [stepper(trained, world.rank, world.device) for trained in [*models, silent(kind, usable[0])]]
     *timings, alone = measure(world, steps, effort)
     ends = [weights(trained) for trained in models]
     out: list[dict[str, Any]] = []

@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from .. import interrupts
 from . import hosts
@@ -170,6 +171,14 @@ class World:
 
     rank: int
     size: int
+    device: Any = "cpu"  # torch's, of the tensors that are measured
+
+    def synchronize(self) -> None:
+        """Waits for what this rank has put on its device."""
+        if str(self.device) != "cpu":
+            import torch
+
+            torch.accelerator.synchronize()
 
     def barrier(self) -> None:
         import torch.distributed as dist
@@ -225,7 +234,7 @@ class World:
             dist.destroy_process_group()
 
 
-def join(rendezvous: str | None, timeout: float) -> World:
+def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
     """Becomes one of the ranks: the default process group is the gloo control group."""
     import torch
     import torch.distributed as dist
@@ -244,7 +253,29 @@ def join(rendezvous: str | None, timeout: float) -> World:
         world_size=size,
         timeout=timedelta(seconds=timeout),
     )
-    return World(rank, size)
+    return World(rank, size, place_on(device))
+
+
+def place_on(device: str) -> Any:
+    """The torch device of this rank: ranks of one machine take its devices by turns."""
+    import torch
+
+    if device == "cpu":
+        return torch.device(device)
+    index = int(os.environ.get("LOCAL_RANK", placed()[0])) % torch.accelerator.device_count()
+    torch.accelerator.set_device_index(index)
+    return torch.device(device, index)
+
+
+def why_no(device: str) -> str:
+    """Empty where ranks can have tensors of it."""
+    import torch
+
+    if device == "cpu":
+        return ""
+    if torch.version.cuda is None:
+        return "this torch has no CUDA"
+    return "" if torch.cuda.is_available() else "torch finds no GPU (nvx topo says more)"
 
 
 def _meet_over_mpi() -> str:
