@@ -194,7 +194,7 @@ def played(context):
     folder = configure(context, "played", *GCC, *torch, "-DNVX_PLAYED=ON")
     compile_all(context, folder, "_C", "nvx_fake_cuda")
     of_kernels = ("kernels", "kernels_contract", "kernels_device_id", "kernels_proxy")
-    names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "gpucheck_uses", "pool")
+    names = (*of_kernels, "graphs", "graphs_proxy", "delegate", "delegate_graphs", "gpu_cases", "pool")
     files = [f"test_{name}.py" for name in names]
     tests = [*(context.root / "tests" / "torch" / name for name in files), "-k", "kernels or graphs or pool"]
     surroundings = {**os.environ, "NVX_PLAYED_DIR": str(folder), "PYTHONPATH": str(context.root / "python")}

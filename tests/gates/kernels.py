@@ -131,9 +131,9 @@ def by_cmake(context, folder):
     version = re.search(r"version (\d+)\.(\d+)", context.run(["cmake", "--version"], "cmake"))
     if version and (int(version[1]), int(version[2])) < (3, 26):
         return "by CMake not built, which is older than 3.26 (pip install cmake)"
-    configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPUCHECK=ON", f"-DTORCH_CUDA_ARCH_LIST={BUILT_FOR}")
-    compile_all(context, folder, "nvx_cuda", "nvx_gpucheck")
-    start_gpucheck(context, folder / "nvx_gpucheck", "facts", "correct", "processes")
+    configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", f"-DTORCH_CUDA_ARCH_LIST={BUILT_FOR}")
+    compile_all(context, folder, "nvx_cuda", "nvx_gpu", "nvx_gpu_bare")
+    start_gpucheck(context, folder / "nvx_gpu", "facts", "correct", "processes")
     return ""
 
 
@@ -225,9 +225,9 @@ def keep_figures(context, nvcc, entries):
 def start_gpucheck(context, program, *parts):
     """What `nvx gpucheck` runs on a machine with GPUs: it links, starts, and without one says so, as processes too."""
     for part in parts:
-        said = context.run([program, part, "--seconds", "20"], f"nvx_gpucheck {part}")
+        said = context.run([program, part, "--seconds", "20"], f"nvx_gpu {part}")
         if not re.search(r'"end": "(skipped|passed)"', said):
-            raise Failed(f"nvx_gpucheck {part} says neither that it passed nor that it was skipped", said[-2000:])
+            raise Failed(f"nvx_gpu {part} says neither that it passed nor that it was skipped", said[-2000:])
 
 
 def sass(context, cubins):

@@ -50,7 +50,7 @@ FOREIGN_FUNCTIONS = {
     "TestBody",
 }
 # Names of CUDA's runtime, in what plays it for tests.
-PLAYED_CUDA = "tests/gpucheck/twin/"
+PLAYED_CUDA = "tests/gpu/twin/"
 CUDA_NAME = re.compile(r"(cuda[A-Z][A-Za-z]+|CU[A-Za-z]+_st)$")
 OVERRIDES = ("csrc/torch/", "tests/torch/fake_device/", "tests/torch/fake_nccl/")
 GTEST = {
@@ -148,7 +148,7 @@ TAG_EXAMPLES = (
     (_tag("monitoredBarrier", "function", "csrc/torch/backend.cc"), False),
     (_tag("recordDataPtrOnStream", "function", "tests/torch/fake_device/guard.cc"), False),
     (_tag("TEST", "function", "tests/base/x_test.cc"), False),
-    (_tag("cudaMalloc", "function", "tests/gpucheck/twin/x.cc"), False),
-    (_tag("cudaMalloc", "function", "tests/gpucheck/x.cc"), True),
-    (_tag("playAll", "function", "tests/gpucheck/twin/x.cc"), True),
+    (_tag("cudaMalloc", "function", "tests/gpu/twin/x.cc"), False),
+    (_tag("cudaMalloc", "function", "tests/gpu/x.cc"), True),
+    (_tag("playAll", "function", "tests/gpu/twin/x.cc"), True),
 )

@@ -156,7 +156,7 @@ def test_the_kind_of_memory_goes_to_the_parts_that_share_some():
 
 
 def test_every_part_of_the_program_is_one_it_knows(root):
-    listed = re.findall(r'\{"(\w+)", \w+\}', (root / "tests" / "gpucheck" / "main.cc").read_text())
+    listed = re.findall(r'\{"(\w+)", \w+\}', (root / "tests" / "gpu" / "main.cc").read_text())
     assert sorted(listed) == sorted([*PROGRAM_PARTS, "pairs"])
 
 

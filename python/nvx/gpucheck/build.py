@@ -15,7 +15,7 @@ from pathlib import Path
 from . import by_hand, screen
 from .steps import BuildError, Steps
 
-NAME = "nvx_gpucheck"
+NAME = "nvx_gpu"
 # What is built, and the target that makes it; a module lies in the folder of its name.
 TARGETS = {"program": NAME, "kernels": "_C", "staged": "nvx_staged"}
 TOOLKIT = Path("/usr/local/cuda")  # where it is if nothing says so
@@ -42,7 +42,7 @@ def place_of(what: str, folder: Path) -> Path:
 
 
 def is_source(folder: Path) -> bool:
-    return (folder / "tests" / "gpucheck" / "main.cc").is_file() and (folder / "csrc" / "kernel").is_dir()
+    return (folder / "tests" / "gpu" / "main.cc").is_file() and (folder / "csrc" / "kernel").is_dir()
 
 
 def find_source(named: str | None) -> Path:
@@ -50,7 +50,7 @@ def find_source(named: str | None) -> Path:
     if named is not None:
         if is_source(Path(named)):
             return Path(named).resolve()
-        raise BuildError(f"{named} is not a source checkout of nvx: it has no tests/gpucheck")
+        raise BuildError(f"{named} is not a source checkout of nvx: it has no tests/gpu")
     for folder in (Path(__file__).resolve().parents[3], Path.cwd()):
         if is_source(folder):
             return folder
@@ -136,14 +136,14 @@ def configure(
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "NVX_CUDA": "OFF",
-        "NVX_GPUCHECK": "OFF",
+        "NVX_GPU_TESTS": "OFF",
         "NVX_PYTHON": "ON" if has_torch else "OFF",
         "NVX_UCX": "AUTO",  # for what runs as ranks of several hosts
         "NVX_OUTPUT_DIR": str(folder / ("kernels" if toolkit else "staged")),
         "Python_EXECUTABLE": sys.executable,
     }
     if toolkit:
-        kernels = {"NVX_CUDA": "ON", "NVX_GPUCHECK": "ON", "CUDAToolkit_ROOT": str(toolkit)}
+        kernels = {"NVX_CUDA": "ON", "NVX_GPU_TESTS": "ON", "CUDAToolkit_ROOT": str(toolkit)}
         options |= kernels | {"TORCH_CUDA_ARCH_LIST": " ".join(computes)}
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     definitions = [f"-D{name}={value}" for name, value in options.items()]

@@ -176,7 +176,7 @@ def list_objects(job: Job) -> list[Object]:
         device += [f"-I{csrc}", f"-I{tests}", *codes]
         kernels = csrc / "kernel" / "launch_cuda.cu"
         add(str(job.nvcc), kernels, "launch_cuda.cu.o", frozenset({"program", "kernels"}), *device)
-        add(str(job.nvcc), tests / "gpucheck" / "control.cu", "control.cu.o", frozenset({"program"}), *device)
+        add(str(job.nvcc), tests / "gpu" / "control.cu", "control.cu.o", frozenset({"program"}), *device)
     if modules & job.wanted.keys():
         add_room("torch", modules, TOGETHER_OF_TORCH, *torch_flags())
     for level, march in levels.items():
@@ -186,7 +186,7 @@ def list_objects(job: Job) -> list[Object]:
         add_room(room, everything, TOGETHER)
     for room in ("group", "net", "schedule"):
         add_room(room, modules, TOGETHER)
-    for cc in sorted((tests / "gpucheck").glob("*.cc")):
+    for cc in sorted((tests / "gpu").glob("*.cc")):
         if not cc.stem.endswith("_test"):
             add(compiler, cc, f"gpucheck_{cc.stem}.o", frozenset({"program"}), *flags)
     add(compiler, tests / "support" / "plays.cc", "support_plays.o", frozenset({"program"}), *flags)

@@ -6,7 +6,7 @@
 #include "base/flag.h"
 
 /// Kernels that do next to nothing, to hold the others against.
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 /// A line of a block and peer: the flags that one other rank raises.
 struct alignas(128) ControlLine {
@@ -45,4 +45,4 @@ struct ControlPing {
 };
 int launch_ping(const ControlPing& ping, void* stream);
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -1,11 +1,11 @@
-#include "gpucheck/report.h"
+#include "gpu/report.h"
 
 #include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 constexpr uint64_t kShown = 20;  // failures that are told in full
@@ -44,7 +44,7 @@ Line& Line::add(const char* name, double number) {
 Report::Report(std::string part, std::chrono::milliseconds span)
     : part_(std::move(part)), began_(Clock::now()), end_(began_ + span) {}
 
-void Report::relay(const std::string& object) const {
+void Report::proxy(const std::string& object) const {
   const std::string text = object + "\n";
   for (size_t at = 0; at < text.size();) {  // in one call where that can be: several processes may speak
     const ssize_t written = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
@@ -87,4 +87,4 @@ int Report::finish() const {
 int Report::skip(const std::string& why) const { return close("skipped", why); }
 int Report::break_down(const std::string& why) const { return close("failed", why); }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -1,4 +1,4 @@
-#include "gpucheck/hub.h"
+#include "gpu/hub.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 enum Kind : uint32_t { kGather = 1, kKill, kSay };
@@ -155,4 +155,4 @@ bool Hub::serve(const Rules& rules, const Deadline& deadline) {
   }
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

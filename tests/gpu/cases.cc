@@ -1,4 +1,4 @@
-#include "gpucheck/cases.h"
+#include "gpu/cases.h"
 
 #include <algorithm>
 #include <thread>
@@ -6,7 +6,7 @@
 #include "kernel/cpu/direct.h"
 #include "support/lanes.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
@@ -244,4 +244,4 @@ void run_cpu_path(const CaseOptions& options, Report& report) {
   }
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "base/error.h"
-#include "gpucheck/cases.h"
-#include "gpucheck/device.h"
+#include "gpu/cases.h"
+#include "gpu/device.h"
 #include "kernel/gpu/launch_cuda.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 inline constexpr uint64_t kPatienceNs = 20'000'000'000;
 
@@ -119,4 +119,4 @@ inline const char* short_name(kernel::DeviceAlgorithm algorithm) {
 /// Blocks of the largest kernel that the device runs at once. Loads all kernels. Throws Error.
 uint32_t resident_blocks();
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

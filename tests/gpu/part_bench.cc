@@ -7,12 +7,13 @@
 #include <span>
 
 #include "base/error.h"
-#include "gpucheck/control.h"
-#include "gpucheck/parts.h"
-#include "gpucheck/script.h"
+#include "gpu/control.h"
+#include "gpu/parts.h"
+#include "gpu/script.h"
+#include "group/plan/device_plan.h"
 #include "kernel/gpu/launch_cuda.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 using kernel::Collective;
@@ -165,6 +166,49 @@ int bench(const PartOptions& options) {
   return report.finish();
 }
 
+int product(const PartOptions& options) {
+  Report report("product", options.span);
+  constexpr uint32_t kWanted = 16;  // a group's choice, where there is room
+  constexpr size_t kArena = size_t(64) << 20;
+  constexpr size_t kSizes[] = {8, 1024, 16 << 10, 128 << 10, 512 << 10, 4 << 20, kMost};
+  const uint32_t resident = resident_blocks();
+  std::vector<uint32_t> ranks = options.ranks;
+  for (uint32_t n = 2; options.ranks.empty() && n <= std::min(resident, 64u); n *= 2) ranks.push_back(n);
+  for (const uint32_t n : ranks) {
+    const uint32_t blocks = std::min(kWanted, resident / n);
+    const kernel::DeviceShape shape = device_shape(n, blocks, pad_budget(kArena));
+    FusedBench bench(shape, kMost / n);
+    for (const size_t bytes : kSizes) {
+      if (bytes > kMost / n) continue;
+      const DeviceAlgorithm algorithm = plan(Collective::kAllReduce, bytes, {.shape = shape}).algorithm;
+      if (!report.has_time()) {
+        report.cut_short(std::to_string(n) + " ranks, " + std::to_string(bytes) + " bytes");
+        continue;
+      }
+      const int times = bytes <= (1 << 16) ? 100 : bytes <= (1 << 20) ? 20 : 5;
+      const double us = bench.us(algorithm, bytes, 1, times);
+      // Of packets half is stamps; in one trip all of an input goes to each peer, in two a slice each time.
+      const double sent = algorithm == DeviceAlgorithm::kReducePackets
+                              ? 2.0 * bytes * (n - 1)
+                              : 2.0 * bytes * (n - 1) / n * (algorithm == DeviceAlgorithm::kReduceChunks ? 1 : 2);
+      report.check("timed", "");
+      report.say(Line()
+                     .add("product", "all_reduce")
+                     .add("algorithm", short_name(algorithm))
+                     .add("ranks", n)
+                     .add("blocks", blocks)
+                     .add("packets", shape.packets)
+                     .add("chunk_bytes", shape.chunk_bytes)
+                     .add("pad_bytes", uint64_t(bench.pad_bytes()))
+                     .add("bytes", uint64_t(bytes))
+                     .add("launch_us", us)
+                     .add("processor_sends_gb_s", sent / blocks / us / 1e3)
+                     .add("processor_gets_gb_s", sent / blocks / us / 1e3));
+    }
+  }
+  return report.finish();
+}
+
 int copies(const PartOptions& options) {
   Report report("copies", options.span);
   constexpr size_t kLargest = size_t(256) << 20;
@@ -203,4 +247,4 @@ int copies(const PartOptions& options) {
   return report.finish();
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -3,11 +3,11 @@
 #include <cuda_runtime_api.h>
 
 #include "base/error.h"
-#include "gpucheck/parts.h"
-#include "gpucheck/script.h"
+#include "gpu/parts.h"
+#include "gpu/script.h"
 #include "kernel/gpu/launch_cuda.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 int attribute(cudaDeviceAttr which, int device) {
@@ -124,4 +124,4 @@ int streams(const PartOptions& options) {
   return report.finish();
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "gpucheck/report.h"
+#include "gpu/report.h"
 #include "support/ways.h"
 
 /// What must be right, whoever performs it: all ranks' kernels on a device, or threads that play them.
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 /// One operation of all ranks.
 struct Act {
@@ -53,4 +53,4 @@ std::vector<Act> some_acts(uint32_t ranks, const kernel::DeviceShape& shape, uin
 /// The algorithms of CPU tensors on the very machine, at every level of its processor, against the same reference.
 void run_cpu_path(const CaseOptions& options, Report& report);
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

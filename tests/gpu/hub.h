@@ -11,7 +11,7 @@
 #include "memory/gpu/device_share.h"
 
 /// How the processes of a part meet: each has one end of a socket pair, and who started them has the others.
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 /// What one of them has said.
 struct Said {
@@ -74,4 +74,4 @@ class Hub {
   std::vector<std::optional<Pending>> said_;
 };
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

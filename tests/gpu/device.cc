@@ -1,11 +1,11 @@
-#include "gpucheck/device.h"
+#include "gpu/device.h"
 
 #include <algorithm>
 #include <thread>
 
 #include "base/error.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 void must(cudaError_t error, const char* what) {
   if (error != cudaSuccess)
@@ -84,4 +84,4 @@ double time_of(const Stream& stream, int times, int rounds, const std::function<
   return us[us.size() / 2];
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -1,4 +1,4 @@
-#include "gpucheck/rank.h"
+#include "gpu/rank.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,11 +6,11 @@
 #include <set>
 
 #include "base/error.h"
-#include "gpucheck/parts.h"
+#include "gpu/parts.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_arena.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 constexpr uint64_t kThisHost = 1;  // all ranks are on one
@@ -137,4 +137,4 @@ std::string Rank::wait(std::chrono::milliseconds most) {
   return wrong;
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

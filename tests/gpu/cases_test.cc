@@ -1,4 +1,4 @@
-// What `nvx gpucheck` tries on a device, where there is none: its cases played by threads, its lines, and the hub over
+// What the GPU tests tries on a device, where there is none: its cases played by threads, its lines, and the hub over
 // which its processes meet.
 
 #include <gtest/gtest.h>
@@ -8,12 +8,12 @@
 #include <thread>
 
 #include "base/error.h"
-#include "gpucheck/cases.h"
-#include "gpucheck/hub.h"
+#include "gpu/cases.h"
+#include "gpu/hub.h"
 #include "support/pushes.h"
 #include "support/ranks.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 using kernel::Collective;
@@ -53,7 +53,7 @@ std::string output_of(const std::function<void()>& body) {
   return testing::internal::GetCapturedStdout();
 }
 
-TEST(GpucheckCases, AllAreRightWhereThreadsPlayThem) {
+TEST(GpuCases, AllAreRightWhereThreadsPlayThem) {
   std::set<std::string> seen;
   const MakeStage make = [&](const StageShape& shape) { return std::make_unique<TwinStage>(shape, &seen); };
   Report report("correct", std::chrono::seconds(240));
@@ -78,7 +78,7 @@ class WrongStage : public Stage {
   int* kernels_;
 };
 
-TEST(GpucheckCases, WhatIsWrongIsCountedAndTold) {
+TEST(GpuCases, WhatIsWrongIsCountedAndTold) {
   int kernels = 0, stages = 0;
   Report report("correct", std::chrono::seconds(60));
   const std::string said = output_of([&] {
@@ -92,7 +92,7 @@ TEST(GpucheckCases, WhatIsWrongIsCountedAndTold) {
   EXPECT_NE(said.find("\"end\": \"failed\""), std::string::npos);
 }
 
-TEST(GpucheckCases, TimeThatRunsOutIsTold) {
+TEST(GpuCases, TimeThatRunsOutIsTold) {
   int kernels = 0;
   Report report("correct", std::chrono::milliseconds(0));
   const std::string said = output_of([&] {
@@ -102,7 +102,7 @@ TEST(GpucheckCases, TimeThatRunsOutIsTold) {
   EXPECT_NE(said.find("\"why\": \"time ran out\""), std::string::npos);
 }
 
-TEST(GpucheckCases, ChannelsTooWideForTheDeviceAreLeftOut) {
+TEST(GpuCases, ChannelsTooWideForTheDeviceAreLeftOut) {
   uint32_t most = 0, fewest = 99;
   int kernels = 0;
   Report report("correct", std::chrono::seconds(60));
@@ -115,7 +115,7 @@ TEST(GpucheckCases, ChannelsTooWideForTheDeviceAreLeftOut) {
   EXPECT_EQ(fewest, 2u);
 }
 
-TEST(GpucheckCases, TheCpusPathAgrees) {
+TEST(GpuCases, TheCpusPathAgrees) {
   Report report("correct", std::chrono::seconds(60));
   run_cpu_path({.ranks = {2, 3}, .lean = true}, report);
   EXPECT_EQ(report.failed(), 0u);
@@ -123,7 +123,7 @@ TEST(GpucheckCases, TheCpusPathAgrees) {
 }
 
 /// Sums of tiny numbers have to be subnormal somewhere, or the case shows nothing.
-TEST(GpucheckCases, TinyValuesAreNotNormal) {
+TEST(GpuCases, TinyValuesAreNotNormal) {
   size_t subnormal = 0;
   const test::Bytes bytes = test::input(DType::kF32, 64, 0, 1, test::Nature::kTiny);
   for (size_t i = 0; i < 64; ++i) {
@@ -134,13 +134,13 @@ TEST(GpucheckCases, TinyValuesAreNotNormal) {
   EXPECT_GT(subnormal, 10u);
 }
 
-TEST(GpucheckReport, LinesAreJson) {
+TEST(GpuReport, LinesAreJson) {
   EXPECT_EQ(Line().add("a", "x\"\\\n").add("n", 3).add("f", 0.5).add("b", true).text(),
             "{\"a\": \"x\\\"\\\\\\u000a\", \"n\": 3, \"f\": 0.5, \"b\": true}");
   EXPECT_EQ(Line().add("f", 0.0 / 0.0).text(), "{\"f\": null}");
 }
 
-TEST(GpucheckReport, NothingTriedIsNoSuccess) {
+TEST(GpuReport, NothingTriedIsNoSuccess) {
   Report report("x", std::chrono::seconds(1));
   const std::string said = output_of([&] { EXPECT_EQ(report.finish(), 1); });
   EXPECT_NE(said.find("nothing was tried"), std::string::npos);
@@ -171,7 +171,7 @@ std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const s
   return ended;
 }
 
-TEST(GpucheckHub, AllHearWhatEachHasSaid) {
+TEST(GpuHub, AllHearWhatEachHasSaid) {
   std::vector<std::string> heard(3);
   const Hub::Rules rules{[&](uint32_t m, const std::string& text) { heard[m] += text; }, 0, {}};
   const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
@@ -186,7 +186,7 @@ TEST(GpucheckHub, AllHearWhatEachHasSaid) {
   EXPECT_EQ(ended, std::vector<std::string>(3));
 }
 
-TEST(GpucheckHub, WhoGoesUnaskedIsMissed) {
+TEST(GpuHub, WhoGoesUnaskedIsMissed) {
   const Hub::Rules rules{[](uint32_t, const std::string&) {}, 0, {}};
   const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
     member.barrier();
@@ -197,7 +197,7 @@ TEST(GpucheckHub, WhoGoesUnaskedIsMissed) {
   EXPECT_EQ(ended[0], ended[2]);
 }
 
-TEST(GpucheckHub, TheOthersGoOnWhenOneIsKilled) {
+TEST(GpuHub, TheOthersGoOnWhenOneIsKilled) {
   int kills = 0;
   const Hub::Rules rules{[](uint32_t, const std::string&) {}, 2, [&] { ++kills; }};
   const std::vector<std::string> ended = meet(3, rules, [](Member& member) {
@@ -212,4 +212,4 @@ TEST(GpucheckHub, TheOthersGoOnWhenOneIsKilled) {
 }
 
 }  // namespace
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

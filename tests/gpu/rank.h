@@ -2,11 +2,11 @@
 
 #include <optional>
 
-#include "gpucheck/hub.h"
-#include "gpucheck/script.h"
+#include "gpu/hub.h"
+#include "gpu/script.h"
 #include "memory/gpu/device_share.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 /// How long the steps of a start took, in ms, when the device's context is there and the kernels are loaded.
 struct StartTimes {
@@ -53,4 +53,4 @@ class Rank {
   bool hangs_ = false;
 };
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -4,10 +4,10 @@
 #include <atomic>
 #include <thread>
 
-#include "gpucheck/parts.h"
-#include "gpucheck/script.h"
+#include "gpu/parts.h"
+#include "gpu/script.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 using kernel::Collective;
@@ -138,4 +138,4 @@ int abort_word(const PartOptions& options) {
   return report.finish();
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -11,24 +11,24 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "gpucheck/parts.h"
-#include "gpucheck/rank.h"
+#include "gpu/parts.h"
+#include "gpu/rank.h"
 #include "kernel/gpu/launch_cuda.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
 // What a rank tells: a letter, then what it is about.
-constexpr char kCheck = 'C', kLine = 'L', kSkip = 'S';
+constexpr char kCheck = 'C', kCacheLine = 'L', kSkip = 'S';
 
 /// The rank's voice, to the report of who started it.
 class Voice {
  public:
   explicit Voice(Member& member) : member_(member) {}
-  void line(const Line& line) { member_.say(kLine + line.text()); }
+  void line(const Line& line) { member_.say(kCacheLine + line.text()); }
   void skip(const std::string& why) { member_.say(kSkip + why); }
   bool check(const std::string& what, const std::string& wrong) {
     const std::string who = "rank " + std::to_string(member_.number()) + ": " + what;
@@ -74,7 +74,7 @@ std::string perform(Report& report, const Cast& cast) {
     const Fd end = hub.take(r);
     const auto text = [](auto n) { return std::to_string(n); };
     children.push_back(
-        spawn({"nvx_gpucheck", "rank", cast.role, text(end.get()), text(r), text(cast.ranks),
+        spawn({"nvx_gpu", "rank", cast.role, text(end.get()), text(r), text(cast.ranks),
                cast.options.together ? "together" : "apart", text(report.time_left().count()), cast.options.kind},
               end.get()));
   }
@@ -82,7 +82,7 @@ std::string perform(Report& report, const Cast& cast) {
   Hub::Rules rules;
   rules.hear = [&](uint32_t, const std::string& told) {
     const size_t cut = told.find('\0');
-    if (told[0] == kLine) report.relay(told.substr(1));
+    if (told[0] == kCacheLine) report.proxy(told.substr(1));
     if (told[0] == kSkip) skipped = told.substr(1);
     if (told[0] == kCheck && cut != std::string::npos) report.check(told.substr(1, cut - 1), told.substr(cut + 1));
   };
@@ -348,4 +348,4 @@ int bench_processes(const PartOptions& options) {
   return perform_all(report, "measure", options, {8, 2, 4});
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

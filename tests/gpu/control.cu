@@ -1,10 +1,10 @@
 #include <cuda_runtime_api.h>
 
-#include "gpucheck/control.h"
+#include "gpu/control.h"
 #include "kernel/exec.h"
 #include "kernel/gpu/launch_cuda.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 constexpr uint64_t kMost = 5'000'000'000;
@@ -87,4 +87,4 @@ int launch_ping(const ControlPing& ping, void* stream) {
                           static_cast<cudaStream_t>(stream));
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

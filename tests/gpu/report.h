@@ -6,9 +6,9 @@
 
 #include "base/deadline.h"
 
-/// What `nvx gpucheck` runs on a machine with GPUs. One part of it a process; a part says what it finds in JSON, one
+/// What the GPU tests runs on a machine with GPUs. One part of it a process; a part says what it finds in JSON, one
 /// object a line, as it goes.
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 /// One object, field by field.
 class Line {
@@ -33,9 +33,9 @@ class Report {
  public:
   Report(std::string part, std::chrono::milliseconds span);
 
-  void say(const Line& line) const { relay(line.text()); }
+  void say(const Line& line) const { proxy(line.text()); }
   /// An object that another process has written.
-  void relay(const std::string& object) const;
+  void proxy(const std::string& object) const;
   /// One thing that was tried; wrong: empty where it went well. Failures are printed, the first of them.
   bool check(const std::string& what, const std::string& wrong);
   bool has_time() const { return Clock::now() < end_; }
@@ -61,4 +61,4 @@ class Report {
   uint64_t cut_ = 0;
 };
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

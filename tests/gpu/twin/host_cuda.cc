@@ -1,4 +1,4 @@
-// Plays the runtime and the kernels by threads of the host, so that the parts of nvx_gpucheck themselves are tried
+// Plays the runtime and the kernels by threads of the host, so that the parts of nvx_gpu themselves are tried
 // where there is no device: streams run beside each other, captures are kept and replayed, and memory is memory.
 // Control kernels do nothing.
 
@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "gpucheck/control.h"
+#include "gpu/control.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "support/played_stream.h"
@@ -246,7 +246,7 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
 
 }  // namespace nvx::kernel
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 int launch_empty(uint32_t, void*) { return cudaSuccess; }
 int launch_rounds(const ControlRounds&, void*) { return cudaSuccess; }
@@ -256,4 +256,4 @@ int launch_sleep(uint64_t ns, void* stream) {
 }
 int launch_ping(const ControlPing&, void*) { return cudaSuccess; }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -3,13 +3,13 @@
 #include <cuda_runtime_api.h>
 
 #include "base/error.h"
-#include "gpucheck/control.h"
-#include "gpucheck/device.h"
-#include "gpucheck/parts.h"
+#include "gpu/control.h"
+#include "gpu/device.h"
+#include "gpu/parts.h"
 #include "memory/driver/driver_library.h"
 #include "memory/gpu/device_measure.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 /// One flag there and back, by kernels of both devices; negative where they cannot. broken: they should, and do not.
@@ -94,4 +94,4 @@ int pairs(const PartOptions& options) {
   return report.finish();
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

@@ -7,13 +7,13 @@
 #include <memory>
 
 #include "base/error.h"
-#include "gpucheck/control.h"
-#include "gpucheck/parts.h"
-#include "gpucheck/script.h"
+#include "gpu/control.h"
+#include "gpu/parts.h"
+#include "gpu/script.h"
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 /// A captured sequence of launches on one stream.
@@ -191,4 +191,4 @@ int graph(const PartOptions& options) {
   return report.finish();
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

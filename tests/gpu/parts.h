@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "gpucheck/report.h"
+#include "gpu/report.h"
 #include "memory/driver/device_driver.h"
 
 /// The parts, one function each. What they return is the exit code; what breaks, they throw.
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 struct PartOptions {
   std::chrono::milliseconds span{60'000};
@@ -35,6 +35,8 @@ int absent(const PartOptions& options);
 int abort_word(const PartOptions& options);
 int graph(const PartOptions& options);
 int bench(const PartOptions& options);
+/// The same with a group's own choice of blocks, packets, chunks and algorithm, for as many ranks as fit at once.
+int product(const PartOptions& options);
 int copies(const PartOptions& options);
 int pairs(const PartOptions& options);
 int processes(const PartOptions& options);
@@ -47,4 +49,4 @@ int be_rank(const std::vector<std::string>& arguments);
 /// Why no part can be run here; empty where there is a device.
 std::string no_device();
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

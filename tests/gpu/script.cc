@@ -1,4 +1,4 @@
-#include "gpucheck/script.h"
+#include "gpu/script.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +6,7 @@
 
 #include "kernel/gpu/residency.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 using kernel::Collective;
 using kernel::FusedRank;
@@ -261,4 +261,4 @@ uint32_t resident_blocks() {
   return uint32_t(kernel::resident_at_once(facts));
 }
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

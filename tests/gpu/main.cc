@@ -1,4 +1,4 @@
-// nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind host]: one part of what `nvx gpucheck`
+// nvx_gpu PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind host]: one part of what the GPU tests
 // runs.
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "gpucheck/parts.h"
+#include "gpu/parts.h"
 
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 namespace {
 
 struct Part {
@@ -19,14 +19,24 @@ struct Part {
   int (*run)(const PartOptions&);
 };
 constexpr Part kParts[] = {
-    {"facts", facts},      {"correct", correct},     {"streams", streams}, {"absent", absent},
-    {"abort", abort_word}, {"graph", graph},         {"bench", bench},     {"copies", copies},
-    {"pairs", pairs},      {"processes", processes}, {"killed", killed},   {"bench_processes", bench_processes},
+    {"facts", facts},
+    {"correct", correct},
+    {"streams", streams},
+    {"absent", absent},
+    {"abort", abort_word},
+    {"graph", graph},
+    {"bench", bench},
+    {"product", product},
+    {"copies", copies},
+    {"pairs", pairs},
+    {"killed", killed},
+    {"processes", processes},
+    {"bench_processes", bench_processes},
 };
 
 int usage() {
   std::fprintf(stderr,
-               "usage: nvx_gpucheck PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind KIND], PART one of");
+               "usage: nvx_gpu PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind KIND], PART one of");
   for (const Part& part : kParts) std::fprintf(stderr, " %s", part.name);
   std::fprintf(stderr, ", KIND one of");
   for (const KindWord& one : kKindWords) std::fprintf(stderr, " %s", one.word);
@@ -93,10 +103,10 @@ int run_command(std::vector<std::string> arguments) {
 }
 
 }  // namespace
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu
 
 int main(int count, char** words) {
-  const int code = nvx::gpucheck::run_command({words + 1, words + count});
+  const int code = nvx::gpu::run_command({words + 1, words + count});
   std::fflush(nullptr);
   _Exit(code);  // what a kernel that hangs still uses is not given back: that would wait for it
 }

@@ -12,7 +12,7 @@
 #include "base/deadline.h"
 
 /// CUDA's own things, checked, and given back. Nothing here waits without an end.
-namespace nvx::gpucheck {
+namespace nvx::gpu {
 
 /// Throws Error with CUDA's words.
 void must(cudaError_t error, const char* what);
@@ -80,4 +80,4 @@ class Timer {
 /// does not end.
 double time_of(const Stream& stream, int times, int rounds, const std::function<void()>& launch);
 
-}  // namespace nvx::gpucheck
+}  // namespace nvx::gpu

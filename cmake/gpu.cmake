@@ -1,0 +1,100 @@
+# nvx_gpu: the program of the GPU tests, which needs neither torch nor GoogleTest. `ctest -L gpu` runs its parts; they are
+# skipped, with the reason, where there is no GPU. tests/gpu/twin runs the same parts with kernels on the host's threads.
+option(NVX_GPU_TESTS "Build the program of the GPU tests (needs NVX_CUDA=ON)" ${NVX_TESTS})
+set(gpu_dir ${PROJECT_SOURCE_DIR}/tests/gpu)
+file(GLOB gpu_sources CONFIGURE_DEPENDS ${gpu_dir}/*.cc)
+list(FILTER gpu_sources EXCLUDE REGEX "_test\\.cc$")
+list(APPEND gpu_sources ${PROJECT_SOURCE_DIR}/tests/support/plays.cc)
+
+# What of it is not CUDA's, for its own tests.
+if(TARGET gpu_test)
+  target_sources(gpu_test PRIVATE ${gpu_dir}/cases.cc ${gpu_dir}/report.cc ${gpu_dir}/hub.cc)
+endif()
+
+# Its parts, with a runtime and kernels that threads of the host play. CUDA's headers are wanted, and nothing else of it.
+if(TARGET nvx_fake_cuda AND NOT NVX_CUDA_ON AND NOT NVX_SANITIZE AND EXISTS ${NVX_CUDA_HEADER_DIR}/cuda_runtime_api.h AND NOT CMAKE_CROSSCOMPILING)
+  add_executable(nvx_gpu_twin ${gpu_sources} ${gpu_dir}/twin/host_cuda.cc)
+  target_include_directories(nvx_gpu_twin PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_options(nvx_gpu_twin PRIVATE "SHELL:-idirafter ${NVX_CUDA_HEADER_DIR}")
+  target_link_libraries(nvx_gpu_twin PRIVATE nvx_core)
+  # Processes share memory through the driver: the one that tests/memory plays.
+  set(played_driver ${PROJECT_BINARY_DIR}/played_driver)
+  file(MAKE_DIRECTORY ${played_driver})
+  file(CREATE_LINK ${PROJECT_BINARY_DIR}/libnvx_fake_cuda.so ${played_driver}/libcuda.so.1 SYMBOLIC)
+  add_dependencies(nvx_gpu_twin nvx_fake_cuda)
+  function(nvx_twin_test name)
+    add_test(NAME twin.${name} COMMAND nvx_gpu_twin ${ARGN})
+    set_tests_properties(twin.${name} PROPERTIES TIMEOUT 300 LABELS twin ENVIRONMENT LD_LIBRARY_PATH=${played_driver})
+  endfunction()
+  foreach(part facts correct streams absent abort graph)
+    nvx_twin_test(${part} ${part} --lean --ranks 2,3 --seconds 200)
+  endforeach()
+  # What is measured has no meaning here: a few sizes, until their time is over.
+  foreach(part bench product copies)
+    nvx_twin_test(${part} ${part} --ranks 2 --seconds 3)
+  endforeach()
+  foreach(part processes killed)
+    nvx_twin_test(${part} ${part} --ranks 2,3 --seconds 100)
+  endforeach()
+  nvx_twin_test(processes_over_host processes --kind host --ranks 2,3 --seconds 100)
+  nvx_twin_test(bench_processes bench_processes --together --ranks 2 --seconds 12)
+endif()
+
+if(NOT NVX_GPU_TESTS OR NOT NVX_CUDA_ON)
+  return()
+endif()
+
+# The control kernels: as in cmake/core.cmake, nvcc knows none of the other flags.
+add_library(nvx_gpu_control OBJECT ${gpu_dir}/control.cu)
+target_include_directories(nvx_gpu_control PRIVATE ${PROJECT_SOURCE_DIR}/csrc ${PROJECT_SOURCE_DIR}/tests)
+target_compile_options(nvx_gpu_control PRIVATE --fmad=false --expt-relaxed-constexpr)
+set_target_properties(nvx_gpu_control PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+
+add_library(nvx_gpu_parts OBJECT ${gpu_sources})
+target_include_directories(nvx_gpu_parts PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+target_include_directories(nvx_gpu_parts SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_link_libraries(nvx_gpu_parts PRIVATE nvx_core)
+add_executable(nvx_gpu $<TARGET_OBJECTS:nvx_gpu_parts> $<TARGET_OBJECTS:nvx_gpu_control>)
+target_link_libraries(nvx_gpu PRIVATE nvx_core)
+
+# The same without the read of the abort word and without the fence that closes an operation: their cost is the difference.
+# It is for timing alone. Its kernels come before the core's, of which the linker then takes none.
+set(bare ${PROJECT_BINARY_DIR}/bare)
+file(READ ${PROJECT_SOURCE_DIR}/csrc/kernel/exec.h exec)
+foreach(cut "Machine::load_host(control_->abort)=>0" "Machine::signal(control_->finished, epoch)=>control_->finished = epoch")
+  string(REPLACE "=>" ";" pair "${cut}")
+  list(GET pair 0 was)
+  list(GET pair 1 becomes)
+  string(FIND "${exec}" "${was}" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "nvx: csrc/kernel/exec.h has no ${was}: say in cmake/gpu.cmake what nvx_gpu_bare leaves out")
+  endif()
+  string(REPLACE "${was}" "${becomes}" exec "${exec}")
+endforeach()
+file(CONFIGURE OUTPUT ${bare}/kernel/exec.h CONTENT "${exec}" @ONLY)
+get_target_property(cuda_sources nvx_cuda SOURCES)
+add_library(nvx_gpu_bare_cuda OBJECT ${cuda_sources})
+target_include_directories(nvx_gpu_bare_cuda BEFORE PRIVATE ${bare} ${PROJECT_SOURCE_DIR}/csrc)
+target_compile_options(nvx_gpu_bare_cuda PRIVATE --fmad=false --expt-relaxed-constexpr)
+set_target_properties(nvx_gpu_bare_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
+add_executable(nvx_gpu_bare EXCLUDE_FROM_ALL $<TARGET_OBJECTS:nvx_gpu_parts> $<TARGET_OBJECTS:nvx_gpu_control>
+  $<TARGET_OBJECTS:nvx_gpu_bare_cuda>)
+target_link_libraries(nvx_gpu_bare PRIVATE nvx_core)
+
+# The torch module once more without the kernels, as builds without NVX_CUDA have it; what stands in for them comes first too.
+if(TARGET _C)
+  python_add_library(nvx_staged MODULE WITH_SOABI $<TARGET_OBJECTS:_C> ${PROJECT_SOURCE_DIR}/csrc/stubs/no_cuda.cc)
+  get_target_property(libraries _C LINK_LIBRARIES)
+  get_target_property(options _C LINK_OPTIONS)
+  target_link_libraries(nvx_staged PRIVATE ${libraries})
+  target_link_options(nvx_staged PRIVATE ${options})
+  set_target_properties(nvx_staged PROPERTIES OUTPUT_NAME _C SKIP_BUILD_RPATH ON EXCLUDE_FROM_ALL ON
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/staged)
+endif()
+
+if(NVX_TESTS)
+  foreach(part facts correct streams absent abort killed processes graph bench product copies pairs)
+    add_test(NAME gpu.${part} COMMAND nvx_gpu ${part} --seconds 100)
+    set_tests_properties(gpu.${part} PROPERTIES TIMEOUT 300 LABELS gpu RUN_SERIAL ON SKIP_REGULAR_EXPRESSION "\"end\": \"skipped\"")
+  endforeach()
+endif()
