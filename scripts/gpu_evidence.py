@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""Runs what needs a GPU, the most telling first, each part under a time limit, and writes one JSON as it goes.
+
+    scripts/gpu_evidence.py --bundle build/gpu_bundle              # beforehand, with nvcc and a package index, no GPU
+    scripts/gpu_evidence.py --from build/gpu_bundle -J found.json  # on the machine with the GPU, without a network
+    scripts/gpu_evidence.py --dry-run                              # without a GPU: on what the tests play
+
+Called again with the same file it goes on where it ended. docs/gpu-evidence.md tells of the parts and of the file."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = ("nvx_gpu", "nvx_gpu_bare")
+KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DTORCH_CUDA_ARCH_LIST=9.0+PTX", "-DCMAKE_BUILD_TYPE=Release"]
+WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # beside torch, CMake and nvcc
+KEPT = ("passed", "failed", "timed out", "died")  # what a further call does not run again
+MPS = "nvidia-cuda-mps-control"
+TOOL_PLACES = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
+TESTED = re.compile(r"::(\S.*?) (PASSED|FAILED|SKIPPED|ERROR)(?: \((.*)\))?\s*(?:\[ *\d+%\])?$")
+VERSIONS = """import json, torch
+nccl = torch.cuda.nccl.version() if torch.version.cuda else None
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl}))"""
+
+
+class Lacking(Exception):
+    """A part cannot run here, and why."""
+
+
+class Stopped(Lacking):
+    """By a signal, which is its text."""
+
+
+@dataclasses.dataclass
+class Outcome:
+    state: str  # passed, failed, skipped, timed out, died, interrupted
+    why: str = ""
+    seconds: float = 0.0
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    said: str = ""
+    mps: bool = False
+
+
+class Signals:
+    """The first of Ctrl-C, SIGTERM and SIGHUP, which every loop here looks at: nothing is broken off in between."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, self.hear)
+
+    def hear(self, number: int, _: Any) -> None:
+        self.number = self.number or number
+
+    def look(self) -> None:
+        if self.number:
+            raise Stopped(signal.Signals(self.number).name)
+
+
+def start(command: list[str], out: Any, env: dict[str, str]) -> subprocess.Popen:
+    """In a session of its own, which ends with this process however that ends."""
+    me = os.getpid()
+
+    def with_me() -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != me:
+            os._exit(1)
+
+    how = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": subprocess.STDOUT, "cwd": ROOT}
+    return subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=with_me, **how)
+
+
+def end(process: subprocess.Popen) -> None:
+    """It and all of its session. What is stuck in the driver cannot be killed and is left behind."""
+    session = process.pid
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                    os.kill(int(entry.name), signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=5)
+
+
+def run(
+    command: list[str], seconds: float, signals: Signals | None, env: dict[str, str], leave: bool = False
+) -> Outcome:
+    """Ends after so many seconds at the latest, with all that it has started unless that is to be left."""
+    began, state, why = time.monotonic(), "", ""
+    with tempfile.TemporaryFile("w+", errors="replace") as out:
+        try:
+            process = start(command, out, env)
+        except OSError as error:
+            return Outcome("skipped", f"{command[0]} cannot be started: {error.strerror}")
+        try:
+            while process.poll() is None:
+                if signals:
+                    signals.look()
+                if time.monotonic() - began > seconds:
+                    state, why = "timed out", f"it had not ended in {seconds:.0f} s"
+                    break
+                time.sleep(0.05)
+        except Stopped as stopped:
+            state, why = "interrupted", str(stopped)
+        finally:
+            if not leave or state:
+                end(process)
+        out.seek(0)
+        text = out.read()
+    if not state:
+        code = process.returncode
+        state = "passed" if code == 0 else "died" if code < 0 else "failed"
+        why = "" if code == 0 else f"of signal {-code}" if code < 0 else f"it ended with code {code}"
+    return read(Outcome(state, why, round(time.monotonic() - began, 2)), text)
+
+
+def read(outcome: Outcome, text: str) -> Outcome:
+    """The rows among what was said: JSON objects, and pytest's lines."""
+    said = []
+    for line in text.splitlines():
+        row = None
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError, RecursionError):
+                row = json.loads(line)
+        elif tested := TESTED.search(line):
+            row = {"test": tested[1], "state": tested[2].lower()} | ({"why": tested[3]} if tested[3] else {})
+        if isinstance(row, dict):
+            outcome.rows.append(row)
+        else:
+            said.append(line)
+    outcome.said = "\n".join(said)[-4000:]
+    skips = [row for row in outcome.rows if row.get("end") == "skipped" or row.get("state") == "skipped"]
+    tried = [row for row in outcome.rows if "end" in row or "test" in row]
+    if outcome.state == "passed" and tried and len(skips) == len(tried):
+        outcome.state, outcome.why = "skipped", skips[0].get("why", "")
+    elif outcome.state == "failed":
+        wrong = [row for row in outcome.rows if "failed" in row and "why" in row]
+        outcome.why += "".join(f"; {row['failed']}: {row['why']}" for row in wrong[:3])
+    return outcome
+
+
+class Part(NamedTuple):
+    name: str
+    group: str
+    seconds: float  # the most
+    kind: str  # program, bare, sanitizer; tests, bench: of torch's module; tool
+    words: str
+    dry: str = ""  # for a dry run: more words, or other ones of tests
+    together: bool = False  # its processes share the GPU at once, under MPS
+
+
+FEW, SOON, BRIEF = "--ranks 2 --seconds 4", "--seconds 4", "--blocks 1 --iters 2"
+LADDER = "all_reduce --sizes 64,4K,16K,64K,256K,1M,16M"
+PARTS = (
+    Part("nvidia_smi", "facts", 20, "tool", "nvidia-smi -q"),
+    Part("mps", "facts", 10, "tool", f"which {MPS}"),
+    Part("facts", "facts", 30, "program", "facts"),
+    Part("versions", "facts", 60, "tool", shlex.join([sys.executable, "-c", VERSIONS])),
+    Part("correct_few", "kernels", 60, "program", "correct --lean --ranks 2,3", SOON),
+    Part("streams", "kernels", 30, "program", "streams", FEW),
+    Part("absent", "kernels", 30, "program", "absent", FEW),
+    Part("abort", "kernels", 25, "program", "abort", FEW),
+    Part("graph", "kernels", 20, "program", "graph", FEW),
+    Part("product", "kernels", 60, "program", "product", FEW),
+    Part("product_bare", "kernels", 60, "bare", "product", FEW),
+    Part("two_processes", "kernels", 45, "program", "processes --ranks 2", "--seconds 30"),
+    Part("killed", "kernels", 35, "program", "killed", "--seconds 30"),
+    Part("torch_ddp", "torch", 90, "tests", "ddp", "first_use and ddp"),
+    Part("torch_graphs", "torch", 60, "tests", "replay", "graphs_and_calls"),
+    Part("torch_calls", "torch", 60, "tests", "profile or host_time", "calls_by_kernels or host_times"),
+    Part("torch_fsdp2", "torch", 90, "tests", "fsdp2", "first_use and fsdp2"),
+    Part("torch_pools", "torch", 60, "tests", "two_ranks and pools", "pools_beside"),
+    Part("torch_sharded", "torch", 90, "tests", "dtensor or pipeline or fsdp1", "first_use and dtensor"),
+    Part("torch_compile", "torch", 120, "tests", "compile", "compiled"),
+    Part("torch_places", "torch", 90, "tests", "expandable or visible or between_hosts", "relays_by"),
+    Part("torch_staged", "torch", 60, "tests", "staged", "staging"),
+    *(
+        Part(tool, "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON)
+        for tool in ("memcheck", "synccheck")
+    ),
+    Part("symm_mem", "compare", 60, "bench", f"{LADDER} --vs symm_mem", BRIEF, True),
+    Part("symm_mem_graphs", "compare", 60, "bench", f"{LADDER} --vs symm_mem -m 20 -G", BRIEF, True),
+    Part("symm_mem_8", "compare", 60, "bench", "all_reduce -n 8 --sizes 64,4K,16K --vs symm_mem", BRIEF, True),
+    Part("nccl", "compare", 60, "bench", f"{LADDER} --vs nccl", BRIEF),
+    Part("gloo", "compare", 60, "bench", "all_reduce --sizes 64,16K,1M,16M --vs gloo", BRIEF, True),
+    Part("train", "compare", 60, "bench", "train --kinds ddp --vs gloo --iters 10", "--iters 1 --blocks 1", True),
+    Part("slowed", "compare", 60, "bench", "overlap --vs gloo --side 2048", "--side 32 -b 64K --iters 2", True),
+    Part("holds", "compare", 60, "bench", "memory --groups 4 --idle 0.5"),
+    Part("bench_processes", "compare", 60, "program", "bench_processes --together", "--ranks 2 --seconds 12", True),
+    Part("bench", "more", 70, "program", "bench", FEW),
+    Part("copies", "more", 20, "program", "copies", FEW),
+    Part("pairs", "more", 40, "program", "pairs", FEW),
+    Part("correct", "more", 60, "program", "correct", f"--lean {FEW}"),
+    Part("processes", "more", 60, "program", "processes", "--ranks 2 --seconds 30"),
+)
+NAMES = [part.name for part in PARTS]
+
+
+class Run:
+    """A call: the programs, the module and the environment that its parts run with, and the file that they become. dry:
+    with those that the tests play."""
+
+    def __init__(self, arguments: argparse.Namespace, signals: Signals) -> None:
+        self.given, self.signals, self.file = arguments, signals, Path(arguments.json).absolute()
+        self.folder, self.dry = arguments.folder, arguments.dry_run
+        self.work = Path(tempfile.mkdtemp(prefix="nvx-evidence-"))
+        self.end_at = time.monotonic() + arguments.minutes * 60
+        self.building: subprocess.Popen | None = None
+        mine = {"schema": 1, "what": "gpu_evidence", "commit": commit(), "dry_run": self.dry}
+        self.document: dict[str, Any] = (
+            json.loads(self.file.read_text()) if self.file.exists() else mine | {"parts": {}}
+        )
+        if self.document | mine != self.document:
+            sys.exit(f"gpu_evidence: {self.file} does not go on from {mine}: name another file with -J")
+        when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.document |= {"machine": platform.platform(), "python": platform.python_version(), "when": when}
+        self.env = os.environ | {"NVX_GPU_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info"}
+        if self.dry:
+            self.env["LD_LIBRARY_PATH"] = str(self.folder / "played_driver")
+            self.env["PATH"] = os.pathsep.join([str(ROOT / "tests" / "gpu" / "tools"), self.env["PATH"]])
+            return
+        site, given = self.work / "site", self.env.get("PYTHONPATH", "")
+        self.env["PATH"] = os.pathsep.join([str(site / "bin"), self.env["PATH"], *TOOL_PLACES])
+        self.env["PYTHONPATH"] = os.pathsep.join([str(site), str(ROOT / "python"), given]).rstrip(os.pathsep)
+
+    def tool(self, name: str) -> str:
+        if found := shutil.which(name, path=self.env["PATH"]):
+            return found
+        raise Lacking(f"{name} is not here")
+
+    def begin_build(self) -> None:
+        """torch's module, in the background, once the packages that were carried are there."""
+        if self.dry:
+            return
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", f"{self.work}/site"]
+        wheels = [*map(str, (self.folder / "wheels").glob("*.whl"))]
+        options = [*KERNELS, "-DNVX_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}"]
+        steps = [
+            [*pip, *wheels] if wheels else ["true"],
+            ["cmake", "-S", str(ROOT), "-B", f"{self.work}/build", *options],
+            ["cmake", "--build", f"{self.work}/build", "--parallel", "--target", "_C", "nvx_staged"],
+        ]
+        script = " && ".join(map(shlex.join, steps))
+        self.building = start(["sh", "-c", script], (self.work / "log").open("w"), self.env)
+
+    def wait_for_module(self) -> None:
+        while self.building and self.building.poll() is None:
+            self.signals.look()
+            if time.monotonic() > self.end_at - 10:
+                raise Lacking("torch's module was not built in time")
+            time.sleep(0.1)
+        if self.building and self.building.returncode != 0:
+            raise Lacking(f"torch's module could not be built: {(self.work / 'log').read_text()[-600:]}")
+
+    def command(self, part: Part, seconds: float) -> list[str]:
+        words = shlex.split(part.words) + (shlex.split(part.dry) if self.dry and part.kind != "tests" else [])
+        if part.kind == "tool":
+            return [self.tool(words[0]), *words[1:]]
+        if part.kind == "tests":
+            file, chosen = ("test_gpu_cases.py", part.dry) if self.dry else ("test_gpu.py", part.words)
+            staged = next((self.work / "build" / "staged").glob("_C*.so"), "") if part.name == "torch_staged" else ""
+            pytest = ["env", f"NVX_TEST_MODULE={staged}", sys.executable, "-m", "pytest"]
+            return [*pytest, "-v", "-p", "no:cacheprovider", f"tests/torch/{file}", "-k", chosen]
+        if part.kind == "bench":
+            if self.dry:  # tensors of the CPU, over gloo alone
+                words = [word for word in words if word not in ("symm_mem", "nccl", "--vs", "gloo", "-G")]
+            place = ["--backend", "gloo"] if self.dry else ["--device", "cuda"]
+            return [sys.executable, "-m", "nvx.bench", *words, *place, "-J", f"{self.work}/bench.json"]
+        watched = [self.tool("compute-sanitizer"), "--tool", part.name] if part.kind == "sanitizer" else []
+        program = self.folder / ("nvx_gpu_twin" if self.dry else PROGRAMS[part.kind == "bare"])
+        limit = [] if self.dry else ["--seconds", f"{max(1.0, seconds * 0.9 - 2):.0f}"]
+        return [*watched, *(["--error-exitcode", "9"] if watched else []), str(program), *words, *limit]
+
+    def written(self) -> Iterator[dict[str, Any]]:
+        """The rows that a part wrote to files."""
+        for file in filter(Path.exists, (self.work / "figures", self.work / "bench.json")):
+            text = file.read_text()
+            file.unlink()
+            if file.suffix:
+                document = json.loads(text)
+                yield from ({"gradient_bytes": document.get("gradient_bytes")} | row for row in document["results"])
+            else:
+                yield from map(json.loads, text.splitlines())
+
+    @contextlib.contextmanager
+    def mps(self) -> Iterator[dict[str, str]]:
+        """The environment of its clients. Lacking where it cannot be started."""
+        place = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(self.work))
+        tool = self.tool(MPS)  # without it the processes would take turns on the GPU
+        started = run([tool, "-d"], 20, self.signals, self.env | place, leave=True)
+        try:
+            if started.state != "passed":
+                raise Lacking(f"{MPS} -d: {started.why} {started.said[-300:]}")
+            yield place
+        finally:
+            run(["sh", "-c", f"echo quit | {tool}"], 10, None, self.env | place)
+
+    def write(self) -> None:
+        draft = self.file.with_name(f".{self.file.name}.{os.getpid()}")
+        draft.write_text(json.dumps(self.document, indent=1) + "\n")
+        draft.replace(self.file)
+
+    def try_part(self, part: Part) -> Outcome:
+        with contextlib.ExitStack() as stack:
+            try:
+                if part.kind in ("tests", "bench"):
+                    self.wait_for_module()
+                env = self.env | (stack.enter_context(self.mps()) if part.together else {})
+                if (seconds := min(part.seconds, self.end_at - time.monotonic())) < 5:
+                    raise Lacking("time ran out")
+                outcome = run(self.command(part, seconds), seconds, self.signals, env)
+            except Lacking as lacking:
+                return Outcome("interrupted" if self.signals.number else "skipped", str(lacking))
+        outcome.mps = part.together
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            outcome.rows += self.written()
+        return outcome
+
+    def go(self) -> int:
+        found = self.document["parts"]
+        wanted = [part for part in PARTS if {part.name, part.group} & self.given.parts]
+        wanted = [part for part in wanted if self.given.again or found.get(part.name, {}).get("state") not in KEPT]
+        try:
+            self.begin_build()
+            for part in wanted:
+                outcome = self.try_part(part)
+                found[part.name] = dataclasses.asdict(outcome)
+                self.write()
+                print(f"{part.name:16} {outcome.state:12} {outcome.seconds:6.1f} s  {outcome.why[:150]}", flush=True)
+                if self.signals.number:
+                    return 128 + self.signals.number
+        finally:
+            if self.building:
+                end(self.building)
+            shutil.rmtree(self.work, ignore_errors=True)
+        print(f"written: {self.file}")
+        return int(any(part["state"] not in ("passed", "skipped") for part in found.values()))
+
+
+def commit() -> str:
+    asked = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def bundle(folder: Path) -> int:
+    """What is carried to a machine with a GPU and no network: the programs, for sm_90 and as PTX, and the packages."""
+    build = folder / "build"
+    subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *KERNELS, "-DNVX_PYTHON=OFF"], check=True)
+    subprocess.run(["cmake", "--build", str(build), "--parallel", "--target", *PROGRAMS], check=True)
+    for program in PROGRAMS:
+        shutil.copy2(build / program, folder / program)
+    shutil.rmtree(build)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder / "wheels"), *WHEELS]
+    subprocess.run(pip, check=True)
+    print(f"{folder}: {sum(one.stat().st_size for one in folder.rglob('*')) / 2**20:.0f} MiB of {commit()}")
+    return 0
+
+
+def read_arguments(given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    groups = list(dict.fromkeys(part.group for part in PARTS))
+    add = parser.add_argument
+    add("--bundle", metavar="DIR", type=Path, help="make the bundle, and run nothing")
+    add("--from", dest="folder", metavar="DIR", type=Path, help="the bundle; in a dry run, where nvx_gpu_twin is")
+    add("-J", "--json", metavar="FILE", default="gpu_evidence.json", help="(default: gpu_evidence.json)")
+    add("--minutes", type=float, default=9, help="for all of it (default 9)")
+    add("--parts", default=",".join(groups), help=f"some of {','.join(groups)}, or {','.join(NAMES)}")
+    add("--again", action="store_true", help="run also the parts that the file has already")
+    add("--dry-run", action="store_true", help="on the twin and the played device, without a GPU")
+    arguments = parser.parse_args(given)
+    arguments.parts = set(arguments.parts.split(","))
+    if unknown := arguments.parts - {*groups, *NAMES}:
+        parser.error(f"--parts: no part or group {', '.join(unknown)}")
+    default = "build/make/cpp" if arguments.dry_run else "build/gpu_bundle"
+    arguments.folder = (arguments.folder or ROOT / default).absolute()
+    return arguments
+
+
+if __name__ == "__main__":
+    asked = read_arguments(sys.argv[1:])
+    sys.exit(bundle(asked.bundle.absolute()) if asked.bundle else Run(asked, Signals()).go())

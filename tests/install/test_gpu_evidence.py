@@ -1,0 +1,226 @@
+"""scripts/gpu_evidence.py: whatever a part does, the file says so and the next part runs; and a dry run of all."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from _pytest.mark.expression import Expression
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DRIVER = ROOT / "scripts" / "gpu_evidence.py"
+STAND_IN = pathlib.Path(__file__).with_name("gpu_stand_in.py")
+KERNELS = ["correct", "streams", "absent", "abort", "graph", "product", "product", "processes", "killed"]
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("gpu_evidence", DRIVER)
+    module = sys.modules["gpu_evidence"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def eventually(happens, seconds=60):
+    end = time.monotonic() + seconds
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.02)
+    return happens()
+
+
+def gone(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+class Evidence:
+    """Dry runs of the driver in this process, or in one of their own, with a stand-in for the twin."""
+
+    def __init__(self, monkeypatch, folder):
+        self.driver, self.monkeypatch = load(), monkeypatch
+        self.folder, self.file, self.log = folder, folder / "found.json", folder / "log"
+        shutil.copy2(STAND_IN, folder / "nvx_gpu_twin")
+        (folder / "nvx_gpu_twin").chmod(0o755)
+        monkeypatch.setenv("NVX_STAND_IN_LOG", str(self.log))
+
+    def words(self, *words):
+        return ["--dry-run", "--from", str(self.folder), "-J", str(self.file), *words]
+
+    def run(self, how, *words, limit=None):
+        """The exit status, the states by part, and what was run."""
+        self.monkeypatch.setenv("NVX_STAND_IN", json.dumps(how))
+        if limit:
+            parts = tuple(part._replace(seconds=limit) for part in self.driver.PARTS)
+            self.monkeypatch.setattr(self.driver, "PARTS", parts)
+        self.log.write_text("")
+        heard = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            asked = self.driver.read_arguments(self.words(*words))
+            code = self.driver.Run(asked, self.driver.Signals()).go()
+        finally:
+            for one, handler in heard.items():
+                signal.signal(one, handler)
+        return code, self.states(), self.log.read_text().split()
+
+    def part(self, name):
+        return json.loads(self.file.read_text())["parts"][name]
+
+    def states(self):
+        return {name: part["state"] for name, part in json.loads(self.file.read_text())["parts"].items()}
+
+
+@pytest.fixture
+def evidence(monkeypatch, tmp_path):
+    return Evidence(monkeypatch, tmp_path)
+
+
+def test_parts_run_in_their_order_and_a_further_call_goes_on(evidence):
+    code, states, ran = evidence.run({"streams": "skip"}, "--parts", "facts,kernels")
+    assert code == 0 and ran == ["facts", *KERNELS]
+    assert list(states) == [part.name for part in evidence.driver.PARTS[: len(states)]]
+    assert states.pop("streams") == "skipped" and set(states.values()) == {"passed"}
+    assert evidence.part("streams")["why"] == "no such thing here"
+    assert evidence.part("facts")["rows"][0] == {"part": "facts", "figure": 1.5}
+    assert "Driver Version" in evidence.part("nvidia_smi")["said"]
+    code, states, ran = evidence.run({}, "--parts", "kernels")
+    assert code == 0 and ran == ["streams"] and set(states.values()) == {"passed"}
+    assert evidence.run({}, "--parts", "absent", "--again")[2] == ["absent"]
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "why"),
+    [
+        ("fail", "failed", "it ended with code 1; all_reduce f32: wrong output"),
+        ("segfault", "died", f"of signal {int(signal.SIGSEGV)}"),
+        ("garbage", "passed", ""),
+    ],
+)
+def test_a_part_that_goes_wrong_is_told_and_the_rest_run(evidence, how, state, why):
+    code, states, ran = evidence.run({"streams": how}, "--parts", "kernels")
+    assert ran == KERNELS and code == (state != "passed")
+    assert states.pop("streams") == state and set(states.values()) == {"passed"}
+    found = evidence.part("streams")
+    assert found["why"] == why and len(json.dumps(found)) < 20_000
+    if how == "garbage":
+        assert found["said"].endswith("a last word")
+
+
+def test_a_part_that_hangs_is_ended_with_all_it_started(evidence):
+    began = time.monotonic()
+    code, states, ran = evidence.run({"streams": "hang"}, "--parts", "streams,absent", limit=5)
+    assert time.monotonic() - began < 20 and code == 1 and ran == ["streams", "absent"]
+    assert states == {"streams": "timed out", "absent": "passed"}
+    assert eventually(lambda: gone(int((evidence.folder / "log.child").read_text())))
+    assert evidence.run({}, "--parts", "streams,absent")[2] == [], "it would hang again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_what_runs_and_leaves_the_file(evidence, number):
+    command = [sys.executable, str(DRIVER), *evidence.words("--parts", "absent,streams")]
+    surroundings = os.environ | {"NVX_STAND_IN": json.dumps({"absent": "hang"})}
+    process = subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = evidence.folder / "log.child"
+    assert eventually(lambda: child.exists() and child.read_text().endswith("\n"))
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + number and "Traceback" not in told, told
+    assert evidence.states() == {"streams": "passed", "absent": "interrupted"}
+    assert evidence.part("absent")["why"] == number.name and eventually(lambda: gone(int(child.read_text())))
+    assert evidence.run({}, "--parts", "absent,streams")[1:] == ({"streams": "passed", "absent": "passed"}, ["absent"])
+
+
+def test_time_that_runs_out_is_told(evidence):
+    code, states, ran = evidence.run({}, "--parts", "kernels", "--minutes", "0.01")
+    assert code == 0 and ran == [] and set(states.values()) == {"skipped"}
+    assert evidence.part("streams")["why"] == "time ran out"
+
+
+def test_a_file_of_another_commit_is_left_alone(evidence):
+    evidence.file.write_text(json.dumps({"what": "gpu_evidence", "commit": "1", "dry_run": True, "parts": {}}))
+    before = evidence.file.read_text()
+    with pytest.raises(SystemExit, match="name another file"):
+        evidence.run({}, "--parts", "streams")
+    assert evidence.file.read_text() == before
+    with pytest.raises(SystemExit):
+        evidence.run({}, "--parts", "dance")
+
+
+def test_parts_of_a_module_that_cannot_be_built_say_why(evidence, monkeypatch):
+    def fail(self):
+        (self.work / "log").write_text("work.cc: error: no")
+        self.building = subprocess.Popen(["false"])
+
+    monkeypatch.setattr(evidence.driver.Run, "begin_build", fail)
+    code, states, ran = evidence.run({}, "--parts", "torch_ddp,streams")
+    assert code == 0 and ran == ["streams"] and states == {"streams": "passed", "torch_ddp": "skipped"}
+    assert evidence.part("torch_ddp")["why"].endswith("error: no")
+
+
+def test_without_mps_processes_do_not_take_turns(evidence, monkeypatch):
+    quits = evidence.folder / "quits"
+    control = evidence.folder / evidence.driver.MPS
+    control.write_text(f'#!/bin/sh\n[ "$1" = -d ] && {{ echo refused; exit 3; }}\ncat > {quits}\n')
+    control.chmod(0o755)
+    monkeypatch.setattr(evidence.driver.Run, "tool", lambda self, name: str(evidence.folder / name))
+    assert evidence.run({}, "--parts", "bench_processes")[1:] == ({"bench_processes": "skipped"}, [])
+    assert "it ended with code 3 refused" in evidence.part("bench_processes")["why"]
+    assert quits.read_text() == "quit\n", "it may have come up late"
+
+
+def test_lines_of_pytest_become_rows():
+    driver = load()
+    text = """tests/torch/test_gpu.py::test_two_ranks[ddp-small buckets-2] PASSED     [ 50%]
+tests/torch/test_gpu.py::test_staged[DTensor-2] SKIPPED (there is no GPU here) [100%]
+1 passed, 1 skipped in 1.00s"""
+    found = driver.read(driver.Outcome("passed"), text)
+    assert found.rows == [
+        {"test": "test_two_ranks[ddp-small buckets-2]", "state": "passed"},
+        {"test": "test_staged[DTensor-2]", "state": "skipped", "why": "there is no GPU here"},
+    ]
+    assert found.state == "passed" and found.said == "1 passed, 1 skipped in 1.00s"
+    assert driver.read(driver.Outcome("passed"), text.replace("PASSED", "SKIPPED")).state == "skipped"
+
+
+@pytest.mark.parametrize("file", ["test_gpu", "test_gpu_cases"])
+def test_every_choice_of_tests_chooses_some(file):
+    """For a GPU and for a dry run."""
+    pytest.importorskip("torch")
+    words = ["-m", "pytest", "--collect-only", "-q", f"tests/torch/{file}.py"]
+    told = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [line.partition("::")[2] for line in told.stdout.splitlines() if "::" in line]
+    assert names, told.stdout + told.stderr
+    for part in load().PARTS:
+        if part.kind == "tests":
+            chosen = Expression.compile(part.words if file == "test_gpu" else part.dry)
+            assert any(chosen.evaluate(lambda word, name=name: word in name) for name in names), part
+
+
+TWIN = ROOT / "build" / "make" / "cpp"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_dry_run_has_every_part(tmp_path):
+    if not (TWIN / "nvx_gpu_twin").exists():
+        pytest.skip(f"the twin is not built in {TWIN}")
+    file = tmp_path / "found.json"
+    command = [sys.executable, str(DRIVER), "--dry-run", "--minutes", "14", "-J", str(file)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    found = json.loads(file.read_text())["parts"]
+    assert list(found) == load().NAMES, told.stdout + told.stderr
+    bad = {name: part["why"] for name, part in found.items() if part["state"] != "passed"}
+    assert set(bad) <= {"pairs"}, bad  # which needs two GPUs
+    assert all(part["rows"] or part["said"] for name, part in found.items() if name not in bad)
+    with contextlib.suppress(ImportError):
+        import gpu_targets
+
+        assert gpu_targets.judge({"parts": found})
