@@ -172,7 +172,7 @@ FEW, SOON, BRIEF = "--ranks 2 --seconds 4", "--seconds 4", "--blocks 1 --iters 2
 LADDER = "all_reduce --sizes 64,4K,16K,64K,256K,1M,16M"
 PARTS = (
     Part("nvidia_smi", "facts", 20, "tool", "nvidia-smi -q"),
-    Part("mps", "facts", 10, "tool", f"which {MPS}"),
+    Part("mps", "facts", 10, "tool", f"sh -c 'command -v {MPS} || echo not here'"),
     Part("facts", "facts", 30, "program", "facts"),
     Part("versions", "facts", 60, "tool", shlex.join([sys.executable, "-c", VERSIONS])),
     Part("correct_few", "kernels", 60, "program", "correct --lean --ranks 2,3", SOON),
@@ -184,12 +184,12 @@ PARTS = (
     Part("product_bare", "kernels", 60, "bare", "product", FEW),
     Part("two_processes", "kernels", 45, "program", "processes --ranks 2", "--seconds 30"),
     Part("killed", "kernels", 35, "program", "killed", "--seconds 30"),
-    Part("torch_ddp", "torch", 90, "tests", "ddp", "first_use and ddp"),
-    Part("torch_graphs", "torch", 60, "tests", "replay", "graphs_and_calls"),
+    Part("torch_ddp", "torch", 90, "tests", "two_ranks and ddp and not compile", "first_use and ddp"),
+    Part("torch_graphs", "torch", 60, "tests", "two_ranks and replay", "graphs_and_calls"),
     Part("torch_calls", "torch", 60, "tests", "profile or host_time", "calls_by_kernels or host_times"),
-    Part("torch_fsdp2", "torch", 90, "tests", "fsdp2", "first_use and fsdp2"),
+    Part("torch_fsdp2", "torch", 90, "tests", "four_ranks and fsdp2", "first_use and fsdp2"),
     Part("torch_pools", "torch", 60, "tests", "two_ranks and pools", "pools_beside"),
-    Part("torch_sharded", "torch", 90, "tests", "dtensor or pipeline or fsdp1", "first_use and dtensor"),
+    Part("torch_sharded", "torch", 90, "tests", "three or fsdp1 or (four and dtensor)", "first_use and dtensor"),
     Part("torch_compile", "torch", 120, "tests", "compile", "compiled"),
     Part("torch_places", "torch", 90, "tests", "expandable or visible or between_hosts", "relays_by"),
     Part("torch_staged", "torch", 60, "tests", "staged", "staging"),
@@ -216,8 +216,7 @@ NAMES = [part.name for part in PARTS]
 
 
 class Run:
-    """A call: the programs, the module and the environment that its parts run with, and the file that they become. dry:
-    with those that the tests play."""
+    """A call: what its parts run with, and the file that they become. dry: over what the tests play."""
 
     def __init__(self, arguments: argparse.Namespace, signals: Signals) -> None:
         self.given, self.signals, self.file = arguments, signals, Path(arguments.json).absolute()
@@ -233,17 +232,17 @@ class Run:
             sys.exit(f"gpu_evidence: {self.file} does not go on from {mine}: name another file with -J")
         when = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self.document |= {"machine": platform.platform(), "python": platform.python_version(), "when": when}
-        self.env = os.environ | {"NVX_GPU_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info"}
+        self.env = os.environ | {"NVX_TEST_FIGURES": str(self.work / "figures"), "NVX_DEBUG": "info"}
         if self.dry:
             self.env["LD_LIBRARY_PATH"] = str(self.folder / "played_driver")
-            self.env["PATH"] = os.pathsep.join([str(ROOT / "tests" / "gpu" / "tools"), self.env["PATH"]])
             return
         site, given = self.work / "site", self.env.get("PYTHONPATH", "")
         self.env["PATH"] = os.pathsep.join([str(site / "bin"), self.env["PATH"], *TOOL_PLACES])
         self.env["PYTHONPATH"] = os.pathsep.join([str(site), str(ROOT / "python"), given]).rstrip(os.pathsep)
 
     def tool(self, name: str) -> str:
-        if found := shutil.which(name, path=self.env["PATH"]):
+        played = ROOT / "tests" / "gpu" / "tools" / name.replace("-", "_")
+        if found := str(played) if self.dry and played.exists() else shutil.which(name, path=self.env["PATH"]):
             return found
         raise Lacking(f"{name} is not here")
 
@@ -297,7 +296,8 @@ class Run:
             file.unlink()
             if file.suffix:
                 document = json.loads(text)
-                yield from ({"gradient_bytes": document.get("gradient_bytes")} | row for row in document["results"])
+                shared = {name: document[name] for name in ("gradient_bytes",) if name in document}
+                yield from (shared | row for row in document["results"])
             else:
                 yield from map(json.loads, text.splitlines())
 

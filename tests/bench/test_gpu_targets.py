@@ -61,7 +61,7 @@ def test_without_figures_nothing_is_measured():
         ("two_shot", "bench", [fused("chunks", 16 << 20, 260.0)]),
         ("arena", "processes", [START | {"arena_bytes": (64 << 20) + 1}]),
         ("init", "processes", [START | {"init_ms": 201.0}]),
-        ("under_mps", "symm_mem_8", swept("symm_mem", n16384=4.9)),
+        ("under_mps", "symm_mem_8", swept("symm_mem", n16384=5.0)),
         ("replayed", "symm_mem_graphs", [*swept("nvx", n64=5.1, n4096=1), *swept("symm_mem", n64=5.0, n4096=2)]),
         ("host_time", "torch_calls", [{"host": "broadcast", "over_launch_us": 4.0}]),
         ("step", "train", [STEP[0], STEP[1] | {"time_us": 4.9e3}]),

@@ -202,8 +202,7 @@ int product(const PartOptions& options) {
                      .add("pad_bytes", uint64_t(bench.pad_bytes()))
                      .add("bytes", uint64_t(bytes))
                      .add("launch_us", us)
-                     .add("processor_sends_gb_s", sent / blocks / us / 1e3)
-                     .add("processor_gets_gb_s", sent / blocks / us / 1e3));
+                     .add("processor_gb_s_each_way", sent / blocks / us / 1e3));
     }
   }
   return report.finish();

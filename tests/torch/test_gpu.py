@@ -1,6 +1,6 @@
 """Uses of nvx on GPUs, by its kernels and through host memory: `pytest -m gpu`. Skipped where there is no GPU.
 
-NVX_TEST_MODULE names another torch module of nvx; NVX_GPU_FIGURES a file for what the cases measure."""
+NVX_TEST_MODULE names another torch module of nvx; NVX_TEST_FIGURES a file for what the cases measure."""
 
 import nvx
 import pytest

@@ -11,7 +11,7 @@ from fake_device import counts, reset_counts
 from gpu import figures, graphs, pools, proxy, training, visible
 from gpu.parts import EXPANDABLE, PARTS, RELAY, STAGED
 from gpu.rank import Rank, bytes_of, close
-from ranks import on_fake_gpus, on_played_gpus, on_ranks, on_proxied_gpus, one_host, only_nvx
+from ranks import on_fake_gpus, on_gpus, on_played_gpus, on_ranks, on_proxied_gpus, one_host, only_nvx
 from test_device import captured
 
 pytestmark = [one_host, only_nvx]
@@ -295,3 +295,27 @@ def test_the_bytes_of_a_tensor_are_those_in_its_order():
     assert bytes_of(tensor.t()) == tensor.t().contiguous().numpy().tobytes()
     assert bytes_of(tensor[1:, 1:]) == tensor[1:, 1:].contiguous().numpy().tobytes()
     assert bytes_of(torch.empty(0)) == b""
+
+
+@on_gpus(2)
+def a_test_on_gpus(rank, world):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ([{"served": [], "refused": {"all_reduce": "not now"}}], "refused: all_reduce: not now"),
+        ([{"left_out_part": "pools", "why": "no kernels"}], "pools: no kernels"),
+        ([{"served": ["broadcast"], "refused": {"all_reduce": "not now"}}, {"us": 1.5}], ""),
+        (None, ""),
+    ],
+)
+def test_what_cannot_be_tried_on_gpus_is_skipped_with_the_reason(told, why):
+    class Pool:
+        def run(self, test, **given):
+            assert given["backend"].startswith("cpu:nvx,cuda:nvx")
+            return [told, None]
+
+    with pytest.raises(pytest.skip.Exception, match=why) if why else contextlib.nullcontext():
+        a_test_on_gpus(gpus=Pool(), world=2)

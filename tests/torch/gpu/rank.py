@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-FIGURES = "NVX_GPU_FIGURES"  # a file to which the first rank appends what its cases measure, a JSON object a line
+FIGURES = "NVX_TEST_FIGURES"  # a file to which the first rank appends what its cases measure, a JSON object a line
 
 
 class Rank:
