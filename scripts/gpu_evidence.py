@@ -246,9 +246,9 @@ class Run:
             return found
         raise Lacking(f"{name} is not here")
 
-    def begin_build(self) -> None:
+    def begin_build(self, wanted: list[Part]) -> None:
         """torch's module, in the background, once the packages that were carried are there."""
-        if self.dry:
+        if self.dry or not any(part.kind in ("tests", "bench") for part in wanted):
             return
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", f"{self.work}/site"]
         wheels = [*map(str, (self.folder / "wheels").glob("*.whl"))]
@@ -340,7 +340,7 @@ class Run:
         wanted = [part for part in PARTS if {part.name, part.group} & self.given.parts]
         wanted = [part for part in wanted if self.given.again or found.get(part.name, {}).get("state") not in KEPT]
         try:
-            self.begin_build()
+            self.begin_build(wanted)
             for part in wanted:
                 outcome = self.try_part(part)
                 found[part.name] = dataclasses.asdict(outcome)

@@ -155,7 +155,7 @@ def test_a_file_of_another_commit_is_left_alone(evidence):
 
 
 def test_parts_of_a_module_that_cannot_be_built_say_why(evidence, monkeypatch):
-    def fail(self):
+    def fail(self, wanted):
         (self.work / "log").write_text("work.cc: error: no")
         self.building = subprocess.Popen(["false"])
 
