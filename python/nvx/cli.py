@@ -12,7 +12,6 @@ COMMANDS = {
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
     "bench": ("nvx.bench", "time collectives against another backend, in nccl-tests' columns, and plot them"),
     "topo": ("nvx.commands.topo", "show this machine, how its GPUs are joined, and what nvx would use"),
-    "gpucheck": ("nvx.commands.gpucheck", "try the GPU kernels on this machine, and measure them"),
     "explain": ("nvx.commands.explain", "say what a collective of some size would run, and why"),
     "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and what is set"),
 }

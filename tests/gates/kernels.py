@@ -2,15 +2,11 @@
 their code has the accesses that the protocol stands on."""
 
 import concurrent.futures
-import importlib.util
 import json
 import os
 import pathlib
 import re
 import shutil
-import sys
-import time
-import warnings
 
 from builds import GCC, compile_all, configure
 from common import Failed, Skipped, shut_if
@@ -47,8 +43,7 @@ ARCHITECTURES = ("80", "90", "100", "120")
 PTX = "80"
 OLDEST = "75"  # that TORCH_CUDA_ARCH_LIST may name, and CUDA 13 compiles for; what it uses is not looked into
 MOST_REGISTERS = 128  # 512 lanes a block
-BUILT_FOR = "9.0"  # by CMake and without it: each other one would take as long again, and is looked into below
-MOST_CORE_SECONDS = 8 * 240  # of all that `nvx gpucheck` builds, without CMake and for one architecture
+BUILT_FOR = "9.0"  # by CMake: each other one would take as long again, and is looked into below
 
 FIGURES = "bench/results/kernels.json"
 BEGIN, END = "<!-- made by tests/gates/run cuda --fix -->\n", "<!-- end of the table -->\n"
@@ -100,20 +95,12 @@ def find_nvcc():
     return nvcc
 
 
-def by_hand(context):
-    """All that `nvx gpucheck` builds where there is no CMake."""
-    if not importlib.util.find_spec("torch"):
-        raise Skipped("this python has no torch")
-    return without_cmake(context, pathlib.Path(find_nvcc()), ("program", "kernels", "staged"))
-
-
 def cuda(context):
-    """Built by CMake and without it, for one architecture; compiled for every one, to look into."""
+    """Built by CMake for one architecture; compiled for every one, to look into."""
     nvcc = find_nvcc()
     folder = context.build_dir / "cuda"
     told = [by_cmake(context, folder)]
     folder.mkdir(parents=True, exist_ok=True)
-    told.append(without_cmake(context, pathlib.Path(nvcc), ("program",)))
     with concurrent.futures.ThreadPoolExecutor(context.jobs) as pool:
         *found, _ = pool.map(lambda arch: assemble(context, folder, nvcc, arch), (*ARCHITECTURES, OLDEST))
     entries = [entry for _, some in found for entry in some]
@@ -133,47 +120,8 @@ def by_cmake(context, folder):
         return "by CMake not built, which is older than 3.26 (pip install cmake)"
     configure(context, "cuda", *GCC, "-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", f"-DTORCH_CUDA_ARCH_LIST={BUILT_FOR}")
     compile_all(context, folder, "nvx_cuda", "nvx_gpu", "nvx_gpu_bare")
-    start_gpucheck(context, folder / "nvx_gpu", "facts", "correct", "processes")
+    start_program(context, folder / "nvx_gpu", "facts", "correct", "processes")
     return ""
-
-
-LOADS = """
-import sys, torch
-from nvx.gpucheck.uses.module import load_module
-load_module(sys.argv[1])
-print(sys.modules["nvx._C"].build_info()["cuda"])
-"""
-
-
-def without_cmake(context, nvcc, names):
-    """What `nvx gpucheck` does where there is no CMake, and how long it takes: what it builds can be started."""
-    package = context.root / "python"
-    if str(package) not in sys.path:
-        sys.path.insert(0, str(package))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # where there is no torch, nvx says that it cannot serve it
-        from nvx.gpucheck import build, by_hand
-        from nvx.gpucheck.steps import Steps
-    folder = context.build_dir / "without_cmake"
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = {what: build.place_of(what, folder) for what in names}
-    toolkit = build.toolkit_of(nvcc)
-    job = by_hand.Job(context.root, folder, nvcc, toolkit, [BUILT_FOR], wanted, by_hand.find_ucx())
-    began = time.monotonic()
-    missing = by_hand.compile_all(job, Steps(folder / "build.log", 3600), context.jobs)
-    seconds = time.monotonic() - began
-    shut_if([f"{what}: {why}" for what, why in missing.items()], "things that cannot be built without CMake")
-    start_gpucheck(context, wanted["program"], "facts")
-    surroundings = {**os.environ, "PYTHONPATH": str(package)}
-    for what, has_kernels in (("kernels", "True"), ("staged", "False")):
-        if what in wanted:
-            said = context.run([sys.executable, "-c", LOADS, wanted[what]], f"loading {what}", env=surroundings)
-            if said.split()[-1] != has_kernels:
-                raise Failed(f"the module {what} is not what it is called", said)
-    told = f"without CMake {seconds:.0f} s on {context.jobs} cores"
-    if seconds * context.jobs > MOST_CORE_SECONDS:
-        raise Failed(f"{told}: even eight would take more than the 4 minutes that `nvx gpucheck` has for it")
-    return told
 
 
 def assemble(context, folder, nvcc, arch):
@@ -192,7 +140,7 @@ def assemble(context, folder, nvcc, arch):
 
 
 def figures_table(figures):
-    """What the kernels use, as docs/gpucheck.md has it."""
+    """What the kernels use, as docs/gpu-evidence.md has it."""
     rows = [
         f"| `{one['kernel']}` | sm_{one['architecture']} | {one['registers']} | {one['stack']} | {one['spilled']} |\n"
         for one in sorted(figures["kernels"], key=lambda one: (one["kernel"], int(one["architecture"])))
@@ -207,7 +155,7 @@ def keep_figures(context, nvcc, entries):
     version = re.search(r"\bV([\d.]+)", context.run([nvcc, "--version"], "nvcc"))
     figures = {"schema": 1, "what": "kernels", "command": "tests/gates/run cuda --fix", "nvcc": version[1]}
     figures |= {"kernels": entries}
-    file, page = context.root / FIGURES, context.root / "docs" / "gpucheck.md"
+    file, page = context.root / FIGURES, context.root / "docs" / "gpu-evidence.md"
     kept = json.loads(file.read_text()) if file.is_file() else {}
     if context.fix and kept != figures:
         file.write_text(json.dumps(figures, indent=1) + "\n")
@@ -215,15 +163,15 @@ def keep_figures(context, nvcc, entries):
     text = page.read_text()
     if kept and figures_table(kept) not in text:
         if not context.fix:
-            raise Failed(f"docs/gpucheck.md is not what {FIGURES} says; run: tests/gates/run cuda --fix")
+            raise Failed(f"docs/gpu-evidence.md is not what {FIGURES} says; run: tests/gates/run cuda --fix")
         page.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", figures_table(kept), text, flags=re.DOTALL))
     if kept.get("nvcc") == figures["nvcc"] and kept != figures:
         raise Failed(f"{FIGURES} is not what the kernels use by now; run: tests/gates/run cuda --fix")
     return f"at most {max(one['registers'] for one in entries)} registers, none spilled"
 
 
-def start_gpucheck(context, program, *parts):
-    """What `nvx gpucheck` runs on a machine with GPUs: it links, starts, and without one says so, as processes too."""
+def start_program(context, program, *parts):
+    """The program of the GPU tests links, starts, and says so where there is no GPU, also of processes."""
     for part in parts:
         said = context.run([program, part, "--seconds", "20"], f"nvx_gpu {part}")
         if not re.search(r'"end": "(skipped|passed)"', said):

@@ -35,10 +35,3 @@ def python():
 @pytest.fixture(scope="session")
 def root():
     return ROOT
-
-
-@pytest.fixture
-def check(monkeypatch, tmp_path):
-    import gpucheck_runs
-
-    return gpucheck_runs.Here(monkeypatch, tmp_path)

@@ -1,1 +1,1 @@
-"""What `nvx explain`, `nvx env`, `nvx topo` and `nvx gpucheck` run."""
+"""What `nvx explain`, `nvx env` and `nvx topo` run."""
