@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -225,6 +227,25 @@ def test_init_and_memory(tmp_path):
     stages = read(path)["results"][0]["stages"]
     assert list(stages) == ["none", "one", "many", "used_small", "used"]
     assert all(stage["resident"] > 1 << 20 for stage in stages.values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_ranks(number):
+    paths = [str(WHERE), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths).rstrip(os.pathsep)}
+    # A shell's background jobs ignore Ctrl-C, and what they start does so too.
+    before = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, 0)"
+    code = f"import sys; {before}; from nvx.bench import cli; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "all_reduce", "--backend", "gloo", "--sizes", "8", "--iters", "100000000"]
+    started = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    children = Path(f"/proc/{started.pid}/task/{started.pid}/children")
+    end = time.monotonic() + 60
+    while len(ranks := children.read_text().split()) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    started.send_signal(number)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 130 and "Traceback" not in said, said
+    assert len(ranks) == 2 and not any(Path(f"/proc/{rank}").exists() for rank in ranks)
 
 
 @pytest.mark.slow
