@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _build_facts():
-    """What the build wrote down: an object with TORCH, TORCH_FULL and CUDA, or None where nothing was built."""
+    """The module `nvx._built`, which the build writes (TORCH, TORCH_FULL, CUDA), or None if nothing was built."""
     try:
         return importlib.import_module("nvx._built")
     except ImportError:
@@ -34,7 +34,7 @@ def _build_facts():
 
 
 def obstacle():
-    """One sentence that says why the C++ module cannot serve this torch, or None."""
+    """Why the C++ module cannot serve this torch, in one sentence; None if it can."""
     import torch
 
     built = _build_facts()
@@ -53,7 +53,7 @@ def obstacle():
 
 
 def _load():
-    """The C++ module; loaded when the first group is made."""
+    """Loads the C++ module. The first group that is created calls this."""
     loaded = sys.modules.get("nvx._C")
     if loaded is not None:
         return loaded
@@ -66,7 +66,7 @@ def _load():
 
 
 def _check_timeout(timeout):
-    """Zero is no timeout, and so is what torch makes of timedelta.max, which is far below zero."""
+    """Refuses negative timeouts. Zero means none; so does `timedelta.max`, which torch makes a huge negative."""
     import datetime
 
     if datetime.timedelta(days=-1_000_000) < timeout < datetime.timedelta(0):
@@ -74,13 +74,13 @@ def _check_timeout(timeout):
 
 
 def _options(given, group):
-    """The user's options, completed with what torch knows of the group; another backend's give their timeout."""
+    """Completes the user's options with the group's facts. Of another backend's options only the timeout counts."""
     options_class = _load().ProcessGroupNVX.Options
     if given is None:
         options = options_class(timeout=group.timeout)
     elif isinstance(given, options_class):
         options = copy.copy(given)  # the caller may make several groups with one object
-        if options._timeout == options_class()._timeout:  # nobody has set it
+        if options._timeout == options_class()._timeout:  # the user did not set it
             options._timeout = group.timeout
     else:
         timeout = getattr(given, "_timeout", None)
@@ -97,7 +97,7 @@ def _options(given, group):
 
 
 def _create(group, pg_options):
-    """What torch calls to make a group: `group` is a c10d DistributedBackendOptions."""
+    """Creates a group for torch. `group` is a c10d `DistributedBackendOptions`."""
     options = _options(pg_options, group)
     wanted = (getattr(asked, "enable_reconfigure", False) for asked in (group, pg_options))  # from torch 2.15 on
     kind = _load().Reconfigurable if any(wanted) else _load().ProcessGroupNVX
@@ -105,8 +105,11 @@ def _create(group, pg_options):
 
 
 def _devices():
-    """The types of device whose tensors nvx serves here. Asks nothing that would set CUDA up, which takes long and must
-    not be done before a fork; with "cuda" where there is no GPU, torch would take it for what objects are sent on."""
+    """The device types that nvx serves on this machine.
+
+    It does not initialize CUDA: that is slow, and forbidden before a fork. "cuda" must be absent without a GPU, because
+    torch sends objects on it.
+    """
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
@@ -115,7 +118,7 @@ def _devices():
 
 
 def _register():
-    """Makes "nvx" a name torch knows, and says whether it was new. Idempotent."""
+    """Registers the name "nvx" with torch. Returns whether it was new. Idempotent."""
     import torch.distributed as dist
 
     if not dist.is_available() or "NVX" in dist.Backend._plugins:
@@ -125,7 +128,7 @@ def _register():
 
 
 def _autoload():
-    """What torch calls at the end of `import torch`. Quick, idempotent, and never raises."""
+    """torch calls this at the end of `import torch`. It is quick, idempotent, and never raises."""
     try:
         why_not = obstacle() if _register() else None
         if why_not is not None:
@@ -135,9 +138,9 @@ def _autoload():
 
 
 def set_timeout(timeout, group=None):
-    """Sets the timeout (a timedelta; zero: none) of the nvx part of `group`, or of the default group.
+    """Sets the timeout (a timedelta; zero means none) of the nvx backend of `group`, or of the default group.
 
-    torch's own `_set_pg_timeout` ignores backends it does not know the name of, up to 2.13.
+    Up to torch 2.13, `_set_pg_timeout` ignores every backend that is not built into torch.
     """
     import datetime
 
@@ -150,7 +153,7 @@ def set_timeout(timeout, group=None):
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
-    """`torch.distributed.monitored_barrier` for groups that are not named gloo, which torch refuses up to 2.13."""
+    """`torch.distributed.monitored_barrier` for nvx groups. Up to 2.13, torch allows it for gloo groups only."""
     import torch.distributed as dist
 
     group = group if group is not None else dist.group.WORLD
@@ -159,18 +162,18 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
 
 
 def sequence_number(group=None):
-    """How many collectives this rank has issued in `group`; torch up to 2.13 tells it of its own backends only."""
+    """The number of collectives that this rank has issued in `group`. torch up to 2.13 hides it for other backends."""
     import torch.distributed as dist
 
     return _backend(group if group is not None else dist.group.WORLD)._get_sequence_number_for_group()
 
 
 def pool_stats(group=None):
-    """What has become of the GPU memory that `allocate_tensor` and `mem_allocator` hand out, in `group`.
+    """Statistics of the GPU memory that `allocate_tensor` and `mem_allocator` hand out, in `group`.
 
-    A dict, or None where no kernels serve the group. `grown`: bytes of this rank's pool; `used`: those that torch has
-    of it; `mapped`: bytes of each rank's pool that this one's kernels reach; `direct`: pieces that they have sent or
-    got without staging.
+    Returns a dict, or None if no kernels serve the group. `grown`: bytes in this rank's pool. `used`: bytes of it that
+    torch holds. `mapped`: for each rank, bytes of its pool that this rank's kernels can reach. `direct`: pieces that
+    were sent or received without staging.
     """
     import torch.distributed as dist
 
@@ -178,20 +181,20 @@ def pool_stats(group=None):
 
 
 def _backend(group):
-    """The nvx part of a group, also where TORCH_DISTRIBUTED_DEBUG=DETAIL has put a wrapper round it."""
+    """The nvx backend of a group, also under the wrapper that TORCH_DISTRIBUTED_DEBUG=DETAIL adds."""
     import torch.distributed as dist
 
     if group is None:
         raise ValueError("nvx: there is no default group: call torch.distributed.init_process_group first")
     if not isinstance(group, dist.ProcessGroup):
-        raise ValueError("nvx: this rank is not in that group (torch's NON_GROUP_MEMBER), or it is none")
+        raise ValueError("nvx: this rank is not in that group (torch's NON_GROUP_MEMBER), or it is not a group")
     backends = [group._get_backend(device) for device in group._device_types]
     backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
     return next((backend for backend in backends if backend.name() == "nvx"), backends[0])
 
 
 def explain(collective, nbytes, ranks, hosts=1):
-    """What nvx would run for this many bytes a rank, on so many ranks spread evenly over so many hosts, and why."""
+    """Says which algorithm nvx would choose for `nbytes` per rank, and why. Ranks are spread evenly over hosts."""
     return _load().explain(collective, nbytes, ranks, hosts)
 
 
@@ -207,6 +210,6 @@ def __dir__():
     return sorted({*globals(), *__all__})
 
 
-# Registers where no entry point does: a source tree on PYTHONPATH, or TORCH_DEVICE_BACKEND_AUTOLOAD=0. It comes last,
-# as importing torch from here runs the entry point against this half-made module.
+# Registers the backend where no entry point does: a source tree on PYTHONPATH, or TORCH_DEVICE_BACKEND_AUTOLOAD=0. This
+# call comes last, because importing torch here runs the entry point against this module before it is complete.
 _autoload()

@@ -1,4 +1,4 @@
-"""The `nvx` command: one word names what to do, the rest belongs to it."""
+"""The `nvx` command: `nvx COMMAND [arguments]`."""
 
 import importlib
 import importlib.util
@@ -6,19 +6,19 @@ import os
 import select
 import sys
 
-# name: module with a main(arguments) -> exit status, and what it is for. Loaded only when called.
+# name: (module with `main(arguments) -> exit status`, purpose). A module is loaded only when its command runs.
 COMMANDS = {
     "demo": ("nvx.demo", "train a small model over nvx and over gloo, side by side"),
     "doctor": ("nvx.doctor", "check this machine and this build, and run every collective once"),
     "bench": ("nvx.bench", "time collectives against another backend, in nccl-tests' columns, and plot them"),
-    "topo": ("nvx.commands.topo", "show this machine, how its GPUs are joined, and what nvx would use"),
-    "explain": ("nvx.commands.explain", "say what a collective of some size would run, and why"),
-    "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and what is set"),
+    "topo": ("nvx.commands.topo", "show this machine, its GPU links, and the transports that nvx would use"),
+    "explain": ("nvx.commands.explain", "show the algorithm that a collective of a given size would use, and why"),
+    "env": ("nvx.commands.env", "list the NVX_* variables, their defaults and their current values"),
 }
 
 
 def commands():
-    """The rows of COMMANDS that this installation has."""
+    """The rows of COMMANDS whose modules are installed."""
     return {name: row for name, row in COMMANDS.items() if importlib.util.find_spec(row[0]) is not None}
 
 
@@ -32,10 +32,10 @@ def main(arguments=None):
     status = 0
     try:
         status = run(sys.argv[1:] if arguments is None else list(arguments))
-        if sys.stdout is not None:  # it was closed before this began
+        if sys.stdout is not None:  # stdout was closed before this process started
             sys.stdout.flush()
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _reader_is_gone():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
@@ -57,8 +57,8 @@ def run(arguments):
     return importlib.import_module(row[0]).main(arguments[1:])
 
 
-def _nobody_reads():
-    """Whether whoever read what this prints, as `head` does, has seen enough."""
+def _reader_is_gone():
+    """Whether the reader of stdout, such as `head`, has closed the pipe."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -1,4 +1,4 @@
-"""NCCL as torch has it, for the collectives of CUDA tensors that NVX_DELEGATE hands over. Called by the C++ core."""
+"""torch's ProcessGroupNCCL, for collectives that NVX_DELEGATE delegates to NCCL. Called by the C++ core."""
 
 import contextlib
 import datetime
@@ -7,8 +7,8 @@ import os
 import torch
 import torch.distributed as dist
 
-# ProcessGroupNCCL reads these when it is made. Its watchdog would end the process, or write files, where something is
-# late or has failed; nvx watches what it has handed over itself, and raises.
+# ProcessGroupNCCL reads these when it is created. Its watchdog would end the process or write dumps after a timeout or
+# a failure. nvx watches delegated collectives itself, and raises an exception.
 CALM = dict.fromkeys(
     (
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
@@ -20,20 +20,20 @@ CALM = dict.fromkeys(
     ),
     "0",
 )
-FOR_EVER = datetime.timedelta(days=365)  # the timeout is nvx's
+FOR_EVER = datetime.timedelta(days=365)  # nvx applies the timeout
 
 
 def obstacle():
-    """Why there is nothing to hand over to in this torch; empty where there is."""
+    """Why this torch cannot delegate to NCCL; empty if it can."""
     if dist.is_available() and dist.is_nccl_available():
         return ""
-    return f"torch {torch.__version__} was built without NCCL: there is nothing to hand over to"
+    return f"torch {torch.__version__} was built without NCCL: nvx cannot delegate to it"
 
 
 def look(device):
-    """(which GPU of its host this is, why NCCL cannot serve it): the one or the other."""
+    """Returns (PCI address of the GPU, ""), or ("", the reason why NCCL cannot serve the device)."""
     if device.type != "cuda":
-        return "", f"NCCL serves CUDA tensors, and this one is of {device.type}"
+        return "", f"NCCL serves CUDA tensors, and this tensor is on {device.type}"
     why_not = obstacle()
     if why_not:
         return "", why_not
@@ -42,8 +42,7 @@ def look(device):
 
 
 def captures(device):
-    """Whether this thread's current stream is being captured, for torch up to 2.12, whose C++ does not say so of any
-    device."""
+    """Whether this thread's current stream is being captured. Needed up to torch 2.12: its C++ API cannot tell."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):
@@ -52,7 +51,7 @@ def captures(device):
 
 @contextlib.contextmanager
 def _environment(settings):
-    """Sets variables while the block runs."""
+    """Sets environment variables while the block runs."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

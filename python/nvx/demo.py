@@ -1,8 +1,8 @@
-"""`nvx demo`: trains one small model with DDP and with FSDP2 on two CPU ranks, over nvx and over gloo side by side.
+"""`nvx demo`: trains a small model with DDP and FSDP2 on two CPU ranks, over nvx and over gloo side by side.
 
-The model is bound by communication: 18 million parameters, batch 4. Every backend starts from the same weights and
-sees the same data; the two take turns in the same processes, a few steps each, so that what else the machine does hits
-both alike. It ends with a table of step times, and fails if the weights differ.
+The model is bound by communication: 18 million parameters, batch 4. Both backends start from the same weights and see
+the same data. They alternate in the same processes, a few steps each, so that other load on the machine affects both
+alike. The demo prints a table of step times, and fails if the weights differ.
 """
 
 import argparse
@@ -24,7 +24,7 @@ BATCH = 4
 BATCHES = 2  # so few that the loss falls within the demo
 BACKENDS = ("nvx", "gloo")
 STRATEGIES = ("DDP", "FSDP2")
-TURN = 4  # steps one backend trains before the other has its turn
+TURN = 4  # steps that one backend trains before the other continues
 
 
 def make_model():
@@ -73,7 +73,7 @@ class Trainer:
         self.losses.append(loss.item())
 
     def weights(self):
-        """Full tensors by name, gathered where they are sharded."""
+        """Full tensors by name; sharded tensors are gathered."""
         module = getattr(self.model, "module", self.model)
         full = {}
         for name, value in module.state_dict().items():
@@ -82,7 +82,7 @@ class Trainer:
 
 
 class Bar:
-    """A progress bar on a terminal, a line now and then elsewhere."""
+    """A progress bar on a terminal; elsewhere a line for every tenth of the work."""
 
     WIDTH = 30
 
@@ -115,7 +115,7 @@ def largest_difference(a, b):
     if all(torch.equal(a[name], b[name]) for name in a):
         return 0.0
     gap = max((a[name].double() - b[name].double()).abs().max().item() for name in a)
-    return gap if gap > 0.0 else float("nan")  # unequal and yet no number apart: a NaN
+    return gap if gap > 0.0 else float("nan")  # unequal without a numeric difference: a NaN
 
 
 def train(strategy, groups, steps, warmup, bar):
@@ -156,7 +156,7 @@ def run_rank(rank, ranks, rendezvous, steps, warmup, threads):
     rows = [train(strategy, groups, steps, warmup, bar) for strategy in STRATEGIES]
     if rank == 0:
         print(f"\nMedian step on rank 0, {ranks} ranks, {threads} thread(s) each:\n\n{table(rows, steps + warmup)}\n")
-    dist.barrier()  # over nvx, so that the table is out, and gloo's threads have let go of their tensors
+    dist.barrier()  # over nvx: the table is printed, and gloo's threads have released their tensors
     dist.destroy_process_group()
     if any(row.difference != 0.0 for row in rows):
         sys.exit(1)
@@ -173,7 +173,7 @@ def parse(arguments):
     parser.add_argument("-n", "--ranks", type=int, default=2, help="processes (default 2)")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.warmup < 0 or options.ranks < 2:
-        parser.error("wants at least 1 step and 2 ranks")
+        parser.error("needs at least 1 step, no negative warm-up, and 2 ranks")
     return options
 
 

@@ -1,7 +1,7 @@
-"""`nvx doctor`: does this build fit this torch, has this machine what nvx needs, does every collective work here?
+"""`nvx doctor`: checks that this build fits this torch, that the machine has what nvx needs, and every collective.
 
-Each line is [OKAY], [WARN] or [FAIL]; whatever is not OKAY names its cause and one thing to do. The exit status is 0
-when all is well, 1 for warnings under --strict, 2 for a failure.
+Each line is [OKAY], [WARN] or [FAIL]; a line that is not OKAY names the cause and one remedy. The exit status is 0 for
+success, 1 for warnings under --strict, 2 for a failure.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def check_build():
 
 
 def check_variables():
-    """What of the environment nvx does not take, as it says itself; None where there is no module to ask."""
+    """NVX_* variables that are unknown or have invalid values; None if the C++ module cannot be loaded."""
     try:
         module = nvx._load()
     except (ImportError, RuntimeError):
@@ -76,14 +76,14 @@ def check_variables():
         for name, fault, default in rows
         if fault
     ]
-    wrong += [f"{name} is no variable of nvx ({hint})" for name, hint in module.config_strays()]
+    wrong += [f"{name} is not a variable of nvx ({hint})" for name, hint in module.config_strays()]
     level, best = os.environ.get("NVX_CPU_LEVEL", "").lower(), module.build_info()["cpu_level"]
     if level in ("base", "v3", "v4") and level != best:
-        wrong.append(f"NVX_CPU_LEVEL={level} is not to be had on this machine: {best} is used")
+        wrong.append(f"NVX_CPU_LEVEL={level} is not supported by this machine: {best} is used")
     if wrong:
-        return Finding("variables", "WARN", "; ".join(wrong), "`nvx env` lists them, and what each takes")
+        return Finding("variables", "WARN", "; ".join(wrong), "`nvx env` lists the variables and their valid values")
     known = sum(name in os.environ for name, _, _ in rows)
-    return okay("variables", f"{known} of nvx's are set, to what they take" if known else "none of nvx's is set")
+    return okay("variables", f"{known} NVX_* variables have valid values" if known else "no NVX_* variable is set")
 
 
 def in_fresh_python(code):
@@ -96,7 +96,7 @@ def how_it_ended(process):
 
 
 def check_registration():
-    """In a process of its own, as a user's script would meet it."""
+    """Runs in a fresh process, as a user's script would."""
     script = (
         "import torch, time; t = time.perf_counter(); import nvx; nvx._autoload(); t = time.perf_counter() - t;"
         "import sys; print('NVX' in torch.distributed.Backend._plugins, 'nvx._C' in sys.modules, 1e3 * t)"
@@ -104,7 +104,7 @@ def check_registration():
     alone = "import torch; print('NVX' in torch.distributed.Backend._plugins)"
     with_hook, timed = in_fresh_python(alone), in_fresh_python(script)
     if with_hook.returncode != 0:
-        advice = "torch itself cannot be imported here: mend its installation, or find what hides one of its modules"
+        advice = "repair the installation of torch, or find the file that shadows one of its modules"
         return Finding("registration", "FAIL", f"`import torch` in a fresh Python {how_it_ended(with_hook)}", advice)
     if timed.returncode != 0:
         text = f"`import torch, nvx` in a fresh Python {how_it_ended(timed)}"
@@ -120,11 +120,9 @@ def check_registration():
 
 def check_cores():
     cores = len(os.sched_getaffinity(0))
-    text = f"{cores} of {os.cpu_count()} cores are this process's"
+    text = f"{cores} of {os.cpu_count()} cores are available to this process"
     if cores < 2:
-        return Finding(
-            "cores", "WARN", text, "ranks then take turns on one core: allow more (taskset, docker --cpuset-cpus)"
-        )
+        return Finding("cores", "WARN", text, "ranks share one core: allow more (taskset, docker --cpuset-cpus)")
     return okay("cores", text)
 
 
@@ -138,21 +136,21 @@ def check_memfd():
             f"memfd_create: {error}",
             "nvx needs Linux 3.17 or newer and no seccomp filter on memfd_create",
         )
-    return okay("shared memory", "memfd works; /dev/shm is not used, its size does not matter")
+    return okay("shared memory", "memfd works; nvx does not use /dev/shm")
 
 
 def check_pidfd():
     if not hasattr(os, "pidfd_open"):
-        return Finding("peer death", "WARN", "this Python has no pidfd_open to try it with")
+        return Finding("peer death", "WARN", "this Python has no os.pidfd_open, so the check was skipped")
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
-        return Finding("peer death", "WARN", f"pidfd_open: {error}", "Linux 5.3 or newer notices a dead rank at once")
+        return Finding("peer death", "WARN", f"pidfd_open: {error}", "Linux 5.3 or newer notices dead ranks at once")
     return okay("peer death", "pidfd works: a dead rank is noticed at once")
 
 
 def memory_limit():
-    """Bytes this cgroup may use, or None: version 2 first, then version 1."""
+    """The memory limit of this cgroup in bytes, or None. Reads cgroup v2, then v1."""
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             with open(path) as file:
@@ -178,7 +176,7 @@ def check_files():
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 1024:
         return Finding(
-            "open files", "WARN", f"limit {soft}", "ulimit -n 1024 or more: every peer of a host costs a few"
+            "open files", "WARN", f"limit {soft}", "ulimit -n 1024 or more: every peer on a host takes a few"
         )
     return okay("open files", f"limit {soft}")
 
@@ -206,7 +204,7 @@ CHECKS = (
 )
 
 
-# Each smoke test: (rank, ranks) -> (what came out, what must). Small integers, so every sum is exact.
+# Each smoke test: (rank, ranks) -> (result, expected result). Small integers, so that every sum is exact.
 
 
 def smoke_all_reduce(rank, ranks):
@@ -264,8 +262,8 @@ SMOKE = (
 
 
 def run_smoke(rank, ranks, folder, apart):
-    """One rank, on a host by itself if they are to be apart: every smoke test in turn, the verdicts into a file of its
-    own, and there what it says of the way between hosts into another."""
+    """One rank: runs every smoke test and writes the verdicts to a file. With `apart`, the rank is a host of its
+    own and its log goes to another file."""
     warnings.simplefilter("ignore", FutureWarning)  # torch renames the _tensor calls; both names stay
     if apart:
         os.environ.update(NVX_HOST_ID=f"doctor-{rank}", NVX_DEBUG="info")
@@ -288,7 +286,7 @@ def last_line(text):
 
 
 def smoke(folder, apart=False):
-    """All ranks; the seconds it took, and the names of those whose results were wrong."""
+    """Runs all ranks. Returns the seconds it took and the names of tests with wrong results."""
     torch.multiprocessing.spawn(run_smoke, args=(RANKS, folder, apart), nprocs=RANKS)
     verdicts = []
     for rank in range(RANKS):
@@ -304,15 +302,15 @@ def check_smoke():
             seconds, wrong = smoke(folder)
         except RANK_FAILED as error:
             text = f"a rank failed: {last_line(str(error))}"
-            return Finding("collectives", "FAIL", text, "NVX_DEBUG=info nvx doctor says more")
+            return Finding("collectives", "FAIL", text, "run `NVX_DEBUG=info nvx doctor` for details")
     if wrong:
         return Finding("collectives", "FAIL", f"wrong results from {', '.join(wrong)}", "please report this")
     return okay("collectives", f"{names} exact on {RANKS} ranks, with set-up {seconds:.2f} s")
 
 
 def check_between_hosts():
-    """The same with each rank on a host by name, so that what passes between them goes over UCX. One host can do
-    without, so nothing here is a failure but a wrong result, and what somebody has set in vain."""
+    """Runs the smoke tests with each rank as a host of its own, so that data goes over UCX. A single host does not need
+    UCX, so only wrong results and wrong settings are failures."""
     name = "between hosts"
     if not nvx._load().build_info()["ucx"]:
         text = "built without UCX: a group that spans hosts is refused"
@@ -324,8 +322,8 @@ def check_between_hosts():
             said = last_line(str(error))
             blamed = [v for v in ("NVX_SOCKET_IFNAME", "NVX_LIBUCP") if os.environ.get(v) and v in said]
             if blamed:
-                return Finding(name, "FAIL", f"a rank failed: {said}", f"set {blamed[0]} to what is here, or unset it")
-            return Finding(name, "WARN", f"a rank failed: {said}", "docs/hosts.md says what UCX needs")
+                return Finding(name, "FAIL", f"a rank failed: {said}", f"change {blamed[0]}, or unset it")
+            return Finding(name, "WARN", f"a rank failed: {said}", "see docs/hosts.md for the requirements of UCX")
         with open(f"{folder}/0.log") as file:
             way = re.search(r"between hosts: (.*)", file.read())
     if wrong:
@@ -334,12 +332,12 @@ def check_between_hosts():
 
 
 def check_gpudirect():
-    """Facts, none of which is wrong: nvx makes no use of them."""
+    """GPUDirect facts. None is a fault, because nvx does not use GPUDirect yet."""
     return [okay(fact["name"], fact["text"]) for fact in gpudirect.facts(nvx._load())]
 
 
 def examine():
-    """Every finding in order; the collectives only where the build can run them."""
+    """Yields every finding in order. Collectives run only if no check has failed."""
     findings = []
     for check in CHECKS:
         finding = check()

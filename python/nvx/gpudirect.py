@@ -1,14 +1,14 @@
-"""What there is for network cards to reach GPUs' memory themselves, and that nvx makes no use of it yet."""
+"""Reports whether NICs can reach GPU memory (GPUDirect RDMA). nvx does not use it yet."""
 
 import os
 
 MODULES = ("nvidia_peermem", "nv_peer_mem")  # the driver's own, and the one before it
-STAGED = "between hosts, device tensors go through pinned host memory: device pointers are not handed to UCX"
+STAGED = "between hosts, device tensors go through pinned host memory; nvx does not pass device pointers to UCX"
 
 
 def ucx_memory(network):
     if not network["link"]:
-        return {"name": "UCX and CUDA memory", "there": None, "text": f"not known: {network['none']}"}
+        return {"name": "UCX and CUDA memory", "there": None, "text": f"unknown: {network['none']}"}
     there = network["cuda_memory"]
     text = "UCX's context reports host and CUDA memory" if there else "UCX's context reports host memory alone"
     return {"name": "UCX and CUDA memory", "there": there, "text": text}
@@ -21,7 +21,7 @@ def peermem(folder="/sys/module"):
 
 
 def dma_buf(found):
-    """found: what the core's dma_bufs() told."""
+    """`found` is the result of the core's `dma_bufs()`."""
     name, devices = "dma-buf", found["devices"]
     if not devices:
         return {"name": name, "there": None, "text": f"no GPU to ask: {found['none'] or 'the driver shows none'}"}
@@ -30,6 +30,6 @@ def dma_buf(found):
 
 
 def facts(core, network=None):
-    """One dict a fact: what it is of, whether it is there (None: nobody can say), and in words."""
+    """One dict per fact: its name, whether it is available (None: unknown), and a text."""
     staged = {"name": "GPUDirect", "there": False, "text": STAGED}
     return [staged, ucx_memory(network or core.network()), peermem(), dma_buf(core.dma_bufs())]

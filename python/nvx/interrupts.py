@@ -1,4 +1,4 @@
-"""Signals that ask a process to end, as the exception that Ctrl-C raises: what it has started then ends with it."""
+"""Turns SIGTERM and SIGHUP into the exception that Ctrl-C raises, so that child processes are ended in order."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import time
 from collections.abc import Iterator
 
 HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-ENDS = 30.0  # seconds, in which an orderly end is over
+ENDS = 30.0  # seconds that an orderly shutdown may take
 
 
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
-    """The first of the signals raises a KeyboardInterrupt that says its name. Later ones do nothing for a while, so
-    that the end which it begins is an orderly one; after that they raise it again, should it have been dropped. What
-    is ignored remains so: a shell's background jobs begin without Ctrl-C, and nohup's without SIGHUP. In the main
-    thread."""
+    """The first signal raises a KeyboardInterrupt that carries the signal's name.
+
+    Later signals are ignored for ENDS seconds, so that the shutdown is orderly; after that they raise again, in case
+    the first exception was dropped. A signal that is ignored stays ignored: shells start background jobs without
+    SIGINT, and nohup without SIGHUP. Main thread only.
+    """
     heard: list[float] = []
 
     def hear(number: int, frame: object) -> None:

@@ -1,6 +1,6 @@
 """Tensors in GPU memory that the other ranks of the host can map, so that nvx's kernels need no staging for them.
 
-torch's caching allocator cuts up what nvx hands out, and uses it again in the order of each stream.
+torch's caching allocator splits the memory that nvx hands out, and reuses it in stream order.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import torch
 
 _lock = threading.Lock()
 _pools = {}  # by device
-_one_at_a_time = threading.Lock()  # torch refuses a thread that comes to a pool while another one is there
+_one_at_a_time = threading.Lock()  # torch refuses to let two threads use a pool at once
 
 
 @functools.cache
@@ -23,25 +23,25 @@ def _pluggable(kind):
 
 
 def allocator(kind="cuda"):
-    """What torch.cuda.MemPool takes. A tensor must not outlive its pool: keep yours."""
+    """An allocator for `torch.cuda.MemPool`. Keep the pool alive as long as its tensors."""
     return _pluggable(kind).allocator()
 
 
 def _pool_of(device):
-    """One a device, as long as the process lives."""
+    """The device's pool. It lives as long as the process."""
     with _lock:
         if device not in _pools:
             module = torch.get_device_module(device.type)
             with module.device(device):
                 pool = module.MemPool(allocator(device.type))
-            # Tensors may be alive when the interpreter ends, and a pool must not go before them.
+            # Tensors may be alive when the interpreter exits, and the pool must outlive them.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
             _pools[device] = pool
         return _pools[device]
 
 
 def empty(size, dtype, device):
-    """A tensor of so many elements. Called by the C++ core."""
+    """A tensor of `size` elements. Called by the C++ core."""
     module = torch.get_device_module(device.type)
     pool = _pool_of(device)
     with _one_at_a_time, module.use_mem_pool(pool, device):

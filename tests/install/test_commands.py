@@ -88,7 +88,7 @@ def test_doctor_says_which_variables_are_wrong():
     assert told.startswith("WARN ")
     assert "NVX_SPIN_US=much is not a number: the default -1 is used" in told
     assert "NVX_ONE_SHOT_BYTES=70000 is more than 65536: the default -1 is used" in told
-    assert "NVX_TIMOUT_S is no variable of nvx (did you mean NVX_TIMEOUT_S?)" in told
+    assert "NVX_TIMOUT_S is not a variable of nvx (did you mean NVX_TIMEOUT_S?)" in told
     assert "NVX_ALGO" not in told
     assert variables_told(NVX_ALGO="one_shot").startswith("OKAY ")
     assert variables_told(NVX_CPU_LEVEL="BASE").startswith("OKAY "), "any case will do"
@@ -242,7 +242,7 @@ def test_explain_says_so_where_there_is_nothing_to_choose(capsys, device):
     assert "2 ranks on one host: no data to move" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         cli.main(["explain", "all_reduce"])
-    assert "name a size" in capsys.readouterr().err
+    assert "give a size" in capsys.readouterr().err
 
 
 def test_explain_knows_the_names_that_bench_knows(capsys):
@@ -271,7 +271,7 @@ def test_explain_says_what_cuda_tensors_would_do_and_what_else_they_could(monkey
 
 
 def test_explain_says_plainly_that_there_is_no_nccl(monkeypatch, capsys):
-    why = "torch 2.0 was built without NCCL: there is nothing to hand over to"
+    why = "torch 2.0 was built without NCCL: nvx cannot delegate to it"
     lines, _ = explained(monkeypatch, capsys, "all_reduce", "1M", why_no_nccl=why)
     (row,) = (line for line in lines if "ProcessGroupNCCL" in line)
     assert why in row and "another torch" in row

@@ -79,9 +79,9 @@ def test_each_pair_says_what_it_shares_and_why_nothing_better():
     ]
     rows = [re.split("  +", line) for line in topo.pair_lines(pairs)]
     assert rows == [
-        ["pair", "joined by", "should give", "measured", "shares", "why not better"],
+        ["pair", "link", "expected", "measured", "sharing", "limitation"],
         ["0-1", "NV18 (NVSwitch)", "450 GB/s, 9.8 us", "391 GB/s, 8.2 us; back 201 GB/s, 8.5 us", nvlink, "-"],
-        ["0-2", "PHB", "not known", "-", "pinned host memory", "no"],
+        ["0-2", "PHB", "unknown", "-", "pinned host memory", "no"],
         ["1-2", "NV18 (NVSwitch)", "450 GB/s", "hidden", nvlink, "-"],
         ["1-3", "NV18 (NVSwitch)", "450 GB/s", "380 GB/s, 8.0 us; back hung", nvlink, "-"],
     ]
@@ -107,11 +107,11 @@ def test_what_gpudirect_would_need_is_said_fact_by_fact(tmp_path):
 
     bufs = [{"bus": f"0000:0{i}:00.0", "name": "A", "exports": i == 1} for i in (1, 2)]
     facts = told({"link": "UCX 1.19", "none": "", "cuda_memory": True}, bufs)
-    assert "device pointers are not handed to UCX" in facts["GPUDirect"][1]
+    assert "nvx does not pass device pointers to UCX" in facts["GPUDirect"][1]
     assert facts["UCX and CUDA memory"] == (True, "UCX's context reports host and CUDA memory")
     assert facts["dma-buf"] == (False, "0000:01:00.0 exports dma-bufs, 0000:02:00.0 does not export dma-bufs")
     facts = told({"link": "", "none": "no libucp", "cuda_memory": False}, [], "no NVIDIA driver here")
-    assert facts["UCX and CUDA memory"] == (None, "not known: no libucp")
+    assert facts["UCX and CUDA memory"] == (None, "unknown: no libucp")
     assert facts["dma-buf"] == (None, "no GPU to ask: no NVIDIA driver here")
     assert gpudirect.peermem(str(tmp_path))["there"] is False
     (tmp_path / "nvidia_peermem").mkdir()
@@ -140,9 +140,9 @@ def test_without_a_gpu_it_shows_the_machine_and_what_cpu_tensors_use(tmp_path):
     assert shown.returncode == 0, shown.stderr
     for begin in ("host ", "CPU tensors, inside this host: shared memory", "CPU tensors, between hosts:", "GPUs: none"):
         assert f"\n{begin}" in "\n" + shown.stdout, shown.stdout
-    assert "NVX_STAGING_MB" in shown.stdout and "cores are this process's" in shown.stdout
+    assert "NVX_STAGING_MB" in shown.stdout and "cores are available to this process" in shown.stdout
     assert "not measured" not in shown.stdout
-    assert "\nnot measured: copies are timed between two GPUs" in run("--measure", LD_LIBRARY_PATH=str(tmp_path)).stdout
+    assert "\nnot measured: timing copies needs two GPUs" in run("--measure", LD_LIBRARY_PATH=str(tmp_path)).stdout
     told = json.loads(run("--json", LD_LIBRARY_PATH=str(tmp_path)).stdout)
     assert told["schema"] == topo.SCHEMA
     assert {fact["name"] for fact in told["gpudirect"]} >= {"GPUDirect", "UCX and CUDA memory", "dma-buf"}

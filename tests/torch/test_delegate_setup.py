@@ -246,7 +246,7 @@ def test_what_nccl_cannot_serve_is_said(monkeypatch):
     assert not gpu and "serves CUDA tensors" in why_not
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     gpu, why_not = delegate.look(torch.device("cuda:0"))
-    assert not gpu and "without NCCL: there is nothing to hand over to" in why_not
+    assert not gpu and "without NCCL: nvx cannot delegate to it" in why_not
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     facts = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x1A, pci_device_id=2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)

@@ -1,4 +1,4 @@
-"""`nvx env`: the NVX_* variables, from the one registry that the C++ core reads them by."""
+"""`nvx env`: lists the NVX_* variables from the registry that the C++ core uses."""
 
 import argparse
 import os
@@ -8,7 +8,7 @@ import nvx
 
 
 def rows():
-    """(name, default, meaning, what is wrong with what it is set to) of every variable."""
+    """(name, default, meaning, why the current value is invalid) of every variable."""
     return nvx._load().config_table()
 
 

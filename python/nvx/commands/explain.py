@@ -1,6 +1,6 @@
-"""`nvx explain all_reduce 1M -n 2`: what would run and why, what else there is, and how long each may take.
+"""`nvx explain all_reduce 1M -n 2`: the algorithm that nvx would choose and why, the alternatives, estimated times.
 
-With --device cuda: of CUDA tensors. The times are estimates; the last lines say what they rest on.
+`--device cuda` asks about CUDA tensors. The last lines of the output name the source of the estimates.
 """
 
 import argparse
@@ -18,24 +18,24 @@ SCHEMA = 1
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MESSAGES = ("send", "recv", "isend", "irecv", "sendrecv")
 OF_MESSAGES = (
-    "send and recv: nothing is chosen, as it is for collectives; a small message travels with its announcement, a large"
-    " one when the receiver is ready for it: inside a host through shared staging, between hosts over UCX"
+    "send and recv have one algorithm: a small message is sent eagerly with its header, a large one by rendezvous when"
+    " the receiver is ready; inside a host through shared staging, between hosts over UCX"
 )
 
 
 def size(text):
-    """Bytes from 4096, 4K, 64M or 1G."""
+    """Parses a size in bytes: 4096, 4K, 64M or 1G."""
     unit = text[-1:].upper() if text[-1:].isalpha() else ""
     number = text[: len(text) - len(unit)]
     if unit not in UNITS or not number.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 4096, 4K, 64M or 1G")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write 4096, 4K, 64M or 1G")
     if int(number) * UNITS[unit] >= 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text} is more than any machine has")
+        raise argparse.ArgumentTypeError(f"{text} is too large")
     return int(number) * UNITS[unit]
 
 
 def rdma_gb_s(folder="/sys/class/infiniband"):
-    """Of the fastest port that is up, in one direction; 0 where there is none."""
+    """GB/s per direction of the fastest active RDMA port; 0 if there is none."""
     rates = [0.0]
     for port in glob.glob(f"{folder}/*/ports/*"):
         rate = first_line(f"{port}/rate").split()  # 200 Gb/sec (4X HDR)
@@ -45,9 +45,9 @@ def rdma_gb_s(folder="/sys/class/infiniband"):
 
 
 def ask(collective, nbytes, options):
-    """One question and its answer, as --json prints it."""
+    """One question and its answer, in the form that --json prints."""
     core, ranks, hosts = nvx._load(), options.ranks, options.hosts
-    if collective == "barrier" or nbytes == 0 or ranks == 1:  # there is no choice
+    if collective == "barrier" or nbytes == 0 or ranks == 1:  # only one algorithm exists
         said, ways = nvx.explain(collective, nbytes, ranks, hosts), []
     elif options.device == "cuda":
         where = "one host" if hosts == 1 else f"{hosts} hosts"
@@ -90,20 +90,20 @@ def text(answer):
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="nvx explain",
-        description="Says what nvx would run and why, what else there is, and about how long each takes.",
-        epilog="steps: how often a rank waits for another one, one behind the other. bytes: what a rank reads and "
-        "writes in memory, sends and receives on the way. Estimates come from both, and from measured times of other "
-        "sizes: what runs is chosen by tables, not by them.",
+        description="Shows the algorithm that nvx would choose and why, its alternatives, and estimated times.",
+        epilog="steps: the number of sequential waits for other ranks. bytes: read, written, sent and received by a "
+        "rank. Estimates are computed from both and from measured times of other sizes. nvx chooses algorithms by tables, "
+        "not by these estimates.",
     )
     parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
-    parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes a rank puts in: 4096, 4K, 64M")
+    parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes per rank: 4096, 4K, 64M")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
-    parser.add_argument("--hosts", type=int, default=1, help="hosts like this one, over which they are spread evenly")
-    parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="of whose tensors (default cpu)")
+    parser.add_argument("--hosts", type=int, default=1, help="number of hosts like this one; ranks are spread evenly")
+    parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
     if options.ranks < 0 or options.hosts < 0:
-        parser.error("neither ranks nor hosts can be fewer than none")
+        parser.error("--ranks and --hosts cannot be negative")
     obstacle = nvx.obstacle()
     if obstacle is not None:
         print(f"nvx explain: {obstacle}", file=sys.stderr)
@@ -113,9 +113,9 @@ def main(arguments=None):
         print(json.dumps({"schema": SCHEMA, "said": OF_MESSAGES, "answers": []}) if options.json else OF_MESSAGES)
         return 0
     if collective == "barrier":
-        options.sizes = [0]  # it has none
+        options.sizes = [0]  # a barrier has no size
     if not options.sizes:
-        parser.error("name a size: the bytes that a rank puts in, as 4096, 4K or 64M")
+        parser.error("give a size in bytes per rank, such as 4096, 4K or 64M")
     try:
         answers = [ask(collective, nbytes, options) for nbytes in options.sizes]
     except (ValueError, RuntimeError) as error:

@@ -1,7 +1,6 @@
-"""`nvx topo`: what this machine has, how its GPUs are joined, and what nvx would use of it.
+"""`nvx topo`: the machine, the links between its GPUs, and the transports that nvx would use.
 
-The matrix and its signs are those of `nvidia-smi topo -m`. Nothing is started that outlives the command. With
---measure, copies between the GPUs are timed.
+The matrix uses the labels of `nvidia-smi topo -m`. `--measure` times copies between the GPUs.
 """
 
 import argparse
@@ -19,17 +18,17 @@ SIZES = (4 << 10, 1 << 20, 64 << 20)
 
 LEGEND = (
     ("X", "the GPU itself"),
-    ("SYS", "PCIe, and the interconnect of processors between NUMA nodes"),
-    ("NODE", "PCIe, and the way between host bridges of one NUMA node"),
+    ("SYS", "PCIe, and the interconnect between NUMA nodes"),
+    ("NODE", "PCIe, and the interconnect between host bridges of one NUMA node"),
     ("PHB", "PCIe, through one host bridge (the processor)"),
     ("PXB", "PCIe, through several switches but no host bridge"),
     ("PIX", "PCIe, through one switch at most"),
-    ("NV#", "so many NVLinks together"),
+    ("NV#", "# bonded NVLinks"),
 )
 
 RULE_OF_THUMB = (
-    "(The time that a small copy should take is measured within the first GPU, and has a rule of thumb's 1 to 4 us for"
-    " the way to the other.)"
+    "(The expected time of a small copy is a copy measured within the first GPU plus a rule of thumb of 1 to 4 us for"
+    " the link.)"
 )
 
 
@@ -42,7 +41,7 @@ def first_line(path):
 
 
 def numbered(pattern):
-    """What matches, in the order of the numbers at their ends."""
+    """The matching paths, sorted by the number at their ends."""
     return sorted(glob.glob(pattern), key=lambda path: int("".join(c for c in os.path.basename(path) if c.isdigit())))
 
 
@@ -70,12 +69,12 @@ def numa_nodes(folder="/sys/devices/system/node"):
 def gpus(core, measure):
     found = core.gpu_topology(measure)
     if measure and len(found["gpus"]) < 2:
-        found["why_not_measured"] = "copies are timed between two GPUs, and there are not two here"
+        found["why_not_measured"] = "timing copies needs two GPUs"
     return found
 
 
 def gather(measure=False):
-    """All that is shown, as --json prints it."""
+    """The whole report, in the form that --json prints."""
     from ..doctor import memory_limit
 
     core = nvx._load()
@@ -109,8 +108,8 @@ def host_lines(host):
     held = {}
     for cache in host["caches"]:
         held.setdefault(cache["name"], f"{cache['name']} {cache['size']} (cpus {cache['cpus']})")
-    lines = [f"host {host['name']}: {host['cores']} of {host['cores_online']} cores are this process's"]
-    lines.append(f"  caches  {', '.join(held.values()) or 'not told'}")
+    lines = [f"host {host['name']}: {host['cores']} of {host['cores_online']} cores are available to this process"]
+    lines.append(f"  caches  {', '.join(held.values()) or 'unknown'}")
     for node in host["numa"]:
         memory = "" if node["memory_mib"] is None else f", {node['memory_mib']} MiB"
         lines.append(f"  NUMA node {node['node']}: cpus {node['cpus'] or 'none'}{memory}")
@@ -119,10 +118,10 @@ def host_lines(host):
 
 def inside_lines(inside):
     limit = inside["cgroup_limit_bytes"]
-    bound = "no cgroup limit" if limit is None else f"the cgroup allows {limit >> 20} MiB in all"
+    bound = "no cgroup limit" if limit is None else f"cgroup limit {limit >> 20} MiB"
     lines = ["CPU tensors, inside this host: shared memory"]
     lines.append(
-        f"  a memfd a process, not /dev/shm; staging at most {inside['staging_mib']} MiB a process"
+        f"  one memfd per process, not /dev/shm; staging at most {inside['staging_mib']} MiB per process"
         f" (NVX_STAGING_MB); {bound}"
     )
     lines.append(f"  loops   {inside['level']} of {', '.join(inside['levels'])} (NVX_CPU_LEVEL)")
@@ -167,11 +166,11 @@ def matrix_lines(gpus, pairs):
 
 
 def pair_lines(pairs):
-    rows = [["pair", "joined by", "should give", "measured", "shares", "why not better"]]
+    rows = [["pair", "link", "expected", "measured", "sharing", "limitation"]]
     for pair in pairs:
         a, b = pair["gpus"]
         by = pair["label"] + (" (NVSwitch)" if pair["nvswitch"] else "")
-        should = f"{pair['expected_gb_s']:.0f} GB/s" if pair["expected_gb_s"] else "not known"
+        should = f"{pair['expected_gb_s']:.0f} GB/s" if pair["expected_gb_s"] else "unknown"
         if pair["expected_us"] is not None:
             should += f", {pair['expected_us']:.1f} us"
         measured = pair["why_not_measured"] or "-"
@@ -200,7 +199,7 @@ def gpu_lines(report):
         if gpu["nvlink_lanes"]:
             up = f"{len(gpu['nvlink_lanes_up'])} of {gpu['nvlink_lanes']} lanes up"
             version = f" {gpu['nvlink_version']}" if gpu["nvlink_version"] else ""
-            nvlink = f"NVLink{version}, {up}" + (f", each for {gpu['lane_gb_s']:.0f} GB/s" if gpu["lane_gb_s"] else "")
+            nvlink = f"NVLink{version}, {up}" + (f", {gpu['lane_gb_s']:.0f} GB/s each" if gpu["lane_gb_s"] else "")
         lines.append(
             f"  GPU{i}  {gpu['name']}, {gpu['bus']}, PCIe {pcie(gpu['pcie'])} (at most {pcie(gpu['pcie_most'])}),"
             f" {nvlink}"
@@ -216,7 +215,7 @@ def gpu_lines(report):
         lines.append(f"[WARN] {warning['name']}: {warning['text']} -> {warning['command']}")
     if not report["kernels"]:
         lines.append(
-            "This build of nvx has no kernels: CUDA tensors go through host memory, and the table says what these GPUs"
+            "This build of nvx has no kernels: CUDA tensors go through host memory. The table shows what these GPUs"
             " could share."
         )
     return lines
@@ -235,7 +234,8 @@ def text(report):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(
-        prog="nvx topo", description="Shows this machine, how its GPUs are joined, and what nvx would use."
+        prog="nvx topo",
+        description="Shows this machine, the links between its GPUs, and the transports that nvx would use.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     parser.add_argument("--measure", action="store_true", help="time copies between the GPUs, for at most a minute")
