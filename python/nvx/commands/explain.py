@@ -91,14 +91,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="nvx explain",
         description="Shows the algorithm that nvx would choose and why, its alternatives, and estimated times.",
-        epilog="steps: the number of sequential waits for other ranks. bytes: read, written, sent and received by a "
-        "rank. Estimates are computed from both and from measured times of other sizes. nvx chooses algorithms by tables, "
+        epilog="steps: the number of sequential waits for other ranks. bytes: what a rank reads, writes, sends and "
+        "receives. Estimates are computed from both and from measured times of other sizes. nvx chooses by tables, "
         "not by these estimates.",
     )
     parser.add_argument("collective", help="all_reduce, all_gather, broadcast, ...")
     parser.add_argument("sizes", nargs="*", type=size, metavar="size", help="bytes per rank: 4096, 4K, 64M")
     parser.add_argument("-n", "--ranks", type=int, default=2, help="ranks in all (default 2)")
-    parser.add_argument("--hosts", type=int, default=1, help="number of hosts like this one; ranks are spread evenly")
+    parser.add_argument("--hosts", type=int, default=1, help="hosts like this one; ranks are spread evenly")
     parser.add_argument("-d", "--device", choices=("cpu", "cuda"), default="cpu", help="of the tensors (default cpu)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args(arguments)
