@@ -1,6 +1,6 @@
 """select_tests.py SELECTION: which tests `make test T=SELECTION` runs, and what they need built.
 
-SELECTION is a folder of tests (group, torch, tests/net), a file (tests/torch/test_ddp.py, tests/group/p2p/mailbox_test.cc;
+SELECTION is a folder of tests (group, group/plan, tests/net), a file (tests/torch/test_ddp.py, tests/group/p2p/mailbox_test.cc;
 pytest's ...py::test_name too), or a regular expression for names: MailboxTest, test_all_reduce, ^group.Relay. Each line
 it prints is one of these: `program NAME`, a test program to build; `ctest REGEX`, its tests to run; `pytest ARGUMENT`.
 """
@@ -19,14 +19,22 @@ class NothingMatches(Exception):
     pass
 
 
-def cpp_tests(room):
-    """What ctest calls the room's tests, up to the number or name of a parameter, and the file of each."""
-    texts = {path: path.read_text() for path in sorted(room.glob("*_test.cc"))}
+def room_of(root, path):
+    """The folder of `tests` that holds a path. One test program is built from all its C++ tests."""
+    return root / "tests" / path.relative_to(root / "tests").parts[0]
+
+
+def cpp_tests(root, folder):
+    """(name, file) of the C++ tests in a folder and below. The names are ctest's, up to the parameter."""
+    room = room_of(root, folder)
+    texts = {path: path.read_text() for path in sorted(room.rglob("*_test.cc"))}
     prefixes = {}
     for text in texts.values():
         for prefix, suite in INSTANCE.findall(text):
             prefixes.setdefault(suite, []).append(f"{prefix}/")
     for path, text in texts.items():
+        if not path.is_relative_to(folder):
+            continue
         for kind, suite, name in CPP_TEST.findall(text):
             for prefix in prefixes.get(suite, []) if kind == "_P" else [""]:
                 yield f"{room.name}.{prefix}{suite}.{name}", path
@@ -44,17 +52,20 @@ def of_cpp(tests):
         yield f"ctest ^({'|'.join(re.escape(name) for name in found)})(/|$)"
 
 
-def of_room(room):
-    if any(room.glob("*_test.cc")):
-        yield from (f"program {room.name}_test", rf"ctest ^{room.name}\.")
-    if any(room.glob("test_*.py")):
-        yield f"pytest {room}"
+def of_folder(root, folder):
+    if folder == room_of(root, folder):
+        if any(folder.rglob("*_test.cc")):
+            yield from (f"program {folder.name}_test", rf"ctest ^{folder.name}\.")
+    else:
+        yield from of_cpp(cpp_tests(root, folder))
+    if any(folder.rglob("test_*.py")):
+        yield f"pytest {folder}"
         yield from ("pytest -m", "pytest not slow")
 
 
-def of_file(path, rest):
+def of_file(root, path, rest):
     if path.name.endswith("_test.cc"):
-        yield from of_cpp(test for test in cpp_tests(path.parent) if test[1] == path)
+        yield from of_cpp(test for test in cpp_tests(root, path.parent) if test[1] == path)
     elif path.match("test_*.py"):
         yield f"pytest {path}{rest}"
 
@@ -64,9 +75,9 @@ def of_name(root, text):
         wanted = re.compile(text)
     except re.error as wrong:
         raise NothingMatches(f"{text} is neither a folder or file of tests nor a regular expression: {wrong}") from None
-    yield from of_cpp(test for room in rooms(root) for test in cpp_tests(room) if wanted.search(test[0]))
+    yield from of_cpp(test for room in rooms(root) for test in cpp_tests(root, room) if wanted.search(test[0]))
     for room in rooms(root):
-        for path in sorted(room.glob("test_*.py")):
+        for path in sorted(room.rglob("test_*.py")):
             for name in dict.fromkeys(PYTHON_TEST.findall(path.read_text())):
                 if wanted.search(name):
                     yield f"pytest {path}::{name}"
@@ -79,11 +90,11 @@ def select(root, text):
     if path is None:  # suites are called Mailbox, where others write MailboxTest
         lines = list(of_name(root, text)) or list(of_name(root, text.removesuffix("Test")))
     elif path.is_dir():
-        lines = list(of_room(path))
+        lines = list(of_folder(root, path))
     else:
-        lines = list(of_file(path, colons + name))
+        lines = list(of_file(root, path, colons + name))
     if not lines:
-        folders = " ".join(room.name for room in rooms(root) if any(of_room(room)))
+        folders = " ".join(room.name for room in rooms(root) if any(of_folder(root, room)))
         raise NothingMatches(
             f"no test matches T={text}. T is a folder of tests ({folders}), a file such as tests/torch/test_ddp.py, "
             "or a regular expression for names such as MailboxTest or test_all_reduce"

@@ -29,8 +29,8 @@ in_parallel=(-n "$((jobs < 8 ? jobs : 8))" --dist loadfile)
 # --- make quick ----------------------------------------------------------------------------------------------------------
 
 # A tenth of the C++ tests and more than half of their time: processes of their own, calls that hang, peers that do not come.
-long_tests='^gpucheck[.]|^net[.]other_ucx|Hang|[.](Far)?SetUp[.]|DeviceFaults|DeviceTrial|HierarchicalFailure|StoreExchange|Worlds[.]|Near[.]'
-long_tests+='|Relay[.]Gives|DeviceAlgorithm[.]EveryType'
+long_tests='^twin[.]|^net[.]other_ucx|Hang|[.](Far)?SetUp[.]|DeviceFaults|DeviceTrial|HierarchicalFailure|StoreExchange|Worlds[.]|Near[.]'
+long_tests+='|HostProxy[.]Gives|DeviceAlgorithm[.]EveryType'
 
 run_quick() {
   local failed=0

@@ -34,6 +34,14 @@ def test_a_folder_selects_its_tests_of_both_languages(select, tree):
     assert select("torch", tree) == [f"pytest {tree}/tests/torch", "pytest -m", "pytest not slow"]
 
 
+def test_a_folder_of_a_room_selects_its_own_tests(select, tree):
+    inner = tree / "tests" / "net" / "ucx"
+    inner.mkdir()
+    (inner / "worker_test.cc").write_text("TEST(Worker, Opens) {\n}\n")
+    assert select("net/ucx", tree) == ["program net_test", r"ctest ^(net\.Worker\.Opens)(/|$)"]
+    assert select("net", tree) == ["program net_test", r"ctest ^net\."]
+
+
 def test_a_file_selects_its_tests(select, tree):
     assert select("tests/torch/test_ddp.py", tree) == [f"pytest {tree}/tests/torch/test_ddp.py"]
     assert select("torch/test_ddp.py::test_open", tree) == [f"pytest {tree}/tests/torch/test_ddp.py::test_open"]
@@ -75,9 +83,10 @@ def test_what_is_no_regular_expression_is_named(root):
 
 
 def test_every_cpp_test_is_found_by_its_own_name(select, root):
-    for path in root.glob("tests/*/*_test.cc"):
+    for path in root.glob("tests/**/*_test.cc"):
+        room = path.relative_to(root / "tests").parts[0]
         for suite, name in re.findall(r"^TEST\((\w+), (\w+)\)", path.read_text(), re.MULTILINE):
-            assert rf"{path.parent.name}\.{suite}\.{name}" in select(f"{suite}.{name}$")[-1], path
+            assert rf"{room}\.{suite}\.{name}" in select(f"{suite}.{name}$")[-1], path
 
 
 @pytest.mark.parametrize(

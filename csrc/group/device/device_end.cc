@@ -71,8 +71,8 @@ DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptio
     throw Error(reason_for("group " + options_.group + " cannot use GPU " + std::to_string(options_.device) + " on " +
                                options_.describe(options_.rank),
                            failure_of(error),
-                           "nvx gpucheck tries this machine's GPUs; with the backend \"cpu:nvx,cuda:nccl\" NCCL "
-                           "serves CUDA tensors"));
+                           "scripts/gpu_evidence.py tests this machine's GPUs; the backend \"cpu:nvx,cuda:nccl\" "
+                           "uses NCCL for CUDA tensors"));
   }
 }
 
