@@ -56,7 +56,7 @@ file(GLOB rooms CONFIGURE_DEPENDS LIST_DIRECTORIES true ${PROJECT_SOURCE_DIR}/te
 foreach(dir ${rooms})
   get_filename_component(room ${dir} NAME)
   file(GLOB_RECURSE room_tests CONFIGURE_DEPENDS ${dir}/*_test.cc)
-  file(GLOB cuda_tests CONFIGURE_DEPENDS ${dir}/*_cuda_test.cc)
+  file(GLOB_RECURSE cuda_tests CONFIGURE_DEPENDS ${dir}/*_cuda_test.cc)
   if(cuda_tests)
     list(REMOVE_ITEM room_tests ${cuda_tests})
   endif()
