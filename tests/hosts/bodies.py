@@ -217,11 +217,11 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
     return told
 
 
-def keep_a_tensor(seconds):
+def keep_a_tensor(seconds, served_at=""):
     """Says where a tensor is that nobody should write to, before anything else is done: what is in it at the end."""
     x = torch.arange(16.0)
     (FOLDER / f"tensor{os.environ['RANK']}").write_text(str(x.data_ptr()))
-    rank, world = begin(10.0)
+    rank, world = begin(10.0, served_at=served_at)
     come_to("ready")
     end = time.monotonic() + seconds
     go_on = torch.ones(1)

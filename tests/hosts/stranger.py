@@ -30,13 +30,18 @@ def put(address: int, data: bytes) -> bytes:
     return MAGIC + message(PUT, struct.pack("<QQI", address, len(data), 1)) + data
 
 
-def listening_ports(pid: str) -> set[int]:
-    ports = set()
+def listening(pid: str) -> list[tuple[str, int]]:
+    """Addresses, in hexadecimal digits as the kernel writes them, and ports."""
+    found = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            rows = Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]
-            ports |= {int(row.split()[1].split(":")[-1], 16) for row in rows if row.split()[3] == LISTENS}
-    return ports
+            rows = [row.split() for row in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+            found += [row[1].split(":") for row in rows if row[3] == LISTENS]
+    return [(address, int(port, 16)) for address, port in found]
+
+
+def listening_ports(pid: str) -> set[int]:
+    return {port for _, port in listening(pid)}
 
 
 def attacks(chance: random.Random, memory: Path):

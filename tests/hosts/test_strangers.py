@@ -16,6 +16,7 @@ pytest.importorskip("torch")
 from nvx.bench.hosts import Hosts
 
 from tests.hosts.nat import SEEN_AS, TranslatedHosts
+from tests.hosts.stranger import listening
 from tests.hosts.test_failures import LIBRARIES
 from tests.hosts.world import ROOT, Cluster
 
@@ -95,6 +96,19 @@ def test_hosts_with_ipv6_alone(tmp_path, library):
         assert results == [[float(i) for i in range(16)]] * 2
         assert told[0] > 10
         assert told[1] == 0
+
+
+@both_versions
+def test_a_rank_listens_on_the_way_to_the_others_alone(tmp_path, library):
+    unset = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": ""}
+    with clustered(Hosts(2), tmp_path) as cluster:
+        cluster.hosts.add_idle_interface("eth5")
+        served_at = cluster.hosts.address(0)
+        cluster.start("keep_a_tensor", 2, environment={**library, **unset}, seconds=2, served_at=served_at)
+        cluster.wait_for("ready")
+        there = listening(str(cluster.ranks[1].pid))
+        cluster.results()
+        assert [address for address, _ in there] == ["02004D0A"], there
 
 
 def translated(folder):
