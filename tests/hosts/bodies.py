@@ -234,7 +234,7 @@ def keep_a_tensor(seconds, served_at=""):
 
 
 def regroup():
-    """Groups of all and of two, and then, without the first rank of the other host, the same world anew."""
+    """Groups of all and of two, and then the same world anew."""
     rank, world = begin()
     check_collectives(rank, world, 1, (1,))
     pair = dist.new_group([0, world - 1])
