@@ -191,7 +191,7 @@ PARTS = (
     Part("torch_pools", "torch", 60, "tests", "two_ranks and pools", "pools_beside"),
     Part("torch_sharded", "torch", 90, "tests", "three or fsdp1 or (four and dtensor)", "first_use and dtensor"),
     Part("torch_compile", "torch", 120, "tests", "compile", "compiled"),
-    Part("torch_places", "torch", 90, "tests", "expandable or visible or between_hosts", "relays_by"),
+    Part("torch_places", "torch", 90, "tests", "expandable or visible or between_hosts", "proxies_by"),
     Part("torch_staged", "torch", 60, "tests", "staged", "staging"),
     *(
         Part(tool, "sanitizers", 45, "sanitizer", "correct --lean --ranks 2", SOON)

@@ -22,8 +22,11 @@ NOBODY = 65534
 
 # Says so when a socket of each of the first processes has been full.
 FLOODER = """
-import socket, sys
-awaited, victims = int(sys.argv[1]), [f"@nvx-{pid}-" for pid in sys.argv[2:]]
+import os, socket, sys
+user, awaited, victims = int(sys.argv[1]), int(sys.argv[2]), [f"@nvx-{pid}-" for pid in sys.argv[3:]]
+os.setgroups([])
+os.setgid(user)
+os.setuid(user)
 full, told = set(), False
 while True:
     with open("/proc/net/unix") as table:
@@ -48,8 +51,9 @@ while True:
 
 
 def start_flood(awaited, pids):
-    command = [sys.executable, "-I", "-S", "-c", FLOODER, str(awaited), *map(str, pids)]
-    flood = subprocess.Popen(command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", stdout=subprocess.PIPE)
+    # It changes its user by itself: another user may not be allowed to start this interpreter.
+    command = [sys.executable, "-I", "-S", "-c", FLOODER, str(NOBODY), str(awaited), *map(str, pids)]
+    flood = subprocess.Popen(command, cwd="/", stdout=subprocess.PIPE)
     assert flood.stdout.readline() == b"full\n"
     return flood
 
