@@ -1,6 +1,7 @@
 #include "base/words.h"
 
 #include <cstdint>
+#include <cstdio>
 
 namespace nvx {
 namespace {
@@ -22,6 +23,14 @@ size_t character_at(const std::string& text, size_t at) {
 }
 
 }  // namespace
+
+std::string seconds(double span) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f s", span);
+  return text;
+}
+
+std::string seconds(const Deadline& deadline) { return seconds(deadline.elapsed_s()); }
 
 std::string printable(std::string text) {
   for (size_t at = 0; at < text.size();) {

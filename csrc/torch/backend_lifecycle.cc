@@ -29,7 +29,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
   if (me == ranks.end()) return nullptr;
   // The ranks in the options are this group's, or none: torch leaves them there.
   std::vector<uint64_t> global;
-  if (const auto& mine = group_->global_ranks(); !mine.empty()) {
+  if (const auto& mine = group_->topology().global_ranks; !mine.empty()) {
     for (const int rank : ranks) global.push_back(mine.at(size_t(rank)));
   }
   return child(store, opts, int(me - ranks.begin()), int(ranks.size()), std::move(global));
@@ -56,7 +56,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
   if (flags & kAbort) abort();
   auto options = c10::make_intrusive<Options>(override ? override->timeout : group_->timeout());
   options->group_name = group_->name() + ":shrunk";
-  options->ranks_unknown = group_->global_ranks().empty();
+  options->ranks_unknown = group_->topology().global_ranks.empty();
   std::string without;
   for (const int64_t rank : gone) without += (without.empty() ? "" : ",") + std::to_string(rank);
   int rank = 0, left = 0;
@@ -64,7 +64,8 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int6
     if (gone.contains(r)) continue;
     if (r == rank_) rank = left;
     ++left;
-    if (!options->ranks_unknown) options->global_ranks_in_group.push_back(group_->global_ranks().at(size_t(r)));
+    if (!options->ranks_unknown)
+      options->global_ranks_in_group.push_back(group_->topology().global_ranks.at(size_t(r)));
   }
   auto store = c10::make_intrusive<c10d::PrefixStore>("nvx/without/" + without, store_);
   return c10::make_intrusive<ProcessGroupNVX>(std::move(store), rank, left, std::move(options));

@@ -8,7 +8,7 @@
 #include "base/interrupt.h"
 #include "base/log.h"
 #include "group/device/device_pools.h"
-#include "group/plan/device_explain.h"
+#include "group/device_explain.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "net/ucx/ucx.h"
 #include "net/ucx/ucx_search.h"

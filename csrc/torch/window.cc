@@ -79,7 +79,7 @@ void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
   }
   const auto window = as_argument("tensor_register", [&]() -> std::shared_ptr<nvx::Window> {
     try {
-      return nvx::Window::open(backend->group(), mine);
+      return backend->group().open_window(mine);
     } catch (const Error& error) {
       if (error.code() == Code::kInvalid && !why.empty()) refuse_call("tensor_register", why);
       throw;

@@ -129,7 +129,7 @@ TEST_P(Near, WhoComesAfterAPeerHasGivenUpIsToldSo) {
       }
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
       // Between hosts the word is on its way.
-      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return !group.port() || group.port()->failed(); }));
+      EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return !group.core().port || group.core().port->failed(); }));
       const Status late = call(group);
       ASSERT_FALSE(late.ok()) << what;
       EXPECT_SAYS(late, "timed out in");
@@ -197,7 +197,7 @@ TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
     EXPECT_TRUE(barrier(group).ok());
     begun.arrive_and_wait();
     if (rank == 1) {
-      kernel::PostedNote& posted = group.own_pad().header().failure;
+      kernel::PostedNote& posted = group.core().members.own_pad().header().failure;
       std::memset(static_cast<void*>(&posted.note), 0x55, sizeof posted.note);
       posted.state = kernel::PostedNote::kReadable;
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
@@ -253,8 +253,8 @@ TEST_P(Meanwhile, TheMailIsFreeForOthers) {
     return longest;
   };
   Clock::duration best = Clock::duration::max();  // of a machine that is busy, too
-  for (int tries = 0; tries < 20 && best >= Group::kClarity / 2; ++tries) best = std::min(best, try_once());
-  EXPECT_LT(best, Group::kClarity / 2);
+  for (int tries = 0; tries < 20 && best >= FailureState::kClarity / 2; ++tries) best = std::min(best, try_once());
+  EXPECT_LT(best, FailureState::kClarity / 2);
 }
 
 /// Where to look in the other one's program: after the call that it last made, whichever of the few kept that is.

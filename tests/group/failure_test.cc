@@ -368,7 +368,7 @@ TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
     if (rank == 0) {
       EXPECT_SAYS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
       EXPECT_SAYS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +
-                              ", rank 3 " + where + ". Next: look at what these ranks do");
+                              ", rank 3 " + where + ". Next: see the logs of these ranks");
       over = true;
     } else if (rank == 1) {
       EXPECT_SAYS(status, "nvx: Rank 1 successfully reached monitoredBarrier");

@@ -31,8 +31,8 @@ TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   const size_t before = arena.used();
   {
     GroupOptions own = hosts.options_of("crowd", 0, kRanks, 0);
-    const Group group(store, own);
-    EXPECT_EQ(group.local_ranks(), 1);
+    Group group(store, own);
+    EXPECT_EQ(group.core().members.local_ranks(), 1);
     const size_t alone = kernel::PadLayout(1).bytes();
     EXPECT_GE(arena.used() - before, alone);
     EXPECT_LT(arena.used() - before, alone + kSpanPage);

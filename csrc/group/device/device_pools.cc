@@ -4,7 +4,7 @@
 
 #include "base/contain.h"
 #include "base/log.h"
-#include "group/engine.h"
+#include "group/core/engine.h"
 #include "memory/driver/apart.h"
 
 namespace nvx {

@@ -7,7 +7,7 @@
 #include "base/deadline.h"
 #include "base/log.h"
 #include "base/reason.h"
-#include "group/group.h"
+#include "base/words.h"
 
 namespace nvx {
 namespace {
@@ -44,6 +44,7 @@ DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOpt
     : launcher_(std::move(launcher)),
       end_(home, exchange, options, *launcher_),
       facts_{end_.channel().shape, options.force, options.one_shot_bytes},
+      diagnosis_(options.group, options.rank, options.name, options.describe),
       launched_(options.first_epoch),
       batch_(end_.channel().shape.ranks),
       calls_(kCalls) {}
@@ -265,45 +266,34 @@ Status DeviceSide::fail(const Status& status) {
   return failure_;
 }
 
-Status DeviceSide::explain_abort() {
-  return fail(Failure{Code::kAborted, "group " + end_.options().group + " was aborted on " + self()});
-}
+Status DeviceSide::explain_abort() { return fail(diagnosis_.aborted()); }
 
-/// What both sides have called, as far as they have said so to each other.
-std::string DeviceSide::mismatch(const DeviceVerdict& v) const {
-  const std::string& group = end_.options().group;
-  const std::string peer = end_.options().describe(v.peer);
+/// The calls of both sides, as far as they have told each other.
+Failure DeviceSide::mismatch(const DeviceVerdict& v, const std::string& context) const {
+  const std::string peer = diagnosis_.describe(v.peer), what = what_was(v.call, v.epoch);
   const Fingerprint mine = fingerprint_of(v.mine), theirs = fingerprint_of(v.theirs);
-  if (v.mine[0] == 0) {  // they have not met there: all that the peer has left is a digest
-    return "collective mismatch in group " + group + " before " + what_was(v.call, v.epoch) + ": by the end of " +
-           what_was_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " + peer + " had called something else";
+  if (v.mine[0] == 0) {  // they have not met there: the peer has left only a digest
+    return diagnosis_.mismatch(" before " + what,
+                               "by the end of " + what_was_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " +
+                                   peer + " had called another operation",
+                               context);
   }
-  return "collective mismatch in group " + group + " at " + what_was(v.call, v.epoch) + ": " +
-         contrast({self(), mine}, {peer, theirs});
+  return diagnosis_.mismatch(" at " + what, contrast({self(), mine}, {peer, theirs}), context);
 }
 
 Status DeviceSide::explain(const DeviceVerdict& v) {
-  const std::string what = what_was(v.call, v.epoch), &group = end_.options().group;
-  const std::string here = "this is " + end_.options().name(end_.options().rank) + " in " + what + " of group " +
-                           group + ", on GPU " + std::to_string(end_.options().device);
-  const std::string peer = v.peer >= 0 ? end_.options().describe(v.peer) : "the peers";
-  if (v.cause == Verdict::Cause::kMismatch) return fail(Failure{Code::kMismatch, mismatch(v), here, kCallAlike});
+  const std::string what = what_was(v.call, v.epoch);
+  const std::string context = diagnosis_.context(what) + ", on GPU " + std::to_string(end_.options().device);
+  const std::string peer = v.peer >= 0 ? diagnosis_.describe(v.peer) : "the peers";
+  if (v.cause == Verdict::Cause::kMismatch) return fail(mismatch(v, context));
   if (v.cause == Verdict::Cause::kCounts) {
-    return fail(Failure{.code = Code::kMismatch,
-                        .cause = "collective mismatch in group " + group + ": in " + what + " " + self() + " expects " +
-                                 std::to_string(v.mine[kernel::kBytesWord]) + " bytes from " + peer + ", which sends " +
-                                 std::to_string(v.theirs[kernel::kBytesWord]) + " bytes",
-                        .context = here,
-                        .advice = kCompareSplits});
+    const ByteCounts bytes{peer, v.mine[kernel::kBytesWord], v.theirs[kernel::kBytesWord]};
+    return fail(diagnosis_.counts("", what, bytes, context));
   }
   if (v.how != Waited::kTimedOut) return explain_abort();
   const Call* call = find(v.call);
-  Failure late{.code = Code::kTimeout,
-               .cause = "timed out in " + what + " of group " + group +
-                        (call ? " after " + seconds(double(call->timeout.count()) / 1e3) : "") + ", waiting for " +
-                        peer,
-               .context = here,
-               .advice = "look at what that rank does; is the timeout long enough (NVX_TIMEOUT_S, nvx.set_timeout)?"};
+  const std::string after = call ? seconds(double(call->timeout.count()) / 1e3) : "";
+  Failure late = diagnosis_.timeout(what, after, peer, context);
   if (v.peer >= 0) late.awaited = {end_.options().rank_of(v.peer)};
   return fail(late);
 }

@@ -9,10 +9,11 @@
 
 #include "base/error.h"
 #include "base/mutex.h"
+#include "group/core/diagnosis.h"
 #include "group/device/device_end.h"
 #include "group/device/launch_batch.h"
-#include "group/operation.h"
 #include "group/plan/device_plan.h"
+#include "group/plan/operation.h"
 
 namespace nvx {
 
@@ -102,15 +103,16 @@ class DeviceSide {
   bool await_end(std::chrono::milliseconds most) EXCLUDES(launch_mutex_);
   Status explain(const kernel::DeviceVerdict& verdict) REQUIRES(mutex_);
   Status explain_abort() REQUIRES(mutex_);
-  std::string mismatch(const kernel::DeviceVerdict& verdict) const REQUIRES(mutex_);
+  Failure mismatch(const kernel::DeviceVerdict& verdict, const std::string& context) const REQUIRES(mutex_);
   const Call* find(uint32_t call) const REQUIRES(mutex_);
   std::string what_was(uint32_t call, uint32_t epoch) const REQUIRES(mutex_);
   std::string what_was_at(uint32_t epoch) const REQUIRES(mutex_);
-  std::string self() const { return end_.options().describe(end_.options().rank); }
+  std::string self() const { return diagnosis_.self(); }
 
   const std::shared_ptr<Launcher> launcher_;
   DeviceEnd end_;
   const DevicePlanFacts facts_;
+  const Diagnosis diagnosis_;
   std::atomic<uint64_t> launched_;
   std::atomic<uint32_t> captured_{0};  // operations, ever
   std::atomic<bool> failed_{false};

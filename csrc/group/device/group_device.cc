@@ -6,11 +6,12 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/words.h"
+#include "group/core/core.h"
+#include "group/core/engine.h"
 #include "group/device/device_pools.h"
 #include "group/device/device_side.h"
-#include "group/engine.h"
-#include "group/group.h"
 #include "group/meet/store_exchange.h"
+#include "group/meet/store_meeting.h"
 #include "memory/gpu/device_arena.h"
 
 namespace nvx {
@@ -40,8 +41,7 @@ StoreExchange::Options options_of(const Speaker& speaker, std::chrono::milliseco
 
 }  // namespace
 
-GroupDevice::GroupDevice(Group& group, const Members& members, uint32_t first_epoch)
-    : group_(group), members_(members), first_epoch_(first_epoch) {}
+GroupDevice::GroupDevice(Core& core) : core_(core), members_(core.members) {}
 
 GroupDevice::~GroupDevice() = default;
 
@@ -52,11 +52,11 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
   asked_for_ = device;
   std::unique_ptr<DeviceSide> side;
   const auto carry_on_without = [&](const Error& error) {
-    NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", group_.name().c_str(), device,
+    NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", members_.name.c_str(), device,
             error.reason().c_str());
     // Who refuses says so to all. Who was not heard, or did not hear, does not know what the others do now.
     if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
-      (void)group_.fail(met_in(error.failure(), "while the ranks opened their devices"));
+      (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
   try {
     side = make_side(store, device, launcher);
@@ -69,7 +69,7 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
   } catch (const Error& error) {
     carry_on_without(error);
     // Who does not know what the others have agreed on cannot go on with them.
-    if (error.code() != Code::kInvalid) (void)group_.fail(error.failure());
+    if (error.code() != Code::kInvalid) (void)core_.failures.fail(error.failure());
   }
   opened_.store(side_.get(), std::memory_order_release);
   return side_ != nullptr;
@@ -78,8 +78,8 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
 /// What goes between hosts hangs on what is done inside them: throws Error where a host has no kernels, then on all
 /// ranks unless one has ended.
 void GroupDevice::agree_on_sides(Store& store, bool has_one) {
-  StoreExchange exchange(store, options_of({members_.key("device/hosts"), members_.rank, group_.size()},
-                                           group_.timeout(), [this](int rank) { group_.look_while_waiting(rank); }));
+  StoreExchange exchange(store, options_of({members_.key("device/hosts"), members_.rank, members_.size()},
+                                           core_.waits.timeout(), [this](int rank) { look_while_waiting(rank); }));
   const std::byte mine{has_one};
   const std::vector<std::vector<std::byte>> all = exchange.all_gather({&mine, 1});
   for (size_t r = 0; r < all.size(); ++r) {
@@ -103,9 +103,9 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
   store.add(come, 1);
   // Who does not come may be waiting for this rank in a call, and must not have given up first.
   const std::chrono::milliseconds patience =
-      group_.timeout().count() > 0 ? std::min(group_.timeout() / 4, kMost) : kMost;
+      core_.waits.timeout().count() > 0 ? std::min(core_.waits.timeout() / 4, kMost) : kMost;
   const Deadline deadline = Deadline::after(patience), last = Deadline::after(2 * patience);
-  const std::chrono::microseconds pause(2000 + 200 * group_.size());
+  const std::chrono::microseconds pause(2000 + 200 * members_.size());
   for (int looked_at = members_.rank;; std::this_thread::sleep_for(pause)) {
     // One rank decides for all, those too who come later: else some would wait for the others in vain.
     if (const auto all = store.get(decided, std::chrono::milliseconds(0))) {
@@ -113,7 +113,7 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
       warn_of_missing(store, come, deadline);
       return false;
     }
-    const bool all = store.add(come, 0) >= group_.size();
+    const bool all = store.add(come, 0) >= members_.size();
     if ((all || deadline.passed(Clock::now())) && store.add(members_.key("connect/decide"), 1) == 1) {
       store.set(decided, {uint8_t(all)});
       continue;
@@ -125,14 +125,23 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
     if (last.passed(Clock::now()))
       throw Error(Code::kTimeout, "nvx: timed out after " + seconds(last) +
                                       ", waiting for a rank to say whether all open the devices that device_id names");
-    looked_at = (looked_at + 1) % group_.size();
-    if (looked_at != members_.rank) group_.look_while_waiting(looked_at);
+    looked_at = (looked_at + 1) % members_.size();
+    if (looked_at != members_.rank) look_while_waiting(looked_at);
   }
+}
+
+/// For waits for a rank in the store. Throws Error where the wait has become pointless.
+void GroupDevice::look_while_waiting(int writer) {
+  FailureState& failures = core_.failures;
+  (void)failures.told();
+  if (failures.look_for_interrupt() || failures.failed()) throw Error(failures.failure());
+  if (const Status alive = failures.check_alive(); !alive.ok()) throw Error(alive);
+  look_for_deaths(core_.options, writer);
 }
 
 void GroupDevice::warn_of_missing(Store& store, const std::string& come, const Deadline& deadline) {
   std::string missing;
-  for (int r = 0; r < group_.size(); ++r) {
+  for (int r = 0; r < members_.size(); ++r) {
     if (!store.get(come + "/" + std::to_string(r), std::chrono::milliseconds(0)))
       missing += (missing.empty() ? "" : ", ") + members_.topology.describe(r);
   }
@@ -140,7 +149,7 @@ void GroupDevice::warn_of_missing(Store& store, const std::string& come, const D
   NVX_LOG(kWarn,
           "group %s: device_id was given to this rank and, within %.0f s, not to %s: devices are opened by the first "
           "collective instead. Next: give device_id on all ranks, or on none",
-          group_.name().c_str(), deadline.elapsed_s(), missing.c_str());
+          members_.name.c_str(), deadline.elapsed_s(), missing.c_str());
 }
 
 /// Throws Error, and then on all ranks unless one has ended.
@@ -148,20 +157,21 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
                                                    const std::shared_ptr<Launcher>& launcher) {
   const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
   const std::vector<int> ranks = members_.here();
-  StoreExchange::Options speaks = options_of({where, members_.local_rank(), members_.local_ranks()}, group_.timeout(),
-                                             [this, ranks](int s) { group_.look_while_waiting(ranks[size_t(s)]); });
+  StoreExchange::Options speaks =
+      options_of({where, members_.local_rank(), members_.local_ranks()}, core_.waits.timeout(),
+                 [this, ranks](int s) { look_while_waiting(ranks[size_t(s)]); });
   const auto name_of = [ranks](int s) { return nvx::of_rank(ranks[size_t(s)]); };
   speaks.name = name_of;
   StoreExchange exchange(store, std::move(speaks));
   DeviceSideOptions options;
-  options.group = group_.name();
+  options.group = members_.name;
   options.rank = members_.local_rank();
   options.ranks = members_.local_ranks();
   options.device = device;
   options.host = 1;  // all are on one
   options.force = members_.facts.force;
   options.one_shot_bytes = members_.facts.one_shot_bytes;
-  options.first_epoch = first_epoch_;
+  options.first_epoch = members_.first_epoch;
   options.peers_gone = members_.everybody_gone();
   options.pool_news = {
       [this](uint64_t bytes) { members_.own_pad().header().pool_grown.store(bytes, std::memory_order_release); },
@@ -200,13 +210,15 @@ uint64_t GroupDevice::pool_of(int local_rank) const {
 
 Status GroupDevice::launch(std::span<const Operation* const> operations, void* stream, Begins begins,
                            const Tells& tells) {
-  NVX_TRY(group_.check_alive());
+  NVX_TRY(core_.failures.check_alive());
   NVX_TRY(look());
   DeviceSide& side = *opened();
-  const Status status = side.launch(operations, stream, group_.span_of(operations.front()->timeout), begins, tells);
-  if (!status.ok() && status.code() != Code::kInvalid) return group_.fail(status.failure());
+  const Status status =
+      side.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), begins, tells);
+  if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
   if (status.ok()) watch();
-  if (group_.failed()) side.abort(group_.failure());  // which may just have come, and not have seen them
+  if (core_.failures.failed())
+    side.abort(core_.failures.failure());  // which may just have come, and not have seen them
   return status;
 }
 
@@ -222,30 +234,30 @@ uint64_t GroupDevice::launched() const {
 
 bool GroupDevice::ended_well(uint64_t launched) const {
   const DeviceSide* const side = opened();
-  return side && !group_.forked() && int64_t(side->finished() - launched) >= 0;
+  return side && !core_.failures.forked() && int64_t(side->finished() - launched) >= 0;
 }
 
 bool GroupDevice::is_quiet() const {
   const DeviceSide* const side = opened();
-  return !side || group_.forked() || side->settled();
+  return !side || core_.failures.forked() || side->settled();
 }
 
 Status GroupDevice::look() {
-  if (group_.forked()) return group_.check_alive();
-  if (group_.failed()) return group_.failure();
+  if (core_.failures.forked()) return core_.failures.check_alive();
+  if (core_.failures.failed()) return core_.failures.failure();
   DeviceSide* const side = opened();
   if (!side) return {};
   const Status verdict = side->verdict();
-  return verdict.ok() ? Status() : group_.fail(verdict.failure());
+  return verdict.ok() ? Status() : core_.failures.fail(verdict.failure());
 }
 
 /// A kernel cannot know that a peer has died: while any is in flight, a thread of the pool looks for that, and for what
 /// kernels say. None is needed while nothing runs.
 void GroupDevice::watch() {
   if (watched_.exchange(true, std::memory_order_acq_rel)) return;
-  const auto needs_watching = [watched = group_.weak_from_this()] {
-    const std::shared_ptr<Group> group = watched.lock();
-    return group && group->device().needs_watching();
+  const auto needs_watching = [this, owner = core_.owner()] {
+    const std::shared_ptr<const void> group = owner.lock();
+    return group && this->needs_watching();
   };
   const bool begun = Engine::here().start([needs_watching] {
     while (needs_watching()) std::this_thread::sleep_for(kWatchInterval);
@@ -257,8 +269,8 @@ void GroupDevice::watch() {
 bool GroupDevice::needs_watching() {
   DeviceSide& kernels = *opened();
   look_after(kernels);
-  if (group_.failed()) {
-    kernels.abort(group_.failure());  // a failure of just when they were made has not seen them
+  if (core_.failures.failed()) {
+    kernels.abort(core_.failures.failure());  // a failure of just when they were made has not seen them
     return false;
   }
   if (may_run(kernels)) return true;
@@ -269,9 +281,9 @@ bool GroupDevice::needs_watching() {
 
 void GroupDevice::look_after(DeviceSide& kernels) {
   (void)look();
-  if (!group_.failed()) (void)group_.fail_as_told();
-  for (int s = 0; s < members_.local_ranks() && !group_.failed(); ++s) {
-    if (waits_in_vain(kernels, s)) group_.fail_as_gone(s);
+  if (!core_.failures.failed()) (void)core_.failures.fail_as_told();
+  for (int s = 0; s < members_.local_ranks() && !core_.failures.failed(); ++s) {
+    if (waits_in_vain(kernels, s)) core_.failures.fail_as_gone(s);
   }
 }
 

@@ -11,13 +11,13 @@
 #include "base/error.h"
 #include "base/mutex.h"
 #include "group/meet/store.h"
-#include "group/operation.h"
+#include "group/plan/operation.h"
 
 namespace nvx {
 
 class DeviceSide;
-class Group;
 class Launcher;
+struct Core;
 struct Members;
 struct PoolStats;
 
@@ -26,8 +26,7 @@ struct PoolStats;
 /// are no kernels; once that has come about, it stays.
 class GroupDevice {
  public:
-  /// first_epoch: where the counters of kernels begin, as those of the pads.
-  GroupDevice(Group& group, const Members& members, uint32_t first_epoch);
+  explicit GroupDevice(Core& core);
   ~GroupDevice();
   GroupDevice(const GroupDevice&) = delete;
   GroupDevice& operator=(const GroupDevice&) = delete;
@@ -72,6 +71,7 @@ class GroupDevice {
   std::unique_ptr<DeviceSide> make_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
   void agree_on_sides(Store& store, bool has_one);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
+  void look_while_waiting(int writer);
   uint64_t pool_of(int local_rank) const;
   DeviceSide* opened() const { return opened_.load(std::memory_order_acquire); }
   void watch();
@@ -79,9 +79,8 @@ class GroupDevice {
   void look_after(DeviceSide& kernels);
   bool waits_in_vain(const DeviceSide& kernels, int local_rank) const;
 
-  Group& group_;
+  Core& core_;
   const Members& members_;
-  const uint32_t first_epoch_;
   Mutex mutex_;                               // held while it is opened
   int asked_for_ GUARDED_BY(mutex_) = -1;     // the device that was asked for first
   std::unique_ptr<DeviceSide> side_;          // once made, it stays until the group goes

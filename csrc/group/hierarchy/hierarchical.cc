@@ -34,8 +34,12 @@ kernel::Fingerprint fingerprint_of(const net::Label& label) {
 
 }  // namespace
 
-Hierarchical::Hierarchical(Group& group, net::GroupPort& port)
-    : group_(group), port_(port), host_(size_t(group.topology().host_of[size_t(group.rank())])) {}
+Hierarchical::Hierarchical(Core& core, IntraHost& intra_host)
+    : core_(core),
+      members_(core.members),
+      intra_host_(intra_host),
+      port_(*core.port),
+      host_(size_t(members_.topology.host_of[size_t(members_.rank)])) {}
 
 Hierarchical::~Hierarchical() {
   MutexLock lock(port_.mutex());
@@ -43,9 +47,9 @@ Hierarchical::~Hierarchical() {
 }
 
 Status Hierarchical::run(Operation& o, Carrier carrier) {
-  Call call{o, group_.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint()), terms_here(o)};
+  Call call{o, core_.waits.rules_of(o, carrier), size_of(o.dtype), label_of(o.fingerprint()), terms_here(o)};
   call.rules.driver = this;
-  group_.doubt(std::chrono::milliseconds(0));
+  core_.failures.doubt(std::chrono::milliseconds(0));
   ++op_;
   {
     MutexLock lock(port_.mutex());
@@ -95,15 +99,11 @@ Status Hierarchical::explain_stray(const Operation& o, const net::GroupPort::Str
     return port_.called_here(stray.op);
   }();
   if (own == stray.label) return {};
-  const std::string where = stray.op == op_ ? " at #" : " before #", peer = group_.topology().describe(stray.rank);
-  const kernel::Fingerprint theirs = fingerprint_of(stray.label);
-  const std::string what =
-      own ? contrast({group_.topology().describe(group_.rank()), fingerprint_of(*own)}, {peer, theirs})
-          : peer + " called " + describe(theirs) + ", and this rank something else";
-  return group_.fail(
-      {.code = Code::kMismatch,
-       .cause = "collective mismatch in group " + group_.name() + where + std::to_string(o.number) + ": " + what,
-       .advice = kCallAlike});
+  const std::string where = (stray.op == op_ ? " at #" : " before #") + std::to_string(o.number);
+  const Called theirs{members_.topology.describe(stray.rank), fingerprint_of(stray.label)};
+  const std::string how = own ? contrast({core_.diagnosis.self(), fingerprint_of(*own)}, theirs)
+                              : theirs.who + " called " + describe(theirs.what) + ", this rank another operation";
+  return core_.failures.fail(core_.diagnosis.mismatch(where, how, ""));
 }
 
 /// Gives up what has not ended: when it returns, nothing of the operation's memory is touched any more. Returns what
@@ -139,8 +139,8 @@ void Hierarchical::drive() {
 Status Hierarchical::stage(Call& call, Stage stage) {
   stage.op = call.terms.inside;
   stage.factor = call.terms.factor;
-  const Status status = group_.run_stage(stage, call.o, call.rules);
-  group_.doubt(kDoubtOfSteps);
+  const Status status = intra_host_.run_stage(stage, call.o, call.rules);
+  core_.failures.doubt(kDoubtOfSteps);
   return status;
 }
 
@@ -181,11 +181,11 @@ std::byte* Hierarchical::room(size_t bytes) {
 // --- what all ranks know alike
 
 Terms Hierarchical::terms_here(const Operation& o) const {
-  return terms_of(o.dtype, o.op, o.factor, size_t(group_.size()));
+  return terms_of(o.dtype, o.op, o.factor, size_t(members_.size()));
 }
 
 InterHostPlan Hierarchical::inter_host_plan(const Operation& o) const {
-  const PlanFacts& facts = group_.plan_facts();
+  const PlanFacts& facts = members_.facts;
   const size_t longest = std::max(o.send.longest(), o.recv.longest());
   switch (o.collective) {
     case kernel::Collective::kReduceScatter:
@@ -204,13 +204,13 @@ InterHostPlan Hierarchical::inter_host_plan(const Operation& o) const {
 // --- who carries what
 
 int Hierarchical::rank_at(size_t host, size_t local_rank) const {
-  const std::vector<int>& there = group_.topology().hosts[host];
+  const std::vector<int>& there = members_.topology.hosts[host];
   return local_rank < there.size() ? there[local_rank] : -1;
 }
 
 Hierarchical::PeerSet Hierarchical::rail(size_t local_rank) const {
   PeerSet peers{{}, int(host_)};
-  for (size_t host = 0; host < group_.topology().hosts.size(); ++host)
+  for (size_t host = 0; host < members_.topology.hosts.size(); ++host)
     peers.members.push_back(rank_at(host, local_rank));
   return peers;
 }
@@ -219,13 +219,13 @@ Hierarchical::PeerSet Hierarchical::leaders() const { return rail(0); }
 
 Hierarchical::PeerSet Hierarchical::leaders_with(int root) const {
   PeerSet peers = leaders();
-  peers.members[size_t(group_.topology().host_of[size_t(root)])] = root;
+  peers.members[size_t(members_.topology.host_of[size_t(root)])] = root;
   return peers;
 }
 
 size_t Hierarchical::rounds() const {
   size_t most = 0;
-  for (const std::vector<int>& host : group_.topology().hosts) most = std::max(most, host.size());
+  for (const std::vector<int>& host : members_.topology.hosts) most = std::max(most, host.size());
   return (most + rails() - 1) / rails();
 }
 
@@ -248,7 +248,7 @@ kernel::Piece Hierarchical::slice_of(const Pieces& blocks, const Cut& cut, size_
 
 Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row, const PeerSet& peers) {
   if (call.runs == 0) {
-    NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", group_.name().c_str(), group_.rank(),
+    NVX_LOG(kTrace, "group %s rank %d #%llu %s between hosts: %s", members_.name.c_str(), members_.rank,
             static_cast<unsigned long long>(call.o.number), nvx::name(call.o.collective), row->name);
   }
   active_.push_back(std::make_unique<Active>());
@@ -290,7 +290,7 @@ Status Hierarchical::finish(Call& call) {
     progress = run.advance();
     return progress != net::Progress::kPending;
   };
-  group_.doubt(kDoubtOfHosts);
+  core_.failures.doubt(kDoubtOfHosts);
   const Waited how = port_.messenger().wait(
       ended, [&] { run.look(); }, -1, call.rules);
   if (how != Waited::kReached || progress == net::Progress::kFailed) return explain(call, run, how);
@@ -305,10 +305,9 @@ Status Hierarchical::finish_all(Call& call) {
 }
 
 Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how) {
+  const Diagnosis& diagnosis = core_.diagnosis;
   const std::string number = "#" + std::to_string(call.o.number), what = describe(call.o.fingerprint());
-  const std::string me = group_.topology().describe(group_.rank());
-  const std::string context =
-      "this is " + group_.rank_name(group_.rank()) + " in " + what + " " + number + " of group " + group_.name();
+  const std::string context = diagnosis.context(what + " " + number);
   using Cause = net::ScheduleRun::Verdict::Cause;
   net::ScheduleRun::Verdict v;
   Awaited whom;
@@ -322,42 +321,34 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
       whom.ranks = run.waits_for();
       state = whom.ranks.size() == 1 ? ", which is in it too: see there for whom it waits"
                                      : ", which are in it too: see there for whom they wait";
-      group_.doubt(kDoubtOfSteps);
+      core_.failures.doubt(kDoubtOfSteps);
     }
     for (const int rank : whom.ranks) {
-      whom.words += (whom.words.empty() ? "" : ", ") + group_.topology().describe(rank);
+      whom.words += (whom.words.empty() ? "" : ", ") + members_.topology.describe(rank);
     }
     if (!whom.ranks.empty() && how == Waited::kTimedOut) whom.words += state;
     if (v.cause == Cause::kLost) fate = port_.fate(v.rank);
   }
-  const std::string peer = v.rank >= 0 ? group_.topology().describe(v.rank) : "";
+  const std::string peer = v.rank >= 0 ? members_.topology.describe(v.rank) : "";
   switch (v.cause) {
-    case Cause::kMismatch:
-      return group_.fail({.code = Code::kMismatch,
-                          .cause = "collective mismatch in group " + group_.name() + " at " + number + ": " +
-                                   contrast({me, call.o.fingerprint()}, {peer, fingerprint_of(v.theirs)}),
-                          .context = context,
-                          .advice = kCallAlike});
+    case Cause::kMismatch: {
+      const std::string how = contrast({diagnosis.self(), call.o.fingerprint()}, {peer, fingerprint_of(v.theirs)});
+      return core_.failures.fail(diagnosis.mismatch(" at " + number, how, context));
+    }
     case Cause::kCounts:
-      return group_.fail({.code = Code::kMismatch,
-                          .cause = "collective mismatch in group " + group_.name() + " at " + number + ": in " + what +
-                                   " " + me + " expects " + std::to_string(v.mine) + " bytes from " + peer +
-                                   ", which sends " + std::to_string(v.other) + " bytes",
-                          .context = context,
-                          .advice = kCompareSplits});
-    case Cause::kGarbage:
-      return group_.fail({Code::kMismatch, peer + " sends what belongs to no message of " + what, context});
+      return core_.failures.fail(diagnosis.counts(" at " + number, what, {peer, v.mine, v.other}, context));
+    case Cause::kGarbage: return core_.failures.fail(diagnosis.bad_message(peer, what, context));
     case Cause::kLost:
-      return met_in(group_.fail_by_fate(
+      return met_in(core_.failures.fail_by_fate(
                         fate.value_or(net::GroupPort::Fate{v.rank, net::GroupPort::Fate::What::kLost, "was closed"})),
                     context);
     case Cause::kNone: break;
   }
   if (how == Waited::kReached) {
-    group_.alarm(-1);  // another rank has failed the group
+    core_.failures.alarm(-1);  // another rank has failed the group
     how = Waited::kAlarmed;
   }
-  return group_.explain_wait(how, whom, what + " " + number, call.rules.deadline);
+  return core_.failures.explain_wait(how, whom, what + " " + number, call.rules.deadline);
 }
 
 }  // namespace nvx

@@ -5,7 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "group/group.h"
+#include "group/core/core.h"
+#include "group/core/intra_host.h"
 #include "group/hierarchy/host_proxy.h"
 #include "group/plan/chunks.h"
 #include "group/plan/terms.h"
@@ -21,7 +22,8 @@ namespace nvx {
 /// different numbers of ranks, a local_rank beyond them hands what is its own to the rail `local_rank % rails`.
 class Hierarchical final : private Driver {
  public:
-  Hierarchical(Group& group, net::GroupPort& port);
+  /// core.port is not null.
+  Hierarchical(Core& core, IntraHost& intra_host);
   ~Hierarchical() override;
 
   /// Runs a collective on this thread, which holds the group's lane.
@@ -141,9 +143,9 @@ class Hierarchical final : private Driver {
   PeerSet rail(size_t local_rank) const;
   PeerSet others_of(int root) const;
   int rank_at(size_t host, size_t local_rank) const;  ///< -1: that host has no such local_rank
-  size_t local_ranks() const { return size_t(group_.local_ranks()); }
-  size_t local_rank() const { return size_t(group_.local_rank()); }
-  size_t rails() const { return group_.plan_facts().rails; }
+  size_t local_ranks() const { return size_t(members_.local_ranks()); }
+  size_t local_rank() const { return size_t(members_.local_rank()); }
+  size_t rails() const { return members_.facts.rails; }
   size_t rounds() const;  ///< how often every rail is used until each rank has been served
   /// What a rail carries of slice k of a whole, which is cut between elements; empty beyond the rails.
   kernel::Piece part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const;
@@ -152,7 +154,9 @@ class Hierarchical final : private Driver {
   bool carries() const { return local_rank() < rails(); }
   std::byte* room(size_t bytes);
 
-  Group& group_;
+  Core& core_;
+  const Members& members_;
+  IntraHost& intra_host_;
   net::GroupPort& port_;
   const size_t host_;
   uint32_t op_ = 0;

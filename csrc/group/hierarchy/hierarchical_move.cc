@@ -21,17 +21,17 @@ Status Hierarchical::broadcast(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.recv[0].bytes;
   std::byte* const out = o.recv[0].data;
-  const InterHostPlan inter_host = plan_between(Across::kBroadcast, bytes, group_.plan_facts());
+  const InterHostPlan inter_host = plan_between(Across::kBroadcast, bytes, members_.facts);
   const size_t slice = inter_host.slice, slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
   const PeerSet peers = leaders_with(o.root);
   const int mine = peers.members[host_];
-  const bool speaks = mine == group_.rank(), is_root = o.root == group_.rank();
+  const bool speaks = mine == members_.rank, is_root = o.root == members_.rank;
   const auto length = [&](size_t k) { return std::min(slice, bytes - k * slice); };
   const auto issue = [&](size_t k) -> Status {
     if (!speaks) return {};
     Active& active = prepare(call, inter_host.row, peers);
     active.args.layout.bytes = length(k);
-    active.args.layout.root = group_.topology().host_of[size_t(o.root)];
+    active.args.layout.root = members_.topology.host_of[size_t(o.root)];
     active.args.input = (is_root ? o.in : out) + k * slice;
     active.args.output = out + k * slice;
     begin(call, active);
@@ -43,7 +43,7 @@ Status Hierarchical::broadcast(Call& call) {
     Pieces recv(local_ranks());
     for (size_t s = 0; s < local_ranks(); ++s) recv[s] = {out + k * slice, length(k)};
     return stage(call, {.collective = inter_host.after,
-                        .root = group_.topology().local_rank_of[size_t(mine)],
+                        .root = members_.topology.local_rank_of[size_t(mine)],
                         .bytes = length(k),
                         .in = out + k * slice,
                         .recv = recv.data()});
@@ -55,7 +55,7 @@ Status Hierarchical::broadcast(Call& call) {
 /// rails lend their blocks to a rail first.
 Status Hierarchical::all_gather(Call& call) {
   Operation& o = call.o;
-  const size_t hosts = group_.topology().hosts.size(), longest = o.recv.longest();
+  const size_t hosts = members_.topology.hosts.size(), longest = o.recv.longest();
   const InterHostPlan inter_host = inter_host_plan(o);
   const Cut cut{inter_host.slice, std::max<size_t>(1, (longest + inter_host.slice - 1) / inter_host.slice), longest};
   if (rounds() > 1 && local_ranks() > rails()) NVX_TRY(lend_to_rails(call));
@@ -83,7 +83,7 @@ Status Hierarchical::all_gather(Call& call) {
     Active& active = prepare(call, inter_host.row, rail(local_rank()));
     active.args.output = lay_out(pieces, active.blocks);
     active.args.input = pieces[host_].data;
-    if (round == 0) active.args.input = o.in + std::min(o.recv[size_t(group_.rank())].bytes, k * cut.slice);
+    if (round == 0) active.args.input = o.in + std::min(o.recv[size_t(members_.rank)].bytes, k * cut.slice);
     begin(call, active);
     return {};
   };
@@ -98,7 +98,7 @@ Status Hierarchical::all_gather(Call& call) {
 Status Hierarchical::lend_to_rails(Call& call) {
   Operation& o = call.o;
   Pieces send(local_ranks()), recv(local_ranks());
-  if (!carries()) send[local_rank() % rails()] = {const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes};
+  if (!carries()) send[local_rank() % rails()] = {const_cast<std::byte*>(o.in), o.recv[size_t(members_.rank)].bytes};
   for (size_t s = rails(); carries() && s < local_ranks(); ++s) {
     if (s % rails() == local_rank()) recv[s] = o.recv[size_t(rank_at(host_, s))];
   }
@@ -108,7 +108,7 @@ Status Hierarchical::lend_to_rails(Call& call) {
 
 /// What every rail has gathered, to all ranks of the host in one step however many hosts there are.
 Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t host, size_t local_rank)>& block) {
-  const size_t hosts = group_.topology().hosts.size();
+  const size_t hosts = members_.topology.hosts.size();
   Pieces recv(local_ranks());
   size_t total = 0;
   for (size_t s = 0; s < local_ranks(); ++s) {
@@ -139,9 +139,9 @@ Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t ho
 /// A gather, or a scatter: blocks of other hosts go straight to the root, or from it; those of its own through memory.
 Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   Operation& o = call.o;
-  const bool gathers = direction == Direction::kToRoot, is_root = o.root == group_.rank();
+  const bool gathers = direction == Direction::kToRoot, is_root = o.root == members_.rank;
   const Collective collective = gathers ? Collective::kGather : Collective::kScatter;
-  const int root_local_rank = group_.local_rank_of(o.root);
+  const int root_local_rank = members_.local_rank_of(o.root);
   if (is_root || root_local_rank < 0) {
     const PeerSet peers = others_of(o.root);
     std::vector<Piece> pieces(peers.members.size());
@@ -151,7 +151,7 @@ Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
     } else {
       pieces[size_t(peers.place)] = (gathers ? o.send : o.recv)[size_t(o.root)];
     }
-    Active& active = prepare(call, plan_between(across(collective), 0, group_.plan_facts()).row, peers);
+    Active& active = prepare(call, plan_between(across(collective), 0, members_.facts).row, peers);
     std::byte* const base = lay_out(pieces, active.blocks);
     const bool sends = is_root != gathers;
     if (sends) {
@@ -190,13 +190,13 @@ void Hierarchical::set_apart(Operation& o, std::vector<std::byte>& room) const {
 /// Pieces of other hosts' ranks go straight to the rank they are for; those of this host's through memory.
 Status Hierarchical::all_to_all(Call& call) {
   Operation& o = call.o;
-  PeerSet all{{}, group_.rank()};
-  for (int rank = 0; rank < group_.size(); ++rank) all.members.push_back(rank);
-  Active& active = prepare(call, plan_between(Across::kAllToAll, 0, group_.plan_facts()).row, all);
+  PeerSet all{{}, members_.rank};
+  for (int rank = 0; rank < members_.size(); ++rank) all.members.push_back(rank);
+  Active& active = prepare(call, plan_between(Across::kAllToAll, 0, members_.facts).row, all);
   set_apart(o, active.input);
   std::vector<Piece> to, from;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const bool inside = group_.local_rank_of(rank) >= 0;
+  for (int rank = 0; rank < members_.size(); ++rank) {
+    const bool inside = members_.local_rank_of(rank) >= 0;
     active.absent.push_back(inside);
     to.push_back(inside ? Piece{} : o.send[size_t(rank)]);
     from.push_back(inside ? Piece{} : o.recv[size_t(rank)]);
@@ -226,10 +226,10 @@ Status Hierarchical::exchange_inside(Call& call, Collective collective, int root
 /// A rank and all ranks of other hosts.
 Hierarchical::PeerSet Hierarchical::others_of(int root) const {
   PeerSet peers{{root}, 0};
-  const std::vector<int>& host_of = group_.topology().host_of;
-  for (int rank = 0; rank < group_.size(); ++rank) {
+  const std::vector<int>& host_of = members_.topology.host_of;
+  for (int rank = 0; rank < members_.size(); ++rank) {
     if (host_of[size_t(rank)] == host_of[size_t(root)]) continue;
-    if (rank == group_.rank()) peers.place = int(peers.members.size());
+    if (rank == members_.rank) peers.place = int(peers.members.size());
     peers.members.push_back(rank);
   }
   return peers;
@@ -244,7 +244,7 @@ Status Hierarchical::barrier(Call& call) {
   };
   NVX_TRY(meet_inside());
   if (local_rank() == 0) {
-    begin(call, prepare(call, plan_between(Across::kBarrier, 0, group_.plan_facts()).row, leaders()));
+    begin(call, prepare(call, plan_between(Across::kBarrier, 0, members_.facts).row, leaders()));
     NVX_TRY(finish(call));
   }
   return meet_inside();

@@ -128,7 +128,7 @@ Status Hierarchical::run_proxy(Call& call) {
 size_t Hierarchical::rounds_of(const StagingPipeline& way) { return way.slices + HostProxy::kRounds + 1; }
 
 Hierarchical::StagingPipeline Hierarchical::pipeline(const Operation& o) const {
-  if (why_not_by_kernels(o.collective, o.dtype, o.count, group_.plan_facts())) return way_by_the_host(o);
+  if (why_not_by_kernels(o.collective, o.dtype, o.count, members_.facts)) return way_by_the_host(o);
   switch (o.collective) {
     case Collective::kAllReduce: return way_of_all_reduce(o);
     case Collective::kReduceScatter: return way_of_reduce_scatter(o);
@@ -148,11 +148,11 @@ Hierarchical::StagingPipeline Hierarchical::way_of_kernels(bool carries) {
 /// All that ranks do together is the host's part; on the device each does no more than move what is its own.
 Hierarchical::StagingPipeline Hierarchical::way_by_the_host(const Operation& o) const {
   const bool in_chunks = goes_in_chunks(o.collective, o.dtype, o.count);
-  const Cut cut = in_chunks ? nvx::cut(o, group_.plan_facts()) : uncut(o);
-  const auto staged = [=, this, &o](size_t k) { return land(o, cut, k, group_.rank(), o.proxy->at(k)); };
+  const Cut cut = in_chunks ? nvx::cut(o, members_.facts) : uncut(o);
+  const auto staged = [=, this, &o](size_t k) { return land(o, cut, k, members_.rank, o.proxy->at(k)); };
   StagingPipeline way;
   way.slices = cut.chunks;
-  way.room = room_for(o, cut, group_.rank());
+  way.room = room_for(o, cut, members_.rank);
   way.bring = [=, &o](size_t k) { return alone(down(o, staged(k).down)); };
   way.perform = [=](Hierarchical& spread, Call& call, size_t k) {
     StagedChunk there = staged(k);
@@ -240,15 +240,15 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
 Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   const Terms terms = terms_here(o);
-  const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.send.longest();
-  const size_t slice = proxy_slice(inter_host, group_.plan_facts()) / width * width;
+  const size_t hosts = members_.topology.hosts.size(), width = size_of(o.dtype), longest = o.send.longest();
+  const size_t slice = proxy_slice(inter_host, members_.facts) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
   const auto blocks_of = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;
     for (size_t host = 0; host < hosts; ++host) pieces.push_back(slice_of(o.send, cut, k, host, 0, local_rank()));
     return in_a_row(pieces);
   };
-  const auto own = [=, this, &o](size_t k) { return cut.of({o.out, o.send[size_t(group_.rank())].bytes}, k); };
+  const auto own = [=, this, &o](size_t k) { return cut.of({o.out, o.send[size_t(members_.rank)].bytes}, k); };
   StagingPipeline way = way_of_kernels(carries());
   way.slices = cut.chunks;
   way.room = (hosts + 1) * std::min(slice, longest);
@@ -281,11 +281,11 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
 /// back to the device, and the ranks of the host hand each other what they have, for every host.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
-  const size_t hosts = group_.topology().hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
-  const size_t slice = proxy_slice(inter_host, group_.plan_facts()) / width * width;
+  const size_t hosts = members_.topology.hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
+  const size_t slice = proxy_slice(inter_host, members_.facts) / width * width;
   const Cut cut{slice, (longest + slice - 1) / slice, longest};
   const auto own = [=, this, &o](size_t k) {
-    return cut.of({const_cast<std::byte*>(o.in), o.recv[size_t(group_.rank())].bytes}, k);
+    return cut.of({const_cast<std::byte*>(o.in), o.recv[size_t(members_.rank)].bytes}, k);
   };
   const auto pieces_of_rail = [=, this, &o](size_t k) {
     std::vector<Piece> pieces;

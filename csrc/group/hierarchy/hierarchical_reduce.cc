@@ -98,12 +98,12 @@ Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_
 Status Hierarchical::reduce(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
-  const InterHostPlan inter_host = plan_between(Across::kReduce, o.planned(bytes), group_.plan_facts());
+  const InterHostPlan inter_host = plan_between(Across::kReduce, o.planned(bytes), members_.facts);
   const size_t slice = inter_host.slice / call.width * call.width,
                slices = std::max<size_t>(1, (bytes + slice - 1) / slice);
   const PeerSet peers = leaders_with(o.root);
-  const int mine = peers.members[host_], root_host = group_.topology().host_of[size_t(o.root)];
-  const bool speaks = mine == group_.rank(), alone = local_ranks() == 1, is_root = group_.rank() == o.root;
+  const int mine = peers.members[host_], root_host = members_.topology.host_of[size_t(o.root)];
+  const bool speaks = mine == members_.rank, alone = local_ranks() == 1, is_root = members_.rank == o.root;
   // A non-root rank sends sums from scratch. Each stays until its run ends, so there is room for kSums.
   constexpr size_t kSums = kSlicesInFlight + 1;
   std::byte* const sums = speaks && !is_root ? room(std::min(bytes, kSums * slice)) : nullptr;
@@ -113,7 +113,7 @@ Status Hierarchical::reduce(Call& call) {
     std::byte* const sum = is_root ? o.out + at : speaks ? sums + k % kSums * slice : nullptr;
     if (!alone) {
       NVX_TRY(stage(call, {.collective = inter_host.before,
-                           .root = group_.topology().local_rank_of[size_t(mine)],
+                           .root = members_.topology.local_rank_of[size_t(mine)],
                            .bytes = length,
                            .in = o.in + at,
                            .out = sum,
@@ -184,7 +184,7 @@ Status Hierarchical::reduce_scatter(Call& call) {
 /// leaves in `result` what is for this host.
 Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
                                std::byte* result) {
-  const size_t hosts = group_.topology().hosts.size();
+  const size_t hosts = members_.topology.hosts.size();
   Active* const active = carries() ? &prepare(call, inter_host.row, rail(local_rank())) : nullptr;
   if (active) {
     std::vector<kernel::Piece> terms;
@@ -216,7 +216,7 @@ Status Hierarchical::deliver_beyond_rails(Call& call, const std::function<std::b
     send[s] = {result(round), call.o.send[size_t(rank_at(host_, s))].bytes};
     total += send[s].bytes;
   }
-  if (!carries()) recv[local_rank() % rails()] = {call.o.out, call.o.send[size_t(group_.rank())].bytes};
+  if (!carries()) recv[local_rank() % rails()] = {call.o.out, call.o.send[size_t(members_.rank)].bytes};
   return stage(call, {.collective = Collective::kAllToAll, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 

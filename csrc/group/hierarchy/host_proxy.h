@@ -5,7 +5,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "group/operation.h"
+#include "group/plan/operation.h"
 #include "group/plan/plan.h"
 
 namespace nvx {

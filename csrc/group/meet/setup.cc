@@ -9,7 +9,7 @@
 
 #include "base/contain.h"
 #include "base/log.h"
-#include "group/group.h"
+#include "base/words.h"
 #include "net/descriptors.h"
 
 namespace nvx {
@@ -63,7 +63,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   const Members& members = made.members;
   if (members.pad_span) {
     const kernel::Pad own(members.neighbours->arena().at(members.pad_span.offset), size());
-    write_note(own.header().failure, note);
+    own.header().failure.write(note);
     own.header().presence.store(kernel::Presence::kLeft);
   }
   contain("the store, told that a group cannot be made,", [&] { meeting_.leave_notes(note); });
@@ -81,7 +81,9 @@ void SetUp::give_up(Made made, const Failure& why) {
 /// Counts this set-up, and makes the pad, which has room for all ranks until it is known which of them are here.
 void SetUp::begin() {
   meeting_.begin();
+  members_.name = name();
   members_.rank = rank();
+  members_.first_epoch = options_.first_epoch;
   members_.neighbours = Neighbours::here();
   members_.pad_span = members_.neighbours->arena().allocate(kernel::PadLayout(size()).bytes());
   deadline_ = Deadline::after(set_up_time(options_));
@@ -188,7 +190,7 @@ void SetUp::check_local_ranks() {
     const bool of_this_group = group == members_.id || group == 0;  // 0: it does not know the name yet
     if (of_this_group && header.failure.readable()) {
       const std::string teller = rank_name(members_.here()[size_t(s)]);
-      meeting_.end_as_told(read_note(header.failure, options_.size).value_or(unreadable_note(teller)));
+      meeting_.end_as_told(header.failure.read(options_.size).value_or(unreadable_note(teller)));
     }
     const kernel::Presence presence = header.presence.load();
     const bool ready = reached(header.ready.flag.value.load(std::memory_order_seq_cst), 1);

@@ -3,10 +3,10 @@
 #include <memory>
 
 #include "base/deadline.h"
-#include "group/group_options.h"
+#include "group/meet/group_options.h"
+#include "group/meet/members.h"
 #include "group/meet/store.h"
 #include "group/meet/store_meeting.h"
-#include "group/members.h"
 #include "net/group_port.h"
 
 namespace nvx {

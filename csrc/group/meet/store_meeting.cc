@@ -8,7 +8,6 @@
 #include "base/contain.h"
 #include "base/interrupt.h"
 #include "base/words.h"
-#include "group/group.h"
 #include "group/meet/store_notes.h"
 #include "memory/shm/neighbours.h"
 #include "net/messenger.h"

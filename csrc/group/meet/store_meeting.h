@@ -10,7 +10,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "group/group_options.h"
+#include "group/meet/group_options.h"
 #include "group/meet/store.h"
 #include "group/meet/topology.h"
 #include "memory/shm/handout.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "group/group.h"
 #include "kernel/cpu/direct.h"
 #include "kernel/cpu/own_time.h"
 #include "kernel/reduce/level.h"
@@ -25,34 +24,39 @@ void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(val
 
 }  // namespace
 
-Mailbox::Mailbox(Group& group) : group_(group), peers_(size_t(group.size())), to_grant_(size_t(group.size())) {
-  group.neighbours().leases().join(this);
-  if (!group.port()) return;
-  MutexLock lock(group.port()->mutex());
-  group.port()->on_mail([this] { poke(group_.rank()); });
+Mailbox::Mailbox(Core& core)
+    : core_(core),
+      members_(core.members),
+      failures_(core.failures),
+      peers_(size_t(members_.size())),
+      to_grant_(size_t(members_.size())) {
+  core_.neighbours().leases().join(this);
+  if (!core_.port) return;
+  MutexLock lock(core_.port->mutex());
+  core_.port->on_mail([this] { poke(members_.rank); });
 }
 
 Mailbox::~Mailbox() {
   close();
-  group_.neighbours().leases().leave(this);
+  core_.neighbours().leases().leave(this);
   MutexLock lock(mutex_);
   while (attendants_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
   for (Peer& peer : peers_) {
-    if (peer.lease) group_.neighbours().leases().bury(peer.lease, group_.everybody_gone());
+    if (peer.lease) core_.neighbours().leases().bury(peer.lease, members_.everybody_gone());
   }
 }
 
 void Mailbox::close() {
-  if (group_.forked()) return;
+  if (failures_.forked()) return;
   MutexLock lock(mutex_);
   if (!open_.empty())
-    fail_all(Status(Code::kAborted, "nvx: group " + group_.name() + " was destroyed with messages in flight"));
+    fail_all(Status(Code::kAborted, "nvx: group " + members_.name + " was destroyed with messages in flight"));
   Shift shift{Role::kPasserBy, Carrier::kPool};
   deliver(shift);
 }
 
 void Mailbox::poke(int peer) {
-  Flag& bell = group_.pad(group_.local_rank_of(peer)).header().mail_bell.flag;
+  Flag& bell = members_.pad(members_.local_rank_of(peer)).header().mail_bell.flag;
   bell.core.store(this_core(), std::memory_order_relaxed);
   bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers: only a counter of reasons to look
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
@@ -66,21 +70,21 @@ void Mailbox::receive(const std::shared_ptr<Message>& message, Carrier carrier) 
 }
 
 void Mailbox::begin(const std::shared_ptr<Message>& message, Carrier carrier) {
-  if (group_.forked()) return refuse(*message);
+  if (failures_.forked()) return refuse(*message);
   MutexLock lock(mutex_);
   enter(message);
   set_going(carrier);
 }
 
 void Mailbox::post(const std::shared_ptr<Message>& message) {
-  if (group_.forked()) return refuse(*message);
+  if (failures_.forked()) return refuse(*message);
   MutexLock lock(mutex_);
   enter(message);
 }
 
 void Mailbox::expect(const std::shared_ptr<Message>& message) {
   message->receives_ = true;
-  if (group_.forked()) return refuse(*message);
+  if (failures_.forked()) return refuse(*message);
   MutexLock lock(mutex_);
   enter(message);
   if (!open_.empty()) find_attendant();
@@ -88,7 +92,7 @@ void Mailbox::expect(const std::shared_ptr<Message>& message) {
 
 void Mailbox::tell_of(int peer, int64_t tag) {
   MutexLock lock(mutex_);
-  if (group_.failed() || group_.closed()) return;  // what was waited for has ended
+  if (failures_.failed() || failures_.closed()) return;  // what was waited for has ended
   come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
 }
 
@@ -114,7 +118,7 @@ std::string Message::describe() const {
 }
 
 void Mailbox::push(Carrier carrier) {
-  if (group_.forked()) return;
+  if (failures_.forked()) return;
   MutexLock lock(mutex_);
   set_going(carrier);
 }
@@ -124,12 +128,12 @@ void Mailbox::enter(const std::shared_ptr<Message>& message) {
     ahead->timeout = message->timeout;
     enter(ahead);
   }
-  message->deadline_ = message->stands ? Deadline() : Deadline::after(group_.span_of(message->timeout));
+  message->deadline_ = message->stands ? Deadline() : Deadline::after(core_.waits.span_of(message->timeout));
   open_.insert(message);
-  if (const Status refused = group_.check_alive(); !refused.ok()) {
+  if (const Status refused = failures_.check_alive(); !refused.ok()) {
     finish(message, refused);
-  } else if (group_.told(Clock::duration::zero())) {
-    finish(message, group_.came_late(message->describe()));
+  } else if (failures_.told(Clock::duration::zero())) {
+    finish(message, failures_.came_late(message->describe()));
   } else if (!message->receives_) {
     peers_[size_t(message->peer)].unannounced.push_back(message);
   } else if (!match_early(message)) {
@@ -146,7 +150,7 @@ void Mailbox::set_going(Carrier carrier) {
 
 /// In a forked child, where the parent's threads may hold the lock for ever.
 void Mailbox::refuse(Message& message) {
-  message.status_ = group_.check_alive();
+  message.status_ = failures_.check_alive();
   message.done_.store(true, std::memory_order_release);
   call(message);
 }
@@ -163,9 +167,9 @@ bool Mailbox::move(Clock::time_point until) {
 bool Mailbox::advance() {
   if (open_.empty()) return false;
   bool moved = false;
-  if (group_.port() && !group_.failed()) moved |= read_port();
+  if (core_.port && !failures_.failed()) moved |= read_port();
   for (int peer = 0; peer < int(peers_.size()); ++peer) {
-    if (group_.failed()) return false;
+    if (failures_.failed()) return false;
     if (far(peer)) {
       moved |= announce_far(peer);
       moved |= grant_far(peer);
@@ -187,8 +191,8 @@ bool Mailbox::carries(size_t bytes, size_t most, bool full) { return bytes == 0 
 bool Mailbox::announce(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.unannounced.empty()) return false;
-  kernel::Outbox& box = group_.own_pad().outbox(group_.local_rank_of(rank));
-  const kernel::Inbox& there = group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank());
+  kernel::Outbox& box = members_.own_pad().outbox(members_.local_rank_of(rank));
+  const kernel::Inbox& there = members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank());
   const uint64_t taken = load(there.taken);
   bool moved = false;
   while (!peer.unannounced.empty() && peer.announced - taken < kEnvelopes) {
@@ -215,7 +219,7 @@ bool Mailbox::announce(int rank) {
 
 bool Mailbox::take(int rank) {
   Peer& peer = peers_[size_t(rank)];
-  kernel::Outbox& box = group_.pad(group_.local_rank_of(rank)).outbox(group_.local_rank());
+  kernel::Outbox& box = members_.pad(members_.local_rank_of(rank)).outbox(members_.local_rank());
   const uint64_t posted = load(box.posted);
   if (posted == peer.taken || posted - peer.taken > kEnvelopes) return false;
   while (peer.taken != posted) {
@@ -230,7 +234,7 @@ bool Mailbox::take(int rank) {
     }
     come(std::move(early));
   }
-  publish(group_.own_pad().inbox(group_.local_rank_of(rank)).taken, peer.taken);
+  publish(members_.own_pad().inbox(members_.local_rank_of(rank)).taken, peer.taken);
   poke(rank);
   return true;
 }
@@ -266,7 +270,7 @@ void Mailbox::let_go(const Early& early) {
 /// What comes unasked is bounded: the sender keeps the data of more until it is received.
 void Mailbox::tell_full(int rank, bool full) {
   peers_[size_t(rank)].full = full;
-  if (!far(rank)) return publish(group_.own_pad().inbox(group_.local_rank_of(rank)).full, full);
+  if (!far(rank)) return publish(members_.own_pad().inbox(members_.local_rank_of(rank)).full, full);
   ++peers_[size_t(rank)].told.turns;
   tell_taken(rank);
 }
@@ -290,12 +294,12 @@ bool Mailbox::accept(const std::shared_ptr<Message>& receive, Early&& early) {
     };
     finish(
         receive,
-        group_.fail(
+        failures_.fail(
             {.code = Code::kMismatch,
-             .cause = "send/recv mismatch in group " + group_.name() + ": " + group_.topology().describe(early.peer) +
-                      words(" sends", early.dtype, early.bytes) + ", " + group_.topology().describe(group_.rank()) +
+             .cause = "send/recv mismatch in group " + members_.name + ": " + members_.topology.describe(early.peer) +
+                      words(" sends", early.dtype, early.bytes) + ", " + members_.topology.describe(members_.rank) +
                       words(" receives", receive->dtype, receive->bytes) + " (tag " + std::to_string(early.tag) + ")",
-             .context = "this is " + group_.rank_name(group_.rank()),
+             .context = core_.diagnosis.me(),
              .advice = "give both tensors the same number of elements and the same type"}));
     return true;
   }
@@ -312,7 +316,7 @@ bool Mailbox::grant(int rank) {
   auto& waiting = to_grant_[size_t(rank)];
   Peer& peer = peers_[size_t(rank)];
   if (waiting.empty() || peer.arriving.size() >= kMostGranted) return false;
-  kernel::Inbox& box = group_.own_pad().inbox(group_.local_rank_of(rank));
+  kernel::Inbox& box = members_.own_pad().inbox(members_.local_rank_of(rank));
   while (!waiting.empty() && peer.arriving.size() < kMostGranted) {
     box.grants[peer.granted++ % kEnvelopes] = waiting.front().second;
     peer.arriving.push_back(waiting.front().first);
@@ -326,7 +330,7 @@ bool Mailbox::grant(int rank) {
 bool Mailbox::read_grants(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.ungranted.empty()) return false;
-  const kernel::Inbox& box = group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank());
+  const kernel::Inbox& box = members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank());
   const uint64_t granted = load(box.granted);
   if (granted == peer.grants_seen || granted - peer.grants_seen > kEnvelopes) return false;
   while (peer.grants_seen != granted) {
@@ -343,24 +347,26 @@ bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
   if (peer.lease && peer.lease_wanted >= wanted) return true;
   if (peer.lease) {
     // Only between messages: the receiver reads where it is when it reads the next chunk.
-    if (load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) != peer.streamed) return false;
-    group_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
+    if (load(members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank()).consumed) != peer.streamed)
+      return false;
+    core_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
   }
   peer.lease_wanted = wanted;
-  peer.lease = group_.neighbours().leases().acquire(wanted, this);
-  kernel::Outbox& box = group_.own_pad().outbox(group_.local_rank_of(rank));
+  peer.lease = core_.neighbours().leases().acquire(wanted, this);
+  kernel::Outbox& box = members_.own_pad().outbox(members_.local_rank_of(rank));
   box.lease_offset = peer.lease.offset;
   box.lease_bytes = peer.lease.bytes;
   return true;
 }
 
 Span Mailbox::yield() {
-  if (group_.forked() || !mutex_.try_lock()) return {};  // whoever holds it may wait for the pool
+  if (failures_.forked() || !mutex_.try_lock()) return {};  // whoever holds it may wait for the pool
   Span span;
-  for (int rank = 0; rank < int(peers_.size()) && !span && !group_.failed() && !group_.closed(); ++rank) {
+  for (int rank = 0; rank < int(peers_.size()) && !span && !failures_.failed() && !failures_.closed(); ++rank) {
     Peer& peer = peers_[size_t(rank)];
     if (!peer.lease || !peer.streaming.empty()) continue;
-    if (load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) != peer.streamed) continue;
+    if (load(members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank()).consumed) != peer.streamed)
+      continue;
     span = std::exchange(peer.lease, Span{});
   }
   mutex_.unlock();
@@ -375,16 +381,16 @@ bool Mailbox::stream(int rank) {
     try {
       if (message->moved_ == 0 && !lease(peer, rank, message->bytes)) break;
     } catch (const Error& error) {
-      finish(message, group_.fail(met_in(error.failure(), "in send")));
+      finish(message, failures_.fail(met_in(error.failure(), "in send")));
       peer.streaming.pop_front();
       return true;
     }
-    if (peer.streamed - load(group_.pad(group_.local_rank_of(rank)).inbox(group_.local_rank()).consumed) >=
+    if (peer.streamed - load(members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank()).consumed) >=
         kStreamDepth)
       break;
     const size_t slot = peer.lease.bytes / kStreamDepth;
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
-    std::byte* chunk = group_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
+    std::byte* chunk = core_.neighbours().arena().at(peer.lease.offset) + peer.streamed % kStreamDepth * slot;
     if (!peer.policies) peer.policies = std::make_unique<kernel::CachePolicyRecords>();
     kernel::CachePolicyRecord& policy = peer.policies->of(message->bytes);
     if (message->moved_ == 0) policy.now(policy.next());
@@ -393,7 +399,7 @@ bool Mailbox::stream(int rank) {
     const auto spent = time.spent();
     if (spent && bytes == std::min(slot, message->bytes)) policy.learn_of_writing(spent->count() / double(bytes));
     message->moved_ += bytes;
-    publish(group_.own_pad().outbox(group_.local_rank_of(rank)).streamed, ++peer.streamed);
+    publish(members_.own_pad().outbox(members_.local_rank_of(rank)).streamed, ++peer.streamed);
     poke(rank);
     moved = true;
     if (message->moved_ == message->bytes) {
@@ -407,25 +413,24 @@ bool Mailbox::stream(int rank) {
 bool Mailbox::consume(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.arriving.empty()) return false;
-  const kernel::Outbox& box = group_.pad(group_.local_rank_of(rank)).outbox(group_.local_rank());
+  const kernel::Outbox& box = members_.pad(members_.local_rank_of(rank)).outbox(members_.local_rank());
   bool moved = false;
   while (!peer.arriving.empty() && load(box.streamed) != peer.consumed) {
     const std::shared_ptr<Message> message = peer.arriving.front();
     const uint64_t lease_offset = box.lease_offset, lease_bytes = box.lease_bytes;
     const size_t slot = size_t(lease_bytes) / kStreamDepth;
-    const kernel::PeerMemory& memory = group_.memory(group_.local_rank_of(rank));
+    const kernel::PeerMemory& memory = members_.memory[size_t(members_.local_rank_of(rank))];
     if (slot == 0 || lease_offset > memory.arena_bytes || lease_bytes > memory.arena_bytes - lease_offset) {
-      finish(message, group_.fail({Code::kMismatch,
-                                   group_.topology().describe(rank) + " describes staging memory that it cannot have",
-                                   "in recv"}));
+      finish(message, failures_.fail(core_.diagnosis.bad_lease(members_.topology.describe(rank), "in recv")));
       peer.arriving.pop_front();
       return true;
     }
     const size_t bytes = std::min(slot, message->bytes - message->moved_);
     const std::byte* chunk = memory.arena + lease_offset + peer.consumed % kStreamDepth * slot;
-    kernel::level().copy_by(group_.policy_to_keep(message->bytes))(message->data + message->moved_, chunk, bytes);
+    kernel::level().copy_by(policy_to_keep(message->bytes, members_.facts))(message->data + message->moved_, chunk,
+                                                                            bytes);
     message->moved_ += bytes;
-    publish(group_.own_pad().inbox(group_.local_rank_of(rank)).consumed, ++peer.consumed);
+    publish(members_.own_pad().inbox(members_.local_rank_of(rank)).consumed, ++peer.consumed);
     poke(rank);
     moved = true;
     if (message->moved_ == message->bytes) {
@@ -456,9 +461,9 @@ void Mailbox::fail_all(const Status& status) {
     peer.transfers_out.clear();
     peer.transfers_in.clear();
   }
-  if (group_.port()) {
-    MutexLock lock(group_.port()->mutex());
-    group_.port()->drop_mail();
+  if (core_.port) {
+    MutexLock lock(core_.port->mutex());
+    core_.port->drop_mail();
   }
   while (!open_.empty()) finish(std::shared_ptr<Message>(*open_.begin()), status);
 }

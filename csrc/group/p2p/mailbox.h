@@ -14,10 +14,10 @@
 #include "base/error.h"
 #include "base/flag.h"
 #include "base/mutex.h"
-#include "group/engine.h"
-#include "group/group.h"
-#include "kernel/cpu/cache_policy.h"
+#include "group/core/core.h"
+#include "group/core/engine.h"
 #include "kernel/cpu/pad.h"
+#include "kernel/reduce/cache_policy.h"
 #include "memory/shm/arena.h"
 #include "memory/shm/leases.h"
 #include "net/group_port.h"
@@ -74,7 +74,7 @@ struct Message {
 /// goes through the port, whose transfers need no staging.
 class Mailbox : public LeaseHolder {
  public:
-  explicit Mailbox(Group& group);
+  explicit Mailbox(Core& core);
   ~Mailbox() override;
 
   /// Begin. What can be done at once is done; the rest goes on whenever somebody waits, or on a pool thread.
@@ -173,7 +173,7 @@ class Mailbox : public LeaseHolder {
   bool read_port() REQUIRES(mutex_);
   void read_letter(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
   void read_mail(net::GroupPort::Letter&& letter) REQUIRES(mutex_);
-  bool far(int peer) const { return peer >= 0 && group_.local_rank_of(peer) < 0; }
+  bool far(int peer) const { return peer >= 0 && members_.local_rank_of(peer) < 0; }
   std::optional<net::GroupPort::Fate> fate(int peer) EXCLUDES(mutex_);
   std::string describe_wait(const Message& message) REQUIRES(mutex_);
   bool match_early(const std::shared_ptr<Message>& receive) REQUIRES(mutex_);
@@ -195,7 +195,9 @@ class Mailbox : public LeaseHolder {
   void attend() EXCLUDES(mutex_);
   void turn(Message* message, Shift& shift) EXCLUDES(mutex_);
 
-  Group& group_;
+  Core& core_;
+  const Members& members_;
+  FailureState& failures_;
   Mutex mutex_;
   std::vector<Peer> peers_ GUARDED_BY(mutex_);
   std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // everything not done

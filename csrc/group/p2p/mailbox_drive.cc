@@ -45,8 +45,8 @@ void Mailbox::tell(Message& message, Shift& shift) {
   contain("a message's may_block", [&] { blocks = blocks && (!message.may_block || message.may_block()); });
   if (blocks) give_way(shift);
   call(message);
-  if (group_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
-    poke(group_.rank());  // other threads of this rank may wait for this one
+  if (members_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
+    poke(members_.rank);  // other threads of this rank may wait for this one
   }
 }
 
@@ -76,13 +76,13 @@ void Mailbox::give_way(Shift& shift) {
 /// Whom a message waits for, and what has come from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
-  std::string words = from_any ? "any rank" : group_.topology().describe(message.peer);
-  if (message.peer == group_.rank()) words += ", which is this rank itself";
+  std::string words = from_any ? "any rank" : members_.topology.describe(message.peer);
+  if (message.peer == members_.rank) words += ", which is this rank itself";
   const auto other = std::find_if(early_.begin(), early_.end(), [&](const Early& early) {
     return (from_any || early.peer == message.peer) && early.tag < kOwnTags;
   });
   if (!message.receives_ || message.called || other == early_.end()) return words;
-  return words + "; " + (from_any ? group_.topology().describe(other->peer) + " has" : "it has") + " sent " +
+  return words + "; " + (from_any ? members_.topology.describe(other->peer) + " has" : "it has") + " sent " +
          std::to_string(other->bytes / size_of(other->dtype)) + " elements of " + name(other->dtype) + " with tag " +
          std::to_string(other->tag) + ", which nobody here receives";
 }
@@ -100,28 +100,28 @@ void Mailbox::check_times() {
   {
     MutexLock lock(mutex_);
     for (const auto& message : open_) {
-      if (!message->stands || group_.failed()) open.emplace_back(message, message->peer);
+      if (!message->stands || failures_.failed()) open.emplace_back(message, message->peer);
     }
   }
   for (const auto& [message, peer] : open) {
     const bool late = message->deadline_.passed(Clock::now());
-    const int local_rank = peer >= 0 ? group_.local_rank_of(peer) : -1;
+    const int local_rank = peer >= 0 ? members_.local_rank_of(peer) : -1;
     const auto [look, fresh] = looks.try_emplace(peer);
-    if (fresh) look->second = {fate(peer), group_.alarmed(far(peer) ? group_.local_rank() : local_rank)};
+    if (fresh) look->second = {fate(peer), failures_.alarmed(far(peer) ? members_.local_rank() : local_rank)};
     const auto& [gone, alarmed] = look->second;
     if (!late && !gone && !alarmed) continue;
-    if (!late && !std::exchange(is_clear, true)) group_.await_clarity();
+    if (!late && !std::exchange(is_clear, true)) failures_.await_clarity();
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
-    if (!open_.contains(message)) continue;                                                  // it came while we looked
-    if (!late && !group_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
-    if (gone) (void)group_.fail_by_fate(*gone);
-    if (!late) group_.alarm(local_rank, Clock::duration::zero());
-    const Waited how = late && !group_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
+    if (!open_.contains(message)) continue;  // it came while we looked
+    if (!late && !failures_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
+    if (gone) (void)failures_.fail_by_fate(*gone);
+    if (!late) failures_.alarm(local_rank, Clock::duration::zero());
+    const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
     Awaited whom;
     if (message->peer >= 0) whom.ranks = {message->peer};
     if (how == Waited::kTimedOut) whom.words = describe_wait(*message);
-    fail_all(group_.explain_wait(how, whom, message->describe(), message->deadline_));
+    fail_all(failures_.explain_wait(how, whom, message->describe(), message->deadline_));
     return;
   }
 }
@@ -129,10 +129,10 @@ void Mailbox::check_times() {
 /// One round: looks around if this thread has not for a while, or nobody has, moves what can be moved, and tells who is
 /// to be told. If that was nothing, sleeps until a peer pokes, or until it is time.
 void Mailbox::turn(Message* message, Shift& shift) {
-  Flag& bell = group_.own_pad().header().mail_bell.flag;
+  Flag& bell = members_.own_pad().header().mail_bell.flag;
   const Stamp seen = bell.value.load(std::memory_order_seq_cst);
   const auto now = Clock::now();
-  if (group_.failed() || now >= shift.next_look || now >= next_look_.load(std::memory_order_relaxed)) {
+  if (failures_.failed() || now >= shift.next_look || now >= next_look_.load(std::memory_order_relaxed)) {
     shift.next_look = now + kWatchInterval;
     next_look_.store(shift.next_look, std::memory_order_relaxed);
     check_times();
@@ -144,20 +144,20 @@ void Mailbox::turn(Message* message, Shift& shift) {
     const Role role = shift.role;
     deliver(shift);
     if (more || shift.role != role || (message ? over(*message) : open_.empty())) return;
-    from_afar = group_.port() && (!message || message->peer < 0 || far(message->peer));
+    from_afar = core_.port && (!message || message->peer < 0 || far(message->peer));
   }
   const auto stirred = [&] {
     if (message && message->done()) {  // others tell of it, or this thread is to
       return over(*message) || message->teller_.load(std::memory_order_relaxed) == std::thread::id() ||
              bell.value.load(std::memory_order_seq_cst) != seen;
     }
-    return bell.value.load(std::memory_order_seq_cst) != seen || group_.failed();
+    return bell.value.load(std::memory_order_seq_cst) != seen || failures_.failed();
   };
-  WaitRules rules = group_.rules({}, shift.carrier);
+  WaitRules rules = core_.waits.rules({}, shift.carrier);
   rules.watch = nullptr;
   rules.deadline.end = std::min(rules.deadline.end, shift.next_look);
   if (from_afar) {
-    (void)group_.port()->messenger().wait(
+    (void)core_.port->messenger().wait(
         stirred, [] {}, -1, rules);
   } else {
     (void)nvx::wait(bell, stirred, -1, rules);
@@ -166,13 +166,13 @@ void Mailbox::turn(Message* message, Shift& shift) {
 
 Status Mailbox::wait(Message& message) {
   if (over(message)) return message.status();
-  if (group_.forked()) return group_.check_alive();
+  if (failures_.forked()) return failures_.check_alive();
   Shift shift{Role::kWaiter, Carrier::kCaller};
   {
     MutexLock lock(mutex_);
     ++waiters_;
   }
-  poke(group_.rank());  // an attendant that sleeps makes room
+  poke(members_.rank);  // an attendant that sleeps makes room
   while (!over(message)) turn(&message, shift);
   MutexLock lock(mutex_);
   if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
@@ -180,21 +180,21 @@ Status Mailbox::wait(Message& message) {
 }
 
 void Mailbox::settle(std::chrono::milliseconds span) {
-  if (group_.forked()) return;
+  if (failures_.forked()) return;
   const auto end = Clock::now() + span;
   const auto empty = [this] {
     MutexLock lock(mutex_);
     return std::all_of(open_.begin(), open_.end(), [](const auto& message) { return message->stands; });
   };
   Shift shift{Role::kPasserBy, Carrier::kPool};
-  while (!empty() && Clock::now() < end && !group_.failed()) turn(nullptr, shift);
+  while (!empty() && Clock::now() < end && !failures_.failed()) turn(nullptr, shift);
 }
 
 /// True if there is one, or will be at once.
 bool Mailbox::find_attendant() {
   if (attended_) return true;
   // The group stays while its attendant is there, even if a callback lets go of the last reference.
-  attended_ = Engine::here().start([this, group = group_.weak_from_this().lock()] { attend(); });
+  attended_ = Engine::here().start([this, group = core_.owner().lock()] { attend(); });
   if (attended_) ++attendants_;
   return attended_;
 }
@@ -219,7 +219,7 @@ void Mailbox::attend() {
     try {
       turn(nullptr, shift);
     } catch (const std::bad_alloc&) {
-      (void)group_.fail({Code::kSystem, "a rank has no memory left for the messages that come to it"});
+      (void)failures_.fail(core_.diagnosis.no_memory("the messages that come to it"));
     }
     idle_since = Clock::now();
   }

@@ -14,7 +14,7 @@ constexpr uint32_t kFarEnvelopes = 64;  // announcements to another host that it
 bool Mailbox::announce_far(int rank) {
   Peer& peer = peers_[size_t(rank)];
   if (peer.unannounced.empty()) return false;
-  MutexLock lock(group_.port()->mutex());
+  MutexLock lock(core_.port->mutex());
   bool moved = false;
   while (!peer.unannounced.empty() && uint32_t(peer.announced) - peer.there.count < kFarEnvelopes) {
     const std::shared_ptr<Message> message = peer.unannounced.front();
@@ -25,7 +25,7 @@ bool Mailbox::announce_far(int rank) {
     head.number = ++peer.announced;
     head.dtype = uint8_t(message->dtype);
     head.carries_data = carries(message->bytes, net::Messenger::kMostCopied, peer.there.full());
-    group_.port()->announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
+    core_.port->announce(rank, head, {message->data, head.carries_data ? message->bytes : 0});
     if (head.carries_data) {
       finish(message, {});
     } else {
@@ -39,10 +39,10 @@ bool Mailbox::announce_far(int rank) {
 bool Mailbox::grant_far(int rank) {
   auto& waiting = to_grant_[size_t(rank)];
   if (waiting.empty()) return false;
-  MutexLock lock(group_.port()->mutex());
+  MutexLock lock(core_.port->mutex());
   for (const auto& [message, number] : waiting) {
     peers_[size_t(rank)].transfers_in[number] = message;
-    group_.port()->grant(rank, number, message->data, message->bytes);
+    core_.port->grant(rank, number, message->data, message->bytes);
   }
   waiting.clear();
   return true;
@@ -54,10 +54,10 @@ bool Mailbox::read_port() {
     std::optional<net::GroupPort::Letter> letter;
     std::optional<std::pair<int, uint64_t>> sent, received;
     {
-      MutexLock lock(group_.port()->mutex());
-      letter = group_.port()->next_letter();
-      sent = group_.port()->rendezvous().next_sent();
-      received = group_.port()->rendezvous().next_received();
+      MutexLock lock(core_.port->mutex());
+      letter = core_.port->next_letter();
+      sent = core_.port->rendezvous().next_sent();
+      received = core_.port->rendezvous().next_received();
     }
     if (!letter && !sent && !received) return moved;
     moved = true;
@@ -91,8 +91,8 @@ void Mailbox::read_mail(net::GroupPort::Letter&& letter) {
 void Mailbox::tell_taken(int rank) {
   Peer& peer = peers_[size_t(rank)];
   peer.told.count = uint32_t(peer.taken);
-  MutexLock lock(group_.port()->mutex());
-  group_.port()->tell_taken(rank, peer.told);
+  MutexLock lock(core_.port->mutex());
+  core_.port->tell_taken(rank, peer.told);
 }
 
 void Mailbox::read_letter(net::GroupPort::Letter&& letter) {
@@ -106,8 +106,8 @@ void Mailbox::read_letter(net::GroupPort::Letter&& letter) {
       if (!found) return;
       const std::shared_ptr<Message> message = found.mapped();
       peer.transfers_out[letter.value] = message;
-      MutexLock lock(group_.port()->mutex());
-      group_.port()->rendezvous().send(letter.from, letter.value, message->data, message->bytes);
+      MutexLock lock(core_.port->mutex());
+      core_.port->rendezvous().send(letter.from, letter.value, message->data, message->bytes);
       return;
     }
     default: return;
@@ -116,15 +116,15 @@ void Mailbox::read_letter(net::GroupPort::Letter&& letter) {
 
 /// What has become of a rank of another host, or (-1) of any; it is asked for a sign of life.
 std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
-  if (!group_.port()) return std::nullopt;
-  MutexLock lock(group_.port()->mutex());
+  if (!core_.port) return std::nullopt;
+  MutexLock lock(core_.port->mutex());
   std::optional<net::GroupPort::Fate> left;
   bool somebody = false;
-  for (int s = 0; s < group_.local_ranks(); ++s) somebody |= s != group_.local_rank() && !group_.gone(s);
-  for (int rank = 0; rank < group_.size(); ++rank) {
+  for (int s = 0; s < members_.local_ranks(); ++s) somebody |= s != members_.local_rank() && !members_.gone(s);
+  for (int rank = 0; rank < members_.size(); ++rank) {
     if (!far(rank) || (peer >= 0 && peer != rank)) continue;
-    group_.port()->ask(rank);
-    const auto fate = group_.port()->fate(rank);
+    core_.port->ask(rank);
+    const auto fate = core_.port->fate(rank);
     if (fate && (peer == rank || !fate->left())) return fate;
     if (fate) left = fate;
     somebody |= !fate;

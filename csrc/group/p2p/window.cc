@@ -3,26 +3,30 @@
 #include <cstring>
 
 #include "base/hash.h"
-#include "group/group.h"
+#include "group/plan/operation.h"
 
 namespace nvx {
 
-Window::Window(Group& group, const std::optional<Memory>& mine)
-    : group_(group), mine_(mine.value_or(Memory())), shares_(size_t(group.size())) {}
+Window::Window(const Parts& group, const std::optional<Memory>& mine)
+    : core_(group.core),
+      members_(core_.members),
+      mail_(group.mail),
+      mine_(mine.value_or(Memory())),
+      shares_(size_t(members_.size())) {}
 
-std::shared_ptr<Window> Window::open(Group& group, const std::optional<Memory>& mine) {
+std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Memory>& mine) {
   const std::shared_ptr<Window> window(new Window(group, mine));
-  window->meet(mine.has_value());
-  for (int rank = 0; rank < group.size(); ++rank) window->expect_note(rank);
-  group.mail().push(Carrier::kPool);  // for what has come already
+  window->meet(group, mine.has_value());
+  for (int rank = 0; rank < window->members_.size(); ++rank) window->expect_note(rank);
+  group.mail.push(Carrier::kPool);  // for notes that have come already
   return window;
 }
 
 /// A gather of cards. Its fingerprint says what it is for, so a rank that calls something else is told so.
-void Window::meet(bool offered) {
-  const auto ranks = size_t(group_.size());
+void Window::meet(const Parts& group, bool offered) {
+  const auto ranks = size_t(members_.size());
   std::vector<Card> cards(ranks);
-  const Card card{group_.next_number(), mine_.share, offered};
+  const Card card{core_.next_number(), mine_.share, offered};
   Operation all_gather;
   all_gather.collective = kernel::Collective::kAllGather;
   all_gather.number = card.number;
@@ -31,16 +35,16 @@ void Window::meet(bool offered) {
   all_gather.in = reinterpret_cast<const std::byte*>(&card);
   all_gather.recv = Pieces(ranks);
   for (size_t r = 0; r < ranks; ++r) all_gather.recv[r] = {reinterpret_cast<std::byte*>(&cards[r]), sizeof(Card)};
-  if (const Status status = group_.execute(all_gather); !status.ok()) throw Error(status);
+  if (const Status status = group.execute(all_gather); !status.ok()) throw Error(status);
 
   std::string without;
   for (size_t r = 0; r < ranks; ++r) {
     const Share& share = cards[r].share;
     const bool possible = share.element_bytes != 0 && share.elements <= SIZE_MAX / share.element_bytes;
-    if (!cards[r].offered || !possible) without += (without.empty() ? "" : ", ") + group_.topology().describe(int(r));
+    if (!cards[r].offered || !possible) without += (without.empty() ? "" : ", ") + members_.topology.describe(int(r));
     shares_[r] = share;
   }
-  NVX_CHECK(without.empty(), "no window was made in group " + group_.name() + ", because a tensor was refused on " +
+  NVX_CHECK(without.empty(), "no window was made in group " + members_.name + ", because a tensor was refused on " +
                                  without + ". Next: see the error there, and call tensor_register again on all ranks");
   number_ = cards[0].number;
 }
@@ -50,8 +54,8 @@ int64_t Window::tag(Channel channel) const {
 }
 
 void Window::check_rank(int rank) const {
-  NVX_CHECK(rank >= 0 && rank < group_.size(),
-            "invalid rank " + std::to_string(rank) + " in a group of " + std::to_string(group_.size()));
+  NVX_CHECK(rank >= 0 && rank < members_.size(),
+            "invalid rank " + std::to_string(rank) + " in a group of " + std::to_string(members_.size()));
 }
 
 std::shared_ptr<Message> Window::put(int rank, uint64_t offset, const std::byte* data, uint64_t elements) const {
@@ -118,7 +122,7 @@ void Window::expect_note(int rank) {
     std::memcpy(&note, came.data, sizeof note);
     self->follow(rank, note);
   };
-  group_.mail().expect(message);
+  mail_.expect(message);
 }
 
 void Window::expect_data(int rank, const Note& note) {
@@ -130,41 +134,41 @@ void Window::expect_data(int rank, const Note& note) {
   message->finished = [self = shared_from_this(), rank](const Message& came) {
     if (came.status().ok()) self->expect_note(rank);
   };
-  group_.mail().expect(message);
+  mail_.expect(message);
 }
 
 void Window::follow(int rank, const Note& note) {
-  const size_t most = bytes_of(group_.rank());
+  const size_t most = bytes_of(members_.rank);
   const bool fits = note.offset <= most && note.bytes <= most - note.offset;
   if (note.kind == Kind::kPut && fits && note.bytes != 0) return expect_data(rank, note);
   switch (note.kind) {
     case Kind::kPut:
       if (fits) return expect_note(rank);
       break;
-    case Kind::kSignal: group_.mail().tell_of(rank, tag(Channel::kSignals)); return expect_note(rank);
-    case Kind::kClose: return group_.mail().tell_of(rank, tag(Channel::kEnds));
+    case Kind::kSignal: mail_.tell_of(rank, tag(Channel::kSignals)); return expect_note(rank);
+    case Kind::kClose: return mail_.tell_of(rank, tag(Channel::kEnds));
   }
-  const std::string cause = group_.topology().describe(rank) + " writes where no window is";
-  (void)group_.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
+  const std::string cause = members_.topology.describe(rank) + " writes where no window is";
+  (void)core_.failures.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
 }
 
 /// The end of each rank comes behind all that it has written. A rank that has heard all ends has no receive that
 /// stands.
 Status Window::close() {
   std::vector<std::shared_ptr<Message>> ends;
-  for (int rank = 0; rank < group_.size(); ++rank) {
+  for (int rank = 0; rank < members_.size(); ++rank) {
     const auto end = note_to(rank, {Kind::kClose}, "tensor_deregister");
     const auto heard = receive_from(rank, Channel::kEnds, "tensor_deregister");
-    group_.mail().receive(heard, Carrier::kPool);
-    group_.mail().send(end, Carrier::kPool);
+    mail_.receive(heard, Carrier::kPool);
+    mail_.send(end, Carrier::kPool);
     ends.insert(ends.end(), {heard, end});
   }
   Status status;
   for (const auto& end : ends) {
-    const Status how = group_.mail().wait(*end);
+    const Status how = mail_.wait(*end);
     if (status.ok()) status = how;
   }
-  group_.mail().forget(tag(Channel::kSignals));
+  mail_.forget(tag(Channel::kSignals));
   return status;
 }
 

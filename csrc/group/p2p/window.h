@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -33,9 +34,16 @@ class Window : public std::enable_shared_from_this<Window> {
     std::shared_ptr<const void> owner;  ///< is let go of when no peer writes there any more
   };
 
-  /// All ranks of the group call it. Who has no memory to offer comes all the same, so that nobody waits: then no rank
-  /// gets a window, and this throws Error(kInvalid) that names the ranks.
-  static std::shared_ptr<Window> open(Group& group, const std::optional<Memory>& mine);
+  /// The parts of a group that a window uses. execute(): runs a collective; called only while the window is opened.
+  struct Parts {
+    Core& core;
+    Mailbox& mail;
+    std::function<Status(Operation&)> execute;
+  };
+
+  /// All ranks of the group call it. A rank without memory to offer calls it too, so that no rank waits for it: then no
+  /// rank gets a window, and this throws Error(kInvalid) that names the ranks without memory.
+  static std::shared_ptr<Window> open(const Parts& group, const std::optional<Memory>& mine);
   /// All ranks call it. Ends when all that was written to this rank is in place and nothing can come any more.
   Status close();
 
@@ -65,8 +73,8 @@ class Window : public std::enable_shared_from_this<Window> {
     uint64_t offered;
   };
 
-  Window(Group& group, const std::optional<Memory>& mine);
-  void meet(bool offered);
+  Window(const Parts& group, const std::optional<Memory>& mine);
+  void meet(const Parts& group, bool offered);
   int64_t tag(Channel channel) const;
   size_t bytes_of(int rank) const {
     return size_t(shares_[size_t(rank)].elements) * shares_[size_t(rank)].element_bytes;
@@ -78,7 +86,9 @@ class Window : public std::enable_shared_from_this<Window> {
   void expect_data(int rank, const Note& note);
   void follow(int rank, const Note& note);
 
-  Group& group_;
+  Core& core_;
+  const Members& members_;
+  Mailbox& mail_;
   Memory mine_;
   std::vector<Share> shares_;  // by rank
   uint64_t number_ = 0;        // of the operation that has opened it, on rank 0: no other window of the group has it

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "group/operation.h"
+#include "group/plan/operation.h"
 #include "group/plan/plan.h"
 
 /// Large operations on memory that ranks do not share, such as a device's, go in chunks: while the ranks are at one,

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "group/operation.h"
+#include "group/plan/operation.h"
 #include "group/plan/plan.h"
 
 namespace nvx {

@@ -32,7 +32,7 @@ struct Choice {
 
 /// How a rank writes what only it will read. Past the caches once what all ranks read and write here no longer fits the
 /// last-level cache: lines would be fetched only to be overwritten, and would evict data that is needed next. What
-/// others will read is not so simple (kernel/cpu/cache_policy.h).
+/// others will read is not so simple (kernel/reduce/cache_policy.h).
 kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
 
 /// Pure: the same question gets the same answer on every rank. bytes: the most that one rank puts into its slot, and

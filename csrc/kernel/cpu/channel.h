@@ -87,7 +87,7 @@ class Channel {
   /// Waits for every other rank to be done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
-  /// Whether this rank decides for all how they write to staging: see kernel/cpu/cache_policy.h.
+  /// Whether this rank decides for all how they write to staging: see kernel/reduce/cache_policy.h.
   bool leads() const { return rank_ == 0; }
   /// For the rank that leads: tells the others, with its next arrival.
   void tell(CachePolicy next) { next_policy_ = next; }

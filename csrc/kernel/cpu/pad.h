@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
 
 #include "base/failure_note.h"
 #include "base/flag.h"
@@ -79,8 +81,17 @@ struct PostedNote {
   uint32_t reserved;
   FailureNote note;
 
-  /// What its owner wrote there before is visible then.
+  /// Once true, `note` is complete.
   bool readable() const { return state.load(std::memory_order_acquire) == kReadable; }
+  /// For the pad's owner, on one thread at a time. The first note stays.
+  void write(const Failure& failure) {
+    if (state.load(std::memory_order_relaxed) != kNone) return;
+    state.store(kBeingWritten, std::memory_order_relaxed);
+    note = FailureNote::of(failure);
+    state.store(kReadable, std::memory_order_release);
+  }
+  /// For a peer in a group of so many ranks. Empty where the note is damaged.
+  std::optional<Failure> read(int ranks) const { return FailureNote::read(std::as_bytes(std::span(&note, 1)), ranks); }
 };
 static_assert(sizeof(PostedNote) == 1024);
 

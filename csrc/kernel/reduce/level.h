@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <span>
 
-#include "kernel/cpu/cache_policy.h"
+#include "kernel/reduce/cache_policy.h"
 #include "kernel/reduce/dtype.h"
 
 namespace nvx::kernel {

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "group/operation.h"
+#include "group/plan/operation.h"
 
 namespace nvx {
 

@@ -243,7 +243,7 @@ TEST(DeviceSide, WhoDoesNotComeIsNamed) {
                          "timed out in all_reduce(sum, f32, 100 elements) #2 of group g after 0.30 s, waiting "
                          "for rank 2; this is rank"))
         << wrong;
-    EXPECT_TRUE(contains(wrong, "Next: look at what that rank does")) << wrong;
+    EXPECT_TRUE(contains(wrong, "Next: see the logs of these ranks")) << wrong;
     EXPECT_EQ(one.launch(operations).what(), wrong);
     ++named;
   });

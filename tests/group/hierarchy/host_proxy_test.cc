@@ -255,7 +255,7 @@ void expect_sums_of_the_channel(size_t count) {
         std::vector<float> mine = floats(count, rank), want = mine;
         Operation plain = all_reduce(want, count, sum, rank), proxied = all_reduce(mine, count, sum, rank);
         ASSERT_TRUE(group.execute(plain).ok());
-        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()));
+        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
         ASSERT_TRUE(proxy_of(group, proxied, proxy).ok());
         EXPECT_EQ(std::memcmp(mine.data(), want.data(), count * sizeof(float)), 0);
         const InterHostPlan inter_host = plan_between(schedule::Collective::kAllReduce, count * 4, group.plan_facts());
@@ -310,14 +310,14 @@ void expect_bits_of_the_channel(const std::vector<int>& host_of, const std::vect
       for (const Sum sum : sums.first(collective == Collective::kAllGather ? 1 : sums.size())) {
         InBlocks plain(collective, counts, sum, rank), proxied(collective, counts, sum, rank);
         ASSERT_TRUE(group.execute(plain.o).ok());
-        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()));
+        PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
         ASSERT_TRUE(proxy_of(group, proxied.o, proxy).ok());
         EXPECT_TRUE(same_bits(proxied.whole, plain.whole) && same_bits(proxied.own, plain.own))
             << nvx::name(collective) << " of " << nvx::name(sum.dtype);
         EXPECT_TRUE(proxy.seen_home());
         size_t of_local_rank = 0;
         for (const std::vector<int>& host : group.topology().hosts)
-          of_local_rank += counts[size_t(host[size_t(group.local_rank())])] * size_of(sum.dtype);
+          of_local_rank += counts[size_t(host[size_t(group.core().members.local_rank())])] * size_of(sum.dtype);
         const size_t mine = counts[size_t(rank)] * size_of(sum.dtype);
         const bool scatters = collective == Collective::kReduceScatter;
         EXPECT_EQ(proxy.down(), scatters ? of_local_rank : mine);
@@ -408,7 +408,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
         for (const size_t count : {size_t(0), size_t(3), size_t(1000), as_fast(1'000'001, 400'001)}) {
           ByTheHost plain(collective, count, rank, hosts.ranks()), proxied(collective, count, rank, hosts.ranks());
           ASSERT_TRUE(group.execute(plain.o).ok());
-          PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()));
+          PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()));
           const Status status = proxy_of(group, proxied.o, proxy);
           ASSERT_TRUE(status.ok()) << status.what();
           EXPECT_TRUE(proxy.seen_home());
@@ -436,7 +436,7 @@ TEST(HostProxy, IsHeardWhereItsEndFails) {
     InBlocks gathered(Collective::kAllGather, std::vector<size_t>(4, 1000), sum, rank);
     Operation reduced = all_reduce(data, data.size(), sum, rank);
     for (Operation* const o : {&scattered.o, &gathered.o, &reduced}) {
-      PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.local_rank()),
+      PlayedHostProxy proxy(*played[size_t(host_of[size_t(rank)])], size_t(group.core().members.local_rank()),
                             {Code::kSystem, "nvx: no end"});
       EXPECT_EQ(proxy_of(group, *o, proxy).what(), "nvx: no end") << nvx::name(o->collective);
       EXPECT_TRUE(proxy.seen_home());
@@ -464,7 +464,7 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
     std::vector<float> data(100'000);
     Operation o = all_reduce(data, data.size(), {DType::kF32, ReduceOp::kSum}, rank);
     Broken broken;
-    PlayedHostProxy whole(*played[size_t(rank / 2)], size_t(group.local_rank()));
+    PlayedHostProxy whole(*played[size_t(rank / 2)], size_t(group.core().members.local_rank()));
     const Status status = proxy_of(group, o, rank == 1 ? static_cast<HostProxy&>(broken) : whole);
     EXPECT_TRUE(group.failed());
     EXPECT_NE(status.what().find("no memory for it"), std::string::npos) << status.what();

@@ -323,7 +323,7 @@ TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
       ASSERT_TRUE(barrier(group).ok());
       const Span span = group.mail().yield();
       EXPECT_EQ(bool(span), rank == 0);
-      if (span) group.neighbours().leases().release(span);
+      if (span) group.core().neighbours().leases().release(span);
       EXPECT_FALSE(group.mail().yield());
     }
   });

@@ -23,7 +23,7 @@ struct Place {
       : group(group), memory(elements * element_bytes), window(open(elements, element_bytes)) {}
 
   std::shared_ptr<Window> open(size_t elements, uint32_t element_bytes) {
-    return Window::open(group, Window::Memory{memory.data(), {elements, element_bytes, 7}, nullptr});
+    return group.open_window(Window::Memory{memory.data(), {elements, element_bytes, 7}, nullptr});
   }
   Status put(int rank, uint64_t offset, const Bytes& data) const {
     const Mail mail = window->put(rank, offset, data.data(), data.size() / window->share(rank).element_bytes);
@@ -194,7 +194,7 @@ TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
     std::byte memory{};
     const Window::Memory mine{&memory, {1, 1, 0}, nullptr};
     try {
-      (void)Window::open(group, rank == 1 ? std::nullopt : std::optional(mine));
+      (void)group.open_window(rank == 1 ? std::nullopt : std::optional(mine));
       ADD_FAILURE() << "there is a window";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), Code::kInvalid);
@@ -213,7 +213,7 @@ TEST(Window, SeveralAreApartAndAreLetGoOf) {
     auto owner = std::make_shared<const int>(0);
     const std::weak_ptr<const int> kept = owner;
     Bytes memory(10);
-    auto third = Window::open(group, Window::Memory{memory.data(), {10, 1, 0}, std::move(owner)});
+    auto third = group.open_window(Window::Memory{memory.data(), {10, 1, 0}, std::move(owner)});
     ASSERT_TRUE(first.signal(1 - rank).ok());
     ASSERT_TRUE(second.put(1 - rank, 0, Bytes(100, std::byte(2))).ok());
     ASSERT_TRUE(second.signal(1 - rank).ok());

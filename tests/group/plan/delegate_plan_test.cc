@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "group/device/device_end.h"
-#include "group/plan/device_explain.h"
+#include "group/device_explain.h"
 #include "support/sizes.h"
 
 namespace nvx::test {

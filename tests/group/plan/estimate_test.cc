@@ -4,8 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "group/device_explain.h"
 #include "group/plan/alternatives.h"
-#include "group/plan/device_explain.h"
 #include "support/simulate.h"
 #include "support/sizes.h"
 

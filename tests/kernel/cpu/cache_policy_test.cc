@@ -1,6 +1,6 @@
 // How ranks write what others read: what is learnt from costs, and that all have the same policy in every operation.
 
-#include "kernel/cpu/cache_policy.h"
+#include "kernel/reduce/cache_policy.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,4 +1,4 @@
-#include "group/engine.h"
+#include "group/core/engine.h"
 
 #include <pthread.h>
 

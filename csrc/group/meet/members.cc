@@ -1,9 +1,10 @@
-#include "group/members.h"
+#include "group/meet/members.h"
 
 #include <algorithm>
 
 #include "base/config.h"
 #include "group/meet/store_meeting.h"
+#include "group/plan/operation.h"
 #include "net/group_port.h"
 
 namespace nvx {
@@ -11,6 +12,28 @@ namespace nvx {
 using kernel::Presence;
 
 std::string Members::key(const std::string& what) const { return key_in(generation, what); }
+
+/// A rank announces its next collective only after this rank has caught up, so the last arrival in the pad is complete.
+std::string Members::describe_progress(int local_rank) const {
+  const kernel::Pad there = pad(local_rank);
+  const auto announced = [&](uint32_t e) { return there.arrival(e).flag.value.load(std::memory_order_acquire); };
+  uint32_t last = first_epoch;
+  for (uint32_t e = 0; e < kernel::kEpochs; ++e) {
+    if (!reached(announced(last), announced(e))) last = e;
+  }
+  const bool stopped = peers[size_t(local_rank)] && peers[size_t(local_rank)]->stopped();
+  std::string state = stopped ? ", stopped by a signal or a debugger" : "";
+  if (there.header().group == id) {  // otherwise the pad serves something else now
+    const kernel::Fingerprint called = there.arrival(last).fingerprint;
+    const bool nothing = called.collective == kernel::Collective::kNone;
+    state += nothing ? ", no collective in this group yet" : ", last collective: " + describe(called);
+  }
+  return topology.describe(here()[size_t(local_rank)], state);
+}
+
+bool Members::died(int local_rank) const {
+  return dead(local_rank) && pad(local_rank).header().presence.load() == Presence::kHere;
+}
 
 bool Members::gone(int local_rank) const {
   if (dead(local_rank)) return true;
@@ -24,7 +47,7 @@ std::function<bool()> Members::everybody_gone() const {
       if (int(r) == own || (peers[r] && peers[r]->dead())) continue;
       const kernel::PadHeader& header = kernel::Pad(memory[r].pad, memory.size()).header();
       const uint64_t group = header.group;
-      const bool of_this_group = group == id || group == 0;  // 0: it does not know its group's name yet
+      const bool of_this_group = group == id || group == 0;  // 0: the rank has not met the others yet
       if (of_this_group && header.presence.load() == Presence::kHere) return false;
     }
     return true;
@@ -52,8 +75,8 @@ void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Fail
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.acquaintances();
   if (failure.met_as() != Code::kPeerFailed) {
-    // One rank of every host passes it on inside; where the one that it is about is, two, as another one there may
-    // stand still with it.
+    // One rank of every host passes it on inside. On the host of `failure.who` two do, since one of them may be stopped
+    // together with that rank.
     for (const std::vector<int>& host : topology.hosts) {
       int tell = std::find(host.begin(), host.end(), failure.who) == host.end() ? 1 : 2;
       for (auto rank = host.begin(); rank != host.end() && tell > 0; ++rank) {

@@ -1,4 +1,4 @@
-#include "group/plan/device_explain.h"
+#include "group/device_explain.h"
 
 #include <algorithm>
 

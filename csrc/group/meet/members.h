@@ -18,15 +18,16 @@ namespace net {
 class GroupPort;
 }
 
-/// Who the ranks of a group are, as one of them has met them, and where their memory is. Set-up makes it (setup.h);
-/// from then on it stays as it is.
+/// The ranks of a group and their memory, as one rank knows them. Set-up makes it (setup.h); it is constant from then
+/// on.
 ///
-/// A rank's local_rank is its index among the ranks of its host: what is shared inside the host is numbered by
-/// local_rank.
+/// The local_rank of a rank is its index among the ranks of its host.
 struct Members {
-  int rank = 0;            ///< whose view this is
-  int64_t generation = 0;  ///< how often this rank has set the group up in its store, this time included
-  uint64_t id = 0;         ///< what the ranks of this group, and no other group, are known by
+  std::string name;          ///< of the group
+  int rank = 0;              ///< this rank
+  uint32_t first_epoch = 0;  ///< the first value of the counters
+  int64_t generation = 0;    ///< number of set-ups of this group by this rank in its store, this one included
+  uint64_t id = 0;           ///< identifies the ranks of this group; no other group has it
   Topology topology;
   PlanFacts facts;
   std::shared_ptr<Neighbours> neighbours;
@@ -34,9 +35,10 @@ struct Members {
   std::vector<std::shared_ptr<Neighbour>> peers;  ///< by local_rank; null for ranks of this process
   std::vector<kernel::PeerMemory> memory;         ///< by local_rank
 
-  /// What the ranks of this set-up, and of no other one, say to each other through the store.
+  /// A key in the store that only the ranks of this set-up use.
   std::string key(const std::string& what) const;
 
+  int size() const { return int(topology.ranks.size()); }
   /// The ranks of this host, by local_rank.
   const std::vector<int>& here() const { return topology.hosts[size_t(topology.host_of[size_t(rank)])]; }
   int local_rank() const { return topology.local_rank_of[size_t(rank)]; }
@@ -48,22 +50,30 @@ struct Members {
   }
   kernel::Pad pad(int local_rank) const { return {memory[size_t(local_rank)].pad, memory.size()}; }
   kernel::Pad own_pad() const { return pad(local_rank()); }
-  std::string describe_local_rank(int local_rank) const { return topology.describe(here()[size_t(local_rank)]); }
 
-  /// Whether the rank's process has ended; ...
+  /// "rank 1"; "rank 1 (global rank 3)" where the job numbers it differently.
+  std::string rank_name(int of) const { return nvx::rank_name(of, topology.global_ranks); }
+  std::string describe_local_rank(int local_rank) const { return topology.describe(here()[size_t(local_rank)]); }
+  /// The same with the progress of that rank: "rank 3 (pid 4711, host a01, last collective: barrier)".
+  std::string describe_progress(int local_rank) const;
+
+  /// The process of the rank has ended.
   bool dead(int local_rank) const { return peers[size_t(local_rank)] && peers[size_t(local_rank)]->dead(); }
-  /// ... or the rank has left the group.
+  /// The process of the rank has ended, and the rank had not left the group.
+  bool died(int local_rank) const;
+  /// The process of the rank has ended, or the rank has left the group.
   bool gone(int local_rank) const;
-  /// Holds when no peer can touch any more what this rank exported for the group. May be asked when that is gone.
+  /// The result holds once no peer can access the memory that this rank exported for the group. It may outlive this.
   std::function<bool()> everybody_gone() const;
 };
 
-/// What a rank's plans go by. Where hosts have different numbers of ranks, the plan inside a host follows its own:
-/// nobody else has to agree.
+/// The facts on which a rank's plans depend. Where hosts have different numbers of ranks, each host plans for its own
+/// number; hosts need not agree on that.
 PlanFacts facts_of(const Topology& topology, int rank);
 
-/// Tells the ranks that this one has talked to, and one of each host, which tells the others of its host, why the group
-/// has failed here. Best effort. Who only passes on what it was told need not tell all hosts again.
+/// Tells ranks of other hosts why the group has failed here: those with which this rank has exchanged data, and one
+/// rank of each host, which tells its host. Best effort. A failure that another rank told is not sent to every host
+/// again.
 void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure);
 
 }  // namespace nvx

@@ -1,6 +1,6 @@
 // The lane's order and the pool's threads.
 
-#include "group/engine.h"
+#include "group/core/engine.h"
 
 #include <gtest/gtest.h>
 

@@ -91,12 +91,5 @@ enum class Begins { kNow, kInReplays };
 
 /// "all_reduce(sum, f32, 1024 elements)"
 std::string describe(const kernel::Fingerprint& fingerprint);
-/// One rank's call, in words of a mismatch.
-struct Called {
-  std::string who;  ///< "rank 3 (pid 4711, host a01)"
-  kernel::Fingerprint what;
-};
-/// "A called X, B called Y", and what cannot be seen there.
-std::string contrast(const Called& one, const Called& other);
 
 }  // namespace nvx

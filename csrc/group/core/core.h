@@ -1,0 +1,49 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "group/core/diagnosis.h"
+#include "group/core/failure_state.h"
+#include "group/core/waits.h"
+#include "group/meet/group_options.h"
+#include "group/meet/members.h"
+#include "group/meet/setup.h"
+#include "net/group_port.h"
+
+namespace nvx {
+
+/// What the parts of a group share: its collectives inside the host and over hosts, its kernels, its mail. Group owns
+/// it; the parts hold references, and do not know Group.
+struct Core {
+  /// Locks to the group for as long as it lives. For threads that may outlive it.
+  using Owner = std::function<std::weak_ptr<const void>()>;
+
+  Core(const GroupOptions& options, SetUp::Made made, Owner owner)
+      : options(options),
+        members(std::move(made.members)),
+        port(std::move(made.port)),
+        diagnosis(members),
+        failures(members, diagnosis, port.get(), std::move(made.standing)),
+        waits(members.facts, options.timeout, failures),
+        owner(std::move(owner)) {}
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  /// Numbers an operation when it is issued, in the order of the program.
+  uint64_t next_number() { return sequence.fetch_add(1, std::memory_order_relaxed) + 1; }
+  Neighbours& neighbours() const { return *members.neighbours; }
+
+  const GroupOptions options;
+  const Members members;
+  std::unique_ptr<net::GroupPort> port;  ///< null where all ranks are on one host
+  const Diagnosis diagnosis;
+  FailureState failures;
+  Waits waits;
+  std::atomic<uint64_t> sequence{0};  ///< operations issued
+  const Owner owner;
+};
+
+}  // namespace nvx

@@ -1,0 +1,161 @@
+#include "group/core/diagnosis.h"
+
+#include <algorithm>
+#include <csignal>
+#include <utility>
+
+#include "base/interrupt.h"
+#include "group/meet/members.h"
+#include "group/plan/operation.h"
+
+namespace nvx {
+namespace {
+
+constexpr const char* kAfterAStop =
+    "was this process stopped (a debugger, SIGSTOP), or its host cut off? Destroy the group and make another one";
+
+}  // namespace
+
+std::string contrast(const Called& one, const Called& other) {
+  const kernel::Fingerprint &a = one.what, &b = other.what;
+  const std::string first = nvx::describe(a), second = nvx::describe(b);
+  std::string text = one.who + " called " + first + ", " + other.who + " called " + second;
+  if (a.collective == b.collective && a.root != b.root) return text + ": their roots differ";
+  if (first != second) return text;
+  return text +
+         (a.history != b.history ? ", after operations that differed already" : ", with different sizes by rank");
+}
+
+Diagnosis::Diagnosis(std::string group, int rank, RankNames name, RankNames describe)
+    : group_(std::move(group)), rank_(rank), name_(std::move(name)), describe_(std::move(describe)) {}
+
+Diagnosis::Diagnosis(const Members& members)
+    : Diagnosis(
+          members.name, members.rank, [&members](int rank) { return members.rank_name(rank); },
+          [&members](int rank) { return members.topology.describe(rank); }) {}
+
+// --- of an operation
+
+Failure Diagnosis::mismatch(const std::string& where, const std::string& how, const std::string& context) const {
+  return {.code = Code::kMismatch,
+          .cause = "collective mismatch in group " + group_ + where + ": " + how,
+          .context = context,
+          .advice = kCallAlike};
+}
+
+Failure Diagnosis::counts(const std::string& where, const std::string& what, const ByteCounts& bytes,
+                          const std::string& context) const {
+  Failure failure = mismatch(where,
+                             "in " + what + " " + self() + " expects " + std::to_string(bytes.mine) + " bytes from " +
+                                 bytes.peer + ", which sends " + std::to_string(bytes.theirs) + " bytes",
+                             context);
+  failure.advice = kCompareSplits;
+  return failure;
+}
+
+Failure Diagnosis::bad_lease(const std::string& peer, const std::string& context) const {
+  return {Code::kMismatch, peer + " announces staging memory outside its arena", context};
+}
+
+Failure Diagnosis::bad_message(const std::string& peer, const std::string& what, const std::string& context) const {
+  return {Code::kMismatch, peer + " sends data that belongs to no message of " + what, context};
+}
+
+Failure Diagnosis::timeout(const std::string& what, const std::string& after, const std::string& whom,
+                           const std::string& context) const {
+  return {.code = Code::kTimeout,
+          .cause = "timed out in " + what + " of group " + group_ + (after.empty() ? "" : " after " + after) +
+                   ", waiting for " + whom,
+          .context = context,
+          .advice =
+              "see the logs of these ranks; if they are only slow, raise the timeout "
+              "(init_process_group(timeout=), NVX_TIMEOUT_S, nvx.set_timeout)"};
+}
+
+Failure Diagnosis::no_memory(const std::string& what) const {
+  return {Code::kSystem, self() + " has no memory left for " + what};
+}
+
+// --- of another rank
+
+Failure Diagnosis::died(int rank, const std::string& who, const Ending& ending) const {
+  const bool killed = ending == Ending{Ending::How::kKilled, SIGKILL};
+  return {.code = Code::kPeerDied,
+          .cause = who + " has ended" + words_of(ending, " (", ")"),
+          .advice = see_log_of(name_(rank)) + (killed ? "; killed by the kernel? dmesg | grep -i kill" : ""),
+          .who = rank,
+          .ending = ending};
+}
+
+Failure Diagnosis::left(int rank, const std::string& who) const {
+  return {.code = rank == rank_ ? Code::kAborted : Code::kPeerLeft,
+          .cause = who + " has left group " + group_ +
+                   " while other ranks wait for it: it has destroyed the group, or its process ends",
+          .advice = see_log_of(name_(rank)),
+          .who = rank};
+}
+
+Failure Diagnosis::lost(int rank, const std::string& why) const {
+  return {.code = Code::kPeerDied,
+          .cause = describe_(rank) + " is lost: " + why,
+          .advice = see_log_of(name_(rank)) + "; is its host up, and reachable from here?",
+          .who = rank};
+}
+
+Failure Diagnosis::taken_for_lost(int rank, const std::string& why) const {
+  return {.code = Code::kPeerDied,
+          .cause = describe_(rank) + ", asked by " + name_(rank_) + ", " + why,
+          .advice = kAfterAStop,
+          .who = rank};
+}
+
+Failure Diagnosis::told(const Failure& failure, int by) const {
+  const std::vector<int>& awaited = failure.awaited;
+  const bool waited_for_this = std::find(awaited.begin(), awaited.end(), rank_) != awaited.end();
+  Failure mine = met_in(failure, "told by " + name_(by));
+  mine.advice = failure.who == rank_ ? kAfterAStop
+                : waited_for_this    ? "see what kept this rank, or allow more time (init_process_group(timeout=), "
+                                       "NVX_TIMEOUT_S, nvx.set_timeout)"
+                                     : "see the log of the rank named first";
+  return mine;
+}
+
+// --- of this rank
+
+Failure Diagnosis::aborted(const std::string& why) const {
+  return {Code::kAborted, "group " + group_ + " was aborted on " + self() + (why.empty() ? "" : ": " + why)};
+}
+
+Failure Diagnosis::destroyed() const {
+  return {Code::kAborted, "group " + group_ + " was destroyed on " + self() + " with operations in flight"};
+}
+
+Failure Diagnosis::interrupted() const { return {Code::kInterrupted, stop_words() + " on " + self()}; }
+
+// --- calls that do not begin
+
+/// The advice of the first failure comes too late for these calls.
+Failure Diagnosis::failed_earlier(Failure first) const {
+  first.cause = "group " + group_ + " failed earlier, so this call was not begun: " + first.cause;
+  first.advice = "destroy the group and make another one";
+  return first;
+}
+
+Status Diagnosis::forked(bool has_port) const {
+  return {Code::kInvalid,
+          "nvx: this process was forked from rank " + std::to_string(rank_) + "; a group does not cross a fork",
+          has_port ? "start ranks with spawn or forkserver: UCX, which connects the hosts, does not work in a forked "
+                     "child"
+                   : "start ranks with spawn, or call init_process_group in the child"};
+}
+
+Status Diagnosis::closed() const { return {Code::kInvalid, "nvx: group " + group_ + " has been destroyed"}; }
+
+Status Diagnosis::reentrant() const {
+  return {Code::kInvalid,
+          "nvx: re-entrant call on " + self() + ": this thread is inside an operation of group " + group_ +
+              " already (in a signal handler?), so waiting for the call would deadlock",
+          "call it when the operation has returned, or abort the group"};
+}
+
+}  // namespace nvx

@@ -1,0 +1,348 @@
+#include "group/core/failure_state.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "base/interrupt.h"
+#include "base/log.h"
+#include "group/core/roster.h"
+
+namespace nvx {
+namespace {
+
+using kernel::Presence;
+
+/// "; rank 3 gives no sign of life for 8.0 s", for a rank of another host.
+std::string silence_of(const Members& members, net::GroupPort* port, int rank) {
+  if (!port || members.local_rank_of(rank) >= 0) return "";
+  MutexLock lock(port->mutex());
+  const double span = std::chrono::duration<double>(port->silence(rank)).count();
+  if (span < 1) return "";
+  return "; " + members.rank_name(rank) + " gives no sign of life for " + seconds(span) + port.unheard(rank);
+}
+
+/// The failure of another group of that rank's process, in words; empty where the rank has told none.
+std::string trouble_of(const Members& members, net::GroupPort* port, int rank) {
+  if (const int s = members.local_rank_of(rank); s >= 0) {
+    const kernel::PadHeader& header = members.pad(s).header();
+    if (header.group != members.id || !header.trouble.readable()) return "";
+    const std::optional<Failure> note = header.trouble.read(members.size());
+    return note ? note->cause : "";
+  }
+  if (!port) return "";
+  MutexLock lock(port->mutex());
+  return port->trouble(rank);
+}
+
+}  // namespace
+
+FailureState::FailureState(const Members& members, const Diagnosis& diagnosis, net::GroupPort* port,
+                           std::shared_ptr<bool> standing)
+    : members_(members),
+      diagnosis_(diagnosis),
+      port_(port),
+      fork_generation_(nvx::fork_generation()),
+      standing_(std::move(standing)) {}
+
+// --- the first failure
+
+Status FailureState::failure() const {
+  if (forked()) return check_alive();
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
+Status FailureState::fail(Failure failure) {
+  if (forked()) return check_alive();
+  MutexLock lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  failure_ = failure;
+  failed_.store(true, std::memory_order_seq_cst);
+  standing_.reset();
+  failure.context.clear(), failure.advice.clear();  // these two are for readers on this rank
+  note(failure);
+  if (!closed()) {
+    for (int s = 0; s < members_.local_ranks(); ++s) ring(members_.pad(s).header().mail_bell.flag);
+  }
+  const Status first = failure_;
+  lock.unlock();
+  act_(first);
+  if (port_ && !closed()) tell_other_hosts(*port_, members_.topology, failure);
+  tell_other_groups(failure);
+  // A launcher that sees a rank die ends the others, often before the program has printed the exception.
+  if (first.code() == Code::kPeerDied && !Roster::is_telling()) {
+    NVX_LOG(kWarn, "%s", first.reason().c_str());
+  } else {
+    NVX_LOG(kInfo, "%s", first.reason().c_str());
+  }
+  return first;
+}
+
+Status FailureState::fail_begun(const Status& status) {
+  if (failed()) return failure();
+  Failure failure = status.failure();
+  if (failure.code == Code::kInvalid) failure.code = Code::kSystem;
+  return fail(std::move(failure));
+}
+
+/// For the ranks of this host. The first note stays. A rank that has left in good order notes nothing.
+void FailureState::note(const Failure& failure) {
+  kernel::Pad own = members_.own_pad();
+  if (own.header().presence.load(std::memory_order_relaxed) == Presence::kLeft) return;
+  own.header().failure.write(failure);
+  for (Flag* flag : {&own.arrival(0).flag, &own.arrival(1).flag, &own.arrival(2).flag, &own.arrival(3).flag,
+                     &own.done(), &own.staged(), &own.reduced(), &own.fetched(), &own.header().monitored_out.flag}) {
+    ring(*flag);  // sleepers on any flag of this rank look around now
+  }
+}
+
+void FailureState::pass_on(const net::GroupPort::Told& told) {
+  MutexLock lock(mutex_);
+  if (failure_.ok()) note(told.failure);
+}
+
+// --- whether operations may begin
+
+void FailureState::announce_left() {
+  MutexLock lock(mutex_);
+  members_.own_pad().header().presence.store(Presence::kLeft);
+  standing_.reset();
+}
+
+Status FailureState::check_alive() const {
+  if (forked()) return diagnosis_.forked(port_ != nullptr);
+  if (failed()) return diagnosis_.failed_earlier(failure().failure());
+  if (closed()) return diagnosis_.closed();
+  return {};
+}
+
+Status FailureState::came_late(const std::string& what) const {
+  return met_in(failure(), diagnosis_.me() + ", which came to " + what + " after that");
+}
+
+// --- failures of others
+
+bool FailureState::told(Clock::duration clarity) {
+  if (told_by() < 0 && !(port_ && port_->failed())) [[likely]]
+    return false;
+  alarm(-1, clarity);
+  return failed();
+}
+
+/// The same within the time of doubt.
+bool FailureState::told_in_time() {
+  const auto end = Clock::now() + doubt_.load(std::memory_order_relaxed);
+  do {
+    if (told()) return true;
+    port_->messenger().nap(std::chrono::milliseconds(1));
+    port_->messenger().glance();
+  } while (Clock::now() < end);
+  return false;
+}
+
+/// The first local_rank that has noted a failure, or -1.
+int FailureState::told_by() const {
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s != members_.local_rank() && members_.pad(s).header().failure.readable()) return s;
+  }
+  return -1;
+}
+
+/// The failure that another rank has told: one of this host first, then one of another host.
+std::optional<net::GroupPort::Told> FailureState::report() const {
+  if (const int s = told_by(); s >= 0) return report_of(s);
+  if (!port_ || !port_->failed()) return std::nullopt;
+  MutexLock lock(port_->mutex());
+  return port_->told();
+}
+
+net::GroupPort::Told FailureState::report_of(int local_rank) const {
+  const int teller = members_.here()[size_t(local_rank)];
+  const std::optional<Failure> note = members_.pad(local_rank).header().failure.read(members_.size());
+  return {teller, note.value_or(unreadable_note(members_.rank_name(teller)))};
+}
+
+void FailureState::await_clarity() const {
+  if (failed()) return;
+  if (const auto told = report()) (void)seen_to_end(told->failure, kClarity);
+}
+
+/// A rank of another host says that it has lost `told.who`. If that is a rank of this host whose process has ended,
+/// returns its local_rank: this host knows how the process ended. Otherwise -1. The connections of a process end a
+/// little before the process does.
+int FailureState::seen_to_end(const Failure& told, Clock::duration clarity) const {
+  if (told.code != Code::kPeerDied || told.ending.known() || told.who == kNobody) return -1;
+  const int s = members_.local_rank_of(told.who);
+  if (s < 0 || s == members_.local_rank()) return -1;
+  const auto has_left = [&] { return members_.pad(s).header().presence.load() != Presence::kHere; };
+  for (const auto end = Clock::now() + clarity; !members_.dead(s) && !has_left() && Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  return members_.died(s) ? s : -1;
+}
+
+bool FailureState::fail_as_told() {
+  const int s = told_by();
+  if (s < 0) return false;
+  fail_as_told(report_of(s), kClarity);
+  return true;
+}
+
+void FailureState::fail_as_told(const net::GroupPort::Told& told, Clock::duration clarity) {
+  if (const int s = seen_to_end(told.failure, clarity); s >= 0) return fail_as_gone(s);
+  (void)fail(diagnosis_.told(told.failure, told.by));
+}
+
+/// Adds the failure of another group of that process: the rank may not be at fault.
+Failure FailureState::with_trouble(Failure failure) const {
+  failure.before = trouble_of(members_, port_, failure.who);
+  return failure;
+}
+
+void FailureState::fail_as_gone(int local_rank) {
+  const kernel::PadHeader& header = members_.pad(local_rank).header();
+  const int rank = members_.here()[size_t(local_rank)];
+  if (header.group != members_.id || header.presence.load() == Presence::kLeft) return (void)fail_as_left(rank);
+  const Ending ending = members_.peers[size_t(local_rank)]->ending();
+  (void)fail(with_trouble(diagnosis_.died(rank, members_.describe_local_rank(local_rank), ending)));
+}
+
+Status FailureState::fail_as_left(int rank) {
+  const int s = members_.local_rank_of(rank);
+  return fail(
+      with_trouble(diagnosis_.left(rank, s >= 0 ? members_.describe_progress(s) : members_.topology.describe(rank))));
+}
+
+Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
+  if (fate.left()) return fail_as_left(fate.rank);
+  const bool gave_up = fate.what == net::GroupPort::Fate::What::kGaveThisUp;
+  return fail(
+      with_trouble(gave_up ? diagnosis_.taken_for_lost(fate.rank, fate.why) : diagnosis_.lost(fate.rank, fate.why)));
+}
+
+Status FailureState::look_around() {
+  if (forked()) return check_alive();
+  const bool looks = !closed();  // later, peers may use the memory for something else
+  if (looks && !failed()) (void)told();
+  for (int s = 0; looks && s < members_.local_ranks() && !failed(); ++s) {
+    if (members_.died(s)) fail_as_gone(s);
+  }
+  return failed() ? failure() : Status();
+}
+
+bool FailureState::look_for_interrupt() {
+  if (forked() || !stop_wanted()) return false;
+  (void)fail(diagnosis_.interrupted());
+  return true;
+}
+
+// --- waits
+
+bool FailureState::alarmed(int local_rank) {
+  if (failed() || closed() || told_by() >= 0 || (port_ && port_->failed())) return true;
+  if (look_for_interrupt()) return true;
+  const int own = members_.local_rank(), ranks = members_.local_ranks();
+  if (local_rank >= 0) return local_rank != own && members_.gone(local_rank);
+  // A wait for any rank: a rank that has died may be the one. Ranks that left in good order count when all have left.
+  bool somebody = port_ != nullptr || ranks == 1;
+  for (int s = 0; s < ranks; ++s) {
+    if (s == own) continue;
+    if (members_.died(s)) return true;
+    somebody |= !members_.gone(s);
+  }
+  return !somebody;
+}
+
+void FailureState::alarm(int local_rank, Clock::duration clarity) {
+  if (failed()) return;
+  if (const auto told = report()) return fail_as_told(*told, clarity);
+  if (closed()) return (void)fail(diagnosis_.destroyed());
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank() || (local_rank >= 0 && s != local_rank) || !members_.gone(s)) continue;
+    return fail_as_gone(s);
+  }
+}
+
+Status FailureState::explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline) {
+  const std::string waited = seconds(deadline);
+  if (how == Waited::kTimedOut && port_ && !failed() && told_in_time()) how = Waited::kAlarmed;
+  if (how == Waited::kAlarmed && failed())
+    return met_in(failure(),
+                  diagnosis_.context(what) + ", waited " + waited + (whom.words.empty() ? "" : " for " + whom.words));
+  std::string names = whom.words, before;
+  if (names.empty()) names = whom.ranks.empty() ? "the peers" : members_.topology.describe(whom.ranks.front());
+  for (const int rank : whom.ranks) {
+    names += silence_of(members_, port_, rank);
+    if (before.empty()) before = trouble_of(members_, port_, rank);
+  }
+  Failure failure = diagnosis_.timeout(what, waited, names, diagnosis_.me());
+  failure.before = before;
+  failure.awaited = whom.ranks;
+  return fail(std::move(failure));
+}
+
+// --- other groups of the process
+
+void FailureState::tell_other_groups(const Failure& failure) {
+  const Code met = failure.met_as();
+  if (met == Code::kAborted || closed()) return;
+  // A failure that came from another group keeps its origin.
+  const std::string own = "group " + members_.name + " of " + diagnosis_.self() + " had failed: " + failure.cause;
+  const Failure trouble{failure.code, failure.before.empty() ? own : failure.before};
+  const bool by_loss = met == Code::kPeerDied || met == Code::kPeerFailed;
+  const std::vector<Lost> lost = by_loss ? lost_ranks() : std::vector<Lost>();
+  Roster::here().tell_others(*this, [&](FailureState& other) {
+    if (!port_ || !other.port_ || &port_->messenger() == &other.port_->messenger()) other.hear_of(lost, trouble);
+  });
+}
+
+std::vector<FailureState::Lost> FailureState::lost_ranks() const {
+  std::vector<Lost> lost;
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (members_.died(s)) lost.push_back({.near = members_.peers[size_t(s)].get()});
+  }
+  if (!port_) return lost;
+  MutexLock lock(port_->mutex());
+  for (int r = 0; r < members_.size(); ++r) {
+    if (members_.local_rank_of(r) >= 0) continue;
+    const auto fate = port_->fate(r);
+    const auto process = port_->process_of(r);
+    if (fate && !fate->left() && process) lost.push_back({.messenger = &port_->messenger(), .far = *process});
+  }
+  return lost;
+}
+
+void FailureState::hear_of(const std::vector<Lost>& lost, const Failure& trouble) {
+  if (forked() || failed() || closed()) return;
+  if (std::any_of(lost.begin(), lost.end(), [this](const Lost& l) { return fail_as_lost(l); })) return;
+  {
+    MutexLock lock(mutex_);
+    kernel::PadHeader& own = members_.own_pad().header();
+    if (own.presence.load(std::memory_order_relaxed) == Presence::kLeft) return;
+    own.trouble.write(trouble);
+  }
+  if (!port_) return;
+  MutexLock lock(port_->mutex());
+  port_->tell_trouble(trouble);
+}
+
+bool FailureState::fail_as_lost(const Lost& lost) {
+  for (int s = 0; lost.near && s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank() || members_.peers[size_t(s)].get() != lost.near ||
+        members_.pad(s).header().presence.load() != Presence::kHere)
+      continue;
+    fail_as_gone(s);
+    return true;
+  }
+  for (int r = 0; lost.messenger && port_ && &port_->messenger() == lost.messenger && r < members_.size(); ++r) {
+    MutexLock lock(port_->mutex());
+    if (members_.local_rank_of(r) >= 0 || port_->process_of(r) != lost.far) continue;
+    const auto fate = port_->fate(r);
+    lock.unlock();
+    if (!fate || fate->left()) continue;
+    (void)fail_by_fate(*fate);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace nvx

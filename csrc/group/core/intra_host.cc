@@ -1,0 +1,201 @@
+#include "group/core/intra_host.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/log.h"
+#include "kernel/cpu/launch.h"
+#include "kernel/reduce/level.h"
+
+namespace nvx {
+
+using kernel::Collective;
+
+IntraHost::IntraHost(Core& core)
+    : core_(core), members_(core.members), channel_(members_.local_rank(), members_.memory, members_.first_epoch) {
+  core_.neighbours().leases().join(this);
+}
+
+IntraHost::~IntraHost() {
+  LeasePool& leases = core_.neighbours().leases();
+  leases.leave(this);
+  MutexLock lock(lease_mutex_);
+  if (lease_) leases.bury(lease_, members_.everybody_gone());
+}
+
+Status IntraHost::run(const Operation& o, const WaitRules& rules) {
+  return run_stage(
+      {o.collective, o.root, staged_bytes(o), o.in, o.out, o.count, o.send.data(), o.recv.data(), o.op, o.factor}, o,
+      rules);
+}
+
+Status IntraHost::run_stage(const Stage& stage, const Operation& o, const WaitRules& rules) {
+  const Choice choice = plan(stage.collective, stage.bytes, members_.facts);
+  const bool leases = choice.lease_bytes != 0;
+  if (leases) {
+    try {
+      hold_lease(choice.lease_bytes);
+    } catch (const Error& error) {
+      return core_.failures.fail(error.failure());  // the others would wait for this rank without end
+    }
+    MutexLock lock(lease_mutex_);
+    channel_.lease(lease_.offset, lease_.bytes);
+  }
+  NVX_LOG(kTrace, "group %s rank %d #%llu %s %zu bytes: %s", members_.name.c_str(), members_.rank,
+          static_cast<unsigned long long>(o.number), nvx::name(stage.collective), stage.bytes,
+          kernel::name(choice.algorithm));
+  const kernel::ReduceFn reduce = reduces(stage.collective) ? kernel::level().reduce(o.dtype, stage.op) : nullptr;
+  // kPremulSum: each rank announces its own factor with its arrival.
+  if (stage.op == ReduceOp::kPremulSum) std::fill(channel_.factors().begin(), channel_.factors().end(), stage.factor);
+  kernel::CpuExec ex(size_of(o.dtype), reduce, channel_.factors().data(), rules);
+  // The root of a gather and the receivers of a scatter stage nothing, so use their first non-empty receive piece.
+  size_t kept = stage.bytes;
+  for (int s = 0; kept == 0 && stage.recv && s < members_.local_ranks(); ++s) kept = stage.recv[s].bytes;
+  ex.keep_by(policy_to_keep(kept, members_.facts));
+  kernel::Work work;
+  work.call = {o.fingerprint(), stage.factor, stage.root};
+  work.in = stage.in;
+  work.out = stage.out;
+  work.count = stage.count;
+  work.send = stage.send;
+  work.recv = stage.recv;
+  work.bytes = stage.bytes;
+  if (stage.collective == Collective::kGather) work.meets_all = stage.root == members_.local_rank();
+  if (stage.collective == Collective::kScatter) {
+    work.meets_all = false;
+    if (stage.root != members_.local_rank()) work.meets = stage.root;
+  }
+  const bool ended_well = kernel::launch_cpu(choice.algorithm, ex, channel_, work);
+  if (leases) rest_lease();
+  if (ended_well) return {};
+  return explain(ex.verdict(), o, rules.deadline);
+}
+
+// --- the lease
+
+size_t IntraHost::staged_bytes(const Operation& o) const {
+  const size_t width = size_of(o.dtype);
+  size_t bytes = 0;
+  switch (o.collective) {
+    case Collective::kAllReduce:
+    case Collective::kReduce: return o.count * width;
+    case Collective::kAllGather:
+    case Collective::kBroadcast:
+      for (size_t r = 0; r < o.recv.size(); ++r) bytes = std::max(bytes, o.recv[r].bytes);
+      return bytes;
+    case Collective::kReduceScatter:
+      for (size_t r = 0; r < o.send.size(); ++r) bytes = std::max(bytes, o.send[r].bytes * o.send.size());
+      return bytes;
+    default:
+      for (size_t r = 0; r < o.send.size(); ++r) bytes += int(r) == members_.rank ? 0 : o.send[r].bytes;
+      return bytes;
+  }
+}
+
+/// A lease that is too small is replaced once no peer reads it. Until then the smaller one serves.
+void IntraHost::hold_lease(size_t bytes) {
+  MutexLock lock(lease_mutex_);
+  lease_in_use_ = true;
+  if (lease_ && (lease_wanted_ >= bytes || !read_by_all(channel_.leased_epoch()))) return;
+  const Span old = std::exchange(lease_, Span{});
+  lease_wanted_ = bytes;
+  lock.unlock();  // the pool may ask other groups for their leases, and their threads may ask this one
+  LeasePool& leases = core_.neighbours().leases();
+  if (old) leases.release(old);
+  const Span span = leases.acquire(bytes, this);
+  lock.lock();
+  lease_ = span;
+}
+
+void IntraHost::rest_lease() {
+  MutexLock lock(lease_mutex_);
+  lease_in_use_ = false;
+}
+
+bool IntraHost::read_by_all(uint32_t epoch) const {
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank()) continue;
+    const Stamp done = members_.pad(s).done().value.load(std::memory_order_seq_cst);
+    if (!reached(done, stamp(epoch, 0)) && !members_.gone(s)) return false;
+  }
+  return true;
+}
+
+Span IntraHost::yield() {
+  MutexLock lock(lease_mutex_);
+  if (lease_in_use_ || !lease_ || core_.failures.failed() || !read_by_all(channel_.leased_epoch())) return {};
+  return std::exchange(lease_, Span{});
+}
+
+// --- failures
+
+Status IntraHost::explain(const kernel::Verdict& v, const Operation& o, const Deadline& deadline) {
+  const Diagnosis& diagnosis = core_.diagnosis;
+  const std::string what = describe(o.fingerprint()), number = "#" + std::to_string(o.number);
+  const std::string context = diagnosis.context(what + " " + number);
+  const std::string peer = v.peer >= 0 ? members_.describe_local_rank(v.peer) : "";
+  switch (v.cause) {
+    case kernel::Verdict::Cause::kMismatch: {
+      const uint32_t epoch = where_they_parted(v.peer, uint32_t(v.wanted >> 32));
+      const std::string where = (epoch == channel_.epoch() ? " at " : " before ") + number;
+      const Called mine{diagnosis.self(), members_.own_pad().recent(epoch)};
+      const Called theirs{peer, members_.pad(v.peer).recent(epoch)};
+      return core_.failures.fail(diagnosis.mismatch(where, contrast(mine, theirs), context));
+    }
+    case kernel::Verdict::Cause::kCounts:
+      return core_.failures.fail(diagnosis.counts(" at " + number, what, {peer, v.mine, v.theirs}, context));
+    case kernel::Verdict::Cause::kBadLease: return core_.failures.fail(diagnosis.bad_lease(peer, context));
+    default: {
+      Awaited whom = missing_ranks();
+      if (whom.ranks.empty() && v.peer >= 0) whom.ranks = {members_.here()[size_t(v.peer)]};
+      return core_.failures.explain_wait(v.how, whom, what + " " + number, deadline);
+    }
+  }
+}
+
+Awaited IntraHost::missing_ranks() {
+  Awaited missing;
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank()) continue;
+    const kernel::Arrival& there = members_.pad(s).arrival(channel_.epoch());
+    if (reached(there.flag.value.load(std::memory_order_seq_cst), stamp(channel_.epoch(), 0))) continue;
+    missing.ranks.push_back(members_.here()[size_t(s)]);
+    missing.words += (missing.words.empty() ? "" : ", ") + members_.describe_progress(s);
+  }
+  return missing;
+}
+
+/// The first epoch, up to one in which they differ, in which this rank and a peer called different operations, as far
+/// as both still know: around a root ranks may not meet, and notice at a later call. The peer is less than kEpochs
+/// ahead of this rank.
+uint32_t IntraHost::where_they_parted(int local_rank, uint32_t epoch) const {
+  const auto alike_before = [&](uint32_t e) {
+    return members_.own_pad().recent(e).history == members_.pad(local_rank).recent(e).history;
+  };
+  for (uint32_t e = epoch; channel_.epoch() - e <= kernel::kEpochs; --e) {
+    if (alike_before(e)) return e;
+  }
+  return epoch;
+}
+
+void IntraHost::warn_of_differing_calls() const {
+  const auto last_of = [this](int local_rank) {
+    return uint32_t(members_.pad(local_rank).done().value.load(std::memory_order_acquire) >> 32);
+  };
+  const uint32_t own = last_of(members_.local_rank());
+  for (int s = 0; s < members_.local_ranks(); ++s) {
+    if (s == members_.local_rank() || members_.pad(s).header().group != members_.id) continue;
+    const uint32_t theirs = last_of(s), both = int32_t(theirs - own) < 0 ? theirs : own;
+    if (both == members_.first_epoch) continue;
+    const uint32_t parted = where_they_parted(s, both);
+    const kernel::Fingerprint mine = members_.own_pad().recent(parted), other = members_.pad(s).recent(parted);
+    if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
+    if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // the peer writes there again
+    const std::string how = contrast({core_.diagnosis.self(), mine}, {members_.describe_local_rank(s), other});
+    NVX_LOG(kWarn, "%s", Status(core_.diagnosis.mismatch(", noticed when it was left", how, "")).reason().c_str());
+    return;
+  }
+}
+
+}  // namespace nvx

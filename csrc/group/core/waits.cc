@@ -1,0 +1,43 @@
+#include "group/core/waits.h"
+
+#include "base/config.h"
+
+namespace nvx {
+namespace {
+
+/// Where ranks outnumber cores, a rank that spins takes the core from the rank that it waits for.
+std::chrono::microseconds spin_of(const PlanFacts& facts) {
+  constexpr std::chrono::microseconds kMost{200};
+  if (config().spin_us >= 0) return std::chrono::microseconds(config().spin_us);
+  return facts.ranks > facts.cores ? std::chrono::microseconds(0) : kMost;
+}
+
+}  // namespace
+
+Waits::Waits(const PlanFacts& facts, std::chrono::milliseconds timeout, Watch& watch)
+    : watch_(watch), timeout_ms_((config().timeout.count() > 0 ? config().timeout : timeout).count()) {
+  if (const auto spin = spin_of(facts); spin.count() > 0) patience_ = std::make_unique<Patience>(spin);
+}
+
+std::chrono::milliseconds Waits::span_of(std::chrono::milliseconds own) const {
+  return own.count() > 0 && config().timeout.count() == 0 ? own : timeout();
+}
+
+WaitRules Waits::rules(std::chrono::milliseconds own, Carrier carrier) {
+  WaitRules rules;
+  rules.deadline = Deadline::after(span_of(own));
+  if (carrier == Carrier::kCaller) {
+    rules.patience = patience_.get();
+    rules.courtesy = &courtesy_;
+  }
+  rules.watch = &watch_;
+  return rules;
+}
+
+WaitRules Waits::rules_of(const Operation& operation, Carrier carrier) {
+  WaitRules rules = this->rules(operation.timeout, carrier);
+  if (operation.whole) rules.deadline = operation.whole->deadline;
+  return rules;
+}
+
+}  // namespace nvx

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+
+#include "base/flag.h"
+#include "group/core/engine.h"
+#include "group/plan/operation.h"
+#include "group/plan/plan.h"
+
+namespace nvx {
+
+/// How the operations of a group wait: for how long, and whether they spin. Any thread may call it.
+class Waits {
+ public:
+  /// timeout: of an operation that has none of its own, where NVX_TIMEOUT_S is not set; 0: none. watch: what ends a
+  /// wait besides time.
+  Waits(const PlanFacts& facts, std::chrono::milliseconds timeout, Watch& watch);
+
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count(), std::memory_order_relaxed); }
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+  }
+  /// How long an operation may wait whose own timeout is this (0: none). 0: for ever.
+  std::chrono::milliseconds span_of(std::chrono::milliseconds own) const;
+  /// The rules of its waits.
+  WaitRules rules(std::chrono::milliseconds own, Carrier carrier);
+  WaitRules rules_of(const Operation& operation, Carrier carrier);
+
+ private:
+  Watch& watch_;
+  std::atomic<int64_t> timeout_ms_;
+  Courtesy courtesy_;
+  std::unique_ptr<Patience> patience_;  // null: never spin
+};
+
+}  // namespace nvx

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "group/core/core.h"
+
+namespace nvx {
+
+/// The barrier in which rank 0 names the ranks that are missing.
+///
+/// Only rank 0 counts turns. It announces the turn that it opens, and the others check in to that turn and to every
+/// later one that it opens while they wait. If the others counted too, a rank that missed a turn, or gave up waiting in
+/// one, would disagree with rank 0 about the number and be called missing for ever.
+class MonitoredBarrier {
+ public:
+  explicit MonitoredBarrier(Core& core) : core_(core), members_(core.members) {}
+
+  /// timeout: on rank 0, of the others; 0 there is an error. name_all: wait for every rank to name all missing ones,
+  /// not only the first. The group stays usable after a timeout.
+  Status run(std::chrono::milliseconds timeout, bool name_all);
+
+ private:
+  /// Of rank 0: the last turn that it opened, and the last turn from which it let all go.
+  struct Turns {
+    Stamp opened = 0, ended = 0;
+  };
+  Status watch_others(const std::string& me, const WaitRules& rules, bool name_all);
+  Status follow_rank_0(const std::string& me, const WaitRules& rules);
+  void open_turn(Stamp turn);
+  void end_turn(Stamp turn);
+  Waited await_check_in(int rank, Stamp turn, const WaitRules& rules);
+  Status missing_ranks(const std::vector<int>& missing, bool all, const std::string& me,
+                       const Deadline& deadline) const;
+  Waited check_in(const WaitRules& rules);
+  Turns turns_of_rank_0() const;
+  void join_turn(Stamp turn);
+  Waited await_turns(const std::function<bool(const Turns&)>& moved, const WaitRules& rules);
+  Waited await_far(int rank, const std::function<bool()>& said, const WaitRules& rules);
+
+  Core& core_;
+  const Members& members_;
+  uint64_t begun_ = 0;  // turns; of rank 0
+};
+
+}  // namespace nvx
