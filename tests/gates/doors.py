@@ -1,4 +1,4 @@
-"""Which room may include what."""
+"""Which room may include what, and which folder inside a room."""
 
 import re
 
@@ -13,18 +13,53 @@ ROOMS = {
     "torch": {"base", "kernel", "memory", "net", "schedule", "group"},
     "stubs": {"base", "kernel", "memory", "net"},
 }
-# Single files that a room may include though their room is shut to it.
-HATCHES = {"net": {"kernel/reduce/level.h"}}
+# Folders of its own room that a folder may include, itself apart. The table has no circle.
+FOLDERS = {
+    "base": set(),
+    "schedule": set(),
+    "stubs": set(),
+    "kernel/reduce": set(),
+    "kernel/reduce/levels": {"kernel/reduce"},
+    "kernel": {"kernel/reduce"},
+    "kernel/cpu": {"kernel", "kernel/reduce"},
+    "kernel/gpu": {"kernel", "kernel/reduce", "kernel/cpu"},
+    "memory/shm": set(),
+    "memory/driver": set(),
+    "memory/gpu": {"memory/shm", "memory/driver"},
+    "net": set(),
+    "net/ucx": {"net"},
+    "group/plan": set(),
+    "group/meet": {"group/plan"},
+    "group/core": {"group/plan", "group/meet"},
+    "group/device": {"group/plan", "group/meet", "group/core"},
+    "group/hierarchy": {"group/plan", "group/meet", "group/core", "group/device"},
+    "group/p2p": {"group/plan", "group/meet", "group/core"},
+    "group": {"group/plan", "group/meet", "group/core", "group/device", "group/hierarchy", "group/p2p"},
+    "torch": {"torch/arguments", "torch/device", "torch/reconfigure"},
+    "torch/arguments": {"torch", "torch/device"},
+    "torch/device": {"torch", "torch/arguments"},
+    "torch/reconfigure": {"torch", "torch/arguments"},
+}
+# Rooms whose folders still include each other: work.h of torch is at the top and at the bottom.
+IN_CIRCLES = {"torch"}
+# Single files that a folder may include though the folder or room of the file is shut to it: the loops of level.h, the
+# factory of the UCX link, and the layouts that the verbs of a tile write to.
+HATCHES = {
+    "net": {"kernel/reduce/level.h", "net/ucx/ucx.h"},
+    "kernel": {"kernel/gpu/device_pad.h"},
+}
+# Units (a stem: .h, .cc and .cu together) that a folder may hold.
+MOST_UNITS = 20
 
 # Headers of others: what they look like, and the files that may include them.
 OUTSIDERS = (
     ("torch and Python", r"(ATen|c10|torch|pybind11|caffe2)/|Python\.h$", r"torch/"),
-    ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/(ucx\.cc|ucx_(library|worker)\.(cc|h))$"),
+    ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/ucx/(?!ucx\.h$)"),
     ("NCCL", r"nccl\.h$", r"(?!)"),  # of no file: NCCL comes from Python
     (
         "CUDA",
         r"cuda(_\w+)?\.h$|cuda/|cooperative_groups|cub/|nvml\.h$|mma\.h$",
-        r"kernel/(exec\.h|\w+\.cu)$",
+        r"kernel/(exec\.h|gpu/\w+\.cu)$",
     ),
 )
 
@@ -35,28 +70,57 @@ CUDA_MACRO = re.compile(r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b.*__CUDA(?:CC|_ARCH)
 
 
 def breaches(path, text):
-    """path: relative to csrc. One sentence for each include that the room's door does not lead to."""
-    room = path.split("/")[0]
+    """path: relative to csrc. One sentence for each include that no door of the room or folder leads to."""
+    room, folder = path.split("/")[0], path.rpartition("/")[0]
     if room not in ROOMS:
         return [f"csrc/{path}: {room} is not a room"]
-    found = [verdict for mark, header in INCLUDE.findall(text) if (verdict := _judge(path, room, mark, header))]
+    if folder not in FOLDERS:
+        return [f"csrc/{path}: {folder} is not a folder of {room}"]
+    found = [verdict for mark, header in INCLUDE.findall(text) if (verdict := _judge(path, mark, header))]
     if CUDA_MACRO.search(text) and path != "kernel/exec.h":
         found.append("asks for __CUDACC__, which only kernel/exec.h may")
     return [f"csrc/{path}: {verdict}" for verdict in found]
 
 
-def _judge(path, room, mark, header):
+def _judge(path, mark, header):
+    room, folder = path.split("/")[0], path.rpartition("/")[0]
+    target, inside = header.split("/")[0], header.rpartition("/")[0]
     for whose, pattern, where in OUTSIDERS:
-        if re.match(pattern, header):
+        if re.match(pattern, header) and not (mark == '"' and target in ROOMS):
             return None if re.match(where, path) else f"includes {header}: headers of {whose} may not come here"
-    target = header.split("/")[0]
-    if mark == '"':
-        if target not in ROOMS or ".." in header:
-            return f'includes "{header}": includes are written from csrc'
-        if target == room or target in ROOMS[room] or header in HATCHES.get(room, ()):
-            return None
-        return f"includes {header}: {room} may not see {target}"
-    return None if re.match(SYSTEM, header) else f"includes <{header}>: not a header of the system"
+    if mark == "<":
+        return None if re.match(SYSTEM, header) else f"includes <{header}>: not a header of the system"
+    if target not in ROOMS or ".." in header:
+        return f'includes "{header}": includes are written from csrc'
+    if header in HATCHES.get(folder, ()):
+        return None
+    if target != room:
+        return None if target in ROOMS[room] else f"includes {header}: {room} may not see {target}"
+    if inside == folder or inside in FOLDERS[folder]:
+        return None
+    return f"includes {header}: {folder} may not see {inside}"
+
+
+def circles(folders, ignored=()):
+    """Pairs of folders that may include each other, directly or through others."""
+    reach = {folder: set(seen) for folder, seen in folders.items()}
+    for _ in folders:
+        reach = {folder: seen.union(*(reach[s] for s in seen)) for folder, seen in reach.items()}
+    return [
+        f"{a} and {b} may include each other"
+        for a in folders
+        for b in reach[a]
+        if a < b and a in reach[b] and a.split("/")[0] not in ignored
+    ]
+
+
+def crowded(paths):
+    """paths: relative to csrc."""
+    units = {}
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        units.setdefault(folder, set()).add(name.split(".")[0])
+    return [f"csrc/{f} holds {len(u)} units (at most {MOST_UNITS})" for f, u in units.items() if len(u) > MOST_UNITS]
 
 
 # (path, text, whether it is a breach)
@@ -64,25 +128,43 @@ EXAMPLES = (
     ("kernel/cpu/direct.h", '#include "kernel/exec.h"\n#include <span>\n', False),
     ("kernel/cpu/direct.h", '#include "group/group.h"', True),
     ("kernel/cpu/direct.h", '  #  include "torch/work.h"', True),
+    ("kernel/reduce/level.h", '#include "kernel/cpu/pad.h"', True),
+    ("kernel/exec.h", '#include "kernel/gpu/device_pad.h"', False),
+    ("kernel/exec.h", '#include "kernel/gpu/packs.h"', True),
     ("base/error.cc", '#include "kernel/cpu/pad.h"', True),
     ("base/error.cc", "#include <sys/socket.h>\n#include <linux/futex.h>", False),
     ("schedule/ring.h", '#include "base/error.h"', True),
     ("schedule/ring.h", '#include "schedule/step.h"\n#include <cstdint>', False),
     ("net/executor.cc", '#include "kernel/reduce/level.h"', False),
+    ("net/executor.cc", '#include "kernel/reduce/dtype.h"', True),
     ("net/executor.cc", '#include "kernel/cpu/launch.h"', True),
     ("net/executor.cc", '#include "kernel/exec.h"', True),
     ("net/executor.cc", "#include <ucp/api/ucp.h>", True),
-    ("net/ucx/ucx.cc", "#include <ucp/api/ucp.h>", False),
+    ("net/messenger.cc", '#include "net/ucx/ucx.h"', False),
+    ("net/messenger.cc", '#include "net/ucx/ucx_worker.h"', True),
+    ("net/ucx/ucx.cc", '#include "net/link.h"\n#include <ucp/api/ucp.h>', False),
     ("net/ucx/ucx_worker.h", "#include <ucp/api/ucp.h>", False),
     ("net/ucx/ucx.h", "#include <ucp/api/ucp.h>", True),
-    ("memory/shm.cc", "#include <cuda_runtime.h>", True),
-    ("memory/copy_cuda.cc", "#include <cuda_runtime.h>", True),
-    ("torch/device/delegate.cc", "#include <nccl.h>", True),
+    ("memory/shm/arena.cc", '#include "memory/gpu/device_pool.h"', True),
+    ("memory/gpu/device_arena.cc", '#include "memory/driver/apart.h"\n#include "memory/shm/spans.h"', False),
+    ("memory/shm/arena.cc", "#include <cuda_runtime.h>", True),
+    ("memory/gpu/copy_cuda.cc", "#include <cuda_runtime.h>", True),
+    ("memory/shm/arena.cc", '#include "../base/error.h"', True),
+    ("memory/shm/arena.cc", '#include "error.h"', True),
+    ("group/p2p/mailbox.cc", '#include "group/core/core.h"', False),
+    ("group/p2p/mailbox.cc", '#include "group/group.h"', True),
+    ("group/device/device_side.cc", '#include "group/hierarchy/host_proxy.h"', True),
+    ("group/meet/setup.cc", '#include "group/core/core.h"', True),
+    ("group/plan/plan.cc", '#include "group/meet/members.h"', True),
+    ("group/core/core.h", '#include "group/p2p/mailbox.h"', True),
+    ("group/lifetime.cc", '#include "group/hierarchy/hierarchical.h"', False),
+    ("group/attic/x.cc", "", True),
     ("group/group.h", "#include <torch/csrc/distributed/c10d/Backend.hpp>", True),
+    ("group/group.h", "#include <ATen/ATen.h>", True),
     ("torch/work.h", "#include <torch/csrc/distributed/c10d/Work.hpp>", False),
     ("torch/work.h", '#include "group/group.h"', False),
-    ("memory/shm.cc", '#include "../base/error.h"', True),
-    ("memory/shm.cc", '#include "error.h"', True),
+    ("torch/device/delegate.cc", "#include <nccl.h>", True),
+    ("torch/reconfigure/x.cc", '#include "torch/device/pool.h"', True),
     ("attic/x.cc", "", True),
     ("kernel/cpu/direct.h", "#if defined(__CUDACC__)", True),
     ("kernel/exec.h", "#if defined(__CUDACC__)", False),
@@ -90,4 +172,15 @@ EXAMPLES = (
     ("kernel/gpu/device_collectives.h", "#include <cuda/atomic>", True),
     ("kernel/gpu/launch_cuda.cu", "#include <cuda_runtime_api.h>", False),
     ("kernel/gpu/launch_cuda.cu", "#include <ATen/ATen.h>", True),
+)
+# (table of folders, whether it is a breach)
+CIRCLE_EXAMPLES = (
+    ({"a": {"a/b"}, "a/b": set()}, False),
+    ({"a": {"a/b"}, "a/b": {"a"}}, True),
+    ({"a": {"b"}, "b": {"c"}, "c": {"a"}}, True),
+)
+# (paths, whether it is a breach)
+UNIT_EXAMPLES = (
+    ([f"net/x{i}.{ext}" for i in range(MOST_UNITS) for ext in ("h", "cc")], False),
+    ([f"net/x{i}.h" for i in range(MOST_UNITS + 1)], True),
 )

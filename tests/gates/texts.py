@@ -39,9 +39,12 @@ def shell(context):
 
 def doors(context):
     files = context.sources(".cc", ".h", ".cu", under=("csrc",))
-    breaches = [b for f in files for b in door_rules.breaches(f.relative_to("csrc").as_posix(), context.read(f))]
+    paths = [f.relative_to("csrc").as_posix() for f in files]
+    breaches = [b for f, path in zip(files, paths, strict=True) for b in door_rules.breaches(path, context.read(f))]
+    breaches += door_rules.circles(door_rules.FOLDERS, ignored=door_rules.IN_CIRCLES)
     shut_if(breaches, "includes that no door leads to")
-    return f"{len(files)} files of {len({f.parts[1] for f in files})} rooms"
+    shut_if(door_rules.crowded(paths), "folders that hold too much")
+    return f"{len(files)} files in {len({f.parent for f in files})} folders of {len({f.parts[1] for f in files})} rooms"
 
 
 def sizes(context):
@@ -95,6 +98,8 @@ def selftest(context):
     """A rule that cannot fail is no rule: each is shown one breach and one near miss."""
     cases = [
         *[(door_rules.breaches(p, t), bad, f"doors: {p}: {t}") for p, t, bad in door_rules.EXAMPLES],
+        *[(door_rules.circles(f), bad, f"doors: {f}") for f, bad in door_rules.CIRCLE_EXAMPLES],
+        *[(door_rules.crowded(p), bad, f"doors: {len(p)} files") for p, bad in door_rules.UNIT_EXAMPLES],
         *[(kernel_rules.text_breaches(t), bad, f"cuda: {t}") for t, bad in kernel_rules.EXAMPLES],
         *[
             (kernel_rules.resource_breaches(kernel_rules.resources(t)), bad, f"cuda: {t}")

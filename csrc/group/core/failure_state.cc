@@ -18,7 +18,7 @@ std::string silence_of(const Members& members, net::GroupPort* port, int rank) {
   MutexLock lock(port->mutex());
   const double span = std::chrono::duration<double>(port->silence(rank)).count();
   if (span < 1) return "";
-  return "; " + members.rank_name(rank) + " gives no sign of life for " + seconds(span) + port.unheard(rank);
+  return "; " + members.rank_name(rank) + " gives no sign of life for " + seconds(span) + port->unheard(rank);
 }
 
 /// The failure of another group of that rank's process, in words; empty where the rank has told none.
