@@ -1,5 +1,5 @@
-// The machinery that the collectives over several hosts share: steps, runs, ends. The collectives themselves are in
-// hierarchical_reduce.cc and hierarchical_move.cc.
+// Steps, runs and ends, which all collectives over several hosts share. The collectives are in hierarchical_reduce.cc
+// and hierarchical_move.cc.
 
 #include "group/hierarchy/hierarchical.h"
 
@@ -12,12 +12,12 @@
 namespace nvx {
 namespace {
 
-/// A rank that waits may wait for one that waits itself: so when time is up, those who wait for a rank's first arrival
-/// speak at once, those who wait for another host a little later, and those in a later step last.
+/// A rank may wait for one that waits itself. So when time is up, a rank that waits for a first arrival reports at
+/// once, one that waits for another host a little later, and one in a later step last.
 constexpr std::chrono::milliseconds kDoubtOfHosts{500};
 constexpr std::chrono::milliseconds kDoubtOfSteps{1000};
 
-constexpr size_t kKeptRoom = 1 << 20;  ///< scratch that a group keeps between operations
+constexpr size_t kKeptRoom = 1 << 20;  ///< bytes of scratch that a group keeps between operations
 
 net::Label label_of(const kernel::Fingerprint& fingerprint) {
   net::Label label;
@@ -91,8 +91,8 @@ Status Hierarchical::perform(Call& call, Operation& part) {
   return status;
 }
 
-/// Around a root not all ranks hear from each other. So a rank may learn from what comes later, for the next operation,
-/// that another one had called something else.
+/// Around a root not all ranks exchange data. So a rank may learn only from a message of a later operation that another
+/// one had called a different operation.
 Status Hierarchical::explain_stray(const Operation& o, const net::GroupPort::Stray& stray) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
@@ -106,8 +106,8 @@ Status Hierarchical::explain_stray(const Operation& o, const net::GroupPort::Str
   return core_.failures.fail(core_.diagnosis.mismatch(where, how, ""));
 }
 
-/// Gives up what has not ended: when it returns, nothing of the operation's memory is touched any more. Returns what
-/// another rank has called under the operation's number, where that was something else.
+/// Abandons runs that have not ended: when it returns, nothing accesses the operation's memory. Returns the call of
+/// another rank under the operation's number, where that was a different one.
 std::optional<net::GroupPort::Stray> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
@@ -120,8 +120,8 @@ std::optional<net::GroupPort::Stray> Hierarchical::end() {
   return port_.stray();
 }
 
-/// Called by whoever waits for a step inside the host. A sleeper calls this about once a millisecond, so each call
-/// takes in all that has come, at most 64 rounds. Where another thread has the port, that one advances the runs.
+/// Called during waits for a step inside the host. A sleeper calls this about once a millisecond, so each call takes in
+/// everything that has come, in at most 64 rounds. Where another thread holds the port, that thread advances the runs.
 void Hierarchical::drive() {
   constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;
@@ -178,7 +178,7 @@ std::byte* Hierarchical::room(size_t bytes) {
   return room_.data();
 }
 
-// --- what all ranks know alike
+// --- the same on all ranks
 
 Terms Hierarchical::terms_here(const Operation& o) const {
   return terms_of(o.dtype, o.op, o.factor, size_t(members_.size()));
@@ -201,7 +201,7 @@ InterHostPlan Hierarchical::inter_host_plan(const Operation& o) const {
   }
 }
 
-// --- who carries what
+// --- which rank carries which part
 
 int Hierarchical::rank_at(size_t host, size_t local_rank) const {
   const std::vector<int>& there = members_.topology.hosts[host];
@@ -257,7 +257,7 @@ Hierarchical::Active& Hierarchical::prepare(Call& call, const schedule::Row* row
   net::ScheduleArgs& e = active.args;
   e.row = row;
   e.layout.size = int(peers.members.size());
-  e.layout.width = reduces(call.o.collective) ? call.width : 1;  // what is only moved may be cut anywhere
+  e.layout.width = reduces(call.o.collective) ? call.width : 1;  // data that is only moved may be cut anywhere
   e.place = peers.place;
   e.reduce = call.combine;
   e.label = call.label;
@@ -317,7 +317,7 @@ Status Hierarchical::explain(Call& call, const net::ScheduleRun& run, Waited how
     MutexLock lock(port_.mutex());
     v = run.verdict();
     whom.ranks = run.unheard();
-    if (whom.ranks.empty()) {  // they have called too, and wait for others: these are to speak first
+    if (whom.ranks.empty()) {  // they have called too, and wait for others, which report first
       whom.ranks = run.waits_for();
       state = whom.ranks.size() == 1 ? ", which is in it too: see there for whom it waits"
                                      : ", which are in it too: see there for whom they wait";

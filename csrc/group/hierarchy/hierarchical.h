@@ -14,12 +14,11 @@
 
 namespace nvx {
 
-/// The collectives of a group whose ranks are on several hosts: what each is made of, in steps inside the host, which
-/// run on the channel, and runs between hosts, which run on the port. Both overlap: who waits for a step drives the
-/// runs.
+/// The collectives of a group whose ranks are on several hosts. Each consists of steps inside the host, on the channel,
+/// and runs between hosts, on the port. Both overlap: a thread that waits for a step drives the runs.
 ///
-/// The local_ranks that every host has carry what goes between hosts, each on a rail of its own; where hosts have
-/// different numbers of ranks, a local_rank beyond them hands what is its own to the rail `local_rank % rails`.
+/// The local_ranks that every host has are rails: each carries a part of the data between hosts. Where hosts have
+/// different numbers of ranks, a higher local_rank hands its data to the rail `local_rank % rails`.
 class Hierarchical final : private Driver {
  public:
   /// core.port is not null.
@@ -28,24 +27,23 @@ class Hierarchical final : private Driver {
 
   /// Runs a collective on this thread, which holds the group's lane.
   Status run(Operation& operation, Carrier carrier);
-  /// Has its proxy make room for it.
+  /// Makes the room that the operation's proxy needs.
   Status make_room(const Operation& operation) const;
-  /// Begins what a proxy does of it; from any thread.
+  /// Begins the proxy's part of the operation. Any thread may call it.
   Status launch(const Operation& operation) const;
 
  private:
-  /// The operation in hand.
+  /// The current operation.
   struct Call {
     Operation& o;
     WaitRules rules;
     size_t width;
     net::Label label;
     Terms terms;
-    kernel::ReduceFn combine = nullptr;  ///< of what the hosts have
+    kernel::ReduceFn combine = nullptr;  ///< combines the terms of the hosts
     uint16_t runs = 0;                   ///< runs begun
   };
-  /// A run that is being prepared, or on its way, with what it looks at while it is: the layout's lists of blocks,
-  /// its members, and memory of its own.
+  /// A run that is prepared or in flight, with the lists and the memory that it refers to.
   struct Active {
     net::ScheduleArgs args;
     std::vector<schedule::Block> blocks, to, from;
@@ -54,7 +52,7 @@ class Hierarchical final : private Driver {
     std::vector<std::byte> scratch, input;
     std::unique_ptr<net::ScheduleRun> run;  ///< null until it begins
   };
-  /// A rank of each host, and which of them this rank is.
+  /// One rank of each host; members[place] is this rank.
   struct PeerSet {
     std::vector<int> members;
     int place = 0;
@@ -64,7 +62,7 @@ class Hierarchical final : private Driver {
   std::optional<net::GroupPort::Stray> end();
 
   Status perform(Call& call);
-  /// A part of it, in host memory.
+  /// Performs a part of the call's operation, in host memory.
   Status perform(Call& call, Operation& part);
   Status all_reduce(Call& call);
   Status all_reduce_by_leader(Call& call, const InterHostPlan& inter_host);
@@ -79,21 +77,21 @@ class Hierarchical final : private Driver {
   Status barrier(Call& call);
   Status sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
                    std::byte* result);
-  /// What the slices of a proxied operation do on their way, as long as the operation stays where it is.
+  /// The stages through which the slices of a proxied operation go. Refers to the operation, which must stay in place.
   struct StagingPipeline {
     using Steps = std::function<std::vector<Operation>(size_t k)>;
     size_t slices = 0;
-    size_t room = 0;           ///< bytes of a proxy's slot
+    size_t room = 0;           ///< bytes of a slot of the proxy
     bool meets_first = false;  ///< the first round waits until all ranks have called the same
-    // On the device: to host memory, back, and among the ranks of the host, where there is anything to hand out.
+    // On the device: copies to host memory, copies back, and the exchange inside the host, if there is one.
     Steps bring, hand_out;
     std::function<Operation(size_t k)> take_back;
-    // On the host, in between: a run, which ends when `lag` younger ones have begun; or all of it, at once.
+    // On the host, in between: a run that ends when `lag` younger ones have begun, or the whole slice at once.
     bool carries = false;  ///< whether this rank has runs
     size_t lag = 0;
     std::function<void(Hierarchical&, Call&, size_t k)> args;
     std::function<Status(Hierarchical&, Call&, size_t k)> perform;
-    std::function<kernel::Piece(size_t k)> result;  ///< what of the slot has been summed over hosts, where anything has
+    std::function<kernel::Piece(size_t k)> result;  ///< the part of the slot that holds a sum over hosts, if any
   };
   static size_t rounds_of(const StagingPipeline& way);
   StagingPipeline pipeline(const Operation& o) const;
@@ -111,21 +109,21 @@ class Hierarchical final : private Driver {
   void set_apart(Operation& o, std::vector<std::byte>& room) const;
   Status exchange_inside(Call& call, kernel::Collective collective, int root_local_rank);
 
-  /// A step inside the host. What is combined there is combined as the operation's terms are.
+  /// A step inside the host. It combines with the operator of the call's terms.
   Status stage(Call& call, Stage stage);
-  /// This rank's input, ready to be combined with others': scaled, in `room`, where the operation scales.
+  /// This rank's input as a term: scaled into `room` where the operation scales, `in` otherwise.
   const std::byte* own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room);
-  /// Divides what all hosts are in, where the operation is an average.
+  /// For an average: divides the sum over all hosts.
   void divide(const Call& call, std::byte* data, size_t bytes) const;
 
   using Step = std::function<Status(size_t)>;
-  /// Issues one step after the other, and retires each when kSlicesInFlight younger ones have been issued, or no more
-  /// are left to issue: so much is between hosts while a host's ranks are at something else.
+  /// Issues the steps in order. Retires a step when kSlicesInFlight younger ones have been issued, or none is left to
+  /// issue: so up to kSlicesInFlight slices are between hosts while the ranks of a host work on the next one.
   static Status overlap(size_t steps, const Step& issue, const Step& retire);
-  /// Where pieces lie: blocks, as offsets from the lowest of them, which is returned.
+  /// Returns the lowest address of the pieces, and lists the pieces as blocks: offsets from that address.
   static std::byte* lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks);
 
-  /// A new run of the call between these ranks. The caller says what it reads and writes, and begins it.
+  /// Makes a run of the call between these ranks. The caller sets its input and output, and begins it.
   Active& prepare(Call& call, const schedule::Row* row, const PeerSet& peers);
   void begin(Call& call, Active& active);
   /// Ends the run that was begun first.
@@ -134,7 +132,6 @@ class Hierarchical final : private Driver {
   Status explain_stray(const Operation& o, const net::GroupPort::Stray& stray);
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
-  /// How it goes between hosts.
   InterHostPlan inter_host_plan(const Operation& o) const;
   Terms terms_here(const Operation& o) const;
 
@@ -142,14 +139,14 @@ class Hierarchical final : private Driver {
   PeerSet leaders_with(int root) const;  ///< the root on its host, leaders on the others
   PeerSet rail(size_t local_rank) const;
   PeerSet others_of(int root) const;
-  int rank_at(size_t host, size_t local_rank) const;  ///< -1: that host has no such local_rank
+  int rank_at(size_t host, size_t local_rank) const;  ///< -1 if the host has no such local_rank
   size_t local_ranks() const { return size_t(members_.local_ranks()); }
   size_t local_rank() const { return size_t(members_.local_rank()); }
   size_t rails() const { return members_.facts.rails; }
-  size_t rounds() const;  ///< how often every rail is used until each rank has been served
-  /// What a rail carries of slice k of a whole, which is cut between elements; empty beyond the rails.
+  size_t rounds() const;  ///< rounds until every rail has served each of its ranks
+  /// The rail's part of slice k, cut between elements. Empty for a local_rank that is no rail.
   kernel::Piece part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const;
-  /// Slice k of the block of the rank that this rail stands for there in this round; empty where there is no such rank.
+  /// Slice k of the block of the rank that this rail serves on that host in this round. Empty if there is no such rank.
   kernel::Piece slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round, size_t rail) const;
   bool carries() const { return local_rank() < rails(); }
   std::byte* room(size_t bytes);

@@ -1,4 +1,4 @@
-// What is moved, over several hosts: every byte crosses to a host once, and inside it from there.
+// Collectives that move data over several hosts. Every byte crosses to a host once, and is distributed there.
 
 #include <algorithm>
 #include <cstring>
@@ -12,11 +12,12 @@ using kernel::Collective;
 using kernel::Piece;
 using Across = schedule::Collective;
 
-constexpr size_t kMostPacked = 16 << 10;  ///< bytes of a rail up to which a copy costs less than a step inside the host
+constexpr size_t kMostPacked =
+    16 << 10;  ///< bytes of a rail, up to which a copy costs less than a step inside the host
 
 }  // namespace
 
-/// From the root to one rank of each other host, and inside each host from there, slice by slice.
+/// Slice by slice: from the root to one rank of each other host, and from there to the ranks of the host.
 Status Hierarchical::broadcast(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.recv[0].bytes;
@@ -51,8 +52,8 @@ Status Hierarchical::broadcast(Call& call) {
   return overlap(slices, issue, retire);
 }
 
-/// Every rail gathers the blocks of its local_rank on all hosts, and hands them out inside; local_ranks beyond the
-/// rails lend their blocks to a rail first.
+/// Every rail gathers the blocks of its local_rank on all hosts, and distributes them inside. A rank that is no rail
+/// lends its block to a rail first.
 Status Hierarchical::all_gather(Call& call) {
   Operation& o = call.o;
   const size_t hosts = members_.topology.hosts.size(), longest = o.recv.longest();
@@ -94,7 +95,7 @@ Status Hierarchical::all_gather(Call& call) {
   return overlap(cut.chunks * rounds(), issue, retire);
 }
 
-/// The blocks of ranks beyond the rails, to the rails that stand for them, inside the host.
+/// Inside the host, ranks that are no rails send their blocks to the rails that serve them.
 Status Hierarchical::lend_to_rails(Call& call) {
   Operation& o = call.o;
   Pieces send(local_ranks()), recv(local_ranks());
@@ -106,7 +107,7 @@ Status Hierarchical::lend_to_rails(Call& call) {
   return stage(call, {.collective = Collective::kAllToAll, .bytes = total, .send = send.data(), .recv = recv.data()});
 }
 
-/// What every rail has gathered, to all ranks of the host in one step however many hosts there are.
+/// Distributes the blocks of all rails in the host, in one step for any number of hosts.
 Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t host, size_t local_rank)>& block) {
   const size_t hosts = members_.topology.hosts.size();
   Pieces recv(local_ranks());
@@ -136,7 +137,7 @@ Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t ho
   return {};
 }
 
-/// A gather, or a scatter: blocks of other hosts go straight to the root, or from it; those of its own through memory.
+/// Gather or scatter: blocks of other hosts go straight to or from the root, blocks of its own host through memory.
 Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   Operation& o = call.o;
   const bool gathers = direction == Direction::kToRoot, is_root = o.root == members_.rank;
@@ -165,8 +166,8 @@ Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   return finish_all(call);
 }
 
-/// What comes from one host may come before what is due to another has gone: where both are the same memory, it goes
-/// from a copy.
+/// Data from one host may arrive before the data for another one has been sent. Where both share memory, the sent data
+/// is a copy.
 void Hierarchical::set_apart(Operation& o, std::vector<std::byte>& room) const {
   const auto meet = [](const Piece& a, const Piece& b) {
     return a.bytes != 0 && b.bytes != 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
@@ -187,7 +188,7 @@ void Hierarchical::set_apart(Operation& o, std::vector<std::byte>& room) const {
   }
 }
 
-/// Pieces of other hosts' ranks go straight to the rank they are for; those of this host's through memory.
+/// Pieces for ranks of other hosts go straight to those ranks, pieces for ranks of this host through memory.
 Status Hierarchical::all_to_all(Call& call) {
   Operation& o = call.o;
   PeerSet all{{}, members_.rank};
@@ -208,7 +209,7 @@ Status Hierarchical::all_to_all(Call& call) {
   return finish_all(call);
 }
 
-/// The pieces between ranks of this host, and the own one.
+/// The pieces between ranks of this host, and this rank's own.
 Status Hierarchical::exchange_inside(Call& call, Collective collective, int root_local_rank) {
   Pieces send(local_ranks()), recv(local_ranks());
   size_t total = 0;

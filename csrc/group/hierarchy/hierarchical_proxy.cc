@@ -1,5 +1,5 @@
-// Collectives over several hosts whose steps inside each host are a proxy's, as their data is on devices: the sums, and
-// so the bits, are those of hierarchical_reduce.cc.
+// Collectives over several hosts on data of devices: a proxy carries out the steps inside each host. The sums, and so
+// the bits, are those of hierarchical_reduce.cc.
 
 #include <algorithm>
 
@@ -12,14 +12,14 @@ namespace {
 using kernel::Collective;
 using kernel::Piece;
 
-/// Blocks one behind the other.
+/// Blocks one after the other.
 std::vector<schedule::Block> in_a_row(const std::vector<Piece>& pieces) {
   std::vector<schedule::Block> blocks;
   for (const Piece& piece : pieces) blocks.push_back({blocks.empty() ? 0 : blocks.back().end(), piece.bytes});
   return blocks;
 }
 
-/// A step of the host's ranks, as an operation of theirs alone: send and recv have a piece for each local_rank.
+/// A step of the ranks of this host, as an operation of its own: send and recv have a piece for each local_rank.
 Operation step_of(const Operation& o, Collective collective, size_t local_ranks) {
   Operation step;
   step.collective = collective, step.dtype = o.dtype, step.number = o.number, step.timeout = o.timeout;
@@ -27,14 +27,14 @@ Operation step_of(const Operation& o, Collective collective, size_t local_ranks)
   return step;
 }
 
-/// The same of a step that combines, as the operation's terms are.
+/// The same for a step that combines, with the operator of the terms.
 Operation sum_of(const Operation& o, const Terms& terms, Collective collective, size_t local_ranks) {
   Operation step = step_of(o, collective, local_ranks);
   step.op = terms.inside, step.factor = terms.factor;
   return step;
 }
 
-/// Moves between host memory and the device.
+/// Copies between host memory and the device.
 Operation moves(const Operation& o, const std::vector<CopyPair>& copies, Piece CopyPair::*from, Piece CopyPair::*to) {
   Operation step = step_of(o, Collective::kNone, copies.size());
   step.dtype = DType::kBytes;
@@ -49,7 +49,7 @@ Operation up(const Operation& o, const std::vector<CopyPair>& copies) {
 }
 CopyPair between(const Piece& device, std::byte* host) { return {device, {host, device.bytes}}; }
 
-/// Moves that wait until the host says so.
+/// Copies that wait for a message of the host.
 Operation awaiting(Operation moves, HostProxy& proxy, Stamp what) {
   moves.awaited = proxy.said(), moves.awaits = what;
   return moves;
@@ -65,7 +65,7 @@ void append(std::vector<Operation>& steps, std::vector<Operation> more) {
   std::move(more.begin(), more.end(), std::back_inserter(steps));
 }
 
-/// For the fingerprint, by which ranks compare what they do: elements of all pieces.
+/// Elements of all pieces, for the fingerprint.
 size_t elements_of(const Pieces& pieces, size_t width) {
   size_t bytes = 0;
   for (size_t s = 0; s < pieces.size(); ++s) bytes += pieces[s].bytes;
@@ -79,9 +79,9 @@ Status Hierarchical::make_room(const Operation& o) const {
   return o.proxy->make({way.slices, rounds_of(way), way.room});
 }
 
-/// Round r brings slice r to host memory, takes another one back that came kRounds before, and hands out inside the
-/// host what the round before has taken back. So the two directions of the bus, and the links between devices, are in
-/// use at once. A move is one rank's alone: errors speak of it as of the operation that it is a part of.
+/// Round r overlaps three stages: device to host for slice r, host to device for slice r - kRounds, and the exchange
+/// inside the host for the slice before that. So both directions of the bus and the links between devices are in use at
+/// once. Errors name a copy, which concerns one rank alone, as the operation that it is a part of.
 Status Hierarchical::launch(const Operation& o) const {
   const StagingPipeline way = pipeline(o);
   const Whole whole{o.fingerprint(), {}, 0};
@@ -102,7 +102,7 @@ Status Hierarchical::launch(const Operation& o) const {
   return {};
 }
 
-/// While slices are between hosts, the next ones come to host memory, and earlier ones go back.
+/// While slices are between hosts, later ones come to host memory, and earlier ones go back.
 Status Hierarchical::run_proxy(Call& call) {
   HostProxy& proxy = *call.o.proxy;
   const StagingPipeline way = pipeline(call.o);
@@ -136,7 +136,7 @@ Hierarchical::StagingPipeline Hierarchical::pipeline(const Operation& o) const {
   }
 }
 
-/// A kernel that waits for peers holds its device, so none does before all ranks have called the same.
+/// A kernel that waits for peers blocks its device, so the first round waits until all ranks have made the same call.
 Hierarchical::StagingPipeline Hierarchical::way_of_kernels(bool carries) {
   StagingPipeline way;
   way.meets_first = true;
@@ -145,7 +145,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_kernels(bool carries) {
   return way;
 }
 
-/// All that ranks do together is the host's part; on the device each does no more than move what is its own.
+/// The host combines and distributes; on the device each rank only copies its own data.
 Hierarchical::StagingPipeline Hierarchical::way_by_the_host(const Operation& o) const {
   const bool in_chunks = goes_in_chunks(o.collective, o.dtype, o.count);
   const Cut cut = in_chunks ? nvx::cut(o, members_.facts) : uncut(o);
@@ -154,17 +154,17 @@ Hierarchical::StagingPipeline Hierarchical::way_by_the_host(const Operation& o) 
   way.slices = cut.chunks;
   way.room = room_for(o, cut, members_.rank);
   way.bring = [=, &o](size_t k) { return alone(down(o, staged(k).down)); };
-  way.perform = [=](Hierarchical& spread, Call& call, size_t k) {
+  way.perform = [=](Hierarchical& self, Call& call, size_t k) {
     StagedChunk there = staged(k);
     const Whole whole{call.o.fingerprint(), call.rules.deadline, cut.bytes};
     there.part.number = call.o.number, there.part.whole = &whole;
-    return spread.perform(call, there.part);
+    return self.perform(call, there.part);
   };
   way.take_back = [=, &o](size_t k) { return up(o, staged(k).up); };
   return way;
 }
 
-/// The same slices, parts and sums as of all_reduce_on_rails. A rank's sum comes to host memory as it is made.
+/// The same slices, parts and sums as all_reduce_on_rails(). The kernel writes a rank's sum straight to host memory.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   if (inter_host.by_leader) return way_of_small_all_reduce(o, inter_host);
@@ -184,11 +184,11 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o
     sum.out = o.proxy->at(k);
     return alone(std::move(sum));
   };
-  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.local_rank()));
-    active.args.layout.bytes = part(o.out, k, spread.local_rank()).bytes;
+  way.args = [=, &o](Hierarchical& self, Call& call, size_t k) {
+    Active& active = self.prepare(call, inter_host.row, self.rail(self.local_rank()));
+    active.args.layout.bytes = part(o.out, k, self.local_rank()).bytes;
     active.args.input = active.args.output = o.proxy->at(k);
-    spread.begin(call, active);
+    self.begin(call, active);
   };
   way.result = [=, this, &o](size_t k) { return Piece{o.proxy->at(k), part(o.out, k, local_rank()).bytes}; };
   way.take_back = [=, this, &o](size_t k) { return up(o, {between(part(o.out, k, local_rank()), o.proxy->at(k))}); };
@@ -202,7 +202,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o
   return way;
 }
 
-/// As all_reduce_by_leader: one rank of each host brings the host's sum to host memory, and tells its host the result.
+/// As all_reduce_by_leader(): one rank of each host brings the sum to host memory, and broadcasts the result.
 Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operation& o,
                                                                     const InterHostPlan& inter_host) const {
   const Terms terms = terms_here(o);
@@ -218,11 +218,11 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
     sum.out = leads ? o.proxy->at(k) : nullptr;
     return alone(std::move(sum));
   };
-  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, inter_host.row, spread.leaders());
+  way.args = [=, &o](Hierarchical& self, Call& call, size_t k) {
+    Active& active = self.prepare(call, inter_host.row, self.leaders());
     active.args.layout.bytes = bytes;
     active.args.input = active.args.output = o.proxy->at(k);
-    spread.begin(call, active);
+    self.begin(call, active);
   };
   way.result = [=, &o](size_t k) { return Piece{o.proxy->at(k), own.bytes}; };
   way.take_back = [=, &o](size_t k) { return up(o, {between(own, o.proxy->at(k))}); };
@@ -235,8 +235,8 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
   return way;
 }
 
-/// For every host the sum of a block there is made among the ranks of this host, and only these sums come to host
-/// memory, where the rail sums them over hosts; only this rank's own result goes back.
+/// The ranks of this host sum a block for every host. Only these sums come to host memory, where the rail sums them
+/// over hosts. Only this rank's result goes back.
 Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   const Terms terms = terms_here(o);
@@ -264,12 +264,12 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
     }
     return sums;
   };
-  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.local_rank()));
+  way.args = [=, &o](Hierarchical& self, Call& call, size_t k) {
+    Active& active = self.prepare(call, inter_host.row, self.rail(self.local_rank()));
     active.blocks = blocks_of(k);
     active.args.input = o.proxy->at(k);
     active.args.output = o.proxy->at(k) + active.blocks.back().end();
-    spread.begin(call, active);
+    self.begin(call, active);
   };
   const auto result = [=, &o](size_t k) { return Piece{o.proxy->at(k) + blocks_of(k).back().end(), own(k).bytes}; };
   way.result = result;
@@ -277,8 +277,8 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
   return way;
 }
 
-/// This rank's own block comes to host memory, where the rail gathers those of its local_rank on all hosts. These go
-/// back to the device, and the ranks of the host hand each other what they have, for every host.
+/// This rank's block comes to host memory, where the rail gathers the blocks of its local_rank on all hosts. These go
+/// back to the device, and the ranks of the host exchange them.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   const size_t hosts = members_.topology.hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();
@@ -298,12 +298,12 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o
   way.bring = [=, this, &o](size_t k) {
     return alone(down(o, {between(own(k), o.proxy->at(k) + in_a_row(pieces_of_rail(k))[host_].offset)}));
   };
-  way.args = [=, &o](Hierarchical& spread, Call& call, size_t k) {
-    Active& active = spread.prepare(call, inter_host.row, spread.rail(spread.local_rank()));
+  way.args = [=, &o](Hierarchical& self, Call& call, size_t k) {
+    Active& active = self.prepare(call, inter_host.row, self.rail(self.local_rank()));
     active.blocks = in_a_row(pieces_of_rail(k));
-    active.args.input = o.proxy->at(k) + active.blocks[spread.host_].offset;
+    active.args.input = o.proxy->at(k) + active.blocks[self.host_].offset;
     active.args.output = o.proxy->at(k);
-    spread.begin(call, active);
+    self.begin(call, active);
   };
   way.take_back = [=, this, &o](size_t k) {
     const std::vector<Piece> pieces = pieces_of_rail(k);

@@ -1,4 +1,4 @@
-// What is combined, over several hosts: sums inside the host first, so that each host sends one term.
+// Collectives that combine, over several hosts. Each host sums first, so it sends one term.
 
 #include <algorithm>
 #include <cstring>
@@ -19,7 +19,7 @@ Status Hierarchical::all_reduce(Call& call) {
   return inter_host.by_leader ? all_reduce_by_leader(call, inter_host) : all_reduce_on_rails(call, inter_host);
 }
 
-/// One rank of each host has the host's sum, exchanges it with the others', and tells its host.
+/// One rank of each host gets the host's sum, exchanges it with the other hosts, and broadcasts the result.
 Status Hierarchical::all_reduce_by_leader(Call& call, const InterHostPlan& inter_host) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
@@ -47,8 +47,8 @@ Status Hierarchical::all_reduce_by_leader(Call& call, const InterHostPlan& inter
   return stage(call, {.collective = inter_host.after, .root = 0, .bytes = bytes, .in = o.out, .recv = recv.data()});
 }
 
-/// Slice by slice: the host's sum of each rail's part, the parts' sums over all hosts, and all parts to all ranks of
-/// the host. While a slice is between hosts, the next ones are summed inside.
+/// Slice by slice: reduce-scatter inside the host, one part a rail; all-reduce of each part between hosts; all-gather
+/// inside the host. While a slice is between hosts, the ranks sum the next ones.
 Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_host) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width, slice = inter_host.slice / call.width * call.width;
@@ -94,7 +94,7 @@ Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_
   return overlap((bytes + slice - 1) / slice, issue, retire);
 }
 
-/// The host's sum at one of its ranks, which is the root on the root's host; and from there to the root.
+/// Reduces to one rank of each host, which is the root on the root's host, and from there to the root.
 Status Hierarchical::reduce(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
@@ -104,7 +104,7 @@ Status Hierarchical::reduce(Call& call) {
   const PeerSet peers = leaders_with(o.root);
   const int mine = peers.members[host_], root_host = members_.topology.host_of[size_t(o.root)];
   const bool speaks = mine == members_.rank, alone = local_ranks() == 1, is_root = members_.rank == o.root;
-  // A non-root rank sends sums from scratch. Each stays until its run ends, so there is room for kSums.
+  // A non-root rank sends sums from scratch. Each must stay until its run ends, so there is room for kSums.
   constexpr size_t kSums = kSlicesInFlight + 1;
   std::byte* const sums = speaks && !is_root ? room(std::min(bytes, kSums * slice)) : nullptr;
   for (size_t k = 0; k < slices; ++k) {
@@ -132,8 +132,8 @@ Status Hierarchical::reduce(Call& call) {
   return {};
 }
 
-/// Where the host's terms for all hosts are: where the user has them, if they are final there and the schedule can take
-/// them from there; else in a memory of their own, one behind the other, to which a rank that is alone copies its own.
+/// The address of the host's terms for all hosts: in the user's memory, if they are final there and the schedule can
+/// read them there; otherwise in a buffer, one after the other, into which a rank that is alone copies its own.
 const std::byte* Hierarchical::lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms) {
   if (local_ranks() == 1 && !call.terms.scales()) {
     const std::byte* const base = lay_out(terms, active.blocks);
@@ -156,15 +156,15 @@ const std::byte* Hierarchical::lay_out_terms(Call& call, Active& active, const s
   return active.input.data();
 }
 
-/// Slice by slice, and in each slice round by round, every rank gets the sum of its block over all ranks: at once, or
-/// where it is beyond the rails, in the end from the rail that stands for it.
+/// Slice by slice, and in each slice round by round, every rank gets the sum of its block. A rail gets it at once, any
+/// other rank at the end, from the rail that serves it.
 Status Hierarchical::reduce_scatter(Call& call) {
   Operation& o = call.o;
   const size_t longest = o.send.longest(), bytes = o.planned(longest * o.send.size());
   const InterHostPlan inter_host = inter_host_plan(o);
   const size_t slice = inter_host.slice / call.width * call.width;
   const Cut cut{slice, std::max<size_t>(1, (longest + slice - 1) / slice), bytes};
-  // The results of ranks that this rail stands for. Outlives the runs, also when one of them fails.
+  // The results of ranks that this rail serves. Outlives the runs, also when one of them fails.
   std::byte* const for_others = rounds() > 1 && carries() ? room((rounds() - 1) * longest) : nullptr;
   const auto result = [&](size_t round) { return round == 0 ? o.out : for_others + (round - 1) * longest; };
   for (size_t k = 0; k < cut.chunks; ++k) {
@@ -179,9 +179,9 @@ Status Hierarchical::reduce_scatter(Call& call) {
   return rounds() == 1 || local_ranks() == rails() ? Status() : deliver_beyond_rails(call, result);
 }
 
-/// Slice k of one round, in which every rail stands for one rank of every host. The ranks of this host sum what they
-/// have for each host, so that each rail has its host's terms for all hosts. Then its run sums those over hosts, and
-/// leaves in `result` what is for this host.
+/// Slice k of one round, in which every rail serves one rank of every host. The ranks of this host sum their blocks for
+/// each host, so that each rail has its host's terms for all hosts. Then its run sums these over hosts, and leaves this
+/// host's sum in `result`.
 Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
                                std::byte* result) {
   const size_t hosts = members_.topology.hosts.size();
@@ -206,7 +206,7 @@ Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, cons
   return active_.size() > kSlicesInFlight ? finish(call) : Status();
 }
 
-/// Rails hand the results of ranks beyond them to those, inside the host.
+/// Inside the host, rails hand results to the ranks that they serve.
 Status Hierarchical::deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result) {
   Pieces send(local_ranks()), recv(local_ranks());
   size_t total = 0;

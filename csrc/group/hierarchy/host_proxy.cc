@@ -10,10 +10,10 @@ namespace {
 
 using kernel::Collective;
 
-/// One row a collective with steps inside each host that kernels do.
+/// A collective whose steps inside each host kernels carry out.
 struct ProxyRow {
   Collective collective;
-  bool by_blocks;  ///< each rank has a block of its own, which its local_rank on every host carries
+  bool by_blocks;  ///< each rank has a block, which its local_rank on every host carries
 };
 
 constexpr ProxyRow kProxies[] = {
@@ -30,14 +30,13 @@ const char* why_not_by_kernels(Collective collective, DType dtype, size_t count,
                                  [&](const ProxyRow& r) { return r.collective == collective; });
   if (row == std::end(kProxies)) return "only all_reduce, reduce_scatter and all_gather do so";
   if (count == 0) return "there is nothing to move";
-  if (dtype == DType::kBytes) return "of a type that nvx does not know, whose elements may differ by rank";
+  if (dtype == DType::kBytes) return "the type is unknown to nvx, so its elements may differ by rank";
   if (row->by_blocks && facts.world != facts.rails * facts.hosts)
     return "hosts have different numbers of ranks, so some blocks have no rail of their own";
   return nullptr;
 }
 
-/// A rank moves no more pieces at once than a launch lists, both ends of each: one of each host, or of each rank and
-/// its own.
+/// A launch lists both ends of every piece that a rank copies: a piece of each host, or of each rank and its own.
 bool can_be_proxied(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
   if (facts.hosts == 1 || collective == Collective::kBarrier) return false;
   const size_t most = why_not_by_kernels(collective, dtype, count, facts) ? facts.world + 1 : facts.hosts;

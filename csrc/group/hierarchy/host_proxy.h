@@ -10,58 +10,56 @@
 
 namespace nvx {
 
-/// What the ranks of a host do with an operation over several hosts, where its data is on devices: kernels combine and
-/// hand out inside the host, or only move what each rank has; what goes between hosts passes through host memory, slice
-/// by slice. All that
-/// kernels do is begun at the call, in rounds, so that the caller need not wait for anything: what takes a slice back
-/// waits on the device until the host says that other hosts have had it. All ranks of a host begin the same rounds.
+/// Carries out an operation over several hosts whose data is on devices. Kernels combine and distribute inside the
+/// host, or only copy the data of each rank; data between hosts passes through host memory, slice by slice. The call
+/// launches all kernels, in rounds, so the caller waits for nothing: a kernel that takes a slice back waits on the
+/// device until the host says that the slice has been exchanged. All ranks of a host begin the same rounds.
 class HostProxy {
  public:
-  static constexpr size_t kAhead = 2;  ///< slices on their way to host memory beside those that go between hosts
-  /// A slice goes back so many rounds after it has come.
+  static constexpr size_t kAhead = 2;  ///< slices on the way to host memory, beside those between hosts
+  /// A slice goes back this many rounds after it has come.
   static constexpr size_t kRounds = kAhead + kSlicesInFlight + 1;
-  /// Slices that are in host memory at once, each in a slot of its own: one comes while another one goes back.
+  /// Slices in host memory at once, each in a slot of its own: one comes while another one goes back.
   static constexpr size_t kSlots = kRounds + 1;
-  // What the host says to steps that wait: that the ranks have met, and the first round may begin; that slice k may go.
+  // The host's messages to steps that wait: the ranks have met, so the first round may begin; slice k may go back.
   static constexpr Stamp kMet = 1;
   static constexpr Stamp may_go(size_t k) { return kMet + 1 + k; }
 
   virtual ~HostProxy() = default;
 
-  /// Makes room for so many slices and rounds: before anything else, and before any other rank can wait for this one.
-  /// bytes: of host memory in each slot.
+  /// Makes room for this many slices and rounds. Called first, before any other rank can wait for this one. bytes: of
+  /// host memory in each slot.
   struct Room {
     size_t slices, rounds, bytes;
   };
   virtual Status make(const Room& room) = 0;
   virtual std::byte* at(size_t k) = 0;
 
-  // At the call. Neither waits for the device, unless that has no room left for what it is given, or for anybody.
-  /// What steps wait for: the last that has been said.
+  // At the call. Non-blocking, unless the launch queue of the stream is full.
+  /// The counter on which steps wait: the last message of the host.
   virtual const Stamp* said() = 0;
-  /// Begins the next round. Its steps, if there are any, do not touch what others of them write.
+  /// Begins the next round. Its steps, if any, are independent: none accesses memory that another one writes.
   virtual Status begin_round(std::span<const Operation> steps) = 0;
 
   // In the operation's turn on the host, which may come while rounds are still being begun.
-  /// Says this to the device, later than all that was said before; what this thread has written to slots is there then.
+  /// Sends the device a message that is larger than all before. Release: the device sees this thread's writes to slots.
   virtual void say(Stamp what) = 0;
-  /// Waits until the device has ended a round; `meanwhile` as often as it looks.
+  /// Waits until the device has ended a round. Calls meanwhile() at each look.
   virtual Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) = 0;
-  /// After all that the host has to do: waits until the device has ended the last round, where anything hangs on that.
+  /// At the end of the host's part: waits until the device has ended the last round, if that matters to the caller.
   virtual Status see_end(const Deadline& deadline) = 0;
 };
 
-/// Why an operation's steps inside each host are not for kernels, which then only move what each rank has; nullptr
-/// where they are. Pure, and the same on every rank. count: of elements, as the fingerprint has it.
+/// Why kernels do not carry out an operation's steps inside each host, and only copy each rank's data; nullptr where
+/// they do. Pure, and the same on every rank. count: elements, as in the fingerprint.
 const char* why_not_by_kernels(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
-/// Whether a proxy can carry it out, one way or the other, where kernels serve the ranks of each host. Pure, and the
-/// same on every rank.
+/// Whether a proxy can carry the operation out, one way or the other, where kernels serve the ranks of each host. Pure,
+/// and the same on every rank.
 bool can_be_proxied(kernel::Collective collective, DType dtype, size_t count, const PlanFacts& facts);
 
-/// Bytes of each block that go as one slice, where ranks have a block each: as many as the plan between hosts says, or
-/// fewer where a slot, which holds a block of every host, would be too large. Pure. A block's sums do not hang on how
-/// it is cut.
+/// Bytes of a slice of each block, where every rank has a block: the plan's slice between hosts, or less where a slot,
+/// which holds a block of every host, would be too large. Pure. The cut does not change the bits of a sum.
 size_t proxy_slice(const InterHostPlan& inter_host, const PlanFacts& facts);
 
 }  // namespace nvx

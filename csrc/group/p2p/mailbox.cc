@@ -15,11 +15,11 @@ using kernel::kEnvelopes;
 constexpr size_t kStreamDepth = 4;
 constexpr size_t kMostStream = 2 << 20;
 constexpr uint64_t kMostGranted = kEnvelopes;  // the ring of grants
-constexpr uint64_t kMostKept = 4 << 20;        // bytes of a peer that nobody receives; a few envelopes more may come
+constexpr uint64_t kMostKept = 4 << 20;        // unexpected bytes of a peer; a few more envelopes may come
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
 
-/// The poke that follows wakes the peer, so this need not.
+/// The poke that follows wakes the peer.
 void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(value, std::memory_order_release); }
 
 }  // namespace
@@ -92,7 +92,7 @@ void Mailbox::expect(const std::shared_ptr<Message>& message) {
 
 void Mailbox::tell_of(int peer, int64_t tag) {
   MutexLock lock(mutex_);
-  if (failures_.failed() || failures_.closed()) return;  // what was waited for has ended
+  if (failures_.failed() || failures_.closed()) return;  // the wait has ended already
   come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
 }
 
@@ -148,14 +148,14 @@ void Mailbox::set_going(Carrier carrier) {
   deliver(shift);
 }
 
-/// In a forked child, where the parent's threads may hold the lock for ever.
+/// For a forked child, in which a thread of the parent may hold the lock for ever.
 void Mailbox::refuse(Message& message) {
   message.status_ = failures_.check_alive();
   message.done_.store(true, std::memory_order_release);
   call(message);
 }
 
-/// Moves what can be moved, but only until then: peers may send without end. True if there may be more.
+/// Moves what can be moved, but only until then, since peers may send without end. True if there may be more.
 bool Mailbox::move(Clock::time_point until) {
   while (advance()) {
     if (Clock::now() >= until) return true;
@@ -163,7 +163,7 @@ bool Mailbox::move(Clock::time_point until) {
   return false;
 }
 
-/// Once the group has failed no peer's memory is touched any more.
+/// Once the group has failed it accesses no memory of a peer.
 bool Mailbox::advance() {
   if (open_.empty()) return false;
   bool moved = false;
@@ -185,7 +185,7 @@ bool Mailbox::advance() {
   return moved;
 }
 
-/// A message of no bytes has nothing that could be sent later.
+/// An empty message has no data that could follow later.
 bool Mailbox::carries(size_t bytes, size_t most, bool full) { return bytes == 0 || (bytes <= most && !full); }
 
 bool Mailbox::announce(int rank) {
@@ -239,7 +239,7 @@ bool Mailbox::take(int rank) {
   return true;
 }
 
-/// A message, to the first receive that it fits.
+/// Gives an arrived message to the first receive that it fits.
 void Mailbox::come(Early&& early) {
   const auto fits = [&](const std::shared_ptr<Message>& m) {
     return (m->peer == early.peer || m->peer == kAnySource) && m->tag == early.tag;
@@ -267,7 +267,7 @@ void Mailbox::let_go(const Early& early) {
   if (peer.full && peer.kept < kMostKept / 2) tell_full(early.peer, false);
 }
 
-/// What comes unasked is bounded: the sender keeps the data of more until it is received.
+/// Bounds unexpected data: from here on the sender keeps the data until there is a receive.
 void Mailbox::tell_full(int rank, bool full) {
   peers_[size_t(rank)].full = full;
   if (!far(rank)) return publish(members_.own_pad().inbox(members_.local_rank_of(rank)).full, full);
@@ -360,7 +360,7 @@ bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
 }
 
 Span Mailbox::yield() {
-  if (failures_.forked() || !mutex_.try_lock()) return {};  // whoever holds it may wait for the pool
+  if (failures_.forked() || !mutex_.try_lock()) return {};  // its holder may wait for the pool
   Span span;
   for (int rank = 0; rank < int(peers_.size()) && !span && !failures_.failed() && !failures_.closed(); ++rank) {
     Peer& peer = peers_[size_t(rank)];

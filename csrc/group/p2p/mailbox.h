@@ -25,28 +25,28 @@
 namespace nvx {
 
 constexpr int kAnySource = -1;
-/// Tags of messages that are nvx's own, from here on: torch's are ints.
+/// The first tag of nvx's own messages. Tags of torch are ints, so below.
 constexpr int64_t kOwnTags = int64_t(1) << 32;
 
-/// One send or receive. The memory must stay until it is done.
+/// One send or receive. Its memory must stay valid until it is done.
 struct Message {
-  int peer = kAnySource;  ///< becomes the sender when a receive from any has found one
+  int peer = kAnySource;  ///< a receive from any source sets it to the sender
   int64_t tag = 0;
   DType dtype = DType::kBytes;
   std::byte* data = nullptr;
   size_t bytes = 0;
   std::chrono::milliseconds timeout{0};
-  /// What the user has called, where that is neither send nor recv.
+  /// The name of the user's call, where that is neither send nor recv.
   const char* called = nullptr;
-  /// A receive for whatever may come, or never does: it has no timeout, and it is no failure if its peer has ended. It
+  /// A standing receive: its message may never come, so it has no timeout, and the end of its peer is no failure. It
   /// names its peer.
   bool stands = false;
-  /// A message to the same peer that goes just before this one, whoever else sends there. It gets this one's timeout.
+  /// A message to the same peer that goes directly before this one. It gets this one's timeout.
   std::shared_ptr<Message> ahead;
-  /// Called once when the message is done, with no lock held, on whatever thread. May wait for other messages, and for
-  /// this one. What it throws goes no further.
+  /// Called once when the message is done, with no lock held, on any thread. May wait for other messages, and for this
+  /// one. Its exceptions are logged and dropped.
   std::function<void(const Message&)> finished;
-  /// Whether finished() may wait for anything, or run code of the user's; if not, calling it costs less. Empty: it may.
+  /// Whether finished() may wait, or run the user's code. If not, the call costs less. Empty: it may.
   std::function<bool()> may_block;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -57,52 +57,53 @@ struct Message {
   friend class Mailbox;
   std::atomic<bool> done_{false};
   std::atomic<bool> told_{false};          // finished() has returned
-  std::atomic<std::thread::id> teller_{};  // who calls it, or has
+  std::atomic<std::thread::id> teller_{};  // the thread that calls it, or has called it
   Status status_;
   bool receives_ = false;
   size_t moved_ = 0;  // bytes streamed so far
   Deadline deadline_;
 };
 
-/// Sends and receives of one rank: apart from the collectives, in order per pair and tag, matched as they come.
+/// The sends and receives of one rank. They are independent of the collectives, in order per pair and tag, and matched
+/// as they come.
 ///
-/// A sender announces each message in an envelope. A small message travels in it, and the send is done at once. A large
-/// one waits until the receiver has a receive for it and grants it; then the sender streams it through leased staging.
-/// The granted messages of a pair are streamed one after the other, in the order of the grants, so that none waits for
-/// one that nobody receives. Where too many small messages lie unreceived, the receiver tells the sender that it is
-/// full, and further ones are sent as large ones are. Ranks of one host do this through memory; between hosts the same
-/// goes through the port, whose transfers need no staging.
+/// A sender announces each message in an envelope. A small message travels in the envelope, and its send is done at
+/// once. A large one waits until the receiver has a matching receive and grants it; then the sender streams it through
+/// leased staging. The granted messages of a pair are streamed one by one, in the order of the grants, so none waits
+/// for a message without a receive. A receiver that holds too much unexpected data tells the sender that it is full;
+/// then the sender treats small messages like large ones. Ranks of one host do this in memory. Between hosts the port
+/// carries the same protocol, and transfers need no staging.
 class Mailbox : public LeaseHolder {
  public:
   explicit Mailbox(Core& core);
   ~Mailbox() override;
 
-  /// Begin. What can be done at once is done; the rest goes on whenever somebody waits, or on a pool thread.
+  /// These begin a message and do what can be done at once. The rest happens during waits, or on a pool thread.
   void send(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
   void receive(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
-  /// send() in two halves: the message takes its place behind those that were sent before; and what can be done at once
-  /// is done, and told.
+  /// send() in two halves: post() gives the message its place behind earlier ones; push() does what can be done at
+  /// once, and calls finished() of done messages.
   void post(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   void push(Carrier carrier) EXCLUDES(mutex_);
-  /// receive() in its first half: the receive takes its place. Whoever is inside a message's finished() need not
-  /// push(), as the one who has called that goes on with it.
+  /// The first half of receive(): gives the receive its place. Inside a message's finished() no push() need follow: the
+  /// caller of finished() continues with it.
   void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
-  /// As if this peer had sent an empty message with this tag, and it came now: for a message's finished().
+  /// Acts as if an empty message with this tag arrived from this peer now. For a message's finished().
   void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
-  /// Lets go of what has come with this tag and will not be received. No rank sends more.
+  /// Drops unexpected messages with this tag. No rank sends more of them.
   void forget(int64_t tag) EXCLUDES(mutex_);
 
-  /// Drives everything until the message is done and its finished() has returned; then its status. That is at once for
-  /// the thread that is inside that very finished().
+  /// Drives all mail until the message is done and its finished() has returned. Returns the message's status. Returns
+  /// at once on the thread that runs this finished().
   Status wait(Message& message) EXCLUDES(mutex_);
 
-  /// Ends everything that is open; from then on no peer's memory is touched.
+  /// Ends all open messages. From then on it accesses no memory of a peer.
   void close() EXCLUDES(mutex_);
 
-  /// Drives everything until nothing is open but what stands, for at most this long.
+  /// Drives all mail until only standing receives are open, for at most this long.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
-  /// The staging of a peer to which nothing is on its way.
+  /// The staging for a peer to which nothing is in flight.
   Span yield() override EXCLUDES(mutex_);
 
  private:
@@ -128,10 +129,10 @@ class Mailbox : public LeaseHolder {
     uint64_t streamed = 0;
     Span lease;
     size_t lease_wanted = 0;
-    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< how it is streamed; made when something is
+    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< how it is streamed; null before the first stream
     // in
-    uint64_t kept = 0;  ///< bytes that came with announcements, for which there is no receive yet
-    bool full = false;  ///< and has said that these are enough
+    uint64_t kept = 0;  ///< bytes of unexpected data
+    bool full = false;  ///< has told the sender that it is full
     uint64_t taken = 0;
     uint64_t granted = 0;
     std::deque<std::shared_ptr<Message>> arriving;  // granted, in that order
@@ -144,8 +145,8 @@ class Mailbox : public LeaseHolder {
     // of receives that stand
     uint32_t untold = 0;  ///< that are done, and their finished() has not returned
   };
-  /// What a thread that moves the mail along is to the others: one of those who wait for a message of theirs, the one
-  /// that does it when nobody waits, or nobody in particular.
+  /// The role of a thread that drives the mail: it waits for a message, it is the attendant (which drives while no
+  /// thread waits), or neither.
   enum class Role { kPasserBy, kWaiter, kAttendant };
   struct Shift {
     Role role;

@@ -1,4 +1,4 @@
-// Who moves the mail along, and when; who is told; what ends a message that does not come.
+// Which thread drives the mail, and when; calls of finished(); the end of messages that do not come.
 
 #include <algorithm>
 #include <map>
@@ -10,19 +10,18 @@
 namespace nvx {
 namespace {
 
-constexpr std::chrono::milliseconds kGlance{1};  // how late an attendant that lingers finds new messages
+constexpr std::chrono::milliseconds kGlance{1};  // interval at which a lingering attendant looks for new messages
 constexpr std::chrono::milliseconds kLinger{50};
 
 }  // namespace
 
-/// Whether wait() may return: whoever asked has been told of the end, or it is this very thread that tells them, which
-/// would wait for itself.
+/// Whether wait() may return: finished() has returned, or this thread runs it and would wait for itself.
 bool Mailbox::over(const Message& message) {
   return message.told_.load(std::memory_order_acquire) ||
          (message.done() && message.teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());
 }
 
-/// One at a time, so that who is called, and waits for another one that is done, finds that one still to be told.
+/// One message at a time: a finished() that waits for another done message must find that one not yet delivered.
 void Mailbox::deliver(Shift& shift) {
   if (finished_.empty()) return;
   const Role role = shift.role;
@@ -52,28 +51,28 @@ void Mailbox::tell(Message& message, Shift& shift) {
 
 void Mailbox::call(Message& message) {
   message.teller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  if (const auto finished = std::move(message.finished)) {  // and let go of what it holds
+  if (const auto finished = std::move(message.finished)) {  // and release its captures
     contain("a message's finished", [&] { finished(message); });
   }
   message.may_block = nullptr;
   message.told_.store(true, std::memory_order_seq_cst);
 }
 
-/// What this thread will do now may take long, or wait for other mail: somebody else must move that meanwhile.
+/// This thread is about to run code that may take long, or wait for other mail. Another thread must drive meanwhile.
 void Mailbox::give_way(Shift& shift) {
   MutexLock lock(mutex_);
   if (shift.role == Role::kWaiter) --waiters_;
   if (shift.role == Role::kAttendant) attended_ = false;
-  // Where nothing is open, what is posted meanwhile finds a thread itself.
+  // If nothing is open, a message that is posted meanwhile finds a thread itself.
   if (open_.empty() || find_attendant() || shift.role != Role::kAttendant) {
     shift.role = Role::kPasserBy;
   } else {
-    attended_ = true;  // there is no thread for another one
+    attended_ = true;  // no thread for another attendant
   }
   if (waiters_ == 0) waiters_gone_.notify_all();
 }
 
-/// Whom a message waits for, and what has come from there instead.
+/// The peer that a message waits for, and an unexpected message that came from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
   std::string words = from_any ? "any rank" : members_.topology.describe(message.peer);
@@ -87,8 +86,8 @@ std::string Mailbox::describe_wait(const Message& message) {
          std::to_string(other->tag) + ", which nobody here receives";
 }
 
-/// Ends what has become pointless or too late. Called by whoever moves the mail, once a watch interval, whatever comes
-/// meanwhile; the watch may run hooks, so no lock.
+/// Ends messages that have become pointless or too late. The driving thread calls it once a watch interval, however
+/// much arrives meanwhile. The watch may run hooks, so no lock is held.
 void Mailbox::check_times() {
   struct Look {
     std::optional<net::GroupPort::Fate> gone;
@@ -126,8 +125,8 @@ void Mailbox::check_times() {
   }
 }
 
-/// One round: looks around if this thread has not for a while, or nobody has, moves what can be moved, and tells who is
-/// to be told. If that was nothing, sleeps until a peer pokes, or until it is time.
+/// One round: looks around if this thread, or any thread, has not done so for a while; moves what can be moved;
+/// delivers done messages. If there was nothing to do, sleeps until a peer pokes or the next look is due.
 void Mailbox::turn(Message* message, Shift& shift) {
   Flag& bell = members_.own_pad().header().mail_bell.flag;
   const Stamp seen = bell.value.load(std::memory_order_seq_cst);
@@ -147,7 +146,7 @@ void Mailbox::turn(Message* message, Shift& shift) {
     from_afar = core_.port && (!message || message->peer < 0 || far(message->peer));
   }
   const auto stirred = [&] {
-    if (message && message->done()) {  // others tell of it, or this thread is to
+    if (message && message->done()) {  // another thread delivers it, or this one must
       return over(*message) || message->teller_.load(std::memory_order_relaxed) == std::thread::id() ||
              bell.value.load(std::memory_order_seq_cst) != seen;
     }
@@ -172,7 +171,7 @@ Status Mailbox::wait(Message& message) {
     MutexLock lock(mutex_);
     ++waiters_;
   }
-  poke(members_.rank);  // an attendant that sleeps makes room
+  poke(members_.rank);  // wakes a sleeping attendant, which makes room
   while (!over(message)) turn(&message, shift);
   MutexLock lock(mutex_);
   if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
@@ -193,13 +192,13 @@ void Mailbox::settle(std::chrono::milliseconds span) {
 /// True if there is one, or will be at once.
 bool Mailbox::find_attendant() {
   if (attended_) return true;
-  // The group stays while its attendant is there, even if a callback lets go of the last reference.
+  // The attendant keeps the group alive, even if a callback releases the last other reference.
   attended_ = Engine::here().start([this, group = core_.owner().lock()] { attend(); });
   if (attended_) ++attendants_;
   return attended_;
 }
 
-/// Lingers a little when there is nothing to do, so that a stream of messages does not wake a thread for each.
+/// Lingers for a while when there is nothing to do, so that a stream of messages does not wake a thread for each one.
 void Mailbox::attend() {
   Shift shift{Role::kAttendant, Carrier::kPool};
   Clock::time_point idle_since = Clock::now();

@@ -1,4 +1,4 @@
-// Mail with the ranks of other hosts, through the port.
+// Mail with ranks of other hosts, through the port.
 
 #include <utility>
 
@@ -7,7 +7,7 @@
 namespace nvx {
 namespace {
 
-constexpr uint32_t kFarEnvelopes = 64;  // announcements to another host that it has not read
+constexpr uint32_t kFarEnvelopes = 64;  // announcements that another host has not read
 
 }  // namespace
 
@@ -73,7 +73,7 @@ bool Mailbox::read_port() {
   }
 }
 
-/// In the order in which they were sent, each once, whatever the link does.
+/// Takes announcements in the order of sending, each once, even if the link reorders or repeats them.
 void Mailbox::read_mail(net::GroupPort::Letter&& letter) {
   Peer& peer = peers_[size_t(letter.from)];
   const net::MailHead& head = letter.head;
@@ -114,7 +114,7 @@ void Mailbox::read_letter(net::GroupPort::Letter&& letter) {
   }
 }
 
-/// What has become of a rank of another host, or (-1) of any; it is asked for a sign of life.
+/// The fate of a rank of another host, or of any (-1). Asks these ranks for a sign of life.
 std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
   if (!core_.port) return std::nullopt;
   MutexLock lock(core_.port->mutex());
@@ -129,7 +129,7 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
     if (fate) left = fate;
     somebody |= !fate;
   }
-  return somebody ? std::nullopt : left;  // who left in good order is missed when nobody else can send
+  return somebody ? std::nullopt : left;  // ranks that left in good order count when no other can send
 }
 
 }  // namespace nvx

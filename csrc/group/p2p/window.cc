@@ -22,7 +22,7 @@ std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Mem
   return window;
 }
 
-/// A gather of cards. Its fingerprint says what it is for, so a rank that calls something else is told so.
+/// Gathers the cards. The fingerprint names the purpose, so a rank that calls another collective is a mismatch.
 void Window::meet(const Parts& group, bool offered) {
   const auto ranks = size_t(members_.size());
   std::vector<Card> cards(ranks);
@@ -72,7 +72,7 @@ std::shared_ptr<Message> Window::put(int rank, uint64_t offset, const std::byte*
   message->called = "put";
   message->peer = rank;
   message->tag = tag(Channel::kNotes);
-  message->data = const_cast<std::byte*>(data);  // a message that is sent is only read
+  message->data = const_cast<std::byte*>(data);  // a sent message is only read
   message->bytes = bytes;
   message->ahead = std::move(note);
   return message;
@@ -88,7 +88,7 @@ std::shared_ptr<Message> Window::wait_signal(int rank) const {
   return receive_from(rank, Channel::kSignals, "wait_signal");
 }
 
-/// The message keeps its note.
+/// The message owns its note.
 std::shared_ptr<Message> Window::note_to(int rank, Note note, const char* called) const {
   struct Noted : Message {
     Note note;
@@ -111,7 +111,7 @@ std::shared_ptr<Message> Window::receive_from(int rank, Channel channel, const c
   return message;
 }
 
-/// What the notes say is done in their order: the next one is looked at when this one has been followed.
+/// Notes are followed in order: the next one is read when this one has been followed.
 void Window::expect_note(int rank) {
   const std::shared_ptr<Message> message = note_to(rank, {}, "window");
   message->stands = true;
@@ -152,8 +152,7 @@ void Window::follow(int rank, const Note& note) {
   (void)core_.failures.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
 }
 
-/// The end of each rank comes behind all that it has written. A rank that has heard all ends has no receive that
-/// stands.
+/// The end of a rank comes after all its writes. A rank that has received all ends has no standing receive left.
 Status Window::close() {
   std::vector<std::shared_ptr<Message>> ends;
   for (int rank = 0; rank < members_.size(); ++rank) {

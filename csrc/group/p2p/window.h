@@ -10,19 +10,18 @@
 
 namespace nvx {
 
-/// Memory of every rank of a group that the others write to and signal, while its owner need not call anything.
+/// Memory of every rank of a group that the others write to and signal. The owner need not call anything.
 ///
-/// It goes by the group's mail, so it works for any memory, within a host and between hosts, and no peer maps it. A
-/// write is a note and its data, which the owner's mailbox puts into place; a signal is a note; and so is the end. Each
-/// rank has a receive that stands for the next note of each peer, and does what one says before it looks at the next.
-/// So a signal is told of when all that its sender has written before it is in place. Who waits for one waits for a
-/// message, by the rules of all messages.
+/// A window uses the group's mail, so it works for any memory, within a host and between hosts, and no peer maps it. A
+/// write is a note and its data, which the owner's mailbox puts into place; a signal is a note, and the end is one.
+/// Each rank has a standing receive for the next note of each peer, and follows a note before it looks at the next. So
+/// a signal arrives when all earlier writes of its sender are in place. A wait for a signal is a wait for a message.
 ///
-/// Open for as long as its group, unless it is closed. What it needs is then kept by the receives that stand, not by
-/// who has opened it: peers write without asking. It must not be called when the group is gone.
+/// Open for as long as its group, unless it is closed. The standing receives keep it alive, since peers write without
+/// asking. It must not be called after the group has gone.
 class Window : public std::enable_shared_from_this<Window> {
  public:
-  /// What a rank has in it, for the others to know. type: what they compare, and the opener understands.
+  /// The share of one rank, as the others know it. type: ranks compare it; only the opener interprets it.
   struct Share {
     uint64_t elements = 0;
     uint32_t element_bytes = 1;
@@ -31,7 +30,7 @@ class Window : public std::enable_shared_from_this<Window> {
   struct Memory {
     std::byte* data = nullptr;
     Share share;
-    std::shared_ptr<const void> owner;  ///< is let go of when no peer writes there any more
+    std::shared_ptr<const void> owner;  ///< released when no peer writes there any more
   };
 
   /// The parts of a group that a window uses. execute(): runs a collective; called only while the window is opened.
@@ -44,16 +43,16 @@ class Window : public std::enable_shared_from_this<Window> {
   /// All ranks of the group call it. A rank without memory to offer calls it too, so that no rank waits for it: then no
   /// rank gets a window, and this throws Error(kInvalid) that names the ranks without memory.
   static std::shared_ptr<Window> open(const Parts& group, const std::optional<Memory>& mine);
-  /// All ranks call it. Ends when all that was written to this rank is in place and nothing can come any more.
+  /// All ranks call it. Returns when all writes to this rank are in place and no more can come.
   Status close();
 
   const Share& share(int rank) const { return shares_[size_t(rank)]; }
 
-  /// These three make messages: the first two are to be sent, the last one received. They throw Error(kInvalid).
-  /// The data must stay until the message is done.
+  /// These make messages: the caller sends the first two and receives the last one. They throw Error(kInvalid). The
+  /// data must stay valid until the message is done.
   std::shared_ptr<Message> put(int rank, uint64_t offset, const std::byte* data, uint64_t elements) const;
   std::shared_ptr<Message> signal(int rank) const;
-  /// Done when that rank has signalled once more than was waited for.
+  /// Done when that rank has signalled once more than it was waited for.
   std::shared_ptr<Message> wait_signal(int rank) const;
 
  private:
@@ -66,7 +65,7 @@ class Window : public std::enable_shared_from_this<Window> {
   };
   static_assert(sizeof(Note) == 24);
   enum class Channel { kNotes, kSignals, kEnds, kCount };
-  /// What the ranks tell each other at the beginning.
+  /// The ranks exchange cards when they open the window.
   struct Card {
     uint64_t number;
     Share share;
@@ -91,7 +90,7 @@ class Window : public std::enable_shared_from_this<Window> {
   Mailbox& mail_;
   Memory mine_;
   std::vector<Share> shares_;  // by rank
-  uint64_t number_ = 0;        // of the operation that has opened it, on rank 0: no other window of the group has it
+  uint64_t number_ = 0;        // of the operation that opened it, on rank 0; unique among the windows of the group
 };
 
 }  // namespace nvx

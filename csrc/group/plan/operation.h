@@ -36,8 +36,8 @@ class Pieces {
   std::unique_ptr<kernel::Piece[]> many_;
 };
 
-/// What an operation is a chunk of (group/plan/chunks.h), or a step of: what ranks compare and errors speak of, whose
-/// time it shares, and the bytes as which it is planned between hosts.
+/// The operation that another one is a chunk (group/plan/chunks.h) or a step of. It gives the fingerprint that ranks
+/// compare and errors name, the deadline, and the size by which the plan between hosts goes.
 struct Whole {
   kernel::Fingerprint fingerprint;
   Deadline deadline;
@@ -46,47 +46,47 @@ struct Whole {
 
 class HostProxy;
 
-/// One collective of one rank, in terms of memory. Which fields count depends on the collective:
+/// One collective of one rank, in terms of memory. The collective uses these fields:
 ///   all_reduce, reduce     in, out, count (elements)
 ///   reduce_scatter         send (a piece for each rank), out
 ///   all_gather, broadcast  in, recv (all_gather: a piece of each rank; broadcast: the same piece for each)
 ///   all_to_all             send, recv;   gather: send at the root's place, recv at the root;   scatter: the reverse
-///   none                   send, recv: moves on a device, of what is this rank's alone; awaited, awaits
+///   none                   send, recv: copies on a device that concern this rank alone; awaited, awaits
 struct Operation {
   kernel::Collective collective = kernel::Collective::kNone;
-  /// Of a barrier: what its ranks meet for. It has that one's fingerprint, so they are told where they call another
-  /// one.
+  /// For a barrier before another collective: that collective. The barrier has its fingerprint, so ranks that call
+  /// something different find out in the barrier.
   kernel::Collective meets_for = kernel::Collective::kNone;
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  size_t count = 0;    ///< elements; for the fingerprint too
-  uint64_t shape = 0;  ///< hash of what else must be alike on all ranks
+  size_t count = 0;    ///< elements; part of the fingerprint
+  uint64_t shape = 0;  ///< hash of everything else that must be equal on all ranks
   double factor = 1;   ///< premul_sum
   Pieces send;
   Pieces recv;
   std::chrono::milliseconds timeout{0};  ///< 0: the group's
-  uint64_t number = 0;                   ///< of the operation in its group; 0: given when it runs
-  const Whole* whole = nullptr;          ///< of a chunk, or a step
-  HostProxy* proxy = nullptr;            ///< of an operation over several hosts whose memory is a device's
-  const Stamp* awaited = nullptr;        ///< a counter of the host's, which device and host reach; null: none
-  Stamp awaits = 0;                      ///< how far it must have come before the moves
+  uint64_t number = 0;                   ///< of the operation in its group; 0: the group numbers it when it runs
+  const Whole* whole = nullptr;          ///< for a chunk or a step
+  HostProxy* proxy = nullptr;            ///< for an operation over several hosts on memory of a device
+  const Stamp* awaited = nullptr;        ///< a counter that device and host can access; null: none
+  Stamp awaits = 0;                      ///< the value that it must reach before the copies begin
 
-  /// In the form in which ranks compare it.
+  /// The form in which ranks compare calls.
   kernel::Fingerprint fingerprint() const;
-  /// What a plan between hosts is asked about, where the operation itself has this many bytes.
+  /// The size for the plan between hosts, for an operation that itself has this many bytes.
   size_t planned(size_t bytes) const { return whole ? whole->bytes : bytes; }
 };
 
-/// Where a launch tells the host that it has ended well, and what; null: nowhere.
+/// A launch writes `what` to `at`, in host memory, when it has ended well; null: nowhere.
 struct Tells {
   Stamp* at = nullptr;
   Stamp what = 0;
 };
 
-/// When an operation of a device begins: now, or whenever a graph is replayed that its stream is being captured into.
+/// When an operation on a device begins: now, or at each replay of the graph that its stream is being captured into.
 enum class Begins { kNow, kInReplays };
 
 /// "all_reduce(sum, f32, 1024 elements)"

@@ -495,7 +495,7 @@ TEST(HostProxy, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
     return facts;
   };
   const PlanFacts even = of(4, 2, 4, 8), uneven = of(4, 2, 3, 7), single = of(1, 3, 1, 3), one_host = of(4, 1, 4, 4);
-  const std::string_view yes = "", nothing = "there is nothing to move", unknown = "of a type that nvx does not know",
+  const std::string_view yes = "", nothing = "there is nothing to move", unknown = "the type is unknown to nvx",
                          uneven_why = "hosts have different numbers", others = "only all_reduce, reduce_scatter and";
   struct Case {
     Collective collective;
