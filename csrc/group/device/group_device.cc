@@ -17,14 +17,13 @@
 namespace nvx {
 namespace {
 
-/// Whether any kernel may be running. Nobody says when a graph is replayed; at the end of the process it does not
-/// count.
+/// Whether any kernel may be running. Replays of graphs are not announced; at the end of the process they do not count.
 bool may_run(const DeviceSide& kernels) {
   if (kernels.finished() != kernels.launched()) return true;
   return kernels.may_be_replayed() && !Engine::here().stopping();
 }
 
-/// Who says something under this prefix: which of how many.
+/// A participant of an exchange under this prefix: rank of ranks.
 struct Speaker {
   std::string prefix;
   int rank, ranks;
@@ -54,7 +53,8 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
   const auto carry_on_without = [&](const Error& error) {
     NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", members_.name.c_str(), device,
             error.reason().c_str());
-    // Who refuses says so to all. Who was not heard, or did not hear, does not know what the others do now.
+    // A rank that refuses tells all. A rank that timed out, or was interrupted, does not know the decision of the
+    // others.
     if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
       (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
@@ -68,14 +68,14 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
     side_ = std::move(side);
   } catch (const Error& error) {
     carry_on_without(error);
-    // Who does not know what the others have agreed on cannot go on with them.
+    // A rank that does not know the agreement of the others cannot continue with them.
     if (error.code() != Code::kInvalid) (void)core_.failures.fail(error.failure());
   }
   opened_.store(side_.get(), std::memory_order_release);
   return side_ != nullptr;
 }
 
-/// What goes between hosts hangs on what is done inside them: throws Error where a host has no kernels, then on all
+/// The schedules between hosts depend on the steps inside them. Throws Error if a host has no kernels, then on all
 /// ranks unless one has ended.
 void GroupDevice::agree_on_sides(Store& store, bool has_one) {
   StoreExchange exchange(store, options_of({members_.key("device/hosts"), members_.rank, members_.size()},
@@ -101,13 +101,13 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
   }
   store.set(come + "/" + std::to_string(members_.rank), {1});
   store.add(come, 1);
-  // Who does not come may be waiting for this rank in a call, and must not have given up first.
+  // A missing rank may be waiting for this one in a call, and must not give up first.
   const std::chrono::milliseconds patience =
       core_.waits.timeout().count() > 0 ? std::min(core_.waits.timeout() / 4, kMost) : kMost;
   const Deadline deadline = Deadline::after(patience), last = Deadline::after(2 * patience);
   const std::chrono::microseconds pause(2000 + 200 * members_.size());
   for (int looked_at = members_.rank;; std::this_thread::sleep_for(pause)) {
-    // One rank decides for all, those too who come later: else some would wait for the others in vain.
+    // One rank decides for all, also for ranks that come later. Otherwise some would wait for others without end.
     if (const auto all = store.get(decided, std::chrono::milliseconds(0))) {
       if (all->size() == 1 && all->front() != 0) return true;
       warn_of_missing(store, come, deadline);
@@ -201,7 +201,7 @@ std::optional<PoolStats> GroupDevice::pool_stats() const {
   return side->end().pool_stats(side->direct());
 }
 
-/// How far it has grown, as the rank says. Who has left may use that memory for something else.
+/// The size of the rank's pool, as that rank tells. A rank that has left may use the memory for something else.
 uint64_t GroupDevice::pool_of(int local_rank) const {
   const kernel::PadHeader& header = members_.pad(local_rank).header();
   const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
@@ -218,7 +218,7 @@ Status GroupDevice::launch(std::span<const Operation* const> operations, void* s
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
   if (status.ok()) watch();
   if (core_.failures.failed())
-    side.abort(core_.failures.failure());  // which may just have come, and not have seen them
+    side.abort(core_.failures.failure());  // a failure of this moment has not seen these kernels
   return status;
 }
 
@@ -251,8 +251,8 @@ Status GroupDevice::look() {
   return verdict.ok() ? Status() : core_.failures.fail(verdict.failure());
 }
 
-/// A kernel cannot know that a peer has died: while any is in flight, a thread of the pool looks for that, and for what
-/// kernels say. None is needed while nothing runs.
+/// A kernel cannot know that a peer has died. While any kernel is in flight, a thread of the pool looks for deaths and
+/// for verdicts of kernels.
 void GroupDevice::watch() {
   if (watched_.exchange(true, std::memory_order_acq_rel)) return;
   const auto needs_watching = [this, owner = core_.owner()] {
@@ -265,16 +265,16 @@ void GroupDevice::watch() {
   if (!begun) watched_.store(false, std::memory_order_release);
 }
 
-/// Looks after the kernels, and whether they need it any longer.
+/// Looks after the kernels. Returns whether they still need it.
 bool GroupDevice::needs_watching() {
   DeviceSide& kernels = *opened();
   look_after(kernels);
   if (core_.failures.failed()) {
-    kernels.abort(core_.failures.failure());  // a failure of just when they were made has not seen them
+    kernels.abort(core_.failures.failure());  // a failure of the moment of their creation has not seen them
     return false;
   }
   if (may_run(kernels)) return true;
-  // An exchange, not a store: who launches counts first and looks here then, so one of the two sees the other.
+  // An exchange, not a store: a launch counts first and then looks here, so one of the two sees the other.
   (void)watched_.exchange(false, std::memory_order_acq_rel);
   return may_run(kernels) && !watched_.exchange(true, std::memory_order_acq_rel);
 }
@@ -287,8 +287,8 @@ void GroupDevice::look_after(DeviceSide& kernels) {
   }
 }
 
-/// Whether something in flight waits for a rank that will not come. One that has left in good order had ended all that
-/// it began, and that may be all that is awaited here; what is replayed, only the device tells.
+/// Whether an operation in flight waits for a rank that will not come. A rank that left in good order had ended all of
+/// its operations, which may be all that this rank waits for. Only the device counts replays.
 bool GroupDevice::waits_in_vain(const DeviceSide& kernels, int local_rank) const {
   if (local_rank == members_.local_rank()) return false;
   const kernel::PadHeader& header = members_.pad(local_rank).header();

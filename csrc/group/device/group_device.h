@@ -21,9 +21,9 @@ struct Core;
 struct Members;
 struct PoolStats;
 
-/// What a group does on GPUs, from one of its ranks: how the ranks of each host open theirs together, what is begun
-/// there, and who looks after it while nobody waits. What goes wrong with it fails the group. Until it is opened there
-/// are no kernels; once that has come about, it stays.
+/// The GPU side of a group on one of its ranks. The ranks of each host open their devices together; from then on
+/// kernels carry out operations, and a thread of the pool looks after them. A failure of it fails the group. Before
+/// open() there are no kernels. Once open, it stays open.
 class GroupDevice {
  public:
   explicit GroupDevice(Core& core);
@@ -31,14 +31,13 @@ class GroupDevice {
   GroupDevice(const GroupDevice&) = delete;
   GroupDevice& operator=(const GroupDevice&) = delete;
 
-  /// Makes this rank's end of what the ranks of its host do on GPUs among themselves, if that has not been tried: a
-  /// step of all ranks of the group together, on a thread whose current device this is. True if there are kernels for
-  /// that on all ranks; else tensors go through host memory, on all alike, and the log says why. launcher: who knows
-  /// the device's streams.
+  /// Opens this rank's device, if that has not been tried. A step of all ranks of the group together, on a thread whose
+  /// current device this is. True if all ranks have kernels. Otherwise tensors go through host memory on all ranks, and
+  /// the log has the reason. launcher: launches on the device's streams.
   bool open(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(mutex_);
-  /// Whether all ranks have come here, to open their devices before anything is called: those that were told which one.
-  /// Where some do not come for a while a warning names them, and the answer is no for all, also for those who come
-  /// later: the first collective opens then. why_not: this rank cannot; it and all who wait throw Error.
+  /// Whether all ranks call this, to open the devices that device_id names before the first collective. If some do not
+  /// call it in time, a warning names them, and the answer is no for all ranks, also for later ones: then the first
+  /// collective opens the devices. why_not: this rank cannot open its device; it and all waiting ranks throw Error.
   bool meet_to_connect(Store& store, const std::string& why_not);
 
   /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by local_rank.
@@ -47,24 +46,24 @@ class GroupDevice {
                 const Tells& tells = {});
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look();
-  /// Operations that kernels have been given, ever; and whether the device has ended the first so many of them well, as
-  /// far as it has told. Those of graphs do not count.
+  /// The number of operations launched so far; and whether the device has ended the first `launched` of them well, as
+  /// far as it has told. Operations of graphs do not count.
   uint64_t launched() const;
   bool ended_well(uint64_t launched) const;
-  /// Whether nothing that kernels have been given is under way, replays too.
+  /// Whether no operation is in flight, replays included.
   bool is_quiet() const;
-  /// The algorithm of the kernel that carries an operation out.
+  /// The algorithm by which kernels carry out an operation.
   const char* kernel_for(const Operation& operation) const;
-  /// What kernels find of the ranks' pools; nothing where there are none.
+  /// The state of the ranks' pools; empty where there are none.
   std::optional<PoolStats> pool_stats() const;
 
-  /// For the group, which has failed: ends what is in flight here. From any thread, at any time.
+  /// For the group, when it has failed: ends the operations in flight here. Any thread may call it, at any time.
   void abort(const Status& why);
   /// For the group, when its rank leaves. True if no kernel of this rank can write to its peers any more.
   bool part();
-  /// For the group, before it lets go of its memory.
+  /// For the group, before it frees its memory.
   void close();
-  /// In a forked child, where all of it is the parent's.
+  /// In a forked child: all of it belongs to the parent.
   void leave_to_parent();
 
  private:
@@ -83,9 +82,9 @@ class GroupDevice {
   const Members& members_;
   Mutex mutex_;                               // held while it is opened
   int asked_for_ GUARDED_BY(mutex_) = -1;     // the device that was asked for first
-  std::unique_ptr<DeviceSide> side_;          // once made, it stays until the group goes
+  std::unique_ptr<DeviceSide> side_;          // once made, it lives as long as the group
   std::atomic<DeviceSide*> opened_{nullptr};  // it, when all ranks know of it
-  std::atomic<bool> watched_{false};          // a job of the pool looks after the kernels in flight
+  std::atomic<bool> watched_{false};          // a thread of the pool looks after the kernels in flight
 };
 
 }  // namespace nvx

@@ -13,18 +13,18 @@ namespace net {
 class Messenger;
 }
 
-/// What a group is asked to be, from one of its ranks.
+/// The parameters of a group on one of its ranks.
 struct GroupOptions {
   std::string name;
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{0};  ///< of an operation, and of set-up; 0: none
-  std::vector<uint64_t> global_ranks;    ///< of the ranks, if known: whom to look after during set-up
-  uint32_t first_epoch = 0;              ///< where the counters begin; tests begin near their wrap
-  std::string host;                      ///< which host this rank is on, instead of what it finds; for tests
-  int shared_reads_from = 32;            ///< ranks from which on one of each host reads the store for the others
-  std::function<bool()> unwanted;        ///< asked while the group is being made: it need not be any more
-  std::function<std::shared_ptr<net::Messenger>()> messenger;  ///< instead of the process's; for tests
+  std::chrono::milliseconds timeout{0};  ///< of operations and of set-up; 0: none
+  std::vector<uint64_t> global_ranks;    ///< of the ranks, if known; set-up watches their processes
+  uint32_t first_epoch = 0;              ///< first value of the counters; tests begin near the wrap
+  std::string host;                      ///< overrides the host that this rank detects; for tests
+  int shared_reads_from = 32;            ///< from this many ranks, one rank of a host reads the store for its host
+  std::function<bool()> unwanted;        ///< asked during set-up; true: give up
+  std::function<std::shared_ptr<net::Messenger>()> messenger;  ///< overrides the messenger of the process; for tests
 };
 
 }  // namespace nvx

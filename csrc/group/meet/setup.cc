@@ -1,4 +1,4 @@
-// How the ranks of a group find each other: through the store, then through Unix sockets, then through memory.
+// The ranks of a group find each other in the store, then through Unix sockets, then in memory.
 
 #include "group/meet/setup.h"
 
@@ -16,7 +16,8 @@ namespace nvx {
 namespace {
 
 constexpr const char* kAddresses = "addresses";
-constexpr size_t kMostDescriptors = 2048;  ///< that room is made for: a rank is seldom connected to a thousand others
+constexpr size_t kMostDescriptors =
+    2048;  ///< limit of the reservation: a rank is seldom connected to a thousand others
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
 
 std::chrono::milliseconds set_up_time(const GroupOptions& options) {
@@ -78,7 +79,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   arena.bury(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
 }
 
-/// Counts this set-up, and makes the pad, which has room for all ranks until it is known which of them are here.
+/// Counts this set-up, and makes the pad. It has room for all ranks until the ranks of this host are known.
 void SetUp::begin() {
   meeting_.begin();
   members_.name = name();
@@ -93,7 +94,7 @@ void SetUp::begin() {
   begin_counters(own, options_.first_epoch);
 }
 
-/// Through the store: who the others are, and where.
+/// Learns from the store which ranks there are, and where.
 void SetUp::find_members(Doorway& door) {
   Hello self = describe_self(rank(), options_.host);
   self.arena = members_.neighbours->arena().id();
@@ -112,7 +113,7 @@ void SetUp::find_members(Doorway& door) {
   shrink_pad();
 }
 
-/// The pad was made before it was known who else is on this host, which alone has a part in it.
+/// The pad was made before the ranks of this host were known; only these use it.
 void SetUp::shrink_pad() {
   Span& span = members_.pad_span;
   const size_t bytes = (kernel::PadLayout(members_.here().size()).bytes() + kSpanPage - 1) / kSpanPage * kSpanPage;
@@ -178,8 +179,8 @@ void SetUp::await_ready(Doorway& door) {
   }
 }
 
-/// Throws if any rank of this host cannot become ready: those that wait for it, and for others that wait for it, end
-/// alike.
+/// Throws if any rank of this host cannot become ready. A rank waits for all of them, directly or through others, so
+/// all ranks end with the same cause.
 void SetUp::check_local_ranks() {
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s == members_.local_rank()) continue;
@@ -187,7 +188,7 @@ void SetUp::check_local_ranks() {
     const std::string who = "nvx: " + members_.describe_local_rank(s);
     const std::string advice = see_log_of(rank_name(members_.here()[size_t(s)]));
     const uint64_t group = header.group;
-    const bool of_this_group = group == members_.id || group == 0;  // 0: it does not know the name yet
+    const bool of_this_group = group == members_.id || group == 0;  // 0: the rank has not met the others yet
     if (of_this_group && header.failure.readable()) {
       const std::string teller = rank_name(members_.here()[size_t(s)]);
       meeting_.end_as_told(header.failure.read(options_.size).value_or(unreadable_note(teller)));
@@ -208,8 +209,8 @@ void SetUp::check_local_ranks() {
   }
 }
 
-/// From where connections of ranks on other hosts come. Those on the same machine, as hosts by name, may come over its
-/// loopback interface.
+/// The source addresses of connections from ranks on other hosts. Ranks of the same machine (hosts by NVX_HOST_ID) may
+/// connect over its loopback interface.
 std::vector<net::AddressPrefix> SetUp::sources() const {
   std::vector<net::AddressPrefix> sources;
   const std::vector<Hello>& hellos = members_.topology.ranks;
@@ -226,8 +227,8 @@ std::vector<net::AddressPrefix> SetUp::sources() const {
   return sources;
 }
 
-/// A rank gives its address away when its port is open, and when its link lets all others in: so nothing can come for a
-/// group that is not there yet, or be lost at the door.
+/// A rank publishes its address after it has opened its port and its link admits all peers. So no message arrives for an
+/// unknown group, and no connection of a peer is dropped.
 void SetUp::open_port() {
   const std::shared_ptr<net::Messenger> messenger =
       options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());
@@ -252,7 +253,7 @@ void SetUp::open_port() {
   if (rank() == 0) NVX_LOG(kInfo, "group %s: between hosts: %s", name().c_str(), messenger->describe().c_str());
 }
 
-/// Those of all ranks on the wire.
+/// Returns the network addresses of all ranks.
 std::vector<std::vector<std::byte>> SetUp::exchange_addresses(const std::vector<std::byte>& own) {
   const auto fetch = [this](const std::string& what, int writer) {
     if (auto value = meeting_.fetch(what, writer, deadline_)) return *std::move(value);

@@ -11,26 +11,27 @@
 
 namespace nvx {
 
-/// How a rank comes to be one of a group: it meets the others in the store, then those of its host over Unix sockets,
-/// then in memory. Lives while the group is being made. Where that cannot be, it tells whoever waits for this rank.
+/// The set-up of a group on one rank. The rank meets the others in the store, then the ranks of its host over Unix
+/// sockets, then in memory. If the set-up fails, the ranks that wait for this one are told. Lives until the group is
+/// complete.
 class SetUp {
  public:
-  /// What it makes: all that a group is made of.
+  /// The result of a set-up.
   struct Made {
     Members members;
     std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null where there are none
-    /// Until this rank leaves the group, or fails it: what was met in the group is known for as long. See
-    /// Neighbours::meet.
+    /// Lives until this rank leaves the group or fails it. While it lives, the process knows the peers that it met in
+    /// the group; see Neighbours::meet.
     std::shared_ptr<bool> standing;
   };
 
   /// The options must outlive it.
   SetUp(Store& store, const GroupOptions& options) : store_(store), options_(options), meeting_(store, options) {}
 
-  /// Returns when all have mapped each other. Throws Error, and has given up then.
+  /// Returns when all ranks have mapped each other. Throws Error after it has given up.
   Made meet();
-  /// Where no group can be made of it: tells whoever waits for this rank. Peers may have mapped its pad, or do so yet:
-  /// it rests until they cannot look at it any more, and until then they find there that its rank has left, and why.
+  /// If no group can be made of the result: tells the ranks that wait for this one. Peers may have mapped its pad, or
+  /// may still do so: the pad stays until they cannot access it, and tells them that its rank has left, and why.
   void give_up(Made made, const Failure& why);
 
  private:

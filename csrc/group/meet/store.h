@@ -8,18 +8,18 @@
 
 namespace nvx {
 
-/// Where the ranks of a group first find each other. Keys are this group's own.
+/// The key-value store in which the ranks of a group first meet. No other group uses its keys.
 class Store {
  public:
   virtual ~Store() = default;
   virtual void set(const std::string& key, const std::vector<uint8_t>& value) = 0;
-  /// Waits for the key for at most this long; nothing when it has not come. Throws when the store itself fails.
+  /// Waits for the key for at most this long; empty if it has not come. Throws if the store itself fails.
   virtual std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) = 0;
   /// Adds to the number under this key, which begins at 0, and returns the sum: add(key, 0) reads it.
   virtual int64_t add(const std::string& key, int64_t n) = 0;
-  /// The host that serves it, by name or address, where it is served over a network: one that all ranks have reached.
+  /// The name or address of the host that serves it, where it is served over a network; all ranks have reached it.
   virtual std::string host() const { return ""; }
-  /// Forgets the key, where the store can: nobody asks for it any more.
+  /// Removes a key that no rank needs any more, where the store can.
   virtual void remove(const std::string& /*key*/) {}
 };
 

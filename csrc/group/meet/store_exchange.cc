@@ -12,7 +12,7 @@
 namespace nvx {
 namespace {
 
-/// Before what a rank says. Fixed layout, little endian; comes from peers.
+/// Precedes the value of a rank. Fixed layout, little endian; comes from peers.
 struct Header {
   static constexpr uint32_t kMagic = 0x7378766e;  // "nvxs"
   static constexpr uint16_t kVersion = 1;
@@ -21,12 +21,12 @@ struct Header {
   uint16_t bytes = sizeof(Header);
   int32_t rank = -1;
   uint32_t round = 0;
-  uint64_t nonce = 0;  // of the rank's exchange: who finds another one than its own in a table has an old one
+  uint64_t nonce = 0;  // of the rank's exchange: a table with another nonce is an old one
   uint64_t length = 0;
 };
 static_assert(sizeof(Header) == 32);
 
-constexpr uint64_t kMost = uint64_t(1) << 24;  // that a rank says at once
+constexpr uint64_t kMost = uint64_t(1) << 24;  // bytes of a value
 
 }  // namespace
 
@@ -43,7 +43,7 @@ std::vector<std::vector<std::byte>> StoreExchange::all_gather(std::span<const st
   NVX_CHECK(mine.size() <= kMost, "too much for one message through the store");
   try {
     auto all = trade(pack(mine));
-    // Who says something in this round has read the last one.
+    // A rank that writes in this round has read the last one.
     if (round_ > 0) store_.remove(key_of(round_ - 1, options_.rank));
     if (round_ > 0 && options_.rank == 0) store_.remove(table_of(round_ - 1));
     ++round_;
@@ -74,8 +74,8 @@ StoreExchange::Value StoreExchange::collect(const Value& mine, const Deadline& d
   return table;
 }
 
-/// A value that this rank writes. Waits in slices, to see whether somebody has given up meanwhile; the store is asked
-/// for that less often when it takes long, as all ranks do.
+/// Waits in slices, and looks in between for ranks that have given up. It asks the store for that less often when the
+/// wait is long, since all ranks do.
 StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
@@ -91,7 +91,7 @@ StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, c
   }
 }
 
-/// Who has said nothing in this round.
+/// The ranks that have written nothing in this round.
 std::string StoreExchange::missing() {
   std::string ranks;
   for (int r = 0; r < options_.ranks; ++r) {

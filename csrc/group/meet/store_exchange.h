@@ -13,27 +13,27 @@
 
 namespace nvx {
 
-/// An Exchange through a store. Each rank says its thing under a key of its own; rank 0 collects them, and hands out
-/// one table for all. Keys go when all ranks have read them, but for those of the last round.
+/// An Exchange through a store. Each rank writes its value under a key of its own; rank 0 collects the values and
+/// writes one table for all. Keys are removed when all ranks have read them, except for those of the last round.
 class StoreExchange : public Exchange {
  public:
   struct Options {
-    std::string prefix;  ///< of its keys: the same on all ranks, and used for this exchange alone
+    std::string prefix;  ///< of the keys: the same on all ranks, and of no other exchange
     int rank = 0;
     int ranks = 1;
     std::chrono::milliseconds timeout{60'000};  ///< for each round
-    /// What a rank is called in errors.
+    /// The names of ranks in errors.
     RankNames name = of_rank;
-    /// Asked now and then while it waits for this rank: throws Error where that has become pointless.
+    /// Called now and then during a wait for this rank; throws Error where the wait has become pointless.
     std::function<void(int rank)> watch = [](int) {};
   };
 
   StoreExchange(Store& store, Options options);
 
-  /// Throws Error: kTimeout, naming who has not come; kMismatch, naming who has said what is no message of this
-  /// exchange; kPeerFailed in the words of a rank that has given up.
+  /// Throws Error: kTimeout names the missing ranks; kMismatch names the rank whose value is no message of this
+  /// exchange; kPeerFailed repeats the cause of a rank that has given up.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
-  /// Whoever waits for this rank is told within a second or so.
+  /// Ranks that wait for this one learn of it within about a second.
   void give_up(const Failure& why) override;
 
  private:

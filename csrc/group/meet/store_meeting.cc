@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kHellos = "table";
 constexpr const char* kSize = "size";             // of the group, as rank 0 makes it
-constexpr std::chrono::seconds kBetweenLooks{2};  // into the store, by a rank for which another one reads it
-constexpr int64_t kMostDoubles = 8;               // who are told that they are
+constexpr std::chrono::seconds kBetweenLooks{2};  // between reads of the store, on ranks that another rank reads it for
+constexpr int64_t kMostDoubles = 8;               // set-ups of duplicates that are told
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
 std::string generation_of(int rank) { return "nvx/generation/" + std::to_string(rank); }
@@ -39,9 +39,9 @@ std::vector<Hello> StoreMeeting::exchange_hellos(const Hello& own, const Deadlin
   return rank() == 0 ? collect_hellos(own, deadline) : read_hellos(own, deadline);
 }
 
-/// As rank 0, which hands out one table for all.
+/// On rank 0, which writes one table for all ranks.
 std::vector<Hello> StoreMeeting::collect_hellos(const Hello& own, const Deadline& deadline) {
-  if (generation_ > 1) say(hello_of(0), encode({&own, 1}));  // for who may have come before
+  if (generation_ > 1) say(hello_of(0), encode({&own, 1}));  // for ranks that came before
   std::vector<Hello> hellos{own};
   for (int r = 1; r < size(); ++r) {
     if (const auto hello = fetch(hello_of(r), r, deadline)) {
@@ -71,7 +71,7 @@ std::vector<Hello> StoreMeeting::read_hellos(const Hello& own, const Deadline& d
   }
 }
 
-/// What rank 0 says of all ranks. Throws Error if this rank, as it is now, is not among them.
+/// The hellos of all ranks, as rank 0 wrote them. Throws Error if this rank's current one is not among them.
 std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table, uint64_t own_nonce) const {
   std::vector<Hello> hellos = decode(table, size_t(size()));
   if (hellos[size_t(rank())].nonce == own_nonce) return hellos;
@@ -79,7 +79,7 @@ std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table, uint
                                    ": was it used before, by ranks that it has forgotten?");
 }
 
-/// Counters agree unless a rank died or gave up and began again, or joins a world that has grown. Nobody of this world
+/// Counters agree unless a rank died or gave up and began again, or joins a world that has grown. No rank of this world
 /// can have finished the earlier set-up, so a rank that is behind adopts the higher count.
 void StoreMeeting::catch_up(int rank) {
   look_for_a_double();
@@ -88,17 +88,18 @@ void StoreMeeting::catch_up(int rank) {
   tell_size();
 }
 
-/// For ranks that have counted fewer set-ups than rank 0: whether they belong to this one. In the first one nobody has.
+/// Tells ranks that have counted fewer set-ups than rank 0 whether they belong to this one. The first has no such
+/// ranks.
 void StoreMeeting::tell_size() {
   if (rank() != 0 || generation_ <= 1) return;
   const std::string text = std::to_string(size());
   store_.set(key(kSize), {text.begin(), text.end()});
 }
 
-/// The set-up that rank 0 has begun after the one that this rank has counted, if it is of as many ranks: then the
-/// others wait for this rank in that one, and look there for a note of its failure. Else 0.
+/// The set-up that rank 0 has begun after the one of this rank, if both have the same number of ranks: then the others
+/// wait for this rank there, and look there for its note. Otherwise 0.
 int64_t StoreMeeting::set_up_ahead() {
-  constexpr std::chrono::milliseconds kSpan{200};  // rank 0 says it at once
+  constexpr std::chrono::milliseconds kSpan{200};  // rank 0 writes it at once
   if (generation_ == 0 || rank() == 0) return 0;
   const int64_t theirs = store_.add(generation_of(0), 0);
   if (theirs <= generation_) return 0;
@@ -107,8 +108,8 @@ int64_t StoreMeeting::set_up_ahead() {
 }
 
 /// Whether rank 0 begins another set-up within a few seconds. Worlds of several sizes may be made one after another
-/// over one store: a rank that joins has counted fewer set-ups than rank 0, which takes part in all, and finds the
-/// table of one that it had no part in, perhaps before rank 0 has begun the one that it is for.
+/// over one store. A rank that joins has counted fewer set-ups than rank 0, which takes part in all of them: it may
+/// find the table of an earlier set-up before rank 0 has begun the one that it belongs to.
 bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSpan{3000}, kPause{50};
   const Deadline limit = Deadline::after(kSpan);
@@ -120,9 +121,8 @@ bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
   return true;
 }
 
-/// A value that another rank writes; nothing if that rank has begun anew without it. Waits in slices, to see if
-/// somebody has ended or given up meanwhile; the store is asked for that less often when it takes long, as all ranks
-/// do.
+/// Waits in slices, and looks in between for ranks that have ended or given up. It asks the store for that less often
+/// when the wait is long, since all ranks do.
 std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, int writer, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
@@ -145,8 +145,8 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
   }
 }
 
-/// What rank 0 writes for all, from the store or from the rank that reads it for this host. Where that rank cannot be
-/// reached, as another user floods it with connections, the store has the value sooner.
+/// A value that rank 0 writes for all, from the store or from the rank that reads it for this host. If another user
+/// floods that rank with connections, the store has the value sooner.
 std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, std::chrono::milliseconds span) {
   if (receipt_ && receipt_->open()) {
     auto value = receipt_->next(span);
@@ -160,13 +160,13 @@ std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, s
   try {
     if (value && handout_) handout_->give(*value);
   } catch (const Error&) {
-    handout_.reset();  // the others read for themselves
+    handout_.reset();  // the others read the store themselves
   }
   return value;
 }
 
-/// Of many ranks, the first that comes on each host reads the store for all of it, so that the store hands out one
-/// table a host. Where that rank is gone, or late, the others read for themselves.
+/// In large groups the first rank of each host reads the store for its host, so that the store hands out one table a
+/// host. If that rank is gone or late, the others read the store themselves.
 void StoreMeeting::choose_reader(uint64_t host) {
   constexpr std::chrono::milliseconds kSpan{2000};
   handout_.reset();
@@ -187,7 +187,7 @@ void StoreMeeting::stop_sharing() {
   receipt_.reset();
 }
 
-/// Ranks that have not begun this set-up, of the first 256. Each counts its set-up in the store first.
+/// The ranks, of the first 256, that have not begun this set-up: a rank counts its set-up in the store first.
 std::string StoreMeeting::missing(int writer) {
   constexpr int kMostAsked = 256, kMostNamed = 8;
   std::vector<std::string> ranks;
@@ -199,13 +199,13 @@ std::string StoreMeeting::missing(int writer) {
   for (size_t i = 0; i < std::min<size_t>(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
   if (ranks.size() > kMostNamed) named += " and others";
   if (ranks.size() == 1) return "rank " + named + " has not";
-  const bool server_too = ranks.front() == "0";  // which torch holds back as long as anybody is missing
+  const bool server_too = ranks.front() == "0";  // torch holds it back while any rank is missing
   return "ranks " + named + " have not" +
          (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "");
 }
 
-/// Throws if another process has counted as this rank while this one is making the group: nobody else may, and it would
-/// wait for a set-up of its own. It is told, too.
+/// Throws if another process has counted a set-up as this rank during this set-up. That process waits in a set-up of
+/// its own, and is told too.
 void StoreMeeting::look_for_a_double() {
   const int64_t counted = store_.add(generation_of(rank()), 0);
   if (counted > generation_) end_as_doubled(counted);
@@ -220,8 +220,8 @@ void StoreMeeting::end_as_doubled(int64_t their_generation) {
               "give each process a rank of its own (RANK, init_process_group(rank=))");
 }
 
-/// Whoever was this rank before may have ended, or have made the group that this process waits for: nobody here can
-/// tell.
+/// The process that was this rank before may have ended, or may have made the group for which this process waits. This
+/// process cannot tell the two apart.
 std::string StoreMeeting::earlier_claim() {
   const std::string who = generation_ > 1 ? claimant(generation_ - 1) : "";
   const std::string own_host = own_host_name(options_.host).substr(0, sizeof Hello::host_name - 1);
@@ -230,7 +230,7 @@ std::string StoreMeeting::earlier_claim() {
          ", with which the others may have gone on";
 }
 
-/// Who has counted that set-up for this rank; empty where it has not said so.
+/// The process that has counted that set-up for this rank. Empty if it has written no hello.
 std::string StoreMeeting::claimant(int64_t generation) {
   constexpr std::chrono::milliseconds kSpan{2000};
   std::string who;
@@ -268,7 +268,7 @@ void StoreMeeting::leave_notes(const Failure& note) {
     leave_note(store_, key_in(g, ""), note);
   }
   if (const int64_t ahead = set_up_ahead()) leave_note(store_, key_in(ahead, ""), note);
-  // As a rule rank 0 serves the store, and others look into it once a second.
+  // Rank 0 usually serves the store, and the others look into it once a second.
   constexpr std::chrono::milliseconds kMost{1500};
   if (rank() == 0 && generation_ != 0 && note.met_as() != Code::kInterrupted)
     await_notes(store_, key(""), size(), kMost);

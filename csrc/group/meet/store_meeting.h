@@ -17,42 +17,42 @@
 
 namespace nvx {
 
-/// A key of one set-up of a group: a store, and a prefix in it, may serve several, one after another.
+/// A key of one set-up of a group. A store, and a prefix in it, may serve several set-ups one after another.
 std::string key_in(int64_t generation, const std::string& what);
 
-/// How a rank meets the others of its group in the store, during set-up. Each rank counts its set-ups there, and all
-/// write under the number of the one that they are in, the generation. What waits here looks after the others and the
-/// user meanwhile, and throws Error where waiting has become pointless.
+/// The steps of a set-up in the store. Each rank counts its set-ups there; the number of a set-up is its generation,
+/// and keys carry it. During a wait it looks for failures of other ranks and for interrupts, and throws Error where the
+/// wait has become pointless.
 class StoreMeeting {
  public:
   StoreMeeting(Store& store, const GroupOptions& options) : store_(store), options_(options) {}
 
-  /// Counts this set-up. Before anything else, as failures are told under its number.
+  /// Counts this set-up. The first step, since failures are told under its number.
   void begin();
   int64_t generation() const { return generation_; }
 
-  /// What every rank says of itself, by rank. Throws Error if this rank, as it is now, is not among them. The
-  /// generation may grow until this returns, and does not after that.
+  /// The hellos of all ranks, by rank. Throws Error if this rank's current one is not among them. The generation may
+  /// grow until this returns, and not after that.
   std::vector<Hello> exchange_hellos(const Hello& own, const Deadline& deadline);
   void say(const std::string& what, const std::vector<uint8_t>& value) { store_.set(key(what), value); }
-  /// A value that another rank writes; nothing if that rank has begun anew without it.
+  /// A value that rank `writer` writes. Empty if that rank has begun another set-up without writing it.
   std::optional<std::vector<uint8_t>> fetch(const std::string& what, int writer, const Deadline& deadline);
 
-  /// What this rank reads for the others of its host, if it does; they come for it at its doorway.
+  /// The values that this rank reads for the others of its host; null if it does not. Its doorway hands them out.
   Handout* handout() { return handout_.get(); }
-  /// When nothing more will be fetched.
+  /// After the last fetch().
   void stop_sharing();
 
-  /// Throws if a rank has given this set-up up, wherever it is; ...
+  /// Throws if a rank of any host has given up this set-up.
   void look_for_failures();
-  /// ... and has told this of it.
+  /// Throws because of a note of such a rank.
   [[noreturn]] void end_as_told(const Failure& note);
-  /// What it has told; nothing where nobody has.
+  /// The note of such a rank, if there is one.
   const std::optional<Failure>& told() const { return told_; }
-  /// Throws if the user, or whoever makes the group, does not want it any more.
+  /// Throws if the user interrupts, or the caller does not want the group any more.
   void stop_if_unwanted() const;
 
-  /// Leaves a note in every set-up in which somebody may wait for this rank.
+  /// Leaves a note in every set-up in which a rank may wait for this one.
   void leave_notes(const Failure& note);
 
  private:
@@ -79,16 +79,16 @@ class StoreMeeting {
 
   Store& store_;
   const GroupOptions& options_;
-  int64_t generation_ = 0;            // how often this rank has set the group up in its store, this time included
+  int64_t generation_ = 0;            // number of set-ups of this rank in its store, this one included
   int64_t doubled_until_ = 0;         // another process has counted up to here for this rank
-  std::optional<Failure> told_;       // what another rank has said of its failure
-  std::unique_ptr<Handout> handout_;  // of the rank that reads the store for its host; ...
-  std::unique_ptr<Receipt> receipt_;  // ... and of the ranks for which it does
-  Clock::time_point next_look_;       // of such a rank into the store
+  std::optional<Failure> told_;       // the note of another rank
+  std::unique_ptr<Handout> handout_;  // on the rank that reads the store for its host
+  std::unique_ptr<Receipt> receipt_;  // on the other ranks of that host
+  Clock::time_point next_look_;       // on these: the next read of the store
 };
 
-/// Throws if a rank that this process has met in another group has ended meanwhile. Of those on other hosts only the
-/// one that is waited for is looked after: to ask means to connect.
+/// Throws if the process of a rank that this process has met in another group has ended. Of the ranks of other hosts it
+/// checks only `writer`, since a check connects.
 void look_for_deaths(const GroupOptions& options, int writer);
 
 }  // namespace nvx

@@ -6,7 +6,7 @@
 namespace nvx {
 namespace {
 
-/// How many ranks have given up.
+/// The key of the number of ranks that have given up.
 std::string count_in(const std::string& prefix) { return prefix + "failures"; }
 
 std::string note_in(const std::string& prefix) { return prefix + "failure"; }
@@ -21,7 +21,7 @@ void leave_note(Store& store, const std::string& prefix, const Failure& why) {
 }
 
 std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks) {
-  constexpr std::chrono::milliseconds kSpan{200};  // the first one to count writes its note at once
+  constexpr std::chrono::milliseconds kSpan{200};  // the first rank to count writes its note at once
   if (store.add(count_in(prefix), 0) == 0) return std::nullopt;
   const auto note = store.get(note_in(prefix), kSpan);
   if (!note) return std::nullopt;

@@ -10,15 +10,15 @@
 
 namespace nvx {
 
-/// What ranks that give a set-up up leave for the others in the store, below that set-up's own prefix. The first one's
-/// note is the reason for all.
+/// Ranks that give up a set-up leave notes in the store, under the prefix of that set-up. The first note is the cause
+/// for all ranks.
 void leave_note(Store& store, const std::string& prefix, const Failure& why);
 
-/// What one of so many ranks has left; nothing where all are well.
+/// The first note, in a group of so many ranks; empty if there is none.
 std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks);
 
-/// Waits until so many ranks have left a note, as all do that know of the first one's: who serves the store must not
-/// end before them.
+/// Waits until so many ranks have left a note, as every rank does that has read the first one. The rank that serves the
+/// store must not end before.
 void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most);
 
 }  // namespace nvx
