@@ -57,14 +57,14 @@ bool Lane::submit_to_others(std::shared_ptr<Task>& task) {
   return true;
 }
 
-/// True if there is one, or will be at once.
+/// True if a thread has been found.
 bool Lane::find_thread() {
   if (!scheduled_) scheduled_ = Engine::here().start([lane = shared_from_this()] { lane->drain(); });
   return scheduled_;
 }
 
-/// Has the queue carried out, by this thread where no other can be had: nobody may ever wait for the operations
-/// themselves, but for what follows from them.
+/// Has the queue run, by this thread if no other can be had: callers may never wait for an operation itself, only for
+/// its consequences.
 void Lane::find_somebody() {
   if (find_thread()) return;
   while (!held() && !queue_.empty()) run_front(Carrier::kPool);
@@ -79,7 +79,7 @@ void Lane::run_front(Carrier carrier) {
   mutex_.lock();
   holder_ = {};
   ++concluding_;
-  // What concludes may wait for an operation that is queued here, or will be: somebody else must be able to run it.
+  // conclude() may wait for an operation of this queue: another thread must be able to run it.
   bool blocks = true;
   contain("an operation's end", [&] { blocks = task->conclusion_may_block(); });
   if (!queue_.empty() && blocks) find_thread();
@@ -87,7 +87,7 @@ void Lane::run_front(Carrier carrier) {
   mutex_.unlock();
   contain("an operation's end", [&] { task->conclude(); });
   task->done_.store(true, std::memory_order_release);
-  task.reset();  // with it may go the last of its group, so no lock is held
+  task.reset();  // it may hold the last reference to its group, so no lock is held
   mutex_.lock();
   --concluding_;
   moved_.notify_all();
@@ -98,7 +98,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
   ++waiters_;
   while (!task.done()) {
     if (!held() && !queue_.empty()) {
-      // An operation, once begun, could not be given up.
+      // An operation that has begun cannot be given up.
       if (may_run == MayRun::kYes || !find_thread()) {
         run_front(Carrier::kCaller);
         continue;
@@ -119,7 +119,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
 
 void Lane::drain() {
   MutexLock lock(mutex_);
-  scheduled_ = false;  // from here on, whoever needs a thread beside this one gets one
+  scheduled_ = false;  // from here on, another thread may be found beside this one
   while (!held() && !queue_.empty()) run_front(Carrier::kPool);
   moved_.notify_all();
 }
@@ -200,7 +200,7 @@ void Engine::work() {
       jobs_.pop_front();
       lock.unlock();
       contain("a job", job);
-      job = nullptr;  // with it may go the last of a group, so no lock is held
+      job = nullptr;  // it may hold the last reference to a group, so no lock is held
       lock.lock();
       continue;
     }

@@ -13,20 +13,20 @@
 
 namespace nvx {
 
-/// Who carries an operation out decides how it waits: a caller that has nothing else to do may spin, a pool thread
-/// beside somebody's computation sleeps at once.
+/// The thread that carries an operation out. It decides how waits behave: a caller, which has nothing else to do, may
+/// spin; a thread of the pool, beside a computation, sleeps at once.
 enum class Carrier { kCaller, kPool };
 
 /// One asynchronous operation.
 class Task {
  public:
   virtual ~Task() = default;
-  /// Carries the operation out. Called once, with no lock held. What it throws, and what the others throw, goes no
-  /// further.
+  /// Carries the operation out. Called once, with no lock held. Exceptions of this and the other functions are logged
+  /// and dropped.
   virtual void perform(Carrier carrier) = 0;
-  /// Tells whoever wants to know, when the lane is free for the next operation. Called once, after perform.
+  /// Reports the end, when the lane is free for the next operation. Called once, after perform().
   virtual void conclude() {}
-  /// True if conclude() runs code of the user's, which may wait for another operation.
+  /// True if conclude() runs the user's code, which may wait for another operation.
   virtual bool conclusion_may_block() { return false; }
   bool done() const { return done_.load(std::memory_order_acquire); }
 
@@ -35,38 +35,37 @@ class Task {
   std::atomic<bool> done_{false};
 };
 
-/// Operations that must happen one after the other: the collectives of a group. Whoever runs one holds the lane
-/// meanwhile.
+/// Runs operations one after the other: the collectives of a group. The thread that runs one holds the lane meanwhile.
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
-  /// A synchronous call on an idle lane: true means that the caller holds it and runs its operation at once.
+  /// For a synchronous call. True if the lane was idle: then the caller holds it and runs its operation at once.
   bool begin_inline() EXCLUDES(mutex_);
   void end_inline() EXCLUDES(mutex_);
-  /// Whether this thread holds the lane already: it is inside an operation, in what that lets run while it waits. To
-  /// wait for the lane would be to wait for itself.
+  /// Whether this thread holds the lane: it is inside an operation, for example in a handler that runs during its wait.
+  /// A wait for the lane would be a wait for itself.
   bool held_here() EXCLUDES(mutex_);
 
-  /// Queues a task behind those already there, and finds a thread for it unless a waiter comes first. Where the process
-  /// can have no thread, the caller runs it, or whoever holds the lane now does when that is done.
+  /// Queues a task behind the others, and finds a thread for it unless a waiter comes first. If the process can have no
+  /// thread, the caller runs it, or the holder of the lane does after its operation.
   void submit(std::shared_ptr<Task> task) EXCLUDES(mutex_);
-  /// The same for who must not carry it out now, nor let go of it: takes it. False, and it is left where it is, where
+  /// The same for a caller that must not run the task itself. Moves the task; leaves it in place and returns false if
   /// no thread can be had for it.
   bool submit_to_others(std::shared_ptr<Task>& task) EXCLUDES(mutex_);
 
-  /// Returns when the task is done, or when give_up() says so; it is asked about twenty times a second. A task that has
-  /// not begun, and those before it, are run here, unless the caller must be able to give up and there is a thread.
-  /// Not for who holds the lane.
+  /// Returns when the task is done, or when give_up() returns true; it is called about twenty times a second. Runs the
+  /// task and those before it on this thread if they have not begun, unless the caller must be able to give up and
+  /// there is another thread. The caller must not hold the lane.
   enum class MayRun { kYes, kNo };
   bool wait(Task& task, MayRun may_run, const std::function<bool()>& give_up) EXCLUDES(mutex_);
 
-  /// Runs what is queued until nothing is. For the pool's threads.
+  /// Runs queued tasks until none is left. For threads of the pool.
   void drain() EXCLUDES(mutex_);
 
-  /// Returns when no operation of another thread is running, or at the end of the span. What concludes one may call
-  /// this.
+  /// Returns when no operation of another thread is running, or at the end of the span. conclude() may call it.
   void await_idle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
-  /// Returns when nothing is queued, running or concluding, or at the end of the span; at once for who holds the lane.
+  /// Returns when nothing is queued, running or concluding, or at the end of the span. At once for the holder of the
+  /// lane.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
  private:
@@ -78,26 +77,26 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Mutex mutex_;
   std::condition_variable moved_;
   std::deque<std::shared_ptr<Task>> queue_ GUARDED_BY(mutex_);
-  std::thread::id holder_ GUARDED_BY(mutex_);  // none: nobody
+  std::thread::id holder_ GUARDED_BY(mutex_);  // of no thread: the lane is free
   bool scheduled_ GUARDED_BY(mutex_) = false;
   int waiters_ GUARDED_BY(mutex_) = 0;
   int concluding_ GUARDED_BY(mutex_) = 0;
 };
 
-/// Threads for asynchronous operations, one process-wide pool. Every job has a thread of its own, so that no group
-/// waits for another one; idle threads sleep, and go after a while.
+/// The process-wide pool of threads for asynchronous operations. Every job has a thread of its own, so no group waits
+/// for another one. Idle threads sleep, and end after a while.
 class Engine {
  public:
   using Job = std::function<void()>;
 
   static Engine& here();
 
-  /// False if there is no thread for it, and none can be made: then the job is dropped.
+  /// False if there is no thread for the job and none can be made: then the job is dropped.
   bool start(Job job) EXCLUDES(mutex_);
   size_t threads() EXCLUDES(mutex_);
   /// Whether stop() has been called.
   bool stopping() EXCLUDES(mutex_);
-  /// As if the process could have no more threads than this, those that are idle included; for tests.
+  /// Limits the threads of the process, idle ones included; for tests.
   void limit(size_t most) EXCLUDES(mutex_);
 
   /// Ends the idle threads and waits for the busy ones for at most this long. At interpreter exit.

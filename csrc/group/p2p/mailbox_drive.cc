@@ -189,7 +189,7 @@ void Mailbox::settle(std::chrono::milliseconds span) {
   while (!empty() && Clock::now() < end && !failures_.failed()) turn(nullptr, shift);
 }
 
-/// True if there is one, or will be at once.
+/// True if a thread has been found.
 bool Mailbox::find_attendant() {
   if (attended_) return true;
   // The attendant keeps the group alive, even if a callback releases the last other reference.
