@@ -21,10 +21,10 @@ namespace nvx {
 namespace {
 
 constexpr char kWhole[] = "a whole number";
-constexpr char kSeconds[] = "a number";  // fractions too
+constexpr char kSeconds[] = "a number";  // fractions are allowed
 constexpr char kHandOvers[] = "all_reduce, reduce, broadcast, all_gather, reduce_scatter";
 
-constexpr double kMost = 1e9;  // what nothing else bounds
+constexpr double kMost = 1e9;  // an upper bound where there is no natural one
 
 constexpr Variable kVariables[] = {
     {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every collective)",
@@ -49,8 +49,8 @@ constexpr Variable kVariables[] = {
     {"NVX_ALGO", "", "forces one_shot or pipelined wherever both are possible", "one_shot, pipelined"},
     {"NVX_ONE_SHOT_BYTES", "-1", "largest message that goes through the one-shot slots (at most 65536); -1: the plan's",
      kWhole, -1, 64 << 10},
-    // 30: 64 groups of two ranks that have all used theirs hold less than a MiB each, the peer's share and pads
-    // included.
+    // 30: 64 groups of two ranks that have all used their staging hold less than 1 MiB each, the peer's share and the
+    // pads included.
     {"NVX_STAGING_MB", "30", "most staging memory a process exports for all its groups", kWhole, 1, kMost},
     {"NVX_LEASE_KB", "0", "staging that one large operation leases; 0: sized from the caches and the rank count",
      kWhole, 0, kMost},
@@ -76,7 +76,7 @@ std::string text(const Variable& v) {
 
 std::string text(const char* name) { return text(row(name)); }
 
-/// The words of a list with commas, without the blanks around them.
+/// The items of a comma-separated list, without the blanks around them.
 std::vector<std::string> items(const std::string& list) {
   std::vector<std::string> all;
   std::istringstream words(list);
@@ -86,7 +86,7 @@ std::vector<std::string> items(const std::string& list) {
   return all;
 }
 
-/// The one of its words that this is, whatever the case; nothing if it is none of them.
+/// The accepted word that equals `set` in any case, or nothing.
 std::optional<std::string> as_word(const Variable& v, const std::string& set) {
   if (set == v.fallback) return set;
   for (const std::string& one : items(v.takes)) {
@@ -97,7 +97,7 @@ std::optional<std::string> as_word(const Variable& v, const std::string& set) {
 
 bool is_number(const Variable& v) { return v.takes == kWhole || v.takes == kSeconds; }
 
-/// Written as people write numbers, whatever the locale.
+/// Parses a number independently of the locale.
 std::optional<double> as_number(const std::string& set) {
   double value = 0;
   const char* const end = set.data() + set.size();
@@ -107,16 +107,16 @@ std::optional<double> as_number(const std::string& set) {
 }
 
 std::string fault_of_number(const Variable& v, const std::string& set) {
-  const auto told = [](double bound) { return std::to_string(int64_t(bound)); };
+  const auto decimal = [](double bound) { return std::to_string(int64_t(bound)); };
   const std::optional<double> value = as_number(set);
   if (!value) return "not a number";
   if (v.takes == kWhole && *value != std::floor(*value)) return "not a whole number";
-  if (*value < v.least) return "less than " + told(v.least);
-  if (*value > v.most) return "more than " + told(v.most);
+  if (*value < v.least) return "less than " + decimal(v.least);
+  if (*value > v.most) return "more than " + decimal(v.most);
   return "";
 }
 
-/// Bytes, of 4096, 4K, 64M or 1G.
+/// Parses a size in bytes: 4096, 4K, 64M or 1G.
 std::optional<uint64_t> as_size(const std::string& set) {
   constexpr char kUnits[] = "KMG";
   if (set.empty() || !std::isdigit(uint8_t(set[0]))) return std::nullopt;
@@ -132,7 +132,7 @@ std::optional<uint64_t> as_size(const std::string& set) {
   return value << bits;
 }
 
-/// Each collective once. Nothing of it where any of it is wrong.
+/// Parses a list that names each collective at most once. Returns nothing if any item is wrong.
 std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
   std::vector<HandOver> all;
   const std::vector<std::string> known = items(kHandOvers), asked = items(set);
@@ -147,12 +147,12 @@ std::optional<std::vector<HandOver>> as_hand_overs(const std::string& set) {
       return std::nullopt;
     all.push_back({name, *least});
   }
-  std::ranges::sort(all, {}, &HandOver::collective);  // ranks that name the same in another order agree
+  std::ranges::sort(all, {}, &HandOver::collective);  // ranks that list the same collectives in another order agree
   return all;
 }
 
 void warn_of_fault(const Variable& v) {
-  NVX_LOG(kWarn, "%s=%s is %s; the default (%s) is used. 'nvx env' lists what it takes", v.name, text(v).c_str(),
+  NVX_LOG(kWarn, "%s=%s is %s; the default (%s) is used. 'nvx env' lists the accepted values", v.name, text(v).c_str(),
           fault(v).c_str(), *v.fallback ? v.fallback : "empty");
 }
 
@@ -172,7 +172,7 @@ double number(const char* name) {
 
 int64_t whole(const char* name) { return int64_t(number(name)); }
 
-/// Rounded up, so that a span that is not 0 does not become 0.
+/// Rounds up: a span greater than 0 must not become 0.
 std::chrono::milliseconds seconds(const char* name) {
   return std::chrono::ceil<std::chrono::milliseconds>(std::chrono::duration<double>(number(name)));
 }
@@ -201,20 +201,21 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-std::vector<Stray> strays() {
-  std::vector<Stray> all;
+std::vector<UnknownVariable> unknown_variables() {
+  std::vector<UnknownVariable> all;
   for (char** entry = environ; entry && *entry; ++entry) {
     const std::string name(*entry, std::strcspn(*entry, "="));
     if (name.rfind("NVX_", 0) != 0 || name.rfind("NVX_TEST_", 0) == 0) continue;
-    if (name.rfind("NVX_UCX_", 0) == 0) continue;  // UCX's own: settings for the UCX inside nvx alone
+    if (name.rfind("NVX_UCX_", 0) == 0) continue;  // settings for the UCX inside nvx alone
     const Variable* nearest = kVariables;
     for (const Variable& v : kVariables) {
       if (edit_distance(name, v.name) < edit_distance(name, nearest->name)) nearest = &v;
     }
     if (name == nearest->name) continue;
-    constexpr size_t kTypo = 2;  // letters
+    constexpr size_t kTypo = 2;  // edits
     const bool near = edit_distance(name, nearest->name) <= kTypo;
-    const std::string hint = near ? "did you mean " + std::string(nearest->name) + "?" : "`nvx env` lists those it has";
+    const std::string hint =
+        near ? "did you mean " + std::string(nearest->name) + "?" : "`nvx env` lists all variables";
     all.push_back({name, hint});
   }
   return all;
@@ -223,8 +224,8 @@ std::vector<Stray> strays() {
 namespace {
 
 Config read() {
-  for (const Stray& one : strays()) {
-    NVX_LOG(kWarn, "%s is set, but nvx has no such variable; %s", one.name.c_str(), one.hint.c_str());
+  for (const UnknownVariable& one : unknown_variables()) {
+    NVX_LOG(kWarn, "%s is set, but nvx knows no such variable; %s", one.name.c_str(), one.hint.c_str());
   }
   return {.debug = choice("NVX_DEBUG"),
           .host_id = text("NVX_HOST_ID"),

@@ -9,40 +9,40 @@
 
 namespace nvx {
 
-/// One NVX_* variable: all there is to know about it. The documentation's table is made from these rows.
+/// One `NVX_*` variable. The table in the documentation is generated from these rows.
 struct Variable {
   const char* name;
   const char* fallback;
   const char* meaning;
-  const char* takes = "";      ///< the words it knows, or that it is a number; empty: any text
-  double least = 0, most = 0;  ///< of a number
+  const char* takes = "";      ///< the accepted words, or kWhole or kSeconds for a number; empty: any text
+  double least = 0, most = 0;  ///< bounds of a number
 };
 
 std::span<const Variable> variables();
 
-/// Why what it is set to now is not taken: "none of warn, info, trace", "not a whole number", "less than 0". Empty if
-/// it is, or is not set.
+/// The reason why the variable's current value is refused: "none of warn, info, trace", "not a whole number", "less
+/// than 0". Empty if the value is valid or the variable is not set.
 std::string fault(const Variable& variable);
 
-/// A variable that is set and looks like one of nvx's, but is none; and what may have been meant.
-struct Stray {
+/// A variable that is set and begins with `NVX_`, but is unknown to nvx. `hint` names the likely intention.
+struct UnknownVariable {
   std::string name;
   std::string hint;
 };
-std::vector<Stray> strays();
+std::vector<UnknownVariable> unknown_variables();
 
-/// A collective of devices' tensors that is handed over to torch's own backend from this many bytes on.
+/// A collective of device tensors that nvx delegates to torch's own backend from this size on.
 struct HandOver {
   std::string collective;
   uint64_t least_bytes = 0;
 };
 
-/// The variables that affect which algorithm is chosen. Ranks that differ in one would choose differently, so they are
-/// refused.
+/// The variables that affect the choice of an algorithm. Ranks that differ in one of them would choose different
+/// algorithms, so set-up refuses them.
 inline constexpr std::array kAgreed = {"NVX_ALGO", "NVX_ONE_SHOT_BYTES", "NVX_DELEGATE"};
 using Agreed = std::array<uint64_t, kAgreed.size()>;
 
-/// The environment as this process first read it.
+/// The environment at the first call of config().
 struct Config {
   std::string debug;
   std::string host_id;
@@ -52,7 +52,7 @@ struct Config {
   std::string on_error;
   std::string algorithm;
   std::string cpu_level;
-  std::chrono::milliseconds timeout;  ///< 0: the group's
+  std::chrono::milliseconds timeout;  ///< 0: the group's timeout
   std::chrono::milliseconds liveness;
   int64_t spin_us;
   int64_t staging_mb;
@@ -60,14 +60,14 @@ struct Config {
   int64_t one_shot_bytes;
   std::vector<HandOver> delegate;
 
-  /// A hash of each of kAgreed.
+  /// One hash per variable of `kAgreed`.
   Agreed agreed() const;
 };
 
-/// Whether NVX_DELEGATE may name a collective.
+/// Whether `NVX_DELEGATE` may name this collective.
 bool may_be_handed_over(const std::string& collective);
 
-/// Read once. Warns of NVX_* variables that nvx does not know, naming the nearest that it does.
+/// Reads the environment at the first call only, and then warns of unknown `NVX_*` variables.
 const Config& config();
 
 }  // namespace nvx

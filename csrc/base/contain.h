@@ -8,29 +8,29 @@
 
 namespace nvx {
 
-/// Runs somebody else's code, whose exceptions nobody here could handle. What it throws goes no further: say() is given
-/// the std::exception, or null where it is none.
-template <class Act, class Say>
-void contain_and(Act&& act, Say&& say) {
+/// Runs foreign code whose exceptions no caller could handle. An exception stops here: `report` receives the
+/// std::exception, or null if the exception is of another type.
+template <class Act, class Report>
+void contain_and(Act&& act, Report&& report) {
   try {
     act();
   } catch (const std::exception& error) {
-    say(&error);
+    report(&error);
   } catch (abi::__forced_unwind&) {
-    throw;  // the end of a thread is no exception, and must not be stopped
+    throw;  // pthread_exit() and cancellation unwind this way and must not be stopped
   } catch (...) {
-    say(static_cast<const std::exception*>(nullptr));
+    report(static_cast<const std::exception*>(nullptr));
   }
 }
 
-/// The same, where what was thrown is logged.
+/// Like contain_and(), and logs the exception.
 template <class Act>
 void contain(const char* what, Act&& act) {
   contain_and(act, [&](const std::exception* error) {
     if (error) {
-      NVX_LOG(kWarn, "%s threw an exception, which goes no further: %s", what, error->what());
+      NVX_LOG(kWarn, "%s threw an exception, which nvx does not pass on: %s", what, error->what());
     } else {
-      NVX_LOG(kWarn, "%s threw something that is no std::exception, which goes no further", what);
+      NVX_LOG(kWarn, "%s threw an exception that is no std::exception, which nvx does not pass on", what);
     }
   });
 }

@@ -6,7 +6,7 @@ namespace nvx {
 
 using Clock = std::chrono::steady_clock;
 
-/// When a wait must have ended, and when the operation that waits began.
+/// The end of a wait, and the start of the operation that waits.
 struct Deadline {
   Clock::time_point start = Clock::now();
   Clock::time_point end = Clock::time_point::max();
@@ -20,24 +20,24 @@ struct Deadline {
   double elapsed_s() const { return std::chrono::duration<double>(Clock::now() - start).count(); }
 };
 
-/// What besides time can end a wait. Asked about fifty times a second by a waiter that sleeps, so it may make system
-/// calls.
+/// Ends a wait for another reason than time. A sleeping waiter calls it about fifty times a second, so it may make
+/// system calls.
 class Watch {
  public:
   virtual ~Watch() = default;
-  /// True when waiting for this peer (-1: for any) has become pointless. The waiter then looks a last time, for what
-  /// the peer did before it went.
+  /// Returns true when waiting for this peer (-1: for any) is pointless. The waiter then checks its condition once
+  /// more, to see what the peer did before it ended.
   virtual bool alarmed(int peer) = 0;
-  /// Called where that last look was in vain: keeps the cause.
+  /// Called when that last check failed. Records the cause.
   virtual void alarm(int peer) = 0;
 };
 
-/// What a waiter moves along while it waits: what it waits for here may depend on what comes from another host.
+/// Work that a waiter advances while it waits, because the awaited event may depend on messages from another host.
 class Driver {
  public:
   virtual ~Driver() = default;
-  /// Moves what can be moved now. Called between two looks of a waiter that spins, and about a thousand times a second
-  /// by one that sleeps.
+  /// Advances the work without blocking. A spinning waiter calls it between checks, a sleeping one about a thousand
+  /// times a second.
   virtual void drive() = 0;
 };
 

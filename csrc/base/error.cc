@@ -7,19 +7,20 @@ namespace nvx {
 
 namespace {
 
-/// What helps where the system refuses for this reason; empty where there is nothing to say in general.
-std::string remedy(int error) {
+/// The advice for this errno, or an empty text if there is none in general.
+std::string advice_for(int error) {
   switch (error) {
-    case EMFILE: return "raise the limit of files that a process may have open (ulimit -n)";
-    case ENFILE: return "raise the machine's limit of open files (sysctl fs.file-max)";
-    case EFBIG: return "raise the limit of a file's size (ulimit -f), which shared memory counts towards";
+    case EMFILE: return "raise the limit of open files per process (ulimit -n)";
+    case ENFILE: return "raise the limit of open files of the machine (sysctl fs.file-max)";
+    case EFBIG: return "raise the file size limit (ulimit -f); it also applies to shared memory";
     case ENOMEM:
-      return "raise the limit of address space (ulimit -v), or have none: 1 GiB of it is mapped for each process "
-             "of the host, little of which is used. Where there is no limit, the memory is used up";
-    case EAGAIN: return "raise the limit of threads: the user's (ulimit -u) or the container's (pids.max)";
+      return "raise or remove the limit of address space (ulimit -v): nvx maps 1 GiB of it for each process of the "
+             "host "
+             "and uses little of that. Without such a limit, the host is out of memory";
+    case EAGAIN: return "raise the limit of threads, of the user (ulimit -u) or of the container (pids.max)";
     case EPERM:
     case EACCES:
-    case ENOSYS: return "does a sandbox, or a container's seccomp profile, forbid this system call?";
+    case ENOSYS: return "check whether a sandbox or the container's seccomp profile forbids this system call";
     default: return "";
   }
 }
@@ -27,15 +28,15 @@ std::string remedy(int error) {
 }  // namespace
 
 Status::Status(Code code, const std::string& what, const std::string& advice) {
-  const auto met = std::make_shared<Met>();
-  met->failure.code = code;
-  met->failure.cause = without_name(what);
-  met->failure.advice = advice;
-  met->words = what + (advice.empty() ? "" : ". Next: " + advice);
-  met_ = met;
+  const auto state = std::make_shared<State>();
+  state->failure.code = code;
+  state->failure.cause = without_name(what);
+  state->failure.advice = advice;
+  state->words = what + (advice.empty() ? "" : ". Next: " + advice);
+  state_ = state;
 }
 
-Status::Status(const Failure& failure) : met_(std::make_shared<const Met>(Met{failure, words_of(failure)})) {}
+Status::Status(const Failure& failure) : state_(std::make_shared<const State>(State{failure, words_of(failure)})) {}
 
 Failure failure_of(const std::exception& thrown) {
   if (const auto* error = dynamic_cast<const Error*>(&thrown)) return error->failure();
@@ -44,7 +45,7 @@ Failure failure_of(const std::exception& thrown) {
 
 Error system_error(const std::string& what) {
   const int error = errno;
-  return Error(Code::kSystem, "nvx: " + what + ": " + std::strerror(error), remedy(error));
+  return Error(Code::kSystem, "nvx: " + what + ": " + std::strerror(error), advice_for(error));
 }
 
 }  // namespace nvx

@@ -9,39 +9,39 @@
 
 namespace nvx {
 
-/// What an error says, without the "nvx: " that it begins with: for use inside another message.
+/// The text of an error without its leading "nvx: ", for use inside another message.
 inline std::string without_name(const std::string& text) { return text.starts_with("nvx: ") ? text.substr(5) : text; }
 
-/// What an operation in flight ends in. Copying is cheap; success holds nothing.
+/// The result of an operation in flight. Copies share the failure; success allocates nothing.
 class [[nodiscard]] Status {
  public:
   Status() = default;
-  /// what: begins with "nvx: ". advice: what to do about it, without "Next: ".
+  /// `what` begins with "nvx: ". `advice` says what to do about it, without "Next: ".
   Status(Code code, const std::string& what, const std::string& advice = "");
   Status(const Failure& failure);
 
-  bool ok() const { return met_ == nullptr; }
-  Code code() const { return met_->failure.met_as(); }
-  const std::string& what() const { return met_->words; }
-  /// What what() says, without "nvx: ": for a sentence that begins with it already.
-  std::string reason() const { return without_name(met_->words); }
-  const Failure& failure() const { return met_->failure; }
+  bool ok() const { return state_ == nullptr; }
+  Code code() const { return state_->failure.met_as(); }
+  const std::string& what() const { return state_->words; }
+  /// what() without its leading "nvx: ".
+  std::string reason() const { return without_name(state_->words); }
+  const Failure& failure() const { return state_->failure; }
 
  private:
-  struct Met {
+  struct State {
     Failure failure;
     std::string words;
   };
-  std::shared_ptr<const Met> met_;
+  std::shared_ptr<const State> state_;
 };
 
-/// What set-up throws. Its text begins with "nvx: ".
+/// The exception of set-up. Its text begins with "nvx: ".
 class Error : public std::runtime_error {
  public:
   Error(Code code, const std::string& what, const std::string& advice = "") : Error(Status(code, what, advice)) {}
   explicit Error(Status status) : std::runtime_error(status.what()), status_(std::move(status)) {}
   Code code() const { return status_.code(); }
-  /// The text without "nvx: ".
+  /// what() without its leading "nvx: ".
   std::string reason() const { return status_.reason(); }
   const Status& status() const { return status_; }
   const Failure& failure() const { return status_.failure(); }
@@ -50,13 +50,13 @@ class Error : public std::runtime_error {
   Status status_;
 };
 
-/// It, and where it was met, too.
+/// The status with one more line of context: where this rank met the failure.
 inline Status met_in(const Status& status, const std::string& context) { return met_in(status.failure(), context); }
 
-/// What was thrown, as what has happened to a group.
+/// Converts an exception into a `Failure`. An exception that is not an nvx::Error becomes `kSystem`.
 Failure failure_of(const std::exception& thrown);
 
-/// "nvx: <what>: <strerror>", and what to do about it, for a system call that failed just now.
+/// The Error for a system call that has just failed: "nvx: <what>: <strerror(errno)>", with advice that fits `errno`.
 Error system_error(const std::string& what);
 
 }  // namespace nvx

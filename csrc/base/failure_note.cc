@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kFixed = offsetof(FailureNote, text);
 
-/// How much of a text fits in so many bytes, without half a character at the end.
+/// The length of the longest prefix that fits into `room` bytes and does not split a UTF-8 character.
 size_t fits(const std::string& text, size_t room) {
   if (text.size() <= room) return text.size();
   while (room > 0 && (static_cast<unsigned char>(text[room]) & 0xc0) == 0x80) --room;
@@ -20,10 +20,10 @@ size_t fits(const std::string& text, size_t room) {
 
 bool names_rank(int32_t rank, int ranks) { return rank >= 0 && rank < ranks; }
 
-/// Whether all that the note says of itself fits together, and into what has come.
-bool holds_together(const FailureNote& note, size_t come, int ranks) {
+/// Whether the fields of the note are consistent with each other and with the `received` bytes that arrived.
+bool consistent(const FailureNote& note, size_t received, int ranks) {
   const size_t text = size_t(note.cause_bytes) + note.before_bytes + note.advice_bytes;
-  return note.magic == FailureNote::kMagic && note.version == FailureNote::kVersion && note.bytes <= come &&
+  return note.magic == FailureNote::kMagic && note.version == FailureNote::kVersion && note.bytes <= received &&
          note.bytes == kFixed + text && text <= FailureNote::kMostText && note.cause_bytes > 0 && note.code < kCodes &&
          note.how < Ending::kHows && note.awaited_ranks <= FailureNote::kMostAwaited &&
          (note.who == kNobody || names_rank(note.who, ranks)) &&
@@ -48,7 +48,7 @@ FailureNote FailureNote::of(const Failure& failure) {
   std::copy_n(failure.awaited.begin(), note.awaited_ranks, note.awaited);
   const std::string cause = fits(failure.cause, kMostText) > 0 ? failure.cause : name(failure.code);
   note.cause_bytes = put(cause, fits(cause, kMostText));
-  const size_t rest = note.cause_bytes == cause.size() ? kMostText - used : 0;  // behind what is cut comes nothing
+  const size_t rest = note.cause_bytes == cause.size() ? kMostText - used : 0;  // nothing follows a truncated text
   note.before_bytes = put(failure.before, fits(failure.before, rest));
   if (failure.advice.size() <= rest - note.before_bytes) note.advice_bytes = put(failure.advice, failure.advice.size());
   note.bytes = uint16_t(kFixed + used);
@@ -58,8 +58,9 @@ FailureNote FailureNote::of(const Failure& failure) {
 std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int ranks) {
   FailureNote note;
   if (bytes.size() < kFixed) return std::nullopt;
-  std::memcpy(static_cast<void*>(&note), bytes.data(), std::min(bytes.size(), sizeof note));  // read once
-  if (!holds_together(note, bytes.size(), ranks)) return std::nullopt;
+  // One copy: the peer may change the memory meanwhile.
+  std::memcpy(static_cast<void*>(&note), bytes.data(), std::min(bytes.size(), sizeof note));
+  if (!consistent(note, bytes.size(), ranks)) return std::nullopt;
   const char* at = note.text;
   const auto next = [&](size_t length) { return printable(std::string(std::exchange(at, at + length), length)); };
   Failure failure{.code = Code(note.code), .cause = next(note.cause_bytes), .told = true};
@@ -73,7 +74,7 @@ std::optional<Failure> FailureNote::read(std::span<const std::byte> bytes, int r
 
 Failure unreadable_note(const std::string& teller) {
   return {.code = Code::kPeerFailed,
-          .cause = "what " + teller + " says of its failure is damaged, or of another version of nvx",
+          .cause = "the failure note of " + teller + " is damaged or from another version of nvx",
           .told = true};
 }
 

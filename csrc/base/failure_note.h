@@ -10,42 +10,42 @@
 
 namespace nvx {
 
-/// A failure as one rank tells it to the others: in its pad, in a message between hosts, in the store. Fixed layout,
-/// little endian; comes from peers, so read() believes nothing of it. Where this rank has met the failure is its own
-/// affair, and not told.
+/// The layout in which one rank reports a failure to the others: in its pad, in a message between hosts, in the store.
+/// The layout is fixed and little endian. A note comes from a peer, so read() checks every field. `Failure::context`
+/// concerns the reporting rank alone and is not part of a note.
 struct FailureNote {
   static constexpr uint32_t kMagic = 0x6678766e;  // "nvxf"
   static constexpr uint16_t kVersion = 1;
-  static constexpr size_t kMostAwaited = 32;  ///< the first ones; the words, too, name only some of more
+  static constexpr size_t kMostAwaited = 32;  ///< a longer list is truncated
   static constexpr size_t kMostText = 856;
 
   uint32_t magic = kMagic;
   uint16_t version = kVersion;
-  uint16_t bytes = 0;  ///< of all this, as far as the text is used
-  uint8_t code = 0;    ///< Code
-  uint8_t how = 0;     ///< Ending::How
+  uint16_t bytes = 0;  ///< the size of the note, up to the end of its text
+  uint8_t code = 0;    ///< a Code
+  uint8_t how = 0;     ///< an Ending::How
   uint16_t awaited_ranks = 0;
   int32_t who = kNobody;
-  int32_t number = 0;  ///< of the Ending
+  int32_t number = 0;  ///< Ending::number
   uint16_t cause_bytes = 0;
   uint16_t before_bytes = 0;
   uint16_t advice_bytes = 0;
   uint16_t reserved[3] = {};
   int32_t awaited[kMostAwaited] = {};
-  char text[kMostText] = {};  ///< cause, before, advice, one behind the other
+  char text[kMostText] = {};  ///< cause, before, advice, without separators
 
-  /// What has no room is cut off; of the advice, all or nothing is told. A cause of which nothing is left is named by
-  /// its code.
+  /// Truncates the cause and `before` if they do not fit, and drops an advice that does not fit whole. An empty cause
+  /// is replaced by the name of the code.
   static FailureNote of(const Failure& failure);
-  /// What is to be sent of it.
+  /// The bytes to send.
   std::span<const std::byte> used() const { return {reinterpret_cast<const std::byte*>(this), bytes}; }
-  /// What a rank of a group of so many ranks says, in words that are fit for a message; nothing where it is damaged, or
-  /// of another version of nvx. More bytes than the note's may follow.
+  /// Decodes a note from a rank of a group of `ranks` ranks. The texts are made printable. Returns nothing if the note
+  /// is damaged or comes from another version of nvx. Bytes after the note are ignored.
   static std::optional<Failure> read(std::span<const std::byte> bytes, int ranks);
 };
 static_assert(sizeof(FailureNote) == 1016 && offsetof(FailureNote, text) == 1016 - FailureNote::kMostText);
 
-/// For what cannot be read of it: that this rank, "rank 3", has told of a failure.
+/// The failure to report when the note of `teller` ("rank 3") cannot be decoded.
 Failure unreadable_note(const std::string& teller);
 
 }  // namespace nvx

@@ -8,30 +8,31 @@
 
 namespace nvx {
 
-/// (epoch, step) in one number that only grows; compared modularly, so it may wrap.
+/// (epoch, step) as one number that only grows. Stamps are compared modularly, so they may wrap.
 using Stamp = uint64_t;
 constexpr Stamp stamp(uint32_t epoch, uint32_t step) { return (Stamp(epoch) << 32) | step; }
 constexpr bool reached(Stamp value, Stamp want) { return int64_t(value - want) >= 0; }
 
-/// A counter in memory that several processes share: one writer of value, any number of sleepers.
+/// A counter in shared memory. `value` has one writer; any number of threads may sleep on it.
 struct Flag {
   std::atomic<Stamp> value;
-  std::atomic<uint32_t> sleepers;  ///< how many sleep: whoever raises the value must ring for them
-  std::atomic<uint32_t> bell;      ///< the futex word: moves with every ring
-  std::atomic<uint32_t> core;      ///< a hint: 1 + where the writer last ran; 0 before it has written
+  std::atomic<uint32_t> sleepers;  ///< the number of sleepers; if it is not 0, the writer of `value` must call ring()
+  std::atomic<uint32_t> bell;      ///< the futex word; every ring() increments it
+  std::atomic<uint32_t> core;      ///< a hint: 1 + the core on which the writer last ran; 0 before its first signal()
 };
 static_assert(sizeof(Flag) == 24 && std::atomic<Stamp>::is_always_lock_free);
 
-/// Everything this thread wrote before is visible to whoever sees the value. Wakes those who sleep on the flag.
+/// Release: everything that this thread wrote before the call is visible to a thread that reads `value` or a later
+/// stamp with acquire. Wakes the threads that sleep on the flag.
 void signal(Flag& flag, Stamp value);
 
-/// Wakes those who sleep on the flag though its value has not moved.
+/// Wakes the threads that sleep on the flag without changing its value.
 void ring(Flag& flag);
 
-/// How long spinning has paid lately: doubled when a spin ended well, halved when it was in vain, because the peer is
-/// busy or its core is. Never less than a quarter, which is about what waking a sleeper takes: two ranks that spin for
-/// less than that take turns at sleeping for as long as they talk. Shared by the waits of a group; a lost update does
-/// not matter.
+/// The adaptive spin time of the waits of a group. A spin that succeeds doubles it; a spin that fails, because the peer
+/// or its core is busy, halves it. It never drops below a quarter of the maximum, which is about the time to wake a
+/// sleeper: two ranks that spin for less would alternate between sleeping and waking as long as they communicate. A
+/// lost update is harmless.
 class Patience {
  public:
   explicit Patience(std::chrono::nanoseconds most) : most_(most), span_(most.count()) {}
@@ -44,13 +45,13 @@ class Patience {
   std::atomic<int64_t> span_;
 };
 
-/// Whether a waiter yields its core instead of sleeping. Among ranks that wait for each other, a thread that yields is
-/// back on its core within microseconds. Behind a thread that computes, it is back only when that thread's time slice
-/// is over, which is worse than to sleep and be woken. So after a yield that took long the next waits sleep, and twice
-/// as many of them if it happens again. Shared by the waits of a group; a lost update does not matter.
+/// Decides whether a waiter yields its core instead of sleeping. Between ranks that wait for each other, sched_yield()
+/// returns within microseconds. Behind a thread that computes, it returns only when that thread's time slice ends,
+/// which is slower than sleeping and being woken. So after a yield that took long the next waits sleep, and twice as
+/// many of them after each further long yield. Shared by the waits of a group; a lost update is harmless.
 class Courtesy {
  public:
-  /// Whether this wait may yield. Called once for each wait, as it counts them.
+  /// Whether this wait may yield. Call it once per wait, because it counts waits.
   bool offers();
   void yield_core();
 
@@ -62,25 +63,25 @@ class Courtesy {
   std::atomic<int> next_skips_{kFewest};
 };
 
-/// How long to spin before sleeping, when to give up, and whom to ask meanwhile.
+/// How long a wait spins, when it gives up, and whom it consults meanwhile.
 struct WaitRules {
   Deadline deadline;
   Patience* patience = nullptr;  ///< null: do not spin
   Watch* watch = nullptr;
-  Driver* driver = nullptr;      ///< null: nothing else depends on this waiter
+  Driver* driver = nullptr;      ///< null: this waiter has nothing to advance
   Courtesy* courtesy = nullptr;  ///< null: do not yield the core
 };
 
 enum class Waited { kReached, kTimedOut, kAlarmed };
 
-/// The interval at which a sleeper asks its watch; bounds how late a death or an abort is noticed.
+/// The interval at which a sleeper consults its `Watch`. It bounds how late a waiter notices a death or an abort.
 inline constexpr std::chrono::milliseconds kWatchInterval{20};
 
-/// Sleeps on the flag until it is rung, `until` has come or the watch interval has passed. Returns at once if its bell
-/// has moved since `seen` was read.
+/// Sleeps until the flag is rung, `until` is reached or the watch interval is over. Returns at once if `bell` has
+/// changed since the caller read `seen`.
 void sleep_on(Flag& flag, uint32_t seen, Clock::time_point until);
 
-/// The longest sleep of a waiter that has something to drive.
+/// The longest sleep of a waiter with a `Driver`.
 inline constexpr std::chrono::milliseconds kDriveInterval{1};
 
 inline void relax() {
@@ -91,7 +92,7 @@ inline void relax() {
 #endif
 }
 
-/// 1 + the core that this thread runs on; 0 where the system does not say.
+/// 1 + the core that this thread runs on, or 0 if the system does not tell.
 uint32_t this_core();
 
 inline bool writer_is_on_this_core(const Flag& flag) {
@@ -99,12 +100,12 @@ inline bool writer_is_on_this_core(const Flag& flag) {
   return core != 0 && core == this_core();
 }
 
-/// How long a waiter that must not spin yields its core, again and again, before it sleeps.
+/// How long a waiter that must not spin yields its core before it sleeps.
 inline constexpr std::chrono::microseconds kYieldFor{50};
 
-/// The one way to wait: returns when ready() has become true, or the rules say to give up. It sleeps on the flag, which
-/// must be rung by whoever makes ready() true. ready() must load with acquire; once it was true, everything that was
-/// written before the matching signal() is visible.
+/// The one way to wait. Returns when ready() is true or when the rules end the wait. It sleeps on the flag, so the
+/// thread that makes ready() true must ring that flag. ready() must load with acquire; when wait() returns kReached,
+/// everything that the signaller wrote before its signal() is visible to this thread.
 template <class Ready>
 Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   if (ready()) return Waited::kReached;
@@ -121,8 +122,8 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
         relax();
       }
       if (rules.driver) rules.driver->drive();
-      // Two that spin and sleep in turns on one core are never both ready to run, so the scheduler sees no reason to
-      // part them, while another core idles. Yielding is faster, and shows the scheduler that there are two.
+      // Two waiters that alternate on one core are never both runnable, so the scheduler does not separate them
+      // although another core idles. Yielding is faster and shows the scheduler that both are runnable.
       if (courteous && writer_is_on_this_core(flag)) rules.courtesy->yield_core();
     } while (Clock::now() < stop);
     rules.patience->in_vain();
@@ -139,7 +140,8 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
     if (rules.driver) rules.driver->drive();
     const auto until = rules.driver ? std::min(rules.deadline.end, Clock::now() + kDriveInterval) : rules.deadline.end;
     const uint32_t bell = flag.bell.load(std::memory_order_acquire);
-    flag.sleepers.fetch_add(1, std::memory_order_seq_cst);  // before the last look: a signaller that we miss sees us
+    // Before the last check: a signaller whose value this check misses sees `sleepers`.
+    flag.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const bool now = ready();
     if (!now) sleep_on(flag, bell, until);
     flag.sleepers.fetch_sub(1, std::memory_order_relaxed);
@@ -155,7 +157,8 @@ Waited wait(Flag& flag, Ready ready, int peer, const WaitRules& rules) {
   }
 }
 
-/// Waits until the flag has reached a stamp. What its writer wrote before that signal is then visible here.
+/// Acquire: waits until the flag reaches `want`. Everything that its writer wrote before that signal() is then visible
+/// to this thread.
 inline Waited wait(Flag& flag, Stamp want, int peer, const WaitRules& rules) {
   return wait(
       flag, [&] { return reached(flag.value.load(std::memory_order_seq_cst), want); }, peer, rules);

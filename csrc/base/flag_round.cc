@@ -8,18 +8,18 @@
 namespace nvx {
 namespace {
 
-struct Court {
-  alignas(128) std::atomic<uint64_t> serves;   // written by side 0
-  alignas(128) std::atomic<uint64_t> returns;  // written by side 1
+struct Counters {
+  alignas(128) std::atomic<uint64_t> sent;      // written by side 0
+  alignas(128) std::atomic<uint64_t> answered;  // written by side 1
 };
-static_assert(sizeof(Court) == kFlagRoundBytes && std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(Counters) == kFlagRoundBytes && std::atomic<uint64_t>::is_always_lock_free);
 
-// There is no pause between the looks: its length differs by a factor of ten between processors, so the pause is what
-// would be measured.
-bool comes(const std::atomic<uint64_t>& ball, uint64_t want, Clock::time_point end) {
+// No pause instruction between the loads: its length differs by a factor of ten between processors and would dominate
+// the measurement.
+bool reaches(const std::atomic<uint64_t>& count, uint64_t want, Clock::time_point end) {
   for (;;) {
     for (int look = 0; look < 4096; ++look)
-      if (ball.load(std::memory_order_acquire) == want) return true;
+      if (count.load(std::memory_order_acquire) == want) return true;
     if (Clock::now() > end) return false;
   }
 }
@@ -27,17 +27,17 @@ bool comes(const std::atomic<uint64_t>& ball, uint64_t want, Clock::time_point e
 }  // namespace
 
 std::chrono::duration<double> flag_round(void* shared, int side, int rounds, std::chrono::milliseconds patience) {
-  auto& court = *static_cast<Court*>(shared);
-  auto& mine = side == 0 ? court.serves : court.returns;
-  auto& theirs = side == 0 ? court.returns : court.serves;
-  uint64_t ball = mine.load(std::memory_order_relaxed);  // where an earlier call of this side left it
+  auto& counters = *static_cast<Counters*>(shared);
+  auto& mine = side == 0 ? counters.sent : counters.answered;
+  auto& theirs = side == 0 ? counters.answered : counters.sent;
+  uint64_t count = mine.load(std::memory_order_relaxed);  // the value that an earlier call on this side left
   auto began = Clock::now();
   for (int round = 0; round <= rounds; ++round) {
-    ++ball;
-    if (side == 0) mine.store(ball, std::memory_order_release);
-    if (!comes(theirs, ball, Clock::now() + patience)) return std::chrono::duration<double>(-1);
-    if (side == 1) mine.store(ball, std::memory_order_release);
-    if (round == 0) began = Clock::now();  // the first round waits for the other side to come
+    ++count;
+    if (side == 0) mine.store(count, std::memory_order_release);
+    if (!reaches(theirs, count, Clock::now() + patience)) return std::chrono::duration<double>(-1);
+    if (side == 1) mine.store(count, std::memory_order_release);
+    if (round == 0) began = Clock::now();  // the first round also waits for the other side to arrive
   }
   return std::chrono::duration<double>(Clock::now() - began) / rounds;
 }

@@ -5,12 +5,12 @@
 
 namespace nvx {
 
-/// What flag_round needs in memory that both sides map, zeroed before the first round.
+/// The bytes of shared memory that flag_round() needs, zeroed before the first round.
 inline constexpr size_t kFlagRoundBytes = 256;
 
-/// The mean time in which a flag goes from side 0 to side 1 and back: how far apart the two cores are right now, which
-/// on a virtual machine differs from one minute to another. Both sides call it alike. Spins, and ends in any case:
-/// negative when the other side has not answered for `patience`.
+/// The mean round-trip time of a flag between side 0 and side 1. It tells how far apart the two cores are now; on a
+/// virtual machine this changes from minute to minute. Both sides make the same call. Spins, and always ends: returns a
+/// negative duration if the other side does not answer for `patience`.
 std::chrono::duration<double> flag_round(void* shared, int side, int rounds,
                                          std::chrono::milliseconds patience = std::chrono::seconds(5));
 

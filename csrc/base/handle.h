@@ -6,7 +6,7 @@
 
 namespace nvx {
 
-/// A file descriptor that closes itself. Move only.
+/// A move-only file descriptor that closes itself.
 class Fd {
  public:
   Fd() = default;

@@ -5,7 +5,8 @@
 
 namespace nvx {
 
-/// Mixes numbers and texts into 64 bits (splitmix64's finaliser). For agreement between ranks, not for secrets.
+/// Hashes numbers and texts into 64 bits (the finaliser of splitmix64). Ranks compare such hashes; they are not
+/// cryptographic.
 class Hash {
  public:
   constexpr Hash& add(uint64_t x) {

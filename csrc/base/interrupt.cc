@@ -25,7 +25,7 @@ bool stop_wanted() {
   constexpr std::chrono::milliseconds kInterval{100};
   const InterruptCheck check = interrupt_check.load(std::memory_order_relaxed);
   if (!check || syscall(SYS_gettid) != getpid()) return false;
-  static Clock::time_point next{};  // the main thread's
+  static Clock::time_point next{};  // used by the main thread only
   const auto now = Clock::now();
   if (now < next) return false;
   next = now + kInterval;

@@ -5,17 +5,16 @@
 
 namespace nvx {
 
-/// Set by the language that hosts nvx: true when the user wants the main thread to stop what it does (Ctrl-C), or a
-/// handler of his for another signal does.
+/// Installed by the host language. Returns true when the user wants the main thread to stop (Ctrl-C), or when a signal
+/// handler of the user raised an exception.
 using InterruptCheck = bool (*)();
 inline std::atomic<InterruptCheck> interrupt_check{nullptr};
 
-/// Whether the user wants this thread to stop. Asks on the main thread only, and there at most ten times a second,
-/// however often it is called; in between, and elsewhere: false.
+/// Whether the user wants this thread to stop. Calls the check on the main thread only and at most ten times a second;
+/// returns false otherwise.
 bool stop_wanted();
 
-/// What asked the thread to stop, in words for errors: "interrupted by the user". To be read and set on the main thread
-/// only.
+/// The cause of the interrupt for error texts: "interrupted by the user". Read and set it on the main thread only.
 const std::string& stop_words();
 void set_stop_words(std::string words);
 

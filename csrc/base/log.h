@@ -4,10 +4,10 @@ namespace nvx {
 
 enum class LogLevel { kWarn, kInfo, kTrace };
 
-/// What NVX_DEBUG lets through.
+/// Whether NVX_DEBUG enables this level.
 bool logs(LogLevel level);
 
-/// One line to stderr in one write: "nvx[pid] text".
+/// Writes one line to stderr with one write(): "nvx[pid] text".
 [[gnu::format(printf, 1, 2)]] void log_line(const char* format, ...);
 
 }  // namespace nvx

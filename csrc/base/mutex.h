@@ -22,13 +22,13 @@
 
 namespace nvx {
 
-/// std::mutex that clang's -Wthread-safety can check.
+/// A std::mutex that clang's -Wthread-safety can check.
 class CAPABILITY("mutex") Mutex {
  public:
   void lock() ACQUIRE() { mutex_.lock(); }
   void unlock() RELEASE() { mutex_.unlock(); }
   bool try_lock() TRY_ACQUIRE(true) { return mutex_.try_lock(); }
-  /// Tells the checker what a caller that it cannot see through has promised.
+  /// Asserts to the checker that the caller holds the mutex where the checker cannot see it.
   void held_by_caller() const ASSERT_CAPABILITY(this) {}
 
  private:
@@ -36,7 +36,7 @@ class CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-/// Holds a Mutex for a scope; may be let go and taken again inside it, and may wait for a condition.
+/// Holds a Mutex for a scope. It can be unlocked and locked again, and can wait for a condition.
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : lock_(mutex.mutex_) {}
@@ -47,8 +47,8 @@ class SCOPED_CAPABILITY MutexLock {
   void unlock() RELEASE() { lock_.unlock(); }
   void lock() ACQUIRE() { lock_.lock(); }
 
-  /// Sleeps until notified, the time is up, or for no reason at all: ask your condition again. Whoever sets the wall
-  /// clock does not change how long that is.
+  /// Sleeps until notified or until the time is up. Wake-ups can be spurious, so check the condition again. Changes of
+  /// the wall clock do not affect the span.
   void wait_for(std::condition_variable& cv, std::chrono::nanoseconds span) {
     cv.wait_until(lock_, std::chrono::steady_clock::now() + span);
   }

@@ -5,8 +5,8 @@
 
 namespace nvx {
 
-/// The first thing that a thread of nvx's own does. Sets the name by which top and debuggers show it, at most 15
-/// letters, and blocks all signals: these are for the threads that the user knows.
+/// Every thread of nvx calls this first. Sets the name that top and debuggers show, at most 15 characters, and blocks
+/// all signals, which are for the user's threads.
 inline void begin_own_thread(const char* name) {
   pthread_setname_np(pthread_self(), name);
   sigset_t all;

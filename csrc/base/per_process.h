@@ -4,8 +4,8 @@
 
 namespace nvx {
 
-/// The one T of this process. A forked child begins with one of its own: the parent's is not the child's, and was
-/// perhaps locked at the fork. Never destroyed: who uses it may outlive static destructors.
+/// The one T of this process. A forked child gets a new one, because the parent's may have been locked at the fork. It
+/// is never destroyed: threads may use it after static destructors ran.
 template <class T>
 T& of_this_process() {
   static T* here = new T;

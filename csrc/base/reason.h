@@ -7,11 +7,11 @@
 
 namespace nvx {
 
-/// A failure, as the reason for something else that this rank says: "<what>: <its cause>". The other facts stay, and so
-/// does its advice, which knows more; where it has none, this one is given.
+/// The failure as the cause of something else: "<what>: <its cause>". All other facts stay. `advice` is used only if
+/// the failure has none, because the failure's own is more specific.
 Failure reason_for(const std::string& what, Failure failure, const std::string& advice = "");
 
-/// What was thrown here, as the reason for this: a failure of this rank's own system, whatever it comes of.
+/// An exception on this rank as the cause of `what`. The code is always `kSystem`, whatever the exception carried.
 Failure system_failure(const std::string& what, const std::exception& thrown);
 
 }  // namespace nvx

@@ -6,7 +6,7 @@
 namespace nvx {
 namespace {
 
-/// Bytes of the character that begins there, or 0 if none does: cut off, too long a form, half a pair, or no character.
+/// The length of the UTF-8 character at `at`, or 0 if it is invalid: truncated, overlong, a surrogate or out of range.
 size_t character_at(const std::string& text, size_t at) {
   const auto byte = [&](size_t i) { return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u; };
   const unsigned first = byte(0);

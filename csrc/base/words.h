@@ -7,8 +7,8 @@
 
 namespace nvx {
 
-/// What another process wrote, as one line of text that every terminal and every decoder takes: bytes that are not
-/// UTF-8, and characters that control terminals, are replaced.
+/// Makes text from another process safe to print: one line of valid UTF-8 without control characters. Invalid bytes
+/// become '?', control characters become blanks.
 std::string printable(std::string text);
 
 /// "1.50 s"
@@ -21,8 +21,8 @@ inline std::string see_log_of(const std::string& rank) { return "see the log of 
 
 inline std::string of_rank(int rank) { return "rank " + std::to_string(rank); }
 
-/// What messages call a rank. Where some ranks of a group are numbered anew among each other, messages still use the
-/// group's numbers.
+/// Maps a rank to its name in messages. Messages use the numbers of the group even where a subset of its ranks is
+/// numbered anew.
 using RankNames = std::function<std::string(int rank)>;
 
 }  // namespace nvx

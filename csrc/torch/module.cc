@@ -111,7 +111,7 @@ std::vector<std::tuple<std::string, std::string, std::string, std::string>> conf
 /// (name, what may have been meant).
 std::vector<std::pair<std::string, std::string>> config_strays() {
   std::vector<std::pair<std::string, std::string>> told;
-  for (const Stray& one : strays()) told.emplace_back(one.name, one.hint);
+  for (const UnknownVariable& one : unknown_variables()) told.emplace_back(one.name, one.hint);
   return told;
 }
 

@@ -208,7 +208,7 @@ TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kPeerFailed);
     EXPECT_SAYS(status,
-                "nvx: what rank 1 says of its failure is damaged, or of another version of nvx; told by rank 1");
+                "nvx: the failure note of rank 1 is damaged or from another version of nvx; told by rank 1");
   });
 }
 

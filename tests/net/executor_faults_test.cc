@@ -181,7 +181,7 @@ TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
     alone.come({from_rank(Kind::kPoison, note.used().first(bytes))});
     const auto told = alone.told();
     ASSERT_TRUE(told);
-    EXPECT_EQ(told->failure.cause, "what rank 1 says of its failure is damaged, or of another version of nvx");
+    EXPECT_EQ(told->failure.cause, "the failure note of rank 1 is damaged or from another version of nvx");
     EXPECT_EQ(told->failure.who, kNobody);
     alone.end();
   }
