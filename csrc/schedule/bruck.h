@@ -2,12 +2,12 @@
 
 #include "schedule/catalog.h"
 
-/// Rounds of distance 1, 2, 4 ... over any number of ranks, paid for with copies in scratch: for small blocks, which
-/// must be of the same length.
+/// Rounds of distance 1, 2, 4 ... over any number of ranks, at the price of copies in scratch. They suit small blocks,
+/// which must have equal lengths.
 namespace nvx::schedule {
 
-/// Scratch holds the blocks of rank, rank + 1, ... in this order; each round nearly doubles how many there are. At last
-/// they are turned to where they belong.
+/// Scratch holds the blocks of rank, rank + 1, ... in this order. Each round nearly doubles their number. The last
+/// steps copy them to their places in the output.
 struct BruckAllGather : AnyLayout {
   static constexpr bool legal(const Layout& l) { return equally_long(l.blocks); }
 
@@ -37,7 +37,8 @@ struct BruckAllGather : AnyLayout {
     return {kScratch, size_t(first) * l.block(0).bytes, size_t(blocks) * l.block(0).bytes};
   }
 
-  /// Block by block; where the blocks touch, those from the own one on and then those before it.
+  /// Copies the blocks to the output. Where they are contiguous, two copies suffice: the own block and those after it,
+  /// then those before it.
   static constexpr Step turn(const Layout& l, int rank, int j) {
     if (!touch(l.blocks)) return move(rank, held(l, j, 1), l.block(mod(rank + j, l.size)).in(kOutput));
     const int first = j == 0 ? rank : 0, blocks = j == 0 ? l.size - rank : rank;
@@ -46,8 +47,8 @@ struct BruckAllGather : AnyLayout {
   }
 };
 
-/// The block for the rank d further goes d as a sum of powers of two: in round k all blocks whose d has bit k travel
-/// 2^k, as one message. In scratch: what goes out, then what came in each round.
+/// The block for the rank at distance d travels d as a sum of powers of two: in round k all blocks whose d has bit k
+/// travel 2^k, as one message. Scratch holds the outgoing blocks, then the blocks received in each round.
 struct BruckAllToAll : AnyLayout {
   static constexpr bool legal(const Layout& l) {
     return equally_long(l.to) && equally_long(l.from) && l.to[0].bytes == l.from[0].bytes;
@@ -59,7 +60,8 @@ struct BruckAllToAll : AnyLayout {
     return sum;
   }
 
-  /// Round by round: what travels is packed, then goes. Then each block is moved home from the round of its last bit.
+  /// Each round packs its blocks, then exchanges them. The last steps copy each block to the output from the round of
+  /// its highest bit.
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     int left = int(i), k = 0;
     for (; k < log2_up(l.size); ++k) {
@@ -85,22 +87,22 @@ struct BruckAllToAll : AnyLayout {
   static constexpr size_t sent(const Layout& l) { return size_t(log2_up(l.size)) * size_t(l.size / 2) * l.to[0].bytes; }
 
  private:
-  /// How many distances below size have bit k. At most half of them.
+  /// The number of distances below `size` that have bit k; at most half of them.
   static constexpr int travelling(int size, int k) {
     const int rest = (size & ((2 << k) - 1)) - (1 << k);
     return ((size >> (k + 1)) << k) + (rest > 0 ? rest : 0);
   }
-  /// The j-th distance with bit k, and which one a distance is.
+  /// The j-th distance with bit k, and its inverse: the index of such a distance.
   static constexpr int distance(int j, int k) { return ((j >> k) << (k + 1)) | (1 << k) | (j & ((1 << k) - 1)); }
   static constexpr int index(int d, int k) { return ((d >> (k + 1)) << k) | (d & ((1 << k) - 1)); }
 
-  /// Of what came in round k; k = -1: of what goes out.
+  /// Slots of the blocks received in round k, or of the outgoing blocks for k = -1.
   static constexpr Range slots(const Layout& l, int k, int first, int blocks) {
     const size_t each = l.to[0].bytes, before = size_t(k + 1) * size_t(l.size / 2) + size_t(first);
     return {kScratch, before * each, size_t(blocks) * each};
   }
 
-  /// Where the block of a distance is before round k: where it came to in the last round it travelled, or in the input.
+  /// The place of a block before round k: where its last round stored it, or the input.
   static constexpr Range last_place(const Layout& l, int rank, int d, int k) {
     const int travelled = d & ((1 << k) - 1);
     if (travelled == 0) return l.to[size_t(mod(rank + d, l.size))].in(kInput);

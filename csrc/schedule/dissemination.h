@@ -4,8 +4,8 @@
 
 namespace nvx::schedule {
 
-/// In round k everybody tells the rank 2^k further that it, and whoever it has heard of, is there. A byte travels and
-/// not nothing: it goes where the next round sends from, and so makes that round wait.
+/// In round k each rank tells the rank at distance 2^k that it and all ranks it has heard of have arrived. The message
+/// is one byte instead of none: the next round sends the byte that this round receives, and so waits for it.
 struct DisseminationBarrier : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(log2_up(l.size)); }
 

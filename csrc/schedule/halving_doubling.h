@@ -2,12 +2,12 @@
 
 #include "schedule/catalog.h"
 
-/// Rounds between partners whose distance halves or doubles: as few messages one after another as there can be. They
-/// need a power of two, the core; each rank beyond it gives its input to a neighbour, and gets its result from there.
+/// Rounds between partners whose distance halves or doubles: the fewest messages one after another. The rounds need a
+/// power of two, the core. Each rank beyond it gives its input to a neighbour and gets its result from there.
 namespace nvx::schedule {
 
-/// Of 2 * extra ranks every second one stands aside, and the others are the first places of the core. So the ranks that
-/// a run of places stands for are a run as well.
+/// Of the first 2 * extra ranks, every second one stays out of the core; the others are its first places. So a
+/// contiguous range of places stands for a contiguous range of ranks.
 struct Fold {
   int core, extra;
 
@@ -18,7 +18,7 @@ struct Fold {
   constexpr bool aside(int rank) const { return rank < 2 * extra && rank % 2 == 1; }
   constexpr bool stands_for_two(int rank) const { return rank < 2 * extra && rank % 2 == 0; }
   constexpr int place(int rank) const { return rank < 2 * extra ? rank / 2 : rank - extra; }
-  /// The first rank that a place stands for; the place after the last one stands for `size`.
+  /// The first rank that a place stands for. The place after the last one gives `size`.
   constexpr int rank(int place) const { return place < extra ? 2 * place : place + extra; }
   constexpr int rounds() const { return log2_down(core); }
 };
@@ -26,10 +26,10 @@ struct Fold {
 struct FoldedRound {
   Fold fold;
   int place, k;
-  Place from;  ///< where the sum stands so far: in the input, until something has been added to it
+  Place from;  ///< the partial sum: in the input until something has been added to it
 };
 
-/// An all_reduce of a core, with the ranks aside served before and after.
+/// An all_reduce of a core, with a step before and after it for the ranks outside.
 template <class Core>
 struct FoldedAllReduce : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) {
@@ -64,7 +64,7 @@ struct FoldedAllReduce : AnyLayout {
   }
 };
 
-/// Partners exchange all they have. For small messages.
+/// Partners exchange everything they have. For small messages.
 struct DoublingCore {
   static constexpr int rounds(const Fold& fold) { return fold.rounds(); }
 
@@ -83,15 +83,15 @@ struct DoublingCore {
 };
 using RecursiveDoublingAllReduce = FoldedAllReduce<DoublingCore>;
 
-/// Partners split what they share: each adds up its half, until every place has one part; then the parts go back the
-/// way they came. Hardly more bytes than a ring. (Rabenseifner)
+/// Partners split their common range: each reduces one half, until every place has one part. Then the parts return the
+/// same way. It sends hardly more bytes than a ring. (Rabenseifner)
 struct HalvingDoublingCore {
   static constexpr int rounds(const Fold& fold) { return 2 * fold.rounds(); }
 
   static constexpr Step round(const Layout& l, const FoldedRound& r) {
     const bool halving = r.k < r.fold.rounds();
     const int distance = halving ? r.fold.core >> (r.k + 1) : 1 << (r.k - r.fold.rounds());
-    const int mine = r.place & ~(distance - 1), theirs = mine ^ distance;  // where the two runs of parts begin
+    const int mine = r.place & ~(distance - 1), theirs = mine ^ distance;  // the starts of the two ranges
     const Block own = l.parts(mine, mine + distance, r.fold.core);
     const Block other = l.parts(theirs, theirs + distance, r.fold.core);
     const int partner = r.fold.rank(r.place ^ distance);
@@ -113,8 +113,8 @@ struct HalvingDoublingCore {
 };
 using HalvingDoublingAllReduce = FoldedAllReduce<HalvingDoublingCore>;
 
-/// The first half of the above, over blocks, which must touch: a rank ends with the sum of its own block, and of its
-/// neighbour's aside. Sums grow in scratch, in the order of the blocks.
+/// The first half of the above, over contiguous blocks: a rank ends with the sum of its own block, and of the block of
+/// its neighbour outside the core. Partial sums are in scratch, in the order of the blocks.
 struct HalvingReduceScatter : AnyLayout {
   static constexpr bool legal(const Layout& l) { return touch(l.blocks); }
 
@@ -160,13 +160,13 @@ struct HalvingReduceScatter : AnyLayout {
   }
 
  private:
-  /// The blocks first .. last - 1; in scratch, they begin at 0.
+  /// The blocks first .. last - 1. In scratch they begin at 0.
   static constexpr Range run(const Layout& l, int first, int last, Place place) {
     const Block from = l.block(first), to = l.block(last - 1);
     return {place, from.offset - (place == kScratch ? l.block(0).offset : 0), to.end() - from.offset};
   }
 
-  /// A round of the core. The last one of a place that stands for one rank leaves the result where it belongs.
+  /// A round of the core. A place that stands for one rank writes its last round directly to the output.
   static constexpr Step halve(const Layout& l, const FoldedRound& r, Range result) {
     const int distance = r.fold.core >> (r.k + 1);
     const int mine = r.place & ~(distance - 1), theirs = mine ^ distance;

@@ -2,8 +2,7 @@
 
 #include "schedule/catalog.h"
 
-/// The root deals with each of the others by itself. What is on its way is different for each, so no tree would save it
-/// a byte.
+/// The root exchanges with each other rank directly. The data of each rank is different, so a tree would save no byte.
 namespace nvx::schedule {
 
 struct LinearGather : AnyLayout {

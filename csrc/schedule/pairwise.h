@@ -2,8 +2,8 @@
 
 #include "schedule/catalog.h"
 
-/// Everybody exchanges with everybody, in step k with the ranks k further and k before. Nothing waits for anything
-/// else, so a window of steps goes out at once: the least latency between few ranks.
+/// Every rank exchanges with every other, in step k with the ranks at distance k. The steps are independent, so several
+/// go out at once: the lowest latency between few ranks.
 namespace nvx::schedule {
 
 struct EachOther : AnyLayout {
@@ -15,7 +15,7 @@ struct PairwiseAllToAll : EachOther {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(l.size); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
-    const int k = int(i) + 1, to = mod(rank + k, l.size), from = mod(rank - k, l.size);  // at last with itself
+    const int k = int(i) + 1, to = mod(rank + k, l.size), from = mod(rank - k, l.size);  // the last step: with itself
     return {.send_to = to,
             .send = l.to[size_t(to)].in(kInput),
             .recv_from = from,
@@ -30,7 +30,7 @@ struct DirectAllGather : EachOther {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(l.size); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
-    const int k = int(i) + 1, from = mod(rank - k, l.size);  // at last from itself
+    const int k = int(i) + 1, from = mod(rank - k, l.size);  // the last step: from itself
     return {.send_to = mod(rank + k, l.size),
             .send = l.own(rank).in(kInput),
             .recv_from = from,
@@ -41,7 +41,7 @@ struct DirectAllGather : EachOther {
   static constexpr size_t sent(const Layout& l) { return size_t(l.size - 1) * longest(l.blocks); }
 };
 
-/// Two ranks: each sends all it has and adds what comes. One message, where a ring would take two.
+/// Two ranks: each sends its whole input and adds what it receives. One message, where a ring takes two.
 struct PairAllReduce : AnyLayout {
   static constexpr bool legal(const Layout& l) { return l.size == 2; }
   static constexpr uint64_t steps(const Layout&, int) { return 1; }
@@ -61,25 +61,25 @@ struct PairAllReduce : AnyLayout {
   static constexpr size_t sent(const Layout& l) { return l.bytes; }
 };
 
-/// What all ranks have for one place, brought there as it is and then added in the order of the ranks. The others'
-/// parts lie in scratch one behind the other; the sum grows in the first of them and is finished in the output.
+/// Receives the inputs of all ranks unreduced and adds them in rank order. Scratch holds the other ranks' parts in
+/// order. The sum grows in the first of them and is completed in the output.
 struct RankOrder {
   int size, rank;
-  Range mine, result;  ///< the own part in the input, the sum in the output
+  Range mine, result;  ///< the rank's part of the input, and the output
   size_t bytes;
 
   constexpr Range of(int source) const {
     return source == rank ? mine : Range{kScratch, size_t(source - (source > rank)) * bytes, bytes};
   }
-  /// The k-th addition, of rank k's part, 1 <= k < size. The own part may be where the result goes: until it has been
-  /// added the sum stays in scratch.
+  /// The k-th addition: of rank k's part, 1 <= k < size. `mine` and `result` may be the same memory, so the sum stays
+  /// in scratch until `mine` has been added.
   constexpr Step add(int k) const {
     const bool begun = k > rank && (rank > 0 || k > 1), done = k >= rank;
     return combine(rank, of(k), begun ? result : of(0), done ? result : of(0));
   }
 };
 
-/// Each rank gets its block from everybody as it is, and adds in the order of the ranks: the bits that one host gives.
+/// Each rank receives its block from every rank unreduced and adds in rank order: the same bits as inside one host.
 struct PairwiseReduceScatter : EachOther {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : 2 * uint64_t(l.size - 1); }
 
@@ -98,7 +98,7 @@ struct PairwiseReduceScatter : EachOther {
   static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 };
 
-/// Everybody gets all of everybody's input, and adds in the order of the ranks.
+/// Every rank receives every input whole and adds in rank order.
 struct DirectAllReduce : EachOther {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : 2 * uint64_t(l.size - 1); }
 

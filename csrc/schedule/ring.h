@@ -2,8 +2,8 @@
 
 #include "schedule/catalog.h"
 
-/// Every rank sends to the next and receives from the one before. The fewest bytes, neighbours only, and as many
-/// messages one after another as there are ranks: for large messages between few.
+/// Every rank sends to the next and receives from the previous one. The fewest bytes, between neighbours only, but as
+/// many messages in sequence as there are ranks. For large messages between few ranks.
 namespace nvx::schedule {
 
 struct RingNeighbours {
@@ -11,8 +11,8 @@ struct RingNeighbours {
   static constexpr int before(const Layout& l, int rank) { return rank == 0 ? l.size - 1 : rank - 1; }
 };
 
-/// Chunk c sets out from rank c, gathers sums, is whole at rank c - 1, then goes round once more. A rank adds its own
-/// input as a chunk comes by, so nothing is copied beforehand.
+/// Chunk c starts at rank c, collects sums, is complete at rank c - 1, then goes round once more. A rank adds its own
+/// input when the chunk arrives, so nothing is copied in advance.
 struct RingAllReduce : AnyLayout, RingNeighbours {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : 2 * uint64_t(l.size - 1); }
 
@@ -35,8 +35,8 @@ struct RingAllReduce : AnyLayout, RingNeighbours {
   static constexpr size_t sent(const Layout& l) { return 2 * size_t(l.size - 1) * l.chunk(0).bytes; }
 };
 
-/// Block b sets out from rank b + 1 and gathers sums until it is at home. On its way it lies in one of three slots: the
-/// next may come in while the last is still going out.
+/// Block b starts at rank b + 1 and collects sums until it reaches rank b. On the way it uses one of three slots, so
+/// that the next block can arrive while the last one is still being sent.
 struct RingReduceScatter : AnyLayout, RingNeighbours {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : uint64_t(l.size - 1); }
 
@@ -66,7 +66,7 @@ struct RingReduceScatter : AnyLayout, RingNeighbours {
   static constexpr size_t sent(const Layout& l) { return all_but_one(l.blocks); }
 };
 
-/// Block b goes round from rank b. The own one is copied last, while the last message is on its way.
+/// Block b goes round from rank b. The own block is copied last, while the last message is in flight.
 struct RingAllGather : AnyLayout, RingNeighbours {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(l.size); }
 

@@ -4,9 +4,9 @@
 
 namespace nvx::schedule {
 
-/// The whole in as many parts as ranks: scattered down a binomial tree, each part to its place, then sent round a ring.
-/// Nobody sends much more than the whole, the root not twice. A place has had the parts of its subtree already; the
-/// ring stops short of them, and so at the root, which has all.
+/// Scatters the whole, one part per rank, down a binomial tree; then a ring all-gathers the parts. No rank sends much
+/// more than the whole; the root sends less than twice that. A place already has the parts of its subtree, so the ring
+/// does not send it those, and sends the root nothing.
 struct ScatterAllGatherBroadcast : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) { return uint64_t(Walk(l, rank).steps()); }
 
@@ -27,7 +27,7 @@ struct ScatterAllGatherBroadcast : AnyLayout {
  private:
   struct Walk {
     const Layout& l;
-    BinomialTree tree, next;  ///< of this place, and of the one after it in the ring
+    BinomialTree tree, next;  ///< of this place, and of the next one in the ring
     int children;
 
     constexpr Walk(const Layout& layout, int rank)
@@ -38,7 +38,7 @@ struct ScatterAllGatherBroadcast : AnyLayout {
 
     constexpr bool root() const { return tree.v == 0; }
     constexpr int steps() const { return !root() + children + rounds() + root(); }
-    /// The ring ends here when neither this place nor the next one lacks a part.
+    /// The ring ends for this rank when neither this place nor the next one lacks a part.
     constexpr int rounds() const { return lacks(tree) > lacks(next) ? lacks(tree) : lacks(next); }
     constexpr int lacks(const BinomialTree& t) const { return l.size - t.weight(); }
     constexpr Block parts(const BinomialTree& t) const { return l.parts(t.v, t.v + t.weight(), l.size); }

@@ -2,22 +2,22 @@
 
 #include "schedule/catalog.h"
 
-/// From a root and to it. Ranks are counted from the root on: place v is rank root + v.
+/// Trees and chains from a root and to it. Places are ranks counted from the root: place v is rank root + v.
 namespace nvx::schedule {
 
-/// A binomial tree over places 0 .. size - 1. A place's subtree are the places from itself on, so what is meant for
-/// them touches.
+/// A binomial tree over the places 0 .. size - 1. The subtree of a place is contiguous and begins with the place
+/// itself, so the data for it is contiguous.
 struct BinomialTree {
   int v, size;
 
-  /// Child j is v + 2^j. The later ones have the larger subtrees.
+  /// Child j is place v + 2^j. Later children have larger subtrees.
   constexpr int children() const {
     const int below = v == 0 ? 31 : std::countr_zero(unsigned(v)), there = log2_up(size - v);
     return below < there ? below : there;
   }
   constexpr int child(int j) const { return v + (1 << j); }
   constexpr int parent() const { return v & (v - 1); }
-  /// How many places its subtree has.
+  /// The number of places in its subtree.
   constexpr int weight() const {
     const int most = v == 0 ? size : 1 << std::countr_zero(unsigned(v));
     return most < size - v ? most : size - v;
@@ -27,7 +27,7 @@ struct BinomialTree {
 constexpr int place_of(const Layout& l, int rank) { return mod(rank - l.root, l.size); }
 constexpr int rank_at(const Layout& l, int place) { return mod(l.root + place, l.size); }
 
-/// The root sends to the largest subtree first; whoever has it passes it on.
+/// The root sends to the largest subtree first. Each place that has the data passes it on.
 struct BinomialBroadcast : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) {
     return 1 + uint64_t(BinomialTree{place_of(l, rank), l.size}.children());
@@ -48,7 +48,7 @@ struct BinomialBroadcast : AnyLayout {
   static constexpr size_t sent(const Layout& l) { return size_t(log2_up(l.size)) * l.bytes; }
 };
 
-/// The same tree from the leaves to the root. Sums of the others than the root grow in scratch.
+/// The same tree from the leaves to the root. Places other than the root accumulate in scratch.
 struct BinomialReduce : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) {
     const BinomialTree tree{place_of(l, rank), l.size};
@@ -75,7 +75,7 @@ struct BinomialReduce : AnyLayout {
   static constexpr size_t sent(const Layout& l) { return l.size > 1 ? l.bytes : 0; }
 };
 
-/// From place to place. In slices, all links are busy at once and each rank sends the whole but once.
+/// From place to place. In slices, all links are busy at once, and each rank sends the whole only once.
 struct ChainBroadcast : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) {
     const int v = place_of(l, rank);
@@ -97,7 +97,7 @@ struct ChainBroadcast : AnyLayout {
   static constexpr size_t sent(const Layout& l) { return l.size > 1 ? l.bytes : 0; }
 };
 
-/// The other way round; each adds its input to what comes.
+/// The same chain in the other direction: each place adds its input to the received sum.
 struct ChainReduce : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) {
     const int v = place_of(l, rank);
