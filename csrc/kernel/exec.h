@@ -17,13 +17,13 @@
 #define NVX_HD
 #define NVX_APART __attribute__((noinline))
 #endif
-// NVX_APART marks functions that are not inlined, so that they are compiled once for all kernels: otherwise each kernel
-// would take minutes to compile.
+// NVX_APART functions are not inlined, so that all kernels share one compiled copy. Inlined, each kernel would take
+// minutes to compile.
 
 namespace nvx::kernel {
 
-/// The verbs of the CPU's algorithms (kernel/cpu/direct.h), for the one thread of the host that a rank runs them on.
-/// Bulk work is done by the wide loops of the instruction-set level (kernel/reduce/level.h).
+/// The operations in which the CPU algorithms (kernel/cpu/direct.h) are written, for the one host thread that runs a
+/// rank. The loops of the instruction-set level (kernel/reduce/level.h) do the bulk work.
 class CpuExec {
  public:
   CpuExec(size_t width, ReduceFn reduce, const double* factors, const WaitRules& rules)
@@ -34,7 +34,8 @@ class CpuExec {
 
   void signal(Flag& flag, Stamp value) const { nvx::signal(flag, value); }
 
-  /// False when the wait ended without the stamp; the verdict then says why, and the algorithm must return.
+  /// Acquire: on true, everything that the flag's writer wrote before it signalled the stamp is visible. On false the
+  /// wait ended without the stamp; verdict() gives the cause, and the algorithm must return.
   bool wait(Flag& flag, Stamp want, int peer) {
     if (reached(flag.value.load(std::memory_order_seq_cst), want)) return true;
     const auto began = measures_ ? Clock::now() : Clock::time_point();
@@ -49,23 +50,23 @@ class CpuExec {
     if (bytes != 0 && dst != src) keep_(dst, src, bytes);
   }
 
-  /// Copies to where other ranks will read.
+  /// Copies to memory that other ranks will read.
   void stage(void* dst, const void* src, size_t bytes) const {
     if (bytes != 0) stage_(dst, src, bytes);
   }
 
-  /// How stage() writes from now on, on a machine that has both policies.
+  /// Sets how stage() writes, on a machine that has both policies.
   void stage_by(CachePolicy policy) { stage_ = level_.copy_by(policy); }
-  /// How copy() writes from now on: to memory that this rank alone will read.
+  /// Sets how copy() writes, which is to memory that this rank alone reads.
   void keep_by(CachePolicy policy) { keep_ = level_.copy_by(policy); }
   bool stages_past() const { return stage_ == level_.copy_past; }
   bool has_choice() const { return level_.copy_past != nullptr; }
 
-  /// From now on waits are timed, for waited().
+  /// Starts to measure the time in wait(), for waited().
   void measure() { measures_ = true; }
   Clock::duration waited() const { return waited_; }
 
-  /// dst[i] = op over the ranks' srcs, in absolute rank order, rounded once.
+  /// dst[i] = op over the ranks' srcs in absolute rank order, rounded once.
   void reduce(void* dst, const void* const* srcs, int ranks, size_t n) const {
     if (n != 0) reduce_(dst, srcs, ranks, n, factors_);
   }
@@ -76,8 +77,8 @@ class CpuExec {
   }
   const Verdict& verdict() const { return verdict_; }
 
-  /// Callers that run two bulk verbs over the same data alternate between them after this many bytes, so that the
-  /// second finds the data in the nearest cache.
+  /// A caller that runs two bulk operations over the same data alternates between them at this block size, so that the
+  /// second one finds the data in the nearest cache.
   static constexpr size_t kBlock = 16 << 10;
 
  private:
@@ -93,26 +94,26 @@ class CpuExec {
   Verdict verdict_;
 };
 
-/// What a lane waits for, and what it has seen instead.
+/// The subject of a lane's wait, and the last value it read.
 struct PendingWait {
   int peer;
   Stamp wanted;
   Stamp seen;
 };
 
-/// The greetings of two ranks that do not agree.
+/// The greetings of two ranks that differ.
 struct Quarrel {
   uint64_t mine[kGreetingWords];
   uint64_t theirs[kGreetingWords];
 };
 
-/// The verbs of the device algorithms (kernel/gpu/device_collectives.h), for one lane of a tile of many. Machine is
-/// what a lane is made of: a thread of a CUDA block, or a thread of the host that plays one. Each lane waits for
-/// itself, and every wait ends; what that means for the tile, its lanes decide together by all().
+/// The operations in which the device algorithms (kernel/gpu/device_collectives.h) are written, for one lane of a tile.
+/// Machine is a thread of a CUDA block, or a host thread that simulates one. Each lane waits by itself and every wait
+/// ends. The lanes of a tile combine their results with all().
 template <class Machine>
 class TileExec : public Machine {
  public:
-  /// call: the number by which verdicts name the operation.
+  /// `call` identifies the operation in verdicts.
   NVX_HD TileExec(const Machine& machine, RankState* rank, Control* control, uint64_t patience_ns, uint32_t call)
       : Machine(machine),
         rank_(rank),
@@ -122,32 +123,32 @@ class TileExec : public Machine {
         began_ns_(Machine::now_ns()),
         next_look_ns_(began_ns_ + Machine::kLookNs) {}
 
-  /// The host's abort word, read by one lane of the tile; the other lanes get 0. Ask early, as the answer has to come
-  /// over the bus.
+  /// The host's abort word, read by one lane of the tile; the other lanes get 0. Call it early, because the read
+  /// crosses the bus.
   NVX_HD uint32_t ask_host() const { return is_lookout() ? Machine::load_host(control_->abort) : 0; }
 
-  /// How far a peer's pool is mapped; any lane may ask. Ask as early as for the abort word. base never changes once it
-  /// is set and mapped only grows, so the two need not be read at the same moment.
+  /// How far a peer's pool is mapped. Any lane may call it; call it early, because the reads cross the bus. `base`
+  /// never changes once set, and `mapped` only grows, so the two reads need not be atomic together.
   NVX_HD PoolView ask_host(const PoolView& at) const {
     return {Machine::load_host(at.base), Machine::load_host(at.mapped)};
   }
 
-  /// Opens an operation and tells the host so; verdicts name it by this epoch. The answer is this lane's alone: false
-  /// where its rank has failed before, or where the host has asked not to begin.
+  /// Begins an operation: verdicts name it by this epoch, and the host can read it in `Control::begun`. Returns false
+  /// on this lane if its rank has failed before or the host requests an abort.
   NVX_HD bool begin(uint32_t epoch, uint32_t abort) {
     epoch_ = epoch;
     if (is_lookout() && Machine::tile() == 0) Machine::store_host(control_->begun, epoch);
     return !has_failed() && (abort == 0 || fail(alarm()));
   }
 
-  /// To be asked between chunks, as there may be no wait there that would notice a failure or an abort. The answer is
-  /// this lane's alone.
+  /// Call between chunks, where there may be no wait that would notice a failure or an abort. The result is this lane's
+  /// alone.
   NVX_HD bool goes_on() {
     if (!is_lookout()) return true;
     return !has_failed() && (!hears_abort(Machine::now_ns()) || fail(alarm()));
   }
 
-  /// Waits until ready() holds. False if the wait ended otherwise; the verdict then says why.
+  /// Waits until ready() holds. On false, the verdict gives the cause.
   template <class Ready>
   NVX_HD bool wait(PendingWait& pending, Ready ready) {
     for (uint32_t turn = 1; !ready(); ++turn) {
@@ -160,8 +161,8 @@ class TileExec : public Machine {
     return true;
   }
 
-  /// Waits until a peer has raised its counter that far. What the peer had written before is then visible to this lane,
-  /// and to the other lanes of the tile after their next sync() or all().
+  /// Acquire: waits until a peer has raised its counter to `want`. Everything that the peer wrote before is then
+  /// visible to this lane, and to the other lanes of the tile after their next sync() or all().
   NVX_HD bool wait_for(const Stamp& counter, Stamp want, int peer, Stamp* seen = nullptr) {
     PendingWait pending{peer, want, 0};
     const bool ok = wait(pending, [&] { return reached(pending.seen = Machine::acquire(counter), want); });
@@ -169,7 +170,7 @@ class TileExec : public Machine {
     return ok;
   }
 
-  /// Records the verdict if it is the rank's first, which also ends the waits of all of the rank's lanes. Always
+  /// Records the verdict if it is the rank's first failure, which also ends the waits of all lanes of the rank. Always
   /// returns false.
   NVX_APART bool fail(const Verdict& verdict, const Quarrel* quarrel = nullptr) {
     if (!Machine::claim(rank_->failed)) return false;
@@ -190,14 +191,13 @@ class TileExec : public Machine {
     return false;
   }
 
-  /// Counts pieces that go without staging. Only the first block does, as each block has a share of every piece.
+  /// Counts pieces that bypass staging. Only the first block counts, because each block has a share of every piece.
   NVX_HD void count_direct(uint32_t pieces) {
     if (pieces != 0 && Machine::tile() == 0) Machine::add(rank_->direct, pieces);
   }
 
-  /// Called by one lane of each block, once a launch. The last block tells the host that this epoch has ended; before
-  /// that, where a graph has begun the launch, it adds its operations to the count of replayed ones. told: see
-  /// DeviceChannel.
+  /// One lane of each block calls this once per launch. The last block publishes the end of this epoch to the host; for
+  /// a launch from a graph it first adds the operations to the replay count. `told` and `tells`: see DeviceChannel.
   NVX_HD void count_out(uint32_t epoch, uint32_t replayed, Stamp* told, Stamp tells) {
     if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);
@@ -213,21 +213,21 @@ class TileExec : public Machine {
  private:
   NVX_HD static Verdict alarm() { return Verdict::wait(Waited::kAlarmed, -1, 0, 0); }
 
-  /// Whether this rank has failed: in this block or another one, in this operation or an earlier one.
+  /// Whether this rank has failed, in any block and any operation.
   NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }
-  /// Whether this is the lane that looks around for the tile where all lanes pass. It is the last one, which has the
-  /// least to do.
+  /// Whether this lane checks for aborts on behalf of the tile. It is the last lane, which has the least work.
   NVX_HD bool is_lookout() const { return Machine::lane() == Machine::lanes() - 1; }
 
-  /// Whether the host wants the operation to end. The host is really asked once every kLookNs only.
+  /// Whether the host requests an abort. Reads the host's memory only once per kLookNs.
   NVX_HD bool hears_abort(uint64_t now_ns) {
     if (now_ns < next_look_ns_) return false;
     next_look_ns_ = now_ns + Machine::kLookNs;
     return Machine::load_host(control_->abort) != 0;
   }
 
-  /// Whether to give up a wait. kReached: keep waiting. Each waiting lane checks whether its rank failed; one of those
-  /// waiting together also checks the clock and the host's abort word. Giving up fails the rank, which the others see.
+  /// Decides whether to give up a wait; kReached means to go on. Each waiting lane checks whether its rank failed. One
+  /// of the lanes that wait together also checks the clock and the host's abort word. Giving up fails the rank, which
+  /// the other lanes see.
   NVX_APART Waited look() {
     if (has_failed()) return Waited::kAlarmed;
     if (!Machine::speaks()) return Waited::kReached;
@@ -247,11 +247,11 @@ class TileExec : public Machine {
 };
 
 #if defined(__CUDACC__)
-/// A thread of a CUDA block. A rank's blocks may be some of a grid's.
+/// A thread of a CUDA block. The blocks of a rank may be a part of the grid.
 class CudaMachine {
  public:
-  static constexpr uint32_t kGlance = 32;       ///< a waiting lane looks around after this many turns
-  static constexpr uint64_t kLookNs = 100'000;  ///< how often such a look goes to the host, over the bus
+  static constexpr uint32_t kGlance = 32;       ///< a waiting lane checks for failures once per this many polls
+  static constexpr uint64_t kLookNs = 100'000;  ///< the interval of checks of the host's abort word, over the bus
 
   __device__ CudaMachine(int tile, int tiles) : tile_(tile), tiles_(tiles) {}
 
@@ -261,11 +261,10 @@ class CudaMachine {
   __device__ int tiles() const { return tiles_; }
   __device__ void sync() const { __syncthreads(); }
   __device__ bool all(bool mine) const { return __syncthreads_and(mine); }
-  /// True for exactly one of the lanes of a warp that are here at the same time, whichever these are. So a lane that
-  /// waits alone speaks for itself.
+  /// True for exactly one of the lanes of a warp that execute this together. A lane that waits alone represents itself.
   __device__ bool speaks() const { return int(threadIdx.x % warpSize) == __ffs(int(__activemask())) - 1; }
 
-  /// Reads both halves in one access of 16 bytes. Only each half by itself is promised to be whole.
+  /// Reads both halves in one 16-byte access. Each half by itself is atomic, the pair is not.
   __device__ Packet peek_packet(const Packet* from) const {
     Packet p;
     asm volatile("ld.relaxed.sys.v2.u64 {%0, %1}, [%2];" : "=l"(p.halves[0]), "=l"(p.halves[1]) : "l"(from) : "memory");
@@ -275,8 +274,8 @@ class CudaMachine {
     asm volatile("st.relaxed.sys.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(p.halves[0]), "l"(p.halves[1]) : "memory");
   }
 
-  /// What this lane's tile wrote before its last sync() or all() is visible to whoever acquires the value, on any
-  /// device.
+  /// Release, system scope: everything that this lane's tile wrote before its last sync() or all() is visible to a
+  /// thread on any device that acquires the value.
   __device__ void signal(Stamp& at, Stamp value) const {
     system_ref<Stamp>(at).store(value, cuda::std::memory_order_release);
   }
@@ -294,7 +293,7 @@ class CudaMachine {
     system_ref<uint32_t>(at).store(value, cuda::std::memory_order_relaxed);
   }
 
-  // Among the blocks of this rank.
+  // Shared by the blocks of this rank: device scope.
   __device__ uint32_t load(const uint32_t& at) const {
     return device_ref(const_cast<uint32_t&>(at)).load(cuda::std::memory_order_relaxed);
   }

@@ -42,9 +42,9 @@ bool Channel::wait_done(CpuExec& ex, uint32_t epoch) {
   return true;
 }
 
-/// For a peer that is done with this epoch and has not been met since: whether it called the same as this rank, in this
-/// epoch and before it. Its fingerprint is still there, as kRecent of them are kept: the peer is less than kEpochs
-/// ahead of this rank, which is at most kEpochs ahead of the epoch.
+/// For a peer that is done with this epoch and has not been met since: compares its call in this epoch, and the history
+/// before it, with this rank's. Its fingerprint is still there, because kRecent of them are kept: the peer is less than
+/// kEpochs ahead of this rank, which is at most kEpochs ahead of the epoch.
 bool Channel::compare(CpuExec& ex, int peer, uint32_t epoch) {
   if (std::memcmp(&pad(peer).recent(epoch), &mine().recent(epoch), sizeof(Fingerprint)) == 0) return true;
   return ex.fail(Verdict::mismatch(peer, stamp(epoch, 0), 0));
@@ -57,8 +57,8 @@ bool Channel::enter(CpuExec& ex) {
   return true;
 }
 
-/// Stamps are compared modularly, so none may become older than half the range of epochs. Flags that only some
-/// operations move are brought up to date long before that.
+/// Stamps are compared modularly, so none may become older than half the range of epochs. This updates the flags that
+/// only some operations move, long before that.
 void Channel::refresh(CpuExec& ex) {
   const Stamp now = stamp(epoch_, 0);
   for (Flag* flag : {&mine().staged(), &mine().reduced(), &mine().fetched()}) ex.signal(*flag, now);
@@ -84,7 +84,7 @@ void Channel::arrive(CpuExec& ex, const Call& call, Staging staging) {
   ex.signal(here.flag, stamp(epoch_, 0));
 }
 
-/// It comes from a peer, so anything may stand there.
+/// The value comes from a peer, so it can be anything.
 static CachePolicy policy_of(uint32_t told) {
   return told == uint32_t(CachePolicy::kPast) ? CachePolicy::kPast : CachePolicy::kCached;
 }

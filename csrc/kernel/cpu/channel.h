@@ -9,46 +9,47 @@
 
 namespace nvx::kernel {
 
-/// The memory of one peer as it is mapped here, with the bounds that its leases must keep.
+/// The memory of one peer as this process maps it, with the bounds that its leases must keep.
 struct PeerMemory {
   std::byte* arena = nullptr;
   size_t arena_bytes = 0;
   std::byte* pad = nullptr;
 };
 
-/// What a rank calls, in the form in which ranks compare it, and what the algorithm is to do about it.
+/// An operation as ranks compare it, and this rank's parameters of it.
 struct Call {
   Fingerprint fingerprint;
-  double factor = 1;  ///< premul_sum's multiplier of this rank
-  int root = -1;      ///< of the algorithm, as the channel numbers ranks
+  double factor = 1;  ///< this rank's multiplier for premul_sum
+  int root = -1;      ///< of the algorithm, in the channel's numbering of ranks
 };
 
 enum class Staging { kSlot, kLeased };
 
-/// One rank's end of a group's collectives inside a host: the pads of all ranks, the epoch, and who is known to have
-/// finished what. Used by one thread at a time.
+/// One rank's end of a group's collectives inside a host: the pads of all ranks, the epoch, and which epochs each rank
+/// is known to have completed. Used by one thread at a time.
 ///
-/// The rules that all ranks keep:
+/// Protocol:
 ///
-///  1. Every collective is one epoch on every rank. A rank announces it in arrival(e), which it may overwrite at
-///     e + kEpochs.
+///  1. Every collective is one epoch on every rank. A rank announces it in arrival(e), which it may overwrite at e +
+///  kEpochs.
 ///
-///  2. A rank enters epoch e only when all others are done with e - kEpochs, so nobody still reads what it overwrites.
-///     Where every rank hears from every rank, this follows from the arrivals and costs nothing. Elsewhere the rank
-///     waits until the others have said so: that is their credit.
+///  2. A rank enters epoch e only when all others are done with e - kEpochs, so no rank still reads the memory that it
+///  overwrites. If every rank hears from every rank, this follows from the arrivals at no cost. Otherwise the rank
+///  waits until the others signal it: their credit.
 ///
-///  3. Staging is leased memory, and the arrival says where it is. It is written again only when all ranks are done
-///     with the epoch that used it last.
+///  3. Staging is leased memory, and the arrival says where it is. A rank writes to it again only when all ranks are
+///  done with the last epoch that used it.
 ///
-///  4. Ranks that meet compare what they call. Ranks that do not meet, as around a root, compare when they take the
-///     credit: then each looks at what the other one called at e - kEpochs.
+///  4. Ranks that meet compare their calls. Ranks that do not meet, such as the non-root ranks of a broadcast, compare
+///  when they take the credit: each compares the other one's call at e - kEpochs with its own.
 class Channel {
  public:
   Channel(int rank, std::span<const PeerMemory> peers, uint32_t first_epoch);
 
   int rank() const { return rank_; }
   int size() const { return int(pads_.size()); }
-  /// The i-th of the others, i from 0: each rank begins after itself, so that not all knock at the same door.
+  /// The i-th of the other ranks, from 0. Each rank begins after itself, so that not all ranks access the same pad at
+  /// once.
   int other(int i) const { return (rank_ + 1 + i) % size(); }
   int others() const { return size() - 1; }
   uint32_t epoch() const { return epoch_; }
@@ -56,46 +57,47 @@ class Channel {
   Pad& pad(int rank) { return pads_[size_t(rank)]; }
   Pad& mine() { return pads_[size_t(rank_)]; }
 
-  /// Opens the next epoch: what this rank will write to is free when it returns true.
+  /// Begins the next epoch. On true, all memory that this rank writes in it is free.
   bool enter(CpuExec& ex);
-  /// Says that this rank is there, what it calls, where its data will be, and that what its slot holds is written.
+  /// Release: announces this rank's arrival, its call and its staging. Everything it wrote to its slot is visible to
+  /// ranks that meet it.
   void arrive(CpuExec& ex, const Call& call, Staging staging);
-  /// Waits for one rank to have arrived and compares what it calls.
+  /// Acquire: waits for one rank's arrival and compares its call. On true, the rank's slot is visible.
   bool meet(CpuExec& ex, int peer);
   bool meet_all(CpuExec& ex);
-  /// Closes the epoch: this rank reads nothing of it any more.
+  /// Ends the epoch: this rank reads none of its data any more.
   void leave(CpuExec& ex);
 
-  /// Where a small message of this epoch lies: inside the arrival, or in the slot.
+  /// The place of a small message of this epoch: inside the arrival, or in the slot.
   std::byte* slot(int rank, size_t bytes) {
     Pad& p = pad(rank);
     return bytes <= kInlineBytes ? p.arrival(epoch_).payload : p.slot(epoch_);
   }
 
-  /// The staging that this rank may use from now on; empty takes it away.
+  /// Sets the staging that this rank may use; an empty range removes it.
   void lease(size_t offset, size_t bytes);
-  /// The staging of this rank. Waits until nobody reads what an earlier epoch left there.
+  /// This rank's staging. Waits until no rank reads data of an earlier epoch in it.
   bool own_staging(CpuExec& ex, std::span<std::byte>* out);
-  /// The staging of a rank that has been met. False if what that rank claims is not in its arena.
+  /// The staging of a rank that has been met. Fails if the announced range is not inside that rank's arena.
   bool staging(CpuExec& ex, int rank, std::span<std::byte>* out);
-  /// The last epoch that used this rank's lease. From any thread.
+  /// The last epoch that used this rank's lease. Any thread may call it.
   uint32_t leased_epoch() const { return leased_epoch_.load(std::memory_order_acquire); }
 
-  /// Where that staging begins, once staging() or own_staging() has found it in this epoch.
+  /// The start of a rank's staging, after staging() or own_staging() in this epoch.
   std::byte* staging_base(int rank) { return staging_[size_t(rank)]; }
 
-  /// Waits for every other rank to be done with the epoch.
+  /// Waits until every other rank is done with the epoch.
   bool wait_done(CpuExec& ex, uint32_t epoch);
 
-  /// Whether this rank decides for all how they write to staging: see kernel/reduce/cache_policy.h.
+  /// Whether this rank decides for all ranks how they write to staging: see kernel/cpu/cache_policy.h.
   bool leads() const { return rank_ == 0; }
-  /// For the rank that leads: tells the others, with its next arrival.
+  /// Announces the next policy with the next arrival. Called by the leading rank.
   void tell(CachePolicy next) { next_policy_ = next; }
-  /// What the leading rank has told in this epoch, once it has been met.
+  /// The policy that the leading rank announced in this epoch, after it has been met.
   CachePolicy next_policy() const { return next_policy_; }
   CachePolicies& cache_policies() { return cache_policies_; }
 
-  /// Scratch for one pointer and one factor a rank.
+  /// Scratch: one pointer and one factor per rank.
   std::vector<const void*>& sources() { return sources_; }
   std::vector<double>& factors() { return factors_; }
 
@@ -107,7 +109,7 @@ class Channel {
   uint32_t epoch_;
   std::vector<PeerMemory> memory_;
   std::vector<Pad> pads_;
-  std::vector<uint32_t> done_;  // the epoch that each rank is known to be done with
+  std::vector<uint32_t> done_;  // the last epoch that each rank is known to have completed
   std::vector<std::byte*> staging_;
   std::vector<const void*> sources_;
   std::vector<double> factors_;
@@ -116,7 +118,7 @@ class Channel {
   CachePolicy next_policy_ = CachePolicy::kCached;
   uint64_t lease_offset_ = 0;
   uint64_t lease_bytes_ = 0;
-  std::atomic<uint32_t> leased_epoch_;  // read by those who would like to have the lease
+  std::atomic<uint32_t> leased_epoch_;  // read by threads that want the lease
 };
 
 }  // namespace nvx::kernel

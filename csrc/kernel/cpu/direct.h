@@ -9,16 +9,15 @@
 #include "kernel/exec.h"
 #include "kernel/piece.h"
 
-/// The CPU's collectives inside a host, written in the verbs of CpuExec alone. Exec and Channel are parameters, so that
-/// tests can put others in their place. Every function runs on every rank of the group at its next epoch, returns false
-/// when a wait has ended badly (the verdict is in the Exec), and leaves results that depend on the inputs and the rank
-/// order only: not on size, slicing, algorithm or timing.
+/// The CPU collectives inside a host, written in the operations of CpuExec alone. Exec and Channel are parameters, so
+/// that tests can replace them. Every function runs on every rank of the group in its next epoch and returns false if a
+/// wait fails (the Exec has the verdict). Results depend on the inputs and the rank order only: not on size, slicing,
+/// algorithm or timing.
 ///
-/// Small messages go through the slots of the pads ("one shot"), large ones in chunks through leased staging
-/// ("pipelined").
+/// Small messages use the slots of the pads ("one shot"), large ones leased staging in chunks ("pipelined").
 namespace nvx::kernel {
 
-/// Nobody leaves before everyone has come.
+/// No rank leaves before all ranks have arrived.
 template <class Exec, class Channel>
 bool barrier(Exec& ex, Channel& ch, const Call& call) {
   if (!ch.enter(ex)) return false;
@@ -28,15 +27,15 @@ bool barrier(Exec& ex, Channel& ch, const Call& call) {
   return true;
 }
 
-/// The multipliers that came with the arrivals, for those who reduce.
+/// Collects the multipliers from the arrivals, on a rank that reduces.
 template <class Channel>
 void collect_factors(Channel& ch, const Call& call) {
   if (call.fingerprint.op != ReduceOp::kPremulSum) return;
   for (int p = 0; p < ch.size(); ++p) ch.factors()[size_t(p)] = ch.pad(p).arrival(ch.epoch()).factor;
 }
 
-/// My input goes to my slot, everyone reads everyone's slots in rank order. With a root, only the root reads, and
-/// nobody waits for it.
+/// Each rank stages its input in its slot and reduces all slots in rank order. With a root, only the root reads, and no
+/// rank waits for the root.
 template <class Exec, class Channel>
 bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, std::byte* out, size_t n) {
   const size_t bytes = n * ex.width();
@@ -55,8 +54,8 @@ bool reduce_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* i
   return true;
 }
 
-/// My whole input goes to my slot, everyone reduces the part that is theirs. in: a piece for each rank, the same sizes
-/// everywhere.
+/// Each rank stages its whole input in its slot and reduces its own part of all slots. `in` has one piece per rank, of
+/// the same sizes on all ranks.
 template <class Exec, class Channel>
 bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, const Piece* in, std::byte* out) {
   size_t total = 0, mine = 0;
@@ -81,9 +80,8 @@ bool reduce_scatter_one_shot(Exec& ex, Channel& ch, const Call& call, const Piec
   return true;
 }
 
-/// What is everyone's goes to my slot, everyone copies from everyone's: all-gather, or with a root broadcast, where
-/// only the root has something to say and does not wait for the listeners. out: a piece for each rank; the root's is
-/// used by all.
+/// Each rank stages its data in its slot and copies from all slots: all-gather. With a root it is a broadcast: only the
+/// root stages, and it waits for no reader. `out` has one piece per rank; with a root, all ranks use the root's.
 template <class Exec, class Channel>
 bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* in, const Piece* out) {
   const int root = call.root;
@@ -105,20 +103,19 @@ bool publish_one_shot(Exec& ex, Channel& ch, const Call& call, const std::byte* 
 
 inline constexpr size_t kDepth = 3;  ///< chunks in flight: one being staged, one reduced, one fetched
 
-/// No operation has longer pieces, or more chunks, than these. What peers write is checked against them before it is
-/// used in a calculation, so that no product of such numbers overflows.
+/// Upper bounds of a piece and of the number of chunks of an operation. Values from peers are checked against them
+/// before any computation, so that no product overflows.
 inline constexpr size_t kLongest = size_t(1) << 48;
 inline constexpr size_t kMostChunks = size_t(1) << 31;
 
-/// How an operation of this many bytes goes through staging: at once if it fits, else in chunks through kDepth slots.
+/// How an operation uses its staging: at once if it fits, otherwise in chunks through kDepth slots.
 struct Geometry {
   size_t part;    ///< bytes of one rank's part of a chunk
   size_t chunks;  ///< rounds
   size_t depth;   ///< slots
 
-  /// longest: bytes of the longest piece that has to go through. parts: how many parts a slot has. Parts are whole
-  /// cache lines, so that no element straddles two of them. There are no chunks where the piece is too long for
-  /// anybody, or the staging too small.
+  /// `longest` is the length of the longest piece, `parts` the number of parts in a slot. Parts are whole cache lines,
+  /// so that no element straddles two of them. `chunks` is 0 if the piece exceeds kLongest or the staging is too small.
   static Geometry of(size_t staging, size_t longest, size_t parts) {
     constexpr size_t kAlign = 64;
     if (longest > kLongest) return {0, 0, kDepth};
@@ -129,12 +126,12 @@ struct Geometry {
     if (chunks > kMostChunks) return {0, 0, kDepth};
     return {chunks ? ceil_div(ceil_div(longest, chunks), kAlign) * kAlign : 0, chunks, kDepth};
   }
-  /// False where the staging is too small, or the part too long.
+  /// False if the staging is too small or the piece too long.
   bool possible(size_t longest) const { return longest == 0 || chunks != 0; }
   size_t slot(size_t chunk, size_t parts) const { return chunk % depth * parts * part; }
 };
 
-/// One tensor, cut into chunks of a slice for each rank.
+/// One tensor, cut into chunks with one slice per rank.
 struct WholeSlices {
   const std::byte* in;
   std::byte* out;
@@ -148,7 +145,7 @@ struct WholeSlices {
   std::byte* target(const Geometry& g, size_t k, int p) const { return out + first(g, k, p); }
 };
 
-/// A block for each rank, of which slice k is the k-th part; only my block is reduced here, into one output.
+/// One block per rank; slice k is the k-th part of a block. This rank reduces only its own block, into one output.
 struct BlockSlices {
   const Piece* in;
   std::byte* out;
@@ -167,12 +164,12 @@ struct BlockSlices {
 
 enum class Fetch { kNobody, kRoot, kEverybody };
 
-/// Chunk by chunk: stage the others' slices of my input; reduce my slice of everyone's; fetch the slices that the
-/// others have reduced. The three run one chunk behind another. all-reduce fetches everywhere, reduce at the root, and
-/// reduce-scatter nowhere.
+/// For each chunk: stage the other ranks' slices of this rank's input; reduce this rank's slice of all inputs; fetch
+/// the slices that the others reduced. The three stages run one chunk behind each other. All ranks fetch in all-reduce,
+/// the root in reduce, none in reduce-scatter.
 ///
-/// A slot holds a part for each other rank, and in my own place, which nobody else needs, the slice that I have
-/// reduced. It is staged again when all have reduced from it and fetched from it.
+/// A slot holds one part per rank. The place of this rank's own part holds the slice that it has reduced. The slot is
+/// staged again when all ranks have reduced from it and fetched from it.
 template <class Exec, class Channel, class Slices>
 class ReducePipeline {
  public:
@@ -268,11 +265,11 @@ class ReducePipeline {
   const Slices& slices_;
   size_t ranks_;
   Fetch fetch_;
-  bool fetches_;  // this rank wants the slices of the others
-  bool keeps_;    // ... and its own in its output
+  bool fetches_;  // this rank fetches the slices of the others
+  bool keeps_;    // this rank stores its own slice in its output
   Geometry geometry_{};
   std::span<std::byte> mine_;
-  alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, and not yet staged
+  alignas(64) std::array<std::byte, Exec::kBlock> block_;  // reduced, not yet staged
 };
 
 template <class Exec, class Channel>
@@ -288,8 +285,8 @@ bool reduce_scatter_pipelined(Exec& ex, Channel& ch, const Call& call, const Pie
   return ReducePipeline(ex, ch, slices, Fetch::kNobody, -1).run(call);
 }
 
-/// Every writer stages its piece chunk by chunk; everyone copies chunk k of all while chunk k + 1 is being staged. With
-/// a root, only the root writes, and only it is listened to.
+/// Every writer stages its piece chunk by chunk; all ranks copy chunk k while chunk k + 1 is being staged. With a root,
+/// only the root writes and is read.
 template <class Exec, class Channel>
 class PublishPipeline {
  public:
@@ -326,7 +323,7 @@ class PublishPipeline {
     return own_.possible(out_[me].bytes) || ex_.fail(Verdict::bad_lease(me));
   }
 
-  /// Meets a writer and finds how many rounds its piece takes.
+  /// Meets a writer and determines how many rounds its piece takes.
   bool begin(int p, size_t* rounds) {
     std::span<std::byte> theirs;
     if (!ch_.meet(ex_, p) || !ch_.staging(ex_, p, &theirs)) return false;
@@ -340,7 +337,7 @@ class PublishPipeline {
     const Piece& out = out_[ch_.rank()];
     for (int i = 0; k >= own_.depth && i < ch_.others(); ++i) {
       const int p = ch_.other(i);
-      if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // who calls something else will never fetch
+      if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // a rank that called another operation would never fetch
       if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
     }
     const size_t at = k * own_.part, bytes = std::min(own_.part, out.bytes - at);
@@ -381,16 +378,16 @@ bool publish_pipelined(Exec& ex, Channel& ch, const Call& call, const std::byte*
   return PublishPipeline(ex, ch, in, out, call.root).run(call);
 }
 
-/// Who takes part in an exchange with whom: everybody (all-to-all), or the root with each (gather, scatter).
+/// The pairs of an exchange: all ranks (all-to-all), or the root with each rank (gather, scatter).
 struct ExchangeTask {
-  const Piece* send;  ///< a piece for each rank; this rank's own is copied here
+  const Piece* send;  ///< one per rank; this rank's own is copied locally
   const Piece* recv;
-  bool meets_all;  ///< this rank waits for everyone's arrival ...
-  int meets;       ///< ... or for one rank's; -1: for nobody's
+  bool meets_all;  ///< this rank waits for all arrivals ...
+  int meets;       ///< ... or for one rank's; -1: for none
 };
 
-/// What is one rank's alone: pieces of any sizes, compared pair by pair. A sender whose pieces fit into its slot puts
-/// them there one behind the other; else each has its part of every chunk. Receivers follow what the sender has chosen.
+/// Exchanges pieces of any sizes, which are compared pair by pair. A sender whose pieces fit into its slot stages them
+/// there one after another; otherwise each receiver has a part of every chunk. Receivers follow the sender's choice.
 template <class Exec, class Channel>
 class ExchangePipeline {
  public:
@@ -441,7 +438,8 @@ class ExchangePipeline {
     }
   }
 
-  /// Meets a sender, compares what it sends with what is expected, and reads it at once if it is in the slot.
+  /// Meets a sender, compares its announced size with the expected one, and reads the piece at once if it is in the
+  /// slot.
   bool begin(int p, size_t* rounds) {
     if (!meets(p)) return true;
     if (!ch_.meet(ex_, p)) return false;
@@ -481,9 +479,10 @@ class ExchangePipeline {
   bool stage(size_t k) {
     for (int i = 0; i < ch_.others(); ++i) {
       const int p = ch_.other(i);
-      // Whoever had a part in the chunk that this one replaces must have fetched it.
+      // The receiver of a part of the chunk that this one replaces must have fetched it.
       if (k >= own_.depth && what_.send[p].bytes > (k - own_.depth) * own_.part) {
-        if (k == own_.depth && !ch_.meet(ex_, p)) return false;  // who calls something else never will
+        if (k == own_.depth && !ch_.meet(ex_, p))
+          return false;  // a rank that called another operation would never fetch
         if (!ex_.wait(ch_.pad(p).fetched(), step(k - own_.depth + 1), p)) return false;
       }
       const size_t at = std::min(what_.send[p].bytes, k * own_.part);

@@ -23,20 +23,20 @@ enum class Algorithm {
 
 const char* name(Algorithm algorithm);
 
-/// Everything that algorithms read and write. Each uses some of the fields.
+/// The inputs and outputs of all algorithms. Each algorithm uses some of the fields.
 struct Work {
   Call call;
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
-  size_t count = 0;             ///< elements of in
-  const Piece* send = nullptr;  ///< a piece for each rank
+  size_t count = 0;             ///< elements of `in`
+  const Piece* send = nullptr;  ///< one piece per rank
   const Piece* recv = nullptr;
-  size_t bytes = 0;  ///< about how large it is; 0: not told, or this rank writes nothing for others
+  size_t bytes = 0;  ///< the approximate size; 0: unknown, or this rank writes nothing for others
   bool meets_all = true;
   int meets = -1;
 };
 
-/// Runs one collective of this rank to its end. False: the Exec has the verdict.
+/// Runs one collective on this rank to its end. On false, the Exec has the verdict.
 bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& work);
 
 }  // namespace nvx::kernel

@@ -41,19 +41,19 @@ constexpr bool in_order() {
 }
 static_assert(in_order());
 
-/// Whether every rank writes what others read, and reads what they write.
+/// Whether every rank writes data that others read and reads data that they write.
 bool goes_both_ways(Algorithm algorithm, const Call& call) {
   return call.root < 0 || algorithm == Algorithm::kReducePipelined;
 }
 
-/// Where not every rank does: whether this one writes. Who only reads has nothing to decide, and nothing to learn.
+/// Whether this rank writes, in an algorithm where not every rank does. A rank that only reads has no policy to choose.
 bool writes(Algorithm algorithm, const Call& call, int rank) {
-  if (algorithm == Algorithm::kExchange) return true;  // who only reads has no bytes
+  if (algorithm == Algorithm::kExchange) return true;  // a rank that only reads has 0 bytes
   const bool root_writes = algorithm == Algorithm::kPublishOneShot || algorithm == Algorithm::kPublishPipelined;
   return root_writes == (rank == call.root);
 }
 
-/// Operations whose costs can be compared. What the rank that decides does itself is not the same where it is the root.
+/// Groups operations whose costs are comparable. The deciding rank's own work differs if it is the root.
 size_t kind_of(Algorithm algorithm, const Call& call) {
   constexpr size_t kRoots = 3;
   static_assert(kRoots * std::size(kRows) <= CachePolicies::kKinds);
@@ -74,7 +74,7 @@ bool launch_cpu(Algorithm algorithm, CpuExec& ex, Channel& channel, const Work& 
   const bool chooses = work.bytes >= CachePolicyRecords::kLeastBytes && ex.has_choice() &&
                        (both_ways || writes(algorithm, work.call, channel.rank()));
   if (policies.only() || !chooses) {
-    channel.tell(CachePolicy::kCached);  // to others that may have more bytes
+    channel.tell(CachePolicy::kCached);  // for ranks that have more bytes than this one
     return run(policies.only().value_or(CachePolicy::kCached));
   }
   CachePolicyRecord& record = policies.record(kind_of(algorithm, work.call), work.bytes);

@@ -10,15 +10,15 @@
 
 namespace nvx::kernel {
 
-/// How long this thread takes for something that moves so many bytes, from now on.
+/// Measures how long this thread takes to move `bytes` bytes, from construction on.
 class OwnTime {
  public:
   using Seconds = std::chrono::duration<double>;
 
   explicit OwnTime(size_t bytes) : before_(bytes >= kLasts ? usage() : Usage{}), counts_(bytes >= kLasts) {}
 
-  /// Nothing if the thread has lost its core to another one meanwhile, as that is no part of what the work costs. Once
-  /// in a long while does not matter.
+  /// Nothing if the thread lost its core to another one meanwhile, since that is not part of the cost. Rare
+  /// interruptions are tolerated.
   std::optional<Seconds> spent() const {
     const Seconds spent = Clock::now() - began_;
     if (!counts_) return spent;
@@ -33,7 +33,7 @@ class OwnTime {
     std::chrono::microseconds at_work{};
   };
 
-  /// What moves as much may well be interrupted, and asking whether it was costs little beside it.
+  /// From this size on, interruptions are likely and the system call that detects them is comparatively cheap.
   static constexpr size_t kLasts = 64 << 10;
   static constexpr std::chrono::duration<double, std::milli> kBetween{2};
 

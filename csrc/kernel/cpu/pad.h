@@ -12,9 +12,9 @@
 
 namespace nvx::kernel {
 
-/// What a rank writes for the others of its group to read: flags, small messages, and where its staging is. One pad a
-/// rank and group, in the rank's own arena; every field has one writer, the pad's owner, except where it says
-/// otherwise.
+/// A pad is the memory that a rank writes for the others to read: flags, small messages, and the place of its staging.
+/// There is one pad per rank and group, in the rank's own arena. Its owner is the only writer of every field, except
+/// where noted.
 
 enum class Collective : uint8_t {
   kNone,
@@ -29,42 +29,42 @@ enum class Collective : uint8_t {
   kBarrier,
 };
 
-/// Whether it combines the ranks' elements.
+/// Whether the collective combines the ranks' elements.
 constexpr bool reduces(Collective c) {
   return c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kReduceScatter;
 }
 
-/// How tensors hold their elements. Sparse tensors go through host memory, in several steps of one collective.
+/// How tensors store their elements. Sparse tensors use host memory, in several steps of one collective.
 enum class Form : uint8_t { kDense, kSparse };
 
-/// What a rank is calling. Ranks that meet compare these, byte for byte.
+/// The identity of a call. Ranks compare these byte by byte.
 struct Fingerprint {
   Collective collective = Collective::kNone;
   DType dtype = DType::kBytes;
   ReduceOp op = ReduceOp::kSum;
   Form form = Form::kDense;
   int32_t root = -1;
-  uint64_t count = 0;    ///< elements, of all ranks together; 0 where counts are compared pair by pair
-  uint64_t shape = 0;    ///< hash of the counts by rank, where they may differ
-  uint64_t history = 0;  ///< hash of every operation before this one
+  uint64_t count = 0;    ///< elements of all ranks together; 0 if counts are compared pair by pair
+  uint64_t shape = 0;    ///< hash of the counts by rank, if they may differ
+  uint64_t history = 0;  ///< hash of all operations before this one
 };
 static_assert(sizeof(Fingerprint) == 32);
 
-inline constexpr size_t kCacheLine = 128;         ///< two cache lines: the adjacent-line prefetcher pairs them
-inline constexpr uint32_t kEpochs = 4;            ///< operations whose arrivals and slots are kept apart
-inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::compare
+inline constexpr size_t kCacheLine = 128;         ///< two cache lines, because the adjacent-line prefetcher pairs them
+inline constexpr uint32_t kEpochs = 4;            ///< consecutive operations whose arrivals and slots are separate
+inline constexpr uint32_t kRecent = 2 * kEpochs;  ///< operations whose fingerprints are kept: see Channel::compare()
 inline constexpr size_t kInlineBytes = 168;
 inline constexpr size_t kSlotBytes = 64 << 10;
 
-/// "I am at operation e", with all that the others need to begin reading: a small message travels in the same cache
-/// lines.
+/// Announces "I am at operation e", with everything that the others need to begin reading. A small message travels in
+/// the same cache lines.
 struct alignas(kCacheLine) Arrival {
   Flag flag;
   Fingerprint fingerprint;
-  uint64_t lease_offset;  ///< in the owner's arena; staging of this operation
+  uint64_t lease_offset;  ///< of this operation's staging, in the owner's arena
   uint64_t lease_bytes;
-  double factor;         ///< premul_sum's multiplier of this rank
-  uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all
+  double factor;         ///< this rank's multiplier for premul_sum
+  uint32_t next_policy;  ///< the CachePolicy of the next operation like this one, if its owner decides for all ranks
   uint32_t reserved;
   std::byte payload[kInlineBytes];
 };
@@ -74,14 +74,14 @@ struct alignas(kCacheLine) FlagLine {
   Flag flag;
 };
 
-/// Why a rank gave the group up, for the others to repeat.
+/// Why a rank failed the group; the other ranks repeat it.
 struct PostedNote {
   enum State : uint32_t { kNone, kBeingWritten, kReadable };
   std::atomic<State> state;
   uint32_t reserved;
   FailureNote note;
 
-  /// Once true, `note` is complete.
+  /// Acquire: if it returns true, the note that the owner wrote before is visible.
   bool readable() const { return state.load(std::memory_order_acquire) == kReadable; }
   /// For the pad's owner, on one thread at a time. The first note stays.
   void write(const Failure& failure) {
@@ -98,27 +98,28 @@ static_assert(sizeof(PostedNote) == 1024);
 enum class Presence : uint32_t { kAbsent, kHere, kLeft };
 
 struct alignas(kCacheLine) PadHeader {
-  std::atomic<uint64_t> group;  ///< names the set-up: a recycled pad shows another one, a fresh one 0
+  std::atomic<uint64_t> group;  ///< identifies the set-up: a reused pad shows another value, a fresh one 0
   std::atomic<Presence> presence;
   int32_t rank;
-  // Of the rank's device. Nothing of it moves any more once the rank has left.
-  std::atomic<uint64_t> launched;     ///< operations begun on it by calls
-  std::atomic<uint32_t> ended_epoch;  ///< the last operation that it has ended, replays included
+  // Of the rank's device. None of it changes after the rank has left.
+  std::atomic<uint64_t> launched;     ///< operations that calls launched on the device
+  std::atomic<uint32_t> ended_epoch;  ///< the last operation that the device completed, graph replays included
   std::atomic<uint64_t> pool_grown;   ///< bytes of its pool that peers may map; may grow at any time
   PostedNote failure;
-  PostedNote trouble;      ///< why another group of this rank's process has failed
-  FlagLine ready;          ///< set-up: this rank has mapped everybody
-  FlagLine monitored_in;   ///< monitored barrier: checked in; of rank 0: begun
-  FlagLine monitored_out;  ///< monitored barrier, rank 0: everybody has
-  FlagLine mail_bell;      ///< rung by the peers when there is mail; its value is not used
+  PostedNote trouble;      ///< why another group of this rank's process failed
+  FlagLine ready;          ///< set-up: this rank has mapped all peers
+  FlagLine monitored_in;   ///< monitored barrier: this rank has entered; on rank 0: it has begun
+  FlagLine monitored_out;  ///< monitored barrier, rank 0: all ranks have entered
+  FlagLine mail_bell;      ///< peers ring it when there is mail; its value is unused
 };
 
 inline constexpr uint32_t kEnvelopes = 16;
 inline constexpr size_t kEnvelopePayload = 976;
 
-/// One message's announcement. Small ones carry their data; large ones stream when the receiver grants them.
+/// The announcement of one message. A small message travels inside; a large one is streamed when the receiver grants
+/// it.
 struct Envelope {
-  uint64_t message;  ///< number of the message in its pair, from 1
+  uint64_t message;  ///< number of the message in its pair of ranks, from 1
   int64_t tag;
   uint64_t bytes;
   DType dtype;
@@ -128,25 +129,25 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == 1024);
 
-/// From the pad's owner to one peer.
+/// Messages from the pad's owner to one peer.
 struct alignas(kCacheLine) Outbox {
-  FlagLine posted;    ///< envelopes written
-  FlagLine streamed;  ///< chunks of granted messages written, over all messages of the pair
+  FlagLine posted;    ///< the number of envelopes written
+  FlagLine streamed;  ///< the number of chunks of granted messages written, over all messages of the pair
   uint64_t lease_offset;
   uint64_t lease_bytes;
   Envelope envelopes[kEnvelopes];
 };
 
-/// For what comes to the pad's owner from one peer. The owner writes this too.
+/// Receive state of the pad's owner for one peer. The owner is the writer here too.
 struct alignas(kCacheLine) Inbox {
-  FlagLine taken;     ///< envelopes read
-  FlagLine granted;   ///< messages asked for
-  FlagLine consumed;  ///< chunks read, over all messages of the pair
-  FlagLine full;      ///< 1: announcements must carry no data, as enough has come unasked
+  FlagLine taken;     ///< the number of envelopes read
+  FlagLine granted;   ///< the number of messages granted
+  FlagLine consumed;  ///< the number of chunks read, over all messages of the pair
+  FlagLine full;      ///< 1: announcements must carry no data, because enough unexpected messages are buffered
   uint64_t grants[kEnvelopes];
 };
 
-/// Where everything is in a pad of a group of this many ranks. The only place that adds up sizes.
+/// The offsets in a pad of a group of this many ranks. All pad sizes are computed here.
 class PadLayout {
  public:
   explicit constexpr PadLayout(size_t ranks) : ranks_(ranks) {}
@@ -173,7 +174,7 @@ class PadLayout {
 };
 static_assert(PadLayout::arrivals() % kCacheLine == 0 && PadLayout(3).outboxes() % kCacheLine == 0);
 
-/// A rank's pad, as mapped here.
+/// A rank's pad as this process maps it.
 class Pad {
  public:
   Pad(std::byte* base, size_t ranks) : base_(base), layout_(ranks) {}
@@ -183,7 +184,7 @@ class Pad {
   Flag& staged() const { return at<Flag>(PadLayout::staged()); }
   Flag& reduced() const { return at<Flag>(PadLayout::reduced()); }
   Flag& fetched() const { return at<Flag>(PadLayout::fetched()); }
-  /// What the owner called at this epoch or one shortly before it; there when its arrival is.
+  /// The fingerprint of the owner's call in this epoch, valid for recent epochs. Written before the arrival.
   Fingerprint& recent(uint32_t epoch) const {
     return at<Fingerprint>(PadLayout::recent() + epoch % kRecent * sizeof(Fingerprint));
   }

@@ -4,34 +4,33 @@
 
 #include "base/error.h"
 
-/// Streams under capture, whose work is kept in a graph instead of being run, as CUDA has them. Without CUDA in the
-/// build nothing is ever captured.
+/// Streams under CUDA capture, whose work is recorded in a graph instead of being run. A build without CUDA never
+/// captures.
 namespace nvx::kernel {
 
-/// The capture that a stream (a cudaStream_t) is in; 0: none. A capture that has failed already counts as one.
+/// The capture of a stream (a cudaStream_t), or 0 if it is not capturing. An invalidated capture counts as one.
 uint64_t capture_of(void* stream);
 
-/// Has the host call this when the stream comes to it: in a capture, in each replay. It must not wait, nor ask the
-/// device anything; and the stream waits until it has returned.
+/// Enqueues a host function, which in a capture runs in each replay. It must neither wait nor call CUDA; the stream
+/// waits until it returns.
 Status call_host(void* stream, void (*what)(void*), void* with);
 
-/// A mark behind the last launch of a channel, on whatever stream that was, and whether a call or a graph has begun it.
-/// It keeps launches of a channel from overlapping. Used on one device, by one thread at a time.
+/// An event after the last launch of a channel, on whatever stream, from a call or a graph. It keeps the launches of a
+/// channel from overlapping. Used on one device, by one thread at a time.
 class Tail {
  public:
-  /// Has what the stream is given next wait for the mark. Captured: each replay waits for what was begun before it.
+  /// Makes the stream's next work wait for the event. Captured: each replay waits for the launches that precede it.
   Status hold_back(void* stream, bool captured);
-  /// Moves the mark behind what the stream has been given so far. Captured: each replay moves it behind its own work
-  /// when it is begun.
+  /// Records the event after the stream's current work. Captured: each replay records it again.
   Status put_behind(void* stream, bool captured);
-  /// Whether the device has passed the mark; true where nobody can tell any more. For threads that may ask beside
-  /// captures (memory/driver/beside_captures.h).
+  /// Whether the device has passed the event; true also if it can no longer tell. Only for threads that may query
+  /// events during captures (memory/driver/beside_captures.h).
   bool passed() const;
 
  private:
   Status make();
 
-  void* event_ = nullptr;  // never destroyed: graphs may have it
+  void* event_ = nullptr;  // never destroyed: graphs may refer to it
 };
 
 }  // namespace nvx::kernel

@@ -5,16 +5,16 @@
 
 #include "kernel/gpu/push_channel.h"
 
-/// The collectives inside a host for memory that is far from its reader, as between GPUs: everything is pushed to where
-/// it is read, and waited for there. Two primitives: packets, which arrive with their data, for what is small; chunks
-/// and counters for what is not. Same contract as kernel/cpu/direct.h, same results bit for bit.
+/// The collectives inside a host for memory that is far from its reader, as between GPUs: all data is pushed to its
+/// reader, which waits for it locally. There are two primitives: packets, which carry their own stamps, for small data;
+/// chunks and counters for large data. The contract and the results are those of kernel/cpu/direct.h, bit for bit.
 ///
-/// Every block does its share of every piece and knows nothing of the other blocks. All lanes of a tile go the same
-/// way: what ends badly in one ends the tile.
+/// Every block does its share of every piece and is independent of the other blocks. All lanes of a tile take the same
+/// path: a failure of one lane ends the tile.
 namespace nvx::kernel {
 
-/// Everything is sent to everyone who reads, in one trip, and whoever reads sums in rank order: all_reduce, reduce, and
-/// reduce_scatter, where each rank is sent its own piece.
+/// One step: each rank sends its data to every reader, and the readers reduce in rank order. For all_reduce, reduce,
+/// and reduce_scatter, in which each rank is sent only its own piece.
 template <class Exec, class Channel>
 NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
@@ -23,7 +23,7 @@ NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable 
   const Piece out = ch.share(job.recv.of(me, ch.ranks(), table));
   if (!ch.enter(job, /*pairwise=*/false, table)) return false;
   for (uint32_t i = 0; i < ch.ranks(); ++i) {
-    const uint32_t p = ch.other(i);  // myself last
+    const uint32_t p = ch.other(i);  // this rank last
     const Piece piece = send(p);
     if (reads(p)) put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
   }
@@ -36,16 +36,16 @@ NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable 
   return true;
 }
 
-/// all_reduce in two trips, both as packets: everyone reduces a slice, and sends the result to all.
+/// all_reduce in two steps of packets: every rank reduces one slice and sends the result to all.
 template <class Exec, class Channel>
 NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
   const auto recv = [&](uint32_t p) { return ch.share(job.recv.of(p, ch.ranks(), table)); };
-  const uint32_t me = ch.rank(), second = ch.shape().packets / 2;  // half of the packets for each trip
+  const uint32_t me = ch.rank(), second = ch.shape().packets / 2;  // half of the packets per step
   const Piece out = recv(me);
   if (!ch.enter(job, /*pairwise=*/false, table)) return false;
   for (uint32_t i = 0; i < ch.ranks(); ++i) {
-    const uint32_t p = ch.other(i);  // myself last
+    const uint32_t p = ch.other(i);  // this rank last
     const Piece piece = send(p);
     put_packets(ex, ch.packets_to(p), piece.data, piece.bytes, ch.stamp32());
   }
@@ -66,11 +66,11 @@ NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, Pi
   return true;
 }
 
-/// Chunk by chunk: send the others their slices of my input; reduce my slice of everyone's and send that on; keep what
-/// the others have reduced. The three run one chunk behind another. all_reduce sends its sums to all, reduce to the
-/// root, and reduce_scatter to nobody. An input that its reader can reach is read where it is, and sums are written to
-/// the results that their writer can reach. Inputs and results may be the same memory even then: slice p is read by
-/// rank p alone, which writes it only when it has read it from everybody.
+/// For each chunk: send the other ranks their slices of this rank's input; reduce this rank's slice of all inputs and
+/// send the sum on; store the sums from the others. The three stages run one chunk behind each other. all_reduce sends
+/// sums to all ranks, reduce to the root, reduce_scatter to none. Inputs that the reader has mapped are read in place,
+/// and sums are written directly to results that the writer has mapped. Input and result may be the same memory even
+/// then: only rank p reads slice p, and it writes that slice after it has read it from all ranks.
 template <class Exec, class Channel>
 class ReduceChunks {
  public:
@@ -131,7 +131,8 @@ class ReduceChunks {
     if (!ex_.all(reduce(ex_, job_.fingerprint.dtype, fold))) return false;
     ch_.release(all);
     if (straight_to_root) {
-      if (!ch_.await_room(root)) return false;  // there is room; this is to see that what was read still counts
+      if (!ch_.await_room(root))
+        return false;  // there is space; this checks that the inputs read so far are still valid
       ch_.post(root);
     } else if (passes_on && job_.root < 0) {
       if (!ch_.await_room(all)) return false;
@@ -161,8 +162,7 @@ class ReduceChunks {
   size_t rounds_ = 0;
 };
 
-/// Who waits for whose greeting in an exchange: everybody for everybody, or in one with a root those who receive for
-/// those who send.
+/// Which ranks wait for whose greetings in an exchange: all for all, or with a root the receivers for the senders.
 struct Partners {
   Collective collective;
   int32_t root;
@@ -176,14 +176,14 @@ struct Partners {
     if (root < 0) return true;
     return collective == Collective::kGather ? uint32_t(root) == p : uint32_t(root) == me;
   }
-  /// Whether lengths are compared pair by pair. Those of all-gather and broadcast are in the fingerprint.
+  /// Whether lengths are compared pair by pair. For all-gather and broadcast the fingerprint contains them.
   NVX_HD bool pairwise() const {
     return collective == Collective::kAllToAll || collective == Collective::kGather ||
            collective == Collective::kScatter;
   }
 };
 
-/// Each rank's piece goes to whom it is for, as packets.
+/// Sends each piece to its receiver as packets.
 template <class Exec, class Channel>
 NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const uint32_t me = ch.rank(), ranks = ch.ranks();
@@ -209,11 +209,11 @@ NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTabl
   return true;
 }
 
-/// Each rank's piece goes to whom it is for, chunk by chunk; a chunk is read while the next one is written. In
-/// kExchangePieces, what packets hold goes in these: both of a pair know how long its piece is, and compare that before
-/// any of it is used. A sender that can reach the receiver's result writes there, and posts once, when all of it is
-/// written. For that it must hear the receiver first. In a collective with a root, a sender by staging need not hear
-/// the receiver before the slots are full; so there, a piece that the slots hold goes through them.
+/// Sends each piece to its receiver in chunks; a chunk is read while the next one is written. In kExchangePieces,
+/// pieces that fit use packets: both ranks of a pair know the length of the piece and compare it before they use its
+/// data. A sender that has mapped the receiver's result writes there, and posts once, when the whole piece is written.
+/// To do so it must meet the receiver first. In a collective with a root, a sender with staging need not meet the
+/// receiver before the slots are full; so there, a piece that fits the slots uses them.
 template <class Exec, class Channel>
 class ExchangeChunks {
  public:
@@ -248,11 +248,11 @@ class ExchangeChunks {
 
  private:
   NVX_HD bool is_small(const Piece& whole) const { return ch_.is_in_packets(job_, whole); }
-  /// Whom I send to without having met it.
+  /// A receiver that this rank has not met.
   NVX_HD bool is_stranger(uint32_t p) const {
     return partners_.sends_to(p) && !partners_.receives_from(p) && !ch_.has_met(p);
   }
-  /// What goes to a peer in chunks; and what comes from it so.
+  /// The part for a peer that is sent in chunks, and the part from it that is received in chunks.
   NVX_HD Piece send(uint32_t p) const {
     const Piece whole = job_.send.of(p, ch_.ranks(), table_);
     return partners_.sends_to(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
@@ -261,8 +261,8 @@ class ExchangeChunks {
     const Piece whole = job_.recv.of(p, ch_.ranks(), table_);
     return partners_.receives_from(p) && !is_small(whole) ? ch_.share(whole) : Piece{};
   }
-  /// Whether something is posted at chunk k. Every chunk is; but of a piece that is written to its place, only the
-  /// last.
+  /// Whether chunk k is posted. Every chunk is, except that a directly written piece is posted only with its last
+  /// chunk.
   NVX_HD bool is_posted(const Piece& piece, size_t k, bool direct) const {
     const size_t most = ch_.shape().chunk_bytes;
     return k * most < piece.bytes && (!direct || piece.bytes <= (k + 1) * most);
@@ -291,7 +291,7 @@ class ExchangeChunks {
 
   NVX_HD bool put_chunk(size_t k) {
     const auto whom = [&](uint32_t p) { return is_posted(send(p), k, ch_.writes_to(p)); };
-    // Who calls something else will never make room.
+    // A rank that called another operation would never make space.
     const auto strangers = [&](uint32_t p) { return is_stranger(p) && ch_.chunk_of(send(p), k).bytes != 0; };
     if (k == kChunks && !ch_.meet(job_, /*pairwise=*/false, table_, strangers)) return false;
     if (!ch_.await_room(whom)) return false;
@@ -324,9 +324,9 @@ class ExchangeChunks {
   size_t sends_ = 0, receives_ = 0;  // chunks of the longest piece
 };
 
-/// A block's share of pieces that are this rank's alone, moved when the host says that they are there. Between memory
-/// of the host and of the device it is the kernel that moves them: a copy that a stream would do when the kernel before
-/// it has waited long enough could be in other copies' way, which the wait may be for.
+/// Copies a block's share of this rank's own pieces, after the host has raised a counter. A kernel copies between host
+/// and device memory here. A stream's copy behind a waiting kernel could occupy a copy engine that the awaited work
+/// needs.
 template <class Exec, class Channel>
 NVX_APART bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   if (!ch.enter(job, /*pairwise=*/false, table)) return false;
@@ -339,7 +339,7 @@ NVX_APART bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table)
   return true;
 }
 
-/// Runs one operation of this block to its end. False: the verdict has been told, and nothing more may run on the
+/// Runs one operation of this block to its end. On false, the verdict is recorded, and nothing more may run on the
 /// channel.
 template <class Exec, class Channel>
 NVX_HD bool run_reducing(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
@@ -367,8 +367,8 @@ NVX_HD bool run_device_collective(Exec& ex, Channel& ch, const Job& job, PieceTa
   return reduces(job.algorithm) ? run_reducing(ex, ch, job, table) : run_exchanging(ex, ch, job, table);
 }
 
-/// All that one lane does in a launch: the operations of a rank one after the other, each by `run`, which is
-/// run_device_collective or a part of it. Returns whether all of them ended well.
+/// One lane's work in a launch: runs the operations of a rank in order with `run`, which is run_device_collective() or
+/// a part of it. Returns whether all of them succeeded.
 template <class Rules, class Machine, class Run>
 NVX_HD bool run_jobs(const Machine& machine, const DeviceChannel& channel, const Job* jobs, uint32_t count,
                      PieceTable table, Run run) {

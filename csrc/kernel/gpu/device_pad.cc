@@ -7,14 +7,14 @@ namespace nvx::kernel {
 void format_pad(const DeviceShape& shape, uint32_t first_epoch, Stamp first_chunk, std::byte* pad) {
   const DevicePad layout{shape};
   std::memset(pad, 0, layout.offset(Part::kStaging));
-  // A buffer must not start with a stamp that is ever waited for there. The first buffer serves even epochs, whose
-  // stamps are even, and starts with odd stamps (all bits set); the second serves odd epochs and starts with 0.
+  // A buffer must not begin with a stamp that a rank ever waits for. The first buffer serves even epochs, whose stamps
+  // are even, and begins with odd stamps (all bits set). The second serves odd epochs and begins with 0.
   std::memset(pad, 0xff, layout.offset(Part::kGreetingsOdd));
   for (uint32_t block = 0; block < shape.blocks; ++block) {
     for (uint32_t sender = 0; sender < shape.ranks; ++sender) {
       const Stamp posted_credit_done[] = {first_chunk, first_chunk, stamp(first_epoch, 0)};
       static_assert(offsetof(PeerCounters, done) == 2 * sizeof(Stamp) && sizeof(Stamp) == 8);
-      // Not the whole line, whose padding would be whatever is on this stack.
+      // Not the whole struct: its padding would copy uninitialised stack memory.
       std::memcpy(pad + layout.offset(Part::kCounters, block, sender), posted_credit_done, sizeof posted_credit_done);
     }
   }

@@ -85,7 +85,7 @@ Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t 
 }
 
 Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
-  const std::less<const std::byte*> before;  // pieces may be of different tensors
+  const std::less<const std::byte*> before;  // pieces may belong to different tensors
   std::byte *begin = nullptr, *end = nullptr;
   for (uint32_t p = 0; p < pieces.count(ranks); ++p) {
     const Piece piece = pieces.at(p, ranks, table);
@@ -96,8 +96,8 @@ Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table) {
   return {begin, size_t(end - begin)};
 }
 
-/// In an all-to-all in place, what goes to a peer lies where what comes from it belongs. The peer may be ready to write
-/// there before that has been read, so what comes goes through slots.
+/// In an in-place all-to-all, the piece for a peer lies where the piece from that peer belongs. The peer may be ready
+/// to write there before this rank has read its own piece, so received pieces use slots.
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of) {
   const std::less<const std::byte*> before;
   const Piece in = extent_of(job.send, ranks, table), out = extent_of(job.recv, ranks, table);

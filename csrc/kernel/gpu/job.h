@@ -12,47 +12,47 @@ namespace nvx::kernel {
 
 /// The algorithms that push into their peers' memory: kernel/gpu/device_collectives.h.
 enum class DeviceAlgorithm : uint8_t {
-  kReducePackets,         ///< all to all who read: all_reduce and reduce in one trip; reduce_scatter
-  kReducePacketsTwoShot,  ///< all_reduce in two trips, for more than a few KiB
-  kReduceChunks,          ///< the same in chunks, of any length: all_reduce, reduce, reduce_scatter
+  kReducePackets,         ///< all to all readers: all_reduce and reduce in one step; reduce_scatter
+  kReducePacketsTwoShot,  ///< all_reduce in two steps, for more than a few KiB
+  kReduceChunks,          ///< the same in chunks, for any length: all_reduce, reduce, reduce_scatter
   kExchangePackets,       ///< all_gather, broadcast, all_to_all, gather, scatter, barrier; messages
   kExchangeChunks,        ///< the same in chunks
-  kExchangePieces,        ///< the same, pair by pair: packets where they hold the piece, chunks where they do not
-  kMoveOwn,               ///< pieces that are this rank's alone, each to where it belongs: no peer has a part in it
+  kExchangePieces,        ///< the same, pair by pair: packets if the piece fits, otherwise chunks
+  kMoveOwn,               ///< copies between pieces of this rank alone; no peer takes part
 };
 inline constexpr size_t kDeviceAlgorithmCount = 7;
 
 const char* name(DeviceAlgorithm algorithm);
 
-/// Whether it may move data in chunks. Then ranks that have mapped each other's memory may do without staging.
+/// Whether the algorithm can move data in chunks. Ranks that have mapped each other's memory may then bypass staging.
 NVX_HD constexpr bool has_chunks(DeviceAlgorithm algorithm) {
   return algorithm == DeviceAlgorithm::kReduceChunks || algorithm == DeviceAlgorithm::kExchangeChunks ||
          algorithm == DeviceAlgorithm::kExchangePieces;
 }
 
-/// Whether it carries out reductions; else it only moves data.
+/// Whether the algorithm reduces; otherwise it only moves data.
 NVX_HD constexpr bool reduces(DeviceAlgorithm algorithm) { return algorithm <= DeviceAlgorithm::kReduceChunks; }
 
-/// Packs of each block's share of a piece that an algorithm of packets holds; of chunks any number goes.
+/// The most packs of a block's share of a piece that a packet algorithm holds; chunks have no limit.
 constexpr size_t most_packs(DeviceAlgorithm algorithm, const DeviceShape& shape) {
   switch (algorithm) {
     case DeviceAlgorithm::kReducePackets:
     case DeviceAlgorithm::kExchangePackets: return shape.packs();
-    case DeviceAlgorithm::kReducePacketsTwoShot: return shape.packs() / 2;  // half of the packets for each trip
+    case DeviceAlgorithm::kReducePacketsTwoShot: return shape.packs() / 2;  // half of the packets per step
     default: return SIZE_MAX;
   }
 }
 
-/// Where each rank's piece lies: by a rule where there is one, else listed in a table.
+/// The pieces of all ranks, given by a rule if there is one, otherwise by a table.
 struct Pieces {
   enum class Kind : uint32_t {
-    kNone,   ///< nobody has one
-    kSame,   ///< one for all
-    kOnly,   ///< one, of rank `index`
-    kEven,   ///< all of `bytes`, one behind the other
-    kSplit,  ///< `bytes` in all, cut between packs
-    kTable,  ///< listed from `index`
-    kOwn,    ///< this rank's alone: `bytes` is how many, listed from `index`
+    kNone,   ///< no rank has a piece
+    kSame,   ///< the same piece for all ranks
+    kOnly,   ///< one piece, of rank `index`
+    kEven,   ///< pieces of `bytes` each, contiguous
+    kSplit,  ///< `bytes` in total, split between packs
+    kTable,  ///< in the table, from `index` on
+    kOwn,    ///< of this rank alone: `bytes` is their number, in the table from `index` on
   };
   Kind kind = Kind::kNone;
   uint32_t index = 0;
@@ -72,19 +72,19 @@ struct Pieces {
     return {};
   }
 
-  /// How many pieces of a table are its own.
+  /// The number of kOwn pieces.
   NVX_HD uint32_t owns() const { return kind == Kind::kOwn ? uint32_t(bytes) : 0; }
 
-  /// All pieces, whether each is another rank's or all are its own: how many there may be, and the i-th.
+  /// All pieces, per rank or kOwn: their maximum number, and the i-th.
   uint32_t count(uint32_t ranks) const { return kind == Kind::kOwn ? owns() : ranks; }
   Piece at(uint32_t i, uint32_t ranks, const Piece* table) const {
     return kind == Kind::kOwn ? table[index + i] : of(i, ranks, table);
   }
 
-  /// The bytes that the fullest block has to take of a piece.
+  /// The bytes of the largest block's share of a piece.
   NVX_HD static size_t fullest(const Piece& piece, uint32_t blocks) { return slice(piece, 0, blocks).bytes; }
 
-  /// The i-th of n slices of a piece. They begin between packs, so that no element straddles two.
+  /// The i-th of n slices of a piece. They begin between packs, so that no element straddles two slices.
   NVX_HD static Piece slice(const Piece& piece, uint32_t i, uint32_t n) {
     const size_t packs = ceil_div(piece.bytes, sizeof(Pack));
     const size_t share = packs / n, more = packs % n;
@@ -97,50 +97,50 @@ struct Pieces {
 
 /// One operation of one rank.
 struct Job {
-  Fingerprint fingerprint;  ///< the history is filled in by the channel
+  Fingerprint fingerprint;  ///< the channel fills in `history`
   double factor = 1;
   int32_t root = -1;
   DeviceAlgorithm algorithm = DeviceAlgorithm::kExchangePackets;
-  uint32_t call = 0;         ///< what the host knows it by: verdicts name it
-  Pieces send;               ///< what goes to each rank; to itself too
-  Pieces recv;               ///< where each rank's part of the result goes
-  uint64_t patience_ns = 0;  ///< from its beginning, until a wait gives up; 0: until it is aborted
-  // Where the first of these pieces' bytes is in this rank's pool, plus 1; 0 where not all of them lie in it. Peers
-  // that have it mapped then read and write them where they are.
+  uint32_t call = 0;         ///< the host's number of the operation; verdicts name it
+  Pieces send;               ///< the piece for each rank, this rank included
+  Pieces recv;               ///< the destination of each rank's part of the result
+  uint64_t patience_ns = 0;  ///< from the start of the operation until a wait gives up; 0: no limit
+  // 1 + the offset of these pieces' first byte in this rank's pool, or 0 if not all of them lie in it. Peers that have
+  // the pool mapped then access them in place.
   uint64_t send_place = 0;
   uint64_t recv_place = 0;
-  // Of kMoveOwn: what it waits for, in memory of the host that the device reaches too. The host raises it.
-  const Stamp* awaited = nullptr;  ///< null: nothing
+  // For kMoveOwn: the counter to wait for, in pinned host memory. The host raises it.
+  const Stamp* awaited = nullptr;  ///< null: none
   Stamp awaits = 0;
 };
 
-/// What a launch is handed beside jobs: the pieces that they list.
+/// The pieces that the jobs of a launch list.
 using PieceTable = const Piece*;
 
-/// The job that does what `work` says, of elements of `width` bytes. Lists of pieces are written to table, which has
-/// room for 2 * ranks, and are named as if it began at `index`.
+/// The job for `work`, with elements of `width` bytes. Lists of pieces are written to `table`, which has space for 2 *
+/// ranks, and are referred to as if it began at `index`.
 Job job_of(DeviceAlgorithm algorithm, const Work& work, uint32_t rank, uint32_t ranks, size_t width, uint32_t index,
            Piece* table);
 
-/// From the first byte of any of these pieces to the last.
+/// The range from the first to the last byte of these pieces.
 Piece extent_of(const Pieces& pieces, uint32_t ranks, PieceTable table);
 
-/// Tells a job its places. place_of: 1 + where so many bytes begin in this rank's pool, or 0.
+/// Sets a job's places. `place_of` returns 1 + the offset of a range in this rank's pool, or 0.
 using PlaceOf = std::function<uint64_t(const std::byte* data, size_t bytes)>;
 void put_places(Job& job, uint32_t ranks, PieceTable table, const PlaceOf& place_of);
 
-/// Moves each of these pieces to the other one of its place. Both are listed in table, as if it began at `index`.
+/// A job that copies each piece of `from` to the same piece of `to`. Both are listed in `table`, as if it began at
+/// `index`.
 Job job_of_moves(std::span<const Piece> from, std::span<const Piece> to, uint32_t index, Piece* table);
 
-/// A message's two jobs, of who sends it and of who receives it, on a channel of these two ranks that has this
-/// direction to itself. It is a broadcast, whose root is the sender. What must match is the fingerprint's: type and
-/// elements.
+/// The sender's and the receiver's job of a message, on a channel of these two ranks that serves only this direction.
+/// The message is a broadcast whose root is the sender. The fingerprint, with type and number of elements, must match.
 Job job_of_send(DeviceAlgorithm algorithm, const Piece& message, DType dtype, uint32_t rank);
 Job job_of_recv(DeviceAlgorithm algorithm, const Piece& room, DType dtype, uint32_t rank);
 
-/// Whether the algorithm can carry out the job: its collective, its type and, in packets, its length. Launches refuse
-/// jobs that it cannot. Where counts differ by rank the answer may do so too; kExchangePieces and chunks are what all
-/// ranks can agree on there.
+/// Whether the algorithm can run the job: its collective, its type and, for packets, its length. Launches refuse other
+/// jobs. If counts differ by rank, the answer may differ too; kExchangePieces and chunks are the algorithms that all
+/// ranks can agree on then.
 bool can_do(DeviceAlgorithm algorithm, const Job& job, const DeviceShape& shape, PieceTable table);
 
 }  // namespace nvx::kernel

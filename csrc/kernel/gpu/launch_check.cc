@@ -19,7 +19,7 @@ bool is_own(const Pieces& pieces) { return pieces.kind == Pieces::Kind::kOwn; }
 
 bool lacks_memory(const Piece& piece) { return piece.bytes != 0 && !piece.data; }
 
-/// Why a channel cannot be used; null where it can.
+/// Why a channel is invalid, or null if it is valid.
 const char* flaw(const DeviceChannel& channel) {
   if (!channel.shape.sound()) return "its channel has no ranks, no blocks, or packets or chunks of no such size";
   if (channel.rank >= channel.shape.ranks) return "its rank is none of the channel's";
@@ -41,7 +41,7 @@ const char* flaw_of_moves(const Job& job, std::span<const Piece> table) {
   return nullptr;
 }
 
-/// Why a job cannot be run on a channel that can be used; null where it can.
+/// Why a job cannot run on a valid channel, or null if it can.
 const char* flaw(const Job& job, const DeviceChannel& channel, std::span<const Piece> table) {
   const uint32_t ranks = channel.shape.ranks, me = channel.rank;
   const Collective collective = job.fingerprint.collective;

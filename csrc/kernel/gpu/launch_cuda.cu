@@ -10,11 +10,11 @@
 namespace nvx::kernel {
 namespace {
 
-/// What a kernel is handed. It travels with the launch, so a graph keeps a copy of its own.
+/// The arguments of a kernel. They are passed by value, so a graph keeps its own copy.
 template <size_t kJobs, size_t kPieces>
 struct KernelArgs {
   DeviceChannel channel;
-  const FusedRank* fused;  ///< several ranks, in the device's memory, instead of this one
+  const FusedRank* fused;  ///< several ranks, in device memory, instead of `channel`
   uint32_t count;
   Job jobs[kJobs];
   Piece table[kPieces];
@@ -23,9 +23,9 @@ using Single = KernelArgs<1, 16>;
 using Several = KernelArgs<kLaunchJobs, kLaunchPieces>;
 static_assert(sizeof(Single) <= 1024 && sizeof(Several) <= 32764);
 
-// The algorithms that a kernel can run are fixed when it is compiled, so it carries no code that it cannot reach. One
-// block at a time on a multiprocessor is enough, and the launch bounds say so: on some architectures, compilers that
-// are left to choose make room for two blocks with half of the registers each, and then spill in the loops.
+// Each kernel is compiled for a fixed set of algorithms, so it contains no unreachable code. The launch bounds ask for
+// one block per multiprocessor. Without them, compilers for some architectures make room for two blocks, give each half
+// of the registers, and spill in the loops.
 
 __global__ void __launch_bounds__(kLanes, 1) run_reduction(const __grid_constant__ Single args) {
   run_jobs<PushRules>(
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kLanes, 1) run_exchange(const __grid_constant_
       [](auto& ex, auto& ch, const Job& job, PieceTable table) { return run_exchanging(ex, ch, job, table); });
 }
 
-/// Several operations of any kind, or those of several ranks.
+/// Several operations of any kind, or the operations of several ranks.
 __global__ void __launch_bounds__(kLanes, 1) run_several(const __grid_constant__ Several args) {
   const auto run = [](auto& ex, auto& ch, const Job& job, PieceTable table) {
     return run_device_collective(ex, ch, job, table);
@@ -108,8 +108,8 @@ Status load_cuda(std::vector<KernelFacts>* facts) {
     facts->push_back({row.name, a.numRegs, a.localSizeBytes, blocks * processors});
     most = std::max(most, a.localSizeBytes);
   }
-  // A launch that finds a smaller stack has it enlarged, which waits for the kernels in flight; and those may be
-  // waiting for this launch.
+  // A launch that needs a larger stack enlarges it, which waits for the kernels in flight; these may be waiting for
+  // this launch.
   NVX_TRY(status_of(cudaDeviceGetLimit(&stack, cudaLimitStackSize), "the device's limits"));
   if (stack < most) NVX_TRY(status_of(cudaDeviceSetLimit(cudaLimitStackSize, most), "room for the kernels' stacks"));
   return {};
@@ -129,7 +129,7 @@ uint64_t capture_of(void* stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   if (cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream), &status, &id) != cudaSuccess) {
-    (void)cudaGetLastError();  // the legacy stream beside somebody's capture: it is in none itself
+    (void)cudaGetLastError();  // the legacy stream while another stream captures: it is not capturing itself
     return 0;
   }
   if (status == cudaStreamCaptureStatusNone) return 0;

@@ -7,47 +7,48 @@
 #include "base/error.h"
 #include "kernel/gpu/job.h"
 
-/// The device algorithms as CUDA kernels. Without CUDA in the build every one of these says so in its Status.
+/// The device algorithms as CUDA kernels. In a build without CUDA each of these functions returns a Status that says
+/// so.
 namespace nvx::kernel {
 
-inline constexpr int kLanes = 512;  ///< threads a block
+inline constexpr int kLanes = 512;  ///< threads per block
 
-/// Jobs and listed pieces that one launch holds.
+/// The most jobs and listed pieces of one launch.
 inline constexpr size_t kLaunchJobs = 16;
 inline constexpr size_t kLaunchPieces = 1024;
 
-/// Whether there are any kernels in this build.
+/// Whether this build has CUDA kernels.
 bool built_with_cuda();
 
-/// Refuses, in a sentence, what would make a kernel read or write where it must not. Needs no device and no CUDA, and
-/// allocates nothing where it does not refuse.
+/// Refuses any launch in which a kernel would access memory that it must not. Needs neither a device nor CUDA, and does
+/// not allocate unless it refuses.
 Status check_launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table);
 
-/// Runs operations of one rank on a stream (a cudaStream_t) of the device that the rank's memory is on, if check_launch
-/// allows them. Nothing is waited for and nothing allocated. table: what the jobs list. Each block does one operation
-/// after the other and waits for no other block: none may read or write what another one of the launch writes, and
-/// where one fails, blocks that were ahead have written some of the later ones.
+/// Runs operations of one rank on a stream (a cudaStream_t) of the device of the rank's memory, if check_launch()
+/// accepts them. Neither waits nor allocates. `table` holds the pieces that the jobs list. Each block runs the
+/// operations in order and waits for no other block. So no operation may access what another one of the launch writes;
+/// and if one fails, blocks that were ahead have written parts of later ones.
 Status launch_cuda(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table, void* stream);
 
-/// What a kernel asks of the current device.
+/// The resources of a kernel on the current device.
 struct KernelFacts {
   const char* name;
-  int registers;       ///< a thread
-  size_t local_bytes;  ///< a thread, spilled or on its stack
+  int registers;       ///< per thread
+  size_t local_bytes;  ///< per thread, for spills and the stack
   int resident;        ///< blocks of kLanes that the whole device holds at once
 };
-/// Loads every kernel, so that no later launch has to, and says what each asks for.
+/// Loads every kernel, so that no launch has to, and returns their resources.
 Status load_cuda(std::vector<KernelFacts>* facts);
 
-/// One rank of a fused launch; all of it in the device's memory.
+/// One rank of a fused launch. All pointers are to device memory.
 struct FusedRank {
   DeviceChannel channel;
   const Job* jobs;
   uint32_t count;
   const Piece* table;
 };
-/// For tests on a single device: all ranks in one cooperative launch, which runs all blocks of all of them at once.
-/// ranks: in the device's memory.
+/// For tests on a single device: runs all ranks in one cooperative launch, so that all blocks are resident at once.
+/// `ranks` is in device memory.
 Status launch_fused(const FusedRank* ranks, uint32_t count, uint32_t blocks, void* stream);
 
 }  // namespace nvx::kernel

@@ -8,11 +8,11 @@
 #include "kernel/gpu/device_pad.h"
 #include "kernel/reduce/reduce.h"
 
-/// What a tile does to memory, a pack of 16 bytes a lane at a time: copies, and reductions from peers' chunks or
-/// packets. Pointers of the caller's may have any alignment; what lies in pads is aligned, and padded to whole packs.
+/// The memory operations of a tile, one 16-byte pack per lane at a time: copies, and reductions of peers' chunks or
+/// packets. User pointers may have any alignment; data in pads is aligned and padded to whole packs.
 ///
-/// Pack i always belongs to lane i modulo the number of lanes, so a lane may read in one loop what it has written in
-/// the loop before.
+/// Pack i always belongs to lane i modulo the number of lanes, so a lane may read in one loop what it wrote in the loop
+/// before.
 namespace nvx::kernel {
 
 template <class Word>
@@ -44,7 +44,7 @@ NVX_HD void store_words(std::byte* to, const Pack& pack) {
 
 NVX_HD inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(Pack) == 0; }
 
-/// A pack at any address, of which only the first `bytes` bytes are there: no byte behind them is touched.
+/// The pack at any address of which only the first `bytes` bytes exist. Bytes beyond them are not accessed.
 NVX_APART inline Pack load_odd(const std::byte* from, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (bytes >= sizeof(Pack) && address % 8 == 0) return load_words<uint64_t>(from);
@@ -63,7 +63,7 @@ NVX_APART inline void store_odd(std::byte* to, Pack pack, size_t bytes) {
   for (size_t i = 0; i < n; ++i) to[i] = std::byte(pack.words[i / 8] >> (i % 8 * 8));
 }
 
-/// The pack at `from`, where a piece ends after `bytes`.
+/// The pack at `from`, in a piece that ends after `bytes`.
 NVX_HD inline Pack load_pack(const std::byte* from, size_t bytes) {
   if (is_aligned(from) && bytes >= sizeof(Pack)) return *reinterpret_cast<const Pack*>(from);
   return load_odd(from, bytes);
@@ -76,10 +76,10 @@ NVX_HD inline void store_pack(std::byte* to, const Pack& pack, size_t bytes) {
   }
 }
 
-/// This lane's packs of a copy. The ranges are the same, or apart.
+/// This lane's packs of a copy. The ranges are identical or disjoint.
 NVX_APART inline void copy_packs(std::byte* to, const std::byte* from, size_t bytes, size_t lane, size_t lanes) {
   if (to == from) return;
-  constexpr size_t kAtOnce = 4;  // loads on their way before the first store
+  constexpr size_t kAtOnce = 4;  // loads in flight before the first store
   size_t i = lane;
   if (is_aligned(to) && is_aligned(from)) {
     const auto* source = reinterpret_cast<const Pack*>(from);
@@ -95,7 +95,7 @@ NVX_APART inline void copy_packs(std::byte* to, const std::byte* from, size_t by
   }
 }
 
-/// Called by all lanes together.
+/// Copies a range. All lanes call it together.
 template <class Exec>
 NVX_HD void copy(const Exec& ex, std::byte* to, const std::byte* from, size_t bytes) {
   copy_packs(to, from, bytes, size_t(ex.lane()), size_t(ex.lanes()));
@@ -112,7 +112,7 @@ NVX_HD inline Packet packet_of(uint64_t data, uint32_t stamp) {
   return {{(data & 0xffffffffu) | above, data >> 32 | above}};
 }
 
-/// Called by all lanes together: sends a piece as packets.
+/// Sends a piece as packets. All lanes call it together.
 template <class Exec>
 NVX_APART void put_packets(const Exec& ex, Packet* to, const std::byte* from, size_t bytes, uint32_t stamp) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
@@ -123,7 +123,7 @@ NVX_APART void put_packets(const Exec& ex, Packet* to, const std::byte* from, si
   }
 }
 
-/// Whether the pack that these two packets carry is there.
+/// Whether both packets of a pack have arrived.
 template <class Exec>
 NVX_HD bool peek_pack(const Exec& ex, const Packet* from, uint32_t stamp, Pack* pack, Stamp* seen) {
   const Packet first = ex.peek_packet(from), second = ex.peek_packet(from + 1);
@@ -132,8 +132,8 @@ NVX_HD bool peek_pack(const Exec& ex, const Packet* from, uint32_t stamp, Pack* 
   return is_stamped(first, stamp) && is_stamped(second, stamp);
 }
 
-/// Called by all lanes together: makes a piece of a peer's packets. The answer is this lane's alone; the tile has to
-/// decide on it together.
+/// Receives a piece from a peer's packets. All lanes call it together. The result is this lane's alone; combine it with
+/// all().
 template <class Exec>
 NVX_APART bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t bytes, uint32_t stamp, int peer) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
@@ -145,30 +145,31 @@ NVX_APART bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t b
   return true;
 }
 
-/// Whether all of a piece can be read by packs where it is.
+/// Whether the whole piece can be read as packs in place.
 NVX_HD inline bool has_packs(const std::byte* data, size_t bytes) {
   return is_aligned(data) && bytes % sizeof(Pack) == 0;
 }
 
-/// The cells that the ranks write for this block in one part of this rank's pad, wherever that pad is for each of them.
+/// The cells that the ranks write for this block in one part of this rank's pads.
 struct Cells {
   const PeerPads* pads;
-  size_t first;  ///< where rank 0's cell is in a pad
-  size_t step;   ///< from there to the next rank's
+  size_t first;  ///< the offset of rank 0's cell in a pad
+  size_t step;   ///< the distance to the next rank's cell
 
   NVX_HD const std::byte* of(int rank) const { return pads[rank].mine + first + size_t(rank) * step; }
 };
 
-/// Where the ranks' contributions are, mine among them: in packets that are still to come, or in chunks that have.
+/// The contributions of all ranks, this one's included: in packets, which may not have arrived yet, or in chunks that
+/// have.
 struct Sources {
   Cells cells;
-  const PipeState* pipes;  ///< chunks: where each peer's is; null for packets
+  const PipeState* pipes;  ///< chunks: each peer's source; null for packets
   uint32_t stamp;
-  const std::byte* own;  ///< chunks: mine; null for packets
+  const std::byte* own;  ///< chunks: this rank's; null for packets
   int me;
 };
 
-/// Packs of up to four ranks, loaded before the first of them is used.
+/// Packs of up to four ranks, loaded before the first one is used.
 struct Ahead {
   static constexpr int kRanks = 4;
   Pack a, b, c, d;
@@ -179,7 +180,7 @@ NVX_HD inline const std::byte* source_of(const Sources& s, int rank) {
   return s.pipes ? s.pipes[rank].source : s.cells.of(rank);
 }
 
-/// Packs i of ranks [first, first + Ahead::kRanks), as far as there are so many.
+/// Loads pack i of the ranks from `first` on, at most Ahead::kRanks of them.
 template <class Exec>
 NVX_HD bool load_ahead(Exec& ex, const Sources& s, int first, int ranks, size_t i, Ahead* packs) {
   const auto rank = [&](int j) { return first + j < ranks ? first + j : ranks - 1; };
@@ -202,7 +203,7 @@ NVX_HD bool load_ahead(Exec& ex, const Sources& s, int first, int ranks, size_t 
   });
 }
 
-/// premul_sum's multipliers: mine, and the others' in their greetings.
+/// The multipliers for premul_sum: this rank's, and those in the others' greetings.
 struct Factors {
   double own;
   int me;
@@ -216,7 +217,7 @@ struct Factors {
   }
 };
 
-/// Eight bools in a word: all that bools have is bitwise operators, which take a word at once.
+/// Eight bools in a word: bools have bitwise operators only, which can process a word at once.
 struct Bools {
   uint64_t bytes;
 };
@@ -230,8 +231,8 @@ struct Rule<Bools> {
   NVX_RULE static Bools round(Acc a) { return {a}; }
 };
 
-/// A pack's elements on their way through a reduction. The operator is chosen here, once a pack, and not in the type:
-/// code that differs in it alone would make the kernels ten times as large.
+/// The accumulators of a pack's elements. The operator is a run-time argument, checked once per pack: as a template
+/// parameter it would make the kernels ten times as large.
 template <class T>
 class Accumulators {
  public:
@@ -281,7 +282,7 @@ class Accumulators {
   };
   static constexpr bool kFloats = kIsFloat<Acc>;
   static constexpr bool kScales = kFloats;
-  /// Operators that a type does not have, or leaves to the unsigned one, are never asked for: see reduce() below.
+  /// reduce() below never asks for an operator that a type does not have or leaves to the unsigned type.
   static constexpr bool has(ReduceOp op) {
     const bool bitwise = op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
     if (kSame<T, Bools>) return bitwise;
@@ -300,17 +301,17 @@ class Accumulators {
   Acc acc_[kCount] = {};
 };
 
-/// A reduction, of which each lane does its own packs.
+/// A reduction; each lane reduces its own packs.
 struct Fold {
   std::byte* to;
   Sources sources;
   Factors factors;
   ReduceOp op;
   int ranks;
-  size_t bytes;  ///< of a chunk, or of what packets hold: 32 bits count its packs
+  size_t bytes;  ///< of a chunk, or of what packets hold; 32 bits count its packs
 };
 
-/// to[i] = op over the ranks' elements, in absolute rank order, rounded once. The answer is this lane's alone.
+/// to[i] = op over the ranks' elements in absolute rank order, rounded once. The result is this lane's alone.
 template <class T, class Exec>
 NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
@@ -321,7 +322,7 @@ NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
       if (rank >= f.ranks) return;
       sum.add(op, pack, op == ReduceOp::kPremulSum ? f.factors.of(ex, rank) : 1, rank == 0);
     };
-    // One after the other by name: packs that a loop moved from hand to hand would lie in local memory.
+    // One after the other by name: an indexed array of packs would be placed in local memory.
     for (int r = 0; r < f.ranks; r += Ahead::kRanks) {
       if (!load_ahead(ex, f.sources, r, f.ranks, i, &packs)) return false;
       add(r, packs.a), add(r + 1, packs.b), add(r + 2, packs.c), add(r + 3, packs.d);
@@ -331,7 +332,7 @@ NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
   return true;
 }
 
-/// Where the sign makes no difference, the signed type uses the code of the unsigned one; so do bitwise operators.
+/// Where the sign does not matter, the signed type shares the code of the unsigned one; so do the bitwise operators.
 template <class T, class Unsigned, class Exec>
 NVX_HD bool fold_integers(Exec& ex, const Fold& f) {
   switch (f.op) {
@@ -349,7 +350,7 @@ NVX_HD bool fold_floats(Exec& ex, const Fold& f) {
   return !bitwise && fold<T>(ex, f, f.op);
 }
 
-/// Complex numbers add and scale as twice as many real ones.
+/// Complex numbers add and scale like twice as many real numbers.
 template <class F, class Exec>
 NVX_HD bool fold_complex(Exec& ex, const Fold& f) {
   switch (f.op) {
@@ -375,8 +376,8 @@ NVX_HD bool fold_bools(Exec& ex, const Fold& f) {
   }
 }
 
-/// Called by all lanes together: reduces elements of this type. The answer is this lane's alone; it is also false where
-/// the type has no such operator, which is where the host's loops have none either.
+/// Reduces elements of this type. All lanes call it together. The result is this lane's alone. Returns false also if
+/// the type does not have the operator, exactly when the host's loops do not have it.
 template <class Exec>
 NVX_APART bool reduce(Exec& ex, DType type, const Fold& f) {
   switch (type) {

@@ -9,51 +9,52 @@
 
 namespace nvx::kernel {
 
-/// What the protocol stands on. Tests replace one at a time, to see something break.
+/// The assumptions of the protocol. Tests replace one at a time and expect a failure.
 struct PushRules {
-  static constexpr uint32_t kSlots = kBuffers;  ///< buffers that are really there
+  static constexpr uint32_t kSlots = kBuffers;  ///< the buffers that exist
   static constexpr uint32_t kStampMask = ~uint32_t(0);
   static constexpr uint32_t kRestampEvery = kRestamp;
-  static constexpr bool kCredits = true;  ///< chunks and packets wait until there is room for them
-  static constexpr bool kMeets = true;    ///< greetings are waited for
-  // Of what goes without staging:
-  static constexpr bool kHearsFirst = true;    ///< nothing is written before its owner has said, in this epoch, where
-  static constexpr bool kReachIsTold = true;   ///< both judge by the reach that a rank has told
-  static constexpr bool kReachEnds = true;     ///< nothing behind that is touched
-  static constexpr bool kReadersFirst = true;  ///< an input stays until its readers have read it
-  static constexpr bool kTellsFailure = true;  ///< a rank that fails says so before its kernel ends
+  static constexpr bool kCredits = true;  ///< chunks and packets wait until there is space for them
+  static constexpr bool kMeets = true;    ///< a rank waits for greetings
+  // For pieces that bypass staging:
+  static constexpr bool kHearsFirst =
+      true;  ///< nothing is written before its owner has announced, in this epoch, where
+  static constexpr bool kReachIsTold = true;   ///< both ranks decide by the reach that was announced
+  static constexpr bool kReachEnds = true;     ///< nothing beyond the announced reach is accessed
+  static constexpr bool kReadersFirst = true;  ///< an input stays unchanged until its readers have read it
+  static constexpr bool kTellsFailure = true;  ///< a failed rank reports it before its kernel ends
 };
 
-/// One block of a rank's end of a channel, worked by all lanes of a tile together. Every lane has an object of its own.
+/// One block of a rank's end of a channel, used by all lanes of a tile together. Each lane has its own object.
 ///
-/// The rules that all ranks keep:
+/// Protocol:
 ///
-///  1. Every operation is one epoch on every rank and block. In it a rank greets every other one, and may send packets
-///     to it, in buffer epoch % kBuffers.
+///  1. Every operation is one epoch on every rank and block. In it each rank greets every other one, and may send
+///  packets to it, in buffer epoch % kBuffers.
 ///
-///  2. A rank writes to a peer's buffer only when that peer is done with epoch - kBuffers: either the peer was met in
-///     the epoch after that one, or it has said so in its line. A rank says so after operations in which not everybody
-///     meets everybody. `heard` and the line move in some operations only. They are compared modularly, so they must
-///     never be half the range behind, and are brought up to date whenever packets are stamped anew.
+///  2. A rank writes to a peer's buffer only when that peer is done with epoch - kBuffers: either it has met the peer
+///  in the epoch after that one, or the peer has signalled it in PeerCounters::done. A rank signals it after operations
+///  in which not all ranks meet each other. `heard` and the counters change in some operations only. They are compared
+///  modularly and must never fall half the range behind, so they are updated whenever packets are stamped anew.
 ///
-///  3. Chunks from one rank to another go through kChunks slots in the reader's memory, numbered for ever. The reader
-///     gives each slot back.
+///  3. Chunks from one rank to another use kChunks slots in the reader's memory, with an ever-growing number. The
+///  reader returns each slot by a credit.
 ///
-///  4. Ranks that meet compare their greetings. Ranks that do not meet compare what they had called before, when they
-///     read the line of rule 2.
+///  4. Ranks that meet compare their greetings. Ranks that do not meet compare digests of their earlier calls when they
+///  read the counters of rule 2.
 ///
-///  5. After an await all lanes of the tile may use what was awaited. A post or a release speaks for what all lanes of
-///     the tile have done before it.
+///  5. Acquire: after an await, all lanes of the tile see the awaited data. Release: a post or a release covers
+///  everything that all lanes of the tile have done before it.
 ///
-///  6. Where a rank has mapped what a peer uses of its pool, the rank writes to the peer's result itself, or reads the
-///     peer's input, instead of going through slots. Both judge this alike, from what they say in their greetings of
-///     this epoch and from nothing else. So whoever writes has heard the peer in this epoch, and the peer's memory is
-///     ready. The counters go on as if there were slots; and whoever lets others read leaves only when they have read.
+///  6. If a rank has mapped the part of a peer's pool that the operation uses, it writes directly to the peer's result,
+///  or reads the peer's input directly, instead of using slots. Both ranks decide this alike, from their greetings of
+///  this epoch alone. So a rank that writes has met the peer in this epoch, and the peer's memory is ready. The
+///  counters advance as if slots were used. A rank whose input is read leaves only after its readers are done.
 ///
-///  7. A rank that fails in such an operation tells the others before its kernel ends, as its tensors may end with it.
-///     Whoever reads or writes those tensors looks for that word at every await; if it has come, it goes no further and
-///     waits for its own end. So what was read of an input is what was posted, or is not used; and a result is written
-///     no longer than until the next await.
+///  7. A rank that fails in such an operation tells the others before its kernel ends, because its tensors may be freed
+///  then. Ranks that access those tensors check for this at every await; if the peer has failed, they go no further and
+///  wait for their own end. So an input that was read is either valid or not used, and a result is written no longer
+///  than until the next await.
 template <class Exec, class Rules = PushRules>
 class PushChannel {
  public:
@@ -63,7 +64,7 @@ class PushChannel {
   NVX_HD uint32_t rank() const { return at_.rank; }
   NVX_HD uint32_t ranks() const { return ranks_; }
   NVX_HD uint32_t others() const { return ranks_ - 1; }
-  /// The i-th of the others: each rank begins after itself, so that not all knock at the same door.
+  /// The i-th of the other ranks. Each rank begins after itself, so that not all ranks access the same pad at once.
   NVX_HD uint32_t other(uint32_t i) const { return (at_.rank + 1 + i) % ranks_; }
   NVX_HD uint32_t epoch() const { return epoch_; }
   NVX_HD uint32_t stamp32() const { return epoch_ & Rules::kStampMask; }
@@ -71,17 +72,17 @@ class PushChannel {
 
   /// This block's share of a piece.
   NVX_HD Piece share(const Piece& piece) const { return Pieces::slice(piece, block_, at_.shape.blocks); }
-  /// Chunk k of such a share; nothing behind its end.
+  /// Chunk k of such a share; empty beyond its end.
   NVX_HD Piece chunk_of(const Piece& piece, size_t k) const {
     const size_t most = at_.shape.chunk_bytes, at = k * most;
     if (at >= piece.bytes) return Piece{};
     return Piece{piece.data + at, piece.bytes - at < most ? piece.bytes - at : most};
   }
 
-  /// Opens the next epoch and greets everybody. When it returns true, what this block writes in anyone's buffer is
-  /// free. Where the rank has failed or was aborted, nothing is written at all.
+  /// Begins the next epoch and greets every peer. On true, the buffers that this block writes are free on every rank.
+  /// Writes nothing if the rank has failed or was aborted.
   NVX_APART bool enter(const Job& job, bool pairwise, PieceTable table) {
-    const uint32_t abort = ex_.ask_host();  // both answers travel while this rank's own memory is read
+    const uint32_t abort = ex_.ask_host();  // both host reads are in flight while this rank's own memory is read
     const PoolView view = has_chunks(job.algorithm) ? view_of(uint32_t(ex_.lane())) : PoolView{};
     epoch_ = own().epoch + 1;
     history_ = own().history;
@@ -105,7 +106,7 @@ class PushChannel {
     return true;
   }
 
-  /// Waits for the greetings of those whom `whom` names and compares them. Only with them may anything go without
+  /// Waits for the greetings of the peers in `whom` and compares them. Only pieces of peers that were met may bypass
   /// staging.
   template <class Whom>
   NVX_HD bool meet(const Job& job, bool pairwise, PieceTable table, Whom whom) {
@@ -138,15 +139,16 @@ class PushChannel {
   }
   NVX_HD bool has_met(uint32_t p) const { return pipe(p).heard == epoch_; }
 
-  /// Waits until the host has raised a counter that far. What the host had written before is visible to all lanes then.
+  /// Acquire: waits until the host has raised a counter to `want`. Everything that the host wrote before is then
+  /// visible to all lanes.
   NVX_HD bool await_host(const Stamp* counter, Stamp want) {
     bool ok = ex_.goes_on();
     if (ok && counter && ex_.lane() == 0) ok = ex_.wait_for(*counter, want, /*peer=*/-1);
     return ex_.all(ok);
   }
 
-  /// Closes the epoch: this block reads nothing of it any more. all_met: every rank has met every other one, so that
-  /// nobody needs to be told.
+  /// Ends the epoch: this block reads none of its data any more. `all_met`: every rank has met every other one, so no
+  /// signal is needed.
   NVX_APART void leave(const Job& job, bool all_met) {
     Hash hash;
     for (uint32_t word = 0; word < kFingerprintWords; ++word) hash.add(my_word(job, word, 0));
@@ -165,31 +167,31 @@ class PushChannel {
     ex_.sync();
   }
 
-  /// Called by all lanes after an operation that has ended badly: rule 7.
+  /// All lanes call it after a failed operation: rule 7.
   NVX_APART void give_up() {
     if (!Rules::kTellsFailure || !shares_) return;
     tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(counters_at(p).quit, stamp(epoch_, 1)); });
   }
 
-  /// Closes a launch of this many operations, after the last of them. The host is told when all blocks have done so.
+  /// Ends a launch of `operations` operations. The host is told when all blocks have done so.
   NVX_HD void retire(uint32_t operations) {
     if (ex_.lane() == 0) ex_.count_out(epoch_, at_.by_replays ? operations : 0, at_.told, at_.tells);
   }
 
   // ---- packets
 
-  /// Whether each block's share of a piece fits into the packets that the block has for one rank.
+  /// Whether each block's share of a piece fits into the block's packets for one rank.
   NVX_HD bool packets_hold(const Piece& whole) const {
     return ceil_div(Pieces::fullest(whole, at_.shape.blocks), sizeof(Pack)) <= at_.shape.packs();
   }
-  /// Whether a piece goes in packets, in an operation in which each pair chooses between packets and chunks.
+  /// Whether a piece uses packets, in an operation in which each pair chooses between packets and chunks.
   NVX_HD bool is_in_packets(const Job& job, const Piece& whole) const {
     return job.algorithm == DeviceAlgorithm::kExchangePieces && packets_hold(whole);
   }
-  /// The packets of this epoch: where I write those for `to`, and where I read those from `from`.
+  /// The packets of this epoch: to write for `to`, and to read from `from`.
   NVX_HD Packet* packets_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kPackets, slot())); }
   NVX_HD Packet* packets_from(uint32_t from) const { return mine<Packet>(from, DevicePad::of(Part::kPackets, slot())); }
-  /// Everyone's packets, mine included.
+  /// The packets of all ranks, this one's included.
   NVX_HD Sources packet_sources() const {
     return {cells(DevicePad::of(Part::kPackets, slot())), nullptr, stamp32(), nullptr, int(rank())};
   }
@@ -199,15 +201,15 @@ class PushChannel {
 
   // ---- chunks
 
-  /// The next chunk for `to`, which I fill; and the next one from `from`, which I read.
+  /// The next chunk to write for `to`, and the next one to read from `from`.
   NVX_HD std::byte* chunk_to(uint32_t to) const {
     return theirs<std::byte>(to, Part::kStaging) + size_t(pipe(to).sent % kChunks) * at_.shape.chunk_bytes;
   }
   NVX_HD std::byte* chunk_from(uint32_t from) const {
     return mine<std::byte>(from, Part::kStaging) + size_t(pipe(from).taken % kChunks) * at_.shape.chunk_bytes;
   }
-  /// Everyone's chunks at offset `at` of the slice, mine included, once the others' have been awaited. A chunk that
-  /// cannot be read by packs where it lies is first copied to where it can.
+  /// The chunks of all ranks at offset `at` of the slice, this one's included, after the others' have been awaited. A
+  /// chunk that cannot be read as packs in place is first copied to its slot.
   NVX_HD Sources chunk_sources(const Piece& own, size_t at) {
     Sources s{cells(Part::kStaging), &pipe(0), 0, own.data, int(rank())};
     if (!has_packs(own.data, own.bytes)) copy(ex_, chunk_from(rank()), own.data, own.bytes), s.own = chunk_from(rank());
@@ -219,18 +221,18 @@ class PushChannel {
     return s;
   }
 
-  // ---- what goes without staging, as known once the peer in question has been met
+  // ---- direct access, valid once the peer has been met
 
-  /// Before the peer has been met: whether this rank may find, when it meets it, that it can do without staging.
+  /// Before the peer has been met: whether direct access to it may turn out to be possible.
   NVX_HD bool may_reach(uint32_t p) const { return pipe(p).granules != 0; }
-  /// Whether this rank writes to the peer's result itself; and whether the peer writes to mine.
+  /// Whether this rank writes directly to the peer's result, and whether the peer writes directly to this rank's.
   NVX_HD bool writes_to(uint32_t p) const { return pipe(p).out != nullptr; }
   NVX_HD bool is_written_by(uint32_t p) const { return pipe(p).is_written != 0; }
-  /// Whether the peer reads my input where it is.
+  /// Whether the peer reads this rank's input directly.
   NVX_HD bool is_read_by(uint32_t p) const { return pipe(p).is_read != 0; }
-  /// Where to write what I have for the peer's result, from byte `at` on: in the result itself, or in the next chunk.
+  /// The destination for the peer's result from byte `at` on: the result itself, or the next chunk.
   NVX_HD std::byte* target(uint32_t p, size_t at) const { return pipe(p).out ? pipe(p).out + at : chunk_to(p); }
-  /// Waits until those who read my input where it is have read it.
+  /// Waits until the peers that read this rank's input directly have read it.
   NVX_HD bool await_readers() {
     return for_each([&](uint32_t p) { return is_read_by(p); },
                     [&](uint32_t p) {
@@ -238,26 +240,26 @@ class PushChannel {
                     });
   }
 
-  /// Waits until each whom `whom` names has room for a chunk.
+  /// Waits until each peer in `whom` has space for a chunk.
   template <class Whom>
   NVX_HD bool await_room(Whom whom) {
     return for_each(whom, [&](uint32_t p) {
       return !Rules::kCredits || ex_.wait_for(counters_from(p).credit, pipe(p).sent + 1 - kChunks, int(p));
     });
   }
-  /// Says that the chunk is written, so that those it is for may read it.
+  /// Release: publishes the chunk that was written for the peers in `whom`.
   template <class Whom>
   NVX_HD void post(Whom whom) {
     ex_.sync();
     tell_each(whom, [&](uint32_t p) { ex_.signal(counters_at(p).posted, ++pipe(p).sent); });
   }
-  /// Waits until a chunk has come from each.
+  /// Acquire: waits until a chunk has arrived from each peer in `whom`.
   template <class Whom>
   NVX_HD bool await_chunks(Whom whom) {
     return for_each(whom, [&](uint32_t p) { return ex_.wait_for(counters_from(p).posted, pipe(p).taken + 1, int(p)); });
   }
-  /// The same for the chunks of this many bytes at this offset of my slice, which are to be reduced. Notes where each
-  /// of them lies.
+  /// Acquire: await_chunks() for a reduction of `bytes` bytes at offset `at` of this rank's slice. Records the address
+  /// of each peer's chunk.
   NVX_HD bool await_sources(size_t at, size_t bytes) {
     const auto all = [](uint32_t) { return true; };
     return for_each(all, [&](uint32_t p) {
@@ -267,7 +269,7 @@ class PushChannel {
       return ex_.wait_for(counters_from(p).posted, pipe.taken + 1, int(p));
     });
   }
-  /// Says that the chunk has been read, so that those it is from may write another one there.
+  /// Release: returns the slots of the chunks that were read, so that the peers in `whom` may write there again.
   template <class Whom>
   NVX_HD void release(Whom whom) {
     ex_.sync();
@@ -279,7 +281,7 @@ class PushChannel {
   NVX_HD uint32_t slot() const { return epoch_ % Rules::kSlots; }
 
   NVX_HD const PeerPads* pads() const { return reinterpret_cast<const PeerPads*>(at_.state + DeviceState::pads()); }
-  /// My cell in a peer's pad, to write; and the peer's cell in mine, to read.
+  /// This rank's cell in a peer's pad, to write; and the peer's cell in this rank's pad, to read.
   template <class T>
   NVX_HD T* theirs(uint32_t peer, Part part) const {
     return reinterpret_cast<T*>(pads()[peer].theirs + pad_.offset(part, block_, rank()));
@@ -288,7 +290,7 @@ class PushChannel {
   NVX_HD T* mine(uint32_t peer, Part part) const {
     return reinterpret_cast<T*>(pads()[peer].mine + pad_.offset(part, block_, peer));
   }
-  /// Everyone's cells in my pads.
+  /// The cells of all ranks in this rank's pads.
   NVX_HD Cells cells(Part part) const { return {pads(), pad_.offset(part, block_, 0), pad_.cell(part)}; }
 
   NVX_HD Packet* greetings_to(uint32_t to) const { return theirs<Packet>(to, DevicePad::of(Part::kGreetings, slot())); }
@@ -304,17 +306,17 @@ class PushChannel {
     return *reinterpret_cast<PipeState*>(at_.state + state_.pipe(block_, peer));
   }
 
-  /// Whether this rank reads or writes a peer's tensors where they are.
+  /// Whether this rank accesses a peer's tensors directly.
   NVX_HD bool is_direct(uint32_t p) const { return pipe(p).out || pipe(p).in; }
 
-  /// Rule 7: true while the peer has not failed. If it has, waits until this rank is to end too, and returns false.
+  /// Rule 7: true while the peer has not failed. If it has, waits until this rank ends too, and returns false.
   NVX_HD bool stands(uint32_t p) {
     if (!touches_ || !is_direct(p)) return true;
     PendingWait pending{int(p), stamp32(), 0};
     return ex_.wait(pending, [&] { return ex_.acquire(counters_from(p).quit) != stamp(epoch_, 1); });
   }
 
-  /// One lane waits for each peer, and one looks around; what comes of it, the tile decides together.
+  /// One lane waits for each peer, and one checks for aborts. The tile combines their results.
   template <class Whom, class Wait>
   NVX_HD bool for_each(Whom whom, Wait wait) {
     bool ok = ex_.goes_on();
@@ -347,8 +349,8 @@ class PushChannel {
     if (word == kBytesWord) return bytes;
     uint64_t value;
     __builtin_memcpy(&value, reinterpret_cast<const std::byte*>(&job.fingerprint) + word * sizeof value, sizeof value);
-    // The algorithm is compared too, so that ranks which have chosen different ones do not wait for each other's data
-    // in vain. It is put where the form is: what kernels carry out is always dense, so the form says nothing.
+    // The algorithm is compared too, so that ranks that chose different algorithms do not wait for each other's data.
+    // It takes the place of `form`: kernels run dense tensors only.
     return word == 0 ? value | uint64_t(uint8_t(job.algorithm) + 1) << (8 * offsetof(Fingerprint, form)) : value;
   }
 
@@ -363,7 +365,7 @@ class PushChannel {
     });
   }
 
-  /// Fails with the greetings of both, in full. Always returns false.
+  /// Fails with the complete greetings of both ranks. Always returns false.
   NVX_APART bool mismatch(const Job& job, uint32_t p, uint64_t due) {
     Quarrel quarrel;
     bool alike = true;
@@ -383,7 +385,7 @@ class PushChannel {
     return at_.pools && p < ranks_ ? ex_.ask_host(at_.pools[p]) : PoolView{};
   }
 
-  /// What the greeting says of where a peer's piece lies in my pool.
+  /// The place of a peer's piece in this rank's pool, as sent in a greeting.
   NVX_HD uint64_t place_of(const Pieces& pieces, uint64_t first, uint32_t p, PieceTable table) const {
     if (first == 0) return 0;
     const Piece piece = pieces.of(p, ranks_, table);
@@ -395,15 +397,15 @@ class PushChannel {
   }
   NVX_HD static bool is_reduction(const Job& job) { return job.algorithm == DeviceAlgorithm::kReduceChunks; }
 
-  /// Whether this rank hears the peer before it sends it anything. With a root, what fits the slots is sent without
-  /// hearing the receiver first, so only longer pieces may go direct.
+  /// Whether this rank meets the peer before it sends to it. With a root, pieces that fit the slots are sent without
+  /// meeting the receiver, so only longer pieces may go directly.
   NVX_HD bool hears(const Job& job, PieceTable table, uint32_t p) const {
     if (is_reduction(job) || job.root < 0) return true;
     const Piece whole = job.send.of(p, ranks_, table);
     return !is_in_packets(job, whole) && share(whole).bytes > size_t(kChunks) * at_.shape.chunk_bytes;
   }
 
-  /// Writes the greeting's last words. view: that of this lane's first peer.
+  /// Writes the last words of the greeting. `view` is that of this lane's first peer.
   NVX_APART void tell_places(const Job& job, PieceTable table, PoolView view) {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes()), view = view_of(p)) {
       if (p == rank()) continue;
@@ -419,8 +421,9 @@ class PushChannel {
     }
   }
 
-  /// Waits until the peer says that whatever used its tensors before its kernel began is over. Packets do not say so,
-  /// as they carry only themselves. Only a peer that has told a place says it, and it may be one operation ahead.
+  /// Acquire: waits until the peer signals that earlier uses of its tensors are complete. Packets order only
+  /// themselves, so they do not imply it. Only a peer that has sent a place signals it, and it may be one operation
+  /// ahead.
   NVX_HD bool await_ready(uint32_t p) {
     PendingWait pending{int(p), stamp32(), 0};
     return !Rules::kHearsFirst || ex_.wait(pending, [&] {
@@ -429,7 +432,7 @@ class PushChannel {
     });
   }
 
-  /// Rule 6: what a peer and I do without staging, by what each has said to the other.
+  /// Rule 6: decides which pieces bypass staging between a peer and this rank, from both greetings.
   NVX_APART void settle(const Job& job, PieceTable table, uint32_t p) {
     PipeState& pipe = this->pipe(p);
     const auto word = [&](uint32_t i) { return data_of(ex_.peek_packet(greetings_from(p) + i)); };
@@ -447,7 +450,7 @@ class PushChannel {
     };
     const bool reduces = is_reduction(job);
     const uint64_t reach = Rules::kReachIsTold ? pipe.granules : Reach::granules_of(view_of(p).mapped);
-    // In a reduction my slice is what I take of the peer's input, and what I have for its result.
+    // In a reduction, this rank's slice is the part it reads of the peer's input and the part it writes of its result.
     const uint64_t bytes = length(job.send, reduces ? rank() : p);
     if (holds(reach, theirs.place, bytes) && (reduces || more == bytes)) pipe.out = there(theirs.place, bytes);
     if (reduces && holds(reach, more, bytes)) pipe.in = there(more, bytes);
@@ -458,16 +461,16 @@ class PushChannel {
     ex_.count_direct((pipe.out != nullptr) + (pipe.in != nullptr) + pipe.is_written + pipe.is_read);
   }
 
-  /// This epoch was entered, so every peer is done with epoch - kBuffers. Record it, or `heard` falls half its range
-  /// behind.
+  /// This epoch was entered, so every peer is done with epoch - kBuffers. Record this, so that `heard` never falls half
+  /// its range behind.
   NVX_HD void catch_up() {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
       if (int32_t(pipe(p).heard - (epoch_ - kBuffers)) < 0) pipe(p).heard = epoch_ - kBuffers;
     }
   }
 
-  /// Every packet that this block can write in this epoch gets a stamp that its buffer never waits for. `ready` is
-  /// raised by some operations only. Set it to the previous epoch, which is over, so that it never goes stale.
+  /// Gives every packet that this block can write in this epoch a stamp for which its buffer never waits. Only some
+  /// operations raise `ready`; this sets it to the previous epoch, which is over, so that it never wraps.
   NVX_APART void restamp() {
     const Packet stale = packet_of(0, (epoch_ - 1) & Rules::kStampMask);
     tell_each([](uint32_t) { return true; },
@@ -491,8 +494,8 @@ class PushChannel {
   uint32_t block_;
   uint32_t epoch_ = 0;
   uint64_t history_ = 0;
-  bool shares_ = false;   // in this operation others may be reading or writing this rank's tensors
-  bool touches_ = false;  // ... and this lane has found one of its peers to be direct
+  bool shares_ = false;   // other ranks may access this rank's tensors in this operation
+  bool touches_ = false;  // ... and this lane has a peer with direct access
 };
 
 }  // namespace nvx::kernel

@@ -5,7 +5,7 @@
 namespace nvx::kernel {
 namespace {
 
-/// Blocks that no group has been promised.
+/// Blocks that no group has reserved.
 uint32_t left_on(const GpuRoom& gpu) {
   const uint32_t resident = uint32_t(std::max(gpu.resident, 0));
   return resident - std::min(resident, gpu.promised);

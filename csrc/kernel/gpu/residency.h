@@ -6,36 +6,36 @@
 
 #include "kernel/gpu/launch_cuda.h"
 
-/// Kernels of ranks that wait for each other must be on their GPUs all at once: a block that finds no room waits for
-/// one that waits for it, until their patience ends. That holds for the ranks of one group, and for groups that have
-/// kernels in flight at the same time: ranks may begin theirs in different orders, and even where they do not, streams
-/// may hold them up differently. So the blocks of a rank are what every GPU of the group has room for, beside those
-/// that other groups have been promised there.
+/// Kernels of ranks that wait for each other must all be resident on their GPUs at once: a block that does not fit
+/// would wait for blocks that wait for it, until their timeout. This concerns the ranks of one group, and groups that
+/// have kernels in flight at the same time: ranks may launch them in different orders, and streams may delay them
+/// differently. So the blocks of a rank are limited by what every GPU of the group can hold beside the blocks reserved
+/// for other groups.
 namespace nvx::kernel {
 
-/// A GPU that ranks of a group run on.
+/// A GPU that runs ranks of a group.
 struct GpuRoom {
-  int resident = 0;       ///< blocks that it holds at once: resident_at_once of what load_cuda has said there
-  uint32_t ranks = 1;     ///< whose kernels may be on it at once; a rank that may launch on two streams counts twice
-  uint32_t promised = 0;  ///< blocks that other groups may have on it at the same time
+  int resident = 0;       ///< blocks that it holds at once: resident_at_once() of the facts from load_cuda()
+  uint32_t ranks = 1;     ///< ranks whose kernels may run at once; a rank that may launch on two streams counts twice
+  uint32_t promised = 0;  ///< blocks that other groups may use at the same time
 };
 
 struct BlockAgreement {
-  uint32_t blocks = 0;    ///< of each rank; 0 where some GPU does not hold one block of each of its ranks
-  std::string why_fewer;  ///< which GPU, and why; empty where as many as wanted fit
+  uint32_t blocks = 0;    ///< per rank; 0 if a GPU cannot hold one block for each of its ranks
+  std::string why_fewer;  ///< the GPU that limits the number, and why; empty if all wanted blocks fit
 };
 
-/// Whatever kernels come together: as many blocks as fit of the one that takes most room.
+/// The number of blocks that are resident at once for any mix of kernels: that of the largest kernel.
 int resident_at_once(std::span<const KernelFacts> facts);
 
-/// The blocks that each rank of a group may have on one GPU, however many it wants. A group gets a quarter of what no
-/// other one has been promised, and a block a rank where that is less: so the first ones get much, each later one finds
-/// something, and together they never get more than there is. On an H100 (132) a quarter is more than a rank wants
-/// that is alone there, for the first five groups; a GPU that is so small that it is less is slow enough to be filled
-/// by that. 0 where not even a block a rank is left.
+/// The blocks that each rank of a group may have on one GPU, at most. A group gets a quarter of the blocks that no
+/// other group has reserved, but at least one per rank. So the first groups get many, later groups still get some, and
+/// together they never exceed the GPU. On an H100 (132 blocks) a quarter is more than a single rank wants, for the
+/// first five groups; a GPU on which it is less is slow enough to be saturated by it. Returns 0 if not even one block
+/// per rank is left.
 uint32_t share_of(const GpuRoom& gpu);
 
-/// Pure: ranks that are told the same GPUs in the same order agree.
+/// A pure function: ranks that pass the same GPUs in the same order get the same result.
 BlockAgreement agree_on_blocks(std::span<const GpuRoom> gpus, uint32_t wanted);
 
 }  // namespace nvx::kernel

@@ -9,19 +9,20 @@
 
 namespace nvx::kernel {
 
-/// How a rank writes what other cores are going to read: through its caches, out of which they must fetch it, or past
-/// them, into memory.
+/// How a rank writes data that other cores will read: through its caches, from which they must fetch it, or past them,
+/// into memory.
 enum class CachePolicy : uint8_t { kCached, kPast };
 
-/// Which policy is the faster one for operations of one kind and about one size. That depends on the machine and on how
-/// far apart the ranks' cores are, which the scheduler changes, and under a virtual machine the host; either policy can
-/// cost several times the other one. So both are tried, and the one that costs more is tried again now and then: the
-/// worse it was, the more seldom. Costs are those of a rank's own work without its waits, in any unit.
+/// Learns which policy is faster for operations of one kind and size. The answer depends on the machine and on the
+/// distance between the ranks' cores, which the scheduler, and the host of a virtual machine, can change; either policy
+/// can be several times slower than the other. So both are tried, and the slower one is tried again from time to time,
+/// the less often the slower it was. The cost is that of a rank's own work without its waits, in any unit.
 ///
-/// Where all ranks write and read, what a rank's work costs depends on how its peers write. So one rank decides for
-/// all, and says so one operation ahead (Channel::tell): in each operation everybody has the same policy. Who only
-/// writes decides by itself: where cores are far apart, what costs is to take the lines away from whoever has read them
-/// last.
+///
+/// If all ranks write and read, the cost of a rank's work depends on how its peers write. So one rank decides for all
+/// and announces its choice one operation ahead (Channel::tell()): in each operation all ranks use the same policy. A
+/// rank that only writes decides for itself: between distant cores, its cost is to take the cache lines away from their
+/// last readers.
 class CachePolicyRecord {
  public:
   CachePolicy now() const { return now_; }
@@ -32,32 +33,32 @@ class CachePolicyRecord {
     return past != 0 && past < kGain * cost(CachePolicy::kCached) ? CachePolicy::kPast : CachePolicy::kCached;
   }
 
-  /// For the rank that decides: the policy of the next operation.
+  /// The policy of the next operation. Called by the rank that decides.
   CachePolicy next() {
     const CachePolicy best = this->best(),
                       other = best == CachePolicy::kPast ? CachePolicy::kCached : CachePolicy::kPast;
     if (cost(best) == 0) return best;
     if (--until_trial_ > 0) return best;
-    const double worse = cost(other) / cost(best);  // 0: its trials have taught nothing yet
+    const double worse = cost(other) / cost(best);  // 0: its trials have not given a cost yet
     until_trial_ = worse == 0 ? kPeriod / 4 : kPeriod * std::clamp(int(worse), 1, kMostPeriods);
     return other;
   }
 
-  /// What this operation has cost. A better time is believed at once, a worse one by and by: the rank may have been
-  /// interrupted.
+  /// Records the cost of this operation. A lower cost is adopted at once, a higher one gradually, because the rank may
+  /// have been interrupted.
   void learn(double cost) {
     double& known = costs_[size_t(now_)];
     known = known == 0 || cost < known ? cost : (3 * known + std::min(cost, 2 * known)) / 4;
   }
 
-  /// The same, of a rank that only writes.
+  /// learn() for a rank that only writes.
   void learn_of_writing(double cost) { learn(now_ == CachePolicy::kPast ? kReadersShare * cost : cost); }
 
  private:
-  static constexpr int kPeriod = 32;  ///< operations: trials take a thirtieth of the time at most
+  static constexpr int kPeriod = 32;  ///< operations between trials, which so take a thirtieth of the time at most
   static constexpr int kMostPeriods = 16;
-  static constexpr double kGain = 0.9;          ///< past the caches only where that saves a tenth
-  static constexpr double kReadersShare = 1.3;  ///< readers of what is in memory take longer, unless they are far away
+  static constexpr double kGain = 0.9;          ///< bypassing the caches must save at least a tenth
+  static constexpr double kReadersShare = 1.3;  ///< readers from memory take longer, unless their cores are distant
 
   double cost(CachePolicy policy) const { return costs_[size_t(policy)]; }
 
@@ -66,17 +67,17 @@ class CachePolicyRecord {
   CachePolicy now_ = CachePolicy::kCached;
 };
 
-/// The records of one kind of operation, for each power of two of bytes.
+/// The records of one kind of operation, one per power of two of bytes.
 class CachePolicyRecords {
  public:
-  static constexpr size_t kLeastBytes = 2 << 10;  ///< below this there is nothing to choose
+  static constexpr size_t kLeastBytes = 2 << 10;  ///< below this the policy makes no difference
 
   CachePolicyRecord& of(size_t bytes) {
     return records_[std::min(size_t(std::bit_width(bytes / kLeastBytes)), kSizes - 1)];
   }
 
  private:
-  static constexpr size_t kSizes = 18;  ///< the last: 128 MiB and more
+  static constexpr size_t kSizes = 18;  ///< the last one is for 128 MiB and more
 
   std::array<CachePolicyRecord, kSizes> records_;
 };
@@ -88,7 +89,7 @@ class CachePolicies {
 
   CachePolicyRecord& record(size_t kind, size_t bytes) { return records_[kind].of(bytes); }
 
-  /// For tests: this policy and no other.
+  /// For tests: uses this policy only.
   void only(CachePolicy policy) { only_ = policy; }
   const std::optional<CachePolicy>& only() const { return only_; }
 

@@ -5,7 +5,7 @@
 
 namespace nvx {
 
-/// Element types that nvx can reduce. Data that is only moved may travel as kBytes.
+/// The element types that nvx can reduce. Data that is only moved may use kBytes.
 enum class DType : uint8_t {
   kBytes,
   kBool,
@@ -39,7 +39,7 @@ struct DTypeRow {
   size_t bytes;
 };
 
-/// One row a DType, in the enum's order.
+/// One row per DType, in the order of the enum.
 inline constexpr DTypeRow kDTypes[] = {
     {"bytes", 1}, {"bool", 1},  {"u8", 1},       {"i8", 1},     {"u16", 2},        {"i16", 2},        {"u32", 4},
     {"i32", 4},   {"u64", 8},   {"i64", 8},      {"f16", 2},    {"bf16", 2},       {"f32", 4},        {"f64", 8},

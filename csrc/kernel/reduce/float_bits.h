@@ -1,8 +1,8 @@
 #pragma once
 
-// The narrow floating-point formats: exact widening to float, and rounding from float to the nearest, ties to even. The
-// finite results, the infinities and what overflow turns into are torch's, bit for bit. There is no
-// control flow, so that plain loops over these functions vectorise.
+// The narrow floating-point formats: exact widening to float, and rounding from float to nearest, ties to even. Finite
+// results, infinities and overflow match torch bit for bit. There is no control flow, so that loops over these
+// functions vectorise.
 //
 // Everything here lives in a namespace named after the instruction-set level that compiles it: the linker must never
 // let one level call code that was generated for another. For the same reason nothing from std is called.
@@ -12,7 +12,7 @@
 #ifndef NVX_HD
 #define NVX_HD
 #endif
-#define NVX_RULE NVX_HD __attribute__((always_inline)) inline  // the loops around it vectorise only if it is inlined
+#define NVX_RULE NVX_HD __attribute__((always_inline)) inline  // loops vectorise only if it is inlined
 
 #ifndef NVX_LEVEL
 #define NVX_LEVEL plain
@@ -27,20 +27,20 @@ NVX_RULE float float_of(uint32_t u) { return __builtin_bit_cast(float, u); }
 /// 2^e, for the exponents of normal floats.
 NVX_RULE constexpr float power_of_two(int e) { return __builtin_bit_cast(float, uint32_t(127 + e) << 23); }
 
-/// Magnitudes are below 2^31, and signed numbers are what older vector units compare.
+/// Magnitudes are below 2^31, and older vector units compare only signed numbers.
 NVX_RULE uint32_t below(uint32_t a, uint32_t b) { return int32_t(a) < int32_t(b) ? ~0u : 0u; }
 /// mask is all ones or all zeros.
 NVX_RULE uint32_t select(uint32_t mask, uint32_t yes, uint32_t no) { return (yes & mask) | (no & ~mask); }
 NVX_RULE uint32_t mask_of(bool condition) { return condition ? ~0u : 0u; }
 
-/// What the codes above the largest finite number mean.
+/// The meaning of the codes above the largest finite number.
 enum class Top {
   kInfNan,  // IEEE 754: infinity, then NaNs
-  kNan,     // one code a sign is NaN, no infinity: what is too large becomes the largest number, as in torch since 2.13
-  kNegZero  // no infinity and no negative zero: the code of negative zero is the one NaN
+  kNan,     // one code per sign is NaN, no infinity: overflow gives the largest number, as in torch since 2.13
+  kNegZero  // no infinity, no negative zero: the code of negative zero is the only NaN
 };
 
-/// A float of 1 + kExp + kMan bits.
+/// A floating-point format of 1 + kExp + kMan bits.
 template <class Bits, int kExp, int kMan, int kBias, Top kTop>
 struct SmallFloat {
   Bits bits;
@@ -51,7 +51,7 @@ struct SmallFloat {
   static constexpr uint32_t kNan = sizeof(Bits) == 1 ? kMagnitude : kInfinity | (1u << (kMan - 1));
   static constexpr int kShift = 23 - kMan;
   static constexpr uint32_t kRebias = uint32_t(127 - kBias) << 23;
-  static constexpr int kSubnormalUnit = 1 - kBias - kMan;  // its power of two
+  static constexpr int kSubnormalUnit = 1 - kBias - kMan;  // the exponent of the subnormal unit
 
   NVX_RULE static float widen(SmallFloat x) {
     const uint32_t magnitude = x.bits & kMagnitude;
@@ -65,7 +65,7 @@ struct SmallFloat {
   }
 
   NVX_RULE static SmallFloat round(float f) {
-    // Adding a power of two whose last place is the subnormal unit makes the addition itself round to that unit.
+    // Adding a power of two whose last place is the subnormal unit makes the addition round to that unit.
     constexpr float kMagic = power_of_two(kSubnormalUnit + 23);
     const uint32_t u = bits_of(f) & 0x7fffffffu;
     const uint32_t sign = bits_of(f) >> (31 - kExp - kMan) & kSign;
@@ -108,8 +108,8 @@ struct BF16 {
   }
 };
 
-/// The exponent of a float: powers of two from 2^-127, one NaN, neither zero nor sign. Rounding drops the sign, takes
-/// zero to 2^-127 and what lies halfway up, except from a subnormal float.
+/// The exponent of a float: powers of two from 2^-127 and one NaN, without zero and sign. Rounding drops the sign,
+/// turns zero into 2^-127 and rounds halves up, except from a subnormal float.
 struct F8E8M0FNU {
   uint8_t bits;
 

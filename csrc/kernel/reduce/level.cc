@@ -11,7 +11,7 @@
 
 namespace nvx::kernel {
 
-// The build defines NVX_LEVEL_V3 where it also compiles the levels of x86-64.
+// The build defines NVX_LEVEL_V3 if it also compiles the levels of x86-64.
 namespace base {
 extern const Level kLevel;
 }
@@ -30,8 +30,8 @@ bool has(unsigned leaf, unsigned bits) {
   return __get_cpuid(leaf, &a, &b, &c, &d) && (c & bits) == bits;
 }
 
-// Spelt out, because clang 14 knows neither the levels nor f16c by name. What these names cover, the operating system
-// has agreed to save.
+// Listed one by one, because clang 14 knows neither the levels nor f16c by name. The operating system saves the
+// registers of every feature that is reported here.
 bool runs_v3() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
          __builtin_cpu_supports("fma") && has(1, bit_F16C | bit_MOVBE) && has(0x80000001, bit_LZCNT);

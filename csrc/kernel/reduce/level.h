@@ -8,34 +8,33 @@
 
 namespace nvx::kernel {
 
-/// dst[i] = round(op over srcs[0..ranks) [i]), summed in rank order, in the accumulator that kernel/reduce/reduce.h
-/// gives the type. dst may be the very same memory as one of srcs; any other overlap is not allowed. No alignment is
-/// assumed. factors holds one multiplier a rank for kPremulSum and is not read otherwise.
+/// dst[i] = round(op over srcs[0..ranks) [i]), in rank order, in the accumulator that kernel/reduce/reduce.h defines
+/// for the type. dst may equal one of srcs; other overlaps are not allowed. Any alignment is allowed. `factors` holds
+/// one multiplier per rank and is read for kPremulSum only.
 using ReduceFn = void (*)(void* dst, const void* const* srcs, int ranks, size_t n, const double* factors);
 
-/// data[i] = data[i] / by, as kAvg divides: for averages whose sums were put together from partial sums. Integers are
-/// divided by whole numbers only, and other types by numbers that their accumulator holds exactly.
+/// data[i] = data[i] / by, with kAvg's rounding, for averages of sums that were made from partial sums. `by` must be a
+/// whole number for integers, and exact in the accumulator for other types.
 using DivideFn = void (*)(void* data, size_t n, double by);
 
 /// Copies n bytes between ranges that do not overlap.
 using CopyFn = void (*)(void* dst, const void* src, size_t n);
 
-/// The bulk loops, compiled once for each instruction-set level.
+/// The bulk loops, compiled once per instruction-set level.
 struct Level {
   const char* name;
   CopyFn copy;
-  CopyFn copy_past;                     // past this core's caches, and visible before any later store; may be nullptr
-  ReduceFn (*reduce)(DType, ReduceOp);  // nullptr where the pair has no meaning
-  DivideFn (*divide)(DType);            // nullptr where kAvg has none
+  CopyFn copy_past;  // bypasses this core's caches; its stores are visible before any later store; may be nullptr
+  ReduceFn (*reduce)(DType, ReduceOp);  // nullptr if the type does not have the operator
+  DivideFn (*divide)(DType);            // nullptr if the type does not have kAvg
 
   CopyFn copy_by(CachePolicy policy) const { return policy == CachePolicy::kPast && copy_past ? copy_past : copy; }
 };
 
-/// The levels that this machine can run, the best last. All give the same bits, except for the payloads and signs of
-/// NaNs.
+/// The levels that this machine supports, the best last. All give the same bits, except for payloads and signs of NaNs.
 std::span<const Level* const> levels();
 
-/// The best level this machine can run, or the one that NVX_CPU_LEVEL names; picked once.
+/// The best level that this machine supports, or the one that NVX_CPU_LEVEL names. Chosen once.
 const Level& level();
 
 }  // namespace nvx::kernel

@@ -1,6 +1,6 @@
 #pragma once
 
-// How each element type accumulates, combines and rounds: the one statement of it, for every loop on every device.
+// How each element type accumulates, combines and rounds. Every loop on every device uses these rules.
 //
 //   type                    accumulator   rounding
 //   f16 bf16 fp8            f32           once, at the end, to nearest even
@@ -8,9 +8,9 @@
 //   integers                itself        wraps; AVG truncates toward zero
 //   bool                    0 or 1        any nonzero byte counts as 1
 //
-// Reduction goes over the ranks in order 0, 1, 2, ...; AVG divides the accumulator once; MIN and MAX pass NaN on, and
-// of equal values (0.0 and -0.0) the later rank's is taken. PREMUL_SUM multiplies each rank's input, widened, by that
-// rank's factor, before it is summed. What has no meaning (is_defined) is not instantiated.
+// A reduction combines the ranks in order 0, 1, 2, ... AVG divides the accumulator once. MIN and MAX propagate NaN; of
+// equal values (0.0 and -0.0) they take the later rank's. PREMUL_SUM multiplies each rank's widened input by that
+// rank's factor before the sum. Undefined pairs (is_defined) are not instantiated.
 
 #include "kernel/reduce/dtype.h"
 #include "kernel/reduce/float_bits.h"
@@ -39,9 +39,9 @@ inline constexpr bool kIsComplex = false;
 template <class F>
 inline constexpr bool kIsComplex<Complex<F>> = true;
 
-/// Rule<T>: the accumulator, how an element becomes one, and how it becomes an element again.
+/// Rule<T>: the accumulator type, the conversion of an element to it, and the rounding back.
 template <class T>
-struct Rule {  // f32 f64 complex and the integers accumulate as they are
+struct Rule {  // f32, f64, complex and integers accumulate in their own type
   using Acc = T;
   NVX_RULE static Acc widen(T x) { return x; }
   NVX_RULE static T round(Acc a) { return a; }
@@ -67,7 +67,8 @@ struct Rule<Bool> {
   NVX_RULE static Bool round(Acc a) { return {a}; }
 };
 
-/// Integers narrower than int are promoted to it, whose overflow is undefined: calculate in an unsigned type instead.
+/// Integers narrower than int would be promoted to int, whose overflow is undefined. So these rules compute in an
+/// unsigned type.
 template <class A>
 struct Wrapping {
   using Type = A;
@@ -128,9 +129,9 @@ NVX_RULE A higher(A a, A b) {
   return a > b ? a : b;
 }
 
-/// Quotients of integers up to 32 bits go through a float that holds both exactly. The quotient, correctly rounded,
-/// then truncates as the integers do: short of the next integer it is so by 1/ranks at least, which is more than the
-/// rounding.
+/// Integers of up to 32 bits are divided in a floating-point type that holds both operands exactly. Truncation of the
+/// correctly rounded quotient then equals integer division: below the next integer the quotient differs from it by at
+/// least 1/ranks, which is more than the rounding error.
 template <class A>
 NVX_RULE A divide(A a, int ranks) {
   if constexpr (kIsFloat<A>) return a / A(ranks);
@@ -139,7 +140,7 @@ NVX_RULE A divide(A a, int ranks) {
   return A(a / A(ranks));
 }
 
-/// One rank's element, ready to be combined.
+/// One rank's element, converted and scaled for the combination.
 template <ReduceOp kOp, class T>
 NVX_RULE typename Rule<T>::Acc term(T x, typename Rule<T>::Acc factor) {
   if constexpr (kOp == ReduceOp::kPremulSum) return Rule<T>::widen(x) * factor;

@@ -1,4 +1,4 @@
-// The bulk loops. Compiled once for each instruction-set level, with NVX_LEVEL its name.
+// The bulk loops, compiled once per instruction-set level. NVX_LEVEL is the level's name.
 
 #include "kernel/reduce/level.h"
 
@@ -29,16 +29,17 @@ constexpr size_t kVector = 16;
 typedef float Floats [[gnu::vector_size(kVector)]];
 typedef uint32_t Words [[gnu::vector_size(kVector)]];
 
-/// Elements in the caller's memory, at any address.
+/// An element in the caller's memory, at any address.
 template <class T>
 struct [[gnu::packed, gnu::may_alias]] Loose {
   T value;
 };
 
-// The destination may be one of the sources. Elements do not depend on one another all the same, and saying so spares
-// the loops a check that would send just that case down a slow path.
+// The destination may equal one of the sources. The elements are still independent, and telling the compiler so avoids
+// an overlap check that would send exactly that case down a slow path.
 
-/// Types that accumulate as they are. More than two ranks go by blocks, whose accumulators stay in the innermost cache.
+/// Types that accumulate in their own type. More than two ranks are reduced block by block, so that the accumulators
+/// stay in the innermost cache.
 template <class T, ReduceOp kOp>
 struct Loop {
   static constexpr size_t kBlock = 2048 / sizeof(T);
@@ -98,7 +99,7 @@ struct Loop {
   }
 };
 
-/// The remaining narrow types are widened and rounded block by block, and share the loops of float.
+/// The other narrow types are widened and rounded block by block and share the loops of float.
 template <class T>
 [[gnu::noinline]] void widen(float* __restrict to, const Loose<T>* from, size_t n) {
   for (size_t i = 0; i < n; ++i) to[i] = T::widen(from[i].value);
@@ -136,8 +137,8 @@ struct NarrowLoop {
   }
 };
 
-/// Two vectors of accumulators, which stay in registers over all ranks: for the 16-bit floats, whose conversions would
-/// cost more than the memory otherwise. Each type chooses which element is held where.
+/// Two vectors of accumulators that stay in registers over all ranks. The 16-bit floats use them, because their
+/// conversions would otherwise cost more than the memory accesses. Each type chooses which element is in which vector.
 struct Lanes {
   static constexpr size_t kCount = 2 * kVector / sizeof(float);
   Floats x, y;
@@ -154,13 +155,13 @@ struct Lanes {
   static Floats higher_of(Floats a, Floats b) { return ((a > b) | (a != a)) ? a : b; }
 };
 
-/// BF16::round, with the result in the upper half of each word.
+/// BF16::round() with the result in the upper half of each word.
 inline Words rounded_to_bf16(Floats f) {
   const Words u = (Words)f, nan = u - u + 0x7fc00000u;
   return f == f ? u + 0x7fffu + (u >> 16 & 1) : nan;
 }
 
-/// The even elements and the odd ones: in a word of two, one shift or one mask makes a float of either.
+/// The even elements and the odd ones: one shift or mask of a word of two elements makes a float of either.
 inline Lanes load(const Loose<BF16>* from) {
   const Words pairs = reinterpret_cast<const Loose<Words>*>(from)->value;
   return {(Floats)(pairs << 16), (Floats)(pairs & 0xffff0000u)};
@@ -171,7 +172,7 @@ inline void store(Loose<BF16>* to, Lanes a) {
 }
 
 #if defined(__F16C__)
-/// The first half of the elements and the second. gcc 12 does not find these instructions by itself.
+/// The first and the second half of the elements. gcc 12 does not generate these instructions by itself.
 #if defined(__AVX512F__)
 inline Floats widened(const Loose<F16>* from) {
   return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
@@ -192,7 +193,7 @@ inline Lanes load(const Loose<F16>* from) { return {widened(from), widened(from 
 inline void store(Loose<F16>* to, Lanes a) { store_rounded(to, a.x), store_rounded(to + Lanes::kCount / 2, a.y); }
 #endif
 
-/// Whether load and store, above, know the type.
+/// Whether load() and store() above support the type.
 template <class T>
 constexpr bool kHasLanes = kSame<T, BF16>;
 #ifdef __F16C__
@@ -225,14 +226,13 @@ struct LanesLoop {
   }
 };
 
-/// Complex numbers add and scale as twice as many real ones.
+/// Complex numbers add and scale like twice as many real numbers.
 template <class F, ReduceOp kOp>
 void by_parts(void* dst, const void* const* srcs, int ranks, size_t n, const double* factors) {
   Loop<F, kOp>::run(dst, srcs, ranks, 2 * n, factors);
 }
 
-/// Not vectorised, because gcc 12 would turn the alternating sums into fused multiply-adds even where contraction is
-/// off.
+/// Not vectorised: gcc 12 would turn the alternating sums into fused multiply-adds even with contraction off.
 template <class F>
 NVX_SCALAR void product_of_complex(void* dst, const void* const* srcs, int ranks, size_t n, const double* factors) {
   using Product = Loop<Complex<F>, ReduceOp::kProduct>;
@@ -262,7 +262,7 @@ ReduceFn of_float(ReduceOp op) {
   }
 }
 
-/// Where the sign makes no difference, the signed type uses the code of the unsigned.
+/// Where the sign does not matter, the signed type shares the code of the unsigned one.
 template <class T, class Unsigned>
 ReduceFn of_integer(ReduceOp op) {
   switch (op) {
@@ -373,7 +373,7 @@ inline DivideFn divide(DType type) {
 
 inline Words words_at(const char* at) { return reinterpret_cast<const Loose<Words>*>(at)->value; }
 
-/// A plain loop: the C library's copy has other costs when the source was just written by another core.
+/// A plain loop. The C library's copy is slower when another core has just written the source.
 inline void copy(void* dst, const void* src, size_t n) {
   auto* d = static_cast<char*>(dst);
   auto* s = static_cast<const char*>(src);
@@ -393,7 +393,7 @@ inline void copy(void* dst, const void* src, size_t n) {
   put(last, tail);
 }
 
-// ThreadSanitizer does not see such stores.
+// ThreadSanitizer does not see non-temporal stores.
 #if defined(__SANITIZE_THREAD__) || !defined(__x86_64__)
 constexpr CopyFn kCopyPast = nullptr;
 #else
@@ -418,7 +418,7 @@ inline void copy_past(void* dst, const void* src, size_t n) {
     put_past(d, w), put_past(d + kVector, x), put_past(d + 2 * kVector, y), put_past(d + 3 * kVector, z);
   }
   for (; n >= kVector; d += kVector, s += kVector, n -= kVector) put_past(d, words_at(s));
-  _mm_sfence();  // such stores keep no order with others otherwise
+  _mm_sfence();  // non-temporal stores are not ordered with later stores otherwise
   copy(d, s, n);
 }
 constexpr CopyFn kCopyPast = copy_past;
