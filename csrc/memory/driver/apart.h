@@ -17,21 +17,21 @@
 #include "base/error.h"
 #include "memory/driver/beside_captures.h"
 
-/// Calls that may never return. Each runs on a thread of its own. When its time is up, the thread is left to itself
-/// with everything that it may still touch, so a call must own all that it captures.
+/// Calls that may never return. Each runs on a thread of its own. On a timeout the thread is abandoned together with
+/// everything that it may still access, so a call must own all that it captures.
 namespace nvx {
 
-/// How long a deadline gave: "2000 ms".
+/// The length of a deadline: "2000 ms".
 inline std::string how_long(const Deadline& deadline) {
   return std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - deadline.start).count()) +
          " ms";
 }
 
-/// Work that has been begun on a thread of its own.
+/// Work that runs on a thread of its own.
 template <class Result>
 class Apart {
  public:
-  /// Throws std::system_error where there is no thread.
+  /// Throws std::system_error if no thread can be started.
   explicit Apart(std::function<Result()> work) {
     std::thread([desk = desk_, work = std::move(work)]() mutable {
       const BesideCaptures beside;
@@ -40,11 +40,11 @@ class Apart {
       try {
         result = work();
       } catch (abi::__forced_unwind&) {
-        throw;  // the end of a thread is no exception, and must not be stopped
+        throw;  // pthread_exit() and cancellation unwind this way and must not be stopped
       } catch (...) {
         thrown = std::current_exception();
       }
-      work = nullptr;  // who has the result need not wait for what the work held
+      work = nullptr;  // release its captures before the result is visible
       const std::lock_guard lock(desk->mutex);
       desk->result = std::move(result);
       desk->thrown = std::move(thrown);
@@ -52,8 +52,8 @@ class Apart {
     }).detach();
   }
 
-  /// What work returns or throws; only the first call gets it. Nothing if it has done neither by then. A result that is
-  /// never fetched goes with the thread.
+  /// Returns the result of the work, or rethrows its exception; only the first call gets it. Returns nothing if the
+  /// work does not end by `until`. A result that is never fetched is destroyed by the thread.
   std::optional<Result> get(Clock::time_point until) {
     std::unique_lock lock(desk_->mutex);
     desk_->end.wait_until(lock, until, [&] { return desk_->result.has_value() || desk_->thrown; });
@@ -71,17 +71,17 @@ class Apart {
   const std::shared_ptr<Desk> desk_ = std::make_shared<Desk>();
 };
 
-/// What work returns or throws. Nothing if it has done neither by the deadline and a little more; a later result goes
-/// with its thread. Throws std::system_error where there is no thread.
+/// Returns the result of the work, or rethrows its exception. Returns nothing if the work does not end by the deadline
+/// plus a grace period; its thread then destroys a later result. Throws std::system_error if no thread can be started.
 template <class Result>
 std::optional<Result> run_apart(std::function<Result()> work, const Deadline& deadline) {
-  constexpr std::chrono::milliseconds kGrace{250};  // for work that sees the deadline pass itself, and says so
+  constexpr std::chrono::milliseconds kGrace{250};  // for work that notices the deadline itself and reports it
   return Apart<Result>(std::move(work))
       .get(deadline.end == Clock::time_point::max() ? deadline.end : deadline.end + kGrace);
 }
 
-/// The same for a caller that needs the result. Throws Error where there is none; it is of Code::kTimeout if the work
-/// has not returned in time: "<what> did not return within 2000 ms".
+/// Like run_apart(), for a caller that needs the result. Throws Error if there is none, with kTimeout if the work does
+/// not return in time: "<what> did not return within 2000 ms".
 template <class Result>
 Result demand_apart(const std::string& what, const Deadline& deadline, std::function<Result()> work) {
   try {
@@ -92,13 +92,13 @@ Result demand_apart(const std::string& what, const Deadline& deadline, std::func
   throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
 }
 
-/// One thing, made by the first who asks for it. Whoever asks meanwhile waits for it. If making it fails, the next who
-/// asks tries again, but never while an attempt has not returned.
+/// An object that the first caller creates. Concurrent callers wait for it. If the creation fails, the next caller
+/// tries again, but never while an earlier attempt has not returned.
 template <class T>
 class MadeApart {
  public:
-  /// Throws Error: what make has thrown, or kTimeout as above. After a timeout whoever asks is told so at once, until
-  /// that attempt returns at last.
+  /// Throws Error: the error of `make`, or kTimeout as above. After a timeout all callers fail at once until that
+  /// attempt returns.
   T& get(const std::string& what, const Deadline& deadline, const std::function<std::unique_ptr<T>()>& make) {
     std::unique_lock lock(state_->mutex);
     if (state_->thing) return *state_->thing;
@@ -108,11 +108,11 @@ class MadeApart {
       state_->late = true;
       throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
     }
-    if (!state_->thing) throw Error(state_->failure->status());  // each thrower its own
+    if (!state_->thing) throw Error(state_->failure->status());  // each caller throws its own copy
     return *state_->thing;
   }
 
-  /// Null until it is made.
+  /// Null until the object exists.
   T* made() const {
     const std::lock_guard lock(state_->mutex);
     return state_->thing.get();

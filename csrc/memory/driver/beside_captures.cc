@@ -11,7 +11,7 @@ namespace {
 
 using ExchangeMode = decltype(cuda::Api::cuThreadExchangeStreamCaptureMode);
 
-/// Null while this process has not loaded the driver, and so has no captures. It is not loaded for this.
+/// Null while the driver is not loaded in this process, which then has no captures. Does not load it.
 ExchangeMode exchange_mode() {
   static std::atomic<ExchangeMode> known{nullptr};
   if (const ExchangeMode found = known.load(std::memory_order_acquire)) return found;
@@ -24,7 +24,7 @@ ExchangeMode exchange_mode() {
 
 constexpr int kNone = -1;
 
-/// Returns the thread's mode before; kNone where nothing was changed.
+/// Returns the thread's previous mode, or kNone if nothing was changed.
 int change_to(int mode) {
   const ExchangeMode change = mode == kNone ? nullptr : exchange_mode();
   return change && change(&mode) == cuda::kSuccess ? mode : kNone;

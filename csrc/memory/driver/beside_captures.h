@@ -2,10 +2,9 @@
 
 namespace nvx {
 
-/// While it lives, this thread may make the CUDA calls that it must, even if somebody in the process is capturing a
-/// stream into a graph. Without it CUDA refuses calls that might not belong beside a capture, such as asking for an
-/// event, and breaks the capture. It does not allow asking for what is itself being captured. It costs hardly anything,
-/// and may be nested.
+/// While an object of this class lives, its thread may make CUDA calls although another thread is capturing a stream
+/// into a graph. Without it CUDA refuses calls that are unsafe during a capture, such as querying an event, and
+/// invalidates the capture. It does not permit queries of the captured work itself. It is cheap and can be nested.
 class BesideCaptures {
  public:
   BesideCaptures();

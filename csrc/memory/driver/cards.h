@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/words.h"
 
-/// What ranks say to each other about their GPUs: in fixed layouts, as bytes.
+/// The fixed layouts in which ranks describe their GPUs to each other.
 namespace nvx {
 
 template <size_t N>
@@ -20,7 +20,7 @@ void put(char (&field)[N], const std::string& text) {
   std::memset(field + n, 0, N - n);
 }
 
-/// The text in a field. It comes from a peer and goes into messages, so it is made printable.
+/// The text of a field. It comes from a peer, so it is made printable.
 template <size_t N>
 std::string text_of(const char (&field)[N]) {
   return printable({field, strnlen(field, N)});
@@ -31,7 +31,7 @@ std::span<const std::byte> bytes_of(const T& value) {
   return std::as_bytes(std::span(&value, 1));
 }
 
-/// What each rank has said, if it is of the right shape.
+/// Decodes each rank's cards and checks their size.
 template <class T>
 std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_t each, const RankNames& name_of) {
   std::vector<T> cards(said.size() * each);

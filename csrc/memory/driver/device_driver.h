@@ -10,26 +10,26 @@
 
 namespace nvx {
 
-/// How one rank reaches memory that another one has made, best first.
+/// How one rank accesses memory of another one, best first.
 enum class ShareKind : uint8_t {
-  kFabric,   ///< virtual memory, exported as a fabric handle: within an NVLink domain, which may span boxes
-  kFd,       ///< virtual memory, exported as a file descriptor: within a host
-  kIpc,      ///< a plain allocation, exported as a legacy IPC handle: within a host
-  kPointer,  ///< a plain allocation, known by its address: within a process
-  kHost,     ///< pinned host memory that both map: where one device cannot reach the other's
+  kFabric,   ///< virtual memory exported as a fabric handle: within an NVLink domain, which may span machines
+  kFd,       ///< virtual memory exported as a file descriptor: within a host
+  kIpc,      ///< a plain allocation exported as a legacy IPC handle: within a host
+  kPointer,  ///< a plain allocation by its address: within a process
+  kHost,     ///< pinned host memory that both map, if one device cannot access the other's memory
 };
 constexpr int kShareKinds = 5;
 const char* name(ShareKind kind);
 
-/// An address as devices see it. With unified addressing, which all of them have, host memory has one too.
+/// An address in unified addressing, of device or pinned host memory.
 using DevicePtr = uint64_t;
-/// Physical memory that has no address yet.
+/// Physical memory without an address.
 using DeviceMemory = uint64_t;
-/// Work in order.
+/// An in-order queue of work: a stream.
 using DeviceQueue = uint64_t;
-/// 0 for done, else the driver's own number of its refusal.
+/// 0 for success, otherwise the driver's error code.
 using DriverCode = int;
-/// A fabric handle, or a legacy IPC handle.
+/// A fabric handle or a legacy IPC handle.
 using HandleBytes = std::array<uint8_t, 64>;
 
 struct DeviceFacts {
@@ -37,18 +37,17 @@ struct DeviceFacts {
   std::string name;
   std::string bus;  ///< "0000:3b:00.0"
   size_t bytes = 0;
-  bool can[kShareKinds] = {};  ///< what it says of itself, by kind; only trying tells
+  bool can[kShareKinds] = {};  ///< what the driver claims, by kind; only a trial proves it
   bool exports_dma_buf = false;
 };
 
-/// The few calls that nvx asks of a device's driver: libcuda, or a test's. The code that each returns says whether it
-/// was done. What a call gives must be given back by the call that follows it here. Calls may come from any thread, and
-/// may hang.
+/// The driver calls that nvx makes: of libcuda, or of a test's fake. Each returns the driver's error code. A resource
+/// is returned with the call that follows its creation here. Calls may come from any thread, and may hang.
 class DeviceDriver {
  public:
   virtual ~DeviceDriver() = default;
 
-  /// What a refusal means: "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
+  /// The text of an error: "CUDA_ERROR_OUT_OF_MEMORY (out of memory)".
   virtual std::string words(DriverCode code) const = 0;
   virtual DriverCode count(int* devices) = 0;
   virtual DriverCode describe(int device, DeviceFacts* facts) = 0;
@@ -61,7 +60,7 @@ class DeviceDriver {
   virtual DriverCode unreserve(DevicePtr at, size_t bytes) = 0;
   virtual DriverCode map(DevicePtr at, size_t bytes, DeviceMemory memory) = 0;
   virtual DriverCode unmap(DevicePtr at, size_t bytes) = 0;
-  /// Lets a device read and write there, beside those that may already.
+  /// Lets one more device read and write this range.
   virtual DriverCode allow(DevicePtr at, size_t bytes, int device) = 0;
   virtual DriverCode export_fd(DeviceMemory memory, Fd* fd) = 0;
   virtual DriverCode export_fabric(DeviceMemory memory, HandleBytes* handle) = 0;
@@ -74,21 +73,21 @@ class DeviceDriver {
   virtual DriverCode export_ipc(int device, DevicePtr at, HandleBytes* handle) = 0;
   virtual DriverCode open_ipc(int device, const HandleBytes& handle, DevicePtr* at) = 0;
   virtual DriverCode close_ipc(int device, DevicePtr at) = 0;
-  /// Where the allocation begins that this address is in, one of this process or one that was opened, and its size.
+  /// The start and size of the allocation that contains this address, of this process or opened from another.
   virtual DriverCode range(int device, DevicePtr at, DevicePtr* begin, size_t* bytes) = 0;
 
-  /// What the driver says. A pair that it says can reach each other may hang all the same.
+  /// Whether the driver reports peer access. Access may hang even if it does.
   virtual DriverCode can_reach(int device, int peer, bool* can) = 0;
-  /// Lets one device use the other's plain allocations; no error if it may already.
+  /// Lets one device access the other's plain allocations. Not an error if it already may.
   virtual DriverCode enable_peer(int device, int peer) = 0;
 
-  /// Host memory, for all devices.
+  /// Pinned host memory, accessible to all devices.
   virtual DriverCode pin(int device, void* memory, size_t bytes, DevicePtr* at) = 0;
   virtual DriverCode unpin(int device, void* memory) = 0;
 
   virtual DriverCode open_queue(int device, DeviceQueue* queue) = 0;
   virtual DriverCode close_queue(int device, DeviceQueue queue) = 0;
-  /// These begin the work only: drained() tells when all that was begun has been done.
+  /// copy() and fill() only enqueue work; drained() tells whether all enqueued work is complete.
   virtual DriverCode copy(int device, DeviceQueue queue, DevicePtr to, DevicePtr from, size_t bytes) = 0;
   virtual DriverCode fill(int device, DeviceQueue queue, DevicePtr to, uint8_t value, size_t bytes) = 0;
   virtual DriverCode drained(int device, DeviceQueue queue, bool* done) = 0;

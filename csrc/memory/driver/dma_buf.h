@@ -9,14 +9,14 @@
 
 namespace nvx {
 
-/// Whether network cards could read and write a device's memory, given a file descriptor of it: what its driver says.
+/// Whether the driver can export a device's memory as a dma-buf, through which network cards could access it.
 struct DmaBuf {
   std::string bus;
   std::string name;
   bool exports = false;
 };
 
-/// Of all devices that the driver shows this process. Throws Error where it refuses, or does not answer in time.
+/// Queries all devices that the process can see. Throws Error if the driver refuses or does not answer in time.
 std::vector<DmaBuf> dma_bufs(const std::shared_ptr<DeviceDriver>& driver, const Deadline& deadline);
 
 }  // namespace nvx

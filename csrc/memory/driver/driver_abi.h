@@ -2,8 +2,8 @@
 
 #include <cstddef>
 
-/// What nvx calls in libcuda.so.1, written down so that no CUDA header is needed to build. Where one is there, a test
-/// holds all of this against it.
+/// The functions of libcuda.so.1 that nvx calls, declared here so that no CUDA header is needed to build. If there is
+/// one, a test compares the declarations with it.
 namespace nvx::cuda {
 
 using Result = int;
@@ -62,7 +62,7 @@ struct IpcHandle {
 static_assert(sizeof(Location) == 8 && sizeof(AllocationProperties) == 32 && sizeof(Access) == 12);
 static_assert(offsetof(AllocationProperties, location) == 8 && offsetof(AllocationProperties, compression) == 24);
 
-/// The functions, under the names of their exports.
+/// The functions, named like their exports.
 struct Api {
   Result (*cuInit)(unsigned flags);
   Result (*cuGetErrorName)(Result error, const char** name);

@@ -73,8 +73,8 @@ cuda::AllocationProperties properties(int device, ShareKind kind) {
   return asked;
 }
 
-/// libcuda. Each call runs in the primary context of its device, which torch uses too, and leaves the thread's current
-/// context as it was. A primary context that was once retained stays until the process ends.
+/// libcuda. Each call runs in the primary context of its device, which torch uses too, and restores the thread's
+/// current context. A retained primary context stays until the process ends.
 class DriverLibrary : public DeviceDriver {
  public:
   explicit DriverLibrary(const cuda::Api& api) : api_(api) {}
@@ -147,7 +147,7 @@ class DriverLibrary : public DeviceDriver {
     return api_.cuMemExportToShareableHandle(handle->data(), memory, cuda::kHandleFabric, 0);
   }
   DriverCode import_fd(int device, int fd, DeviceMemory* memory) override {
-    // The descriptor itself is passed where other kinds pass an address.
+    // For this kind, the descriptor itself is passed in place of the address.
     return import(device, reinterpret_cast<void*>(intptr_t(fd)), cuda::kHandlePosixFd, memory);
   }
   DriverCode import_fabric(int device, const HandleBytes& handle, DeviceMemory* memory) override {
@@ -246,7 +246,8 @@ class DriverLibrary : public DeviceDriver {
     return api_.cuDeviceGetAttribute(&value, attribute, device) == cuda::kSuccess && value != 0;
   }
 
-  /// Made by who asks first; whoever asks meanwhile for that of the same device waits, as the driver may hang in it.
+  /// Retains the primary context at the first call. Concurrent callers for the same device wait, because the driver may
+  /// hang in it.
   DriverCode context(int device, cuda::Context* context) EXCLUDES(mutex_) {
     Primary& primary = primary_of(device);
     MutexLock lock(primary.mutex);
@@ -288,7 +289,7 @@ class DriverLibrary : public DeviceDriver {
 
   const cuda::Api api_;
   Mutex mutex_;
-  std::map<int, Primary> primaries_ GUARDED_BY(mutex_);  // none of them ever goes
+  std::map<int, Primary> primaries_ GUARDED_BY(mutex_);  // entries are never removed
 };
 
 }  // namespace

@@ -7,8 +7,8 @@
 
 namespace nvx {
 
-/// libcuda, loaded when first asked for and never unloaded. Throws Error where there is none, one that is too old, or
-/// one that does not begin to work in time. path: instead of the system's; for tests.
+/// libcuda, loaded at the first call and never unloaded. Throws Error if there is no driver, if it is too old, or if it
+/// does not initialise in time. `path` replaces the system's library, for tests.
 std::shared_ptr<DeviceDriver> driver_library(const char* path = nullptr,
                                              std::chrono::milliseconds patience = std::chrono::minutes(1));
 

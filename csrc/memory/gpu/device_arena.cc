@@ -56,7 +56,8 @@ void DeviceArena::quarantine(Span span) {
 }
 
 DeviceHome& DeviceHome::here() {
-  static DeviceHome* const kHome = new DeviceHome(driver_library());  // never destroyed: others may have it mapped
+  static DeviceHome* const kHome =
+      new DeviceHome(driver_library());  // never destroyed: other processes may have it mapped
   return *kHome;
 }
 
@@ -68,7 +69,7 @@ ShareProbe DeviceHome::probe(int device, std::chrono::milliseconds patience) {
   }
   ShareProbe now = probe_share_kinds(driver_, device, {patience_, patience}, before);
   MutexLock lock(mutex_);
-  now.hung |= probes_[device].hung;  // what another group has found meanwhile
+  now.hung |= probes_[device].hung;  // found by another group meanwhile
   return probes_[device] = std::move(now);
 }
 

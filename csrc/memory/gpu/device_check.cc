@@ -23,7 +23,7 @@ void write_pattern(std::byte* at, uint64_t seed) {
   }
 }
 
-/// The first byte that differs; kCheckBytes if none does.
+/// The offset of the first byte that differs, or kCheckBytes if none does.
 size_t first_difference(const std::byte* at, uint64_t seed) {
   for (size_t i = 0; i < kCheckBytes / sizeof(uint64_t); ++i) {
     const uint64_t word = word_of(seed, i);
@@ -49,7 +49,8 @@ PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairChe
       if (at < kCheckBytes) return {PairState::kCorrupt, "what was read differs at byte " + std::to_string(at)};
     }
     if (check.to) {
-      // Late, the others have judged already: nothing may be written any more where they count on memory at rest.
+      // After the deadline the other ranks have decided already, so nothing may be written to memory that they expect
+      // to be at rest.
       if (deadline.passed(Clock::now())) return hung("reading");
       write_pattern(buffer->host(), check.leave);
       work.copy(check.to, buffer->base(), kCheckBytes);

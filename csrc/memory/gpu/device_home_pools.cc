@@ -1,4 +1,4 @@
-// The pools of a process's devices: made, found by those who have them mapped, and handed out at its door.
+// The pools of a process's devices: created, looked up by processes that map them, and handed out at their socket.
 
 #include "base/log.h"
 #include "memory/gpu/device_arena.h"
@@ -32,8 +32,8 @@ DevicePool& DeviceHome::pool(int device) {
   return made;
 }
 
-/// What a device says that it cannot do, or did not return from, it is not asked for again. It may have had too little
-/// memory to try it with: that is said once, not at each call.
+/// Remembers what the device cannot do or did not return from, and does not ask for it again. The probe may also have
+/// failed for lack of memory; that is logged once, and the next call tries again.
 void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
   const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
   Error error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it grows: " +
@@ -46,7 +46,7 @@ void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
   throw error;
 }
 
-/// The pool is of use without it, too: to this process.
+/// Without the socket the pool still serves this process.
 void DeviceHome::open_pool_door() {
   MutexLock lock(mutex_);
   if (pool_door_) return;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kSmall = 4096;
 
-/// The time of the best of several rounds, in seconds. Negative if one does not end in time.
+/// The time of the best of several rounds, in seconds, or a negative number if one does not end in time.
 double best_of(int rounds, const std::function<bool()>& round) {
   double best = std::numeric_limits<double>::max();
   for (int i = 0; i < rounds; ++i) {

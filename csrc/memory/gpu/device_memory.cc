@@ -50,7 +50,7 @@ void demand_reach(DeviceDriver& driver, int device, int peer) {
 
 void Undo::forget() {
   static Mutex mutex;
-  static auto* const kLeft = new std::vector<std::function<void()>>;  // with what they hold on to
+  static auto* const kLeft = new std::vector<std::function<void()>>;  // with everything that they own
   MutexLock lock(mutex);
   for (auto& step : steps_) kLeft->push_back(std::move(step));
   steps_.clear();
@@ -64,9 +64,9 @@ void Undo::all() {
   }
 }
 
-/// Makes physical memory the region's own, at an address that this device may use.
+/// Takes ownership of physical memory and maps it at an address that this device may access.
 void DeviceRegion::give_address(DeviceMemory memory) {
-  DeviceDriver* const driver = driver_.get();  // undo_ goes before driver_
+  DeviceDriver* const driver = driver_.get();  // `undo_` is destroyed before `driver_`
   memory_ = memory;
   undo_.add([driver, memory] { note_refusal(*driver, driver->release(memory), "cuMemRelease"); });
   demand_done(driver->reserve(bytes_, 0, &base_), "cuMemAddressReserve");
@@ -78,7 +78,7 @@ void DeviceRegion::give_address(DeviceMemory memory) {
   demand_done(driver->allow(at, bytes, device_), "cuMemSetAccess");
 }
 
-/// A handle of a plain allocation does not say how large that is.
+/// A handle of a plain allocation does not contain its size.
 void DeviceRegion::demand_room() const {
   DevicePtr start = 0;
   size_t bytes = 0;
@@ -178,8 +178,8 @@ size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind) {
   return std::max(bytes, kPlain);
 }
 
-/// Exports a region and imports what comes of it, as a peer will: a driver may well make handles that this process may
-/// not open, as those of a fabric where the user has no IMEX channel. Throws Error where that is refused.
+/// Exports a region and imports it again, like a peer. A driver can create handles that this process may not open, such
+/// as fabric handles without an IMEX channel. Throws Error if it refuses.
 static void share_with_itself(const std::shared_ptr<DeviceDriver>& driver, const DeviceRegion& region) {
   switch (region.kind()) {
     case ShareKind::kFd:
@@ -188,7 +188,7 @@ static void share_with_itself(const std::shared_ptr<DeviceDriver>& driver, const
     case ShareKind::kFabric:
       (void)DeviceRegion::import_handle(driver, region.device(), region.kind(), region.export_handle(), region.bytes());
       break;
-    default: (void)region.export_handle();  // by legacy IPC nobody can open what is his own
+    default: (void)region.export_handle();  // a process cannot open its own legacy IPC handles
   }
 }
 

@@ -11,16 +11,16 @@
 
 namespace nvx {
 
-/// Throws Error with the driver's words if it refused: "nvx: <call> on GPU 1: <words>".
+/// Throws Error with the driver's text on an error code: "nvx: <call> on GPU 1: <text>".
 void demand(const DeviceDriver& driver, DriverCode code, const std::string& call, int device);
 
-/// Logs a refusal, for destructors: nobody can be told there.
+/// Logs an error code, for destructors, which cannot throw.
 void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call);
 
-/// Throws Error if the driver says of itself that one device cannot reach the other's memory.
+/// Throws Error if the driver reports that one device cannot access the other's memory.
 void demand_reach(DeviceDriver& driver, int device, int peer);
 
-/// Steps that undo what was done. Its destructor takes them, the last first.
+/// A stack of steps that undo actions. The destructor runs them in reverse order.
 class Undo {
  public:
   Undo() = default;
@@ -29,7 +29,7 @@ class Undo {
   Undo& operator=(Undo&&) = delete;
 
   void add(std::function<void()> step) { steps_.push_back(std::move(step)); }
-  /// Leaves everything as it is: a device that hangs may still be using it.
+  /// Runs none of the steps and keeps what they own, because a hanging device may still use it.
   void forget();
 
  private:
@@ -37,34 +37,35 @@ class Undo {
   std::vector<std::function<void()>> steps_;
 };
 
-/// Memory that a device can use, whoever made it. Its destructor gives back all that it took.
+/// Memory that a device can access, from any source. The destructor returns everything that it acquired.
 class DeviceRegion {
  public:
-  /// New memory of this device, to be shared by this kind only. bytes: a multiple of share_granularity(). Throws Error.
+  /// New memory of this device, which can be shared by this kind only. `bytes` is a multiple of share_granularity().
+  /// Throws Error.
   static std::unique_ptr<DeviceRegion> make(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
                                             size_t bytes);
-  /// Memory that another process has made, for this device. Throws Error where the driver refuses, or where it is
-  /// smaller than bytes.
+  /// Memory of another process, mapped for this device. Throws Error if the driver refuses, or if the memory is smaller
+  /// than `bytes`.
   static std::unique_ptr<DeviceRegion> import_fd(std::shared_ptr<DeviceDriver> driver, int device, int fd,
                                                  size_t bytes);
   static std::unique_ptr<DeviceRegion> import_handle(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
                                                      const HandleBytes& handle, size_t bytes);
-  /// Host memory out of a memfd, whoever made that, pinned for this device. Throws Error.
+  /// Host memory from a memfd of any process, pinned for this device. Throws Error.
   static std::unique_ptr<DeviceRegion> pin(std::shared_ptr<DeviceDriver> driver, int device, int memfd, size_t bytes);
 
   DevicePtr base() const { return base_; }
   size_t bytes() const { return bytes_; }
   ShareKind kind() const { return kind_; }
   int device() const { return device_; }
-  /// Where the processor sees it, if it is pinned host memory.
+  /// The host address, if it is pinned host memory.
   std::byte* host() const { return host_; }
 
-  /// For another process: a descriptor of kFd, the bytes of kFabric and kIpc. Throws Error.
+  /// Handles for another process: a descriptor of kFd, the bytes of kFabric and kIpc. Throws Error.
   Fd export_fd() const;
   HandleBytes export_handle() const;
-  /// Lets another device of this process use it. Throws Error.
+  /// Lets another device of this process access it. Throws Error.
   void open_to(int device) const;
-  /// For memory that a hanging device may still be using: it stays until the process ends.
+  /// Keeps the memory until the process ends, because a hanging device may still use it.
   void abandon() { undo_.forget(); }
 
  private:
@@ -84,34 +85,34 @@ class DeviceRegion {
   Undo undo_;
 };
 
-/// What sizes of this kind must be multiples of. Throws Error.
+/// The granularity of sizes of this kind. Throws Error.
 size_t share_granularity(DeviceDriver& driver, int device, ShareKind kind);
 
-/// What this process can export and import again, found out by doing so with a small allocation. kPointer says that the
+/// The kinds that this process can export and import, found by a trial with a small allocation. kPointer means that the
 /// device works at all.
 struct ShareProbe {
-  uint32_t kinds = 0;                     ///< a bit a kind
-  uint32_t hung = 0;                      ///< those that the driver did not return from
-  std::string why_not[kShareKinds] = {};  ///< of those that are not in kinds
+  uint32_t kinds = 0;                     ///< a bit per kind
+  uint32_t hung = 0;                      ///< the kinds for which the driver did not return
+  std::string why_not[kShareKinds] = {};  ///< for the kinds that are not in `kinds`
   DeviceFacts facts;
   bool has(ShareKind kind) const { return kinds >> int(kind) & 1; }
 };
 struct ProbeTimes {
-  std::chrono::milliseconds device{20'000};  ///< to begin to work: the first call makes its context
-  std::chrono::milliseconds kind{2000};      ///< each
+  std::chrono::milliseconds device{20'000};  ///< for the first call, which creates the device's context
+  std::chrono::milliseconds kind{2000};      ///< for each kind
 };
-/// Returns in time, whatever the driver does. Kinds that have hung before are not tried again.
+/// Returns in time, whatever the driver does. Does not try kinds again that have hung before.
 ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int device, const ProbeTimes& times = {},
                              const ShareProbe& before = ShareProbe());
 
 /// A sealed memfd for DeviceRegion::pin(). Throws Error.
 Fd make_host_fallback(size_t bytes);
 
-/// What is mapped of others. Its destructor gives all of it back on a thread of its own, as a driver may hang in that
-/// too.
+/// The mapped memory of other processes. The destructor unmaps it on a thread of its own, because the driver may hang
+/// in that too.
 class MappedRegions {
  public:
-  /// patience: how long whoever lets go of them waits for that.
+  /// `patience`: how long the destructor waits for that thread.
   explicit MappedRegions(std::chrono::milliseconds patience) : patience_(patience) {}
   ~MappedRegions();
   MappedRegions(const MappedRegions&) = delete;

@@ -1,10 +1,10 @@
-// How the ranks try each pair of them.
+// The trial of every pair of ranks.
 
 #include "memory/gpu/device_meeting.h"
 
 namespace nvx {
 
-/// For the next check. Where several hang, all of them together cost little more than two would.
+/// The deadline of the next check. If several checks hang, all of them together take little more time than two.
 Deadline Meeting::soon() const {
   using std::chrono::milliseconds;
   const auto left = std::chrono::duration_cast<milliseconds>(budget_.end - Clock::now());
@@ -12,7 +12,7 @@ Deadline Meeting::soon() const {
       std::clamp(left, milliseconds(1) + options_.patience / 8, milliseconds(1) + options_.patience));
 }
 
-/// The memory of a rank of this process, opened to this rank's device.
+/// The memory of a rank of this process, made accessible to this rank's device.
 std::shared_ptr<DeviceRegion> Meeting::open(size_t r, ShareKind kind) {
   DeviceArena* const arena = home_.made(cards_[r].device);
   NVX_CHECK(arena && arena->id() == offers_[r].arena && arena->region().bytes() == offers_[r].bytes,
@@ -46,12 +46,12 @@ std::shared_ptr<DeviceRegion> Meeting::import(size_t r, ShareKind kind, Fd fd) {
   return region;
 }
 
-/// Maps another rank's memory, reads its pattern there, and leaves a mark. Believes nothing.
+/// Maps another rank's memory, checks the pattern in it, and leaves a mark.
 PairVerdict Meeting::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) {
   const Offer& offer = offers_[r];
-  const bool by_pointer = same_process(r) && kind != ShareKind::kHost;  // an arena and its fallback are two
+  const bool by_pointer = same_process(r) && kind != ShareKind::kHost;  // an arena and its fallback are two imports
   const DeviceHome::Import import{offer.arena, by_pointer ? ShareKind::kPointer : kind, options_.device};
-  // Not tried, so nothing hangs in it.
+  // Not tried again, so nothing can hang in it.
   if (const std::string why = home_.distrusted(import); !why.empty()) return {PairState::kRefused, why};
   PairVerdict verdict;
   try {
@@ -70,7 +70,7 @@ PairVerdict Meeting::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) {
   return verdict;
 }
 
-/// Whether what another rank has left arrived.
+/// Checks whether another rank's mark has arrived in this rank's memory.
 PairVerdict Meeting::look_for_mark(size_t r, const std::shared_ptr<DeviceRegion>& region) {
   const DevicePtr slot = region->base() + check_.offset + (r + 1) * kCheckBytes;
   return run_check(home_.driver(), {options_.device, slot, mark(offers_[r], me()), 0, 0, {region}}, soon());
@@ -90,7 +90,7 @@ std::vector<PairVerdict> Meeting::tell_findings(const std::vector<PairVerdict>& 
   return all;
 }
 
-/// Of both directions, the first thing that was wrong.
+/// The first failure in either direction.
 PairVerdict Meeting::judge(size_t a, size_t b, const std::vector<PairVerdict>& reached,
                            const std::vector<PairVerdict>& marked) const {
   const auto say = [&](const std::vector<PairVerdict>& found, size_t from, size_t to, const char* what) {
@@ -108,7 +108,7 @@ PairVerdict Meeting::judge(size_t a, size_t b, const std::vector<PairVerdict>& r
   return {};
 }
 
-/// Tries every pair in both directions; the same verdicts on all ranks, by pair.
+/// Tries every pair in both directions. Returns the verdicts by pair, the same on all ranks.
 std::vector<PairVerdict> Meeting::verify(const std::shared_ptr<DeviceRegion>& region, ShareKind kind,
                                          const std::vector<bool>& with, std::vector<Fd> fds,
                                          std::vector<DevicePtr>& at) {
@@ -123,7 +123,8 @@ std::vector<PairVerdict> Meeting::verify(const std::shared_ptr<DeviceRegion>& re
     mine[r] = left ? look_for_mark(r, region) : PairVerdict{};
   }
   const std::vector<PairVerdict> marked = tell_findings(mine);
-  // Not the verdict of a pair, which is the first thing wrong: what hangs in the other direction may write here yet.
+  // Do not use the pair's verdict, which is only the first failure: work that hangs in the other direction may still
+  // write here.
   for (size_t r = 0; r < ranks(); ++r) {
     for (const auto* found : {&reached, &marked}) {
       hung_ = hung_ || (*found)[r * ranks() + me()].state == PairState::kHung ||

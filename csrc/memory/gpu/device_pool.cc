@@ -32,7 +32,7 @@ DevicePtr DevicePool::allocate(size_t bytes) {
   NVX_CHECK(bytes <= region_->room(),
             "GPU " + std::to_string(device()) + " has not got " + std::to_string(bytes >> 20) + " MiB");
   MutexLock lock(mutex_);
-  // Its lock may be held for ever in a child, too, but this is better told than not.
+  // A forked child may also find the lock held for ever; the check helps if it does not.
   if (getpid() != made_by_) throw Error(Code::kInvalid, "nvx: this is a forked child: GPUs are its parent's");
   Span span = book_.find(bytes);
   if (!span) {
@@ -44,7 +44,7 @@ DevicePtr DevicePool::allocate(size_t bytes) {
   return at;
 }
 
-/// Grows by what was asked for and no more: the memory of a device is not for keeping in reserve.
+/// Grows by the requested size only: device memory is too scarce for a reserve.
 void DevicePool::grow(uint64_t bytes) {
   const std::string what =
       "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " + std::to_string(device());

@@ -14,44 +14,43 @@
 
 namespace nvx {
 
-/// Memory of one device of this process that is handed out to users, and that other processes of the host can map. It
-/// grows as it is asked for more, and none of it goes back to the driver, so that what peers have mapped stays what it
-/// is.
+/// Memory of one device that this process allocates to users and that other processes of the host can map. It grows on
+/// demand. None of it returns to the driver, so that mappings of peers stay valid.
 class DevicePool {
  public:
   struct Options {
-    ShareKind kind = ShareKind::kFd;        ///< or kFabric
+    ShareKind kind = ShareKind::kFd;        ///< kFd or kFabric
     std::chrono::milliseconds patience{0};  ///< how long this process waits for its own device
     std::function<void()> open_door = [] {
-    };  ///< called before the first memory is made; who comes there may ask for it
+    };  ///< called before the first memory is created; opens the socket at which peers request it
   };
 
-  /// Reserves addresses for as much memory as the device has. Throws Error.
+  /// Reserves addresses for all memory of the device. Throws Error.
   DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options options);
 
-  /// Memory at a multiple of 64 KiB, with whatever was there before. Throws Error where the device has no more, in a
-  /// forked child, and where the driver does not return, which is asked for no more memory from then on.
+  /// Allocates at a multiple of 64 KiB, without initialisation. Throws Error if the device has no memory left, in a
+  /// forked child, and if the driver does not return; after that the pool grows no more.
   DevicePtr allocate(size_t bytes) EXCLUDES(mutex_);
-  /// Gives memory back. Others may have it at once, so the caller must know that no work of the device is left that
-  /// touches it. False: allocate() did not give it.
+  /// Frees memory, which may be allocated again at once. So the caller must know that no work of the device still
+  /// accesses it. Returns false if allocate() did not return `at`.
   bool free(DevicePtr at) EXCLUDES(mutex_);
 
-  /// The offset of these bytes from base(), if all of them are the pool's. It is asked at every launch, so it takes no
-  /// lock and makes no call.
+  /// The offset of this range from base(), if the whole range belongs to the pool. Called at every launch, so it takes
+  /// no lock and makes no system call.
   std::optional<uint64_t> offset_of(const void* at, uint64_t bytes) const {
     const uint64_t offset = reinterpret_cast<DevicePtr>(at) - region_->base(), grown = this->grown();
     if (bytes == 0 || offset >= grown || bytes > grown - offset) return {};
     return offset;
   }
-  /// Bytes from base() with memory behind them. Only grows.
+  /// The bytes from base() that are backed by memory. Only grows.
   uint64_t grown() const { return region_->mapped(); }
   DevicePtr base() const { return region_->base(); }
   int device() const { return region_->device(); }
   const ArenaId& id() const { return id_; }
   ShareKind kind() const { return options_.kind; }
-  /// Bytes that are handed out.
+  /// Allocated bytes.
   size_t used() { return book_.used(); }
-  /// To be held by calls that may outlive the pool, and by those who hand its segments out.
+  /// The region, for calls that may outlive the pool and for exporting its segments.
   const std::shared_ptr<GrowingRegion>& region() const { return region_; }
 
  private:
@@ -64,7 +63,7 @@ class DevicePool {
   std::shared_ptr<GrowingRegion> region_;
   SpanBook book_;
   Mutex mutex_;
-  bool stuck_ GUARDED_BY(mutex_) = false;  // the driver has not returned from making memory
+  bool stuck_ GUARDED_BY(mutex_) = false;  // the driver has not returned from creating memory
   std::map<DevicePtr, Span> handed_out_ GUARDED_BY(mutex_);
 };
 

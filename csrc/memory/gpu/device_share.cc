@@ -79,7 +79,7 @@ bool Meeting::share_arenas() {
   return true;
 }
 
-/// For the pairs that cannot reach each other's device memory. All ranks take part, as all must know how it ends.
+/// For the pairs that cannot access each other's device memory. All ranks take part, because all need the result.
 void Meeting::share_fallbacks() {
   const auto broken = [&](size_t a) {
     return std::any_of(pairs_.begin() + ptrdiff_t(a * ranks()), pairs_.begin() + ptrdiff_t((a + 1) * ranks()),
@@ -131,7 +131,8 @@ DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOption
     : kept_(options.patience), name_of_(options.name) {
   try {
     Meeting meeting(*this, home, exchange, options);
-    // Whose arena was made meanwhile says so the next time: nobody has more than one reason to agree anew.
+    // A rank whose arena already existed with another kind reports that in the next round. So no rank has more than one
+    // reason to agree again.
     int left = options.ranks + 1;
     do {
       NVX_CHECK(left-- > 0, "a rank wants to agree anew for ever");

@@ -13,14 +13,14 @@
 
 namespace nvx {
 
-/// How the ranks that want to share device memory tell each other things.
+/// The communication of ranks that set up shared device memory.
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  /// Each rank says one thing, and hears what all have said, by rank. Throws Error when not all do.
+  /// Gathers one value from each rank, by rank. Throws Error unless all ranks contribute.
   virtual std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) = 0;
-  /// Called when this rank has failed, for this reason, and will say nothing any more. Whoever waits for it may be
-  /// told.
+  /// Called when this rank has failed and will contribute nothing more. The implementation may tell the ranks that wait
+  /// for it.
   virtual void give_up(const Failure& /*why*/) {}
 };
 
@@ -28,60 +28,60 @@ struct ShareOptions {
   int rank = 0;
   int ranks = 1;
   int device = 0;
-  uint64_t host = 0;                         ///< ranks with the same one can pass each other descriptors
-  std::chrono::milliseconds patience{2000};  ///< with each kind and each pair that is tried; DeviceHome has its own
-  RankNames name = of_rank;                  ///< what messages call a rank
+  uint64_t host = 0;                         ///< ranks with the same value can pass each other descriptors
+  std::chrono::milliseconds patience{2000};  ///< for each kind and each pair that is tried; DeviceHome has its own
+  RankNames name = of_rank;                  ///< the name of a rank in messages
 };
 
-/// What a rank says of itself. Fixed layout; comes from peers.
+/// A rank's description of its device. The layout is fixed. It comes from peers.
 struct DeviceCard {
   static constexpr uint32_t kMagic = 0x6478766e;  // "nvxd"
   uint32_t magic = kMagic;
   uint32_t bytes = sizeof(DeviceCard);
   int32_t rank = -1;
   int32_t device = -1;
-  uint32_t kinds = 0;  ///< that it can export, a bit each
+  uint32_t kinds = 0;  ///< the kinds that it can export, a bit each
   uint32_t reserved = 0;
   uint64_t host = 0;
-  ArenaId home;  ///< of its process
+  ArenaId home;  ///< identifies its process
   std::array<uint8_t, 16> uuid{};
   char why_not[kShareKinds][96] = {};
   char door[48] = {};
 };
 static_assert(sizeof(DeviceCard) == 592);
 
-/// What all ranks make their arenas with.
+/// The kind with which all ranks create their arenas.
 struct ShareAgreement {
   ShareKind kind = ShareKind::kHost;
-  std::string why_not_better;  ///< who lacks what; empty where nothing is lacked
+  std::string why_not_better;  ///< which ranks lack a better kind, and why; empty if none does
 };
-/// The best kind that every rank has; kPointer where there is one process only. Pure: the same on every rank. Throws
-/// Error where the ranks have none in common.
+/// The best kind that every rank has; kPointer in a single process. A pure function: the result is the same on every
+/// rank. Throws Error if the ranks have no kind in common.
 ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames& name_of = of_rank);
 
-/// How this rank and another one reach each other's memory.
+/// How this rank and another one access each other's memory.
 struct DevicePeer {
   ShareKind kind = ShareKind::kPointer;
-  DevicePtr theirs = 0;        ///< the other's memory, as this rank's device sees it
-  DevicePtr mine = 0;          ///< this rank's own, the part of it that the other one sees as its `theirs`
-  size_t bytes = 0;            ///< of theirs; offsets are the other arena's
-  ArenaId arena;               ///< theirs
-  bool same_gpu = false;       ///< whose kernels must be on it at once with this rank's
-  std::string why_not_better;  ///< empty for the kind that was agreed on
+  DevicePtr theirs = 0;        ///< the other rank's memory at an address of this rank's device
+  DevicePtr mine = 0;          ///< this rank's own memory: the part that the other rank has as `theirs`
+  size_t bytes = 0;            ///< of theirs; offsets are those of the other rank's arena
+  ArenaId arena;               ///< of the other rank
+  bool same_gpu = false;       ///< both ranks' kernels must be resident on it at once
+  std::string why_not_better;  ///< empty for the agreed kind
 };
 
-/// The memory of the ranks' devices, mapped by all of them: made, handed over, tried with a pattern, and where two
-/// devices cannot reach each other replaced by pinned host memory.
+/// The memory of the ranks' devices, mapped by all of them. It is created, exchanged and tried with a pattern. Pairs
+/// that cannot access each other's devices use pinned host memory instead.
 class DeviceShare {
  public:
-  /// A step of all ranks together. Throws Error, and then on all ranks unless one has ended.
+  /// Collective over all ranks. Throws Error, on all ranks unless one has ended.
   DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOptions& options);
 
   const ShareAgreement& agreement() const { return agreement_; }
   DeviceArena& arena() const { return *arena_; }
-  /// This rank itself included.
+  /// Valid for this rank too.
   const DevicePeer& peer(int rank) const { return peers_[size_t(rank)]; }
-  /// A line for each pair that has less than what was agreed on, with the reason. Empty where all is well.
+  /// One line, with the reason, for each pair that has less than the agreed kind. Empty if there is none.
   std::string complaints() const;
 
  private:
@@ -89,7 +89,7 @@ class DeviceShare {
   ShareAgreement agreement_;
   DeviceArena* arena_ = nullptr;
   std::vector<DevicePeer> peers_;
-  MappedRegions kept_;  // of others
+  MappedRegions kept_;  // of other processes
   RankNames name_of_;
 };
 

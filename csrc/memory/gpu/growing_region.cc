@@ -15,7 +15,7 @@ GrowingRegion::GrowingRegion(std::shared_ptr<DeviceDriver> driver, int device, u
 
 void GrowingRegion::append(DeviceMemory memory, uint64_t bytes) {
   DeviceDriver* const raw = driver_.get();
-  Undo half;  // until the segment stands
+  Undo half;  // until the segment is complete
   half.add([raw, memory] { note_refusal(*raw, raw->release(memory), "cuMemRelease"); });
   const uint64_t offset = mapped();
   NVX_CHECK(bytes > 0 && bytes <= room_ - offset, "there are addresses for " + std::to_string(room_ >> 20) + " MiB");

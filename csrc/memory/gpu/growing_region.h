@@ -10,9 +10,9 @@
 
 namespace nvx {
 
-/// A range of addresses that is given memory segment by segment, none of which is taken away again. So a place in it is
-/// an offset from its base, both for the process that has made the memory and for those that have mapped it. Its
-/// destructor gives everything back.
+/// A range of addresses to which memory is mapped segment by segment; no segment is ever unmapped. So a place is an
+/// offset from the base, in the process that created the memory and in those that mapped it. The destructor returns
+/// everything.
 class GrowingRegion {
  public:
   struct Segment {
@@ -21,22 +21,22 @@ class GrowingRegion {
     DeviceMemory memory = 0;
   };
 
-  /// Reserves room for so many bytes, a multiple of the device's granularity. Throws Error.
+  /// Reserves `room` bytes of addresses, a multiple of the device's granularity. Throws Error.
   GrowingRegion(std::shared_ptr<DeviceDriver> driver, int device, uint64_t room);
   ~GrowingRegion() = default;
   GrowingRegion(const GrowingRegion&) = delete;
   GrowingRegion& operator=(const GrowingRegion&) = delete;
 
-  /// Adds the next segment, for this device to use. The region owns it from here on, even if this throws Error.
+  /// Maps the next segment for this device. The region owns `memory` from here on, even if this throws Error.
   void append(DeviceMemory memory, uint64_t bytes) EXCLUDES(mutex_);
-  /// Lets another device of this process use a segment. Throws Error.
+  /// Lets another device of this process access a segment. Throws Error.
   void open_to(const Segment& segment, int device);
 
   DevicePtr base() const { return base_; }
   uint64_t room() const { return room_; }
   int device() const { return device_; }
   const std::shared_ptr<DeviceDriver>& driver() const { return driver_; }
-  /// Bytes from the base with memory behind them. Only grows.
+  /// The mapped bytes from the base. Only grows. Acquire: the segments up to there are mapped.
   uint64_t mapped() const { return mapped_.load(std::memory_order_acquire); }
   size_t segments() const EXCLUDES(mutex_);
   Segment segment(size_t n) const EXCLUDES(mutex_);

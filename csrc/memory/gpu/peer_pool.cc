@@ -8,9 +8,9 @@
 namespace nvx {
 namespace {
 
-constexpr uint64_t kMostRoom = uint64_t(1) << 44;  // far beyond any device; a peer could say anything
+constexpr uint64_t kMostRoom = uint64_t(1) << 44;  // far beyond any device; a bound for values from peers
 
-/// The pool of another process of this host, segment by segment through its door.
+/// The pool of another process of this host, requested segment by segment through its socket.
 class ForeignPool : public PeerPool {
  public:
   ForeignPool(std::shared_ptr<DeviceDriver> driver, int device, PoolOwner owner)
@@ -38,7 +38,7 @@ class ForeignPool : public PeerPool {
     return region_->mapped();
   }
 
-  /// What peers write is not believed.
+  /// The answer comes from a peer, so check every field.
   void check(const PoolAnswer& answer) const {
     const uint64_t before = region_ ? region_->mapped() : 0;
     const bool virtual_memory = answer.kind == uint32_t(ShareKind::kFd) || answer.kind == uint32_t(ShareKind::kFabric);
@@ -58,7 +58,7 @@ class ForeignPool : public PeerPool {
   std::atomic<DevicePtr> base_{0};
 };
 
-/// A pool of this process, at the owner's own addresses.
+/// A pool of this process, at the owner's addresses.
 class OwnPool : public PeerPool {
  public:
   OwnPool(int device, std::function<DevicePool*()> made) : device_(device), made_(std::move(made)) {}

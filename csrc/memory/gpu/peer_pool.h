@@ -11,42 +11,42 @@
 
 namespace nvx {
 
-/// The pool of another rank's device, as one of this process's devices sees it: mapped as far as somebody has asked.
+/// The pool of another rank's device at addresses of one of this process's devices, mapped up to the requested size.
 class PeerPool {
  public:
   virtual ~PeerPool() = default;
-  /// 0 while nothing is mapped; then it stays as it is.
+  /// 0 while nothing is mapped; then constant.
   virtual DevicePtr base() const = 0;
-  /// Bytes from base() that the device may use, written after base(). Only grows.
+  /// The bytes from base() that the device may access. Only grows. Acquire: if it is not 0, base() is set.
   uint64_t mapped() const { return mapped_.load(std::memory_order_acquire); }
 
-  /// Maps what is missing, segment by segment, until it reaches so far. Blocks, in the driver too, which may hang.
-  /// Throws Error; what was mapped stays.
+  /// Maps missing segments in order until `grown` bytes are mapped. It blocks, also in the driver, which may hang.
+  /// Throws Error; segments that were mapped stay.
   void catch_up(uint64_t grown, const Deadline& deadline) EXCLUDES(mutex_);
 
-  /// Called when catch_up() has not returned in time: nobody is to try it again.
+  /// Called when catch_up() has not returned in time: nothing tries it again.
   void give_up() { given_up_.store(true, std::memory_order_release); }
   bool is_given_up() const { return given_up_.load(std::memory_order_acquire); }
 
  protected:
-  /// Maps the segment of this number, and returns where it ends.
+  /// Maps the segment of this number and returns the offset of its end.
   virtual uint64_t map_next(uint64_t segment, const Deadline& deadline) = 0;
 
  private:
-  Mutex mutex_;  // one at a time
+  Mutex mutex_;  // one caller at a time
   uint64_t segments_ GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> mapped_{0};
   std::atomic<bool> given_up_{false};
 };
 
-/// A pool of another process, as that process's card names it.
+/// A pool of another process, as in that process's card.
 struct PoolOwner {
   ArenaId home;
   int device = -1;
   std::string door;
 };
 std::shared_ptr<PeerPool> pool_behind_door(std::shared_ptr<DeviceDriver> driver, int device, const PoolOwner& owner);
-/// Of this process, for another one of its devices, or the same. made: the owner's pool, null until there is one.
+/// A pool of this process, for one of its devices. `made` returns the owner's pool, or null until it exists.
 std::shared_ptr<PeerPool> pool_beside(int device, std::function<DevicePool*()> made);
 
 }  // namespace nvx

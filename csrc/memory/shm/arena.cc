@@ -33,7 +33,7 @@ Mapping::Mapping(int fd, size_t bytes) : bytes_(bytes) {
   void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   if (base == MAP_FAILED) throw system_error("cannot map " + std::to_string(bytes) + " bytes of shared memory");
   base_ = static_cast<std::byte*>(base);
-  madvise(base, bytes, MADV_DONTFORK);  // a forked DataLoader worker has no business here
+  madvise(base, bytes, MADV_DONTFORK);  // forked children, such as DataLoader workers, must not use it
   madvise(base, bytes, MADV_DONTDUMP);
 }
 
@@ -50,7 +50,7 @@ Arena::Arena()
       mapping_(fd_.get(), kBytes),
       book_(kBytes, kSpanPage, "the shared arena of this process", [this](Span span) { punch(span); }) {}
 
-/// The pages go back to the kernel, and read as zero when used again.
+/// Returns the pages to the kernel. They read as zero when they are used again.
 void Arena::punch(Span span) {
   const int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
   if (fallocate(fd_.get(), mode, off_t(span.offset), off_t(span.bytes)) != 0)

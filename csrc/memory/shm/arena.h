@@ -10,7 +10,7 @@
 
 namespace nvx {
 
-/// A random name for a process's arena: tells apart processes, re-started processes and arenas made anew.
+/// A random name of a process's arena. It distinguishes processes, restarted processes and arenas that were made again.
 struct ArenaId {
   uint64_t high = 0;
   uint64_t low = 0;
@@ -18,7 +18,7 @@ struct ArenaId {
 };
 ArenaId random_arena_id();
 
-/// Memory mapped from a memfd; unmaps itself. Other processes' mappings of the same memfd live on.
+/// A mapping of a memfd that unmaps itself. Mappings in other processes are not affected.
 class Mapping {
  public:
   Mapping() = default;
@@ -35,9 +35,9 @@ class Mapping {
   size_t bytes_ = 0;
 };
 
-/// The memory that this process lets the other ranks of its host map: one sparse memfd, sealed against shrinking, which
-/// has no name that could be left over. Pages cost nothing until touched, and go back to the kernel when their span is
-/// freed.
+/// The memory that this process shares with the other ranks of its host: one sparse memfd, sealed against shrinking. It
+/// has no name in the file system, so nothing is left over after a crash. Pages cost nothing until they are touched,
+/// and return to the kernel when their span is freed.
 class Arena : public SpanSource {
  public:
   static constexpr size_t kBytes = size_t(1) << 30;
@@ -48,12 +48,12 @@ class Arena : public SpanSource {
   int fd() const { return fd_.get(); }
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
 
-  /// Zeroed pages. Throws Error when the arena is full.
+  /// Returns zeroed pages. Throws Error if the arena is full.
   Span allocate(size_t bytes) override { return book_.allocate(bytes); }
   void bury(Span span, std::function<bool()> released) override { book_.bury(span, std::move(released)); }
   void free(Span span) override { book_.free(span); }
 
-  /// Bytes in spans, the buried ones too.
+  /// Bytes in spans, retired ones included.
   size_t used() { return book_.used(); }
 
  private:

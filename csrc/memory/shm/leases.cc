@@ -9,7 +9,7 @@ Span LeasePool::acquire(size_t wanted, LeaseHolder* asker) {
   if (leased_ + wanted > most_) reclaim(wanted, asker);
   const size_t left = most_ > leased_ ? most_ - leased_ : 0;
   size_t bytes = wanted;
-  if (wanted > left) bytes = std::max(left / 2 / kSmallest * kSmallest, kSmallest);  // leave some for the next one
+  if (wanted > left) bytes = std::max(left / 2 / kSmallest * kSmallest, kSmallest);  // leave some for the next caller
   const Span span = arena_.allocate(bytes);
   leased_ += span.bytes;
   if (asker) {

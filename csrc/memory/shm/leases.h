@@ -8,16 +8,16 @@
 
 namespace nvx {
 
-/// Somebody who keeps a lease between operations because that is faster, and can be asked to give it up.
+/// A holder that keeps a lease between operations, for speed, and gives it up on request.
 class LeaseHolder {
  public:
   virtual ~LeaseHolder() = default;
-  /// Gives up a span that is idle and that no peer still reads; an empty one if it has none. Never blocks.
+  /// Gives up a span that is idle and that no peer still reads, or returns an empty one. Never blocks.
   virtual Span yield() = 0;
 };
 
-/// The staging memory of a process, shared by all its groups and bounded. A lease is never refused, only made smaller:
-/// so that no group waits for memory that another one holds, which could go round in a circle over several ranks.
+/// The bounded staging memory of a process, shared by all its groups. A lease may be smaller than wanted but is never
+/// refused. So no group waits for memory that another group holds, which could deadlock across ranks.
 class LeasePool {
  public:
   static constexpr size_t kSmallest = 256 << 10;
@@ -26,7 +26,7 @@ class LeasePool {
 
   Span acquire(size_t wanted, LeaseHolder* asker) EXCLUDES(mutex_);
   void release(Span span) EXCLUDES(mutex_);
-  /// Takes back a span that peers may still read: it counts as leased until released() holds.
+  /// Returns a span that peers may still read. It counts as leased until released() returns true.
   void bury(Span span, std::function<bool()> released);
 
   void join(LeaseHolder* holder) EXCLUDES(mutex_);
@@ -38,8 +38,8 @@ class LeasePool {
   SpanSource& arena_;
   const size_t most_;
   Mutex mutex_;
-  std::atomic<size_t> leased_{0};                         // the buried ones too
-  std::vector<LeaseHolder*> holders_ GUARDED_BY(mutex_);  // the one that leased longest ago first
+  std::atomic<size_t> leased_{0};                         // retired spans included
+  std::vector<LeaseHolder*> holders_ GUARDED_BY(mutex_);  // the holder of the oldest lease first
 };
 
 }  // namespace nvx

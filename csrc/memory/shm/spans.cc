@@ -74,7 +74,7 @@ void SpanBook::give_back(Span span) {
   open_hole(span);
 }
 
-/// Adds a hole, joined with those that it touches.
+/// Adds a hole and merges it with adjacent holes.
 void SpanBook::open_hole(Span span) {
   auto [hole, added] = holes_.emplace(span.offset, span.bytes);
   const auto next = std::next(hole);

@@ -10,39 +10,39 @@
 
 namespace nvx {
 
-/// A piece of a memory that is handed out in pieces.
+/// A part of a memory that is allocated in spans.
 struct Span {
   size_t offset = 0;
   size_t bytes = 0;
   explicit operator bool() const { return bytes != 0; }
 };
 
-/// The largest base page that Linux uses. Spans consist of whole ones, so two never share a page.
+/// The largest base page that Linux uses. Spans are multiples of it, so two spans never share a page.
 inline constexpr size_t kSpanPage = 65536;
 
-/// A memory that is handed out in pieces.
+/// A memory that allocates spans.
 class SpanSource {
  public:
   virtual ~SpanSource() = default;
-  /// Throws Error when there is no room.
+  /// Throws Error if there is no space.
   virtual Span allocate(size_t bytes) = 0;
   virtual void free(Span span) = 0;
-  /// Gives a span back once no peer can still touch it. Whether that is so, released() is asked now and at each later
-  /// allocation.
+  /// Frees a span once no peer can still access it. Calls released() now and at each later allocation until it returns
+  /// true.
   virtual void bury(Span span, std::function<bool()> released) = 0;
 };
 
-/// Which pieces of a memory are in use, the buried ones too.
+/// The allocator of the spans of one memory.
 class SpanBook {
  public:
-  /// page: spans begin and end at its multiples. scrub: called with each span that comes back, before it is handed out
-  /// again. name: what the memory is called in the error that says that it is full.
+  /// `page`: spans begin and end at multiples of it. `scrub`: called with each freed span before it is allocated again.
+  /// `name`: the name of the memory in error texts.
   SpanBook(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
 
   Span allocate(size_t bytes) EXCLUDES(mutex_);
-  /// As allocate(), but gives an empty span where there is no room.
+  /// Like allocate(), but returns an empty span if there is no space.
   Span find(size_t bytes) EXCLUDES(mutex_);
-  /// Adds a span by which the memory has become larger.
+  /// Adds a span by which the memory has grown.
   void add(Span span) EXCLUDES(mutex_);
   void bury(Span span, std::function<bool()> released) EXCLUDES(mutex_);
   void free(Span span) EXCLUDES(mutex_);
