@@ -13,7 +13,7 @@
 
 namespace nvx::net {
 
-/// Ends the sleeps of threads that wait for a descriptor. Rung when nobody sleeps, it ends the next sleep.
+/// Wakes the threads that wait for a descriptor. A ring without a sleeper ends the next sleep.
 class Bell {
  public:
   Bell() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -31,7 +31,7 @@ class Bell {
     pollfd asks[] = {{fd_.get(), POLLIN, 0}, {fd, POLLIN, 0}};
     sleepers_.fetch_add(1);
     ppoll(asks, 2, &time, nullptr);
-    // The last one out silences the bell, so that it ends every sleep that it was rung for.
+    // Only the last sleeper resets the bell, so that one ring ends all sleeps.
     if (sleepers_.fetch_sub(1) != 1 || !(asks[0].revents & POLLIN)) return;
     uint64_t rings;
     [[maybe_unused]] const ssize_t got = read(fd_.get(), &rings, sizeof rings);

@@ -11,7 +11,7 @@
 namespace nvx::net {
 
 void make_room_for_descriptors(size_t more) {
-  const Fd lowest(eventfd(0, EFD_CLOEXEC));  // at the lowest number that is free
+  const Fd lowest(eventfd(0, EFD_CLOEXEC));  // takes the lowest free number
   rlimit allowed{};
   if (!lowest || getrlimit(RLIMIT_NOFILE, &allowed) != 0) return;
   const auto wanted = std::min<rlim_t>(rlim_t(lowest.get()) + more, allowed.rlim_cur - 1);

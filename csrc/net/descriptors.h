@@ -4,11 +4,11 @@
 
 namespace nvx::net {
 
-/// Has the kernel make room in this process's table of descriptors for so many more, as far as the process may have
-/// them. By itself it doubles a table that is full, when the next one is opened. In a process with threads whoever
-/// opens that one waits until every processor has passed through the scheduler, and with it all who open one or wait
-/// for a lock that it holds: milliseconds, but seconds where many processes share few processors, in which peers hear
-/// nothing.
+/// Makes the kernel grow this process's descriptor table by `more` entries, within the limit of the process. The kernel
+/// otherwise doubles a full table when the next descriptor is opened. In a process with threads, that open() waits
+/// until every processor has passed through the scheduler, and so does every thread that opens a descriptor or waits
+/// for a lock of the opener. This takes milliseconds, but seconds if many processes share few processors, and peers
+/// hear nothing meanwhile.
 void make_room_for_descriptors(size_t more);
 
 }  // namespace nvx::net

@@ -35,7 +35,7 @@ ScheduleRun::~ScheduleRun() {
 
 std::byte* ScheduleRun::at(const schedule::Range& range) const {
   switch (range.place) {
-    // What schedules write is never the input, except through an output that is the same memory.
+    // Schedules never write to the input, except through an output in the same memory.
     case schedule::Place::kInput: return const_cast<std::byte*>(args_.input) + range.offset;
     case schedule::Place::kOutput: return args_.output + range.offset;
     case schedule::Place::kScratch: return args_.scratch + range.offset;
@@ -54,7 +54,7 @@ Progress ScheduleRun::advance() {
   return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
 }
 
-/// Takes in what came for steps before they had begun, or before the data that they overwrite had been sent.
+/// Receives segments that arrived before their step began, or before the data that they overwrite had been sent.
 void ScheduleRun::take_early() {
   port_.mutex().held_by_caller();
   for (uint32_t i = first_; i != behind_; ++i) {
@@ -63,7 +63,7 @@ void ScheduleRun::take_early() {
   }
 }
 
-/// Steps end in the order in which they began, so that the window is a ring.
+/// Steps end in the order in which they began, so that the steps in flight form a ring.
 void ScheduleRun::reap() {
   while (first_ != behind_ && flights_[first_ % kMaxDepth].over()) ++first_;
 }
@@ -74,7 +74,8 @@ bool ScheduleRun::begin_next() {
   if (absent(step.send_to)) step.send_to = -1;
   if (absent(step.recv_from)) step.recv_from = -1;
   const bool inside = step.send_to == args_.place;
-  if (inside && !step.reduce && at(step.send) == at(step.recv)) return ++next_, true;  // it is there already
+  if (inside && !step.reduce && at(step.send) == at(step.recv))
+    return ++next_, true;  // source and destination are the same
   if (!clear_for(step)) return false;
   ++next_;
   if (inside) {
@@ -85,7 +86,7 @@ bool ScheduleRun::begin_next() {
   return true;
 }
 
-/// Begins the steps that have become possible. False if there were none.
+/// Begins the steps that have become possible. Returns false if there were none.
 bool ScheduleRun::make_way() {
   reap();
   if (given_up_ || verdict_.cause != Verdict::Cause::kNone) return false;
@@ -141,7 +142,7 @@ void ScheduleRun::begin(const schedule::Step& step) {
   post(flight);
 }
 
-/// Hands segments to the link while the receiver has room for them.
+/// Passes segments to the link as far as the receiver's credit allows.
 bool ScheduleRun::post(Flight& flight) {
   port_.mutex().held_by_caller();
   if (flight.posted_all) return false;
@@ -198,7 +199,7 @@ bool ScheduleRun::fits(const Flight& flight, uint32_t number, size_t bytes) cons
   return (offset < total || number == 0) && bytes == std::min(segment, total - offset);
 }
 
-/// Whether the segment has not come before; it has from here on.
+/// Marks a segment as seen. Returns false if it was seen before.
 bool ScheduleRun::claim(Flight& flight, uint32_t number) {
   const size_t total = flight.step.recv.bytes, segment = port_.messenger().segment_bytes();
   flight.seen.resize(std::max<size_t>(1, (total + segment - 1) / segment));
@@ -216,7 +217,7 @@ ScheduleRun::Took ScheduleRun::take(const MessageHeader& header, const std::opti
   return took;
 }
 
-/// Whether the link has fetched this segment straight to its place, which it then has done with.
+/// Whether the link has fetched this segment directly to its place; if so, it has finished writing there.
 bool ScheduleRun::end_fetch(Flight& flight, const MessageHeader& header, std::span<const std::byte> body) const {
   const size_t offset = size_t(header.segment) * port_.messenger().segment_bytes();
   if (flight.fetching == 0 || !fits(flight, header.segment, body.size())) return false;
@@ -225,7 +226,7 @@ bool ScheduleRun::end_fetch(Flight& flight, const MessageHeader& header, std::sp
   return true;
 }
 
-/// Whether a segment is to be stored; where it cannot be one of this run's, the run fails.
+/// Whether a segment is to be stored. The run fails if the segment cannot belong to it.
 ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const MessageHeader& header,
                                           const std::optional<First>& first, std::span<const std::byte> body,
                                           bool fetched) {
@@ -237,7 +238,7 @@ ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const MessageHeader& h
   const schedule::Step& step = flight->step;
   if (first && first->bytes != step.recv.bytes) return refuse(Verdict::counts(from, step.recv.bytes, first->bytes));
   if (!fits(*flight, header.segment, body.size())) return refuse(Verdict::garbage(from));
-  // The message out of the same step is read before anything is written over it.
+  // The outgoing message of the same step must be read before it is overwritten.
   const std::byte* to = at(step.recv) + size_t(header.segment) * port_.messenger().segment_bytes();
   const size_t unsent = step.send_to >= 0 ? step.send.bytes : 0;
   if (!flight->sends_over() && overlap(to, body.size(), at(step.send), unsent)) {
@@ -251,10 +252,10 @@ ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const MessageHeader& h
 void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte> body) {
   std::byte* to = at(flight.step.recv) + offset;
   if (body.empty()) {
-    // only order
+    // an empty message only orders steps
   } else if (flight.step.reduce) {
-    // The operands are in the order of the ranks' places: of two zeros or two NaNs an operator keeps the one at a
-    // certain position, and both sides of an exchange must keep the same one.
+    // The operands are in the order of the places: of two zeros or two NaNs an operator keeps the one at a certain
+    // position, and both sides of an exchange must keep the same one.
     const void* sources[] = {at(flight.step.with) + offset, body.data()};
     if (flight.step.recv_from < args_.place) std::swap(sources[0], sources[1]);
     args_.reduce(to, sources, 2, body.size() / args_.layout.width, nullptr);
@@ -265,7 +266,7 @@ void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte
   flight.received_all = flight.received == flight.step.recv.bytes;
 }
 
-/// A segment can be fetched straight to its place only where it is stored as it comes, not where it is reduced.
+/// A segment can be fetched directly to its place only if it is stored unchanged, not if it is reduced.
 std::byte* ScheduleRun::place(const MessageHeader& header, size_t bytes) {
   Flight* flight = flight_of(header.from, header.message);
   if (given_up_ || !flight || flight->step.reduce || !flight->sends_over() || bytes == 0) return nullptr;
@@ -320,14 +321,14 @@ void ScheduleRun::look() {
   if (const auto clash = port_.clash(args_.op)) refuse(Verdict::mismatch(clash->first, clash->second));
 }
 
-/// Segments that the link reads or writes.
+/// The number of segments that the link reads or writes.
 int ScheduleRun::in_link() const {
   int open = 0;
   for (const Flight& flight : flights_) open += flight.in_link();
   return open;
 }
 
-/// Closes what is open to those that the link still has segments for.
+/// Closes the connections for which the link still has segments.
 void ScheduleRun::cut_off() {
   port_.mutex().held_by_caller();
   for (const Flight& flight : flights_) {
@@ -350,7 +351,7 @@ void ScheduleRun::abandon(GroupPort& port, std::span<ScheduleRun* const> runs) {
   });
   if (in_link() == 0) return;
   for (ScheduleRun* run : runs) {
-    // So that ~ScheduleRun, which abandons again, does not wait a second time.
+    // The destructor abandons the run again and must not wait a second time.
     for (Flight& flight : run->flights_) flight.unread = flight.fetching = 0;
   }
 }

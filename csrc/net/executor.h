@@ -16,36 +16,36 @@ enum class Progress { kPending, kDone, kFailed };
 
 inline constexpr int kMaxDepth = 16;
 
-/// One schedule, with everything that it reads and writes.
+/// One schedule with its buffers.
 struct ScheduleArgs {
   const schedule::Row* row = nullptr;
   schedule::Layout layout;
-  int place = 0;                 ///< this rank's among those that take part
-  std::span<const int> members;  ///< ranks of the group, by place
-  std::span<const char> absent;  ///< by place: steps with these are left out on both sides; may be empty
+  int place = 0;                 ///< this rank's among the participants
+  std::span<const int> members;  ///< the group's rank for each place
+  std::span<const char> absent;  ///< by place: steps with absent places are skipped on both sides; may be empty
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   std::byte* scratch = nullptr;
   kernel::ReduceFn reduce = nullptr;
   Label label{};
-  uint32_t op = 0;        ///< number of the group's operation over the wire
-  uint16_t run = 0;       ///< which of its runs
-  int depth = kMaxDepth;  ///< steps in flight
+  uint32_t op = 0;        ///< the group's operation between hosts
+  uint16_t run = 0;       ///< the run of that operation
+  int depth = kMaxDepth;  ///< the maximum number of steps in flight
 };
 
-/// Advances one schedule over a port. The only code in nvx that moves a collective's bytes between hosts. Never blocks;
-/// guarded by the messenger's lock.
+/// Advances one schedule over a port. All of a collective's bytes between hosts move here. Never blocks. The
+/// messenger's lock guards it.
 ///
-/// The hazard rule: a step begins when nothing it reads or writes is still being written by a step in flight, and
-/// nothing it writes is still being read by one. What arrives for a step that has not begun waits in the port.
+/// The hazard rule: a step begins when no step in flight still writes anything that it reads or writes, and none still
+/// reads anything that it writes. Segments for a step that has not begun wait in the port.
 class ScheduleRun final : public Sender {
  public:
-  /// Why a run has failed, beyond what the port knows.
+  /// Why a run failed, beyond what the port knows.
   struct Verdict {
     enum class Cause { kNone, kMismatch, kCounts, kGarbage, kLost } cause = Cause::kNone;
     int rank = -1;
     Label theirs{};
-    uint64_t mine = 0, other = 0;  ///< kCounts: bytes expected here, bytes offered
+    uint64_t mine = 0, other = 0;  ///< kCounts: the bytes expected here, and those offered
 
     static Verdict mismatch(int rank, const Label& theirs) { return {Cause::kMismatch, rank, theirs, 0, 0}; }
     static Verdict counts(int rank, uint64_t mine, uint64_t other) { return {Cause::kCounts, rank, {}, mine, other}; }
@@ -60,29 +60,28 @@ class ScheduleRun final : public Sender {
 
   Progress advance();
   const Verdict& verdict() const { return verdict_; }
-  /// The ranks whose messages it waits for, or which have not taken in what it sends; nobody when it is done.
+  /// The ranks whose messages it waits for, and those that have not received its own; empty when it is done.
   std::vector<int> waits_for() const;
-  /// Those of them that are to send something, and that nothing shows to have called this operation yet.
+  /// Those of them that have to send something, and that are not known to have called this operation.
   std::vector<int> unheard() const;
-  /// Looks after the ranks that it waits for: asks them for a sign of life, and fails with the first that is lost.
+  /// Checks the ranks that it waits for: pings them, and fails with the first that is lost.
   void look();
-  /// Gives up these runs of a port. When this returns, nobody reads or writes their memory any more. Takes a bounded
-  /// time.
+  /// Gives up these runs of a port. On return nothing accesses their memory any more. Takes a bounded time.
   static void abandon(GroupPort& port, std::span<ScheduleRun* const> runs);
 
-  // --- for the port: what comes
-  /// Which run of which operation this is.
+  // --- Called by the port.
+  /// Identifies the run.
   uint32_t op() const { return args_.op; }
   uint16_t number() const { return args_.run; }
-  /// Whether a segment is of this run.
+  /// Whether a segment belongs to this run.
   bool owns(const MessageHeader& header) const { return header.op == op() && header.run == number(); }
-  /// What has become of a segment: it was taken in, it is to be offered later, or nobody wants it.
+  /// The fate of a segment: received, to be offered again later, or refused.
   enum class Took { kYes, kLater, kNever };
   Took take(const MessageHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
-  /// As Receiver::place() and Receiver::dropped().
+  /// See Receiver::place() and Receiver::dropped().
   std::byte* place(const MessageHeader& header, size_t bytes);
   void dropped(const MessageHeader& header);
-  /// Fails the run if a rank calls something else than is called here.
+  /// Fails the run if the rank's label differs from this rank's.
   void compare(uint32_t from, const First& first);
 
  private:
@@ -90,14 +89,14 @@ class ScheduleRun final : public Sender {
   struct Flight {
     schedule::Step step;
     uint16_t out_number = 0, in_number = 0;
-    size_t posted = 0;       // bytes of the message out that the link has
-    bool posted_all = true;  // also of a message of no bytes
+    size_t posted = 0;       // bytes of the outgoing message that were passed to the link
+    bool posted_all = true;  // needed for an empty message
     int unread = 0;          // posts that the link still reads
     size_t received = 0;
     bool received_all = true;
     bool early = false;      // the port may have segments of its message
     int fetching = 0;        // segments that the link is writing to their place
-    std::vector<bool> seen;  // segments that have come, or are being fetched
+    std::vector<bool> seen;  // segments that have arrived or are being fetched
 
     bool sends_over() const { return posted_all && unread == 0; }
     bool over() const { return sends_over() && received_all; }
@@ -137,10 +136,10 @@ class ScheduleRun final : public Sender {
   uint64_t next_ = 0;
   const uint64_t steps_;
   std::array<Flight, kMaxDepth> flights_;
-  uint32_t first_ = 0, behind_ = 0;           // flights_[first_ .. behind_) modulo its size
-  std::vector<uint16_t> sent_to_, got_from_;  // messages by place
+  uint32_t first_ = 0, behind_ = 0;           // flights_[first_ .. behind_), modulo its size
+  std::vector<uint16_t> sent_to_, got_from_;  // numbers of messages, by place
   int looks_ = 0;
-  bool given_up_ = false;  // nothing more begins, or is taken in
+  bool given_up_ = false;  // nothing more begins or is received
   Verdict verdict_;
 };
 

@@ -10,15 +10,15 @@
 namespace nvx::net {
 namespace {
 
-constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be under way to a rank before it has taken it in
-constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver tells of what it has taken in once it comes to this
-constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment, beside its body: so the number of them is bounded too
+constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be unacknowledged by a rank
+constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver acknowledges once this much has accumulated
+constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body; it bounds the number of segments too
 constexpr size_t kMostLetterBytes = 1 << 10;
-/// The most that the unread letters of a rank may cost, and the cost of an announcement, which comes with memory.
-/// Others are a few words and cost 1.
+/// The largest cost of a rank's unread letters, and the cost of an announcement, which holds memory. Other letters are
+/// a few words and cost 1.
 constexpr uint64_t kMostLetters = 1 << 18, kMailCost = 16;
 
-/// Modular, as the numbers may wrap.
+/// Modular: the numbers may wrap.
 bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
 
 uint64_t cost_of(const GroupPort::Letter& letter) { return letter.kind == Kind::kMail ? kMailCost : 1; }
@@ -71,7 +71,7 @@ void GroupPort::end_operation(uint32_t op) {
   drop_early(0, last);
 }
 
-/// Drops what came for these operations, which are over.
+/// Drops the segments for these operations, which have ended.
 void GroupPort::drop_early(uint32_t first_op, uint32_t last_op) {
   auto it = early_.lower_bound({first_op, 0, 0, 0});
   while (it != early_.end() && it->first.op <= last_op) {
@@ -88,7 +88,7 @@ std::optional<GroupPort::Stray> GroupPort::stray() { return std::exchange(stray_
 bool GroupPort::spend(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   const uint64_t cost = bytes + kSegmentCost;
-  // Of less than a step the receiver may never tell, so less than a step must not stop anybody.
+  // The receiver does not acknowledge less than a step, so less than a step must not block the sender.
   if (there.owed >= kCreditStep && there.owed + cost > kCredit) return false;
   there.owed += cost;
   return true;
@@ -107,7 +107,7 @@ void GroupPort::took_in(int rank, size_t bytes) {
 void GroupPort::send(int rank, MessageHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
                      Sender* sender, uint64_t cookie) {
   Rank& there = ranks_[size_t(rank)];
-  if (!there.known) {  // a message may claim to be from any rank
+  if (!there.known) {  // a message may claim any rank as its sender
     if (sender) sender->sent(cookie, Status(Code::kPeerDied, "nvx: no address is known"));
     return;
   }
@@ -188,7 +188,7 @@ void GroupPort::take_segment(const MessageHeader& header, std::span<const std::b
   early_[{header.op, header.run, header.from, header.message}].push_back({header, first, {body.begin(), body.end()}});
 }
 
-/// Whether there is room for a segment that came early. A sender that keeps to its credit always finds room.
+/// Whether an early segment may be kept. A sender within its credit is never refused.
 bool GroupPort::keep(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   if (there.kept + bytes > kCredit + kCreditStep + messenger_->segment_bytes()) {
@@ -250,8 +250,8 @@ void GroupPort::show_label(int rank, uint32_t op, Asks asks) {
   send(rank, header, std::as_bytes(std::span(&called.label, 1)), {}, nullptr, 0);
 }
 
-/// Compares a label with what was called here under that number, if anything was yet. A sender whose label differs may
-/// be waiting for what will never come, so it is shown this rank's label.
+/// Compares a label with this rank's label of the same operation, if it has begun. A sender with a different label may
+/// wait for data that never comes, so this rank shows it its own label.
 void GroupPort::take_label(const MessageHeader& header, std::span<const std::byte> whole) {
   const auto label = read_behind_header<Label>(whole);
   const Called& called = called_[header.op % called_.size()];
@@ -336,7 +336,7 @@ void GroupPort::pass_trouble(int rank) {
   send(rank, header, {}, trouble_->used(), nullptr, 0);
 }
 
-/// Who asks for a sign of life waits for this rank, so it is one of those who are to be told.
+/// A rank that pings this one waits for it, so it must be told of trouble.
 void GroupPort::asked_by(uint32_t rank, PeerId peer) {
   if (rank >= ranks_.size() || !ranks_[rank].known || ranks_[rank].peer != peer) return;
   ranks_[rank].acquainted = true;

@@ -15,29 +15,28 @@ namespace nvx::net {
 
 class ScheduleRun;
 
-/// What a group has at the messenger, for one of its ranks: who the other ranks are, which runs are open, what came too
-/// early, and mail. All of it is guarded by the messenger's lock, which the caller holds; but failed() may be asked at
-/// any time.
+/// A group's end of the messenger, for one of its ranks: its peers, its open runs, early segments, and mail. The
+/// messenger's lock guards all of it, and the caller must hold that lock; failed() may be called without it.
 class GroupPort {
  public:
-  /// What has become of a rank.
+  /// The end of a rank.
   struct Fate {
     enum class What {
-      kLost,        ///< its process cannot be talked to any more
+      kLost,        ///< its process cannot be reached any more
       kLeft,        ///< it has destroyed the group
-      kGaveThisUp,  ///< it takes this process for lost, which it is to that rank from then on
+      kGaveThisUp,  ///< it considers this process lost, so this process considers it lost too
     };
     int rank = kNobody;
     What what = What::kLost;
-    std::string why{};  ///< of what is lost, or has given up
+    std::string why{};  ///< for kLost and kGaveThisUp
     bool left() const { return what == What::kLeft; }
   };
-  /// A rank has failed the group, and says why.
+  /// A failure that another rank reported.
   struct Told {
     int by = kNobody;
     Failure failure;
   };
-  /// A piece of mail that has come: an announcement, or an answer to one.
+  /// A message for the mailbox: an announcement, or an answer to one.
   struct Letter {
     Kind kind;
     int from;
@@ -52,133 +51,133 @@ class GroupPort {
   GroupPort& operator=(const GroupPort&) = delete;
 
   Messenger& messenger() { return *messenger_; }
-  /// The messenger's, which guards all of this.
+  /// The messenger's lock, which guards all of this.
   Mutex& mutex() RETURN_CAPABILITY(messenger_->mutex()) { return messenger_->mutex(); }
   int rank() const { return rank_; }
 
   void connect(int rank, std::span<const std::byte> address) REQUIRES(messenger_->mutex());
-  /// Says which rank of the whole job this rank is; see Messenger::meet.
+  /// Records this rank's number in the whole job; see Messenger::meet().
   void meet(int rank, uint64_t global_rank, std::weak_ptr<void> standing, std::string known_as)
       REQUIRES(messenger_->mutex()) {
     messenger_->meet(global_rank, ranks_[size_t(rank)].peer, std::move(standing), std::move(known_as));
   }
-  /// From here on nothing is sent or taken in. Peers that ask whether the group is here are told that it is not.
+  /// Stops sending and receiving. Peers that ask for the group are told that it is gone.
   void leave() REQUIRES(messenger_->mutex());
 
   // --- runs
   void open(ScheduleRun& run) REQUIRES(messenger_->mutex());
   void close(ScheduleRun& run) REQUIRES(messenger_->mutex());
-  /// Gives a run what has come of a message before its step had begun.
+  /// Passes the segments to a run that arrived before their step had begun.
   void offer_early(ScheduleRun& run, int from, uint16_t message) REQUIRES(messenger_->mutex());
-  /// Notes which operation begins, and what is called. The last few are kept for peers that ask.
+  /// Records the operation that begins and its label. The last few are kept for peers that ask.
   void begin_operation(uint32_t op, const Label& label) REQUIRES(messenger_->mutex());
-  /// Shows a rank that is waited for what is called here: if it calls, or called, something else, both sides learn so.
+  /// Sends this rank's label of an operation to a rank that is waited for. If that rank calls something else, both
+  /// ranks learn of it.
   enum class Asks { kYes, kNo };
   void show_label(int rank, uint32_t op, Asks asks = Asks::kYes) REQUIRES(messenger_->mutex());
   bool has_called(int rank, uint32_t op) const REQUIRES(messenger_->mutex()) {
     return int32_t(ranks_[size_t(rank)].called - op) >= 0;
   }
-  /// A rank that calls something else as this operation, and what.
+  /// A rank whose label of this operation differs from this rank's, and its label.
   std::optional<std::pair<int, Label>> clash(uint32_t op) const REQUIRES(messenger_->mutex());
-  /// What was called here as this operation, if it is one of the last ones.
+  /// This rank's label of an operation, if it is one of the last ones.
   std::optional<Label> called_here(uint32_t op) const REQUIRES(messenger_->mutex());
-  /// Operations before this one are over here: what still comes for them is a mismatch, or late.
+  /// Ends all operations before `op`. Messages for them that still arrive are late or a mismatch.
   void end_operation(uint32_t op) REQUIRES(messenger_->mutex());
-  /// A label that came for an operation which is over here, and which may differ from what was called here.
+  /// A label that arrived for an operation which has ended here. It may differ from this rank's label.
   struct Stray {
     int rank;  ///< that sent it
     uint32_t op;
     Label label;
   };
   std::optional<Stray> stray() REQUIRES(messenger_->mutex());
-  /// Whether a segment of this size may go to a rank now; if so, it is counted as sent. Unacknowledged cost is bounded
-  /// by kCredit; empty segments cost kSegmentCost. While less than kCreditStep is owed, one segment of any length may
-  /// go.
+  /// Whether a segment of this size may be sent to a rank now; if so, it counts as sent. Unacknowledged cost is bounded
+  /// by kCredit; each segment costs kSegmentCost beside its bytes. While less than kCreditStep is owed, one segment of
+  /// any length may go.
   bool spend(int rank, size_t bytes) REQUIRES(messenger_->mutex());
   void took_in(int rank, size_t bytes) REQUIRES(messenger_->mutex());
   void send(int rank, MessageHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
             Sender* sender, uint64_t cookie) REQUIRES(messenger_->mutex());
-  /// Asks the rank for a sign of life.
+  /// Sends a ping to the rank.
   void ask(int rank) REQUIRES(messenger_->mutex());
-  /// For what ends badly while the link still has bodies of it for this rank, or from it: closes the connection, so
-  /// that the link lets go of them.
+  /// Closes the connection to a rank, so that the link releases buffers of a failed operation.
   void sever(int rank) REQUIRES(messenger_->mutex());
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   const std::optional<Told>& told() const REQUIRES(messenger_->mutex()) { return told_; }
-  /// hear is called once, when another rank fails the group: with the messenger's lock held, on whatever thread drives
-  /// the messenger.
+  /// `hear` is called once, when another rank fails the group, with the messenger's lock held, on the thread that
+  /// drives the messenger.
   void on_failure(std::function<void(const Told&)> hear) REQUIRES(messenger_->mutex());
-  /// What is known of a rank: lost, or left; nothing while it is there.
+  /// How a rank has ended: lost or left; nothing while it is alive.
   std::optional<Fate> fate(int rank) REQUIRES(messenger_->mutex());
-  /// For how long a rank that is waited for has been asked for a sign of life in vain; 0 where it has not.
+  /// How long a rank that is waited for has not answered pings; 0 if it was not asked.
   Clock::duration silence(int rank) const REQUIRES(messenger_->mutex());
-  std::string unheard(int rank) REQUIRES(messenger_->mutex());  ///< as Messenger's
-  /// Tells these ranks why the group has failed here.
+  /// As Messenger::unheard(), for a rank.
+  std::string unheard(int rank) REQUIRES(messenger_->mutex());
+  /// Reports the group's failure on this rank to these ranks.
   void poison(const Failure& why, const std::vector<int>& ranks) REQUIRES(messenger_->mutex());
-  /// Tells whoever waits for this rank, now or later, of what another group of this process has failed. Only the first
-  /// call counts.
+  /// Reports the failure of another group of this process to all ranks that wait for this one, now or later. Only the
+  /// first call counts.
   void tell_trouble(const Failure& what) REQUIRES(messenger_->mutex());
-  /// What a rank has told of its other groups in this way, in words; empty if nothing.
+  /// The text of such a report from a rank, or an empty text.
   const std::string& trouble(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].trouble; }
-  /// Which process a rank is, on the wire; nothing where there is no such rank, or no address of it is known.
+  /// The peer number of a rank, or nothing if there is no such rank or its address is unknown.
   std::optional<PeerId> process_of(int rank) const REQUIRES(messenger_->mutex()) {
     const size_t r = size_t(rank);
     return r < ranks_.size() && ranks_[r].known ? std::optional(ranks_[r].peer) : std::nullopt;
   }
-  /// The ranks that something has been sent to or has come from, a question included.
+  /// The ranks with which any message, including a ping, was exchanged.
   std::vector<int> acquaintances() const REQUIRES(messenger_->mutex());
 
   // --- monitored barrier
   void monitor_in(int rank, uint64_t turn) REQUIRES(messenger_->mutex());
   void monitor_out(int rank, uint64_t turn) REQUIRES(messenger_->mutex());
-  /// The last barrier that a rank has come to (rank 0: that it has begun), and the last one that rank 0 has let all
-  /// leave.
+  /// The last barrier that a rank has entered (rank 0: begun), and the last one that rank 0 has released.
   uint64_t monitored_in(int rank) const REQUIRES(messenger_->mutex()) { return ranks_[size_t(rank)].monitored; }
   uint64_t monitored_out() const REQUIRES(messenger_->mutex()) { return monitored_out_; }
 
   // --- mail
-  /// poke is called when there may be mail, or a transfer's end, to ask for; also when the group fails.
+  /// `poke` is called when there may be mail or a completed transfer, and when the group fails.
   void on_mail(std::function<void()> poke) REQUIRES(messenger_->mutex()) { poke_ = std::move(poke); }
-  /// The letters, in the order in which they came.
+  /// The next letter, in the order of arrival.
   std::optional<Letter> next_letter() REQUIRES(messenger_->mutex());
-  /// These send a letter each. A grant says, too, that the message is to be written to this memory.
+  /// These send one letter each. grant() also registers the memory to which the message is written.
   void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(messenger_->mutex());
   void tell_taken(int rank, const Taken& taken) REQUIRES(messenger_->mutex());
   void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(messenger_->mutex());
-  /// The large messages that have been granted, either way.
+  /// The large messages in both directions that have been granted.
   Rendezvous& rendezvous() { return rendezvous_; }
-  /// Lets go of all memory of messages, in bounded time.
+  /// Releases the memory of all messages, in bounded time.
   void drop_mail() REQUIRES(messenger_->mutex());
 
-  // --- for the messenger: what comes. place() and dropped() are as those of Receiver.
+  // --- Called by the messenger. place() and dropped() are those of Receiver.
   std::byte* place(const MessageHeader& header, size_t bytes) REQUIRES(messenger_->mutex());
   void arrived(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
   void dropped(const MessageHeader& header, const std::byte* where) REQUIRES(messenger_->mutex());
-  /// The rank has asked for a sign of life, as that process.
+  /// A ping from the rank has arrived, from that process.
   void asked_by(uint32_t rank, PeerId peer) REQUIRES(messenger_->mutex());
-  /// The rank's process says that this group is gone there.
+  /// The rank's process has answered that this group is gone there.
   void note_left(uint32_t rank) REQUIRES(messenger_->mutex());
 
  private:
   struct Rank {
     PeerId peer = 0;
-    bool known = false;  // has an address
+    bool known = false;  // its address is known
     bool acquainted = false;
     bool left = false;
     bool told_trouble = false;
     std::string trouble{};
     uint64_t monitored = 0;
-    uint64_t owed = 0;      // cost of what was sent to it and it has not acknowledged
+    uint64_t owed = 0;      // cost that was sent to it and not acknowledged
     uint32_t called = 0;    // the last operation that it is known to have called
-    uint64_t kept = 0;      // cost of what came from it too early
-    uint64_t letters = 0;   // cost of the letters from it that nobody has read yet
-    uint64_t taken_in = 0;  // cost of what was taken in from it and is not yet acknowledged
+    uint64_t kept = 0;      // cost of its early segments
+    uint64_t letters = 0;   // cost of its unread letters
+    uint64_t taken_in = 0;  // cost that was received from it and is not acknowledged yet
   };
-  /// A segment that came before its step, kept by the message that it is of. A root's receivers, and ranks that are
-  /// behind, have thousands of segments waiting here.
+  /// A segment that arrived before its step began, indexed by its message. With many receivers or slow ranks, thousands
+  /// of segments can wait here.
   struct Early {
     struct Message {
       uint32_t op;
@@ -208,7 +207,7 @@ class GroupPort {
   std::vector<Rank> ranks_;
   std::vector<ScheduleRun*> runs_;
   std::map<Early::Message, std::vector<Early>> early_;
-  uint32_t ended_ = 0;  // operations before this one are over here
+  uint32_t ended_ = 0;  // operations before this one have ended here
   std::optional<Stray> stray_;
   struct Called {
     uint32_t op = 0;

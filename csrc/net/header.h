@@ -12,26 +12,27 @@ namespace nvx::net {
 enum class Kind : uint8_t {
   kFirst,   ///< the first segment of a schedule's message; a First follows the header
   kNext,    ///< a later segment of it
-  kCredit,  ///< of what the receiver of this had sent, `value` bytes have been taken in
+  kCredit,  ///< the receiver has processed `value` bytes of what it was sent
   kPoison,  ///< the sender's group has failed; the body is a FailureNote
-  kPing,    ///< of a process, not of a group: are you there?
-  kPong,    ///< yes; `value` 1: and its group stands, 0: it does not, 2: the asker has been given up, the body says why
-  kMail,    ///< a send's announcement; a MailHead follows the header, and a small message is in the body
-  kTaken,   ///< announcements have been read, `value` is a Taken
-  kGrant,   ///< the large message of this number may be sent
+  kPing,    ///< to a process, not to a group: are you alive?
+  kPong,  ///< the answer. `value` 1: alive, with the group; 0: without the group; 2: it has given the asker up, and the
+          ///< body says why
+  kMail,  ///< the announcement of a send; a MailHead follows the header, and a small message is in the body
+  kTaken,       ///< announcements have been read; `value` is a Taken
+  kGrant,       ///< the sender may send the large message of this number
   kSegment,     ///< a segment of a large message
-  kLabel,       ///< what the sender called as its operation `op`, a Label behind it; `value` 1: and here?
-  kMonitorIn,   ///< has come to the monitored barrier of number `value`
-  kMonitorOut,  ///< all have come to it
+  kLabel,       ///< the call with number `op` on the sender; a Label follows. `value` 1: show yours
+  kMonitorIn,   ///< this rank has entered the monitored barrier of number `value`
+  kMonitorOut,  ///< all ranks have entered it
   kTrouble,     ///< another group of the sender's process has failed; the body is a FailureNote
-  kKinds        ///< how many there are
+  kKinds        ///< the number of kinds
 };
 
-/// Before every message between hosts. Fixed layout, little endian; comes from peers, so every field is checked against
-/// what this side knows before it is used.
+/// The header of every message between hosts. The layout is fixed and little endian. It comes from peers, so every
+/// field is checked before it is used.
 struct MessageHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kWire = 5;  ///< moves when a layout in this file, or in failure_note.h, does
+  static constexpr uint8_t kWire = 5;  ///< changes with any layout in this file or in failure_note.h
 
   uint8_t magic = kMagic;
   uint8_t messenger = kWire;
@@ -39,13 +40,13 @@ struct MessageHeader {
   uint8_t reserved = 0;
   uint32_t from = 0;   ///< rank in the group
   uint32_t to = 0;     ///< rank in the group
-  uint32_t op = 0;     ///< which of the group's operations over the wire
-  uint64_t group = 0;  ///< its nonce
+  uint32_t op = 0;     ///< the group's operation between hosts
+  uint64_t group = 0;  ///< the nonce of the group
   union {
     struct {
-      uint16_t run;      ///< which of the operation's schedules
-      uint16_t message;  ///< the how-manieth of this pair of ranks in the run
-      uint32_t segment;  ///< the how-manieth of the message
+      uint16_t run;      ///< the run of the operation
+      uint16_t message;  ///< the index of the message between these two ranks in the run
+      uint32_t segment;  ///< the index of the segment in the message
     };
     uint64_t value;  ///< credits, grants, numbers
   };
@@ -54,7 +55,7 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 32);
 
-/// What a rank is calling, in the form in which ranks compare it.
+/// A call as ranks compare it.
 using Label = std::array<std::byte, 32>;
 
 struct First {
@@ -63,16 +64,18 @@ struct First {
 };
 static_assert(sizeof(First) == 40);
 
-/// The value of a kTaken, which tells the whole state each time: letters may overtake each other, and then the one that
-/// has counted further holds. Both count modulo 2^32.
+/// The value of a kTaken message. Each one carries the whole state, because messages may overtake each other; the
+/// highest counts are the latest. Both counts are modulo 2^32.
 struct Taken {
-  uint32_t count = 0;  ///< announcements that have been read
-  uint32_t turns = 0;  ///< how often the reader has changed its mind about data that comes unasked
+  uint32_t count = 0;  ///< the number of announcements that have been read
+  uint32_t turns = 0;  ///< how often the reader has switched unexpected data on or off
 
-  bool full() const { return turns % 2 != 0; }  ///< what came is enough: later announcements carry no data
+  bool full() const {
+    return turns % 2 != 0;
+  }  ///< the reader's buffer for unexpected data is full: later announcements must carry no data
   uint64_t value() const { return uint64_t(turns) << 32 | count; }
   static Taken of(uint64_t value) { return {uint32_t(value), uint32_t(value >> 32)}; }
-  /// Updates what is known when another one has come.
+  /// Updates the state with another message.
   void learn(const Taken& news) {
     if (int32_t(news.count - count) > 0) count = news.count;
     if (int32_t(news.turns - turns) > 0) turns = news.turns;
@@ -82,14 +85,14 @@ struct Taken {
 struct MailHead {
   int64_t tag;
   uint64_t bytes;
-  uint64_t number;  ///< of the message in its pair, from 1
+  uint64_t number;  ///< number of the message in its pair of ranks, from 1
   uint8_t dtype;
   uint8_t carries_data;
   uint8_t reserved[6];
 };
 static_assert(sizeof(MailHead) == 32);
 
-/// The header at the beginning of what has come; nothing if it is no header of this version.
+/// The header at the start of a message, or nothing if it is invalid or of another version.
 inline std::optional<MessageHeader> read_header(std::span<const std::byte> bytes) {
   MessageHeader header;
   if (bytes.size() < sizeof header) return std::nullopt;
@@ -99,7 +102,7 @@ inline std::optional<MessageHeader> read_header(std::span<const std::byte> bytes
   return header;
 }
 
-/// What follows the header, if all of it is there.
+/// The value that follows the header, if it is complete.
 template <class T>
 std::optional<T> read_behind_header(std::span<const std::byte> bytes) {
   T value;

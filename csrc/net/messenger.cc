@@ -21,9 +21,9 @@
 namespace nvx::net {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{1000};     ///< of the attendant, when nothing happens
-constexpr std::chrono::milliseconds kAfterglow{20};  ///< how long after the last drive it stays close
-constexpr std::chrono::milliseconds kGlance{1};      ///< its steps meanwhile
+constexpr std::chrono::milliseconds kTick{1000};     ///< the interval of the progress thread when nothing happens
+constexpr std::chrono::milliseconds kAfterglow{20};  ///< the time after the last activity during which it polls
+constexpr std::chrono::milliseconds kGlance{1};      ///< its polling interval then
 constexpr std::chrono::milliseconds kAskInterval{1000};
 
 ProcessId random_id() {
@@ -34,7 +34,7 @@ ProcessId random_id() {
 
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
-/// What a ping or a pong carries: who sends it, so that the answer finds its way.
+/// The content of a ping or a pong: its sender, so that the answer can be routed.
 struct Asker {
   ProcessId process;
 };
@@ -43,7 +43,7 @@ struct Asker {
 
 namespace {
 
-/// Closed only by the end of the process, as peers may ask this one for a sign of life between two groups.
+/// Lives until the process ends, because peers may ping this process between two groups.
 struct Home {
   Mutex mutex;
   std::shared_ptr<Messenger> messenger GUARDED_BY(mutex);
@@ -234,7 +234,7 @@ bool Messenger::await_end(const std::function<int()>& open, const std::function<
   return open() == 0;
 }
 
-/// For those who come by seldom: moves all that has come, within bounds.
+/// Processes everything that has arrived, within bounds.
 bool Messenger::sweep() {
   constexpr int kMostMoves = 64;
   bool moved = false;
@@ -249,7 +249,7 @@ bool Messenger::glance() {
   return moved;
 }
 
-/// Something has moved: wakes those who sleep, as they may be waiting for it.
+/// Wakes the sleepers, because something has moved.
 void Messenger::stir() {
   ++stirs_;
   if (sleepers_ == 0) return;
@@ -320,8 +320,8 @@ void Messenger::hear(PeerId id) {
   peer.heard = Clock::now();
 }
 
-/// Tells a peer that sends much that its data comes, however slowly: the answer to a question of its would come only
-/// behind all of that data.
+/// Tells a peer that sends much that its data arrives, however slowly. The answer to its ping would arrive only after
+/// all of that data.
 void Messenger::nod(PeerId id, const MessageHeader& heard) {
   Peer& peer = peers_[id];
   if (peer.heard - peer.nodded < kAskInterval) return;
@@ -341,7 +341,7 @@ MessageHeader Messenger::pong_to(const MessageHeader& heard, Answer value) const
   return pong;
 }
 
-/// Answers a ping, with whether the group that it asks for is still there; notes a pong.
+/// Answers a ping with whether its group still exists here. Handles a pong.
 void Messenger::answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
   const auto sign = read_behind_header<Asker>(whole);
   if (!sign) return;
@@ -363,7 +363,7 @@ void Messenger::take_answer(const MessageHeader& header, PeerId id, std::span<co
   Peer& peer = peers_[id];
   if (header.op != 0 && header.op == peer.last_asked) peer.last_asked = 0;
   if (header.value == kGivenUp) {
-    if (peer.asked < peer.joined) return note_left(header);  // a new group has come to terms with it since
+    if (peer.asked < peer.joined) return note_left(header);  // a newer group has connected to it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
     if (peer.lost.empty()) peer.has_given_up_this = true;
     return lose(id, "has given this process up, of which it says: " + printable(why));
@@ -378,12 +378,12 @@ void Messenger::note_left(const MessageHeader& heard) {
   port->note_left(heard.from);
 }
 
-/// Answers a process that this one has given up, but that still lives. It is told why, once: else it would wait in
-/// vain, and in the end blame this process.
+/// Answers a ping of a process that this one has given up but that is still alive. It is told the reason, once.
+/// Otherwise it would wait in vain and finally report this process as lost.
 void Messenger::answer_lost(const MessageHeader& question, PeerId id) {
   const auto same = [id](const auto& told) { return told.second == id; };
   if (peers_[id].spare || std::any_of(to_tell_.begin(), to_tell_.end(), same)) return;
-  to_tell_.emplace_back(question, id);  // this is a call of the link's
+  to_tell_.emplace_back(question, id);  // this is a callback of the link
 }
 
 void Messenger::tell_lost(const MessageHeader& question, PeerId id) {
@@ -420,8 +420,8 @@ void Messenger::finish() {
   const auto began = Clock::now();
   const auto silence = std::min<Clock::duration>(silence_, kMostSilence);
   MutexLock lock(mutex_);
-  // On a single TCP connection, which is what UCX makes to a peer with one network device, the answer to this last
-  // question says that everything before it has come.
+  // UCX makes a single TCP connection to a peer with one network device. On it, the answer to this last ping proves
+  // that everything before it has arrived.
   for (PeerId id = 0; id < peers_.size(); ++id) {
     Peer& peer = peers_[id];
     if (!peer.has_sent || !peer.lost.empty() || peer.warned) continue;
@@ -452,7 +452,7 @@ void Messenger::finish() {
   }
 }
 
-/// Who a peer is, as far as a group has shown; that group need not stand any more.
+/// The name of a peer, if a group has recorded one; that group may be gone.
 std::string Messenger::who(PeerId peer, const std::string& otherwise) {
   for (const auto& [rank, met] : met_) {
     for (const Met& m : met) {
@@ -466,7 +466,7 @@ void Messenger::ask(PeerId id, uint64_t group, int from, int to) {
   Peer& peer = peers_[id];
   const auto now = Clock::now();
   if (!peer.lost.empty()) return;
-  if (now - peer.asked > 3 * kAskInterval) peer.waits_for_sign = peer.warned = false;  // nobody has asked since
+  if (now - peer.asked > 3 * kAskInterval) peer.waits_for_sign = peer.warned = false;  // no thread has asked since
   if (peer.waits_for_sign) {
     const auto silent = now - peer.asked_first;
     if (silent > silence_) {
@@ -493,7 +493,7 @@ void Messenger::ask(PeerId id, uint64_t group, int from, int to) {
 
 void Messenger::meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) {
   std::vector<Met>& met = met_[global_rank];
-  const ProcessId process = peers_[peer].process;  // a rank that was another one has been replaced
+  const ProcessId process = peers_[peer].process;  // a rank whose process differs was replaced
   std::erase_if(met, [&](const Met& m) {
     mutex_.held_by_caller();
     return m.standing.expired() || peers_[m.peer].process != process;
@@ -543,18 +543,17 @@ void Messenger::lose(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
   if (!peer.lost.empty()) return;
   peer.lost = (why.empty() ? "is lost" : why) + unheard(id);
-  // Only traced: whoever waits for the peer reports the loss, and whoever does not may have seen it leave in good
-  // order.
+  // Traced only: a thread that waits for the peer reports the loss, and otherwise the peer may have left in good order.
   NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());
-  to_forget_.push_back(peer.link);  // this may be a call of the link's
+  to_forget_.push_back(peer.link);  // this may be a callback of the link
   stir();
 }
 
 // --- the attendant
 
-/// While somebody waits, whoever waits drives the link, and this thread keeps away from the lock. In between, this
-/// thread answers questions and pushes out what the last operation left in the link: every millisecond shortly after an
-/// operation, and later when the link has something to do.
+/// A thread that waits drives the link, and this thread stays away from the lock. Otherwise this thread answers pings
+/// and sends what the last operation left in the link: every millisecond shortly after an operation, later when the
+/// link has events.
 void Messenger::attend() {
   begin_own_thread("nvx-messenger");
   while (!closing_.load(std::memory_order_acquire)) {
@@ -563,15 +562,15 @@ void Messenger::attend() {
   }
 }
 
-/// True if it has slept.
+/// Returns true if it has slept.
 bool Messenger::attend_once(bool afterglow) {
   MutexLock lock(mutex_);
   if (closed_ || lookout_) return false;
   const int64_t driven = driven_ns_.load(std::memory_order_relaxed);
-  if (!sweep()) driven_ns_.store(driven, std::memory_order_relaxed);  // looking is not driving
+  if (!sweep()) driven_ns_.store(driven, std::memory_order_relaxed);  // this check does not count as activity
   if (afterglow || !link_->arm()) return false;
   lock.unlock();
-  link_->sleep(kTick);  // not as the lookout: whoever waits for something must be woken by the link itself
+  link_->sleep(kTick);  // not as the lookout: the link itself must wake a thread that waits
   return true;
 }
 

@@ -21,130 +21,130 @@ namespace nvx::net {
 
 class GroupPort;
 
-/// Told when the link has read a body for the last time. With the messenger's lock held.
+/// Called when the link has finished reading a body, with the messenger's lock held.
 class Sender {
  public:
   virtual ~Sender() = default;
   virtual void sent(uint64_t cookie, const Status& status) = 0;
 };
 
-/// A process's name on the wire, before its link's address.
+/// Identifies a process; sent before its link's address.
 using ProcessId = uint64_t;
 
-/// What this process has to do with others over a link: one link, one lock, one thread that looks after it while nobody
-/// waits, shared by the ports of all groups. Whoever waits drives the link; of several that sleep one sleeps in the
-/// link and wakes the rest.
+/// The process's communication with other hosts: one link, one lock, and one progress thread that drives the link while
+/// no thread waits. The ports of all groups share it. A thread that waits drives the link; of several sleepers one
+/// sleeps in the link and wakes the others.
 class Messenger final : private Receiver {
  public:
-  /// This process's, opened when first asked for and kept until the process ends. Throws Error. met_at: as for
-  /// open_ucx().
+  /// This process's messenger. The first call opens it, and it lives until the process ends. Throws Error. `met_at`:
+  /// see open_ucx().
   static std::shared_ptr<Messenger> here(const std::string& met_at);
-  /// The same if it has been opened; else null.
+  /// The messenger if it is open, otherwise null.
   static std::shared_ptr<Messenger> opened();
 
   Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silence);
   ~Messenger() override;
-  /// Ends the thread and the link, in bounded time. Nothing moves any more afterwards.
+  /// Stops the thread and closes the link, in bounded time. Nothing moves afterwards.
   void close() EXCLUDES(mutex_);
 
-  /// Held by whoever touches a port or a run.
+  /// Hold it for any access to a port or a run.
   Mutex& mutex() RETURN_CAPABILITY(mutex_) { return mutex_; }
   std::vector<std::byte> address() EXCLUDES(mutex_);
   std::string describe() EXCLUDES(mutex_);
   size_t segment_bytes() const { return segment_bytes_; }
 
-  /// Lets processes at these addresses connect to this one. Throws Error.
+  /// Admits connections from processes at these addresses. Throws Error.
   void admit(std::span<const AddressPrefix> addresses) EXCLUDES(mutex_);
 
-  /// Has what comes for a rank of a group go to its port, until that is dismissed.
+  /// Routes messages for a rank of a group to its port, until dismiss().
   void enrol(uint64_t group, int rank, GroupPort& port) REQUIRES(mutex_);
   void dismiss(uint64_t group, int rank, const GroupPort& port) REQUIRES(mutex_);
 
-  /// The process at that address. Throws Error if the link could never reach it.
+  /// The peer of a process's address. Throws Error if the link can never reach it.
   PeerId connect(std::span<const std::byte> address) REQUIRES(mutex_);
 
-  /// Sends a header, what follows it, and a body. Without a sender, who would be told when the body has been read, the
-  /// body is copied and must be of at most kMostCopied bytes. If the peer is lost nothing is sent, and the sender is
-  /// told so.
+  /// Sends a header, the data that follows it, and a body. Without a sender, which would be notified when the body has
+  /// been read, the body is copied and must not exceed kMostCopied bytes. If the peer is lost, nothing is sent and the
+  /// sender is notified.
   void send(PeerId to, const MessageHeader& header, std::span<const std::byte> behind, std::span<const std::byte> body,
             Sender* sender, uint64_t cookie) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
   /// Closes the connection to a peer, which counts as lost from then on.
   void sever(PeerId peer, const std::string& why) REQUIRES(mutex_);
 
-  /// Moves what can be moved now. True if anything did, so that calling it again may pay.
+  /// Advances the link without waiting. Returns true if anything moved, so another call may be useful.
   bool progress() REQUIRES(mutex_);
-  /// For what is given up while the link may still read or write its memory: returns when the link does neither any
-  /// more, in bounded time. open() counts what the link still has of it. What does not end by itself is ended by
-  /// sever(), which closes the connections that have it; and at last these senders are told nothing any more. Lets
-  /// others have the lock in between. Not from inside a call of the link's.
+  /// Releases memory that the link may still access, in bounded time; on return the link accesses it no more. `open`
+  /// counts the link's remaining accesses. If they do not end by themselves, `sever` closes the connections that hold
+  /// them. At last the senders are detached, so they are not notified any more. Releases the lock from time to time. Do
+  /// not call it from a callback of the link.
   template <class Senders>
   void let_go_of(const Senders& senders, const std::function<int()>& open, const std::function<void()>& sever)
       REQUIRES(mutex_) {
     if (await_end(open, sever)) return;
     for (const Sender* sender : senders) disown(sender);
   }
-  /// Moves what has come, within bounds, unless somebody else has the lock.
+  /// Processes arrived messages, within bounds, unless another thread has the lock.
   bool glance() EXCLUDES(mutex_);
 
-  /// Returns when ready() does, which is asked with the lock held, when the deadline has passed, or the watch alarms;
-  /// the link is driven meanwhile. look(), with the lock held, is called about fifty times a second by a sleeper.
+  /// Waits until ready(), which is called with the lock held, or until the deadline passes or the watch alarms. Drives
+  /// the link meanwhile. A sleeper calls look(), with the lock held, about fifty times a second.
   template <class Ready, class Look>
   Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
-  /// Sleeps in the link for at most this long, or until somebody else who drives it has found something. Returns at
-  /// once if stirs_ has moved since `seen` was read.
+  /// Sleeps in the link until another thread that drives it has found something, at most for `span`. Returns at once if
+  /// stirs_ has changed since `seen` was read.
   void nap(std::chrono::microseconds span, std::optional<uint64_t> seen = std::nullopt) EXCLUDES(mutex_);
 
-  /// For the end of the process: returns when what was sent has come to its peers, as far as they give signs of life.
-  /// Once the process has gone, the system throws away what it has not delivered as soon as the peer sends something.
+  /// For the end of the process: waits until the peers have received everything, as long as they show signs of life.
+  /// After the process ends, the system discards undelivered data as soon as the peer sends something.
   void finish() EXCLUDES(mutex_);
 
-  /// Asks a peer for a sign of life if it has given none lately, and counts it as lost if none has come for too long.
+  /// Pings a peer if it has sent nothing lately, and counts it as lost if it has not answered for too long.
   void ask(PeerId peer, uint64_t group, int from, int to) REQUIRES(mutex_);
 
-  /// Notes that this process is that rank of the whole job, as a group has shown, for as long as that group stands;
-  /// known_as is what tells it from others.
+  /// Records that a peer is this rank of the whole job, as long as the group `standing` exists. `known_as` describes
+  /// the peer in messages.
   void meet(uint64_t global_rank, PeerId peer, std::weak_ptr<void> standing, std::string known_as) REQUIRES(mutex_);
-  /// Asks a rank that has been met for a sign of life. Returns who it is and what has become of it if it is lost, else
-  /// an empty text.
+  /// Pings a rank that has been met. Returns a text that describes the rank and its loss if it is lost, otherwise an
+  /// empty text.
   std::string fate(uint64_t global_rank) REQUIRES(mutex_);
 
-  /// Empty while the peer can be talked to; else what has become of it.
+  /// Why the peer is lost, or an empty text.
   const std::string& lost_because(PeerId peer) REQUIRES(mutex_);
-  /// If nothing has ever come from a peer: what may keep it away, and what to set, in words; else empty.
+  /// For a peer from which nothing has ever arrived: the likely obstacle and what to set; empty otherwise.
   std::string unheard(PeerId peer) REQUIRES(mutex_);
-  /// Whether that is because it takes this process for lost.
+  /// Whether the peer is lost because it considers this process lost.
   bool has_given_up_this(PeerId peer) REQUIRES(mutex_);
-  /// For how long it has been asked for a sign of life in vain; 0 where it has not.
+  /// How long it has not answered pings; 0 if it was not asked.
   Clock::duration silence_of(PeerId peer) const REQUIRES(mutex_);
 
  private:
   struct Peer {
     ProcessId process = 0;
     PeerId link = 0;
-    std::vector<std::byte> address;  // on the link
-    std::string lost;                // why, once it is
-    bool has_given_up_this = false;  // it is lost as it takes this process for lost
-    std::optional<PeerId> spare;     // a second number of the link's for it, by which it was told that it is lost
+    std::vector<std::byte> address;  // of the link
+    std::string lost;                // the reason, if it is lost
+    bool has_given_up_this = false;  // it is lost because it considers this process lost
+    std::optional<PeerId> spare;     // a second connection, over which it was told that it is lost
     bool has_sent = false;           // whether anything was sent to it
-    uint32_t last_asked = 0;         // the number of finish()'s question, while the answer has yet to come
-    Clock::time_point joined{};      // when a group last came to it
-    Clock::time_point heard{};       // when something last came from it
-    Clock::time_point nodded{};      // when it was last told, unasked, that what it sends comes
+    uint32_t last_asked = 0;         // the number of finish()'s unanswered ping
+    Clock::time_point joined{};      // when a group last connected to it
+    Clock::time_point heard{};       // when a message last arrived from it
+    Clock::time_point nodded{};      // when it last received an unsolicited pong
     Clock::time_point asked{};
-    Clock::time_point asked_first{};  // of the questions that wait for an answer
+    Clock::time_point asked_first{};  // the first unanswered ping
     bool waits_for_sign = false;
     bool warned = false;
   };
-  /// A message on its way out, with room for what is copied.
+  /// An outgoing message with space for a copied body.
   struct Outgoing {
     Post post;
     Sender* sender = nullptr;
     uint64_t cookie = 0;
     std::array<std::byte, kMostCopied> copied;
   };
-  using GroupPortKey = std::pair<uint64_t, uint32_t>;  // group, rank here
+  using GroupPortKey = std::pair<uint64_t, uint32_t>;  // group, rank on this side
 
   std::byte* place(std::span<const std::byte> header, size_t bytes) override REQUIRES(mutex_);
   void arrived(std::span<const std::byte> header, std::span<const std::byte> body) override REQUIRES(mutex_);
@@ -153,13 +153,12 @@ class Messenger final : private Receiver {
   void lost(PeerId peer, const std::string& why) override REQUIRES(mutex_);
 
   bool await_end(const std::function<int()>& open, const std::function<void()>& sever) REQUIRES(mutex_);
-  /// Drives the link until open(), which counts what somebody gives up and the link still has, is 0, or has not become
-  /// less for a while: a slow link is not a dead one. Takes a bounded time. Lets others have the lock in between.
+  /// Drives the link until open(), which counts the link's remaining accesses, is 0 or stops decreasing: a slow link is
+  /// not a dead one. Takes a bounded time. Releases the lock from time to time.
   void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
-  /// Drives the link, and where nothing moves lets others have the lock for a moment. Not from inside a call of the
-  /// link's.
+  /// Drives the link, and releases the lock for a moment if nothing moves. Do not call it from a callback of the link.
   void drive_or_pause() REQUIRES(mutex_);
-  /// This sender is not told any more of what it has sent.
+  /// Detaches a sender, which is not notified any more.
   void disown(const Sender* sender) REQUIRES(mutex_);
 
   enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
@@ -196,7 +195,7 @@ class Messenger final : private Receiver {
     std::string known_as;
   };
   std::unordered_map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
-  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);                         // the link has numbers of its own
+  std::vector<PeerId> by_link_ GUARDED_BY(mutex_);                         // the link's numbers differ from these
   std::map<GroupPortKey, GroupPort*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
@@ -204,19 +203,19 @@ class Messenger final : private Receiver {
   std::vector<std::pair<MessageHeader, PeerId>> to_tell_ GUARDED_BY(mutex_);  // that they are lost
   uint32_t questions_ GUARDED_BY(mutex_) = 0;                                 // of finish()
   std::condition_variable stirred_;
-  uint64_t stirs_ GUARDED_BY(mutex_) = 0;  // moves with whatever has come or gone
+  uint64_t stirs_ GUARDED_BY(mutex_) = 0;  // changes with every arrived or completed message
   int sleepers_ GUARDED_BY(mutex_) = 0;
-  bool lookout_ GUARDED_BY(mutex_) = false;  // somebody sleeps in the link
+  bool lookout_ GUARDED_BY(mutex_) = false;  // a thread sleeps in the link
   bool closed_ GUARDED_BY(mutex_) = false;
-  std::atomic<int64_t> driven_ns_{0};  // when somebody last drove the link
+  std::atomic<int64_t> driven_ns_{0};  // when a thread last drove the link
   std::atomic<bool> closing_{false};
   std::thread attendant_;
 };
 
-/// How long a sleep in the link may take while an operation waits: an event that was missed costs this much.
+/// The longest sleep in the link while an operation waits; a missed event costs at most this.
 inline constexpr std::chrono::microseconds kMostNap{1000};
-/// The least that a waiter with any patience spins. Spinning for less than an exchange takes would never pay, and so
-/// patience that was once halved would never be doubled again.
+/// The shortest spin of a waiter that may spin. A shorter spin than an exchange takes never succeeds, and so the
+/// adaptive spin time would never grow again.
 inline constexpr std::chrono::microseconds kLeastSpin{50};
 
 template <class Ready, class Look>

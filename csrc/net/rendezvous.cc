@@ -32,13 +32,13 @@ void Rendezvous::send(int rank, uint64_t number, const std::byte* data, size_t b
   push();
 }
 
-/// Sends a few segments of each transfer at a time; the rest follows when the link has read those.
+/// Sends a few segments of each transfer at a time; more follow when the link has read those.
 void Rendezvous::push() {
   constexpr int kMostUnread = 8;
   port_.mutex().held_by_caller();
   const size_t segment = port_.messenger().segment_bytes();
   for (auto it = outgoing_.begin(); it != outgoing_.end();) {
-    Transfer& transfer = *it++;  // it may be over, and gone, before send() returns
+    Transfer& transfer = *it++;  // the transfer may end, and be erased, inside send()
     while (transfer.moved != transfer.bytes && transfer.busy < kMostUnread && !transfer.failed) {
       const size_t bytes = std::min(segment, transfer.bytes - transfer.moved);
       MessageHeader header;
@@ -60,15 +60,15 @@ void Rendezvous::sent(uint64_t cookie, const Status& status) {
   const auto it = std::find_if(outgoing_.begin(), outgoing_.end(), [&](const Transfer& p) { return p.id == cookie; });
   if (it == outgoing_.end()) return;
   --it->busy;
-  it->failed |= !status.ok();  // what has become of the rank is told elsewhere
+  it->failed |= !status.ok();  // the loss of the rank is reported elsewhere
   if (it->busy == 0 && it->moved == it->bytes && !it->failed) {
     sent_.emplace_back(it->rank, it->number);
     outgoing_.erase(it);
   }
-  poke_();  // there is room for more, or an end to tell of
+  poke_();  // a segment can be sent, or a transfer is complete
 }
 
-/// The granted message that a segment of this length belongs to.
+/// The granted message of a segment with this length, or null.
 Rendezvous::Transfer* Rendezvous::transfer_of(const MessageHeader& header, size_t bytes) {
   const size_t segment = port_.messenger().segment_bytes();
   for (Transfer& transfer : incoming_) {
@@ -143,8 +143,8 @@ void Rendezvous::sever_busy() {
 
 void Rendezvous::drop() {
   port_.messenger().mutex().held_by_caller();
-  for (Transfer& transfer : outgoing_) transfer.failed = true;                            // no more of it goes out
-  for (Transfer& transfer : incoming_) transfer.seen.assign(transfer.seen.size(), true);  // nor in
+  for (Transfer& transfer : outgoing_) transfer.failed = true;                            // nothing more is sent
+  for (Transfer& transfer : incoming_) transfer.seen.assign(transfer.seen.size(), true);  // nothing more is received
   const std::array<const Sender*, 1> self{this};
   port_.messenger().let_go_of(
       self, [this] { return busy(); }, [this] { sever_busy(); });

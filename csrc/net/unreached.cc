@@ -58,7 +58,7 @@ std::vector<Unreached::News> Unreached::look_again() {
                     std::move(waiting.posts)});
     it = waiting_.erase(it);
   }
-  next_look_ = Clock::now() + kBetweenLooks;  // however long it took to look at them all
+  next_look_ = Clock::now() + kBetweenLooks;  // independent of the duration of this check
   return news;
 }
 

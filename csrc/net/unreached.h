@@ -13,32 +13,32 @@
 
 namespace nvx::net {
 
-/// What may keep a peer at these addresses from hearing this side, or this side from hearing it, which has dropped so
-/// many packets of others; and what to set.
+/// Why a peer at these addresses and this process may not hear each other, and the variable to set. `dropped`: the number
+/// of packets from unknown addresses that this process has dropped.
 std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dropped);
 
-/// Peers of a link to which no way leads just now, as while a cable is out, and what was posted to them. UCX would give
-/// up connecting to them at once, or after three seconds, and must not be asked again after that. So the posts wait
-/// here; whether there is a way is looked at again now and then, for a bounded time.
+/// The peers of a link to which there is currently no route, for example while a cable is unplugged, and the posts to
+/// them. UCX would give up connecting at once or after three seconds, and must not be asked again after that. So the
+/// posts wait here, and the route is checked from time to time, for a bounded time.
 class Unreached {
  public:
   explicit Unreached(std::chrono::milliseconds patience) : patience_(patience) {}
 
-  /// Whether the peer has to wait: it does already, or there is no way to any of its addresses.
+  /// Whether the peer has to wait: it already does, or none of its addresses can be reached.
   bool holds(PeerId peer, std::span<const HostAddress> addresses);
-  /// Keeps a post to a peer that has to wait.
+  /// Keeps a post to a waiting peer.
   void keep(Post& post) { waiting_[post.to].posts.push_back(&post); }
 
-  /// What has become of a peer: there is a way to it if `why` is empty; else it is given up.
+  /// The result of a check: the peer is reachable if `why` is empty, and given up otherwise.
   struct News {
     PeerId peer;
     std::string why;
     std::vector<Post*> posts;
   };
   std::vector<News> look_again();
-  /// What is kept for a peer that is lost or forgotten; it waits no more.
+  /// Removes a peer that is lost or forgotten and returns its posts.
   std::vector<Post*> take(PeerId peer);
-  /// All that is kept; nothing is from then on.
+  /// Removes all peers and returns all posts.
   std::vector<Post*> take_all();
 
  private:

@@ -7,11 +7,11 @@
 
 namespace nvx::net {
 
-/// A link over UCX: RDMA where there is a NIC for it, else TCP. Throws Error where there is no UCX, with what to type.
-/// met_at: the host at which the ranks met, by name or address, where that is known.
+/// Opens a link over UCX: RDMA if there is a NIC for it, otherwise TCP. Throws Error, with the command to install UCX,
+/// if there is none. `met_at`: the name or address of the host at which the ranks met, if known.
 std::unique_ptr<Link> open_ucx(const std::string& met_at = "");
 
-/// Whether open_ucx() could work: nvx was built with UCX's headers.
+/// Whether nvx was built with UCX's headers, which open_ucx() needs.
 bool built_with_ucx();
 
 }  // namespace nvx::net

@@ -77,7 +77,8 @@ UcxLibrary resolve_all(void* handle, const std::string& path) {
   return ucx;
 }
 
-/// What to try, best first. What is in the process already goes before all choices: a second one would share its parts.
+/// The libraries to try, best first. One that is already loaded comes before all others, because a second one would
+/// share its parts.
 std::vector<std::string> what_to_load() {
   const std::string& wanted = config().libucp;
   if (const std::vector<std::string> there = loaded_ucx(); !there.empty()) {
@@ -104,12 +105,13 @@ std::vector<std::string> what_to_load() {
             candidate.path.c_str());
     paths.push_back(candidate.path);
   }
-  paths.emplace_back("libucp.so.0");  // should the loader know better
+  paths.emplace_back("libucp.so.0");  // last resort: the loader's own search
   return paths;
 }
 
 UcxLibrary load() {
-  // Up to 1.19, libucs takes over the handlers of SIGSEGV and its like as it is loaded; later it would warn of this.
+  // Up to 1.19, libucs installs handlers of SIGSEGV and similar signals when it is loaded; later versions would warn of
+  // this setting.
   if (loaded_ucx().empty()) setenv("UCX_HANDLE_ERRORS", "none", /*overwrite=*/0);
   std::string last;
   for (const std::string& path : what_to_load()) {

@@ -8,8 +8,8 @@
 
 namespace nvx::net {
 
-/// libucp, loaded at run time: what nvx was compiled against need not be there, and another version may be. Structures
-/// grow at their ends between versions and say by masks what they hold, so either may be the newer one.
+/// libucp, loaded at run time. Its version may differ from the headers: UCX's structures grow only at their ends and
+/// mark their valid fields by masks, so either side may be the newer one.
 struct UcxLibrary {
   UcxVersion version;
   std::string path;
@@ -39,14 +39,14 @@ struct UcxLibrary {
   decltype(&ucp_request_free) request_free;
   decltype(&ucs_status_string) status_string;
 
-  /// What a failed send or a broken endpoint means.
+  /// Explains the status of a failed send or a broken endpoint.
   std::string explain(ucs_status_t status) const;
 };
 
-/// Loads it when first called; never unloaded. Throws Error with what to install.
+/// Loads libucp at the first call and never unloads it. Throws Error that says what to install.
 const UcxLibrary& ucx_library();
 
-/// Says so, once, if there is another libucp in this process than nvx's own.
+/// Warns once if the process contains another libucp than nvx's.
 void warn_of_second_ucx(const UcxLibrary& own);
 
 }  // namespace nvx::net

@@ -29,7 +29,7 @@ std::string contents(const std::string& path) {
   return bytes;
 }
 
-/// libucp holds its version once, as a text of its own; what follows a '_' is a version of symbols.
+/// libucp contains its version once as a separate string; strings after a '_' are symbol versions.
 UcxVersion version_in(const std::string& path) {
   static const std::regex kVersion(R"(^([0-9]+)\.([0-9]+)\.([0-9]+)$)");
   const std::string bytes = contents(path);
@@ -57,7 +57,7 @@ void add_folders(const char* variable, const char* below, std::vector<std::strin
   }
 }
 
-/// What ldconfig knows: the paths stand in its cache as texts.
+/// ldconfig's cache contains its paths as strings.
 void add_from_cache(std::vector<std::string>& paths) {
   const std::string cache = contents("/etc/ld.so.cache"), wanted = std::string("/") + kName + '\0';
   for (size_t at = cache.find(wanted); at != std::string::npos; at = cache.find(wanted, at + 1)) {
@@ -133,7 +133,7 @@ std::vector<std::string> loaded_ucx() {
       if (name.substr(name.rfind('/') + 1).starts_with("libucp"))
         static_cast<std::vector<std::string>*>(result)->push_back(name);
     } catch (const std::exception&) {
-      return 1;  // no memory: what was found is all there is
+      return 1;  // out of memory: return what was found so far
     }
     return 0;
   };

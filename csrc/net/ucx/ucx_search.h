@@ -7,27 +7,26 @@
 
 namespace nvx::net {
 
-/// A libucp.so.0 of this machine, not loaded.
+/// A libucp.so.0 on this machine, not loaded.
 struct UcxCandidate {
-  std::string path;    ///< without links
-  UcxVersion version;  ///< as its file says; 0.0.0 if that is not to be found
-  bool rdma = false;   ///< it has a module for RDMA
+  std::string path;    ///< with symbolic links resolved
+  UcxVersion version;  ///< the version in the file; 0.0.0 if none is found
+  bool rdma = false;   ///< an RDMA module is installed beside it
 };
 
-/// The candidate that this file is, if it is one. A folder stands for the libucp.so.0 in it.
+/// The candidate at this path, which may be the library or its folder; empty if there is none.
 std::vector<UcxCandidate> look_at(const std::string& path);
 
-/// One more place where a libucp.so.0 may be: a file or its folder. Counts until the first link is opened.
+/// Adds a path, of a library or its folder, to the search. Has an effect until the first link is opened.
 void add_ucx_place(std::string path);
 
-/// Wherever one may be: the loader's folders, UCX_HOME, HPCX_UCX_DIR, and the places that were added.
+/// Searches the loader's folders, UCX_HOME, HPCX_UCX_DIR, and the added paths.
 std::vector<UcxCandidate> find_ucx();
 
-/// Best first: with RDMA where the machine has RDMA, then the newer. What is too old is left out.
+/// Sorts candidates: those with RDMA first if the machine has RDMA, then newer before older. Omits too old versions.
 std::vector<UcxCandidate> in_order(std::vector<UcxCandidate> candidates, bool machine_has_rdma);
 
-/// The libucps of any version that are in this process, in the order in which they came. Two of the same SONAME would
-/// share libucs, and crash.
+/// All libucps in this process, of any version, in load order. Two of the same SONAME would share libucs and crash.
 std::vector<std::string> loaded_ucx();
 
 }  // namespace nvx::net
