@@ -79,7 +79,7 @@ Group::~Group() {
   hierarchical_.reset();
   core_->port.reset();
   intra_host_.reset();
-  core_->neighbours().arena().bury(core_->members.pad_span, core_->members.everybody_gone());
+  core_->neighbours().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
 }
 
 /// Peers use their memory for something else once this rank has left, so this rank stops accessing it first: the

@@ -12,12 +12,12 @@
 #if defined(__CUDACC__)
 #include <cuda/atomic>
 #define NVX_HD __host__ __device__
-#define NVX_APART __host__ __device__ __noinline__
+#define NVX_NOINLINE __host__ __device__ __noinline__
 #else
 #define NVX_HD
-#define NVX_APART __attribute__((noinline))
+#define NVX_NOINLINE __attribute__((noinline))
 #endif
-// NVX_APART functions are not inlined, so that all kernels share one compiled copy. Inlined, each kernel would take
+// NVX_NOINLINE functions are not inlined, so that all kernels share one compiled copy. Inlined, each kernel would take
 // minutes to compile.
 
 namespace nvx::kernel {
@@ -102,7 +102,7 @@ struct PendingWait {
 };
 
 /// The greetings of two ranks that differ.
-struct Quarrel {
+struct GreetingPair {
   uint64_t mine[kGreetingWords];
   uint64_t theirs[kGreetingWords];
 };
@@ -121,11 +121,11 @@ class TileExec : public Machine {
         patience_ns_(patience_ns),
         call_(call),
         began_ns_(Machine::now_ns()),
-        next_look_ns_(began_ns_ + Machine::kLookNs) {}
+        next_check_ns_(began_ns_ + Machine::kCheckNs) {}
 
   /// The host's abort word, read by one lane of the tile; the other lanes get 0. Call it early, because the read
   /// crosses the bus.
-  NVX_HD uint32_t ask_host() const { return is_lookout() ? Machine::load_host(control_->abort) : 0; }
+  NVX_HD uint32_t ask_host() const { return checks_for_abort() ? Machine::load_host(control_->abort) : 0; }
 
   /// How far a peer's pool is mapped. Any lane may call it; call it early, because the reads cross the bus. `base`
   /// never changes once set, and `mapped` only grows, so the two reads need not be atomic together.
@@ -137,24 +137,24 @@ class TileExec : public Machine {
   /// on this lane if its rank has failed before or the host requests an abort.
   NVX_HD bool begin(uint32_t epoch, uint32_t abort) {
     epoch_ = epoch;
-    if (is_lookout() && Machine::tile() == 0) Machine::store_host(control_->begun, epoch);
+    if (checks_for_abort() && Machine::tile() == 0) Machine::store_host(control_->begun, epoch);
     return !has_failed() && (abort == 0 || fail(alarm()));
   }
 
   /// Call between chunks, where there may be no wait that would notice a failure or an abort. The result is this lane's
   /// alone.
-  NVX_HD bool goes_on() {
-    if (!is_lookout()) return true;
-    return !has_failed() && (!hears_abort(Machine::now_ns()) || fail(alarm()));
+  NVX_HD bool may_continue() {
+    if (!checks_for_abort()) return true;
+    return !has_failed() && (!abort_requested(Machine::now_ns()) || fail(alarm()));
   }
 
   /// Waits until ready() holds. On false, the verdict gives the cause.
   template <class Ready>
   NVX_HD bool wait(PendingWait& pending, Ready ready) {
-    for (uint32_t turn = 1; !ready(); ++turn) {
+    for (uint32_t poll = 1; !ready(); ++poll) {
       Machine::relax();
-      if (turn % Machine::kGlance != 0) continue;
-      const Waited end = look();
+      if (poll % Machine::kPollsPerCheck != 0) continue;
+      const Waited end = check();
       if (end == Waited::kReached) continue;
       return ready() || fail(Verdict::wait(end, pending.peer, pending.wanted, pending.seen));
     }
@@ -172,7 +172,7 @@ class TileExec : public Machine {
 
   /// Records the verdict if it is the rank's first failure, which also ends the waits of all lanes of the rank. Always
   /// returns false.
-  NVX_APART bool fail(const Verdict& verdict, const Quarrel* quarrel = nullptr) {
+  NVX_NOINLINE bool fail(const Verdict& verdict, const GreetingPair* greetings = nullptr) {
     if (!Machine::claim(rank_->failed)) return false;
     DeviceVerdict& told = control_->verdict;
     told.cause = verdict.cause;
@@ -183,9 +183,9 @@ class TileExec : public Machine {
     told.call = call_;
     told.wanted = verdict.wanted;
     told.seen = verdict.seen;
-    for (uint32_t i = 0; quarrel && i < kGreetingWords; ++i) {
-      told.mine[i] = quarrel->mine[i];
-      told.theirs[i] = quarrel->theirs[i];
+    for (uint32_t i = 0; greetings && i < kGreetingWords; ++i) {
+      told.mine[i] = greetings->mine[i];
+      told.theirs[i] = greetings->theirs[i];
     }
     Machine::signal(told.state, DeviceVerdict::kReadable);
     return false;
@@ -198,7 +198,7 @@ class TileExec : public Machine {
 
   /// One lane of each block calls this once per launch. The last block publishes the end of this epoch to the host; for
   /// a launch from a graph it first adds the operations to the replay count. `told` and `tells`: see DeviceChannel.
-  NVX_HD void count_out(uint32_t epoch, uint32_t replayed, Stamp* told, Stamp tells) {
+  NVX_HD void end_block(uint32_t epoch, uint32_t replayed, Stamp* told, Stamp tells) {
     if (Machine::add(rank_->left) + 1 != uint32_t(Machine::tiles())) return;
     Machine::store(rank_->left, 0);
     if (replayed != 0) {
@@ -216,23 +216,23 @@ class TileExec : public Machine {
   /// Whether this rank has failed, in any block and any operation.
   NVX_HD bool has_failed() const { return Machine::load(rank_->failed) != 0; }
   /// Whether this lane checks for aborts on behalf of the tile. It is the last lane, which has the least work.
-  NVX_HD bool is_lookout() const { return Machine::lane() == Machine::lanes() - 1; }
+  NVX_HD bool checks_for_abort() const { return Machine::lane() == Machine::lanes() - 1; }
 
-  /// Whether the host requests an abort. Reads the host's memory only once per kLookNs.
-  NVX_HD bool hears_abort(uint64_t now_ns) {
-    if (now_ns < next_look_ns_) return false;
-    next_look_ns_ = now_ns + Machine::kLookNs;
+  /// Whether the host requests an abort. Reads the host's memory only once per kCheckNs.
+  NVX_HD bool abort_requested(uint64_t now_ns) {
+    if (now_ns < next_check_ns_) return false;
+    next_check_ns_ = now_ns + Machine::kCheckNs;
     return Machine::load_host(control_->abort) != 0;
   }
 
   /// Decides whether to give up a wait; kReached means to go on. Each waiting lane checks whether its rank failed. One
   /// of the lanes that wait together also checks the clock and the host's abort word. Giving up fails the rank, which
   /// the other lanes see.
-  NVX_APART Waited look() {
+  NVX_NOINLINE Waited check() {
     if (has_failed()) return Waited::kAlarmed;
-    if (!Machine::speaks()) return Waited::kReached;
+    if (!Machine::is_check_leader()) return Waited::kReached;
     const uint64_t now_ns = Machine::now_ns();
-    if (hears_abort(now_ns)) return Waited::kAlarmed;
+    if (abort_requested(now_ns)) return Waited::kAlarmed;
     const bool late = patience_ns_ != 0 && now_ns - began_ns_ > patience_ns_;
     return late ? Waited::kTimedOut : Waited::kReached;
   }
@@ -242,7 +242,7 @@ class TileExec : public Machine {
   uint64_t patience_ns_;
   uint32_t call_;
   uint64_t began_ns_;
-  uint64_t next_look_ns_;
+  uint64_t next_check_ns_;
   uint32_t epoch_ = 0;
 };
 
@@ -250,8 +250,8 @@ class TileExec : public Machine {
 /// A thread of a CUDA block. The blocks of a rank may be a part of the grid.
 class CudaMachine {
  public:
-  static constexpr uint32_t kGlance = 32;       ///< a waiting lane checks for failures once per this many polls
-  static constexpr uint64_t kLookNs = 100'000;  ///< the interval of checks of the host's abort word, over the bus
+  static constexpr uint32_t kPollsPerCheck = 32;  ///< a waiting lane checks for failures once per this many polls
+  static constexpr uint64_t kCheckNs = 100'000;   ///< the interval of checks of the host's abort word, over the bus
 
   __device__ CudaMachine(int tile, int tiles) : tile_(tile), tiles_(tiles) {}
 
@@ -262,7 +262,7 @@ class CudaMachine {
   __device__ void sync() const { __syncthreads(); }
   __device__ bool all(bool mine) const { return __syncthreads_and(mine); }
   /// True for exactly one of the lanes of a warp that execute this together. A lane that waits alone represents itself.
-  __device__ bool speaks() const { return int(threadIdx.x % warpSize) == __ffs(int(__activemask())) - 1; }
+  __device__ bool is_check_leader() const { return int(threadIdx.x % warpSize) == __ffs(int(__activemask())) - 1; }
 
   /// Reads both halves in one 16-byte access. Each half by itself is atomic, the pair is not.
   __device__ Packet peek_packet(const Packet* from) const {

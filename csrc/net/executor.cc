@@ -49,7 +49,7 @@ Progress ScheduleRun::advance() {
   do {
     for (uint32_t i = first_; i != behind_; ++i) post(flights_[i % kMaxDepth]);
     take_early();
-  } while (make_way());
+  } while (begin_steps());
   if (verdict_.cause != Verdict::Cause::kNone) return Progress::kFailed;
   return next_ == steps_ && first_ == behind_ ? Progress::kDone : Progress::kPending;
 }
@@ -87,7 +87,7 @@ bool ScheduleRun::begin_next() {
 }
 
 /// Begins the steps that have become possible. Returns false if there were none.
-bool ScheduleRun::make_way() {
+bool ScheduleRun::begin_steps() {
   reap();
   if (given_up_ || verdict_.cause != Verdict::Cause::kNone) return false;
   bool began = false;
@@ -151,7 +151,7 @@ bool ScheduleRun::post(Flight& flight) {
   const size_t total = flight.step.send.bytes, segment = port_.messenger().segment_bytes();
   do {
     const size_t bytes = std::min(segment, total - flight.posted);
-    if (!port_.spend(rank, bytes)) return false;
+    if (!port_.take_credit(rank, bytes)) return false;
     MessageHeader header;
     header.kind = flight.posted == 0 ? Kind::kFirst : Kind::kNext;
     header.op = args_.op;
@@ -184,9 +184,9 @@ ScheduleRun::Flight* ScheduleRun::flight_of(uint32_t rank, uint16_t number) {
   return nullptr;
 }
 
-ScheduleRun::Took ScheduleRun::refuse(const Verdict& verdict) {
+ScheduleRun::Outcome ScheduleRun::refuse(const Verdict& verdict) {
   if (verdict_.cause == Verdict::Cause::kNone) verdict_ = verdict;
-  return Took::kNever;
+  return Outcome::kNever;
 }
 
 void ScheduleRun::compare(uint32_t from, const First& first) {
@@ -207,13 +207,13 @@ bool ScheduleRun::claim(Flight& flight, uint32_t number) {
   return flight.seen[number] = true;
 }
 
-ScheduleRun::Took ScheduleRun::take(const MessageHeader& header, const std::optional<First>& first,
-                                    std::span<const std::byte> body) {
+ScheduleRun::Outcome ScheduleRun::take(const MessageHeader& header, const std::optional<First>& first,
+                                       std::span<const std::byte> body) {
   Flight* flight = flight_of(header.from, header.message);
-  if (!flight && make_way()) flight = flight_of(header.from, header.message);
+  if (!flight && begin_steps()) flight = flight_of(header.from, header.message);
   const bool fetched = flight && end_fetch(*flight, header, body);
-  const Took took = verdict_on(flight, header, first, body, fetched);
-  if (took == Took::kYes) store(*flight, size_t(header.segment) * port_.messenger().segment_bytes(), body);
+  const Outcome took = verdict_on(flight, header, first, body, fetched);
+  if (took == Outcome::kYes) store(*flight, size_t(header.segment) * port_.messenger().segment_bytes(), body);
   return took;
 }
 
@@ -227,14 +227,14 @@ bool ScheduleRun::end_fetch(Flight& flight, const MessageHeader& header, std::sp
 }
 
 /// Whether a segment is to be stored. The run fails if the segment cannot belong to it.
-ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const MessageHeader& header,
-                                          const std::optional<First>& first, std::span<const std::byte> body,
-                                          bool fetched) {
+ScheduleRun::Outcome ScheduleRun::verdict_on(Flight* flight, const MessageHeader& header,
+                                             const std::optional<First>& first, std::span<const std::byte> body,
+                                             bool fetched) {
   const int from = int(header.from);
-  if (given_up_) return Took::kNever;
+  if (given_up_) return Outcome::kNever;
   if (first.has_value() != (header.segment == 0)) return refuse(Verdict::garbage(from));
   if (first && first->label != args_.label) return refuse(Verdict::mismatch(from, first->label));
-  if (!flight) return Took::kLater;
+  if (!flight) return Outcome::kLater;
   const schedule::Step& step = flight->step;
   if (first && first->bytes != step.recv.bytes) return refuse(Verdict::counts(from, step.recv.bytes, first->bytes));
   if (!fits(*flight, header.segment, body.size())) return refuse(Verdict::garbage(from));
@@ -243,10 +243,10 @@ ScheduleRun::Took ScheduleRun::verdict_on(Flight* flight, const MessageHeader& h
   const size_t unsent = step.send_to >= 0 ? step.send.bytes : 0;
   if (!flight->sends_over() && overlap(to, body.size(), at(step.send), unsent)) {
     flight->early = true;
-    return Took::kLater;
+    return Outcome::kLater;
   }
   if (!fetched && !claim(*flight, header.segment)) return refuse(Verdict::garbage(from));
-  return Took::kYes;
+  return Outcome::kYes;
 }
 
 void ScheduleRun::store(Flight& flight, size_t offset, std::span<const std::byte> body) {
@@ -329,11 +329,11 @@ int ScheduleRun::in_link() const {
 }
 
 /// Closes the connections for which the link still has segments.
-void ScheduleRun::cut_off() {
+void ScheduleRun::disconnect() {
   port_.mutex().held_by_caller();
   for (const Flight& flight : flights_) {
-    if (flight.unread != 0) port_.sever(rank_of(flight.step.send_to));
-    if (flight.fetching != 0) port_.sever(rank_of(flight.step.recv_from));
+    if (flight.unread != 0) port_.disconnect(rank_of(flight.step.send_to));
+    if (flight.fetching != 0) port_.disconnect(rank_of(flight.step.recv_from));
   }
 }
 
@@ -346,8 +346,8 @@ void ScheduleRun::abandon(GroupPort& port, std::span<ScheduleRun* const> runs) {
     for (const ScheduleRun* run : runs) open += run->in_link();
     return open;
   };
-  port.messenger().let_go_of(runs, in_link, [&] {
-    for (ScheduleRun* run : runs) run->cut_off();
+  port.messenger().release_from_link(runs, in_link, [&] {
+    for (ScheduleRun* run : runs) run->disconnect();
   });
   if (in_link() == 0) return;
   for (ScheduleRun* run : runs) {

@@ -76,8 +76,8 @@ class ScheduleRun final : public Sender {
   /// Whether a segment belongs to this run.
   bool owns(const MessageHeader& header) const { return header.op == op() && header.run == number(); }
   /// The fate of a segment: received, to be offered again later, or refused.
-  enum class Took { kYes, kLater, kNever };
-  Took take(const MessageHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
+  enum class Outcome { kYes, kLater, kNever };
+  Outcome take(const MessageHeader& header, const std::optional<First>& first, std::span<const std::byte> body);
   /// See Receiver::place() and Receiver::dropped().
   std::byte* place(const MessageHeader& header, size_t bytes);
   void dropped(const MessageHeader& header);
@@ -108,10 +108,10 @@ class ScheduleRun final : public Sender {
   };
 
   int in_link() const;
-  void cut_off();
+  void disconnect();
   void sent(uint64_t cookie, const Status& status) override;
   void take_early();
-  bool make_way();
+  bool begin_steps();
   bool begin_next();
   bool clear_for(const schedule::Step& step) const;
   void move_inside(const schedule::Step& step);
@@ -123,9 +123,9 @@ class ScheduleRun final : public Sender {
   bool claim(Flight& flight, uint32_t segment);
   void store(Flight& flight, size_t offset, std::span<const std::byte> body);
   bool end_fetch(Flight& flight, const MessageHeader& header, std::span<const std::byte> body) const;
-  Took verdict_on(Flight* flight, const MessageHeader& header, const std::optional<First>& first,
-                  std::span<const std::byte> body, bool fetched);
-  Took refuse(const Verdict& verdict);
+  Outcome verdict_on(Flight* flight, const MessageHeader& header, const std::optional<First>& first,
+                     std::span<const std::byte> body, bool fetched);
+  Outcome refuse(const Verdict& verdict);
   std::byte* at(const schedule::Range& range) const;
   Span span(const schedule::Range& range) const { return {at(range), range.bytes}; }
   bool absent(int place) const { return place >= 0 && !args_.absent.empty() && args_.absent[size_t(place)]; }

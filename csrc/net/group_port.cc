@@ -13,22 +13,22 @@ namespace {
 constexpr uint64_t kCredit = 4 << 20;          ///< cost that may be unacknowledged by a rank
 constexpr uint64_t kCreditStep = kCredit / 4;  ///< a receiver acknowledges once this much has accumulated
 constexpr uint64_t kSegmentCost = 1 << 10;     ///< of a segment beside its body; it bounds the number of segments too
-constexpr size_t kMostLetterBytes = 1 << 10;
-/// The largest cost of a rank's unread letters, and the cost of an announcement, which holds memory. Other letters are
-/// a few words and cost 1.
-constexpr uint64_t kMostLetters = 1 << 18, kMailCost = 16;
+constexpr size_t kMostMailBytes = 1 << 10;
+/// The largest cost of a rank's unread mail, and the cost of an announcement, which holds memory. Other mail messages
+/// are a few words and cost 1.
+constexpr uint64_t kMostMail = 1 << 18, kMailCost = 16;
 
 /// Modular: the numbers may wrap.
 bool before(uint32_t a, uint32_t b) { return int32_t(a - b) < 0; }
 
-uint64_t cost_of(const GroupPort::Letter& letter) { return letter.kind == Kind::kMail ? kMailCost : 1; }
+uint64_t cost_of(const GroupPort::MailMessage& message) { return message.kind == Kind::kMail ? kMailCost : 1; }
 
 }  // namespace
 
 GroupPort::GroupPort(std::shared_ptr<Messenger> messenger, uint64_t group, int rank, int size)
     : messenger_(std::move(messenger)), group_(group), rank_(rank), ranks_(size_t(size)) {
   MutexLock lock(messenger_->mutex());
-  messenger_->enrol(group, rank, *this);
+  messenger_->add_port(group, rank, *this);
 }
 
 GroupPort::~GroupPort() {
@@ -46,7 +46,7 @@ void GroupPort::connect(int rank, std::span<const std::byte> address) {
 void GroupPort::leave() {
   left_ = true;
   early_.clear();
-  messenger_->dismiss(group_, rank_, *this);
+  messenger_->remove_port(group_, rank_, *this);
 }
 
 // --- runs
@@ -76,31 +76,31 @@ void GroupPort::drop_early(uint32_t first_op, uint32_t last_op) {
   auto it = early_.lower_bound({first_op, 0, 0, 0});
   while (it != early_.end() && it->first.op <= last_op) {
     for (const Early& early : it->second) {
-      if (early.first && !stray_) stray_ = {int(early.header.from), early.header.op, early.first->label};
-      let_go(early);
+      if (early.first && !late_label_) late_label_ = {int(early.header.from), early.header.op, early.first->label};
+      forget_early(early);
     }
     it = early_.erase(it);
   }
 }
 
-std::optional<GroupPort::Stray> GroupPort::stray() { return std::exchange(stray_, std::nullopt); }
+std::optional<GroupPort::LateLabel> GroupPort::late_label() { return std::exchange(late_label_, std::nullopt); }
 
-bool GroupPort::spend(int rank, size_t bytes) {
+bool GroupPort::take_credit(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   const uint64_t cost = bytes + kSegmentCost;
   // The receiver does not acknowledge less than a step, so less than a step must not block the sender.
-  if (there.owed >= kCreditStep && there.owed + cost > kCredit) return false;
-  there.owed += cost;
+  if (there.unacknowledged >= kCreditStep && there.unacknowledged + cost > kCredit) return false;
+  there.unacknowledged += cost;
   return true;
 }
 
-void GroupPort::took_in(int rank, size_t bytes) {
+void GroupPort::acknowledge(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
-  there.taken_in += bytes + kSegmentCost;
-  if (there.taken_in < kCreditStep) return;
+  there.to_acknowledge += bytes + kSegmentCost;
+  if (there.to_acknowledge < kCreditStep) return;
   MessageHeader header;
   header.kind = Kind::kCredit;
-  header.value = std::exchange(there.taken_in, 0);
+  header.value = std::exchange(there.to_acknowledge, 0);
   send(rank, header, {}, {}, nullptr, 0);
 }
 
@@ -111,7 +111,7 @@ void GroupPort::send(int rank, MessageHeader header, std::span<const std::byte> 
     if (sender) sender->sent(cookie, Status(Code::kPeerDied, "nvx: no address is known"));
     return;
   }
-  there.acquainted = true;
+  there.contacted = true;
   header.group = group_;
   header.from = uint32_t(rank_);
   header.to = uint32_t(rank);
@@ -123,9 +123,9 @@ void GroupPort::ask(int rank) {
   if (there.known) messenger_->ask(there.peer, group_, rank_, rank);
 }
 
-void GroupPort::sever(int rank) {
+void GroupPort::disconnect(int rank) {
   if (ranks_[size_t(rank)].known)
-    messenger_->sever(ranks_[size_t(rank)].peer, "an operation that failed still sent to it");
+    messenger_->disconnect(ranks_[size_t(rank)].peer, "an operation that failed still sent to it");
 }
 
 // --- what comes
@@ -134,11 +134,11 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
                         std::span<const std::byte> body) {
   if (header.from >= ranks_.size() || int(header.from) == rank_ || left_) return;
   Rank& from = ranks_[header.from];
-  from.acquainted = true;
+  from.contacted = true;
   switch (header.kind) {
     case Kind::kFirst:
     case Kind::kNext: return take_segment(header, whole, body);
-    case Kind::kCredit: from.owed -= std::min(from.owed, header.value); return;
+    case Kind::kCredit: from.unacknowledged -= std::min(from.unacknowledged, header.value); return;
     case Kind::kPoison:
       return fail({int(header.from),
                    FailureNote::read(body, int(ranks_.size())).value_or(unreadable_note(of_rank(int(header.from))))});
@@ -155,19 +155,19 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
     case Kind::kGrant: break;
     default: return;
   }
-  Letter letter{header.kind, int(header.from), header.value, {}, {}};
+  MailMessage message{header.kind, int(header.from), header.value, {}, {}};
   if (header.kind == Kind::kMail) {
     const auto head = read_behind_header<MailHead>(whole);
-    if (!head || body.size() > kMostLetterBytes || (head->carries_data && body.size() != head->bytes)) return;
-    letter.head = *head;
-    letter.body.assign(body.begin(), body.end());
+    if (!head || body.size() > kMostMailBytes || (head->carries_data && body.size() != head->bytes)) return;
+    message.head = *head;
+    message.body.assign(body.begin(), body.end());
   }
-  if ((from.letters += cost_of(letter)) > kMostLetters) {
-    if (from.known) messenger_->sever(from.peer, "it sends more than it may");
+  if ((from.mail_cost += cost_of(message)) > kMostMail) {
+    if (from.known) messenger_->disconnect(from.peer, "it sends more than it may");
     return;
   }
-  letters_.push_back(std::move(letter));
-  poke_();
+  mail_.push_back(std::move(message));
+  notify_();
 }
 
 void GroupPort::take_segment(const MessageHeader& header, std::span<const std::byte> whole,
@@ -176,12 +176,13 @@ void GroupPort::take_segment(const MessageHeader& header, std::span<const std::b
   if (header.kind == Kind::kFirst) first = read_behind_header<First>(whole);
   note_called(header);
   if (before(header.op, ended_)) {
-    if (first && !stray_) stray_ = {int(header.from), header.op, first->label};
-    return took_in(int(header.from), body.size());
+    if (first && !late_label_) late_label_ = {int(header.from), header.op, first->label};
+    return acknowledge(int(header.from), body.size());
   }
   for (ScheduleRun* run : runs_) {
     if (!run->owns(header)) continue;
-    if (run->take(header, first, body) != ScheduleRun::Took::kLater) return took_in(int(header.from), body.size());
+    if (run->take(header, first, body) != ScheduleRun::Outcome::kLater)
+      return acknowledge(int(header.from), body.size());
     break;
   }
   if (!keep(int(header.from), body.size())) return;
@@ -192,16 +193,16 @@ void GroupPort::take_segment(const MessageHeader& header, std::span<const std::b
 bool GroupPort::keep(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   if (there.kept + bytes > kCredit + kCreditStep + messenger_->segment_bytes()) {
-    if (there.known) messenger_->sever(there.peer, "it sends more than it may");
+    if (there.known) messenger_->disconnect(there.peer, "it sends more than it may");
     return false;
   }
   there.kept += bytes + kSegmentCost;
   return true;
 }
 
-void GroupPort::let_go(const Early& early) {
+void GroupPort::forget_early(const Early& early) {
   ranks_[early.header.from].kept -= early.body.size() + kSegmentCost;
-  took_in(int(early.header.from), early.body.size());
+  acknowledge(int(early.header.from), early.body.size());
 }
 
 void GroupPort::offer_early(ScheduleRun& run, int from, uint16_t message) {
@@ -210,8 +211,8 @@ void GroupPort::offer_early(ScheduleRun& run, int from, uint16_t message) {
   if (it == early_.end()) return;
   std::erase_if(it->second, [&](const Early& early) {
     messenger_->mutex().held_by_caller();
-    if (run.take(early.header, early.first, early.body) == ScheduleRun::Took::kLater) return false;
-    let_go(early);
+    if (run.take(early.header, early.first, early.body) == ScheduleRun::Outcome::kLater) return false;
+    forget_early(early);
     return true;
   });
   if (it->second.empty()) early_.erase(it);
@@ -264,7 +265,7 @@ void GroupPort::take_label(const MessageHeader& header, std::span<const std::byt
   }
   const bool news = !clash_ || clash_->second.op != header.op;
   if (news) clash_ = {int(header.from), {header.op, *label}};
-  if (news && before(header.op, ended_) && !stray_) stray_ = {int(header.from), header.op, *label};
+  if (news && before(header.op, ended_) && !late_label_) late_label_ = {int(header.from), header.op, *label};
   if (news) show_label(int(header.from), header.op);
 }
 
@@ -285,7 +286,7 @@ void GroupPort::fail(Told told) {
   told_ = std::move(told);
   failed_.store(true, std::memory_order_release);
   if (hear_) hear_(*told_);
-  poke_();
+  notify_();
 }
 
 void GroupPort::on_failure(std::function<void(const Told&)> hear) {
@@ -325,7 +326,7 @@ void GroupPort::tell_trouble(const Failure& what) {
   static_assert(sizeof(FailureNote) <= Messenger::kMostCopied);
   if (left_ || trouble_) return;
   trouble_ = FailureNote::of(what);
-  for (const int rank : acquaintances()) pass_trouble(rank);
+  for (const int rank : contacts()) pass_trouble(rank);
 }
 
 void GroupPort::pass_trouble(int rank) {
@@ -337,9 +338,9 @@ void GroupPort::pass_trouble(int rank) {
 }
 
 /// A rank that pings this one waits for it, so it must be told of trouble.
-void GroupPort::asked_by(uint32_t rank, PeerId peer) {
+void GroupPort::pinged_by(uint32_t rank, PeerId peer) {
   if (rank >= ranks_.size() || !ranks_[rank].known || ranks_[rank].peer != peer) return;
-  ranks_[rank].acquainted = true;
+  ranks_[rank].contacted = true;
   pass_trouble(int(rank));
 }
 
@@ -347,10 +348,10 @@ void GroupPort::note_left(uint32_t rank) {
   if (rank < ranks_.size()) ranks_[rank].left = true;
 }
 
-std::vector<int> GroupPort::acquaintances() const {
+std::vector<int> GroupPort::contacts() const {
   std::vector<int> ranks;
   for (size_t r = 0; r < ranks_.size(); ++r) {
-    if (ranks_[r].acquainted && ranks_[r].known) ranks.push_back(int(r));
+    if (ranks_[r].contacted && ranks_[r].known) ranks.push_back(int(r));
   }
   return ranks;
 }
@@ -373,12 +374,12 @@ void GroupPort::monitor_out(int rank, uint64_t turn) {
 
 // --- mail
 
-std::optional<GroupPort::Letter> GroupPort::next_letter() {
-  if (letters_.empty()) return std::nullopt;
-  Letter letter = std::move(letters_.front());
-  letters_.pop_front();
-  ranks_[size_t(letter.from)].letters -= cost_of(letter);
-  return letter;
+std::optional<GroupPort::MailMessage> GroupPort::next_mail() {
+  if (mail_.empty()) return std::nullopt;
+  MailMessage message = std::move(mail_.front());
+  mail_.pop_front();
+  ranks_[size_t(message.from)].mail_cost -= cost_of(message);
+  return message;
 }
 
 void GroupPort::announce(int rank, const MailHead& head, std::span<const std::byte> body) {
@@ -403,8 +404,8 @@ void GroupPort::grant(int rank, uint64_t number, std::byte* data, size_t bytes) 
 }
 
 void GroupPort::drop_mail() {
-  for (Rank& rank : ranks_) rank.letters = 0;
-  letters_.clear();
+  for (Rank& rank : ranks_) rank.mail_cost = 0;
+  mail_.clear();
   rendezvous_.drop();
 }
 

@@ -37,7 +37,7 @@ class GroupPort {
     Failure failure;
   };
   /// A message for the mailbox: an announcement, or an answer to one.
-  struct Letter {
+  struct MailMessage {
     Kind kind;
     int from;
     uint64_t value;
@@ -85,23 +85,23 @@ class GroupPort {
   /// Ends all operations before `op`. Messages for them that still arrive are late or a mismatch.
   void end_operation(uint32_t op) REQUIRES(messenger_->mutex());
   /// A label that arrived for an operation which has ended here. It may differ from this rank's label.
-  struct Stray {
+  struct LateLabel {
     int rank;  ///< that sent it
     uint32_t op;
     Label label;
   };
-  std::optional<Stray> stray() REQUIRES(messenger_->mutex());
+  std::optional<LateLabel> late_label() REQUIRES(messenger_->mutex());
   /// Whether a segment of this size may be sent to a rank now; if so, it counts as sent. Unacknowledged cost is bounded
-  /// by kCredit; each segment costs kSegmentCost beside its bytes. While less than kCreditStep is owed, one segment of
-  /// any length may go.
-  bool spend(int rank, size_t bytes) REQUIRES(messenger_->mutex());
-  void took_in(int rank, size_t bytes) REQUIRES(messenger_->mutex());
+  /// by kCredit; each segment costs kSegmentCost beside its bytes. While less than kCreditStep is unacknowledged, one
+  /// segment of any length may go.
+  bool take_credit(int rank, size_t bytes) REQUIRES(messenger_->mutex());
+  void acknowledge(int rank, size_t bytes) REQUIRES(messenger_->mutex());
   void send(int rank, MessageHeader header, std::span<const std::byte> behind, std::span<const std::byte> body,
             Sender* sender, uint64_t cookie) REQUIRES(messenger_->mutex());
   /// Sends a ping to the rank.
   void ask(int rank) REQUIRES(messenger_->mutex());
   /// Closes the connection to a rank, so that the link releases buffers of a failed operation.
-  void sever(int rank) REQUIRES(messenger_->mutex());
+  void disconnect(int rank) REQUIRES(messenger_->mutex());
 
   // --- failure
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -128,7 +128,7 @@ class GroupPort {
     return r < ranks_.size() && ranks_[r].known ? std::optional(ranks_[r].peer) : std::nullopt;
   }
   /// The ranks with which any message, including a ping, was exchanged.
-  std::vector<int> acquaintances() const REQUIRES(messenger_->mutex());
+  std::vector<int> contacts() const REQUIRES(messenger_->mutex());
 
   // --- monitored barrier
   void monitor_in(int rank, uint64_t turn) REQUIRES(messenger_->mutex());
@@ -138,11 +138,11 @@ class GroupPort {
   uint64_t monitored_out() const REQUIRES(messenger_->mutex()) { return monitored_out_; }
 
   // --- mail
-  /// `poke` is called when there may be mail or a completed transfer, and when the group fails.
-  void on_mail(std::function<void()> poke) REQUIRES(messenger_->mutex()) { poke_ = std::move(poke); }
-  /// The next letter, in the order of arrival.
-  std::optional<Letter> next_letter() REQUIRES(messenger_->mutex());
-  /// These send one letter each. grant() also registers the memory to which the message is written.
+  /// `notify` is called when there may be mail or a completed transfer, and when the group fails.
+  void on_mail(std::function<void()> notify) REQUIRES(messenger_->mutex()) { notify_ = std::move(notify); }
+  /// The next mail message, in the order of arrival.
+  std::optional<MailMessage> next_mail() REQUIRES(messenger_->mutex());
+  /// These send one message each. grant() also registers the memory to which the message is written.
   void announce(int rank, const MailHead& head, std::span<const std::byte> body) REQUIRES(messenger_->mutex());
   void tell_taken(int rank, const Taken& taken) REQUIRES(messenger_->mutex());
   void grant(int rank, uint64_t number, std::byte* data, size_t bytes) REQUIRES(messenger_->mutex());
@@ -157,7 +157,7 @@ class GroupPort {
       REQUIRES(messenger_->mutex());
   void dropped(const MessageHeader& header, const std::byte* where) REQUIRES(messenger_->mutex());
   /// A ping from the rank has arrived, from that process.
-  void asked_by(uint32_t rank, PeerId peer) REQUIRES(messenger_->mutex());
+  void pinged_by(uint32_t rank, PeerId peer) REQUIRES(messenger_->mutex());
   /// The rank's process has answered that this group is gone there.
   void note_left(uint32_t rank) REQUIRES(messenger_->mutex());
 
@@ -165,16 +165,16 @@ class GroupPort {
   struct Rank {
     PeerId peer = 0;
     bool known = false;  // its address is known
-    bool acquainted = false;
+    bool contacted = false;
     bool left = false;
     bool told_trouble = false;
     std::string trouble{};
     uint64_t monitored = 0;
-    uint64_t owed = 0;      // cost that was sent to it and not acknowledged
-    uint32_t called = 0;    // the last operation that it is known to have called
-    uint64_t kept = 0;      // cost of its early segments
-    uint64_t letters = 0;   // cost of its unread letters
-    uint64_t taken_in = 0;  // cost that was received from it and is not acknowledged yet
+    uint64_t unacknowledged = 0;  // cost that was sent to it and not acknowledged
+    uint32_t called = 0;          // the last operation that it is known to have called
+    uint64_t kept = 0;            // cost of its early segments
+    uint64_t mail_cost = 0;       // cost of its unread mail
+    uint64_t to_acknowledge = 0;  // cost that was received from it and is not acknowledged yet
   };
   /// A segment that arrived before its step began, indexed by its message. With many receivers or slow ranks, thousands
   /// of segments can wait here.
@@ -194,7 +194,7 @@ class GroupPort {
   void take_segment(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
       REQUIRES(messenger_->mutex());
   bool keep(int rank, size_t bytes) REQUIRES(messenger_->mutex());
-  void let_go(const Early& early) REQUIRES(messenger_->mutex());
+  void forget_early(const Early& early) REQUIRES(messenger_->mutex());
   void drop_early(uint32_t first_op, uint32_t last_op) REQUIRES(messenger_->mutex());
   void note_called(const MessageHeader& header) REQUIRES(messenger_->mutex());
   void take_label(const MessageHeader& header, std::span<const std::byte> whole) REQUIRES(messenger_->mutex());
@@ -208,7 +208,7 @@ class GroupPort {
   std::vector<ScheduleRun*> runs_;
   std::map<Early::Message, std::vector<Early>> early_;
   uint32_t ended_ = 0;  // operations before this one have ended here
-  std::optional<Stray> stray_;
+  std::optional<LateLabel> late_label_;
   struct Called {
     uint32_t op = 0;
     Label label{};
@@ -222,9 +222,9 @@ class GroupPort {
   std::optional<FailureNote> trouble_;  // of other groups of this process
 
   uint64_t monitored_out_ = 0;
-  std::function<void()> poke_ = [] {};  // may be called with the messenger's lock held
-  std::deque<Letter> letters_;
-  Rendezvous rendezvous_{*this, /*poke=*/[this] { poke_(); }};
+  std::function<void()> notify_ = [] {};  // may be called with the messenger's lock held
+  std::deque<MailMessage> mail_;
+  Rendezvous rendezvous_{*this, /*notify=*/[this] { notify_(); }};
 };
 
 }  // namespace nvx::net

@@ -21,9 +21,9 @@
 namespace nvx::net {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{1000};     ///< the interval of the progress thread when nothing happens
-constexpr std::chrono::milliseconds kAfterglow{20};  ///< the time after the last activity during which it polls
-constexpr std::chrono::milliseconds kGlance{1};      ///< its polling interval then
+constexpr std::chrono::milliseconds kIdleInterval{1000};  ///< the interval of the progress thread when nothing happens
+constexpr std::chrono::milliseconds kActiveFor{20};       ///< the time after the last activity during which it polls
+constexpr std::chrono::milliseconds kActiveInterval{1};   ///< its polling interval then
 constexpr std::chrono::milliseconds kAskInterval{1000};
 
 ProcessId random_id() {
@@ -35,7 +35,7 @@ ProcessId random_id() {
 int64_t now_ns() { return Clock::now().time_since_epoch().count(); }
 
 /// The content of a ping or a pong: its sender, so that the answer can be routed.
-struct Asker {
+struct PingBody {
   ProcessId process;
 };
 
@@ -74,7 +74,7 @@ Messenger::Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silen
       process_(random_id()) {
   link_->listen(*this);
   try {
-    attendant_ = std::thread([this] { attend(); });
+    progress_thread_ = std::thread([this] { run_progress_thread(); });
   } catch (const std::system_error& error) {
     errno = error.code().value();
     throw system_error("no thread can be had for the link to other hosts");
@@ -90,9 +90,9 @@ void Messenger::close() {
     closed_ = true;
     closing_.store(true, std::memory_order_release);
     link_->wake();
-    stirred_.notify_all();
+    event_.notify_all();
   }
-  attendant_.join();
+  progress_thread_.join();
   MutexLock lock(mutex_);
   link_->close();
 }
@@ -116,9 +116,9 @@ std::string Messenger::describe() {
   return link_->describe();
 }
 
-void Messenger::enrol(uint64_t group, int rank, GroupPort& port) { ports_[{group, uint32_t(rank)}] = &port; }
+void Messenger::add_port(uint64_t group, int rank, GroupPort& port) { ports_[{group, uint32_t(rank)}] = &port; }
 
-void Messenger::dismiss(uint64_t group, int rank, const GroupPort& port) {
+void Messenger::remove_port(uint64_t group, int rank, const GroupPort& port) {
   const auto it = ports_.find({group, uint32_t(rank)});
   if (it != ports_.end() && it->second == &port) ports_.erase(it);
 }
@@ -138,7 +138,7 @@ PeerId Messenger::connect(std::span<const std::byte> address) {
   peers_.back().process = process;
   peers_.back().joined = Clock::now();
   peers_.back().address.assign(of_link.begin(), of_link.end());
-  // If tell_lost() opened a connection to this process, reuse it.
+  // If send_given_up() opened a connection to this process, reuse it.
   const std::optional<PeerId> spare =
       it == by_process_.end() ? std::nullopt : std::exchange(peers_[it->second].spare, {});
   peers_.back().link = spare ? *spare : link_->add(of_link);
@@ -188,7 +188,7 @@ void Messenger::done(Post& post, const Status& status) {
   free_.push_back(out);
 }
 
-void Messenger::disown(const Sender* sender) {
+void Messenger::detach(const Sender* sender) {
   for (Outgoing& out : outgoing_) {
     if (out.sender == sender) out.sender = nullptr;
   }
@@ -199,8 +199,8 @@ bool Messenger::progress() {
   if (closed_) return false;
   const bool moved = link_->progress();
   for (const PeerId peer : std::exchange(to_forget_, {})) link_->forget(peer);
-  for (const auto& [question, peer] : std::exchange(to_tell_, {})) tell_lost(question, peer);
-  if (moved) stir();
+  for (const auto& [ping, peer] : std::exchange(given_up_, {})) send_given_up(ping, peer);
+  if (moved) wake_sleepers();
   return moved;
 }
 
@@ -212,7 +212,7 @@ void Messenger::drive_or_pause() {
   mutex_.lock();
 }
 
-void Messenger::await_flow(const std::function<int()>& open) {
+void Messenger::await_progress(const std::function<int()>& open) {
   constexpr std::chrono::milliseconds kPatience{200}, kMost{3000};
   const auto bound = Clock::now() + kMost;
   auto patient = Clock::now() + kPatience;
@@ -224,51 +224,51 @@ void Messenger::await_flow(const std::function<int()>& open) {
   }
 }
 
-bool Messenger::await_end(const std::function<int()>& open, const std::function<void()>& sever) {
+bool Messenger::await_end(const std::function<int()>& open, const std::function<void()>& disconnect) {
   constexpr std::chrono::seconds kAfterSevering{2};
-  await_flow(open);
+  await_progress(open);
   if (open() == 0) return true;
-  sever();
+  disconnect();
   const auto bound = Clock::now() + kAfterSevering;
   while (open() != 0 && Clock::now() < bound) drive_or_pause();
   return open() == 0;
 }
 
 /// Processes everything that has arrived, within bounds.
-bool Messenger::sweep() {
+bool Messenger::progress_all() {
   constexpr int kMostMoves = 64;
   bool moved = false;
   for (int i = 0; i < kMostMoves && progress(); ++i) moved = true;
   return moved;
 }
 
-bool Messenger::glance() {
+bool Messenger::try_progress() {
   if (!mutex_.try_lock()) return false;
-  const bool moved = sweep();
+  const bool moved = progress_all();
   mutex_.unlock();
   return moved;
 }
 
 /// Wakes the sleepers, because something has moved.
-void Messenger::stir() {
-  ++stirs_;
+void Messenger::wake_sleepers() {
+  ++events_;
   if (sleepers_ == 0) return;
-  stirred_.notify_all();
-  if (lookout_) link_->wake();
+  event_.notify_all();
+  if (sleeper_in_link_) link_->wake();
 }
 
-void Messenger::nap(std::chrono::microseconds span, std::optional<uint64_t> seen) {
+void Messenger::sleep(std::chrono::microseconds span, std::optional<uint64_t> seen) {
   MutexLock lock(mutex_);
-  if (closed_ || (seen && stirs_ != *seen)) return;
+  if (closed_ || (seen && events_ != *seen)) return;
   ++sleepers_;
-  if (lookout_) {
-    lock.wait_for(stirred_, span);
+  if (sleeper_in_link_) {
+    lock.wait_for(event_, span);
   } else if (link_->arm()) {
-    lookout_ = true;
+    sleeper_in_link_ = true;
     lock.unlock();
     link_->sleep(span);
     lock.lock();
-    lookout_ = false;
+    sleeper_in_link_ = false;
   }
   --sleepers_;
 }
@@ -306,27 +306,27 @@ void Messenger::arrived(std::span<const std::byte> whole, std::span<const std::b
   port->arrived(*header, whole, body);
   const std::optional<PeerId> from = port->process_of(int(header->from));
   if (!from) return;
-  hear(*from);
-  if (!body.empty()) nod(*from, *header);
+  note_sign_of_life(*from);
+  if (!body.empty()) confirm_receipt(*from, *header);
 }
 
-void Messenger::hear(PeerId id) {
+void Messenger::note_sign_of_life(PeerId id) {
   Peer& peer = peers_[id];
   if (peer.warned) {
-    NVX_LOG(kWarn, "%s, which gave no sign of life for %.1f s, is back", who(id).c_str(),
+    NVX_LOG(kWarn, "%s, which gave no sign of life for %.1f s, is back", name_of(id).c_str(),
             std::chrono::duration<double>(Clock::now() - peer.asked_first).count());
   }
-  peer.waits_for_sign = peer.warned = false;
+  peer.waits_for_pong = peer.warned = false;
   peer.heard = Clock::now();
 }
 
 /// Tells a peer that sends much that its data arrives, however slowly. The answer to its ping would arrive only after
 /// all of that data.
-void Messenger::nod(PeerId id, const MessageHeader& heard) {
+void Messenger::confirm_receipt(PeerId id, const MessageHeader& heard) {
   Peer& peer = peers_[id];
-  if (peer.heard - peer.nodded < kAskInterval) return;
-  peer.nodded = peer.heard;
-  const Asker mine{process_};
+  if (peer.heard - peer.confirmed < kAskInterval) return;
+  peer.confirmed = peer.heard;
+  const PingBody mine{process_};
   send(id, pong_to(heard, kGroupStands), std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
 }
 
@@ -343,20 +343,20 @@ MessageHeader Messenger::pong_to(const MessageHeader& heard, Answer value) const
 
 /// Answers a ping with whether its group still exists here. Handles a pong.
 void Messenger::answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body) {
-  const auto sign = read_behind_header<Asker>(whole);
+  const auto sign = read_behind_header<PingBody>(whole);
   if (!sign) return;
   const auto it = by_process_.find(sign->process);
   if (it == by_process_.end()) return;
-  if (header.kind == Kind::kPing && !peers_[it->second].lost.empty()) return answer_lost(header, it->second);
-  hear(it->second);
+  if (header.kind == Kind::kPing && !peers_[it->second].lost.empty()) return answer_given_up(header, it->second);
+  note_sign_of_life(it->second);
   if (header.kind == Kind::kPong) return take_answer(header, it->second, body);
-  const Asker mine{process_};
+  const PingBody mine{process_};
   GroupPort* const port = port_of(header);
   send(it->second, pong_to(header, port ? kGroupStands : kGroupGone), std::as_bytes(std::span(&mine, 1)), {}, nullptr,
        0);
   if (!port) return;
   port->mutex().held_by_caller();
-  port->asked_by(header.from, it->second);
+  port->pinged_by(header.from, it->second);
 }
 
 void Messenger::take_answer(const MessageHeader& header, PeerId id, std::span<const std::byte> body) {
@@ -380,13 +380,13 @@ void Messenger::note_left(const MessageHeader& heard) {
 
 /// Answers a ping of a process that this one has given up but that is still alive. It is told the reason, once.
 /// Otherwise it would wait in vain and finally report this process as lost.
-void Messenger::answer_lost(const MessageHeader& question, PeerId id) {
+void Messenger::answer_given_up(const MessageHeader& ping, PeerId id) {
   const auto same = [id](const auto& told) { return told.second == id; };
-  if (peers_[id].spare || std::any_of(to_tell_.begin(), to_tell_.end(), same)) return;
-  to_tell_.emplace_back(question, id);  // this is a callback of the link
+  if (peers_[id].spare || std::any_of(given_up_.begin(), given_up_.end(), same)) return;
+  given_up_.emplace_back(ping, id);  // this is a callback of the link
 }
 
-void Messenger::tell_lost(const MessageHeader& question, PeerId id) {
+void Messenger::send_given_up(const MessageHeader& ping, PeerId id) {
   Peer& peer = peers_[id];
   contain("telling a process that it has been given up", [&] {
     mutex_.held_by_caller();
@@ -394,8 +394,8 @@ void Messenger::tell_lost(const MessageHeader& question, PeerId id) {
     by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
     by_link_[link] = id;
     peer.spare = link;
-    const Asker mine{process_};
-    Outgoing& out = outgoing(link, pong_to(question, kGivenUp), std::as_bytes(std::span(&mine, 1)));
+    const PingBody mine{process_};
+    Outgoing& out = outgoing(link, pong_to(ping, kGivenUp), std::as_bytes(std::span(&mine, 1)));
     out.post.body = out.copied.data();
     out.post.bytes = std::min(peer.lost.size(), kMostCopied);
     std::memcpy(out.copied.data(), peer.lost.data(), out.post.bytes);
@@ -403,14 +403,14 @@ void Messenger::tell_lost(const MessageHeader& question, PeerId id) {
   });
 }
 
-void Messenger::question(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint32_t number) {
+void Messenger::send_ping(PeerId id, uint64_t group, uint32_t from, uint32_t to, uint32_t number) {
   MessageHeader ping;
   ping.kind = Kind::kPing;
   ping.group = group;
   ping.from = from;
   ping.to = to;
   ping.op = number;
-  const Asker mine{process_};
+  const PingBody mine{process_};
   send(id, ping, std::as_bytes(std::span(&mine, 1)), {}, nullptr, 0);
 }
 
@@ -426,7 +426,7 @@ void Messenger::finish() {
     Peer& peer = peers_[id];
     if (!peer.has_sent || !peer.lost.empty() || peer.warned) continue;
     peer.last_asked = ++questions_;
-    question(id, /*group=*/0, 0, 0, peer.last_asked);
+    send_ping(id, /*group=*/0, 0, 0, peer.last_asked);
   }
   const auto is_open = [&](const Peer& peer) {
     const bool silent = Clock::now() - std::max(began, peer.heard) > silence;
@@ -441,19 +441,19 @@ void Messenger::finish() {
       NVX_LOG(kInfo,
               "this process ends when what it has sent has come to %s, which it awaits for at most %.0f s without a "
               "sign of life",
-              who(PeerId(open - peers_.begin())).c_str(), std::chrono::duration<double>(silence).count());
+              name_of(PeerId(open - peers_.begin())).c_str(), std::chrono::duration<double>(silence).count());
     }
-    const uint64_t seen = stirs_;
+    const uint64_t seen = events_;
     const bool moved = progress();
     lock.unlock();
-    if (!moved) nap(kNap, seen);
+    if (!moved) sleep(kNap, seen);
     if (stop_wanted()) return;
     lock.lock();
   }
 }
 
 /// The name of a peer, if a group has recorded one; that group may be gone.
-std::string Messenger::who(PeerId peer, const std::string& otherwise) {
+std::string Messenger::name_of(PeerId peer, const std::string& otherwise) {
   for (const auto& [rank, met] : met_) {
     for (const Met& m : met) {
       if (m.peer == peer) return "global rank " + std::to_string(rank) + " " + m.known_as;
@@ -466,8 +466,8 @@ void Messenger::ask(PeerId id, uint64_t group, int from, int to) {
   Peer& peer = peers_[id];
   const auto now = Clock::now();
   if (!peer.lost.empty()) return;
-  if (now - peer.asked > 3 * kAskInterval) peer.waits_for_sign = peer.warned = false;  // no thread has asked since
-  if (peer.waits_for_sign) {
+  if (now - peer.asked > 3 * kAskInterval) peer.waits_for_pong = peer.warned = false;  // no thread has asked since
+  if (peer.waits_for_pong) {
     const auto silent = now - peer.asked_first;
     if (silent > silence_) {
       const auto s = std::chrono::duration_cast<std::chrono::seconds>(silent).count();
@@ -478,15 +478,15 @@ void Messenger::ask(PeerId id, uint64_t group, int from, int to) {
       NVX_LOG(kWarn,
               "%s gives no sign of life for %.1f s; it is given up after %.0f s (NVX_LIVENESS_S). Is it stopped, or "
               "its host down?",
-              who(id, "rank " + std::to_string(to)).c_str(), std::chrono::duration<double>(silent).count(),
+              name_of(id, "rank " + std::to_string(to)).c_str(), std::chrono::duration<double>(silent).count(),
               std::chrono::duration<double>(silence_).count());
     }
   }
   if (now - peer.asked < kAskInterval) return;
-  if (!peer.waits_for_sign) peer.asked_first = now;
+  if (!peer.waits_for_pong) peer.asked_first = now;
   peer.asked = now;
-  peer.waits_for_sign = true;
-  question(id, group, uint32_t(from), uint32_t(to), /*number=*/0);
+  peer.waits_for_pong = true;
+  send_ping(id, group, uint32_t(from), uint32_t(to), /*number=*/0);
 }
 
 // --- failure
@@ -525,7 +525,7 @@ bool Messenger::has_given_up_this(PeerId peer) { return peers_[peer].has_given_u
 Clock::duration Messenger::silence_of(PeerId id) const {
   const Peer& peer = peers_[id];
   const auto now = Clock::now();
-  const bool asked = peer.waits_for_sign && now - peer.asked <= 3 * kAskInterval;
+  const bool asked = peer.waits_for_pong && now - peer.asked <= 3 * kAskInterval;
   return asked ? now - peer.asked_first : Clock::duration(0);
 }
 
@@ -537,7 +537,7 @@ void Messenger::lost(PeerId link, const std::string& why) {
   to_forget_.push_back(link);
 }
 
-void Messenger::sever(PeerId peer, const std::string& why) { lose(peer, why); }
+void Messenger::disconnect(PeerId peer, const std::string& why) { lose(peer, why); }
 
 void Messenger::lose(PeerId id, const std::string& why) {
   Peer& peer = peers_[id];
@@ -546,31 +546,31 @@ void Messenger::lose(PeerId id, const std::string& why) {
   // Traced only: a thread that waits for the peer reports the loss, and otherwise the peer may have left in good order.
   NVX_LOG(kTrace, "the connection to a process on another host has ended: %s", peer.lost.c_str());
   to_forget_.push_back(peer.link);  // this may be a callback of the link
-  stir();
+  wake_sleepers();
 }
 
-// --- the attendant
+// --- the progress thread
 
 /// A thread that waits drives the link, and this thread stays away from the lock. Otherwise this thread answers pings
 /// and sends what the last operation left in the link: every millisecond shortly after an operation, later when the
 /// link has events.
-void Messenger::attend() {
+void Messenger::run_progress_thread() {
   begin_own_thread("nvx-messenger");
   while (!closing_.load(std::memory_order_acquire)) {
     const auto idle = std::chrono::nanoseconds(now_ns() - driven_ns_.load(std::memory_order_relaxed));
-    if (idle < kGlance || !attend_once(idle < kAfterglow)) std::this_thread::sleep_for(kGlance);
+    if (idle < kActiveInterval || !progress_while_idle(idle < kActiveFor)) std::this_thread::sleep_for(kActiveInterval);
   }
 }
 
 /// Returns true if it has slept.
-bool Messenger::attend_once(bool afterglow) {
+bool Messenger::progress_while_idle(bool active) {
   MutexLock lock(mutex_);
-  if (closed_ || lookout_) return false;
+  if (closed_ || sleeper_in_link_) return false;
   const int64_t driven = driven_ns_.load(std::memory_order_relaxed);
-  if (!sweep()) driven_ns_.store(driven, std::memory_order_relaxed);  // this check does not count as activity
-  if (afterglow || !link_->arm()) return false;
+  if (!progress_all()) driven_ns_.store(driven, std::memory_order_relaxed);  // this check does not count as activity
+  if (active || !link_->arm()) return false;
   lock.unlock();
-  link_->sleep(kTick);  // not as the lookout: the link itself must wake a thread that waits
+  link_->sleep(kIdleInterval);  // not counted as `sleeper_in_link_`: the link itself must wake a thread that waits
   return true;
 }
 

@@ -56,9 +56,9 @@ class Messenger final : private Receiver {
   /// Admits connections from processes at these addresses. Throws Error.
   void admit(std::span<const AddressPrefix> addresses) EXCLUDES(mutex_);
 
-  /// Routes messages for a rank of a group to its port, until dismiss().
-  void enrol(uint64_t group, int rank, GroupPort& port) REQUIRES(mutex_);
-  void dismiss(uint64_t group, int rank, const GroupPort& port) REQUIRES(mutex_);
+  /// Routes messages for a rank of a group to its port, until remove_port().
+  void add_port(uint64_t group, int rank, GroupPort& port) REQUIRES(mutex_);
+  void remove_port(uint64_t group, int rank, const GroupPort& port) REQUIRES(mutex_);
 
   /// The peer of a process's address. Throws Error if the link can never reach it.
   PeerId connect(std::span<const std::byte> address) REQUIRES(mutex_);
@@ -70,22 +70,22 @@ class Messenger final : private Receiver {
             Sender* sender, uint64_t cookie) REQUIRES(mutex_);
   static constexpr size_t kMostCopied = 1024;
   /// Closes the connection to a peer, which counts as lost from then on.
-  void sever(PeerId peer, const std::string& why) REQUIRES(mutex_);
+  void disconnect(PeerId peer, const std::string& why) REQUIRES(mutex_);
 
   /// Advances the link without waiting. Returns true if anything moved, so another call may be useful.
   bool progress() REQUIRES(mutex_);
   /// Releases memory that the link may still access, in bounded time; on return the link accesses it no more. `open`
-  /// counts the link's remaining accesses. If they do not end by themselves, `sever` closes the connections that hold
-  /// them. At last the senders are detached, so they are not notified any more. Releases the lock from time to time. Do
-  /// not call it from a callback of the link.
+  /// counts the link's remaining accesses. If they do not end by themselves, `disconnect` closes the connections that
+  /// hold them. At last the senders are detached, so they are not notified any more. Releases the lock from time to
+  /// time. Do not call it from a callback of the link.
   template <class Senders>
-  void let_go_of(const Senders& senders, const std::function<int()>& open, const std::function<void()>& sever)
-      REQUIRES(mutex_) {
-    if (await_end(open, sever)) return;
-    for (const Sender* sender : senders) disown(sender);
+  void release_from_link(const Senders& senders, const std::function<int()>& open,
+                         const std::function<void()>& disconnect) REQUIRES(mutex_) {
+    if (await_end(open, disconnect)) return;
+    for (const Sender* sender : senders) detach(sender);
   }
   /// Processes arrived messages, within bounds, unless another thread has the lock.
-  bool glance() EXCLUDES(mutex_);
+  bool try_progress() EXCLUDES(mutex_);
 
   /// Waits until ready(), which is called with the lock held, or until the deadline passes or the watch alarms. Drives
   /// the link meanwhile. A sleeper calls look(), with the lock held, about fifty times a second.
@@ -93,8 +93,8 @@ class Messenger final : private Receiver {
   Waited wait(Ready ready, Look look, int peer, const WaitRules& rules) EXCLUDES(mutex_);
 
   /// Sleeps in the link until another thread that drives it has found something, at most for `span`. Returns at once if
-  /// stirs_ has changed since `seen` was read.
-  void nap(std::chrono::microseconds span, std::optional<uint64_t> seen = std::nullopt) EXCLUDES(mutex_);
+  /// events_ has changed since `seen` was read.
+  void sleep(std::chrono::microseconds span, std::optional<uint64_t> seen = std::nullopt) EXCLUDES(mutex_);
 
   /// For the end of the process: waits until the peers have received everything, as long as they show signs of life.
   /// After the process ends, the system discards undelivered data as soon as the peer sends something.
@@ -131,10 +131,10 @@ class Messenger final : private Receiver {
     uint32_t last_asked = 0;         // the number of finish()'s unanswered ping
     Clock::time_point joined{};      // when a group last connected to it
     Clock::time_point heard{};       // when a message last arrived from it
-    Clock::time_point nodded{};      // when it last received an unsolicited pong
+    Clock::time_point confirmed{};   // when it last received an unsolicited pong
     Clock::time_point asked{};
     Clock::time_point asked_first{};  // the first unanswered ping
-    bool waits_for_sign = false;
+    bool waits_for_pong = false;
     bool warned = false;
   };
   /// An outgoing message with space for a copied body.
@@ -152,34 +152,34 @@ class Messenger final : private Receiver {
   void done(Post& post, const Status& status) override REQUIRES(mutex_);
   void lost(PeerId peer, const std::string& why) override REQUIRES(mutex_);
 
-  bool await_end(const std::function<int()>& open, const std::function<void()>& sever) REQUIRES(mutex_);
+  bool await_end(const std::function<int()>& open, const std::function<void()>& disconnect) REQUIRES(mutex_);
   /// Drives the link until open(), which counts the link's remaining accesses, is 0 or stops decreasing: a slow link is
   /// not a dead one. Takes a bounded time. Releases the lock from time to time.
-  void await_flow(const std::function<int()>& open) REQUIRES(mutex_);
+  void await_progress(const std::function<int()>& open) REQUIRES(mutex_);
   /// Drives the link, and releases the lock for a moment if nothing moves. Do not call it from a callback of the link.
   void drive_or_pause() REQUIRES(mutex_);
   /// Detaches a sender, which is not notified any more.
-  void disown(const Sender* sender) REQUIRES(mutex_);
+  void detach(const Sender* sender) REQUIRES(mutex_);
 
   enum Answer : uint64_t { kGroupGone, kGroupStands, kGivenUp };
   Outgoing& outgoing(PeerId link, const MessageHeader& header, std::span<const std::byte> behind) REQUIRES(mutex_);
-  void question(PeerId peer, uint64_t group, uint32_t from, uint32_t to, uint32_t number) REQUIRES(mutex_);
+  void send_ping(PeerId peer, uint64_t group, uint32_t from, uint32_t to, uint32_t number) REQUIRES(mutex_);
   void answer(const MessageHeader& header, std::span<const std::byte> whole, std::span<const std::byte> body)
       REQUIRES(mutex_);
   void take_answer(const MessageHeader& header, PeerId peer, std::span<const std::byte> body) REQUIRES(mutex_);
-  void answer_lost(const MessageHeader& question, PeerId peer) REQUIRES(mutex_);
-  void tell_lost(const MessageHeader& question, PeerId peer) REQUIRES(mutex_);
+  void answer_given_up(const MessageHeader& ping, PeerId peer) REQUIRES(mutex_);
+  void send_given_up(const MessageHeader& ping, PeerId peer) REQUIRES(mutex_);
   MessageHeader pong_to(const MessageHeader& heard, Answer value) const;
-  void hear(PeerId peer) REQUIRES(mutex_);
-  std::string who(PeerId peer, const std::string& otherwise = "a process on another host") REQUIRES(mutex_);
+  void note_sign_of_life(PeerId peer) REQUIRES(mutex_);
+  std::string name_of(PeerId peer, const std::string& otherwise = "a process on another host") REQUIRES(mutex_);
   void note_left(const MessageHeader& heard) REQUIRES(mutex_);
-  void nod(PeerId peer, const MessageHeader& heard) REQUIRES(mutex_);
+  void confirm_receipt(PeerId peer, const MessageHeader& heard) REQUIRES(mutex_);
   void lose(PeerId peer, const std::string& why) REQUIRES(mutex_);
   GroupPort* port_of(const MessageHeader& header) REQUIRES(mutex_);
-  bool sweep() REQUIRES(mutex_);
-  void stir() REQUIRES(mutex_);
-  void attend() EXCLUDES(mutex_);
-  bool attend_once(bool afterglow) EXCLUDES(mutex_);
+  bool progress_all() REQUIRES(mutex_);
+  void wake_sleepers() REQUIRES(mutex_);
+  void run_progress_thread() EXCLUDES(mutex_);
+  bool progress_while_idle(bool active) EXCLUDES(mutex_);
 
   Mutex mutex_;
   std::unique_ptr<Link> link_;
@@ -199,21 +199,21 @@ class Messenger final : private Receiver {
   std::map<GroupPortKey, GroupPort*> ports_ GUARDED_BY(mutex_);
   std::deque<Outgoing> outgoing_ GUARDED_BY(mutex_);
   std::vector<Outgoing*> free_ GUARDED_BY(mutex_);
-  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);                          // by the link's numbers
-  std::vector<std::pair<MessageHeader, PeerId>> to_tell_ GUARDED_BY(mutex_);  // that they are lost
-  uint32_t questions_ GUARDED_BY(mutex_) = 0;                                 // of finish()
-  std::condition_variable stirred_;
-  uint64_t stirs_ GUARDED_BY(mutex_) = 0;  // changes with every arrived or completed message
+  std::vector<PeerId> to_forget_ GUARDED_BY(mutex_);                           // by the link's numbers
+  std::vector<std::pair<MessageHeader, PeerId>> given_up_ GUARDED_BY(mutex_);  // that they are lost
+  uint32_t questions_ GUARDED_BY(mutex_) = 0;                                  // of finish()
+  std::condition_variable event_;
+  uint64_t events_ GUARDED_BY(mutex_) = 0;  // changes with every arrived or completed message
   int sleepers_ GUARDED_BY(mutex_) = 0;
-  bool lookout_ GUARDED_BY(mutex_) = false;  // a thread sleeps in the link
+  bool sleeper_in_link_ GUARDED_BY(mutex_) = false;  // a thread sleeps in the link
   bool closed_ GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> driven_ns_{0};  // when a thread last drove the link
   std::atomic<bool> closing_{false};
-  std::thread attendant_;
+  std::thread progress_thread_;
 };
 
 /// The longest sleep in the link while an operation waits; a missed event costs at most this.
-inline constexpr std::chrono::microseconds kMostNap{1000};
+inline constexpr std::chrono::microseconds kMostSleep{1000};
 /// The shortest spin of a waiter that may spin. A shorter spin than an exchange takes never succeeds, and so the
 /// adaptive spin time would never grow again.
 inline constexpr std::chrono::microseconds kLeastSpin{50};
@@ -225,7 +225,7 @@ Waited Messenger::wait(Ready ready, Look look, int peer, const WaitRules& rules)
   const auto attempt = [&] {
     MutexLock lock(mutex_);
     moved = progress();
-    seen = stirs_;
+    seen = events_;
     return ready();
   };
   if (attempt()) return Waited::kReached;
@@ -241,7 +241,7 @@ Waited Messenger::wait(Ready ready, Look look, int peer, const WaitRules& rules)
   }
   auto next_look = Clock::now() + kWatchInterval;
   for (;;) {
-    nap(kMostNap, seen);
+    sleep(kMostSleep, seen);
     if (attempt()) return Waited::kReached;
     const auto now = Clock::now();
     if (rules.deadline.passed(now)) return Waited::kTimedOut;

@@ -19,7 +19,7 @@ std::optional<typename Queue::value_type> pop(Queue& queue) {
 
 }  // namespace
 
-Rendezvous::Rendezvous(GroupPort& port, std::function<void()> poke) : port_(port), poke_(std::move(poke)) {}
+Rendezvous::Rendezvous(GroupPort& port, std::function<void()> notify) : port_(port), notify_(std::move(notify)) {}
 
 void Rendezvous::expect(int rank, uint64_t number, std::byte* data, size_t bytes) {
   const size_t segment = port_.messenger().segment_bytes();
@@ -65,7 +65,7 @@ void Rendezvous::sent(uint64_t cookie, const Status& status) {
     sent_.emplace_back(it->rank, it->number);
     outgoing_.erase(it);
   }
-  poke_();  // a segment can be sent, or a transfer is complete
+  notify_();  // a segment can be sent, or a transfer is complete
 }
 
 /// The granted message of a segment with this length, or null.
@@ -114,7 +114,7 @@ void Rendezvous::take(const MessageHeader& header, std::span<const std::byte> bo
   if (transfer->moved != transfer->bytes) return;
   received_.emplace_back(transfer->rank, transfer->number);
   std::erase_if(incoming_, [&](const Transfer& p) { return &p == transfer; });
-  poke_();
+  notify_();
 }
 
 std::optional<Rendezvous::Message> Rendezvous::next_sent() {
@@ -132,11 +132,11 @@ int Rendezvous::busy() const {
   return segments;
 }
 
-void Rendezvous::sever_busy() {
+void Rendezvous::disconnect_busy() {
   port_.mutex().held_by_caller();
   for (const std::list<Transfer>* transfers : {&outgoing_, &incoming_}) {
     for (const Transfer& transfer : *transfers) {
-      if (transfer.busy != 0) port_.sever(transfer.rank);
+      if (transfer.busy != 0) port_.disconnect(transfer.rank);
     }
   }
 }
@@ -146,8 +146,8 @@ void Rendezvous::drop() {
   for (Transfer& transfer : outgoing_) transfer.failed = true;                            // nothing more is sent
   for (Transfer& transfer : incoming_) transfer.seen.assign(transfer.seen.size(), true);  // nothing more is received
   const std::array<const Sender*, 1> self{this};
-  port_.messenger().let_go_of(
-      self, [this] { return busy(); }, [this] { sever_busy(); });
+  port_.messenger().release_from_link(
+      self, [this] { return busy(); }, [this] { disconnect_busy(); });
   outgoing_.clear();
   incoming_.clear();
   sent_.clear();

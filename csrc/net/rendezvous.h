@@ -20,8 +20,8 @@ class Rendezvous final : private Sender {
   /// A message between this rank and another one: the other rank, and the message's number.
   using Message = std::pair<int, uint64_t>;
 
-  /// `poke` is called when next_sent() or next_received() may have a result, with the messenger's lock held.
-  Rendezvous(GroupPort& port, std::function<void()> poke);
+  /// `notify` is called when next_sent() or next_received() may have a result, with the messenger's lock held.
+  Rendezvous(GroupPort& port, std::function<void()> notify);
   Rendezvous(const Rendezvous&) = delete;
   Rendezvous& operator=(const Rendezvous&) = delete;
 
@@ -60,10 +60,10 @@ class Rendezvous final : private Sender {
   void push();
   Transfer* transfer_of(const MessageHeader& header, size_t bytes);
   int busy() const;
-  void sever_busy();
+  void disconnect_busy();
 
   GroupPort& port_;
-  const std::function<void()> poke_;
+  const std::function<void()> notify_;
   std::list<Transfer> outgoing_;
   std::list<Transfer> incoming_;
   uint64_t next_id_ = 0;

@@ -12,7 +12,7 @@ struct BruckAllGather : AnyLayout {
   static constexpr bool legal(const Layout& l) { return equally_long(l.blocks); }
 
   static constexpr uint64_t steps(const Layout& l, int) {
-    return 1 + uint64_t(log2_up(l.size)) + (touch(l.blocks) ? 2 : uint64_t(l.size));
+    return 1 + uint64_t(log2_up(l.size)) + (contiguous(l.blocks) ? 2 : uint64_t(l.size));
   }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
@@ -40,7 +40,7 @@ struct BruckAllGather : AnyLayout {
   /// Copies the blocks to the output. Where they are contiguous, two copies suffice: the own block and those after it,
   /// then those before it.
   static constexpr Step turn(const Layout& l, int rank, int j) {
-    if (!touch(l.blocks)) return move(rank, held(l, j, 1), l.block(mod(rank + j, l.size)).in(kOutput));
+    if (!contiguous(l.blocks)) return move(rank, held(l, j, 1), l.block(mod(rank + j, l.size)).in(kOutput));
     const int first = j == 0 ? rank : 0, blocks = j == 0 ? l.size - rank : rank;
     const Range from = held(l, j == 0 ? 0 : l.size - rank, blocks);
     return move(rank, from, {kOutput, l.block(first).offset, from.bytes});

@@ -15,7 +15,7 @@ struct Fold {
     const int core = 1 << log2_down(size);
     return {core, size - core};
   }
-  constexpr bool aside(int rank) const { return rank < 2 * extra && rank % 2 == 1; }
+  constexpr bool outside(int rank) const { return rank < 2 * extra && rank % 2 == 1; }
   constexpr bool stands_for_two(int rank) const { return rank < 2 * extra && rank % 2 == 0; }
   constexpr int place(int rank) const { return rank < 2 * extra ? rank / 2 : rank - extra; }
   /// The first rank that a place stands for. The place after the last one gives `size`.
@@ -35,14 +35,14 @@ struct FoldedAllReduce : AnyLayout {
   static constexpr uint64_t steps(const Layout& l, int rank) {
     const Fold fold = Fold::of(l.size);
     if (l.size == 1) return 1;
-    return fold.aside(rank) ? 2 : uint64_t(Core::rounds(fold) + 2 * fold.stands_for_two(rank));
+    return fold.outside(rank) ? 2 : uint64_t(Core::rounds(fold) + 2 * fold.stands_for_two(rank));
   }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     const Range input = l.whole().in(kInput), output = l.whole().in(kOutput);
     const Fold fold = Fold::of(l.size);
     if (l.size == 1) return move(rank, input, output);
-    if (fold.aside(rank)) {
+    if (fold.outside(rank)) {
       return i == 0 ? Step{.send_to = rank - 1, .send = input} : Step{.recv_from = rank - 1, .recv = output};
     }
     const bool two = fold.stands_for_two(rank);
@@ -116,19 +116,19 @@ using HalvingDoublingAllReduce = FoldedAllReduce<HalvingDoublingCore>;
 /// The first half of the above, over contiguous blocks: a rank ends with the sum of its own block, and of the block of
 /// its neighbour outside the core. Partial sums are in scratch, in the order of the blocks.
 struct HalvingReduceScatter : AnyLayout {
-  static constexpr bool legal(const Layout& l) { return touch(l.blocks); }
+  static constexpr bool legal(const Layout& l) { return contiguous(l.blocks); }
 
   static constexpr uint64_t steps(const Layout& l, int rank) {
     const Fold fold = Fold::of(l.size);
     if (l.size == 1) return 1;
-    return fold.aside(rank) ? 2 : uint64_t(fold.rounds() + 3 * fold.stands_for_two(rank));
+    return fold.outside(rank) ? 2 : uint64_t(fold.rounds() + 3 * fold.stands_for_two(rank));
   }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
     const Fold fold = Fold::of(l.size);
     const Range result = l.own(rank).in(kOutput);
     if (l.size == 1) return move(rank, run(l, 0, 1, kInput), result);
-    if (fold.aside(rank)) {
+    if (fold.outside(rank)) {
       return i == 0 ? Step{.send_to = rank - 1, .send = run(l, 0, l.size, kInput)}
                     : Step{.recv_from = rank - 1, .recv = result};
     }
@@ -147,7 +147,7 @@ struct HalvingReduceScatter : AnyLayout {
 
   static constexpr size_t scratch(const Layout& l, int rank) {
     const Fold fold = Fold::of(l.size);
-    return fold.aside(rank) || (l.size == 2) || l.size == 1 ? 0 : total(l.blocks);
+    return fold.outside(rank) || (l.size == 2) || l.size == 1 ? 0 : total(l.blocks);
   }
   static constexpr Order kOrder = Order::kByPlace;
   static constexpr uint64_t messages(int size) { return depth(size); }

@@ -6,12 +6,12 @@
 /// go out at once: the lowest latency between few ranks.
 namespace nvx::schedule {
 
-struct EachOther : AnyLayout {
+struct PairwiseExchange : AnyLayout {
   static constexpr uint64_t messages(int size) { return uint64_t(size - 1); }
   static constexpr uint64_t depth(int size) { return size > 1; }
 };
 
-struct PairwiseAllToAll : EachOther {
+struct PairwiseAllToAll : PairwiseExchange {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(l.size); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
@@ -26,7 +26,7 @@ struct PairwiseAllToAll : EachOther {
   static constexpr size_t sent(const Layout& l) { return all_but_one(l.to); }
 };
 
-struct DirectAllGather : EachOther {
+struct DirectAllGather : PairwiseExchange {
   static constexpr uint64_t steps(const Layout& l, int) { return uint64_t(l.size); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
@@ -80,7 +80,7 @@ struct RankOrder {
 };
 
 /// Each rank receives its block from every rank unreduced and adds in rank order: the same bits as inside one host.
-struct PairwiseReduceScatter : EachOther {
+struct PairwiseReduceScatter : PairwiseExchange {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : 2 * uint64_t(l.size - 1); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {
@@ -99,7 +99,7 @@ struct PairwiseReduceScatter : EachOther {
 };
 
 /// Every rank receives every input whole and adds in rank order.
-struct DirectAllReduce : EachOther {
+struct DirectAllReduce : PairwiseExchange {
   static constexpr uint64_t steps(const Layout& l, int) { return l.size == 1 ? 1 : 2 * uint64_t(l.size - 1); }
 
   static constexpr Step at(const Layout& l, int rank, uint64_t i) {

@@ -15,7 +15,7 @@ struct ScatterAllGatherBroadcast : AnyLayout {
     const int k = int(i) - !walk.root();
     if (k < 0) return {.recv_from = rank_at(l, walk.tree.parent()), .recv = walk.parts(walk.tree).in(kOutput)};
     if (k < walk.children) return walk.scatter(walk.children - 1 - k);
-    if (k < walk.children + walk.rounds()) return walk.go_round(k - walk.children);
+    if (k < walk.children + walk.rounds()) return walk.around_ring(k - walk.children);
     return move(rank, l.whole().in(kInput), l.whole().in(kOutput));
   }
 
@@ -49,7 +49,7 @@ struct ScatterAllGatherBroadcast : AnyLayout {
       return {.send_to = rank_at(l, child.v), .send = parts(child).in(source())};
     }
 
-    constexpr Step go_round(int k) const {
+    constexpr Step around_ring(int k) const {
       Step step;
       if (k < lacks(next)) {
         step.send_to = rank_at(l, next.v);

@@ -95,7 +95,7 @@ constexpr Step combine(int rank, Range from, Range with, Range to) {
 }
 
 /// Whether the blocks are contiguous and in rank order.
-constexpr bool touch(std::span<const Block> blocks) {
+constexpr bool contiguous(std::span<const Block> blocks) {
   for (size_t i = 1; i < blocks.size(); ++i) {
     if (blocks[i].offset != blocks[i - 1].end()) return false;
   }

@@ -102,7 +102,7 @@ void play(FuzzedDataProvider& from) {
     link->to_come.push_back(make_up(from));
     switch (from.ConsumeIntegralInRange(0, 15)) {
       case 0: link->finish_fetches(); break;
-      case 1: (void)port.next_letter(); break;
+      case 1: (void)port.next_mail(); break;
       case 2: (void)port.rendezvous().next_sent(), (void)port.rendezvous().next_received(); break;
       case 3: run->look(); break;
       case 4: link->to_lose.push_back(from.ConsumeIntegralInRange<net::PeerId>(0, 3)); break;

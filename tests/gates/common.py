@@ -40,7 +40,7 @@ IGNORED_MACROS = [
     word
     for macro in (
         "NVX_HD",
-        "NVX_APART",
+        "NVX_NOINLINE",
         "__launch_bounds__+",
         "SCOPED_CAPABILITY",
         "CAPABILITY+",

@@ -15,7 +15,7 @@ __device__ bool await(const kernel::CudaMachine& machine, const Stamp& flag, Sta
   uint64_t began = 0;
   for (uint32_t turn = 1; !reached(machine.acquire(flag), want); ++turn) {
     machine.relax();
-    if (turn % kernel::CudaMachine::kGlance != 0) continue;
+    if (turn % kernel::CudaMachine::kPollsPerCheck != 0) continue;
     const uint64_t now = machine.now_ns();
     if (began == 0) began = now;
     if (now - began > kMost) return false;

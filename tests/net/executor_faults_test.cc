@@ -60,7 +60,7 @@ class Alone {
   void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
   std::optional<net::GroupPort::Told> told() { return hold(), port_->told(); }
   void look() { hold(), messenger_->progress(); }
-  std::optional<net::GroupPort::Stray> stray() { return hold(), port_->stray(); }
+  std::optional<net::GroupPort::LateLabel> late_label() { return hold(), port_->late_label(); }
 
   net::ScheduleRun& begin(uint32_t op = 1) {
     hold();
@@ -499,17 +499,17 @@ TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
   other.header[sizeof(MessageHeader)] = std::byte(9);
   alone.begin(2);
   alone.come({other, alone.segment(1)});
-  const auto stray = alone.stray();
-  ASSERT_TRUE(stray);
-  EXPECT_EQ(stray->rank, 1);
-  EXPECT_EQ(stray->op, 1u);
-  EXPECT_EQ(stray->label, label(9));
+  const auto late_label = alone.late_label();
+  ASSERT_TRUE(late_label);
+  EXPECT_EQ(late_label->rank, 1);
+  EXPECT_EQ(late_label->op, 1u);
+  EXPECT_EQ(late_label->label, label(9));
   // The same if it came before its time, and nobody asked for it.
   alone.come({alone.segment(0, 3)});
-  EXPECT_FALSE(alone.stray());
+  EXPECT_FALSE(alone.late_label());
   alone.end_operation(2);
   alone.end_operation(3);
-  const auto later = alone.stray();
+  const auto later = alone.late_label();
   ASSERT_TRUE(later);
   EXPECT_EQ(later->op, 3u);
 }

@@ -78,7 +78,7 @@ class RoundRobin {
     for (const auto& port : ports_) {
       port->mutex().held_by_caller();
       port->end_operation(op_ + 1);
-      if (port->stray()) return "something is left over";
+      if (port->late_label()) return "something is left over";
     }
     return "";
   }

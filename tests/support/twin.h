@@ -69,8 +69,8 @@ struct Mischief {
 
 class TwinMachine {
  public:
-  static constexpr uint32_t kGlance = 8;
-  static constexpr uint64_t kLookNs = 0;
+  static constexpr uint32_t kPollsPerCheck = 8;
+  static constexpr uint64_t kCheckNs = 0;
 
   TwinMachine(int tile, int tiles, int lane, int lanes, Crossing& crossing, const Mischief& mischief)
       : tile_(tile),
@@ -94,7 +94,7 @@ class TwinMachine {
     if (mischief_.holds) mischief_.holds(++awaits_);
     return mischief_.kind == Mischief::Kind::kLoneVerdicts ? mine : crossing_.meet(mine);
   }
-  bool speaks() const { return crossing_.is_turn(); }
+  bool is_check_leader() const { return crossing_.is_turn(); }
 
   kernel::Packet peek_packet(const kernel::Packet* from) const {
     auto* p = const_cast<kernel::Packet*>(from);

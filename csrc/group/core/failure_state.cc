@@ -134,8 +134,8 @@ bool FailureState::told_in_time() {
   const auto end = Clock::now() + doubt_.load(std::memory_order_relaxed);
   do {
     if (told()) return true;
-    port_->messenger().nap(std::chrono::milliseconds(1));
-    port_->messenger().glance();
+    port_->messenger().sleep(std::chrono::milliseconds(1));
+    port_->messenger().try_progress();
   } while (Clock::now() < end);
   return false;
 }

@@ -21,7 +21,7 @@ IntraHost::~IntraHost() {
   LeasePool& leases = core_.neighbours().leases();
   leases.leave(this);
   MutexLock lock(lease_mutex_);
-  if (lease_) leases.bury(lease_, members_.everybody_gone());
+  if (lease_) leases.free_when(lease_, members_.everybody_gone());
 }
 
 Status IntraHost::run(const Operation& o, const WaitRules& rules) {

@@ -10,8 +10,8 @@
 #include "base/reason.h"
 #include "group/plan/device_plan.h"
 #include "kernel/gpu/residency.h"
-#include "memory/driver/apart.h"
 #include "memory/driver/cards.h"
+#include "memory/driver/thread_call.h"
 #include "memory/gpu/device_work.h"
 
 namespace nvx {
@@ -84,7 +84,7 @@ void DeviceEnd::let_go() {
   if (!span_) return;
   const Span span = std::exchange(span_, Span{});
   if (exported_) {
-    share_->arena().bury(span, options_.peers_gone);
+    share_->arena().free_when(span, options_.peers_gone);
   } else {
     share_->arena().free(span);
   }
@@ -194,7 +194,7 @@ Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
 
 template <class Result>
 Result DeviceEnd::ask_device(const std::string& what, std::function<Result()> call) const {
-  return demand_apart<Result>(what, Deadline::after(home_.patience()), std::move(call));
+  return call_or_throw<Result>(what, Deadline::after(home_.patience()), std::move(call));
 }
 
 std::shared_ptr<DeviceRegion> DeviceEnd::pin(const std::string& what, size_t bytes) const {

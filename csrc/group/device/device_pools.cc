@@ -5,7 +5,7 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "group/core/engine.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 
@@ -34,7 +34,7 @@ DevicePools::~DevicePools() {
     peer->view = nullptr;
   }
   contain("giving back what was mapped of other ranks' pools", [&] {
-    (void)demand_apart<bool>("the driver", Deadline::after(patience_), [last] {
+    (void)call_or_throw<bool>("the driver", Deadline::after(patience_), [last] {
       last->clear();
       return true;
     });
@@ -77,7 +77,7 @@ PoolStats DevicePools::stats() const {
 void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patience) {
   try {
     const Deadline deadline = Deadline::after(patience);
-    (void)demand_apart<bool>("mapping it", deadline, [pool = pool, grown, deadline] {
+    (void)call_or_throw<bool>("mapping it", deadline, [pool = pool, grown, deadline] {
       pool->catch_up(grown, deadline);
       return true;
     });

@@ -9,8 +9,8 @@
 #include "base/contain.h"
 #include "base/error.h"
 #include "kernel/gpu/packs.h"
-#include "memory/driver/apart.h"
 #include "memory/driver/cards.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 namespace {
@@ -28,7 +28,7 @@ constexpr TrialStage kTrialStages[kTrialEpochs] = {{DeviceAlgorithm::kExchangePa
                                                    {DeviceAlgorithm::kExchangeChunks, 256}};
 
 /// Where everything is at the desk: what is looked at of a pad, then for each stage this rank's piece and everybody's.
-struct Desk {
+struct Shared {
   kernel::DeviceShape shape;
 
   size_t pad_bytes() const { return DevicePad{shape}.offset(Part::kStaging); }
@@ -63,13 +63,13 @@ class DeviceTrial {
       : driver_(std::move(driver)),
         exchange_(exchange),
         setting_(setting),
-        desk_{setting.channel.shape},
+        shared_{setting.channel.shape},
         findings_(setting.channel.shape.ranks) {}
 
   /// Closing a queue may hang as well.
   ~DeviceTrial() {
     contain("closing the queue of a first exchange by kernels", [&] {
-      (void)demand_apart<bool>("the driver", Deadline::after(setting_.farewell), [work = std::move(work_)]() mutable {
+      (void)call_or_throw<bool>("the driver", Deadline::after(setting_.farewell), [work = std::move(work_)]() mutable {
         work.reset();
         return true;
       });
@@ -97,7 +97,7 @@ class DeviceTrial {
 
   void write_pieces() {
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
-      for (size_t i = 0; i < desk_.piece(stage); ++i) desk()[desk_.sent(stage) + i] = pattern(me(), stage, i);
+      for (size_t i = 0; i < shared_.piece(stage); ++i) desk()[shared_.sent(stage) + i] = pattern(me(), stage, i);
     }
   }
 
@@ -105,12 +105,12 @@ class DeviceTrial {
     std::vector<kernel::Job> jobs(kTrialEpochs);
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
       kernel::Job& job = jobs[stage];
-      const size_t bytes = desk_.piece(stage);
+      const size_t bytes = shared_.piece(stage);
       job.algorithm = kTrialStages[stage].algorithm;
       job.fingerprint.collective = kernel::Collective::kAllGather;
       job.fingerprint.count = bytes * ranks();
-      job.send = {kernel::Pieces::Kind::kSame, 0, desk_of_device() + desk_.sent(stage), bytes};
-      job.recv = {kernel::Pieces::Kind::kEven, 0, desk_of_device() + desk_.received(stage, 0), bytes};
+      job.send = {kernel::Pieces::Kind::kSame, 0, desk_of_device() + shared_.sent(stage), bytes};
+      job.recv = {kernel::Pieces::Kind::kEven, 0, desk_of_device() + shared_.received(stage, 0), bytes};
       job.patience_ns = uint64_t(std::chrono::nanoseconds(setting_.patience).count());
     }
     return jobs;
@@ -122,7 +122,7 @@ class DeviceTrial {
     const auto open = [driver = driver_, device = setting_.device, touches = setting_.touches] {
       return std::make_shared<DeviceWork>(driver, device, touches);
     };
-    work_ = demand_apart<std::shared_ptr<DeviceWork>>("opening a queue", deadline, open);
+    work_ = call_or_throw<std::shared_ptr<DeviceWork>>("opening a queue", deadline, open);
     const Status begun = launcher.launch_on_queue(work_->lend(), setting_.channel, jobs(), {});
     drain(deadline, "a first exchange by kernels");
     if (!begun.ok()) throw Error(begun);
@@ -130,7 +130,7 @@ class DeviceTrial {
 
   /// Begins a copy where there is one, and waits for all that has been begun.
   void drain(const Deadline& deadline, const std::string& what, DevicePtr from = 0) {
-    const auto steps = [work = work_, deadline, from, to = setting_.desk->base(), bytes = desk_.pad_bytes()] {
+    const auto steps = [work = work_, deadline, from, to = setting_.desk->base(), bytes = shared_.pad_bytes()] {
       return work->carry_out([&]() -> PairVerdict {
         if (from) work->copy(to, from, bytes);
         if (work->drain(deadline)) return {};
@@ -156,10 +156,10 @@ class DeviceTrial {
     bool whole = true;
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
       for (uint32_t p = 0; p < ranks(); ++p) {
-        const std::byte* const piece = desk() + desk_.received(stage, p);
+        const std::byte* const piece = desk() + shared_.received(stage, p);
         size_t at = 0;
-        while (at < desk_.piece(stage) && piece[at] == pattern(p, stage, at)) ++at;
-        if (at == desk_.piece(stage)) continue;
+        while (at < shared_.piece(stage) && piece[at] == pattern(p, stage, at)) ++at;
+        if (at == shared_.piece(stage)) continue;
         whole = false;
         find(p, PairState::kCorrupt, stage,
              "what kernels send arrives as something else at byte " + std::to_string(at) + ", though copies do not");
@@ -216,13 +216,13 @@ class DeviceTrial {
 
   template <class Cell>
   const Cell& cell(Part part, uint32_t block, uint32_t peer) const {
-    return *reinterpret_cast<const Cell*>(desk() + DevicePad{desk_.shape}.offset(part, block, peer));
+    return *reinterpret_cast<const Cell*>(desk() + DevicePad{shared_.shape}.offset(part, block, peer));
   }
   /// Of any block: those that saw another one fail have not begun.
   bool has_greeted(uint32_t peer, uint32_t stage = 0) const {
     const uint32_t epoch = setting_.first_epoch + 1 + stage;
     bool greeted = false;
-    for (uint32_t block = 0; block < desk_.shape.blocks; ++block) {
+    for (uint32_t block = 0; block < shared_.shape.blocks; ++block) {
       const auto& packet = cell<kernel::Packet>(DevicePad::of(Part::kGreetings, epoch % kernel::kBuffers), block, peer);
       greeted = greeted || kernel::is_stamped(packet, epoch);
     }
@@ -254,7 +254,7 @@ class DeviceTrial {
   const std::shared_ptr<DeviceDriver> driver_;
   Exchange& exchange_;
   const TrialSetting& setting_;
-  const Desk desk_;
+  const Shared shared_;
   std::vector<TrialFinding> findings_;  // by peer
   std::shared_ptr<DeviceWork> work_;    // the kernel's, and what looks at pads after it
   const std::byte* copied_ = nullptr;   // the pad that is at the desk
@@ -262,7 +262,7 @@ class DeviceTrial {
 
 }  // namespace
 
-size_t trial_bytes(const kernel::DeviceShape& shape) { return Desk{shape}.bytes(); }
+size_t trial_bytes(const kernel::DeviceShape& shape) { return Shared{shape}.bytes(); }
 
 TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, Launcher& launcher,
                          const TrialSetting& setting) {

@@ -63,9 +63,9 @@ Status Hierarchical::run(Operation& o, Carrier carrier) {
     (void)end();
     throw;
   }
-  const std::optional<net::GroupPort::Stray> stray = end();
+  const std::optional<net::GroupPort::LateLabel> late_label = end();
   if (room_.size() > kKeptRoom) std::vector<std::byte>().swap(room_);
-  return !status.ok() || !stray ? status : explain_stray(o, *stray);
+  return !status.ok() || !late_label ? status : explain_late_label(o, *late_label);
 }
 
 Status Hierarchical::perform(Call& call) {
@@ -93,14 +93,14 @@ Status Hierarchical::perform(Call& call, Operation& part) {
 
 /// Around a root not all ranks exchange data. So a rank may learn only from a message of a later operation that another
 /// one had called a different operation.
-Status Hierarchical::explain_stray(const Operation& o, const net::GroupPort::Stray& stray) {
+Status Hierarchical::explain_late_label(const Operation& o, const net::GroupPort::LateLabel& late_label) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
-    return port_.called_here(stray.op);
+    return port_.called_here(late_label.op);
   }();
-  if (own == stray.label) return {};
-  const std::string where = (stray.op == op_ ? " at #" : " before #") + std::to_string(o.number);
-  const Called theirs{members_.topology.describe(stray.rank), fingerprint_of(stray.label)};
+  if (own == late_label.label) return {};
+  const std::string where = (late_label.op == op_ ? " at #" : " before #") + std::to_string(o.number);
+  const Called theirs{members_.topology.describe(late_label.rank), fingerprint_of(late_label.label)};
   const std::string how = own ? contrast({core_.diagnosis.self(), fingerprint_of(*own)}, theirs)
                               : theirs.who + " called " + describe(theirs.what) + ", this rank another operation";
   return core_.failures.fail(core_.diagnosis.mismatch(where, how, ""));
@@ -108,7 +108,7 @@ Status Hierarchical::explain_stray(const Operation& o, const net::GroupPort::Str
 
 /// Abandons runs that have not ended: when it returns, nothing accesses the operation's memory. Returns the call of
 /// another rank under the operation's number, where that was a different one.
-std::optional<net::GroupPort::Stray> Hierarchical::end() {
+std::optional<net::GroupPort::LateLabel> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
   for (const auto& active : active_) {
@@ -117,7 +117,7 @@ std::optional<net::GroupPort::Stray> Hierarchical::end() {
   if (!open.empty()) net::ScheduleRun::abandon(port_, open);
   active_.clear();
   port_.end_operation(op_ + 1);
-  return port_.stray();
+  return port_.late_label();
 }
 
 /// Called during waits for a step inside the host. A sleeper calls this about once a millisecond, so each call takes in

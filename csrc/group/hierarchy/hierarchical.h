@@ -59,7 +59,7 @@ class Hierarchical final : private Driver {
   };
 
   void drive() override;
-  std::optional<net::GroupPort::Stray> end();
+  std::optional<net::GroupPort::LateLabel> end();
 
   Status perform(Call& call);
   /// Performs a part of the call's operation, in host memory.
@@ -129,7 +129,7 @@ class Hierarchical final : private Driver {
   /// Ends the run that was begun first.
   Status finish(Call& call);
   Status finish_all(Call& call);
-  Status explain_stray(const Operation& o, const net::GroupPort::Stray& stray);
+  Status explain_late_label(const Operation& o, const net::GroupPort::LateLabel& late_label);
   Status explain(Call& call, const net::ScheduleRun& run, Waited how);
 
   InterHostPlan inter_host_plan(const Operation& o) const;

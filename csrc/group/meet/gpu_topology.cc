@@ -7,7 +7,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 namespace {
@@ -258,8 +258,8 @@ GpuTopology look_at_gpus() {
 
 GpuTopology look_at_gpus(const std::function<std::unique_ptr<Nvml>()>& open, std::chrono::milliseconds patience) {
   try {
-    return demand_apart<GpuTopology>("NVML, asked for the GPUs,", Deadline::after(patience),
-                                     [open] { return look_at_gpus(*open()); });
+    return call_or_throw<GpuTopology>("NVML, asked for the GPUs,", Deadline::after(patience),
+                                      [open] { return look_at_gpus(*open()); });
   } catch (const Error& error) {
     GpuTopology nothing;
     nothing.none = error.reason();
@@ -277,7 +277,7 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
   std::string none;
   try {
     using Devices = std::map<std::string, int>;
-    devices = demand_apart<Devices>("the driver, asked for its GPUs,", soon(), [driver] { return by_bus(*driver); });
+    devices = call_or_throw<Devices>("the driver, asked for its GPUs,", soon(), [driver] { return by_bus(*driver); });
   } catch (const Error& error) {
     none = error.reason();
   }

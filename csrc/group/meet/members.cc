@@ -73,7 +73,7 @@ PlanFacts facts_of(const Topology& topology, int rank) {
 
 void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure) {
   MutexLock lock(port.mutex());
-  std::vector<int> ranks = port.acquaintances();
+  std::vector<int> ranks = port.contacts();
   if (failure.met_as() != Code::kPeerFailed) {
     // One rank of every host passes it on inside. On the host of `failure.who` two do, since one of them may be stopped
     // together with that rank.

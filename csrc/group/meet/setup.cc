@@ -75,8 +75,8 @@ void SetUp::give_up(Made made, const Failure& why) {
   if (!members.pad_span) return;
   Arena& arena = members.neighbours->arena();
   if (!members.topology.ranks.empty() && members.memory.size() == members.here().size())
-    return arena.bury(members.pad_span, members.everybody_gone());
-  arena.bury(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
+    return arena.free_when(members.pad_span, members.everybody_gone());
+  arena.free_when(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
 }
 
 /// Counts this set-up, and makes the pad. It has room for all ranks until the ranks of this host are known.
@@ -227,8 +227,8 @@ std::vector<net::AddressPrefix> SetUp::sources() const {
   return sources;
 }
 
-/// A rank publishes its address after it has opened its port and its link admits all peers. So no message arrives for an
-/// unknown group, and no connection of a peer is dropped.
+/// A rank publishes its address after it has opened its port and its link admits all peers. So no message arrives for
+/// an unknown group, and no connection of a peer is dropped.
 void SetUp::open_port() {
   const std::shared_ptr<net::Messenger> messenger =
       options_.messenger ? options_.messenger() : net::Messenger::here(store_.host());

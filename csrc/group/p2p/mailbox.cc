@@ -42,7 +42,7 @@ Mailbox::~Mailbox() {
   MutexLock lock(mutex_);
   while (attendants_ != 0) lock.wait_for(waiters_gone_, std::chrono::milliseconds(10));
   for (Peer& peer : peers_) {
-    if (peer.lease) core_.neighbours().leases().bury(peer.lease, members_.everybody_gone());
+    if (peer.lease) core_.neighbours().leases().free_when(peer.lease, members_.everybody_gone());
   }
 }
 

@@ -51,11 +51,11 @@ bool Mailbox::grant_far(int rank) {
 bool Mailbox::read_port() {
   bool moved = false;
   for (;;) {
-    std::optional<net::GroupPort::Letter> letter;
+    std::optional<net::GroupPort::MailMessage> letter;
     std::optional<std::pair<int, uint64_t>> sent, received;
     {
       MutexLock lock(core_.port->mutex());
-      letter = core_.port->next_letter();
+      letter = core_.port->next_mail();
       sent = core_.port->rendezvous().next_sent();
       received = core_.port->rendezvous().next_received();
     }
@@ -74,7 +74,7 @@ bool Mailbox::read_port() {
 }
 
 /// Takes announcements in the order of sending, each once, even if the link reorders or repeats them.
-void Mailbox::read_mail(net::GroupPort::Letter&& letter) {
+void Mailbox::read_mail(net::GroupPort::MailMessage&& letter) {
   Peer& peer = peers_[size_t(letter.from)];
   const net::MailHead& head = letter.head;
   if (head.number <= peer.taken || head.number > peer.taken + kFarEnvelopes) return;
@@ -95,7 +95,7 @@ void Mailbox::tell_taken(int rank) {
   core_.port->tell_taken(rank, peer.told);
 }
 
-void Mailbox::read_letter(net::GroupPort::Letter&& letter) {
+void Mailbox::read_letter(net::GroupPort::MailMessage&& letter) {
   if (!far(letter.from)) return;
   Peer& peer = peers_[size_t(letter.from)];
   switch (letter.kind) {

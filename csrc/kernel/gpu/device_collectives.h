@@ -16,7 +16,7 @@ namespace nvx::kernel {
 /// One step: each rank sends its data to every reader, and the readers reduce in rank order. For all_reduce, reduce,
 /// and reduce_scatter, in which each rank is sent only its own piece.
 template <class Exec, class Channel>
-NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+NVX_NOINLINE bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
   const auto reads = [&](uint32_t p) { return job.root < 0 || uint32_t(job.root) == p; };
   const uint32_t me = ch.rank();
@@ -38,7 +38,7 @@ NVX_APART bool reduce_packets(Exec& ex, Channel& ch, const Job& job, PieceTable 
 
 /// all_reduce in two steps of packets: every rank reduces one slice and sends the result to all.
 template <class Exec, class Channel>
-NVX_APART bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+NVX_NOINLINE bool reduce_packets_two_shot(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const auto send = [&](uint32_t p) { return ch.share(job.send.of(p, ch.ranks(), table)); };
   const auto recv = [&](uint32_t p) { return ch.share(job.recv.of(p, ch.ranks(), table)); };
   const uint32_t me = ch.rank(), second = ch.shape().packets / 2;  // half of the packets per step
@@ -82,7 +82,7 @@ class ReduceChunks {
     }
   }
 
-  NVX_APART bool run() {
+  NVX_NOINLINE bool run() {
     const auto all = [](uint32_t) { return true; };
     if (!ch_.enter(job_, /*pairwise=*/false, table_)) return false;
     if (!ch_.meet(job_, /*pairwise=*/false, table_, all)) return false;
@@ -185,7 +185,7 @@ struct Partners {
 
 /// Sends each piece to its receiver as packets.
 template <class Exec, class Channel>
-NVX_APART bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+NVX_NOINLINE bool exchange_packets(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   const uint32_t me = ch.rank(), ranks = ch.ranks();
   const Partners partners{job.fingerprint.collective, job.root, me};
   if (!ch.enter(job, partners.pairwise(), table)) return false;
@@ -227,12 +227,12 @@ class ExchangeChunks {
     }
   }
 
-  NVX_APART bool run() {
+  NVX_NOINLINE bool run() {
     if (!ch_.enter(job_, partners_.pairwise(), table_)) return false;
     put_small();
     if (!ch_.meet(job_, partners_.pairwise(), table_, [&](uint32_t p) { return partners_.receives_from(p); }))
       return false;
-    if (!ch_.meet(job_, /*pairwise=*/false, table_, [&](uint32_t p) { return is_stranger(p) && ch_.may_reach(p); }))
+    if (!ch_.meet(job_, /*pairwise=*/false, table_, [&](uint32_t p) { return is_unmet(p) && ch_.may_reach(p); }))
       return false;
     const uint32_t me = ch_.rank();
     const Piece own = ch_.share(job_.recv.of(me, ch_.ranks(), table_));
@@ -249,7 +249,7 @@ class ExchangeChunks {
  private:
   NVX_HD bool is_small(const Piece& whole) const { return ch_.is_in_packets(job_, whole); }
   /// A receiver that this rank has not met.
-  NVX_HD bool is_stranger(uint32_t p) const {
+  NVX_HD bool is_unmet(uint32_t p) const {
     return partners_.sends_to(p) && !partners_.receives_from(p) && !ch_.has_met(p);
   }
   /// The part for a peer that is sent in chunks, and the part from it that is received in chunks.
@@ -292,8 +292,8 @@ class ExchangeChunks {
   NVX_HD bool put_chunk(size_t k) {
     const auto whom = [&](uint32_t p) { return is_posted(send(p), k, ch_.writes_to(p)); };
     // A rank that called another operation would never make space.
-    const auto strangers = [&](uint32_t p) { return is_stranger(p) && ch_.chunk_of(send(p), k).bytes != 0; };
-    if (k == kChunks && !ch_.meet(job_, /*pairwise=*/false, table_, strangers)) return false;
+    const auto unmet = [&](uint32_t p) { return is_unmet(p) && ch_.chunk_of(send(p), k).bytes != 0; };
+    if (k == kChunks && !ch_.meet(job_, /*pairwise=*/false, table_, unmet)) return false;
     if (!ch_.await_room(whom)) return false;
     for (uint32_t i = 0; i < ch_.others(); ++i) {
       const uint32_t p = ch_.other(i);
@@ -328,7 +328,7 @@ class ExchangeChunks {
 /// and device memory here. A stream's copy behind a waiting kernel could occupy a copy engine that the awaited work
 /// needs.
 template <class Exec, class Channel>
-NVX_APART bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
+NVX_NOINLINE bool move_own(Exec& ex, Channel& ch, const Job& job, PieceTable table) {
   if (!ch.enter(job, /*pairwise=*/false, table)) return false;
   if (!ch.await_host(job.awaited, job.awaits)) return false;
   for (uint32_t i = 0; i < job.recv.owns(); ++i) {

@@ -59,7 +59,7 @@ struct Pieces {
   std::byte* base = nullptr;  ///< no piece has a byte before it
   uint64_t bytes = 0;
 
-  NVX_APART Piece of(uint32_t rank, uint32_t ranks, const Piece* table) const {
+  NVX_NOINLINE Piece of(uint32_t rank, uint32_t ranks, const Piece* table) const {
     switch (kind) {
       case Kind::kNone:
       case Kind::kOwn: break;

@@ -45,7 +45,7 @@ NVX_HD void store_words(std::byte* to, const Pack& pack) {
 NVX_HD inline bool is_aligned(const void* at) { return reinterpret_cast<uintptr_t>(at) % sizeof(Pack) == 0; }
 
 /// The pack at any address of which only the first `bytes` bytes exist. Bytes beyond them are not accessed.
-NVX_APART inline Pack load_odd(const std::byte* from, size_t bytes) {
+NVX_NOINLINE inline Pack load_odd(const std::byte* from, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(from);
   if (bytes >= sizeof(Pack) && address % 8 == 0) return load_words<uint64_t>(from);
   if (bytes >= sizeof(Pack) && address % 4 == 0) return load_words<uint32_t>(from);
@@ -55,7 +55,7 @@ NVX_APART inline Pack load_odd(const std::byte* from, size_t bytes) {
   return {{words[0], words[1]}};
 }
 
-NVX_APART inline void store_odd(std::byte* to, Pack pack, size_t bytes) {
+NVX_NOINLINE inline void store_odd(std::byte* to, Pack pack, size_t bytes) {
   const auto address = reinterpret_cast<uintptr_t>(to);
   if (bytes >= sizeof(Pack) && address % 8 == 0) return store_words<uint64_t>(to, pack);
   if (bytes >= sizeof(Pack) && address % 4 == 0) return store_words<uint32_t>(to, pack);
@@ -77,7 +77,7 @@ NVX_HD inline void store_pack(std::byte* to, const Pack& pack, size_t bytes) {
 }
 
 /// This lane's packs of a copy. The ranges are identical or disjoint.
-NVX_APART inline void copy_packs(std::byte* to, const std::byte* from, size_t bytes, size_t lane, size_t lanes) {
+NVX_NOINLINE inline void copy_packs(std::byte* to, const std::byte* from, size_t bytes, size_t lane, size_t lanes) {
   if (to == from) return;
   constexpr size_t kAtOnce = 4;  // loads in flight before the first store
   size_t i = lane;
@@ -114,7 +114,7 @@ NVX_HD inline Packet packet_of(uint64_t data, uint32_t stamp) {
 
 /// Sends a piece as packets. All lanes call it together.
 template <class Exec>
-NVX_APART void put_packets(const Exec& ex, Packet* to, const std::byte* from, size_t bytes, uint32_t stamp) {
+NVX_NOINLINE void put_packets(const Exec& ex, Packet* to, const std::byte* from, size_t bytes, uint32_t stamp) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
     const size_t at = i * sizeof(Pack);
     const Pack pack = load_pack(from + at, bytes - at);
@@ -135,7 +135,7 @@ NVX_HD bool peek_pack(const Exec& ex, const Packet* from, uint32_t stamp, Pack* 
 /// Receives a piece from a peer's packets. All lanes call it together. The result is this lane's alone; combine it with
 /// all().
 template <class Exec>
-NVX_APART bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t bytes, uint32_t stamp, int peer) {
+NVX_NOINLINE bool get_packets(Exec& ex, std::byte* to, const Packet* from, size_t bytes, uint32_t stamp, int peer) {
   for (size_t i = size_t(ex.lane()); i * sizeof(Pack) < bytes; i += size_t(ex.lanes())) {
     Pack pack;
     PendingWait pending{peer, stamp, 0};
@@ -313,7 +313,7 @@ struct Fold {
 
 /// to[i] = op over the ranks' elements in absolute rank order, rounded once. The result is this lane's alone.
 template <class T, class Exec>
-NVX_APART bool fold(Exec& ex, const Fold& f, ReduceOp op) {
+NVX_NOINLINE bool fold(Exec& ex, const Fold& f, ReduceOp op) {
   const auto count = uint32_t(ceil_div(f.bytes, sizeof(Pack)));
   for (uint32_t i = uint32_t(ex.lane()); i < count; i += uint32_t(ex.lanes())) {
     Accumulators<T> sum;
@@ -379,7 +379,7 @@ NVX_HD bool fold_bools(Exec& ex, const Fold& f) {
 /// Reduces elements of this type. All lanes call it together. The result is this lane's alone. Returns false also if
 /// the type does not have the operator, exactly when the host's loops do not have it.
 template <class Exec>
-NVX_APART bool reduce(Exec& ex, DType type, const Fold& f) {
+NVX_NOINLINE bool reduce(Exec& ex, DType type, const Fold& f) {
   switch (type) {
     case DType::kBytes: return false;
     case DType::kBool: return fold_bools(ex, f);

@@ -81,7 +81,7 @@ class PushChannel {
 
   /// Begins the next epoch and greets every peer. On true, the buffers that this block writes are free on every rank.
   /// Writes nothing if the rank has failed or was aborted.
-  NVX_APART bool enter(const Job& job, bool pairwise, PieceTable table) {
+  NVX_NOINLINE bool enter(const Job& job, bool pairwise, PieceTable table) {
     const uint32_t abort = ex_.ask_host();  // both host reads are in flight while this rank's own memory is read
     const PoolView view = has_chunks(job.algorithm) ? view_of(uint32_t(ex_.lane())) : PoolView{};
     epoch_ = own().epoch + 1;
@@ -90,8 +90,8 @@ class PushChannel {
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes()))
       ok = p == rank() || is_free(p);
     if (!ex_.all(ok)) return false;
-    if (is_renewed()) {
-      catch_up();
+    if (is_restamp_due()) {
+      update_heard();
       restamp();
     }
     for (uint32_t i = uint32_t(ex_.lane()); i < ranks_ * kGreetingWords; i += uint32_t(ex_.lanes())) {
@@ -102,7 +102,7 @@ class PushChannel {
     }
     shares_ = has_chunks(job.algorithm);
     touches_ = false;
-    if (shares_) tell_places(job, table, view);
+    if (shares_) send_places(job, table, view);
     return true;
   }
 
@@ -128,7 +128,7 @@ class PushChannel {
       if (p == rank() || !whom(p)) continue;
       pipe(p).heard = epoch_;
       if (!has_places) continue;
-      settle(job, table, p);
+      decide_direct(job, table, p);
       ok = ok && (!is_direct(p) || await_ready(p));
     }
     return !has_places || ex_.all(ok);
@@ -142,20 +142,20 @@ class PushChannel {
   /// Acquire: waits until the host has raised a counter to `want`. Everything that the host wrote before is then
   /// visible to all lanes.
   NVX_HD bool await_host(const Stamp* counter, Stamp want) {
-    bool ok = ex_.goes_on();
+    bool ok = ex_.may_continue();
     if (ok && counter && ex_.lane() == 0) ok = ex_.wait_for(*counter, want, /*peer=*/-1);
     return ex_.all(ok);
   }
 
   /// Ends the epoch: this block reads none of its data any more. `all_met`: every rank has met every other one, so no
   /// signal is needed.
-  NVX_APART void leave(const Job& job, bool all_met) {
+  NVX_NOINLINE void leave(const Job& job, bool all_met) {
     Hash hash;
     for (uint32_t word = 0; word < kFingerprintWords; ++word) hash.add(my_word(job, word, 0));
     const uint64_t history = hash.value();
     const uint32_t digest = uint32_t(history >> 32);
     ex_.sync();
-    const bool tells = !all_met || is_renewed();
+    const bool tells = !all_met || is_restamp_due();
     for (uint32_t p = uint32_t(ex_.lane()); tells && p < ranks_; p += uint32_t(ex_.lanes())) {
       if (p != rank()) ex_.signal(counters_at(p).done, stamp(epoch_, digest));
     }
@@ -168,14 +168,15 @@ class PushChannel {
   }
 
   /// All lanes call it after a failed operation: rule 7.
-  NVX_APART void give_up() {
+  NVX_NOINLINE void give_up() {
     if (!Rules::kTellsFailure || !shares_) return;
-    tell_each([](uint32_t) { return true; }, [&](uint32_t p) { ex_.signal(counters_at(p).quit, stamp(epoch_, 1)); });
+    for_each_peer([](uint32_t) { return true; },
+                  [&](uint32_t p) { ex_.signal(counters_at(p).quit, stamp(epoch_, 1)); });
   }
 
   /// Ends a launch of `operations` operations. The host is told when all blocks have done so.
   NVX_HD void retire(uint32_t operations) {
-    if (ex_.lane() == 0) ex_.count_out(epoch_, at_.by_replays ? operations : 0, at_.told, at_.tells);
+    if (ex_.lane() == 0) ex_.end_block(epoch_, at_.by_replays ? operations : 0, at_.told, at_.tells);
   }
 
   // ---- packets
@@ -251,7 +252,7 @@ class PushChannel {
   template <class Whom>
   NVX_HD void post(Whom whom) {
     ex_.sync();
-    tell_each(whom, [&](uint32_t p) { ex_.signal(counters_at(p).posted, ++pipe(p).sent); });
+    for_each_peer(whom, [&](uint32_t p) { ex_.signal(counters_at(p).posted, ++pipe(p).sent); });
   }
   /// Acquire: waits until a chunk has arrived from each peer in `whom`.
   template <class Whom>
@@ -273,11 +274,11 @@ class PushChannel {
   template <class Whom>
   NVX_HD void release(Whom whom) {
     ex_.sync();
-    tell_each(whom, [&](uint32_t p) { ex_.signal(counters_at(p).credit, ++pipe(p).taken); });
+    for_each_peer(whom, [&](uint32_t p) { ex_.signal(counters_at(p).credit, ++pipe(p).taken); });
   }
 
  private:
-  NVX_HD bool is_renewed() const { return epoch_ % Rules::kRestampEvery < kBuffers; }
+  NVX_HD bool is_restamp_due() const { return epoch_ % Rules::kRestampEvery < kBuffers; }
   NVX_HD uint32_t slot() const { return epoch_ % Rules::kSlots; }
 
   NVX_HD const PeerPads* pads() const { return reinterpret_cast<const PeerPads*>(at_.state + DeviceState::pads()); }
@@ -310,7 +311,7 @@ class PushChannel {
   NVX_HD bool is_direct(uint32_t p) const { return pipe(p).out || pipe(p).in; }
 
   /// Rule 7: true while the peer has not failed. If it has, waits until this rank ends too, and returns false.
-  NVX_HD bool stands(uint32_t p) {
+  NVX_HD bool has_not_failed(uint32_t p) {
     if (!touches_ || !is_direct(p)) return true;
     PendingWait pending{int(p), stamp32(), 0};
     return ex_.wait(pending, [&] { return ex_.acquire(counters_from(p).quit) != stamp(epoch_, 1); });
@@ -319,21 +320,21 @@ class PushChannel {
   /// One lane waits for each peer, and one checks for aborts. The tile combines their results.
   template <class Whom, class Wait>
   NVX_HD bool for_each(Whom whom, Wait wait) {
-    bool ok = ex_.goes_on();
+    bool ok = ex_.may_continue();
     for (uint32_t p = uint32_t(ex_.lane()); ok && p < ranks_; p += uint32_t(ex_.lanes())) {
-      if (p != rank()) ok = (!whom(p) || wait(p)) && stands(p);
+      if (p != rank()) ok = (!whom(p) || wait(p)) && has_not_failed(p);
     }
     return ex_.all(ok);
   }
   template <class Whom, class Tell>
-  NVX_HD void tell_each(Whom whom, Tell tell) {
+  NVX_HD void for_each_peer(Whom whom, Tell tell) {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
       if (p != rank() && whom(p)) tell(p);
     }
   }
 
   /// Rule 2, and rule 4 for peers that were not met.
-  NVX_APART bool is_free(uint32_t p) {
+  NVX_NOINLINE bool is_free(uint32_t p) {
     if (!Rules::kCredits || int32_t(pipe(p).heard - (epoch_ - kBuffers + 1)) >= 0) return true;
     Stamp seen = 0;
     if (!ex_.wait_for(counters_from(p).done, stamp(epoch_ - kBuffers, 0), int(p), &seen)) return false;
@@ -366,17 +367,17 @@ class PushChannel {
   }
 
   /// Fails with the complete greetings of both ranks. Always returns false.
-  NVX_APART bool mismatch(const Job& job, uint32_t p, uint64_t due) {
-    Quarrel quarrel;
+  NVX_NOINLINE bool mismatch(const Job& job, uint32_t p, uint64_t due) {
+    GreetingPair greetings;
     bool alike = true;
     for (uint32_t word = 0; word < kGreetingWords; ++word) {
-      quarrel.mine[word] = my_word(job, word, due);
-      if (!their_word(p, word, &quarrel.theirs[word])) return false;
-      if (word < kFingerprintWords) alike = alike && quarrel.mine[word] == quarrel.theirs[word];
+      greetings.mine[word] = my_word(job, word, due);
+      if (!their_word(p, word, &greetings.theirs[word])) return false;
+      if (word < kFingerprintWords) alike = alike && greetings.mine[word] == greetings.theirs[word];
     }
     const auto cause = alike ? Verdict::Cause::kCounts : Verdict::Cause::kMismatch;
-    const Verdict verdict{cause, Waited::kReached, int(p), stamp32(), stamp32(), due, quarrel.theirs[kBytesWord]};
-    return ex_.fail(verdict, &quarrel);
+    const Verdict verdict{cause, Waited::kReached, int(p), stamp32(), stamp32(), due, greetings.theirs[kBytesWord]};
+    return ex_.fail(verdict, &greetings);
   }
 
   // ---- places
@@ -399,19 +400,19 @@ class PushChannel {
 
   /// Whether this rank meets the peer before it sends to it. With a root, pieces that fit the slots are sent without
   /// meeting the receiver, so only longer pieces may go directly.
-  NVX_HD bool hears(const Job& job, PieceTable table, uint32_t p) const {
+  NVX_HD bool meets_first(const Job& job, PieceTable table, uint32_t p) const {
     if (is_reduction(job) || job.root < 0) return true;
     const Piece whole = job.send.of(p, ranks_, table);
     return !is_in_packets(job, whole) && share(whole).bytes > size_t(kChunks) * at_.shape.chunk_bytes;
   }
 
   /// Writes the last words of the greeting. `view` is that of this lane's first peer.
-  NVX_APART void tell_places(const Job& job, PieceTable table, PoolView view) {
+  NVX_NOINLINE void send_places(const Job& job, PieceTable table, PoolView view) {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes()), view = view_of(p)) {
       if (p == rank()) continue;
       PipeState& pipe = this->pipe(p);
       pipe.pool = view.base;
-      pipe.granules = view.base && hears(job, table, p) ? uint32_t(Reach::granules_of(view.mapped)) : 0;
+      pipe.granules = view.base && meets_first(job, table, p) ? uint32_t(Reach::granules_of(view.mapped)) : 0;
       pipe.out = nullptr, pipe.in = nullptr, pipe.is_written = pipe.is_read = 0;
       const Reach reach{place_of(job.recv, job.recv_place, p, table), pipe.granules};
       const uint64_t more = more_of(job, p, table);
@@ -433,7 +434,7 @@ class PushChannel {
   }
 
   /// Rule 6: decides which pieces bypass staging between a peer and this rank, from both greetings.
-  NVX_APART void settle(const Job& job, PieceTable table, uint32_t p) {
+  NVX_NOINLINE void decide_direct(const Job& job, PieceTable table, uint32_t p) {
     PipeState& pipe = this->pipe(p);
     const auto word = [&](uint32_t i) { return data_of(ex_.peek_packet(greetings_from(p) + i)); };
     const Reach theirs = Reach::of(word(kPlaceWord));
@@ -463,7 +464,7 @@ class PushChannel {
 
   /// This epoch was entered, so every peer is done with epoch - kBuffers. Record this, so that `heard` never falls half
   /// its range behind.
-  NVX_HD void catch_up() {
+  NVX_HD void update_heard() {
     for (uint32_t p = uint32_t(ex_.lane()); p < ranks_; p += uint32_t(ex_.lanes())) {
       if (int32_t(pipe(p).heard - (epoch_ - kBuffers)) < 0) pipe(p).heard = epoch_ - kBuffers;
     }
@@ -471,10 +472,10 @@ class PushChannel {
 
   /// Gives every packet that this block can write in this epoch a stamp for which its buffer never waits. Only some
   /// operations raise `ready`; this sets it to the previous epoch, which is over, so that it never wraps.
-  NVX_APART void restamp() {
+  NVX_NOINLINE void restamp() {
     const Packet stale = packet_of(0, (epoch_ - 1) & Rules::kStampMask);
-    tell_each([](uint32_t) { return true; },
-              [&](uint32_t p) { ex_.signal(counters_at(p).ready, stamp(epoch_ - 1, 1)); });
+    for_each_peer([](uint32_t) { return true; },
+                  [&](uint32_t p) { ex_.signal(counters_at(p).ready, stamp(epoch_ - 1, 1)); });
     for (uint32_t p = 0; p < ranks_; ++p) {
       for (uint32_t j = uint32_t(ex_.lane()); j < kGreetingPackets; j += uint32_t(ex_.lanes())) {
         ex_.put_packet(greetings_to(p) + j, stale);

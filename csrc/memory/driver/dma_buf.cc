@@ -1,7 +1,7 @@
 #include "memory/driver/dma_buf.h"
 
 #include "base/error.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 
@@ -20,7 +20,7 @@ std::vector<DmaBuf> dma_bufs(const std::shared_ptr<DeviceDriver>& driver, const 
     }
     return found;
   };
-  return demand_apart<std::vector<DmaBuf>>("the driver, asked what its GPUs export,", deadline, ask);
+  return call_or_throw<std::vector<DmaBuf>>("the driver, asked what its GPUs export,", deadline, ask);
 }
 
 }  // namespace nvx

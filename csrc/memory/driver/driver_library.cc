@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "base/mutex.h"
-#include "memory/driver/apart.h"
 #include "memory/driver/driver_abi.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 namespace {
@@ -303,8 +303,8 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
   }
   const cuda::Api api = resolve_all(handle, wanted);
   auto driver = std::make_shared<DriverLibrary>(api);
-  const DriverCode code = demand_apart<DriverCode>("cuInit, asked of the NVIDIA driver,", Deadline::after(patience),
-                                                   [start = api.cuInit] { return start(0); });
+  const DriverCode code = call_or_throw<DriverCode>("cuInit, asked of the NVIDIA driver,", Deadline::after(patience),
+                                                    [start = api.cuInit] { return start(0); });
   if (code) throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->words(code));
   return driver;
 }

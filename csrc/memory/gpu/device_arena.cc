@@ -50,7 +50,7 @@ Span DeviceArena::allocate(size_t bytes) {
 }
 
 void DeviceArena::quarantine(Span span) {
-  book_.bury(span, [] { return false; });
+  book_.free_when(span, [] { return false; });
   region_->abandon();
   if (const HostFallback* fallback = fallback_.made()) fallback->region->abandon();
 }
@@ -74,7 +74,7 @@ ShareProbe DeviceHome::probe(int device, std::chrono::milliseconds patience) {
 }
 
 DeviceArena& DeviceHome::arena(int device, ShareKind kind) {
-  MadeApart<DeviceArena>* arena = nullptr;
+  CreatedOnce<DeviceArena>* arena = nullptr;
   {
     MutexLock lock(mutex_);
     arena = &arenas_[device];

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/mutex.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 #include "memory/gpu/device_memory.h"
 #include "memory/gpu/device_pool.h"
 #include "memory/gpu/peer_pool.h"
@@ -46,7 +46,7 @@ class DeviceArena : public SpanSource {
   /// does not answer.
   Span allocate(size_t bytes) override;
   void free(Span span) override { book_.free(span); }
-  void bury(Span span, std::function<bool()> released) override { book_.bury(span, std::move(released)); }
+  void free_when(Span span, std::function<bool()> released) override { book_.free_when(span, std::move(released)); }
   /// Retires a span for ever, because a hanging device may still write to it. Its memory is never returned.
   void quarantine(Span span);
   size_t used() { return book_.used(); }
@@ -63,7 +63,7 @@ class DeviceArena : public SpanSource {
   const std::shared_ptr<DeviceRegion> region_;
   const std::chrono::milliseconds patience_;
   SpanBook book_;
-  MadeApart<HostFallback> fallback_;
+  CreatedOnce<HostFallback> fallback_;
 };
 
 /// The device memory that this process shares, and the memory of other processes that it has mapped. There is one per
@@ -124,7 +124,7 @@ class DeviceHome {
 
  private:
   struct Pooled {
-    MadeApart<DevicePool> making;
+    CreatedOnce<DevicePool> making;
     std::atomic<DevicePool*> made{nullptr};
     std::optional<Error> why_not;
     std::string told;  // the last logged reason why there was no pool
@@ -139,8 +139,8 @@ class DeviceHome {
   const size_t arena_bytes_;
   const std::chrono::milliseconds patience_;
   Mutex mutex_;
-  std::map<int, MadeApart<DeviceArena>> arenas_ GUARDED_BY(mutex_);  // entries are never removed
-  std::map<int, ShareProbe> probes_ GUARDED_BY(mutex_);              // the last result for each device
+  std::map<int, CreatedOnce<DeviceArena>> arenas_ GUARDED_BY(mutex_);  // entries are never removed
+  std::map<int, ShareProbe> probes_ GUARDED_BY(mutex_);                // the last result for each device
   std::map<Import, std::weak_ptr<DeviceRegion>> imports_ GUARDED_BY(mutex_);
   std::map<Import, std::string> distrusted_ GUARDED_BY(mutex_);
   std::map<int, Pooled> pools_ GUARDED_BY(mutex_);  // entries are never removed

@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 namespace {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 #include "memory/gpu/device_work.h"
 
 namespace nvx {
@@ -49,7 +49,7 @@ PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to,
 PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline,
                        size_t large) {
   try {
-    return demand_apart<PairSpeed>("a call of the driver", deadline, [driver, from, to, deadline, large] {
+    return call_or_throw<PairSpeed>("a call of the driver", deadline, [driver, from, to, deadline, large] {
       return measure(driver, from, to, deadline, large);
     });
   } catch (const Error& error) {

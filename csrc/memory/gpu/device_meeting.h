@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "base/mutex.h"
-#include "memory/driver/apart.h"
 #include "memory/driver/cards.h"
+#include "memory/driver/thread_call.h"
 #include "memory/gpu/device_share.h"
 #include "memory/shm/served_door.h"
 
@@ -106,8 +106,8 @@ class Meeting {
   /// A call on this rank's own device. Throws Error.
   template <class Result>
   Result ask_own(const std::string& what, std::function<Result()> call) const {
-    return demand_apart<Result>(what + " on GPU " + std::to_string(options_.device), Deadline::after(home_.patience()),
-                                std::move(call));
+    return call_or_throw<Result>(what + " on GPU " + std::to_string(options_.device), Deadline::after(home_.patience()),
+                                 std::move(call));
   }
   Deadline soon() const;
   static uint64_t mark(const Offer& by, size_t to) { return by.seed ^ (0x9e3779b97f4a7c15 * (to + 1)); }

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/mutex.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 #include "memory/gpu/device_work.h"
 #include "memory/shm/arena.h"
 
@@ -204,7 +204,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
       return;
     }
     try {
-      probe.facts = demand_apart<DeviceFacts>("the driver, asked for it,", Deadline::after(span), how);
+      probe.facts = call_or_throw<DeviceFacts>("the driver, asked for it,", Deadline::after(span), how);
       probe.kinds |= bit;
     } catch (const Error& error) {
       if (error.code() == Code::kTimeout) probe.hung |= bit;
@@ -248,7 +248,7 @@ MappedRegions::~MappedRegions() {
   if (regions_.empty()) return;
   const auto last = std::make_shared<std::vector<std::shared_ptr<DeviceRegion>>>(std::move(regions_));
   contain("giving back what was mapped of other ranks", [&] {
-    (void)demand_apart<bool>("the driver", Deadline::after(patience_), [last] {
+    (void)call_or_throw<bool>("the driver", Deadline::after(patience_), [last] {
       last->clear();
       return true;
     });

@@ -18,7 +18,7 @@ std::shared_ptr<DeviceRegion> Meeting::open(size_t r, ShareKind kind) {
   NVX_CHECK(arena && arena->id() == offers_[r].arena && arena->region().bytes() == offers_[r].bytes,
             "it is not what this process has made for that GPU");
   if (kind == ShareKind::kHost) return arena->hold_fallback();
-  return demand_apart<std::shared_ptr<DeviceRegion>>(
+  return call_or_throw<std::shared_ptr<DeviceRegion>>(
       "opening it to GPU " + std::to_string(options_.device), soon(),
       [driver = home_.driver(), device = options_.device, peer = cards_[r].device, theirs = arena->hold()] {
         demand_reach(*driver, device, peer);
@@ -41,7 +41,7 @@ std::shared_ptr<DeviceRegion> Meeting::import(size_t r, ShareKind kind, Fd fd) {
     return DeviceRegion::import_handle(driver, device, kind, handle, bytes);
   };
   const auto region =
-      demand_apart<std::shared_ptr<DeviceRegion>>("mapping it on GPU " + std::to_string(options_.device), soon(), map);
+      call_or_throw<std::shared_ptr<DeviceRegion>>("mapping it on GPU " + std::to_string(options_.device), soon(), map);
   home_.adopt(import, region);
   return region;
 }

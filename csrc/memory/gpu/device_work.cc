@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 
@@ -53,7 +53,7 @@ PairVerdict DeviceWork::carry_out(const std::function<PairVerdict()>& steps) {
 
 PairVerdict run_work(std::function<PairVerdict()> work, const Deadline& deadline) {
   try {
-    return demand_apart<PairVerdict>("a call of the driver", deadline, std::move(work));
+    return call_or_throw<PairVerdict>("a call of the driver", deadline, std::move(work));
   } catch (const Error& error) {
     return {error.code() == Code::kTimeout ? PairState::kHung : PairState::kRefused, error.reason()};
   }

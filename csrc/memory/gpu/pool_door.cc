@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "memory/driver/apart.h"
 #include "memory/driver/cards.h"
+#include "memory/driver/thread_call.h"
 #include "memory/shm/unix_socket.h"
 
 namespace nvx {

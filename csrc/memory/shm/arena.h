@@ -50,7 +50,7 @@ class Arena : public SpanSource {
 
   /// Returns zeroed pages. Throws Error if the arena is full.
   Span allocate(size_t bytes) override { return book_.allocate(bytes); }
-  void bury(Span span, std::function<bool()> released) override { book_.bury(span, std::move(released)); }
+  void free_when(Span span, std::function<bool()> released) override { book_.free_when(span, std::move(released)); }
   void free(Span span) override { book_.free(span); }
 
   /// Bytes in spans, retired ones included.

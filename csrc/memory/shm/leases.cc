@@ -25,8 +25,8 @@ void LeasePool::release(Span span) {
   arena_.free(span);
 }
 
-void LeasePool::bury(Span span, std::function<bool()> released) {
-  arena_.bury(span, [this, bytes = span.bytes, released = std::move(released)] {
+void LeasePool::free_when(Span span, std::function<bool()> released) {
+  arena_.free_when(span, [this, bytes = span.bytes, released = std::move(released)] {
     if (!released()) return false;
     leased_ -= bytes;
     return true;

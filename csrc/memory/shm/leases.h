@@ -27,7 +27,7 @@ class LeasePool {
   Span acquire(size_t wanted, LeaseHolder* asker) EXCLUDES(mutex_);
   void release(Span span) EXCLUDES(mutex_);
   /// Returns a span that peers may still read. It counts as leased until released() returns true.
-  void bury(Span span, std::function<bool()> released);
+  void free_when(Span span, std::function<bool()> released);
 
   void join(LeaseHolder* holder) EXCLUDES(mutex_);
   void leave(LeaseHolder* holder) EXCLUDES(mutex_);

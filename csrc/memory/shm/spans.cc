@@ -27,12 +27,12 @@ Span SpanBook::find(size_t bytes) {
 
 void SpanBook::add(Span span) {
   MutexLock lock(mutex_);
-  open_hole(span);
+  add_hole(span);
 }
 
 Span SpanBook::take(size_t bytes) {
   bytes = (bytes + page_ - 1) / page_ * page_;
-  sweep();
+  free_deferred();
   for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
     if (hole->second < bytes) continue;
     const Span span{hole->first, bytes};
@@ -45,10 +45,10 @@ Span SpanBook::take(size_t bytes) {
   return {};
 }
 
-void SpanBook::bury(Span span, std::function<bool()> released) {
+void SpanBook::free_when(Span span, std::function<bool()> released) {
   MutexLock lock(mutex_);
-  graves_.push_back({span, std::move(released)});
-  sweep();
+  deferred_.push_back({span, std::move(released)});
+  free_deferred();
 }
 
 void SpanBook::free(Span span) {
@@ -61,21 +61,21 @@ size_t SpanBook::used() {
   return used_;
 }
 
-void SpanBook::sweep() {
+void SpanBook::free_deferred() {
   const auto open =
-      std::partition(graves_.begin(), graves_.end(), [](const Grave& grave) { return !grave.released(); });
-  for (auto grave = open; grave != graves_.end(); ++grave) give_back(grave->span);
-  graves_.erase(open, graves_.end());
+      std::partition(deferred_.begin(), deferred_.end(), [](const Deferred& deferred) { return !deferred.released(); });
+  for (auto deferred = open; deferred != deferred_.end(); ++deferred) give_back(deferred->span);
+  deferred_.erase(open, deferred_.end());
 }
 
 void SpanBook::give_back(Span span) {
   scrub_(span);
   used_ -= span.bytes;
-  open_hole(span);
+  add_hole(span);
 }
 
 /// Adds a hole and merges it with adjacent holes.
-void SpanBook::open_hole(Span span) {
+void SpanBook::add_hole(Span span) {
   auto [hole, added] = holes_.emplace(span.offset, span.bytes);
   const auto next = std::next(hole);
   if (next != holes_.end() && hole->first + hole->second == next->first) {

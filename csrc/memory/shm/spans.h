@@ -29,7 +29,7 @@ class SpanSource {
   virtual void free(Span span) = 0;
   /// Frees a span once no peer can still access it. Calls released() now and at each later allocation until it returns
   /// true.
-  virtual void bury(Span span, std::function<bool()> released) = 0;
+  virtual void free_when(Span span, std::function<bool()> released) = 0;
 };
 
 /// The allocator of the spans of one memory.
@@ -44,27 +44,27 @@ class SpanBook {
   Span find(size_t bytes) EXCLUDES(mutex_);
   /// Adds a span by which the memory has grown.
   void add(Span span) EXCLUDES(mutex_);
-  void bury(Span span, std::function<bool()> released) EXCLUDES(mutex_);
+  void free_when(Span span, std::function<bool()> released) EXCLUDES(mutex_);
   void free(Span span) EXCLUDES(mutex_);
   size_t used() EXCLUDES(mutex_);
 
  private:
-  struct Grave {
+  struct Deferred {
     Span span;
     std::function<bool()> released;
   };
 
-  void sweep() REQUIRES(mutex_);
+  void free_deferred() REQUIRES(mutex_);
   Span take(size_t bytes) REQUIRES(mutex_);
   void give_back(Span span) REQUIRES(mutex_);
-  void open_hole(Span span) REQUIRES(mutex_);
+  void add_hole(Span span) REQUIRES(mutex_);
 
   const size_t page_;
   const std::string name_;
   const std::function<void(Span)> scrub_;
   Mutex mutex_;
   std::map<size_t, size_t> holes_ GUARDED_BY(mutex_);  // offset -> bytes
-  std::vector<Grave> graves_ GUARDED_BY(mutex_);
+  std::vector<Deferred> deferred_ GUARDED_BY(mutex_);
   size_t used_ GUARDED_BY(mutex_) = 0;
 };
 

@@ -7,7 +7,7 @@
 
 #include "base/contain.h"
 #include "base/mutex.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 
 namespace nvx {
 namespace {
@@ -51,7 +51,7 @@ std::string first_line(const char* text) {
 void end_apart(const char* what, const DelegateSetup::Backend& backend, milliseconds span,
                void (c10d::Backend::*end)()) {
   contain(what, [&] {
-    (void)run_apart<bool>(
+    (void)call_on_thread<bool>(
         [what, backend, end] {
           contain(what, [&] { ((*backend).*end)(); });
           return true;
@@ -115,7 +115,7 @@ class DelegateSetup::Attempt {
     bool unwanted GUARDED_BY(mutex) = false;
   };
   const std::shared_ptr<Made> made_ = std::make_shared<Made>();
-  Apart<bool> running_;
+  ThreadCall<bool> running_;
 };
 
 DelegateSetup::DelegateSetup(Group& group, const Topology& topology, c10::intrusive_ptr<c10d::Store> store,

@@ -153,13 +153,13 @@ TEST(Mailbox, ARankMayWriteToItself) {
 /// Random programs: every pair of ranks exchanges messages of random sizes and tags; everything is posted at once, in
 /// an order of each rank's own, and waited for in another. Every finished() is called once.
 TEST(Mailbox, RandomProgramsArriveWhole) {
-  struct Letter {
+  struct MailMessage {
     int from, to;
     size_t number, bytes;
   };
   for (uint32_t seed = 0; seed < 6; ++seed) {
     const int ranks = 2 + int(seed % 3);
-    std::vector<Letter> letters;
+    std::vector<MailMessage> letters;
     std::mt19937 random(seed);
     for (size_t n = 0; n < 60; ++n) {
       const size_t bytes = random() % 3 == 0 ? random() % 200'000 : random() % 1500;
@@ -170,12 +170,12 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
       Group group(store, options("random", rank, ranks));
       std::mt19937 mine(seed * 16 + uint32_t(rank));
       struct Posted {
-        Letter letter;
+        MailMessage letter;
         Bytes memory;
         Mail mail;
       };
       std::vector<Posted> posted;
-      for (const Letter& l : letters) {
+      for (const MailMessage& l : letters) {
         if (l.from == rank) posted.push_back({l, letter(l.from, l.to, l.number, l.bytes), nullptr});
         if (l.to == rank) posted.push_back({{-1, l.from, l.number, l.bytes}, Bytes(l.bytes), nullptr});
       }

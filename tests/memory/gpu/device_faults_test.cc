@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 #include "support/gpu_processes.h"
 #include "support/sizes.h"
 

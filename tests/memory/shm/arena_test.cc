@@ -67,7 +67,7 @@ TEST(Arena, SaysWhenItIsFullAndGoesOn) {
 TEST(Arena, TheBuriedComeBackWhenNobodyCanTouchThem) {
   Arena arena;
   bool released = false;
-  arena.bury(arena.allocate(M), [&] { return released; });
+  arena.free_when(arena.allocate(M), [&] { return released; });
   EXPECT_EQ(arena.used(), M);
   arena.free(arena.allocate(1));
   EXPECT_EQ(arena.used(), M);
@@ -136,7 +136,7 @@ TEST(Leases, TheBuriedCountUntilTheyAreReleased) {
   Arena arena;
   LeasePool pool(arena, M);
   bool released = false;
-  pool.bury(pool.acquire(M, nullptr), [&] { return released; });
+  pool.free_when(pool.acquire(M, nullptr), [&] { return released; });
   EXPECT_EQ(pool.acquire(M, nullptr).bytes, LeasePool::kSmallest)
       << "nothing is left but the least that everybody gets";
 }

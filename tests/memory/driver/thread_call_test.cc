@@ -1,6 +1,6 @@
 // Calls on threads of their own, waited for in slices.
 
-#include "memory/driver/apart.h"
+#include "memory/driver/thread_call.h"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-TEST(Apart, IsWaitedForInSlices) {
+TEST(ThreadCall, IsWaitedForInSlices) {
   std::atomic<bool> may_end{false};
-  Apart<int> call([&] {
+  ThreadCall<int> call([&] {
     while (!may_end) std::this_thread::sleep_for(milliseconds(1));
     return 7;
   });
@@ -26,15 +26,15 @@ TEST(Apart, IsWaitedForInSlices) {
   EXPECT_EQ(*result, 7);
 }
 
-TEST(Apart, ThrowsWhatItsWorkHasThrown) {
-  Apart<int> call([]() -> int { throw std::runtime_error("in vain"); });
+TEST(ThreadCall, ThrowsWhatItsWorkHasThrown) {
+  ThreadCall<int> call([]() -> int { throw std::runtime_error("in vain"); });
   EXPECT_THROW((void)call.get(Clock::now() + std::chrono::seconds(60)), std::runtime_error);
 }
 
-TEST(Apart, WhatItsWorkHeldGoesBeforeTheResultIsThere) {
+TEST(ThreadCall, WhatItsWorkHeldGoesBeforeTheResultIsThere) {
   auto held = std::make_shared<int>(1);
   const std::weak_ptr<int> seen = held;
-  Apart<int> call([held = std::move(held)] { return *held; });
+  ThreadCall<int> call([held = std::move(held)] { return *held; });
   ASSERT_TRUE(call.get(Clock::now() + std::chrono::seconds(60)));
   EXPECT_TRUE(seen.expired());
 }

@@ -29,11 +29,11 @@ inline std::string how_long(const Deadline& deadline) {
 
 /// Work that runs on a thread of its own.
 template <class Result>
-class Apart {
+class ThreadCall {
  public:
   /// Throws std::system_error if no thread can be started.
-  explicit Apart(std::function<Result()> work) {
-    std::thread([desk = desk_, work = std::move(work)]() mutable {
+  explicit ThreadCall(std::function<Result()> work) {
+    std::thread([shared = shared_, work = std::move(work)]() mutable {
       const BesideCaptures beside;
       std::optional<Result> result;
       std::exception_ptr thrown;
@@ -45,47 +45,47 @@ class Apart {
         thrown = std::current_exception();
       }
       work = nullptr;  // release its captures before the result is visible
-      const std::lock_guard lock(desk->mutex);
-      desk->result = std::move(result);
-      desk->thrown = std::move(thrown);
-      desk->end.notify_all();
+      const std::lock_guard lock(shared->mutex);
+      shared->result = std::move(result);
+      shared->thrown = std::move(thrown);
+      shared->end.notify_all();
     }).detach();
   }
 
   /// Returns the result of the work, or rethrows its exception; only the first call gets it. Returns nothing if the
   /// work does not end by `until`. A result that is never fetched is destroyed by the thread.
   std::optional<Result> get(Clock::time_point until) {
-    std::unique_lock lock(desk_->mutex);
-    desk_->end.wait_until(lock, until, [&] { return desk_->result.has_value() || desk_->thrown; });
-    if (desk_->thrown) std::rethrow_exception(std::exchange(desk_->thrown, nullptr));
-    return std::move(desk_->result);
+    std::unique_lock lock(shared_->mutex);
+    shared_->end.wait_until(lock, until, [&] { return shared_->result.has_value() || shared_->thrown; });
+    if (shared_->thrown) std::rethrow_exception(std::exchange(shared_->thrown, nullptr));
+    return std::move(shared_->result);
   }
 
  private:
-  struct Desk {
+  struct Shared {
     std::mutex mutex;
     std::condition_variable end;
     std::optional<Result> result;
     std::exception_ptr thrown;
   };
-  const std::shared_ptr<Desk> desk_ = std::make_shared<Desk>();
+  const std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 /// Returns the result of the work, or rethrows its exception. Returns nothing if the work does not end by the deadline
 /// plus a grace period; its thread then destroys a later result. Throws std::system_error if no thread can be started.
 template <class Result>
-std::optional<Result> run_apart(std::function<Result()> work, const Deadline& deadline) {
+std::optional<Result> call_on_thread(std::function<Result()> work, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kGrace{250};  // for work that notices the deadline itself and reports it
-  return Apart<Result>(std::move(work))
+  return ThreadCall<Result>(std::move(work))
       .get(deadline.end == Clock::time_point::max() ? deadline.end : deadline.end + kGrace);
 }
 
-/// Like run_apart(), for a caller that needs the result. Throws Error if there is none, with kTimeout if the work does
-/// not return in time: "<what> did not return within 2000 ms".
+/// Like call_on_thread(), for a caller that needs the result. Throws Error if there is none, with kTimeout if the work
+/// does not return in time: "<what> did not return within 2000 ms".
 template <class Result>
-Result demand_apart(const std::string& what, const Deadline& deadline, std::function<Result()> work) {
+Result call_or_throw(const std::string& what, const Deadline& deadline, std::function<Result()> work) {
   try {
-    if (auto result = run_apart(std::move(work), deadline)) return *std::move(result);
+    if (auto result = call_on_thread(std::move(work), deadline)) return *std::move(result);
   } catch (const std::system_error&) {
     throw Error(Code::kSystem, "nvx: " + what + ": the system gives no thread for it");
   }
@@ -95,7 +95,7 @@ Result demand_apart(const std::string& what, const Deadline& deadline, std::func
 /// An object that the first caller creates. Concurrent callers wait for it. If the creation fails, the next caller
 /// tries again, but never while an earlier attempt has not returned.
 template <class T>
-class MadeApart {
+class CreatedOnce {
  public:
   /// Throws Error: the error of `make`, or kTimeout as above. After a timeout all callers fail at once until that
   /// attempt returns.
