@@ -108,7 +108,7 @@ void GroupPort::send(int rank, MessageHeader header, std::span<const std::byte> 
                      Sender* sender, uint64_t cookie) {
   Rank& there = ranks_[size_t(rank)];
   if (!there.known) {  // a message may claim any rank as its sender
-    if (sender) sender->sent(cookie, Status(Code::kPeerDied, "nvx: no address is known"));
+    if (sender) sender->sent(cookie, Status(Code::kPeerDied, "nvx: its address is unknown"));
     return;
   }
   there.contacted = true;
@@ -125,7 +125,7 @@ void GroupPort::ask(int rank) {
 
 void GroupPort::disconnect(int rank) {
   if (ranks_[size_t(rank)].known)
-    messenger_->disconnect(ranks_[size_t(rank)].peer, "an operation that failed still sent to it");
+    messenger_->disconnect(ranks_[size_t(rank)].peer, "a failed operation still had messages to it in flight");
 }
 
 // --- what comes
@@ -163,7 +163,7 @@ void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> 
     message.body.assign(body.begin(), body.end());
   }
   if ((from.mail_cost += cost_of(message)) > kMostMail) {
-    if (from.known) messenger_->disconnect(from.peer, "it sends more than it may");
+    if (from.known) messenger_->disconnect(from.peer, "it sends more than its credit allows");
     return;
   }
   mail_.push_back(std::move(message));
@@ -193,7 +193,7 @@ void GroupPort::take_segment(const MessageHeader& header, std::span<const std::b
 bool GroupPort::keep(int rank, size_t bytes) {
   Rank& there = ranks_[size_t(rank)];
   if (there.kept + bytes > kCredit + kCreditStep + messenger_->segment_bytes()) {
-    if (there.known) messenger_->disconnect(there.peer, "it sends more than it may");
+    if (there.known) messenger_->disconnect(there.peer, "it sends more than its credit allows");
     return false;
   }
   there.kept += bytes + kSegmentCost;

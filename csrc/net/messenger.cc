@@ -77,7 +77,7 @@ Messenger::Messenger(std::unique_ptr<Link> link, std::chrono::milliseconds silen
     progress_thread_ = std::thread([this] { run_progress_thread(); });
   } catch (const std::system_error& error) {
     errno = error.code().value();
-    throw system_error("no thread can be had for the link to other hosts");
+    throw system_error("cannot start a thread for the link to other hosts");
   }
 }
 
@@ -125,7 +125,7 @@ void Messenger::remove_port(uint64_t group, int rank, const GroupPort& port) {
 
 PeerId Messenger::connect(std::span<const std::byte> address) {
   ProcessId process = 0;
-  if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: a rank's address on the wire is too short");
+  if (address.size() <= sizeof process) throw Error(Code::kMismatch, "nvx: a rank's network address is too short");
   std::memcpy(&process, address.data(), sizeof process);
   const auto it = by_process_.find(process);
   if (it != by_process_.end() && peers_[it->second].lost.empty()) {
@@ -366,7 +366,7 @@ void Messenger::take_answer(const MessageHeader& header, PeerId id, std::span<co
     if (peer.asked < peer.joined) return note_left(header);  // a newer group has connected to it since
     const std::string why(reinterpret_cast<const char*>(body.data()), std::min(body.size(), kMostCopied));
     if (peer.lost.empty()) peer.has_given_up_this = true;
-    return lose(id, "has given this process up, of which it says: " + printable(why));
+    return lose(id, "considers this process lost: " + printable(why));
   }
   if (header.value == kGroupGone) note_left(header);
 }
@@ -388,7 +388,7 @@ void Messenger::answer_given_up(const MessageHeader& ping, PeerId id) {
 
 void Messenger::send_given_up(const MessageHeader& ping, PeerId id) {
   Peer& peer = peers_[id];
-  contain("telling a process that it has been given up", [&] {
+  contain("telling a process that it is considered lost", [&] {
     mutex_.held_by_caller();
     const PeerId link = link_->add(peer.address);
     by_link_.resize(std::max<size_t>(by_link_.size(), link + 1));
@@ -439,7 +439,7 @@ void Messenger::finish() {
     if (!said && Clock::now() - began > kSayAfter) {
       said = true;
       NVX_LOG(kInfo,
-              "this process ends when what it has sent has come to %s, which it awaits for at most %.0f s without a "
+              "this process ends when %s has received everything, or after %.0f s without a "
               "sign of life",
               name_of(PeerId(open - peers_.begin())).c_str(), std::chrono::duration<double>(silence).count());
     }
@@ -475,11 +475,12 @@ void Messenger::ask(PeerId id, uint64_t group, int from, int to) {
     }
     if (silent > silence_ * 3 / 10 && !peer.warned) {
       peer.warned = true;
-      NVX_LOG(kWarn,
-              "%s gives no sign of life for %.1f s; it is given up after %.0f s (NVX_LIVENESS_S). Is it stopped, or "
-              "its host down?",
-              name_of(id, "rank " + std::to_string(to)).c_str(), std::chrono::duration<double>(silent).count(),
-              std::chrono::duration<double>(silence_).count());
+      NVX_LOG(
+          kWarn,
+          "%s gives no sign of life for %.1f s; it counts as lost after %.0f s (NVX_LIVENESS_S). Check whether it is "
+          "stopped or its host is down",
+          name_of(id, "rank " + std::to_string(to)).c_str(), std::chrono::duration<double>(silent).count(),
+          std::chrono::duration<double>(silence_).count());
     }
   }
   if (now - peer.asked < kAskInterval) return;

@@ -44,7 +44,7 @@ std::vector<Unreached::News> Unreached::look_again() {
     if (!why.empty() && waited < patience_) {
       if (!waiting.warned && waited >= patience_ * 3 / 10) {
         waiting.warned = true;
-        NVX_LOG(kWarn, "no way leads to a process on another host (%s); it is given up after %.0f s", why.c_str(),
+        NVX_LOG(kWarn, "a process on another host cannot be reached (%s); it counts as lost after %.0f s", why.c_str(),
                 std::chrono::duration<double>(patience_).count());
       }
       ++it;
@@ -53,7 +53,7 @@ std::vector<Unreached::News> Unreached::look_again() {
     const auto s = std::chrono::duration_cast<std::chrono::seconds>(waited).count();
     news.push_back({it->first,
                     why.empty() ? ""
-                                : "its host cannot be reached, for " + std::to_string(s) + " s now: " + why +
+                                : "its host has been unreachable for " + std::to_string(s) + " s: " + why +
                                       "; NVX_SOCKET_IFNAME names the interfaces to use",
                     std::move(waiting.posts)});
     it = waiting_.erase(it);

@@ -6,7 +6,9 @@
 namespace nvx::kernel {
 namespace {
 
-Status refusal() { return {Code::kInvalid, "nvx: this build has no CUDA: build it where nvcc is, without NVX_CUDA=0"}; }
+Status refusal() {
+  return {Code::kInvalid, "nvx: this build has no CUDA kernels: build nvx with nvcc and without NVX_CUDA=0"};
+}
 
 }  // namespace
 

@@ -5,7 +5,7 @@ namespace nvx::net {
 
 std::unique_ptr<Link> open_ucx(const std::string& /*met_at*/) {
   throw Error(Code::kSystem,
-              "nvx: this build has no UCX, which ranks on several hosts need. Build nvx where UCX's headers are: "
+              "nvx: this build has no UCX, which ranks on several hosts need. Build nvx with UCX's headers installed: "
               "'pip install libucx-cu13' or 'apt-get install libucx-dev', then 'pip install --no-build-isolation .'");
 }
 

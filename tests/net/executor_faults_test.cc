@@ -218,7 +218,7 @@ TEST(Signs, WhoHasBeenGivenUpGivesUpToo) {
   alone.come({from_process(Kind::kPong, 2, "has been silent")});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
-  EXPECT_EQ(fate->why, "has given this process up, of which it says: has been silent");
+  EXPECT_EQ(fate->why, "considers this process lost: has been silent");
   alone.end();
 }
 
@@ -529,7 +529,7 @@ TEST(RunFaults, WhoIgnoresTheCreditIsGivenUp) {
     }
     ASSERT_TRUE(alone.fate());
     EXPECT_LT(kept, size_t(9) << 20);
-    EXPECT_NE(alone.fate()->why.find("more than it may"), std::string::npos) << alone.fate()->why;
+    EXPECT_NE(alone.fate()->why.find("more than its credit allows"), std::string::npos) << alone.fate()->why;
   }
 }
 

@@ -41,7 +41,7 @@ class FakeDriver : public DeviceDriver {
 
   void pair(int from, int to, Truth truth);
   void pairs(int a, int b, Truth truth) { pair(a, b, truth), pair(b, a, truth); }
-  /// The driver says that it has not got this.
+  /// The driver reports this as unsupported.
   void lacks(ShareKind kind);
   /// Every such call is refused with this code.
   void refuse(const std::string& call, DriverCode code);

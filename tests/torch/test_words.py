@@ -177,7 +177,7 @@ dist.destroy_process_group()
 """
     ranks, _ = run_apart(str(tmp_path), PROGRAM.format(body=body), [{}, {}])
     assert [code for _, code in ranks] == [0, 0], ranks
-    said = f"there is a second UCX in this process: {other}, beside "
+    said = f"this process has loaded a second UCX: {other}, beside "
     assert [words.count(said) for words, _ in ranks] == [1, 0], ranks
 
 
@@ -191,7 +191,7 @@ def test_a_second_libucp_in_the_process_is_noticed_and_said(tmp_path):
     ranks, _ = run_apart(str(tmp_path), body, [{"NVX_LIBUCP": named}] * 2)
     for words, code in ranks:
         assert code == 0, words
-        said = rf"^nvx\[\d+\] (\S+) is in this process already and is used; NVX_LIBUCP={re.escape(named)} is not$"
+        said = rf"^nvx\[\d+\] (\S+) is already loaded in this process and is used; NVX_LIBUCP={re.escape(named)} is ignored$"
         match = re.search(said, words, re.MULTILINE)
         assert match and os.path.realpath(match[1]) == os.path.realpath(there), words
 

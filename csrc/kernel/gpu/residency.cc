@@ -14,13 +14,13 @@ uint32_t left_on(const GpuRoom& gpu) {
 /// Why the ranks of this GPU have this many blocks each and not more.
 std::string reason(const GpuRoom& gpu, size_t index, uint32_t share) {
   std::string why =
-      "GPU " + std::to_string(index) + " of the group holds " + std::to_string(gpu.resident) + " blocks at once, ";
-  if (gpu.promised > 0) why += "of which " + std::to_string(gpu.promised) + " are promised to other groups, ";
-  why += gpu.ranks == 1 ? "and its rank needs all of its own there: "
-                        : "and its " + std::to_string(gpu.ranks) + " ranks need all of theirs there: ";
-  if (share == 0) return why + "not one each fits";
+      "GPU " + std::to_string(index) + " of the group holds " + std::to_string(gpu.resident) + " blocks at once; ";
+  if (gpu.promised > 0) why += std::to_string(gpu.promised) + " of them are reserved for other groups; ";
+  why += gpu.ranks == 1 ? "its rank needs all of its blocks there at once: "
+                        : "its " + std::to_string(gpu.ranks) + " ranks need all of their blocks there at once: ";
+  if (share == 0) return why + "not even one per rank fits";
   const bool are_all = share == left_on(gpu) / gpu.ranks;
-  return why + std::to_string(share) + (are_all ? " each fit" : " each, so that later groups find room");
+  return why + std::to_string(share) + (are_all ? " per rank fit" : " per rank, so that later groups find some too");
 }
 
 }  // namespace

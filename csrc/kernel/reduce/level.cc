@@ -64,7 +64,7 @@ const Level& choose() {
     if (wanted == level->name) return *level;
   }
   if (!wanted.empty())
-    NVX_LOG(kWarn, "NVX_CPU_LEVEL=%s is not to be had here; using %s", wanted.c_str(), levels().back()->name);
+    NVX_LOG(kWarn, "this processor does not support NVX_CPU_LEVEL=%s; using %s", wanted.c_str(), levels().back()->name);
   return *levels().back();
 }
 

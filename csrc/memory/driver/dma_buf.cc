@@ -20,7 +20,7 @@ std::vector<DmaBuf> dma_bufs(const std::shared_ptr<DeviceDriver>& driver, const 
     }
     return found;
   };
-  return call_or_throw<std::vector<DmaBuf>>("the driver, asked what its GPUs export,", deadline, ask);
+  return call_or_throw<std::vector<DmaBuf>>("the query of the GPUs' export capabilities", deadline, ask);
 }
 
 }  // namespace nvx

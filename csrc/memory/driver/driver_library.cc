@@ -299,11 +299,11 @@ std::shared_ptr<DeviceDriver> driver_library(const char* path, std::chrono::mill
   void* handle = dlopen(wanted.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     throw Error(Code::kSystem, std::string("nvx: no NVIDIA driver here (") + dlerror() +
-                                   "): in a container, start it with --gpus all");
+                                   "). In a container, start it with --gpus all");
   }
   const cuda::Api api = resolve_all(handle, wanted);
   auto driver = std::make_shared<DriverLibrary>(api);
-  const DriverCode code = call_or_throw<DriverCode>("cuInit, asked of the NVIDIA driver,", Deadline::after(patience),
+  const DriverCode code = call_or_throw<DriverCode>("cuInit of the NVIDIA driver", Deadline::after(patience),
                                                     [start = api.cuInit] { return start(0); });
   if (code) throw Error(Code::kSystem, "nvx: the NVIDIA driver cannot be used: " + driver->words(code));
   return driver;

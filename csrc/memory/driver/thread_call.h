@@ -87,7 +87,7 @@ Result call_or_throw(const std::string& what, const Deadline& deadline, std::fun
   try {
     if (auto result = call_on_thread(std::move(work), deadline)) return *std::move(result);
   } catch (const std::system_error&) {
-    throw Error(Code::kSystem, "nvx: " + what + ": the system gives no thread for it");
+    throw Error(Code::kSystem, "nvx: " + what + ": cannot start a thread for it");
   }
   throw Error(Code::kTimeout, "nvx: " + what + " did not return within " + how_long(deadline));
 }
@@ -102,7 +102,7 @@ class CreatedOnce {
   T& get(const std::string& what, const Deadline& deadline, const std::function<std::unique_ptr<T>()>& make) {
     std::unique_lock lock(state_->mutex);
     if (state_->thing) return *state_->thing;
-    if (state_->making && state_->late) throw Error(Code::kTimeout, "nvx: " + what + " has not returned for long");
+    if (state_->making && state_->late) throw Error(Code::kTimeout, "nvx: " + what + " has still not returned");
     if (!state_->making) begin(what, make);
     if (!state_->end.wait_until(lock, deadline.end, [&] { return !state_->making; })) {
       state_->late = true;
@@ -153,7 +153,7 @@ class CreatedOnce {
         state->finish(std::move(make));
       }).detach();
     } catch (const std::system_error&) {
-      throw Error(Code::kSystem, "nvx: " + what + ": the system gives no thread for it");
+      throw Error(Code::kSystem, "nvx: " + what + ": cannot start a thread for it");
     }
     state_->making = true;
     state_->late = false;

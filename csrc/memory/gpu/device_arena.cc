@@ -41,7 +41,7 @@ Span DeviceArena::allocate(size_t bytes) {
     case PairState::kFine: break;
     case PairState::kHung:
       quarantine(span);
-      throw Error(Code::kTimeout, what + ": is it in use by something that hangs?");
+      throw Error(Code::kTimeout, what + ": check whether a hanging program uses it");
     default: free(span); throw Error(Code::kSystem, what);
   }
   if (const HostFallback* fallback = fallback_.made())

@@ -46,7 +46,7 @@ PairVerdict move_data(const std::shared_ptr<DeviceDriver>& driver, const PairChe
       work.copy(buffer->base(), check.from, kCheckBytes);
       if (!work.drain(deadline)) return hung("reading");
       const size_t at = first_difference(buffer->host(), check.expect);
-      if (at < kCheckBytes) return {PairState::kCorrupt, "what was read differs at byte " + std::to_string(at)};
+      if (at < kCheckBytes) return {PairState::kCorrupt, "the data read differs at byte " + std::to_string(at)};
     }
     if (check.to) {
       // After the deadline the other ranks have decided already, so nothing may be written to memory that they expect

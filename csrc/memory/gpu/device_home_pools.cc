@@ -36,8 +36,9 @@ DevicePool& DeviceHome::pool(int device) {
 /// failed for lack of memory; that is logged once, and the next call tries again.
 void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
   const auto is_out = [&](ShareKind kind) { return !found.facts.can[int(kind)] || (found.hung >> int(kind) & 1) != 0; };
-  Error error(Code::kSystem, "nvx: GPU " + std::to_string(device) + " has no memory that others can map as it grows: " +
-                                 found.why_not[int(ShareKind::kFd)]);
+  Error error(Code::kSystem,
+              "nvx: GPU " + std::to_string(device) +
+                  " has no growing memory that other processes can map: " + found.why_not[int(ShareKind::kFd)]);
   MutexLock lock(mutex_);
   Pooled& here = pools_[device];
   if (here.told != error.what()) NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
@@ -54,13 +55,13 @@ void DeviceHome::open_pool_door() {
     pool_door_ = std::make_unique<PoolDoor>(
         pool_door_name_, [this](const PoolQuestion& question, Fd* fd) { return answer(question, fd); });
   } catch (const Error& error) {
-    NVX_LOG(kWarn, "no other process can map what this one hands out of GPU memory, so it is staged: %s",
+    NVX_LOG(kWarn, "other processes cannot map this process's GPU pool, so its tensors are staged: %s",
             without_name(error.what()).c_str());
   }
 }
 
 PoolAnswer DeviceHome::answer(const PoolQuestion& question, Fd* fd) {
-  NVX_CHECK(question.home == id_, "this is another process than was asked for");
+  NVX_CHECK(question.home == id_, "the request is for another process");
   DevicePool* pool = nullptr;
   {
     MutexLock lock(mutex_);
@@ -68,7 +69,7 @@ PoolAnswer DeviceHome::answer(const PoolQuestion& question, Fd* fd) {
     if (found != pools_.end()) pool = found->second.made.load(std::memory_order_acquire);
   }
   const GrowingRegion::Segment segment = pool ? pool->region()->segment(question.segment) : GrowingRegion::Segment{};
-  NVX_CHECK(segment.bytes > 0, "its pool has no such memory");
+  NVX_CHECK(segment.bytes > 0, "its pool has no such segment");
   PoolAnswer answer;
   answer.state = PoolAnswer::kHere;
   answer.kind = uint32_t(pool->kind());

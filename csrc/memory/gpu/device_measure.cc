@@ -49,7 +49,7 @@ PairSpeed measure(const std::shared_ptr<DeviceDriver>& driver, int from, int to,
 PairSpeed measure_pair(const std::shared_ptr<DeviceDriver>& driver, int from, int to, const Deadline& deadline,
                        size_t large) {
   try {
-    return call_or_throw<PairSpeed>("a call of the driver", deadline, [driver, from, to, deadline, large] {
+    return call_or_throw<PairSpeed>("a driver call", deadline, [driver, from, to, deadline, large] {
       return measure(driver, from, to, deadline, large);
     });
   } catch (const Error& error) {

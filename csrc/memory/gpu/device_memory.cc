@@ -39,13 +39,14 @@ void demand(const DeviceDriver& driver, DriverCode code, const std::string& call
 }
 
 void note_refusal(const DeviceDriver& driver, DriverCode code, const char* call) {
-  if (code) NVX_LOG(kWarn, "%s was refused: %s", call, driver.words(code).c_str());
+  if (code) NVX_LOG(kWarn, "%s failed: %s", call, driver.words(code).c_str());
 }
 
 void demand_reach(DeviceDriver& driver, int device, int peer) {
   bool can = device == peer;
   if (!can) demand(driver, driver.can_reach(device, peer, &can), "cuDeviceCanAccessPeer", device);
-  NVX_CHECK(can, "the driver says that GPU " + std::to_string(device) + " cannot reach GPU " + std::to_string(peer));
+  NVX_CHECK(can,
+            "the driver reports that GPU " + std::to_string(device) + " cannot access GPU " + std::to_string(peer));
 }
 
 void Undo::forget() {
@@ -85,8 +86,8 @@ void DeviceRegion::demand_room() const {
   demand_done(driver_->range(device_, base_, &start, &bytes), "cuMemGetAddressRange");
   const bool inside = start <= base_ && base_ - start <= bytes;
   const size_t room = inside ? bytes - (base_ - start) : 0;
-  NVX_CHECK(room >= bytes_,
-            "it is of " + std::to_string(room) + " bytes, not of the " + std::to_string(bytes_) + " that were offered");
+  NVX_CHECK(room >= bytes_, "it has " + std::to_string(room) + " bytes instead of the " + std::to_string(bytes_) +
+                                " that were offered");
 }
 
 std::unique_ptr<DeviceRegion> DeviceRegion::make(std::shared_ptr<DeviceDriver> driver, int device, ShareKind kind,
@@ -133,7 +134,7 @@ std::unique_ptr<DeviceRegion> DeviceRegion::import_handle(std::shared_ptr<Device
 
 std::unique_ptr<DeviceRegion> DeviceRegion::pin(std::shared_ptr<DeviceDriver> driver, int device, int memfd,
                                                 size_t bytes) {
-  NVX_CHECK(is_host_fallback(memfd, bytes), "what another process gave as pinned host memory is none");
+  NVX_CHECK(is_host_fallback(memfd, bytes), "the descriptor from another process is not pinned host memory of nvx");
   DeviceDriver* const raw = driver.get();
   std::unique_ptr<DeviceRegion> region(new DeviceRegion(std::move(driver), device, ShareKind::kHost, bytes));
   const auto mapping = std::make_shared<Mapping>(memfd, bytes);
@@ -204,7 +205,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
       return;
     }
     try {
-      probe.facts = call_or_throw<DeviceFacts>("the driver, asked for it,", Deadline::after(span), how);
+      probe.facts = call_or_throw<DeviceFacts>("the driver's call", Deadline::after(span), how);
       probe.kinds |= bit;
     } catch (const Error& error) {
       if (error.code() == Code::kTimeout) probe.hung |= bit;
@@ -224,7 +225,7 @@ ShareProbe probe_share_kinds(const std::shared_ptr<DeviceDriver>& driver, int de
   const DeviceFacts facts = probe.facts;
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) {
     attempt(kind, times.kind, [driver, device, kind, facts] {
-      NVX_CHECK(facts.can[int(kind)], "GPU " + std::to_string(device) + " says that it has none");
+      NVX_CHECK(facts.can[int(kind)], "GPU " + std::to_string(device) + " does not support it");
       share_with_itself(driver, *DeviceRegion::make(driver, device, kind, share_granularity(*driver, device, kind)));
       return facts;
     });
@@ -247,7 +248,7 @@ Fd make_host_fallback(size_t bytes) {
 MappedRegions::~MappedRegions() {
   if (regions_.empty()) return;
   const auto last = std::make_shared<std::vector<std::shared_ptr<DeviceRegion>>>(std::move(regions_));
-  contain("giving back what was mapped of other ranks", [&] {
+  contain("unmapping other ranks' GPU memory", [&] {
     (void)call_or_throw<bool>("the driver", Deadline::after(patience_), [last] {
       last->clear();
       return true;

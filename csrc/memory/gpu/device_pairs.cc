@@ -16,10 +16,10 @@ Deadline Meeting::soon() const {
 std::shared_ptr<DeviceRegion> Meeting::open(size_t r, ShareKind kind) {
   DeviceArena* const arena = home_.made(cards_[r].device);
   NVX_CHECK(arena && arena->id() == offers_[r].arena && arena->region().bytes() == offers_[r].bytes,
-            "it is not what this process has made for that GPU");
+            "it is not this process's arena of that GPU");
   if (kind == ShareKind::kHost) return arena->hold_fallback();
   return call_or_throw<std::shared_ptr<DeviceRegion>>(
-      "opening it to GPU " + std::to_string(options_.device), soon(),
+      "giving access to GPU " + std::to_string(options_.device), soon(),
       [driver = home_.driver(), device = options_.device, peer = cards_[r].device, theirs = arena->hold()] {
         demand_reach(*driver, device, peer);
         theirs->open_to(device);
@@ -33,7 +33,7 @@ std::shared_ptr<DeviceRegion> Meeting::import(size_t r, ShareKind kind, Fd fd) {
   const DeviceHome::Import import{offer.arena, kind, options_.device};
   if (auto known = home_.find(import); known && known->bytes() == offer.bytes) return known;
   const bool by_descriptor = kind == ShareKind::kFd || kind == ShareKind::kHost;
-  if (by_descriptor && !fd) throw Error(Code::kSystem, "nvx: its descriptor did not come through the Unix socket");
+  if (by_descriptor && !fd) throw Error(Code::kSystem, "nvx: its descriptor did not arrive through the Unix socket");
   const auto map = [driver = home_.driver(), device = options_.device, kind, bytes = offer.bytes, handle = offer.handle,
                     fd = std::make_shared<Fd>(std::move(fd))]() -> std::shared_ptr<DeviceRegion> {
     if (kind == ShareKind::kFd) return DeviceRegion::import_fd(driver, device, fd->get(), bytes);
@@ -66,7 +66,7 @@ PairVerdict Meeting::reach(size_t r, ShareKind kind, Fd fd, DevicePtr* at) {
     verdict = {error.code() == Code::kTimeout ? PairState::kHung : PairState::kRefused, error.reason()};
   }
   if (verdict.state == PairState::kHung || verdict.state == PairState::kCorrupt)
-    home_.distrust(import, verdict.why + " (found by a group before)");
+    home_.distrust(import, verdict.why + " (found by an earlier group)");
   return verdict;
 }
 
@@ -103,7 +103,7 @@ PairVerdict Meeting::judge(size_t a, size_t b, const std::vector<PairVerdict>& r
     if (PairVerdict v = say(reached, from, to, "with the memory of"); !v.fine()) return v;
   }
   for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-    if (PairVerdict v = say(marked, from, to, "with what came from"); !v.fine()) return v;
+    if (PairVerdict v = say(marked, from, to, "with the data from"); !v.fine()) return v;
   }
   return {};
 }

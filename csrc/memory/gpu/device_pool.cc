@@ -28,12 +28,12 @@ DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options
       book_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
 
 DevicePtr DevicePool::allocate(size_t bytes) {
-  NVX_CHECK(bytes > 0, "no memory was asked for");
+  NVX_CHECK(bytes > 0, "the size is 0");
   NVX_CHECK(bytes <= region_->room(),
-            "GPU " + std::to_string(device()) + " has not got " + std::to_string(bytes >> 20) + " MiB");
+            "GPU " + std::to_string(device()) + " has less memory than " + std::to_string(bytes >> 20) + " MiB");
   MutexLock lock(mutex_);
   // A forked child may also find the lock held for ever; the check helps if it does not.
-  if (getpid() != made_by_) throw Error(Code::kInvalid, "nvx: this is a forked child: GPUs are its parent's");
+  if (getpid() != made_by_) throw Error(Code::kInvalid, "nvx: a forked child process cannot use its parent's GPUs");
   Span span = book_.find(bytes);
   if (!span) {
     grow(bytes);
@@ -48,7 +48,7 @@ DevicePtr DevicePool::allocate(size_t bytes) {
 void DevicePool::grow(uint64_t bytes) {
   const std::string what =
       "making " + std::to_string(bytes >> 10) + " KiB for the pool of GPU " + std::to_string(device());
-  if (stuck_) throw Error(Code::kTimeout, "nvx: " + what + ": the driver has not returned from that before");
+  if (stuck_) throw Error(Code::kTimeout, "nvx: " + what + ": the driver has not returned from an earlier call");
   const uint64_t before = grown(), more = up_to_multiple(bytes, granule_);
   if (before == 0) options_.open_door();
   try {

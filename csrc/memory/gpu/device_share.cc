@@ -36,7 +36,7 @@ ShareAgreement agree_on_kind(std::span<const DeviceCard> cards, const RankNames&
       return agreement;
     }
   }
-  throw Error(Code::kSystem, "nvx: the GPUs of these ranks can share no memory: " + agreement.why_not_better);
+  throw Error(Code::kSystem, "nvx: the GPUs of these ranks cannot share memory: " + agreement.why_not_better);
 }
 
 bool Meeting::share_arenas() {
@@ -100,7 +100,7 @@ void Meeting::share_fallbacks() {
     send_fd(share_.arena_->fallback_fd(), over_socket);
   };
   std::optional<std::vector<Fd>> fds = trade(offers_[me()], fill, over_socket);
-  if (!fds) throw Error(Code::kMismatch, "nvx: a rank wants to agree anew on what is agreed");
+  if (!fds) throw Error(Code::kMismatch, "nvx: a rank asks for a new agreement after the ranks have agreed");
   std::vector<DevicePtr> at(ranks());
   const std::shared_ptr<DeviceRegion> own = wanted ? share_.arena_->hold_fallback() : share_.arena_->hold();
   const std::vector<PairVerdict> fallbacks = verify(own, ShareKind::kHost, with, *std::move(fds), at);
@@ -135,7 +135,7 @@ DeviceShare::DeviceShare(DeviceHome& home, Exchange& exchange, const ShareOption
     // reason to agree again.
     int left = options.ranks + 1;
     do {
-      NVX_CHECK(left-- > 0, "a rank wants to agree anew for ever");
+      NVX_CHECK(left-- > 0, "the ranks do not reach an agreement");
       meeting.introduce();
     } while (!meeting.share_arenas());
     meeting.share_fallbacks();

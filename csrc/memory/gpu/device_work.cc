@@ -47,13 +47,13 @@ PairVerdict DeviceWork::carry_out(const std::function<PairVerdict()>& steps) {
     return steps();
   } catch (const Error& error) {
     if (settled_) throw;
-    return {PairState::kHung, error.reason() + ", and what was begun before may go on"};
+    return {PairState::kHung, error.reason() + ", and earlier work may still be running"};
   }
 }
 
 PairVerdict run_work(std::function<PairVerdict()> work, const Deadline& deadline) {
   try {
-    return call_or_throw<PairVerdict>("a call of the driver", deadline, std::move(work));
+    return call_or_throw<PairVerdict>("a driver call", deadline, std::move(work));
   } catch (const Error& error) {
     return {error.code() == Code::kTimeout ? PairState::kHung : PairState::kRefused, error.reason()};
   }

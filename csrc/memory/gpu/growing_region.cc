@@ -18,7 +18,8 @@ void GrowingRegion::append(DeviceMemory memory, uint64_t bytes) {
   Undo half;  // until the segment is complete
   half.add([raw, memory] { note_refusal(*raw, raw->release(memory), "cuMemRelease"); });
   const uint64_t offset = mapped();
-  NVX_CHECK(bytes > 0 && bytes <= room_ - offset, "there are addresses for " + std::to_string(room_ >> 20) + " MiB");
+  NVX_CHECK(bytes > 0 && bytes <= room_ - offset,
+            "addresses are reserved for only " + std::to_string(room_ >> 20) + " MiB");
   const DevicePtr at = base_ + offset;
   demand(*raw, raw->map(at, bytes, memory), "cuMemMap of " + std::to_string(bytes) + " bytes", device_);
   half.add([raw, at, bytes] { note_refusal(*raw, raw->unmap(at, bytes), "cuMemUnmap"); });

@@ -47,7 +47,7 @@ class ForeignPool : public PeerPool {
                         before <= answer.room && answer.bytes <= answer.room - before;
     const auto whole = [&](uint64_t granule) { return answer.bytes % granule == 0 && answer.room % granule == 0; };
     if (!virtual_memory || !same || !inside || !whole(share_granularity(*driver_, device_, ShareKind(answer.kind))))
-      throw Error(Code::kMismatch, "nvx: it describes memory that its pool cannot have");
+      throw Error(Code::kMismatch, "nvx: it describes an impossible segment of its pool");
   }
 
   const std::shared_ptr<DeviceDriver> driver_;
@@ -71,7 +71,7 @@ class OwnPool : public PeerPool {
  private:
   uint64_t map_next(uint64_t segment, const Deadline&) override {
     DevicePool* const pool = made_();
-    NVX_CHECK(pool && segment < pool->region()->segments(), "its pool has no such memory");
+    NVX_CHECK(pool && segment < pool->region()->segments(), "its pool has no such segment");
     const GrowingRegion::Segment next = pool->region()->segment(segment);
     pool->region()->open_to(next, device_);
     return next.offset + next.bytes;

@@ -33,7 +33,7 @@ Shelf& shelf() {
 template <class Function>
 void resolve(void* handle, const char* name, Function& function, const std::string& path) {
   function = reinterpret_cast<Function>(dlsym(handle, name));
-  if (!function) throw Error(Code::kSystem, "nvx: " + path + " has no " + name + ": it is no libucp that nvx can use");
+  if (!function) throw Error(Code::kSystem, "nvx: " + path + " has no " + name + ": nvx cannot use it");
 }
 
 std::string path_of(const void* function, const std::string& otherwise) {
@@ -86,9 +86,10 @@ std::vector<std::string> what_to_load() {
     const bool other = !wanted.empty() && (look_at(wanted).empty() || look_at(loaded).empty() ||
                                            look_at(wanted)[0].path != look_at(loaded)[0].path);
     if (other) {
-      NVX_LOG(kWarn, "%s is in this process already and is used; NVX_LIBUCP=%s is not", loaded.c_str(), wanted.c_str());
+      NVX_LOG(kWarn, "%s is already loaded in this process and is used; NVX_LIBUCP=%s is ignored", loaded.c_str(),
+              wanted.c_str());
     } else {
-      NVX_LOG(kInfo, "%s is in this process already and is used", loaded.c_str());
+      NVX_LOG(kInfo, "%s is already loaded in this process and is used", loaded.c_str());
     }
     return {loaded};
   }
@@ -134,16 +135,16 @@ std::string UcxLibrary::explain(ucs_status_t status) const {
     case UCS_ERR_TIMED_OUT:
     case UCS_ERR_CONNECTION_RESET:
     case UCS_ERR_NOT_CONNECTED:
-    case UCS_ERR_REJECTED: return "its process has ended, or the network between has failed" + words;
+    case UCS_ERR_REJECTED: return "its process has ended, or the network to it has failed" + words;
     case UCS_ERR_IO_ERROR: {
       const std::string own = why_nothing_opens();
       if (!own.empty()) return "cannot be reached from here" + words + own;
-      return "its process has ended, or the network between has failed" + words;
+      return "its process has ended, or the network to it has failed" + words;
     }
     case UCS_ERR_UNREACHABLE:
     case UCS_ERR_NO_DEVICE:
       return "its host cannot be reached" + words + "; NVX_SOCKET_IFNAME names the interfaces to use";
-    case UCS_ERR_EXCEEDS_LIMIT: return "a message was larger than its receiver takes" + words;
+    case UCS_ERR_EXCEEDS_LIMIT: return "a message was larger than its receiver accepts" + words;
     default: return "sending failed" + words;
   }
 }
@@ -158,8 +159,8 @@ void warn_of_second_ucx(const UcxLibrary& own) {
   for (const std::string& path : loaded_ucx()) {
     if (same(path, own.path) || said.exchange(true)) continue;
     NVX_LOG(kWarn,
-            "there is a second UCX in this process: %s, beside %s, which nvx uses. They may share libucs, and crash. "
-            "Have one only: NVX_LIBUCP=%s makes nvx use that one, or load it before the first group over several hosts",
+            "this process has loaded a second UCX: %s, beside %s, which nvx uses. They may share libucs and crash. "
+            "Use only one: set NVX_LIBUCP=%s, or load that one before the first group over several hosts",
             path.c_str(), own.path.c_str(), path.c_str());
     return;
   }

@@ -70,9 +70,10 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
     SharedExchange exchange(table, rank);
     const auto failure = failure_of(world, rank, exchange);
     ASSERT_TRUE(failure);
-    EXPECT_TRUE(contains(failure->what(),
-                         "GPU 0 of the group holds 2 blocks at once, and its 3 ranks need all of "
-                         "theirs there: not one each fits, so the ranks would wait for each other"))
+    EXPECT_TRUE(
+        contains(failure->what(),
+                 "GPU 0 of the group holds 2 blocks at once; its 3 ranks need all of "
+                 "their blocks there at once: not even one per rank fits, so the ranks would wait for each other"))
         << failure->what();
   });
 }
@@ -350,8 +351,8 @@ TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
       const auto a = make_group(world, rank, first, /*blocks=*/4), b = make_group(world, rank, second, /*blocks=*/4);
       EXPECT_EQ(a->shape().blocks, 1u);
       EXPECT_EQ(b->shape().blocks, 1u);
-      EXPECT_TRUE(contains(a->end().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once, and its 2 ranks"));
-      EXPECT_TRUE(contains(b->end().why_fewer_blocks(), "of which 2 are promised to other groups"));
+      EXPECT_TRUE(contains(a->end().why_fewer_blocks(), "GPU 0 of the group holds 8 blocks at once; its 2 ranks"));
+      EXPECT_TRUE(contains(b->end().why_fewer_blocks(), "2 of them are reserved for other groups"));
       SharedExchange meet_begun(begun, rank), meet_done(done, rank);
       InFlight of_a, of_b;
       (rank == 0 ? of_a : of_b).begin(rank == 0 ? *a : *b, rank);
@@ -381,8 +382,8 @@ TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
       refused = error.what();
     }
     EXPECT_TRUE(contains(refused,
-                         "GPU 0 of the group holds 10 blocks at once, of which 10 are promised to other groups, "
-                         "and its 2 ranks need all of theirs there: not one each fits"))
+                         "GPU 0 of the group holds 10 blocks at once; 10 of them are reserved for other groups; "
+                         "its 2 ranks need all of their blocks there at once: not even one per rank fits"))
         << refused;
     EXPECT_TRUE(contains(refused, "destroy groups that are no longer needed")) << refused;
     sides.clear();
@@ -392,7 +393,7 @@ TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
   const SharedTable again(2);
   as_threads(2, [&](int rank) {
     const auto side = make_group(world, rank, again, /*blocks=*/16);
-    EXPECT_FALSE(contains(side->end().why_fewer_blocks(), "promised")) << side->end().why_fewer_blocks();
+    EXPECT_FALSE(contains(side->end().why_fewer_blocks(), "reserved")) << side->end().why_fewer_blocks();
   });
 }
 
@@ -437,7 +438,7 @@ TEST(DeviceRooms, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
     ASSERT_TRUE(side->launch(list, nullptr, milliseconds(0), captured ? Begins::kInReplays : Begins::kNow).ok());
     side.reset();
     const auto next = world.make(0, meet_second, world.options(0));
-    EXPECT_EQ(contains(next->end().why_fewer_blocks(), std::to_string(blocks) + " are promised"), !captured)
+    EXPECT_EQ(contains(next->end().why_fewer_blocks(), std::to_string(blocks) + " of them are reserved"), !captured)
         << next->end().why_fewer_blocks();
   }
 }

@@ -88,7 +88,8 @@ TEST(DeviceSide, SeveralRanksMayShareAGpu) {
   with_sides(world, [](DeviceRank& one) {
     EXPECT_EQ(one.side->shape().blocks, 1u);
     EXPECT_EQ(one.side->end().why_fewer_blocks(),
-              "GPU 0 of the group holds 5 blocks at once, and its 3 ranks need all of theirs there: 1 each fit");
+              "GPU 0 of the group holds 5 blocks at once; its 3 ranks need all of their blocks there at once: 1 per "
+              "rank fit");
     run_all(one, {7, 12000});
   });
 }

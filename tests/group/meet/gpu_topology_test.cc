@@ -201,7 +201,7 @@ TEST(GpuTopology, AllPairsTogetherAreMeasuredForSoLong) {
   const auto began = Clock::now();
   measure_pairs(topology, driver, Deadline::after(milliseconds(1000)), milliseconds(600));
   EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));
-  EXPECT_EQ(topology.pair(0, 1).measured.why_not, "GPU 0 to GPU 1: a call of the driver did not return within 600 ms");
+  EXPECT_EQ(topology.pair(0, 1).measured.why_not, "GPU 0 to GPU 1: a driver call did not return within 600 ms");
   EXPECT_EQ(topology.pair(2, 3).measured.why_not, "not tried: the others had taken all the time, 1000 ms");
   driver->come_back();
 }

@@ -75,24 +75,25 @@ TEST(LaunchCheck, WhatIsSoundMayBegin) {
 }
 
 TEST(LaunchCheck, ChannelsThatAreNone) {
-  const std::string size = "its channel has no ranks, no blocks, or packets or chunks of no such size";
+  const std::string size =
+      "its channel has an invalid shape: no ranks, no blocks, or a wrong size of packets or chunks";
   expect_refused([](Launch& l) { l.channel.shape.ranks = 0; }, size);
   expect_refused([](Launch& l) { l.channel.shape.blocks = 0; }, size);
   expect_refused([](Launch& l) { l.channel.shape.packets = 63; }, size);
   expect_refused([](Launch& l) { l.channel.shape.chunk_bytes = 0; }, size);
   expect_refused([](Launch& l) { l.channel.shape.chunk_bytes = 250; }, size);
-  expect_refused([](Launch& l) { l.channel.rank = 3; }, "its rank is none of the channel's");
+  expect_refused([](Launch& l) { l.channel.rank = 3; }, "its rank is not one of the channel's ranks");
   expect_refused([](Launch& l) { l.channel.state = nullptr; }, "its channel has no memory");
   expect_refused([](Launch& l) { l.channel.control = nullptr; }, "its channel has no memory");
 }
 
 TEST(LaunchCheck, MoreThanALaunchHolds) {
-  expect_refused([](Launch& l) { l.jobs.resize(kernel::kLaunchJobs + 1, l.jobs[0]); }, "more operations than");
-  expect_refused([](Launch& l) { l.table.resize(kernel::kLaunchPieces + 1, l.table[0]); }, "more pieces than");
+  expect_refused([](Launch& l) { l.jobs.resize(kernel::kLaunchJobs + 1, l.jobs[0]); }, "too many operations");
+  expect_refused([](Launch& l) { l.table.resize(kernel::kLaunchPieces + 1, l.table[0]); }, "too many pieces");
 }
 
 TEST(LaunchCheck, PiecesBehindTheTablesEnd) {
-  const std::string behind = "operation 1 of a launch is not begun: it lists pieces behind the end of the table";
+  const std::string behind = "operation 1 of a launch is refused: it lists pieces beyond the end of the table";
   expect_refused([](Launch& l) { l.table.pop_back(); }, behind);
   expect_refused([](Launch& l) { l.jobs[1].recv.index = 4; }, behind);
   expect_refused([](Launch& l) { l.jobs[1].send.index = 7; }, behind);
@@ -101,28 +102,29 @@ TEST(LaunchCheck, PiecesBehindTheTablesEnd) {
 }
 
 TEST(LaunchCheck, WhatAnAlgorithmCannotDo) {
-  const std::string cannot = "operation 0 of a launch is not begun: its algorithm is for another collective or type";
+  const std::string cannot = "operation 0 of a launch is refused: its algorithm does not support its collective";
   expect_refused([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].fingerprint.op = ReduceOp::kBxor; }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].fingerprint.dtype = DType(200); }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].send.bytes = l.jobs[0].recv.bytes = 4096; }, cannot);
   expect_refused([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm(kernel::kDeviceAlgorithmCount); },
-                 "there is no such algorithm");
+                 "its algorithm is unknown");
 }
 
 TEST(LaunchCheck, RootsThatAreNone) {
-  const std::string root = "its root is none of the channel's ranks";
+  const std::string root = "its root is not one of the channel's ranks";
   expect_refused([](Launch& l) { l.jobs[0].root = 3, l.jobs[0].fingerprint.collective = Collective::kReduce; }, root);
   expect_refused([](Launch& l) { l.jobs[0].root = -2; }, root);
-  expect_refused([](Launch& l) { l.jobs[0].root = 0; }, "has a root or none");
-  expect_refused([](Launch& l) { l.jobs[0].fingerprint.collective = Collective::kReduce; }, "has a root or none");
+  expect_refused([](Launch& l) { l.jobs[0].root = 0; }, "does not fit its collective");
+  expect_refused([](Launch& l) { l.jobs[0].fingerprint.collective = Collective::kReduce; },
+                 "does not fit its collective");
 }
 
 TEST(LaunchCheck, MemoryThatIsNotThere) {
   expect_refused([](Launch& l) { l.jobs[0].recv.base = nullptr; }, "it has a piece without memory");
-  expect_refused([](Launch& l) { l.table[5].data = nullptr; }, "operation 1 of a launch is not begun: it has a piece");
-  expect_refused([](Launch& l) { l.jobs[0].recv.bytes = 60; }, "its result is not as long as what is reduced");
-  expect_refused([](Launch& l) { l.table[l.jobs[1].send.index + l.channel.rank] = {}; }, "keeps more for itself than");
+  expect_refused([](Launch& l) { l.table[5].data = nullptr; }, "operation 1 of a launch is refused: it has a piece");
+  expect_refused([](Launch& l) { l.jobs[0].recv.bytes = 60; }, "its result and its input differ in length");
+  expect_refused([](Launch& l) { l.table[l.jobs[1].send.index + l.channel.rank] = {}; }, "is longer than its input");
 }
 
 TEST(LaunchCheck, MovesThatAreNone) {
@@ -137,15 +139,16 @@ TEST(LaunchCheck, MovesThatAreNone) {
   Launch sound;
   with_moves([](Launch&) {})(sound);
   EXPECT_TRUE(sound.check().ok()) << sound.check().what();
-  const std::string behind = "it lists pieces behind the end", kinds = "only moves are of what is a rank's own";
+  const std::string behind = "it lists pieces beyond the end", kinds = "a move needs pieces of this rank alone";
   expect_refused(with_moves([](Launch& l) { l.jobs[0].recv.index = 5; }), behind);
   expect_refused(with_moves([](Launch& l) { l.jobs[0].send.bytes = l.jobs[0].recv.bytes = 7; }), behind);
-  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.bytes = 1; }), "more pieces than it has places for");
-  expect_refused(with_moves([](Launch& l) { l.table[3].bytes = 8; }), "a place of another length");
+  expect_refused(with_moves([](Launch& l) { l.jobs[0].send.bytes = 1; }),
+                 "different numbers of sources and destinations");
+  expect_refused(with_moves([](Launch& l) { l.table[3].bytes = 8; }), "a destination of another length");
   expect_refused(with_moves([](Launch& l) { l.table[1].data = nullptr; }), "it has a piece without memory");
   expect_refused(with_moves([](Launch& l) { l.jobs[0].send.kind = Pieces::Kind::kSame; }), kinds);
   expect_refused(with_moves([](Launch& l) { l.jobs[0].algorithm = DeviceAlgorithm::kExchangeChunks; }), kinds);
-  expect_refused([](Launch& l) { l.jobs[0].awaited = &l.channel.control->finished; }, "its algorithm is for another");
+  expect_refused([](Launch& l) { l.jobs[0].awaited = &l.channel.control->finished; }, "its algorithm does not support");
 }
 
 TEST(LaunchCheck, AllocatesNothing) {

@@ -73,15 +73,17 @@ TEST(Residency, SaysWhereNotEvenOneFits) {
   const BlockAgreement agreed = agree_on_blocks(crowded, 4);
   EXPECT_EQ(agreed.blocks, 0u);
   EXPECT_EQ(agreed.why_fewer,
-            "GPU 1 of the group holds 8 blocks at once, and its 9 ranks need all of theirs there: not one each fits");
+            "GPU 1 of the group holds 8 blocks at once; its 9 ranks need all of their blocks there at once: not even "
+            "one per rank fits");
   const GpuRoom promised[] = {{132, 8, 128}};
   EXPECT_EQ(agree_on_blocks(promised, 4).why_fewer,
-            "GPU 0 of the group holds 132 blocks at once, of which 128 are promised to other groups, and its 8 ranks "
-            "need all of theirs there: not one each fits");
+            "GPU 0 of the group holds 132 blocks at once; 128 of them are reserved for other groups; its 8 ranks "
+            "need all of their blocks there at once: not even one per rank fits");
   const GpuRoom less[] = {{16, 1}};
-  EXPECT_EQ(agree_on_blocks(less, 16).why_fewer,
-            "GPU 0 of the group holds 16 blocks at once, and its rank needs all of its own there: 4 each, so that "
-            "later groups find room");
+  EXPECT_EQ(
+      agree_on_blocks(less, 16).why_fewer,
+      "GPU 0 of the group holds 16 blocks at once; its rank needs all of its blocks there at once: 4 per rank, so that "
+      "later groups find some too");
   const GpuRoom unable[] = {{0, 1}};
   EXPECT_EQ(agree_on_blocks(unable, 4).blocks, 0u);
   const GpuRoom odd[] = {{-1, 1}};

@@ -54,7 +54,7 @@ TEST(DriverLibrary, OneThatDoesNotBeginToWorkIsNotWaitedForLong) {
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kTimeout);
-    EXPECT_STREQ(error.what(), "nvx: cuInit, asked of the NVIDIA driver, did not return within 50 ms");
+    EXPECT_STREQ(error.what(), "nvx: cuInit of the NVIDIA driver did not return within 50 ms");
   }
   ask("fake_let_go");
   (void)driver_library(NVX_FAKE_CUDA);
@@ -98,7 +98,7 @@ TEST(DriverLibrary, EachKindGoesThrough) {
   const auto memory = DeviceRegion::make(driver, 0, ShareKind::kFd, kBytes);
   const std::pair<std::function<void()>, const char*> kTooMuch[] = {
       {[&] { (void)DeviceRegion::import_handle(driver, 1, ShareKind::kIpc, plain->export_handle(), kBytes + 1); },
-       "it is of 4194304 bytes, not of the 4194305 that were offered"},
+       "it has 4194304 bytes instead of the 4194305 that were offered"},
       {[&] { (void)DeviceRegion::import_fd(driver, 1, memory->export_fd().get(), 2 * kBytes); },
        "cuMemMap of 8388608 bytes on GPU 1: FAKE_INVALID"},
   };

@@ -191,10 +191,10 @@ TEST(DeviceFaults, APairOfOneProcessThatHangsIsGoneRound) {
       SharedExchange exchange(table, rank);
       const Outcome outcome = try_to_share(*process.home, exchange, patient(rank, true));
       EXPECT_EQ(outcome.kind, kHost) << outcome.says;
-      EXPECT_NE(outcome.says.find("opening it to GPU"), std::string::npos) << outcome.says;
+      EXPECT_NE(outcome.says.find("giving access to GPU"), std::string::npos) << outcome.says;
       const auto began = Clock::now();
       const Outcome again = try_to_share(*process.home, exchange, patient(rank, true));
-      EXPECT_NE(again.says.find("found by a group before"), std::string::npos) << again.says;
+      EXPECT_NE(again.says.find("found by an earlier group"), std::string::npos) << again.says;
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
     });
     process.driver->come_back();
@@ -238,7 +238,7 @@ TEST(DeviceFaults, AnArenaThatHangsIsNotMadeTwice) {
         << one;
   }
   EXPECT_EQ(process.driver->calls_of("create"), 1);
-  EXPECT_NE(ask().find("has not returned for long"), std::string::npos);
+  EXPECT_NE(ask().find("has still not returned"), std::string::npos);
   EXPECT_EQ(process.home->made(0), nullptr);
   process.driver->come_back();
   EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return process.home->made(0) != nullptr; }));
@@ -265,7 +265,7 @@ TEST(DeviceFaults, WhatADeviceMayStillWriteToIsKept) {
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::kTimeout);
-    EXPECT_NE(std::string(error.what()).find("fake refusal 700, and what was begun before may go on"),
+    EXPECT_NE(std::string(error.what()).find("fake refusal 700, and earlier work may still be running"),
               std::string::npos)
         << error.what();
   }
@@ -286,7 +286,7 @@ TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
   const struct {
     const std::vector<ShareKind>& lacking;
     const char* says;
-  } kRows[] = {{kAll, "cuMemMap of"}, {kNoFabric, "cuMemMap of"}, {kIpcOnly, "it is of 8388608 bytes, not of the"}};
+  } kRows[] = {{kAll, "cuMemMap of"}, {kNoFabric, "cuMemMap of"}, {kIpcOnly, "it has 8388608 bytes instead of the"}};
   for (const auto& row : kRows) {
     const SharedTable table(2);
     as_threads(2, [&](int rank) {

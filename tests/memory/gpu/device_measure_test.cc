@@ -34,9 +34,9 @@ TEST(DeviceMeasure, TellsTheWayFromTheCall) {
 
 TEST(DeviceMeasure, WhatCannotBeMeasuredHasAReason) {
   const std::pair<Truth, const char*> kTruths[] = {
-      {Truth::kRefuses, "the driver says that GPU 0 cannot reach GPU 1"},
+      {Truth::kRefuses, "the driver reports that GPU 0 cannot access GPU 1"},
       {Truth::kHangs, "a copy did not end within 200 ms"},
-      {Truth::kBlocks, "a call of the driver did not return within 200 ms"},
+      {Truth::kBlocks, "a driver call did not return within 200 ms"},
   };
   for (const auto& [truth, why] : kTruths) {
     const auto driver = std::make_shared<FakeDriver>(2);
@@ -72,7 +72,7 @@ TEST(DeviceMeasure, WhicheverCallHangsItReturns) {
     const auto driver = std::make_shared<FakeDriver>(2);
     driver->block(call);
     const PairSpeed speed = measure_pair(driver, 0, 1, Deadline::after(milliseconds(100)));
-    EXPECT_EQ(speed.why_not, "a call of the driver did not return within 100 ms") << call;
+    EXPECT_EQ(speed.why_not, "a driver call did not return within 100 ms") << call;
     driver->come_back();
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return driver->open_books().empty(); })) << call;
   }

@@ -102,7 +102,7 @@ TEST(DevicePool, ADeviceThatIsFullRefusesAndGoesOn) {
   EXPECT_EQ(pool.allocate(2 * M), pool.base() + 2 * M);
   const auto [too_much, why] = refusal_of([&] { (void)pool.allocate(size_t(1) << 40); });
   EXPECT_EQ(too_much, Code::kInvalid);
-  EXPECT_NE(why.find("GPU 0 has not got 1048576 MiB"), std::string::npos) << why;
+  EXPECT_NE(why.find("GPU 0 has less memory than 1048576 MiB"), std::string::npos) << why;
 }
 
 TEST(DevicePool, ADriverThatFailsAnywhereLeavesNothingBehind) {
@@ -136,7 +136,7 @@ TEST(DevicePool, ADriverThatHangsIsLeftToItself) {
   EXPECT_EQ(refusal_of([&] { (void)pool.allocate(M); }).first, Code::kTimeout);
   const auto [code, said] = refusal_of([&] { (void)pool.allocate(M); });
   EXPECT_EQ(code, Code::kTimeout);
-  EXPECT_NE(said.find("the driver has not returned from that before"), std::string::npos) << said;
+  EXPECT_NE(said.find("the driver has not returned from an earlier call"), std::string::npos) << said;
   EXPECT_EQ(driver->calls_of("create"), 1) << "it is not asked again";
   driver->come_back();
 }
@@ -147,7 +147,7 @@ TEST(DevicePool, NoneWhereMemoryCannotBeMappedAsItGrows) {
   process.driver->lacks(ShareKind::kFabric);
   const auto [code, said] = refusal_of([&] { (void)process.home->pool(0); });
   EXPECT_EQ(code, Code::kSystem);
-  EXPECT_NE(said.find("GPU 0 has no memory that others can map as it grows: GPU 0 says that it has none"),
+  EXPECT_NE(said.find("GPU 0 has no growing memory that other processes can map: GPU 0 does not support it"),
             std::string::npos)
       << said;
   const int calls = process.driver->calls();
@@ -178,7 +178,9 @@ TEST(DevicePool, IsLoggedOnceWhileThereIsNone) {
     (void)refusal_of([&] { (void)process.home->pool(0); });
     const std::string said = testing::internal::GetCapturedStderr();
     int lines = 0;
-    for (size_t at = 0; (at = said.find("no memory that others can map", at)) != std::string::npos; ++at) ++lines;
+    for (size_t at = 0; (at = said.find("no growing memory that other processes can map", at)) != std::string::npos;
+         ++at)
+      ++lines;
     EXPECT_EQ(lines, 2) << said;
   });
 }
@@ -303,7 +305,7 @@ TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
   EXPECT_EQ(code, Code::kPeerFailed);
   EXPECT_NE(said.find("it says: cuMemExportToShareableHandle on GPU 0: fake refusal 5"), std::string::npos) << said;
   theirs.driver->refuse("export_fd", 0);
-  EXPECT_NE(refusal_of([&] { seen->catch_up(100 * M, soon()); }).second.find("it says: its pool has no such memory"),
+  EXPECT_NE(refusal_of([&] { seen->catch_up(100 * M, soon()); }).second.find("it says: its pool has no such segment"),
             std::string::npos);
   EXPECT_EQ(seen->mapped(), 2 * M) << "what there is";
 }
@@ -336,15 +338,15 @@ TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
     const char* says;
   } kTable[] = {
       {[](PoolAnswer& a) { a.magic = 1; }, "another version"},
-      {[](PoolAnswer& a) { a.kind = uint32_t(ShareKind::kIpc); }, "cannot have"},
-      {[](PoolAnswer& a) { a.kind = 77; }, "cannot have"},
-      {[](PoolAnswer& a) { a.offset = 2 * M; }, "cannot have"},
-      {[](PoolAnswer& a) { a.bytes = 0; }, "cannot have"},
-      {[](PoolAnswer& a) { a.bytes = M; }, "cannot have"},
-      {[](PoolAnswer& a) { a.bytes = 66 * M; }, "cannot have"},
-      {[](PoolAnswer& a) { a.bytes = UINT64_MAX - 2 * M + 1; }, "cannot have"},
-      {[](PoolAnswer& a) { a.room = uint64_t(1) << 50; }, "cannot have"},
-      {[](PoolAnswer& a) { a.room = 64 * M + 1; }, "cannot have"},
+      {[](PoolAnswer& a) { a.kind = uint32_t(ShareKind::kIpc); }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.kind = 77; }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.offset = 2 * M; }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.bytes = 0; }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.bytes = M; }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.bytes = 66 * M; }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.bytes = UINT64_MAX - 2 * M + 1; }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.room = uint64_t(1) << 50; }, "an impossible segment"},
+      {[](PoolAnswer& a) { a.room = 64 * M + 1; }, "an impossible segment"},
       {[](PoolAnswer& a) { a.bytes = 4 * M; }, "cuMemMap"},  // the memory is smaller
   };
   for (const auto& row : kTable) {
@@ -367,7 +369,7 @@ TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
     return answer;
   });
   const auto seen = mine.home->peer_pool(0, changing.owner());
-  EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("cannot have"), std::string::npos)
+  EXPECT_NE(refusal_of([&] { seen->catch_up(4 * M, soon()); }).second.find("an impossible segment"), std::string::npos)
       << "another pool all of a sudden";
   EXPECT_EQ(seen->mapped(), 2 * M);
   ASSERT_EQ(elsewhere.release(made), 0);
@@ -389,10 +391,9 @@ TEST(PeerPool, OfAProcessThatHasEndedOrIsAnother) {
   EXPECT_EQ(refusal_of([&] { gone->catch_up(2 * M, soon()); }).first, Code::kPeerDied);
   (void)theirs.home->pool(0).allocate(M);
   const auto other = mine.home->peer_pool(0, {random_arena_id(), 0, theirs.home->pool_door()});
-  EXPECT_NE(refusal_of([&] { other->catch_up(2 * M, soon()); }).second.find("another process than was asked for"),
-            std::string::npos);
+  EXPECT_NE(refusal_of([&] { other->catch_up(2 * M, soon()); }).second.find("for another process"), std::string::npos);
   const auto none = mine.home->peer_pool(0, {theirs.home->id(), 7, theirs.home->pool_door()});
-  EXPECT_NE(refusal_of([&] { none->catch_up(2 * M, soon()); }).second.find("has no such memory"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { none->catch_up(2 * M, soon()); }).second.find("has no such segment"), std::string::npos);
 }
 
 // --- the door -------------------------------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
     for (int r = 0; r < 3; ++r) {
       EXPECT_EQ(share.peer(r).kind, r + rank == 1 ? ShareKind::kHost : ShareKind::kPointer) << rank << r;
     }
-    EXPECT_EQ(share.complaints().find("the driver says that GPU 0 cannot reach GPU 1") != std::string::npos, rank < 2);
+    EXPECT_EQ(share.complaints().find("the driver reports that GPU 0 cannot access GPU 1") != std::string::npos,
+              rank < 2);
     EXPECT_EQ(share.complaints().starts_with("rank 41 is reached through"), rank == 0) << share.complaints();
     EXPECT_EQ(share.complaints().starts_with("rank 40 is reached through"), rank == 1) << share.complaints();
     write_and_look(share, exchange, rank, 3);
@@ -226,10 +227,10 @@ struct Lie {
 const Lie kLies[] = {
     {"refuses", Truth::kRefuses, Truth::kRefuses, "fake refusal 217"},
     {"hangs", Truth::kHangs, Truth::kHangs, "did not end within"},
-    {"blocks", Truth::kBlocks, Truth::kBlocks, "a call of the driver did not return within"},
-    {"corrupts", Truth::kCorrupts, Truth::kCorrupts, "what was read differs at byte 32768"},
+    {"blocks", Truth::kBlocks, Truth::kBlocks, "a driver call did not return within"},
+    {"corrupts", Truth::kCorrupts, Truth::kCorrupts, "the data read differs at byte 32768"},
     {"corrupts what is written", Truth::kCorruptsWrites, Truth::kWorks,
-     "rank 2 with what came from rank 0: what was read differs"},
+     "rank 2 with the data from rank 0: what was read differs"},
     {"refuses one way", Truth::kRefuses, Truth::kWorks, "rank 0 with the memory of rank 2"},
     {"hangs one way", Truth::kHangs, Truth::kWorks, "rank 0 with the memory of rank 2"},
     {"corrupts one way", Truth::kCorrupts, Truth::kWorks, "rank 0 with the memory of rank 2"},
@@ -266,7 +267,7 @@ TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
       EXPECT_EQ(share.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
       // Another group of the same processes does not try again.
       const DeviceShare second(*process.home, exchange, options_of(rank, 3, rank));
-      EXPECT_EQ(second.complaints().find("found by a group before") != std::string::npos,
+      EXPECT_EQ(second.complaints().find("found by an earlier group") != std::string::npos,
                 rank != 1 && lie.truth != Truth::kRefuses && lie.truth != Truth::kCorruptsWrites)
           << lie.name << rank << second.complaints();
       EXPECT_EQ(second.peer((rank + 1) % 3).kind, share.peer((rank + 1) % 3).kind);
@@ -339,7 +340,7 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
             (void)exchange.all_gather({});
           } catch (const Error& error) {  // the only way there is may hang, for all that is known
             EXPECT_EQ(kind, ShareKind::kHost);
-            EXPECT_NE(std::string(error.what()).find("found by a group before"), std::string::npos) << error.what();
+            EXPECT_NE(std::string(error.what()).find("found by an earlier group"), std::string::npos) << error.what();
           }
         });
       }
