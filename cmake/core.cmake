@@ -1,5 +1,5 @@
-# nvx_core: everything that knows neither torch nor Python. Files of absent accelerators and transports are left out by
-# name; csrc/stubs stands in for them.
+# nvx_core: all code that needs neither torch nor Python. Source files of unavailable accelerators and transports are excluded
+# by name, and csrc/stubs replaces them.
 set(sources)
 foreach(room base kernel memory group net schedule stubs)
   file(GLOB_RECURSE room_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/${room}/*.cc)
@@ -30,8 +30,8 @@ endif()
 target_link_libraries(nvx_core PUBLIC nvx_flags ${CMAKE_DL_LIBS})
 target_compile_definitions(nvx_core PUBLIC NVX_VERSION="${PROJECT_VERSION}")
 
-# The kernels, apart from the rest: nvcc knows none of its flags. The host's rules of arithmetic hold on the device too:
-# no contraction, and nvcc's own defaults, IEEE division and subnormal numbers.
+# The kernels are a library of their own, because nvcc does not know the flags of the rest. The rules of arithmetic are the
+# host's: no contraction, IEEE division and subnormal numbers, of which the last two are nvcc's defaults.
 if(NVX_CUDA_ON)
   file(GLOB cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/kernel/gpu/*.cu)
   add_library(nvx_cuda OBJECT ${cuda_sources})
@@ -42,7 +42,7 @@ if(NVX_CUDA_ON)
   target_link_libraries(nvx_core PUBLIC CUDA::cudart_static)
 endif()
 
-# The bulk loops, one object a level; kernel picks one at load time. NVX_LEVELS tells it which exist.
+# The bulk loops: one object per instruction-set level. kernel chooses one at load time. NVX_LEVELS lists those that exist.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64)$")
   set(levels base v3 v4)
   set(march_base x86-64)

@@ -1,6 +1,6 @@
-# The CUDA kernels. Sets NVX_CUDA_ON, and enables the language then. OFF by default, as they have not run on a device yet.
-# AUTO builds them where the torch at hand has CUDA and nvcc is found (CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda).
-# The environment's NVX_CUDA=0 turns them off.
+# The CUDA kernels. Sets NVX_CUDA_ON, and then enables the language. OFF by default, because they have not run on a device yet.
+# AUTO builds them if torch has CUDA and nvcc is found (CUDAToolkit_ROOT, CUDA_HOME, PATH, /usr/local/cuda).
+# NVX_CUDA=0 in the environment turns them off.
 set(NVX_CUDA OFF CACHE STRING "CUDA kernels: OFF, AUTO (where torch has CUDA and nvcc is found), ON (or fail)")
 set(TORCH_CUDA_ARCH_LIST "$ENV{TORCH_CUDA_ARCH_LIST}" CACHE STRING "Architectures, as torch writes them: 8.0;9.0+PTX")
 set(NVX_CUDA_ON OFF)
@@ -25,7 +25,7 @@ if(CMAKE_VERSION VERSION_LESS 3.26)
   message(FATAL_ERROR "nvx: the kernels need CMake 3.26 or newer, which knows nvcc's C++20, and this is ${CMAKE_VERSION}: pip install cmake")
 endif()
 
-# 8.0;9.0+PTX, with blanks or semicolons between, becomes what CMake calls 80-real;90-real;90-virtual.
+# Converts 8.0;9.0+PTX, separated by blanks or semicolons, to CMake's 80-real;90-real;90-virtual.
 set(architectures 80-real 90-real 100-real 120-real 80-virtual)
 if(TORCH_CUDA_ARCH_LIST)
   set(architectures "")
@@ -49,5 +49,5 @@ set(NVX_CUDA_ON ON)
 list(JOIN architectures " " shown)
 message(STATUS "nvx: CUDA ${CMAKE_CUDA_COMPILER_VERSION} for ${shown}")
 
-# The runtime is the kernels' own: nothing of torch's libraries is linked, nor looked for when the module is loaded.
+# The CUDA runtime is linked statically: the module links none of torch's libraries and searches for none when it is loaded.
 find_package(CUDAToolkit REQUIRED)

@@ -1,19 +1,19 @@
-# nvx_flags: what every object of nvx is compiled with.
+# nvx_flags: the compile options of all objects of nvx.
 include(CheckCXXCompilerFlag)
 find_package(Threads REQUIRED)
 
 add_library(nvx_flags INTERFACE)
 target_link_libraries(nvx_flags INTERFACE Threads::Threads)
-# No contraction: every level and every algorithm gives the same bits.
+# No contraction: all levels and algorithms must give the same bits.
 target_compile_options(nvx_flags INTERFACE -ffp-contract=off -Wall -Wextra)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(nvx_flags INTERFACE -Wno-restrict)  # gcc 12 sees overlaps in std::string that are not there (its bug 105651)
+  target_compile_options(nvx_flags INTERFACE -Wno-restrict)  # false positives of gcc 12 in std::string (gcc bug 105651)
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(nvx_flags INTERFACE -Wthread-safety)
 endif()
 if(NVX_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  target_compile_options(nvx_flags INTERFACE -Wno-subobject-linkage)  # a file that is read ahead of another is no header
+  target_compile_options(nvx_flags INTERFACE -Wno-subobject-linkage)  # files that a unity build includes are not headers
 endif()
 if(NVX_WERROR)
   target_compile_options(nvx_flags INTERFACE -Werror)
@@ -21,10 +21,10 @@ endif()
 
 if(NVX_SANITIZE)
   target_compile_options(nvx_flags INTERFACE -fsanitize=${NVX_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer
-    "$<IF:$<CONFIG:Debug>,-g,-O1;-g1>")  # to compile them is what takes long, and stacks need no more than lines
+    "$<IF:$<CONFIG:Debug>,-g,-O1;-g1>")  # debug information dominates the compile time; stack traces need line numbers only
   target_link_options(nvx_flags INTERFACE -fsanitize=${NVX_SANITIZE})
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    target_compile_options(nvx_flags INTERFACE -Wno-pass-failed)  # loops with checks in them do not vectorise
+    target_compile_options(nvx_flags INTERFACE -Wno-pass-failed)  # loops that contain sanitizer checks do not vectorise
   endif()
 else()
   foreach(flag -fstack-protector-strong -fstack-clash-protection -fcf-protection)

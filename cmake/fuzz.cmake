@@ -1,13 +1,13 @@
-# One libFuzzer program for every tests/fuzz/*_fuzz.cc. Configure with clang, and with the sanitizers wanted beside it:
+# One libFuzzer program per tests/fuzz/*_fuzz.cc. Configure with clang and the desired sanitizers:
 #   cmake -B build-fuzz -DCMAKE_CXX_COMPILER=clang++ -DNVX_FUZZ=ON -DNVX_SANITIZE=address,undefined
-# Only what is fuzzed is watched by the fuzzer, so that one build serves the tests, too.
+# Only the fuzzed code is instrumented for the fuzzer, so that this build serves the tests too.
 if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   message(FATAL_ERROR "nvx: NVX_FUZZ needs clang")
 endif()
 set(watched -fsanitize=fuzzer-no-link)
 target_compile_options(nvx_core PRIVATE ${watched})
 file(GLOB schedules CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/csrc/schedule/*.cc)
-set_source_files_properties(${schedules} PROPERTIES COMPILE_OPTIONS -fno-sanitize=fuzzer-no-link)  # they read nothing
+set_source_files_properties(${schedules} PROPERTIES COMPILE_OPTIONS -fno-sanitize=fuzzer-no-link)  # they parse no input
 
 file(GLOB fuzz_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cc)
 foreach(source ${fuzz_sources})

@@ -1,4 +1,4 @@
-# One gtest binary a room: every tests/<room>/*_test.cc. tests/support/*.cc is shared by all of them.
+# One gtest binary per room, of tests/<room>/**/*_test.cc. All of them share tests/support/*.cc.
 if(CMAKE_CROSSCOMPILING AND EXISTS /usr/src/googletest)
   set(INSTALL_GTEST OFF CACHE BOOL "" FORCE)
   add_subdirectory(/usr/src/googletest ${PROJECT_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
@@ -18,8 +18,8 @@ if(support)
   target_link_libraries(nvx_test_support PUBLIC nvx_core GTest::gtest)
 endif()
 
-# What nvx declares of libcuda and NVML itself is held against cuda.h and nvml.h where they are. Their folder comes last:
-# nothing else of it is wanted.
+# A test compares nvx's declarations of libcuda and NVML with cuda.h and nvml.h if those exist. Their folder comes last in the
+# include path, because no other header in it is wanted.
 find_path(NVX_CUDA_HEADER_DIR cuda.h PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
 set(abi_tests ${PROJECT_SOURCE_DIR}/tests/memory/driver/driver_library_test.cc ${PROJECT_SOURCE_DIR}/tests/group/meet/nvml_library_test.cc)
 set_source_files_properties(${abi_tests} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
@@ -27,7 +27,7 @@ if(NVX_CUDA_HEADER_DIR AND NOT CMAKE_CROSSCOMPILING)
   set_source_files_properties(${abi_tests} PROPERTIES COMPILE_OPTIONS "-idirafter;${NVX_CUDA_HEADER_DIR}")
 endif()
 
-# Where compiling takes longer than running: tests that wait and compare. Those of kernel and schedule compute.
+# Tests that wait and compare take longer to compile than to run. Those of kernel and schedule compute.
 set(quick -O1)
 if(NVX_SANITIZE)
   set(quick -O0)
@@ -69,7 +69,7 @@ foreach(dir ${rooms})
   endif()
 endforeach()
 
-# The contract of links holds over whichever UCX is loaded, and a process loads one.
+# The link contract runs over each installed UCX; a process can load only one.
 if(TARGET net_test AND NOT CMAKE_CROSSCOMPILING)
   add_test(NAME net.other_ucx COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:net_test> -DPYTHON=${Python_EXECUTABLE}
     -P ${PROJECT_SOURCE_DIR}/tests/net/other_ucx.cmake)

@@ -1,5 +1,5 @@
-# Which torch the module is for: NVX_TORCH_DIR, _VERSION, _MINOR and _CUDA, or none of them. torch is asked where it is,
-# never imported, and never found through its own CMake package: that one drags a CUDA toolkit in behind a CUDA wheel.
+# Finds the torch to build the module for: sets NVX_TORCH_DIR, _VERSION, _MINOR and _CUDA, or none of them. torch is neither
+# imported nor found through its CMake package, which requires a CUDA toolkit for a CUDA wheel.
 if(NVX_PYTHON STREQUAL "OFF" OR CMAKE_CROSSCOMPILING)
   return()
 endif()

@@ -1,4 +1,4 @@
-# The Python module nvx._C, from csrc/torch, where torch was found.
+# The Python module nvx._C, from csrc/torch, if torch was found.
 if(NOT NVX_TORCH_DIR)
   return()
 endif()
@@ -36,16 +36,16 @@ if(NOT NVX_UNITY)
     <torch/csrc/distributed/c10d/ParamCommsUtils.hpp> <torch/csrc/distributed/c10d/ProcessGroup.hpp>
     <torch/csrc/utils/pybind.h> <ATen/ATen.h>)
 endif()
-# For tests: kernels that threads of the host play on tests/torch/fake_device, over a libcuda of the tests' own.
+# For tests: kernels that host threads simulate on tests/torch/fake_device, over the tests' own libcuda.
 if(NVX_PLAYED)
   include(fake_cuda)
   target_include_directories(_C PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 endif()
-# Nothing but the module's entry leaves it, so nothing in the process can be interposed by it.
+# Only the module's entry point is exported, so the module cannot interpose on anything in the process.
 set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
 target_link_options(_C PRIVATE -Wl,--version-script=${exports} -Wl,--exclude-libs,ALL)
 set_target_properties(_C PROPERTIES
   LINK_DEPENDS ${exports}
-  SKIP_BUILD_RPATH ON  # torch is loaded by then; its libraries are found by name, wherever it was installed
+  SKIP_BUILD_RPATH ON  # torch is loaded before it, and its libraries are found by name, wherever torch is installed
   LIBRARY_OUTPUT_DIRECTORY ${NVX_OUTPUT_DIR})
 configure_file(${PROJECT_SOURCE_DIR}/cmake/built.py.in ${NVX_OUTPUT_DIR}/_built.py @ONLY)

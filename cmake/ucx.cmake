@@ -1,6 +1,6 @@
-# UCX's headers, 1.13 or later; the library is loaded at run time and never linked. Sets NVX_UCX_INCLUDE, or nothing.
-# Looked for in NVX_UCX_ROOT, UCX_HOME, HPCX_UCX_DIR, then pkg-config's and the system's folders (CMAKE_PREFIX_PATH
-# counts), then in the Python package libucx of Python_EXECUTABLE.
+# Finds UCX's headers, 1.13 or later; the library is loaded at run time and never linked. Sets NVX_UCX_INCLUDE, or nothing.
+# Searches NVX_UCX_ROOT, UCX_HOME, HPCX_UCX_DIR, then the folders of pkg-config and of the system (including
+# CMAKE_PREFIX_PATH), then the Python package libucx of Python_EXECUTABLE.
 set(NVX_UCX AUTO CACHE STRING "Links between hosts over UCX: AUTO (where headers are found), ON (or fail), OFF")
 set(NVX_UCX_ROOT "$ENV{NVX_UCX_ROOT}" CACHE PATH "Where UCX is installed: the folder that holds include/ucp")
 unset(NVX_UCX_INCLUDE)

@@ -1,7 +1,7 @@
-# What takes long to compile is the reading of headers, so files of a room share it: all but the last of a batch are
-# included ahead of that one. They are named as they lie below `root`, an include directory of their target, so ccache knows
-# their object in another checkout. A file with SKIP_UNITY_BUILD_INCLUSION stays alone, as one with options of its own must.
-# Takes from the list what others now read; -DNVX_UNITY=OFF compiles each file by itself.
+# Parsing headers dominates the compile time, so the files of a room share it: the last file of a batch includes the others.
+# They are named relative to `root`, an include directory of their target, so ccache finds their object from another checkout.
+# A file with SKIP_UNITY_BUILD_INCLUSION, which a file with its own options needs, is compiled alone. Included files are removed
+# from the list. -DNVX_UNITY=OFF compiles each file by itself.
 function(nvx_read_together list_name root most)
   if(NOT NVX_UNITY)
     return()
