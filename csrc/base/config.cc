@@ -27,18 +27,18 @@ constexpr char kHandOvers[] = "all_reduce, reduce, broadcast, all_gather, reduce
 constexpr double kMost = 1e9;  // an upper bound where there is no natural one
 
 constexpr Variable kVariables[] = {
-    {"NVX_DEBUG", "warn", "what is written to stderr: warn, info (what was chosen and why), trace (every collective)",
+    {"NVX_DEBUG", "warn", "messages on stderr: warn, info (choices and their reasons), trace (every collective)",
      "warn, info, trace"},
     {"NVX_HOST_ID", "", "overrides which host this rank is on: ranks with the same text share a host"},
     {"NVX_SOCKET_IFNAME", "",
-     "network interfaces between hosts: prefixes of names, names behind '=', what to leave out behind '^'; empty: "
-     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else what leads to the peers"},
+     "network interfaces between hosts: prefixes of names, names behind '=', excluded ones behind '^'; empty: "
+     "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interfaces with a route to the peers"},
     {"NVX_ALLOW_FROM", "",
-     "addresses and prefixes (10.0.0.7,10.1.0.0/16,fd00::/8) from which connections over TCP are taken, besides those "
-     "of the hosts of a group: where addresses are translated on the way"},
+     "addresses and prefixes (10.0.0.7,10.1.0.0/16,fd00::/8) that may connect over TCP, besides the hosts of a group: "
+     "for peers behind address translation"},
     {"NVX_LIBUCP", "",
-     "the libucp.so.0 to load, or its folder; empty: one with RDMA where there is RDMA, else the newest"},
-    {"NVX_ON_ERROR", "raise", "what a failed operation does: raise a Python exception, or abort the process",
+     "the libucp.so.0 to load, or its folder; empty: one with RDMA if the machine has RDMA, else the newest"},
+    {"NVX_ON_ERROR", "raise", "effect of a failed operation: raise a Python exception, or abort the process",
      "raise, abort"},
     {"NVX_TIMEOUT_S", "0", "seconds an operation may wait, instead of the group's timeout; 0: the group's", kSeconds, 0,
      kMost},

@@ -174,20 +174,20 @@ class TileExec : public Machine {
   /// returns false.
   NVX_NOINLINE bool fail(const Verdict& verdict, const GreetingPair* greetings = nullptr) {
     if (!Machine::claim(rank_->failed)) return false;
-    DeviceVerdict& told = control_->verdict;
-    told.cause = verdict.cause;
-    told.how = verdict.how;
-    told.peer = verdict.peer;
-    told.block = uint32_t(Machine::tile());
-    told.epoch = epoch_;
-    told.call = call_;
-    told.wanted = verdict.wanted;
-    told.seen = verdict.seen;
+    DeviceVerdict& out = control_->verdict;
+    out.cause = verdict.cause;
+    out.how = verdict.how;
+    out.peer = verdict.peer;
+    out.block = uint32_t(Machine::tile());
+    out.epoch = epoch_;
+    out.call = call_;
+    out.wanted = verdict.wanted;
+    out.seen = verdict.seen;
     for (uint32_t i = 0; greetings && i < kGreetingWords; ++i) {
-      told.mine[i] = greetings->mine[i];
-      told.theirs[i] = greetings->theirs[i];
+      out.mine[i] = greetings->mine[i];
+      out.theirs[i] = greetings->theirs[i];
     }
-    Machine::signal(told.state, DeviceVerdict::kReadable);
+    Machine::signal(out.state, DeviceVerdict::kReadable);
     return false;
   }
 

@@ -128,7 +128,7 @@ void GroupPort::disconnect(int rank) {
     messenger_->disconnect(ranks_[size_t(rank)].peer, "a failed operation still had messages to it in flight");
 }
 
-// --- what comes
+// --- incoming messages
 
 void GroupPort::arrived(const MessageHeader& header, std::span<const std::byte> whole,
                         std::span<const std::byte> body) {

@@ -10,19 +10,18 @@
 namespace nvx::net {
 
 enum class Kind : uint8_t {
-  kFirst,   ///< the first segment of a schedule's message; a First follows the header
-  kNext,    ///< a later segment of it
-  kCredit,  ///< the receiver has processed `value` bytes of what it was sent
-  kPoison,  ///< the sender's group has failed; the body is a FailureNote
-  kPing,    ///< to a process, not to a group: are you alive?
-  kPong,  ///< the answer. `value` 1: alive, with the group; 0: without the group; 2: it has given the asker up, and the
-          ///< body says why
-  kMail,  ///< the announcement of a send; a MailHead follows the header, and a small message is in the body
-  kTaken,       ///< announcements have been read; `value` is a Taken
-  kGrant,       ///< the sender may send the large message of this number
-  kSegment,     ///< a segment of a large message
-  kLabel,       ///< the call with number `op` on the sender; a Label follows. `value` 1: show yours
-  kMonitorIn,   ///< this rank has entered the monitored barrier of number `value`
+  kFirst,      ///< the first segment of a schedule's message; a First follows the header
+  kNext,       ///< a later segment of it
+  kCredit,     ///< the receiver has processed `value` bytes of what it was sent
+  kPoison,     ///< the sender's group has failed; the body is a FailureNote
+  kPing,       ///< to a process, not to a group: are you alive?
+  kPong,       ///< the answer; `value` is a Messenger::Answer, with a reason in the body if this side gave the asker up
+  kMail,       ///< the announcement of a send; a MailHead follows the header, and a small message is in the body
+  kTaken,      ///< announcements have been read; `value` is a Taken
+  kGrant,      ///< the sender may send the large message of this number
+  kSegment,    ///< a segment of a large message
+  kLabel,      ///< the call with number `op` on the sender; a Label follows. `value` 1: show yours
+  kMonitorIn,  ///< this rank has entered the monitored barrier of number `value`
   kMonitorOut,  ///< all ranks have entered it
   kTrouble,     ///< another group of the sender's process has failed; the body is a FailureNote
   kKinds        ///< the number of kinds
@@ -32,10 +31,10 @@ enum class Kind : uint8_t {
 /// field is checked before it is used.
 struct MessageHeader {
   static constexpr uint8_t kMagic = 0x6e;
-  static constexpr uint8_t kWire = 5;  ///< changes with any layout in this file or in failure_note.h
+  static constexpr uint8_t kVersion = 5;  ///< changes with any layout in this file or in failure_note.h
 
   uint8_t magic = kMagic;
-  uint8_t messenger = kWire;
+  uint8_t version = kVersion;
   Kind kind = Kind::kPing;
   uint8_t reserved = 0;
   uint32_t from = 0;   ///< rank in the group
@@ -97,7 +96,7 @@ inline std::optional<MessageHeader> read_header(std::span<const std::byte> bytes
   MessageHeader header;
   if (bytes.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes.data(), sizeof header);
-  if (header.magic != MessageHeader::kMagic || header.messenger != MessageHeader::kWire || header.kind >= Kind::kKinds)
+  if (header.magic != MessageHeader::kMagic || header.version != MessageHeader::kVersion || header.kind >= Kind::kKinds)
     return std::nullopt;
   return header;
 }

@@ -273,7 +273,7 @@ void Messenger::sleep(std::chrono::microseconds span, std::optional<uint64_t> se
   --sleepers_;
 }
 
-// --- what comes
+// --- incoming messages
 
 GroupPort* Messenger::port_of(const MessageHeader& header) {
   const auto it = ports_.find({header.group, header.to});

@@ -171,10 +171,10 @@ struct PipeState {
   Stamp taken;     ///< total number of chunks
   uint32_t heard;  ///< the last operation in which the peer was met
 
-  // For this operation, if pieces may bypass staging. What this rank told the peer:
+  // For this operation, if pieces may bypass staging. Told to the peer:
   uint32_t granules;  ///< how much of the peer's pool this rank has mapped
   uint64_t pool;      ///< the address of that pool in this rank
-  // What both ranks conclude from their greetings. Addresses are those of this block's share; null means to use
+  // Concluded by both ranks from their greetings. Addresses are those of this block's share; null means to use
   // staging.
   std::byte* out;           ///< in the peer's result: the destination of this rank's data
   const std::byte* in;      ///< this rank's slice of the peer's input

@@ -38,7 +38,7 @@ std::vector<T> read_cards(const std::vector<std::vector<std::byte>>& said, size_
   for (size_t r = 0; r < said.size(); ++r) {
     if (said[r].size() != each * sizeof(T))
       throw Error(Code::kMismatch,
-                  "nvx: what " + name_of(int(r)) + " says of its GPU is damaged, or of another version");
+                  "nvx: the GPU description of " + name_of(int(r)) + " is damaged or from another version of nvx");
     std::memcpy(cards.data() + r * each, said[r].data(), said[r].size());
   }
   return cards;

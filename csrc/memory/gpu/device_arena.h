@@ -127,7 +127,7 @@ class DeviceHome {
     CreatedOnce<DevicePool> making;
     std::atomic<DevicePool*> made{nullptr};
     std::optional<Error> why_not;
-    std::string told;  // the last logged reason why there was no pool
+    std::string last_logged;  // the last logged reason why there was no pool
   };
   Pooled& pooled(int device) EXCLUDES(mutex_);
   [[noreturn]] void refuse_pool(int device, const ShareProbe& found) EXCLUDES(mutex_);

@@ -41,8 +41,8 @@ void DeviceHome::refuse_pool(int device, const ShareProbe& found) {
                   " has no growing memory that other processes can map: " + found.why_not[int(ShareKind::kFd)]);
   MutexLock lock(mutex_);
   Pooled& here = pools_[device];
-  if (here.told != error.what()) NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
-  here.told = error.what();
+  if (here.last_logged != error.what()) NVX_LOG(kInfo, "%s", without_name(error.what()).c_str());
+  here.last_logged = error.what();
   if (found.has(ShareKind::kPointer) && is_out(ShareKind::kFd) && is_out(ShareKind::kFabric)) here.why_not = error;
   throw error;
 }
