@@ -207,8 +207,7 @@ TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
     over = true;
     ASSERT_FALSE(status.ok());
     EXPECT_EQ(status.code(), Code::kPeerFailed);
-    EXPECT_SAYS(status,
-                "nvx: the failure note of rank 1 is damaged or from another version of nvx; told by rank 1");
+    EXPECT_SAYS(status, "nvx: the failure note of rank 1 is damaged or from another version of nvx; told by rank 1");
   });
 }
 
