@@ -11,12 +11,12 @@
 #include "kernel/gpu/launch_cuda.h"
 #include "support/plays.h"
 
-/// The device algorithms on a device: the memory of ranks that share one, and their sides of operations there.
+/// The device algorithms on a device: the memory of ranks that share it, and their sides of operations.
 namespace nvx::test {
 
-inline constexpr uint64_t kDevicePatience = 20'000'000'000;  // in ns
+inline constexpr uint64_t kDevicePatience = 20'000'000'000;  // ns
 
-/// Memory of the device, or of the host that the device reaches, until the test ends.
+/// Device memory, or host memory that the device can access, for the duration of the test.
 class DeviceMemory {
  public:
   enum class Where { kDevice, kPinned };
@@ -38,7 +38,7 @@ inline std::unique_ptr<DeviceMemory> on_device(size_t bytes) {
   return std::make_unique<DeviceMemory>(bytes, DeviceMemory::Where::kDevice);
 }
 
-/// Copies between the host and the device. Where nothing is to be copied, nothing is.
+/// Copies between host and device. An empty copy makes no call.
 inline void copy_over(void* to, const void* from, size_t bytes) {
   const cudaError_t error = bytes == 0 ? cudaSuccess : cudaMemcpy(to, from, bytes, cudaMemcpyDefault);
   EXPECT_EQ(error, cudaSuccess) << cudaGetErrorString(error);
@@ -90,7 +90,7 @@ class DeviceSide {
     copy_over(in_, work.in, in_bytes);
   }
 
-  /// The job, whose pieces are listed from table[index]; table has room for 2 * ranks there.
+  /// The job, whose pieces are listed from table[index] on; `table` has space for 2 * ranks there.
   kernel::Job job(kernel::DeviceAlgorithm algorithm, uint64_t patience_ns, uint32_t index, kernel::Piece* table) const {
     kernel::Work work = side_.work();
     std::vector<kernel::Piece> send(side_.send()), recv(side_.recv());
@@ -103,14 +103,14 @@ class DeviceSide {
     return job;
   }
 
-  /// The output is lost, to be written again.
+  /// Clears the output, before it is written again.
   void spoil() { EXPECT_EQ(cudaMemset(out_, 0xEE, side_.out_bytes()), cudaSuccess); }
   bool is_spoilt() const {
     std::vector<std::byte> found(side_.out_bytes());
     copy_over(found.data(), out_, found.size());
     return std::all_of(found.begin(), found.end(), [](std::byte b) { return b == std::byte(0xEE); });
   }
-  /// What is wrong with the output; empty if nothing is.
+  /// What is wrong with the output, or an empty text.
   std::string verdict() {
     copy_over(side_.out(), out_, side_.out_bytes());
     return side_.verdict();
@@ -123,7 +123,7 @@ class DeviceSide {
   std::byte *in_, *out_;
 };
 
-/// Skipped, aloud, where there is no device.
+/// Skips the test, with a message, if there is no device.
 class Device : public testing::Test {
  protected:
   void SetUp() override {
@@ -132,7 +132,7 @@ class Device : public testing::Test {
     if (error != cudaSuccess || devices == 0) {
       GTEST_SKIP() << "no CUDA device here (" << cudaGetErrorString(error) << "): the kernels are not run";
     }
-    // Loading a kernel may wait for those that run, and they for it.
+    // Loading a kernel may wait for running kernels, which may wait for the kernel.
     const Status loaded = kernel::load_cuda(&facts_);
     ASSERT_TRUE(loaded.ok()) << loaded.what();
   }

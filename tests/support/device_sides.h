@@ -15,10 +15,10 @@
 #include "support/played_stream.h"
 #include "support/twin.h"
 
-/// Ranks with a DeviceSide each, on GPUs that the host plays.
+/// Ranks with a DeviceSide each, on GPUs that the host simulates.
 namespace nvx::test {
 
-/// A GPU runs so many blocks at once. A kernel that finds no room waits for one that ends.
+/// The blocks of a GPU. A kernel that finds no space waits for one that ends.
 class PlayedRoom {
  public:
   explicit PlayedRoom(int blocks) : blocks_(blocks), free_(blocks) {}
@@ -41,7 +41,7 @@ class PlayedRoom {
   int free_;
 };
 
-/// Plays kernels by threads, on PlayedStreams.
+/// Runs kernels on threads, on PlayedStreams.
 class PlayedLauncher : public Launcher {
  public:
   PlayedLauncher(std::shared_ptr<FakeDriver> driver, int device, std::shared_ptr<PlayedRoom> room)
@@ -81,14 +81,14 @@ class PlayedLauncher : public Launcher {
   bool ended() override { return knows_ends && *running_ == 0; }
   bool replays_ended() override { return !replays; }
 
-  Status refusal;                      ///< of whatever it is asked for
-  Status trial_refusal;                ///< of trials
-  std::chrono::milliseconds delay{0};  ///< before the first of them
+  Status refusal;                      ///< the answer to every call, if it fails
+  Status trial_refusal;                ///< the answer to trials, if it fails
+  std::chrono::milliseconds delay{0};  ///< before the first kernel
   std::atomic<int> trials{0};
-  bool knows_ends = false;  ///< also of kernels that ended badly
+  bool knows_ends = false;  ///< also of kernels that failed
   std::atomic<int> launches{0};
-  std::vector<std::function<void()>> graph;  ///< the launches that were captured
-  std::atomic<bool> replays{false};          ///< it is running, for all that anybody knows
+  std::vector<std::function<void()>> graph;  ///< the captured launches
+  std::atomic<bool> replays{false};          ///< whether the graph may be running
 
  private:
   std::function<void()> play(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs,
@@ -119,16 +119,16 @@ class PlayedLauncher : public Launcher {
   std::shared_ptr<std::atomic<int>> running_ = std::make_shared<std::atomic<int>>(0);
 };
 
-/// The GPUs and processes of a test, and how many of a group's ranks have gone.
+/// The GPUs and processes of a test, and how many ranks of a group have left.
 class DeviceWorld {
  public:
   struct Shape {
     int ranks = 2;
     int gpus = 8;            ///< rank r is on GPU r % gpus
-    bool processes = false;  ///< each rank is one
+    bool processes = false;  ///< each rank is a process
     size_t arena = size_t(8) << 20;
     int resident = 64;
-    std::chrono::milliseconds patience = DeviceArena::kPatience;  ///< of a process with its own devices
+    std::chrono::milliseconds patience = DeviceArena::kPatience;  ///< of a process for its own devices
   };
   explicit DeviceWorld(const Shape& shape) : shape_(shape) {
     for (int p = 0; p < (shape.processes ? shape.ranks : 1); ++p)
@@ -170,7 +170,7 @@ class DeviceWorld {
   std::shared_ptr<std::atomic<int>> gone_ = std::make_shared<std::atomic<int>>(0);
 };
 
-/// One rank of a test: its side, its stream.
+/// One rank of a test: its side and its stream.
 struct DeviceRank {
   DeviceRank(DeviceWorld& of, int number, std::unique_ptr<DeviceSide> with)
       : world(of), rank(number), side(std::move(with)) {}
@@ -192,13 +192,13 @@ struct DeviceRank {
   void replay() {
     for (const auto& kernel : world.launcher(rank)->graph) stream.post(kernel);
   }
-  /// Until all has ended, well or not: nothing is touched any more.
+  /// Waits until all work has ended, successfully or not. Nothing is accessed afterwards.
   Status await() {
     (void)eventually(std::chrono::seconds(90),
                      [&] { return side->finished() == side->launched() || (!side->verdict().ok() && stream.idle()); });
     return side->verdict();
   }
-  /// Plays, in one call: what is wrong with any of them, or nothing.
+  /// Runs plays in one call. Returns what is wrong with any of them, or an empty text.
   std::string perform(const std::vector<Play>& plays) {
     std::vector<std::unique_ptr<Side>> sides;
     std::vector<Operation> operations;
@@ -218,13 +218,13 @@ struct DeviceRank {
   DeviceWorld& world;
   const int rank;
   uint64_t number = 0;
-  PlayedStream stream;  // after the side, which waits for what is on it
+  PlayedStream stream;  // destroyed before the side, which waits for the work on it
   std::unique_ptr<DeviceSide> side;
 };
 
 inline bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
 
-/// A sum in place.
+/// An in-place sum.
 inline Operation all_reduce(std::vector<int32_t>& data) {
   Operation o;
   o.collective = kernel::Collective::kAllReduce;
@@ -235,7 +235,7 @@ inline Operation all_reduce(std::vector<int32_t>& data) {
   return o;
 }
 
-/// All ranks of a group, as threads: each makes its side and runs the body with it.
+/// All ranks of a group as threads: each creates its side and runs the body with it.
 inline void with_sides(
     DeviceWorld& world, const std::function<void(DeviceRank&)>& body,
     const std::function<void(DeviceSideOptions&)>& change = [](DeviceSideOptions&) {}) {

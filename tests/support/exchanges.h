@@ -6,7 +6,7 @@
 
 namespace nvx::test {
 
-/// A table in memory that forked processes share, for ranks as processes or as threads: make it before they part, and
+/// A table in memory that forked processes share, for ranks as processes or as threads. Create it before the fork, and
 /// give each rank a SharedExchange on it.
 class SharedTable {
  public:

@@ -28,7 +28,7 @@ Fd new_memory(int gpu, size_t bytes) {
   return fd;
 }
 
-/// Which GPU's memory that is, wherever the descriptor has come from; -1: none's.
+/// The GPU that owns the memory of this descriptor; -1: none.
 int owner_of(int fd) {
   char name[64] = {};
   const std::string link = "/proc/self/fd/" + std::to_string(fd);
@@ -47,7 +47,7 @@ void* map_anywhere(int fd, size_t bytes) {
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
-/// What stands for a handle that other processes can open.
+/// The content of a handle that other processes can open.
 struct Ticket {
   uint64_t magic = 0x7469636b6574;
   int64_t pid = 0;
@@ -180,7 +180,7 @@ void FakeDriver::run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue,
   }).detach();
 }
 
-/// What a device may still write to is not to be given back: its next owner would find it there.
+/// Memory that a device may still write must not be returned: its next owner would see the writes.
 void FakeDriver::demand_idle(DevicePtr at) const {
   for (const auto& [number, queue] : queues_) {
     if (queue.busy.count(at)) std::abort();
@@ -261,7 +261,7 @@ DriverCode FakeDriver::create(int device, ShareKind kind, size_t bytes, DeviceMe
 DriverCode FakeDriver::release(DeviceMemory memory) {
   Lock lock(mutex_);
   const DriverCode code = enter(lock, "release");
-  if (!memories_.erase(memory)) std::abort();  // given back twice
+  if (!memories_.erase(memory)) std::abort();  // returned twice
   return code;
 }
 
@@ -299,7 +299,7 @@ DriverCode FakeDriver::map(DevicePtr at, size_t bytes, DeviceMemory memory) {
   const auto it = memories_.find(memory);
   if (it == memories_.end() || !is_reserved(at, bytes) || size_of(it->second.fd.get()) < bytes) return kInvalid;
   const auto next = ranges_.lower_bound(at);
-  if (find(at, 1) || (next != ranges_.end() && next->first < at + bytes)) return kInvalid;  // something is there
+  if (find(at, 1) || (next != ranges_.end() && next->first < at + bytes)) return kInvalid;  // the range is occupied
   if (mmap(pointer(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, it->second.fd.get(), 0) == MAP_FAILED)
     return kNoMemory;
   ranges_[at] = {Range::How::kMapped, bytes, it->second.owner, {}, Fd()};
@@ -399,7 +399,7 @@ DriverCode FakeDriver::export_ipc(int, DevicePtr at, HandleBytes* handle) {
   return 0;
 }
 
-/// As with the real one, who has exported it cannot open it.
+/// Like the real driver, which does not let the exporter open its own handle.
 DriverCode FakeDriver::open_ipc(int device, const HandleBytes& handle, DevicePtr* at) {
   Lock lock(mutex_);
   if (const DriverCode code = enter(lock, "open_ipc")) return code;

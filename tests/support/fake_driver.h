@@ -14,28 +14,28 @@
 
 namespace nvx::test {
 
-/// A driver that plays several GPUs. Their memory is a memfd each time, so that it goes from process to process as a
-/// device's does; an address is one of this process. It keeps books on all that it gives, and aborts where something is
-/// given back twice, or while work that nobody has seen end touches it.
+/// A fake driver with several GPUs. Each allocation is a memfd, so that it can be passed between processes like a
+/// device's; an address is one of this process. The driver tracks all resources. It aborts if one is returned twice, or
+/// while unfinished work may access it.
 class FakeDriver : public DeviceDriver {
  public:
-  /// What becomes of one device's use of another one's memory, whatever the driver says of it beforehand.
+  /// What happens when one device uses another one's memory, whatever the driver reports about it.
   enum class Truth {
     kWorks,
-    kRefuses,   ///< it cannot be allowed
-    kHangs,     ///< copies are begun and never end
+    kRefuses,   ///< access cannot be granted
+    kHangs,     ///< copies begin and never end
     kBlocks,    ///< the call that begins a copy never returns
-    kCorrupts,  ///< a bit of what arrives is another one
+    kCorrupts,  ///< one bit of the data changes
     kCorruptsWrites,
-    kDawdles,  ///< a copy takes some milliseconds longer than it has to
-    // Copies are as they should be, but of what kernels store there ...
-    kKeepsKernelsOut,  ///< nothing arrives
-    kLosesFlags,       ///< packets arrive, and flags do not
-    kBendsPackets,     ///< all arrives, but a bit of each packet's data is another one
+    kDawdles,  ///< a copy takes some milliseconds longer
+    // Copies work, but stores of kernels there ...
+    kKeepsKernelsOut,  ///< do not arrive
+    kLosesFlags,       ///< arrive as packets, but not as flags
+    kBendsPackets,     ///< arrive, but with one bit of each packet's data changed
   };
 
   explicit FakeDriver(int devices) : devices_(devices) {}
-  /// Which GPUs its devices are, by number: as CUDA_VISIBLE_DEVICES has it, before anything is asked. Else device i is
+  /// Sets which GPUs its devices are, like CUDA_VISIBLE_DEVICES. Call it before anything else. By default device i is
   /// GPU i.
   void see(std::vector<int> gpus) { gpus_ = std::move(gpus); }
 
@@ -43,28 +43,28 @@ class FakeDriver : public DeviceDriver {
   void pairs(int a, int b, Truth truth) { pair(a, b, truth), pair(b, a, truth); }
   /// The driver reports this as unsupported.
   void lacks(ShareKind kind);
-  /// Every such call is refused with this code.
+  /// Every call of this name fails with this code.
   void refuse(const std::string& call, DriverCode code);
-  /// The n-th call from now on is refused, whatever it is; what gives back gives back all the same.
+  /// The n-th call from now on fails, whatever it is; a call that returns a resource returns it nevertheless.
   void fail_call(int n);
   /// The n-th call from now on does not return until come_back().
   void block_call(int n);
-  /// No such call returns until come_back().
+  /// No call of this name returns until come_back().
   void block(const std::string& call);
-  /// Which call it was that fail_call() or block_call() struck; empty: none yet.
+  /// The call that fail_call() or block_call() affected; empty: none yet.
   std::string struck() const;
   int calls() const;
-  /// What was not given back: empty when the books balance.
+  /// The resources that were not returned; empty if there are none.
   std::string open_books() const;
   /// How often a call was made.
   int calls_of(const std::string& call) const;
-  /// Whoever blocks goes on, and queues that hang drain.
+  /// Lets blocked calls return and hanging queues drain.
   void come_back();
-  /// What becomes of a kernel's stores there: the truth of the pair, where the address is another device's.
+  /// The fate of a kernel's stores there: that of the pair, if the address is another device's.
   Truth truth_of(int device, const void* at) const;
-  /// Whether there is a pair whose kernels' stores are not like its copies.
+  /// Whether there is a pair for which kernels' stores behave differently from copies.
   bool has_odd_kernels() const;
-  /// Plays a kernel that was launched on a queue, by a thread of its own.
+  /// Runs a kernel that was launched on a queue, on a thread of its own.
   void run(const std::shared_ptr<FakeDriver>& self, DeviceQueue queue, std::function<void()> kernel);
 
   std::string words(DriverCode code) const override;
@@ -104,7 +104,7 @@ class FakeDriver : public DeviceDriver {
     int owner = 0;
     ShareKind kind = ShareKind::kPointer;
   };
-  /// Addresses that mean something.
+  /// Valid addresses.
   struct Range {
     enum class How { kMapped, kAllocated, kOpened, kPinned } how;
     size_t bytes = 0;
@@ -151,7 +151,7 @@ class FakeDriver : public DeviceDriver {
     int device = 0;
     bool hangs = false;
     int kernels = 0;           // that have not ended
-    std::set<DevicePtr> busy;  // what work touches that was begun, and not yet seen to end
+    std::set<DevicePtr> busy;  // accessed by work that was begun and is not known to have ended
   };
   std::map<DeviceQueue, Queue> queues_;
 };

@@ -15,7 +15,7 @@ class FakeNvml : public Nvml {
   GpuPath path(int a, int b) override { return paths.count({a, b}) ? paths[{a, b}] : GpuPath::kNode; }
   std::string why_no_peer_access(int a, int b) override { return refused[{a, b}]; }
 
-  /// A GPU with lanes to a switch, of which the first few are up.
+  /// A GPU with links to a switch, of which the first few are up.
   GpuFacts& add(const std::string& name, int up = 0, int lanes = 0) {
     GpuFacts gpu;
     gpu.name = name;
@@ -28,7 +28,7 @@ class FakeNvml : public Nvml {
     all.push_back(gpu);
     return all.back();
   }
-  /// Bridges: lanes from one to the other.
+  /// Bridges: links from one GPU to the other.
   void bridge(int a, int b, int lanes) {
     for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
       for (int lane = 0; lane < lanes; ++lane)

@@ -11,10 +11,10 @@
 #include "support/fake_driver.h"
 #include "support/ranks.h"
 
-/// Processes with GPUs, as tests play them.
+/// Simulated processes with GPUs.
 namespace nvx::test {
 
-/// A process with a driver of its own, which a thread can be as well.
+/// A process with its own driver; a thread can be one too.
 struct Process {
   explicit Process(int devices, size_t arena = size_t(8) << 20,
                    std::chrono::milliseconds patience = DeviceArena::kPatience)
@@ -36,11 +36,10 @@ inline std::byte* memory(DevicePtr at) { return reinterpret_cast<std::byte*>(at)
 /// Descriptors of this process.
 int open_fds();
 
-/// Each rank writes to each other's memory, and finds there what was written to its own: by the addresses that the
-/// share gives, as kernels would.
+/// Each rank writes to the other ranks' memory and checks its own, through the addresses of the share, like kernels.
 void write_and_look(const DeviceShare& share, Exchange& exchange, int rank, int ranks);
 
-/// Says something else than it was asked to.
+/// An exchange that sends something else.
 class FalseExchange : public Exchange {
  public:
   FalseExchange(Exchange& real, std::function<void(int, std::vector<std::byte>&)> spoil)

@@ -53,7 +53,7 @@ inline Status run(Group& group, const Play& play) {
   return group.execute(operation);
 }
 
-/// ScheduleRuns a play in a group on this rank's thread. What went wrong, or nothing.
+/// Runs a play in a group on this rank's thread. Returns what went wrong, or an empty text.
 inline std::string perform(Group& group, const Play& play) {
   Side side(play, group.rank(), group.size());
   Operation operation = operation_of(play, side, group.size());
@@ -61,7 +61,7 @@ inline std::string perform(Group& group, const Play& play) {
   return status.ok() ? side.verdict() : status.what();
 }
 
-/// Where all ranks have come.
+/// A barrier of all ranks.
 inline Status barrier(Group& group) {
   Operation operation;
   operation.collective = kernel::Collective::kBarrier;
@@ -79,7 +79,7 @@ inline std::shared_ptr<Message> message(int peer, int64_t tag, std::byte* data, 
   return message;
 }
 
-/// What making the group throws, which must be long before the time of the set-up is over.
+/// The error of creating the group, which must come long before the set-up's timeout.
 inline std::string set_up_error(Store& store, const GroupOptions& options) {
   const auto began = Clock::now();
   try {

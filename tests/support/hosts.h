@@ -8,7 +8,7 @@
 #include "net/messenger.h"
 #include "support/groups.h"
 
-/// Groups of threads that play ranks of several hosts: each rank has a messenger of its own, all of them over one net.
+/// Groups of threads as ranks of several hosts: each rank has its own messenger, all of them over one loopback network.
 namespace nvx::test {
 
 class Hosts {
@@ -27,7 +27,7 @@ class Hosts {
   GroupOptions options(const std::string& name, int rank, uint32_t first_epoch = 0) const {
     return options_of(name, rank, ranks(), size_t(rank), first_epoch);
   }
-  /// For a group of some of them: rank there, of so many, for the one that is `who` here.
+  /// The options for a group of some of them: `rank` of `size` there, for the rank that is `who` here.
   GroupOptions options_of(const std::string& name, int rank, int size, size_t who, uint32_t first_epoch = 0) const {
     GroupOptions o = test::options(name, rank, size, first_epoch);
     o.host = "host" + std::to_string(host_of_[who]);

@@ -6,8 +6,8 @@
 
 namespace nvx::test {
 
-/// A rank 1 of 2 that is nothing but memory: it has come to the store and has a pad, in which a test writes what it
-/// likes. For trying what a rank can be made to do by a peer that lies.
+/// A rank 1 of 2 that consists of memory only: it has joined through the store and has a pad, which the test writes.
+/// For tests of a peer that sends false data.
 class Impostor : public MemoryStore {
  public:
   Impostor() : neighbours_(Neighbours::here()) {
@@ -20,7 +20,7 @@ class Impostor : public MemoryStore {
   }
   ~Impostor() override { neighbours_->arena().free(span_); }
 
-  /// Rank 0 publishes the table of all ranks: what an honest rank 1 would do then.
+  /// Rank 0 publishes the table of all ranks, as a correct rank 1 would expect.
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     if (key == "nvx/1/table") {
       kernel::PadHeader& header = pad().header();
@@ -35,7 +35,7 @@ class Impostor : public MemoryStore {
   kernel::Pad pad() const { return {neighbours_->arena().at(span_.offset), 2}; }
   std::byte* bytes() const { return neighbours_->arena().at(span_.offset); }
   size_t size() const { return kernel::PadLayout(2).bytes(); }
-  /// Rank 0's pad lies in the same arena.
+  /// Rank 0's pad is in the same arena.
   void leave() { pad().header().presence = kernel::Presence::kLeft; }
 
  private:

@@ -12,17 +12,17 @@
 #include "kernel/reduce/level.h"
 #include "support/numbers.h"
 
-/// What ranks put in, and what must come out. Every rank can work out every other's input.
+/// The inputs of ranks and the expected outputs. Every rank can compute every other one's input.
 namespace nvx::test {
 
 using Bytes = std::vector<std::byte>;
 
-/// What numbers are like: near one; so small that many are not normal; or whatever bits can be, infinities, NaNs and
-/// the largest numbers among them.
+/// The kind of numbers: near one; so small that many are subnormal; or any bits, including infinities, NaNs and the
+/// largest numbers.
 enum class Nature { kNearOne, kTiny, kWild };
 
-/// Which bits of an element's bytes are free, and which are set: unless they are wild, no sum of a few such elements is
-/// infinite, none is NaN.
+/// The free and the fixed bits of an element's bytes. Unless the numbers are wild, no sum of a few elements is
+/// infinite, and none is NaN.
 struct Taming {
   uint8_t keep[16];
   uint8_t set[16];
@@ -41,14 +41,14 @@ struct Taming {
       if (nature == Nature::kWild || (!real && !complex)) continue;
       if (nature == Nature::kNearOne && top) keep[i] = 0x81, set[i] = 0x3c;
       if (nature == Nature::kNearOne) continue;
-      // Of the exponent the lowest bit alone.
+      // Of the exponent, only the lowest bit.
       if (top) keep[i] = dtype == DType::kF16 ? 0x87 : 0x80;
       if (width == 8 && i % width == width - 2) keep[i] = 0x1f;
     }
   }
 };
 
-/// n elements of a rank's input in round `round`; other ranks, rounds and places have others.
+/// n elements of a rank's input in round `round`; they differ by rank, round and place.
 inline Bytes input(DType dtype, size_t n, int rank, uint64_t round, Nature nature = Nature::kNearOne) {
   Bytes bytes(n * size_of(dtype));
   const Taming taming(dtype, nature);
@@ -61,7 +61,7 @@ inline Bytes input(DType dtype, size_t n, int rank, uint64_t round, Nature natur
   return bytes;
 }
 
-/// The reduction of all ranks' elements [first, first + n) in one go, straight from their inputs.
+/// The reduction of all ranks' elements [first, first + n), straight from their inputs.
 inline Bytes reduced(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs, size_t first, size_t n,
                      const std::vector<double>& factors) {
   Bytes out(n * size_of(dtype));
@@ -71,10 +71,10 @@ inline Bytes reduced(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
   return out;
 }
 
-/// Where a tensor may be told to lie: memory of so many bytes, or null where it brings its own.
+/// Returns memory of so many bytes for a tensor, or null if the tensor allocates its own.
 using Room = std::function<std::byte*(size_t)>;
 
-/// Memory of the caller's, at an odd address, with painted bytes before and behind it.
+/// User memory at an odd address, with guard bytes before and behind it.
 class Tensor {
  public:
   explicit Tensor(size_t bytes, size_t shift = 0, const Room& room = nullptr) : shift_(shift), bytes_(bytes) {

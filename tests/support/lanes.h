@@ -11,16 +11,16 @@
 #include "kernel/cpu/direct.h"
 #include "kernel/cpu/launch.h"
 
-/// The kernels without a group: pads and staging of all ranks in plain memory, a channel each.
+/// The kernels without a group: pads and staging of all ranks in plain memory, one channel each.
 namespace nvx::test {
 
 using kernel::Channel;
 using kernel::CpuExec;
 
-/// The memory of all ranks. Bytes that no kernel may write are painted, and checked.
+/// The memory of all ranks. Guard bytes that no kernel may write are checked.
 class Lanes {
  public:
-  static constexpr size_t kLease = 24 << 10;  // small: a few KiB go through in several chunks
+  static constexpr size_t kLease = 24 << 10;  // small: a few KiB use several chunks
 
   explicit Lanes(int ranks, uint32_t first_epoch = 0, size_t lease_bytes = kLease) : lease_bytes_(lease_bytes) {
     const kernel::PadLayout layout{size_t(ranks)};
@@ -35,7 +35,7 @@ class Lanes {
   }
   Lanes(const Lanes&) = delete;
 
-  /// Everything but what lies in slots and staging as it was at first.
+  /// Resets everything except the contents of slots and staging.
   void begin(uint32_t first_epoch) {
     const kernel::PadLayout layout(memory_.size());
     channels_.clear();
@@ -76,7 +76,7 @@ class Lanes {
   std::vector<std::unique_ptr<Channel>> channels_;
 };
 
-/// An Exec that dawdles before its verbs, by a seed of its own: so that ranks meet in every order.
+/// An Exec with random delays before its operations, so that ranks arrive in every order.
 class SlowExec : public CpuExec {
  public:
   SlowExec(const CpuExec& plain, uint32_t seed) : CpuExec(plain), random_(seed) {}

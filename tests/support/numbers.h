@@ -10,13 +10,13 @@
 #include "base/hash.h"
 #include "kernel/reduce/dtype.h"
 
-/// Floating-point numbers by their bits, as IEEE 754 and the 8-bit formats lay them out.
+/// Floating-point numbers by their bits, in the layouts of IEEE 754 and the 8-bit formats.
 namespace nvx::test {
 
-/// Of a complex number, the layout of its parts.
+/// The layout of a number; of a complex number, that of its parts.
 struct FloatLayout {
-  size_t width;           ///< in bytes
-  uint64_t infinity = 0;  ///< its bits; whatever is larger, the sign left out, is NaN. 0: there is none
+  size_t width;           ///< bytes
+  uint64_t infinity = 0;  ///< its bits; larger magnitudes are NaN. 0: there is none
 
   uint64_t sign() const { return uint64_t(1) << (8 * width - 1); }
 };
@@ -45,7 +45,7 @@ inline bool is_nan(DType dtype, uint64_t bits) {
   }
 }
 
-/// Makes about one number of four infinite, NaN, the largest, the smallest, or a zero, of either sign; of types that
+/// Makes about one number of four infinite, NaN, the largest, the smallest, or a zero, of either sign, in types that
 /// have infinities.
 inline void sprinkle(DType dtype, std::span<std::byte> bytes, uint64_t seed) {
   const auto [width, infinity] = layout_of(dtype);
@@ -60,7 +60,7 @@ inline void sprinkle(DType dtype, std::span<std::byte> bytes, uint64_t seed) {
   }
 }
 
-/// Whether both hold the same bits, except that one NaN is as good as another.
+/// Whether both have the same bits, except that all NaNs are equal.
 inline bool same_numbers(DType dtype, const std::byte* a, const std::byte* b, size_t bytes) {
   const size_t width = layout_of(dtype).width;
   for (size_t at = 0; at < bytes; at += width) {

@@ -9,11 +9,11 @@
 
 namespace nvx::test {
 
-/// A stream of a device, played by a thread: launches in order, each begun when the one before has ended.
+/// A simulated stream on a thread: launches run in order.
 class PlayedStream {
  public:
   PlayedStream() : thread_([this] { work(); }) {}
-  /// Returns when all has ended that was posted.
+  /// Returns when all posted work has ended.
   ~PlayedStream() {
     {
       const std::lock_guard lock(mutex_);

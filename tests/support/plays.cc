@@ -67,7 +67,7 @@ size_t Side::elements_in(int rank) const {
   return n;
 }
 
-/// What rank `from` sends to rank `to`, cut out of its input.
+/// The piece from rank `from` to rank `to`, cut out of its input.
 Bytes Side::slice_of(int from, int to) const {
   const Bytes all = input_of(from);
   if (play_.collective == Collective::kAllGather || play_.collective == Collective::kBroadcast) return all;
@@ -121,11 +121,11 @@ Side::Side(const Play& play, int rank, int ranks, const Room& in_room, const Roo
   lay_out_pieces();
 }
 
-/// The input becomes the part of the output that torch's in-place calls make it.
+/// Makes the input a part of the output, as torch's in-place calls do.
 void Side::place_in_place() {
   const Collective c = play_.collective;
   const bool whole = c == Collective::kAllReduce || c == Collective::kReduce || c == Collective::kBroadcast;
-  bool swaps = c == Collective::kAllToAll;  // pieces of one length
+  bool swaps = c == Collective::kAllToAll;  // pieces of equal length
   for (int r = 0; r < ranks_; ++r) swaps = swaps && piece(rank_, r) == piece(r, rank_);
   if (!receives() || !in_data_ || (!whole && !swaps && c != Collective::kAllGather)) return;
   size_t first = 0;
@@ -175,7 +175,7 @@ kernel::Work Side::work() const {
   return work;
 }
 
-/// Of what is reduced, one NaN is as good as another; what is only moved keeps its bits.
+/// After reductions all NaNs are equal; data that is only moved keeps its bits.
 bool Side::is_right(const Bytes& want) {
   return reduces() ? same_numbers(play_.dtype, out_.data(), want.data(), want.size()) : out_.holds(want);
 }

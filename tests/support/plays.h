@@ -10,16 +10,16 @@
 
 namespace nvx::test {
 
-/// One collective over all ranks, described so that every rank can build its side of it and knows what must come out.
+/// One collective over all ranks, described so that every rank can build its side and knows the expected result.
 struct Play {
   kernel::Collective collective = kernel::Collective::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
   int root = -1;               ///< reduce, broadcast, gather, scatter
-  std::vector<size_t> counts;  ///< elements by rank; counts[0] where all ranks have the same tensor
-  size_t shift = 0;            ///< bytes that the tensors are off from alignment
-  bool in_place = false;       ///< input and output are the same memory, where that can be
-  uint64_t round = 0;          ///< other rounds have other inputs
+  std::vector<size_t> counts;  ///< elements by rank; counts[0] if all ranks have the same tensor
+  size_t shift = 0;            ///< distance of the tensors from alignment, in bytes
+  bool in_place = false;       ///< input and output are the same memory, if possible
+  uint64_t round = 0;          ///< inputs differ by round
   Nature nature = Nature::kNearOne;
 };
 
@@ -36,7 +36,7 @@ inline bool is_rooted(kernel::Collective c) {
          c == Collective::kScatter;
 }
 
-/// Counts by rank around n: all the same where the collective needs that, some of them 0 where not.
+/// Counts by rank around n: all equal if the collective requires that, otherwise some of them 0.
 std::vector<size_t> counts_around(size_t n, int ranks, kernel::Collective collective);
 
 /// One rank's memory in a play.
@@ -55,11 +55,11 @@ class Side {
   size_t out_bytes() const { return out_.size(); }
   size_t count() const { return play_.counts[0]; }
 
-  /// What is wrong with the output; empty if nothing is.
+  /// What is wrong with the output, or an empty text.
   std::string verdict();
 
  private:
-  /// Elements that rank `from` has for rank `to`, for the collectives that move pieces.
+  /// The elements from rank `from` to rank `to`, for collectives that move pieces.
   size_t piece(int from, int to) const;
   size_t elements_in(int rank) const;
   Bytes input_of(int rank) const { return input(play_.dtype, elements_in(rank), rank, play_.round, play_.nature); }

@@ -12,8 +12,9 @@
 
 namespace nvx::test {
 
-/// A pool a rank, as the ranks of a Twins see each other's: each elsewhere, and no more of it than is mapped. What is
-/// written behind that gets lost. ThreadSanitizer knows races by addresses: for it all see the same.
+/// One pool per rank, as the ranks of a Twins map each other's: each at another address, and only as far as it is
+/// mapped. Writes beyond that get lost. ThreadSanitizer detects races by addresses, so for it all ranks use the same
+/// address.
 class Pools {
  public:
 #if defined(__SANITIZE_THREAD__)
@@ -23,7 +24,7 @@ class Pools {
 #endif
   static constexpr size_t kGranule = kernel::Reach::kGranule;
 
-  /// first: where in a pool memory is handed out from.
+  /// `first`: the offset in a pool at which allocation starts.
   Pools(int ranks, size_t granules, size_t first = 0) : ranks_(ranks), bytes_(granules * kGranule), first_(first) {
     for (int owner = 0; owner < ranks; ++owner) {
       files_.push_back(memfd_create("pool", MFD_CLOEXEC));
@@ -41,9 +42,9 @@ class Pools {
   }
   Pools(const Pools&) = delete;
 
-  /// By rank, as its kernels get them.
+  /// By rank, as passed to its kernels.
   kernel::PoolView* views(int rank) { return &views_[size_t(rank * ranks_)]; }
-  /// So much of the owner's pool is mapped by the viewer from now on. It only grows.
+  /// The viewer maps so much of the owner's pool from now on. It only grows.
   void map(int viewer, int owner, size_t granules) {
     if (viewer == owner || granules == 0) return;
     if (!kOneView && !expose(seen(owner, viewer), owner, granules * kGranule)) return;
@@ -55,7 +56,7 @@ class Pools {
     for (int i = 0; i < ranks_ * ranks_; ++i) map(i / ranks_, i % ranks_, granules);
   }
 
-  /// Memory of a rank's pool, until it begins anew.
+  /// Allocates in a rank's pool, until the pool is reset.
   std::byte* allocate(int rank, size_t bytes) {
     size_t& used = used_[size_t(rank)];
     std::byte* const at = seen(rank, rank) + used;

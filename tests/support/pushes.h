@@ -9,22 +9,22 @@
 #include "support/twin.h"
 #include "support/ways.h"
 
-/// Plays of the device algorithms by threads.
+/// Plays of the device algorithms on threads.
 namespace nvx::test {
 
 using kernel::Job;
 
 inline constexpr uint64_t kPatience = 60'000'000'000;
 
-/// Which of a rank's tensors lie in its pool.
+/// Which of a rank's tensors are in its pool.
 struct Placed {
   bool in = false, out = false;
 };
 
-/// One rank's side of several operations, which one kernel runs.
+/// One rank's side of several operations that one kernel runs.
 class Batch {
  public:
-  /// pools: this rank's begins anew.
+  /// `pools`: this rank's is reset.
   Batch(Twins& twins, int rank, Pools* pools = nullptr) : twins_(twins), rank_(rank), pools_(pools) {
     if (pools) pools->begin_anew(rank);
   }
@@ -45,17 +45,17 @@ class Batch {
     }
     jobs_.push_back(job);
   }
-  /// What the last operation sends to a rank, and where its result goes.
+  /// The piece of the last operation for a rank, and the place of its result.
   kernel::Piece& piece(int to) { return table_[table_.size() - 2 * size_t(twins_.ranks()) + size_t(to)]; }
   std::byte* out() { return sides_.back()->out(); }
   std::byte* in() { return const_cast<std::byte*>(sides_.back()->in()); }
   size_t in_bytes() const { return sides_.back()->work().count * sides_.back()->width(); }
-  /// What is in the output of the i-th operation; and what is wrong with that, if anything.
+  /// The output of the i-th operation, and what is wrong with it, if anything.
   Bytes result(size_t i) const { return Bytes(sides_[i]->out(), sides_[i]->out() + result_bytes(i)); }
   std::string verdict(size_t i) const { return sides_[i]->verdict(); }
   bool fits() const { return kernel::can_do(jobs_.back().algorithm, jobs_.back(), twins_.shape(), table_.data()); }
 
-  /// Empty: every lane ended well, and every output is what it has to be.
+  /// Empty: every lane succeeded, and every output is correct.
   template <class Rules = kernel::PushRules>
   std::string run() {
     const Status may = kernel::check_launch(twins_.channel(rank_), jobs_, table_);

@@ -10,17 +10,17 @@
 #include "support/inputs.h"
 #include "support/verify.h"
 
-/// ScheduleRuns of a group of which every rank is a port of its own, at a messenger of its own, all in this process.
+/// Schedule runs of a group in one process, in which every rank has its own port and messenger.
 namespace nvx::test {
 
-/// A label that tells apart what is called; no more.
+/// A label that distinguishes calls.
 inline net::Label label(uint8_t what) {
   net::Label label{};
   label[0] = std::byte(what);
   return label;
 }
 
-/// Messengers, and what stands at them.
+/// Messengers, and their ports.
 class Messengers {
  public:
   explicit Messengers(int ranks, net::LoopbackNet::Options options = {},
@@ -31,7 +31,7 @@ class Messengers {
   int ranks() const { return int(messenger_.size()); }
   net::LoopbackNet& net() { return net_; }
   net::Messenger& messenger(int rank) { return *messenger_[size_t(rank)]; }
-  /// A port for every rank, all acquainted.
+  /// A port for every rank, all connected.
   std::vector<std::unique_ptr<net::GroupPort>> ports(uint64_t group) {
     std::vector<std::unique_ptr<net::GroupPort>> ports;
     for (int r = 0; r < ranks(); ++r) {
@@ -54,7 +54,7 @@ class Messengers {
   std::vector<std::shared_ptr<net::Messenger>> messenger_;
 };
 
-/// What one rank has in a run: integers of four bytes, of which every rank knows all others'.
+/// One rank's part of a run: 4-byte integers, of which every rank knows all others'.
 class Part {
  public:
   Part(const Shape& shape, int rank, Memory memory, uint64_t round)
@@ -91,7 +91,7 @@ class Part {
     return e;
   }
 
-  /// Empty if this rank has what it is due, and nothing else is changed.
+  /// Empty if this rank has the expected result, and nothing else has changed.
   std::string verdict() const {
     Bytes want = before_;
     for (const Due& due : contract(shape_, rank_)) {
@@ -134,7 +134,7 @@ class Part {
   schedule::Layout layout_;
 };
 
-/// A run, begun and ended with its messenger's lock held.
+/// A run that is created and destroyed with its messenger's lock held.
 class OpenRun {
  public:
   OpenRun(net::GroupPort& port, net::ScheduleArgs args) : port_(port) {
@@ -149,7 +149,7 @@ class OpenRun {
   net::ScheduleRun& operator*() { return *run_; }
   net::ScheduleRun* operator->() { return run_.get(); }
 
-  /// Drives it on this thread until it has ended, one way or the other; kPending: the time was up.
+  /// Drives it on this thread until it ends; kPending on a timeout.
   net::Progress drive(std::chrono::milliseconds span = std::chrono::seconds(20)) {
     net::Progress progress = net::Progress::kPending;
     WaitRules rules;
@@ -158,12 +158,12 @@ class OpenRun {
                            [&] { run_->look(); }, -1, rules);
     return progress;
   }
-  /// Nobody touches its memory afterwards.
+  /// Nothing accesses its memory afterwards.
   void end() {
     MutexLock lock(port_.mutex());
     run_.reset();
   }
-  /// The same, and the operation is over on this rank.
+  /// The same, and also ends the operation on this rank.
   void end_operation(uint32_t op) {
     end();
     MutexLock lock(port_.mutex());

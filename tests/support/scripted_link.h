@@ -14,7 +14,7 @@
 
 namespace nvx::test {
 
-/// A message as it stands on the link: header and what follows it, and a body.
+/// A message as on the link: the header with the data that follows it, and a body.
 struct Sent {
   Bytes header;
   Bytes body;
@@ -27,25 +27,25 @@ void append(Bytes& bytes, const T& value) {
   bytes.insert(bytes.end(), begin, begin + sizeof value);
 }
 
-/// A link to nobody: what comes, what becomes of what is sent, and when, is for the test to say. To be touched with
-/// the lock of its messenger held.
+/// A link to no peer: the test decides what arrives and what happens to posts, and when. Access it with the messenger's
+/// lock held.
 class ScriptedLink final : public net::Link {
  public:
   explicit ScriptedLink(size_t segment_bytes) : segment_bytes_(segment_bytes) {}
   ~ScriptedLink() override { close(); }
 
   // --- the script
-  bool reads_posts = true;   ///< ends a post, well, in the next progress()
-  bool fetches = false;      ///< asks for a place, and leaves the message half written until it is told to go on
-  bool minds_forget = true;  ///< ends what is open once its peer is forgotten
-  std::deque<Sent> sent;     ///< all that was posted
+  bool reads_posts = true;   ///< completes a post successfully in the next progress()
+  bool fetches = false;      ///< asks for a place, and leaves the message half written until it is resumed
+  bool minds_forget = true;  ///< completes open posts once their peer is forgotten
+  std::deque<Sent> sent;     ///< all posts
   std::deque<Sent> to_come;  ///< arrives in the next progress()
   std::deque<net::PeerId> to_lose;
-  size_t looks = 0;  ///< calls of progress()
+  size_t looks = 0;  ///< the number of calls of progress()
 
   size_t open_posts() const { return posts_.size(); }
   size_t open_fetches() const { return fetching_.size(); }
-  /// Messages that were half written arrive in the next progress().
+  /// Half-written messages arrive in the next progress().
   void finish_fetches() { finishing_ = true; }
 
   // --- the link
@@ -119,7 +119,7 @@ class ScriptedLink final : public net::Link {
     while (!posts_.empty()) end_post(Status(Code::kPeerDied, "nvx: the peer was forgotten"));
     for (; !fetching_.empty(); fetching_.pop_front()) {
       const Fetch& fetch = fetching_.front();
-      std::memset(fetch.where, 0xDD, fetch.message.body.size());  // writes a last time
+      std::memset(fetch.where, 0xDD, fetch.message.body.size());  // the last write
       receiver_->dropped(fetch.message.header, fetch.where);
     }
   }

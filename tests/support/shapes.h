@@ -6,16 +6,16 @@
 
 #include "schedule/catalog.h"
 
-/// What a schedule may be asked for, on all ranks at once, and what it then has to leave behind.
+/// The requests to a schedule, on all ranks at once, and the expected results.
 namespace nvx::test {
 
-/// How blocks lie in their memory, and how long they are.
+/// The order and lengths of blocks in their memory.
 enum class Blocks {
-  kEqual,      ///< all as long, one behind the other
-  kNearly,     ///< they differ by an element; some are empty where there are few elements
-  kUneven,     ///< of any length, one behind the other
-  kLoose,      ///< of any length, in any order, with gaps
-  kEqualLoose  ///< all as long, in any order, with gaps
+  kEqual,      ///< equal lengths, contiguous
+  kNearly,     ///< lengths differ by one element; some are empty if there are few elements
+  kUneven,     ///< any lengths, contiguous
+  kLoose,      ///< any lengths, in any order, with gaps
+  kEqualLoose  ///< equal lengths, in any order, with gaps
 };
 inline constexpr Blocks kAllBlocks[] = {Blocks::kEqual, Blocks::kNearly, Blocks::kUneven, Blocks::kLoose,
                                         Blocks::kEqualLoose};
@@ -28,7 +28,7 @@ struct Shape {
   size_t width = 1;
   size_t bytes = 0;
   std::vector<schedule::Block> blocks{};
-  std::vector<std::vector<schedule::Block>> to{}, from{};  ///< by rank; or one, of all ranks
+  std::vector<std::vector<schedule::Block>> to{}, from{};  ///< by rank; or one for all ranks
 
   schedule::Layout layout(int rank) const;
   size_t input_bytes(int rank) const;
@@ -50,7 +50,7 @@ Shape shape_of(const Asked& asked);
 bool has_root(schedule::Collective collective);
 bool has_blocks(schedule::Collective collective);
 
-/// Bytes of the output that a rank is due, and what belongs there.
+/// The bytes of the output that a rank receives, and their expected content.
 struct Due {
   schedule::Block output;
   size_t input_offset = 0;
@@ -59,13 +59,13 @@ struct Due {
 inline constexpr int kEverybody = -1;
 std::vector<Due> contract(const Shape& shape, int rank);
 
-/// Input and output as parts of one memory, where the collective has bytes that are in both.
+/// Input and output as parts of one memory, for a collective whose input and output can share bytes.
 struct Overlay {
-  size_t input = 0, output = 0;  ///< where they begin
+  size_t input = 0, output = 0;  ///< their offsets
 };
 Overlay overlay(const Shape& shape, int rank);
 
-/// A number that looks random, and is the same for the same arguments.
+/// A pseudo-random number that depends only on the arguments.
 constexpr uint64_t mix(uint64_t a, uint64_t b) {
   uint64_t x = a * 0x9e3779b97f4a7c15 ^ (b + 0x632be59bd9b4e019) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;

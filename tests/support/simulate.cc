@@ -43,7 +43,7 @@ class Walk {
     size_t sent = 0;
   };
 
-  /// Goes on to the next step that needs somebody else.
+  /// Advances to the next step that needs a peer.
   void begin_next(int rank) {
     Rank& r = ranks_[size_t(rank)];
     const Layout layout = shape_.layout(rank);
@@ -58,7 +58,7 @@ class Walk {
     }
   }
 
-  /// The message passes if its sender and its receiver both are at the step that has it.
+  /// Passes the message if sender and receiver are both at its step.
   void meet(int from, int to, int because_of) {
     if (from < 0 || to < 0) return;
     Rank &sender = ranks_[size_t(from)], &receiver = ranks_[size_t(to)];
@@ -109,7 +109,7 @@ struct Steps {
   Step at(uint64_t i) const { return row.at(layout, rank, i); }
 };
 
-/// Whether the messages from one rank to another are as many and as long on either side.
+/// Whether the number and lengths of messages between two ranks match on both sides.
 bool agree(const Steps& from, const Steps& to) {
   uint64_t k = 0;
   for (uint64_t i = 0; i < from.count; ++i) {

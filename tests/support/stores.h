@@ -13,7 +13,7 @@
 
 #include "group/meet/store.h"
 
-/// Where the ranks of tests meet.
+/// The stores of tests.
 namespace nvx::test {
 
 /// A store for the threads of one process.
@@ -23,7 +23,7 @@ class MemoryStore : public Store {
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override;
   int64_t add(const std::string& key, int64_t n) override;
   void remove(const std::string& key) override;
-  /// What is there, but for numbers.
+  /// All keys, except counters.
   std::vector<std::string> keys();
 
  private:
@@ -33,8 +33,7 @@ class MemoryStore : public Store {
   std::map<std::string, int64_t> numbers_;
 };
 
-/// A store for the processes of one host: a file a key, in a folder that goes with the store in the process that made
-/// it.
+/// A store for the processes of one host: one file per key, in a folder that the creating process removes.
 class FolderStore : public Store {
  public:
   FolderStore();
@@ -50,7 +49,7 @@ class FolderStore : public Store {
   pid_t owner_;
 };
 
-/// Sleeps until the condition holds, at most this long; whether it did.
+/// Sleeps until the condition holds, or until the timeout. Returns whether it holds.
 bool eventually(std::chrono::milliseconds most, const std::function<bool()>& condition);
 
 }  // namespace nvx::test

@@ -15,16 +15,16 @@
 
 #include "kernel/gpu/device_collectives.h"
 
-/// The device algorithms without a device: each lane of each block of each rank is a thread of the host. Pads, states,
-/// epochs and counters are the device's; only what a lane is made of differs.
+/// The device algorithms without a device: each lane of each block of each rank is a host thread. Pads, states, epochs
+/// and counters are the device's; only the Machine of a lane differs.
 namespace nvx::test {
 
-/// Where the lanes of a tile meet, and what they do once for all of them.
+/// The barrier of a tile's lanes, and its shared state.
 class Crossing {
  public:
   explicit Crossing(int lanes) : lanes_(lanes) {}
 
-  /// Returns on all lanes when all have come: whether all said yes.
+  /// Returns on all lanes when all have called it. Returns whether all passed true.
   bool meet(bool mine) {
     std::unique_lock lock(mutex_);
     all_ = all_ && mine;
@@ -38,9 +38,9 @@ class Crossing {
     return verdict_;
   }
 
-  /// True for one in so many askers as there are lanes, whoever they are.
+  /// True for one of as many calls as there are lanes.
   bool is_turn() { return turn_++ % uint32_t(lanes_) == 0; }
-  /// How many looks at the host there have been, with this one.
+  /// Counts checks of the host, including this one.
   uint32_t count_look() { return ++looks_; }
 
  private:
@@ -54,17 +54,17 @@ class Crossing {
   uint64_t round_ = 0;
 };
 
-/// What may be done wrong on purpose, and by whom.
+/// A deliberate fault, and its lane.
 struct Mischief {
   enum class Kind { kNone, kNoSync, kLoneVerdicts, kLostSignal, kRelaxedSignal } kind = Kind::kNone;
-  uint32_t dawdle_us = 0;  ///< the most that this rank dawdles before its verbs; 0: never
+  uint32_t dawdle_us = 0;  ///< the longest random delay of this rank before its operations; 0: none
   uint64_t seed = 0;
-  uint32_t abort_at = 0;  ///< the look of a tile at the host just before which that raises its abort word; 0: none
-  /// What becomes of a packet, or of a flag, that is stored there.
+  uint32_t abort_at = 0;  ///< the check of the host just before which its abort word is set; 0: none
+  /// The fate of a packet or a flag that is stored there.
   enum class Store { kPacket, kFlag };
   enum class Fate { kArrives, kGoesAstray, kIsBent };
   std::function<Fate(Store, const void*)> fate = nullptr;
-  std::function<void(uint32_t)> holds = nullptr;  ///< what a lane does before it says how its n-th await has ended
+  std::function<void(uint32_t)> holds = nullptr;  ///< a lane calls it before it reports the result of its n-th await
 };
 
 class TwinMachine {
@@ -165,8 +165,7 @@ class TwinMachine {
 
 using TwinExec = kernel::TileExec<TwinMachine>;
 
-/// One kernel of one rank: jobs one after the other, by all lanes of all blocks at once. How many lanes said that it
-/// ended well.
+/// One kernel of one rank: runs jobs in order, with all lanes of all blocks at once. Returns how many lanes succeeded.
 template <class Rules = kernel::PushRules>
 int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Job> jobs, kernel::PieceTable table,
                 int lanes, const Mischief& mischief = {}) {
@@ -188,7 +187,7 @@ int play_kernel(const kernel::DeviceChannel& channel, std::span<const kernel::Jo
   return well;
 }
 
-/// The memory of all ranks of a channel, and threads that play their kernels.
+/// The memory of all ranks of a channel, and threads that run their kernels.
 class Twins {
  public:
   struct Shape {
@@ -196,7 +195,7 @@ class Twins {
     int lanes = 2;
     uint32_t first_epoch = 0;
     Stamp first_chunk = 0;
-    bool (*apart)(int a, int b) = [](int, int) { return false; };  ///< pairs that meet in memory of their own
+    bool (*apart)(int a, int b) = [](int, int) { return false; };  ///< pairs that use separate memory
     std::function<const kernel::PoolView*(int)> views = nullptr;   ///< of pools, by rank
   };
 
@@ -220,7 +219,7 @@ class Twins {
   kernel::Control& control(int rank) { return *controls_[size_t(rank)]; }
   Mischief& mischief(int rank) { return mischief_[size_t(rank)]; }
   kernel::RankState& state(int rank) { return *reinterpret_cast<kernel::RankState*>(states_[size_t(rank)].get()); }
-  /// All of a rank's pad, as those see it who do not meet it apart.
+  /// All of a rank's pad, as used by the ranks without separate memory.
   std::span<const std::byte> pad(int rank) const { return {memory(rank, rank).get(), pad_bytes()}; }
   kernel::DeviceChannel channel(int rank) {
     return {shape_.device, uint32_t(rank), states_[size_t(rank)].get(), controls_[size_t(rank)].get(),
@@ -235,7 +234,7 @@ class Twins {
     for (const Memory& state : states_) whole = whole && is_whole(state, kernel::DeviceState{shape_.device}.bytes());
     return whole;
   }
-  /// Whether each pair has written only where it meets.
+  /// Whether each pair has written only to its own memory.
   bool pairs_are_apart() const {
     const Memory fresh = make_pad();
     bool apart = true;
@@ -252,7 +251,7 @@ class Twins {
     return apart;
   }
 
-  /// One kernel of one rank. How many of its lanes said that it ended well.
+  /// One kernel of one rank. Returns how many of its lanes succeeded.
   template <class Rules = kernel::PushRules>
   int launch(int rank, const std::vector<kernel::Job>& jobs, kernel::PieceTable table) {
     return play_kernel<Rules>(channel(rank), jobs, table, shape_.lanes, mischief(rank));
@@ -280,11 +279,11 @@ class Twins {
 
   bool is_apart(int a, int b) const { return a != b && shape_.apart(std::min(a, b), std::max(a, b)); }
   const Memory& memory(int owner, int seen_by) const { return pads_[size_t(owner * ranks() + seen_by)]; }
-  /// Where `sender` writes for `owner`.
+  /// The memory that `sender` writes for `owner`.
   std::byte* meeting_place(int owner, int sender) const {
     return memory(owner, is_apart(owner, sender) ? sender : owner).get();
   }
-  /// what(offset, bytes) for all that a sender has in a pad.
+  /// Calls what(offset, bytes) for all cells of a sender in a pad.
   template <class What>
   void for_each_cell(int sender, What what) const {
     const kernel::DevicePad pad{shape_.device};
@@ -296,7 +295,7 @@ class Twins {
 
   Shape shape_;
   std::vector<Mischief> mischief_;
-  std::vector<Memory> pads_;  ///< by owner and who sees it: its own, and where a peer sees another one, that
+  std::vector<Memory> pads_;  ///< by owner and viewer: its own, and a separate one where a peer uses one
   std::vector<Memory> states_;
   std::vector<std::unique_ptr<kernel::Control>> controls_;
 };

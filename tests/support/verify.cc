@@ -17,9 +17,9 @@ using schedule::Step;
 /// An element, as symbols.
 struct Cell {
   uint64_t sum = 0;    ///< of the random numbers of its terms
-  uint64_t tree = 0;   ///< what was combined with what
-  uint64_t form = 0;   ///< the same, but only whose and not which element
-  uint64_t depth = 0;  ///< messages in a row that it took
+  uint64_t tree = 0;   ///< identifies its combinations
+  uint64_t form = 0;   ///< the same, by ranks instead of elements
+  uint64_t depth = 0;  ///< the number of messages in sequence that it took
 
   static Cell of_input(int rank, size_t element) {
     const uint64_t weight = mix(uint64_t(rank) + 1, element);
@@ -28,13 +28,13 @@ struct Cell {
   static Cell garbage(uint64_t seed, size_t at) { return {mix(seed, ~at), 0, 0, 0}; }
 };
 
-/// a + b == b + a, but (a + b) + c != a + (b + c), save for the sum.
+/// a + b == b + a, but (a + b) + c != a + (b + c), except in the sum.
 Cell combine(const Cell& a, const Cell& b) {
   const auto both = [](uint64_t x, uint64_t y) { return mix(std::min(x, y), std::max(x, y)); };
   return {a.sum + b.sum, both(a.tree, b.tree), both(a.form, b.form), std::max(a.depth, b.depth)};
 }
 
-/// Elements of one rank's memory, from a number in `cells` on.
+/// Elements of one rank's memory, from an index in `cells` on.
 struct Span {
   size_t begin = 0, end = 0;
   bool empty() const { return begin == end; }
@@ -67,10 +67,10 @@ struct Message {
   Span span;
   std::vector<Cell> cells;  ///< once read
   bool read = false;
-  uint64_t knows = 0;  ///< the ranks of whose beginning the sender knew
+  uint64_t knows = 0;  ///< the ranks that the sender knew to have begun
 };
 
-/// A step under way.
+/// A step in flight.
 struct Flight {
   int rank = 0;
   uint64_t number = 0;
@@ -79,7 +79,7 @@ struct Flight {
   size_t message = 0;
 };
 
-/// The k-th message of a pair of ranks goes to the k-th step that waits for it.
+/// The k-th message of a pair of ranks matches the k-th step that waits for it.
 struct Channel {
   std::vector<size_t> messages, waiting;
   size_t matched = 0;
@@ -109,7 +109,7 @@ class Player {
   }
 
  private:
-  // ---- What happens next
+  // ---- The next event
 
   template <class T>
   T take(std::vector<T>& from) {
@@ -119,7 +119,7 @@ class Player {
     return taken;
   }
 
-  /// One event. False when there is none left.
+  /// One event. Returns false if there is none left.
   bool go_on() {
     const bool only_late = ready_.size() == 1 && ready_[0] == c_.late;
     const bool others = !unread_.empty() || !arriving_.empty();
@@ -191,7 +191,7 @@ class Player {
     }
   }
 
-  /// The link takes the message's bytes, at any moment until it has been delivered. An eager send has then ended.
+  /// The link reads the message's bytes, at any moment until it is delivered. An eager send has then ended.
   void read(size_t message) {
     Message& m = messages_[message];
     if (m.read) return;
@@ -246,9 +246,9 @@ class Player {
     if (std::find(ready_.begin(), ready_.end(), rank) == ready_.end()) ready_.push_back(rank);
   }
 
-  // ---- What a step may be
+  // ---- The rules of a step
 
-  /// Whether none of the steps under way writes what this one touches, or reads what it writes.
+  /// Whether no step in flight writes anything that this one accesses, or reads anything that it writes.
   bool is_clear(const Flight& f) const {
     if (c_.hazards == Hazards::kIgnored) return true;
     for (const size_t other : under_way_[size_t(f.rank)]) {
@@ -297,7 +297,7 @@ class Player {
     return true;
   }
 
-  // ---- What must have come of it
+  // ---- The expected results
 
   void check_ends() {
     for (size_t r = 0; r < size_; ++r) {
@@ -359,7 +359,7 @@ class Player {
     return expected_[element];
   }
 
-  /// Keeps the first failure. Always false.
+  /// Keeps the first failure. Always returns false.
   bool fail(const Flight& f, const char* what) {
     if (!outcome_.error.empty()) return false;
     outcome_.error = "rank " + std::to_string(f.rank) + " step " + std::to_string(f.number) + " " + what + "; " +
@@ -372,8 +372,9 @@ class Player {
   const Conditions c_;
   std::mt19937_64 random_;
   const size_t size_;
-  int eager_;    ///< percent of the messages that need not wait for their receiver
-  bool halves_;  ///< whether a step's message out frees its bytes while its message in is awaited, and the reverse
+  int eager_;    ///< percentage of messages that need not wait for their receiver
+  bool halves_;  ///< whether a step's outgoing message frees its bytes while the incoming one is awaited, and the
+                 ///< reverse
   std::vector<RankMemory> memories_, before_;
   std::vector<uint64_t> next_;  ///< by rank, like the following
   std::vector<std::vector<size_t>> under_way_;

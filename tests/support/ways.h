@@ -6,15 +6,15 @@
 #include "kernel/gpu/job.h"
 #include "support/plays.h"
 
-/// Plays for the device algorithms, whoever performs them.
+/// Plays for the device algorithms.
 namespace nvx::test {
 
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
-inline constexpr uint64_t kMillisecond = 1'000'000;  // in ns
+inline constexpr uint64_t kMillisecond = 1'000'000;  // ns
 
-/// What each algorithm is for; first those that reduce.
+/// The collectives of each algorithm; the reducing algorithms come first.
 inline constexpr size_t kWaysThatReduce = 7;
 inline constexpr std::pair<DeviceAlgorithm, Collective> kWays[] = {
     {DeviceAlgorithm::kReducePackets, Collective::kAllReduce},
