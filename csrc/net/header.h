@@ -18,10 +18,10 @@ enum class Kind : uint8_t {
   kPong,       ///< the answer; `value` is a Messenger::Answer, with a reason in the body if this side gave the asker up
   kMail,       ///< the announcement of a send; a MailHead follows the header, and a small message is in the body
   kTaken,      ///< announcements have been read; `value` is a Taken
-  kGrant,      ///< the sender may send the large message of this number
+  kGrant,      ///< the receiver of this header may send the large message of this number
   kSegment,    ///< a segment of a large message
   kLabel,      ///< the call with number `op` on the sender; a Label follows. `value` 1: show yours
-  kMonitorIn,  ///< this rank has entered the monitored barrier of number `value`
+  kMonitorIn,  ///< the sender has entered the monitored barrier of number `value`
   kMonitorOut,  ///< all ranks have entered it
   kTrouble,     ///< another group of the sender's process has failed; the body is a FailureNote
   kKinds        ///< the number of kinds

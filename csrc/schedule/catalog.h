@@ -21,8 +21,8 @@ namespace nvx::schedule {
 ///   barrier         nothing; no rank returns before all ranks have called it
 ///
 /// Inputs stay unchanged, and nothing outside the listed output is written, in particular no output of a rank that
-/// receives no result. Except in all_to_all, the output may be in the same memory as the input where both have the same
-/// size, and the input in the same memory as the output.
+/// receives no result. Except in all_to_all, input and output may share memory: bytes of the input may be at the place
+/// of the same bytes of the output.
 enum class Collective : uint8_t {
   kAllReduce,
   kReduceScatter,
