@@ -1,5 +1,5 @@
-// The value in the store by which ranks of other hosts are reached: what anybody wrote there is refused, or is an
-// address that comes back the same.
+// The address by which ranks of other hosts are reached, as stored: any input is refused, or is an address that decodes
+// and encodes to the same value.
 
 #include <algorithm>
 #include <cstdint>
@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!std::equal(again.begin(), again.end(), input.begin(), input.end())) std::abort();
     why_not_together({1, 16, 0}, address->version);
   }
-  // An honest address of these bytes, which the checksum would keep the fuzzer from finding, with one of them changed.
+  // A valid address of these bytes with one of them changed; the checksum would keep the fuzzer from finding one.
   if (size < 3) return 0;
   const std::vector<std::byte> honest =
       encode_address({{data[0], data[1], 0}, {1, 2}, input.subspan(2), std::vector<HostAddress>(data[0] % 17)});

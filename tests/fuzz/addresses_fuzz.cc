@@ -1,5 +1,5 @@
-// The ranks' addresses on the wire as they stand in the store: anything at all is refused with an Error, or is as many
-// addresses as there are ranks, which go back into the same value.
+// The addresses of all ranks, as stored: any input is refused with an Error, or is one address per rank, which encode
+// to the same value.
 
 #include <algorithm>
 #include <cstdint>
@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const size_t count = data[0] % 5;
   std::vector<uint8_t> value(data + 1, data + size);
-  if (data[0] & 0x80) {  // honest addresses with the input laid over them
+  if (data[0] & 0x80) {  // valid addresses, overlaid with the input
     std::vector<std::vector<std::byte>> honest;
     for (size_t i = 0; i < count; ++i) honest.emplace_back(8 * i, std::byte(i));
     std::vector<uint8_t> laid = nvx::encode_addresses(honest);

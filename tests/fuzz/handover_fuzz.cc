@@ -1,4 +1,4 @@
-// What comes through a Unix socket when a process fetches another one's memory: bytes and descriptors of any kind.
+// The answer through a Unix socket when a process maps another one's memory: bytes and descriptors of any kind.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr ArenaId kWanted{0x1111, 0x2222};
 
-/// An open door and the descriptors that it may hand over.
+/// A listening socket and the descriptors that it may pass.
 struct FalseDoor {
   FalseDoor()
       : name("nvx-fuzz-" + std::to_string(getpid())), listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
@@ -34,7 +34,7 @@ struct FalseDoor {
     if (fcntl(sealed.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) std::abort();
   }
 
-  /// Answers the next guest with the input: its first byte says which descriptors.
+  /// Answers the next connection with the input, whose first byte selects the descriptors.
   void answer(const uint8_t* data, size_t size) {
     const Fd guest(accept(listener.get(), nullptr, nullptr));
     const int kinds[] = {sealed.get(), unsealed.get(), STDIN_FILENO, listener.get()};
@@ -81,7 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     Doorway mine(*here);
     const auto got = mine.fetch({{kWanted, door.name, getpid()}}, Deadline::after(std::chrono::seconds(4)));
-    const volatile std::byte last = *got.at(kWanted)->at(Arena::kBytes - 1);  // all of it can be touched
+    const volatile std::byte last = *got.at(kWanted)->at(Arena::kBytes - 1);  // all of it is accessible
     (void)last;
   } catch (const Error&) {
   }

@@ -1,5 +1,4 @@
-// The values that ranks find in the store: what anybody wrote there is refused with an Error or is a topology that
-// holds.
+// The hello values of ranks, as stored: any input is refused with an Error, or is a consistent topology.
 
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t count = 1 + data[0] % 4;
   std::vector<uint8_t> value(data + 1, data + size);
   if (data[0] & 0x80) {
-    // Honest hellos with the input's bytes laid over them: so that the checks behind the magic are reached.
+    // Valid hellos, overlaid with the input, so that the checks behind the magic number are reached.
     std::vector<nvx::Hello> honest(count);
     for (size_t r = 0; r < count; ++r) {
       honest[r].rank = int32_t(r);

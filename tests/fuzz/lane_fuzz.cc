@@ -1,5 +1,5 @@
-// One collective beside a peer whose pad holds anything at all: it ends with a result or a verdict, reads nothing
-// that is not the lane's and writes nothing but its own.
+// One collective beside a peer whose pad has any content: it ends with a result or a verdict, reads only the lane's
+// memory and writes only its own.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -27,7 +27,7 @@ void write_what_it_likes(FuzzedDataProvider& from, kernel::Pad pad, size_t arena
   };
   there.lease_offset = number();
   there.lease_bytes = number();
-  // Mostly what is expected here, so that what is not for this rank is computed with.
+  // Mostly the expected values, so that the unexpected ones are used in computations.
   const bool expected = from.ConsumeIntegralInRange(0, 3) != 0;
   for (int r = 0; r < 2; ++r) pad.counts(1)[r] = plausible ? from.ConsumeIntegralInRange<uint64_t>(0, kMost) : number();
   if (expected) pad.counts(1)[me] = right.count * 4;
@@ -57,10 +57,10 @@ void try_input(FuzzedDataProvider& from) {
   work.recv = recv;
   work.meets_all = from.ConsumeBool();
   work.meets = from.ConsumeIntegralInRange(-1, 1);
-  const int me = from.ConsumeIntegralInRange(0, 1);  // the one beside which the other's parts lie first, or last
+  const int me = from.ConsumeIntegralInRange(0, 1);  // the rank beside which the other one's parts come first, or last
   write_what_it_likes(from, lanes.pad(1 - me), lanes.memory()[size_t(1 - me)].arena_bytes, work.call.fingerprint, me);
   WaitRules rules;
-  rules.deadline.end = Clock::now();  // what is not there yet will not come
+  rules.deadline.end = Clock::now();  // data that is not there yet will not arrive
   CpuExec ex(4, kernel::level().reduce(DType::kF32, ReduceOp::kSum), lanes[me].factors().data(), rules);
   if (launch_cpu(algorithm, ex, lanes[me], work) != (ex.verdict().cause == kernel::Verdict::Cause::kNone)) std::abort();
   if (!lanes.guards_are_whole()) std::abort();

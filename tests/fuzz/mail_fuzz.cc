@@ -1,4 +1,4 @@
-// Mail from a peer that writes anything at all into its outbox and inbox.
+// Mail from a peer that writes anything into its outbox and inbox.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -41,7 +41,7 @@ void try_input(FuzzedDataProvider& from) {
     const auto mail = message(from.ConsumeBool() ? 1 : kAnySource, from.ConsumeIntegralInRange(0, 1),
                               memory.back()->data(), memory.back()->size());
     if (from.ConsumeBool()) {
-      group.mail().receive(mail, Carrier::kCaller);  // moves all that can be moved
+      group.mail().receive(mail, Carrier::kCaller);  // moves everything that can move
     } else {
       mail->peer = 1;
       group.mail().send(mail, Carrier::kCaller);

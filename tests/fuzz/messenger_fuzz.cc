@@ -1,5 +1,5 @@
-// A messenger with a port, an open run and mail, and whatever messages come: nothing is written that is not the run's
-// or the message's, nothing is kept without bound, and everything ends.
+// A messenger with a port, an open run and mail receives any messages: only the memory of the run and of messages is
+// written, memory stays bounded, and everything ends.
 
 #include <fuzzer/FuzzedDataProvider.h>
 
@@ -63,7 +63,7 @@ Sent make_up(FuzzedDataProvider& from) {
   return sent;
 }
 
-/// All memory that may be written, each of its own size, for AddressSanitizer to watch.
+/// All memory that may be written, in separate allocations for AddressSanitizer.
 struct Memory {
   Bytes input = Bytes(kBytes), output = Bytes(kBytes), scratch, transfer = Bytes(150), letter = Bytes(100);
 };

@@ -1,5 +1,5 @@
-// What ranks tell each other of a failure, in pads, messages and the store: what anybody wrote there is refused, or is
-// a failure of that group in words that are fit for a message.
+// Failure notes from pads, messages and the store: any input is refused, or is a failure of that group with printable
+// text.
 
 #include <cstdint>
 #include <cstdlib>
@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int ranks = 1 + data[0] % 8;
   const bool lays_over = data[0] & 0x80;
   std::span<const std::byte> bytes = std::as_bytes(std::span(data + 1, size - 1));
-  // An honest note with the input's bytes laid over it: so that the checks behind the magic are reached.
+  // A valid note, overlaid with the input, so that the checks behind the magic number are reached.
   nvx::FailureNote note = nvx::FailureNote::of(
       {.code = nvx::Code::kTimeout, .cause = "late", .advice = "wait", .before = "dead", .who = 0, .awaited = {0}});
   auto* const laid = reinterpret_cast<std::byte*>(&note);
@@ -33,7 +33,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (text.size() > nvx::FailureNote::kMostText || nvx::printable(text) != text) std::abort();
   }
   if (read->cause.empty() || !read->told || !read->context.empty()) std::abort();
-  // What is read can be told on.
+  // A decoded failure can be sent on.
   const nvx::FailureNote again = nvx::FailureNote::of(*read);
   const auto twice = nvx::FailureNote::read(again.used(), ranks);
   if (!twice || twice->cause != read->cause || twice->who != read->who || twice->awaited != read->awaited) std::abort();
