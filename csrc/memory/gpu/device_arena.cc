@@ -18,7 +18,7 @@ DeviceArena::DeviceArena(std::shared_ptr<DeviceDriver> driver, int device, Share
     : driver_(std::move(driver)),
       region_(DeviceRegion::make(driver_, device, kind, bytes)),
       patience_(patience),
-      book_(bytes, kSpanPage, name_of(device), [](Span) {}) {}
+      spans_(bytes, kSpanPage, name_of(device), [](Span) {}) {}
 
 DeviceArena::HostFallback& DeviceArena::open_fallback() {
   const std::string what =
@@ -33,7 +33,7 @@ DeviceArena::HostFallback& DeviceArena::open_fallback() {
 }
 
 Span DeviceArena::allocate(size_t bytes) {
-  const Span span = book_.allocate(bytes);
+  const Span span = spans_.allocate(bytes);
   const PairVerdict filled = fill_now(driver_, region_, span.offset, 0, span.bytes, Deadline::after(patience_));
   const std::string what = "nvx: GPU " + std::to_string(region_->device()) + " did not fill " +
                            std::to_string(span.bytes >> 10) + " KiB of its memory: " + filled.why;
@@ -50,7 +50,7 @@ Span DeviceArena::allocate(size_t bytes) {
 }
 
 void DeviceArena::quarantine(Span span) {
-  book_.free_when(span, [] { return false; });
+  spans_.free_when(span, [] { return false; });
   region_->abandon();
   if (const HostFallback* fallback = fallback_.made()) fallback->region->abandon();
 }

@@ -45,11 +45,11 @@ class DeviceArena : public SpanSource {
   /// Allocates a zeroed span; its part of the fallback is zeroed too. Throws Error if the arena is full or the device
   /// does not answer.
   Span allocate(size_t bytes) override;
-  void free(Span span) override { book_.free(span); }
-  void free_when(Span span, std::function<bool()> released) override { book_.free_when(span, std::move(released)); }
+  void free(Span span) override { spans_.free(span); }
+  void free_when(Span span, std::function<bool()> released) override { spans_.free_when(span, std::move(released)); }
   /// Retires a span for ever, because a hanging device may still write to it. Its memory is never returned.
   void quarantine(Span span);
-  size_t used() { return book_.used(); }
+  size_t used() { return spans_.used(); }
 
  private:
   struct HostFallback {
@@ -62,7 +62,7 @@ class DeviceArena : public SpanSource {
   const std::shared_ptr<DeviceDriver> driver_;
   const std::shared_ptr<DeviceRegion> region_;
   const std::chrono::milliseconds patience_;
-  SpanBook book_;
+  SpanAllocator spans_;
   CreatedOnce<HostFallback> fallback_;
 };
 

@@ -25,7 +25,7 @@ DevicePool::DevicePool(std::shared_ptr<DeviceDriver> driver, int device, Options
       made_by_(getpid()),
       granule_(share_granularity(*driver, device, options_.kind)),
       region_(std::make_shared<GrowingRegion>(driver, device, up_to_multiple(bytes_of(*driver, device), granule_))),
-      book_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
+      spans_(0, kSpanPage, "the pool of GPU " + std::to_string(device), [](Span) {}) {}
 
 DevicePtr DevicePool::allocate(size_t bytes) {
   NVX_CHECK(bytes > 0, "the size is 0");
@@ -34,10 +34,10 @@ DevicePtr DevicePool::allocate(size_t bytes) {
   MutexLock lock(mutex_);
   // A forked child may also find the lock held for ever; the check helps if it does not.
   if (getpid() != made_by_) throw Error(Code::kInvalid, "nvx: a forked child process cannot use its parent's GPUs");
-  Span span = book_.find(bytes);
+  Span span = spans_.find(bytes);
   if (!span) {
     grow(bytes);
-    span = book_.find(bytes);
+    span = spans_.find(bytes);
   }
   const DevicePtr at = base() + span.offset;
   handed_out_[at] = span;
@@ -63,14 +63,14 @@ void DevicePool::grow(uint64_t bytes) {
     stuck_ = error.code() == Code::kTimeout;
     throw;
   }
-  book_.add({before, more});
+  spans_.add({before, more});
 }
 
 bool DevicePool::free(DevicePtr at) {
   MutexLock lock(mutex_);
   const auto found = handed_out_.find(at);
   if (found == handed_out_.end()) return false;
-  book_.free(found->second);
+  spans_.free(found->second);
   handed_out_.erase(found);
   return true;
 }

@@ -49,7 +49,7 @@ class DevicePool {
   const ArenaId& id() const { return id_; }
   ShareKind kind() const { return options_.kind; }
   /// Allocated bytes.
-  size_t used() { return book_.used(); }
+  size_t used() { return spans_.used(); }
   /// The region, for calls that may outlive the pool and for exporting its segments.
   const std::shared_ptr<GrowingRegion>& region() const { return region_; }
 
@@ -61,7 +61,7 @@ class DevicePool {
   const pid_t made_by_;
   uint64_t granule_ = 0;
   std::shared_ptr<GrowingRegion> region_;
-  SpanBook book_;
+  SpanAllocator spans_;
   Mutex mutex_;
   bool stuck_ GUARDED_BY(mutex_) = false;  // the driver has not returned from creating memory
   std::map<DevicePtr, Span> handed_out_ GUARDED_BY(mutex_);

@@ -48,7 +48,7 @@ Arena::Arena()
     : id_(random_arena_id()),
       fd_(make_memfd(kBytes)),
       mapping_(fd_.get(), kBytes),
-      book_(kBytes, kSpanPage, "the shared arena of this process", [this](Span span) { punch(span); }) {}
+      spans_(kBytes, kSpanPage, "the shared arena of this process", [this](Span span) { punch(span); }) {}
 
 /// Returns the pages to the kernel. They read as zero when they are used again.
 void Arena::punch(Span span) {

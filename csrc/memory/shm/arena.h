@@ -49,12 +49,12 @@ class Arena : public SpanSource {
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
 
   /// Returns zeroed pages. Throws Error if the arena is full.
-  Span allocate(size_t bytes) override { return book_.allocate(bytes); }
-  void free_when(Span span, std::function<bool()> released) override { book_.free_when(span, std::move(released)); }
-  void free(Span span) override { book_.free(span); }
+  Span allocate(size_t bytes) override { return spans_.allocate(bytes); }
+  void free_when(Span span, std::function<bool()> released) override { spans_.free_when(span, std::move(released)); }
+  void free(Span span) override { spans_.free(span); }
 
   /// Bytes in spans, retired ones included.
-  size_t used() { return book_.used(); }
+  size_t used() { return spans_.used(); }
 
  private:
   void punch(Span span);
@@ -62,7 +62,7 @@ class Arena : public SpanSource {
   ArenaId id_;
   Fd fd_;
   Mapping mapping_;
-  SpanBook book_;
+  SpanAllocator spans_;
 };
 
 }  // namespace nvx

@@ -8,29 +8,29 @@
 
 namespace nvx {
 
-SpanBook::SpanBook(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub)
+SpanAllocator::SpanAllocator(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub)
     : page_(page), name_(std::move(name)), scrub_(std::move(scrub)) {
   if (bytes > 0) holes_[0] = bytes;
 }
 
-Span SpanBook::allocate(size_t bytes) {
+Span SpanAllocator::allocate(size_t bytes) {
   MutexLock lock(mutex_);
   if (const Span span = take(bytes)) return span;
   throw Error(Code::kSystem, "nvx: " + name_ + " is full (" + std::to_string(used_ >> 20) +
                                  " MiB in use); destroy groups that are no longer needed");
 }
 
-Span SpanBook::find(size_t bytes) {
+Span SpanAllocator::find(size_t bytes) {
   MutexLock lock(mutex_);
   return take(bytes);
 }
 
-void SpanBook::add(Span span) {
+void SpanAllocator::add(Span span) {
   MutexLock lock(mutex_);
   add_hole(span);
 }
 
-Span SpanBook::take(size_t bytes) {
+Span SpanAllocator::take(size_t bytes) {
   bytes = (bytes + page_ - 1) / page_ * page_;
   free_deferred();
   for (auto hole = holes_.begin(); hole != holes_.end(); ++hole) {
@@ -45,37 +45,37 @@ Span SpanBook::take(size_t bytes) {
   return {};
 }
 
-void SpanBook::free_when(Span span, std::function<bool()> released) {
+void SpanAllocator::free_when(Span span, std::function<bool()> released) {
   MutexLock lock(mutex_);
   deferred_.push_back({span, std::move(released)});
   free_deferred();
 }
 
-void SpanBook::free(Span span) {
+void SpanAllocator::free(Span span) {
   MutexLock lock(mutex_);
   give_back(span);
 }
 
-size_t SpanBook::used() {
+size_t SpanAllocator::used() {
   MutexLock lock(mutex_);
   return used_;
 }
 
-void SpanBook::free_deferred() {
+void SpanAllocator::free_deferred() {
   const auto open =
       std::partition(deferred_.begin(), deferred_.end(), [](const Deferred& deferred) { return !deferred.released(); });
   for (auto deferred = open; deferred != deferred_.end(); ++deferred) give_back(deferred->span);
   deferred_.erase(open, deferred_.end());
 }
 
-void SpanBook::give_back(Span span) {
+void SpanAllocator::give_back(Span span) {
   scrub_(span);
   used_ -= span.bytes;
   add_hole(span);
 }
 
 /// Adds a hole and merges it with adjacent holes.
-void SpanBook::add_hole(Span span) {
+void SpanAllocator::add_hole(Span span) {
   auto [hole, added] = holes_.emplace(span.offset, span.bytes);
   const auto next = std::next(hole);
   if (next != holes_.end() && hole->first + hole->second == next->first) {

@@ -33,11 +33,11 @@ class SpanSource {
 };
 
 /// The allocator of the spans of one memory.
-class SpanBook {
+class SpanAllocator {
  public:
   /// `page`: spans begin and end at multiples of it. `scrub`: called with each freed span before it is allocated again.
   /// `name`: the name of the memory in error texts.
-  SpanBook(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
+  SpanAllocator(size_t bytes, size_t page, std::string name, std::function<void(Span)> scrub);
 
   Span allocate(size_t bytes) EXCLUDES(mutex_);
   /// Like allocate(), but returns an empty span if there is no space.
