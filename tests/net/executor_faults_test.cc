@@ -382,7 +382,7 @@ TEST(RunFaults, WhatIsForNobodyHereIsLeftAlone) {
   std::vector<Sent> strangers;
   const auto stranger = [&](auto change) { strangers.push_back(changed(alone.segment(0), change)); };
   stranger([](MessageHeader& h) { h.magic ^= 1; });
-  stranger([](MessageHeader& h) { h.messenger += 1; });
+  stranger([](MessageHeader& h) { h.version += 1; });
   stranger([](MessageHeader& h) { h.kind = Kind(77); });
   stranger([](MessageHeader& h) { h.from = 0; });
   stranger([](MessageHeader& h) { h.from = 3; });
