@@ -230,7 +230,7 @@ const Lie kLies[] = {
     {"blocks", Truth::kBlocks, Truth::kBlocks, "a driver call did not return within"},
     {"corrupts", Truth::kCorrupts, Truth::kCorrupts, "the data read differs at byte 32768"},
     {"corrupts what is written", Truth::kCorruptsWrites, Truth::kWorks,
-     "rank 2 with the data from rank 0: what was read differs"},
+     "rank 2 with the data from rank 0: the data read differs"},
     {"refuses one way", Truth::kRefuses, Truth::kWorks, "rank 0 with the memory of rank 2"},
     {"hangs one way", Truth::kHangs, Truth::kWorks, "rank 0 with the memory of rank 2"},
     {"corrupts one way", Truth::kCorrupts, Truth::kWorks, "rank 0 with the memory of rank 2"},
