@@ -229,7 +229,7 @@ TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
   alone.come({from_process(Kind::kPong, 2, "a\nb\x1b[2J\xff" + std::string(5000, 'x'))});
   const auto fate = alone.fate();
   ASSERT_TRUE(fate);
-  EXPECT_NE(fate->why.find("says: a b [2J?xxx"), std::string::npos) << fate->why;
+  EXPECT_NE(fate->why.find("lost: a b [2J?xxx"), std::string::npos) << fate->why;
   EXPECT_LT(fate->why.size(), 1200u);
   alone.end();
 }
