@@ -75,7 +75,7 @@ class BuildWithCMake(build_ext):
 facts = torch_facts()
 setup(
     license="BSD-3-Clause",
-    # The ABI of c10d's C++ classes changes between minor versions, so a build requires the minor version it was built with.
+    # The ABI of c10d's C++ classes changes between minor versions, so a build requires the one it was built with.
     install_requires=[f"torch=={facts[2]}.*" if facts else "torch>=2.11"],
     ext_modules=[Extension("nvx._C", sources=[])],
     cmdclass={"build_ext": BuildWithCMake},

@@ -1,4 +1,4 @@
-// The registry of variables: what is read, what is said of what cannot be, and what ranks must agree on.
+// The registry of variables: how values are read, how wrong ones are reported, and which ones ranks must agree on.
 
 #include "base/config.h"
 
@@ -17,8 +17,7 @@
 namespace nvx::test {
 namespace {
 
-/// What a fresh process with these variables writes to stderr while it reads its configuration, and what it then
-/// checks.
+/// The stderr of a fresh process that reads its configuration with these variables, and then runs `check`.
 std::string said_with(const std::vector<std::pair<const char*, const char*>>& set, const std::function<void()>& check) {
   int pipes[2];
   EXPECT_EQ(pipe(pipes), 0);
@@ -63,7 +62,7 @@ TEST(Config, SaysWhatItCannotRead) {
   EXPECT_NE(said.find("NVX_STAGING_MB=much is not a number"), std::string::npos) << said;
 }
 
-/// What is said of a number, and what then counts.
+/// The report of a wrong number, and the value that is used then.
 TEST(Config, SaysWhichNumbersItDoesNotTake) {
   struct Row {
     const char *name, *value, *fault;

@@ -1,4 +1,4 @@
-// What ranks tell each other of a failure: the facts as they are, and nothing that does not hold together.
+// Failures as ranks report them to each other: all facts are kept, and inconsistent notes are refused.
 
 #include "base/failure_note.h"
 
@@ -44,7 +44,7 @@ TEST(FailureNote, TellsEveryFactButWhereItWasMet) {
   EXPECT_EQ(told->met_as(), Code::kPeerFailed);
 }
 
-/// So that each of its fields is looked at. The bytes are all there, as in a pad.
+/// Every field is checked. All bytes are present, as in a pad.
 TEST(FailureNote, IsRefusedWhereAnythingDoesNotHoldTogether) {
   const std::function<void(FailureNote&)> spoils[] = {
       [](FailureNote& n) { n.magic ^= 1; },
@@ -96,7 +96,7 @@ TEST(FailureNote, CutsWhatHasNoRoomAndKeepsCharactersWhole) {
   EXPECT_EQ(told->advice, "") << "half of an advice is none";
 }
 
-/// What has no cause to read would be told as damaged.
+/// A note without a cause would be refused as damaged.
 TEST(FailureNote, NamesItsCodeWhereNothingIsLeftOfTheCause) {
   Failure failure = some_failure();
   for (const std::string& cause : {std::string(), std::string(2000, '\x9d')}) {
@@ -148,7 +148,7 @@ TEST(Failure, AsTheReasonForAnotherKeepsItsFacts) {
             "nvx: no group: no memory. Next: buy some");
 }
 
-/// Others are told the cause, and add an advice of their own.
+/// Other ranks receive the cause and add their own advice.
 TEST(Failure, OfThisRanksSystemNamesNvxOnceAndKeepsAdviceApart) {
   Failure met = some_failure();
   met.cause = "no memory", met.advice = "buy some", met.told = true;
@@ -160,7 +160,7 @@ TEST(Failure, OfThisRanksSystemNamesNvxOnceAndKeepsAdviceApart) {
   EXPECT_EQ(system_failure("launching failed", std::runtime_error("nvx: bad")).cause, "launching failed: bad");
 }
 
-/// Whatever stands in the words.
+/// The text of the advice does not matter.
 TEST(Failure, OfAnErrorKeepsAdviceApart) {
   const Error error(Code::kSystem, "nvx: no. Next: nothing", "wait");
   EXPECT_EQ(error.failure().cause, "no. Next: nothing");

@@ -29,7 +29,7 @@ TEST(Stamp, ComparesModularly) {
   }
 }
 
-/// What is written before a signal is there after the wait; whoever sleeps is woken. TSan sees if order rests on luck.
+/// Data written before a signal is visible after the wait, and sleepers are woken. TSan detects a missing order.
 TEST(Flag, CarriesWhatWasWrittenBefore) {
   Flag ping{}, pong{};
   int data = 0;
@@ -50,8 +50,8 @@ TEST(Flag, CarriesWhatWasWrittenBefore) {
   });
 }
 
-/// The signaller makes no system call for nobody, and misses no sleeper: thousands of meetings, each within the
-/// deadline and far sooner than the watch interval would explain.
+/// The signaller makes no system call without a sleeper, and misses none: thousands of rounds, each far sooner than the
+/// watch interval.
 TEST(Flag, LosesNoWakeUp) {
   Flag flags[3] = {};
   const auto began = Clock::now();
@@ -97,7 +97,7 @@ TEST(Flag, AnAlarmEndsAWaitAndTheCauseIsKept) {
   later.join();
 }
 
-/// A watch that finds the peer gone just when its last signal has come.
+/// A watch that reports the peer as gone just when its last signal has arrived.
 class LastWord : public Alarm {
  public:
   explicit LastWord(Flag& flag) : flag_(flag) {}
@@ -117,7 +117,7 @@ TEST(Flag, TheLastWordOfAPeerThatIsGoneCounts) {
   EXPECT_EQ(watch.told, -1) << "nothing has failed";
 }
 
-/// Answers each signal of the other with one of its own.
+/// Answers each signal of the other thread with one of its own.
 void volley(Flag& mine, Flag& theirs, int rounds, bool begins) {
   Patience patience(milliseconds(20));
   Courtesy courtesy;
@@ -131,7 +131,7 @@ void volley(Flag& mine, Flag& theirs, int rounds, bool begins) {
   }
 }
 
-/// Keeps this thread, and those that it makes meanwhile, on one core.
+/// Pins this thread, and the threads that it starts meanwhile, to one core.
 class OnOneCore {
  public:
   OnOneCore() {
@@ -147,11 +147,11 @@ class OnOneCore {
   cpu_set_t all_;
 };
 
-/// The processor's time that a volley between two threads of one core takes for each round.
+/// The CPU time per round of a volley between two threads on one core.
 double seconds_a_round() {
   constexpr int kRounds = 20;
   Flag a{}, b{};
-  const std::clock_t began = std::clock();  // of the processor: what others run there does not count
+  const std::clock_t began = std::clock();  // CPU time, so other processes do not count
   std::thread other([&] { volley(b, a, kRounds, /*begins=*/false); });
   volley(a, b, kRounds, /*begins=*/true);
   other.join();
@@ -160,8 +160,8 @@ double seconds_a_round() {
 
 TEST(Flag, TwoOnOneCoreHandItOverInsteadOfSpinningItAway) {
   const OnOneCore here;
-  // Each spins for 5 ms at least where nobody hands over. Beside another process on the core, yields come back late and
-  // are given up for a while, rightly; so one undisturbed volley is proof, and each begins with a courtesy of its own.
+  // Without yielding, each thread spins for at least 5 ms. Beside another process on the core, yields take long and are
+  // rightly skipped for a while. So one undisturbed volley is proof, and each starts with its own Courtesy.
   const auto until = Clock::now() + std::chrono::seconds(20);
   double least = seconds_a_round();
   while (least > 0.0005 && Clock::now() < until) least = std::min(least, seconds_a_round());

@@ -1,4 +1,4 @@
-// How often the language that hosts nvx is asked whether the user wants to stop.
+// How often the host language is asked whether the user wants to stop.
 
 #include "base/interrupt.h"
 

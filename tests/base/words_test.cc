@@ -1,4 +1,4 @@
-// What comes from elsewhere as text.
+// Text from other processes.
 
 #include "base/words.h"
 

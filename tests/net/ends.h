@@ -15,7 +15,7 @@
 #include "net/loopback.h"
 #include "net/ucx/ucx.h"
 
-/// Links under test, and what they tell.
+/// Links under test, and a record of their callbacks.
 namespace nvx::net::test {
 
 using std::chrono::milliseconds;
@@ -30,7 +30,7 @@ inline std::vector<std::byte> pattern(size_t bytes, uint32_t seed) {
   return made;
 }
 
-/// Keeps everything that a link says, and counts what must happen once.
+/// Records all callbacks of a link, and counts those that must happen once.
 class Diary final : public Receiver {
  public:
   struct Message {
@@ -77,14 +77,14 @@ class Diary final : public Receiver {
   size_t places_asked = 0, drops = 0, failures = 0, ended = 0;
 };
 
-/// From where links of this machine reach each other.
+/// The source addresses of links on this machine.
 inline std::vector<AddressPrefix> this_machine() {
   std::vector<AddressPrefix> all = *parse_prefixes("127.0.0.0/8,::1");
   for (const AddressBytes& address : own_addresses()) all.push_back(AddressPrefix::of(address));
   return all;
 }
 
-/// A link with its diary, and the posts that it has made.
+/// A link with its diary, and its posts.
 struct End {
   explicit End(std::unique_ptr<Link> made) : link(std::move(made)) {
     link->listen(diary);
@@ -121,7 +121,7 @@ struct End {
   std::unique_ptr<Link> link;
 };
 
-/// Drives links until something holds; false if it does not for so long.
+/// Drives links until `until` holds; false on a timeout.
 inline bool drive(const std::vector<Link*>& links, const std::function<bool()>& until,
                   milliseconds patience = std::chrono::seconds(10)) {
   const auto stop = Clock::now() + patience;
@@ -134,7 +134,7 @@ inline bool drive(const std::vector<Link*>& links, const std::function<bool()>& 
   return true;
 }
 
-/// Why there is no UCX here; empty if there is. One that is there and does not work is no reason.
+/// Why there is no UCX here, or an empty text. An installed UCX that does not work is not a reason.
 inline std::string why_no_ucx() {
   static const std::string kWhy = []() -> std::string {
 #if defined(__SANITIZE_THREAD__)

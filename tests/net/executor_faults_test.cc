@@ -1,5 +1,5 @@
-// One run beside a peer that does not keep to what was agreed, or goes: what the run then says, and whose memory it
-// touches afterwards.
+// One run beside a peer that breaks the protocol or ends: what the run reports, and which memory it accesses
+// afterwards.
 
 #include <gtest/gtest.h>
 
@@ -20,8 +20,8 @@ using Cause = net::ScheduleRun::Verdict::Cause;
 constexpr size_t kSegment = 64;
 constexpr uint64_t kGroup = 5;
 
-/// Rank 0 of 2 and the link under it, nothing else; all on one thread. A run adds up 40 integers with rank 1, or takes
-/// them from it: messages of three segments, the last of them shorter.
+/// Rank 0 of 2 over a scripted link, all on one thread. A run adds 40 integers with rank 1, or receives them: messages
+/// of three segments, the last of them shorter.
 class Alone {
  public:
   static constexpr size_t kElements = 40, kBytes = 4 * kElements;
@@ -54,7 +54,7 @@ class Alone {
   net::GroupPort& port() { return *port_; }
   std::optional<net::GroupPort::Fate> fate() { return hold(), port_->fate(1); }
   void ask() { hold(), port_->ask(1); }
-  /// What the messenger says of the process of rank 1.
+  /// The messenger's reason for the loss of rank 1's process.
   std::string lost_because() { return hold(), messenger_->lost_because(0); }
   std::string trouble(int rank) { return hold(), port_->trouble(rank); }
   void tell_trouble(const std::string& what) { hold(), port_->tell_trouble({Code::kTimeout, what}); }
@@ -123,7 +123,7 @@ class Alone {
   std::unique_ptr<net::ScheduleRun> run_;
 };
 
-/// Whether this side has posted an answer of this value, and with what body.
+/// The body of the pong with this value that this side has posted, if any.
 std::optional<std::string> pong(const ScriptedLink& link, uint64_t value) {
   for (const Sent& sent : link.sent) {
     const MessageHeader header = sent.read();
@@ -133,19 +133,19 @@ std::optional<std::string> pong(const ScriptedLink& link, uint64_t value) {
   return {};
 }
 
-/// What the process at rank 1's address says of itself, not of a group.
+/// A message from the process at rank 1's address, not from a group.
 Sent from_process(Kind kind, uint64_t value, const std::string& body = "") {
   MessageHeader header = Alone::header_of(kind);
   header.value = value;
   Sent sent;
   append(sent.header, header);
-  append(sent.header, uint64_t(1));  // as connect() has read from the address
+  append(sent.header, uint64_t(1));  // as read by connect() from the address
   sent.body.assign(reinterpret_cast<const std::byte*>(body.data()),
                    reinterpret_cast<const std::byte*>(body.data() + body.size()));
   return sent;
 }
 
-/// What rank 1 says in the group.
+/// A message from rank 1 in the group.
 Sent from_rank(Kind kind, std::span<const std::byte> body) {
   Sent sent;
   append(sent.header, Alone::header_of(kind));
@@ -169,7 +169,7 @@ TEST(Told, AFailureComesWithItsFactsAndIsThisRanksOwn) {
   alone.end();
 }
 
-/// What it says of troubles, in the same state, is not taken in.
+/// A damaged report of another group's failure is ignored.
 TEST(Told, AFailureWhoseNoteIsDamagedIsOneAllTheSame) {
   const Failure lost{.code = Code::kPeerDied, .cause = "is lost", .who = 3};  // of ranks 0 to 2
   const FailureNote note = FailureNote::of(lost);
@@ -234,7 +234,7 @@ TEST(Signs, WhatAPeerSaysIsOneLineOfTextAndNotLong) {
   alone.end();
 }
 
-/// What rank 1 has said before it was lost, and what it is told of this process.
+/// A report that arrived from rank 1 before it was lost, and this process's report to it.
 TEST(Signs, TroublesOfOtherGroupsAreToldOnceToWhoWaits) {
   Alone alone;
   alone.begin();
@@ -264,7 +264,7 @@ TEST(Signs, WhoAsksLaterIsToldOfTroublesToo) {
   EXPECT_EQ(alone.link().sent[1].read().kind, Kind::kTrouble);
 }
 
-/// The end of a process waits for an answer without keeping a core busy.
+/// At process exit, waiting for an answer uses no CPU time.
 TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
   auto* const link = new ScriptedLink(kSegment);
   const auto messenger =
@@ -283,7 +283,7 @@ TEST(Signs, TheEndOfAProcessSleepsWhileItWaits) {
   EXPECT_LT(link->looks, 900u);
 }
 
-/// An answer to what was asked before this group came is about another one.
+/// An answer to a ping from before this group concerns an earlier one.
 TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
   Alone alone;
   alone.begin();
@@ -295,7 +295,7 @@ TEST(Signs, WhoWasGivenUpBeforeIsNotGivenUpNow) {
   alone.end();
 }
 
-/// As rank 1 sends it, with one thing changed.
+/// A segment as rank 1 sends it, with one change.
 template <class Change>
 Sent changed(Sent message, Change change) {
   MessageHeader header = message.read();
@@ -375,7 +375,7 @@ TEST(RunFaults, WhatBelongsToNoMessageIsGarbage) {
             Cause::kGarbage);
 }
 
-/// Nobody may fail a run, or end it, whom it has nothing to do with.
+/// A message for another run neither fails nor completes this one.
 TEST(RunFaults, WhatIsForNobodyHereIsLeftAlone) {
   Alone alone;
   alone.begin();
@@ -423,7 +423,7 @@ TEST(RunFaults, ALostPeerIsNamed) {
   }
 }
 
-/// As AddressSanitizer sees it: the link writes and reads a last time where it is told to forget.
+/// For AddressSanitizer: the link reads and writes for the last time when it has to forget the peer.
 TEST(RunFaults, AbandonedPostsEndInTime) {
   for (const bool minds : {true, false}) {
     Alone alone;
@@ -438,7 +438,7 @@ TEST(RunFaults, AbandonedPostsEndInTime) {
     } else {
       alone.hold();
       net::ScheduleRun* const runs[] = {&alone.run()};
-      net::ScheduleRun::abandon(alone.port(), runs);  // the memory stays: this link breaks its word
+      net::ScheduleRun::abandon(alone.port(), runs);  // the memory stays, because this link breaks its contract
       alone.link().reads_posts = true;
       alone.advance();
     }
@@ -453,7 +453,7 @@ TEST(RunFaults, AbandonedFetchesEndInTime) {
     alone.begin();
     alone.come({alone.segment(0), alone.segment(2)});
     ASSERT_EQ(alone.link().open_fetches(), 2u);
-    if (refused) {  // the run fails with fetches under way
+    if (refused) {  // the run fails with fetches in flight
       alone.link().fetches = false;
       Sent cut = alone.segment(1);
       cut.body.resize(3);
@@ -466,7 +466,7 @@ TEST(RunFaults, AbandonedFetchesEndInTime) {
   }
 }
 
-/// Whatever becomes of a segment, its place has been given back when it has arrived.
+/// Whatever the verdict on a segment, its memory has been released when it has arrived.
 TEST(RunFaults, RefusedFetchesAreOver) {
   Alone alone("binomial", Collective::kBroadcast);
   alone.link().fetches = true;
@@ -490,7 +490,7 @@ TEST(RunFaults, FetchedSegmentsAreRight) {
   EXPECT_EQ(alone.advance(), Progress::kDone);
 }
 
-/// What comes for an operation that is over here was sent by somebody who called something else.
+/// A segment for an operation that has ended here comes from a rank that called another operation.
 TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
   Alone alone;
   alone.hold();
@@ -504,7 +504,7 @@ TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
   EXPECT_EQ(late_label->rank, 1);
   EXPECT_EQ(late_label->op, 1u);
   EXPECT_EQ(late_label->label, label(9));
-  // The same if it came before its time, and nobody asked for it.
+  // The same if it arrived early and was never used.
   alone.come({alone.segment(0, 3)});
   EXPECT_FALSE(alone.late_label());
   alone.end_operation(2);
@@ -514,7 +514,7 @@ TEST(RunFaults, StraysOfAnEndedOperationAreTold) {
   EXPECT_EQ(later->op, 3u);
 }
 
-/// An honest peer stops at its credit. One that does not is given up before it has filled the memory.
+/// A correct peer stops at its credit. One that does not is disconnected before it has filled the memory.
 TEST(RunFaults, WhoIgnoresTheCreditIsGivenUp) {
   for (const bool of_bytes : {true, false}) {
     Alone alone;

@@ -1,5 +1,5 @@
-// Every schedule of the catalog run for real, over links that are slow, disorderly, and cut everything into small
-// pieces; and several runs beside each other.
+// Every schedule of the catalog over links that are slow, reorder messages, and cut them into small segments; and
+// several runs at once.
 
 #include "net/executor.h"
 
@@ -18,7 +18,7 @@ using net::Progress;
 using schedule::Collective;
 using schedule::Row;
 
-/// What may happen to messages on a net that keeps its promises.
+/// The conditions of a network that keeps its contract.
 struct Weather {
   const char* name;
   net::LoopbackNet::Options options;
@@ -43,8 +43,7 @@ const Weather kWeathers[] = {
 };
 void PrintTo(const Weather& w, std::ostream* out) { *out << w.name; }
 
-/// ScheduleRuns a run on all ranks, one after the other on this thread, as often as it takes. What went wrong, or
-/// nothing.
+/// Advances a run on all ranks in turn on this thread, until it ends. Returns what went wrong, or an empty text.
 class RoundRobin {
  public:
   explicit RoundRobin(Messengers& wires) : messenger_(wires), ports_(wires.ports(/*group=*/77)) {
@@ -62,7 +61,7 @@ class RoundRobin {
     std::vector<std::unique_ptr<net::ScheduleRun>> runs;
     for (int r = 0; r < shape.size; ++r) {
       parts.push_back(std::make_unique<Part>(shape, r, memory, op_));
-      // Some begin when others have already sent.
+      // Some ranks begin after others have sent.
       if (op_ % 3 == 0) turn(runs);
       runs.push_back(std::make_unique<net::ScheduleRun>(*ports_[size_t(r)], parts.back()->args(row, op_, window)));
     }
@@ -84,7 +83,7 @@ class RoundRobin {
   }
 
  private:
-  /// Everybody moves; true if all are done.
+  /// Advances all runs once; true if all are done.
   bool turn(std::vector<std::unique_ptr<net::ScheduleRun>>& runs) {
     bool all = true;
     for (size_t r = 0; r < runs.size(); ++r) {
@@ -98,8 +97,8 @@ class RoundRobin {
 
   Messengers& messenger_;
   std::vector<std::unique_ptr<net::GroupPort>> ports_;
-  std::vector<std::unique_ptr<MutexLock>> locks_;  // nobody else drives the links
-  uint32_t op_ = uint32_t(-5);                     // numbers wrap
+  std::vector<std::unique_ptr<MutexLock>> locks_;  // no other thread drives the links
+  uint32_t op_ = uint32_t(-5);                     // the numbers wrap
 };
 
 class Schedules : public testing::TestWithParam<Weather> {};
@@ -150,7 +149,7 @@ TEST_P(Schedules, RunInThreads) {
   });
 }
 
-/// Several runs of one operation, and runs of several groups, each drives the others' while it waits.
+/// Several runs of one operation, and runs of several groups: each drives the others while it waits.
 TEST(ScheduleRuns, GoOnBesideEachOther) {
   constexpr int kRanks = 4, kGroups = 3, kOps = 6;
   net::LoopbackNet::Options options = kWeathers[3].options;
@@ -163,7 +162,7 @@ TEST(ScheduleRuns, GoOnBesideEachOther) {
     std::deque<Part> parts;
     std::deque<OpenRun> runs;
     for (int i = 0; i < kOps * kGroups; ++i) {
-      const int g = (i + rank) % kGroups;  // not in the same order everywhere
+      const int g = (i + rank) % kGroups;  // in a different order on each rank
       net::GroupPort& port = *ports[size_t(g)][size_t(rank)];
       parts.emplace_back(shape, rank, Memory::kShared, uint64_t(g * 100 + i / kGroups));
       runs.emplace_back(port, parts.back().args(row, 1 + uint32_t(i / kGroups / 2), 2, uint16_t(i / kGroups % 2)));
@@ -184,7 +183,7 @@ TEST(ScheduleRuns, GoOnBesideEachOther) {
   });
 }
 
-/// What a root may send before its receivers take anything in is bounded; then everything comes all the same.
+/// The data that a root may send before its receivers take it is bounded; later everything arrives.
 class Ahead : public testing::TestWithParam<size_t> {};
 INSTANTIATE_TEST_SUITE_P(Bytes, Ahead, testing::Values(0, 40, 100'000, 3'000'000));
 
@@ -201,7 +200,7 @@ TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
   as_threads(2, [&](int rank) {
     net::GroupPort& port = *ports[size_t(rank)];
     if (rank == 1) {
-      uint32_t before = 1;  // it has stopped when it has done nothing for a while
+      uint32_t before = 1;  // it has stopped if it has made no progress for a while
       eventually(std::chrono::seconds(10), [&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         return sent != 0 && std::exchange(before, sent.load()) == sent;
@@ -224,7 +223,7 @@ TEST_P(Ahead, ARootIsStoppedByItsReceivers) {
   EXPECT_TRUE(stopped);
 }
 
-/// A segment may be longer than what the receiver keeps to itself before it tells of it.
+/// A segment may be longer than the amount after which a receiver acknowledges.
 TEST(ScheduleRuns, SegmentsLongerThanTheCreditGoOneByOne) {
   net::LoopbackNet::Options options;
   options.segment_bytes = options.place_above = 5 << 20;
@@ -244,7 +243,7 @@ TEST(ScheduleRuns, SegmentsLongerThanTheCreditGoOneByOne) {
   });
 }
 
-/// Seconds of this thread, for each of so many broadcasts whose root has ended all of them before.
+/// The CPU seconds of this thread per broadcast, for so many broadcasts that the root has ended before.
 double cost_of_catching_up(uint32_t ops) {
   Messengers wires(2);
   const auto ports = wires.ports(81);
@@ -273,7 +272,7 @@ double cost_of_catching_up(uint32_t ops) {
   return (now() - begun) / ops;
 }
 
-/// Who is far behind must not be held up by how far.
+/// The cost of catching up must not depend on the number of early segments.
 TEST(ScheduleRuns, CostTheSameHoweverMuchHasComeEarly) {
   constexpr uint32_t kFew = 50, kMany = 3500;  // as many as the credit allows
   double few = 1, many = 1;

@@ -37,7 +37,7 @@ class Pair : public Contract {
   bool drive_both(const std::function<bool()>& until, milliseconds patience = std::chrono::seconds(10)) {
     return drive({a->link.get(), b->link.get()}, until, patience);
   }
-  /// So that both are connected.
+  /// Connects both.
   void meet() {
     a->send(0, 1);
     b->send(0, 1);
@@ -52,7 +52,7 @@ std::string kind(const testing::TestParamInfo<const char*>& info) { return info.
 INSTANTIATE_TEST_SUITE_P(Links, Contract, testing::Values("loopback", "ucx"), kind);
 INSTANTIATE_TEST_SUITE_P(Links, Pair, testing::Values("loopback", "ucx"), kind);
 
-/// The message with this seed in its header, as it must be.
+/// Checks the message with this seed in its header.
 void expect_message(const Diary& diary, uint32_t seed, size_t bytes, size_t header_bytes = 4) {
   size_t found = 0;
   for (const Diary::Message& message : diary.messages) {
@@ -132,7 +132,7 @@ TEST_P(Pair, AsksForAPlaceForLongMessages) {
 }
 
 TEST_P(Pair, KeepsAPostUntilItIsDone) {
-  // Not before done() may the body change, and from then on it may.
+  // The body may change only after done().
   const size_t bytes = 4 * a->link->segment_bytes();
   for (uint32_t i = 0; i < 20; ++i) {
     const Post& post = a->send(0, i % 2 ? bytes : 1000, i);
@@ -246,7 +246,7 @@ TEST_P(Pair, WakeEndsSleeps) {
   EXPECT_EQ(awake, 0);
   a->link->wake();
   for (std::thread& sleeper : sleepers) sleeper.join();
-  a->link->wake();  // nobody sleeps: the next sleep ends at once
+  a->link->wake();  // without a sleeper, the next sleep ends at once
   EXPECT_LT(nap(), std::chrono::seconds(1));
   const auto began = Clock::now();
   a->link->sleep(milliseconds(30));
@@ -267,7 +267,7 @@ TEST_P(Pair, DoesNotSleepWhenSomethingIsPending) {
 }
 
 TEST_P(Pair, NothingIsToldInsideOfPost) {
-  // Whoever posts is not called back from there, however the post ends.
+  // post() makes no callback, however the post ends.
   meet();
   const size_t ended = a->diary.ended;
   a->send(0, 0);
@@ -302,7 +302,7 @@ TEST_P(Pair, WhatWasDoneArrivesThoughItsSenderCloses) {
 
 TEST_P(Pair, CloseEndsOpenPostsAndIsBounded) {
   meet();
-  // Nobody takes these in: b is not driven.
+  // b is not driven, so nothing is received.
   for (uint32_t i = 0; i < 40; ++i) a->send(0, 1 << 20, i);
   a->link->progress();
   const auto began = Clock::now();

@@ -1,4 +1,4 @@
-// What ranks on several hosts are told by a build without UCX, where groups of one host work as ever.
+// The error of a build without UCX for ranks on several hosts; groups on one host work.
 
 #include <gtest/gtest.h>
 

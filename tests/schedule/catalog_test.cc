@@ -1,5 +1,5 @@
-// What the catalog says of its rows, as a table: a changed cost is a changed line here. That the rows keep to it is
-// proved and simulated elsewhere.
+// The guarantees of all rows as a table: a changed cost is a changed line here. Other tests prove that the rows keep
+// them.
 
 #include "schedule/catalog.h"
 
@@ -31,7 +31,7 @@ struct ExpectedRow {
 };
 
 // clang-format off
-/// Of 896 B in all, or in all that a rank has for the others.
+/// For 896 B in total, or in total for the other ranks.
 constexpr ExpectedRow kRows[] = {
     // ranks collective          row                  order      messages depth sent scratch
     {2, Collective::kAllReduce,     "pair",               "by rank",     1,     1,   896,      0},
@@ -109,7 +109,7 @@ TEST(Catalog, FindsEachRowByItsName) {
   EXPECT_EQ(find(Collective::kAllReduce, ""), nullptr);
 }
 
-/// Whatever is asked for, some row can do it.
+/// Some row supports every layout.
 TEST(Catalog, ServesAnyLayout) {
   for (int c = int(Collective::kAllReduce); c <= int(Collective::kBarrier); ++c) {
     for (const Blocks blocks : kAllBlocks) {
@@ -123,7 +123,7 @@ TEST(Catalog, ServesAnyLayout) {
   }
 }
 
-/// An all-reduce has to send 2 (N - 1) / N of the whole from each rank, and half of it has to do for the others.
+/// An all-reduce has to send 2 (N - 1) / N of the whole from each rank; the others have to send half of that.
 TEST(Catalog, TheseSendNoMoreThanTheyMust) {
   struct Least {
     Collective collective;

@@ -1,4 +1,4 @@
-// Whether the proof would notice: spoiled schedules have to be found, and so has an executor that minds no hazard.
+// Negative controls of the proof: it must detect spoiled schedules, and an executor without the hazard rule.
 
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ bool same(const Step& a, const Step& b) {
          same(a.recv, b.recv) && same(a.with, b.with);
 }
 
-/// Where a script is spoiled.
+/// The place at which a script is spoiled.
 struct Spot {
   Script& script;
   int rank;
@@ -57,7 +57,7 @@ struct Spot {
 
 enum What { kMessages, kRanges };
 
-/// A way to spoil a script. False where it would change nothing there.
+/// A way to spoil a script. Returns false if it would change nothing there.
 struct Mutation {
   const char* name;
   What what;
@@ -120,7 +120,7 @@ bool swap_ranges(const Spot& s) {
   Step &a = s.at(), &b = s.second();
   const Step before = a;
   std::swap(a.send, b.send), std::swap(a.recv, b.recv), std::swap(a.with, b.with);
-  // Two moves inside a rank, swapped whole, are the same moves in another order.
+  // Exchanging two whole moves within a rank only changes their order.
   const bool moves = a.send_to == s.rank && b.send_to == s.rank && !a.reduce && !b.reduce;
   return !same(a, before) && !moves;
 }
@@ -152,7 +152,7 @@ constexpr Mutation kMutations[] = {
     {"swap_receives", kRanges, swap_receives},
 };
 
-/// What a mutation may do without harm, and why.
+/// A mutation that can be harmless, and the reason.
 struct Harmless {
   Collective collective;
   std::string_view row, mutation;
@@ -160,7 +160,7 @@ struct Harmless {
   const char* why;
 };
 
-/// Whether both steps bring in the first terms that rank order adds, those of ranks 0 and 1, or 2 where it is one of
+/// Whether both steps receive the first terms in rank order: those of ranks 0 and 1, or of rank 2 if the rank is one of
 /// them.
 bool first_two_terms(const Spot& s) {
   const size_t bytes = s.at().recv.bytes;
@@ -188,7 +188,7 @@ struct Count {
   int tried = 0, found = 0, harmless = 0;
 };
 
-/// A mutation at every step of every rank.
+/// Applies a mutation to every step of every rank.
 void spoil(const Row& row, const Script& whole, const Mutation& mutation, Count& count) {
   for (int rank = 0; rank < whole.shape.size; ++rank) {
     const size_t steps = whole.steps[size_t(rank)].size();
@@ -228,8 +228,8 @@ TEST(Mutation, IsFoundUnlessItIsHarmless) {
   }
 }
 
-/// A barrier's bytes mean nothing: all that counts is that a round waits for the one before. That it does so by where
-/// the bytes lie, and that rounds which do not wait are found.
+/// The bytes of a barrier have no meaning; a round only has to wait for the one before. It does so by the place of its
+/// bytes, and rounds that do not wait are detected.
 TEST(Mutation, BarrierRoundsThatDoNotWaitAreFound) {
   const Row& row = *schedule::find(Collective::kBarrier, "dissemination");
   for (const int size : {4, 8, 16}) {
@@ -247,7 +247,8 @@ TEST(Mutation, BarrierRoundsThatDoNotWaitAreFound) {
   }
 }
 
-/// With hazards ignored, a step runs ahead of what it needs. Only where nothing needs anything may that go unnoticed.
+/// Without the hazard rule, a step begins before its data is there. Only where no step depends on another may this go
+/// undetected.
 TEST(Mutation, AnExecutorThatMindsNoHazardIsFound) {
   for (const Row& row : catalog()) {
     const Shape shape = typical(row.collective, row.legal(typical(row.collective, 8).layout(0)) ? 8 : 2);

@@ -1,4 +1,4 @@
-// Every row of the catalog, played on symbols by all ranks under an executor that may take its liberties.
+// Every row of the catalog, run on symbols by all ranks, under an executor that makes every permitted choice.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ constexpr size_t kWidths[] = {1, 4, 16};
 
 class Proof : public testing::TestWithParam<Row> {
  protected:
-  /// Under a depth of each size, with all else drawn from `seed_`: each must give the same.
+  /// With each number of steps in flight; everything else is drawn from `seed_`. All runs must give the same result.
   void prove(const Asked& asked) {
     const Row& row = GetParam();
     const Shape shape = shape_of(asked);

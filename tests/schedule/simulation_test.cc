@@ -1,4 +1,4 @@
-// The same functions at the size of a large machine. Times are simulated; everything else is counted.
+// The same functions at the scale of a large machine. Times are simulated; everything else is counted.
 
 #include <gtest/gtest.h>
 
@@ -12,16 +12,16 @@ using schedule::find;
 using schedule::Row;
 
 constexpr int kRanks = 10000;
-constexpr size_t kBlock = 100;                                // bytes a rank: 1 MB in all
+constexpr size_t kBlock = 100;                                // bytes per rank: 1 MB in total
 constexpr Costs kInside{.message = 2e-6, .byte = 1 / 400e9};  // of a host
 constexpr Costs kMessagesOnly{.message = 1, .byte = 0};
 
 struct ExpectedRun {
   Collective collective;
   const char* name;
-  uint64_t steps, messages;  ///< of the rank that has most; messages that it sends
+  uint64_t steps, messages;  ///< of the busiest rank; messages that it sends
   size_t sent, scratch;
-  double in_a_row;  ///< messages one after another, until the last rank's end; -1: the row was sampled
+  double in_a_row;  ///< messages in sequence, until the last rank ends; -1: the row was sampled
 };
 
 std::string text(const ExpectedRun& e) {
@@ -87,8 +87,7 @@ TEST(Simulation, TenThousandRanksEveryStepOfFiveRanks) {
   }
 }
 
-/// What has too many steps to walk at ten thousand ranks, and all the others, at a thousand: a rank count in no way
-/// special.
+/// Rows with too many steps for ten thousand ranks, and all others, at a thousand ranks, an arbitrary count.
 TEST(Simulation, AThousandRanksEveryStepOfEachInEveryRow) {
   constexpr int kFewer = 1000;
   for (const Row& row : schedule::catalog()) {
@@ -103,7 +102,7 @@ TEST(Simulation, AThousandRanksEveryStepOfEachInEveryRow) {
   }
 }
 
-/// Inside hosts and then between them: every rank of a host takes an eighth of the whole to its rail.
+/// Inside hosts and then between them: every rank of a host sends an eighth of the whole over its rail.
 double rails_seconds(const Row& between, int hosts, int per_host, size_t bytes) {
   const size_t part = bytes / size_t(per_host);
   const auto inside = [&](Collective c) {

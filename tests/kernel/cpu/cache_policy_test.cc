@@ -1,4 +1,5 @@
-// How ranks write what others read: what is learnt from costs, and that all have the same policy in every operation.
+// How ranks write data that others read: what they learn from costs, and that all ranks use the same policy in each
+// operation.
 
 #include "kernel/reduce/cache_policy.h"
 
@@ -26,7 +27,7 @@ struct Costs {
 };
 constexpr Costs kNear{4, 6}, kFar{15, 5};
 
-/// Runs operations of these costs. Returns how many of them went past the caches.
+/// Runs operations with these costs. Returns how many of them bypassed the caches.
 int operate(CachePolicyRecord& record, const Costs& costs, int operations) {
   int past = 0;
   for (int i = 0; i < operations; ++i) {
@@ -86,14 +87,14 @@ TEST(CachePolicy, ATrialThatTaughtNothingIsRepeatedButNotAtOnce) {
   EXPECT_LE(past, 15);
 }
 
-/// What the scheduler has done to this thread so far.
+/// How often the scheduler has interrupted this thread.
 long interruptions() {
   rusage now{};
   getrusage(RUSAGE_THREAD, &now);
   return now.ru_nivcsw;
 }
 
-/// Two threads on one core, so that either is interrupted now and then.
+/// Two threads on one core, so that each interrupts the other.
 TEST(OwnTime, DoesNotCountWorkThatLostItsCore) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const int here = sched_getcpu();
@@ -144,7 +145,7 @@ TEST(CachePolicy, RecordsAreApartByKindAndSize) {
   EXPECT_EQ(policies.record(0, SIZE_MAX).now(), CachePolicy::kCached);
 }
 
-/// Plays it again and again. Returns by which policy each rank wrote, or would have written, each time.
+/// Runs the play repeatedly. Returns the policy of each rank and run.
 std::vector<std::vector<CachePolicy>> policies_of(int ranks, const Play& of_all, kernel::Algorithm algorithm) {
   Lanes lanes(ranks);
   std::vector<std::vector<CachePolicy>> policies{size_t(ranks)};
@@ -170,7 +171,7 @@ bool tries_both(const std::vector<CachePolicy>& policies) {
   return past != 0 && past != std::ptrdiff_t(policies.size());
 }
 
-/// Each rank's choice must be the leader's, or a rank is slow by the others' policy and takes it for its own.
+/// Each rank must follow the leader, or it would be slow because of the others' policy and attribute that to its own.
 TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
   using kernel::Algorithm;
@@ -186,7 +187,7 @@ TEST(CachePolicy, AllRanksGoTheSameWayInEveryOperation) {
   }
 }
 
-/// Whoever writes sees what it costs, and decides by itself.
+/// A rank that only writes knows the cost, and decides for itself.
 TEST(CachePolicy, AroundARootWhoeverWritesDecides) {
   if (!kernel::level().copy_past) GTEST_SKIP() << "this build has one policy only";
   using kernel::Algorithm;

@@ -1,5 +1,5 @@
-// What the algorithms do when somebody does not play along, and whether the tests beside this one would notice if a
-// rule of the lane were dropped.
+// The algorithms beside a rank that fails, and negative controls: the tests must fail if a rule of the channel is
+// dropped.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ struct Route {
   int root;
 };
 
-/// Every algorithm, with a root that is not the absent rank where there is one.
+/// Every algorithm. If it has a root, the absent rank is another one.
 constexpr Route kRoutes[] = {
     {Collective::kBarrier, Algorithm::kBarrier, -1},
     {Collective::kAllReduce, Algorithm::kReduceOneShot, -1},
@@ -81,7 +81,7 @@ TEST(Faults, AnAbsentRootIsNamedByThoseWhoListen) {
   }
 }
 
-/// A watch that alarms when told to.
+/// A watch that alarms on request.
 class Alarm : public Watch {
  public:
   bool alarmed(int) override { return on.load(); }
@@ -108,7 +108,7 @@ TEST(Faults, AnAlarmEndsAWaitThatHasNoDeadline) {
   });
 }
 
-/// Two ranks that call different things both learn of it, at this operation.
+/// Two ranks with different calls both detect it in this operation.
 TEST(Faults, EveryKindOfMismatchIsSeenByBoth) {
   const Play usual{.collective = Collective::kAllReduce, .counts = {100}};
   std::vector<Play> others(5, usual);
@@ -125,13 +125,13 @@ TEST(Faults, EveryKindOfMismatchIsSeenByBoth) {
           rank == 1 && other.collective == Collective::kBarrier ? Algorithm::kBarrier : Algorithm::kReduceOneShot;
       const Verdict verdict = run(lanes, rank, algorithm, side, milliseconds(5000));
       const bool leaves_at_once =
-          rank == 1 && other.collective == Collective::kReduce;  // to a root it need not hear from
+          rank == 1 && other.collective == Collective::kReduce;  // to a root from which it expects nothing
       EXPECT_EQ(verdict.cause, leaves_at_once ? Verdict::Cause::kNone : Verdict::Cause::kMismatch) << describe(other);
     });
   }
 }
 
-/// A rank that returned before a mismatch could be seen carries it in its history to the next operation.
+/// A rank that returned before the mismatch was visible carries it in its history to the next operation.
 TEST(Faults, AMismatchThatOneRankCouldNotSeeIsSeenAtItsNextOperation) {
   Lanes lanes(2);
   as_threads(2, [&](int rank) {
@@ -144,7 +144,7 @@ TEST(Faults, AMismatchThatOneRankCouldNotSeeIsSeenAtItsNextOperation) {
   });
 }
 
-/// Each is its own root and waits for nobody: they find out when they wait for one another's credit.
+/// Each rank is its own root and waits for none. They detect it when they wait for each other's credit.
 TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
   for (const Route& route :
        {Route{Collective::kBroadcast, Algorithm::kPublishOneShot, 0},
@@ -166,7 +166,7 @@ TEST(Faults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
   }
 }
 
-/// A root that streams does not wait to the end of its patience for somebody who has left another operation already.
+/// A root that streams does not wait until its timeout for a rank that called another operation.
 TEST(Faults, ARootThatStreamsSeesWhoCalledSomethingElse) {
   for (const Route& route : {Route{Collective::kBroadcast, Algorithm::kPublishPipelined, 0},
                              Route{Collective::kScatter, Algorithm::kExchange, 0}}) {
@@ -196,7 +196,7 @@ TEST(Faults, CountsThatDifferByPairAreNamed) {
       const WaitRules rules = rules_of(milliseconds(500));
       CpuExec ex(4, nullptr, nullptr, rules);
       const bool ended = launch_cpu(Algorithm::kExchange, ex, lanes[rank], work);
-      if (rank == 0) return;  // it is content, or still waits for rank 1 to fetch
+      if (rank == 0) return;  // it is done, or still waits for rank 1 to fetch
       EXPECT_FALSE(ended);
       EXPECT_EQ(ex.verdict().cause, Verdict::Cause::kCounts);
       EXPECT_EQ(ex.verdict().mine, n * 4);
@@ -205,7 +205,7 @@ TEST(Faults, CountsThatDifferByPairAreNamed) {
   }
 }
 
-/// Staging that cannot be a peer's is refused before it is touched.
+/// A lease outside the peer's arena is refused before it is accessed.
 TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
   const size_t pad = kernel::PadLayout(2).bytes();
   const std::pair<size_t, size_t> kLies[] = {
@@ -219,7 +219,7 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
       as_threads(2, [&, offset = offset, bytes = bytes](int rank) {
         Side side({.collective = route.collective, .root = route.root, .counts = {30000, 30000}}, rank, 2);
         if (rank == 1) {
-          // What rank 1 would write on arrival, with a lie in it.
+          // The arrival of rank 1, with a false lease.
           kernel::Arrival& here = lanes.pad(1).arrival(1);
           here.fingerprint = side.fingerprint();
           for (int p = 0; p < 2; ++p) lanes.pad(1).counts(1)[p] = side.send()[size_t(p)].bytes;
@@ -236,14 +236,14 @@ TEST(Faults, ALeaseOutsideTheArenaIsRefused) {
   }
 }
 
-/// Numbers of which sums and products overflow are refused like any others that cannot be.
+/// Numbers whose sums and products overflow are refused.
 TEST(Faults, CountsThatNobodyCanHaveAreRefused) {
   constexpr uint64_t kLies[] = {uint64_t(1) << 63, (uint64_t(1) << 63) + 64, ~uint64_t(0),
                                 uint64_t(0) - 400, (uint64_t(1) << 48) + 1,  uint64_t(1) << 40};
   for (const uint64_t lie : kLies) {
     for (const bool leased : {true, false}) {
       Lanes lanes(3);
-      // Rank 0 offers rank 2 what it expects, and has lies for the others.
+      // Rank 0 offers rank 2 the expected size, and the others false ones.
       Side side({.collective = Collective::kAllToAll, .counts = {100, 100, 100}}, 2, 3);
       kernel::Arrival& there = lanes.pad(0).arrival(1);
       there.fingerprint = side.fingerprint();
@@ -281,9 +281,8 @@ TEST(Faults, GeometryOfAnyNumbersStaysInsideItsStaging) {
   }
 }
 
-// ---- Negative controls: with a rule of the lane broken, wrong sums must appear. A lane that needed no rule, or a test
-// that
-// ---- could not see, would pass these.
+// ---- Negative controls: with a rule of the channel broken, wrong sums must appear. Otherwise the rule is unnecessary,
+// or the tests cannot detect it.
 
 /// All epochs share one slot: no double buffering.
 class OneSlot : public Channel {

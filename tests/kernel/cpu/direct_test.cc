@@ -1,5 +1,5 @@
-// The algorithms over plain memory, ranks as threads: every collective x path x ranks x counts x dtype x op against
-// what the inputs say, from epochs that are about to wrap, at any alignment, with ranks that dawdle.
+// The algorithms over plain memory, with ranks as threads: every collective, path, number of ranks, count, type and
+// operator is compared with a reference, at epochs that wrap, at any alignment, and with delays.
 
 #include "kernel/cpu/direct.h"
 
@@ -32,7 +32,7 @@ Algorithm algorithm_of(Collective collective, Path path) {
   }
 }
 
-/// Runs a play on one rank at the lane's next epoch.
+/// Runs a play on one rank in the lane's next epoch.
 std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::chrono::milliseconds patience) {
   Side side(play, rank, lanes.size());
   const WaitRules rules = rules_of(patience);
@@ -45,7 +45,7 @@ std::string perform(Lanes& lanes, int rank, const Play& play, Path path, std::ch
   return side.verdict();
 }
 
-/// All ranks go through the plays one after the other, without meeting in between.
+/// All ranks run the plays in order, without synchronisation in between.
 void perform_all(Lanes& lanes, const std::vector<std::pair<Play, Path>>& plays,
                  kernel::CachePolicy policy = kernel::CachePolicy::kCached) {
   as_threads(lanes.size(), [&](int rank) {
@@ -136,7 +136,7 @@ TEST_P(Grid, TypesThatAreOnlyMoved) {
   perform_all(lanes, plays);
 }
 
-/// The same inputs give the same bits whatever the algorithm and the staging.
+/// The same inputs give the same bits with every algorithm and staging.
 TEST(Direct, BitsDoNotDependOnAlgorithmOrStaging) {
   constexpr int kRanks = 3;
   constexpr size_t kCount = 3001;
@@ -160,7 +160,7 @@ TEST(Direct, BitsDoNotDependOnAlgorithmOrStaging) {
   }
 }
 
-/// Ranks that dawdle before every verb meet in every order; each round the roles change.
+/// Delays before every operation make ranks arrive in every order. The roles rotate.
 TEST(Direct, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {
     Lanes lanes(ranks, uint32_t(-40));

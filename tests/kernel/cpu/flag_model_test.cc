@@ -1,5 +1,5 @@
-// The protocol of packets and that of chunks as small state machines, of which every interleaving is tried. With the
-// double buffer, the credit or the order of flags taken away, the same search must find what breaks.
+// The packet and the chunk protocol as small state machines, of which every interleaving is searched. Without the
+// double buffer, the credit or the order of flags, the same search must find the failure.
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 namespace nvx::test {
 namespace {
 
-/// Searches all states that are reachable from `first`. State: comparable. next(state, add) calls add for every step
-/// that some rank can take and returns what is wrong with the state, or "". A state without steps must be an end.
+/// Searches all states that are reachable from `first`. next(state, add) calls `add` for every step that a rank can
+/// take, and returns what is wrong with the state, or "". A state without steps must be an end.
 template <class State, class Next, class IsEnd>
 std::string explore(const State& first, Next next, IsEnd is_end, size_t* states) {
   std::set<State> seen{first};
@@ -38,17 +38,17 @@ std::string explore(const State& first, Next next, IsEnd is_end, size_t* states)
 struct PacketModel {
   int ranks = 2;
   int epochs = 6;
-  int buffers = 2;       ///< really there
+  int buffers = 2;       ///< the buffers that exist
   int stamp_range = 8;   ///< stamps are epochs modulo this
   int credit = 2;        ///< operations that a writer may be ahead of a reader that it has not heard from
-  int rooted_every = 0;  ///< each so many epochs only rank 0 reads; 0: never
+  int rooted_every = 0;  ///< only rank 0 reads in each so many epochs; 0: never
 };
 
 struct PacketState {
   // By rank: its epoch; how many of its ranks * 2 steps of that epoch are done (writes, then reads).
   std::vector<int8_t> epoch, step;
-  std::vector<int8_t> heard;  ///< by rank and peer: the last epoch that the peer was met in
-  std::vector<int8_t> done;   ///< by rank and peer: the last epoch that the peer has said it is done with
+  std::vector<int8_t> heard;  ///< by rank and peer: the last epoch in which the peer was met
+  std::vector<int8_t> done;   ///< by rank and peer: the last epoch that the peer has signalled as done
   std::vector<int8_t> slots;  ///< by owner, writer and buffer: the epoch that is written there; -1: none
   bool operator<(const PacketState& o) const {
     return std::tie(epoch, step, heard, done, slots) < std::tie(o.epoch, o.step, o.heard, o.done, o.slots);
@@ -146,27 +146,27 @@ TEST(PacketProtocol, BreaksWithoutTheDoubleBuffer) {
   EXPECT_EQ(packets({.buffers = 1}), "a packet is overwritten before it is read");
 }
 
-/// Where not everybody is heard from, the double buffer alone does not do.
+/// If not all ranks hear from each other, the double buffer alone is not enough.
 TEST(PacketProtocol, BreaksWithoutCreditWhereNobodyAnswers) {
   EXPECT_EQ(packets({.credit = 100, .rooted_every = 1}), "a packet is overwritten before it is read");
   EXPECT_EQ(packets({.credit = 100, .rooted_every = 2}), "a packet is overwritten before it is read");
   EXPECT_EQ(packets({.credit = 100}), "") << "where all hear from all, that is credit";
 }
 
-/// What is left of an epoch a whole range of stamps ago looks new.
+/// A packet of an epoch a whole range of stamps ago looks new.
 TEST(PacketProtocol, BreaksWhereStampsRepeatWithinTheBuffers) {
   EXPECT_EQ(packets({.epochs = 8, .stamp_range = 2}), "a rank takes an old packet for a new one");
   EXPECT_EQ(packets({.epochs = 8, .stamp_range = 4}), "");
 }
 
-// ---- Chunks: a writer fills numbered slots, a reader empties them and gives them back.
+// ---- Chunks: a writer fills numbered slots, and a reader empties and returns them.
 
 struct ChunkModel {
   int chunks = 9;
   int depth = 4;  ///< slots
   bool credits = true;
-  bool ordered = true;  ///< whoever sees the counter sees the data
-  int range = 16;       ///< counters are modulo this, and compared so
+  bool ordered = true;  ///< a reader that sees the counter sees the data
+  int range = 16;       ///< counters are modulo this, and compared modularly
 };
 
 struct ChunkState {
@@ -233,7 +233,7 @@ TEST(ChunkProtocol, BreaksWhereACounterOvertakesItsData) {
   EXPECT_EQ(chunks({.ordered = false}), "a reader finds another chunk than the next one");
 }
 
-/// Slots are numbered by a remainder, which goes on over the wrap only where it divides the range.
+/// The slot is a remainder of the counter, which continues over the wrap only if it divides the range.
 TEST(ChunkProtocol, BreaksWhereTheRangeIsTooSmallForTheDepth) {
   EXPECT_NE(chunks({.chunks = 40, .depth = 8, .range = 8}), "");
 }

@@ -1,5 +1,5 @@
-// What the device algorithms do without staging, where ranks have each other's pools mapped: the same results bit for
-// bit, of every mixture of ranks that can and cannot, and whether the tests would notice a rule that was dropped.
+// Direct access of the device algorithms between ranks that have mapped each other's pools: the same results bit for
+// bit for every mixture of ranks, and negative controls of the rules.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ struct Step {
   DeviceAlgorithm algorithm;
   Play play;
 };
-/// Which tensors of a rank lie in its pool, in the i-th step.
+/// Which tensors of a rank are in its pool in the i-th step.
 using Where = std::function<Placed(size_t i, int rank)>;
 
 Placed nowhere(size_t, int) { return {}; }
@@ -33,7 +33,7 @@ Placed mixed(size_t i, int rank) {
   return {bits % 2 == 0, bits / 2 % 2 == 0};
 }
 
-/// Ranks with pools, which see as much of each other's as they are told to.
+/// Ranks with pools, of which each has mapped a given part of the others.
 struct World {
   explicit World(int ranks, uint32_t blocks = 2, uint32_t first_epoch = 0, size_t first_byte = 0)
       : pools(ranks, 4, first_byte),
@@ -44,7 +44,7 @@ struct World {
                [](int, int) { return false; },
                [this](int rank) { return pools.views(rank); }}) {}
 
-  /// All ranks run the steps, at_once of them a kernel.
+  /// All ranks run the steps, `at_once` of them per kernel.
   template <class Rules = kernel::PushRules>
   int wrong(const std::vector<Step>& steps, const Where& where, size_t at_once = 1, uint64_t patience_ns = kPatience) {
     std::atomic<int> wrong{0};
@@ -61,7 +61,7 @@ struct World {
     EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
     return wrong;
   }
-  /// Whether nothing was ever put into a slot, but by a rank for itself.
+  /// Whether the only data in the slots is a rank's own.
   bool slots_are_fresh() {
     const kernel::DevicePad pad{twins.shape()};
     for (int r = 0; r < twins.ranks(); ++r) {
@@ -82,7 +82,7 @@ struct World {
   Twins twins;
 };
 
-/// Every way and length, packets between chunks.
+/// Every algorithm and length, from packets to chunks.
 std::vector<Step> all_ways(int ranks, std::initializer_list<size_t> lengths) {
   std::vector<Step> steps;
   uint64_t round = 0;
@@ -114,7 +114,7 @@ TEST_P(Places, EveryCollectiveWhereverTensorsLie) {
   for (int r = 0; r < ranks && ranks > 1; ++r) EXPECT_GT(world.direct(r), 0u);
 }
 
-/// Pools that end in the middle of tensors, pairs that see each other or do not, and ones that only see one way.
+/// Pools that end within tensors, and pairs of which both, one or none have mapped the other.
 TEST_P(Places, WhatIsMappedMayEndAnywhere) {
   const auto [ranks, first_epoch] = GetParam();
   World world(ranks, 3, first_epoch, 2 * Reach::kGranule - 9000);
@@ -122,7 +122,7 @@ TEST_P(Places, WhatIsMappedMayEndAnywhere) {
   world.wrong(all_ways(ranks, {5, 700, 2049}), everywhere, 2);
 }
 
-/// Each of these goes past the slots altogether.
+/// None of these uses the slots.
 TEST(Place, NothingIsStagedWhereAllSeeEverything) {
   const std::pair<DeviceAlgorithm, Collective> ways[] = {{DeviceAlgorithm::kReduceChunks, Collective::kAllReduce},
                                                          {DeviceAlgorithm::kReduceChunks, Collective::kReduce},
@@ -148,7 +148,7 @@ TEST(Place, NothingIsStagedWhereAllSeeEverything) {
   }
 }
 
-/// A peer would write where this rank has not read yet.
+/// Otherwise a peer would write to memory that this rank has not read yet.
 TEST(Place, AnAllToAllInPlaceIsStaged) {
   for (const DeviceAlgorithm algorithm : {DeviceAlgorithm::kExchangeChunks, DeviceAlgorithm::kExchangePieces}) {
     World world(3);
@@ -161,7 +161,7 @@ TEST(Place, AnAllToAllInPlaceIsStaged) {
   }
 }
 
-/// Inputs alone, and results alone.
+/// Inputs only, and results only.
 TEST(Place, ARankMayHaveOneTensorInItsPool) {
   const Play play = play_of(Collective::kAllReduce, 3000, 2, 1);
   World world(2, 1);
@@ -178,7 +178,7 @@ TEST(Place, ARankMayHaveOneTensorInItsPool) {
   EXPECT_EQ(counted({.in = true, .out = true}), 2u);
 }
 
-/// Who sends to one who has not been heard does not wait for that: what the slots hold goes through them.
+/// A sender that has not met the receiver does not wait for it: pieces that fit the slots use them.
 TEST(Place, ARootSendsWhatSlotsHoldWithoutWaiting) {
   for (const size_t chunks : {kernel::kChunks, kernel::kChunks + 1}) {
     World world(2, 1);
@@ -216,7 +216,7 @@ TEST(Place, PoolsMayGrowWhileKernelsRun) {
   EXPECT_GT(world.direct(0), 0u);
 }
 
-/// Ranks that dawdle before every verb, of which some lie in pools: a kernel that ends lets its memory be used again.
+/// Delays before every operation, with some ranks in pools: after a kernel ends, its memory may be reused.
 TEST(Place, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {
     World world(ranks, 1, uint32_t(-30));
@@ -227,7 +227,7 @@ TEST(Place, OrderOfArrivalDoesNotMatter) {
   }
 }
 
-// ---- what goes wrong
+// ---- failures
 
 TEST(Place, AnAbsentRankEndsWhatOthersDoInTime) {
   for (const auto& [algorithm, collective] : kWays) {
@@ -248,10 +248,10 @@ TEST(Place, AnAbsentRankEndsWhatOthersDoInTime) {
 }
 
 #if !defined(__SANITIZE_THREAD__)
-// What follows are races, as any failure is for those who do not stop for it; what they must show needs no sanitizer.
+// The following cases are races, as with any failed operation whose peers continue. They need no sanitizer.
 
-/// Aborted at any look at the host, a rank ends, and the other one when it is aborted, too; and what the first one
-/// writes to the other's result ends there: a chunk a look at the most.
+/// A rank that is aborted at any check ends, and so does the other one when it is aborted too. The first one's writes
+/// to the other's result end at the next check: at most one chunk.
 TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
   constexpr size_t kWhole = 12 * kChunkBytes;
   bool ended_well = false;
@@ -273,7 +273,7 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
       }
       size_t written = kWhole;
       while (written > 0 && batch.out()[written - 1] == std::byte(0xEE)) --written;
-      // Waits look around, too: there may be more looks than chunks, but never less.
+      // Waits check too: there may be more checks than chunks, but never fewer.
       EXPECT_LE(well ? 0 : written, look * kChunkBytes);
       if (!well && written > 0 && written < kWhole) ++cut_short;
     });
@@ -282,7 +282,8 @@ TEST(Place, AnAbortEndsWhatIsWrittenWithinAChunk) {
   EXPECT_GT(cut_short, 2u);
 }
 
-/// Two ranks, of which rank 0 is aborted at a look at the host, and what the other one still writes to its result.
+/// Two ranks, of which rank 0 is aborted at one of its checks, and the part of its result that the other one still
+/// writes.
 template <class Rules>
 struct Failing {
   Failing(DeviceAlgorithm algorithm, const Play& play, uint32_t look, uint64_t patience_ns = 150 * kMillisecond) {
@@ -303,7 +304,7 @@ struct Failing {
     });
     if (!well) written_later = extent(*batches[0]) - written;
   }
-  /// Up to the last byte of its result that has been written.
+  /// The end of the part of its result that has been written.
   static size_t extent(Batch& batch) {
     size_t n = batch.out() ? batch.result(0).size() : 0;
     while (n > 0 && std::atomic_ref(batch.out()[n - 1]).load() == std::byte(0xEE)) --n;
@@ -318,8 +319,8 @@ struct Silent : kernel::PushRules {
   static constexpr bool kTellsFailure = false;
 };
 
-/// Whether a rank ends as if nothing had happened, with something else than what was sent, when it is held at one of
-/// its awaits until the other one has given up and has other use for its tensors.
+/// Whether a rank ends successfully with wrong data if it is held at one of its awaits until the other one has given up
+/// and reused its tensors.
 template <class Rules>
 bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
   World world(2, 1);
@@ -328,7 +329,7 @@ bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
   world.twins.mischief(1).holds = [&](uint32_t n) {
     if (n == await) (void)eventually(std::chrono::seconds(30), [&] { return over.load(); });
   };
-  // No more than the slots hold: who fails may have posted all of it.
+  // No more than the slots hold: the failing rank may have posted all of it.
   const Play play = play_of(collective, 150, 2, 1);
   bool taken_in = false;
   as_threads(2, [&](int rank) {
@@ -336,13 +337,13 @@ bool is_taken_in(Collective collective, uint32_t await, uint64_t patience_ns) {
     batch.add(DeviceAlgorithm::kReduceChunks, play, rank == 0 ? patience_ns : 3 * patience_ns, {true, true});
     const std::string text = batch.run<Rules>();
     if (rank == 1) return void(taken_in = text.find("wrong output") != std::string::npos);
-    if (!text.empty()) std::memset(batch.in(), 0x77, batch.in_bytes());  // the caller has it back
+    if (!text.empty()) std::memset(batch.in(), 0x77, batch.in_bytes());  // the caller reuses the tensor
     over = true;
   });
   return taken_in;
 }
 
-/// At how many of its awaits it is.
+/// The number of its awaits at which this happens.
 template <class Rules>
 int taken_in(uint64_t patience_ns) {
   int times = 0;
@@ -354,7 +355,7 @@ int taken_in(uint64_t patience_ns) {
 
 TEST(Place, AnInputWhoseOwnerHasFailedIsNotUsed) { EXPECT_EQ(taken_in<kernel::PushRules>(50 * kMillisecond), 0); }
 
-/// The most that was written to a result after the kernel had failed for which it was.
+/// The most that was written to a result after its kernel had failed.
 template <class Rules>
 size_t written_too_late() {
   size_t most = 0;
@@ -368,7 +369,7 @@ size_t written_too_late() {
 }
 
 TEST(Place, AResultIsWrittenNoLongerThanAChunkAfterAFailure) {
-  // One that is under way, and one that was begun by a look just before.
+  // One chunk in progress, and one that a check just before had permitted.
   EXPECT_LE(written_too_late<kernel::PushRules>(), 2 * kChunkBytes);
 }
 
@@ -378,7 +379,7 @@ struct Restamping : kernel::PushRules {
   static constexpr uint32_t kRestampEvery = 4;
 };
 
-/// Who has no places to tell says nothing of being ready, however long: what it said last must not come to look new.
+/// A rank without places never signals that it is ready. Its last signal must not come to look new.
 TEST(PlaceWrap, WhatWasReadyLongAgoIsBroughtUpToDate) {
   World world(2, 1, uint32_t(-30));
   world.pools.map_all(4);
@@ -392,7 +393,7 @@ TEST(PlaceWrap, WhatWasReadyLongAgoIsBroughtUpToDate) {
   EXPECT_LE(epoch - uint32_t(line.ready >> 32), Restamping::kRestampEvery + 1);
 }
 
-// ---- with a rule broken, wrong results must appear
+// ---- negative controls: with a rule broken, wrong results must appear
 
 struct Unheard : kernel::PushRules {
   static constexpr bool kHearsFirst = false;
@@ -413,7 +414,8 @@ std::vector<Step> many(DeviceAlgorithm algorithm, Collective collective, size_t 
   return steps;
 }
 
-/// What is broken may need luck to show. first: where tensors lie; maps: of one rank's pool, before and while it runs.
+/// A broken rule may need several tries to show. `first`: the places of tensors. `maps`: changes one rank's mapping,
+/// before and during the run.
 template <class Rules>
 bool goes_wrong(const std::vector<Step>& steps, const Where& where, size_t first = 0, size_t mapped = 4,
                 bool grows = false) {

@@ -1,5 +1,5 @@
-// What the device algorithms do when somebody does not play along, and whether the tests beside this one would notice
-// if a rule of the channel were dropped.
+// The device algorithms beside a rank that fails, and negative controls: the tests must fail if a rule of the channel
+// is dropped.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -20,7 +20,7 @@ Twins::Shape small(int ranks, uint32_t first_epoch = 0, uint32_t blocks = 1) {
   return {{uint32_t(ranks), blocks, 128, 256}, 2, first_epoch, 0};
 }
 
-/// Runs one play of one rank and returns its verdict; kNone: it ended well.
+/// Runs one play of one rank and returns its verdict; kNone: success.
 DeviceVerdict run(Twins& twins, int rank, DeviceAlgorithm algorithm, const Play& play, uint64_t patience_ns) {
   Batch batch(twins, rank);
   batch.add(algorithm, play, patience_ns);
@@ -30,15 +30,15 @@ DeviceVerdict run(Twins& twins, int rank, DeviceAlgorithm algorithm, const Play&
   return verdict;
 }
 
-/// Who waits for the absent rank in this collective, whose root is rank 0.
+/// Whether this rank waits for the absent rank in this collective, whose root is rank 0.
 bool waits_for(DeviceAlgorithm algorithm, Collective collective, int rank) {
   if (algorithm == DeviceAlgorithm::kReduceChunks) return true;
   if (collective == Collective::kReduce || collective == Collective::kGather) return rank == 0;
   return collective != Collective::kBroadcast && collective != Collective::kScatter;
 }
 
-/// Three ranks of which the last never comes. Whether all who waited named it, and in time: on a busy machine a rank
-/// may be so late that it looks absent to the other one.
+/// Three ranks of which the last never comes. Whether all ranks that waited named it, and in time. On a busy machine a
+/// late rank may look absent to another one.
 bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint64_t patience_ns) {
   constexpr int kRanks = 3, kAbsent = 2;
   Twins twins(small(kRanks, uint32_t(-2), 2));
@@ -57,7 +57,7 @@ bool absent_rank_is_named(DeviceAlgorithm algorithm, Collective collective, uint
       EXPECT_FALSE(waits_for(algorithm, collective, rank)) << describe(play);
       return;
     }
-    // A block whose greetings are missing ends as a whole, and so do the others.
+    // A block without its greetings ends as a whole, and so do the others.
     EXPECT_NE(wrong.find(": 0 lanes ended well"), std::string::npos) << wrong;
     const DeviceVerdict& v = twins.control(rank).verdict;
     EXPECT_EQ(v.cause, Verdict::Cause::kWait) << wrong;
@@ -109,7 +109,7 @@ TEST(DeviceCollectivesFaults, TheAbortWordEndsAWaitThatHasNoDeadline) {
   });
 }
 
-/// The rank's own wait or not: an operation that was called off before it began leaves no trace.
+/// Whether it would have to wait or not: an operation that was aborted before it began leaves no trace.
 TEST(DeviceCollectivesFaults, AnAbortedRankBeginsNothing) {
   for (const auto& [algorithm, collective] : kWays) {
     Twins twins(small(2, 41, 2));
@@ -128,8 +128,8 @@ TEST(DeviceCollectivesFaults, AnAbortedRankBeginsNothing) {
   }
 }
 
-/// A rank that is alone never waits. Wherever in a launch it is aborted, what it has ended is whole, and what comes
-/// after the operation under way is not begun.
+/// A rank that is alone never waits. Wherever a launch is aborted, its finished operations are complete, and those
+/// after the current one do not begin.
 TEST(DeviceCollectivesFaults, AnAbortWithinALaunchEndsIt) {
   constexpr size_t kJobs = 3;
   for (const auto& [algorithm, collective] : kWays) {
@@ -158,7 +158,8 @@ TEST(DeviceCollectivesFaults, AnAbortWithinALaunchEndsIt) {
   }
 }
 
-/// A root that waits for nobody: aborted between two operations of a launch, it has sent the first and nothing more.
+/// A root that waits for none: if it is aborted between two operations of a launch, it has sent the first and nothing
+/// more.
 TEST(DeviceCollectivesFaults, AnAbortBetweenOperationsLeavesTheOthersAlone) {
   const Play play = play_of(Collective::kBroadcast, 30, 2, 0);
   const auto sent = [&](size_t operations, uint32_t abort_at) {
@@ -173,7 +174,7 @@ TEST(DeviceCollectivesFaults, AnAbortBetweenOperationsLeavesTheOthersAlone) {
   EXPECT_NE(sent(2, 0), sent(1, 0));
 }
 
-/// Two ranks that call different things both learn of it, at this operation, and what the other one called.
+/// Two ranks with different calls both detect it in this operation, and report the other one's call.
 TEST(DeviceCollectivesFaults, EveryKindOfMismatchIsSeenByBoth) {
   const Play usual{.collective = Collective::kAllReduce, .counts = {40, 40}};
   std::vector<std::pair<DeviceAlgorithm, Play>> others(6, {DeviceAlgorithm::kReducePackets, usual});
@@ -204,10 +205,10 @@ TEST(DeviceCollectivesFaults, CountsThatDifferByPairAreNamed) {
     as_threads(2, [&](int rank) {
       Batch batch(twins, rank);
       batch.add(algorithm, {.collective = Collective::kAllToAll, .counts = {50, 50}}, 200 * kMillisecond);
-      // Rank 0 sends an element less to rank 1 than that one expects.
+      // Rank 0 sends one element less to rank 1 than rank 1 expects.
       if (rank == 0) batch.piece(1).bytes -= 4;
       const std::string wrong = batch.run();
-      if (rank == 0) return;  // it is content with packets, and else waits in vain
+      if (rank == 0) return;  // with packets it succeeds, otherwise it waits in vain
       EXPECT_NE(wrong, "");
       const DeviceVerdict& v = twins.control(1).verdict;
       EXPECT_EQ(v.cause, Verdict::Cause::kCounts);
@@ -217,7 +218,7 @@ TEST(DeviceCollectivesFaults, CountsThatDifferByPairAreNamed) {
   }
 }
 
-/// Each is its own root and waits for nobody: they find out when they wait for room.
+/// Each rank is its own root and waits for none. They detect it when they wait for space.
 TEST(DeviceCollectivesFaults, RootsThatDifferAreSeenWhenTheCreditIsUsedUp) {
   for (const uint32_t first : {uint32_t(0), uint32_t(-2)}) {
     Twins twins(small(2, first));
@@ -253,7 +254,7 @@ struct NarrowStamps : kernel::PushRules {
   static constexpr uint32_t kRestampEvery = kEvery;
 };
 
-/// Runs plays on two ranks, each a kernel; rank 1 dawdles. How many of them went wrong.
+/// Runs plays on two ranks, one kernel each; rank 1 is delayed. Returns the number of failures.
 template <class Rules>
 int wrong_plays(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
                 uint64_t patience_ns = kPatience) {
@@ -271,7 +272,7 @@ int wrong_plays(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Misc
   return wrong;
 }
 
-/// Sums, each with so many operations before it that leave their packets alone that a stamp comes round again.
+/// Sums, each after so many operations without packets that a stamp repeats.
 std::vector<std::pair<DeviceAlgorithm, Play>> sums_between_barriers() {
   std::vector<std::pair<DeviceAlgorithm, Play>> plays;
   for (uint64_t round = 0; round < 12; ++round) {
@@ -286,7 +287,7 @@ TEST(DeviceCollectivesWrap, StampsThatComeRoundAgainAreStampedAnewBefore) {
   EXPECT_EQ(wrong_plays<NarrowStamps<4>>(sums_between_barriers()), 0);
 }
 
-/// A root meets nobody, however long: what it knows of its listeners must not grow so old that it looks new.
+/// A root meets no rank: its record of its receivers must not become so old that it looks new.
 TEST(DeviceCollectivesWrap, WhatWasHeardLongAgoIsBroughtUpToDate) {
   const kernel::DeviceShape shape{2, 1, 128, 64};
   Twins twins({shape, 3, uint32_t(-20), 0});
@@ -315,11 +316,11 @@ std::vector<std::pair<DeviceAlgorithm, Play>> many_plays(DeviceAlgorithm algorit
 }
 
 #if defined(__SANITIZE_THREAD__)
-// The others are races here, and what they must show they show without ThreadSanitizer. This one only it can show: a
-// signal that does not release is the same instruction on many machines, and the model (flag_model_test.cc) knows no
-// memory order below "ordered" and "not".
+// The others are races here, and show their failure without ThreadSanitizer. Only ThreadSanitizer can show this one: on
+// many machines a signal without release is the same instruction, and the model (flag_model_test.cc) knows only
+// "ordered" and "not ordered".
 
-/// This test binary, with one test that is not run otherwise: its exit code and what it prints.
+/// Runs this test binary with one test that is disabled otherwise. Returns its exit code and output.
 std::pair<int, std::string> run_apart(const std::string& test) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string command = "TSAN_OPTIONS='exitcode=66 halt_on_error=1' '" + self +
@@ -350,7 +351,7 @@ TEST(DeviceCollectivesControls, ASignalThatDoesNotReleaseIsARace) {
 }
 #else
 
-/// Whether the plays go wrong: what is broken may need luck to show, and so gets some more tries.
+/// Whether the plays go wrong. A broken rule may need several tries to show.
 template <class Rules>
 bool go_wrong(const std::vector<std::pair<DeviceAlgorithm, Play>>& plays, Mischief::Kind kind = Mischief::Kind::kNone,
               uint64_t patience_ns = kPatience) {
@@ -387,7 +388,7 @@ TEST(DeviceCollectivesControls, WithoutMeetingAMismatchGoesUnseen) {
   });
 }
 
-/// A packet that is overwritten is waited for in vain.
+/// A rank waits in vain for a packet that was overwritten.
 TEST(DeviceCollectivesControls, WithoutTheDoubleBufferPacketsAreLost) {
   const auto plays = many_plays(DeviceAlgorithm::kReducePackets, Collective::kAllReduce, 100);
   EXPECT_EQ(wrong_plays<kernel::PushRules>(plays), 0);
@@ -403,7 +404,7 @@ TEST(DeviceCollectivesControls, WithoutCreditARootOverrunsItsListeners) {
   }
 }
 
-/// A lane posts what the others have not written yet.
+/// A lane posts chunks that the other lanes have not written yet.
 TEST(DeviceCollectivesControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
   const std::pair<DeviceAlgorithm, Collective> ways[] = {{DeviceAlgorithm::kExchangeChunks, Collective::kAllGather},
                                                          {DeviceAlgorithm::kReduceChunks, Collective::kAllReduce}};
@@ -415,7 +416,7 @@ TEST(DeviceCollectivesControls, WithoutTheTilesBarrierChunksAreReadTooEarly) {
   }
 }
 
-/// A lane reads what only another one has seen arrive. (Where chunks are summed it would look for them anywhere.)
+/// A lane reads a chunk that only another lane has seen arrive. (A sum would wait for it in any slot.)
 TEST(DeviceCollectivesControls, LanesThatDecideAloneReadTooEarly) {
   const auto plays = many_plays(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, 300);
   EXPECT_TRUE(go_wrong<kernel::PushRules>(plays, Mischief::Kind::kLoneVerdicts, 2000 * kMillisecond));

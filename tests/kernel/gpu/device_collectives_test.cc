@@ -1,6 +1,5 @@
-// The device algorithms, which are the device's, played by threads: every algorithm x collective x ranks x counts x
-// type x operator bit for bit against what the inputs say, from epochs and counters that are about to wrap, at any
-// alignment, with ranks that dawdle.
+// The device algorithms on host threads: every algorithm, collective, number of ranks, count, type and operator is
+// compared bit for bit with a reference, at epochs and counters that wrap, at any alignment, and with delays.
 
 #include "kernel/gpu/device_collectives.h"
 
@@ -21,7 +20,7 @@ using kernel::DeviceAlgorithm;
 
 using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
 
-/// All ranks run the plays, `at_once` of them a kernel, without meeting in between.
+/// All ranks run the plays, `at_once` of them per kernel, without synchronisation in between.
 template <class Rules = kernel::PushRules>
 void perform_all(Twins& twins, const Plan& plan, size_t at_once) {
   as_threads(twins.ranks(), [&](int rank) {
@@ -34,7 +33,7 @@ void perform_all(Twins& twins, const Plan& plan, size_t at_once) {
   EXPECT_TRUE(twins.guards_are_whole()) << "a kernel wrote outside its memory";
 }
 
-/// Whether every rank may run it with packets.
+/// Whether every rank can run it with packets.
 bool fits(Twins& twins, DeviceAlgorithm algorithm, const Play& play) {
   for (int rank = 0; rank < twins.ranks(); ++rank) {
     Batch batch(twins, rank);
@@ -49,7 +48,7 @@ class Pushes : public testing::TestWithParam<std::tuple<int, uint32_t>> {
   int ranks() const { return std::get<0>(GetParam()); }
   Twins::Shape shape(uint32_t blocks, int lanes) const {
     const uint32_t first = std::get<1>(GetParam());
-    // Chunk counters wrap with the epochs: at 2^32, and at 2^64.
+    // Chunk counters wrap with the epochs, at 2^32 and at 2^64.
     const Stamp chunk = first == 0 ? 0 : first > (1u << 31) ? Stamp(0) - 5 : (Stamp(1) << 32) - 5;
     return {{uint32_t(ranks()), blocks, 128, 256}, lanes, first, chunk};
   }
@@ -97,8 +96,8 @@ TEST_P(Pushes, EveryTypeAndOperator) {
   perform_all(twins, plan, 16);
 }
 
-/// Each type and operator with each way to reduce, at each odd count and each offset; of numbers that are near one, or
-/// whatever bits can be.
+/// Each type and operator with each reduce algorithm, at each odd count and offset; with numbers near one, or with any
+/// bits.
 TEST(DeviceAlgorithm, EveryTypeOperatorCountAndOffset) {
   constexpr int kRanks = 3;
   Twins twins({{kRanks, 1, 128, 256}, 3, uint32_t(-7), 0});
@@ -127,7 +126,7 @@ TEST(DeviceAlgorithm, EveryTypeOperatorCountAndOffset) {
   perform_all(twins, plan, 16);
 }
 
-/// Pairs whose devices cannot reach each other meet in other memory, each pair in its own; everything else is the same.
+/// Pairs that cannot access each other's devices use other memory, each pair its own. Everything else is the same.
 TEST(DeviceAlgorithm, PairsMayMeetInMemoryOfTheirOwn) {
   for (const int ranks : {2, 3, 5}) {
     Twins twins({{uint32_t(ranks), 2, 128, 256}, 2, uint32_t(-9), 0, [](int a, int b) { return (a + b) % 2 == 1; }});
@@ -136,7 +135,7 @@ TEST(DeviceAlgorithm, PairsMayMeetInMemoryOfTheirOwn) {
     for (const size_t n : {2, 45, 2049}) {
       for (const auto& [algorithm, collective] : kWays) {
         Play play = play_of(collective, n, ranks, ++round);
-        if (round % 2 == 0) play.op = ReduceOp::kPremulSum;  // the factors travel with the greetings
+        if (round % 2 == 0) play.op = ReduceOp::kPremulSum;  // the factors are in the greetings
         if (fits(twins, algorithm, play)) plan.emplace_back(algorithm, play);
       }
     }
@@ -145,7 +144,7 @@ TEST(DeviceAlgorithm, PairsMayMeetInMemoryOfTheirOwn) {
   }
 }
 
-/// Ranks that dawdle before every verb meet in every order.
+/// Delays before every operation make ranks arrive in every order.
 TEST(DeviceAlgorithm, OrderOfArrivalDoesNotMatter) {
   for (const int ranks : {2, 3, 4}) {
     Twins twins({{uint32_t(ranks), 1, 128, 256}, 2, uint32_t(-30), Stamp(0) - 30});
@@ -160,7 +159,7 @@ TEST(DeviceAlgorithm, OrderOfArrivalDoesNotMatter) {
   }
 }
 
-/// By all blocks of a rank to another one, ever.
+/// The chunks that all blocks of a rank have sent to another one.
 Stamp chunks_sent(Twins& twins, int from, int to) {
   Stamp sum = 0;
   for (uint32_t b = 0; b < twins.shape().blocks; ++b) {
@@ -170,10 +169,10 @@ Stamp chunks_sent(Twins& twins, int from, int to) {
   return sum;
 }
 
-/// Of one operation, some pairs use packets and some chunks, by what packets hold and to the byte.
+/// In one operation, some pairs use packets and some chunks, exactly by the capacity of packets.
 TEST(DeviceAlgorithm, PairsGoByWhatTheirPieceIs) {
   constexpr int kRanks = 3;
-  constexpr size_t kHeld = 2 * 32 * sizeof(kernel::Pack);  // by two blocks of 64 packets
+  constexpr size_t kHeld = 2 * 32 * sizeof(kernel::Pack);  // in two blocks of 64 packets
   for (const Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
     for (const size_t most : {kHeld - 1, kHeld, kHeld + 1}) {
       Twins twins({{kRanks, 2, 64, 256}, 2, 0, 0});
@@ -191,7 +190,7 @@ TEST(DeviceAlgorithm, PairsGoByWhatTheirPieceIs) {
   }
 }
 
-/// The host learns the epoch that all blocks have ended, however far some of them are ahead of others.
+/// The host learns the epoch that all blocks have ended, even if some blocks are far ahead.
 TEST(DeviceAlgorithm, TheHostLearnsWhatHasEnded) {
   const Plan plan = {{DeviceAlgorithm::kExchangePackets, play_of(Collective::kBarrier, 0, 2, 0)},
                      {DeviceAlgorithm::kReduceChunks, play_of(Collective::kAllReduce, 700, 2, 1)},
@@ -207,7 +206,7 @@ TEST(DeviceAlgorithm, TheHostLearnsWhatHasEnded) {
   }
 }
 
-/// Packets hold so much, an operator is for some types, and an algorithm for some collectives.
+/// Packets have a capacity, operators a set of types, and algorithms a set of collectives.
 TEST(Launch, WhatAnAlgorithmCannotDoIsRefused) {
   Twins twins({{2, 1, 64, 256}, 1, 0, 0});  // 32 packs from each rank
   const auto sum = [](size_t n) { return Play{.collective = Collective::kAllReduce, .counts = {n, n}}; };

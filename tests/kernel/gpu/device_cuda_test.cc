@@ -1,5 +1,5 @@
-// The kernels on a device, all ranks of a group in one cooperative launch: the bodies that device_collectives_test.cc
-// runs by threads, over plain memory of one device. Skipped, aloud, where there is none.
+// The kernels on a device, with all ranks of a group in one cooperative launch: the code that
+// device_collectives_test.cc runs on threads, over plain memory of one device. Skipped with a message if there is none.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ class Fused {
 
   kernel::Control& control(uint32_t rank) { return ranks_.control(rank); }
 
-  /// Runs one play on the ranks [0, present). Empty: all outputs are right.
+  /// Runs one play on the ranks [0, present). Returns an empty text if all outputs are correct.
   std::string run(DeviceAlgorithm algorithm, const Play& play, uint32_t present, uint64_t patience_ns) {
     std::vector<std::unique_ptr<DeviceSide>> sides;
     std::vector<std::unique_ptr<DeviceMemory>> held;
@@ -97,7 +97,7 @@ TEST_F(Device, EveryExchangeFused) {
   }
 }
 
-/// A rank that never comes: the kernel ends, its verdict names the rank, and the context works on.
+/// A rank that never comes: the kernel ends, its verdict names the rank, and the context stays usable.
 TEST_F(Device, AnAbsentRankEndsInAVerdict) {
   Fused fused({3, 2, 256, 4096}, 0);
   const Play play{.collective = Collective::kAllReduce, .counts = {100, 100, 100}};

@@ -1,4 +1,4 @@
-// What a launch is refused before a kernel sees it: everything that would make one read or write where it must not.
+// The launches that are refused: those in which a kernel would access memory that it must not.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ using kernel::Job;
 using kernel::Piece;
 using kernel::Pieces;
 
-/// A launch of rank 1 of three that may begin, to be spoiled.
+/// A valid launch of rank 1 of three, to be spoiled.
 struct Launch {
   kernel::Control control{};
   std::byte state[1]{};
@@ -51,7 +51,7 @@ struct Launch {
   Status check() const { return check_launch(channel, jobs, table); }
 };
 
-/// Refused as the caller's mistake, in a sentence that says what was wrong.
+/// Refused as the caller's mistake, with the reason.
 void expect_refused(const Launch& launch, const std::string& why) {
   const Status status = launch.check();
   ASSERT_FALSE(status.ok()) << "passes: " << why;
@@ -153,7 +153,7 @@ TEST(LaunchCheck, MovesThatAreNone) {
 
 TEST(LaunchCheck, AllocatesNothing) {
   const Launch launch;
-  ASSERT_TRUE(launch.check().ok());  // the first in a process picks the level of its loops
+  ASSERT_TRUE(launch.check().ok());  // the first call in a process chooses the instruction-set level
   const size_t before = allocations;
   const bool ok = launch.check().ok();
   EXPECT_EQ(allocations, before);
@@ -163,7 +163,7 @@ TEST(LaunchCheck, AllocatesNothing) {
 }  // namespace
 }  // namespace nvx::test
 
-// Counted for AllocatesNothing. Not inlined, or gcc takes free() for the wrong way to give back what new has given.
+// Counts for AllocatesNothing. Not inlined, because gcc would take free() for a mismatched deallocation.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   ++allocations;
   if (void* const at = std::malloc(bytes)) return at;

@@ -1,5 +1,5 @@
-// launch_cuda on a device: each rank's kernel on a stream of its own, as ranks of one process that share a GPU have
-// them. Every kernel of the launch table, alone and in CUDA graphs. Skipped, aloud, where there is no device.
+// launch_cuda() on a device: each rank's kernel on its own stream, as with ranks of one process that share a GPU. Every
+// kernel, alone and in CUDA graphs. Skipped with a message if there is no device.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using kernel::DeviceVerdict;
 using kernel::Job;
 using kernel::Piece;
 
-/// A stream that waits for no other one.
+/// A stream that does not synchronise with the default stream.
 class Stream {
  public:
   Stream() { EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess); }
@@ -31,8 +31,8 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// Operations of all ranks, in memory that is there before the first kernel runs and stays until the last has: nothing
-/// between two launches may wait for a kernel that waits for the second.
+/// Operations of all ranks, in memory that exists from before the first kernel until after the last. Nothing between
+/// two launches may wait for a kernel that waits for the second.
 class Operations {
  public:
   using Plan = std::vector<std::pair<DeviceAlgorithm, Play>>;
@@ -61,11 +61,11 @@ class Operations {
     }
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
-  /// Whether nothing of a rank was written since.
+  /// Whether nothing of a rank has been written since.
   bool is_spoilt(uint32_t rank) const {
     return std::all_of(sides_[rank].begin(), sides_[rank].end(), [](const auto& side) { return side->is_spoilt(); });
   }
-  /// What is wrong with the outputs of all ranks; empty if nothing is.
+  /// What is wrong with the outputs of all ranks, or an empty text.
   std::string verdict() {
     for (uint32_t r = 0; r < ranks_.shape().ranks; ++r) {
       const DeviceVerdict& v = ranks_.control(r).verdict;
@@ -97,7 +97,7 @@ class LaunchCuda : public Device {
     for (uint32_t r = 0; r < kRanks; ++r) streams_.push_back(std::make_unique<Stream>());
   }
 
-  /// All ranks' kernels, one straight after the other, and their ends. Empty: all is right.
+  /// Launches all ranks' kernels at once and waits for them. Returns an empty text on success.
   std::string run(Operations& operations) {
     for (uint32_t r = 0; r < kRanks; ++r) {
       const Status status = operations.launch(r, streams_[r]->get());
@@ -176,8 +176,8 @@ TEST_F(LaunchCuda, AnAbsentRankEndsInAVerdict) {
   }
 }
 
-/// A kernel that waits for a rank that does not come ends when the host says so, and what is launched later writes
-/// nothing, whether it would have to wait or not.
+/// A kernel that waits for an absent rank ends when the host aborts it. Later launches write nothing, whether they
+/// would have to wait or not.
 TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
   DeviceRanks ranks(shape_, 0);
   Operations sum(ranks, {{DeviceAlgorithm::kReduceChunks, play(Collective::kAllReduce, 100, 0)}}, kDevicePatience);
@@ -196,7 +196,7 @@ TEST_F(LaunchCuda, TheAbortWordEndsAWaitAndWhatComesAfterIt) {
   EXPECT_TRUE(sum.is_spoilt(0) && later.is_spoilt(0));
 }
 
-/// Between pinned memory of the host and the device's, when the host says so, beside another rank's kernels.
+/// Between pinned host memory and device memory, when the host permits it, beside another rank's kernels.
 TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
   constexpr size_t kBytes = 100'003;
   DeviceRanks ranks(shape_, uint32_t(-2));
@@ -225,7 +225,7 @@ TEST_F(LaunchCuda, MovesWaitForTheHostAndBringWhatItHasWritten) {
   }
 }
 
-/// Aborted before anything is launched: a root, which would wait for nobody, says so and sends nothing.
+/// Aborted before the launch: a root, which would wait for none, reports it and sends nothing.
 TEST_F(LaunchCuda, AnAbortedRankBeginsNothing) {
   DeviceRanks ranks(shape_, 0);
   Operations operations(ranks, {{DeviceAlgorithm::kExchangePackets, play(Collective::kBroadcast, 100, 0)}},
@@ -259,7 +259,7 @@ class Graph {
   cudaGraphExec_t ready_ = nullptr;
 };
 
-/// A replay carries nothing of the epoch it was captured in, so replays and eager calls follow each other at will.
+/// A replay contains no epoch of its capture, so replays and eager calls may follow each other freely.
 TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
   DeviceRanks ranks(shape_, uint32_t(-3));
   Operations captured(ranks,
@@ -280,7 +280,7 @@ TEST_F(LaunchCuda, GraphsReplayAmongEagerCalls) {
   }
 }
 
-/// What is refused never reaches the device.
+/// A refused launch never reaches the device.
 TEST_F(LaunchCuda, RefusesBeforeItLaunches) {
   DeviceRanks ranks(shape_, 0);
   kernel::DeviceChannel channel = ranks.channel(0);

@@ -1,4 +1,4 @@
-// Sends and receives by the device algorithms: two ranks, and a channel for each direction between them.
+// Sends and receives with the device algorithms: two ranks, and one channel per direction.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ using kernel::Verdict;
 
 const Twins::Shape kShape{{2, 2, 128, 256}, 2, uint32_t(-11), Stamp(0) - 9};  // packets hold 2 KiB
 
-/// What one message is.
+/// The properties of a message.
 struct Message {
   uint32_t from;
   size_t elements;
@@ -32,7 +32,7 @@ struct Message {
 
 class Pair {
  public:
-  /// Runs one kernel of the rank on the channel of that direction. Whether it ended well.
+  /// Runs one kernel of the rank on the channel of that direction. Returns whether it succeeded.
   bool run(uint32_t rank, uint32_t from, Job job, uint64_t patience_ns) {
     job.patience_ns = patience_ns;
     Twins& way = ways_[from];
@@ -65,7 +65,7 @@ class Pair {
   Twins ways_[2] = {Twins(kShape), Twins(kShape)};
 };
 
-/// From nothing to several times what the slots hold, with and without packets.
+/// From empty to several times the capacity of the slots, with and without packets.
 std::vector<Message> messages(uint32_t from) {
   std::vector<Message> list;
   for (const size_t n : {0, 1, 3, 16, 17, 255, 256, 257, 511, 513, 1000, 2048, 2049, 5000, 9001}) {
@@ -74,7 +74,7 @@ std::vector<Message> messages(uint32_t from) {
   return list;
 }
 
-/// Each direction on a stream of its own, so that both ranks send at once what is larger than any buffer.
+/// Each direction on its own stream, so that both ranks can send more than any buffer at once.
 TEST(Messages, GoBothWaysAtOnce) {
   Pair pair;
   pair.dawdle(1);
@@ -85,7 +85,7 @@ TEST(Messages, GoBothWaysAtOnce) {
   EXPECT_TRUE(pair.guards_are_whole());
 }
 
-/// And in turns, on one stream.
+/// In turns, on one stream.
 TEST(Messages, GoToAndFro) {
   Pair pair;
   as_threads(2, [&](int i) {
@@ -99,15 +99,14 @@ TEST(Messages, GoToAndFro) {
   EXPECT_TRUE(pair.guards_are_whole());
 }
 
-/// What is small is on its way before anybody asks for it.
+/// A small message is sent before it is received.
 TEST(Messages, ASmallOneNeedsNoReceiverToBeSent) {
   Pair pair;
   for (uint64_t round : {1, 3}) pair.send({0, 100, round});
   for (uint64_t round : {1, 3}) pair.receive({0, 100, round});
 }
 
-/// Lengths and types that differ are named on both sides: by who receives at once, by who sends when it would need the
-/// other to make room.
+/// Differing lengths and types are reported on both sides: by the receiver at once, by the sender when it needs space.
 TEST(Messages, WhatDoesNotMatchIsNamed) {
   struct Row {
     size_t sent, due;

@@ -1,5 +1,5 @@
-// Moves of what is a rank's alone: when they wait for the host, what they see then, and how they end; beside operations
-// of all ranks.
+// Moves of a rank's own pieces: when they wait for the host, what they see then, and how they end, beside operations of
+// all ranks.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using kernel::Verdict;
 
 constexpr int kRanks = 3;
 
-/// Pieces of all alignments and many lengths, and where they go.
+/// Pieces of all alignments and many lengths, and their destinations.
 struct Luggage {
   explicit Luggage(uint64_t seed) : from(4096), to(4096) {
     std::minstd_rand random(unsigned(seed) + 1);
@@ -41,7 +41,7 @@ struct Luggage {
       if (!std::equal(out[i].data, out[i].data + out[i].bytes, in[i].data)) return false;
     }
     const size_t sum = std::accumulate(in.begin(), in.end(), size_t(0), [](size_t n, Piece p) { return n + p.bytes; });
-    return size_t(std::count(to.begin(), to.end(), std::byte{})) >= to.size() - sum;  // nothing beside
+    return size_t(std::count(to.begin(), to.end(), std::byte{})) >= to.size() - sum;  // nothing else was written
   }
   std::vector<std::byte> from, to;
   std::vector<Piece> out, in;
@@ -54,7 +54,7 @@ TEST(Moves, BringEveryPieceAmongOperationsOfAllRanks) {
   for (int r = 0; r < kRanks; ++r) twins.mischief(r) = {.dawdle_us = 100, .seed = uint64_t(r)};
   as_threads(kRanks, [&](int rank) {
     for (uint64_t round = 0; round < 6; ++round) {
-      // Each rank has other pieces, one none at all.
+      // Each rank has different pieces, one rank none.
       Luggage luggage(round * 10 + uint64_t(rank));
       if (uint64_t(rank) == round % kRanks) luggage.out.clear(), luggage.in.clear();
       std::vector<Piece> table;
@@ -72,7 +72,7 @@ TEST(Moves, BringEveryPieceAmongOperationsOfAllRanks) {
   EXPECT_TRUE(twins.guards_are_whole());
 }
 
-/// What the host writes before it raises the counter is what is moved.
+/// A move copies the data that the host wrote before it raised the counter.
 TEST(Moves, WaitForTheHostAndSeeWhatItHasWritten) {
   Twins twins(shape());
   as_threads(kRanks, [&](int rank) {
@@ -97,7 +97,7 @@ TEST(Moves, WaitForTheHostAndSeeWhatItHasWritten) {
   });
 }
 
-/// A later one neither: nothing is moved that the host has not given leave for.
+/// A later move does not begin either: nothing moves that the host has not permitted.
 TEST(Moves, EndByTheAbortWordAndMoveNothing) {
   Twins twins(shape());
   as_threads(kRanks, [&](int rank) {

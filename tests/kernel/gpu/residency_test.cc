@@ -1,4 +1,4 @@
-// How many blocks the ranks of a group agree on, so that all of them are on their GPUs at once.
+// The number of blocks on which the ranks of a group agree, so that all are resident at once.
 
 #include "kernel/gpu/residency.h"
 
@@ -20,22 +20,22 @@ TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
     uint32_t wanted, blocks;
   };
   const Row rows[] = {
-      {{{264, 1}}, 16, 16},                      // all that is wanted
-      {{{264, 1}}, 66, 66},                      // a quarter: just so
+      {{{264, 1}}, 16, 16},                      // as many as wanted
+      {{{264, 1}}, 66, 66},                      // exactly a quarter
       {{{264, 1}}, 67, 66},                      // one too many
       {{{264, 4}}, 16, 16},                      // several ranks on one GPU
       {{{264, 5}}, 16, 13},                      // whole blocks only
-      {{{264, 1}, {264, 10}, {264, 1}}, 16, 6},  // the fullest GPU decides for all
-      {{{264, 2}, {100, 1}, {28, 2}}, 16, 3},    // a small one does as well
-      {{{264, 67}}, 16, 1},                      // where a quarter is less than a block each they get that
-      {{{264, 264}}, 16, 1},                     // the last that fits
+      {{{264, 1}, {264, 10}, {264, 1}}, 16, 6},  // the GPU with the least room decides for all
+      {{{264, 2}, {100, 1}, {28, 2}}, 16, 3},    // a small GPU decides too
+      {{{264, 67}}, 16, 1},                      // a quarter is less than one block per rank: one block per rank
+      {{{264, 264}}, 16, 1},                     // the last one that fits
       {{{264, 265}}, 16, 0},
-      {{{264, 1, 200}}, 16, 16},  // beside other groups: a quarter of what they leave
+      {{{264, 1, 200}}, 16, 16},  // beside other groups: a quarter of the rest
       {{{264, 1, 204}}, 16, 15},
-      {{{264, 8, 256}}, 16, 1},  // all that is left
+      {{{264, 8, 256}}, 16, 1},  // the whole rest
       {{{264, 8, 257}}, 16, 0},
-      {{{264, 1, ~0u}}, 16, 0},      // a peer may say anything
-      {{{0, 0}, {264, 1}}, 16, 16},  // where nobody runs nothing has to fit
+      {{{264, 1, ~0u}}, 16, 0},      // a value from a peer can be anything
+      {{{0, 0}, {264, 1}}, 16, 16},  // a GPU without ranks needs no room
       {{}, 16, 16},
       {{{~0u >> 1, 1}}, ~0u, ~0u >> 3},
   };
@@ -50,7 +50,7 @@ TEST(Residency, AgreesOnTheLeastShareOfAllGpus) {
   }
 }
 
-/// One group after the other on one GPU, none of which goes: what each of its ranks gets.
+/// One group after another on one GPU, none of which ends: the blocks that each of its ranks gets.
 std::vector<uint32_t> groups_on(int resident, uint32_t ranks, uint32_t wanted) {
   std::vector<uint32_t> blocks;
   for (GpuRoom room{resident, ranks};; room.promised += blocks.back() * ranks) {

@@ -1,6 +1,6 @@
-// Every dtype x op x number of ranks, on every instruction-set level of this machine, against a scalar reference that
-// shares no code with the kernels: the narrow formats are read from their definition (sign * significand * 2^exponent)
-// and rounded by searching the format's own numbers.
+// Every type, operator and number of ranks, on every instruction-set level of this machine, against a scalar reference
+// that shares no code with the kernels: it decodes the narrow formats by their definition (sign * significand *
+// 2^exponent) and rounds by searching the format's numbers.
 
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ double value_of(const Format& f, uint32_t code) {
   return sign * std::ldexp(double(mantissa + (1u << f.mantissa_bits)), exponent - f.bias - f.mantissa_bits);
 }
 
-/// The finite magnitudes by their codes, which are also in the order of the values.
+/// The finite magnitudes by their codes, which is also the order of the values.
 const std::vector<double>& magnitudes_of(const Format& f, uint32_t largest) {
   static std::map<std::pair<int, int>, std::vector<double>> known;
   auto& numbers = known[{f.mantissa_bits, f.bias}];
@@ -62,7 +62,7 @@ const std::vector<double>& magnitudes_of(const Format& f, uint32_t largest) {
   return numbers;
 }
 
-/// The code of the number nearest to x, of two the even code. Overflow: infinity, NaN (fnuz) or the largest (e4m3fn).
+/// The code of the number nearest to x; of two, the even code. Overflow: infinity, NaN (fnuz) or the largest (e4m3fn).
 uint32_t code_of(const Format& f, double x) {
   const uint32_t sign_bit = 1u << (f.exponent_bits + f.mantissa_bits);
   const uint32_t largest =
@@ -88,7 +88,7 @@ uint32_t code_of(const Format& f, double x) {
 
 double e8m0_value(uint32_t code) { return code == 255 ? NAN : std::ldexp(1.0, int(code) - 127); }
 
-/// Halfway goes up, as in torch, but not between 0 and 2^-126, where the code of a subnormal float is rounded to even.
+/// Halves round up, as in torch, except between 0 and 2^-126, where the code of a subnormal float is rounded to even.
 uint32_t e8m0_code(double x) {
   const double a = std::fabs(x);
   if (!(a < std::ldexp(1.5, 127))) return 255;
@@ -166,7 +166,7 @@ std::complex<F> fold_complex(ReduceOp op, const std::vector<std::complex<F>>& xs
   return {fold_floats<F>(op, re, factors), fold_floats<F>(op, im, factors)};
 }
 
-/// In 128 bits, reduced to T's range after each step. (The product of two u64 needs the unsigned kind.)
+/// In 128 bits, reduced to T's range after each step. (The product of two u64 needs the unsigned type.)
 template <class T>
 T fold_integers(ReduceOp op, const std::vector<T>& xs) {
   __int128 acc = xs[0];
@@ -235,7 +235,7 @@ void reference(DType t, ReduceOp op, void* out, const std::vector<const void*>& 
   }
 }
 
-// ---- comparison: the same bits, except that any NaN is as good as another
+// ---- comparison: the same bits, except that all NaNs are equal
 
 bool is_nan(DType t, const void* at) {
   if (is_narrow(t)) return std::isnan(read_narrow(t, at));
@@ -261,8 +261,8 @@ std::string hex(DType t, const uint8_t* at) {
 
 // ---- inputs
 
-/// Random bits, so that NaN, infinities, subnormals and overflow occur in the narrow types by themselves; in the wide
-/// ones half the elements are drawn from ordinary numbers and the special values are sprinkled in.
+/// Random bits, so that NaN, infinities, subnormals and overflow occur in the narrow types. In the wide types half of
+/// the elements are ordinary numbers, with special values among them.
 template <class F>
 void fill_wide(uint8_t* at, size_t n, std::mt19937_64& random) {
   using Limits = std::numeric_limits<F>;
@@ -308,7 +308,7 @@ std::vector<ReduceOp> all_ops() {
 
 constexpr double kFactors[] = {0.5, -3.0, 1.0 / 3.0, 1e-3, 7.25, 0.0, 1.0, -0.125};
 
-/// One reduction with guard bytes around the destination. in_place is the source that is also the destination, or -1.
+/// One reduction with guard bytes around the destination. `in_place`: the source that is also the destination, or -1.
 struct Case {
   DType type;
   ReduceOp op;
@@ -322,7 +322,7 @@ struct Case {
            std::to_string(n) + " offset " + std::to_string(offset) + " in place " + std::to_string(in_place);
   }
 
-  /// Every level, on the same inputs.
+  /// Every level, with the same inputs.
   void check(std::mt19937_64& random) const {
     const size_t bytes = n * size_of(type);
     const std::vector<uint8_t> untouched(bytes + 2 * kGuard + 64, kMark);
@@ -421,7 +421,7 @@ INSTANTIATE_TEST_SUITE_P(Types, Reduce,
                                          DType::kF8E4M3FNUZ, DType::kF8E5M2FNUZ, DType::kF8E8M0FNU),
                          [](const auto& info) { return std::string(name(info.param)); });
 
-/// n codes pass through a reduction over one rank: widened and rounded again, they come back.
+/// n codes pass through a reduction over one rank and come back unchanged.
 void round_trip(const Level& l, DType t, size_t codes) {
   std::vector<uint8_t> in(codes * size_of(t)), out(in.size());
   for (size_t i = 0; i < codes; ++i) std::memcpy(in.data() + i * size_of(t), &i, size_of(t));
@@ -508,7 +508,7 @@ TEST(Convert, KnownValues) {
 }
 
 TEST(Reduce, RoundsNarrowTypesOnceAtTheEnd) {
-  // 2048 + 1 + 1: rounding after each step would stay at 2048.
+  // 2048 + 1 + 1: with rounding after each step, the sum would stay at 2048.
   const uint16_t big = 0x6800, one = 0x3c00;
   const void* srcs[] = {&big, &one, &one};
   for (const Level* l : levels()) {

@@ -1,4 +1,4 @@
-// What the driver says of memory that network cards reach.
+// The driver's report of device memory that network cards can access.
 
 #include "memory/driver/dma_buf.h"
 

@@ -1,4 +1,4 @@
-// What nvx believes of libcuda's ABI, against cuda.h where there is one; and what it says where there is no driver.
+// The declarations of libcuda's ABI against cuda.h if there is one, and the errors without a driver.
 
 #include "memory/driver/driver_library.h"
 
@@ -79,7 +79,7 @@ TEST(DriverLibrary, DescribesWhatTheDriverTells) {
   EXPECT_EQ(driver->words(9), "error 9");
 }
 
-/// Every kind of memory, through the functions that the driver exports: made, exported, imported, written and read.
+/// Every kind of memory through the driver's exported functions: created, exported, imported, written and read.
 TEST(DriverLibrary, EachKindGoesThrough) {
   const auto driver = driver_library(NVX_FAKE_CUDA);
   constexpr size_t kBytes = 4 << 20;
@@ -131,7 +131,7 @@ TEST(DriverLibrary, KeepsOneContextADevice) {
 
 #ifdef CUDA_VERSION
 
-/// Arguments go in the same registers: as many, of the same sizes, pointers where there are pointers.
+/// Arguments use the same registers: the same number, sizes, and pointers.
 template <class R, class... A, class S, class... B>
 constexpr bool same_shape(R (*)(A...), S (*)(B...)) {
   if constexpr (sizeof...(A) != sizeof...(B)) {
@@ -142,7 +142,7 @@ constexpr bool same_shape(R (*)(A...), S (*)(B...)) {
   }
 }
 
-// The headers' names are macros for the exports' names: cuMemAlloc is cuMemAlloc_v2.
+// The names in the headers are macros for the exported names: cuMemAlloc is cuMemAlloc_v2.
 #define EXPECT_SHAPE(ours, theirs)                                                                        \
   static_assert(same_shape(decltype(cuda::Api::ours)(), decltype (&theirs)()), "cuda.h declares " #theirs \
                                                                                " otherwis"                \

@@ -1,4 +1,4 @@
-// Calls on threads of their own, waited for in slices.
+// Calls on threads of their own, with waits in slices.
 
 #include "memory/driver/thread_call.h"
 

@@ -1,5 +1,5 @@
-// What becomes of each refusal that a driver can give, and of each call that it does not return from: all ranks end
-// alike, in time, and nothing is given back that a device may still write to.
+// Every error of a driver call, and every call that does not return: all ranks end alike and in time, and no memory is
+// returned that a device may still write.
 
 #include <gtest/gtest.h>
 
@@ -24,13 +24,13 @@ using enum ShareKind;
 
 const std::vector<ShareKind> kAll{}, kNoFabric{kFabric}, kIpcOnly{kFabric, kFd};
 
-/// What became of a share that was to be made.
+/// The outcome of an attempted share.
 struct Outcome {
-  std::optional<ShareKind> kind;  // of how the other rank is reached; nothing: an error
-  std::string says;               // why not better, or why not at all
+  std::optional<ShareKind> kind;  // how the other rank is reached; nothing: an error
+  std::string says;               // why not better, or why it failed
 };
 
-/// made: called when it stands, before it is used.
+/// `made` is called when the share exists, before it is used.
 Outcome try_to_share(
     DeviceHome& home, Exchange& exchange, const ShareOptions& options, const std::function<void()>& made = [] {}) {
   try {
@@ -43,7 +43,7 @@ Outcome try_to_share(
   }
 }
 
-/// Waits little for what may hang, and long for the others, on a machine that is busy.
+/// Short timeouts for calls that may hang, long ones for the others, because the machine may be busy.
 ShareOptions patient(int rank, bool faulty) {
   ShareOptions options = options_of(rank, 2, rank);
   options.patience = milliseconds(faulty ? as_fast(300, 2000) : 10'000);
@@ -52,20 +52,20 @@ ShareOptions patient(int rank, bool faulty) {
 
 constexpr auto kError = std::nullopt;
 
-/// A call of rank 1's driver that is refused, or does not return, whenever it is made.
+/// A call of rank 1's driver that fails, or does not return, each time.
 struct Fault {
   const std::vector<ShareKind>& lacking;
   const char* call;
-  std::optional<ShareKind> refused;  // how rank 0 and 1 then reach each other
+  std::optional<ShareKind> refused;  // how ranks 0 and 1 then reach each other
   std::optional<ShareKind> hung;
-  const char* says;  // beside the refusal
+  const char* says;  // beside the driver's text
 };
 
 const Fault kFaults[] = {
     // The device does not work at all.
     {kAll, "describe", kError, kError, "no pinned host memory: rank 1: "},
     {kAll, "open_queue", kError, kError, "no pinned host memory: rank 1: "},
-    // A kind cannot be made, exported or imported: the next one.
+    // A kind cannot be created, exported or imported: the next one is used.
     {kAll, "granularity", kIpc, kIpc, "no fabric handle: rank 1: "},
     {kAll, "create", kIpc, kIpc, "no fabric handle: rank 1: "},
     {kAll, "reserve", kIpc, kIpc, "no fabric handle: rank 1: "},
@@ -77,15 +77,15 @@ const Fault kFaults[] = {
     {kNoFabric, "import_fd", kIpc, kIpc, "no file descriptor: rank 1: "},
     {kIpcOnly, "allocate", kError, kError, "rank 1"},
     {kIpcOnly, "export_ipc", kHost, kHost, "no legacy IPC: rank 1: "},
-    // A pair does not come about: pinned host memory for it.
+    // A pair cannot be connected: it uses pinned host memory.
     {kIpcOnly, "open_ipc", kHost, kHost, "rank 1 with the memory of rank 0: "},
     {kIpcOnly, "range", kHost, kHost, "rank 1 with the memory of rank 0: "},
-    // The rank's own memory is of no use: an error on all ranks.
+    // The rank's own memory is unusable: an error on all ranks.
     {kAll, "fill", kError, kError, "GPU 1 did not fill"},
     {kAll, "drained", kError, kError, "GPU 1 did not fill"},
     {kAll, "copy", kError, kError, "GPU 1 does not get through with a copy to its own memory"},
     {kAll, "pin", kError, kError, "GPU 1 does not get through with a copy to its own memory"},
-    // What gives back: a refusal is logged; what hangs is as good as absent.
+    // Calls that return resources: an error is logged; a call that hangs makes the kind unavailable.
     {kAll, "close_queue", kFabric, kError, "rank 1: "},
     {kAll, "release", kFabric, kIpc, "no fabric handle: rank 1: "},
     {kAll, "unmap", kFabric, kIpc, "no fabric handle: rank 1: "},
@@ -93,12 +93,12 @@ const Fault kFaults[] = {
     {kIpcOnly, "free", kIpc, kHost, "no legacy IPC: rank 1: "},
     {kAll, "unpin", kFabric, kError, "GPU 1 does not get through with a copy to its own memory"},
     {kIpcOnly, "close_ipc", kIpc, kIpc, ""},
-    // Not asked between processes.
+    // Not called between processes.
     {kAll, "can_reach", kFabric, kFabric, ""},
     {kAll, "enable_peer", kFabric, kFabric, ""},
 };
 
-/// Whether it ended as the table says.
+/// Checks the outcome against the table.
 void judge(const Fault& fault, bool hangs, int rank, const Outcome& outcome) {
   const std::string row = std::string(fault.call) + (hangs ? " hangs" : " is refused") + ", rank " +
                           std::to_string(rank) + ": " + outcome.says;
@@ -180,7 +180,7 @@ TEST(DeviceFaults, WhicheverCallHangsAllRanksEndAlike) {
   EXPECT_GT(fine, 0);
 }
 
-/// Two GPUs of one process, one of which cannot be opened to the other.
+/// Two GPUs of one process, one of which cannot be made accessible to the other.
 TEST(DeviceFaults, APairOfOneProcessThatHangsIsGoneRound) {
   for (const char* call : {"can_reach", "enable_peer"}) {
     Process process(2);
@@ -209,7 +209,7 @@ TEST(DeviceFaults, AWindowThatHangsIsAnErrorOnAllRanks) {
     process.driver->pairs(0, 1, FakeDriver::Truth::kRefuses);
     SharedExchange honest(table, rank);
     FalseExchange exchange(honest, [&](int round, std::vector<std::byte>&) {
-      if (rank == 1 && round == 3) process.driver->block("pin");  // all has been tried but the windows
+      if (rank == 1 && round == 3) process.driver->block("pin");  // all kinds but pinned host memory have been tried
     });
     const Outcome outcome = try_to_share(*process.home, exchange, patient(rank, true));
     EXPECT_FALSE(outcome.kind);
@@ -254,7 +254,7 @@ TEST(DeviceFaults, AnArenaThatIsRefusedIsTriedAgain) {
   EXPECT_EQ(process.home->arena(0, kFd).region().kind(), kFd);
 }
 
-/// The fake driver aborts where something is given back that its devices may still write to.
+/// The fake driver aborts if memory is returned that its devices may still write.
 TEST(DeviceFaults, WhatADeviceMayStillWriteToIsKept) {
   Process process(1, 4 * M);
   DeviceArena& arena = process.home->arena(0, kFd);
@@ -281,7 +281,7 @@ TEST(DeviceFaults, WhatADeviceMayStillWriteToIsKept) {
   EXPECT_EQ(process.driver->open_books(), "1 memories 1 reservations 1 mappings 1 pinned ranges 2 queues ");
 }
 
-/// A rank that offers more memory than it has made is not taken at its word.
+/// The offer of a rank is checked: it may not be larger than its memory.
 TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
   const struct {
     const std::vector<ShareKind>& lacking;
@@ -304,7 +304,7 @@ TEST(DeviceFaults, AnOfferOfMoreThanThereIsIsRefused) {
   }
 }
 
-/// Calls back when a round is over.
+/// Calls back after each round.
 class WatchedExchange : public Exchange {
  public:
   WatchedExchange(Exchange& real, std::function<void(int)> after) : real_(real), after_(std::move(after)) {}
@@ -320,8 +320,8 @@ class WatchedExchange : public Exchange {
   int round_ = 0;
 };
 
-/// Two groups of one process agree on different kinds at once, when its GPU has no arena yet: one of them gets its
-/// kind, and the other goes through pinned host memory, as if it had come later.
+/// Two groups of one process agree on different kinds at once, before its GPU has an arena: one of them gets its kind,
+/// and the other uses pinned host memory, as if it had come later.
 TEST(DeviceFaults, TwoGroupsThatAgreeOnDifferentKindsAtOnce) {
   for (int turn = 0; turn < int(as_fast(10, 4)); ++turn) {
     Process both(3), fabric(3), descriptor(3);

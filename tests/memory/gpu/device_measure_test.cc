@@ -1,4 +1,4 @@
-// What is measured between two GPUs, over a driver that plays them.
+// The measurement of two GPUs, over a fake driver.
 
 #include "memory/gpu/device_measure.h"
 
@@ -23,7 +23,7 @@ TEST(DeviceMeasure, GivesSpeedAndLatencyAndAllBack) {
   EXPECT_EQ(driver->open_books(), "");
 }
 
-/// Whatever is slow between the two, a copy within the writing one shows none of it.
+/// A slow path between the two does not affect a copy within the writing GPU.
 TEST(DeviceMeasure, TellsTheWayFromTheCall) {
   const auto driver = std::make_shared<FakeDriver>(2);
   driver->pair(0, 1, Truth::kDawdles);
@@ -51,7 +51,7 @@ TEST(DeviceMeasure, WhatCannotBeMeasuredHasAReason) {
   }
 }
 
-/// But for a copy of which nobody can say whether it has ended: what it touches stays.
+/// All memory is returned, except after a copy that is not known to have ended.
 TEST(DeviceMeasure, WhicheverCallFailsTheBooksBalance) {
   int kept = 0;
   for (int n = 0; n < 12; n += int(as_fast(1, 2))) {

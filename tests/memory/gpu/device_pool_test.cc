@@ -1,5 +1,5 @@
-// Memory of a GPU that is handed out and grows, and how other processes come to have it mapped: every refusal, every
-// lie and every death, over a driver that plays several GPUs.
+// GPU memory that is allocated to users and grows, and how other processes map it: every error, every false answer and
+// every death, over a fake driver with several GPUs.
 
 #include "memory/gpu/device_pool.h"
 
@@ -30,7 +30,7 @@ Deadline soon(int ms = 10'000) { return Deadline::after(milliseconds(ms)); }
 
 PoolOwner owner_of(DeviceHome& home, int device) { return {home.id(), device, home.pool_door()}; }
 
-/// What it throws, and its code.
+/// The error that it throws, and its code.
 std::pair<Code, std::string> refusal_of(const std::function<void()>& act) {
   try {
     act();
@@ -164,12 +164,12 @@ TEST(DevicePool, IsMadeLaterWhereThereWasNoMemoryToTryItWith) {
   EXPECT_GT(process.home->pool(0).allocate(2 * M), 0u);
 }
 
-/// In a process of its own, which has not looked yet at what it is to log.
+/// In a process of its own, which has not read the log level yet.
 TEST(DevicePool, IsLoggedOnceWhileThereIsNone) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   all_end_well(1, [&](int) {
     setenv("NVX_DEBUG", "info", 1);
-    if (!logs(LogLevel::kInfo)) return;  // a test before this one has looked
+    if (!logs(LogLevel::kInfo)) return;  // an earlier test has read the log level
     Process process(1);
     process.driver->refuse("create", 2);
     testing::internal::CaptureStderr();
@@ -310,7 +310,7 @@ TEST(PeerPool, AnOwnerThatCannotExportSaysWhy) {
   EXPECT_EQ(seen->mapped(), 2 * M) << "what there is";
 }
 
-/// A door that answers what a test wants.
+/// A socket that answers as a test wants.
 struct FalseOwner {
   explicit FalseOwner(PoolDoor::Answer answer) : door(name, std::move(answer)) {}
   PoolOwner owner() const { return {home, 0, name}; }
@@ -378,7 +378,7 @@ TEST(PeerPool, DoesNotBelieveWhatADoorSays) {
 TEST(PeerPool, ADoorThatNeverAnswersIsNotWaitedForLong) {
   Process mine(1);
   const std::string name = fresh_socket_name();
-  const Fd nobody = listen_on(name);  // as that of a process that hangs, or whose forked child has outlived it
+  const Fd nobody = listen_on(name);  // like that of a process that hangs, or of a forked child that survives it
   const auto seen = mine.home->peer_pool(0, {random_arena_id(), 0, name});
   const auto [code, said] = refusal_of([&] { seen->catch_up(2 * M, soon(50)); });
   EXPECT_EQ(code, Code::kTimeout);
@@ -496,7 +496,7 @@ TEST(PoolDoor, WhoDiesWhileItAsksLeavesItOpen) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   Process theirs(1);
   (void)theirs.home->pool(0).allocate(2 * M);
-  theirs.driver->block("export_fd");  // so that it is in the middle of it
+  theirs.driver->block("export_fd");  // so that it is in the middle of the call
   const auto endings = as_processes(1, [&](int) {
     const Fd guest = connect_to(theirs.home->pool_door());
     const PoolQuestion question{PoolQuestion::kMagic, 0, theirs.home->id(), 0};
@@ -504,7 +504,7 @@ TEST(PoolDoor, WhoDiesWhileItAsksLeavesItOpen) {
     kill(getpid(), SIGKILL);
   });
   EXPECT_EQ(endings[0].signal, SIGKILL);
-  for (int i = 0; i < 1000 && theirs.driver->calls_of("export_fd") < 2; ++i)  // the probe has asked for one before
+  for (int i = 0; i < 1000 && theirs.driver->calls_of("export_fd") < 2; ++i)  // the probe has made one before
     std::this_thread::sleep_for(milliseconds(5));
   theirs.driver->come_back();
   Process mine(1);

@@ -1,5 +1,5 @@
-// How ranks come to share the memory of their GPUs, over a driver that plays several of them: each kind, each refusal,
-// each lie, and each call failing.
+// How ranks share the memory of their GPUs, over a fake driver with several GPUs: each kind, each error, each false
+// answer, and each call that fails.
 
 #include "memory/gpu/device_share.h"
 
@@ -80,7 +80,7 @@ TEST(DeviceShare, RanksOfOneProcessUsePointers) {
   EXPECT_EQ(process.driver->open_books(), "");
 }
 
-/// Two GPUs of one process that cannot reach each other; a third one that both can.
+/// Two GPUs of one process that cannot access each other, and a third one that both can.
 TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
   Process process(3);
   process.driver->pairs(0, 1, Truth::kRefuses);
@@ -103,7 +103,7 @@ TEST(DeviceShare, RanksOfOneProcessFallBackByPair) {
   EXPECT_EQ(process.driver->open_books(), "");
 }
 
-/// A third rank, in another process, has nothing but host memory to share: that is between the processes.
+/// A third rank, in another process, can share host memory only. This affects only the pairs between the processes.
 TEST(DeviceShare, RanksOfOneProcessKeepPointersWhateverOthersLack) {
   Process both(2), other(3);
   for (const ShareKind kind : {ShareKind::kFabric, ShareKind::kFd, ShareKind::kIpc}) other.driver->lacks(kind);
@@ -122,7 +122,7 @@ TEST(DeviceShare, RanksOfOneProcessKeepPointersWhateverOthersLack) {
   });
 }
 
-/// What was found to corrupt is not tried again, and costs no memory; the other way is there each time.
+/// A pair that corrupted data is not tried again, and costs no memory. Its fallback works each time.
 TEST(DeviceShare, RanksOfOneProcessGoRoundAPairThatCorrupts) {
   Process process(2);
   process.driver->pairs(0, 1, Truth::kCorrupts);
@@ -153,7 +153,7 @@ TEST(DeviceShare, OneRankHasItselfAlone) {
   write_and_look(share, exchange, 0, 1);
 }
 
-/// What a machine lacks, and the kind that is left.
+/// The kinds that a machine lacks, and the kind that remains.
 const std::pair<std::vector<ShareKind>, ShareKind> kLacking[] = {
     {{}, ShareKind::kFabric},
     {{ShareKind::kFabric}, ShareKind::kFd},
@@ -196,7 +196,7 @@ TEST(DeviceShare, EachKindWorksBetweenThreadsWithDriversOfTheirOwn) {
   }
 }
 
-/// Several ranks on one GPU reach each other whatever the pairs of GPUs are like.
+/// Several ranks on one GPU reach each other, whatever the pairs of GPUs can do.
 TEST(DeviceShare, SeveralRanksShareOneGpu) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   const SharedTable table(4);
@@ -238,7 +238,7 @@ const Lie kLies[] = {
     {"corrupts one way, blocks the other", Truth::kCorrupts, Truth::kBlocks, "rank 0 with the memory of rank 2"},
 };
 
-/// Between GPUs 0 and 2 nothing works as it should; the other pairs are as good as ever.
+/// Between GPUs 0 and 2 access fails in some way; the other pairs are not affected.
 TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
   for (const Lie& lie : kLies) {
     const SharedTable table(3);
@@ -262,7 +262,7 @@ TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
         }
       }
       write_and_look(share, exchange, rank, 3);
-      // What may still be written to by a copy that hangs is not handed out again.
+      // Memory that a hanging copy may still write is not allocated again.
       const bool hangs = lie.has(Truth::kHangs) || lie.has(Truth::kBlocks);
       EXPECT_EQ(share.arena().used() > 0, hangs && rank != 1) << lie.name << rank;
       // Another group of the same processes does not try again.
@@ -275,7 +275,7 @@ TEST(DeviceShare, ALyingPairFallsBackToPinnedHostMemoryAndSaysWhy) {
       process.driver->come_back();
     });
     for (const auto& driver : drivers) {
-      // The calls that blocked come back at last, and give back what they had.
+      // The blocked calls return at last, and return their resources.
       EXPECT_TRUE(eventually(
           milliseconds(10'000),
           [&] { return lie.has(Truth::kHangs) || driver->open_books().find("queues") == std::string::npos; }))
@@ -305,8 +305,8 @@ TEST(DeviceShare, WhereNeitherWorksAllRanksSaySo) {
   });
 }
 
-/// Every call of one rank's driver fails in turn: all ranks end alike, whatever was taken is given back that no device
-/// can still write to, and the same processes can go on to make it.
+/// Every call of one rank's driver fails in turn: all ranks end alike, all resources are returned unless a device may
+/// still write, and the same processes can then create a share.
 TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
   for (const auto& [lacking, kind] : kLacking) {
     int failed = 0, fell_back = 0;
@@ -338,7 +338,7 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
           try {
             const DeviceShare share(*process.home, exchange, options_of(rank, 2, rank));
             (void)exchange.all_gather({});
-          } catch (const Error& error) {  // the only way there is may hang, for all that is known
+          } catch (const Error& error) {  // the only way may hang
             EXPECT_EQ(kind, ShareKind::kHost);
             EXPECT_NE(std::string(error.what()).find("found by an earlier group"), std::string::npos) << error.what();
           }
@@ -348,7 +348,7 @@ TEST(DeviceShare, WhicheverCallFailsTheBooksBalance) {
       failed += !made[1];
       const std::string struck = drivers[1]->struck();
       const std::string row = "call " + std::to_string(n) + ", " + struck + ", " + name(kind);
-      if (struck == "drained") {  // what was begun may go on, for all that is known
+      if (struck == "drained") {  // work that was begun may continue
         EXPECT_NE(drivers[1]->open_books().find("1 queues"), std::string::npos) << row;
       } else {
         for (const auto& driver : drivers) EXPECT_EQ(driver->open_books(), "") << row;
@@ -378,7 +378,7 @@ TEST(DeviceShare, AnArenaIsMadeOnceForAllGroups) {
   });
 }
 
-/// A group of one process comes first; what it has made can be mapped by the members of later groups.
+/// A group of one process comes first; members of later groups can map its memory.
 TEST(DeviceShare, WhoWasAloneFirstIsReachedAsWell) {
   const struct {
     std::vector<ShareKind> lacking;
@@ -403,7 +403,7 @@ TEST(DeviceShare, WhoWasAloneFirstIsReachedAsWell) {
   }
 }
 
-/// A third rank comes that cannot export what the first two have made their arenas with.
+/// A third rank cannot export the kind of the first two ranks' arenas.
 TEST(DeviceShare, WhoComesLaterWithLessIsReachedThroughHostMemory) {
   const SharedTable pair(2), three(3);
   as_threads(3, [&](int rank) {
@@ -486,7 +486,7 @@ TEST(DeviceArena, ADeviceThatRefusesToFillCostsNoMemory) {
   EXPECT_EQ(arena.allocate(4 * M).bytes, 4 * M);
 }
 
-/// Where there is no driver, it says so each time it is asked.
+/// Without a driver, every call reports it.
 TEST(DeviceArena, TheProcessHasOneHomeWhereThereIsADriver) {
   for (int turn = 0; turn < 2; ++turn) {
     try {

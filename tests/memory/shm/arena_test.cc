@@ -81,7 +81,7 @@ TEST(Arena, CannotBeMadeSmallerByWhoeverHasIt) {
   EXPECT_NE(ftruncate(arena.fd(), 4096), 0);
 }
 
-/// Keeps a span, and gives it up when it is told that it may.
+/// Keeps a span, and yields it when permitted.
 class Holder : public LeaseHolder {
  public:
   Span yield() override {
@@ -121,7 +121,7 @@ TEST(Leases, WhoeverAsksGetsSomeThoughNobodyGives) {
   EXPECT_LE(arena.used(), 2 * M + holders.size() * LeasePool::kSmallest);
 }
 
-/// Mail leases for nobody in particular; the pool must not ask nobody to give up.
+/// Mail leases without a holder, which the pool must not ask to yield.
 TEST(Leases, ALeaseWithoutAHolderIsNeverAskedFor) {
   Arena arena;
   LeasePool pool(arena, M);

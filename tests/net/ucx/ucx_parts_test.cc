@@ -1,4 +1,4 @@
-// What a UCX link decides before UCX comes in: which library, which interfaces, whom to talk to.
+// The decisions of a UCX link before it uses UCX: library, interfaces, reachable peers.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -39,8 +39,8 @@ HostAddress address_of(uint16_t family, std::array<uint8_t, 16> address, const s
 TEST(UcxAddress, SaysWhereItsHostIs) {
   const std::vector<std::byte> worker = some_bytes(79);
   const HostAddress there = address_of(4, {10, 0, 0, 7}, "eth0");
-  const auto encoded =
-      encode_address({{1, 13, 1}, {5, 7}, worker, {there, HostAddress{}}});  // what comes back lies in it
+  const auto encoded = encode_address(
+      {{1, 13, 1}, {5, 7}, worker, {there, HostAddress{}}});  // the decoded address refers to this memory
   const UcxAddress back = decode_address(encoded).value();
   ASSERT_EQ(back.reached_at.size(), 2u);
   EXPECT_EQ(back.reached_at[0].text(), "10.0.0.7 (eth0)");
@@ -52,7 +52,7 @@ TEST(UcxAddress, SaysWhereItsHostIs) {
 
 TEST(Places, TheKernelKnowsWhetherAWayLeadsThere) {
   const HostAddress here = address_of(4, {127, 0, 0, 1}, "lo");
-  const HostAddress nowhere = address_of(4, {255, 255, 255, 255}, "eth0");  // no datagram to all without leave
+  const HostAddress nowhere = address_of(4, {255, 255, 255, 255}, "eth0");  // broadcast datagrams need permission
   const HostAddress neither = address_of(9, {}, "eth0");
   EXPECT_EQ(why_out_of_reach(std::vector{here}), "");
   EXPECT_EQ(why_out_of_reach(std::vector{neither, here}), "");

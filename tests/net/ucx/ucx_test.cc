@@ -1,4 +1,4 @@
-// What only links between processes can show: deaths, silence, descriptors, memory; and what UCX makes of versions.
+// Properties that only links between processes show: deaths, silence, descriptors, memory, and versions of UCX.
 
 #include <dirent.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 namespace nvx::net::test {
 namespace {
 
-/// One end of a pair of sockets, over which a test and its child talk.
+/// One end of a socket pair between a test and its child.
 class Line {
  public:
   explicit Line(Fd fd) : fd_(std::move(fd)) {}
@@ -44,7 +44,7 @@ class Line {
   Fd fd_;
 };
 
-/// A process with a link of its own.
+/// A process with its own link.
 class Child {
  public:
   using Life = std::function<void(End& end, Line& line)>;
@@ -102,7 +102,7 @@ class Ucx : public testing::Test {
   }
 };
 
-/// Takes in whatever comes, until killed.
+/// Receives everything, until it is killed.
 void live_on(End& end, Line&) {
   drive(
       {end.link.get()}, [] { return false; }, std::chrono::seconds(60));
@@ -112,7 +112,7 @@ bool drive(End& end, const std::function<bool()>& until, milliseconds patience =
   return test::drive({end.link.get()}, until, patience);
 }
 
-/// Where the environment names none, what is tested is what is found.
+/// Without a name in the environment, the library that was found is tested.
 TEST_F(Ucx, IsTheOneThatIsNamed) {
   const char* named = std::getenv("NVX_LIBUCP");
   if (!named) GTEST_SKIP() << "NVX_LIBUCP names none";
@@ -256,7 +256,7 @@ TEST_F(Ucx, ClosesInTimeThoughAPeerHangs) {
   EXPECT_TRUE(end->all_done_once());
 }
 
-/// Whether what is freed is used again: AddressSanitizer keeps it for a while.
+/// Whether freed memory is reused; AddressSanitizer delays that.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kMemoryIsReal = false;
 #elif defined(__has_feature)
@@ -282,7 +282,7 @@ size_t resident_bytes() {
 
 TEST_F(Ucx, ForgettingLeavesNothingBehind) {
   const auto count_them = [](End& end, Line& line) {
-    // As many descriptors as at the beginning, when its peer has come and gone many times.
+    // As many descriptors as at the beginning, after its peer has come and gone many times.
     EXPECT_TRUE(drive(end, [&] { return end.diary.messages.size() >= 20; }));
     const size_t before = open_descriptors();
     line.say(1);
@@ -325,7 +325,7 @@ TEST_F(Ucx, ForgettingLeavesNothingBehind) {
 
 TEST_F(Ucx, APeerCostsLittle) {
   constexpr size_t kPeers = 64;
-  // The peers are links of one process; what they cost there is no concern here.
+  // The peers are links of one process; their cost there does not matter here.
   Child child([](End& first, Line& line) {
     std::deque<End> others;
     std::vector<Link*> links = {first.link.get()};
@@ -404,7 +404,7 @@ TEST_F(Ucx, AForkedChildIsToldThatUcxDoesNotWorkInIt) {
   EXPECT_EQ(status, 0);
 }
 
-/// A variable of the environment that is set while this lives.
+/// Sets an environment variable for its lifetime.
 class Set {
  public:
   Set(const char* name, const char* value) : name_(name) { setenv(name, value, /*overwrite=*/1); }
