@@ -85,7 +85,7 @@ void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
       throw;
     }
   });
-  backend->has_memory_for_peers_ = true;
+  backend->has_memory_for_peers();
   MutexLock lock(mutex_);
   registered_ = {window, tensor};
 }
@@ -105,7 +105,7 @@ c10::intrusive_ptr<c10d::Work> TensorWindow::begin(ProcessGroupNVX& backend, con
                                                    const at::Tensor& tensor, std::shared_ptr<Message> message,
                                                    std::chrono::milliseconds timeout, bool receives, bool async) {
   const auto type = receives ? c10d::OpType::RECV : c10d::OpType::SEND;
-  auto work = backend.begin_message({type, title}, tensor, std::move(message), timeout, receives);
+  auto work = backend.messages().begin({type, title}, tensor, std::move(message), timeout, receives);
   if (!async) work->wait(std::chrono::milliseconds(0));
   return work;
 }

@@ -355,8 +355,7 @@ float NvxWork::getDuration() const {
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
   // Copies may have yet to end. A hook that is told of the end asks before the clock is set, and must not wait for
   // itself.
-  const auto is_clocked = [&] { return clocked_.load(std::memory_order_acquire); };
-  for (int looks = 0; !is_clocked() && !told_here(); ++looks) pause_after(looks);
+  (void)look_until([&] { return clocked_.load(std::memory_order_acquire) || told_here(); }, Deadline());
   return staging_ && staging_->is_timed() ? staging_->duration().count() : duration_here().count();
 }
 
@@ -503,12 +502,7 @@ void MessageWork::send() {
   if (!pending_sends_->add(message_, staging_.get())) see_off();
 }
 
-void MessageWork::see_off() {
-  pending_sends_->see_off(message_.get(), [this] {
-    group_->look_for_interrupt();  // which ends the operation
-    return false;
-  });
-}
+void MessageWork::see_off() { pending_sends_->see_off(message_.get(), Deadline()); }
 
 bool MessageWork::wait(std::chrono::milliseconds timeout) {
   if (!message_->done()) origin_.check(facts_.rank);
@@ -517,12 +511,8 @@ bool MessageWork::wait(std::chrono::milliseconds timeout) {
     return true;
   }
   if (timeout.count() > 0) {
-    const Deadline limit = Deadline::after(timeout);
-    for (int look = 1; !message_->done() && !limit.passed(Clock::now()); ++look) {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-      if (look % 256 == 0) group_->look_for_interrupt();  // which ends the operation
-    }
-    if (!message_->done()) {
+    if (!wait_on_device(
+            *group_, [this] { return message_->done(); }, Deadline::after(timeout))) {
       raise_interrupt();
       raise_late(facts_.title, *group_, timeout);
     }

@@ -116,6 +116,7 @@ class NvxWork : public c10d::Work {
 
   c10d::OpType type() const { return facts_.type; }
   const char* title() const { return facts_.title; }
+  bool is_timed() const { return facts_.timed; }
   Clock::time_point began() const { return facts_.began; }
   Clock::time_point ended() const { return ended_; }
   /// What it has ended in; only once it has.

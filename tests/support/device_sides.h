@@ -41,8 +41,8 @@ class PlayedRoom {
   int free_;
 };
 
-/// Runs kernels on threads, on PlayedStreams.
-class PlayedLauncher : public Launcher {
+/// Runs kernels on threads, on PlayedStreams, each of which has an order of its own.
+class PlayedLauncher : public kernel::KernelLauncher, public StreamOrder {
  public:
   PlayedLauncher(std::shared_ptr<FakeDriver> driver, int device, std::shared_ptr<PlayedRoom> room)
       : driver_(std::move(driver)), device_(device), room_(std::move(room)) {}
@@ -78,6 +78,8 @@ class PlayedLauncher : public Launcher {
     return {};
   }
 
+  Status follow(const LaunchStream&) override { return {}; }
+  Status note(const LaunchStream&) override { return {}; }
   bool ended() override { return knows_ends && *running_ == 0; }
   bool replays_ended() override { return !replays; }
 
@@ -158,7 +160,7 @@ class DeviceWorld {
     return options;
   }
   std::unique_ptr<DeviceSide> make(int rank, Exchange& exchange, const DeviceSideOptions& options) {
-    return std::make_unique<DeviceSide>(*process(rank).home, exchange, options, launcher(rank));
+    return std::make_unique<DeviceSide>(*process(rank).home, exchange, options, launcher(rank), launcher(rank));
   }
   void say_goodbye() { ++*gone_; }
 
@@ -182,12 +184,12 @@ struct DeviceRank {
   Status launch(std::vector<Operation>& operations, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
     std::vector<const Operation*> list;
     for (const Operation& o : operations) list.push_back(&o);
-    return side->launch(list, &stream, timeout);
+    return side->launch(list, {.native = &stream}, timeout);
   }
   Status capture(std::vector<Operation>& operations, std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
     std::vector<const Operation*> list;
     for (const Operation& o : operations) list.push_back(&o);
-    return side->launch(list, &stream, timeout, Begins::kInReplays);
+    return side->launch(list, {.native = &stream, .capture = 1}, timeout);
   }
   void replay() {
     for (const auto& kernel : world.launcher(rank)->graph) stream.post(kernel);

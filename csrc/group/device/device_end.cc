@@ -59,7 +59,8 @@ void keep_for_ever(std::unique_ptr<DeviceShare> share) {
 
 }  // namespace
 
-DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, Launcher& launcher)
+DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
+                     kernel::KernelLauncher& launcher)
     : home_(home), options_(options), own_(options.patience) {
   try {
     set_up(exchange, launcher);
@@ -100,7 +101,7 @@ void DeviceEnd::keep(User user) {
   keep_for_ever(std::move(share_));
 }
 
-void DeviceEnd::set_up(Exchange& exchange, Launcher& launcher) {
+void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
   NVX_CHECK(2 * size_t(options_.ranks) <= kernel::kLaunchPieces,
             "a channel between GPUs has at most " + std::to_string(kernel::kLaunchPieces / 2) + " ranks");
   std::vector<kernel::KernelFacts> facts;  // loaded before anybody's kernel waits for this rank's
@@ -155,7 +156,8 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
 
 /// Whether kernels of all pairs get on with each other. Those that do not are not tried again: next time they meet in
 /// host memory.
-bool DeviceEnd::serves(Exchange& exchange, Launcher& launcher, const TrialSetting& setting, std::string* why) {
+bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting,
+                       std::string* why) {
   if (options_.ranks == 1) return true;
   try {
     const TrialVerdict verdict = try_kernels(home_.driver(), exchange, launcher, setting);

@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "base/words.h"
-#include "group/device/device_launcher.h"
 #include "group/device/device_pools.h"
 #include "group/device/device_rooms.h"
 #include "group/device/device_trial.h"
 #include "group/plan/plan.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_share.h"
 
 namespace nvx {
@@ -48,7 +48,7 @@ class DeviceEnd {
  public:
   /// A step of all ranks together, on a thread whose current device is this rank's. Returns when every rank's end is
   /// ready for kernels. Throws Error, and then on all ranks unless one has ended.
-  DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, Launcher& launcher);
+  DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, kernel::KernelLauncher& launcher);
   ~DeviceEnd();
   DeviceEnd(const DeviceEnd&) = delete;
   DeviceEnd& operator=(const DeviceEnd&) = delete;
@@ -80,9 +80,9 @@ class DeviceEnd {
   void keep(User user);
 
  private:
-  void set_up(Exchange& exchange, Launcher& launcher);
+  void set_up(Exchange& exchange, kernel::KernelLauncher& launcher);
   TrialSetting open_channel(Exchange& exchange, int resident);
-  bool serves(Exchange& exchange, Launcher& launcher, const TrialSetting& setting, std::string* why);
+  bool serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting, std::string* why);
   Rooms agree(Exchange& exchange, int resident);
   void take_memory(uint32_t first_epoch);
   std::vector<kernel::PeerPads> exchange_pads(Exchange& exchange);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "base/deadline.h"
 #include "base/log.h"
@@ -33,6 +32,8 @@ Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
 /// Pieces that are listed for moves.
 size_t listed_by(const Operation& o) { return o.collective == Collective::kNone ? 2 * o.send.size() : 0; }
 
+Begins begins_on(const LaunchStream& stream) { return stream.capture != 0 ? Begins::kInReplays : Begins::kNow; }
+
 milliseconds patience_of(const Operation& operation, milliseconds timeout) {
   return operation.timeout.count() > 0 ? operation.timeout : std::max(timeout, milliseconds(0));
 }
@@ -40,8 +41,9 @@ milliseconds patience_of(const Operation& operation, milliseconds timeout) {
 }  // namespace
 
 DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
-                       std::shared_ptr<Launcher> launcher)
+                       std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order)
     : launcher_(std::move(launcher)),
+      order_(std::move(order)),
       end_(home, exchange, options, *launcher_),
       facts_{end_.channel().shape, options.force, options.one_shot_bytes},
       diagnosis_(options.group, options.rank, options.name, options.describe),
@@ -66,25 +68,24 @@ bool DeviceSide::part() {
   return ended;
 }
 
-/// Also for who is in the middle of a launch, which a driver may hold up.
+/// Also for a thread in the middle of a launch, which a driver may hold up.
 bool DeviceSide::await_end(milliseconds most) {
   const bool had_verdict = has_verdict();
-  const Deadline deadline = Deadline::after(std::max(most, milliseconds(1)));
-  while (!deadline.passed(Clock::now())) {
+  bool over = false;
+  const auto ends = [&] {
     if (launch_mutex_.try_lock()) {
-      const bool over = settled();
+      over = settled();
       launch_mutex_.unlock();
-      if (over) return true;
     }
-    if (!had_verdict && has_verdict()) return await_end(milliseconds(200));
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  return false;
+    return over || has_verdict() != had_verdict;
+  };
+  const bool ended = look_until(ends, Deadline::after(std::max(most, milliseconds(1))));
+  return ended && !over ? await_end(milliseconds(200)) : over;
 }
 
 bool DeviceSide::settled() const {
-  if (captured_ != 0 && !launcher_->replays_ended()) return false;
-  return (!unsure_ && finished() >= launched()) || launcher_->ended();
+  if (captured_ != 0 && !order_->replays_ended()) return false;
+  return (!unsure_ && finished() >= launched()) || order_->ended();
 }
 
 uint32_t DeviceSide::begun_epoch() const { return shared(end_.control().begun).load(std::memory_order_acquire); }
@@ -119,25 +120,36 @@ void DeviceSide::abort(const Status& why) {
   if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
 }
 
-Status DeviceSide::launch(std::span<const Operation* const> operations, void* stream, milliseconds timeout,
-                          Begins begins, const Tells& tells) {
+Status DeviceSide::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
+                          milliseconds timeout, const Tells& tells) {
   MutexLock lock(launch_mutex_);
   if (parted_.load()) return {Code::kInvalid, "nvx: " + self() + " has left group " + end_.options().group};
   end_.look_at_pools();
+  const Status behind = order_->follow(stream);
+  if (!behind.ok()) return refused(behind, begins_on(stream), /*is_first=*/true);
+  const Status begun = launch_batches(operations, stream, timeout, tells);
+  const Status noted = order_->note(stream);
+  return begun.ok() && !noted.ok() ? refused(noted, begins_on(stream), /*is_first=*/false) : begun;
+}
+
+Status DeviceSide::launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
+                                  milliseconds timeout, const Tells& tells) {
+  const Begins begins = begins_on(stream);
   kernel::DeviceChannel channel = end_.channel();
   channel.by_replays = begins == Begins::kInReplays;
   for (size_t at = 0; at < operations.size();) {
     NVX_TRY(verdict());
     const size_t n = gather(operations.subspan(at), timeout, next_call(begins));
-    if (n == 0) return refused({Code::kInvalid, "nvx: it moves more pieces than a launch holds"}, /*is_first=*/at == 0);
+    if (n == 0)
+      return refused({Code::kInvalid, "nvx: it moves more pieces than a launch holds"}, Begins::kNow,
+                     /*is_first=*/at == 0);
     remember(operations.subspan(at, n), timeout, begins);
     if (at + n == operations.size()) channel.told = tells.at, channel.tells = tells.what;
-    const Status status = launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream);
+    const Status status = launcher_->launch(channel, batch_.jobs(), batch_.pieces(), stream.native);
+    if (!status.ok()) return refused(status, begins, /*is_first=*/at == 0);
     if (begins == Begins::kInReplays) {
-      if (!status.ok()) return not_captured(status);
       captured_.fetch_add(uint32_t(n), std::memory_order_release);
     } else {
-      if (!status.ok()) return refused(status, /*is_first=*/at == 0);
       launched_.fetch_add(n, std::memory_order_release);
     }
     at += n;
@@ -159,7 +171,8 @@ Status DeviceSide::not_captured(const Status& status) const {
 }
 
 /// The peers wait for what was not begun here, unless it is an argument that nobody can serve.
-Status DeviceSide::refused(const Status& status, bool is_first) {
+Status DeviceSide::refused(const Status& status, Begins begins, bool is_first) {
+  if (begins == Begins::kInReplays) return not_captured(status);
   if (is_first && status.code() == Code::kInvalid) return status;
   unsure_ = true;
   MutexLock lock(mutex_);

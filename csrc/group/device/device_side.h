@@ -12,6 +12,7 @@
 #include "group/core/diagnosis.h"
 #include "group/device/device_end.h"
 #include "group/device/launch_batch.h"
+#include "group/device/stream_order.h"
 #include "group/plan/device_plan.h"
 #include "group/plan/operation.h"
 
@@ -26,7 +27,7 @@ class DeviceSide {
   /// A step of all ranks together, on a thread whose current device is this rank's. Throws Error, and then on all ranks
   /// unless one has ended.
   DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
-             std::shared_ptr<Launcher> launcher = cuda_launcher());
+             std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
   /// Local.
   ~DeviceSide();
   DeviceSide(const DeviceSide&) = delete;
@@ -35,10 +36,10 @@ class DeviceSide {
   /// Begins operations, one after the other, whose pointers are addresses of this rank's device; they must stay as they
   /// are until the stream has come past. timeout: of each that has none of its own; 0: none. Nothing is waited for, and
   /// nothing allocated where nothing has failed. Refused as kInvalid, nothing has begun and the group is as it was;
-  /// refused otherwise, the group has failed. In replays, what is here is what each of them does, with this timeout.
+  /// refused otherwise, the group has failed. In a capture, what is here is what each replay does, with this timeout.
   /// tells: when all have ended well.
-  Status launch(std::span<const Operation* const> operations, void* stream, std::chrono::milliseconds timeout,
-                Begins begins = Begins::kNow, const Tells& tells = {}) EXCLUDES(launch_mutex_, mutex_);
+  Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
+                std::chrono::milliseconds timeout, const Tells& tells = {}) EXCLUDES(launch_mutex_, mutex_);
 
   /// What has gone wrong first, ok where nothing has: a look at the host's memory, for before every launch. From any
   /// thread.
@@ -89,12 +90,14 @@ class DeviceSide {
   static constexpr uint32_t kCaptured = uint32_t(1) << 31;
   static uint32_t call_of(uint64_t epoch) { return uint32_t(epoch) & ~kCaptured; }
 
+  Status launch_batches(std::span<const Operation* const> operations, const LaunchStream& stream,
+                        std::chrono::milliseconds timeout, const Tells& tells) REQUIRES(launch_mutex_) EXCLUDES(mutex_);
   uint32_t next_call(Begins begins) const;
   size_t gather(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, uint32_t call)
       REQUIRES(launch_mutex_);
   kernel::Job job_of(const Operation& operation, kernel::Piece* room, std::chrono::milliseconds timeout)
       REQUIRES(launch_mutex_);
-  Status refused(const Status& status, bool is_first) EXCLUDES(mutex_);
+  Status refused(const Status& status, Begins begins, bool is_first) EXCLUDES(mutex_);
   Status not_captured(const Status& status) const;
   void remember(std::span<const Operation* const> operations, std::chrono::milliseconds timeout, Begins begins)
       EXCLUDES(mutex_);
@@ -109,7 +112,8 @@ class DeviceSide {
   std::string what_was_at(uint32_t epoch) const REQUIRES(mutex_);
   std::string self() const { return diagnosis_.self(); }
 
-  const std::shared_ptr<Launcher> launcher_;
+  const std::shared_ptr<kernel::KernelLauncher> launcher_;
+  const std::shared_ptr<StreamOrder> order_;
   DeviceEnd end_;
   const DevicePlanFacts facts_;
   const Diagnosis diagnosis_;

@@ -78,7 +78,7 @@ class DeviceTrial {
   DeviceTrial(const DeviceTrial&) = delete;
   DeviceTrial& operator=(const DeviceTrial&) = delete;
 
-  TrialVerdict run(Launcher& launcher) {
+  TrialVerdict run(kernel::KernelLauncher& launcher) {
     write_pieces();
     launch(launcher);
     const bool whole = ended() == kTrialEpochs && look_at_pieces();
@@ -117,7 +117,7 @@ class DeviceTrial {
   }
 
   /// Returns when the kernel has ended.
-  void launch(Launcher& launcher) {
+  void launch(kernel::KernelLauncher& launcher) {
     const Deadline deadline = Deadline::after(kTrialEpochs * setting_.patience + setting_.farewell);
     const auto open = [driver = driver_, device = setting_.device, touches = setting_.touches] {
       return std::make_shared<DeviceWork>(driver, device, touches);
@@ -264,7 +264,7 @@ class DeviceTrial {
 
 size_t trial_bytes(const kernel::DeviceShape& shape) { return Shared{shape}.bytes(); }
 
-TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, Launcher& launcher,
+TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
                          const TrialSetting& setting) {
   return DeviceTrial(std::move(driver), exchange, setting).run(launcher);
 }

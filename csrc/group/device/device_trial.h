@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/words.h"
-#include "group/device/device_launcher.h"
+#include "kernel/gpu/launch_cuda.h"
 #include "memory/gpu/device_share.h"
 #include "memory/gpu/device_work.h"
 
@@ -45,7 +45,7 @@ struct TrialVerdict {
 /// A step of all ranks together, on a thread whose current device is this rank's, when all pads are formatted. The
 /// verdicts of a pair are the same on both of its ranks, and so is `failed` on all. Throws Error: kTimeout where this
 /// rank's device does not say that its kernels have ended, so that they may write yet.
-TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, Launcher& launcher,
+TrialVerdict try_kernels(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, kernel::KernelLauncher& launcher,
                          const TrialSetting& setting);
 
 }  // namespace nvx

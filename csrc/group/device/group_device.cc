@@ -44,7 +44,7 @@ GroupDevice::GroupDevice(Core& core) : core_(core), members_(core.members) {}
 
 GroupDevice::~GroupDevice() = default;
 
-bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>& launcher) {
+bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrder>& order) {
   if (opened()) return true;
   MutexLock lock(mutex_);
   if (asked_for_ >= 0) return opened() != nullptr;
@@ -59,13 +59,19 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<Launcher>
       (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
   try {
-    side = make_side(store, device, launcher);
+    side = make_side(store, device, order);
   } catch (const Error& error) {
     carry_on_without(error);
   }
   try {
     if (members_.topology.hosts.size() > 1) agree_on_sides(store, /*has_one=*/side != nullptr);
     side_ = std::move(side);
+    watcher_ = std::make_shared<Poller>(
+        [this, owner = core_.owner()] {
+          const std::shared_ptr<const void> group = owner.lock();
+          return Poller::Seen{group && needs_watching(), {}};
+        },
+        Poller::Pace{kWatchInterval, kWatchInterval});
   } catch (const Error& error) {
     carry_on_without(error);
     // A rank that does not know the agreement of the others cannot continue with them.
@@ -154,7 +160,7 @@ void GroupDevice::warn_of_missing(Store& store, const std::string& come, const D
 
 /// Throws Error, and then on all ranks unless one has ended.
 std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
-                                                   const std::shared_ptr<Launcher>& launcher) {
+                                                   const std::shared_ptr<StreamOrder>& order) {
   const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
   const std::vector<int> ranks = members_.here();
   StoreExchange::Options speaks =
@@ -180,6 +186,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
   options.rank_of = [ranks](int s) { return ranks[size_t(s)]; };
   options.describe = [topology = members_.topology, ranks](int s) { return topology.describe(ranks[size_t(s)]); };
   try {
+    const auto launcher = std::make_shared<kernel::KernelLauncher>();
     std::vector<kernel::KernelFacts> facts;
     if (const Status loaded = launcher->facts(&facts); !loaded.ok()) throw Error(loaded);
     DeviceHome& home = DeviceHome::here();
@@ -188,7 +195,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
       const auto offset = made ? made->offset_of(at, bytes) : std::nullopt;
       return offset ? 1 + *offset : 0;
     };
-    return std::make_unique<DeviceSide>(home, exchange, options, launcher);
+    return std::make_unique<DeviceSide>(home, exchange, options, launcher, order);
   } catch (const Error& error) {
     contain("telling why there are no kernels", [&] { exchange.give_up(failure_of(error)); });
     throw;
@@ -208,15 +215,14 @@ uint64_t GroupDevice::pool_of(int local_rank) const {
   return header.group == members_.id ? grown : 0;
 }
 
-Status GroupDevice::launch(std::span<const Operation* const> operations, void* stream, Begins begins,
+Status GroupDevice::launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                            const Tells& tells) {
   NVX_TRY(core_.failures.check_alive());
   NVX_TRY(look());
   DeviceSide& side = *opened();
-  const Status status =
-      side.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), begins, tells);
+  const Status status = side.launch(operations, stream, core_.waits.span_of(operations.front()->timeout), tells);
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
-  if (status.ok()) watch();
+  if (status.ok()) (void)watcher_->wake();
   if (core_.failures.failed())
     side.abort(core_.failures.failure());  // a failure of this moment has not seen these kernels
   return status;
@@ -251,21 +257,8 @@ Status GroupDevice::look() {
   return verdict.ok() ? Status() : core_.failures.fail(verdict.failure());
 }
 
-/// A kernel cannot know that a peer has died. While any kernel is in flight, a thread of the pool looks for deaths and
-/// for verdicts of kernels.
-void GroupDevice::watch() {
-  if (watched_.exchange(true, std::memory_order_acq_rel)) return;
-  const auto needs_watching = [this, owner = core_.owner()] {
-    const std::shared_ptr<const void> group = owner.lock();
-    return group && this->needs_watching();
-  };
-  const bool begun = Engine::here().start([needs_watching] {
-    while (needs_watching()) std::this_thread::sleep_for(kWatchInterval);
-  });
-  if (!begun) watched_.store(false, std::memory_order_release);
-}
-
-/// Looks after the kernels. Returns whether they still need it.
+/// Looks after the kernels. Returns whether they still need it. A kernel cannot know that a peer has died: while any
+/// kernel is in flight, the watcher looks for deaths and for verdicts of kernels.
 bool GroupDevice::needs_watching() {
   DeviceSide& kernels = *opened();
   look_after(kernels);
@@ -273,10 +266,7 @@ bool GroupDevice::needs_watching() {
     kernels.abort(core_.failures.failure());  // a failure of the moment of their creation has not seen them
     return false;
   }
-  if (may_run(kernels)) return true;
-  // An exchange, not a store: a launch counts first and then looks here, so one of the two sees the other.
-  (void)watched_.exchange(false, std::memory_order_acq_rel);
-  return may_run(kernels) && !watched_.exchange(true, std::memory_order_acq_rel);
+  return may_run(kernels);
 }
 
 void GroupDevice::look_after(DeviceSide& kernels) {

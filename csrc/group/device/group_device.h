@@ -10,14 +10,16 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/mutex.h"
+#include "group/core/poller.h"
 #include "group/meet/store.h"
 #include "group/plan/operation.h"
 
 namespace nvx {
 
 class DeviceSide;
-class Launcher;
+class StreamOrder;
 struct Core;
+struct LaunchStream;
 struct Members;
 struct PoolStats;
 
@@ -33,8 +35,8 @@ class GroupDevice {
 
   /// Opens this rank's device, if that has not been tried. A step of all ranks of the group together, on a thread whose
   /// current device this is. True if all ranks have kernels. Otherwise tensors go through host memory on all ranks, and
-  /// the log has the reason. launcher: launches on the device's streams.
-  bool open(Store& store, int device, const std::shared_ptr<Launcher>& launcher) EXCLUDES(mutex_);
+  /// the log has the reason. order: keeps the launches on the device's streams in order.
+  bool open(Store& store, int device, const std::shared_ptr<StreamOrder>& order) EXCLUDES(mutex_);
   /// Whether all ranks call this, to open the devices that device_id names before the first collective. If some do not
   /// call it in time, a warning names them, and the answer is no for all ranks, also for later ones: then the first
   /// collective opens the devices. why_not: this rank cannot open its device; it and all waiting ranks throw Error.
@@ -42,8 +44,7 @@ class GroupDevice {
 
   /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by local_rank.
   /// They share the timeout of the first.
-  Status launch(std::span<const Operation* const> operations, void* stream, Begins begins = Begins::kNow,
-                const Tells& tells = {});
+  Status launch(std::span<const Operation* const> operations, const LaunchStream& stream, const Tells& tells = {});
   /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
   Status look();
   /// The number of operations launched so far; and whether the device has ended the first `launched` of them well, as
@@ -67,13 +68,12 @@ class GroupDevice {
   void leave_to_parent();
 
  private:
-  std::unique_ptr<DeviceSide> make_side(Store& store, int device, const std::shared_ptr<Launcher>& launcher);
+  std::unique_ptr<DeviceSide> make_side(Store& store, int device, const std::shared_ptr<StreamOrder>& order);
   void agree_on_sides(Store& store, bool has_one);
   void warn_of_missing(Store& store, const std::string& come, const Deadline& deadline);
   void look_while_waiting(int writer);
   uint64_t pool_of(int local_rank) const;
   DeviceSide* opened() const { return opened_.load(std::memory_order_acquire); }
-  void watch();
   bool needs_watching();
   void look_after(DeviceSide& kernels);
   bool waits_in_vain(const DeviceSide& kernels, int local_rank) const;
@@ -84,7 +84,7 @@ class GroupDevice {
   int asked_for_ GUARDED_BY(mutex_) = -1;     // the device that was asked for first
   std::unique_ptr<DeviceSide> side_;          // once made, it lives as long as the group
   std::atomic<DeviceSide*> opened_{nullptr};  // it, when all ranks know of it
-  std::atomic<bool> watched_{false};          // a thread of the pool looks after the kernels in flight
+  std::shared_ptr<Poller> watcher_;           // of kernels in flight; made with the side
 };
 
 }  // namespace nvx

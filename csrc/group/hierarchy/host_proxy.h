@@ -33,6 +33,8 @@ class HostProxy {
     size_t slices, rounds, bytes;
   };
   virtual Status make(const Room& room) = 0;
+  /// Has it start over, for one more replay: before the first round of that one.
+  virtual void begin_anew() {}
   virtual std::byte* at(size_t k) = 0;
 
   // At the call. Non-blocking, unless the launch queue of the stream is full.

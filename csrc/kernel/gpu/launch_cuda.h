@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -39,6 +40,24 @@ struct KernelFacts {
 };
 /// Loads every kernel, so that no launch has to, and returns their resources.
 Status load_cuda(std::vector<KernelFacts>* facts);
+
+/// Runs one rank's kernels: on a CUDA device or, where a test overrides it, on threads of the host.
+class KernelLauncher {
+ public:
+  virtual ~KernelLauncher() = default;
+  /// As launch_cuda. The stream belongs to the calling thread's current device.
+  virtual Status launch(const DeviceChannel& channel, std::span<const Job> jobs, std::span<const Piece> table,
+                        void* stream) {
+    return launch_cuda(channel, jobs, table, stream);
+  }
+  /// The same on a queue that the driver has opened, for the trial, which runs before torch has streams.
+  virtual Status launch_on_queue(uint64_t queue, const DeviceChannel& channel, std::span<const Job> jobs,
+                                 std::span<const Piece> table) {
+    return launch(channel, jobs, table, reinterpret_cast<void*>(queue));  // a CUstream is a cudaStream_t
+  }
+  /// As load_cuda, on the calling thread's current device.
+  virtual Status facts(std::vector<KernelFacts>* facts) { return load_cuda(facts); }
+};
 
 /// One rank of a fused launch. All pointers are to device memory.
 struct FusedRank {

@@ -1,9 +1,5 @@
 #include "torch/device/completion_poller.h"
 
-#include <thread>
-
-#include "base/contain.h"
-
 namespace nvx {
 
 CompletionPoller& CompletionPoller::here() {
@@ -11,14 +7,9 @@ CompletionPoller& CompletionPoller::here() {
   return *kHere;
 }
 
-bool CompletionPoller::find_attendant() {
-  return Engine::here().start([this] { attend(); });
-}
-
 bool CompletionPoller::add(c10::intrusive_ptr<NvxWork> work) {
   MutexLock lock(mutex_);
-  if (!attended_) attended_ = find_attendant();
-  if (!attended_) return false;
+  if (!poller_->wake()) return false;
   if (work->streams().size() > 1) return of_several_streams_.push_back(std::move(work)), true;
   const c10::Stream stream = work->streams().front();
   waiting_[stream].push_back(std::move(work));
@@ -43,24 +34,14 @@ CompletionPoller::Works CompletionPoller::take_what_is_there() {
   return there;
 }
 
-/// A thread that tells may be held up there by a hook. So before it does, it finds another thread for what is left
-/// here.
-void CompletionPoller::attend() {
-  constexpr int kOften = 64;
-  constexpr std::chrono::microseconds kSoon{20}, kLater{100};
-  for (int looks = 0;; ++looks) {
-    MutexLock lock(mutex_);
-    Works there = take_what_is_there();
-    const bool none_left = waiting_.empty() && of_several_streams_.empty();
-    const bool relieved = none_left || (!there.empty() && find_attendant());
-    if (none_left) attended_ = false;
-    lock.unlock();
-    for (const auto& work : there) work->tell_that_it_is_there();
-    if (!there.empty()) looks = 0;
-    there.clear();
-    if (relieved) return;
-    std::this_thread::sleep_for(looks < kOften ? kSoon : kLater);
-  }
+Poller::Seen CompletionPoller::look() {
+  MutexLock lock(mutex_);
+  Works there = take_what_is_there();
+  const bool more = !waiting_.empty() || !of_several_streams_.empty();
+  if (there.empty()) return {more, {}};
+  return {more, [there = std::move(there)] {
+            for (const auto& work : there) work->tell_that_it_is_there();
+          }};
 }
 
 }  // namespace nvx

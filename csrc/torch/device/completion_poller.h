@@ -1,17 +1,19 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "base/mutex.h"
+#include "group/core/poller.h"
 #include "torch/work.h"
 
 namespace nvx {
 
-/// Works that have ended, while their results are still on their way. When these have arrived, hooks are told. What a
-/// stream brings arrives in order, so one job of the pool looks after all works, each time at the first one of each
-/// stream, and at all whose results several streams bring.
+/// Works that have ended, while their results are still on their way. When these have arrived, hooks are told.
+/// Results arrive in the order of their stream, so a look is at the first work of each stream, and at all whose results
+/// several streams bring.
 class CompletionPoller {
  public:
   static CompletionPoller& here();
@@ -21,14 +23,13 @@ class CompletionPoller {
 
  private:
   using Works = std::vector<c10::intrusive_ptr<NvxWork>>;
-  bool find_attendant();
-  void attend() EXCLUDES(mutex_);
+  Poller::Seen look() EXCLUDES(mutex_);
   Works take_what_is_there() REQUIRES(mutex_);
 
+  const std::shared_ptr<Poller> poller_ = std::make_shared<Poller>([this] { return look(); }, Poller::kSoon);
   Mutex mutex_;
   std::unordered_map<c10::Stream, std::deque<c10::intrusive_ptr<NvxWork>>> waiting_ GUARDED_BY(mutex_);
   Works of_several_streams_ GUARDED_BY(mutex_);
-  bool attended_ GUARDED_BY(mutex_) = false;  // a job of the pool looks after them
 };
 
 }  // namespace nvx

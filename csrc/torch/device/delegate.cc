@@ -90,6 +90,12 @@ void Delegate::connect(at::Device device) {
 bool Delegate::ask(at::Device device) {
   lane_group_ = of_devices_();
   device_ = device;
+  watcher_ = std::make_shared<Poller>(
+      [watched = weak_from_this()] {
+        const std::shared_ptr<Delegate> delegate = watched.lock();
+        return Poller::Seen{delegate && delegate->needs_watching(), {}};
+      },
+      Poller::Pace{kWatchInterval, kWatchInterval});
   std::string why_not;
   try {
     DelegateSetup setup(*group_, lane_group_->topology(), store_, device);
@@ -145,7 +151,7 @@ Status Delegate::begin(const std::shared_ptr<Flight>& flight, const Operation& o
     if (group_->failed()) return group_->failure();
     if (parted_ || called_off_) return {Code::kInvalid, "nvx: " + self() + " has left group " + group_->name()};
     flights_.push_back(flight);
-    watch();
+    (void)watcher_->wake();
   }
   lane_group_->lane().submit(flight->barrier);
   call_delegate(*backend_, o, device_);
@@ -154,23 +160,10 @@ Status Delegate::begin(const std::shared_ptr<Flight>& flight, const Operation& o
   return {};
 }
 
-/// A thread of the pool looks after what is in flight, and goes when nothing is.
-void Delegate::watch() {
-  if (watched_) return;
-  const auto needed = [watched = weak_from_this()] {
-    const std::shared_ptr<Delegate> delegate = watched.lock();
-    return delegate && delegate->keeps_watching();
-  };
-  watched_ = Engine::here().start([needed] {
-    while (needed()) std::this_thread::sleep_for(kWatchInterval);
-  });
-}
-
-bool Delegate::keeps_watching() {
+bool Delegate::needs_watching() {
   const bool well = look_at_flights().ok();
   MutexLock lock(mutex_);
-  watched_ = well && !parted_ && !flights_.empty();
-  return watched_;
+  return well && !parted_ && !flights_.empty();
 }
 
 bool Delegate::Flight::over() const {
@@ -247,14 +240,15 @@ void Delegate::abort() {
 }
 
 bool Delegate::settle(const Deadline& deadline) {
-  for (;;) {
+  bool clear = false;
+  const auto over = [&] {
     const bool well = look_at_flights().ok();
     MutexLock lock(mutex_);
-    if (flights_.empty()) return true;
-    if (!well || called_off_ || deadline.passed(Clock::now())) return false;
-    lock.unlock();
-    std::this_thread::sleep_for(milliseconds(1));
-  }
+    clear = flights_.empty();
+    return clear || !well || called_off_;
+  };
+  (void)look_until(over, deadline);
+  return clear;
 }
 
 void Delegate::part() {

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "base/mutex.h"
+#include "group/core/poller.h"
 #include "torch/ask_once.h"
 #include "torch/device/delegate_setup.h"
 #include "torch/origin.h"
@@ -24,7 +25,7 @@ namespace nvx {
 /// It is used as kernels are. A call begins the collective on a stream that nvx chooses, behind everything else that
 /// this group has begun on the device. That is the order of the calls, which is the same on all ranks. So a collective
 /// of NCCL and one of nvx cannot wait for each other crosswise, whatever streams they were called on: no rank begins
-/// the second before the first. The host does not wait. What NCCL's watchdog would do it is told not to do: that is
+/// the second before the first. The host does not wait. NCCL's watchdog is off: its work is
 /// done here.
 ///
 /// Beside each such collective the ranks meet on the host, in a barrier that has the collective's fingerprint and its
@@ -50,7 +51,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   /// A step of all ranks: connects them now, as the first such collective would.
   void connect(at::Device device);
 
-  /// Begins a collective on the stream, which is the current one. What it returns is as for Group::launch().
+  /// Begins a collective on the stream, which is the current one. Returns the same as Group::launch().
   Status begin(TensorOperation& collective, const c10::Stream& stream) EXCLUDES(mutex_);
 
   /// Ends what is in flight, within a moment. From any thread, at any time.
@@ -77,8 +78,7 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   bool ask(at::Device device);
   void say(const std::string& why_not) const;
   Status begin(const std::shared_ptr<Flight>& flight, const Operation& o, const c10::Stream& stream) EXCLUDES(mutex_);
-  void watch() REQUIRES(mutex_);
-  bool keeps_watching() EXCLUDES(mutex_);
+  bool needs_watching() EXCLUDES(mutex_);
   /// Whether nothing is in flight.
   bool clear() REQUIRES(mutex_);
   Status look_at_flights() EXCLUDES(mutex_);
@@ -95,15 +95,15 @@ class Delegate : public std::enable_shared_from_this<Delegate> {
   const c10::intrusive_ptr<c10d::Store> store_;
   const GroupOfDevices of_devices_;
   AskOnce connected_;
-  // These three are written before connected_ is answered.
+  // These four are written before connected_ is answered.
   at::Device device_{at::kCPU};
   std::shared_ptr<Group> lane_group_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::shared_ptr<Poller> watcher_;  // of what is in flight
 
   std::atomic<bool> called_off_{false};
   Mutex mutex_;  // never held while anything is waited for
   bool parted_ GUARDED_BY(mutex_) = false;
-  bool watched_ GUARDED_BY(mutex_) = false;
   std::deque<std::shared_ptr<Flight>> flights_ GUARDED_BY(mutex_);
 };
 

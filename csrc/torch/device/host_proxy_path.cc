@@ -2,219 +2,206 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <atomic>
+#include <c10/util/ScopeExit.h>
 
 #include "base/contain.h"
+#include "base/hash.h"
+#include "group/hierarchy/stream_host_proxy.h"
 #include "kernel/gpu/capture.h"
 #include "memory/driver/beside_captures.h"
+#include "torch/device/launched_work.h"
+#include "torch/interrupt.h"
 #include "torch/store.h"
-#include "torch/work.h"
 
 namespace nvx {
-namespace {
-
-/// One operation's. All of its steps are kernels that follow each other on one stream of the group's, as all ranks of
-/// the host launch them. What goes between host memory and the device is moved by kernels, too. So nothing has to be
-/// given to the device later, when something else that waits for this operation could be in its way.
-class StreamHostProxy final : public HostProxy {
- public:
-  using Target = StreamLauncher::Target;
-
-  StreamHostProxy(Group& group, std::shared_ptr<StreamLauncher> launcher, kernel::Collective collective,
-                  const Target& target, std::function<bool()> queue_early)
-      : group_(group),
-        launcher_(std::move(launcher)),
-        collective_(collective),
-        target_(target),
-        queue_early_(std::move(queue_early)) {}
-
-  /// After a failure kernels may still be falling through, which look at this memory. If they do not, it stays.
-  ~StreamHostProxy() override {
-    if (!tried_ || over_) return;
-    contain("the end of an operation", [&] {
-      const Deadline deadline = Deadline::after(kMoment);
-      for (int looks = 0; !is_over(); ++looks) {
-        if (launcher_->gave_up || deadline.passed(Clock::now())) {
-          launcher_->gave_up = true;
-          return (void)new at::Tensor(std::move(memory_));
-        }
-        pause_after(looks);
-      }
-    });
-  }
-
-  Status make(const Room& room) override {
-    const BesideCaptures beside;
-    room_ = kernel::ceil_div(room.bytes, kAlign) * kAlign;
-    memory_ = at::empty({int64_t(sizeof(Words) + std::min(room.slices, kSlots) * room_)},
-                        at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
-    tells_.resize(room.rounds);
-    begin_anew();
-    return {};
-  }
-
-  std::byte* at(size_t k) override { return data() + sizeof(Words) + k % kSlots * room_; }
-  const Stamp* said() override { return &words().said; }
-
-  Status begin_round(std::span<const Operation> steps) override {
-    const size_t round = begun_.load(std::memory_order_relaxed);
-    tells_[round] = steps.empty() ? (round == 0 ? 0 : tells_[round - 1]) : round + 1;
-    if (!steps.empty()) {
-      NVX_TRY(await_room());
-      tried_ = true;
-      NVX_TRY(launch(steps, {&words().ended, tells_[round]}));
-    }
-    begun_.store(round + 1, std::memory_order_release);
-    if (round + 1 == kMostBefore) (void)queue_early_();
-    return {};
-  }
-
-  /// As if nothing had been said yet: before the first round, and before those of each replay, when those of the last
-  /// one have ended, and the host's part of it has no more to hear.
-  void begin_anew() {
-    say(0);
-    std::atomic_ref<Stamp>(words().ended).store(0, std::memory_order_release);
-  }
-
-  void say(Stamp what) override { std::atomic_ref<Stamp>(words().said).store(what, std::memory_order_release); }
-
-  Status await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) override {
-    for (int looks = 0; !has_ended(round); ++looks) {
-      NVX_TRY(group_.device().look());
-      NVX_TRY(group_.check_alive());
-      if (deadline.passed(Clock::now())) return late(deadline);
-      meanwhile();
-      pause_after(looks);
-      if (looks % 256 == 255) group_.look_for_interrupt();
-    }
-    return {};
-  }
-
-  /// What graphs use stays, whether it has ended or not.
-  Status see_end(const Deadline& deadline) override {
-    if (target_.capture != 0) return {};
-    NVX_TRY(await(tells_.size() - 1, deadline, [] {}));
-    over_ = true;
-    return {};
-  }
-
- private:
-  static constexpr size_t kAlign = 64;
-  static constexpr std::chrono::milliseconds kMoment{500};  ///< by when kernels fall through that were called off
-  static constexpr size_t kMostBefore = 32;                 ///< rounds, before the host's part may begin
-  static constexpr uint64_t kMostAhead = 256;               ///< operations of the group that a stream holds
-  /// What host and device tell each other, before the slots. Each has one writer while rounds are under way, and a line
-  /// of its own.
-  struct Words {
-    alignas(kAlign) Stamp said;   ///< the host's
-    alignas(kAlign) Stamp ended;  ///< the device's: the last round that has, counted from 1
-  };
-
-  /// A stream takes no more than about a thousand launches that have not ended: who gave it another one would wait in
-  /// the driver, where nobody can end that. And what it has taken needs the host's part.
-  Status await_room() {
-    if (target_.capture != 0) return {};
-    for (int looks = 0;; ++looks) {
-      const uint64_t launched = group_.device().launched();
-      if (launched < kMostAhead || group_.device().ended_well(launched - kMostAhead)) return {};
-      NVX_TRY(group_.device().look());
-      NVX_TRY(group_.check_alive());
-      if (!queue_early_())
-        return {Code::kSystem, "nvx: this process can have no thread for the host's part of " +
-                                   std::string(nvx::name(collective_)) + ", which is too large to be begun without it"};
-      pause_after(looks);
-      if (looks % 256 == 255) group_.look_for_interrupt();
-    }
-  }
-
-  /// A round of no steps has ended when the one before it has.
-  bool has_ended(size_t round) const {
-    return begun_.load(std::memory_order_acquire) > round &&
-           std::atomic_ref<Stamp>(words().ended).load(std::memory_order_acquire) >= tells_[round];
-  }
-
-  std::byte* data() const { return static_cast<std::byte*>(memory_.data_ptr()); }
-  Words& words() const { return *reinterpret_cast<Words*>(data()); }
-
-  Status launch(std::span<const Operation> operations, const Tells& tells) {
-    const BesideCaptures beside;
-    const c10::StreamGuard on(target_.stream);
-    c10::SmallVector<const Operation*, kernel::kLaunchJobs> all;
-    for (const Operation& operation : operations) all.push_back(&operation);
-    const Begins begins = target_.capture != 0 ? Begins::kInReplays : Begins::kNow;
-    return launcher_->in_order(target_, [&] {
-      return group_.device().launch({all.data(), all.size()}, target_.native, begins, tells);
-    });
-  }
-
-  bool is_over() const {
-    const BesideCaptures beside;
-    return launcher_->ended();
-  }
-
-  Status late(const Deadline& deadline) const {
-    return group_.fail({.code = Code::kTimeout,
-                        .cause = target_.stream.device().str() + " of " + group_.topology().describe(group_.rank()) +
-                                 " has not done its part of " + nvx::name(collective_) + " of group " + group_.name() +
-                                 " in " + seconds(deadline),
-                        .advice = kLookAtDevice});
-  }
-
-  Group& group_;
-  const std::shared_ptr<StreamLauncher> launcher_;
-  const kernel::Collective collective_;
-  const Target target_;
-  const std::function<bool()> queue_early_;
-  at::Tensor memory_;  // the words, and all slots
-  size_t room_ = 0;
-  std::vector<Stamp> tells_;      // by round: what the device tells when it has ended
-  std::atomic<size_t> begun_{0};  // rounds, after what tells_ has of them
-  bool tried_ = false;            // something has been launched, or perhaps
-  bool over_ = false;
-};
-
-}  // namespace
 
 bool HostProxyPath::agree_to_serve(const Operation& operation, at::Device device) {
-  return can_be_proxied(operation.collective, operation.dtype, operation.count, group_->plan_facts()) &&
+  return can_be_proxied(operation.collective, operation.dtype, operation.count, context_.group().plan_facts()) &&
          agree_to_serve(device);
 }
 
 bool HostProxyPath::agree_to_serve(at::Device device) {
-  if (device.type() != kernel_device() || group_->topology().hosts.size() == 1) return false;
+  Group& group = context_.group();
+  if (device.type() != kernel_device() || group.topology().hosts.size() == 1) return false;
   const bool yes = served_.answer(device, [&] {
-    refuse_to_open(*group_, device);
-    Group& of_devices = *of_devices_();
+    refuse_to_open(group, device);
+    Group& of_devices = *context_.groups.of_devices();
     const BesideCaptures beside;
     const c10::OptionalDeviceGuard on(device);
-    TorchStore store(store_, of_devices.size());
-    const bool opened = of_devices.device().open(store, device.index(), launcher_);
+    TorchStore store(context_.groups.store_of_devices(), of_devices.size());
+    const bool opened = of_devices.device().open(store, device.index(), order_);
     if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
     return opened;
   });
-  if (yes && device != served_.device()) refuse_other_device(*group_, served_.device(), device);
+  if (yes && device != served_.device()) refuse_other_device(group, served_.device(), device);
   return yes;
 }
 
-std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, kernel::Collective collective,
-                                               const StagingCopies& staging, std::function<bool()> queue_early) {
-  return std::make_unique<StreamHostProxy>(group, launcher_, collective, target_of(staging), std::move(queue_early));
+IntrusiveWork HostProxyPath::issue(Call&& call) {
+  const std::shared_ptr<Group>& group = context_.groups.of(call.collectives);
+  const uint64_t capture = capture_of(current_stream(call.device()));
+  auto staging = std::make_unique<StagingCopies>(context_.streams.of_proxies(call.device(), capture),
+                                                 context_.timed && capture == 0);
+  if (capture == 0) context_.follow_hazards(call, staging->stream());
+  if (holder_ == std::this_thread::get_id()) raise(group->inside_itself());
+  Status status;
+  uint64_t ended_at = 0;
+  {
+    MutexLock lock(mutex_);
+    holder_ = std::this_thread::get_id();
+    const auto let_go = c10::make_scope_exit([&] { holder_ = std::thread::id(); });
+    status = begin(call, group, *staging);
+    if (!status.ok()) group->note_heard();
+    if (capture == 0) ended_at = group->device().launched();
+  }
+  context_.raise_if_failed(status);
+  auto work = c10::make_intrusive<LaunchedWork>(context_.kernels, group, context_.facts(call.kind, group), call.outputs,
+                                                call.recorded(), std::move(staging));
+  work->begin(ended_at);
+  context_.scopes.add(work);
+  if (call.mode == Mode::kSync) work->wait(std::chrono::milliseconds(0));
+  return work;
 }
 
-StreamLauncher::Target HostProxyPath::target_of(const StagingCopies& staging) {
-  const c10::impl::VirtualGuardImpl guard(staging.stream().device_type());
-  return {staging.stream(), guard.getStreamNativeHandle(staging.stream()), staging.capture()};
+Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, StagingCopies& staging) {
+  const at::Device device = call.device();
+  const Tensors used = call.used();
+  const Op op = prepare(std::move(call.collectives), group, staging);
+  Status status;
+  contain_and(
+      [&] {
+        mutex_.held_by_caller();
+        status = launch(op, *group, staging);
+        staging.close(used);
+        if (staging.capture() == 0) context_.hazards.expect(used, device.type())->set_out(staging.stream());
+        if (status.ok()) op->queue_once();
+      },
+      [&](const std::exception* error) {  // part of it may have been begun
+        contain("the end of a call", [&] { staging.close(used); });
+        status = fail_silent(*group, device, call.kind.title + 4, error);
+      });
+  return status;
 }
 
-void HostProxyPath::begin_anew(HostProxy& proxy) { static_cast<StreamHostProxy&>(proxy).begin_anew(); }
+/// What throws here has no effect on the other ranks: an operation without a number they do not wait for.
+HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
+                                         StagingCopies& staging) {
+  auto op = std::make_shared<ProxyOp>(group, std::move(collectives));
+  if (staging.capture() == 0) op->expect(context_.pending, context_.listeners.of_failures());
+  for (TensorOperation& c : op->collectives) {
+    c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or hear of it
+    c.operation.timeout = group->span_of(c.operation.timeout);
+    c.proxy = make(*group, *op, c.operation.collective, staging);
+    c.operation.proxy = c.proxy.get();
+    if (const Status status = group->make_room(c.operation); !status.ok()) {
+      group->note_heard();
+      raise(status);
+    }
+  }
+  staging.bring(loads_of(op->collectives, &TensorOperation::bring));
+  context_.number(op->collectives);
+  return op;
+}
 
+std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel::Collective collective,
+                                               const StagingCopies& staging) {
+  const auto pinned = [](size_t bytes) {
+    const BesideCaptures beside;
+    at::Tensor memory =
+        at::empty({int64_t(bytes)}, at::TensorOptions().dtype(at::kByte).device(at::kCPU).pinned_memory(true));
+    auto* const data = static_cast<std::byte*>(memory.data_ptr());
+    return std::shared_ptr<std::byte>(data, [memory = std::move(memory)](std::byte*) {});
+  };
+  return std::make_unique<StreamHostProxy>(
+      group.core(), group.device(),
+      StreamHostProxy::Setting{collective, order_, launch_stream(staging.stream(), staging.capture()),
+                               staging.stream().device().str(), pinned, [&op] { return op.queue_early(); }});
+}
+
+Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging) {
+  const bool captured = staging.capture() != 0;
+  const auto forget = c10::make_scope_exit([&] {  // graphs keep the call, and their tensors by themselves
+    for (TensorOperation& c : op->collectives) {
+      if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
+    }
+  });
+  staging.start_clock();
+  // Where graphs may be replayed at any time, the order of what the host does is that in which the device comes to it.
+  if (captured || order_->has_graphs()) {
+    const Status left = leave_to_stream(op, staging);
+    if (!left.ok()) return captured ? left : group.fail_begun(left);
+  }
+  {
+    const BesideCaptures beside;
+    const c10::OptionalDeviceGuard on(staging.stream().device());
+    for (TensorOperation& c : op->collectives)
+      NVX_TRY(group.launch(c.operation, captured ? Begins::kInReplays : Begins::kNow));
+  }
+  staging.take_back(loads_of(op->collectives, &TensorOperation::take_back));
+  return {};
+}
+
+/// The host's part is queued when the device comes to the call, and so in the device's order, which replays have a
+/// place in. The operations of a graph are kept for ever: nothing tells when a graph is gone.
+Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging) {
+  op->leave_to_stream();
+  const auto once = [](void* kept) {
+    const std::unique_ptr<Op> op(static_cast<Op*>(kept));
+    contain("the host's part of an operation", [&] { ProxyOp::queue_from_stream(std::move(*op)); });
+  };
+  const auto again = [](void* kept) {
+    const Op& op = *static_cast<Op*>(kept);
+    for (TensorOperation& c : op->collectives) c.proxy->begin_anew();
+    contain("the host's part of a replay", [&] { ProxyOp::queue_from_stream(op); });
+  };
+  auto kept = std::make_unique<Op>(op);
+  NVX_TRY(call_host(staging, staging.capture() != 0 ? +again : +once, kept.get()));
+  (void)kept.release();
+  return {};
+}
+
+/// Has the host call this when the staging's stream comes to it, in each replay where that is captured: behind all that
+/// proxies were begun with before.
 Status HostProxyPath::call_host(const StagingCopies& staging, void (*what)(void*), void* with) {
   const BesideCaptures beside;
   const c10::StreamGuard on(staging.stream());
-  const StreamLauncher::Target target = target_of(staging);
-  return launcher_->in_order(target, [&] { return kernel::call_host(target.native, what, with); });
+  const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
+  NVX_TRY(order_->follow(stream));
+  const Status called = kernel::call_host(stream.native, what, with);
+  const Status noted = order_->note(stream);
+  NVX_TRY(called);
+  return noted;
+}
+
+/// A synchronous barrier waits for its stream anyway. Here it learns why proxies do not end, which they do by their own
+/// timeouts.
+void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
+  const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: none
+  for (const auto& group : context_.groups.all()) {
+    if (group == context_.groups.of_cpu()) continue;
+    const auto over = [&] { return group->device().is_quiet() || !group->device().look().ok(); };
+    std::optional<Status> own;  // of the barrier's group; without one the barrier says that they are late
+    if (mode == Mode::kSync) own = wait_on_device(context_.group(), over, limit);
+    raise_interrupt();
+    const Status status = group->device().look();
+    if (!status.ok()) group->note_heard();
+    context_.raise_if_failed(status);
+    if (own && !own->ok()) raise(*own);
+  }
+}
+
+/// A caller that has waited for a proxy has not seen it end. Kernels that need no host get as long (DeviceSide::part).
+void HostProxyPath::see_off(const Deadline& deadline) {
+  for (const auto& group : context_.groups.all()) {
+    if (group == context_.groups.of_cpu() || group->forked()) continue;
+    (void)wait_on_device(
+        *group, [&] { return group->device().is_quiet(); }, deadline);
+    const Status status = group->device().look();
+    if (status.ok() || status.code() == Code::kAborted || status.code() == Code::kInterrupted) continue;
+    if (!group->heard() && context_.listeners.fall_silent())
+      log_line("%s: what collectives of group %s have left on devices is not to be used", status.reason().c_str(),
+               group->name().c_str());
+  }
 }
 
 }  // namespace nvx

@@ -1,90 +1,32 @@
 #include "torch/device/kernel_path.h"
 
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ScopeExit.h>
+
+#include <algorithm>
 
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/reason.h"
-#include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
 #include "torch/arguments/argument_error.h"
-#include "torch/interrupt.h"
+#include "torch/call.h"
+#include "torch/device/delegate.h"
+#include "torch/device/launched_work.h"
 #include "torch/store.h"
 
 namespace nvx {
-
-namespace {
-
-/// Where there are no kernels, all that is launched is a delegate's, and never in a capture: then c10's events are
-/// enough.
-bool may_have_kernels(const c10::Stream& stream) {
-  return kernel::built_with_cuda() && stream.device_type() == kernel_device();
-}
-
-}  // namespace
-
-Status StreamLauncher::hold_back(const Target& target) {
-  if (may_have_kernels(target.stream)) return tail_.hold_back(target.native, target.capture != 0);
-  if (last_) last_->block(target.stream);
-  return {};
-}
-
-Status StreamLauncher::put_behind(const Target& target) {
-  if (may_have_kernels(target.stream)) return tail_.put_behind(target.native, target.capture != 0);
-  if (!last_) last_.emplace(target.stream.device_type());
-  last_->record(target.stream);
-  return {};
-}
-
-/// Kernels of a channel must not overlap. So on another stream than the last one they wait for what was begun there,
-/// and where there are graphs, they wait for what was replayed last.
-Status StreamLauncher::follow(const Target& target) {
-  MutexLock lock(mutex_);
-  if (target.capture == 0) {
-    const bool in_order = !has_graphs_ && (!stream_ || stream_ == target.stream);
-    return in_order ? Status() : hold_back(target);
-  }
-  if (capture_.id != target.capture) {
-    NVX_TRY(hold_back(target));
-    capture_ = {target.capture, std::nullopt, std::nullopt};
-  } else if (capture_.last && capture_.stream != target.stream) {
-    capture_.last->block(target.stream);
-  }
-  return {};
-}
-
-Status StreamLauncher::note(const Target& target) {
-  MutexLock lock(mutex_);
-  if (target.capture == 0) {
-    stream_ = target.stream;
-    return put_behind(target);
-  }
-  has_graphs_ = true;
-  NVX_TRY(put_behind(target));
-  if (!capture_.last) capture_.last.emplace(target.stream.device_type());
-  capture_.last->record(target.stream);
-  capture_.stream = target.stream;
-  return {};
-}
-
-bool StreamLauncher::has_graphs() {
-  MutexLock lock(mutex_);
-  return has_graphs_;
-}
-
-bool StreamLauncher::ended() {
-  const BesideCaptures beside;
-  MutexLock lock(mutex_);
-  return tail_.passed();
-}
 
 void refuse_other_device(const Group& group, at::Device served, at::Device device) {
   throw_argument_error("nvx: group " + group.name() + " is served by kernels on device " +
                        std::to_string(served.index()) + " of this rank, and this tensor is on " + device.str() +
                        ". Next: keep the tensors of a group on one device of each rank");
 }
+
+KernelPath::KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store)
+    : group_(std::move(group)), store_(std::move(store)) {}
+
+KernelPath::~KernelPath() = default;
 
 bool KernelPath::agree_to_serve(at::Device device) {
   if (device.type() != kernel_device()) return false;
@@ -109,7 +51,7 @@ bool KernelPath::open(at::Device device) {
   const c10::OptionalDeviceGuard on(device);
   shared_ = SharedStreams::join(group_->id());  // before any rank can make its next call
   TorchStore store(store_, group_->size());
-  const bool yes = group_->device().open(store, device.index(), launcher_);
+  const bool yes = group_->device().open(store, device.index(), order_);
   if (const Status alive = group_->check_alive(); !alive.ok()) raise(alive);
   return yes;
 }
@@ -136,55 +78,130 @@ void KernelPath::note_wait(const StagingCopies& staging, uint64_t number) const 
   shared_->note({current_stream(staging.stream().device()), group_->rank(), number});
 }
 
-Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) {
-  return launch(collectives, staging, [&](TensorOperations& all, const Target& target) {
-    Operations operations;
-    for (const TensorOperation& c : all) operations.push_back(&c.operation);
-    const Status status = launch_kernels(operations, target);
-    if (target.capture == 0) *ended_at = group_->device().launched();  // nobody else launches meanwhile
-    return status;
-  });
+c10::intrusive_ptr<c10d::Work> KernelPath::issue(CallContext& context, Call&& call) {
+  auto staging = context.on_device(call);
+  const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
+  const bool copied = std::any_of(call.collectives.begin(), call.collectives.end(), copies);
+  // No kernel copies what is not contiguous: that is done at the call's own place.
+  if (context.scopes.is_open() && !copied) return put_off(context, std::move(call), std::move(staging));
+  auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
+  uint64_t ended_at = 0;
+  const Status begun = launch(call.collectives, *staging, &ended_at);
+  closed.release();
+  return hand_back(context, call, begun, ended_at, std::move(staging));
 }
 
-Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, const Begin& begin_them) {
-  Works before;
-  const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
-  MutexLock lock(mutex_);
-  before = begin_what_waits();
-  SharedStreams::Claim claim = claim_stream(staging);
-  staging.bring(loads_of(collectives, &TensorOperation::bring));  // may throw, and then nothing has been numbered
+c10::intrusive_ptr<c10d::Work> KernelPath::issue_by(Delegate& delegate, CallContext& context, Call&& call) {
+  auto staging = context.on_device(call);
+  context.follow_hazards(call, staging->streams().down);
+  auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
+  const auto begin = [&] { return delegate.begin(call.collectives.front(), staging->stream()); };
+  const Status begun = launch_by(begin, call.collectives, *staging);
+  closed.release();
+  return hand_back(context, call, begun, /*ended_at=*/0, std::move(staging));
+}
+
+/// What the caller gets for a call that has been begun, or a part of which has.
+c10::intrusive_ptr<c10d::Work> KernelPath::hand_back(CallContext& context, const Call& call, const Status& begun,
+                                                     uint64_t ended_at, std::unique_ptr<StagingCopies> staging) {
+  const bool async = call.mode == Mode::kAsync, heard = context.needs_work();
+  Status status = begun;
+  contain_and(
+      [&] {
+        const Tensors used = async ? call.used() : Tensors();
+        if (async || heard) staging->close(used);
+        if (async && route_of(call.collectives) == Route::kDelegate)
+          context.hazards.expect(used, call.device().type())->set_out(staging->stream());
+      },
+      [&](const std::exception* error) {
+        const Status lost = lose(call.collectives, *staging, error);
+        if (status.ok()) status = lost;
+      });
+  context.raise_if_failed(status);
+  if (!async && !heard) return nullptr;
+  if (!async) return CallContext::done(context.facts(call.kind), call.outputs, std::move(staging));
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), group_, context.facts(call.kind), call.outputs,
+                                                call.recorded(), std::move(staging));
+  work->begin(ended_at);
+  context.scopes.add(work);
+  return work;
+}
+
+c10::intrusive_ptr<c10d::Work> KernelPath::put_off(CallContext& context, Call&& call,
+                                                   std::unique_ptr<StagingCopies> staging) {
+  SharedStreams::Claim claim = claim_stream(*staging);
+  staging->bring({});  // may throw, and then nothing has been numbered
   claim.keep();
+  number(call.collectives);
+  Tensors used = call.used();
+  auto work = c10::make_intrusive<LaunchedWork>(shared_from_this(), group_, context.facts(call.kind), call.outputs,
+                                                call.recorded(), std::move(staging));
+  context.scopes.add(work);
+  work->put_off(std::move(call.collectives), std::move(used));
+  return work;
+}
+
+void KernelPath::number(TensorOperations& collectives) {
   for (TensorOperation& c : collectives) {
     c.operation.number = group_->next_number();
     c.operation.timeout = group_->span_of(c.operation.timeout);
   }
-  Status status;
-  contain_and(
-      [&] {
-        mutex_.held_by_caller();
-        staging.start_clock();
-        status = begin(staging, [&](const Target& target) { return begin_them(collectives, target); });
-        if (status.ok()) staging.take_back(loads_of(collectives, &TensorOperation::take_back));
-      },
-      [&](const std::exception* error) {  // part of it may have been begun
-        const char* const what = nvx::name(collectives.front().operation.collective);
-        status = fail_silent(*group_, staging.stream().device(), what, error);
-      });
-  return status;
 }
 
-Status KernelPath::launch_kernels(const Operations& operations, const Target& target) {
-  const Begins begins = target.capture != 0 ? Begins::kInReplays : Begins::kNow;
-  return group_->device().launch({operations.data(), operations.size()}, target.native, begins);
+Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) {
+  Works before;
+  const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
+  MutexLock lock(mutex_);
+  before = begin_what_waits();
+  prepare(collectives, staging);
+  try {
+    const c10::StreamGuard on(staging.stream());
+    staging.start_clock();
+    Operations operations;
+    for (const TensorOperation& c : collectives) operations.push_back(&c.operation);
+    NVX_TRY(group_->device().launch({operations.data(), operations.size()},
+                                    launch_stream(staging.stream(), staging.capture())));
+    if (staging.capture() == 0) *ended_at = group_->device().launched();  // nobody else launches meanwhile
+    staging.take_back(loads_of(collectives, &TensorOperation::take_back));
+    return {};
+  } catch (const std::exception& error) {
+    return lose(collectives, staging, &error);
+  }
 }
 
-/// Begins it behind what was begun last, whatever stream that was on.
-Status KernelPath::begin(const StagingCopies& staging, const BeginThere& begin_there) {
-  const c10::Stream& stream = staging.stream();
-  const c10::StreamGuard on(stream);
-  const c10::impl::VirtualGuardImpl guard(stream.device_type());
-  const Target target{stream, guard.getStreamNativeHandle(stream), staging.capture()};
-  return launcher_->in_order(target, [&] { return begin_there(target); });
+Status KernelPath::launch_by(const std::function<Status()>& begin, TensorOperations& collectives,
+                             StagingCopies& staging) {
+  Works before;
+  const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
+  MutexLock lock(mutex_);
+  before = begin_what_waits();
+  prepare(collectives, staging);
+  try {
+    const c10::StreamGuard on(staging.stream());
+    staging.start_clock();
+    const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
+    NVX_TRY(order_->follow(stream));
+    const Status begun = begin();
+    const Status noted = order_->note(stream);  // also where it was refused
+    NVX_TRY(begun);
+    NVX_TRY(noted);
+    staging.take_back(loads_of(collectives, &TensorOperation::take_back));
+    return {};
+  } catch (const std::exception& error) {
+    return lose(collectives, staging, &error);
+  }
+}
+
+void KernelPath::prepare(TensorOperations& collectives, StagingCopies& staging) {
+  SharedStreams::Claim claim = claim_stream(staging);
+  staging.bring(loads_of(collectives, &TensorOperation::bring));
+  claim.keep();
+  number(collectives);
+}
+
+Status KernelPath::lose(const TensorOperations& collectives, const StagingCopies& staging,
+                        const std::exception* error) {
+  return fail_silent(*group_, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
 }
 
 void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
@@ -235,7 +252,9 @@ KernelPath::Works KernelPath::begin_what_waits() {
                        "end the coalescing scope, or wait for the operation, inside the capture");
     } else {
       for (const auto& work : works) work->staging_->start_clock();
-      outcome = begin(first, [&](const Target& target) { return launch_kernels(operations, target); });
+      const c10::StreamGuard on(first.stream());
+      outcome = group_->device().launch({operations.data(), operations.size()},
+                                        launch_stream(first.stream(), first.capture()));
     }
   } catch (const std::exception& error) {  // part of it may have been begun
     outcome = group_->fail(system_failure("launching kernels failed", error));
@@ -249,100 +268,6 @@ KernelPath::Works KernelPath::begin_what_waits() {
 
 void KernelPath::tell(const Works& begun) {
   for (const auto& work : begun) work->tell_outcome();
-}
-
-LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
-                           std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
-                           std::unique_ptr<StagingCopies> staging)
-    : NvxWork(std::move(facts), std::move(outputs), recorded), path_(std::move(path)), group_(std::move(group)) {
-  staging_ = std::move(staging);
-  ends_on({staging_->stream()});
-}
-
-void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor> used) {
-  collectives_ = std::move(collectives);
-  used_ = std::move(used);
-  closed_.store(false, std::memory_order_release);
-  path_->put_off(c10::intrusive_ptr<LaunchedWork>::reclaim_copy(this));
-}
-
-/// To be called even if beginning them failed, as part of it may have been begun.
-void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
-  contain("the end of a call", [&] { staging_->close(used_); });
-  outcome_ = outcome;
-  ended_at_ = ended_at;
-  closed_.store(true, std::memory_order_release);
-}
-
-void LaunchedWork::tell_outcome() {
-  used_.clear();
-  collectives_.clear();
-  end(outcome_, outcome_.ok() ? Hooks::kWhenThere : Hooks::kNow);
-}
-
-void LaunchedWork::catch_up() {
-  if (closed_.load(std::memory_order_acquire)) return;
-  origin_.check(facts_.rank);
-  without_python_lock([&] { path_->catch_up(); });
-}
-
-/// Without a timeout the host waits for nothing, and only a failure that is known already is raised.
-bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
-  catch_up();
-  check();
-  path_->note_wait(*staging_, facts_.sequence);
-  if (!outcome_.ok()) raise(outcome_);
-  if (timeout.count() > 0 && staging_->capture() == 0) wait_there(timeout);
-  const Status status = group_->device().look();
-  if (status.ok() || has_ended_well()) return true;
-  group_->note_heard();
-  raise(status);
-}
-
-/// Nothing that fails later, or was called later, changes this.
-bool LaunchedWork::has_ended_well() const {
-  return outcome_.ok() && ended_at_ != 0 && group_->device().ended_well(ended_at_);
-}
-
-/// Waits until it has ended on the device, or has failed.
-void LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
-  const Deadline limit = Deadline::after(timeout);
-  for (int looks = 0; !is_there() && group_->device().look().ok(); ++looks) {
-    if (limit.passed(Clock::now())) raise_late(facts_.title, *group_, timeout);
-    group_->look_for_interrupt();
-    raise_interrupt();
-    pause_after(looks);
-  }
-}
-
-bool LaunchedWork::isSuccess() const { return !exception(); }
-
-std::exception_ptr LaunchedWork::exception() const {
-  if (const std::exception_ptr known = NvxWork::exception()) return known;
-  const Status status = failure();
-  return status.ok() ? nullptr : exception_of(status);
-}
-
-/// A kernel's failure comes when the work is over as torch sees it.
-Status LaunchedWork::failure() const {
-  if (NvxWork::exception()) return NvxWork::failure();
-  if (!closed_.load(std::memory_order_acquire)) return {};
-  const Status status = group_->device().look();
-  return status.ok() || has_ended_well() ? Status() : status;
-}
-
-bool LaunchedWork::isCompleted() {
-  if (!origin_.elsewhere()) catch_up();
-  return NvxWork::isCompleted();
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> LaunchedWork::getFuture() {
-  catch_up();
-  return NvxWork::getFuture();
-}
-
-void LaunchedWork::abort() {
-  if (!origin_.elsewhere()) group_->abort("Work.abort()");
 }
 
 }  // namespace nvx

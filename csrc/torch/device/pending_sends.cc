@@ -2,23 +2,35 @@
 
 #include <algorithm>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "base/reason.h"
 
 namespace nvx {
 
+std::shared_ptr<PendingSends> PendingSends::of(std::shared_ptr<Group> group) {
+  const std::shared_ptr<PendingSends> sends(new PendingSends(std::move(group)));
+  sends->poller_ = std::make_shared<Poller>(
+      [weak = std::weak_ptr<PendingSends>(sends)] {
+        const std::shared_ptr<PendingSends> there = weak.lock();
+        return there ? there->look() : Poller::Seen();
+      },
+      Poller::kSoon);
+  return sends;
+}
+
 bool PendingSends::add(const std::shared_ptr<Message>& message, StagingCopies* staging) {
   MutexLock lock(mutex_);
   waiting_.push_back({message, staging, Deadline::after(group_->span_of(message->timeout))});
   count_.store(waiting_.size(), std::memory_order_release);
-  if (!attended_) attended_ = find_attendant();
-  return attended_;
+  return poller_->wake();
 }
 
-bool PendingSends::find_attendant() {
-  return Engine::here().start([self = shared_from_this()] { self->attend(); });
+Poller::Seen PendingSends::look() {
+  const bool moved = post();
+  const bool more = count_.load(std::memory_order_acquire) != 0;
+  if (!moved) return {more, {}};
+  return {more, [group = group_] { group->mail().push(Carrier::kPool); }};
 }
 
 bool PendingSends::any_before(const Message& message) {
@@ -37,8 +49,8 @@ bool PendingSends::waits(const Message* message) {
 }
 
 /// One look at all messages: true if some went. In a group that has ended they go, too, and are refused there. The mail
-/// gets them in their order, under the lock. It is pushed when the lock has been let go, as whoever it tells of an end
-/// may wait for another message.
+/// gets them in their order, under the lock. It is pushed when the lock has been let go, as the code that it tells of
+/// an end may wait for another message.
 bool PendingSends::post() {
   MutexLock lock(mutex_);
   const size_t before = waiting_.size();
@@ -66,32 +78,13 @@ bool PendingSends::may_go(const Entry& entry) {
   }
 }
 
-void PendingSends::see_off(const Message* message, const std::function<bool()>& give_up) {
-  for (int looks = 0; waits(message); ++looks) {
-    if (post()) {
-      group_->mail().push(Carrier::kPool);
-      continue;
-    }
-    pause_after(looks);
-    if (looks % 256 == 255 && give_up()) return;
-  }
-}
-
-/// A thread that pushes the mail may be held up there by a callback. So before it does, it finds another thread for
-/// what is left here.
-void PendingSends::attend() {
-  constexpr int kOften = 64;
-  constexpr std::chrono::microseconds kSoon{20}, kLater{100};
-  for (int looks = 0;; ++looks) {
-    const bool moved = post();
-    MutexLock lock(mutex_);
-    const bool relieved = waiting_.empty() || (moved && find_attendant());
-    if (waiting_.empty()) attended_ = false;
-    lock.unlock();
-    if (moved) group_->mail().push(Carrier::kPool), looks = 0;
-    if (relieved) return;
-    std::this_thread::sleep_for(looks < kOften ? kSoon : kLater);
-  }
+void PendingSends::see_off(const Message* message, const Deadline& deadline) {
+  const auto gone = [&] {
+    if (!waits(message)) return true;
+    if (post()) group_->mail().push(Carrier::kPool);
+    return !waits(message);
+  };
+  (void)wait_on_device(*group_, gone, deadline);
 }
 
 }  // namespace nvx

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
-#include <thread>
 #include <unordered_set>
 
 #include "kernel/gpu/capture.h"
@@ -24,15 +23,6 @@
 namespace nvx {
 
 c10::Stream current_stream(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
-
-/// The first looks follow each other at once, as most of what is waited for arrives within microseconds.
-void pause_after(int looks) {
-  if (looks < 256) {
-    relax();
-  } else {
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  }
-}
 
 bool serves(at::Device device) {
   return device.is_cpu() || (at::isAccelerator(device.type()) && c10::impl::hasDeviceGuardImpl(device.type()));
@@ -248,23 +238,31 @@ void StagingCopies::fill(const Loads& loads, const c10::Stream& stream) {
 }
 
 Status StagingCopies::arrive(Group& group, const Deadline& deadline) {
-  for (int looks = 0;; ++looks) {
-    if (const std::optional<Status> end = look(group, deadline)) return *end;
-    pause_after(looks);
-    if (looks % 256 == 255) group.look_for_interrupt();
-  }
+  if (group.failed()) return group.failure();
+  const std::optional<Status> end = wait_on_device(
+      group, [this] { return has_arrived(); }, deadline);
+  if (!end) return late(group, deadline);
+  return end->ok() ? group.device().look() : *end;  // whose results may be what has just arrived
 }
 
 std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline) {
-  const BesideCaptures beside;
   if (group.failed()) return group.failure();
+  if (has_arrived()) return group.device().look();
+  return deadline.passed(Clock::now()) ? std::optional<Status>(late(group, deadline)) : std::nullopt;
+}
+
+/// Begins what was put off, if the stream has come to the call.
+bool StagingCopies::has_arrived() {
+  const BesideCaptures beside;
   if (later_ && called_.query()) {
     c10::Event back(comm_streams_.up.device_type());
     if (behind_) back.record(comm_streams_.up), back.block(comm_streams_.down);
     fill(*std::exchange(later_, std::nullopt), comm_streams_.down);
   }
-  if (!later_ && arrived_.query()) return group.device().look();  // whose results may be what has just arrived
-  if (!deadline.passed(Clock::now())) return std::nullopt;
+  return !later_ && arrived_.query();
+}
+
+Status StagingCopies::late(Group& group, const Deadline& deadline) const {
   return group.fail({.code = Code::kTimeout,
                      .cause = comm_streams_.down.device().str() + " of " + group.topology().describe(group.rank()) +
                               " has not done in " + seconds(deadline) +

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "group/device/device_wait.h"
 #include "group/group.h"
 #include "torch/origin.h"
 
@@ -19,18 +20,12 @@
 /// accelerator's own headers or libraries are needed.
 namespace nvx {
 
-inline constexpr const char* kLookAtDevice =
-    "look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, nvx.set_timeout)";
-
 /// Whether nvx takes tensors of this device.
 bool serves(at::Device device);
 
 /// The device whose current stream a barrier waits for: the chosen one, or else this thread's current one. None if the
 /// process has not used that device.
 std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen = std::nullopt);
-
-/// The pause between two looks at a device. looks: how many there have been.
-void pause_after(int looks);
 
 /// This thread's current stream of the device.
 c10::Stream current_stream(at::Device device);
@@ -191,6 +186,8 @@ class StagingCopies {
   /// Notes the stream that the call is made on, and how far it has come.
   void call();
   void fill(const Loads& loads, const c10::Stream& stream);
+  bool has_arrived();
+  Status late(Group& group, const Deadline& deadline) const;
   /// Has the allocator keep a tensor's memory until the stream has come past its use.
   void keep(const at::Tensor& tensor, const c10::Stream& stream) const;
 

@@ -39,10 +39,10 @@ std::chrono::milliseconds checked_timeout(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(group_->name()); }
+std::string ProcessGroupNVX::get_reconfigure_handle() const { refuse_to_change(context_.group().name()); }
 
 c10::intrusive_ptr<c10d::Work> ProcessGroupNVX::reconfigure(const c10d::ReconfigureOptions& /*opts*/) {
-  refuse_to_change(group_->name());
+  refuse_to_change(context_.group().name());
 }
 
 Reconfigurable::Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, int size,

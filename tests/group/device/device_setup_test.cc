@@ -156,7 +156,7 @@ TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
       const SharedTable table(1);
       SharedExchange exchange(table, 0);
       try {
-        DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0));
+        DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0), world.launcher(0));
       } catch (const Error& error) {
         EXPECT_TRUE(contains(error.what(), "group g cannot use GPU 0 on rank 0: ")) << error.what();
       }
@@ -183,7 +183,7 @@ TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
     const SharedTable table(1);
     SharedExchange exchange(table, 0);
     try {
-      DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0));
+      DeviceSide side(*process.home, exchange, world.options(0), world.launcher(0), world.launcher(0));
     } catch (const Error&) {
     }
   };
@@ -325,7 +325,7 @@ struct InFlight {
     std::vector<Operation> operations;
     operations.push_back(all_reduce(data));
     const Operation* const list[] = {&operations[0]};
-    begun = side.launch(list, &stream, milliseconds(as_fast(2000, 20'000)));
+    begun = side.launch(list, {.native = &stream}, milliseconds(as_fast(2000, 20'000)));
   }
   /// What is wrong with it; empty where nothing is.
   std::string verdict(DeviceSide& side) {
@@ -435,7 +435,7 @@ TEST(DeviceRooms, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
     Operation barrier;
     barrier.collective = Collective::kBarrier;
     const Operation* const list[] = {&barrier};
-    ASSERT_TRUE(side->launch(list, nullptr, milliseconds(0), captured ? Begins::kInReplays : Begins::kNow).ok());
+    ASSERT_TRUE(side->launch(list, {.capture = captured}, milliseconds(0)).ok());
     side.reset();
     const auto next = world.make(0, meet_second, world.options(0));
     EXPECT_EQ(contains(next->end().why_fewer_blocks(), std::to_string(blocks) + " of them are reserved"), !captured)
@@ -461,7 +461,7 @@ TEST(DeviceGoodbye, NothingIsGivenBackThatAKernelMayWriteTo) {
   const kernel::DeviceChannel channel = side->end().channel();
   const Operation operation = barrier_operation();
   const Operation* const list[] = {&operation};
-  ASSERT_TRUE(side->launch(list, /*stream=*/nullptr, milliseconds(0)).ok());
+  ASSERT_TRUE(side->launch(list, LaunchStream(), milliseconds(0)).ok());
   const std::string books = world.process(0).driver->open_books();
   const size_t used = world.arena(0).used();
   side.reset();

@@ -1,0 +1,41 @@
+#include "group/core/poller.h"
+
+#include <thread>
+
+#include "group/core/engine.h"
+
+namespace nvx {
+
+bool Poller::wake() {
+  MutexLock lock(mutex_);
+  woken_ = true;
+  if (!polling_) polling_ = find_thread();
+  return polling_;
+}
+
+bool Poller::find_thread() {
+  return Engine::here().start([self = shared_from_this()] { self->poll(); });
+}
+
+/// What act() calls may hold a thread up, such as a callback or a hook of the user's. So before it acts, it finds
+/// another thread for what is left.
+void Poller::poll() {
+  constexpr int kOften = 64;
+  for (int looks = 0;; ++looks) {
+    {
+      MutexLock lock(mutex_);
+      woken_ = false;
+    }
+    Seen seen = look_();
+    MutexLock lock(mutex_);
+    const bool more = seen.more || woken_;
+    const bool relieved = !more || (seen.act && find_thread());
+    if (!more) polling_ = false;
+    lock.unlock();
+    if (seen.act) seen.act(), looks = 0;
+    if (relieved) return;
+    std::this_thread::sleep_for(looks < kOften ? pace_.first : pace_.later);
+  }
+}
+
+}  // namespace nvx

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "base/deadline.h"
+#include "base/error.h"
+#include "base/flag.h"
+
+namespace nvx {
+
+inline constexpr const char* kLookAtDevice =
+    "look at what that device does, and whether the timeout is long enough (NVX_TIMEOUT_S, nvx.set_timeout)";
+
+/// Polls until ready() holds. False if the deadline passes first. Most waits take microseconds, so the first polls have
+/// no pause; after a long wait the pauses are longer.
+template <class Ready>
+bool look_until(const Ready& ready, const Deadline& deadline) {
+  constexpr int kAtOnce = 256, kOften = 4096;
+  for (int looks = 0; !ready(); looks += looks < kOften) {
+    if (deadline.passed(Clock::now())) return false;
+    if (looks < kAtOnce) {
+      relax();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(looks < kOften ? 20 : 100));
+    }
+  }
+  return true;
+}
+
+/// The one way to wait for a device: until ready() holds; ready() may advance the operation. Returns ok, or the failure
+/// of the group on the device or elsewhere, Ctrl-C included; nothing if the deadline passes first. Failures:
+/// FailureState, or Group. Device: GroupDevice.
+template <class Failures, class Device, class Ready>
+std::optional<Status> wait_on_device(Failures& failures, Device& device, const Ready& ready, const Deadline& deadline) {
+  constexpr int kRarely = 256;  // checks between two checks for Ctrl-C
+  Status wrong;
+  int looks = 0;
+  const bool in_time = look_until(
+      [&] {
+        if (ready()) return true;
+        if (++looks % kRarely == 0) failures.look_for_interrupt();
+        wrong = device.look();
+        if (wrong.ok()) wrong = failures.check_alive();
+        return !wrong.ok();
+      },
+      deadline);
+  return in_time ? std::optional<Status>(wrong) : std::nullopt;
+}
+
+template <class Group, class Ready>
+std::optional<Status> wait_on_device(Group& group, const Ready& ready, const Deadline& deadline) {
+  return wait_on_device(group, group.device(), ready, deadline);
+}
+
+}  // namespace nvx

@@ -1,0 +1,109 @@
+#include "group/hierarchy/stream_host_proxy.h"
+
+#include <array>
+
+#include "base/contain.h"
+#include "group/device/group_device.h"
+#include "kernel/gpu/launch_cuda.h"
+
+namespace nvx {
+namespace {
+
+constexpr std::chrono::milliseconds kMoment{500};  // by when kernels fall through that were called off
+constexpr size_t kMostBefore = 32;                 // rounds, before the host's part may begin
+constexpr uint64_t kMostAhead = 256;               // operations of the group that a stream holds
+
+}  // namespace
+
+/// After a failure kernels may still be falling through, which look at this memory. If they do not end, it stays.
+StreamHostProxy::~StreamHostProxy() {
+  if (!tried_ || over_) return;
+  contain("the end of an operation", [&] {
+    if (!setting_.order->await_end(kMoment)) (void)new std::shared_ptr<std::byte>(std::move(memory_));
+  });
+}
+
+Status StreamHostProxy::make(const Room& room) {
+  room_ = kernel::ceil_div(room.bytes, kAlign) * kAlign;
+  memory_ = setting_.pinned(sizeof(Words) + std::min(room.slices, kSlots) * room_);
+  tells_.resize(room.rounds);
+  begin_anew();
+  return {};
+}
+
+/// As if nothing had been said yet: before the first round, and before those of each replay, when those of the last one
+/// have ended, and the host's part of it has no more to hear.
+void StreamHostProxy::begin_anew() {
+  say(0);
+  std::atomic_ref<Stamp>(words().ended).store(0, std::memory_order_release);
+}
+
+Status StreamHostProxy::begin_round(std::span<const Operation> steps) {
+  const size_t round = begun_.load(std::memory_order_relaxed);
+  tells_[round] = steps.empty() ? (round == 0 ? 0 : tells_[round - 1]) : round + 1;
+  if (!steps.empty()) {
+    NVX_TRY(await_room());
+    tried_ = true;
+    std::vector<const Operation*> all;
+    for (const Operation& step : steps) all.push_back(&step);
+    NVX_TRY(device_.launch(all, setting_.stream, {&words().ended, tells_[round]}));
+  }
+  begun_.store(round + 1, std::memory_order_release);
+  if (round + 1 == kMostBefore) (void)setting_.queue_early();
+  return {};
+}
+
+Status StreamHostProxy::await(size_t round, const Deadline& deadline, const std::function<void()>& meanwhile) {
+  const auto ended = [&] {
+    if (has_ended(round)) return true;
+    meanwhile();
+    return false;
+  };
+  const std::optional<Status> end = wait_on_device(core_.failures, device_, ended, deadline);
+  return end ? *end : late(deadline);
+}
+
+/// What graphs use stays, whether it has ended or not.
+Status StreamHostProxy::see_end(const Deadline& deadline) {
+  if (setting_.stream.capture != 0) return {};
+  NVX_TRY(await(tells_.size() - 1, deadline, [] {}));
+  over_ = true;
+  return {};
+}
+
+/// A stream takes about a thousand launches that have not ended. One more blocks in the driver, where nothing can end
+/// the wait, while the launches before it need the host's part.
+Status StreamHostProxy::await_room() const {
+  if (setting_.stream.capture != 0) return {};
+  Status refused;
+  const std::optional<Status> end = wait_on_device(
+      core_.failures, device_, [&] { return has_room(&refused); }, Deadline());
+  return refused.ok() ? *end : refused;
+}
+
+/// True too where no room can come.
+bool StreamHostProxy::has_room(Status* refused) const {
+  const uint64_t launched = device_.launched();
+  if (launched < kMostAhead || device_.ended_well(launched - kMostAhead)) return true;
+  if (setting_.queue_early() || !device_.look().ok()) return false;
+  *refused = {Code::kSystem, "nvx: this process can have no thread for the host's part of " +
+                                 std::string(nvx::name(setting_.collective)) +
+                                 ", which is too large to be begun without it"};
+  return true;
+}
+
+/// A round of no steps has ended when the one before it has.
+bool StreamHostProxy::has_ended(size_t round) const {
+  return begun_.load(std::memory_order_acquire) > round &&
+         std::atomic_ref<Stamp>(words().ended).load(std::memory_order_acquire) >= tells_[round];
+}
+
+Status StreamHostProxy::late(const Deadline& deadline) const {
+  return core_.failures.fail({.code = Code::kTimeout,
+                              .cause = setting_.device + " of " + core_.diagnosis.self() +
+                                       " has not done its part of " + nvx::name(setting_.collective) + " of group " +
+                                       core_.members.name + " in " + seconds(deadline),
+                              .advice = kLookAtDevice});
+}
+
+}  // namespace nvx

@@ -1,0 +1,91 @@
+#include "torch/call.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "torch/device/kernel_path.h"
+#include "torch/interrupt.h"
+
+namespace nvx {
+
+std::optional<Tensors> Call::recorded() const {
+  return mode == Mode::kAsync && at::hasCallbacks() ? std::optional(inputs) : std::nullopt;
+}
+
+CallContext::CallContext(c10d::Backend& backend, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
+                         const NvxOptions& options)
+    : backend(backend),
+      rank(group->rank()),
+      size(group->size()),
+      groups(store, group, options),
+      listeners(backend),
+      kernels(std::make_shared<KernelPath>(group, store)),
+      group_(std::move(group)) {}
+
+NvxWork::Facts CallContext::facts(const Kind& kind, const std::shared_ptr<Group>& group) {
+  return {rank, kind.type, kind.title, group_->sequence(), timed, listeners.of_ends(), kind.lists, group};
+}
+
+CallContext::Term CallContext::term_of(std::chrono::milliseconds given) {
+  const auto own = std::max(given, std::chrono::milliseconds(0));  // c10d::kUnsetTimeout is negative
+  Extensions::Share share = extensions->begin();
+  if (share.extra.count() == 0) [[likely]]
+    return {own, nullptr};
+  const auto plain = own.count() != 0 ? own : group_->timeout();
+  if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // it has no timeout: nothing is longer
+  return {std::min(plain, Extensions::kMost) + share.extra, std::move(share.until_it_ends)};
+}
+
+void CallContext::number(TensorOperations& collectives) {
+  for (TensorOperation& c : collectives) c.operation.number = group_->next_number();
+}
+
+bool CallContext::needs_work() const {
+  return listeners.any() || timed || c10d::allow_inflight_collective_as_graph_input();
+}
+
+std::unique_ptr<StagingCopies> CallContext::on_device(const Call& call) {
+  const at::Device device = call.device();
+  CommStreams of_call = CommStreams::of_caller(device);
+  of_call.capture = capture_of(of_call.up);
+  if (call.mode == Mode::kAsync) of_call = streams.of_kernels(device, of_call.capture);
+  return std::make_unique<StagingCopies>(of_call, /*timed=*/timed && of_call.capture == 0);
+}
+
+void CallContext::follow_hazards(const Call& call, const c10::Stream& stream) {
+  follow_hazards(call.inputs, stream);
+  follow_hazards(call.outputs, stream);
+}
+
+void CallContext::follow_hazards(const Tensors& tensors, const c10::Stream& stream) {
+  constexpr std::chrono::milliseconds kGlance{20};
+  while (!hazards.follow(tensors, stream)) {
+    Group& of_devices = *groups.of_devices();
+    if (of_devices.lane().held_here()) raise(group_->inside_itself());
+    kernels->catch_up();
+    of_devices.lane().settle(kGlance);
+    group_->look_for_interrupt();
+    raise_interrupt();
+    if (const Status alive = of_devices.check_alive(); !alive.ok()) raise(alive);
+  }
+}
+
+void CallContext::enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane) {
+  work->count_in(pending);
+  lane.submit(std::shared_ptr<Task>(work.get(), [work](Task*) {}));
+  scopes.add(work);
+}
+
+IntrusiveWork CallContext::done(NvxWork::Facts facts, const Tensors& outputs, std::unique_ptr<StagingCopies> staging) {
+  const auto stream = staging ? std::optional(staging->stream()) : std::nullopt;
+  const auto work = c10::make_intrusive<DoneWork>(std::move(facts), outputs, stream, std::move(staging));
+  work->begin();
+  return work;
+}
+
+void CallContext::raise_if_failed(const Status& status) {
+  if (status.ok()) return;
+  listeners.tell_failure(status.code());
+  raise(status);
+}
+
+}  // namespace nvx

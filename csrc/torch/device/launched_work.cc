@@ -1,0 +1,101 @@
+#include "torch/device/launched_work.h"
+
+#include "base/contain.h"
+#include "torch/interrupt.h"
+
+namespace nvx {
+
+LaunchedWork::LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
+                           std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
+                           std::unique_ptr<StagingCopies> staging)
+    : NvxWork(std::move(facts), std::move(outputs), recorded), path_(std::move(path)), group_(std::move(group)) {
+  staging_ = std::move(staging);
+  ends_on({staging_->stream()});
+}
+
+void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor> used) {
+  collectives_ = std::move(collectives);
+  used_ = std::move(used);
+  closed_.store(false, std::memory_order_release);
+  path_->put_off(c10::intrusive_ptr<LaunchedWork>::reclaim_copy(this));
+}
+
+/// To be called even if beginning them failed, as part of it may have been begun.
+void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
+  contain("the end of a call", [&] { staging_->close(used_); });
+  outcome_ = outcome;
+  ended_at_ = ended_at;
+  closed_.store(true, std::memory_order_release);
+}
+
+void LaunchedWork::tell_outcome() {
+  used_.clear();
+  collectives_.clear();
+  end(outcome_, outcome_.ok() ? Hooks::kWhenThere : Hooks::kNow);
+}
+
+void LaunchedWork::catch_up() {
+  if (closed_.load(std::memory_order_acquire)) return;
+  origin_.check(facts_.rank);
+  without_python_lock([&] { path_->catch_up(); });
+}
+
+/// Without a timeout the host waits for nothing, and only a failure that is known already is raised.
+bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
+  catch_up();
+  check();
+  path_->note_wait(*staging_, facts_.sequence);
+  if (!outcome_.ok()) raise(outcome_);
+  Status status;
+  if (timeout.count() > 0 && staging_->capture() == 0) status = wait_there(timeout);
+  if (status.ok()) status = group_->device().look();
+  if (status.ok() || has_ended_well()) return true;
+  group_->note_heard();
+  raise(status);
+}
+
+/// Nothing that fails later, or was called later, changes this.
+bool LaunchedWork::has_ended_well() const {
+  return outcome_.ok() && ended_at_ != 0 && group_->device().ended_well(ended_at_);
+}
+
+/// Waits until it has ended on the device, or has failed.
+Status LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
+  const std::optional<Status> end = wait_on_device(
+      *group_, [this] { return is_there(); }, Deadline::after(timeout));
+  raise_interrupt();
+  if (!end) raise_late(facts_.title, *group_, timeout);
+  return *end;
+}
+
+bool LaunchedWork::isSuccess() const { return !exception(); }
+
+std::exception_ptr LaunchedWork::exception() const {
+  if (const std::exception_ptr known = NvxWork::exception()) return known;
+  const Status status = failure();
+  return status.ok() ? nullptr : exception_of(status);
+}
+
+/// A kernel's failure comes when the work is over as torch sees it.
+Status LaunchedWork::failure() const {
+  if (NvxWork::exception()) return NvxWork::failure();
+  if (!closed_.load(std::memory_order_acquire)) return {};
+  const Status status = group_->device().look();
+  return status.ok() || has_ended_well() ? Status() : status;
+}
+
+bool LaunchedWork::isCompleted() {
+  if (!origin_.elsewhere()) catch_up();
+  return NvxWork::isCompleted();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> LaunchedWork::getFuture() {
+  catch_up();
+  return NvxWork::getFuture();
+}
+
+void LaunchedWork::abort() {
+  if (!origin_.elsewhere()) group_->abort("Work.abort()");
+}
+
+}  // namespace nvx

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "torch/device/kernel_path.h"
+#include "torch/work.h"
+
+namespace nvx {
+
+/// Collectives that kernels, or a delegate, carry out. The work has ended when they have been begun, or captured, and
+/// wait() has the caller's stream wait for them.
+class LaunchedWork final : public NvxWork {
+ public:
+  LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
+               std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
+               std::unique_ptr<StagingCopies> staging);
+  /// For collectives that have been begun. ended_at: from KernelPath::launch(). Not in the constructor, because hooks
+  /// keep the work until they have been told.
+  void begin(uint64_t ended_at) {
+    ended_at_ = ended_at;
+    end({}, Hooks::kWhenThere);
+  }
+  /// For collectives that are put off: any question to this work has them begun. used: all their tensors.
+  void put_off(TensorOperations collectives, std::vector<at::Tensor> used);
+
+  bool wait(std::chrono::milliseconds timeout) override;
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  Status failure() const override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  void abort() override;
+
+ private:
+  friend class KernelPath;
+  void catch_up();
+  Status wait_there(std::chrono::milliseconds timeout);
+  void close(const Status& outcome, uint64_t ended_at);
+  bool has_ended_well() const;
+  void tell_outcome();
+
+  const std::shared_ptr<KernelPath> path_;
+  const std::shared_ptr<Group> group_;
+  TensorOperations collectives_;  // what was put off; this and used_ belong to the path until it has begun them
+  std::vector<at::Tensor> used_;
+  Status outcome_;                  // this and ended_at_ are written before closed_
+  uint64_t ended_at_ = 0;           // as for KernelPath::launch()
+  std::atomic<bool> closed_{true};  // the collectives have been begun, or could not be
+};
+
+}  // namespace nvx

@@ -1,0 +1,87 @@
+#include "torch/device/staged_path.h"
+
+#include "base/contain.h"
+#include "base/log.h"
+#include "torch/device/kernel_path.h"
+#include "torch/interrupt.h"
+
+namespace nvx {
+
+IntrusiveWork StagedPath::issue(Call&& call) {
+  context_.kernels->catch_up_if_behind();
+  if (call.mode == Mode::kAsync) return enqueue(std::move(call));
+  if (context_.comes_behind(call)) return enqueue_and_wait(std::move(call));
+  const bool heard = context_.needs_work();
+  const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
+  auto staging = std::make_unique<StagingCopies>(CommStreams::of_caller(call.device()));
+  context_.raise_if_failed(execute(call.collectives, *staging));
+  raise_interrupt();  // that was noticed while the operation still ended well
+  if (!heard) return nullptr;
+  NvxWork::Facts facts = context_.facts(call.kind, context_.groups.of(call.collectives));
+  facts.began = began;
+  return CallContext::done(std::move(facts), call.outputs, std::move(staging));
+}
+
+IntrusiveWork StagedPath::issue_in_chunks(Call&& call) {
+  context_.kernels->catch_up_if_behind();
+  return call.mode == Mode::kAsync ? enqueue(std::move(call)) : enqueue_and_wait(std::move(call));
+}
+
+/// On the caller's own stream: what that stream is given later comes behind anyway, and need not wait for another one.
+Status StagedPath::execute(TensorOperations& collectives, StagingCopies& staging) {
+  Group& group = *context_.groups.of(collectives);
+  staging.bring(loads_of(collectives, &TensorOperation::bring));
+  Status arrived;
+  contain_and(
+      [&] { arrived = staging.arrive(group, Deadline::after(group.span_of(collectives.front().operation.timeout))); },
+      [&](const std::exception* error) {
+        arrived =
+            fail_silent(group, staging.stream().device(), nvx::name(collectives.front().operation.collective), error);
+      });
+  NVX_TRY(arrived);
+  for (TensorOperation& c : collectives) {
+    c.operation.number = context_.group().next_number();
+    NVX_LOG(kTrace, "group %s rank %d #%llu %s on %s: through host memory", group.name().c_str(), group.rank(),
+            static_cast<unsigned long long>(c.operation.number), name(c.operation.collective), c.device.str().c_str());
+    NVX_TRY(group.execute(c.operation));
+  }
+  staging.take_back(loads_of(collectives, &TensorOperation::take_back));
+  return {};
+}
+
+/// On the group's own streams.
+IntrusiveWork StagedPath::enqueue(Call&& call) {
+  const std::shared_ptr<Group>& group = context_.groups.of(call.collectives);
+  const CommStreams streams = context_.streams.of(call.device());
+  auto staging = std::make_unique<StagingCopies>(streams);
+  const Loads loads = loads_of(call.collectives, &TensorOperation::bring);
+  // What throws before number() has no effect on the other ranks: an operation without a number they do not wait for.
+  if (context_.comes_behind(call)) {
+    // These two are for results of a delegate or a proxy, which have a stream of their own; bring_behind() waits for
+    // the others.
+    (void)context_.hazards.follow(call.inputs, streams.down);
+    (void)context_.hazards.follow(call.outputs, streams.up);
+    staging->bring_behind(loads);
+  } else {
+    staging->bring(loads);
+    for (TensorOperation& c : call.collectives) {  // in the other case they set out when the operation's turn has come
+      if (c.route() == Route::kChunks)
+        c.chunks = std::make_unique<ChunkPipeline>(c.operation, group->rank(), group->plan_facts(), streams);
+    }
+  }
+  context_.number(call.collectives);
+  auto expected = context_.hazards.expect(call.outputs, call.device().type());
+  auto work = c10::make_intrusive<CollectiveWork>(group, context_.facts(call.kind, group), std::move(call.collectives),
+                                                  call.outputs, call.inputs, std::move(staging), std::move(expected));
+  context_.enqueue(work, group->lane());
+  return work;
+}
+
+IntrusiveWork StagedPath::enqueue_and_wait(Call&& call) {
+  if (context_.groups.of(call.collectives)->lane().held_here()) raise(context_.group().inside_itself());
+  auto work = enqueue(std::move(call));
+  work->wait(std::chrono::milliseconds(0));
+  return work;
+}
+
+}  // namespace nvx

@@ -1,0 +1,90 @@
+#include "torch/device/stream_order.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "kernel/gpu/launch_cuda.h"
+#include "memory/driver/beside_captures.h"
+#include "torch/device/kernel_path.h"
+
+namespace nvx {
+namespace {
+
+c10::Stream torch_stream(const LaunchStream& stream) {
+  const auto [id, index, type] = stream.name;
+  return c10::Stream::unpack3(id, c10::DeviceIndex(index), c10::DeviceType(type));
+}
+
+/// Where there are no kernels, all that is launched is a delegate's, and never in a capture: then c10's events are
+/// enough.
+bool may_have_kernels(const LaunchStream& stream) {
+  return kernel::built_with_cuda() && torch_stream(stream).device_type() == kernel_device();
+}
+
+}  // namespace
+
+LaunchStream launch_stream(const c10::Stream& stream, uint64_t capture) {
+  const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  return {guard.getStreamNativeHandle(stream),
+          capture,
+          {stream.id(), int64_t(stream.device_index()), int64_t(stream.device_type())}};
+}
+
+Status TorchStreamOrder::hold_back(const LaunchStream& stream) {
+  if (may_have_kernels(stream)) return tail_.hold_back(stream.native, stream.capture != 0);
+  if (last_) last_->block(torch_stream(stream));
+  return {};
+}
+
+Status TorchStreamOrder::put_behind(const LaunchStream& stream) {
+  if (may_have_kernels(stream)) return tail_.put_behind(stream.native, stream.capture != 0);
+  const c10::Stream there = torch_stream(stream);
+  if (!last_) last_.emplace(there.device_type());
+  last_->record(there);
+  return {};
+}
+
+/// On another stream than the last one, kernels wait for what was begun there. Where there are graphs, kernels wait for
+/// what was replayed last.
+Status TorchStreamOrder::follow(const LaunchStream& stream) {
+  MutexLock lock(mutex_);
+  const c10::Stream there = torch_stream(stream);
+  if (stream.capture == 0) {
+    const bool in_order = !has_graphs_ && (!stream_ || stream_ == there);
+    return in_order ? Status() : hold_back(stream);
+  }
+  if (capture_.id != stream.capture) {
+    NVX_TRY(hold_back(stream));
+    capture_ = {stream.capture, std::nullopt, std::nullopt};
+  } else if (capture_.last && capture_.stream != there) {
+    capture_.last->block(there);
+  }
+  return {};
+}
+
+Status TorchStreamOrder::note(const LaunchStream& stream) {
+  MutexLock lock(mutex_);
+  const c10::Stream there = torch_stream(stream);
+  if (stream.capture == 0) {
+    stream_ = there;
+    return put_behind(stream);
+  }
+  has_graphs_ = true;
+  NVX_TRY(put_behind(stream));
+  if (!capture_.last) capture_.last.emplace(there.device_type());
+  capture_.last->record(there);
+  capture_.stream = there;
+  return {};
+}
+
+bool TorchStreamOrder::has_graphs() {
+  MutexLock lock(mutex_);
+  return has_graphs_;
+}
+
+bool TorchStreamOrder::ended() {
+  const BesideCaptures beside;
+  MutexLock lock(mutex_);
+  return tail_.passed();
+}
+
+}  // namespace nvx

@@ -1,0 +1,107 @@
+#include "torch/groups.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "torch/interrupt.h"
+#include "torch/store.h"
+
+namespace nvx {
+namespace {
+
+GroupOptions group_options(int rank, int size, const NvxOptions& options) {
+  GroupOptions facts;
+  facts.name = options.group_name.empty() ? "unnamed" : options.group_name;
+  facts.rank = rank;
+  facts.size = size;
+  facts.timeout = options.timeout;
+  facts.global_ranks = options.global_ranks_in_group;
+  if (facts.global_ranks.empty() && !options.ranks_unknown) {  // the default group
+    for (int r = 0; r < size; ++r) facts.global_ranks.push_back(uint64_t(r));
+  }
+  return facts;
+}
+
+}  // namespace
+
+std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                  const NvxOptions& options, std::function<bool()> unwanted) {
+  TORCH_CHECK_VALUE(size >= 1 && rank >= 0 && rank < size, "ProcessGroupNVX: rank ", rank, " of ", size,
+                    " ranks cannot be");
+  TORCH_CHECK_VALUE(store, "ProcessGroupNVX: needs a store");
+  TorchStore torch_store(store, size);
+  GroupOptions facts = group_options(rank, size, options);
+  facts.unwanted = std::move(unwanted);
+  try {
+    return std::make_shared<Group>(torch_store, facts);
+  } catch (const Error& error) {
+    raise_interrupt();
+    C10_THROW_ERROR(DistBackendError, error.what());
+  }
+}
+
+Groups::Groups(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const NvxOptions& options)
+    : store_(std::move(store)), group_(std::move(group)), options_(options) {}
+
+const std::shared_ptr<Group>& Groups::of(const TensorOperations& collectives) {
+  if (device_of(collectives).is_cpu() || collectives.front().operation.collective == kernel::Collective::kBarrier)
+    return group_;
+  return of_devices();
+}
+
+c10::intrusive_ptr<c10d::Store> Groups::store_of_devices() const {
+  return store_ ? c10::make_intrusive<c10d::PrefixStore>("nvx/device", store_) : nullptr;
+}
+
+const std::shared_ptr<Group>& Groups::of_devices() {
+  if (has_device_group_.load(std::memory_order_acquire)) return device_group_;  // and with it what it points to
+  MutexLock lock(making_);
+  if (device_group_) return device_group_;
+  if (const Status status = group_->check_alive(); !status.ok()) raise(status);
+  device_group_ = make_group(store_of_devices(), group_->rank(), group_->size(), options(),
+                             [group = group_] { return group->failed() || group->closed(); });
+  // An abort or leave of group_ before this point did not see device_group_; repeat it here. Here the flag is stored,
+  // and then failed() and closed() are loaded. abort() and leave() store what these load, by ending group_, and then
+  // load the flag, in all(). All six are seq_cst, so at least one side sees the other's store.
+  has_device_group_.store(true, std::memory_order_seq_cst);
+  if (group_->failed()) device_group_->abort("");
+  if (group_->closed()) device_group_->leave();
+  return device_group_;
+}
+
+std::vector<std::shared_ptr<Group>> Groups::all() const {
+  if (!has_device_group_.load(std::memory_order_seq_cst)) return {group_};  // see of_devices()
+  return {group_, device_group_};
+}
+
+void Groups::abort(const std::string& why) {
+  group_->abort(why);  // before all() is asked: see of_devices()
+  for (const auto& group : all()) group->abort(why);
+}
+
+void Groups::leave() {
+  group_->leave();  // before all() is asked: see of_devices()
+  for (const auto& group : all()) group->leave();
+}
+
+void Groups::set_timeout(std::chrono::milliseconds timeout) {
+  for (const auto& group : all()) group->set_timeout(timeout);
+  MutexLock lock(mutex_);
+  options_.timeout = timeout;
+}
+
+NvxOptions Groups::options() {
+  MutexLock lock(mutex_);
+  return options_;
+}
+
+std::pair<int64_t, int64_t> Groups::global_ranks() {
+  MutexLock lock(mutex_);
+  const auto& ranks = options_.global_ranks_in_group;
+  if (ranks.empty()) return {0, 1};
+  const auto first = int64_t(ranks[0]), stride = ranks.size() > 1 ? int64_t(ranks[1]) - first : 1;
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (int64_t(ranks[r]) != first + int64_t(r) * stride) return {first, -1};
+  return {first, stride};
+}
+
+}  // namespace nvx

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/mutex.h"
+#include "group/group.h"
+#include "torch/options.h"
+#include "torch/work.h"
+
+namespace nvx {
+
+/// A step of all ranks. Raises if the ranks do not meet. unwanted: asked while they have not met.
+std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                  const NvxOptions& options, std::function<bool()> unwanted = {});
+
+/// The groups of one backend. Collectives of a device's tensors have an order of their own, as if they had another
+/// backend: those of a checkpoint's CPU tensors, say, may run beside them, on another thread. So they have a group of
+/// their own. The first such collective makes it, which is a step of all ranks.
+class Groups {
+ public:
+  Groups(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const NvxOptions& options);
+
+  const std::shared_ptr<Group>& of_cpu() const { return group_; }
+  const std::shared_ptr<Group>& of_devices() EXCLUDES(making_, mutex_);
+  /// The group whose lane carries them out. A barrier belongs to the CPU's group, as torch sees it.
+  const std::shared_ptr<Group>& of(const TensorOperations& collectives) EXCLUDES(making_, mutex_);
+  /// of_cpu(), and of_devices() where that has been made.
+  std::vector<std::shared_ptr<Group>> all() const;
+
+  void abort(const std::string& why);
+  void leave();
+  void set_timeout(std::chrono::milliseconds timeout) EXCLUDES(mutex_);
+  NvxOptions options() EXCLUDES(mutex_);
+  /// The first rank's number in the default group, and the step from each to the next; -1: the steps differ.
+  std::pair<int64_t, int64_t> global_ranks() EXCLUDES(mutex_);
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+  c10::intrusive_ptr<c10d::Store> store_of_devices() const;
+
+ private:
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<Group> group_;
+  Mutex making_;                         // held while the group of devices is made
+  std::shared_ptr<Group> device_group_;  // written once, before has_device_group_ says so
+  std::atomic<bool> has_device_group_{false};
+  Mutex mutex_;
+  NvxOptions options_ GUARDED_BY(mutex_);
+};
+
+}  // namespace nvx

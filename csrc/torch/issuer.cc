@@ -1,0 +1,164 @@
+#include "torch/issuer.h"
+
+#include <algorithm>
+
+#include "base/config.h"
+#include "torch/device/kernel_path.h"
+#include "torch/interrupt.h"
+#include "torch/recorded.h"
+
+namespace nvx {
+namespace {
+
+/// Whether all of a call's operations are proxied. One that is not keeps the others from it: those go in chunks, whose
+/// number may be one, as chunks use the same memory.
+bool are_proxied(TensorOperations& collectives) {
+  const auto is_proxied = [](const TensorOperation& c) { return c.route() == Route::kHostProxy; };
+  if (std::all_of(collectives.begin(), collectives.end(), is_proxied)) return true;
+  for (TensorOperation& c : collectives) {
+    if (is_proxied(c)) c.facts.proxies_serve = false, c.facts.is_large = true;
+  }
+  return false;
+}
+
+int64_t elements_of(const Tensors& tensors) {
+  int64_t n = 0;
+  for (const at::Tensor& tensor : tensors) n += tensor.numel();
+  return n;
+}
+
+}  // namespace
+
+Issuer::Issuer(CallContext& context) : context_(context) {
+  if (config().delegate.empty() || context.size == 1) return;
+  delegate_ = std::make_shared<Delegate>(context.groups.of_cpu(), context.groups.store(), [&context] {
+    context.kernels->catch_up();  // else the other ranks might wait for what was put off here, and this host for them
+    return context.groups.of_devices();
+  });
+}
+
+Arguments Issuer::arguments(const char* name) {
+  return {name, context_.rank, context_.size, context_.kernels.get(), delegate_.get(), proxies()};
+}
+
+Arguments Issuer::arguments_of_several(const char* name) {
+  return {name, context_.rank, context_.size, context_.kernels.get(), nullptr, proxies()};
+}
+
+IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
+                             std::chrono::milliseconds timeout, Mode mode) {
+  context_.origin.check(context_.rank);
+  const CallContext::Term term = context_.term_of(timeout);
+  for (TensorOperation& c : collectives) {
+    if (c.device != device_of(collectives)) arguments(kind.title).invalid("tensors must be on the same device");
+    c.operation.timeout = term.timeout;
+    c.claim = term.claim;
+  }
+  Call call{kind, collectives, outputs, inputs, mode};
+  return C10_UNLIKELY(at::hasCallbacks()) ? issue_recorded(std::move(call)) : issue(std::move(call));
+}
+
+/// torch routes a barrier without a device to the CPU. But users of a device expect that it has done all that it was
+/// given before the barrier. In a group that is bound to a device, it is that one.
+IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
+  TensorOperation c;
+  c.operation.collective = kernel::Collective::kBarrier;
+  c.device = device_in_use(context_.backend.getBoundDeviceId()).value_or(at::kCPU);
+  c.facts.on_device = !c.device.is_cpu();
+  if (c.facts.on_device && !opts.device_ids.empty()) c.device.set_index(c10::DeviceIndex(opts.device_ids.front()));
+  if (c.facts.on_device) proxies_.see_end(mode, opts.timeout);
+  Tensors none;
+  return launch({c10d::OpType::BARRIER, "nvx:barrier"}, one(std::move(c)), none, none, opts.timeout, mode);
+}
+
+IntrusiveWork Issuer::issue(Call&& call) {
+  if (context_.scopes.is_open()) call.mode = Mode::kAsync;  // a coalescing scope waits for all of its calls together
+  switch (route_of(call.collectives)) {
+    case Route::kMemory: return issue_in_memory(std::move(call));
+    case Route::kStaged: return staged_.issue(std::move(call));
+    case Route::kChunks:
+    case Route::kHostProxy:
+      context_.kernels->catch_up_if_behind();
+      return are_proxied(call.collectives) ? proxies_.issue(std::move(call)) : staged_.issue_in_chunks(std::move(call));
+    case Route::kKernels: return context_.kernels->issue(context_, std::move(call));
+    case Route::kDelegate: break;
+  }
+  return context_.kernels->issue_by(*delegate_, context_, std::move(call));
+}
+
+IntrusiveWork Issuer::issue_in_memory(Call&& call) {
+  context_.kernels->catch_up_if_behind();
+  Group& group = context_.group();
+  if (call.mode == Mode::kAsync) {
+    context_.number(call.collectives);
+    auto work = c10::make_intrusive<CollectiveWork>(context_.groups.of_cpu(), context_.facts(call.kind),
+                                                    std::move(call.collectives), call.outputs, call.inputs);
+    context_.enqueue(work, group.lane());
+    return work;
+  }
+  const bool heard = context_.needs_work();
+  const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
+  for (TensorOperation& c : call.collectives) context_.raise_if_failed(group.execute(c.operation));
+  copy_back(call.collectives);
+  raise_interrupt();  // that was noticed while the operation still ended well
+  if (!heard) return nullptr;
+  NvxWork::Facts facts = context_.facts(call.kind);
+  facts.began = began;
+  return CallContext::done(std::move(facts), call.outputs, nullptr);
+}
+
+/// Who carries operations of a device's tensors out, and how, for profiles.
+std::string Issuer::profiled_as(TensorOperation& c) {
+  switch (c.route()) {
+    case Route::kDelegate: return "nvx:handed_over";
+    case Route::kKernels: return std::string("nvx:by_kernels:") + context_.group().device().kernel_for(c.operation);
+    case Route::kHostProxy: return "nvx:by_kernels_and_host_memory";
+    default: return "nvx:through_host_memory";
+  }
+}
+
+/// As issue, when a profiler or an observer is on.
+IntrusiveWork Issuer::issue_recorded(Call&& call) {
+  const Tensors &inputs = call.inputs, &outputs = call.outputs;
+  const Kind& kind = call.kind;
+  const auto [first, stride] = context_.groups.global_ranks();
+  const at::Tensor* any = !inputs.empty() ? &inputs[0] : !outputs.empty() ? &outputs[0] : nullptr;
+  NVX_RECORD_COMMS(
+      call.mode == Mode::kAsync, std::make_tuple(static_cast<int64_t>(context_.group().sequence() + 1), false),
+      std::make_tuple(context_.group().name(), context_.backend.getGroupDesc()), inputs, outputs, context_.rank,
+      kind.title + 4, elements_of(inputs), elements_of(outputs), any ? any->scalar_type() : at::kByte, kind.give.vec(),
+      kind.take.vec(), first, stride, context_.size);
+  at::RecordFunction way(at::RecordScope::FUNCTION);
+  if (way.isActive() && !call.device().is_cpu()) way.before(profiled_as(call.collectives.front()));
+  if (call.mode == Mode::kAsync || context_.scopes.is_open() || route_of(call.collectives) == Route::kChunks)
+    return issue(std::move(call));  // the work itself is a record
+  at::RecordFunction record(at::RecordScope::FUNCTION);
+  if (record.isActive()) {
+    record._setAsync();  // as torch has it of every collective
+    const std::vector<c10::IValue> shown(inputs.begin(), inputs.end());
+    record.before(kind.title, c10::ArrayRef<const c10::IValue>(shown.data(), shown.size()));
+  }
+  return issue(std::move(call));
+}
+
+void Issuer::connect(at::Device device) {
+  const c10::OptionalDeviceGuard on(device);
+  if (context_.kernels->agree_to_serve(device)) {
+    (void)context_.streams.of_kernels(device, 0);
+  } else {
+    (void)context_.groups.of_devices();
+    (void)context_.streams.of(device);
+    if (!delegate_ && proxies_.agree_to_serve(device)) (void)context_.streams.of_proxies(device, 0);
+  }
+  if (delegate_) delegate_->connect(device);
+}
+
+void Issuer::abort() {
+  if (delegate_) delegate_->abort();
+}
+
+void Issuer::part() {
+  if (delegate_) delegate_->part();
+}
+
+}  // namespace nvx

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "torch/arguments/arguments.h"
+#include "torch/call.h"
+#include "torch/device/delegate.h"
+#include "torch/device/host_proxy_path.h"
+#include "torch/device/staged_path.h"
+
+namespace nvx {
+
+/// Begins the collectives of one backend, each by its route. Which route a collective takes is decided in
+/// group/plan/route.h, of facts that are found out by the Arguments.
+class Issuer {
+ public:
+  explicit Issuer(CallContext& context);
+
+  /// Turn tensors into operations. name: "ProcessGroupNVX::allreduce".
+  Arguments arguments(const char* name);
+  /// For a call that is several collectives. None of these is delegated, so that all of them begin alike.
+  Arguments arguments_of_several(const char* name);
+
+  /// Every collective comes here. Null where a synchronous call has ended and no work is needed.
+  IntrusiveWork launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
+                       std::chrono::milliseconds timeout, Mode mode);
+
+  IntrusiveWork barrier(const c10d::BarrierOptions& opts, Mode mode);
+
+  /// A step of all ranks: opens the device, as the first collective would.
+  void connect(at::Device device);
+  /// Ends what a delegate has in flight; from any thread. And before the group leaves, after a time for it to end.
+  void abort();
+  void part();
+  /// Waits until all proxies have ended, and logs a failure of theirs that has not been raised.
+  void see_off(const Deadline& deadline) { proxies_.see_off(deadline); }
+
+ private:
+  IntrusiveWork issue(Call&& call);
+  IntrusiveWork issue_in_memory(Call&& call);
+  IntrusiveWork issue_recorded(Call&& call);
+  std::string profiled_as(TensorOperation& c);
+  /// Null where there are none beside a delegate.
+  HostProxyPath* proxies() { return delegate_ ? nullptr : &proxies_; }
+
+  CallContext& context_;
+  StagedPath staged_{context_};
+  HostProxyPath proxies_{context_};     // for the group of devices' tensors
+  std::shared_ptr<Delegate> delegate_;  // null where NVX_DELEGATE names nothing
+};
+
+}  // namespace nvx

@@ -1,0 +1,84 @@
+#include "torch/listeners.h"
+
+#include "torch/registry.h"
+
+namespace nvx {
+
+std::function<void(NvxWork&)> Listeners::of_ends() {
+  if (!any()) return {};
+  return [this, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](NvxWork& work) { tell(work); };
+}
+
+std::function<void(Code)> Listeners::of_failures() {
+  if (!any()) return {};
+  return [this, kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_)](Code code) { tell_failure(code); };
+}
+
+bool Listeners::set_on_completion(OnCompletion&& hook) {
+  auto kept = std::make_shared<const OnCompletion>(std::move(hook));
+  MutexLock lock(mutex_);
+  const bool first = on_completion_ == nullptr;
+  if (first) {
+    on_completion_.swap(kept);
+    hooked_at_ = Clock::now();
+    count(1);
+  }
+  lock.unlock();
+  return first;
+}
+
+void Listeners::tell(NvxWork& work) {
+  std::shared_ptr<const OnCompletion> on_completion;
+  {
+    MutexLock lock(mutex_);
+    if (work.began() >= hooked_at_) on_completion = on_completion_;  // a hook is not told of what began before it
+  }
+  if (on_completion) {
+    run_hook("a completion hook", [&] {
+      const std::chrono::duration<float> active = work.duration();
+      (*on_completion)(
+          std::make_shared<c10d::WorkInfo>(work.type(), work.getSequencenumber(), work.began(), work.ended(), active));
+    });
+  }
+#ifdef C10D_BACKEND_HAS_HOOKS
+  if (const Status failure = work.failure(); !failure.ok() || work.lost())
+    return tell_failure(failure.ok() ? Code::kSystem : failure.code());
+#endif
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+  c10d::CompletionHookArgs args;
+  args.completionKey = work.getCompletionKey();
+  if (work.is_timed()) args.duration_ms = work.duration().count();
+  for (const auto& hook : completion_hooks_.all()) run_hook("a completion hook", [&] { (*hook)(args); });
+#endif
+}
+
+void Listeners::tell_failure(Code code) {
+  if (code == Code::kInvalid || code == Code::kInterrupted || exiting.load()) return;
+  if (!fall_silent()) return;
+  if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
+}
+
+void Listeners::tell_abort() {
+  (void)fall_silent();
+  if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
+}
+
+/// The hooks run on a thread of their own, as that of torch 2.15's flight recorder takes seconds: the exception for the
+/// caller does not wait for them.
+std::optional<HooksBeside> Listeners::begin_abort_hooks() {
+#ifdef C10D_BACKEND_HAS_HOOKS
+  auto hooks = abort_hooks_.all();
+  if (hooks.empty()) return {};
+  const auto kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_);  // hooks may ask it
+  const auto run = [this, kept, hooks = std::move(hooks)] {
+    for (const auto& hook : hooks) {
+      if (abort_hooks_.has(hook)) run_hook("an abort hook", *hook);
+    }
+  };
+  if (!exiting.load()) return std::optional<HooksBeside>(std::in_place, run);
+  run();  // at the end of the process a thread would not be waited for
+#endif
+  return {};
+}
+
+}  // namespace nvx

@@ -1,0 +1,93 @@
+#include "torch/messages.h"
+
+#include "torch/arguments/arguments.h"
+#include "torch/device/kernel_path.h"
+#include "torch/recorded.h"
+
+namespace nvx {
+namespace {
+
+at::Tensor& message_tensor(const Arguments& args, std::vector<at::Tensor>& tensors, int tag) {
+  if (tag < 0) args.invalid("Tag must be nonnegative, not " + std::to_string(tag));
+  at::Tensor& tensor = args.single(tensors);
+  if (!tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) {
+    args.invalid("input tensor has to be contiguous, and its elements as they are: this has sizes " +
+                 c10::str(tensor.sizes()) + " and strides " + c10::str(tensor.strides()) +
+                 "; send a contiguous() copy of it, or receive into one");
+  }
+  return tensor;
+}
+
+void check_peer(const Arguments& args, int peer, int size) {
+  if (peer < 0 || peer >= size)
+    args.invalid("invalid rank " + std::to_string(peer) + " in a group of " + std::to_string(size));
+}
+
+}  // namespace
+
+IntrusiveWork Messages::send(const char* called, Tensors& tensors, int peer, int tag) {
+  const Arguments args(called, context_.rank, context_.size);
+  check_peer(args, peer, context_.size);
+  return transfer({c10d::OpType::SEND, "nvx:send"}, message_tensor(args, tensors, tag), peer, tag, /*receives=*/false);
+}
+
+IntrusiveWork Messages::receive(const char* called, Tensors& tensors, int peer, int tag) {
+  const Arguments args(called, context_.rank, context_.size);
+  check_peer(args, peer, context_.size);
+  return transfer({c10d::OpType::RECV, "nvx:recv"}, message_tensor(args, tensors, tag), peer, tag, /*receives=*/true);
+}
+
+IntrusiveWork Messages::receive_any(const char* called, Tensors& tensors, int tag) {
+  const Arguments args(called, context_.rank, context_.size);
+  return transfer({c10d::OpType::RECVANYSOURCE, "nvx:recvAnySource"}, message_tensor(args, tensors, tag), kAnySource,
+                  tag, /*receives=*/true);
+}
+
+IntrusiveWork Messages::transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives) {
+  if (!at::hasCallbacks()) [[likely]]
+    return begin_transfer(kind, tensor, peer, tag, receives);
+  const Tensors none, it{tensor};
+  const auto [first, stride] = context_.groups.global_ranks();
+  // It is recorded as asynchronous: torch does not say whether the caller of a message waits at once.
+  NVX_RECORD_COMMS(true, std::make_tuple(static_cast<int64_t>(context_.group().sequence()), true),
+                   std::make_tuple(context_.group().name(), context_.backend.getGroupDesc()), receives ? none : it,
+                   receives ? it : none, context_.rank, kind.title + 4, receives ? 0 : tensor.numel(),
+                   receives ? tensor.numel() : 0, tensor.scalar_type(), std::vector<int64_t>(), std::vector<int64_t>(),
+                   first, stride, context_.size);
+  return begin_transfer(kind, tensor, peer, tag, receives);
+}
+
+IntrusiveWork Messages::begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives) {
+  if (context_.checked_group().failed()) raise(context_.group().check_alive());
+  if (!tensor.is_cpu()) refuse_capture(tensor.device());
+  auto message = std::make_shared<Message>();
+  message->peer = peer;
+  message->tag = tag;
+  message->dtype = dtype_of(tensor);
+  message->data = static_cast<std::byte*>(tensor.data_ptr());
+  message->bytes = size_t(tensor.numel()) * tensor.element_size();
+  return begin(kind, tensor, std::move(message), c10d::kUnsetTimeout, receives);
+}
+
+c10::intrusive_ptr<MessageWork> Messages::begin(const Kind& kind, const at::Tensor& tensor,
+                                                std::shared_ptr<Message> message, std::chrono::milliseconds timeout,
+                                                bool receives) {
+  context_.kernels->catch_up_if_behind();
+  CallContext::Term term = context_.term_of(timeout);
+  message->timeout = term.timeout;
+  auto work = c10::make_intrusive<MessageWork>(context_.groups.of_cpu(), context_.facts(kind), tensor,
+                                               std::move(message), std::move(term.claim), pending_sends_);
+  if (!tensor.is_cpu()) work->stage(context_.streams, receives);
+  work->count_in(context_.pending);
+  work->begin(receives);
+  context_.scopes.add(work);
+  return work;
+}
+
+void Messages::settle(const Deadline& deadline) {
+  pending_sends_->see_off(nullptr, deadline);
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline.end - Clock::now());
+  context_.group().mail().settle(std::max(std::chrono::milliseconds(0), left));
+}
+
+}  // namespace nvx

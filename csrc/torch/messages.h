@@ -1,0 +1,34 @@
+#pragma once
+
+#include <memory>
+
+#include "torch/call.h"
+#include "torch/device/pending_sends.h"
+
+namespace nvx {
+
+/// Begins the sends and receives of one backend.
+class Messages {
+ public:
+  explicit Messages(CallContext& context)
+      : context_(context), pending_sends_(PendingSends::of(context.groups.of_cpu())) {}
+
+  /// Of the one tensor in the list. called: "ProcessGroupNVX::send".
+  IntrusiveWork send(const char* called, Tensors& tensors, int peer, int tag);
+  IntrusiveWork receive(const char* called, Tensors& tensors, int peer, int tag);
+  IntrusiveWork receive_any(const char* called, Tensors& tensors, int tag);
+  /// Begins a message: its peer, tag and memory are there, the timeout is given here. The tensor is kept until the end.
+  c10::intrusive_ptr<MessageWork> begin(const Kind& kind, const at::Tensor& tensor, std::shared_ptr<Message> message,
+                                        std::chrono::milliseconds timeout, bool receives);
+  /// Gives what waits for a device's data to the mail, as far as the data comes by then, and waits for the mail.
+  void settle(const Deadline& deadline);
+
+ private:
+  IntrusiveWork transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+  IntrusiveWork begin_transfer(const Kind& kind, at::Tensor& tensor, int peer, int tag, bool receives);
+
+  CallContext& context_;
+  const std::shared_ptr<PendingSends> pending_sends_;
+};
+
+}  // namespace nvx

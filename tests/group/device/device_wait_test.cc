@@ -1,0 +1,76 @@
+#include "group/device/device_wait.h"
+
+#include <gtest/gtest.h>
+
+namespace nvx::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// What wait_on_device asks of a group.
+struct AskedGroup {
+  AskedGroup& device() { return *this; }
+  Status look() { return on_device; }
+  Status check_alive() { return alive; }
+  bool look_for_interrupt() {
+    if (++interrupts == 3 && interrupted) alive = {Code::kInterrupted, "nvx: interrupted by the user"};
+    return interrupted;
+  }
+
+  Status on_device, alive;
+  int interrupts = 0;
+  bool interrupted = false;
+};
+
+TEST(DeviceWait, IsOkWhenItIsReady) {
+  AskedGroup group;
+  int looks = 0;
+  const auto end = wait_on_device(
+      group, [&] { return ++looks == 300; }, Deadline());
+  ASSERT_TRUE(end);
+  EXPECT_TRUE(end->ok());
+  EXPECT_EQ(looks, 300);
+}
+
+TEST(DeviceWait, IsOkWhereItIsReadyInAGroupThatHasFailed) {
+  AskedGroup group;
+  group.on_device = {Code::kTimeout, "nvx: a kernel gave up"};
+  const auto end = wait_on_device(
+      group, [] { return true; }, Deadline());
+  EXPECT_TRUE(end && end->ok());
+}
+
+TEST(DeviceWait, EndsWithWhatADeviceSaysOrTheGroup) {
+  AskedGroup group;
+  group.on_device = {Code::kTimeout, "nvx: a kernel gave up"};
+  EXPECT_EQ(wait_on_device(
+                group, [] { return false; }, Deadline())
+                ->what(),
+            "nvx: a kernel gave up");
+  group.on_device = {};
+  group.alive = {Code::kInvalid, "nvx: it has been destroyed"};
+  EXPECT_EQ(wait_on_device(
+                group, [] { return false; }, Deadline())
+                ->what(),
+            "nvx: it has been destroyed");
+}
+
+TEST(DeviceWait, EndsAtTheDeadline) {
+  AskedGroup group;
+  const Deadline deadline = Deadline::after(milliseconds(20));
+  EXPECT_FALSE(wait_on_device(
+      group, [] { return false; }, deadline));
+  EXPECT_TRUE(deadline.passed(Clock::now()));
+}
+
+TEST(DeviceWait, EndsWhenTheUserInterrupts) {
+  AskedGroup group;
+  group.interrupted = true;
+  const auto end = wait_on_device(
+      group, [] { return false; }, Deadline());
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->code(), Code::kInterrupted);
+}
+
+}  // namespace
+}  // namespace nvx::test
