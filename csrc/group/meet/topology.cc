@@ -125,7 +125,7 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
     const bool whole = !value.empty() && value.size() % sizeof(Hello) == 0;
     Hello first;
     if (whole) std::memcpy(&first, value.data(), sizeof first);
-    if (whole && first.magic == Hello::kMagic && first.messenger == Hello::kWire) {
+    if (whole && first.magic == Hello::kMagic && first.wire_version == Hello::kWire) {
       throw Error(Code::kMismatch,
                   "nvx: to rank " + std::to_string(first.rank) + " this group has " +
                       std::to_string(value.size() / sizeof(Hello)) + " ranks, to this rank " + std::to_string(count),
@@ -139,9 +139,9 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
   std::vector<Hello> hellos(count);
   std::memcpy(hellos.data(), value.data(), value.size());
   for (const Hello& hello : hellos) {
-    if (hello.magic != Hello::kMagic || hello.messenger != Hello::kWire || hello.bytes != sizeof(Hello)) {
+    if (hello.magic != Hello::kMagic || hello.wire_version != Hello::kWire || hello.bytes != sizeof(Hello)) {
       throw Error(Code::kMismatch, "nvx: rank " + std::to_string(hello.rank) + " speaks protocol " +
-                                       std::to_string(hello.messenger) + ", this rank " + std::to_string(Hello::kWire) +
+                                       std::to_string(hello.wire_version) + ", this rank " + std::to_string(Hello::kWire) +
                                        ": install one version of nvx everywhere");
     }
     if (!terminated(hello.host_name) || !terminated(hello.door) || !terminated(hello.version)) {

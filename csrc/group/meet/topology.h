@@ -20,7 +20,7 @@ struct Hello {
       9;  // protocol between ranks; moves when a layout in pad.h, in failure_note.h or here does
 
   uint32_t magic = kMagic;
-  uint16_t messenger = kWire;
+  uint16_t wire_version = kWire;
   uint16_t bytes = 0;  // sizeof(Hello)
   int32_t rank = -1;
   int32_t pid = 0;

@@ -18,7 +18,7 @@ struct Head {
   static constexpr uint32_t kWire = 2;            // moves with this layout, with Sign, and with the size of segments
 
   uint32_t magic;
-  uint32_t messenger;
+  uint32_t wire_version;
   uint32_t version[3];
   uint32_t worker_bytes;
   LinkNonce nonce;
@@ -53,7 +53,7 @@ std::vector<std::byte> encode_address(const UcxAddress& address) {
   behind.insert(behind.end(), address.worker.begin(), address.worker.end());
   const UcxVersion& version = address.version;
   const Head head{.magic = Head::kMagic,
-                  .messenger = Head::kWire,
+                  .wire_version = Head::kWire,
                   .version = {version.major, version.minor, version.patch},
                   .worker_bytes = uint32_t(address.worker.size()),
                   .nonce = address.nonce,
@@ -70,7 +70,7 @@ std::optional<UcxAddress> decode_address(std::span<const std::byte> bytes) {
   if (bytes.size() < sizeof head) return std::nullopt;
   std::memcpy(&head, bytes.data(), sizeof head);
   const std::span<const std::byte> behind = bytes.subspan(sizeof head);
-  if (head.magic != Head::kMagic || head.messenger != Head::kWire) return std::nullopt;
+  if (head.magic != Head::kMagic || head.wire_version != Head::kWire) return std::nullopt;
   if (head.addresses > kMostAddresses || behind.size() < head.addresses * sizeof(HostAddress)) return std::nullopt;
   const std::span<const std::byte> worker = behind.subspan(head.addresses * sizeof(HostAddress));
   if (worker.empty() || worker.size() > kMostWorkerBytes || worker.size() != head.worker_bytes) return std::nullopt;
