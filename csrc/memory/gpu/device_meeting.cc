@@ -139,7 +139,14 @@ bool Meeting::exchange_offers(const Offer& mine) {
 void Meeting::receive_fd(const Fd& guest) {
   Handover handover;
   Fd fd;
-  if (!receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) return;
+  try {
+    if (!receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) return;
+  } catch (const Error& error) {  // no room for more descriptors
+    MutexLock lock(mutex_);
+    refused_ = error.failure();
+    came_cv_.notify_all();
+    return;
+  }
   if (handover.magic != Handover::kMagic || handover.rank < 0 || handover.rank >= options_.ranks || !fd) return;
   MutexLock lock(mutex_);
   came_.emplace_back(handover, std::move(fd));
@@ -160,6 +167,7 @@ std::vector<Fd> Meeting::collect(const std::vector<bool>& from) {
       --left;
     }
     came_.clear();
+    if (refused_) throw Error(*refused_);
     if (left == 0 || deadline.passed(Clock::now())) return fds;
     lock.wait_for(came_cv_, deadline.end - Clock::now());
   }

@@ -130,7 +130,8 @@ class Meeting {
   Mutex mutex_;
   std::condition_variable came_cv_;
   std::vector<std::pair<Handover, Fd>> came_ GUARDED_BY(mutex_);
-  ServedDoor door_;  // last, as its thread uses what stands before
+  std::optional<Failure> refused_ GUARDED_BY(mutex_);  // why one that came could not be taken
+  ServedDoor door_;                                    // last, as its thread uses what stands before
 };
 
 }  // namespace nvx
