@@ -1,8 +1,9 @@
 """select_tests.py SELECTION: which tests `make test T=SELECTION` runs, and what they need built.
 
-SELECTION is a folder of tests (group, group/plan, tests/net), a file (tests/torch/test_ddp.py, tests/group/p2p/mailbox_test.cc;
-pytest's ...py::test_name too), or a regular expression for names: MailboxTest, test_all_reduce, ^group.Relay. Each line
-it prints is one of these: `program NAME`, a test program to build; `ctest REGEX`, its tests to run; `pytest ARGUMENT`.
+SELECTION is a folder of tests (group, group/plan, tests/net), a file (tests/torch/test_ddp.py or
+tests/group/p2p/mailbox_test.cc; pytest's ...py::test_name too), or a regular expression for names: MailboxTest,
+test_all_reduce, ^group.HostProxy. Each line it prints is one of these: `program NAME`, a test program to build;
+`ctest REGEX`, its tests to run; `pytest ARGUMENT`.
 """
 
 import pathlib

@@ -77,7 +77,8 @@ class Link {
   virtual void forget(PeerId peer) = 0;
 
   /// Admits connections from these addresses. Call it before the peers have this side's address, because packets that
-  /// arrive earlier are dropped. Links that accept connections only from added peers need not implement it. Throws Error.
+  /// arrive earlier are dropped. Links that accept connections only from added peers need not implement it. Throws
+  /// Error.
   virtual void admit(std::span<const AddressPrefix> addresses) { (void)addresses; }
 
   /// For a peer from which nothing has ever arrived: the likely obstacle and the variable to set; empty if unknown.

@@ -13,8 +13,8 @@
 
 namespace nvx::net {
 
-/// Why a peer at these addresses and this process may not hear each other, and the variable to set. `dropped`: the number
-/// of packets from unknown addresses that this process has dropped.
+/// Why a peer at these addresses and this process may not hear each other, and the variable to set. `dropped`: the
+/// number of packets from unknown addresses that this process has dropped.
 std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dropped);
 
 /// The peers of a link to which there is currently no route, for example while a cable is unplugged, and the posts to

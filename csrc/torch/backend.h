@@ -13,9 +13,9 @@
 
 #include "torch/call.h"
 #include "torch/children.h"
+#include "torch/core/options.h"
 #include "torch/issuer.h"
 #include "torch/messages.h"
-#include "torch/options.h"
 
 namespace nvx {
 

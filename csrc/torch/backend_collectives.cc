@@ -2,7 +2,7 @@
 
 #include "torch/arguments/overlaps.h"
 #include "torch/backend.h"
-#include "torch/interrupt.h"
+#include "torch/core/interrupt.h"
 #include "torch/sparse_call.h"
 
 namespace nvx {

@@ -7,12 +7,12 @@
 #include <set>
 
 #include "group/device/device_pools.h"
-#include "torch/arguments/argument_error.h"
 #include "torch/backend.h"
+#include "torch/core/argument_error.h"
+#include "torch/core/interrupt.h"
+#include "torch/core/store.h"
 #include "torch/device/kernel_path.h"
 #include "torch/device/pool.h"
-#include "torch/interrupt.h"
-#include "torch/store.h"
 
 namespace nvx {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "torch/core/interrupt.h"
 #include "torch/device/kernel_path.h"
-#include "torch/interrupt.h"
 
 namespace nvx {
 

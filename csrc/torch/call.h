@@ -9,11 +9,11 @@
 
 #include "group/extensions.h"
 #include "torch/coalescing.h"
+#include "torch/core/origin.h"
 #include "torch/device/output_hazards.h"
 #include "torch/device/staging_copies.h"
 #include "torch/groups.h"
 #include "torch/listeners.h"
-#include "torch/origin.h"
 #include "torch/work.h"
 
 namespace nvx {

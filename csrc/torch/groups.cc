@@ -2,8 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "torch/interrupt.h"
-#include "torch/store.h"
+#include "torch/core/interrupt.h"
+#include "torch/core/store.h"
 
 namespace nvx {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/mutex.h"
 #include "group/group.h"
-#include "torch/options.h"
+#include "torch/core/options.h"
 #include "torch/work.h"
 
 namespace nvx {

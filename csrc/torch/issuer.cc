@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "base/config.h"
+#include "torch/core/interrupt.h"
+#include "torch/core/recorded.h"
 #include "torch/device/kernel_path.h"
-#include "torch/interrupt.h"
-#include "torch/recorded.h"
 
 namespace nvx {
 namespace {

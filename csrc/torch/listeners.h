@@ -10,7 +10,7 @@
 #include <optional>
 
 #include "base/mutex.h"
-#include "torch/hook.h"
+#include "torch/core/hook.h"
 #include "torch/work.h"
 
 namespace nvx {

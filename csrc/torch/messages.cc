@@ -1,8 +1,8 @@
 #include "torch/messages.h"
 
 #include "torch/arguments/arguments.h"
+#include "torch/core/recorded.h"
 #include "torch/device/kernel_path.h"
-#include "torch/recorded.h"
 
 namespace nvx {
 namespace {

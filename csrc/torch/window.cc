@@ -2,7 +2,7 @@
 
 #ifdef C10D_BACKEND_HAS_WINDOW
 
-#include "torch/arguments/argument_error.h"
+#include "torch/core/argument_error.h"
 
 namespace nvx {
 namespace {

@@ -12,10 +12,10 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/reason.h"
-#include "torch/arguments/argument_error.h"
+#include "torch/core/argument_error.h"
+#include "torch/core/hook.h"
+#include "torch/core/interrupt.h"
 #include "torch/device/completion_poller.h"
-#include "torch/hook.h"
-#include "torch/interrupt.h"
 #include "torch/registry.h"
 
 namespace nvx {

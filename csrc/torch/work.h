@@ -16,11 +16,11 @@
 #include "group/hierarchy/host_proxy.h"
 #include "group/p2p/mailbox.h"
 #include "group/plan/route.h"
+#include "torch/core/origin.h"
 #include "torch/device/chunk_pipeline.h"
 #include "torch/device/output_hazards.h"
 #include "torch/device/pending_sends.h"
 #include "torch/device/staging_copies.h"
-#include "torch/origin.h"
 
 namespace nvx {
 

@@ -35,10 +35,11 @@ FOLDERS = {
     "group/hierarchy": {"group/plan", "group/meet", "group/core", "group/device"},
     "group/p2p": {"group/plan", "group/meet", "group/core"},
     "group": {"group/plan", "group/meet", "group/core", "group/device", "group/hierarchy", "group/p2p"},
-    "torch": {"torch/arguments", "torch/device", "torch/reconfigure"},
-    "torch/arguments": {"torch", "torch/device"},
-    "torch/device": {"torch", "torch/arguments"},
-    "torch/reconfigure": {"torch", "torch/arguments"},
+    "torch": {"torch/arguments", "torch/core", "torch/device", "torch/reconfigure"},
+    "torch/arguments": {"torch", "torch/core", "torch/device"},
+    "torch/core": set(),
+    "torch/device": {"torch", "torch/arguments", "torch/core"},
+    "torch/reconfigure": {"torch", "torch/arguments", "torch/core"},
 }
 # Rooms whose folders still include each other: work.h of torch is at the top and at the bottom.
 IN_CIRCLES = {"torch"}

@@ -27,7 +27,7 @@ MACROS = {
     "NVX_TRY": ("csrc/base/error.h",),
     "NVX_LOG": ("csrc/base/log.h",),
     "NVX_HD": ("csrc/kernel/exec.h", "csrc/kernel/reduce/float_bits.h"),
-    "NVX_RECORD_COMMS": ("csrc/torch/recorded.h",),  # torch's macro of that, whose name and arguments changed
+    "NVX_RECORD_COMMS": ("csrc/torch/core/recorded.h",),  # torch's macro of that, whose name and arguments changed
     "NVX_NOINLINE": ("csrc/kernel/exec.h",),  # CUDA spells noinline in its own way
     "NVX_RULE": ("csrc/kernel/reduce/float_bits.h",),  # what every level compiles for itself must be inlined
     "NVX_LEVEL": ("csrc/kernel/reduce/float_bits.h",),  # the build's, where the build gives none

@@ -11,7 +11,7 @@ from fake_device import counts, reset_counts
 from gpu import figures, graphs, pools, proxy, training, visible
 from gpu.parts import EXPANDABLE, PARTS, RELAY, STAGED
 from gpu.rank import Rank, bytes_of, close
-from ranks import on_fake_gpus, on_gpus, on_played_gpus, on_ranks, on_proxied_gpus, one_host, only_nvx
+from ranks import on_fake_gpus, on_gpus, on_played_gpus, on_proxied_gpus, on_ranks, one_host, only_nvx
 from test_device import captured
 
 pytestmark = [one_host, only_nvx]

@@ -141,8 +141,8 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
   for (const Hello& hello : hellos) {
     if (hello.magic != Hello::kMagic || hello.wire_version != Hello::kWire || hello.bytes != sizeof(Hello)) {
       throw Error(Code::kMismatch, "nvx: rank " + std::to_string(hello.rank) + " speaks protocol " +
-                                       std::to_string(hello.wire_version) + ", this rank " + std::to_string(Hello::kWire) +
-                                       ": install one version of nvx everywhere");
+                                       std::to_string(hello.wire_version) + ", this rank " +
+                                       std::to_string(Hello::kWire) + ": install one version of nvx everywhere");
     }
     if (!terminated(hello.host_name) || !terminated(hello.door) || !terminated(hello.version)) {
       throw Error(Code::kMismatch, "nvx: a rank's description in the store is damaged");

@@ -13,7 +13,7 @@
 #include "memory/driver/cards.h"
 #include "memory/driver/thread_call.h"
 #include "memory/gpu/device_share.h"
-#include "memory/shm/served_door.h"
+#include "memory/gpu/served_door.h"
 
 /// How a DeviceShare is made: what the ranks say to each other, and in which order. For device_*.cc only.
 namespace nvx {

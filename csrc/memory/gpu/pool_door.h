@@ -6,8 +6,8 @@
 
 #include "base/deadline.h"
 #include "memory/driver/device_driver.h"
+#include "memory/gpu/served_door.h"
 #include "memory/shm/arena.h"
-#include "memory/shm/served_door.h"
 
 namespace nvx {
 

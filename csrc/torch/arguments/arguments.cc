@@ -6,8 +6,8 @@
 
 #include "base/hash.h"
 #include "group/plan/chunks.h"
-#include "torch/arguments/argument_error.h"
 #include "torch/arguments/overlaps.h"
+#include "torch/core/argument_error.h"
 #include "torch/device/delegate.h"
 #include "torch/device/host_proxy_path.h"
 #include "torch/device/kernel_path.h"

@@ -2,8 +2,8 @@
 
 #include "kernel/reduce/level.h"
 #include "memory/driver/beside_captures.h"
-#include "torch/arguments/argument_error.h"
 #include "torch/arguments/arguments.h"
+#include "torch/core/argument_error.h"
 
 namespace nvx {
 namespace {

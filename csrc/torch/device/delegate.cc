@@ -9,7 +9,7 @@
 #include "group/plan/delegate_plan.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
-#include "torch/arguments/argument_error.h"
+#include "torch/core/argument_error.h"
 #include "torch/device/delegate_call.h"
 #include "torch/device/staging_copies.h"
 

@@ -12,9 +12,9 @@
 
 #include "base/mutex.h"
 #include "group/core/poller.h"
-#include "torch/ask_once.h"
+#include "torch/core/ask_once.h"
+#include "torch/core/origin.h"
 #include "torch/device/delegate_setup.h"
-#include "torch/origin.h"
 #include "torch/work.h"
 
 namespace nvx {

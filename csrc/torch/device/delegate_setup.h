@@ -11,7 +11,7 @@
 #include "base/deadline.h"
 #include "group/group.h"
 #include "group/meet/store_exchange.h"
-#include "torch/store.h"
+#include "torch/core/store.h"
 
 namespace nvx {
 

@@ -9,9 +9,9 @@
 #include "group/hierarchy/stream_host_proxy.h"
 #include "kernel/gpu/capture.h"
 #include "memory/driver/beside_captures.h"
+#include "torch/core/interrupt.h"
+#include "torch/core/store.h"
 #include "torch/device/launched_work.h"
-#include "torch/interrupt.h"
-#include "torch/store.h"
 
 namespace nvx {
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <thread>
 
-#include "torch/ask_once.h"
 #include "torch/call.h"
+#include "torch/core/ask_once.h"
 #include "torch/device/proxy_op.h"
 #include "torch/device/stream_order.h"
 

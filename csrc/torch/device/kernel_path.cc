@@ -9,11 +9,11 @@
 #include "base/log.h"
 #include "base/reason.h"
 #include "memory/driver/beside_captures.h"
-#include "torch/arguments/argument_error.h"
 #include "torch/call.h"
+#include "torch/core/argument_error.h"
+#include "torch/core/store.h"
 #include "torch/device/delegate.h"
 #include "torch/device/launched_work.h"
-#include "torch/store.h"
 
 namespace nvx {
 

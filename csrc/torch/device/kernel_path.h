@@ -9,7 +9,7 @@
 
 #include "base/mutex.h"
 #include "kernel/gpu/launch_cuda.h"
-#include "torch/ask_once.h"
+#include "torch/core/ask_once.h"
 #include "torch/device/shared_streams.h"
 #include "torch/device/stream_order.h"
 #include "torch/work.h"

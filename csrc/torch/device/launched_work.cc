@@ -1,7 +1,7 @@
 #include "torch/device/launched_work.h"
 
 #include "base/contain.h"
-#include "torch/interrupt.h"
+#include "torch/core/interrupt.h"
 
 namespace nvx {
 

@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "torch/arguments/argument_error.h"
+#include "torch/core/argument_error.h"
 
 namespace nvx {
 

@@ -2,8 +2,8 @@
 
 #include "base/contain.h"
 #include "base/log.h"
+#include "torch/core/interrupt.h"
 #include "torch/device/kernel_path.h"
-#include "torch/interrupt.h"
 
 namespace nvx {
 

@@ -16,7 +16,7 @@
 #include "kernel/gpu/capture.h"
 #include "kernel/gpu/launch_cuda.h"
 #include "memory/driver/beside_captures.h"
-#include "torch/arguments/argument_error.h"
+#include "torch/core/argument_error.h"
 #include "torch/device/kernel_path.h"
 #include "torch/work.h"
 

@@ -13,7 +13,7 @@
 #include "base/mutex.h"
 #include "group/device/device_wait.h"
 #include "group/group.h"
-#include "torch/origin.h"
+#include "torch/core/origin.h"
 
 /// How tensors of accelerators pass through host memory: they come to the host on a stream, go through the group as any
 /// tensor of the CPU, and go back on a stream. All of this uses only what c10 offers for every device, so no

@@ -11,10 +11,10 @@
 #include "base/contain.h"
 #include "base/log.h"
 #include "base/words.h"
-#include "torch/arguments/argument_error.h"
-#include "torch/interrupt.h"
+#include "torch/core/argument_error.h"
+#include "torch/core/interrupt.h"
+#include "torch/core/store.h"
 #include "torch/registry.h"
-#include "torch/store.h"
 
 namespace nvx {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "base/hash.h"
 #include "base/words.h"
-#include "torch/arguments/argument_error.h"
+#include "torch/core/argument_error.h"
 
 namespace nvx {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "base/deadline.h"
 #include "base/interrupt.h"
-#include "torch/hook.h"
-#include "torch/interrupt.h"
+#include "torch/core/hook.h"
+#include "torch/core/interrupt.h"
 
 namespace nvx {
 

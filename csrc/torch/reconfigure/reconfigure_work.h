@@ -7,7 +7,7 @@
 
 #include "base/mutex.h"
 #include "torch/backend.h"
-#include "torch/origin.h"
+#include "torch/core/origin.h"
 
 namespace nvx {
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "memory/shm/neighbours.h"
-#include "torch/arguments/argument_error.h"
+#include "torch/core/argument_error.h"
 
 namespace nvx {
 

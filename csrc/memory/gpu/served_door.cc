@@ -1,4 +1,4 @@
-#include "memory/shm/served_door.h"
+#include "memory/gpu/served_door.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>

@@ -1,4 +1,4 @@
-#include "torch/interrupt.h"
+#include "torch/core/interrupt.h"
 
 #include <sys/syscall.h>
 #include <torch/csrc/utils/pybind.h>

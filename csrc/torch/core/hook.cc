@@ -1,4 +1,4 @@
-#include "torch/hook.h"
+#include "torch/core/hook.h"
 
 #include <condition_variable>
 #include <system_error>
@@ -8,7 +8,7 @@
 #include "base/interrupt.h"
 #include "base/own_thread.h"
 #include "base/per_process.h"
-#include "torch/interrupt.h"
+#include "torch/core/interrupt.h"
 
 namespace nvx {
 namespace {
