@@ -14,6 +14,7 @@
 
 #include <unistd.h>
 
+#include "base/address_prefix.h"
 #include "base/hash.h"
 #include "base/log.h"
 
@@ -23,6 +24,7 @@ namespace {
 constexpr char kWhole[] = "a whole number";
 constexpr char kSeconds[] = "a number";  // fractions are allowed
 constexpr char kHandOvers[] = "all_reduce, reduce, broadcast, all_gather, reduce_scatter";
+constexpr char kAddresses[] = "addresses and prefixes, separated by commas (10.0.0.7,10.1.0.0/16,fd00::/8)";
 
 constexpr double kMost = 1e9;  // an upper bound where there is no natural one
 
@@ -35,7 +37,8 @@ constexpr Variable kVariables[] = {
      "GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME, else the interfaces with a route to the peers"},
     {"NVX_ALLOW_FROM", "",
      "addresses and prefixes (10.0.0.7,10.1.0.0/16,fd00::/8) that may connect over TCP, besides the hosts of a group: "
-     "for peers behind address translation"},
+     "for peers behind address translation",
+     kAddresses},
     {"NVX_LIBUCP", "",
      "the libucp.so.0 to load, or its folder; empty: one with RDMA if the machine has RDMA, else the newest"},
     {"NVX_ON_ERROR", "raise", "effect of a failed operation: raise a Python exception, or abort the process",
@@ -156,6 +159,14 @@ void warn_of_fault(const Variable& v) {
           fault(v).c_str(), *v.fallback ? v.fallback : "empty");
 }
 
+/// Uses no default in place of a wrong list: the first link to other hosts refuses it.
+std::string addresses(const char* name) {
+  const Variable& v = row(name);
+  if (const std::string why = fault(v); !why.empty())
+    NVX_LOG(kWarn, "%s=%s is %s; groups over several hosts fail", v.name, text(v).c_str(), why.c_str());
+  return text(v);
+}
+
 std::string choice(const char* name) {
   const Variable& v = row(name);
   if (const std::optional<std::string> known = as_word(v, text(v))) return *known;
@@ -230,7 +241,7 @@ Config read() {
   return {.debug = choice("NVX_DEBUG"),
           .host_id = text("NVX_HOST_ID"),
           .socket_ifname = text("NVX_SOCKET_IFNAME"),
-          .allow_from = text("NVX_ALLOW_FROM"),
+          .allow_from = addresses("NVX_ALLOW_FROM"),
           .libucp = text("NVX_LIBUCP"),
           .on_error = choice("NVX_ON_ERROR"),
           .algorithm = choice("NVX_ALGO"),
@@ -251,6 +262,7 @@ std::span<const Variable> variables() { return kVariables; }
 std::string fault(const Variable& v) {
   if (!*v.takes) return "";
   if (is_number(v)) return fault_of_number(v, text(v));
+  if (v.takes == kAddresses) return parse_prefixes(text(v)) ? "" : "not a list of " + std::string(kAddresses);
   if (v.takes == kHandOvers) {
     return as_hand_overs(text(v)) ? ""
                                   : std::string("neither none nor a list, each once, of ") + kHandOvers +

@@ -14,7 +14,7 @@ struct Variable {
   const char* name;
   const char* fallback;
   const char* meaning;
-  const char* takes = "";      ///< the accepted words, or kWhole or kSeconds for a number; empty: any text
+  const char* takes = "";      ///< the accepted words, or a kind of value, as kWhole; empty: any text
   double least = 0, most = 0;  ///< bounds of a number
 };
 

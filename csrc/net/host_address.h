@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "net/address_prefix.h"
+#include "base/address_prefix.h"
 
 namespace nvx::net {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/address_prefix.h"
 #include "base/error.h"
-#include "net/address_prefix.h"
 
 namespace nvx::net {
 

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "net/address_prefix.h"
+#include "base/address_prefix.h"
 
 namespace nvx::net {
 

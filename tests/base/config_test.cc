@@ -120,6 +120,17 @@ TEST(Config, SaysWhatItDoesNotKnow) {
   EXPECT_NE(said.find("NVX_ALGO=fast is none of one_shot, pipelined; the default ("), std::string::npos) << said;
 }
 
+TEST(Config, SaysWhichAddressesItCannotRead) {
+  if (const char* why = why_no_processes()) GTEST_SKIP() << why;
+  for (const char* good : {"", "10.0.0.7, 10.1.0.0/16,fd00::/8", "0.0.0.0/0,::/0"})
+    EXPECT_EQ(said_with({{"NVX_ALLOW_FROM", good}}, [&] { EXPECT_EQ(config().allow_from, good); }), "");
+  for (const char* bad : {"10.0.0.7;eth0", "10.0.0.0/33", "host"}) {
+    const std::string said = said_with({{"NVX_ALLOW_FROM", bad}}, [&] { EXPECT_EQ(config().allow_from, bad); });
+    EXPECT_NE(said.find("NVX_ALLOW_FROM=" + std::string(bad) + " is not a list of addresses"), std::string::npos)
+        << said;
+  }
+}
+
 std::string list(const std::vector<HandOver>& all) {
   std::string text;
   for (const HandOver& one : all) text += one.collective + ">=" + std::to_string(one.least_bytes) + " ";

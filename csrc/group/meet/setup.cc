@@ -211,17 +211,17 @@ void SetUp::check_local_ranks() {
 
 /// The source addresses of connections from ranks on other hosts. Ranks of the same machine (hosts by NVX_HOST_ID) may
 /// connect over its loopback interface.
-std::vector<net::AddressPrefix> SetUp::sources() const {
-  std::vector<net::AddressPrefix> sources;
+std::vector<AddressPrefix> SetUp::sources() const {
+  std::vector<AddressPrefix> sources;
   const std::vector<Hello>& hellos = members_.topology.ranks;
   for (int r = 0; r < options_.size; ++r) {
     if (members_.local_rank_of(r) >= 0) continue;
     const Hello& hello = hellos[size_t(r)];
-    for (const net::AddressBytes& address : hello.addresses) {
-      if (address != net::AddressBytes{}) sources.push_back(net::AddressPrefix::of(address));
+    for (const AddressBytes& address : hello.addresses) {
+      if (address != AddressBytes{}) sources.push_back(AddressPrefix::of(address));
     }
     if (hello.machine != hellos[size_t(rank())].machine) continue;
-    const auto loopback = net::parse_prefixes("127.0.0.0/8,::1");
+    const auto loopback = parse_prefixes("127.0.0.0/8,::1");
     sources.insert(sources.end(), loopback->begin(), loopback->end());
   }
   return sources;

@@ -42,7 +42,7 @@ class SetUp {
   void map_peers(Doorway& door);
   void await_ready(Doorway& door);
   void check_local_ranks();
-  std::vector<net::AddressPrefix> sources() const;
+  std::vector<AddressPrefix> sources() const;
   void open_port();
   std::vector<std::vector<std::byte>> exchange_addresses(const std::vector<std::byte>& own);
   int rank() const { return options_.rank; }

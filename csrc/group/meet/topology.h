@@ -35,7 +35,7 @@ struct Hello {
   uint32_t cores = 0;
   uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees
   /// From which this rank's connections to other hosts come; 0 behind the last.
-  std::array<net::AddressBytes, net::kMostAddresses> addresses = {};
+  std::array<AddressBytes, net::kMostAddresses> addresses = {};
   char host_name[48] = {};
   char door[48] = {};
   char version[16] = {};

@@ -8,8 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "base/address_prefix.h"
 #include "base/deadline.h"
-#include "net/address_prefix.h"
 
 namespace nvx::net {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace nvx::net {
+namespace nvx {
 
 /// An address of IPv6, or one of IPv4 mapped into it (::ffff:10.0.0.7).
 using AddressBytes = std::array<uint8_t, 16>;
@@ -36,4 +36,4 @@ std::optional<std::vector<AddressPrefix>> parse_prefixes(std::string_view list);
 /// long as that suffices; then those are joined first that have the most bits in common.
 std::vector<AddressPrefix> merged(std::vector<AddressPrefix> prefixes, size_t most);
 
-}  // namespace nvx::net
+}  // namespace nvx

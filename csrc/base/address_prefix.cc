@@ -1,4 +1,4 @@
-#include "net/address_prefix.h"
+#include "base/address_prefix.h"
 
 #include <arpa/inet.h>
 
@@ -8,7 +8,7 @@
 #include <functional>
 #include <tuple>
 
-namespace nvx::net {
+namespace nvx {
 namespace {
 
 constexpr AddressBytes kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -128,4 +128,4 @@ std::vector<AddressPrefix> merged(std::vector<AddressPrefix> prefixes, size_t mo
   return prefixes;
 }
 
-}  // namespace nvx::net
+}  // namespace nvx
