@@ -89,6 +89,10 @@ void Meeting::send_fd(int fd, const std::vector<bool>& to) {
   for (size_t r = 0; r < ranks(); ++r) {
     if (!to[r]) continue;
     const Fd guest = connect_to(text_of(cards_[r].door), deadline);
+    if (!guest && backlog_is_full())
+      throw Error(Code::kTimeout, "nvx: the backlog of the Unix socket of " + options_.name(int(r)) + " was full for " +
+                                      how_long(deadline) +
+                                      ": it is stopped, or another user of this host floods it with connections");
     const Handover handover{Handover::kMagic, options_.rank, turn_, 0, share_.arena_->id()};
     if (!guest || !send_packet(guest.get(), &handover, sizeof handover, {&fd, 1}))
       throw Error(Code::kPeerDied, "nvx: " + options_.name(int(r)) + " cannot be reached over its Unix socket (" +
