@@ -23,20 +23,18 @@ at::Tensor concatenated(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 bool can_coalesce(at::ScalarType type) {
-  enum Answer : int8_t { kUnknown, kYes, kNo };
-  static std::atomic<Answer> known[size_t(at::ScalarType::NumOptions)] = {};
-  std::atomic<Answer>& answer = known[size_t(type)];
-  if (answer == kUnknown) {
-    const Movement movement;
-    contain_and(
-        [&] {
-          const at::Tensor twice = at::zeros({1, 2}, at::kLong);  // torch only sums where there are two entries
-          (void)at::sparse_coo_tensor(twice, at::zeros({2}, type), {1}).coalesce();
-          answer = kYes;
-        },
-        [&](const std::exception*) { answer = kNo; });
-  }
-  return answer == kYes;
+  static std::atomic<bool> known[size_t(at::ScalarType::NumOptions)] = {};
+  std::atomic<bool>& can = known[size_t(type)];
+  if (can) return true;
+  const Movement movement;
+  contain_and(
+      [&] {
+        const at::Tensor twice = at::zeros({1, 2}, at::kLong);  // torch only sums where there are two entries
+        (void)at::sparse_coo_tensor(twice, at::zeros({2}, type), {1}).coalesce();
+        can = true;
+      },
+      [](const std::exception*) {});  // an error is not remembered: memory may have been short
+  return can;
 }
 
 SparseWork::SparseWork(std::shared_ptr<Group> group, Facts facts, const Arguments& arguments,

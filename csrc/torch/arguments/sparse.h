@@ -6,7 +6,7 @@
 namespace nvx {
 
 /// Whether torch can sum entries of this type that share an index. Which types it cannot depends on its version, so
-/// this tries it, once a type.
+/// this tries it, until it has worked once for the type.
 bool can_coalesce(at::ScalarType type);
 
 /// The all-reduce of a sparse tensor, or of several, which are summed first and each get the result. Ranks may hold
