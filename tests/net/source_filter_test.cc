@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <cstring>
@@ -238,6 +239,26 @@ TEST(UcxListeners, LeaveAloneWhatHasTakenTheNumberOfAClosedOne) {
   listeners.admit(prefixes("127.0.0.3"));
   EXPECT_TRUE(connected(next, "127.0.0.2"));
   EXPECT_EQ(listeners.dropped(), 0u);
+}
+
+TEST(UcxListeners, AdmitAgainAfterAFailure) {
+  UcxListeners listeners;
+  Listening listening("127.0.0.1");
+  listeners.shut(listening.told(), 1);
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{.rlim_cur = 1, .rlim_max = before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  try {
+    listeners.admit(prefixes("127.0.0.2"));
+    ADD_FAILURE() << "no descriptor is free";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("nvx gets no descriptor for a socket"), std::string::npos) << error.what();
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_FALSE(connected(listening, "127.0.0.2"));
+  listeners.admit(prefixes("127.0.0.2"));
+  EXPECT_TRUE(connected(listening, "127.0.0.2"));
 }
 
 TEST(UcxListeners, AreAllTheNewOnesWhereTheAddressNamesTooFew) {

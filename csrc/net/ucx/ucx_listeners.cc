@@ -39,9 +39,9 @@ using Listener = UcxListeners::Listener;
 [[noreturn]] void refuse(const std::string& what) {
   throw Error(Code::kSystem,
               "nvx: " + what + why_nothing_opens() +
-                  ", so it cannot keep strangers from the port at which other hosts reach this process over TCP: they "
-                  "could write to its memory",
-              "allow it, or, in a network without strangers, do without by NVX_ALLOW_FROM=0.0.0.0/0,::/0");
+                  ", so nvx cannot restrict which hosts connect to UCX in this process over TCP: each of them could "
+                  "write to its memory",
+              "permit it, or, if the network has no strangers, set NVX_ALLOW_FROM=0.0.0.0/0,::/0");
 }
 
 /// The address and port that a socket of TCP is bound to.
@@ -67,6 +67,7 @@ bool listens(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &bytes) == 0 && value != 0;
 }
 
+/// Throws Error if the kernel does not list them.
 void each_descriptor(const std::function<void(int fd)>& body) {
   DIR* dir = opendir("/proc/self/fd");
   if (!dir) refuse("nvx cannot read /proc/self/fd");
@@ -87,11 +88,19 @@ std::vector<Listener> all_listeners() {
   return all;
 }
 
-/// A descriptor of its own for a listener; none where UCX has closed it, and its number may be another file's.
+/// Whether the number is still that socket's: UCX may have closed it, and the number may be another file's.
+bool is_still(int fd, const Listener& listener) {
+  struct stat what {};
+  return fstat(fd, &what) == 0 && what.st_ino == listener.inode;
+}
+
+/// A descriptor of its own for a listener. None if UCX has closed the listener (errno is EBADF), or if this process
+/// gets no descriptor.
 Fd own_descriptor(const Listener& listener) {
   Fd fd(fcntl(listener.fd, F_DUPFD_CLOEXEC, 0));
-  struct stat what {};
-  if (fd && (fstat(fd.get(), &what) != 0 || what.st_ino != listener.inode)) fd.reset();
+  if (!fd || is_still(fd.get(), listener)) return fd;
+  fd.reset();
+  errno = EBADF;
   return fd;
 }
 
@@ -208,33 +217,52 @@ UcxListeners::UcxListeners() {
                 "separate addresses and prefixes by commas: 10.0.0.7,10.1.0.0/16,fd00::/8");
   }
   admitted_.insert(allowed->begin(), allowed->end());
-  if (is_everybody(admitted_)) return;
-  for (const Listener& listener : all_listeners()) others_.insert(listener.inode);
+  filters_ = !is_everybody(admitted_);
+  for (const Listener& listener : present()) others_.insert(listener.inode);
 }
 
 void UcxListeners::shut(std::span<const std::byte> address, size_t devices) {
-  if (is_everybody(admitted_)) return;
-  std::vector<Listener> fresh = all_listeners();
+  std::vector<Listener> fresh = present();
   std::erase_if(fresh, [&](const Listener& listener) { return others_.contains(listener.inode); });
   listeners_ = of_worker(std::move(fresh), address, devices);
-  if (listeners_.empty() && devices == 0) return;
+  for (const Listener& listener : listeners_) (void)fcntl(listener.fd, F_SETFD, FD_CLOEXEC);
+  if (!filters_ || (listeners_.empty() && devices == 0)) return;
   if (listeners_.empty()) refuse("nvx does not find the sockets at which UCX listens");
-  attach();
+  attach(admitted_);
   take_connections_away(listeners_);
 }
 
-void UcxListeners::admit(std::span<const AddressPrefix> more) {
-  const size_t before = admitted_.size();
-  admitted_.insert(more.begin(), more.end());
-  if (admitted_.size() != before) attach();
+/// Without filters, listeners that are not found only stay open in children.
+std::vector<Listener> UcxListeners::present() const {
+  try {
+    return all_listeners();
+  } catch (const Error&) {
+    if (filters_) throw;
+    return {};
+  }
 }
 
-void UcxListeners::attach() {
-  const std::vector<AddressPrefix> wanted(admitted_.begin(), admitted_.end());
+void UcxListeners::admit(std::span<const AddressPrefix> more) {
+  if (!filters_) return;
+  std::set<AddressPrefix> all = admitted_;
+  all.insert(more.begin(), more.end());
+  if (all.size() == admitted_.size()) return;
+  attach(all);
+  admitted_ = std::move(all);  // only now: if attach() throws, the next call tries again
+}
+
+void UcxListeners::close_in_child() const {
+  for (const Listener& listener : listeners_) {
+    if (is_still(listener.fd, listener)) close(listener.fd);
+  }
+}
+
+void UcxListeners::attach(const std::set<AddressPrefix>& admitted) {
+  const std::vector<AddressPrefix> wanted(admitted.begin(), admitted.end());
   for (const Listener& listener : listeners_) {
     const Fd own = own_descriptor(listener);
-    if (!own && !why_nothing_opens().empty()) refuse("a filter cannot be attached to a socket");
-    if (!own) continue;  // UCX has closed it
+    if (!own && errno == EBADF) continue;  // UCX has closed it
+    if (!own) refuse(std::string("nvx gets no descriptor for a socket (") + std::strerror(errno) + ")");
     const std::optional<size_t> prefixes = let_in(own.get(), wanted);
     if (!prefixes) refuse(std::string("the kernel attaches no filter to a socket (") + std::strerror(errno) + ")");
     NVX_LOG(kInfo, "port %u takes connections from %zu prefixes of addresses, which hold the %zu of this job",
@@ -244,6 +272,7 @@ void UcxListeners::attach() {
 
 uint64_t UcxListeners::dropped() const {
   uint64_t dropped = 0;
+  if (!filters_) return dropped;
   for (const Listener& listener : listeners_) {
     if (const Fd own = own_descriptor(listener)) dropped += dropped_by(own.get());
   }
@@ -258,8 +287,8 @@ void UcxListeners::look_for_strangers() {
   warned_ = true;
   NVX_LOG(
       kWarn,
-      "somebody at an address that no host of the job says it has tries to connect to this process, and is not let "
-      "in; if it is a rank whose address is translated on the way, set NVX_ALLOW_FROM here to the one that arrives");
+      "a host at an address that no rank of the job has named tries to connect to this process, and is not let in; if "
+      "it is a rank behind address translation, set NVX_ALLOW_FROM here to the address that arrives");
 }
 
 }  // namespace nvx::net

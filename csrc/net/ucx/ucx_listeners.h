@@ -24,12 +24,14 @@ class UcxListeners {
   /// to all but those that NVX_ALLOW_FROM names, and takes away the connections that were made in between. address is
   /// the worker's, and devices how many devices it has TCP on. Throws Error where that cannot be done.
   void shut(std::span<const std::byte> address, size_t devices);
-  /// Lets in more. Throws Error.
+  /// Lets in more. Throws Error, and then lets in as many as before.
   void admit(std::span<const AddressPrefix> more);
   /// How many packets from others have been dropped.
   uint64_t dropped() const;
   /// Warns once if there are any. Cheap enough to be called before every sleep.
   void look_for_strangers();
+  /// Closes the listeners in a child just forked: allocates nothing, takes no lock.
+  void close_in_child() const;
 
   struct Listener {
     int fd;
@@ -39,8 +41,10 @@ class UcxListeners {
   };
 
  private:
-  void attach();
+  std::vector<Listener> present() const;
+  void attach(const std::set<AddressPrefix>& admitted);
 
+  bool filters_ = true;  // false: NVX_ALLOW_FROM names all addresses
   std::set<ino_t> others_;
   std::vector<Listener> listeners_;
   std::set<AddressPrefix> admitted_;

@@ -125,13 +125,13 @@ std::map<std::string, std::vector<std::string>> resources(const UcxLibrary& ucx,
 std::atomic<uint32_t> forks{0};
 std::atomic<int> workers{0}, workers_of_parent{0};
 
-/// What the first workers of this process sleep on, plus 1, for a forked child. A process has one, but for tests.
-std::array<std::atomic<int>, 16> sleep_on{};
+/// The first workers of this process, for a forked child. A process has one, except in tests.
+std::array<std::atomic<const UcxWorker*>, 16> first_workers{};
 
-void replace_sleep(int known, int by) {
-  for (std::atomic<int>& fd : sleep_on) {
-    int expected = known;
-    if (fd.compare_exchange_strong(expected, by)) return;
+void replace(const UcxWorker* known, const UcxWorker* by) {
+  for (std::atomic<const UcxWorker*>& worker : first_workers) {
+    const UcxWorker* expected = known;
+    if (worker.compare_exchange_strong(expected, by)) return;
   }
 }
 
@@ -140,9 +140,8 @@ uint32_t fork_generation() {
   static const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
     forks.fetch_add(1);
     workers_of_parent.fetch_add(workers.exchange(0));
-    // Else peers would take the parent for alive as long as this child lives.
-    for (std::atomic<int>& fd : sleep_on) {
-      if (const int worker = fd.exchange(0); worker != 0) close_sockets(worker - 1);
+    for (std::atomic<const UcxWorker*>& first : first_workers) {
+      if (const UcxWorker* worker = first.exchange(nullptr)) worker->close_in_child();
     }
   });
   (void)kRegistered;
@@ -207,7 +206,7 @@ UcxWorker::UcxWorker(const std::string& met_at) : generation_(fork_generation())
     take_address();
     look_around();
     workers.fetch_add(1);
-    replace_sleep(0, fd_ + 1);
+    replace(nullptr, this);
   } catch (...) {
     if (worker_) ucx_.worker_destroy(worker_);
     if (context_) ucx_.cleanup(context_);
@@ -217,13 +216,18 @@ UcxWorker::UcxWorker(const std::string& met_at) : generation_(fork_generation())
 
 void UcxWorker::close() {
   if (!worker_ || !mine()) return;
-  replace_sleep(fd_ + 1, 0);
+  replace(this, nullptr);
   ucx_.worker_destroy(std::exchange(worker_, nullptr));
   ucx_.cleanup(context_);
   workers.fetch_sub(1);
 }
 
 void UcxWorker::keep_sockets_to_itself() const { close_sockets_on_exec(fd_); }
+
+void UcxWorker::close_in_child() const {
+  close_sockets(fd_);
+  listeners_.close_in_child();
+}
 
 bool UcxWorker::mine() const { return forks.load(std::memory_order_relaxed) == generation_; }
 

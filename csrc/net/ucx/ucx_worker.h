@@ -48,6 +48,9 @@ class UcxWorker {
   bool bury();
   /// The connections that there are by now are not inherited by programs that this process starts.
   void keep_sockets_to_itself() const;
+  /// Closes connections and listeners in a child just forked. Otherwise peers would take the parent for alive, and
+  /// connect to its ports, as long as the child lives.
+  void close_in_child() const;
   /// From now on, no closing endpoint is waited for longer than this.
   void hurry(std::chrono::milliseconds patience);
 

@@ -1,6 +1,7 @@
 // Properties that only links between processes show: deaths, silence, descriptors, memory, and versions of UCX.
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -386,6 +387,32 @@ TEST_F(Ucx, AForkedChildLeavesItsParentsLinkAlone) {
   EXPECT_TRUE(drive(end, [&] { return end.all_done_once(); }));
   EXPECT_EQ(end.diary.failures, 0u);
   EXPECT_TRUE(end.diary.losses.empty());
+}
+
+bool listens(int fd) {
+  int value = 0;
+  socklen_t bytes = sizeof value;
+  return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &value, &bytes) == 0 && value != 0;
+}
+
+TEST_F(Ucx, AForkedChildOrANewProgramDoesNotListen) {
+  constexpr int kMostFds = 1024;
+  std::vector<int> before, made;
+  for (int fd = 0; fd < kMostFds; ++fd) {
+    if (listens(fd)) before.push_back(fd);
+  }
+  End end(open_ucx());
+  for (int fd = 0; fd < kMostFds; ++fd) {
+    if (listens(fd) && std::ranges::count(before, fd) == 0) made.push_back(fd);
+  }
+  ASSERT_FALSE(made.empty());
+  for (const int fd : made) EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+  const pid_t fork_of_us = fork();
+  if (fork_of_us == 0) _exit(int(std::ranges::count_if(made, listens)));
+  int status = -1;
+  waitpid(fork_of_us, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(std::ranges::all_of(made, listens)) << "and the parent goes on";
 }
 
 TEST_F(Ucx, AForkedChildIsToldThatUcxDoesNotWorkInIt) {
