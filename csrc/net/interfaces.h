@@ -23,7 +23,7 @@ std::vector<Interface> interfaces();
 std::vector<std::string> rdma_ports();
 bool has_rdma();
 
-/// What the user said about interfaces, and in which variable.
+/// The user's choice of interfaces, and the variable that contains it.
 struct InterfaceRule {
   const char* variable = nullptr;  ///< null: nothing was said
   std::string text;
@@ -41,7 +41,7 @@ std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Inter
                                 const std::string& towards = "");
 /// The interface that leads to the other hosts and its rails: those of network cards that are no slower.
 std::vector<std::string> with_rails(const std::string& towards, std::span<const Interface> present);
-/// What is said where the rule names none of those present, and what to do.
+/// The failure for a rule that names none of the interfaces present.
 Failure none_named(const InterfaceRule& rule, std::span<const Interface> present);
 
 }  // namespace nvx::net

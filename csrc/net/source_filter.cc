@@ -44,7 +44,7 @@ void append(std::vector<sock_filter>& program, const AddressPrefix& prefix) {
   program.insert(program.end(), test.begin(), test.end());
 }
 
-/// What is done with a packet of one version.
+/// The part of the program for packets of one version of IP.
 std::vector<sock_filter> part(std::span<const AddressPrefix> admitted, uint8_t family) {
   std::vector<sock_filter> program;
   const unsigned words = family == 4 ? 1 : 4;

@@ -16,12 +16,12 @@ namespace nvx::net {
 /// connections that it accepts inherit it.
 std::vector<sock_filter> source_filter(std::span<const AddressPrefix> admitted);
 
-/// Has a socket let in what comes from these addresses, and nothing else, from one packet to the next. Where the kernel
-/// takes no filter of that length, neighbouring addresses are joined to prefixes that hold more. Returns how many
-/// prefixes there are in the end, or nothing, and errno, if the kernel takes no filter.
+/// Makes a socket admit packets from these addresses only; the change is atomic. If the kernel refuses a filter of that
+/// length, neighbouring addresses are joined to prefixes that hold more addresses. Returns the number of prefixes, or
+/// nothing and errno if the kernel refuses every filter.
 std::optional<size_t> let_in(int socket, const std::vector<AddressPrefix>& admitted);
 
-/// How many packets a socket has dropped.
+/// The number of packets that a listener has dropped: by its filter, or because its backlog was full.
 uint32_t dropped_by(int socket);
 
 }  // namespace nvx::net

@@ -13,15 +13,16 @@ std::string why_not_admitted(std::span<const HostAddress> addresses, uint64_t dr
   std::string why;
   const std::string way = describe_route(addresses);
   if (!way.empty()) {
-    why =
-        "; nothing has ever come from it, " + way +
-        ". It takes connections from the addresses that hosts say they have: if this host's is translated on the way, "
-        "set NVX_ALLOW_FROM there to the one that arrives";
+    why = "; nothing has ever come from it, " + way +
+          ". It admits only the addresses that hosts have named: if this host is behind address translation, set "
+          "NVX_ALLOW_FROM there to the address that arrives";
   }
   if (dropped != 0) {
-    why += "; " + std::to_string(dropped) +
-           " packets from addresses that no host of the job says it has were dropped here: if they are its, set "
-           "NVX_ALLOW_FROM here to where they come from";
+    why +=
+        "; " + std::to_string(dropped) +
+        " packets to the TCP port of this process were dropped, because no rank has named their source or because "
+        "the backlog was full: if the rank is behind address translation, set NVX_ALLOW_FROM here to the address that "
+        "arrives";
   }
   return why;
 }

@@ -131,7 +131,7 @@ struct Listening {
       return;
     port = ntohs(reinterpret_cast<const sockaddr_in&>(bound).sin_port);  // at the same place in both
   }
-  /// What a worker's address tells.
+  /// As a worker's address contains it.
   std::vector<std::byte> told() const { return {std::byte(1), std::byte(port >> 8), std::byte(port), std::byte(2)}; }
   Fd accept() const { return Fd(accept4(fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)); }
   std::string at;

@@ -48,13 +48,13 @@ struct Handover {
 };
 static_assert(sizeof(Handover) == 32);
 
-/// What a rank has found when it used another one's memory.
+/// The result of a rank's use of another rank's memory.
 struct Finding {
   uint32_t state = 0;
   char why[124] = {};
 };
 
-/// What is needed while a DeviceShare is being made, and no longer.
+/// The state that lives only while a DeviceShare is being made.
 class Meeting {
  public:
   Meeting(DeviceShare& share, DeviceHome& home, Exchange& exchange, const ShareOptions& options)

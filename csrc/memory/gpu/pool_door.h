@@ -11,7 +11,7 @@
 
 namespace nvx {
 
-/// What a process is asked at its door about the pool of one of its devices. Fixed layout; comes from peers.
+/// A question to a process about the pool of one of its devices. Fixed layout; comes from peers.
 struct PoolQuestion {
   static constexpr uint32_t kMagic = 0x7178766e;  // "nvxq"
   uint32_t magic = kMagic;

@@ -11,8 +11,8 @@
 
 namespace nvx {
 
-/// What one process of a host has read elsewhere and hands on to the others of its host, so that not each of them must
-/// read it there. It consists of sheets, which everybody gets in the same order.
+/// Data that one process has read elsewhere and passes on to the others of its host, so that not each of them reads it
+/// there. It consists of sheets, which all processes get in the same order.
 class Handout {
  public:
   Handout();

@@ -26,7 +26,7 @@
 namespace nvx {
 namespace {
 
-/// What one process tells another through a doorway, beside the two descriptors.
+/// The message that goes through a doorway with the two descriptors.
 struct Introduction {
   static constexpr uint32_t kMagic = 0x4e565831;  // "NVX1"
   uint32_t magic;

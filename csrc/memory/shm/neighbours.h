@@ -41,8 +41,8 @@ class Neighbour {
   pid_t pid_;
 };
 
-/// What this process shares with the others of its host: its own arena and the arenas of those it has met. Made with
-/// the first group, gone with the last one.
+/// The memory that this process shares with the others of its host: its own arena and the arenas of those it has met.
+/// Made with the first group, gone with the last one.
 class Neighbours {
  public:
   static std::shared_ptr<Neighbours> here();

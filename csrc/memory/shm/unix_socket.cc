@@ -33,7 +33,7 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-/// Who connected to this process, or whom it has connected to. False where the kernel does not say.
+/// The user of the process at the other end. False if the kernel does not tell.
 bool user_of(int socket, uid_t* user) {
   ucred peer{};
   socklen_t length = sizeof peer;

@@ -104,7 +104,7 @@ Fd own_descriptor(const Listener& listener) {
   return fd;
 }
 
-/// Ends a connection: what it has brought is thrown away, nothing more comes, and who reads it comes to its end.
+/// Ends a connection: discards the data that has arrived, admits no more, and lets its reader see the end.
 void take_away(int fd) {
   const sockaddr nobody{.sa_family = AF_UNSPEC, .sa_data = {}};
   int error = 0;
@@ -158,10 +158,10 @@ Connections connections_of(const std::vector<Listener>& listeners) {
   return found;
 }
 
-/// Takes away all connections that came before the filter. UCX may be accepting one just now: so this looks until the
-/// kernel's table has none. One that is half open is made a connection by a packet, which the filter drops; but a
-/// packet that passed before may still be on its way through the kernel. The barrier waits for those (synchronize_rcu,
-/// some milliseconds), and after it they are connections, or never become any.
+/// Takes away all connections that came before the filter. UCX may be accepting one at this moment, so this repeats
+/// until the kernel's table has none. The filter drops the packet that would complete a half-open connection, but a
+/// packet that passed before the filter may still be in the kernel. The barrier waits for such packets
+/// (synchronize_rcu, some milliseconds): after it, a half-open connection is complete or never becomes so.
 void take_connections_away(const std::vector<Listener>& listeners) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(5));
   for (bool waited = false;;) {
@@ -192,9 +192,9 @@ void take_connections_away(const std::vector<Listener>& listeners) {
   }
 }
 
-/// Those of a worker among the listeners that are new. The worker's address has its ports; but another thread may have
-/// begun to listen meanwhile. Where that does not give one a device, as if a UCX wrote its address in another way, all
-/// that are new are taken.
+/// The worker's listeners among the new ones: another thread may have begun to listen meanwhile. The worker's address
+/// contains its ports. If it names fewer listeners than devices, because a UCX encodes its address in another way, all
+/// new ones count as the worker's.
 std::vector<Listener> of_worker(std::vector<Listener> fresh, std::span<const std::byte> address, size_t devices) {
   std::vector<Listener> told;
   for (const Listener& listener : fresh) {
@@ -287,8 +287,9 @@ void UcxListeners::look_for_strangers() {
   warned_ = true;
   NVX_LOG(
       kWarn,
-      "a host at an address that no rank of the job has named tries to connect to this process, and is not let in; if "
-      "it is a rank behind address translation, set NVX_ALLOW_FROM here to the address that arrives");
+      "packets to the TCP port of this process were dropped: a host at an address that no rank of the job has named "
+      "is not let in, or more ranks connect at once than the kernel queues (net.core.somaxconn). If a rank is behind "
+      "address translation, set NVX_ALLOW_FROM here to the address that arrives");
 }
 
 }  // namespace nvx::net

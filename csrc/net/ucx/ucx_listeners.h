@@ -13,22 +13,21 @@
 
 namespace nvx::net {
 
-/// The sockets at which a UCX worker takes connections over TCP. UCX itself takes them from everybody, and writes to
-/// any memory of this process that a connection asks it to. So nothing reaches these sockets but what comes from
-/// admitted addresses.
+/// The sockets at which a UCX worker accepts connections over TCP. UCX accepts them from everybody, and writes to any
+/// memory of this process that a connection asks for. So a filter lets only packets from admitted addresses through.
 class UcxListeners {
  public:
-  /// Before a worker is made: notes which sockets listen already, which are others'.
+  /// To be made before the worker: notes the sockets that already listen, which are not the worker's.
   UcxListeners();
-  /// After it was made, and before it is first progressed: UCX has read nothing by then. Shuts the worker's listeners
-  /// to all but those that NVX_ALLOW_FROM names, and takes away the connections that were made in between. address is
-  /// the worker's, and devices how many devices it has TCP on. Throws Error where that cannot be done.
+  /// To be called before the worker first makes progress: until then UCX has read nothing. The worker's listeners then
+  /// admit only the addresses in NVX_ALLOW_FROM, and connections made in between are closed. `address` is the worker's;
+  /// `devices` is the number of its TCP devices. Throws Error if a listener cannot be filtered.
   void shut(std::span<const std::byte> address, size_t devices);
   /// Lets in more. Throws Error, and then lets in as many as before.
   void admit(std::span<const AddressPrefix> more);
-  /// How many packets from others have been dropped.
+  /// The number of packets that the listeners have dropped; see dropped_by().
   uint64_t dropped() const;
-  /// Warns once if there are any. Cheap enough to be called before every sleep.
+  /// Warns once if there are dropped packets. Cheap enough to be called before every sleep.
   void look_for_strangers();
   /// Closes the listeners in a child just forked: allocates nothing, takes no lock.
   void close_in_child() const;
