@@ -15,6 +15,7 @@
 #include "torch/backend.h"
 #include "torch/core/argument_error.h"
 #include "torch/core/interrupt.h"
+#include "torch/device/kernel_path.h"
 #include "torch/inspect.h"
 #include "torch/null_backend.h"
 #include "torch/reconfigure/reconfigurable.h"
