@@ -102,7 +102,7 @@ std::optional<AddressBytes> address_bytes(const sockaddr* address) {
 std::vector<AddressBytes> own_addresses() {
   std::vector<AddressBytes> all, of_6;
   each_interface([&](const ifaddrs& entry) {
-    if ((entry.ifa_flags & IFF_LOOPBACK) || address_at(entry.ifa_addr, "").family == 0) return;
+    if ((entry.ifa_flags & (IFF_LOOPBACK | IFF_UP)) != IFF_UP || address_at(entry.ifa_addr, "").family == 0) return;
     (entry.ifa_addr->sa_family == AF_INET ? all : of_6).push_back(*address_bytes(entry.ifa_addr));
   });
   all.insert(all.end(), of_6.begin(), of_6.end());

@@ -127,18 +127,13 @@ std::string as_in_table(const Listener& listener, bool version_4) {
   return text;
 }
 
-/// The connections of these listeners that the kernel has.
-struct Connections {
-  bool any = false;
-  bool half_open = false;  ///< some are not made yet
-};
-Connections connections_of(const std::vector<Listener>& listeners) {
-  constexpr char kHalfOpen[] = "03", kTimeWait[] = "06", kListens[] = "0A";
+/// Whether the kernel has established connections of these listeners.
+bool has_connections(const std::vector<Listener>& listeners) {
+  constexpr char kSynReceived[] = "03", kTimeWait[] = "06", kListens[] = "0A";
   std::set<std::string> wanted;
   for (const Listener& listener : listeners) {
     for (const bool version_4 : {true, false}) wanted.insert(as_in_table(listener, version_4));
   }
-  Connections found;
   for (const char* path : {"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"}) {
     std::ifstream table(path);
     std::string line, number, local, remote, state;
@@ -149,13 +144,10 @@ Connections connections_of(const std::vector<Listener>& listeners) {
     while (std::getline(table, line)) {
       std::istringstream words(line);
       if (!(words >> number >> local >> remote >> state) || !wanted.contains(local)) continue;
-      if (state == kHalfOpen)
-        found.half_open = true;
-      else if (state != kTimeWait && state != kListens)
-        found.any = true;
+      if (state != kSynReceived && state != kTimeWait && state != kListens) return true;
     }
   }
-  return found;
+  return false;
 }
 
 /// Takes away all connections that came before the filter. UCX may be accepting one at this moment, so this repeats
@@ -164,7 +156,8 @@ Connections connections_of(const std::vector<Listener>& listeners) {
 /// (synchronize_rcu, some milliseconds): after it, a half-open connection is complete or never becomes so.
 void take_connections_away(const std::vector<Listener>& listeners) {
   const Deadline deadline = Deadline::after(std::chrono::seconds(5));
-  for (bool waited = false;;) {
+  if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) != 0) usleep(50'000);
+  for (;;) {
     for (const Listener& listener : listeners) {
       const Fd own = own_descriptor(listener);
       while (own) {
@@ -180,14 +173,8 @@ void take_connections_away(const std::vector<Listener>& listeners) {
         if (socket->port == listener.port && socket->address == listener.address) take_away(fd);
       }
     });
-    const Connections left = connections_of(listeners);
-    if (!left.any && (!left.half_open || waited)) return;
-    if (left.half_open && !waited) {
-      if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) != 0) usleep(50'000);
-      waited = true;
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
-    }
+    if (!has_connections(listeners)) return;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
     if (deadline.passed(Clock::now())) refuse("connections that nvx does not want do not end");
   }
 }
