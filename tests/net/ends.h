@@ -12,8 +12,8 @@
 #include "base/deadline.h"
 #include "net/host_address.h"
 #include "net/link.h"
-#include "net/loopback.h"
 #include "net/ucx/ucx.h"
+#include "support/loopback.h"
 
 /// Links under test, and a record of their callbacks.
 namespace nvx::net::test {

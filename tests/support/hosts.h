@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "net/loopback.h"
 #include "net/messenger.h"
 #include "support/groups.h"
+#include "support/loopback.h"
 
 /// Groups of threads as ranks of several hosts: each rank has its own messenger, all of them over one loopback network.
 namespace nvx::test {

@@ -6,8 +6,8 @@
 
 #include "kernel/reduce/level.h"
 #include "net/executor.h"
-#include "net/loopback.h"
 #include "support/inputs.h"
+#include "support/loopback.h"
 #include "support/verify.h"
 
 /// Schedule runs of a group in one process, in which every rank has its own port and messenger.

@@ -1,4 +1,4 @@
-#include "net/loopback.h"
+#include "support/loopback.h"
 
 #include <algorithm>
 #include <cstring>

@@ -6,8 +6,8 @@
 
 namespace nvx::net {
 
-/// What goes wrong on the way from one link to another. Shares of messages are between 0 and 1. Delays and orders are
-/// what every link may do; duplicates, truncated and lost messages break the contract, as a hostile peer might.
+/// Faults on the way from one link to another. Shares of messages are between 0 and 1. Every link may delay and reorder
+/// messages; duplicates, truncated and lost messages break the contract, as a hostile peer might.
 struct Faults {
   int most_delay = 0;                    ///< calls of the receiver's progress() that a message is late, at most
   std::chrono::microseconds latency{0};  ///< time that every message takes at least
@@ -20,7 +20,7 @@ struct Faults {
 };
 
 /// A network inside one process, for tests and simulations: each link reaches every other one, as unreliably as wanted.
-/// What happens to which message follows from the seed alone, as long as one thread uses all of the links.
+/// The seed alone determines the fate of every message, if one thread uses all of the links.
 class LoopbackNet {
  public:
   struct Options {
