@@ -160,11 +160,11 @@ def test_what_nvml_tells_goes_through_the_library_into_the_table(fake_nvml):
     start = lines.index("GPUs, driver 580.95")
     assert lines[start + 1 : start + 9] == [
         '  GPU0  Fake H100 "0", 0000:fa:00.0, PCIe gen 1 x16 (at most gen 5 x16),'
-        " NVLink 4.0, 18 of 18 lanes up, each for 27 GB/s",
+        " NVLink 4.0, 18 of 18 lanes up, 27 GB/s each",
         '  GPU1  Fake H100 "1", 0000:fb:00.0, PCIe gen 1 x16 (at most gen 5 x16),'
-        " NVLink 4.0, 18 of 18 lanes up, each for 27 GB/s",
+        " NVLink 4.0, 18 of 18 lanes up, 27 GB/s each",
         '  GPU2  Fake H100 "2", 0000:fc:00.0, PCIe gen 1 x4 (at most gen 5 x16),'
-        " NVLink 4.0, 9 of 18 lanes up, each for 25 GB/s",
+        " NVLink 4.0, 9 of 18 lanes up, 25 GB/s each",
         "",
         "      GPU0  GPU1  GPU2  CPU Affinity  NUMA Affinity",
         "GPU0  X     NV18  NV9   N/A           N/A",

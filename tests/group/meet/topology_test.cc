@@ -73,7 +73,7 @@ TEST(Topology, DamagedValuesAreRefused) {
   EXPECT_THROW((void)decode(good, 3), Error);
   EXPECT_THROW((void)decode({good.data(), good.size() - 1}, 2), Error);
   EXPECT_THROW((void)decode({}, 1), Error);
-  for (const size_t byte : {offsetof(Hello, magic), offsetof(Hello, messenger), offsetof(Hello, bytes)}) {
+  for (const size_t byte : {offsetof(Hello, magic), offsetof(Hello, wire_version), offsetof(Hello, bytes)}) {
     std::vector<uint8_t> bad = good;
     bad[sizeof(Hello) + byte] ^= 0x10;
     EXPECT_THROW((void)decode(bad, 2), Error) << byte;
