@@ -21,16 +21,16 @@ using kernel::DevicePad;
 using kernel::DeviceState;
 using kernel::Part;
 
-/// Where a rank's pad is.
+/// Tells peers where a rank's pad is.
 struct PadCard {
   static constexpr uint32_t kMagic = 0x7078766e;  // "nvxp"
   uint32_t magic = kMagic;
   int32_t rank = -1;
-  uint64_t offset = 0;  // in its arena
+  uint64_t offset = 0;  // in the rank's arena
 };
 static_assert(sizeof(PadCard) == 16);
 
-/// Where a rank's pool can be asked for, once it has one.
+/// Tells peers how to request a rank's pool, once it exists.
 struct PoolCard {
   static constexpr uint32_t kMagic = 0x6c78766e;  // "nvxl"
   uint32_t magic = kMagic;
@@ -42,14 +42,14 @@ struct PoolCard {
 };
 static_assert(sizeof(PoolCard) == 80);
 
-/// Whose arena this rank reaches in its device's memory, as the two have tried; a pool's mapping is not tried again.
+/// Whether this rank maps the peer's arena as device memory. The trial of that mapping also covers the peer's pool.
 bool shares_virtual_memory(const DevicePeer& peer) {
   return peer.kind == ShareKind::kFabric || peer.kind == ShareKind::kFd || peer.kind == ShareKind::kPointer;
 }
 
 std::byte* pointer(DevicePtr at) { return reinterpret_cast<std::byte*>(at); }
 
-/// What is mapped of others, where a device that hangs may still write.
+/// Keeps the mappings of peers to which a hung device may still write.
 void keep_for_ever(std::unique_ptr<DeviceShare> share) {
   static Mutex mutex;
   static auto* const kKept = new std::vector<std::unique_ptr<DeviceShare>>;
@@ -79,9 +79,9 @@ DeviceEnd::DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptio
 
 DeviceEnd::~DeviceEnd() { let_go(); }
 
-/// Nothing of this rank's own touches it any more; peers may.
+/// Requires that no kernel of this rank accesses the memory; peers may still write to it.
 void DeviceEnd::let_go() {
-  pools_.reset();  // before the memory that its views lie in
+  pools_.reset();  // before the memory that contains its views
   if (!span_) return;
   const Span span = std::exchange(span_, Span{});
   if (exported_) {
@@ -104,10 +104,10 @@ void DeviceEnd::keep(User user) {
 void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
   NVX_CHECK(2 * size_t(options_.ranks) <= kernel::kLaunchPieces,
             "a channel between GPUs has at most " + std::to_string(kernel::kLaunchPieces / 2) + " ranks");
-  std::vector<kernel::KernelFacts> facts;  // loaded before anybody's kernel waits for this rank's
+  std::vector<kernel::KernelFacts> facts;  // loads the kernels before any peer's kernel waits for this rank's
   if (const Status loaded = launcher.facts(&facts); !loaded.ok()) throw Error(loaded);
   const int resident = kernel::resident_at_once(facts);
-  constexpr int kTries = 4;  // each but the last finds pairs that kernels cannot use, or a rank that was late
+  constexpr int kTries = 4;  // each failed try finds pairs that kernels cannot use, or a late rank
   std::string why;
   for (int tries = 1; !serves(exchange, launcher, open_channel(exchange, resident), &why); ++tries) {
     NVX_CHECK(tries < kTries, "a first exchange by kernels did not end well: " + why);
@@ -123,7 +123,7 @@ void DeviceEnd::set_up(Exchange& exchange, kernel::KernelLauncher& launcher) {
           channel_.shape.chunk_bytes, pad_bytes() >> 10, why_fewer_.empty() ? "" : "; ", why_fewer_.c_str());
 }
 
-/// All that kernels need, formatted on all ranks.
+/// Sets up and formats the memory that kernels need, on all ranks.
 TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
   share_ = std::make_unique<DeviceShare>(
       home_, exchange,
@@ -150,12 +150,11 @@ TrialSetting DeviceEnd::open_channel(Exchange& exchange, int resident) {
                               trial_bytes(channel_.shape)));
   setting.touches = format(setting);
   exported_ = true;
-  meet_pools(exchange);  // and by then, all are formatted
+  meet_pools(exchange);  // it also ensures that all pads are formatted
   return setting;
 }
 
-/// Whether kernels of all pairs get on with each other. Those that do not are not tried again: next time they meet in
-/// host memory.
+/// Whether the trial succeeded for all pairs. Pairs that failed use host memory in the next try.
 bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, const TrialSetting& setting,
                        std::string* why) {
   if (options_.ranks == 1) return true;
@@ -169,12 +168,12 @@ bool DeviceEnd::serves(Exchange& exchange, kernel::KernelLauncher& launcher, con
     *why = verdict.why;
     return !verdict.failed;
   } catch (const Error& error) {
-    if (error.code() == Code::kTimeout) keep(User::kKernel);  // it may write there yet
+    if (error.code() == Code::kTimeout) keep(User::kKernel);  // the kernel may still write to the memory
     throw;
   }
 }
 
-/// How many blocks fit on every GPU of the group, and how much is left of every arena.
+/// Agrees on the number of blocks that fit on every GPU of the group, and on the free space of the fullest arena.
 Rooms DeviceEnd::agree(Exchange& exchange, int resident) {
   RoomRequest request;
   request.rank = options_.rank;
@@ -222,7 +221,7 @@ void DeviceEnd::take_memory(uint32_t first_epoch) {
   channel_.pools = kernel::pool_views(channel_.control);
 }
 
-/// Each rank says where its pad is. What it says is held against what is mapped of it.
+/// Each rank publishes where its pad is. The location is checked against the size of the peer's mapping.
 std::vector<kernel::PeerPads> DeviceEnd::exchange_pads(Exchange& exchange) {
   PadCard card;
   card.rank = options_.rank;
@@ -259,8 +258,8 @@ void DeviceEnd::meet_pools(Exchange& exchange) {
   pools_ = std::make_unique<DevicePools>(home_, options_.device, options_.group, std::move(ranks), options_.pool_news);
 }
 
-/// Wherever a peer writes for this rank there is a pad: in the arena, in its fallback, or in both. Returns what kernels
-/// will touch.
+/// Formats a pad wherever a peer writes for this rank: in the arena, in its fallback, or in both. Returns the memory
+/// that kernels will access.
 std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting& setting) {
   const size_t pad = DevicePad{channel_.shape}.offset(Part::kStaging), state = DeviceState{channel_.shape}.bytes();
   const std::shared_ptr<DeviceRegion>& image = setting.desk;
@@ -284,7 +283,7 @@ std::vector<std::shared_ptr<DeviceRegion>> DeviceEnd::format(const TrialSetting&
   };
   const PairVerdict wrote = run_work(write, deadline);
   if (wrote.fine()) return touches;
-  const bool hung = wrote.state == PairState::kHung;  // the device may write there yet
+  const bool hung = wrote.state == PairState::kHung;  // the device may still write to the pad
   if (hung) share_->arena().quarantine(std::exchange(span_, Span{}));
   throw Error(hung ? Code::kTimeout : Code::kSystem, "nvx: writing what its pad begins with: " + wrote.why);
 }

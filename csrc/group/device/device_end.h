@@ -17,37 +17,37 @@
 namespace nvx {
 
 struct DeviceSideOptions {
-  std::string group;  ///< its name, for whoever reads what has gone wrong
+  std::string group;  ///< the group's name, for messages
   int rank = 0;
   int ranks = 1;
   int device = 0;
-  uint64_t host = 0;                                    ///< ranks with the same one can pass each other descriptors
-  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< these two: the same on every rank
+  uint64_t host = 0;                                    ///< ranks with an equal value can pass each other descriptors
+  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< the same on every rank, as is `one_shot_bytes`
   size_t one_shot_bytes = 0;
-  uint32_t blocks = 16;                      ///< of each rank, where all GPUs have room for them: see device_rooms.h
-  uint32_t first_epoch = 0;                  ///< tests begin near the wrap
-  std::chrono::milliseconds patience{2000};  ///< with each kind and pair of memory that is tried
-  std::chrono::milliseconds farewell{5000};  ///< with kernels that have not ended when this rank goes
-  /// Holds when no peer's kernel can write to what this rank has exported. Asked from when this rank has gone, maybe by
-  /// other groups' threads; until then that memory is nobody else's.
+  uint32_t blocks = 16;                      ///< of each rank, if all GPUs have room for them: see `device_rooms.h`
+  uint32_t first_epoch = 0;                  ///< tests start near the wrap
+  std::chrono::milliseconds patience{2000};  ///< the limit for each trial of a kind of memory with a peer
+  std::chrono::milliseconds farewell{5000};  ///< the limit for kernels still in flight when this rank leaves
+  /// True once no peer's kernel can write to the memory that this rank has exported. Asked after this rank has left,
+  /// possibly by threads of other groups; the memory is not reused before.
   std::function<bool()> peers_gone = [] { return false; };
-  /// 1 + the offset of so many bytes in the pool of this rank that its peers may map; 0 where they do not lie in it.
-  /// Asked at every launch.
+  /// 1 + the offset of this range in the pool of this rank that its peers may map; 0 if the range is not in the pool.
+  /// Called at every launch.
   kernel::PlaceOf place_of = [](const std::byte*, size_t) { return 0; };
   PoolNews pool_news = {};
-  /// What these ranks are in their group, of which they may be only some; what it calls them: "rank 3"; and "rank 3
-  /// (pid 4711, host a01)".
+  /// These ranks may be a subset of their group. `rank_of` maps to ranks of the group; `name` gives "rank 3",
+  /// `describe` gives "rank 3 (pid 4711, host a01)".
   std::function<int(int rank)> rank_of = [](int rank) { return rank; };
   RankNames name = of_rank;
   RankNames describe = of_rank;
 };
 
-/// All the memory of one rank's end of a channel between GPUs: its pad, which the peers write to; its state, for its
-/// own kernels; its control, where host and kernels tell each other things.
+/// The memory of one rank's end of a channel between GPUs: the pad, which peers write to; the state, which only its own
+/// kernels use; the control, through which host and kernels communicate.
 class DeviceEnd {
  public:
-  /// A step of all ranks together, on a thread whose current device is this rank's. Returns when every rank's end is
-  /// ready for kernels. Throws Error, and then on all ranks unless one has ended.
+  /// Collective over all ranks, on a thread whose current device is this rank's. On return, every rank's end is ready
+  /// for kernels. Throws Error, and then on all ranks unless one has exited.
   DeviceEnd(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options, kernel::KernelLauncher& launcher);
   ~DeviceEnd();
   DeviceEnd(const DeviceEnd&) = delete;
@@ -55,12 +55,13 @@ class DeviceEnd {
 
   const DeviceSideOptions& options() const { return options_; }
   const kernel::DeviceChannel& channel() const { return channel_; }
-  /// As the host sees it.
+  /// The control block, mapped on the host.
   kernel::Control& control() const { return *reinterpret_cast<kernel::Control*>(control_->host()); }
-  /// How this rank's kernels see a peer's pool, for the host to write as PoolView has it: base, then mapped with
-  /// release. From any thread, as long as this end is there; kernels in flight may see it or not.
+  /// A peer's pool as this rank's kernels see it. The host writes `base`, then `mapped` with release, so a kernel that
+  /// sees `mapped` also sees `base`. Any thread may write, as long as this end exists; kernels in flight may miss the
+  /// update.
   kernel::PoolView& pool_view(int peer) const { return kernel::pool_views(&control())[peer]; }
-  /// Before each launch: see DevicePools.
+  /// Call before each launch: see `DevicePools`.
   void look_at_pools() { pools_->look(); }
   PoolStats pool_stats(uint32_t direct) const {
     PoolStats stats = pools_->stats();
@@ -68,15 +69,15 @@ class DeviceEnd {
     return stats;
   }
   const DeviceShare& share() const { return *share_; }
-  /// Why the ranks have fewer blocks than was wanted; empty where they have as many.
+  /// The reason why the ranks have fewer blocks than requested; empty if they have as many.
   const std::string& why_fewer_blocks() const { return why_fewer_; }
 
-  /// What may yet use this end.
+  /// The possible later users of this end.
   enum class User {
-    kReplay,  ///< of a graph, whenever somebody begins one: it finds that it was called off, and ends
-    kKernel,  ///< which may never end, and so holds its blocks of the GPU too
+    kReplay,  ///< a later replay of a graph: it sees the abort word and ends
+    kKernel,  ///< a kernel that may never end, and so keeps its blocks of the GPU too
   };
-  /// All of the memory stays until the process ends.
+  /// Keeps all of the memory until the process ends.
   void keep(User user);
 
  private:
@@ -102,9 +103,9 @@ class DeviceEnd {
   std::unique_ptr<DeviceShare> share_;
   std::unique_ptr<DevicePools> pools_;
   Span span_;
-  bool exported_ = false;  // peers may be writing there
+  bool exported_ = false;  // peers may be writing to the pad
   std::shared_ptr<DeviceRegion> state_, control_;
-  MappedRegions own_;  // these two, to be given back
+  MappedRegions own_;  // `state_` and `control_`, to return to the cache
 };
 
 }  // namespace nvx

@@ -21,7 +21,7 @@ DevicePools::DevicePools(DeviceHome& home, int device, std::string group, std::v
       MutexLock lock(peer->mutex);
       peer->view = ranks[r].view;
     }
-    peer->show();  // what another group has mapped
+    peer->show();  // shows the part that another group has already mapped
     peers_[r] = std::move(peer);
   }
 }
@@ -73,7 +73,7 @@ PoolStats DevicePools::stats() const {
   return stats;
 }
 
-/// A failure is tried again when the pool has grown further; what hangs is not.
+/// A failed mapping is retried after the pool has grown further; a mapping that hangs is not.
 void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patience) {
   try {
     const Deadline deadline = Deadline::after(patience);
@@ -91,7 +91,7 @@ void DevicePools::Peer::catch_up(uint64_t grown, std::chrono::milliseconds patie
   busy.store(false, std::memory_order_release);
 }
 
-/// Of what may fail again and again, once aloud.
+/// Logs the first failure of a peer at a visible level, since the same failure may repeat.
 void DevicePools::Peer::say(const std::string& why) {
   MutexLock lock(mutex);
   const bool again = std::exchange(has_failed, true);
@@ -100,7 +100,7 @@ void DevicePools::Peer::say(const std::string& why) {
            group.c_str(), who.c_str(), why.c_str());
 }
 
-/// Kernels read the base only where something is mapped.
+/// Kernels read `base` only if `mapped` is not 0.
 void DevicePools::Peer::show() {
   const uint64_t mapped = pool->mapped();
   MutexLock lock(mutex);

@@ -15,23 +15,23 @@
 namespace nvx {
 namespace {
 
-/// What a rank says of its GPU before a channel is cut out for all. Fixed layout; comes from peers.
+/// A rank's report of its GPU, before the channel's shape is decided. Fixed layout; comes from peers.
 struct RoomCard {
   static constexpr uint32_t kMagic = 0x6578766e;  // "nvxe"
   uint32_t magic = kMagic;
   int32_t rank = -1;
   int32_t device = -1;
-  int32_t resident = 0;  // blocks that it holds at once
+  int32_t resident = 0;  // blocks that are resident at once
   std::array<uint8_t, 16> uuid{};
   ArenaId home;             // of the rank's process
   uint64_t arena_free = 0;  // bytes
   uint32_t wanted = 0;      // blocks
   uint32_t first_epoch = 0;
-  uint32_t promised = 0;  // blocks, to other groups; told by one rank of each process and GPU
+  uint32_t promised = 0;  // blocks promised to other groups; reported by one rank of each process and GPU
   uint32_t reserved = 0;
 
-  /// Ranks whose kernels must be on it at once have the same one. A driver that does not name its GPUs has them told
-  /// apart by process.
+  /// Ranks whose kernels must be resident on one GPU have the same one. If the driver reports no UUIDs, the process and
+  /// the device index identify a GPU.
   bool same_gpu(const RoomCard& other) const {
     if (uuid != decltype(uuid){}) return uuid == other.uuid;
     return home == other.home && device == other.device;
@@ -39,7 +39,7 @@ struct RoomCard {
 };
 static_assert(sizeof(RoomCard) == 72);
 
-/// Each GPU once, in the order of the first of its ranks: the same on every rank.
+/// Each GPU once, in the order of its first rank: the same on every rank.
 std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
   std::vector<kernel::GpuRoom> rooms;
   std::vector<const RoomCard*> gpus;
@@ -51,7 +51,7 @@ std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
       rooms.push_back({card.resident, 0, 0});
     }
     kernel::GpuRoom& room = rooms[index];
-    const uint64_t promised = uint64_t(room.promised) + card.promised;  // peers may say anything
+    const uint64_t promised = uint64_t(room.promised) + card.promised;  // avoids an overflow by peers' values
     room = {std::min(room.resident, int(card.resident)), room.ranks + 1,
             uint32_t(std::min<uint64_t>(promised, UINT32_MAX))};
   }
@@ -60,15 +60,15 @@ std::vector<kernel::GpuRoom> rooms_of(const std::vector<RoomCard>& cards) {
 
 using Gpu = std::pair<ArenaId, int>;
 
-/// Of all GPUs of this process, and of those that tests play.
+/// The promises on all GPUs of this process, including simulated ones of tests.
 struct Book {
   Mutex mutex;
   std::map<Gpu, uint32_t> promised GUARDED_BY(mutex);
-  std::set<Gpu> warned_of GUARDED_BY(mutex);  // for want of connections
+  std::set<Gpu> warned_of GUARDED_BY(mutex);  // of too few connections
 };
 
 Book& book() {
-  static auto* const kBook = new Book;  // groups may go after static objects have
+  static auto* const kBook = new Book;  // groups may outlive static objects
   return *kBook;
 }
 
@@ -77,7 +77,7 @@ bool is_here(const DeviceShare& share, int rank) {
   return share.peer(rank).same_gpu && share.peer(rank).kind == ShareKind::kPointer;
 }
 
-/// Of the ranks of this group that are here, the first speaks for all.
+/// The first of the group's ranks in this process reports for all of them.
 bool speaks_for_process(const DeviceShare& share, int rank) {
   for (int r = 0; r < rank; ++r) {
     if (is_here(share, r)) return false;
@@ -91,7 +91,7 @@ uint32_t ranks_on_gpu(const DeviceShare& share, int ranks) {
   return n;
 }
 
-/// Once for each GPU: the variable is read once, too, when CUDA is set up.
+/// Warns once per GPU, since CUDA reads the variable only at initialization.
 void warn_of_connections(const DeviceShare& share, const RoomRequest& request) {
   uint32_t here = 0;
   for (int r = 0; r < request.ranks; ++r) here += is_here(share, r);
@@ -133,7 +133,7 @@ void BlockPromise::give_back() {
 
 std::string connections_wanted(uint32_t ranks, const char* set) {
   constexpr const char* kName = "CUDA_DEVICE_MAX_CONNECTIONS";
-  constexpr int kMost = 32;  // that CUDA has: all streams of the process go by them, not those of nvx alone
+  constexpr int kMost = 32;  // CUDA's limit; all streams of the process share the connections
   if (ranks < 2 || (set && std::atoi(set) >= kMost)) return "";
   return std::to_string(ranks) + " ranks of this process share it, and " + kName + " is " +
          (set ? std::string(set) : "not set") +
@@ -142,9 +142,9 @@ std::string connections_wanted(uint32_t ranks, const char* set) {
          kName + "=" + std::to_string(kMost) + " in the environment before CUDA is set up";
 }
 
-/// Groups may be set up beside each other, by the same processes or some of them. Whoever comes first to a process
-/// claims there, before it says anything, all that the group can get on that GPU by what this process knows; so of two
-/// groups that have a process in common one counts the other in full, and together they get no more than there is.
+/// Processes may set up several groups at once. The first rank of a process to get here claims, before it publishes its
+/// card, all blocks that the group can get on that GPU according to this process. So of two groups that share a
+/// process, one counts the other in full, and together they never get more blocks than the GPU has.
 Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request) {
   RoomCard card;
   card.rank = request.rank;

@@ -9,28 +9,29 @@
 #include "memory/gpu/device_share.h"
 #include "memory/shm/arena.h"
 
-/// How many blocks the kernels of a group's ranks have, so that those of all groups find room on their GPUs at once.
+/// The number of blocks that each rank's kernels get, such that the kernels of all groups fit on their GPUs at once.
 namespace nvx {
 
-/// Blocks of a GPU that this process has promised to a group. They count for every other group that is set up while the
-/// promise lasts.
+/// Blocks of a GPU that this process has promised to a group. Every other group set up while the promise lasts counts
+/// them.
 ///
-/// Processes that share a GPU without MPS take turns there, each with all of its blocks; under MPS their kernels are
-/// side by side. So each rank tells its group what its process has promised. What is not seen are groups none of whose
-/// processes is in this one.
+/// Processes that share a GPU without MPS take turns, each with all of its blocks; under MPS their kernels run side by
+/// side. So each rank tells its group what its process has promised. Groups that have no process in common do not see
+/// each other's promises.
 class BlockPromise {
  public:
   BlockPromise() = default;
-  /// how_many: told what the process has promised of that GPU before; the two are one step for all threads.
+  /// `how_many` gets the number of blocks that the process has promised on that GPU before; reading and adding is
+  /// atomic.
   BlockPromise(const ArenaId& home, int device, const std::function<uint32_t(uint32_t before)>& how_many);
   ~BlockPromise() { give_back(); }
   BlockPromise(BlockPromise&& other) noexcept { *this = std::move(other); }
   BlockPromise& operator=(BlockPromise&& other) noexcept;
 
-  /// What the process had promised of that GPU before.
+  /// The number of blocks that the process had promised on that GPU before.
   uint32_t before() const { return before_; }
   void give_back();
-  /// Kernels that may never end hold the blocks: nobody is promised them again.
+  /// For kernels that may never end and hold the blocks: they are never promised again.
   void keep() { blocks_ = 0; }
 
  private:
@@ -40,37 +41,37 @@ class BlockPromise {
   uint32_t before_ = 0;
 };
 
-/// One rank's part in the agreement.
+/// One rank's input to the agreement.
 struct RoomRequest {
   int rank = 0;
   int ranks = 1;
   int device = 0;
   ArenaId home;                    ///< of this process
   std::array<uint8_t, 16> uuid{};  ///< of the GPU
-  int resident = 0;                ///< blocks that it holds at once
+  int resident = 0;                ///< blocks that are resident at once
   uint32_t wanted = 1;             ///< blocks
   uint64_t arena_free = 0;         ///< bytes
   uint32_t first_epoch = 0;
   RankNames name = of_rank;
 };
 
-/// What all ranks of a group have agreed on.
+/// The agreement of all ranks of a group.
 struct Rooms {
   uint32_t blocks = 0;      ///< of each rank
-  std::string why_fewer;    ///< than was wanted; empty where they are as many
-  uint64_t arena_free = 0;  ///< bytes of the fullest arena
+  std::string why_fewer;    ///< the reason for fewer than requested; empty if there are as many
+  uint64_t arena_free = 0;  ///< bytes free in the fullest arena
   BlockPromise promise;     ///< of this rank's blocks
-  /// Of all that the group may get on this rank's GPU, until the other ranks of this process have theirs promised: to
-  /// be given back once all have said that they have come further than this.
+  /// All blocks that the group may get on this rank's GPU, held until the other ranks of this process have their
+  /// promises. Give it back once all ranks have reported that they are past this point.
   BlockPromise claim;
 };
 
-/// What ranks that are threads of one process, and share a GPU, need of CUDA_DEVICE_MAX_CONNECTIONS, and do not have by
-/// what it is set to; nullptr: it is not. Empty where nothing is wanting.
+/// For ranks that are threads of one process and share a GPU: the advice if `CUDA_DEVICE_MAX_CONNECTIONS` is too small
+/// for them, otherwise empty. `set` is the value of the variable; nullptr if it is not set.
 std::string connections_wanted(uint32_t ranks, const char* set);
 
-/// A step of all ranks together. share: of this group. Throws Error, and then on all ranks unless one has ended: also
-/// where a GPU has no room for a block of each of its ranks.
+/// Collective over all ranks. `share` is of this group. Throws Error, and then on all ranks unless one has exited: also
+/// if a GPU has no room for one block of each of its ranks.
 Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request);
 
 }  // namespace nvx

@@ -25,11 +25,11 @@ std::atomic_ref<Word> shared(Word& word) {
 Fingerprint fingerprint_of(const uint64_t (&words)[kernel::kGreetingWords]) {
   Fingerprint f;
   std::memcpy(&f, words, sizeof f);
-  f.form = kernel::Form::kDense;  // in its place kernels tell their algorithm
+  f.form = kernel::Form::kDense;  // kernels use this field for their algorithm
   return f;
 }
 
-/// Pieces that are listed for moves.
+/// The number of pieces that a move lists.
 size_t listed_by(const Operation& o) { return o.collective == Collective::kNone ? 2 * o.send.size() : 0; }
 
 Begins begins_on(const LaunchStream& stream) { return stream.capture != 0 ? Begins::kInReplays : Begins::kNow; }
@@ -54,7 +54,7 @@ DeviceSide::DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOpt
 DeviceSide::~DeviceSide() { (void)part(); }
 
 bool DeviceSide::part() {
-  constexpr milliseconds kMoment{200};  // by when kernels fall through that were called off
+  constexpr milliseconds kMoment{200};  // the time within which aborted kernels end
   if (parted_.exchange(true)) return settled();
   const milliseconds most = end_.options().farewell;
   const bool over = await_end(has_verdict() ? std::min(most, kMoment) : most);
@@ -68,7 +68,7 @@ bool DeviceSide::part() {
   return ended;
 }
 
-/// Also for a thread in the middle of a launch, which a driver may hold up.
+/// Also waits for a thread in the middle of a launch, which the driver may block.
 bool DeviceSide::await_end(milliseconds most) {
   const bool had_verdict = has_verdict();
   bool over = false;
@@ -98,7 +98,7 @@ uint64_t DeviceSide::finished() const {
   const uint64_t begun = launched();
   const uint32_t epoch = ended_epoch();
   const auto replayed = uint32_t(shared(end_.control().replayed).load(std::memory_order_acquire));
-  return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // behind: never ahead
+  return begun + uint64_t(int64_t(int32_t(epoch - replayed - uint32_t(begun))));  // may lag, but is never ahead
 }
 
 uint32_t DeviceSide::direct() const { return shared(end_.control().direct).load(std::memory_order_relaxed); }
@@ -114,7 +114,7 @@ Status DeviceSide::verdict() {
 }
 
 void DeviceSide::abort(const Status& why) {
-  (void)verdict();  // what has come before stays
+  (void)verdict();  // an earlier failure stays
   shared(end_.control().abort).store(1, std::memory_order_release);
   MutexLock lock(mutex_);
   if (failure_.ok()) (void)(why.ok() ? explain_abort() : fail(why));
@@ -161,7 +161,7 @@ uint32_t DeviceSide::next_call(Begins begins) const {
   return begins == Begins::kInReplays ? kCaptured | captured_.load() : call_of(launched() + 1);
 }
 
-/// Nothing has begun, and nobody waits for it before somebody replays a graph.
+/// Nothing has been launched, and no peer waits for it before a graph is replayed.
 Status DeviceSide::not_captured(const Status& status) const {
   Failure failure = reason_for("an operation of group " + end_.options().group + " cannot be captured on GPU " +
                                    std::to_string(end_.options().device) + " of " + self(),
@@ -170,7 +170,7 @@ Status DeviceSide::not_captured(const Status& status) const {
   return failure;
 }
 
-/// The peers wait for what was not begun here, unless it is an argument that nobody can serve.
+/// Peers wait for operations that were not launched here, so the group fails, unless the argument is invalid.
 Status DeviceSide::refused(const Status& status, Begins begins, bool is_first) {
   if (begins == Begins::kInReplays) return not_captured(status);
   if (is_first && status.code() == Code::kInvalid) return status;
@@ -185,7 +185,7 @@ Status DeviceSide::refused(const Status& status, Begins begins, bool is_first) {
   return fail(failure);
 }
 
-/// As many of the operations as one launch may hold: at least one, if that alone is not too much.
+/// Gathers as many operations as fit in one launch; at least one, unless that one alone does not fit.
 size_t DeviceSide::gather(std::span<const Operation* const> operations, milliseconds timeout, uint32_t call) {
   batch_.clear();
   size_t n = 0;
@@ -216,15 +216,15 @@ kernel::Job DeviceSide::job_of(const Operation& o, kernel::Piece* room, millisec
           : kernel::job_of(choice.algorithm, work, channel.rank, channel.shape.ranks, size_of(o.dtype), batch_.index(),
                            room);
   job.awaited = o.awaited, job.awaits = o.awaits;
-  // Who waits for the host needs no clock: the host has one, and ends what is late.
+  // A job that waits for the host has no timeout: the host has a deadline and ends a late job.
   if (!o.awaited) job.patience_ns = uint64_t(std::chrono::nanoseconds(patience_of(o, timeout)).count());
   if (kernel::has_chunks(choice.algorithm))
     kernel::put_places(job, channel.shape.ranks, room - batch_.index(), end_.options().place_of);
   return job;
 }
 
-/// What all ranks know alike decides. Of what is gathered by all, or reduced and scattered, each rank has the lengths
-/// of all pieces, and the fingerprint holds them.
+/// Depends only on facts that all ranks share. For all-gather and reduce-scatter each rank knows the lengths of all
+/// pieces, and the fingerprint covers them.
 DeviceChoice DeviceSide::choose(const Operation& o) const {
   const auto ask = [&](size_t bytes) { return plan(o.collective, bytes, facts_); };
   switch (o.collective) {
@@ -241,7 +241,7 @@ DeviceChoice DeviceSide::choose(const Operation& o) const {
 void DeviceSide::remember(std::span<const Operation* const> operations, milliseconds timeout, Begins begins) {
   MutexLock lock(mutex_);
   uint64_t epoch = launched();
-  if (begins == Begins::kInReplays) captured_calls_.resize(captured_);  // without what was not captured after all
+  if (begins == Begins::kInReplays) captured_calls_.resize(captured_);  // removes failed captures
   for (const Operation* o : operations) {
     const Call call{++epoch, o->number, o->fingerprint(), patience_of(*o, timeout)};
     if (begins == Begins::kInReplays) {
@@ -267,7 +267,7 @@ std::string DeviceSide::what_was(uint32_t call, uint32_t epoch) const {
   return describe(known->fingerprint) + " #" + std::to_string(known->number ? known->number : known->epoch) + captured;
 }
 
-/// Of an earlier one: replays have epochs too, and nobody has counted them.
+/// Names an earlier operation. Replays have epochs too, but the host does not count them.
 std::string DeviceSide::what_was_at(uint32_t epoch) const {
   return captured_ == 0 ? what_was(call_of(epoch), epoch) : "the operation of epoch " + std::to_string(epoch);
 }
@@ -281,11 +281,11 @@ Status DeviceSide::fail(const Status& status) {
 
 Status DeviceSide::explain_abort() { return fail(diagnosis_.aborted()); }
 
-/// The calls of both sides, as far as they have told each other.
+/// The calls of both ranks, as far as they have exchanged them.
 Failure DeviceSide::mismatch(const DeviceVerdict& v, const std::string& context) const {
   const std::string peer = diagnosis_.describe(v.peer), what = what_was(v.call, v.epoch);
   const Fingerprint mine = fingerprint_of(v.mine), theirs = fingerprint_of(v.theirs);
-  if (v.mine[0] == 0) {  // they have not met there: the peer has left only a digest
+  if (v.mine[0] == 0) {  // no exchange at this operation: the peer has left only a digest
     return diagnosis_.mismatch(" before " + what,
                                "by the end of " + what_was_at(uint32_t(v.wanted >> 32)) + " on " + self() + ", " +
                                    peer + " had called another operation",

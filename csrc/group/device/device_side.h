@@ -18,14 +18,14 @@
 
 namespace nvx {
 
-/// What one rank does of a group's collectives on GPUs: operations become kernels on the caller's streams, in the order
-/// of the calls to launch(), which is the same on all ranks; so is that of replays among them. Kernels of one channel
-/// must not overlap: whoever changes the stream, or replays a graph, chains it behind the last one. The first failure
+/// One rank's part of a group's collectives on GPUs. Operations become kernels on the caller's streams, in the order of
+/// the calls to `launch()`, which must be the same on all ranks, including replays of graphs. Kernels of one channel
+/// must not overlap: the caller orders a launch on another stream, or a replay, behind the last one. The first failure
 /// stays.
 class DeviceSide {
  public:
-  /// A step of all ranks together, on a thread whose current device is this rank's. Throws Error, and then on all ranks
-  /// unless one has ended.
+  /// Collective over all ranks, on a thread whose current device is this rank's. Throws Error, and then on all ranks
+  /// unless one has exited.
   DeviceSide(DeviceHome& home, Exchange& exchange, const DeviceSideOptions& options,
              std::shared_ptr<kernel::KernelLauncher> launcher, std::shared_ptr<StreamOrder> order);
   /// Local.
@@ -33,60 +33,59 @@ class DeviceSide {
   DeviceSide(const DeviceSide&) = delete;
   DeviceSide& operator=(const DeviceSide&) = delete;
 
-  /// Begins operations, one after the other, whose pointers are addresses of this rank's device; they must stay as they
-  /// are until the stream has come past. timeout: of each that has none of its own; 0: none. Nothing is waited for, and
-  /// nothing allocated where nothing has failed. Refused as kInvalid, nothing has begun and the group is as it was;
-  /// refused otherwise, the group has failed. In a capture, what is here is what each replay does, with this timeout.
-  /// tells: when all have ended well.
+  /// Launches operations in order. Their pointers are addresses of this rank's device; the memory must stay valid until
+  /// the stream has passed the operations. `timeout` applies to each operation without its own; 0: none. Non-blocking,
+  /// and does not allocate unless something fails. kInvalid: nothing has been launched and the group is unchanged; any
+  /// other error: the group has failed. In a capture, each replay performs the operations, with this timeout. `tells`
+  /// is written when all operations have ended well.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream,
                 std::chrono::milliseconds timeout, const Tells& tells = {}) EXCLUDES(launch_mutex_, mutex_);
 
-  /// What has gone wrong first, ok where nothing has: a look at the host's memory, for before every launch. From any
-  /// thread.
+  /// The first failure, or ok. Reads host memory only, so it is cheap enough for every launch. Any thread may call it.
   Status verdict() EXCLUDES(mutex_);
 
-  /// Operations begun, ever, and those that have ended well on the device, as far as it has told, which it does once a
-  /// launch. Counted from the options' first_epoch. Replays count as neither.
+  /// The number of operations launched, and of those ended well according to the device, which reports once per launch.
+  /// Both start at the options' `first_epoch`. Replays count as neither.
   uint64_t launched() const { return launched_.load(std::memory_order_acquire); }
   uint64_t finished() const;
-  /// As the device counts them, replays too, in 32 bits, which wrap: the last operation that it has begun, and the last
-  /// that it has ended well. Told as for finished().
+  /// The device's own counts, which include replays: the last epoch begun, and the last one ended well. 32 bits, which
+  /// wrap. Reported like `finished()`.
   uint32_t begun_epoch() const;
   uint32_t ended_epoch() const;
-  /// Pieces that have gone to a peer or come from it without staging, ever; told as for finished(), and wraps.
+  /// The number of pieces transferred without staging in either direction. Reported like `finished()`; wraps.
   uint32_t direct() const;
-  /// Whether there may be graphs that hold operations of it, which nobody says when they run.
+  /// Whether graphs may exist that contain this side's operations. Their replays are not announced.
   bool may_be_replayed() const { return captured_.load(std::memory_order_acquire) != 0 && !parted_; }
 
-  /// Whether no kernel of this rank can be running, as far as that can be known.
+  /// Whether no kernel of this rank can be running, as far as the host knows.
   bool settled() const;
 
-  /// What carries an operation out.
+  /// The algorithm for an operation.
   DeviceChoice choose(const Operation& operation) const;
 
-  /// Begins nothing any more. Waits for kernels that have not ended, as long as the options' farewell; then they are
-  /// called off, and all that they may still write to stays until the process ends, as it does where there may be
-  /// graphs: what they replay from then on does nothing. True where all has ended: only then may this rank tell the
-  /// others that it has left.
+  /// Refuses later launches, and waits for kernels in flight up to the options' `farewell`; then aborts them. If
+  /// kernels may still write, or if graphs may exist, all memory that they write to stays until the process ends; later
+  /// replays do nothing. True if all has ended: only then may this rank announce that it has left.
   bool part() EXCLUDES(launch_mutex_);
 
-  /// Ends what is in flight here, within a moment, and refuses what comes, for this reason where nothing has failed
-  /// before. From any thread, at any time.
+  /// Ends the operations in flight here promptly and refuses later ones. `why` becomes the failure unless there already
+  /// is one. Any thread may call it, at any time.
   void abort(const Status& why = {}) EXCLUDES(mutex_);
 
   const kernel::DeviceShape& shape() const { return end_.channel().shape; }
   const DeviceEnd& end() const { return end_; }
 
  private:
-  /// What has been begun, for whoever must explain it. Large enough for what a stream holds back.
+  /// A launched operation, for error texts. `kCalls` exceeds the number that a stream holds back.
   struct Call {
-    uint64_t epoch = 0;  ///< how many had been launched with it
+    uint64_t epoch = 0;  ///< the value of `launched_` with it
     uint64_t number = 0;
     kernel::Fingerprint fingerprint;
     std::chrono::milliseconds timeout{0};
   };
   static constexpr size_t kCalls = 4096;
-  /// In what jobs are known by: set, the rest is an index of those captured; else it is of the count of those launched.
+  /// In the id of a job: if set, the rest is an index into `captured_calls_`; otherwise the id is the count of
+  /// launches.
   static constexpr uint32_t kCaptured = uint32_t(1) << 31;
   static uint32_t call_of(uint64_t epoch) { return uint32_t(epoch) & ~kCaptured; }
 
@@ -118,18 +117,18 @@ class DeviceSide {
   const DevicePlanFacts facts_;
   const Diagnosis diagnosis_;
   std::atomic<uint64_t> launched_;
-  std::atomic<uint32_t> captured_{0};  // operations, ever
+  std::atomic<uint32_t> captured_{0};  // operations captured so far
   std::atomic<bool> failed_{false};
-  std::atomic<bool> unsure_{false};  // whether a launch that was refused has begun all the same
+  std::atomic<bool> unsure_{false};  // a refused launch may still have begun
 
-  std::atomic<bool> parted_{false};  // what begins a launch after it is set begins nothing
+  std::atomic<bool> parted_{false};  // a launch that begins after it is set launches nothing
 
-  Mutex launch_mutex_;  // held while the driver takes a launch, which it may do late
+  Mutex launch_mutex_;  // held during a launch in the driver, which may block
   LaunchBatch batch_ GUARDED_BY(launch_mutex_);
 
-  Mutex mutex_;  // never held while anything is waited for
+  Mutex mutex_;  // never held during a wait
   Status failure_ GUARDED_BY(mutex_);
-  std::vector<Call> calls_ GUARDED_BY(mutex_);  // by the count of those launched
+  std::vector<Call> calls_ GUARDED_BY(mutex_);  // a ring, by the count of launches
   std::vector<Call> captured_calls_ GUARDED_BY(mutex_);
 };
 

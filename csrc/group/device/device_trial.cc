@@ -19,7 +19,7 @@ using kernel::DeviceAlgorithm;
 using kernel::DevicePad;
 using kernel::Part;
 
-/// What is exchanged one after the other, and how many bytes of it a block takes of each rank's piece.
+/// The exchanges in order, and the bytes of each rank's piece that a block takes.
 struct TrialStage {
   DeviceAlgorithm algorithm;
   size_t share;
@@ -27,7 +27,7 @@ struct TrialStage {
 constexpr TrialStage kTrialStages[kTrialEpochs] = {{DeviceAlgorithm::kExchangePackets, 16},
                                                    {DeviceAlgorithm::kExchangeChunks, 256}};
 
-/// Where everything is at the desk: what is looked at of a pad, then for each stage this rank's piece and everybody's.
+/// The layout of `desk`: the copied part of a pad, then for each stage this rank's piece and all received pieces.
 struct Shared {
   kernel::DeviceShape shape;
 
@@ -38,16 +38,16 @@ struct Shared {
   size_t bytes() const { return received(kTrialEpochs - 1, shape.ranks); }
 };
 
-/// How far a rank has come. Fixed layout; comes from peers.
+/// A rank's progress. Fixed layout; comes from peers.
 struct TrialCard {
   static constexpr uint32_t kMagic = 0x7478766e;  // "nvxt"
   uint32_t magic = kMagic;
   int32_t rank = -1;
-  uint32_t ended = 0;  // stages, well
-  uint32_t whole = 0;  // whether all that came is what was sent
+  uint32_t ended = 0;  // stages ended well
+  uint32_t whole = 0;  // whether all received data is correct
 };
 
-/// What a rank has missed of another one. Fixed layout; comes from peers.
+/// A rank's finding about a peer. Fixed layout; comes from peers.
 struct TrialFinding {
   uint32_t state = 0;  // a PairState
   uint32_t stage = 0;
@@ -56,7 +56,7 @@ struct TrialFinding {
 
 std::byte pattern(uint32_t rank, uint32_t stage, size_t i) { return std::byte(37 * i + 101 * rank + 11 * stage + 1); }
 
-/// One rank's part.
+/// One rank's part of the trial.
 class DeviceTrial {
  public:
   DeviceTrial(std::shared_ptr<DeviceDriver> driver, Exchange& exchange, const TrialSetting& setting)
@@ -66,7 +66,7 @@ class DeviceTrial {
         shared_{setting.channel.shape},
         findings_(setting.channel.shape.ranks) {}
 
-  /// Closing a queue may hang as well.
+  /// Closing a queue may hang, so it has a deadline too.
   ~DeviceTrial() {
     contain("closing the queue of a first exchange by kernels", [&] {
       (void)call_or_throw<bool>("the driver", Deadline::after(setting_.farewell), [work = std::move(work_)]() mutable {
@@ -83,7 +83,7 @@ class DeviceTrial {
     launch(launcher);
     const bool whole = ended() == kTrialEpochs && look_at_pieces();
     if (tell_end(whole)) return {std::vector<PairVerdict>(ranks()), false, ""};
-    // Everybody's kernels have ended: what one of them has stored is here, however late it was, or has gone astray.
+    // All ranks' kernels have ended, so their stores are now visible here, however late, or were lost.
     if (ended() < kTrialEpochs) look_at_pads();
     return judge();
   }
@@ -128,7 +128,7 @@ class DeviceTrial {
     if (!begun.ok()) throw Error(begun);
   }
 
-  /// Begins a copy where there is one, and waits for all that has been begun.
+  /// Starts a copy if `from` is set, and waits for all work in the queue.
   void drain(const Deadline& deadline, const std::string& what, DevicePtr from = 0) {
     const auto steps = [work = work_, deadline, from, to = setting_.desk->base(), bytes = shared_.pad_bytes()] {
       return work->carry_out([&]() -> PairVerdict {
@@ -142,7 +142,7 @@ class DeviceTrial {
     throw Error(ended.state == PairState::kHung ? Code::kTimeout : Code::kSystem, "nvx: " + what + ": " + ended.why);
   }
 
-  /// Stages that have ended well here.
+  /// The number of stages that have ended well here.
   uint32_t ended() const {
     auto& finished = const_cast<uint64_t&>(control().finished);
     if (uint32_t(std::atomic_ref(finished).load(std::memory_order_acquire)) == setting_.first_epoch + kTrialEpochs)
@@ -151,7 +151,7 @@ class DeviceTrial {
     return verdict.state == kernel::DeviceVerdict::kReadable ? verdict.epoch - setting_.first_epoch - 1 : 0;
   }
 
-  /// Whether what came from everybody is what they have sent.
+  /// Whether the data received from all ranks is correct.
   bool look_at_pieces() {
     bool whole = true;
     for (uint32_t stage = 0; stage < kTrialEpochs; ++stage) {
@@ -175,7 +175,7 @@ class DeviceTrial {
     put(findings_[peer].why, why);
   }
 
-  /// Whether all have ended well.
+  /// Publishes this rank's end. Returns whether all ranks have ended well.
   bool tell_end(bool whole) {
     TrialCard card;
     card.rank = setting_.rank;
@@ -192,7 +192,7 @@ class DeviceTrial {
     return well;
   }
 
-  /// Whose first packets have not come, or came as something else, and in the second stage whose flag.
+  /// Finds the peers whose first packets, or in the second stage whose flags, are missing or wrong.
   void look_at_pads() {
     const kernel::DeviceVerdict& verdict = control().verdict;
     const std::string though = ", though what is copied arrives as it is";
@@ -218,7 +218,7 @@ class DeviceTrial {
   const Cell& cell(Part part, uint32_t block, uint32_t peer) const {
     return *reinterpret_cast<const Cell*>(desk() + DevicePad{shared_.shape}.offset(part, block, peer));
   }
-  /// Of any block: those that saw another one fail have not begun.
+  /// Checks all blocks: a block that saw another one fail does not begin.
   bool has_greeted(uint32_t peer, uint32_t stage = 0) const {
     const uint32_t epoch = setting_.first_epoch + 1 + stage;
     bool greeted = false;
@@ -232,7 +232,7 @@ class DeviceTrial {
     return cell<kernel::PeerCounters>(Part::kCounters, control().verdict.block, peer).posted != 0;
   }
 
-  /// Of what the ranks have found, the first stage in which there is something tells: later ones fail of that too.
+  /// The first stage with a finding decides, since it also makes later stages fail.
   TrialVerdict judge() {
     const auto all =
         read_cards<TrialFinding>(exchange_.all_gather(std::as_bytes(std::span(findings_))), ranks(), setting_.name);
@@ -256,8 +256,8 @@ class DeviceTrial {
   const TrialSetting& setting_;
   const Shared shared_;
   std::vector<TrialFinding> findings_;  // by peer
-  std::shared_ptr<DeviceWork> work_;    // the kernel's, and what looks at pads after it
-  const std::byte* copied_ = nullptr;   // the pad that is at the desk
+  std::shared_ptr<DeviceWork> work_;    // the queue of the kernel, and then of the copies of pads
+  const std::byte* copied_ = nullptr;   // the pad copied to `desk`
 };
 
 }  // namespace

@@ -53,8 +53,8 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   const auto carry_on_without = [&](const Error& error) {
     NVX_LOG(kInfo, "group %s: collectives of device %d go through host memory: %s", members_.name.c_str(), device,
             error.reason().c_str());
-    // A rank that refuses tells all. A rank that timed out, or was interrupted, does not know the decision of the
-    // others.
+    // A rank that refuses reports it to all. A rank that timed out, or was interrupted, does not know the decision of
+    // the others.
     if (error.code() == Code::kTimeout || error.code() == Code::kInterrupted || error.code() == Code::kPeerDied)
       (void)core_.failures.fail(met_in(error.failure(), "while the ranks opened their devices"));
   };
@@ -81,8 +81,8 @@ bool GroupDevice::open(Store& store, int device, const std::shared_ptr<StreamOrd
   return side_ != nullptr;
 }
 
-/// The schedules between hosts depend on the steps inside them. Throws Error if a host has no kernels, then on all
-/// ranks unless one has ended.
+/// The schedules between hosts depend on the steps inside them. Throws Error if a host has no kernels, and then on all
+/// ranks unless one has exited.
 void GroupDevice::agree_on_sides(Store& store, bool has_one) {
   StoreExchange exchange(store, options_of({members_.key("device/hosts"), members_.rank, members_.size()},
                                            core_.waits.timeout(), [this](int rank) { look_while_waiting(rank); }));
@@ -107,7 +107,7 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
   }
   store.set(come + "/" + std::to_string(members_.rank), {1});
   store.add(come, 1);
-  // A missing rank may be waiting for this one in a call, and must not give up first.
+  // A missing rank may already be in a call that waits for this one, and must not time out first.
   const std::chrono::milliseconds patience =
       core_.waits.timeout().count() > 0 ? std::min(core_.waits.timeout() / 4, kMost) : kMost;
   const Deadline deadline = Deadline::after(patience), last = Deadline::after(2 * patience);
@@ -136,7 +136,7 @@ bool GroupDevice::meet_to_connect(Store& store, const std::string& why_not) {
   }
 }
 
-/// For waits for a rank in the store. Throws Error where the wait has become pointless.
+/// Runs during waits for a rank in the store. Throws Error if the wait has become pointless.
 void GroupDevice::look_while_waiting(int writer) {
   FailureState& failures = core_.failures;
   (void)failures.told();
@@ -158,7 +158,7 @@ void GroupDevice::warn_of_missing(Store& store, const std::string& come, const D
           members_.name.c_str(), deadline.elapsed_s(), missing.c_str());
 }
 
-/// Throws Error, and then on all ranks unless one has ended.
+/// Throws Error, and then on all ranks unless one has exited.
 std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
                                                    const std::shared_ptr<StreamOrder>& order) {
   const std::string where = members_.key("device/" + std::to_string(members_.topology.host_of[size_t(members_.rank)]));
@@ -174,7 +174,7 @@ std::unique_ptr<DeviceSide> GroupDevice::make_side(Store& store, int device,
   options.rank = members_.local_rank();
   options.ranks = members_.local_ranks();
   options.device = device;
-  options.host = 1;  // all are on one
+  options.host = 1;  // all ranks are on one host
   options.force = members_.facts.force;
   options.one_shot_bytes = members_.facts.one_shot_bytes;
   options.first_epoch = members_.first_epoch;
@@ -208,7 +208,7 @@ std::optional<PoolStats> GroupDevice::pool_stats() const {
   return side->end().pool_stats(side->direct());
 }
 
-/// The size of the rank's pool, as that rank tells. A rank that has left may use the memory for something else.
+/// The size of the rank's pool, as that rank reports it. 0 if it has left, since its pad may belong to another group.
 uint64_t GroupDevice::pool_of(int local_rank) const {
   const kernel::PadHeader& header = members_.pad(local_rank).header();
   const uint64_t grown = header.pool_grown.load(std::memory_order_acquire);
@@ -224,7 +224,7 @@ Status GroupDevice::launch(std::span<const Operation* const> operations, const L
   if (!status.ok() && status.code() != Code::kInvalid) return core_.failures.fail(status.failure());
   if (status.ok()) (void)watcher_->wake();
   if (core_.failures.failed())
-    side.abort(core_.failures.failure());  // a failure of this moment has not seen these kernels
+    side.abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
   return status;
 }
 
@@ -257,13 +257,13 @@ Status GroupDevice::look() {
   return verdict.ok() ? Status() : core_.failures.fail(verdict.failure());
 }
 
-/// Looks after the kernels. Returns whether they still need it. A kernel cannot know that a peer has died: while any
-/// kernel is in flight, the watcher looks for deaths and for verdicts of kernels.
+/// Checks the kernels in flight, and returns whether any remain. A kernel cannot detect that a peer has died, so the
+/// watcher checks for dead peers and for verdicts of kernels.
 bool GroupDevice::needs_watching() {
   DeviceSide& kernels = *opened();
   look_after(kernels);
   if (core_.failures.failed()) {
-    kernels.abort(core_.failures.failure());  // a failure of the moment of their creation has not seen them
+    kernels.abort(core_.failures.failure());  // the failure may have aborted before these kernels were launched
     return false;
   }
   return may_run(kernels);

@@ -23,9 +23,9 @@ struct LaunchStream;
 struct Members;
 struct PoolStats;
 
-/// The GPU side of a group on one of its ranks. The ranks of each host open their devices together; from then on
-/// kernels carry out operations, and a thread of the pool looks after them. A failure of it fails the group. Before
-/// open() there are no kernels. Once open, it stays open.
+/// The GPU side of a group on one of its ranks. The ranks of each host open their devices together. From then on
+/// kernels carry out operations, and a pool thread watches them. A failure of the device side fails the group. There
+/// are no kernels before `open()`. The side never closes once open.
 class GroupDevice {
  public:
   explicit GroupDevice(Core& core);
@@ -33,38 +33,39 @@ class GroupDevice {
   GroupDevice(const GroupDevice&) = delete;
   GroupDevice& operator=(const GroupDevice&) = delete;
 
-  /// Opens this rank's device, if that has not been tried. A step of all ranks of the group together, on a thread whose
-  /// current device this is. True if all ranks have kernels. Otherwise tensors go through host memory on all ranks, and
-  /// the log has the reason. order: keeps the launches on the device's streams in order.
+  /// Opens this rank's device on the first call. Collective over all ranks of the group, on a thread whose current
+  /// device is `device`. True if all ranks have kernels. Otherwise tensors go through host memory on all ranks, and the
+  /// log has the reason. `order` keeps the launches on the device's streams in order.
   bool open(Store& store, int device, const std::shared_ptr<StreamOrder>& order) EXCLUDES(mutex_);
-  /// Whether all ranks call this, to open the devices that device_id names before the first collective. If some do not
-  /// call it in time, a warning names them, and the answer is no for all ranks, also for later ones: then the first
-  /// collective opens the devices. why_not: this rank cannot open its device; it and all waiting ranks throw Error.
+  /// Waits until all ranks have called this, to open the devices that `device_id` names before the first collective. If
+  /// some do not call it in time, a warning names them, and all ranks, also later ones, get false: then the first
+  /// collective opens the devices. `why_not`: the reason why this rank cannot open its device; then it and all waiting
+  /// ranks throw Error.
   bool meet_to_connect(Store& store, const std::string& why_not);
 
-  /// Begins operations on the device that was opened, as DeviceSide::launch(): of this host's ranks, by local_rank.
-  /// They share the timeout of the first.
+  /// Launches operations of this host's ranks, indexed by `local_rank`, on the opened device: see
+  /// `DeviceSide::launch()`. All have the timeout of the first.
   Status launch(std::span<const Operation* const> operations, const LaunchStream& stream, const Tells& tells = {});
-  /// Fails the group if a kernel has given up. A look at memory; ok where there are none.
+  /// Fails the group if a kernel has reported a failure. Reads host memory only; ok if there are no kernels.
   Status look();
-  /// The number of operations launched so far; and whether the device has ended the first `launched` of them well, as
-  /// far as it has told. Operations of graphs do not count.
+  /// The number of operations launched, and whether the device has reported that the first `launched` of them ended
+  /// well. Operations of graphs do not count.
   uint64_t launched() const;
   bool ended_well(uint64_t launched) const;
-  /// Whether no operation is in flight, replays included.
+  /// Whether no operation is in flight, including replays.
   bool is_quiet() const;
-  /// The algorithm by which kernels carry out an operation.
+  /// The algorithm with which kernels carry out an operation.
   const char* kernel_for(const Operation& operation) const;
   /// The state of the ranks' pools; empty where there are none.
   std::optional<PoolStats> pool_stats() const;
 
-  /// For the group, when it has failed: ends the operations in flight here. Any thread may call it, at any time.
+  /// Called by a failed group: ends the operations in flight here. Any thread may call it, at any time.
   void abort(const Status& why);
-  /// For the group, when its rank leaves. True if no kernel of this rank can write to its peers any more.
+  /// Called when the group's rank leaves. True if no kernel of this rank can write to its peers any more.
   bool part();
-  /// For the group, before it frees its memory.
+  /// Called before the group frees its memory.
   void close();
-  /// In a forked child: all of it belongs to the parent.
+  /// For a forked child: the parent owns everything here.
   void leave_to_parent();
 
  private:
@@ -80,11 +81,11 @@ class GroupDevice {
 
   Core& core_;
   const Members& members_;
-  Mutex mutex_;                               // held while it is opened
-  int asked_for_ GUARDED_BY(mutex_) = -1;     // the device that was asked for first
-  std::unique_ptr<DeviceSide> side_;          // once made, it lives as long as the group
-  std::atomic<DeviceSide*> opened_{nullptr};  // it, when all ranks know of it
-  std::shared_ptr<Poller> watcher_;           // of kernels in flight; made with the side
+  Mutex mutex_;                               // held during `open()`
+  int asked_for_ GUARDED_BY(mutex_) = -1;     // the device of the first call
+  std::unique_ptr<DeviceSide> side_;          // lives as long as the group
+  std::atomic<DeviceSide*> opened_{nullptr};  // set to `side_` once all ranks have agreed
+  std::shared_ptr<Poller> watcher_;           // watches kernels in flight; created with the side
 };
 
 }  // namespace nvx

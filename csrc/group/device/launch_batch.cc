@@ -6,7 +6,7 @@
 namespace nvx {
 namespace {
 
-/// Addresses of different tensors: std::less orders those too.
+/// The addresses belong to different objects, so `<` is unspecified; std::less is a total order.
 bool overlap(const std::byte* a, const std::byte* a_end, const std::byte* b, const std::byte* b_end) {
   const std::less<const std::byte*> before;
   return before(a, b_end) && before(b, a_end);

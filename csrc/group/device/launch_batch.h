@@ -8,25 +8,25 @@
 
 namespace nvx {
 
-/// What one launch is handed: jobs of one rank, and the pieces that they list. Holds only jobs that may run in one
-/// launch, whose blocks do not wait for each other between jobs: none reads or writes what another one writes.
+/// The jobs of one rank in one launch, and the pieces that they list. Blocks do not synchronize between the jobs of a
+/// launch, so no job in it reads or writes memory that another one writes.
 class LaunchBatch {
  public:
   explicit LaunchBatch(uint32_t ranks) : ranks_(ranks) {}
 
   void clear() { jobs_ = 0, listed_ = 0; }
-  /// Where the next job may list its pieces, 2 * ranks of them or as many as are asked for, and as what it names the
-  /// first; null: there is no room for one more.
+  /// Room for the next job's list: `pieces`, at least 2 * ranks. The job refers to its first piece by `index()`. Null
+  /// if there is no room.
   kernel::Piece* room(size_t pieces = 0);
   uint32_t index() const { return uint32_t(listed_); }
-  /// Takes the job that room() was asked for. False: it must be in a later launch.
+  /// Adds the job for which `room()` was called. False: the job must go in a later launch.
   bool add(const kernel::Job& job);
 
   std::span<const kernel::Job> jobs() const { return {job_.data(), jobs_}; }
   std::span<const kernel::Piece> pieces() const { return {piece_.data(), listed_}; }
 
  private:
-  /// From the first byte that a job touches to behind the last one: what is apart here is apart.
+  /// The range from the first to the last byte that a job accesses. Disjoint ranges mean disjoint jobs.
   struct Reach {
     const std::byte* begin = nullptr;
     const std::byte* end = nullptr;

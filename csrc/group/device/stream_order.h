@@ -9,30 +9,30 @@
 
 namespace nvx {
 
-/// The stream that something is launched on.
+/// The stream of a launch.
 struct LaunchStream {
-  void* native = nullptr;         ///< a cudaStream_t, of this rank's device
-  uint64_t capture = 0;           ///< the capture that the stream is in; 0: none
-  std::array<int64_t, 3> name{};  ///< by which its StreamOrder knows the stream
+  void* native = nullptr;         ///< a `cudaStream_t` of this rank's device
+  uint64_t capture = 0;           ///< the stream's current capture; 0: none
+  std::array<int64_t, 3> name{};  ///< the stream's id in its StreamOrder
 };
 
-/// Keeps a group's launches on a device in order, whatever streams they are on: kernels of a channel must not overlap.
-/// It knows the streams and makes the events, which torch does.
+/// Orders a group's launches on a device across streams, since kernels of a channel must not overlap. Torch implements
+/// it, as it owns the streams and events.
 class StreamOrder {
  public:
   virtual ~StreamOrder() = default;
-  /// Before a launch: has the stream wait for what was launched on other streams, and by graphs.
+  /// Call before a launch: the stream waits for earlier launches on other streams, and for those of graphs.
   virtual Status follow(const LaunchStream& stream) = 0;
-  /// After a launch, also after one that was refused, as part of it may have begun: later launches come behind what the
-  /// stream has been given so far.
+  /// Call after a launch, also after a refused one, since part of it may have begun: later launches wait for everything
+  /// on the stream so far.
   virtual Status note(const LaunchStream& stream) = 0;
-  /// Whether all that was launched is known to have ended, well or not. Kernels that ended badly do not say so
-  /// themselves: without this, what they used is not used again.
+  /// Whether all launches are known to have ended, well or not. A kernel that ends badly does not report it, so its
+  /// memory is not reused before this is true.
   virtual bool ended() = 0;
-  /// Whether no graph is running that has launches in it, as far as that can be known.
+  /// Whether no graph that contains launches is running, as far as it can be known.
   virtual bool replays_ended() { return ended(); }
 
-  /// Waits so long until all has ended. Where that was in vain once, later calls do not wait.
+  /// Waits up to `most` until all has ended. After one timeout, later calls do not wait.
   bool await_end(std::chrono::milliseconds most) {
     if (gave_up_.load() || !look_until([&] { return ended() || gave_up_.load(); }, Deadline::after(most)))
       gave_up_.store(true);
