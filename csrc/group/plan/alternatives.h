@@ -8,17 +8,17 @@
 
 namespace nvx {
 
-/// One way that a collective can go.
+/// One way to carry out a collective.
 struct Way {
-  std::string by;      ///< "shared memory", "between hosts"; of a device's tensors "NCCL", "kernels", "host memory"
+  std::string by;      ///< "shared memory", "between hosts"; for tensors of a device "NCCL", "kernels", "host memory"
   std::string what;    ///< the algorithm
-  std::string why;     ///< or why not
-  std::string set_by;  ///< what changes it
+  std::string why;     ///< the reason for it, or against it
+  std::string set_by;  ///< the setting that changes it
   bool runs = false;
-  Estimate estimate{};  ///< without seconds where it cannot go that way, or nobody knows
+  Estimate estimate{};  ///< `seconds` is 0 if the way cannot be taken, or if nothing is known
 };
 
-/// All ways of tensors of the CPU, the one that runs among them. bytes: as explain() counts them.
+/// All ways for tensors of the CPU, including the one that runs. `bytes`: as for `explain()`.
 std::vector<Way> ways_of(kernel::Collective collective, size_t bytes, const PlanFacts& facts, const Medium& medium);
 
 }  // namespace nvx

@@ -9,10 +9,10 @@ namespace {
 using kernel::ceil_div;
 using kernel::Collective;
 
-/// Whole cache lines, which no element straddles.
+/// Chunks are whole cache lines. No element straddles one.
 constexpr size_t kCacheLine = 64;
 
-/// What slices are multiples of.
+/// Slices are multiples of this.
 size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
   if (facts.hosts == 1 || !reduces(o.collective)) return kCacheLine;
   const InterHostPlan inter_host = plan_between(across(o.collective), bytes, facts);
@@ -21,8 +21,8 @@ size_t grain_of(const Operation& o, size_t bytes, const PlanFacts& facts) {
   return inter_host.slice / width * width;
 }
 
-/// Finds room for pieces, one behind the other, and notes what is copied. Pieces that follow each other on the device
-/// do so here, and are copied as one.
+/// Allocates room for pieces one after another, and records the copies. Pieces that are adjacent on the device are
+/// adjacent here, and one copy moves them.
 class Loader {
  public:
   explicit Loader(StagedChunk& staged, std::byte* room) : staged_(staged), begin_(room), at_(room) {}
@@ -152,7 +152,7 @@ Cut cut(const Operation& o, const PlanFacts& facts) {
   if (o.collective == Collective::kReduceScatter) longest = o.send.longest(), pieces = o.send.size();
   if (longest == 0) return {};
   const size_t bytes = longest * pieces, grain = grain_of(o, bytes, facts);
-  // As even as may be: a short last chunk would cost as much as the others do besides their bytes.
+  // Chunks are as even as possible: a short last chunk has the fixed cost of a full one.
   const size_t even = ceil_div(ceil_div(longest, ceil_div(bytes, kChunk)), grain) * grain;
   const size_t slice = std::min(even, longest);
   return {slice, ceil_div(longest, slice), bytes};

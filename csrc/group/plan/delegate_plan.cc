@@ -9,8 +9,9 @@
 namespace nvx {
 namespace {
 
-/// What NCCL reduces as nvx does, but for the last bits of sums: of integers it divides otherwise, of floating-point
-/// numbers it may lose a NaN in a minimum or maximum, and the rest it does not have, or takes for something else.
+/// The reductions that NCCL computes as nvx does, except for the last bits of sums. NCCL divides averages of integers
+/// differently, and its floating-point minimum and maximum may lose a NaN. It lacks the other types and operators, or
+/// maps them to others.
 struct Reduced {
   ReduceOp op;
   bool of_integers;

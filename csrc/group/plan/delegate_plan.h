@@ -7,22 +7,22 @@
 #include "kernel/cpu/pad.h"
 #include "kernel/reduce/dtype.h"
 
-/// Which collectives of devices' tensors are handed over to a backend of torch's own, NCCL. Pure, and of what all ranks
-/// know alike, so that no rank hands over what another one does not.
+/// Decides which collectives of device tensors go to another torch backend, NCCL. Pure, and a function of facts that
+/// all ranks share, so all ranks decide alike.
 namespace nvx {
 
-/// One collective. bytes: of the whole, which is the longest that any rank has of it, given or got.
+/// One collective. `bytes`: the longest input or output of any rank.
 struct HandOverQuestion {
   kernel::Collective collective;
   DType dtype;
-  ReduceOp op;  ///< counts where it reduces
+  ReduceOp op;  ///< ignored unless the collective reduces
   size_t bytes;
 };
 
-/// What keeps it here; null where it is handed over.
+/// The reason not to hand the collective over; null if it is handed over.
 const char* why_not_handed_over(const HandOverQuestion& question, std::span<const HandOver> rules);
 
-/// The rule for a collective; null where there is none.
+/// The rule for a collective; null if there is none.
 const HandOver* rule_for(kernel::Collective collective, std::span<const HandOver> rules);
 
 }  // namespace nvx

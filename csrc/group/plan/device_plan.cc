@@ -12,16 +12,16 @@ using kernel::DeviceAlgorithm;
 constexpr size_t kNoLimit = SIZE_MAX;
 
 enum class PacketTrips { kOne, kTwo };
-/// Who knows how long each rank's piece is. Where only a pair does, lengths decide nothing for all: each pair decides
-/// for its own piece.
+/// Whether all ranks know the length of every piece, or only the two ranks of a pair. In the second case lengths decide
+/// nothing for all ranks: each pair decides for its own piece.
 enum class Lengths { kKnownToAll, kKnownToPairs };
 
-/// One row a collective: what carries it while packets hold it, and at any length.
+/// One row per collective: the algorithm while packets hold the data, and the one for any length.
 struct DeviceRow {
   Collective collective;
   DeviceAlgorithm packets;
   DeviceAlgorithm chunks;
-  PacketTrips trips = PacketTrips::kOne;  ///< the most that packets may take, where one trip would take too many bytes
+  PacketTrips trips = PacketTrips::kOne;  ///< the most trips of packets, used if one trip would transfer too many bytes
   Lengths lengths = Lengths::kKnownToAll;
   bool pair_by_pair() const { return lengths == Lengths::kKnownToPairs; }
 };
@@ -48,9 +48,9 @@ const DeviceRow& device_row(Collective collective) {
   return kDeviceTable[std::size(kDeviceTable) - 1];
 }
 
-/// Up to where one trip beats two: it takes every rank's whole message to every other one, which is n / 2 times the
-/// bytes of two trips, and saves 1 to 2 us. Of two ranks it never takes more. Derived from what others have published
-/// of GPUs on NVLink, not measured.
+/// The sizes up to which one trip beats two. One trip sends every rank's whole message to every other rank, n / 2 times
+/// the bytes of two trips, and saves 1 to 2 us. With two ranks it never sends more. Derived from published figures for
+/// GPUs on NVLink, not measured.
 struct Trip {
   size_t most_ranks;
   size_t bytes;
@@ -78,8 +78,7 @@ constexpr size_t down_to(size_t n, size_t multiple) { return n / multiple * mult
 size_t most_bytes(DeviceAlgorithm algorithm, const kernel::DeviceShape& shape) {
   const size_t packs = kernel::most_packs(algorithm, shape);
   if (packs == SIZE_MAX) return kNoLimit;
-  // Each block has packets of its own. In two trips they need to hold a slice only, of which there is one for each
-  // rank.
+  // Each block has packets of its own. In two trips they hold one slice, and there is one slice per rank.
   const size_t slices = algorithm == DeviceAlgorithm::kReducePacketsTwoShot ? shape.ranks : 1;
   return packs * sizeof(kernel::Pack) * shape.blocks * slices;
 }
@@ -102,10 +101,11 @@ DeviceChoice plan(Collective collective, size_t bytes, const DevicePlanFacts& fa
   return {r.chunks, "packets do not hold it, or do not pay for it: chunks"};
 }
 
-/// With M bytes of packets an all-reduce goes in two trips up to M / 8: two buffers of 16 bytes for each 8, half of
-/// them for each trip. And in one trip up to M / 4 by the number of ranks, as does a piece of an exchange. With 8 MiB
-/// for the pad that is 512 KiB and, of 8 ranks, 128 KiB; chunks of 8 ranks with 16 blocks are of 8 KiB then, which are
-/// 16 bytes for each of a block's 512 lanes, of 2 ranks 32 KiB. Of 8 ranks the rest, greetings and counters, is 48 KiB.
+/// With M bytes of packets an all-reduce takes two trips up to M / 8 bytes: two buffers of 16 bytes for each 8 bytes,
+/// half of them for each trip. It takes one trip up to M / 4 divided by the number of ranks, as does a piece of an
+/// exchange. For a pad of 8 MiB that is 512 KiB and, with 8 ranks, 128 KiB. With 16 blocks, chunks are 8 KiB for 8
+/// ranks, 16 bytes for each of a block's 512 lanes, and 32 KiB for 2 ranks. Greetings and counters of 8 ranks take 48
+/// KiB.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes) {
   constexpr size_t kFewestPackets = 16, kMostPackets = 4096, kSmallestChunk = 1 << 10, kLargestChunk = 32 << 10;
   const size_t cells = size_t(std::max(ranks, 1u)) * std::max(blocks, 1u), half = pad_bytes / 2;
@@ -117,8 +117,8 @@ kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_byt
   return shape;
 }
 
-/// The arena serves all groups of the process. Of 64 MiB each of the first four gets all that pays, 8 MiB and a little;
-/// later ones get less, until some have gone, and only when hardly anything is left nothing.
+/// The arena serves all groups of the process. Of 64 MiB, each of the first four groups gets the most that pays, 8 MiB
+/// and a little. Later groups get less until others have gone, and nothing only if the arena is nearly full.
 size_t pad_budget(size_t free_bytes) {
   constexpr size_t kLeast = 512 << 10, kMost = 8 << 20;
   return std::clamp(free_bytes / 4, kLeast, kMost);

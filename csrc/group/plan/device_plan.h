@@ -9,11 +9,11 @@
 
 namespace nvx {
 
-/// What a plan for GPUs may depend on: the same on every rank.
+/// The facts on which a plan for GPUs depends: the same on every rank.
 struct DevicePlanFacts {
   kernel::DeviceShape shape;
-  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< kOneShot: in one trip wherever packets hold it
-  size_t one_shot_bytes = 0;                            ///< the user's limit of one trip; 0: the table's
+  PlanFacts::Force force = PlanFacts::Force::kNothing;  ///< kOneShot: one trip wherever packets can hold the data
+  size_t one_shot_bytes = 0;                            ///< the user's limit for one trip; 0: the table's
 };
 
 struct DeviceChoice {
@@ -21,22 +21,22 @@ struct DeviceChoice {
   const char* why;
 };
 
-/// Pure: the same question gets the same answer on every rank. bytes: of the whole for what is reduced or broadcast; of
-/// the longest piece for what is reduced and scattered, or gathered by all. Of what is exchanged, gathered or scattered
-/// a rank knows its own pieces alone, so bytes decide nothing.
+/// Pure: every rank gets the same answer to the same question. `bytes`: the whole message for reduce, all-reduce and
+/// broadcast; the longest piece for reduce-scatter and all-gather. Ignored for all-to-all, gather and scatter, where a
+/// rank knows only its own pieces.
 DeviceChoice plan(kernel::Collective collective, size_t bytes, const DevicePlanFacts& facts);
 
-/// Those that a collective may go by, the one for the shortest messages first.
+/// The algorithms for a collective, in the order of message length, the shortest first.
 std::vector<kernel::DeviceAlgorithm> algorithms_of(kernel::Collective collective);
 
-/// The most bytes, counted as for plan(), that the packets of one operation hold: what kernel::can_do says too.
-/// SIZE_MAX for what has chunks.
+/// The most bytes, counted as for `plan()`, that the packets of one operation hold, as in `kernel::can_do`. SIZE_MAX
+/// for algorithms with chunks.
 size_t most_bytes(kernel::DeviceAlgorithm algorithm, const kernel::DeviceShape& shape);
 
-/// The measures of a channel whose pad takes about pad_bytes: half of it for packets, half for chunks. Pure.
+/// The shape of a channel with a pad of about `pad_bytes`, half for packets and half for chunks. Pure.
 kernel::DeviceShape device_shape(uint32_t ranks, uint32_t blocks, size_t pad_bytes);
 
-/// What a pad may take of the arena of which so many bytes are free where most of it is taken.
+/// The size of a pad, given the free bytes of the fullest arena.
 size_t pad_budget(size_t free_bytes);
 
 }  // namespace nvx

@@ -18,24 +18,24 @@ using schedule::Layout;
 
 constexpr double kMicro = 1e-6, kMiB = 1 << 20;
 
-/// Fitted to bench/results/targets.json, parts all_reduce, others and four: of its 2 ranks on 2 cores, calls of 8 bytes
-/// to 64 MiB are met within a factor of 2, of its 4 ranks within 3. tests/bench holds them against each other.
-constexpr double kCall = 5.5 * kMicro;     ///< torch's own part of a call, which its null backend costs too
-constexpr double kStep = 1.5 * kMicro;     ///< a flag seen, by who spins for it
+/// Fitted to `bench/results/targets.json`, parts `all_reduce`, `others` and `four`, for 8 bytes to 64 MiB on 2 cores:
+/// within a factor of 2 with 2 ranks, and of 3 with 4 ranks. `tests/bench` checks the fit.
+constexpr double kCall = 5.5 * kMicro;     ///< torch's own part of a call, which its null backend has too
+constexpr double kStep = 1.5 * kMicro;     ///< a spinning rank sees a flag
 constexpr double kPeer = 0.1 * kMicro;     ///< ... and by each further rank
-constexpr double kHandOver = 20 * kMicro;  ///< ... where ranks outnumber cores, so that one sleeps and one is woken
+constexpr double kHandOver = 20 * kMicro;  ///< ... if ranks outnumber cores: one sleeps and another one is woken
 constexpr double kCached =
-    18 * kMicro / kMiB;                       ///< a byte read or written, while what is staged stays in the last cache
+    18 * kMicro / kMiB;  ///< a byte read or written, while the staged data fits the last-level cache
 constexpr double kPast = 29 * kMicro / kMiB;  ///< ... and beyond it
 constexpr char kInsideBasis[] = "bench/results/targets.json: 2 ranks on 2 cores of one machine";
 
-/// Fitted to parts far and far_others of the same file, within a factor of 2.
+/// Fitted to parts `far` and `far_others` of the same file, within a factor of 2.
 constexpr double kTcpMessage = 15 * kMicro, kTcpByte = 500 * kMicro / kMiB;
 
-/// Nobody has measured these. A flag over NVLink is a store and a poll, over PCIe both take about twice as long.
+/// Assumed, not measured. A flag over NVLink is a store and a poll; over PCIe both take about twice as long.
 constexpr double kLaunch = 5 * kMicro;
 constexpr double kTrip[] = {1 * kMicro, 1.5 * kMicro, 3 * kMicro};  ///< by DeviceLink::Kind
-constexpr double kOfLink = 0.7;                                     ///< what few blocks get of a link
+constexpr double kOfLink = 0.7;  ///< the share of a link's rate that few blocks reach
 constexpr double kHostCopy = 1 / 20e9, kHostCopyBegins = 10 * kMicro;
 
 double seen_by(const PlanFacts& facts) {
@@ -43,8 +43,8 @@ double seen_by(const PlanFacts& facts) {
   return (facts.ranks > facts.cores ? kHandOver : kStep) + peers;
 }
 
-/// The busiest rank's reads and writes, in units of `bytes`, as kernel/cpu/direct.h makes them. A byte that is copied
-/// counts twice, one that is reduced once for each term and once for the result.
+/// The busiest rank's reads and writes, in units of `bytes`, as in `kernel/cpu/direct.h`. A copied byte counts twice; a
+/// reduced one counts once per term and once for the result.
 double passes(Algorithm algorithm, Collective collective, double n) {
   const double others = (n - 1) / n;
   switch (algorithm) {
@@ -61,7 +61,7 @@ double passes(Algorithm algorithm, Collective collective, double n) {
   return 0;
 }
 
-/// Each of which waits for the one before, on whoever is the slowest.
+/// The number of sequential waits on the slowest rank.
 uint64_t steps_of(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
   const size_t lease = plan(collective, bytes, facts).lease_bytes;
   const auto chunks = [&](size_t longest, size_t parts) {
@@ -77,7 +77,7 @@ uint64_t steps_of(Algorithm algorithm, Collective collective, size_t bytes, cons
   }
 }
 
-/// All that is between the beginning of a call and its end, but what torch itself takes.
+/// The duration of a call without torch's own part.
 Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, const PlanFacts& facts) {
   Estimate e;
   if (facts.ranks > 1 && collective != Collective::kNone) {
@@ -91,11 +91,11 @@ Estimate inside_of(Algorithm algorithm, Collective collective, size_t bytes, con
   return e;
 }
 
-/// What is between hosts, as the ranks that carry it see it; `blocks` outlives the layout.
+/// The transfers between hosts, as their ranks see them. `blocks` outlives the layout.
 struct Between {
   Layout layout;
   int near = 1;       ///< ranks of one host among those of the layout
-  double slices = 1;  ///< runs like it; the last one is shorter
+  double slices = 1;  ///< runs of this kind; the last one is shorter
 };
 
 Between between(Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts,
@@ -117,14 +117,15 @@ Between between(Collective collective, size_t bytes, const InterHostPlan& inter_
     case Collective::kReduceScatter:
     case Collective::kAllGather: all_alike(facts.hosts, slice); break;
     case Collective::kBarrier: break;
-    default:  // straight to the rank that it is for
+    default:  // directly to the destination rank
       b.near = int(facts.ranks);
       all_alike(facts.world, collective == Collective::kGather ? bytes : bytes / facts.world);
   }
   return b;
 }
 
-/// What a collective of GPUs has the busiest rank push or be pushed, in units of `bytes`, and in how many trips.
+/// A collective of GPUs: the bytes that the busiest rank pushes or receives, in units of `bytes`, and the number of
+/// trips.
 struct Trips {
   double units;
   uint64_t count;
@@ -151,7 +152,7 @@ Trips trips_of(DeviceAlgorithm algorithm, Collective collective, double n) {
   return {0, 0};
 }
 
-/// Ranks of a host that send at once, as much as the busiest one.
+/// The ranks of a host that send at once as much as the busiest one.
 double senders(Collective collective, const InterHostPlan& inter_host, const PlanFacts& facts) {
   switch (collective) {
     case Collective::kAllReduce:
@@ -162,8 +163,8 @@ double senders(Collective collective, const InterHostPlan& inter_host, const Pla
   }
 }
 
-/// From where a host has what it sends to where all have what they get; no call of torch's, and nothing inside hosts.
-/// slices: set to how many follow each other.
+/// The duration between hosts: from the time a host has its data to the time all have theirs, without torch's part and
+/// the steps inside hosts. Sets `slices` to the number of consecutive slices.
 Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t bytes, const InterHostPlan& inter_host,
                      const PlanFacts& facts, const Medium& medium, double* slices = nullptr) {
   std::vector<Block> blocks;
@@ -174,7 +175,7 @@ Estimate on_the_wire(const schedule::Row& row, Collective collective, size_t byt
   const double depth = double(row.guarantee.depth(b.layout.size));
   const double posted = double(moved.messages) / double(kSlicesInFlight);
   const double byte = medium.byte * (medium.one_a_host ? senders(collective, inter_host, facts) : 1);
-  // The first slice has to come all the way; the others follow it.
+  // Only the first slice pays for its whole way; the later ones follow in the pipeline.
   const double way = std::max(0.0, depth - double(moved.messages)) * double(moved.largest) * byte;
   Estimate e;
   e.bytes = size_t(double(moved.bytes) * b.slices);
@@ -234,7 +235,7 @@ Estimate estimate_between(const schedule::Row& row, Collective collective, size_
   Estimate e = on_the_wire(row, collective, bytes, inter_host, facts, medium);
   if (e.basis.empty()) return e;
   e.seconds += kCall;
-  // Inside the hosts all slices are as much as the whole.
+  // Inside the hosts, the slices together are as large as the whole.
   const bool rails = !inter_host.by_leader && collective == Collective::kAllReduce;
   const size_t before = rails || collective == Collective::kReduceScatter ? bytes : inter_host.by_leader ? bytes : 0;
   const size_t after = rails ? (bytes + facts.rails - 1) / facts.rails : bytes;
@@ -271,7 +272,7 @@ Estimate estimate_proxied(const InterHostPlan& inter_host, Collective collective
     if (publishes)
       pushed(DeviceAlgorithm::kExchangeChunks, Collective::kAllGather, reduces ? share : bytes * facts.hosts);
   }
-  // The stages overlap: the slowest sets the pace, and the others are waited for once a slice has to go through all.
+  // The stages overlap: the slowest one sets the pace, and each other one adds its time for one slice.
   double all = 0, slowest = 0;
   for (const double stage : stages) all += stage, slowest = std::max(slowest, stage);
   e.seconds = kCall + 2 * kHostCopyBegins + slowest + (all - slowest) / slices;
@@ -296,7 +297,8 @@ Estimate estimate_device_algorithm(DeviceAlgorithm algorithm, Collective collect
   return e;
 }
 
-/// Of NCCL 2.30's src/graph/tuning.cc, for Hopper: rings in the protocol LL, which sends each byte twice, or Simple.
+/// From `src/graph/tuning.cc` of NCCL 2.30, for Hopper: rings with the protocol LL, which sends each byte twice, or
+/// Simple.
 Estimate estimate_nccl(Collective collective, size_t bytes, size_t ranks, const DeviceLink& link) {
   constexpr double kBase[] = {6.6 * kMicro, 8.4 * kMicro}, kHop[] = {0.6 * kMicro, 3.4 * kMicro}, kTimes[] = {2, 1};
   const bool whole = collective == Collective::kAllReduce, parts = collective == Collective::kAllGather;

@@ -23,7 +23,7 @@ class Pieces {
   kernel::Piece& operator[](size_t i) { return data()[i]; }
   const kernel::Piece& operator[](size_t i) const { return data()[i]; }
   size_t size() const { return size_; }
-  /// Bytes of the longest one.
+  /// Bytes of the longest piece.
   size_t longest() const {
     size_t bytes = 0;
     for (size_t i = 0; i < size_; ++i) bytes = data()[i].bytes > bytes ? data()[i].bytes : bytes;
@@ -36,8 +36,8 @@ class Pieces {
   std::unique_ptr<kernel::Piece[]> many_;
 };
 
-/// The operation that another one is a chunk (group/plan/chunks.h) or a step of. It gives the fingerprint that ranks
-/// compare and errors name, the deadline, and the size by which the plan between hosts goes.
+/// The operation of which another one is a chunk (`group/plan/chunks.h`) or a step. It provides the fingerprint that
+/// ranks compare and errors name, the deadline, and the size for the plan between hosts.
 struct Whole {
   kernel::Fingerprint fingerprint;
   Deadline deadline;

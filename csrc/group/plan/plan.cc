@@ -13,13 +13,13 @@ namespace {
 using kernel::Algorithm;
 using kernel::Collective;
 
-/// One row a collective: its algorithm for messages that fit the limit, and for larger ones.
+/// One row per collective: its algorithm for messages up to the limit, and for larger ones.
 struct Row {
   Collective collective;
   const char* name;
   Algorithm small;
-  size_t limit_for_2;   ///< bytes up to which `small` is used by 2 ranks ...
-  size_t limit_beyond;  ///< ... and by more: one-shot reads every rank's whole message
+  size_t limit_for_2;   ///< bytes up to which 2 ranks use `small` ...
+  size_t limit_beyond;  ///< ... and more ranks: in one-shot every rank reads all messages
   Algorithm large;
 };
 
@@ -45,8 +45,8 @@ const Row& row(Collective collective) {
   return kTable[std::size(kTable) - 1];
 }
 
-/// A chunk should pass from core to core while it is still in the second-level cache, and the staging of all ranks
-/// together stay in the last one.
+/// A chunk should pass between cores while it is in the second-level cache, and the staging of all ranks together
+/// should fit the last-level cache.
 size_t most_lease(const PlanFacts& facts) {
   if (facts.lease_bytes) return std::max(facts.lease_bytes, LeasePool::kSmallest);
   const size_t share = facts.l3_bytes * 3 / 4 / std::max<size_t>(facts.ranks, 1);
@@ -94,10 +94,10 @@ using Across = schedule::Collective;
 
 constexpr size_t kAny = SIZE_MAX;
 
-/// Who carries what goes between hosts: one rank of each host, or all rails, each its part.
+/// Whether one rank per host carries all data between hosts, or all rails carry one part each.
 enum class By { kLeader, kRails };
 
-/// The first row that fits decides. Rings need the fewest bytes and reduce each byte once, but a step for every host;
+/// The first matching row decides. Rings transfer the fewest bytes and reduce each byte once, but take a step per host;
 /// beyond a few hosts the steps cost more than the bytes.
 struct InterHostRow {
   Across collective;
@@ -106,7 +106,7 @@ struct InterHostRow {
   const char* schedule;
   By by;
   const char* why;
-  bool wants_alike = false;  ///< blocks of the same size
+  bool wants_alike = false;  ///< requires blocks of the same size
 };
 
 constexpr InterHostRow kInterHostPlans[] = {
@@ -158,8 +158,8 @@ const InsideRow& inside(Across collective, By by) {
                        [&](const InsideRow& r) { return r.collective == collective && r.by == by; });
 }
 
-/// Slices are as long as keeps every rail's messages worth their headers, and no longer, so that steps inside a host
-/// and between hosts overlap. Whole segments of TCP's, so that none is a stub.
+/// A slice is just large enough that headers are negligible for every rail's messages: shorter slices overlap the steps
+/// inside and between hosts better. Whole TCP segments, so that none is short.
 constexpr size_t kMessage = 8 * (63 << 10);
 
 }  // namespace

@@ -10,11 +10,11 @@
 
 namespace nvx {
 
-/// What a plan may depend on: the same on every rank.
+/// The facts on which a plan depends: the same on every rank.
 struct PlanFacts {
   size_t ranks = 1;  ///< of this host
   size_t hosts = 1;
-  size_t rails = 1;  ///< ranks of every host that can carry what goes between hosts
+  size_t rails = 1;  ///< ranks of every host that can each carry a part of the data between hosts
   size_t world = 1;  ///< ranks of all hosts
   size_t cores = 1;
   size_t l2_bytes = 1 << 20;
@@ -30,51 +30,51 @@ struct Choice {
   const char* why;
 };
 
-/// How a rank writes what only it will read. Past the caches once what all ranks read and write here no longer fits the
-/// last-level cache: lines would be fetched only to be overwritten, and would evict data that is needed next. What
-/// others will read is not so simple (kernel/reduce/cache_policy.h).
+/// The cache policy for data that only the writing rank reads. It bypasses the caches once the data that all ranks read
+/// and write no longer fits the last-level cache: otherwise lines would be fetched only to be overwritten, and would
+/// evict data that is needed next. `kernel/reduce/cache_policy.h` decides for data that other ranks read.
 kernel::CachePolicy policy_to_keep(size_t bytes, const PlanFacts& facts);
 
-/// Pure: the same question gets the same answer on every rank. bytes: the most that one rank puts into its slot, and
-/// would stage in all.
+/// Pure: every rank gets the same answer to the same question. `bytes`: the most that one rank puts into its slot, or
+/// stages in total.
 Choice plan(kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 
-/// Those that a collective may go by inside a host, the one for the shortest messages first.
+/// The algorithms for a collective inside a host, in the order of message length, the shortest first.
 std::vector<kernel::Algorithm> host_algorithms_of(kernel::Collective collective);
 
-inline constexpr size_t kSlicesInFlight = 4;  ///< of what goes between hosts
+inline constexpr size_t kSlicesInFlight = 4;  ///< slices between hosts at a time
 
-/// How a collective goes between hosts.
+/// The plan of a collective between hosts.
 struct InterHostPlan {
   const schedule::Row* row;
-  size_t slice;                      ///< bytes of the whole that go as one schedule
-  bool by_leader;                    ///< one rank of each host does it alone; else each rail does its part
-  kernel::Collective before, after;  ///< what each host's ranks do among themselves; kNone: nothing
+  size_t slice;                      ///< bytes of the whole that one schedule carries
+  bool by_leader;                    ///< one rank per host carries all; otherwise each rail carries its part
+  kernel::Collective before, after;  ///< collectives inside each host; kNone: nothing
   const char* why;
 };
 
-/// Pure, as plan(). bytes: of the whole for what is reduced or broadcast; of the largest block for what is gathered or
-/// exchanged. The same on every host, also where these differ in their numbers of ranks.
+/// Pure, like `plan()`. `bytes`: the whole message for reductions and broadcast; the largest block for gathers and
+/// exchanges. The same on every host, even if hosts have different numbers of ranks.
 enum class Blocks { kAlike, kOfAnySize };
 InterHostPlan plan_between(schedule::Collective collective, size_t bytes, const PlanFacts& facts,
                            Blocks blocks = Blocks::kAlike);
 
-/// The same collective between hosts; barrier's for what has none.
+/// The corresponding collective between hosts; barrier if there is none.
 schedule::Collective across(kernel::Collective collective);
 
-/// Of bytes as plan_between() counts them: what is cut into slices, and what a step inside the host then puts into one
-/// rank's slot.
+/// For `bytes` as in `plan_between()`: the bytes that are cut into slices, and the bytes that a step inside the host
+/// then puts into one rank's slot.
 struct Sizes {
   size_t sliced, before, after;
 };
 Sizes sizes(schedule::Collective collective, size_t bytes, const InterHostPlan& inter_host, const PlanFacts& facts);
 
-/// Where one-shot ends, in bytes.
+/// The largest size for one-shot, in bytes.
 size_t one_shot_limit(kernel::Collective collective, const PlanFacts& facts);
 
 const char* name(kernel::Collective collective);
 
-/// The plan of one question, in words: of a rank of the fullest host, where these differ.
+/// The plan in words, for a rank of the host with the most ranks.
 std::string explain(kernel::Collective collective, size_t bytes, const PlanFacts& facts);
 
 }  // namespace nvx

@@ -5,7 +5,7 @@
 namespace nvx {
 namespace {
 
-/// As kernel/reduce/reduce.h says it.
+/// Must match `kernel/reduce/reduce.h`.
 bool accumulates_wider(DType dtype) {
   switch (dtype) {
     case DType::kF16:
