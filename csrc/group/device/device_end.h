@@ -103,7 +103,7 @@ class DeviceEnd {
   std::unique_ptr<DeviceShare> share_;
   std::unique_ptr<DevicePools> pools_;
   Span span_;
-  bool exported_ = false;  // peers may be writing to the pad
+  bool exported_ = false;  // `state_` and `control_`: the destructor frees them, with a deadline
   std::shared_ptr<DeviceRegion> state_, control_;
   MappedRegions own_;  // `state_` and `control_`, to return to the cache
 };

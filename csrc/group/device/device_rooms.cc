@@ -77,7 +77,7 @@ bool is_here(const DeviceShare& share, int rank) {
   return share.peer(rank).same_gpu && share.peer(rank).kind == ShareKind::kPointer;
 }
 
-/// The first of the group's ranks in this process reports for all of them.
+/// Whether this is the group's first rank of this process on this GPU, which reports for the others.
 bool speaks_for_process(const DeviceShare& share, int rank) {
   for (int r = 0; r < rank; ++r) {
     if (is_here(share, r)) return false;
@@ -142,9 +142,9 @@ std::string connections_wanted(uint32_t ranks, const char* set) {
          kName + "=" + std::to_string(kMost) + " in the environment before CUDA is set up";
 }
 
-/// Processes may set up several groups at once. The first rank of a process to get here claims, before it publishes its
-/// card, all blocks that the group can get on that GPU according to this process. So of two groups that share a
-/// process, one counts the other in full, and together they never get more blocks than the GPU has.
+/// Processes may set up several groups at once. Before a process publishes its card, its first rank on a GPU claims all
+/// blocks that the group can get there according to this process. So of two groups that share a process, one counts the
+/// other in full, and together they never get more blocks than the GPU has.
 Rooms agree_on_rooms(Exchange& exchange, const DeviceShare& share, const RoomRequest& request) {
   RoomCard card;
   card.rank = request.rank;

@@ -34,7 +34,7 @@ int lanes_to_switch(const GpuFacts& gpu) {
                            [](const NvLinkLane& lane) { return lane.active && lane.to_switch; }));
 }
 
-/// Direct lanes where there are some, else as many as both have to the switch.
+/// Counts direct lanes if there are any, otherwise the lanes that both have to the switch.
 void join_lanes(const GpuFacts& a, const GpuFacts& b, GpuPair& pair) {
   pair.lanes = lanes_to(a, b.bus);
   if (pair.lanes == 0) {
@@ -85,7 +85,7 @@ void warn_of_lanes(GpuTopology& topology) {
   }
 }
 
-/// Lanes that are up, but at half the rate that such a lane should have, or little more than half.
+/// Warns of lanes that are up, but at half the nominal rate or little more.
 void warn_of_lane_rates(GpuTopology& topology) {
   constexpr double kLeast = 0.6;
   for (size_t i = 0; i < topology.gpus.size(); ++i) {
@@ -117,7 +117,7 @@ void warn_of_pcie(GpuTopology& topology) {
   }
 }
 
-/// One of the two ways of a pair, as it was measured.
+/// The measurement of one direction of a pair.
 struct Way {
   int from, to;
   const PairSpeed& speed;
@@ -185,13 +185,13 @@ PairSpeed unmeasured(const std::string& why) {
   return speed;
 }
 
-/// "0000:3b:00.0" of NVML may be "00000000:3B:00.0" elsewhere.
+/// NVML writes "0000:3b:00.0", other sources "00000000:3B:00.0".
 std::string key_of(std::string bus) {
   std::transform(bus.begin(), bus.end(), bus.begin(), [](unsigned char c) { return char(std::tolower(c)); });
   return bus.size() > 12 ? bus.substr(bus.size() - 12) : bus;
 }
 
-/// The driver's devices: CUDA_VISIBLE_DEVICES may hide some, and change their order.
+/// The driver's devices by bus. CUDA_VISIBLE_DEVICES may hide some and change their order.
 std::map<std::string, int> by_bus(DeviceDriver& driver) {
   std::map<std::string, int> devices;
   int count = 0;
@@ -218,7 +218,7 @@ double pcie_gb_s(PcieLink link) {
 
 double way_us(const GpuPair& pair) {
   constexpr double kNvLink = 1, kNvSwitch = 1.5;
-  constexpr double kPcie[] = {0, 1.5, 2, 2.5, 3, 4, 4};  // by GpuPath; of an unknown one the longest
+  constexpr double kPcie[] = {0, 1.5, 2, 2.5, 3, 4, 4};  // by GpuPath; the longest for an unknown one
   if (pair.lanes > 0) return pair.through_switch ? kNvSwitch : kNvLink;
   return kPcie[int(pair.path)];
 }
@@ -294,7 +294,7 @@ void measure_pairs(GpuTopology& topology, const std::shared_ptr<DeviceDriver>& d
       return speed;
     };
     pair.measured = measured_way(pair.a, pair.b, a, b);
-    // Where one way fails, most often by hanging, the other one would cost as much time again.
+    // A direction usually fails by hanging, so the other one would hang as long.
     pair.measured_back =
         pair.measured.why_not.empty() ? measured_way(pair.b, pair.a, b, a) : unmeasured(pair.measured.why_not);
   }

@@ -18,12 +18,12 @@ struct GroupOptions {
   std::string name;
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{0};  ///< of operations and of set-up; 0: none
+  std::chrono::milliseconds timeout{0};  ///< for operations and set-up; 0: none
   std::vector<uint64_t> global_ranks;    ///< of the ranks, if known; set-up watches their processes
-  uint32_t first_epoch = 0;              ///< first value of the counters; tests begin near the wrap
+  uint32_t first_epoch = 0;              ///< first value of the counters; tests start near the wrap
   std::string host;                      ///< overrides the host that this rank detects; for tests
-  int shared_reads_from = 32;            ///< from this many ranks, one rank of a host reads the store for its host
-  std::function<bool()> unwanted;        ///< asked during set-up; true: give up
+  int shared_reads_from = 32;            ///< from this many ranks on, one rank per host reads the store for its host
+  std::function<bool()> unwanted;        ///< called during set-up; true: give up
   std::function<std::shared_ptr<net::Messenger>()> messenger;  ///< overrides the messenger of the process; for tests
 };
 

@@ -23,7 +23,7 @@ std::string Members::describe_progress(int local_rank) const {
   }
   const bool stopped = peers[size_t(local_rank)] && peers[size_t(local_rank)]->stopped();
   std::string state = stopped ? ", stopped by a signal or a debugger" : "";
-  if (there.header().group == id) {  // otherwise the pad serves something else now
+  if (there.header().group == id) {  // otherwise the pad belongs to another group by now
     const kernel::Fingerprint called = there.arrival(last).fingerprint;
     const bool nothing = called.collective == kernel::Collective::kNone;
     state += nothing ? ", no collective in this group yet" : ", last collective: " + describe(called);
@@ -75,8 +75,8 @@ void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Fail
   MutexLock lock(port.mutex());
   std::vector<int> ranks = port.contacts();
   if (failure.met_as() != Code::kPeerFailed) {
-    // One rank of every host passes it on inside. On the host of `failure.who` two do, since one of them may be stopped
-    // together with that rank.
+    // One rank of every host tells its host. On the host of `failure.who` two ranks do, since one of them may be
+    // stopped together with that rank.
     for (const std::vector<int>& host : topology.hosts) {
       int tell = std::find(host.begin(), host.end(), failure.who) == host.end() ? 1 : 2;
       for (auto rank = host.begin(); rank != host.end() && tell > 0; ++rank) {

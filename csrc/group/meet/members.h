@@ -18,16 +18,16 @@ namespace net {
 class GroupPort;
 }
 
-/// The ranks of a group and their memory, as one rank knows them. Set-up makes it (setup.h); it is constant from then
-/// on.
+/// The ranks of a group and their memory, from the view of one rank. Set-up creates it (`setup.h`); it is constant
+/// afterwards.
 ///
-/// The local_rank of a rank is its index among the ranks of its host.
+/// A rank's `local_rank` is its index among the ranks of its host.
 struct Members {
   std::string name;          ///< of the group
   int rank = 0;              ///< this rank
   uint32_t first_epoch = 0;  ///< the first value of the counters
-  int64_t generation = 0;    ///< number of set-ups of this group by this rank in its store, this one included
-  uint64_t id = 0;           ///< identifies the ranks of this group; no other group has it
+  int64_t generation = 0;    ///< the number of set-ups of this group by this rank in its store, including this one
+  uint64_t id = 0;           ///< identifies the ranks of this group; unique to it
   Topology topology;
   PlanFacts facts;
   std::shared_ptr<Neighbours> neighbours;
@@ -39,7 +39,7 @@ struct Members {
   std::string key(const std::string& what) const;
 
   int size() const { return int(topology.ranks.size()); }
-  /// The ranks of this host, by local_rank.
+  /// The ranks of this host, by `local_rank`.
   const std::vector<int>& here() const { return topology.hosts[size_t(topology.host_of[size_t(rank)])]; }
   int local_rank() const { return topology.local_rank_of[size_t(rank)]; }
   int local_ranks() const { return int(memory.size()); }
@@ -51,7 +51,7 @@ struct Members {
   kernel::Pad pad(int local_rank) const { return {memory[size_t(local_rank)].pad, memory.size()}; }
   kernel::Pad own_pad() const { return pad(local_rank()); }
 
-  /// "rank 1"; "rank 1 (global rank 3)" where the job numbers it differently.
+  /// "rank 1", or "rank 1 (global rank 3)" if its global rank differs.
   std::string rank_name(int of) const { return nvx::rank_name(of, topology.global_ranks); }
   std::string describe_local_rank(int local_rank) const { return topology.describe(here()[size_t(local_rank)]); }
   /// The same with the progress of that rank: "rank 3 (pid 4711, host a01, last collective: barrier)".
@@ -63,17 +63,17 @@ struct Members {
   bool died(int local_rank) const;
   /// The process of the rank has ended, or the rank has left the group.
   bool gone(int local_rank) const;
-  /// The result holds once no peer can access the memory that this rank exported for the group. It may outlive this.
+  /// The returned function is true once no peer can access the memory that this rank exported for the group. It may
+  /// outlive this object.
   std::function<bool()> everybody_gone() const;
 };
 
-/// The facts on which a rank's plans depend. Where hosts have different numbers of ranks, each host plans for its own
-/// number; hosts need not agree on that.
+/// The facts on which a rank's plans depend. If hosts have different numbers of ranks, each host plans for its own
+/// number; hosts need not agree on it.
 PlanFacts facts_of(const Topology& topology, int rank);
 
-/// Tells ranks of other hosts why the group has failed here: those with which this rank has exchanged data, and one
-/// rank of each host, which tells its host. Best effort. A failure that another rank told is not sent to every host
-/// again.
+/// Tells ranks of other hosts why the group has failed here: the ranks with which this one has exchanged data, and one
+/// rank of each host, which tells its host. Best effort. A failure reported by another rank goes only to the former.
 void tell_other_hosts(net::GroupPort& port, const Topology& topology, const Failure& failure);
 
 }  // namespace nvx

@@ -6,13 +6,13 @@
 
 namespace nvx {
 
-/// Where a lane of NVLink goes.
+/// The destination of an NVLink lane.
 struct NvLinkLane {
-  int number = 0;  ///< as `nvidia-smi nvlink` counts
+  int number = 0;  ///< as in `nvidia-smi nvlink`
   bool active = false;
   bool to_switch = false;
-  std::string bus;  ///< of the device at its other end, where that is told
-  double gb_s = 0;  ///< that it runs at, in one direction; 0 where that is not told
+  std::string bus;  ///< of the device at its other end, if NVML reports it
+  double gb_s = 0;  ///< its current rate in one direction; 0 if NVML does not report it
 };
 
 struct PcieLink {
@@ -20,7 +20,7 @@ struct PcieLink {
   int width = 0;
 };
 
-/// How two GPUs are joined without NVLink, as `nvidia-smi topo -m` has it.
+/// The connection of two GPUs without NVLink, as in `nvidia-smi topo -m`.
 enum class GpuPath { kSame, kPix, kPxb, kPhb, kNode, kSys, kUnknown };
 const char* name(GpuPath path);
 
@@ -29,31 +29,31 @@ struct GpuFacts {
   std::string name;
   std::string bus;  ///< "0000:3b:00.0"
   int numa = -1;
-  std::string cpus;   ///< "0-31", those that are near
-  PcieLink pcie_now;  ///< an idle GPU shows a lower generation than it can
+  std::string cpus;   ///< "0-31", the near ones
+  PcieLink pcie_now;  ///< an idle GPU shows a lower generation than its maximum
   PcieLink pcie_most;
-  std::vector<NvLinkLane> lanes;  ///< that the GPU has, whether they are up or not
+  std::vector<NvLinkLane> lanes;  ///< the lanes that the GPU has, up or not
   std::string nvlink_version;     ///< "4.0"; empty without NVLink
-  double lane_gb_s = 0;           ///< what one lane of such a GPU should give in one direction
+  double lane_gb_s = 0;           ///< the nominal rate of one lane of this GPU, in one direction
 };
 
-/// What NVML tells of the GPUs of this machine: libnvidia-ml, or a test's.
+/// The GPUs of this machine according to NVML: libnvidia-ml, or a test's.
 class Nvml {
  public:
   virtual ~Nvml() = default;
   virtual std::string driver_version() = 0;
   virtual std::vector<GpuFacts> gpus() = 0;
   virtual GpuPath path(int a, int b) = 0;
-  /// Why the driver would not let one read and write the other's memory; empty where it would.
+  /// The reason why the driver refuses one to access the other's memory; empty if it does not.
   virtual std::string why_no_peer_access(int a, int b) = 0;
 };
 
-/// What a lane of NVLink gives in one direction, by the compute capability of the GPU that it belongs to; 0 where that
-/// is not known. What a GPU says of its own lanes is no measure for them: a lane that trained at half its rate says so.
+/// The nominal rate of an NVLink lane in one direction, by the compute capability of its GPU; 0 if not known. The rate
+/// that a GPU reports is its current one: for a lane that trained at half its rate it is half.
 double nvlink_lane_gb_s(int major, int minor);
 
-/// libnvidia-ml, which stays loaded. Throws Error where there is none, or it cannot be used.
-/// path: instead of the system's; for tests.
+/// libnvidia-ml, which stays loaded. Throws Error if it is missing or unusable.
+/// `path`: overrides the system's; for tests.
 std::unique_ptr<Nvml> nvml_library(const char* path = nullptr);
 
 }  // namespace nvx

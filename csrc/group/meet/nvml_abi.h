@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// What nvx calls in libnvidia-ml.so.1, written down so that no header of it is needed to build. Where one is there, a
-/// test holds all of this against it.
+/// The part of the ABI of `libnvidia-ml.so.1` that nvx calls, so that the build needs no NVML header. If the header is
+/// installed, a test compares this file with it.
 namespace nvx::nvml {
 
 using Result = int;
@@ -16,7 +16,7 @@ constexpr int kCapabilityValid = 5;
 constexpr int kLaneToSwitch = 2;
 constexpr int kPeerRead = 0;
 constexpr int kPeerWrite = 1;
-// MB/s in one direction: of the lane that is the field's scope, or of all lanes, where the driver knows no other.
+// MB/s in one direction: of the lane in the field's scope, or of all lanes if the driver has no other value.
 constexpr unsigned kFieldSpeedOfLane = 164;
 constexpr unsigned kFieldSpeedOfLanes = 90;
 

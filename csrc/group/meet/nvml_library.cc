@@ -53,8 +53,7 @@ std::string bus_of(const nvml::PciInfo& info) {
   return bus;
 }
 
-/// NVML counts its versions of NVLink; and the rate that each has a lane, for a GPU that nvlink_lane_gb_s does not
-/// know.
+/// NVLink versions by NVML's number. `lane_gb_s` is for GPUs that `nvlink_lane_gb_s()` does not know.
 struct Generation {
   const char* name;
   double lane_gb_s;
@@ -169,11 +168,11 @@ class NvmlLibrary : public Nvml {
     if (api_.nvmlDeviceGetCudaComputeCapability(device, &major, &minor)) major = 0;
     gpu.lane_gb_s = nvlink_lane_gb_s(major, minor);
     for (const NvLinkLane& lane : gpu.lanes) gpu.lane_gb_s = std::max(gpu.lane_gb_s, lane.gb_s);
-    // Last, as some drivers count a version too many.
+    // The last resort, since some drivers report a version that is too high by one.
     if (gpu.lane_gb_s <= 0) gpu.lane_gb_s = by_version;
   }
 
-  /// That a lane runs at, in one direction; 0 where the driver does not tell.
+  /// The current rate of a lane in one direction; 0 if the driver does not report it.
   double speed_of(nvml::Device device, unsigned lane) {
     for (const unsigned field : {nvml::kFieldSpeedOfLane, nvml::kFieldSpeedOfLanes}) {
       nvml::FieldValue speed{};

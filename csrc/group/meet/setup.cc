@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kAddresses = "addresses";
 constexpr size_t kMostDescriptors =
-    2048;  ///< limit of the reservation: a rank is seldom connected to a thousand others
+    2048;  ///< limit of the reservation: a rank seldom connects to more than a thousand others
 std::string address_of(int rank) { return "address/" + std::to_string(rank); }
 
 std::chrono::milliseconds set_up_time(const GroupOptions& options) {
@@ -79,7 +79,7 @@ void SetUp::give_up(Made made, const Failure& why) {
   arena.free_when(members.pad_span, [until = Clock::now() + set_up_time(options_)] { return Clock::now() >= until; });
 }
 
-/// Counts this set-up, and makes the pad. It has room for all ranks until the ranks of this host are known.
+/// Counts this set-up, and allocates the pad. The pad has room for all ranks until the ranks of this host are known.
 void SetUp::begin() {
   meeting_.begin();
   members_.name = name();
@@ -94,7 +94,7 @@ void SetUp::begin() {
   begin_counters(own, options_.first_epoch);
 }
 
-/// Learns from the store which ranks there are, and where.
+/// Gets all ranks and their hosts from the store.
 void SetUp::find_members(Doorway& door) {
   Hello self = describe_self(rank(), options_.host);
   self.arena = members_.neighbours->arena().id();
@@ -113,7 +113,7 @@ void SetUp::find_members(Doorway& door) {
   shrink_pad();
 }
 
-/// The pad was made before the ranks of this host were known; only these use it.
+/// The pad was allocated before the ranks of this host were known, and only these use it.
 void SetUp::shrink_pad() {
   Span& span = members_.pad_span;
   const size_t bytes = (kernel::PadLayout(members_.here().size()).bytes() + kSpanPage - 1) / kSpanPage * kSpanPage;

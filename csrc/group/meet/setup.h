@@ -12,14 +12,15 @@
 namespace nvx {
 
 /// The set-up of a group on one rank. The rank meets the others in the store, then the ranks of its host over Unix
-/// sockets, then in memory. If the set-up fails, the ranks that wait for this one are told. Lives until the group is
+/// sockets, then in memory. If the set-up fails, it tells the ranks that wait for this one. Lives until the group is
+/// complete.
 /// complete.
 class SetUp {
  public:
   /// The result of a set-up.
   struct Made {
     Members members;
-    std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null where there are none
+    std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null if there are none
     /// Lives until this rank leaves the group or fails it. While it lives, the process knows the peers that it met in
     /// the group; see Neighbours::meet.
     std::shared_ptr<bool> standing;
@@ -28,10 +29,10 @@ class SetUp {
   /// The options must outlive it.
   SetUp(Store& store, const GroupOptions& options) : store_(store), options_(options), meeting_(store, options) {}
 
-  /// Returns when all ranks have mapped each other. Throws Error after it has given up.
+  /// Returns when all ranks have mapped each other. Throws Error after `give_up()`.
   Made meet();
-  /// If no group can be made of the result: tells the ranks that wait for this one. Peers may have mapped its pad, or
-  /// may still do so: the pad stays until they cannot access it, and tells them that its rank has left, and why.
+  /// Call if no group can be made of the result: tells the ranks that wait for this one. Peers may have mapped its pad,
+  /// or may still do so. The pad stays until they cannot access it, and tells them that its rank has left, and why.
   void give_up(Made made, const Failure& why);
 
  private:
@@ -53,7 +54,7 @@ class SetUp {
   Store& store_;
   const GroupOptions& options_;
   StoreMeeting meeting_;
-  Deadline deadline_;  // once it has begun
+  Deadline deadline_;  // set when the set-up begins
   Members members_;
   std::unique_ptr<net::GroupPort> port_;
   std::shared_ptr<bool> standing_ = std::make_shared<bool>(true);

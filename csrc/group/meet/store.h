@@ -15,11 +15,11 @@ class Store {
   virtual void set(const std::string& key, const std::vector<uint8_t>& value) = 0;
   /// Waits for the key for at most this long; empty if it has not come. Throws if the store itself fails.
   virtual std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) = 0;
-  /// Adds to the number under this key, which begins at 0, and returns the sum: add(key, 0) reads it.
+  /// Adds to the number under this key, which starts at 0, and returns the sum: `add(key, 0)` reads it.
   virtual int64_t add(const std::string& key, int64_t n) = 0;
-  /// The name or address of the host that serves it, where it is served over a network; all ranks have reached it.
+  /// The name or address of the host that serves the store, if it is served over a network; all ranks have reached it.
   virtual std::string host() const { return ""; }
-  /// Removes a key that no rank needs any more, where the store can.
+  /// Removes a key that no rank needs any more, if the store can.
   virtual void remove(const std::string& /*key*/) {}
 };
 

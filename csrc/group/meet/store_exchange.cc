@@ -12,7 +12,7 @@
 namespace nvx {
 namespace {
 
-/// Precedes the value of a rank. Fixed layout, little endian; comes from peers.
+/// Precedes a rank's value. Fixed layout, little endian; comes from peers.
 struct Header {
   static constexpr uint32_t kMagic = 0x7378766e;  // "nvxs"
   static constexpr uint16_t kVersion = 1;
@@ -21,7 +21,7 @@ struct Header {
   uint16_t bytes = sizeof(Header);
   int32_t rank = -1;
   uint32_t round = 0;
-  uint64_t nonce = 0;  // of the rank's exchange: a table with another nonce is an old one
+  uint64_t nonce = 0;  // of the rank's exchange: a table with another nonce is stale
   uint64_t length = 0;
 };
 static_assert(sizeof(Header) == 32);
@@ -43,7 +43,7 @@ std::vector<std::vector<std::byte>> StoreExchange::all_gather(std::span<const st
   NVX_CHECK(mine.size() <= kMost, "too much for one message through the store");
   try {
     auto all = trade(pack(mine));
-    // A rank that writes in this round has read the last one.
+    // A rank that writes in this round has read the last one's table, so the last keys are unused.
     if (round_ > 0) store_.remove(key_of(round_ - 1, options_.rank));
     if (round_ > 0 && options_.rank == 0) store_.remove(table_of(round_ - 1));
     ++round_;
@@ -74,8 +74,8 @@ StoreExchange::Value StoreExchange::collect(const Value& mine, const Deadline& d
   return table;
 }
 
-/// Waits in slices, and looks in between for ranks that have given up. It asks the store for that less often when the
-/// wait is long, since all ranks do.
+/// Waits in slices, and checks in between for ranks that have given up. All ranks check, so a long wait checks the
+/// store less often.
 StoreExchange::Value StoreExchange::fetch(const std::string& what, int writer, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
@@ -110,7 +110,7 @@ void StoreExchange::look_for_failures() {
 void StoreExchange::give_up(const Failure& why) {
   if (gave_up_) return;
   gave_up_ = true;
-  // The ranks that it names may be of a larger group.
+  // `options_.name` may map to ranks of a larger group.
   leave_note(store_, key(""),
              {.code = why.code,
               .cause = options_.name(options_.rank) + " gave up: " + why.cause,

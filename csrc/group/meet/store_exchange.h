@@ -18,22 +18,22 @@ namespace nvx {
 class StoreExchange : public Exchange {
  public:
   struct Options {
-    std::string prefix;  ///< of the keys: the same on all ranks, and of no other exchange
+    std::string prefix;  ///< of the keys; the same on all ranks, and unique to this exchange
     int rank = 0;
     int ranks = 1;
     std::chrono::milliseconds timeout{60'000};  ///< for each round
     /// The names of ranks in errors.
     RankNames name = of_rank;
-    /// Called now and then during a wait for this rank; throws Error where the wait has become pointless.
+    /// Called now and then while this rank waits for that one; throws Error if the wait has become pointless.
     std::function<void(int rank)> watch = [](int) {};
   };
 
   StoreExchange(Store& store, Options options);
 
-  /// Throws Error: kTimeout names the missing ranks; kMismatch names the rank whose value is no message of this
+  /// Throws Error: kTimeout names the missing ranks; kMismatch names the rank whose value is not a message of this
   /// exchange; kPeerFailed repeats the cause of a rank that has given up.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
-  /// Ranks that wait for this one learn of it within about a second.
+  /// Ranks that wait for this one see the failure within about a second.
   void give_up(const Failure& why) override;
 
  private:

@@ -16,8 +16,8 @@ namespace nvx {
 namespace {
 
 constexpr const char* kHellos = "table";
-constexpr const char* kSize = "size";             // of the group, as rank 0 makes it
-constexpr std::chrono::seconds kBetweenLooks{2};  // between reads of the store, on ranks that another rank reads it for
+constexpr const char* kSize = "size";             // of the group, as written by rank 0
+constexpr std::chrono::seconds kBetweenLooks{2};  // between reads of the store if another rank reads for this one
 constexpr int64_t kMostDoubles = 8;               // set-ups of duplicates that are told
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
@@ -39,9 +39,9 @@ std::vector<Hello> StoreMeeting::exchange_hellos(const Hello& own, const Deadlin
   return rank() == 0 ? collect_hellos(own, deadline) : read_hellos(own, deadline);
 }
 
-/// On rank 0, which writes one table for all ranks.
+/// For rank 0, which writes one table for all ranks.
 std::vector<Hello> StoreMeeting::collect_hellos(const Hello& own, const Deadline& deadline) {
-  if (generation_ > 1) say(hello_of(0), encode({&own, 1}));  // for ranks that came before
+  if (generation_ > 1) say(hello_of(0), encode({&own, 1}));  // for ranks that began earlier
   std::vector<Hello> hellos{own};
   for (int r = 1; r < size(); ++r) {
     if (const auto hello = fetch(hello_of(r), r, deadline)) {
@@ -79,8 +79,8 @@ std::vector<Hello> StoreMeeting::read_table(std::span<const uint8_t> table, uint
                                    ": was it used before, by ranks that it has forgotten?");
 }
 
-/// Counters agree unless a rank died or gave up and began again, or joins a world that has grown. No rank of this world
-/// can have finished the earlier set-up, so a rank that is behind adopts the higher count.
+/// Counters are equal unless a rank died or gave up and began again, or joins a world that has grown. No rank of this
+/// world can have finished the earlier set-up, so a rank that is behind adopts the higher count.
 void StoreMeeting::catch_up(int rank) {
   look_for_a_double();
   const int64_t theirs = store_.add(generation_of(rank), 0);
@@ -88,16 +88,16 @@ void StoreMeeting::catch_up(int rank) {
   tell_size();
 }
 
-/// Tells ranks that have counted fewer set-ups than rank 0 whether they belong to this one. The first has no such
-/// ranks.
+/// Tells ranks that have counted fewer set-ups than rank 0 whether they belong to this one. There are none at the first
+/// set-up.
 void StoreMeeting::tell_size() {
   if (rank() != 0 || generation_ <= 1) return;
   const std::string text = std::to_string(size());
   store_.set(key(kSize), {text.begin(), text.end()});
 }
 
-/// The set-up that rank 0 has begun after the one of this rank, if both have the same number of ranks: then the others
-/// wait for this rank there, and look there for its note. Otherwise 0.
+/// The set-up that rank 0 has begun after this rank's one, if both have the same number of ranks: the other ranks wait
+/// for this rank there, and read its note there. Otherwise 0.
 int64_t StoreMeeting::set_up_ahead() {
   constexpr std::chrono::milliseconds kSpan{200};  // rank 0 writes it at once
   if (generation_ == 0 || rank() == 0) return 0;
@@ -121,8 +121,8 @@ bool StoreMeeting::rank_0_begins_anew(const Deadline& deadline) {
   return true;
 }
 
-/// Waits in slices, and looks in between for ranks that have ended or given up. It asks the store for that less often
-/// when the wait is long, since all ranks do.
+/// Waits in slices, and checks in between for ranks that have ended or given up. All ranks check, so a long wait checks
+/// the store less often.
 std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, int writer, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kSlice{200};
   for (int slice = 0;; ++slice) {
@@ -145,8 +145,8 @@ std::optional<StoreMeeting::Value> StoreMeeting::fetch(const std::string& what, 
   }
 }
 
-/// A value that rank 0 writes for all, from the store or from the rank that reads it for this host. If another user
-/// floods that rank with connections, the store has the value sooner.
+/// A value that rank 0 writes for all ranks, from the store or from the rank that reads it for this host. The store is
+/// the fallback if another user floods that rank with connections.
 std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, std::chrono::milliseconds span) {
   if (receipt_ && receipt_->open()) {
     auto value = receipt_->next(span);
@@ -165,8 +165,8 @@ std::optional<StoreMeeting::Value> StoreMeeting::take(const std::string& what, s
   return value;
 }
 
-/// In large groups the first rank of each host reads the store for its host, so that the store hands out one table a
-/// host. If that rank is gone or late, the others read the store themselves.
+/// In large groups the first rank of each host reads the store for its host, so the store sends one table per host. If
+/// that rank has ended or is late, the others read the store themselves.
 void StoreMeeting::choose_reader(uint64_t host) {
   constexpr std::chrono::milliseconds kSpan{2000};
   handout_.reset();
@@ -187,7 +187,7 @@ void StoreMeeting::stop_sharing() {
   receipt_.reset();
 }
 
-/// The ranks, of the first 256, that have not begun this set-up: a rank counts its set-up in the store first.
+/// Names the ranks, among the first 256, that have not begun this set-up. A rank first counts its set-up in the store.
 std::string StoreMeeting::missing(int writer) {
   constexpr int kMostAsked = 256, kMostNamed = 8;
   std::vector<std::string> ranks;
@@ -199,13 +199,13 @@ std::string StoreMeeting::missing(int writer) {
   for (size_t i = 0; i < std::min<size_t>(ranks.size(), kMostNamed); ++i) named += (i ? ", " : "") + ranks[i];
   if (ranks.size() > kMostNamed) named += " and others";
   if (ranks.size() == 1) return "rank " + named + " has not";
-  const bool server_too = ranks.front() == "0";  // torch holds it back while any rank is missing
+  const bool server_too = ranks.front() == "0";  // torch blocks the serving rank while any rank is missing
   return "ranks " + named + " have not" +
          (server_too ? " (where rank 0 serves the store, it first waits there until all have connected)" : "");
 }
 
 /// Throws if another process has counted a set-up as this rank during this set-up. That process waits in a set-up of
-/// its own, and is told too.
+/// its own, and gets a note too.
 void StoreMeeting::look_for_a_double() {
   const int64_t counted = store_.add(generation_of(rank()), 0);
   if (counted > generation_) end_as_doubled(counted);
@@ -220,8 +220,8 @@ void StoreMeeting::end_as_doubled(int64_t their_generation) {
               "give each process a rank of its own (RANK, init_process_group(rank=))");
 }
 
-/// The process that was this rank before may have ended, or may have made the group for which this process waits. This
-/// process cannot tell the two apart.
+/// The earlier process of this rank may have ended, or may have created the group for which this process waits. This
+/// process cannot distinguish the two.
 std::string StoreMeeting::earlier_claim() {
   const std::string who = generation_ > 1 ? claimant(generation_ - 1) : "";
   const std::string own_host = own_host_name(options_.host).substr(0, sizeof Hello::host_name - 1);
@@ -268,7 +268,7 @@ void StoreMeeting::leave_notes(const Failure& note) {
     leave_note(store_, key_in(g, ""), note);
   }
   if (const int64_t ahead = set_up_ahead()) leave_note(store_, key_in(ahead, ""), note);
-  // Rank 0 usually serves the store, and the others look into it once a second.
+  // Rank 0 usually serves the store, and the others check it once a second.
   constexpr std::chrono::milliseconds kMost{1500};
   if (rank() == 0 && generation_ != 0 && note.met_as() != Code::kInterrupted)
     await_notes(store_, key(""), size(), kMost);

@@ -21,18 +21,18 @@ namespace nvx {
 std::string key_in(int64_t generation, const std::string& what);
 
 /// The steps of a set-up in the store. Each rank counts its set-ups there; the number of a set-up is its generation,
-/// and keys carry it. During a wait it looks for failures of other ranks and for interrupts, and throws Error where the
-/// wait has become pointless.
+/// and is part of its keys. Waits check for failures of other ranks and for interrupts, and throw Error if the wait has
+/// become pointless.
 class StoreMeeting {
  public:
   StoreMeeting(Store& store, const GroupOptions& options) : store_(store), options_(options) {}
 
-  /// Counts this set-up. The first step, since failures are told under its number.
+  /// Counts this set-up. Must be the first step, since failures are recorded under its generation.
   void begin();
   int64_t generation() const { return generation_; }
 
   /// The hellos of all ranks, by rank. Throws Error if this rank's current one is not among them. The generation may
-  /// grow until this returns, and not after that.
+  /// grow during this call, and not afterwards.
   std::vector<Hello> exchange_hellos(const Hello& own, const Deadline& deadline);
   void say(const std::string& what, const std::vector<uint8_t>& value) { store_.set(key(what), value); }
   /// A value that rank `writer` writes. Empty if that rank has begun another set-up without writing it.
@@ -45,11 +45,11 @@ class StoreMeeting {
 
   /// Throws if a rank of any host has given up this set-up.
   void look_for_failures();
-  /// Throws because of a note of such a rank.
+  /// Throws the failure in another rank's note.
   [[noreturn]] void end_as_told(const Failure& note);
-  /// The note of such a rank, if there is one.
+  /// The note of another rank, if this rank has read one.
   const std::optional<Failure>& told() const { return told_; }
-  /// Throws if the user interrupts, or the caller does not want the group any more.
+  /// Throws on an interrupt, or if the caller does not want the group any more.
   void stop_if_unwanted() const;
 
   /// Leaves a note in every set-up in which a rank may wait for this one.
@@ -79,16 +79,16 @@ class StoreMeeting {
 
   Store& store_;
   const GroupOptions& options_;
-  int64_t generation_ = 0;            // number of set-ups of this rank in its store, this one included
+  int64_t generation_ = 0;            // number of set-ups of this rank in its store, including this one
   int64_t doubled_until_ = 0;         // another process has counted up to here for this rank
   std::optional<Failure> told_;       // the note of another rank
   std::unique_ptr<Handout> handout_;  // on the rank that reads the store for its host
   std::unique_ptr<Receipt> receipt_;  // on the other ranks of that host
-  Clock::time_point next_look_;       // on these: the next read of the store
+  Clock::time_point next_look_;       // on the other ranks: the next read of the store
 };
 
-/// Throws if the process of a rank that this process has met in another group has ended. Of the ranks of other hosts it
-/// checks only `writer`, since a check connects.
+/// Throws if a rank's process that this process knows from another group has ended. Of the ranks of other hosts it
+/// checks only `writer`, since a check opens a connection.
 void look_for_deaths(const GroupOptions& options, int writer);
 
 }  // namespace nvx

@@ -14,11 +14,11 @@ namespace nvx {
 /// for all ranks.
 void leave_note(Store& store, const std::string& prefix, const Failure& why);
 
-/// The first note, in a group of so many ranks; empty if there is none.
+/// The first note, in a group of this many ranks; empty if there is none.
 std::optional<Failure> read_note(Store& store, const std::string& prefix, int ranks);
 
-/// Waits until so many ranks have left a note, as every rank does that has read the first one. The rank that serves the
-/// store must not end before.
+/// Waits until this many ranks have left a note, since every rank that reads the first one leaves one. The rank that
+/// serves the store must not end before.
 void await_notes(Store& store, const std::string& prefix, int64_t ranks, std::chrono::milliseconds most);
 
 }  // namespace nvx

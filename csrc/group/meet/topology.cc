@@ -29,15 +29,16 @@ uint64_t host_hash(const std::string& said) {
   stat("/proc/self/ns/net", &net);
   errno = 0;
   const std::string boot = read_line("/proc/sys/kernel/random/boot_id");
-  // Where there is no /proc, no rank of the host has one; but one that may open no file would seem to be elsewhere.
+  // Without `/proc` no rank of the host has a boot id. But a rank that cannot open a file would seem to be on another
+  // host.
   if (boot.empty() && (errno == EMFILE || errno == ENFILE)) throw system_error("cannot read which host this is");
   return Hash().add(boot).add(uint64_t(net.st_ino)).value();
 }
 
-/// Ranks of one host are of one machine, whatever they say: only there memory can be shared.
+/// `NVX_HOST_ID` cannot change the machine: ranks of one host must share memory, so they must be on one machine.
 uint32_t machine_hash() { return uint32_t(host_hash({})); }
 
-/// What the cgroup's quota leaves of the cores, in whole cores.
+/// The number of cores within the cgroup's quota, rounded.
 uint32_t quota_cores(uint32_t cores) {
   std::istringstream max(read_line("/sys/fs/cgroup/cpu.max"));
   double quota = 0, period = 0;
@@ -70,7 +71,7 @@ bool terminated(const char (&field)[N]) {
   return std::memchr(field, '\0', N) != nullptr;
 }
 
-/// The variables in which they differ, by name.
+/// The names of the variables that differ.
 std::string differing(const Agreed& a, const Agreed& b) {
   std::string names;
   for (size_t i = 0; i < kAgreed.size(); ++i) {
@@ -153,7 +154,7 @@ std::vector<Hello> decode(std::span<const uint8_t> value, size_t count) {
 
 namespace {
 
-/// Before the addresses of all ranks, each of which follows behind its length.
+/// Precedes the addresses of all ranks; each address follows its length.
 struct AddressesHead {
   static constexpr uint32_t kMagic = 0x6178766e;  // "nvxa"
   uint32_t magic = kMagic;
@@ -266,7 +267,7 @@ std::string Topology::describe() const {
 
 namespace {
 
-/// Which rank of the whole job that is, where it is another one.
+/// The global rank, if it differs from the rank.
 std::optional<uint64_t> global_name(int rank, const std::vector<uint64_t>& global_ranks) {
   const bool same = size_t(rank) >= global_ranks.size() || global_ranks[size_t(rank)] == uint64_t(rank);
   return same ? std::nullopt : std::optional(global_ranks[size_t(rank)]);

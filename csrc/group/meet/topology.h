@@ -12,29 +12,29 @@
 
 namespace nvx {
 
-/// What each rank says of itself when a group is made. Fixed layout, little endian; comes from peers, so nothing in it
-/// is believed beyond what decode() checks and what local geometry allows.
+/// A rank's description of itself at set-up. Fixed layout, little endian. It comes from peers: `decode()` checks it,
+/// and its users check it against local bounds.
 struct Hello {
   static constexpr uint32_t kMagic = 0x6f78766e;  // "nvxo"
   static constexpr uint16_t kWire =
-      9;  // protocol between ranks; moves when a layout in pad.h, in failure_note.h or here does
+      9;  // protocol between ranks; increment it when a layout in `pad.h`, in `failure_note.h` or here changes
 
   uint32_t magic = kMagic;
   uint16_t wire_version = kWire;
   uint16_t bytes = 0;  // sizeof(Hello)
   int32_t rank = -1;
   int32_t pid = 0;
-  uint64_t host = 0;  // hash of what tells hosts apart
+  uint64_t host = 0;  // hash of the host's identity
   ArenaId arena;
   uint64_t pad_offset = 0;
   uint64_t pad_bytes = 0;
   uint64_t nonce = 0;  // of this set-up; rank 0's names the group
-  Agreed agreed = {};  // hashes of the variables that all ranks must agree on
+  Agreed agreed = {};  // hashes of the variables that must be equal on all ranks
   uint64_t l2_bytes = 0;
   uint64_t l3_bytes = 0;
   uint32_t cores = 0;
   uint32_t machine = 0;  // hash of the kernel and the network namespace that this rank sees
-  /// From which this rank's connections to other hosts come; 0 behind the last.
+  /// The source addresses of this rank's connections to other hosts; ends with 0.
   std::array<AddressBytes, net::kMostAddresses> addresses = {};
   char host_name[48] = {};
   char door[48] = {};
@@ -42,42 +42,42 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 480);
 
-/// What this process knows of its machine, for a Hello. host: overrides which it is on, unless empty.
+/// This process and its machine, for a Hello. `host` overrides the detected host unless empty.
 Hello describe_self(int rank, const std::string& host = {});
 std::string own_host_name(const std::string& host = {});
 
 std::vector<uint8_t> encode(std::span<const Hello> hellos);
 
-/// The hellos in a value that some rank wrote. Throws Error naming what is wrong with it, and by whom.
+/// The hellos in a value that another rank wrote. Throws Error with the defect and the rank.
 std::vector<Hello> decode(std::span<const uint8_t> value, size_t count);
 
-/// All ranks' addresses on the wire as one value, and back. Throws Error if it is damaged.
+/// All ranks' network addresses as one value, and back. Throws Error if it is damaged.
 std::vector<uint8_t> encode_addresses(const std::vector<std::vector<std::byte>>& addresses);
 std::vector<std::vector<std::byte>> decode_addresses(std::span<const uint8_t> value, size_t count);
 
-/// "rank 3"; where that is another one of the job, "rank 1 (global rank 3)".
+/// "rank 3", or "rank 1 (global rank 3)" if the global rank differs.
 std::string rank_name(int rank, const std::vector<uint64_t>& global_ranks);
 
-/// The first line of a file; empty where it cannot be read.
+/// The first line of a file; empty if it cannot be read.
 std::string read_line(const std::string& path);
 
-/// Who is where, and what every rank may count on. The same on every rank.
+/// The hosts of all ranks, and the resources that every rank has. The same on every rank.
 struct Topology {
   std::vector<Hello> ranks;
-  std::vector<std::vector<int>> hosts;  ///< the ranks of each, ascending; hosts in the order of their first ranks
+  std::vector<std::vector<int>> hosts;  ///< the ranks of each host, ascending; hosts in the order of their first ranks
   std::vector<int> host_of;             ///< by rank
   std::vector<int> local_rank_of;       ///< by rank: its index among the ranks of its host
-  size_t cores = 1;                     ///< of the host, as the rank with the fewest sees it
-  size_t l2_bytes = 0;                  ///< least of all
+  size_t cores = 1;                     ///< of the host, the least over its ranks
+  size_t l2_bytes = 0;                  ///< the least over all ranks
   size_t l3_bytes = 0;
-  std::vector<uint64_t> global_ranks;  ///< of the ranks, in the whole job; empty where that is not known
+  std::vector<uint64_t> global_ranks;  ///< the ranks' global ranks; empty if not known
 
-  /// Checks that all ranks speak one protocol and are configured alike, and sorts them by host.
+  /// Checks that all ranks have one protocol and one configuration, and sorts them by host.
   static Topology from(std::vector<Hello> ranks);
-  /// As many ranks as every host has at least: each of them can carry a part of what goes between hosts.
+  /// The number of rails: the least number of ranks of any host. Each carries a part of the data between hosts.
   size_t rails() const;
-  /// "rank 3 (pid 4711, host a01)"; where that is another one of the job, "rank 1 (global rank 3, pid 4711, host a01)"
-  /// more: what else is to be said of it there, as ", stopped".
+  /// "rank 3 (pid 4711, host a01)", or "rank 1 (global rank 3, pid 4711, host a01)" if the global rank differs. `more`
+  /// follows inside the parentheses, such as ", stopped".
   std::string describe(int rank, const std::string& more = "") const;
   std::string whereabouts(int rank) const;  ///< "(pid 4711, host a01)"
   std::string describe() const;             ///< "4 ranks on 2 hosts: 2 on a01, 2 on a02"
