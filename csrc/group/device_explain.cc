@@ -16,7 +16,7 @@ using kernel::DeviceAlgorithm;
 
 size_t ranks_of(const DeviceQuestion& q) { return q.facts.hosts > 1 ? q.facts.world : q.facts.ranks; }
 
-/// As plan() for devices counts: one piece of what is scattered or exchanged.
+/// Counts like `plan()` for devices: one piece of a scatter or an exchange.
 size_t bytes_of_piece(const DeviceQuestion& q) {
   const bool in_pieces = q.collective == Collective::kReduceScatter || q.collective == Collective::kAllToAll ||
                          q.collective == Collective::kScatter;
@@ -58,14 +58,14 @@ bool kernel_can(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel
   return q.collective != Collective::kBarrier && bytes_of_piece(q) <= most_bytes(algorithm, shape);
 }
 
-/// As what a piece goes: of those that may go either way, each pair's by its length.
+/// The algorithm for a piece. Where each pair decides for itself, the piece's length decides.
 DeviceAlgorithm moved_as(DeviceAlgorithm algorithm, const DeviceQuestion& q, const kernel::DeviceShape& shape) {
   if (algorithm != DeviceAlgorithm::kExchangePieces) return algorithm;
   return bytes_of_piece(q) <= most_bytes(DeviceAlgorithm::kExchangePackets, shape) ? algorithm
                                                                                    : DeviceAlgorithm::kExchangeChunks;
 }
 
-/// Of a channel as the first groups of a process get it.
+/// For a channel of the size that the first groups of a process get.
 std::vector<Way> by_kernels(const DeviceQuestion& q) {
   const DevicePlanFacts facts{device_shape(uint32_t(q.facts.ranks), DeviceSideOptions().blocks, pad_budget(SIZE_MAX)),
                               q.facts.force, q.facts.one_shot_bytes};
@@ -85,10 +85,10 @@ std::vector<Way> by_kernels(const DeviceQuestion& q) {
   return ways;
 }
 
-/// As the fingerprint of tensors of bytes has it.
+/// The fingerprint's count for byte tensors.
 size_t count_of(const DeviceQuestion& q) { return bytes_of_whole(q.collective, q.bytes, ranks_of(q)); }
 
-/// What of a proxy's data each rank moves over its bus.
+/// The part of a proxy's data that each rank moves over its bus.
 const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_host) {
   if (inter_host.by_leader)
     return "small: one rank of each host brings the host's sum to host memory, and takes the result back";
@@ -103,7 +103,7 @@ const char* moved_by_proxy(Collective collective, const InterHostPlan& inter_hos
   }
 }
 
-/// The steps inside each host, where the ranks are on several.
+/// A proxy over several hosts: kernels or the host perform the steps inside each host.
 Way by_proxy(const DeviceQuestion& q, const InterHostPlan& inter_host) {
   Way way{"kernels and host memory", std::string("between hosts ") + inter_host.row->name, "", ""};
   const char* const why_not = why_not_by_kernels(q.collective, DType::kU8, count_of(q), q.facts);
@@ -134,7 +134,7 @@ Way by_all_hosts(const DeviceQuestion& q, const InterHostPlan& inter_host) {
   return way;
 }
 
-/// Where it goes in chunks, the plan is asked for one.
+/// For an operation in chunks, this is the plan of one chunk.
 Way by_host(const DeviceQuestion& q) {
   const size_t whole = bytes_of_whole(q.collective, q.bytes, q.facts.ranks);
   const bool in_chunks = goes_in_chunks(q.collective, DType::kU8, whole);
@@ -177,7 +177,7 @@ std::vector<Way> explain_on_device(const DeviceQuestion& question) {
     for (Way& way : by_kernels(question)) ways.push_back(std::move(way));
     ways.push_back(by_host(question));
   }
-  bool found = false;  // in the order in which they are asked
+  bool found = false;  // the first possible way runs
   for (Way& way : ways) {
     way.runs = way.runs && !found;
     found |= way.runs;

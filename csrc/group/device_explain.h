@@ -12,23 +12,23 @@ namespace nvx {
 
 struct DeviceQuestion {
   kernel::Collective collective;
-  size_t bytes;  ///< that each rank puts in, or the root hands out, as explain() has it of tensors of the CPU
+  size_t bytes;  ///< the bytes that each rank puts in, or that the root sends, as in `explain()` for CPU tensors
   PlanFacts facts;
-  bool has_kernels;        ///< this build
-  std::string no_nccl;     ///< why this torch has none; empty where it has
+  bool has_kernels;        ///< in this build
+  std::string no_nccl;     ///< the reason why this torch has no NCCL; empty if it has
   DeviceLink link{};       ///< between the ranks' GPUs
   Medium carrier = tcp();  ///< between hosts
 };
 
-/// All ways, and which of them float32 tensors that are summed, or moved in pieces of one size, would go in a group
-/// whose ranks have a GPU each, outside of captures.
+/// All ways for float32 tensors, summed or in pieces of one size, in a group with one GPU per rank and outside of
+/// captures. Marks the one that runs.
 std::vector<Way> explain_on_device(const DeviceQuestion& question);
 
-/// Between the GPUs of this machine: their slowest pair, as its link's data say; where there are none, an NVLink that
-/// is named as a supposition.
+/// The slowest link between the GPUs of this machine, by its data sheet; without GPUs, an NVLink that is named as an
+/// assumption.
 DeviceLink slowest_link(const GpuTopology& topology);
 
-/// What NVX_DELEGATE compares: the longest that any rank has of it, put in or got. As DeviceQuestion counts bytes.
+/// The size that `NVX_DELEGATE` compares: the longest input or output of any rank. `bytes`: as for `DeviceQuestion`.
 size_t bytes_of_whole(kernel::Collective collective, size_t bytes, size_t ranks);
 
 }  // namespace nvx

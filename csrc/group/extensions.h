@@ -10,15 +10,15 @@
 
 namespace nvx {
 
-/// Time that is added to the timeouts of a group's operations for a while. What somebody adds counts for every
-/// operation that begins from then on, until the first of these has ended; what is added later counts as well, and goes
-/// apart.
+/// Time added to the timeouts of a group's operations for a while. An addition applies to every operation that begins
+/// afterwards, and ends with the first of these to end. Later additions add up, and end separately.
 class Extensions : public std::enable_shared_from_this<Extensions> {
  public:
-  /// Beyond this it makes no difference, and sums still fit.
+  /// A larger sum makes no difference, and this one does not overflow.
   static constexpr std::chrono::milliseconds kMost = std::chrono::hours(24 * 365 * 100);
 
-  /// Keeps, as long as it lives, what has been added before an operation and after the one before it. May be null.
+  /// While it lives, the time added between the begin of the previous operation and of this one stays in the sum. May
+  /// be null.
   using Claim = std::shared_ptr<const void>;
   struct Share {
     std::chrono::milliseconds extra{0};
@@ -31,7 +31,7 @@ class Extensions : public std::enable_shared_from_this<Extensions> {
     sum_.store(std::min(sum_.load() + std::clamp<int64_t>(span.count(), 0, most), most));
   }
 
-  /// For an operation that begins.
+  /// Call when an operation begins.
   Share begin() EXCLUDES(mutex_) {
     if (sum_.load(std::memory_order_relaxed) == 0) [[likely]]
       return {};

@@ -25,8 +25,8 @@ class QueuedCall final : public Task {
 
 }  // namespace
 
-/// The parent's threads do not exist in a forked child, and may hold the lane for ever. There, operations go through
-/// another lane, and are refused.
+/// The parent's threads do not exist in a forked child, so a lane that they hold is never released. In the child,
+/// operations go through another lane, and are refused.
 Lane& Group::lane() {
   if (!forked()) return *lane_;
   static const auto refusals = std::make_shared<Lane>();
@@ -80,7 +80,7 @@ Status Group::launch(const Operation& o, Begins begins) {
   NVX_TRY(check_alive());
   const Status status = hierarchical_->launch(o);
   if (status.ok() || begins == Begins::kInReplays) return status;
-  return fail_begun(status);  // the peers wait for what has not begun here
+  return fail_begun(status);  // peers wait for the operation that did not begin here
 }
 
 Status Group::monitored_barrier(std::chrono::milliseconds timeout, bool name_all) {

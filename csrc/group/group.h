@@ -21,8 +21,8 @@ class Hierarchical;
 class IntraHost;
 class MonitoredBarrier;
 
-/// The ranks of one process group, seen from one of them. Owns all parts of the group; they share a Core, which holds
-/// the first failure. Collectives go through the lane, one at a time. Mail is independent of them.
+/// The ranks of one process group, from the view of one rank. Owns all parts of the group; they share a Core, which
+/// stores the first failure. Collectives go through the lane, one at a time. Mail is independent of them.
 class Group : public std::enable_shared_from_this<Group> {
  public:
   /// Meets the other ranks through the store; returns when all have mapped each other. Throws Error.
@@ -34,55 +34,54 @@ class Group : public std::enable_shared_from_this<Group> {
   int rank() const { return core_->members.rank; }
   int size() const { return core_->members.size(); }
   const std::string& name() const { return core_->members.name; }
-  /// Identifies the ranks of this group; no other group has it.
+  /// Identifies the ranks of this group; unique to it.
   uint64_t id() const { return core_->members.id; }
   const Topology& topology() const { return core_->members.topology; }
   const PlanFacts& plan_facts() const { return core_->members.facts; }
-  /// What the parts share, for callers that need more than this class offers.
+  /// The state that the parts share, for callers that need more than this class offers.
   Core& core() { return *core_; }
 
   // --- operations
 
-  /// Runs a collective on the caller's thread: at once if the lane is free, behind the queued ones otherwise. Refuses a
+  /// Runs a collective on the caller's thread: at once if the lane is free, otherwise after the queued ones. Refuses a
   /// call from inside another operation of this group, for example by a signal handler that runs during its wait.
   Status execute(Operation& operation);
-  /// That refusal, for every call that would wait for the operation which makes it.
+  /// The status of such a refusal, for every call that would wait for the operation from which it is made.
   Status inside_itself() const { return core_->diagnosis.reentrant(); }
   /// Runs a collective on this thread, which holds the lane.
   Status run(Operation& operation, Carrier carrier);
   Lane& lane();
-  /// Rank 0 waits for all ranks and tells them. Its error names the first missing rank, or all of them. The group stays
-  /// usable.
+  /// Rank 0 waits for all ranks, then releases them. Its error names the first missing rank, or all of them. The group
+  /// stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
   Mailbox& mail() { return *mailbox_; }
-  /// See Window::open.
+  /// See `Window::open`.
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
 
   /// Numbers an operation when it is issued, in the order of the program.
   uint64_t next_number() { return core_->next_number(); }
-  /// Operations issued so far.
+  /// The number of operations issued so far.
   uint64_t sequence() const { return core_->sequence.load(std::memory_order_relaxed); }
 
   void set_timeout(std::chrono::milliseconds timeout) { core_->waits.set_timeout(timeout); }
   std::chrono::milliseconds timeout() const { return core_->waits.timeout(); }
-  /// How long an operation may wait whose own timeout is this (0: none). 0: for ever.
+  /// How long an operation with this timeout of its own (0: none) may wait. 0: without limit.
   std::chrono::milliseconds span_of(std::chrono::milliseconds own) const { return core_->waits.span_of(own); }
 
   // --- operations of devices
 
   GroupDevice& device() { return *device_; }
-  /// For an operation that a proxy carries out on devices and on the host. Before it has a number: makes the proxy's
-  /// room for it.
+  /// For an operation with a proxy: allocates the proxy's memory for it. Call before the operation has a number.
   Status make_room(const Operation& operation);
-  /// At the call: begins its part on the device. The group fails where that fails.
+  /// Begins the operation's part on the device, at the call. A failure fails the group.
   Status launch(const Operation& operation, Begins begins = Begins::kNow);
 
   // --- the end
 
-  /// Ends what is in flight here, and refuses later calls. Local: waits for no peer. Any thread may call it, at any
-  /// time.
+  /// Ends the operations in flight here, and refuses later calls. Local: waits for no peer. Any thread may call it, at
+  /// any time.
   void abort(const std::string& why) { (void)core_->failures.fail(core_->diagnosis.aborted(why)); }
-  /// Tells peers that still wait for this rank that it leaves, and waits for none. Idempotent. Inside an operation of
+  /// Tells peers that still wait for this rank that it leaves; waits for no peer. Idempotent. Inside an operation of
   /// this group it refuses later calls and ends the operation; the rank leaves when the operation has ended.
   void leave();
 
@@ -108,10 +107,10 @@ class Group : public std::enable_shared_from_this<Group> {
   std::shared_ptr<Lane> lane_;
   std::unique_ptr<GroupDevice> device_;
   std::unique_ptr<IntraHost> intra_host_;
-  std::unique_ptr<Hierarchical> hierarchical_;  // null where all ranks are on one host
+  std::unique_ptr<Hierarchical> hierarchical_;  // null if all ranks are on one host
   std::unique_ptr<Mailbox> mailbox_;
   std::unique_ptr<MonitoredBarrier> monitored_;
-  bool parts_later_ = false;  // has left from inside an operation; of the thread that holds the lane
+  bool parts_later_ = false;  // this rank left from inside an operation; owned by the holder of the lane
 };
 
 }  // namespace nvx

@@ -1,4 +1,4 @@
-// How a group begins, and how its rank leaves it.
+// The construction of a group, and how its rank leaves it.
 
 #include "base/log.h"
 #include "group/core/intra_host.h"
@@ -47,7 +47,7 @@ Group::Group(Store& store, const GroupOptions& options) : lane_(std::make_shared
   }
 }
 
-/// When it returns, no other thread calls the incomplete group.
+/// On return, no other thread calls the incomplete group.
 void Group::unmake() {
   if (net::GroupPort* const port = core_->port.get()) {
     MutexLock lock(port->mutex());
@@ -61,8 +61,8 @@ void Group::unmake() {
 
 Group::~Group() {
   if (forked()) {
-    // All of it belongs to the parent: the parent's memory is not mapped here, and its threads, which do not exist
-    // here, may hold its locks. So nothing is destroyed.
+    // Everything belongs to the parent: its memory is not mapped here, and its threads, which do not exist here, may
+    // hold the locks. So nothing is destroyed.
     new auto(std::move(lane_));
     (void)mailbox_.release();
     (void)hierarchical_.release();
@@ -82,8 +82,8 @@ Group::~Group() {
   core_->neighbours().arena().free_when(core_->members.pad_span, core_->members.everybody_gone());
 }
 
-/// Peers use their memory for something else once this rank has left, so this rank stops accessing it first: the
-/// operations in flight end, within a watch interval.
+/// Peers reuse their memory after this rank has left, so this rank first stops accessing it: the operations in flight
+/// end within a watch interval.
 void Group::leave() {
   if (forked() || !core_->failures.close()) return;
   if (lane_->held_here()) {

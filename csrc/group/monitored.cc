@@ -11,7 +11,7 @@ constexpr size_t kMostDescribed = 8;
 
 }  // namespace
 
-/// The leading words are gloo's: scripts know them.
+/// The leading words are gloo's, since scripts match them.
 Status MonitoredBarrier::run(std::chrono::milliseconds timeout, bool name_all) {
   NVX_TRY(core_.failures.check_alive());
   const WaitRules rules = core_.waits.rules(timeout, Carrier::kCaller);
@@ -39,7 +39,7 @@ Status MonitoredBarrier::watch_others(const std::string& me, const WaitRules& ru
   return {};
 }
 
-/// The others look for rank 0's own check-in. The ranks of its host sleep on the flag that lets them go.
+/// The other ranks poll rank 0's own check-in. The ranks of its host sleep on the flag that releases them.
 void MonitoredBarrier::open_turn(Stamp turn) {
   kernel::PadHeader& own = members_.own_pad().header();
   signal(own.monitored_in.flag, turn);
@@ -70,7 +70,7 @@ Waited MonitoredBarrier::await_check_in(int rank, Stamp turn, const WaitRules& r
   return await_far(rank, checked_in, rules);
 }
 
-/// Numbers all of them, and describes the first few.
+/// Lists the numbers of all missing ranks, and describes the first few.
 Status MonitoredBarrier::missing_ranks(const std::vector<int>& missing, bool all, const std::string& me,
                                        const Deadline& deadline) const {
   std::string numbers, described;
@@ -103,8 +103,8 @@ Status MonitoredBarrier::follow_rank_0(const std::string& me, const WaitRules& r
           "check whether rank 0 has come; it names the missing ranks only where the others wait longer than it does"};
 }
 
-/// Checks in to each turn that rank 0 opens, and waits until rank 0 lets this rank go from one. A check-in to a turn
-/// that rank 0 has given up does no harm: it opens another one next.
+/// Checks in to each turn that rank 0 opens, and waits until rank 0 releases this rank from one. A check-in to a turn
+/// that rank 0 has given up is harmless: rank 0 opens another one next.
 Waited MonitoredBarrier::check_in(const WaitRules& rules) {
   for (;;) {
     const Turns before = turns_of_rank_0();

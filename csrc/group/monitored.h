@@ -9,21 +9,21 @@
 
 namespace nvx {
 
-/// The barrier in which rank 0 names the ranks that are missing.
+/// The barrier in which rank 0 names the missing ranks.
 ///
 /// Only rank 0 counts turns. It announces the turn that it opens, and the others check in to that turn and to every
 /// later one that it opens while they wait. If the others counted too, a rank that missed a turn, or gave up waiting in
-/// one, would disagree with rank 0 about the number and be called missing for ever.
+/// one, would have a different count from then on, and rank 0 would always report it as missing.
 class MonitoredBarrier {
  public:
   explicit MonitoredBarrier(Core& core) : core_(core), members_(core.members) {}
 
-  /// timeout: on rank 0, of the others; 0 there is an error. name_all: wait for every rank to name all missing ones,
-  /// not only the first. The group stays usable after a timeout.
+  /// `timeout`: on rank 0, for the others; 0 is an error there. `name_all`: wait for every rank and name all missing
+  /// ones, not only the first. The group stays usable after a timeout.
   Status run(std::chrono::milliseconds timeout, bool name_all);
 
  private:
-  /// Of rank 0: the last turn that it opened, and the last turn from which it let all go.
+  /// Rank 0's last opened turn, and the last turn from which it released all ranks.
   struct Turns {
     Stamp opened = 0, ended = 0;
   };
@@ -42,7 +42,7 @@ class MonitoredBarrier {
 
   Core& core_;
   const Members& members_;
-  uint64_t begun_ = 0;  // turns; of rank 0
+  uint64_t begun_ = 0;  // turns that rank 0 has begun
 };
 
 }  // namespace nvx

@@ -15,10 +15,10 @@
 
 namespace nvx {
 
-/// What the parts of a group share: its collectives inside the host and over hosts, its kernels, its mail. Group owns
-/// it; the parts hold references, and do not know Group.
+/// The state that the parts of a group share: its collectives inside the host and over hosts, its kernels, its mail.
+/// Group owns it; the parts hold references, and do not know Group.
 struct Core {
-  /// Locks to the group for as long as it lives. For threads that may outlive it.
+  /// Locks to the group if it is alive. For threads that may outlive it.
   using Owner = std::function<std::weak_ptr<const void>()>;
 
   Core(const GroupOptions& options, SetUp::Made made, Owner owner)
@@ -38,7 +38,7 @@ struct Core {
 
   const GroupOptions options;
   const Members members;
-  std::unique_ptr<net::GroupPort> port;  ///< null where all ranks are on one host
+  std::unique_ptr<net::GroupPort> port;  ///< null if all ranks are on one host
   const Diagnosis diagnosis;
   FailureState failures;
   Waits waits;

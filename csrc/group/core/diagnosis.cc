@@ -134,7 +134,7 @@ Failure Diagnosis::interrupted() const { return {Code::kInterrupted, stop_words(
 
 // --- calls that do not begin
 
-/// The advice of the first failure comes too late for these calls.
+/// The advice of the first failure no longer applies to these calls.
 Failure Diagnosis::failed_earlier(Failure first) const {
   first.cause = "group " + group_ + " failed earlier, so this call was not begun: " + first.cause;
   first.advice = "destroy the group and make another one";

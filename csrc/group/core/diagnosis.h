@@ -19,18 +19,18 @@ inline constexpr const char* kCallAlike =
     "make all ranks call the same collectives in the same order, with the same shapes, types and operators";
 inline constexpr const char* kCompareSplits = "compare the split sizes of the two ranks";
 
-/// Ranks that a wait is for. words: their names and their progress, where that is known.
+/// The ranks for which a wait waits. `words`: their names, and their progress if known.
 struct Awaited {
   std::vector<int> ranks;
   std::string words;
 };
 
-/// The call of one rank. who: "rank 3 (pid 4711, host a01)".
+/// The call of one rank. `who`: "rank 3 (pid 4711, host a01)".
 struct Called {
   std::string who;
   kernel::Fingerprint what;
 };
-/// "A called X, B called Y", and the difference where the two texts do not show it.
+/// "A called X, B called Y", and the difference if the two texts do not show it.
 std::string contrast(const Called& one, const Called& other);
 
 /// Byte counts that do not match: `mine` bytes expected here, `theirs` sent by `peer`.
@@ -39,48 +39,48 @@ struct ByteCounts {
   uint64_t mine = 0, theirs = 0;
 };
 
-/// Builds the failures of one group as one rank sees them: cause, context and advice. It stores nothing:
-/// FailureState::fail() does. The leading words of a cause are stable: scripts and tests match them.
+/// Builds the failures of one group from the view of one rank: cause, context and advice. `FailureState::fail()` stores
+/// them. The leading words of a cause are stable: scripts and tests match them.
 class Diagnosis {
  public:
-  /// name: "rank 3"; describe: "rank 3 (pid 4711, host a01)".
+  /// `name`: "rank 3"; `describe`: "rank 3 (pid 4711, host a01)".
   Diagnosis(std::string group, int rank, RankNames name, RankNames describe);
   /// The members must outlive this.
   explicit Diagnosis(const Members& members);
 
-  /// "rank 3 (pid 4711, host a01)", of this rank.
+  /// "rank 3 (pid 4711, host a01)", for this rank.
   std::string self() const { return describe_(rank_); }
   std::string describe(int rank) const { return describe_(rank); }
-  /// "this is rank 3": for `context`, where the failure does not belong to an operation.
+  /// "this is rank 3": for `context`, if the failure does not belong to an operation.
   std::string me() const { return "this is " + name_(rank_); }
-  /// "this is rank 3 in all_reduce(...) #7 of group g". what: the operation.
+  /// "this is rank 3 in all_reduce(...) #7 of group g". `what`: the operation.
   std::string context(const std::string& what) const { return me() + " in " + what + " of group " + group_; }
 
-  /// where: " at #7"; how: the calls of the two ranks.
+  /// `where`: " at #7"; `how`: the calls of the two ranks.
   Failure mismatch(const std::string& where, const std::string& how, const std::string& context) const;
   Failure counts(const std::string& where, const std::string& what, const ByteCounts& bytes,
                  const std::string& context) const;
   Failure bad_lease(const std::string& peer, const std::string& context) const;
   Failure bad_message(const std::string& peer, const std::string& what, const std::string& context) const;
-  /// after: "1.50 s", or empty where the time is unknown; whom: names of ranks.
+  /// `after`: "1.50 s", or empty if the time is unknown; `whom`: names of ranks.
   Failure timeout(const std::string& what, const std::string& after, const std::string& whom,
                   const std::string& context) const;
   Failure no_memory(const std::string& what) const;
 
-  /// `who` describes the rank, with its progress where that is known. The callers add Failure::before.
+  /// `who` describes the rank, with its progress if known. The callers add `Failure::before`.
   Failure died(int rank, const std::string& who, const Ending& ending) const;
   Failure left(int rank, const std::string& who) const;
-  /// A rank of another host: the connection is lost, or that rank takes this one for lost.
+  /// A rank of another host: the connection is lost, or that rank considers this one lost.
   Failure lost(int rank, const std::string& why) const;
   Failure taken_for_lost(int rank, const std::string& why) const;
-  /// A failure that rank `by` told. The teller is seldom at fault, so the advice names another rank, or this one.
+  /// A failure that rank `by` reported. The reporter is seldom at fault, so the advice names another rank, or this one.
   Failure told(const Failure& failure, int by) const;
 
   Failure aborted(const std::string& why = "") const;
   Failure destroyed() const;    ///< this rank has left the group with operations in flight
   Failure interrupted() const;  ///< Ctrl-C
 
-  // Answers to calls that do not begin.
+  // Results of calls that do not begin.
   Failure failed_earlier(Failure first) const;
   Status forked(bool has_port) const;
   Status closed() const;

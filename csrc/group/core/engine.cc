@@ -16,11 +16,11 @@ constexpr std::chrono::milliseconds kLookAround{50};
 constexpr std::chrono::seconds kIdleLife{5};
 
 Engine*& instance() {
-  static Engine* engine = new Engine;  // never destroyed: threads may still be inside while the process exits
+  static Engine* engine = new Engine;  // never destroyed: threads may still use it while the process exits
   return engine;
 }
 
-/// Threads do not cross a fork; the child begins with an engine of its own.
+/// Threads do not cross a fork; the child starts with an engine of its own.
 void renew_after_fork() { instance() = new Engine; }
 
 }  // namespace
@@ -57,14 +57,14 @@ bool Lane::submit_to_others(std::shared_ptr<Task>& task) {
   return true;
 }
 
-/// True if a thread has been found.
+/// True if a thread is available.
 bool Lane::find_thread() {
   if (!scheduled_) scheduled_ = Engine::here().start([lane = shared_from_this()] { lane->drain(); });
   return scheduled_;
 }
 
-/// Has the queue run, by this thread if no other can be had: callers may never wait for an operation itself, only for
-/// its consequences.
+/// Makes sure that the queue runs, on this thread if no other is available: a caller may never wait for an operation
+/// itself, only for its effects.
 void Lane::find_somebody() {
   if (find_thread()) return;
   while (!held() && !queue_.empty()) run_front(Carrier::kPool);
@@ -79,7 +79,7 @@ void Lane::run_front(Carrier carrier) {
   mutex_.lock();
   holder_ = {};
   ++concluding_;
-  // conclude() may wait for an operation of this queue: another thread must be able to run it.
+  // `conclude()` may wait for an operation of this queue, so another thread must be able to run it.
   bool blocks = true;
   contain("an operation's end", [&] { blocks = task->conclusion_may_block(); });
   if (!queue_.empty() && blocks) find_thread();
@@ -98,7 +98,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
   ++waiters_;
   while (!task.done()) {
     if (!held() && !queue_.empty()) {
-      // An operation that has begun cannot be given up.
+      // An operation that has begun runs to its end, so a caller that may give up does not run it.
       if (may_run == MayRun::kYes || !find_thread()) {
         run_front(Carrier::kCaller);
         continue;
@@ -119,7 +119,7 @@ bool Lane::wait(Task& task, MayRun may_run, const std::function<bool()>& give_up
 
 void Lane::drain() {
   MutexLock lock(mutex_);
-  scheduled_ = false;  // from here on, another thread may be found beside this one
+  scheduled_ = false;  // from here on, `find_thread()` may start another thread beside this one
   while (!held() && !queue_.empty()) run_front(Carrier::kPool);
   moved_.notify_all();
 }

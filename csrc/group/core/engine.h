@@ -13,20 +13,20 @@
 
 namespace nvx {
 
-/// The thread that carries an operation out. It decides how waits behave: a caller, which has nothing else to do, may
-/// spin; a thread of the pool, beside a computation, sleeps at once.
+/// The thread that performs an operation. It decides how waits behave: a caller has nothing else to do and may spin; a
+/// pool thread runs beside a computation and sleeps at once.
 enum class Carrier { kCaller, kPool };
 
 /// One asynchronous operation.
 class Task {
  public:
   virtual ~Task() = default;
-  /// Carries the operation out. Called once, with no lock held. Exceptions of this and the other functions are logged
-  /// and dropped.
+  /// Performs the operation. Called once, with no lock held. Exceptions of this and the other functions are logged and
+  /// dropped.
   virtual void perform(Carrier carrier) = 0;
-  /// Reports the end, when the lane is free for the next operation. Called once, after perform().
+  /// Reports the end, after the lane is free for the next operation. Called once, after `perform()`.
   virtual void conclude() {}
-  /// True if conclude() runs the user's code, which may wait for another operation.
+  /// True if `conclude()` runs the user's code, which may wait for another operation.
   virtual bool conclusion_may_block() { return false; }
   bool done() const { return done_.load(std::memory_order_acquire); }
 
@@ -35,37 +35,37 @@ class Task {
   std::atomic<bool> done_{false};
 };
 
-/// Runs operations one after the other: the collectives of a group. The thread that runs one holds the lane meanwhile.
+/// Runs the collectives of a group one after another. The thread that runs one holds the lane meanwhile.
 class Lane : public std::enable_shared_from_this<Lane> {
  public:
   /// For a synchronous call. True if the lane was idle: then the caller holds it and runs its operation at once.
   bool begin_inline() EXCLUDES(mutex_);
   void end_inline() EXCLUDES(mutex_);
   /// Whether this thread holds the lane: it is inside an operation, for example in a handler that runs during its wait.
-  /// A wait for the lane would be a wait for itself.
+  /// Such a thread must not wait for the lane, since it would wait for itself.
   bool held_here() EXCLUDES(mutex_);
 
-  /// Queues a task behind the others, and finds a thread for it unless a waiter comes first. If the process can have no
-  /// thread, the caller runs it, or the holder of the lane does after its operation.
+  /// Queues a task behind the others, and finds a thread for it unless a waiter comes first. If the process cannot
+  /// create a thread, the caller runs it, or the holder of the lane does after its operation.
   void submit(std::shared_ptr<Task> task) EXCLUDES(mutex_);
   /// The same for a caller that must not run the task itself. Moves the task; leaves it in place and returns false if
-  /// no thread can be had for it.
+  /// there is no thread for it.
   bool submit_to_others(std::shared_ptr<Task>& task) EXCLUDES(mutex_);
 
-  /// Returns when the task is done, or when give_up() returns true; it is called about twenty times a second. Runs the
-  /// task and those before it on this thread if they have not begun, unless the caller must be able to give up and
+  /// Returns when the task is done, or when `give_up()` returns true, which is called about twenty times a second. Runs
+  /// the task and those before it on this thread if they have not begun, unless the caller must be able to give up and
   /// there is another thread. The caller must not hold the lane.
   enum class MayRun { kYes, kNo };
   bool wait(Task& task, MayRun may_run, const std::function<bool()>& give_up) EXCLUDES(mutex_);
 
-  /// Runs queued tasks until none is left. For threads of the pool.
+  /// Runs queued tasks until none is left. For pool threads.
   void drain() EXCLUDES(mutex_);
 
-  /// Returns when no operation of another thread is running, or at the end of the span. conclude() may call it.
+  /// Returns when no operation of another thread is running, or at the end of the span. `conclude()` may call it.
   void await_idle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
-  /// Returns when nothing is queued, running or concluding, or at the end of the span. At once for the holder of the
-  /// lane.
+  /// Returns when nothing is queued, running or concluding, or at the end of the span. Returns at once if this thread
+  /// holds the lane.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
  private:
@@ -77,7 +77,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Mutex mutex_;
   std::condition_variable moved_;
   std::deque<std::shared_ptr<Task>> queue_ GUARDED_BY(mutex_);
-  std::thread::id holder_ GUARDED_BY(mutex_);  // of no thread: the lane is free
+  std::thread::id holder_ GUARDED_BY(mutex_);  // no thread's id: the lane is free
   bool scheduled_ GUARDED_BY(mutex_) = false;
   int waiters_ GUARDED_BY(mutex_) = 0;
   int concluding_ GUARDED_BY(mutex_) = 0;
@@ -91,7 +91,7 @@ class Engine {
 
   static Engine& here();
 
-  /// False if there is no thread for the job and none can be made: then the job is dropped.
+  /// False if no thread is idle and none can be created: then the job is dropped.
   bool start(Job job) EXCLUDES(mutex_);
   size_t threads() EXCLUDES(mutex_);
   /// Whether stop() has been called.
@@ -99,7 +99,7 @@ class Engine {
   /// Limits the threads of the process, idle ones included; for tests.
   void limit(size_t most) EXCLUDES(mutex_);
 
-  /// Ends the idle threads and waits for the busy ones for at most this long. At interpreter exit.
+  /// Ends the idle threads and waits up to `span` for the busy ones. Called at interpreter exit.
   void stop(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
  private:

@@ -21,7 +21,7 @@ std::string silence_of(const Members& members, net::GroupPort* port, int rank) {
   return "; " + members.rank_name(rank) + " gives no sign of life for " + seconds(span) + port->unheard(rank);
 }
 
-/// The failure of another group of that rank's process, in words; empty where the rank has told none.
+/// The failure of another group of that rank's process, in words; empty if the rank has reported none.
 std::string trouble_of(const Members& members, net::GroupPort* port, int rank) {
   if (const int s = members.local_rank_of(rank); s >= 0) {
     const kernel::PadHeader& header = members.pad(s).header();
@@ -59,7 +59,7 @@ Status FailureState::fail(Failure failure) {
   failure_ = failure;
   failed_.store(true, std::memory_order_seq_cst);
   standing_.reset();
-  failure.context.clear(), failure.advice.clear();  // these two are for readers on this rank
+  failure.context.clear(), failure.advice.clear();  // both concern only this rank
   note(failure);
   if (!closed()) {
     for (int s = 0; s < members_.local_ranks(); ++s) ring(members_.pad(s).header().mail_bell.flag);
@@ -69,7 +69,7 @@ Status FailureState::fail(Failure failure) {
   act_(first);
   if (port_ && !closed()) tell_other_hosts(*port_, members_.topology, failure);
   tell_other_groups(failure);
-  // A launcher that sees a rank die ends the others, often before the program has printed the exception.
+  // A launcher that sees a rank die kills the others, often before the program has printed the exception.
   if (first.code() == Code::kPeerDied && !Roster::is_telling()) {
     NVX_LOG(kWarn, "%s", first.reason().c_str());
   } else {
@@ -85,14 +85,14 @@ Status FailureState::fail_begun(const Status& status) {
   return fail(std::move(failure));
 }
 
-/// For the ranks of this host. The first note stays. A rank that has left in good order notes nothing.
+/// Writes the note for the ranks of this host. The first note stays. A rank that has left in good order writes none.
 void FailureState::note(const Failure& failure) {
   kernel::Pad own = members_.own_pad();
   if (own.header().presence.load(std::memory_order_relaxed) == Presence::kLeft) return;
   own.header().failure.write(failure);
   for (Flag* flag : {&own.arrival(0).flag, &own.arrival(1).flag, &own.arrival(2).flag, &own.arrival(3).flag,
                      &own.done(), &own.staged(), &own.reduced(), &own.fetched(), &own.header().monitored_out.flag}) {
-    ring(*flag);  // sleepers on any flag of this rank look around now
+    ring(*flag);  // wakes sleepers on any flag of this rank, so that they check for failures
   }
 }
 
@@ -129,7 +129,7 @@ bool FailureState::told(Clock::duration clarity) {
   return failed();
 }
 
-/// The same within the time of doubt.
+/// Repeats `told()` for the span set by `doubt()`.
 bool FailureState::told_in_time() {
   const auto end = Clock::now() + doubt_.load(std::memory_order_relaxed);
   do {
@@ -140,7 +140,7 @@ bool FailureState::told_in_time() {
   return false;
 }
 
-/// The first local_rank that has noted a failure, or -1.
+/// The first `local_rank` that has noted a failure, or -1.
 int FailureState::told_by() const {
   for (int s = 0; s < members_.local_ranks(); ++s) {
     if (s != members_.local_rank() && members_.pad(s).header().failure.readable()) return s;
@@ -148,7 +148,7 @@ int FailureState::told_by() const {
   return -1;
 }
 
-/// The failure that another rank has told: one of this host first, then one of another host.
+/// The failure that another rank has reported: one of this host first, then one of another host.
 std::optional<net::GroupPort::Told> FailureState::report() const {
   if (const int s = told_by(); s >= 0) return report_of(s);
   if (!port_ || !port_->failed()) return std::nullopt;
@@ -167,9 +167,9 @@ void FailureState::await_clarity() const {
   if (const auto told = report()) (void)seen_to_end(told->failure, kClarity);
 }
 
-/// A rank of another host says that it has lost `told.who`. If that is a rank of this host whose process has ended,
-/// returns its local_rank: this host knows how the process ended. Otherwise -1. The connections of a process end a
-/// little before the process does.
+/// A rank of another host reports that it has lost `told.who`. If that is a rank of this host whose process has ended,
+/// returns its `local_rank`: this host knows how the process ended. Otherwise -1. The connections of a process end a
+/// little before the process does, hence `clarity`.
 int FailureState::seen_to_end(const Failure& told, Clock::duration clarity) const {
   if (told.code != Code::kPeerDied || told.ending.known() || told.who == kNobody) return -1;
   const int s = members_.local_rank_of(told.who);
@@ -192,7 +192,7 @@ void FailureState::fail_as_told(const net::GroupPort::Told& told, Clock::duratio
   (void)fail(diagnosis_.told(told.failure, told.by));
 }
 
-/// Adds the failure of another group of that process: the rank may not be at fault.
+/// Adds the failure of another group of that process, since the rank may not be at fault.
 Failure FailureState::with_trouble(Failure failure) const {
   failure.before = trouble_of(members_, port_, failure.who);
   return failure;
@@ -221,7 +221,7 @@ Status FailureState::fail_by_fate(const net::GroupPort::Fate& fate) {
 
 Status FailureState::look_around() {
   if (forked()) return check_alive();
-  const bool looks = !closed();  // later, peers may use the memory for something else
+  const bool looks = !closed();  // after that, peers may reuse the memory
   if (looks && !failed()) (void)told();
   for (int s = 0; looks && s < members_.local_ranks() && !failed(); ++s) {
     if (members_.died(s)) fail_as_gone(s);
@@ -242,7 +242,7 @@ bool FailureState::alarmed(int local_rank) {
   if (look_for_interrupt()) return true;
   const int own = members_.local_rank(), ranks = members_.local_ranks();
   if (local_rank >= 0) return local_rank != own && members_.gone(local_rank);
-  // A wait for any rank: a rank that has died may be the one. Ranks that left in good order count when all have left.
+  // A wait for any rank: a rank that has died may be the one. Ranks that left in good order count once all have left.
   bool somebody = port_ != nullptr || ranks == 1;
   for (int s = 0; s < ranks; ++s) {
     if (s == own) continue;

@@ -18,58 +18,58 @@
 
 namespace nvx {
 
-/// How a group ends. Owns the first failure and tells it: to the ranks of this host in the pad, to other hosts through
-/// the port, to the other groups of the process through the roster. Learns failures from all three, and from the
-/// processes that have ended. Any thread may call it.
+/// The failure state of a group. Stores the first failure and reports it: to the ranks of this host in the pad, to
+/// other hosts through the port, to the other groups of the process through the roster. Detects failures from all
+/// three, and from processes that have ended. Any thread may call it.
 class FailureState final : public Watch {
  public:
-  /// port: null where all ranks are on one host. standing: released when this rank leaves or fails; see
-  /// Neighbours::meet. What is referred to must outlive this, except in a forked child.
+  /// `port`: null if all ranks are on one host. `standing`: released when this rank leaves or fails; see
+  /// `Neighbours::meet`. The referenced objects must outlive this one, except in a forked child.
   FailureState(const Members& members, const Diagnosis& diagnosis, net::GroupPort* port,
                std::shared_ptr<bool> standing);
 
-  /// act() runs once, when the group fails, with no lock held. Call this before other threads know the group.
+  /// `act` runs once, when the group fails, with no lock held. Call this before other threads know the group.
   void on_failure(std::function<void(const Status&)> act) { act_ = std::move(act); }
 
   // --- the first failure
 
   bool failed() const { return failed_.load(std::memory_order_seq_cst); }
   Status failure() const EXCLUDES(mutex_);
-  /// Stores the first failure and tells it. Returns the stored one, which may be an earlier one.
+  /// Stores the first failure and reports it. Returns the stored one, which may be an earlier one.
   Status fail(Failure failure) EXCLUDES(mutex_);
-  /// The same for an operation that a device has begun: peers wait for it, so kInvalid is a failure too.
+  /// The same for an operation that a device has begun: peers wait for it, so kInvalid fails the group too.
   Status fail_begun(const Status& status);
-  /// The program has learned of a failure, for example by an exception.
+  /// The program knows of a failure, for example by an exception.
   void note_heard() { heard_.store(true, std::memory_order_relaxed); }
   bool heard() const { return heard_.load(std::memory_order_relaxed); }
 
   // --- whether operations may begin
 
-  /// True in a child that was forked from the rank's process. The group belongs to the parent: every operation is
-  /// refused, and nothing is touched.
+  /// True in a child forked from the rank's process. The group belongs to the parent: every operation is refused, and
+  /// nothing is changed.
   bool forked() const { return fork_generation_ != nvx::fork_generation(); }
-  /// Whether this rank has left. torch/backend.cc, device_group(), ends two groups by this and failed(), so both are
-  /// seq_cst.
+  /// Whether this rank has left. Seq_cst, like `failed()`: `of_devices()` in `torch/groups.cc` stores its flag before
+  /// it reads the two, so either it sees a leave or abort, or the leaving or aborting thread sees the flag.
   bool closed() const { return closed_.load(std::memory_order_seq_cst); }
-  /// Marks that this rank leaves. False if it had left before.
+  /// Marks this rank as leaving. False if it had left before.
   bool close() { return !closed_.exchange(true); }
   /// Tells the ranks of this host that this rank has left and accesses no memory of theirs. The last step of leaving.
   void announce_left() EXCLUDES(mutex_);
-  /// Why no operation can begin, or ok.
+  /// The reason why no operation can begin, or ok.
   Status check_alive() const;
-  /// The answer to an operation that begins after the group has failed.
+  /// The result of an operation that begins after the group has failed.
   Status came_late(const std::string& what) const;
 
   // --- failures of others
 
   static constexpr std::chrono::milliseconds kClarity{50};
-  /// Fails the group if another rank has told a failure: what one rank has given up, the others must not carry out as
-  /// if it were whole. A report about a rank of this host may become more exact within a moment; this waits for that,
-  /// up to `clarity`.
+  /// Fails the group if another rank has reported a failure: an operation that one rank has given up must not succeed
+  /// on the others. A report about a rank of this host may become more exact within a moment; this waits up to
+  /// `clarity` for that.
   bool told(Clock::duration clarity = kClarity);
   /// Only the wait. For callers that fail the group later, with a lock held and no clarity.
   void await_clarity() const;
-  /// Fails the group if a rank of this host has told a failure.
+  /// Fails the group if a rank of this host has reported a failure.
   bool fail_as_told();
   /// Fails the group because of a rank of this host whose process has ended, or that has left.
   void fail_as_gone(int local_rank);
@@ -77,24 +77,24 @@ class FailureState final : public Watch {
   Status fail_as_left(int rank);
   /// The same for a rank of another host.
   Status fail_by_fate(const net::GroupPort::Fate& fate);
-  /// For waits outside of memory: fails the group if a rank has told a failure, or a process of this host has ended.
-  /// Ok if this rank has left.
+  /// For waits outside of memory: fails the group if a rank has reported a failure, or if a process of this host has
+  /// ended. Ok if this rank has left.
   Status look_around();
-  /// Fails the group if this is the main thread and the user wants it to stop.
+  /// Fails the group if this is the main thread and the user interrupts it.
   bool look_for_interrupt();
-  /// For the port, with its lock held: passes a report from another host on to this host at once. This rank itself may
-  /// be busy and notice the report late.
+  /// For the port, with its lock held: passes a report from another host on to this host at once, since this rank
+  /// itself may be busy and notice the report late.
   void pass_on(const net::GroupPort::Told& told) EXCLUDES(mutex_);
 
   // --- waits
 
   bool alarmed(int local_rank) override;
   void alarm(int local_rank) override { alarm(local_rank, kClarity); }
-  /// clarity: as for told().
+  /// `clarity`: as for `told()`.
   void alarm(int local_rank, Clock::duration clarity);
-  /// The status of a wait that ended without success. No ranks in `whom`: any rank.
+  /// The status of a wait that ended without success. An empty `whom`: any rank.
   Status explain_wait(Waited how, const Awaited& whom, const std::string& what, const Deadline& deadline);
-  /// How long a wait that has timed out listens for a rank that knows better which one is missing.
+  /// How long a wait that has timed out waits for a report of a rank that knows better which one is missing.
   void doubt(std::chrono::milliseconds span) { doubt_.store(span, std::memory_order_relaxed); }
 
   // --- other groups of the process
@@ -105,8 +105,8 @@ class FailureState final : public Watch {
     const net::Messenger* messenger = nullptr;
     net::PeerId far = 0;
   };
-  /// Another group of this process has failed because of `trouble`. Fails this one too if it has lost a rank by that.
-  /// Otherwise tells the ranks, which may wait for this one.
+  /// Another group of this process has failed because of `trouble`. Fails this one too if it has lost the same process.
+  /// Otherwise reports the trouble to the ranks, which may wait for this one.
   void hear_of(const std::vector<Lost>& lost, const Failure& trouble) EXCLUDES(mutex_);
 
  private:

@@ -37,7 +37,7 @@ Status IntraHost::run_stage(const Stage& stage, const Operation& o, const WaitRu
     try {
       hold_lease(choice.lease_bytes);
     } catch (const Error& error) {
-      return core_.failures.fail(error.failure());  // the others would wait for this rank without end
+      return core_.failures.fail(error.failure());  // the others would wait for this rank until their timeout
     }
     MutexLock lock(lease_mutex_);
     channel_.lease(lease_.offset, lease_.bytes);
@@ -93,7 +93,7 @@ size_t IntraHost::staged_bytes(const Operation& o) const {
   }
 }
 
-/// A lease that is too small is replaced once no peer reads it. Until then the smaller one serves.
+/// A lease that is too small is replaced once no peer reads it. Until then the smaller one remains in use.
 void IntraHost::hold_lease(size_t bytes) {
   MutexLock lock(lease_mutex_);
   lease_in_use_ = true;
@@ -166,9 +166,9 @@ Awaited IntraHost::missing_ranks() {
   return missing;
 }
 
-/// The first epoch, up to one in which they differ, in which this rank and a peer called different operations, as far
-/// as both still know: around a root ranks may not meet, and notice at a later call. The peer is less than kEpochs
-/// ahead of this rank.
+/// The first epoch, up to a known different one, in which this rank and a peer called different operations, as far as
+/// both still have the records. Ranks may not meet in a collective with a root, and find out at a later call. The peer
+/// is less than kEpochs ahead of this rank.
 uint32_t IntraHost::where_they_parted(int local_rank, uint32_t epoch) const {
   const auto alike_before = [&](uint32_t e) {
     return members_.own_pad().recent(e).history == members_.pad(local_rank).recent(e).history;
@@ -191,7 +191,7 @@ void IntraHost::warn_of_differing_calls() const {
     const uint32_t parted = where_they_parted(s, both);
     const kernel::Fingerprint mine = members_.own_pad().recent(parted), other = members_.pad(s).recent(parted);
     if (std::memcmp(&mine, &other, sizeof mine) == 0) continue;
-    if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // the peer writes there again
+    if (last_of(s) - parted >= kernel::kRecent - 1) continue;  // the peer may overwrite this record now
     const std::string how = contrast({core_.diagnosis.self(), mine}, {members_.describe_local_rank(s), other});
     NVX_LOG(kWarn, "%s", Status(core_.diagnosis.mismatch(", noticed when it was left", how, "")).reason().c_str());
     return;

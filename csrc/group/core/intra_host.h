@@ -11,7 +11,7 @@
 
 namespace nvx {
 
-/// One step of a collective inside a host, as the kernels see it: roots and pieces by local_rank.
+/// One step of a collective inside a host, as the kernels see it: `root` and pieces by `local_rank`.
 struct Stage {
   kernel::Collective collective = kernel::Collective::kNone;  ///< the row of the plan
   int root = -1;
@@ -22,11 +22,11 @@ struct Stage {
   const kernel::Piece* send = nullptr;
   const kernel::Piece* recv = nullptr;
   ReduceOp op = ReduceOp::kSum;
-  double factor = 1;  ///< for kPremulSum: multiplies this rank's elements
+  double factor = 1;  ///< for kPremulSum: the factor of this rank's elements
 };
 
 /// The collectives among the ranks of one host, in shared memory. Owns this rank's end of the channel and leases its
-/// staging. The caller holds the group's lane, so one thread at a time runs a stage.
+/// staging. The caller holds the group's lane, so only one thread at a time runs a stage.
 class IntraHost final : public LeaseHolder {
  public:
   explicit IntraHost(Core& core);
@@ -34,17 +34,17 @@ class IntraHost final : public LeaseHolder {
   IntraHost(const IntraHost&) = delete;
   IntraHost& operator=(const IntraHost&) = delete;
 
-  /// A whole operation, where all ranks are on one host.
+  /// A whole operation, if all ranks are on one host.
   Status run(const Operation& operation, const WaitRules& rules);
-  /// operation: the call of the user, for the fingerprint and for errors.
+  /// `operation`: the user's call, for the fingerprint and for errors.
   Status run_stage(const Stage& stage, const Operation& operation, const WaitRules& rules);
 
-  /// When this rank leaves. Ranks that gave different roots to a collective may not have met in it, and notice at their
-  /// next call. Without a next call this is the last occasion to report it. Compares with the ranks of this host as far
-  /// as both have come, and waits for none.
+  /// Called when this rank leaves. Ranks that gave different roots to a collective may not have met in it, and find out
+  /// at their next call. Without a next call this is the last chance to report it. Compares with the ranks of this host
+  /// up to the last call of both, without waiting.
   void warn_of_differing_calls() const;
 
-  /// The lease, where it is idle and no peer reads it. Any thread may call it.
+  /// The lease, if it is idle and no peer reads it. Any thread may call it.
   Span yield() override EXCLUDES(lease_mutex_);
 
  private:
@@ -63,7 +63,7 @@ class IntraHost final : public LeaseHolder {
   Mutex lease_mutex_;
   Span lease_ GUARDED_BY(lease_mutex_);
   bool lease_in_use_ GUARDED_BY(lease_mutex_) = false;
-  size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // what was asked for when the pool gave lease_
+  size_t lease_wanted_ GUARDED_BY(lease_mutex_) = 0;  // the size requested when the pool gave `lease_`
 };
 
 }  // namespace nvx

@@ -17,8 +17,8 @@ bool Poller::find_thread() {
   return Engine::here().start([self = shared_from_this()] { self->poll(); });
 }
 
-/// What act() calls may hold a thread up, such as a callback or a hook of the user's. So before it acts, it finds
-/// another thread for what is left.
+/// `act()` may block, for example in a callback or hook of the user. So before it acts, this thread finds another one
+/// for the rest.
 void Poller::poll() {
   constexpr int kOften = 64;
   for (int looks = 0;; ++looks) {

@@ -8,25 +8,25 @@
 
 namespace nvx {
 
-/// Looks at something again and again on a thread of the pool, for as long as there is something to look at: none is
-/// needed while nothing is under way.
+/// Polls something on a pool thread for as long as there is something to poll. It uses no thread while nothing is in
+/// progress.
 class Poller : public std::enable_shared_from_this<Poller> {
  public:
   struct Seen {
-    bool more = false;          ///< something is left to be looked at
-    std::function<void()> act;  ///< what is to be done about what was seen; empty: nothing
+    bool more = false;          ///< something is left to poll
+    std::function<void()> act;  ///< the reaction to it; empty: none
   };
-  /// How long the thread sleeps between two looks: the first pauses after something was seen, and the others.
+  /// The sleep between two polls: `first` for the first pauses after a hit, `later` for the others.
   struct Pace {
     std::chrono::microseconds first, later;
   };
   static constexpr Pace kSoon{std::chrono::microseconds(20), std::chrono::microseconds(100)};
 
-  /// look: called by one thread at a time, with no lock held. It keeps nothing alive that may end while it looks, but
-  /// for the time of a call.
+  /// `look`: called by one thread at a time, with no lock held. It may hold references to other objects only during a
+  /// call, so that they can end between calls.
   Poller(std::function<Seen()> look, Pace pace) : look_(std::move(look)), pace_(pace) {}
 
-  /// There is something to look at: at least one look follows. False if there is no thread for that.
+  /// Requests a poll: at least one follows. False if there is no thread for it.
   bool wake() EXCLUDES(mutex_);
 
  private:
@@ -37,7 +37,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   const Pace pace_;
   Mutex mutex_;
   bool polling_ GUARDED_BY(mutex_) = false;  // a job of the pool polls
-  bool woken_ GUARDED_BY(mutex_) = false;    // since its last look began
+  bool woken_ GUARDED_BY(mutex_) = false;    // since the last poll began
 };
 
 }  // namespace nvx

@@ -5,7 +5,7 @@
 namespace nvx {
 namespace {
 
-/// Where ranks outnumber cores, a rank that spins takes the core from the rank that it waits for.
+/// If ranks outnumber cores, a rank that spins takes the core from the rank for which it waits.
 std::chrono::microseconds spin_of(const PlanFacts& facts) {
   constexpr std::chrono::microseconds kMost{200};
   if (config().spin_us >= 0) return std::chrono::microseconds(config().spin_us);

@@ -11,20 +11,20 @@
 
 namespace nvx {
 
-/// How the operations of a group wait: for how long, and whether they spin. Any thread may call it.
+/// How long the operations of a group wait, and whether they spin. Any thread may call it.
 class Waits {
  public:
-  /// timeout: of an operation that has none of its own, where NVX_TIMEOUT_S is not set; 0: none. watch: what ends a
-  /// wait besides time.
+  /// `timeout`: for operations without their own, unless `NVX_TIMEOUT_S` is set; 0: none. `watch`: ends a wait for
+  /// reasons other than time.
   Waits(const PlanFacts& facts, std::chrono::milliseconds timeout, Watch& watch);
 
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ms_.store(timeout.count(), std::memory_order_relaxed); }
   std::chrono::milliseconds timeout() const {
     return std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
   }
-  /// How long an operation may wait whose own timeout is this (0: none). 0: for ever.
+  /// How long an operation with this timeout of its own (0: none) may wait. 0: without limit.
   std::chrono::milliseconds span_of(std::chrono::milliseconds own) const;
-  /// The rules of its waits.
+  /// The rules for its waits.
   WaitRules rules(std::chrono::milliseconds own, Carrier carrier);
   WaitRules rules_of(const Operation& operation, Carrier carrier);
 
