@@ -1,5 +1,5 @@
-// Steps, runs and ends, which all collectives over several hosts share. The collectives are in hierarchical_reduce.cc
-// and hierarchical_move.cc.
+// Steps, runs and their ends, common to all collectives over several hosts. The collectives are in
+// `hierarchical_reduce.cc` and `hierarchical_move.cc`.
 
 #include "group/hierarchy/hierarchical.h"
 
@@ -12,8 +12,8 @@
 namespace nvx {
 namespace {
 
-/// A rank may wait for one that waits itself. So when time is up, a rank that waits for a first arrival reports at
-/// once, one that waits for another host a little later, and one in a later step last.
+/// A rank may wait for one that also waits. So at the deadline a rank that waits for a first arrival reports at once,
+/// one that waits for another host a little later, and one in a later step last.
 constexpr std::chrono::milliseconds kDoubtOfHosts{500};
 constexpr std::chrono::milliseconds kDoubtOfSteps{1000};
 
@@ -91,8 +91,8 @@ Status Hierarchical::perform(Call& call, Operation& part) {
   return status;
 }
 
-/// Around a root not all ranks exchange data. So a rank may learn only from a message of a later operation that another
-/// one had called a different operation.
+/// Around a root not all ranks exchange data. So a rank may find out only from a message of a later operation that
+/// another one had called a different operation.
 Status Hierarchical::explain_late_label(const Operation& o, const net::GroupPort::LateLabel& late_label) {
   const std::optional<net::Label> own = [&] {
     MutexLock lock(port_.mutex());
@@ -106,8 +106,8 @@ Status Hierarchical::explain_late_label(const Operation& o, const net::GroupPort
   return core_.failures.fail(core_.diagnosis.mismatch(where, how, ""));
 }
 
-/// Abandons runs that have not ended: when it returns, nothing accesses the operation's memory. Returns the call of
-/// another rank under the operation's number, where that was a different one.
+/// Abandons runs that have not ended: on return, nothing accesses the operation's memory. Returns the call of another
+/// rank under the operation's number, if it was a different one.
 std::optional<net::GroupPort::LateLabel> Hierarchical::end() {
   MutexLock lock(port_.mutex());
   std::vector<net::ScheduleRun*> open;
@@ -120,8 +120,8 @@ std::optional<net::GroupPort::LateLabel> Hierarchical::end() {
   return port_.late_label();
 }
 
-/// Called during waits for a step inside the host. A sleeper calls this about once a millisecond, so each call takes in
-/// everything that has come, in at most 64 rounds. Where another thread holds the port, that thread advances the runs.
+/// Called during waits for a step inside the host. A sleeper calls it about once a millisecond, so each call takes in
+/// everything that has arrived, in at most 64 rounds. If another thread holds the port, that thread advances the runs.
 void Hierarchical::drive() {
   constexpr int kMostMoves = 64;
   if (active_.empty() || !port_.mutex().try_lock()) return;

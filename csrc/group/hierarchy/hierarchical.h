@@ -15,19 +15,19 @@
 namespace nvx {
 
 /// The collectives of a group whose ranks are on several hosts. Each consists of steps inside the host, on the channel,
-/// and runs between hosts, on the port. Both overlap: a thread that waits for a step drives the runs.
+/// and of runs between hosts, on the port. The two overlap: a thread that waits for a step drives the runs.
 ///
-/// The local_ranks that every host has are rails: each carries a part of the data between hosts. Where hosts have
-/// different numbers of ranks, a higher local_rank hands its data to the rail `local_rank % rails`.
+/// Each `local_rank` that every host has is a rail, which carries a part of the data between hosts. If hosts have
+/// different numbers of ranks, a higher `local_rank` hands its data to the rail `local_rank % rails`.
 class Hierarchical final : private Driver {
  public:
-  /// core.port is not null.
+  /// `core.port` must not be null.
   Hierarchical(Core& core, IntraHost& intra_host);
   ~Hierarchical() override;
 
   /// Runs a collective on this thread, which holds the group's lane.
   Status run(Operation& operation, Carrier carrier);
-  /// Makes the room that the operation's proxy needs.
+  /// Allocates the memory that the operation's proxy needs.
   Status make_room(const Operation& operation) const;
   /// Begins the proxy's part of the operation. Any thread may call it.
   Status launch(const Operation& operation) const;
@@ -43,7 +43,7 @@ class Hierarchical final : private Driver {
     kernel::ReduceFn combine = nullptr;  ///< combines the terms of the hosts
     uint16_t runs = 0;                   ///< runs begun
   };
-  /// A run that is prepared or in flight, with the lists and the memory that it refers to.
+  /// A run that is prepared or in flight, with the lists and the memory to which it refers.
   struct Active {
     net::ScheduleArgs args;
     std::vector<schedule::Block> blocks, to, from;
@@ -52,7 +52,7 @@ class Hierarchical final : private Driver {
     std::vector<std::byte> scratch, input;
     std::unique_ptr<net::ScheduleRun> run;  ///< null until it begins
   };
-  /// One rank of each host; members[place] is this rank.
+  /// One rank of each host; `members[place]` is this rank.
   struct PeerSet {
     std::vector<int> members;
     int place = 0;
@@ -77,7 +77,7 @@ class Hierarchical final : private Driver {
   Status barrier(Call& call);
   Status sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
                    std::byte* result);
-  /// The stages through which the slices of a proxied operation go. Refers to the operation, which must stay in place.
+  /// The stages of a proxied operation's slices. Refers to the operation, which must stay in place.
   struct StagingPipeline {
     using Steps = std::function<std::vector<Operation>(size_t k)>;
     size_t slices = 0;
@@ -118,15 +118,15 @@ class Hierarchical final : private Driver {
 
   using Step = std::function<Status(size_t)>;
   /// Issues the steps in order. Retires a step when kSlicesInFlight younger ones have been issued, or none is left to
-  /// issue: so up to kSlicesInFlight slices are between hosts while the ranks of a host work on the next one.
+  /// issue: up to kSlicesInFlight slices are between hosts while the ranks of a host work on the next one.
   static Status overlap(size_t steps, const Step& issue, const Step& retire);
-  /// Returns the lowest address of the pieces, and lists the pieces as blocks: offsets from that address.
+  /// Returns the lowest address of the pieces, and lists the pieces as blocks, as offsets from that address.
   static std::byte* lay_out(const std::vector<kernel::Piece>& pieces, std::vector<schedule::Block>& blocks);
 
-  /// Makes a run of the call between these ranks. The caller sets its input and output, and begins it.
+  /// Creates a run of the call between these ranks. The caller sets its input and output, and begins it.
   Active& prepare(Call& call, const schedule::Row* row, const PeerSet& peers);
   void begin(Call& call, Active& active);
-  /// Ends the run that was begun first.
+  /// Ends the oldest run.
   Status finish(Call& call);
   Status finish_all(Call& call);
   Status explain_late_label(const Operation& o, const net::GroupPort::LateLabel& late_label);
@@ -144,7 +144,7 @@ class Hierarchical final : private Driver {
   size_t local_rank() const { return size_t(members_.local_rank()); }
   size_t rails() const { return members_.facts.rails; }
   size_t rounds() const;  ///< rounds until every rail has served each of its ranks
-  /// The rail's part of slice k, cut between elements. Empty for a local_rank that is no rail.
+  /// The rail's part of slice k, cut between elements. Empty if the `local_rank` is not a rail.
   kernel::Piece part_of(kernel::Piece whole, size_t slice, size_t k, size_t rail, size_t width) const;
   /// Slice k of the block of the rank that this rail serves on that host in this round. Empty if there is no such rank.
   kernel::Piece slice_of(const Pieces& blocks, const Cut& cut, size_t k, size_t host, size_t round, size_t rail) const;

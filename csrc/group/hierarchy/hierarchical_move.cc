@@ -17,7 +17,7 @@ constexpr size_t kMostPacked =
 
 }  // namespace
 
-/// Slice by slice: from the root to one rank of each other host, and from there to the ranks of the host.
+/// Slice by slice: from the root to one rank of each other host, and from there to the other ranks of the host.
 Status Hierarchical::broadcast(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.recv[0].bytes;
@@ -52,8 +52,8 @@ Status Hierarchical::broadcast(Call& call) {
   return overlap(slices, issue, retire);
 }
 
-/// Every rail gathers the blocks of its local_rank on all hosts, and distributes them inside. A rank that is no rail
-/// lends its block to a rail first.
+/// Every rail gathers the blocks of its `local_rank` on all hosts, and distributes them inside its host. Other ranks
+/// first hand their blocks to a rail.
 Status Hierarchical::all_gather(Call& call) {
   Operation& o = call.o;
   const size_t hosts = members_.topology.hosts.size(), longest = o.recv.longest();
@@ -95,7 +95,7 @@ Status Hierarchical::all_gather(Call& call) {
   return overlap(cut.chunks * rounds(), issue, retire);
 }
 
-/// Inside the host, ranks that are no rails send their blocks to the rails that serve them.
+/// Inside the host, ranks that are not rails send their blocks to the rails that serve them.
 Status Hierarchical::lend_to_rails(Call& call) {
   Operation& o = call.o;
   Pieces send(local_ranks()), recv(local_ranks());
@@ -137,7 +137,8 @@ Status Hierarchical::tell_packed(Call& call, const std::function<Piece(size_t ho
   return {};
 }
 
-/// Gather or scatter: blocks of other hosts go straight to or from the root, blocks of its own host through memory.
+/// Gather or scatter: blocks of other hosts go directly to or from the root, blocks of its own host through shared
+/// memory.
 Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   Operation& o = call.o;
   const bool gathers = direction == Direction::kToRoot, is_root = o.root == members_.rank;
@@ -166,8 +167,8 @@ Status Hierarchical::to_or_from_root(Call& call, Direction direction) {
   return finish_all(call);
 }
 
-/// Data from one host may arrive before the data for another one has been sent. Where both share memory, the sent data
-/// is a copy.
+/// Data from one host may arrive before the data for another one has been sent. If input and output overlap, a copy is
+/// sent.
 void Hierarchical::set_apart(Operation& o, std::vector<std::byte>& room) const {
   const auto meet = [](const Piece& a, const Piece& b) {
     return a.bytes != 0 && b.bytes != 0 && a.data < b.data + b.bytes && b.data < a.data + a.bytes;
@@ -188,7 +189,7 @@ void Hierarchical::set_apart(Operation& o, std::vector<std::byte>& room) const {
   }
 }
 
-/// Pieces for ranks of other hosts go straight to those ranks, pieces for ranks of this host through memory.
+/// Pieces for ranks of other hosts go directly to those ranks, pieces for ranks of this host through shared memory.
 Status Hierarchical::all_to_all(Call& call) {
   Operation& o = call.o;
   PeerSet all{{}, members_.rank};
@@ -209,7 +210,7 @@ Status Hierarchical::all_to_all(Call& call) {
   return finish_all(call);
 }
 
-/// The pieces between ranks of this host, and this rank's own.
+/// Exchanges the pieces between ranks of this host, and this rank's own.
 Status Hierarchical::exchange_inside(Call& call, Collective collective, int root_local_rank) {
   Pieces send(local_ranks()), recv(local_ranks());
   size_t total = 0;

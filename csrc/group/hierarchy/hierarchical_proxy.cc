@@ -1,5 +1,5 @@
-// Collectives over several hosts on data of devices: a proxy carries out the steps inside each host. The sums, and so
-// the bits, are those of hierarchical_reduce.cc.
+// Collectives over several hosts on device data: a proxy performs the steps inside each host. The sums, and so the
+// bits, are those of `hierarchical_reduce.cc`.
 
 #include <algorithm>
 
@@ -12,14 +12,14 @@ namespace {
 using kernel::Collective;
 using kernel::Piece;
 
-/// Blocks one after the other.
+/// Adjacent blocks, in order.
 std::vector<schedule::Block> in_a_row(const std::vector<Piece>& pieces) {
   std::vector<schedule::Block> blocks;
   for (const Piece& piece : pieces) blocks.push_back({blocks.empty() ? 0 : blocks.back().end(), piece.bytes});
   return blocks;
 }
 
-/// A step of the ranks of this host, as an operation of its own: send and recv have a piece for each local_rank.
+/// A step of the ranks of this host, as an operation of its own: `send` and `recv` have a piece for each `local_rank`.
 Operation step_of(const Operation& o, Collective collective, size_t local_ranks) {
   Operation step;
   step.collective = collective, step.dtype = o.dtype, step.number = o.number, step.timeout = o.timeout;
@@ -65,7 +65,7 @@ void append(std::vector<Operation>& steps, std::vector<Operation> more) {
   std::move(more.begin(), more.end(), std::back_inserter(steps));
 }
 
-/// Elements of all pieces, for the fingerprint.
+/// The number of elements of all pieces, for the fingerprint.
 size_t elements_of(const Pieces& pieces, size_t width) {
   size_t bytes = 0;
   for (size_t s = 0; s < pieces.size(); ++s) bytes += pieces[s].bytes;
@@ -80,8 +80,8 @@ Status Hierarchical::make_room(const Operation& o) const {
 }
 
 /// Round r overlaps three stages: device to host for slice r, host to device for slice r - kRounds, and the exchange
-/// inside the host for the slice before that. So both directions of the bus and the links between devices are in use at
-/// once. Errors name a copy, which concerns one rank alone, as the operation that it is a part of.
+/// inside the host for the slice before that. This uses both directions of the bus and the links between devices at the
+/// same time. A copy concerns one rank alone; errors in it name the whole operation.
 Status Hierarchical::launch(const Operation& o) const {
   const StagingPipeline way = pipeline(o);
   const Whole whole{o.fingerprint(), {}, 0};
@@ -102,7 +102,7 @@ Status Hierarchical::launch(const Operation& o) const {
   return {};
 }
 
-/// While slices are between hosts, later ones come to host memory, and earlier ones go back.
+/// While slices are between hosts, later ones are copied to host memory, and earlier ones back.
 Status Hierarchical::run_proxy(Call& call) {
   HostProxy& proxy = *call.o.proxy;
   const StagingPipeline way = pipeline(call.o);
@@ -164,7 +164,8 @@ Hierarchical::StagingPipeline Hierarchical::way_by_the_host(const Operation& o) 
   return way;
 }
 
-/// The same slices, parts and sums as all_reduce_on_rails(). The kernel writes a rank's sum straight to host memory.
+/// Uses the same slices, parts and sums as `all_reduce_on_rails()`. The kernel writes a rank's sum directly to host
+/// memory.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   if (inter_host.by_leader) return way_of_small_all_reduce(o, inter_host);
@@ -202,7 +203,7 @@ Hierarchical::StagingPipeline Hierarchical::way_of_all_reduce(const Operation& o
   return way;
 }
 
-/// As all_reduce_by_leader(): one rank of each host brings the sum to host memory, and broadcasts the result.
+/// Like `all_reduce_by_leader()`: one rank of each host copies the sum to host memory, and broadcasts the result.
 Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operation& o,
                                                                     const InterHostPlan& inter_host) const {
   const Terms terms = terms_here(o);
@@ -235,8 +236,8 @@ Hierarchical::StagingPipeline Hierarchical::way_of_small_all_reduce(const Operat
   return way;
 }
 
-/// The ranks of this host sum a block for every host. Only these sums come to host memory, where the rail sums them
-/// over hosts. Only this rank's result goes back.
+/// The ranks of this host sum a block for every host. Only these sums are copied to host memory, where the rail sums
+/// them over hosts. Only this rank's result is copied back.
 Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   const Terms terms = terms_here(o);
@@ -277,8 +278,8 @@ Hierarchical::StagingPipeline Hierarchical::way_of_reduce_scatter(const Operatio
   return way;
 }
 
-/// This rank's block comes to host memory, where the rail gathers the blocks of its local_rank on all hosts. These go
-/// back to the device, and the ranks of the host exchange them.
+/// This rank's block is copied to host memory, where the rail gathers the blocks of its `local_rank` on all hosts.
+/// These are copied back to the device, and the ranks of the host exchange them.
 Hierarchical::StagingPipeline Hierarchical::way_of_all_gather(const Operation& o) const {
   const InterHostPlan inter_host = inter_host_plan(o);
   const size_t hosts = members_.topology.hosts.size(), width = size_of(o.dtype), longest = o.recv.longest();

@@ -1,4 +1,4 @@
-// Collectives that combine, over several hosts. Each host sums first, so it sends one term.
+// Reductions over several hosts. Each host sums first, so it sends one term.
 
 #include <algorithm>
 #include <cstring>
@@ -47,7 +47,7 @@ Status Hierarchical::all_reduce_by_leader(Call& call, const InterHostPlan& inter
   return stage(call, {.collective = inter_host.after, .root = 0, .bytes = bytes, .in = o.out, .recv = recv.data()});
 }
 
-/// Slice by slice: reduce-scatter inside the host, one part a rail; all-reduce of each part between hosts; all-gather
+/// For each slice: reduce-scatter inside the host, one part per rail; all-reduce of each part between hosts; all-gather
 /// inside the host. While a slice is between hosts, the ranks sum the next ones.
 Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_host) {
   Operation& o = call.o;
@@ -94,7 +94,7 @@ Status Hierarchical::all_reduce_on_rails(Call& call, const InterHostPlan& inter_
   return overlap((bytes + slice - 1) / slice, issue, retire);
 }
 
-/// Reduces to one rank of each host, which is the root on the root's host, and from there to the root.
+/// Reduces to one rank of each host, the root itself on the root's host, and from there to the root.
 Status Hierarchical::reduce(Call& call) {
   Operation& o = call.o;
   const size_t bytes = o.count * call.width;
@@ -132,8 +132,9 @@ Status Hierarchical::reduce(Call& call) {
   return {};
 }
 
-/// The address of the host's terms for all hosts: in the user's memory, if they are final there and the schedule can
-/// read them there; otherwise in a buffer, one after the other, into which a rank that is alone copies its own.
+/// The address of the host's terms for all hosts. They stay in the user's memory if they are final there and the
+/// schedule can read them there; otherwise they are adjacent in a buffer, into which a rank that is alone on its host
+/// copies its own.
 const std::byte* Hierarchical::lay_out_terms(Call& call, Active& active, const std::vector<kernel::Piece>& terms) {
   if (local_ranks() == 1 && !call.terms.scales()) {
     const std::byte* const base = lay_out(terms, active.blocks);
@@ -164,7 +165,7 @@ Status Hierarchical::reduce_scatter(Call& call) {
   const InterHostPlan inter_host = inter_host_plan(o);
   const size_t slice = inter_host.slice / call.width * call.width;
   const Cut cut{slice, std::max<size_t>(1, (longest + slice - 1) / slice), bytes};
-  // The results of ranks that this rail serves. Outlives the runs, also when one of them fails.
+  // The results of ranks that this rail serves. Outlives the runs, also if one of them fails.
   std::byte* const for_others = rounds() > 1 && carries() ? room((rounds() - 1) * longest) : nullptr;
   const auto result = [&](size_t round) { return round == 0 ? o.out : for_others + (round - 1) * longest; };
   for (size_t k = 0; k < cut.chunks; ++k) {
@@ -180,8 +181,8 @@ Status Hierarchical::reduce_scatter(Call& call) {
 }
 
 /// Slice k of one round, in which every rail serves one rank of every host. The ranks of this host sum their blocks for
-/// each host, so that each rail has its host's terms for all hosts. Then its run sums these over hosts, and leaves this
-/// host's sum in `result`.
+/// each host, so each rail has its host's terms for all hosts. Then its run sums these over hosts, and writes this
+/// host's sum to `result`.
 Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, const Cut& cut, size_t round, size_t k,
                                std::byte* result) {
   const size_t hosts = members_.topology.hosts.size();
@@ -206,7 +207,7 @@ Status Hierarchical::sum_round(Call& call, const InterHostPlan& inter_host, cons
   return active_.size() > kSlicesInFlight ? finish(call) : Status();
 }
 
-/// Inside the host, rails hand results to the ranks that they serve.
+/// Inside the host, rails send results to the ranks that they serve.
 Status Hierarchical::deliver_beyond_rails(Call& call, const std::function<std::byte*(size_t round)>& result) {
   Pieces send(local_ranks()), recv(local_ranks());
   size_t total = 0;

@@ -10,10 +10,10 @@ namespace {
 
 using kernel::Collective;
 
-/// A collective whose steps inside each host kernels carry out.
+/// A collective whose steps inside each host are kernels.
 struct ProxyRow {
   Collective collective;
-  bool by_blocks;  ///< each rank has a block, which its local_rank on every host carries
+  bool by_blocks;  ///< each rank has a block; its `local_rank` on every host carries it
 };
 
 constexpr ProxyRow kProxies[] = {
@@ -36,7 +36,7 @@ const char* why_not_by_kernels(Collective collective, DType dtype, size_t count,
   return nullptr;
 }
 
-/// A launch lists both ends of every piece that a rank copies: a piece of each host, or of each rank and its own.
+/// A launch lists both ends of every piece that a rank copies: one piece per host, or one per rank and its own.
 bool can_be_proxied(Collective collective, DType dtype, size_t count, const PlanFacts& facts) {
   if (facts.hosts == 1 || collective == Collective::kBarrier) return false;
   const size_t most = why_not_by_kernels(collective, dtype, count, facts) ? facts.world + 1 : facts.hosts;

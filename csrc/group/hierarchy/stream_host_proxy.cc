@@ -9,13 +9,13 @@
 namespace nvx {
 namespace {
 
-constexpr std::chrono::milliseconds kMoment{500};  // by when kernels fall through that were called off
-constexpr size_t kMostBefore = 32;                 // rounds, before the host's part may begin
+constexpr std::chrono::milliseconds kMoment{500};  // the time within which aborted kernels end
+constexpr size_t kMostBefore = 32;                 // rounds that begin before the host's part may begin
 constexpr uint64_t kMostAhead = 256;               // operations of the group that a stream holds
 
 }  // namespace
 
-/// After a failure kernels may still be falling through, which look at this memory. If they do not end, it stays.
+/// After a failure, kernels that are still ending may access this memory. If they do not end in time, it stays.
 StreamHostProxy::~StreamHostProxy() {
   if (!tried_ || over_) return;
   contain("the end of an operation", [&] {
@@ -31,8 +31,8 @@ Status StreamHostProxy::make(const Room& room) {
   return {};
 }
 
-/// As if nothing had been said yet: before the first round, and before those of each replay, when those of the last one
-/// have ended, and the host's part of it has no more to hear.
+/// Resets both counters before the first round, and before the rounds of each replay. By then the rounds of the last
+/// replay have ended, and the host's part no longer reads them.
 void StreamHostProxy::begin_anew() {
   say(0);
   std::atomic_ref<Stamp>(words().ended).store(0, std::memory_order_release);
@@ -63,7 +63,7 @@ Status StreamHostProxy::await(size_t round, const Deadline& deadline, const std:
   return end ? *end : late(deadline);
 }
 
-/// What graphs use stays, whether it has ended or not.
+/// Memory that graphs use stays, whether the operation has ended or not.
 Status StreamHostProxy::see_end(const Deadline& deadline) {
   if (setting_.stream.capture != 0) return {};
   NVX_TRY(await(tells_.size() - 1, deadline, [] {}));
@@ -71,7 +71,7 @@ Status StreamHostProxy::see_end(const Deadline& deadline) {
   return {};
 }
 
-/// A stream takes about a thousand launches that have not ended. One more blocks in the driver, where nothing can end
+/// A stream holds about a thousand launches that have not ended. One more blocks in the driver, where no timeout ends
 /// the wait, while the launches before it need the host's part.
 Status StreamHostProxy::await_room() const {
   if (setting_.stream.capture != 0) return {};
@@ -81,7 +81,7 @@ Status StreamHostProxy::await_room() const {
   return refused.ok() ? *end : refused;
 }
 
-/// True too where no room can come.
+/// Also true if there can never be room.
 bool StreamHostProxy::has_room(Status* refused) const {
   const uint64_t launched = device_.launched();
   if (launched < kMostAhead || device_.ended_well(launched - kMostAhead)) return true;
@@ -92,7 +92,7 @@ bool StreamHostProxy::has_room(Status* refused) const {
   return true;
 }
 
-/// A round of no steps has ended when the one before it has.
+/// A round without steps has ended when the round before it has.
 bool StreamHostProxy::has_ended(size_t round) const {
   return begun_.load(std::memory_order_acquire) > round &&
          std::atomic_ref<Stamp>(words().ended).load(std::memory_order_acquire) >= tells_[round];

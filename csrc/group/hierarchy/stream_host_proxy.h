@@ -14,21 +14,21 @@ namespace nvx {
 
 class GroupDevice;
 
-/// A HostProxy of one operation whose steps are kernels that follow each other on one stream, as all ranks of the host
-/// launch them. Kernels also copy between host memory and the device. So nothing has to be given to the device later,
-/// when something else that waits for this operation could be in its way.
+/// A HostProxy of one operation. Its steps are kernels in order on one stream, launched alike by all ranks of the host;
+/// kernels also copy between host memory and the device. All launches happen at the call, so none can later queue
+/// behind other work that waits for this operation.
 class StreamHostProxy final : public HostProxy {
  public:
-  /// What it needs beside the group, which must outlive it.
+  /// The proxy's parameters. The group must outlive the proxy.
   struct Setting {
     kernel::Collective collective;
     std::shared_ptr<StreamOrder> order;
     LaunchStream stream;
     std::string device;  ///< "cuda:0"
-    /// Pinned host memory, which goes with the last reference.
+    /// Allocates pinned host memory, which is freed with the last reference.
     std::function<std::shared_ptr<std::byte>(size_t bytes)> pinned;
-    /// Asked to have the host's part begin, when some rounds have been begun, or no more can be without it. False if
-    /// there is no thread for that.
+    /// Requests that the host's part begin. Called after some rounds have begun, or when no more can begin without the
+    /// host's part. False if there is no thread for it.
     std::function<bool()> queue_early;
   };
   StreamHostProxy(Core& core, GroupDevice& device, Setting setting)
@@ -46,11 +46,11 @@ class StreamHostProxy final : public HostProxy {
 
  private:
   static constexpr size_t kAlign = 64;
-  /// What host and device tell each other, before the slots. Each has one writer while rounds are under way, and a line
-  /// of its own.
+  /// The counters of host and device, before the slots. Each has one writer during the rounds, and a cache line of its
+  /// own.
   struct Words {
-    alignas(kAlign) Stamp said;   ///< the host's
-    alignas(kAlign) Stamp ended;  ///< the device's: the last round that has, counted from 1
+    alignas(kAlign) Stamp said;   ///< written by the host
+    alignas(kAlign) Stamp ended;  ///< written by the device: the last round that has ended, counted from 1
   };
   Words& words() const { return *reinterpret_cast<Words*>(memory_.get()); }
   bool has_ended(size_t round) const;
@@ -61,11 +61,11 @@ class StreamHostProxy final : public HostProxy {
   Core& core_;
   GroupDevice& device_;
   const Setting setting_;
-  std::shared_ptr<std::byte> memory_;  // the words, and all slots
+  std::shared_ptr<std::byte> memory_;  // the counters, and all slots
   size_t room_ = 0;
-  std::vector<Stamp> tells_;      // by round: what the device tells when it has ended
-  std::atomic<size_t> begun_{0};  // rounds, after what tells_ has of them
-  bool tried_ = false;            // something has been launched, or perhaps
+  std::vector<Stamp> tells_;      // by round: the value that the device writes when the round has ended
+  std::atomic<size_t> begun_{0};  // rounds; the release makes their `tells_` visible to the host's part
+  bool tried_ = false;            // something has been launched, or may have been
   bool over_ = false;
 };
 
