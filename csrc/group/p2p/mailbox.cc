@@ -14,12 +14,12 @@ using kernel::kEnvelopes;
 
 constexpr size_t kStreamDepth = 4;
 constexpr size_t kMostStream = 2 << 20;
-constexpr uint64_t kMostGranted = kEnvelopes;  // the ring of grants
-constexpr uint64_t kMostKept = 4 << 20;        // unexpected bytes of a peer; a few more envelopes may come
+constexpr uint64_t kMostGranted = kEnvelopes;  // the size of the ring of grants
+constexpr uint64_t kMostKept = 4 << 20;        // unexpected bytes of a peer; a few more envelopes may arrive
 
 uint64_t load(const kernel::FlagLine& line) { return line.flag.value.load(std::memory_order_acquire); }
 
-/// The poke that follows wakes the peer.
+/// Release: a rank that reads the value also sees this rank's earlier writes. The poke that follows wakes the peer.
 void publish(kernel::FlagLine& line, uint64_t value) { line.flag.value.store(value, std::memory_order_release); }
 
 }  // namespace
@@ -58,7 +58,7 @@ void Mailbox::close() {
 void Mailbox::poke(int peer) {
   Flag& bell = members_.pad(members_.local_rank_of(peer)).header().mail_bell.flag;
   bell.core.store(this_core(), std::memory_order_relaxed);
-  bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers: only a counter of reasons to look
+  bell.value.fetch_add(1, std::memory_order_seq_cst);  // several writers, so it only counts reasons to look
   if (bell.sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
 }
 
@@ -92,7 +92,7 @@ void Mailbox::expect(const std::shared_ptr<Message>& message) {
 
 void Mailbox::tell_of(int peer, int64_t tag) {
   MutexLock lock(mutex_);
-  if (failures_.failed() || failures_.closed()) return;  // the wait has ended already
+  if (failures_.failed() || failures_.closed()) return;  // the wait has already ended
   come({peer, 0, tag, DType::kBytes, 0, /*carried=*/true, {}});
 }
 
@@ -155,7 +155,7 @@ void Mailbox::refuse(Message& message) {
   call(message);
 }
 
-/// Moves what can be moved, but only until then, since peers may send without end. True if there may be more.
+/// Moves as much as possible until `until`, since peers may send without end. True if there may be more.
 bool Mailbox::move(Clock::time_point until) {
   while (advance()) {
     if (Clock::now() >= until) return true;
@@ -163,7 +163,7 @@ bool Mailbox::move(Clock::time_point until) {
   return false;
 }
 
-/// Once the group has failed it accesses no memory of a peer.
+/// Accesses no memory of a peer once the group has failed.
 bool Mailbox::advance() {
   if (open_.empty()) return false;
   bool moved = false;
@@ -239,7 +239,7 @@ bool Mailbox::take(int rank) {
   return true;
 }
 
-/// Gives an arrived message to the first receive that it fits.
+/// Gives an arrived message to the first matching receive.
 void Mailbox::come(Early&& early) {
   const auto fits = [&](const std::shared_ptr<Message>& m) {
     return (m->peer == early.peer || m->peer == kAnySource) && m->tag == early.tag;
@@ -346,7 +346,7 @@ bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
   const size_t wanted = std::clamp(std::bit_ceil(bytes), LeasePool::kSmallest, kMostStream);
   if (peer.lease && peer.lease_wanted >= wanted) return true;
   if (peer.lease) {
-    // Only between messages: the receiver reads where it is when it reads the next chunk.
+    // Only between messages: the receiver reads the lease's location with its next chunk.
     if (load(members_.pad(members_.local_rank_of(rank)).inbox(members_.local_rank()).consumed) != peer.streamed)
       return false;
     core_.neighbours().leases().release(std::exchange(peer.lease, Span{}));
@@ -360,7 +360,7 @@ bool Mailbox::lease(Peer& peer, int rank, size_t bytes) {
 }
 
 Span Mailbox::yield() {
-  if (failures_.forked() || !mutex_.try_lock()) return {};  // its holder may wait for the pool
+  if (failures_.forked() || !mutex_.try_lock()) return {};  // the lock's holder may wait for the pool
   Span span;
   for (int rank = 0; rank < int(peers_.size()) && !span && !failures_.failed() && !failures_.closed(); ++rank) {
     Peer& peer = peers_[size_t(rank)];

@@ -25,7 +25,7 @@
 namespace nvx {
 
 constexpr int kAnySource = -1;
-/// The first tag of nvx's own messages. Tags of torch are ints, so below.
+/// The first tag of nvx's own messages. Torch's tags are ints, so they are lower.
 constexpr int64_t kOwnTags = int64_t(1) << 32;
 
 /// One send or receive. Its memory must stay valid until it is done.
@@ -36,17 +36,17 @@ struct Message {
   std::byte* data = nullptr;
   size_t bytes = 0;
   std::chrono::milliseconds timeout{0};
-  /// The name of the user's call, where that is neither send nor recv.
+  /// The name of the user's call if it is neither send nor recv.
   const char* called = nullptr;
   /// A standing receive: its message may never come, so it has no timeout, and the end of its peer is no failure. It
-  /// names its peer.
+  /// has a specific peer.
   bool stands = false;
-  /// A message to the same peer that goes directly before this one. It gets this one's timeout.
+  /// A message to the same peer that goes directly before this one, with this one's timeout.
   std::shared_ptr<Message> ahead;
   /// Called once when the message is done, with no lock held, on any thread. May wait for other messages, and for this
   /// one. Its exceptions are logged and dropped.
   std::function<void(const Message&)> finished;
-  /// Whether finished() may wait, or run the user's code. If not, the call costs less. Empty: it may.
+  /// Whether `finished()` may wait, or run the user's code. If not, the call is cheaper. Empty: it may.
   std::function<bool()> may_block;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
@@ -56,8 +56,8 @@ struct Message {
  private:
   friend class Mailbox;
   std::atomic<bool> done_{false};
-  std::atomic<bool> told_{false};          // finished() has returned
-  std::atomic<std::thread::id> teller_{};  // the thread that calls it, or has called it
+  std::atomic<bool> told_{false};          // `finished()` has returned
+  std::atomic<std::thread::id> teller_{};  // the thread that calls `finished()`, or has called it
   Status status_;
   bool receives_ = false;
   size_t moved_ = 0;  // bytes streamed so far
@@ -65,49 +65,48 @@ struct Message {
 };
 
 /// The sends and receives of one rank. They are independent of the collectives, in order per pair and tag, and matched
-/// as they come.
-///
+/// as they arrive.
 /// A sender announces each message in an envelope. A small message travels in the envelope, and its send is done at
 /// once. A large one waits until the receiver has a matching receive and grants it; then the sender streams it through
 /// leased staging. The granted messages of a pair are streamed one by one, in the order of the grants, so none waits
 /// for a message without a receive. A receiver that holds too much unexpected data tells the sender that it is full;
-/// then the sender treats small messages like large ones. Ranks of one host do this in memory. Between hosts the port
-/// carries the same protocol, and transfers need no staging.
+/// then the sender treats small messages like large ones. Ranks of one host do this in shared memory. Between hosts the
+/// port carries the same protocol, and transfers need no staging.
 class Mailbox : public LeaseHolder {
  public:
   explicit Mailbox(Core& core);
   ~Mailbox() override;
 
-  /// These begin a message and do what can be done at once. The rest happens during waits, or on a pool thread.
+  /// These post a message and do the work that is possible at once. The rest happens during waits, or on a pool thread.
   void send(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
   void receive(const std::shared_ptr<Message>& message, Carrier carrier) EXCLUDES(mutex_);
-  /// send() in two halves: post() gives the message its place behind earlier ones; push() does what can be done at
-  /// once, and calls finished() of done messages.
+  /// `send()` in two halves: `post()` puts the message behind earlier ones; `push()` does the work that is possible at
+  /// once, and calls `finished()` of done messages.
   void post(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
   void push(Carrier carrier) EXCLUDES(mutex_);
-  /// The first half of receive(): gives the receive its place. Inside a message's finished() no push() need follow: the
-  /// caller of finished() continues with it.
+  /// The first half of `receive()`: posts the receive. Inside a message's `finished()` no `push()` need follow: the
+  /// caller of `finished()` does that work.
   void expect(const std::shared_ptr<Message>& message) EXCLUDES(mutex_);
-  /// Acts as if an empty message with this tag arrived from this peer now. For a message's finished().
+  /// Acts as if an empty message with this tag arrived from this peer now. For a message's `finished()`.
   void tell_of(int peer, int64_t tag) EXCLUDES(mutex_);
-  /// Drops unexpected messages with this tag. No rank sends more of them.
+  /// Drops unexpected messages with this tag. No rank may send more of them.
   void forget(int64_t tag) EXCLUDES(mutex_);
 
-  /// Drives all mail until the message is done and its finished() has returned. Returns the message's status. Returns
-  /// at once on the thread that runs this finished().
+  /// Progresses all mail until the message is done and its `finished()` has returned. Returns the message's status.
+  /// Returns at once on the thread that runs this `finished()`.
   Status wait(Message& message) EXCLUDES(mutex_);
 
-  /// Ends all open messages. From then on it accesses no memory of a peer.
+  /// Ends all open messages. Afterwards it accesses no memory of a peer.
   void close() EXCLUDES(mutex_);
 
-  /// Drives all mail until only standing receives are open, for at most this long.
+  /// Progresses all mail until only standing receives are open, for at most this long.
   void settle(std::chrono::milliseconds span) EXCLUDES(mutex_);
 
   /// The staging for a peer to which nothing is in flight.
   Span yield() override EXCLUDES(mutex_);
 
  private:
-  /// A message that came before its receive.
+  /// A message that arrived before its receive.
   struct Early {
     int peer;
     uint64_t number;
@@ -129,24 +128,24 @@ class Mailbox : public LeaseHolder {
     uint64_t streamed = 0;
     Span lease;
     size_t lease_wanted = 0;
-    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< how it is streamed; null before the first stream
+    std::unique_ptr<kernel::CachePolicyRecords> policies;  ///< cache policies; null before the first stream
     // in
     uint64_t kept = 0;  ///< bytes of unexpected data
-    bool full = false;  ///< has told the sender that it is full
+    bool full = false;  ///< the sender has been told that this rank is full
     uint64_t taken = 0;
     uint64_t granted = 0;
     std::deque<std::shared_ptr<Message>> arriving;  // granted, in that order
     uint64_t consumed = 0;
-    // of another host, by number
-    net::Taken there;                 ///< what it has told of
-    net::Taken told;                  ///< what it has been told of
-    std::map<uint64_t, Early> ahead;  ///< announcements that came before those in front of them
+    // for a rank of another host, by number
+    net::Taken there;                 ///< announcements that the peer has reported as read
+    net::Taken told;                  ///< announcements that this rank has reported as read
+    std::map<uint64_t, Early> ahead;  ///< announcements that arrived before earlier ones
     std::unordered_map<uint64_t, std::shared_ptr<Message>> transfers_out, transfers_in;
-    // of receives that stand
-    uint32_t untold = 0;  ///< that are done, and their finished() has not returned
+    // standing receives
+    uint32_t untold = 0;  ///< done ones whose `finished()` has not returned
   };
-  /// The role of a thread that drives the mail: it waits for a message, it is the attendant (which drives while no
-  /// thread waits), or neither.
+  /// The role of a thread that progresses the mail: it waits for a message, it is the attendant, which progresses the
+  /// mail while no thread waits, or neither.
   enum class Role { kPasserBy, kWaiter, kAttendant };
   struct Shift {
     Role role;
@@ -201,15 +200,15 @@ class Mailbox : public LeaseHolder {
   FailureState& failures_;
   Mutex mutex_;
   std::vector<Peer> peers_ GUARDED_BY(mutex_);
-  std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // everything not done
+  std::unordered_set<std::shared_ptr<Message>> open_ GUARDED_BY(mutex_);  // every message not done
   std::list<std::shared_ptr<Message>> receives_ GUARDED_BY(mutex_);       // not matched, in the order they were posted
   std::list<Early> early_ GUARDED_BY(mutex_);
   std::vector<std::deque<std::pair<std::shared_ptr<Message>, uint64_t>>> to_grant_ GUARDED_BY(mutex_);
-  std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);         // done, and nobody has been told
-  std::atomic<Clock::time_point> next_look_{Clock::now() + kWatchInterval};  // many short waits make a long time
+  std::deque<std::shared_ptr<Message>> finished_ GUARDED_BY(mutex_);         // done, `finished()` not called yet
+  std::atomic<Clock::time_point> next_look_{Clock::now() + kWatchInterval};  // many short waits add up
   int waiters_ GUARDED_BY(mutex_) = 0;
   bool attended_ GUARDED_BY(mutex_) = false;
-  int attendants_ GUARDED_BY(mutex_) = 0;  // threads that are it, will be, or have handed it over and are not gone
+  int attendants_ GUARDED_BY(mutex_) = 0;  // current, future and leaving attendants
   std::condition_variable waiters_gone_;
 };
 

@@ -1,4 +1,4 @@
-// Which thread drives the mail, and when; calls of finished(); the end of messages that do not come.
+// Chooses the thread that progresses the mail; calls `finished()`; ends messages that do not come.
 
 #include <algorithm>
 #include <map>
@@ -10,18 +10,18 @@
 namespace nvx {
 namespace {
 
-constexpr std::chrono::milliseconds kGlance{1};  // interval at which a lingering attendant looks for new messages
+constexpr std::chrono::milliseconds kGlance{1};  // interval at which a lingering attendant checks for new messages
 constexpr std::chrono::milliseconds kLinger{50};
 
 }  // namespace
 
-/// Whether wait() may return: finished() has returned, or this thread runs it and would wait for itself.
+/// Whether `wait()` may return: `finished()` has returned, or this thread runs it and would wait for itself.
 bool Mailbox::over(const Message& message) {
   return message.told_.load(std::memory_order_acquire) ||
          (message.done() && message.teller_.load(std::memory_order_relaxed) == std::this_thread::get_id());
 }
 
-/// One message at a time: a finished() that waits for another done message must find that one not yet delivered.
+/// One message at a time: a `finished()` that waits for another done message must find that one not yet delivered.
 void Mailbox::deliver(Shift& shift) {
   if (finished_.empty()) return;
   const Role role = shift.role;
@@ -45,20 +45,21 @@ void Mailbox::tell(Message& message, Shift& shift) {
   if (blocks) give_way(shift);
   call(message);
   if (members_.own_pad().header().mail_bell.flag.sleepers.load(std::memory_order_seq_cst) != 0) {
-    poke(members_.rank);  // other threads of this rank may wait for this one
+    poke(members_.rank);  // other threads of this rank may wait for this message
   }
 }
 
 void Mailbox::call(Message& message) {
   message.teller_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  if (const auto finished = std::move(message.finished)) {  // and release its captures
+  if (const auto finished = std::move(message.finished)) {  // moved, to release its captures
     contain("a message's finished", [&] { finished(message); });
   }
   message.may_block = nullptr;
   message.told_.store(true, std::memory_order_seq_cst);
 }
 
-/// This thread is about to run code that may take long, or wait for other mail. Another thread must drive meanwhile.
+/// This thread is about to run code that may take long, or wait for other mail. Another thread must progress the mail
+/// meanwhile.
 void Mailbox::give_way(Shift& shift) {
   MutexLock lock(mutex_);
   if (shift.role == Role::kWaiter) --waiters_;
@@ -72,7 +73,7 @@ void Mailbox::give_way(Shift& shift) {
   if (waiters_ == 0) waiters_gone_.notify_all();
 }
 
-/// The peer that a message waits for, and an unexpected message that came from there instead.
+/// The peer for which a message waits, and an unexpected message that came from there instead.
 std::string Mailbox::describe_wait(const Message& message) {
   const bool from_any = message.peer < 0;
   std::string words = from_any ? "any rank" : members_.topology.describe(message.peer);
@@ -86,8 +87,8 @@ std::string Mailbox::describe_wait(const Message& message) {
          std::to_string(other->tag) + ", which nobody here receives";
 }
 
-/// Ends messages that have become pointless or too late. The driving thread calls it once a watch interval, however
-/// much arrives meanwhile. The watch may run hooks, so no lock is held.
+/// Ends messages that can no longer complete or are late. The progressing thread calls it once per watch interval,
+/// however much arrives meanwhile. The watch may run hooks, so no lock is held.
 void Mailbox::check_times() {
   struct Look {
     std::optional<net::GroupPort::Fate> gone;
@@ -112,8 +113,8 @@ void Mailbox::check_times() {
     if (!late && !std::exchange(is_clear, true)) failures_.await_clarity();
     MutexLock lock(mutex_);
     move(Clock::now() + kWatchInterval);
-    if (!open_.contains(message)) continue;  // it came while we looked
-    if (!late && !failures_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // and this may be it
+    if (!open_.contains(message)) continue;                                                     // done during the look
+    if (!late && !failures_.failed() && peer >= 0 && peers_[size_t(peer)].untold != 0) return;  // it may be this one
     if (gone) (void)failures_.fail_by_fate(*gone);
     if (!late) failures_.alarm(local_rank, Clock::duration::zero());
     const Waited how = late && !failures_.failed() ? Waited::kTimedOut : Waited::kAlarmed;
@@ -125,8 +126,8 @@ void Mailbox::check_times() {
   }
 }
 
-/// One round: looks around if this thread, or any thread, has not done so for a while; moves what can be moved;
-/// delivers done messages. If there was nothing to do, sleeps until a peer pokes or the next look is due.
+/// One round: checks for failures and timeouts if no thread has done so for a while; moves as much as possible;
+/// delivers done messages. If there was nothing to do, sleeps until a peer pokes or the next check is due.
 void Mailbox::turn(Message* message, Shift& shift) {
   Flag& bell = members_.own_pad().header().mail_bell.flag;
   const Stamp seen = bell.value.load(std::memory_order_seq_cst);
@@ -171,7 +172,7 @@ Status Mailbox::wait(Message& message) {
     MutexLock lock(mutex_);
     ++waiters_;
   }
-  poke(members_.rank);  // wakes a sleeping attendant, which makes room
+  poke(members_.rank);  // wakes a sleeping attendant, which yields to this thread
   while (!over(message)) turn(&message, shift);
   MutexLock lock(mutex_);
   if (--waiters_ == 0 && !open_.empty()) waiters_gone_.notify_all();
@@ -189,7 +190,7 @@ void Mailbox::settle(std::chrono::milliseconds span) {
   while (!empty() && Clock::now() < end && !failures_.failed()) turn(nullptr, shift);
 }
 
-/// True if a thread has been found.
+/// True if there is an attendant.
 bool Mailbox::find_attendant() {
   if (attended_) return true;
   // The attendant keeps the group alive, even if a callback releases the last other reference.
@@ -198,7 +199,7 @@ bool Mailbox::find_attendant() {
   return attended_;
 }
 
-/// Lingers for a while when there is nothing to do, so that a stream of messages does not wake a thread for each one.
+/// Lingers for a while when there is nothing to do, so a stream of messages does not wake a thread for each one.
 void Mailbox::attend() {
   Shift shift{Role::kAttendant, Carrier::kPool};
   Clock::time_point idle_since = Clock::now();

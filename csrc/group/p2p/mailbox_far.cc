@@ -7,7 +7,7 @@
 namespace nvx {
 namespace {
 
-constexpr uint32_t kFarEnvelopes = 64;  // announcements that another host has not read
+constexpr uint32_t kFarEnvelopes = 64;  // the most announcements that another host has not read
 
 }  // namespace
 
@@ -114,7 +114,7 @@ void Mailbox::read_letter(net::GroupPort::MailMessage&& letter) {
   }
 }
 
-/// The fate of a rank of another host, or of any (-1). Asks these ranks for a sign of life.
+/// The fate of a rank of another host, or of any (-1). Requests a sign of life from these ranks.
 std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
   if (!core_.port) return std::nullopt;
   MutexLock lock(core_.port->mutex());
@@ -129,7 +129,7 @@ std::optional<net::GroupPort::Fate> Mailbox::fate(int peer) {
     if (fate) left = fate;
     somebody |= !fate;
   }
-  return somebody ? std::nullopt : left;  // ranks that left in good order count when no other can send
+  return somebody ? std::nullopt : left;  // cache policies; null before the first stream
 }
 
 }  // namespace nvx

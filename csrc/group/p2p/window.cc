@@ -18,7 +18,7 @@ std::shared_ptr<Window> Window::open(const Parts& group, const std::optional<Mem
   const std::shared_ptr<Window> window(new Window(group, mine));
   window->meet(group, mine.has_value());
   for (int rank = 0; rank < window->members_.size(); ++rank) window->expect_note(rank);
-  group.mail.push(Carrier::kPool);  // for notes that have come already
+  group.mail.push(Carrier::kPool);  // for notes that have arrived already
   return window;
 }
 
@@ -111,7 +111,7 @@ std::shared_ptr<Message> Window::receive_from(int rank, Channel channel, const c
   return message;
 }
 
-/// Notes are followed in order: the next one is read when this one has been followed.
+/// Executes notes in order: posts the receive of the next note after this one has been executed.
 void Window::expect_note(int rank) {
   const std::shared_ptr<Message> message = note_to(rank, {}, "window");
   message->stands = true;
@@ -152,7 +152,7 @@ void Window::follow(int rank, const Note& note) {
   (void)core_.failures.fail({.code = Code::kMismatch, .cause = cause, .context = "in a window"});
 }
 
-/// The end of a rank comes after all its writes. A rank that has received all ends has no standing receive left.
+/// The end note of a rank comes after all its writes. A rank that has received all ends has no standing receive left.
 Status Window::close() {
   std::vector<std::shared_ptr<Message>> ends;
   for (int rank = 0; rank < members_.size(); ++rank) {

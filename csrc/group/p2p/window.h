@@ -13,15 +13,15 @@ namespace nvx {
 /// Memory of every rank of a group that the others write to and signal. The owner need not call anything.
 ///
 /// A window uses the group's mail, so it works for any memory, within a host and between hosts, and no peer maps it. A
-/// write is a note and its data, which the owner's mailbox puts into place; a signal is a note, and the end is one.
-/// Each rank has a standing receive for the next note of each peer, and follows a note before it looks at the next. So
-/// a signal arrives when all earlier writes of its sender are in place. A wait for a signal is a wait for a message.
+/// write is a note and its data, which the owner's mailbox writes to the window; a signal is a note, and so is the end.
+/// Each rank has a standing receive for the next note of each peer, and executes a note before it receives the next. So
+/// a signal arrives after all earlier writes of its sender are in place. A wait for a signal is a wait for a message.
 ///
-/// Open for as long as its group, unless it is closed. The standing receives keep it alive, since peers write without
+/// Open as long as its group, unless it is closed. The standing receives keep it alive, since peers write without
 /// asking. It must not be called after the group has gone.
 class Window : public std::enable_shared_from_this<Window> {
  public:
-  /// The share of one rank, as the others know it. type: ranks compare it; only the opener interprets it.
+  /// The memory of one rank, as the others know it. `type`: ranks compare it; only the opener interprets it.
   struct Share {
     uint64_t elements = 0;
     uint32_t element_bytes = 1;
@@ -30,25 +30,25 @@ class Window : public std::enable_shared_from_this<Window> {
   struct Memory {
     std::byte* data = nullptr;
     Share share;
-    std::shared_ptr<const void> owner;  ///< released when no peer writes there any more
+    std::shared_ptr<const void> owner;  ///< released when no peer writes to `data` any more
   };
 
-  /// The parts of a group that a window uses. execute(): runs a collective; called only while the window is opened.
+  /// The parts of a group that a window uses. `execute`: runs a collective; called only while the window is opened.
   struct Parts {
     Core& core;
     Mailbox& mail;
     std::function<Status(Operation&)> execute;
   };
 
-  /// All ranks of the group call it. A rank without memory to offer calls it too, so that no rank waits for it: then no
-  /// rank gets a window, and this throws Error(kInvalid) that names the ranks without memory.
+  /// All ranks of the group call it. A rank without memory to offer calls it too, so that no rank waits for it. Then no
+  /// rank gets a window: this throws Error(kInvalid), which names the ranks without memory.
   static std::shared_ptr<Window> open(const Parts& group, const std::optional<Memory>& mine);
   /// All ranks call it. Returns when all writes to this rank are in place and no more can come.
   Status close();
 
   const Share& share(int rank) const { return shares_[size_t(rank)]; }
 
-  /// These make messages: the caller sends the first two and receives the last one. They throw Error(kInvalid). The
+  /// These create messages: the caller sends the first two and receives the last one. They throw Error(kInvalid). The
   /// data must stay valid until the message is done.
   std::shared_ptr<Message> put(int rank, uint64_t offset, const std::byte* data, uint64_t elements) const;
   std::shared_ptr<Message> signal(int rank) const;
