@@ -55,7 +55,7 @@ class Group : public std::enable_shared_from_this<Group> {
   /// stays usable.
   Status monitored_barrier(std::chrono::milliseconds timeout, bool name_all);
   Mailbox& mail() { return *mailbox_; }
-  /// See `Window::open`.
+  /// See `Window::open()`.
   std::shared_ptr<Window> open_window(const std::optional<Window::Memory>& mine);
 
   /// Numbers an operation when it is issued, in the order of the program.
@@ -85,7 +85,7 @@ class Group : public std::enable_shared_from_this<Group> {
   /// this group it refuses later calls and ends the operation; the rank leaves when the operation has ended.
   void leave();
 
-  // The failure of the group; see FailureState.
+  // The failure of the group; see `FailureState`.
   bool forked() const { return core_->failures.forked(); }
   bool failed() const { return core_->failures.failed(); }
   bool closed() const { return core_->failures.closed(); }

@@ -45,7 +45,7 @@ class Diagnosis {
  public:
   /// `name`: "rank 3"; `describe`: "rank 3 (pid 4711, host a01)".
   Diagnosis(std::string group, int rank, RankNames name, RankNames describe);
-  /// The members must outlive this.
+  /// `members` must outlive this object.
   explicit Diagnosis(const Members& members);
 
   /// "rank 3 (pid 4711, host a01)", for this rank.

@@ -67,7 +67,7 @@ class FailureState final : public Watch {
   /// on the others. A report about a rank of this host may become more exact within a moment; this waits up to
   /// `clarity` for that.
   bool told(Clock::duration clarity = kClarity);
-  /// Only the wait. For callers that fail the group later, with a lock held and no clarity.
+  /// Only the wait of `told()`. For callers that fail the group later, with a lock held and no clarity.
   void await_clarity() const;
   /// Fails the group if a rank of this host has reported a failure.
   bool fail_as_told();

@@ -36,7 +36,7 @@ class Poller : public std::enable_shared_from_this<Poller> {
   const std::function<Seen()> look_;
   const Pace pace_;
   Mutex mutex_;
-  bool polling_ GUARDED_BY(mutex_) = false;  // a job of the pool polls
+  bool polling_ GUARDED_BY(mutex_) = false;  // a pool thread polls
   bool woken_ GUARDED_BY(mutex_) = false;    // since the last poll began
 };
 

@@ -23,7 +23,7 @@ bool may_run(const DeviceSide& kernels) {
   return kernels.may_be_replayed() && !Engine::here().stopping();
 }
 
-/// A participant of an exchange under this prefix: rank of ranks.
+/// A participant of an exchange under this prefix.
 struct Speaker {
   std::string prefix;
   int rank, ranks;

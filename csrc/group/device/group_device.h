@@ -56,7 +56,7 @@ class GroupDevice {
   bool is_quiet() const;
   /// The algorithm with which kernels carry out an operation.
   const char* kernel_for(const Operation& operation) const;
-  /// The state of the ranks' pools; empty where there are none.
+  /// The state of the ranks' pools; empty if there are none.
   std::optional<PoolStats> pool_stats() const;
 
   /// Called by a failed group: ends the operations in flight here. Any thread may call it, at any time.

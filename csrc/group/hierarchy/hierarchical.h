@@ -111,7 +111,7 @@ class Hierarchical final : private Driver {
 
   /// A step inside the host. It combines with the operator of the call's terms.
   Status stage(Call& call, Stage stage);
-  /// This rank's input as a term: scaled into `room` where the operation scales, `in` otherwise.
+  /// This rank's input as a term: scaled into `room` if the operation scales, otherwise `in`.
   const std::byte* own_term(Call& call, const std::byte* in, size_t bytes, std::byte* room);
   /// For an average: divides the sum over all hosts.
   void divide(const Call& call, std::byte* data, size_t bytes) const;
@@ -139,7 +139,7 @@ class Hierarchical final : private Driver {
   PeerSet leaders_with(int root) const;  ///< the root on its host, leaders on the others
   PeerSet rail(size_t local_rank) const;
   PeerSet others_of(int root) const;
-  int rank_at(size_t host, size_t local_rank) const;  ///< -1 if the host has no such local_rank
+  int rank_at(size_t host, size_t local_rank) const;  ///< -1 if the host has no such `local_rank`
   size_t local_ranks() const { return size_t(members_.local_ranks()); }
   size_t local_rank() const { return size_t(members_.local_rank()); }
   size_t rails() const { return members_.facts.rails; }

@@ -32,8 +32,8 @@ struct Members {
   PlanFacts facts;
   std::shared_ptr<Neighbours> neighbours;
   Span pad_span;                                  ///< of this rank, in its process's arena
-  std::vector<std::shared_ptr<Neighbour>> peers;  ///< by local_rank; null for ranks of this process
-  std::vector<kernel::PeerMemory> memory;         ///< by local_rank
+  std::vector<std::shared_ptr<Neighbour>> peers;  ///< by `local_rank`; null for ranks of this process
+  std::vector<kernel::PeerMemory> memory;         ///< by `local_rank`
 
   /// A key in the store that only the ranks of this set-up use.
   std::string key(const std::string& what) const;

@@ -46,7 +46,7 @@ struct FieldValue {
 };
 static_assert(sizeof(FieldValue) == 40 && offsetof(FieldValue, value) == 32);
 
-/// The functions, under the names of their exports.
+/// The functions, by their exported names.
 struct Api {
   Result (*nvmlInit_v2)();
   Result (*nvmlShutdown)();

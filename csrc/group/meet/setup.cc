@@ -209,8 +209,8 @@ void SetUp::check_local_ranks() {
   }
 }
 
-/// The source addresses of connections from ranks on other hosts. Ranks of the same machine (hosts by NVX_HOST_ID) may
-/// connect over its loopback interface.
+/// The source addresses of connections from ranks on other hosts. Ranks of the same machine (hosts by `NVX_HOST_ID`)
+/// may connect over its loopback interface.
 std::vector<AddressPrefix> SetUp::sources() const {
   std::vector<AddressPrefix> sources;
   const std::vector<Hello>& hellos = members_.topology.ranks;

@@ -22,11 +22,11 @@ class SetUp {
     Members members;
     std::unique_ptr<net::GroupPort> port;  ///< connected to the other hosts; null if there are none
     /// Lives until this rank leaves the group or fails it. While it lives, the process knows the peers that it met in
-    /// the group; see Neighbours::meet.
+    /// the group; see `Neighbours::meet()`.
     std::shared_ptr<bool> standing;
   };
 
-  /// The options must outlive it.
+  /// `store` and `options` must outlive it.
   SetUp(Store& store, const GroupOptions& options) : store_(store), options_(options), meeting_(store, options) {}
 
   /// Returns when all ranks have mapped each other. Throws Error after `give_up()`.

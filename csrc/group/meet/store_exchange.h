@@ -24,7 +24,7 @@ class StoreExchange : public Exchange {
     std::chrono::milliseconds timeout{60'000};  ///< for each round
     /// The names of ranks in errors.
     RankNames name = of_rank;
-    /// Called now and then while this rank waits for that one; throws Error if the wait has become pointless.
+    /// Called repeatedly while this rank waits for `rank`; throws Error if the wait has become pointless.
     std::function<void(int rank)> watch = [](int) {};
   };
 

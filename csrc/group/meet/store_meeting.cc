@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kHellos = "table";
 constexpr const char* kSize = "size";             // of the group, as written by rank 0
 constexpr std::chrono::seconds kBetweenLooks{2};  // between reads of the store if another rank reads for this one
-constexpr int64_t kMostDoubles = 8;               // set-ups of duplicates that are told
+constexpr int64_t kMostDoubles = 8;               // set-ups of duplicate processes that get a note
 std::string hello_of(int rank) { return std::to_string(rank); }
 std::string claim_of(int64_t pid, const std::string& host) { return "pid " + std::to_string(pid) + " on host " + host; }
 std::string generation_of(int rank) { return "nvx/generation/" + std::to_string(rank); }

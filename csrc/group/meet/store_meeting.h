@@ -40,7 +40,7 @@ class StoreMeeting {
 
   /// The values that this rank reads for the others of its host; null if it does not. Its doorway hands them out.
   Handout* handout() { return handout_.get(); }
-  /// After the last fetch().
+  /// Call after the last `fetch()`.
   void stop_sharing();
 
   /// Throws if a rank of any host has given up this set-up.

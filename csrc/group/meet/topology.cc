@@ -22,7 +22,7 @@
 namespace nvx {
 namespace {
 
-/// Ranks share a host when they share a kernel and a network namespace, or say so.
+/// Ranks with one `NVX_HOST_ID` share a host; without it, ranks that share a kernel and a network namespace.
 uint64_t host_hash(const std::string& said) {
   if (!said.empty()) return Hash().add(said).value();
   struct stat net {};

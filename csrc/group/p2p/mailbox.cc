@@ -148,7 +148,7 @@ void Mailbox::set_going(Carrier carrier) {
   deliver(shift);
 }
 
-/// For a forked child, in which a thread of the parent may hold the lock for ever.
+/// For a forked child, in which a thread of the parent may hold the lock, and never release it.
 void Mailbox::refuse(Message& message) {
   message.status_ = failures_.check_alive();
   message.done_.store(true, std::memory_order_release);

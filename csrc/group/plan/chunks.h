@@ -6,8 +6,8 @@
 #include "group/plan/operation.h"
 #include "group/plan/plan.h"
 
-/// Large operations on memory that ranks do not share, such as a device's, go in chunks: while the ranks are at one
-/// chunk, the next is copied to shared memory and the one before is copied back. A chunk is an operation of its own on
+/// Large operations on memory that ranks do not share, such as a device's, go in chunks: the ranks exchange one chunk
+/// while the next is copied to shared memory and the one before is copied back. A chunk is an operation of its own on
 /// the same slice of every piece. Its result has the same bits as that part of the whole operation.
 namespace nvx {
 

@@ -19,10 +19,10 @@ enum class Route : uint8_t {
 /// `may_be_proxied()` says that the answer matters.
 struct RouteFacts {
   bool on_device = false;        ///< the tensors are in the memory of an accelerator
-  bool delegate_serves = false;  ///< NVX_DELEGATE names this collective, and the ranks have that backend for it
+  bool delegate_serves = false;  ///< `NVX_DELEGATE` names this collective, and the ranks have that backend for it
   bool kernels_serve = false;    ///< the ranks have agreed that kernels serve this device
   bool is_large = false;         ///< the result of `goes_in_chunks()`
-  bool delegate_named = false;   ///< NVX_DELEGATE names anything
+  bool delegate_named = false;   ///< `NVX_DELEGATE` names anything
   bool proxies_serve = false;    ///< the ranks have agreed that kernels serve the ranks of each host, for proxies
 };
 
