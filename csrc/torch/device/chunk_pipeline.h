@@ -9,19 +9,19 @@
 
 namespace nvx {
 
-/// Carries out one large collective of a device's tensors, in chunks that follow each other through a few slots of host
-/// memory: while the group is at one chunk, the next ones come down and the last one goes back up. The operation names
-/// the device's memory, which must stay until run() has returned and its stream has come past.
+/// Runs one large collective of a device's tensors in chunks, through a few slots of host memory. While the group
+/// processes one chunk, the next ones are copied to the host and the previous one is copied back. The operation points
+/// to device memory, which must stay allocated until run() has returned and the stream has passed the operation.
 class ChunkPipeline {
  public:
-  /// The first chunks set out, behind what the stream to the host has been given so far.
+  /// Begins to copy the first chunks, after all work already enqueued on the stream to the host.
   ChunkPipeline(const Operation& operation, int rank, const PlanFacts& facts, const CommStreams& streams);
-  /// Runs all chunks on this thread, which holds the group's lane. The first failure ends it, and no later chunk is
-  /// written back.
+  /// Runs all chunks on this thread, which holds the group's lane. The first failure ends the run, and no later chunk
+  /// is copied back.
   Status run(Group& group, const Operation& operation, Carrier carrier);
 
  private:
-  static constexpr size_t kSlots = 3;  ///< one chunk comes down, the group is at one, one goes back up
+  static constexpr size_t kSlots = 3;  ///< one chunk is copied to the host, one is in the group, one is copied back
 
   /// A chunk, in host memory.
   struct Slot {
@@ -36,7 +36,7 @@ class ChunkPipeline {
   const int rank_;
   const Cut cut_;
   Whole whole_;
-  at::Tensor memory_;  // that of all slots
+  at::Tensor memory_;  // of all slots
   std::array<std::unique_ptr<Slot>, kSlots> slots_;
   size_t brought_ = 0;
 };

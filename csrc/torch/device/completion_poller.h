@@ -11,14 +11,14 @@
 
 namespace nvx {
 
-/// Works that have ended, while their results are still on their way. When these have arrived, hooks are told.
-/// Results arrive in the order of their stream, so a look is at the first work of each stream, and at all whose results
-/// several streams bring.
+/// Works that have ended but whose results have not arrived yet. Calls their hooks when the results have arrived. The
+/// results of one stream arrive in its order, so each poll looks at the first work of each stream, and at all works
+/// whose results come on several streams.
 class CompletionPoller {
  public:
   static CompletionPoller& here();
 
-  /// False if no thread could be had that looks after it: then the caller tells the hooks at once.
+  /// Returns false if no thread is available to poll; the caller then calls the hooks at once.
   bool add(c10::intrusive_ptr<NvxWork> work) EXCLUDES(mutex_);
 
  private:

@@ -18,8 +18,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFarewell{5000};  // what is in flight gets so long to end when this rank leaves
-constexpr milliseconds kWord{5000};  // the barrier gets so long to name who did not come, when the device's time is up
+constexpr milliseconds kFarewell{5000};  // how long the collectives in flight may take to end when this rank leaves
+constexpr milliseconds kWord{5000};  // how long the barrier may take to name missing ranks after the device's timeout
 
 bool is_captured(at::Device device) {
   constexpr bool kTorchTells = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
@@ -48,7 +48,7 @@ class Delegate::HostBarrier final : public Task {
                   outcome_ = group_->fail({Code::kSystem, error ? error->what() : "meeting the other ranks failed"});
                 });
   }
-  /// Once it is done.
+  /// Valid once the barrier is done.
   const Status& outcome() const { return outcome_; }
 
  private:
@@ -62,14 +62,14 @@ Delegate::Delegate(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store>
 
 Delegate::~Delegate() {
   if (origin_.elsewhere()) {
-    new auto(std::move(backend_));  // its threads are the parent's ...
-    new auto(std::move(flights_));  // ... and so are events
+    new auto(std::move(backend_));  // its threads exist only in the parent ...
+    new auto(std::move(flights_));  // ... and so do its events
     return;
   }
   contain("leaving a delegate", [&] { part(); });
 }
 
-/// All ranks capture a call, or none does: so all of them delegate it, or none.
+/// All ranks capture a call, or none does, so all ranks decide alike.
 bool Delegate::agree_to_serve(const TensorOperation& c, size_t bytes) {
   const Operation& o = c.operation;
   if (why_not_handed_over({o.collective, o.dtype, o.op, bytes}, config().delegate)) return false;
@@ -102,7 +102,7 @@ bool Delegate::ask(at::Device device) {
     backend_ = setup.agree();
     why_not = setup.why_not();
   } catch (const Error& error) {
-    // A rank that did not hear the others, or was not heard, does not know what they do now.
+    // A rank that did not receive the others' answers, or whose answer they did not receive, cannot know their state.
     (void)fail(met_in(error.failure(), "while the ranks agreed on what to hand over"));
     raise(group_->failure());
   }
@@ -110,7 +110,7 @@ bool Delegate::ask(at::Device device) {
   return backend_ != nullptr;
 }
 
-/// Said once a group, for all its ranks. As the user has asked for a delegate, that there is none is a warning.
+/// Logged once a group, by rank 0. The user asked for a delegate, so its absence is a warning.
 void Delegate::say(const std::string& why_not) const {
   if (why_not.empty()) {
     NVX_LOG(kInfo, "group %s: collectives that NVX_DELEGATE names are handed over to %s, on %s of this rank",
@@ -140,7 +140,7 @@ Status Delegate::begin(TensorOperation& c, const c10::Stream& stream) {
                     fail({Code::kSystem, backend_->getBackendName() + " did not take " + flight->what + " of group " +
                                              group_->name() + " on " + self() + ": " + words_of(error)});
               });
-  if (group_->failed()) call_off();  // a failure of just now has not seen it
+  if (group_->failed()) call_off();  // call_off() of a failure that came during the call did not see this collective
   return status;
 }
 
@@ -175,8 +175,8 @@ bool Delegate::clear() {
   return flights_.empty();
 }
 
-/// A failure of one of the two groups fails both of them, and what is in flight. So does a device that gives no answer,
-/// as nobody could say any more when anything on it has ended.
+/// A failure of one of the two groups fails both, and aborts the collectives in flight. An error of the device when it
+/// is queried does the same, because the end of its work can no longer be detected.
 Status Delegate::look_at_flights() {
   Status now;
   contain_and([&] { now = look(); },
@@ -199,7 +199,7 @@ Status Delegate::look() {
   return look_at_first();
 }
 
-/// The device works at one of them at a time: at the first.
+/// The device runs the collectives in order, so only the first one can have begun without having ended.
 Status Delegate::look_at_first() {
   MutexLock lock(mutex_);
   if (flights_.empty()) return {};
@@ -212,7 +212,7 @@ Status Delegate::look_at_first() {
   const bool may_name_a_rank = !first->barrier->done() && !first->deadline.passed(Clock::now() - kWord);
   const bool late = first->seen && first->deadline.passed(Clock::now()) && !may_name_a_rank;
   lock.unlock();
-  if (called_off_) return group_->failure();  // whatever the backend says now comes of that
+  if (called_off_) return group_->failure();  // the abort causes the backend's errors from here on
   const std::string where = " of group " + group_->name() + " on " + self();
   if (backend_->getError() != c10d::ErrorType::SUCCESS)
     return {Code::kSystem, "nvx: " + backend_->getBackendName() + " says that " + first->what + where + " has failed"};

@@ -20,8 +20,8 @@ constexpr TorchOp kTorchOps[] = {
     {ReduceOp::kProduct, c10d::ReduceOp::PRODUCT},
 };
 
-/// Data that is only moved goes as bytes. What is reduced has its own type, one that group/plan/delegate_plan.cc lets
-/// pass.
+/// Collectives that only move data use bytes. Reductions use the type itself; `group/plan/delegate_plan.cc` admits only
+/// types that the backend supports.
 at::ScalarType torch_type_of(const Operation& o) {
   if (!reduces(o.collective)) return at::kByte;
   const std::optional<at::ScalarType> type = torch_type_of(o.dtype);
@@ -36,7 +36,7 @@ c10d::ReduceOp torch_op_of(const Operation& o) {
   TORCH_CHECK(false, "nvx hands no ", name(o.op), " over");
 }
 
-/// Whether the pieces are one stretch of memory, cut evenly.
+/// Whether the pieces are contiguous and of equal size.
 bool is_even(const Pieces& pieces) {
   for (size_t p = 1; p < pieces.size(); ++p) {
     if (pieces[p].bytes != pieces[0].bytes || pieces[p].data != pieces[0].data + p * pieces[0].bytes) return false;
@@ -44,7 +44,7 @@ bool is_even(const Pieces& pieces) {
   return true;
 }
 
-/// Shows memory as tensors of the operation's type. The caller of the operation keeps the memory.
+/// Wraps memory in tensors of the operation's type. They do not own the memory; the caller of the operation does.
 class Views {
  public:
   Views(const Operation& o, at::Device device) : options_(at::TensorOptions().device(device).dtype(torch_type_of(o))) {}
@@ -129,7 +129,7 @@ c10::intrusive_ptr<c10d::Work> call(c10d::Backend& backend, const Operation& o, 
 
 }  // namespace
 
-/// The host does not wait for the work that the backend may return: wait() has the current stream do so.
+/// Does not block the host: wait() on the work that the backend may return makes the current stream wait.
 void call_delegate(c10d::Backend& backend, const Operation& operation, at::Device device) {
   const auto work = call(backend, operation, Views(operation, device));
   if (work) work->wait();

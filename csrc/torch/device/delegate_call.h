@@ -6,7 +6,8 @@
 
 namespace nvx {
 
-/// Has a backend carry an operation out on the current stream, synchronously as torch calls it. Throws what that does.
+/// Runs an operation on a backend, on the current stream. The call is synchronous in torch's sense. Throws the
+/// backend's errors.
 void call_delegate(c10d::Backend& backend, const Operation& operation, at::Device device);
 
 }  // namespace nvx

@@ -1,4 +1,4 @@
-// The delegate as Python makes it: nvx/delegate.py.
+// Makes the delegate in Python: `nvx/delegate.py`.
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -24,7 +24,7 @@ DelegateCard look_for_delegate(at::Device device) {
                                     .cast<std::pair<std::string, std::string>>();
     return {gpu, why_not};
   } catch (py::error_already_set& error) {
-    throw std::runtime_error(error.what());  // while Python is locked: its exception cannot leave this
+    throw std::runtime_error(error.what());  // with the GIL held: a Python exception must not leave this function
   }
 }
 

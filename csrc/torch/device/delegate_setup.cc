@@ -14,10 +14,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMoment{2000};  // for a backend's own end
-constexpr milliseconds kGlance{20};    // between two looks at what may have ended the connecting
-constexpr milliseconds kNews{200};     // between two questions to the store whether another rank cannot
-constexpr char kBorder = '\n';         // between the two texts of a card
+constexpr milliseconds kMoment{2000};  // for a backend's own abort or shutdown
+constexpr milliseconds kGlance{20};    // between two checks whether the connecting must end
+constexpr milliseconds kNews{200};     // between two queries of the store whether another rank cannot connect
+constexpr char kBorder = '\n';         // separates the two texts of a card
 constexpr const char* kCannotKey = "cannot";
 
 std::vector<std::byte> to_bytes(const std::string& text) {
@@ -25,7 +25,7 @@ std::vector<std::byte> to_bytes(const std::string& text) {
   return {begin, begin + text.size()};
 }
 
-/// What a peer has said, made fit for a sentence.
+/// A peer's text, shortened and made printable for a message.
 std::string text_of(std::string_view said) {
   constexpr size_t kMost = 400;
   return printable(std::string(said.substr(0, kMost)));
@@ -35,14 +35,14 @@ std::string_view view_of(const std::vector<std::byte>& said) {
   return {reinterpret_cast<const char*>(said.data()), said.size()};
 }
 
-/// A thread that waits in a store holds up all others that use the same connection to it: so this has one of its own.
+/// A thread that waits in a store blocks all other users of the same connection, so this one gets its own.
 c10::intrusive_ptr<c10d::Store> own(const c10::intrusive_ptr<c10d::Store>& store) {
   c10::intrusive_ptr<c10d::Store> clone;
-  contain_and([&] { clone = store->clone(); }, [](const std::exception*) {});  // not every store can
+  contain_and([&] { clone = store->clone(); }, [](const std::exception*) {});  // not every store supports clone()
   return clone ? clone : store;
 }
 
-/// As one line, so that it can become part of a sentence.
+/// The first line, so that it can become part of a sentence.
 std::string first_line(const char* text) {
   const std::string all = text;
   return all.substr(0, all.find('\n'));
@@ -70,7 +70,7 @@ void shut_delegate_down(const DelegateSetup::Backend& backend, milliseconds span
   end_apart("a delegate's goodbye", backend, span, &c10d::Backend::shutdown);
 }
 
-/// Makes and connects the backend, on a thread of its own. If that does not return, its owner may leave it to itself.
+/// Makes and connects the backend on its own thread. If that call hangs, the owner may abandon the thread.
 class DelegateSetup::Attempt {
  public:
   Attempt(c10::intrusive_ptr<c10d::Store> store, int rank, int size, at::Device device)
@@ -88,14 +88,14 @@ class DelegateSetup::Attempt {
           return true;
         }) {}
 
-  /// Whether it has ended well by the deadline. Throws what the thread threw.
+  /// Whether it has succeeded by the deadline. Throws the thread's exception.
   bool done(Clock::time_point until) { return running_.get(until).has_value(); }
-  /// Null until it is made.
+  /// Null until the backend exists.
   Backend backend() const {
     MutexLock lock(made_->mutex);
     return made_->backend;
   }
-  /// Ends what can be ended of it. A call that does not return is left to itself.
+  /// Aborts the backend as far as possible. A call that hangs keeps its thread.
   void call_off() const {
     MutexLock lock(made_->mutex);
     made_->unwanted = true;
@@ -151,7 +151,7 @@ DelegateSetup::Backend DelegateSetup::agree() {
     if (backend_) abort_delegate(backend_);
     throw;
   }
-  if (group_.rank() == 0) store_.remove(key(kCannotKey));  // all have heard
+  if (group_.rank() == 0) store_.remove(key(kCannotKey));  // all ranks have read it
   if (why_not_.empty()) return backend_;
   if (backend_) abort_delegate(backend_);
   return nullptr;
@@ -166,7 +166,7 @@ DelegateCard DelegateSetup::look() const {
   return card;
 }
 
-/// Pure: the same on all ranks.
+/// Depends only on the cards, so the result is the same on all ranks.
 std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>& cards) const {
   std::vector<std::string> gpus;
   for (size_t r = 0; r < cards.size(); ++r) {
@@ -183,7 +183,7 @@ std::string DelegateSetup::refusal_of(const std::vector<std::vector<std::byte>>&
   return "";
 }
 
-/// Pure, too. Who was called off knows no reason of its own.
+/// Depends only on its arguments, too. A rank whose connecting was aborted has no reason of its own to report.
 std::string DelegateSetup::refusal_of_connecting(const std::vector<std::vector<std::byte>>& said) const {
   std::string follower;
   for (size_t r = 0; r < said.size(); ++r) {

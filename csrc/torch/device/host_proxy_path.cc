@@ -76,20 +76,20 @@ Status HostProxyPath::begin(Call& call, const std::shared_ptr<Group>& group, Sta
         if (staging.capture() == 0) context_.hazards.expect(used, device.type())->set_out(staging.stream());
         if (status.ok()) op->queue_once();
       },
-      [&](const std::exception* error) {  // part of it may have been begun
+      [&](const std::exception* error) {  // part of the call may have begun
         contain("the end of a call", [&] { staging.close(used); });
         status = fail_silent(*group, device, call.kind.title + 4, error);
       });
   return status;
 }
 
-/// What throws here has no effect on the other ranks: an operation without a number they do not wait for.
+/// An exception here does not affect the other ranks: they do not wait for an operation without a number.
 HostProxyPath::Op HostProxyPath::prepare(TensorOperations&& collectives, const std::shared_ptr<Group>& group,
                                          StagingCopies& staging) {
   auto op = std::make_shared<ProxyOp>(group, std::move(collectives));
   if (staging.capture() == 0) op->expect(context_.pending, context_.listeners.of_failures());
   for (TensorOperation& c : op->collectives) {
-    c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or hear of it
+    c.operation.shape = Hash().add(c.operation.shape).add("proxied").value();  // all ranks proxy it, or get an error
     c.operation.timeout = group->span_of(c.operation.timeout);
     c.proxy = make(*group, *op, c.operation.collective, staging);
     c.operation.proxy = c.proxy.get();
@@ -120,13 +120,13 @@ std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel
 
 Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging) {
   const bool captured = staging.capture() != 0;
-  const auto forget = c10::make_scope_exit([&] {  // graphs keep the call, and their tensors by themselves
+  const auto forget = c10::make_scope_exit([&] {  // a graph keeps the call, and keeps its tensors by other means
     for (TensorOperation& c : op->collectives) {
       if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
     }
   });
   staging.start_clock();
-  // Where graphs may be replayed at any time, the order of what the host does is that in which the device comes to it.
+  // If graphs may be replayed at any time, the host must work in the order in which the device reaches the operations.
   if (captured || order_->has_graphs()) {
     const Status left = leave_to_stream(op, staging);
     if (!left.ok()) return captured ? left : group.fail_begun(left);
@@ -141,8 +141,8 @@ Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging)
   return {};
 }
 
-/// The host's part is queued when the device comes to the call, and so in the device's order, which replays have a
-/// place in. The operations of a graph are kept for ever: nothing tells when a graph is gone.
+/// The host's part is queued when the device reaches the call, and therefore in the device's order, which includes
+/// replays. The operations of a graph are never freed: no event tells that a graph was destroyed.
 Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging) {
   op->leave_to_stream();
   const auto once = [](void* kept) {
@@ -160,8 +160,8 @@ Status HostProxyPath::leave_to_stream(const Op& op, const StagingCopies& staging
   return {};
 }
 
-/// Has the host call this when the staging's stream comes to it, in each replay where that is captured: behind all that
-/// proxies were begun with before.
+/// Enqueues a host function on the staging's stream, after all earlier work of proxies. If that is captured, each
+/// replay calls it.
 Status HostProxyPath::call_host(const StagingCopies& staging, void (*what)(void*), void* with) {
   const BesideCaptures beside;
   const c10::StreamGuard on(staging.stream());
@@ -173,14 +173,14 @@ Status HostProxyPath::call_host(const StagingCopies& staging, void (*what)(void*
   return noted;
 }
 
-/// A synchronous barrier waits for its stream anyway. Here it learns why proxies do not end, which they do by their own
-/// timeouts.
+/// A synchronous barrier waits for its stream anyway. This reports why proxies do not end: their own timeouts fail
+/// them.
 void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
-  const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: none
+  const Deadline limit = Deadline::after(std::max(most, std::chrono::milliseconds(0)));  // 0: no deadline
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu()) continue;
     const auto over = [&] { return group->device().is_quiet() || !group->device().look().ok(); };
-    std::optional<Status> own;  // of the barrier's group; without one the barrier says that they are late
+    std::optional<Status> own;  // of the barrier's group; empty: not waited for, or timed out
     if (mode == Mode::kSync) own = wait_on_device(context_.group(), over, limit);
     raise_interrupt();
     const Status status = group->device().look();
@@ -190,7 +190,8 @@ void HostProxyPath::see_end(Mode mode, std::chrono::milliseconds most) {
   }
 }
 
-/// A caller that has waited for a proxy has not seen it end. Kernels that need no host get as long (DeviceSide::part).
+/// A caller that has waited for a proxy has not seen it end. Kernels that need no host get the same time
+/// (`DeviceSide::part`).
 void HostProxyPath::see_off(const Deadline& deadline) {
   for (const auto& group : context_.groups.all()) {
     if (group == context_.groups.of_cpu() || group->forked()) continue;

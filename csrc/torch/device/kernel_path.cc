@@ -82,7 +82,8 @@ c10::intrusive_ptr<c10d::Work> KernelPath::issue(CallContext& context, Call&& ca
   auto staging = context.on_device(call);
   const auto copies = [](const TensorOperation& c) { return !c.bring.empty() || !c.take_back.empty(); };
   const bool copied = std::any_of(call.collectives.begin(), call.collectives.end(), copies);
-  // No kernel copies what is not contiguous: that is done at the call's own place.
+  // Kernels need contiguous tensors. A call that needs copies is not postponed, because its copies belong at its own
+  // place in the stream.
   if (context.scopes.is_open() && !copied) return put_off(context, std::move(call), std::move(staging));
   auto closed = c10::make_scope_exit([&] { contain("the end of a call", [&] { staging->close(call.used()); }); });
   uint64_t ended_at = 0;
@@ -101,7 +102,7 @@ c10::intrusive_ptr<c10d::Work> KernelPath::issue_by(Delegate& delegate, CallCont
   return hand_back(context, call, begun, /*ended_at=*/0, std::move(staging));
 }
 
-/// What the caller gets for a call that has been begun, or a part of which has.
+/// Returns the work of a call that has begun, entirely or in part.
 c10::intrusive_ptr<c10d::Work> KernelPath::hand_back(CallContext& context, const Call& call, const Status& begun,
                                                      uint64_t ended_at, std::unique_ptr<StagingCopies> staging) {
   const bool async = call.mode == Mode::kAsync, heard = context.needs_work();
@@ -130,7 +131,7 @@ c10::intrusive_ptr<c10d::Work> KernelPath::hand_back(CallContext& context, const
 c10::intrusive_ptr<c10d::Work> KernelPath::put_off(CallContext& context, Call&& call,
                                                    std::unique_ptr<StagingCopies> staging) {
   SharedStreams::Claim claim = claim_stream(*staging);
-  staging->bring({});  // may throw, and then nothing has been numbered
+  staging->bring({});  // may throw; then no number has been assigned
   claim.keep();
   number(call.collectives);
   Tensors used = call.used();
@@ -150,7 +151,7 @@ void KernelPath::number(TensorOperations& collectives) {
 
 Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) {
   Works before;
-  const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
+  const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
   before = begin_what_waits();
   prepare(collectives, staging);
@@ -161,7 +162,7 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
     for (const TensorOperation& c : collectives) operations.push_back(&c.operation);
     NVX_TRY(group_->device().launch({operations.data(), operations.size()},
                                     launch_stream(staging.stream(), staging.capture())));
-    if (staging.capture() == 0) *ended_at = group_->device().launched();  // nobody else launches meanwhile
+    if (staging.capture() == 0) *ended_at = group_->device().launched();  // exact: the lock excludes other launches
     staging.take_back(loads_of(collectives, &TensorOperation::take_back));
     return {};
   } catch (const std::exception& error) {
@@ -172,7 +173,7 @@ Status KernelPath::launch(TensorOperations& collectives, StagingCopies& staging,
 Status KernelPath::launch_by(const std::function<Status()>& begin, TensorOperations& collectives,
                              StagingCopies& staging) {
   Works before;
-  const auto later = c10::make_scope_exit([&] { tell(before); });  // when the lock has been let go
+  const auto later = c10::make_scope_exit([&] { tell(before); });  // runs after the lock is released
   MutexLock lock(mutex_);
   before = begin_what_waits();
   prepare(collectives, staging);
@@ -182,7 +183,7 @@ Status KernelPath::launch_by(const std::function<Status()>& begin, TensorOperati
     const LaunchStream stream = launch_stream(staging.stream(), staging.capture());
     NVX_TRY(order_->follow(stream));
     const Status begun = begin();
-    const Status noted = order_->note(stream);  // also where it was refused
+    const Status noted = order_->note(stream);  // also if begin() failed
     NVX_TRY(begun);
     NVX_TRY(noted);
     staging.take_back(loads_of(collectives, &TensorOperation::take_back));
@@ -215,7 +216,7 @@ void KernelPath::put_off(c10::intrusive_ptr<LaunchedWork> work) {
     return n;
   };
   Works begun;
-  const auto later = c10::make_scope_exit([&] { tell(begun); });  // when the lock has been let go
+  const auto later = c10::make_scope_exit([&] { tell(begun); });  // runs after the lock is released
   MutexLock lock(mutex_);
   if (!put_off_.empty() && !alike(*put_off_.front(), *work)) begun = begin_what_waits();
   put_off_.push_back(std::move(work));
@@ -233,7 +234,7 @@ void KernelPath::catch_up() {
   tell(begun);
 }
 
-/// The caller tells the works when it has let go of the lock.
+/// The caller notifies the works after it has released the lock.
 KernelPath::Works KernelPath::begin_what_waits() {
   Works works = std::exchange(put_off_, {});
   behind_.store(false, std::memory_order_release);
@@ -256,7 +257,7 @@ KernelPath::Works KernelPath::begin_what_waits() {
       outcome = group_->device().launch({operations.data(), operations.size()},
                                         launch_stream(first.stream(), first.capture()));
     }
-  } catch (const std::exception& error) {  // part of it may have been begun
+  } catch (const std::exception& error) {  // part of the launch may have begun
     outcome = group_->fail(system_failure("launching kernels failed", error));
   }
   for (const auto& work : works) {

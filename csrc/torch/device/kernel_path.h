@@ -16,14 +16,13 @@
 
 namespace nvx {
 
-/// The type of device that nvx has kernels for. It is defined in a file of its own, as tests play kernels on another
-/// device.
+/// The device type of nvx's kernels. It has a file of its own, because tests simulate kernels on another device.
 at::DeviceType kernel_device();
 
-/// Raises that kernels of a group run on one device of each rank, served, and not on device.
+/// Raises that the group's kernels run on one device of each rank: on `served`, not on `device`.
 [[noreturn]] void refuse_other_device(const Group& group, at::Device served, at::Device device);
 
-/// Raises if this thread's current stream is in a capture, as devices are opened outside of those.
+/// Raises if this thread's current stream is in a capture: devices cannot be opened inside one.
 void refuse_to_open(const Group& group, at::Device device);
 
 class CallContext;
@@ -31,7 +30,7 @@ class Delegate;
 class LaunchedWork;
 struct Call;
 
-/// Carries out a group's collectives by kernels on streams, where all its ranks can have that.
+/// Runs a group's collectives by kernels on streams, if all its ranks can.
 class KernelPath : public std::enable_shared_from_this<KernelPath> {
  public:
   KernelPath(std::shared_ptr<Group> group, c10::intrusive_ptr<c10d::Store> store);
@@ -41,53 +40,55 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   /// of them. Raises if another device of this rank is served.
   bool agree_to_serve(at::Device device);
 
-  /// The same of the device of this number, as far as it is known without asking the other ranks.
+  /// The same for the device with this index, as far as this rank knows without asking the others.
   bool may_serve(c10::DeviceIndex device) const;
 
-  /// Begins a call. Null where a synchronous call needs no work.
+  /// Begins a call. Returns null if a synchronous call needs no work.
   c10::intrusive_ptr<c10d::Work> issue(CallContext& context, Call&& call) EXCLUDES(mutex_);
-  /// The same of a call that the delegate carries out, which takes its turn among kernels.
+  /// The same for a call that the delegate runs, in order with the kernels.
   c10::intrusive_ptr<c10d::Work> issue_by(Delegate& delegate, CallContext& context, Call&& call) EXCLUDES(mutex_);
 
-  /// Begins what was put off. Returns when that has been done, by this thread or by another.
+  /// Begins the postponed collectives. Returns when they have begun, on this thread or on another.
   void catch_up() EXCLUDES(mutex_);
   void catch_up_if_behind() EXCLUDES(mutex_) {
     if (behind_.load(std::memory_order_acquire)) catch_up();
   }
 
-  /// Notes that this thread's current stream waits for the collective of that number.
+  /// Notes that this thread's current stream waits for the collective with that number.
   void note_wait(const StagingCopies& staging, uint64_t number) const;
 
  private:
   friend class LaunchedWork;
-  /// Begins collectives on the stream of the staging, behind what was begun on other streams and what was put off. The
-  /// host waits for nothing. ended_at: gets the number that GroupDevice::ended_well() takes for these; it stays 0 in
-  /// captures, where nobody counts.
+  /// Launches collectives on the staging's stream, after earlier launches on other streams and after postponed ones.
+  /// The host does not wait. ended_at: receives the number that GroupDevice::ended_well() takes for these collectives.
+  /// It stays 0 in captures, whose launches are not counted.
   Status launch(TensorOperations& collectives, StagingCopies& staging, uint64_t* ended_at) EXCLUDES(mutex_);
-  /// The same, but begin() begins them. The stream is the current one meanwhile.
+  /// The same, but begin() launches them. The staging's stream is the current one meanwhile.
   Status launch_by(const std::function<Status()>& begin, TensorOperations& collectives, StagingCopies& staging)
       EXCLUDES(mutex_);
-  /// Calls of a coalescing scope share launches, as far as none depends on another. They are put off for that.
+  /// Postpones a call of a coalescing scope, so that independent calls share launches.
   c10::intrusive_ptr<c10d::Work> put_off(CallContext& context, Call&& call, std::unique_ptr<StagingCopies> staging)
       EXCLUDES(mutex_);
-  /// Keeps the work's collectives back, so that they share launches with those that are put off next. They must have
-  /// numbers, and their stream must have been claimed. They begin when they fill a launch, before anything else of the
-  /// group does, or in catch_up().
+  /// Postpones the work's collectives, so that they share launches with the next postponed ones. They must have
+  /// numbers, and their stream must have been claimed. They begin when they fill a launch, before any other work of the
+  /// group, or in catch_up().
   void put_off(c10::intrusive_ptr<LaunchedWork> work) EXCLUDES(mutex_);
-  /// Raises if what is called next would come, on this thread's current stream, behind another rank's part of the same
-  /// collective. Claim::keep() is to be called once it has begun.
+  /// Raises if the next call would run, on this thread's current stream, after another rank's part of the same
+  /// collective. Call Claim::keep() once the call has begun.
   [[nodiscard]] SharedStreams::Claim claim_stream(const StagingCopies& staging) const;
   c10::intrusive_ptr<c10d::Work> hand_back(CallContext& context, const Call& call, const Status& begun,
                                            uint64_t ended_at, std::unique_ptr<StagingCopies> staging);
   using Works = std::vector<c10::intrusive_ptr<LaunchedWork>>;
   using Operations = c10::SmallVector<const Operation*, kernel::kLaunchJobs>;
-  /// Begins what was put off, and returns the works, which are to be told when the mutex has been let go.
+  /// Launches the postponed collectives and returns their works. The caller notifies these after it has released the
+  /// mutex.
   Works begin_what_waits() REQUIRES(mutex_);
-  /// The copies to stand-ins and the numbers, before a launch. May throw, and then nothing has been numbered.
+  /// Enqueues the copies to stand-ins and assigns the numbers, before a launch. If it throws, no number has been
+  /// assigned.
   void prepare(TensorOperations& collectives, StagingCopies& staging) REQUIRES(mutex_);
-  /// Gives them their numbers, and the time that they have.
+  /// Assigns numbers and timeouts.
   void number(TensorOperations& collectives);
-  /// Fails the group, whose device threw `error` in a launch: part of it may have been begun.
+  /// Fails the group, whose device threw `error` in a launch: part of the launch may have begun.
   Status lose(const TensorOperations& collectives, const StagingCopies& staging, const std::exception* error);
   static void tell(const Works& begun);
   /// A step of all ranks: opens the device on all of them, or on none.
@@ -96,11 +97,11 @@ class KernelPath : public std::enable_shared_from_this<KernelPath> {
   const std::shared_ptr<Group> group_;
   const c10::intrusive_ptr<c10d::Store> store_;
   AskOnce served_;
-  std::shared_ptr<SharedStreams> shared_;  // set before served_ is answered
+  std::shared_ptr<SharedStreams> shared_;  // set before `served_` has an answer
   const std::shared_ptr<TorchStreamOrder> order_ = std::make_shared<TorchStreamOrder>();
-  Mutex mutex_;                       // held while operations are launched, as all ranks launch them in one order
+  Mutex mutex_;                       // held during launches, because all ranks launch in one order
   Works put_off_ GUARDED_BY(mutex_);  // all have the same stream, capture and timeout
-  std::atomic<bool> behind_{false};   // something is put off
+  std::atomic<bool> behind_{false};   // works are postponed
 };
 
 }  // namespace nvx

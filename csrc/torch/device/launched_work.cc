@@ -20,7 +20,8 @@ void LaunchedWork::put_off(TensorOperations collectives, std::vector<at::Tensor>
   path_->put_off(c10::intrusive_ptr<LaunchedWork>::reclaim_copy(this));
 }
 
-/// To be called even if beginning them failed, as part of it may have been begun.
+/// Call it even if the launch failed, because part of it may have begun. The release store makes `outcome_` and
+/// `ended_at_` visible to every thread that loads true from `closed_`.
 void LaunchedWork::close(const Status& outcome, uint64_t ended_at) {
   contain("the end of a call", [&] { staging_->close(used_); });
   outcome_ = outcome;
@@ -40,7 +41,7 @@ void LaunchedWork::catch_up() {
   without_python_lock([&] { path_->catch_up(); });
 }
 
-/// Without a timeout the host waits for nothing, and only a failure that is known already is raised.
+/// Without a timeout the host does not wait, and only a failure that is already known is raised.
 bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   catch_up();
   check();
@@ -54,12 +55,12 @@ bool LaunchedWork::wait(std::chrono::milliseconds timeout) {
   raise(status);
 }
 
-/// Nothing that fails later, or was called later, changes this.
+/// Later failures and later calls do not change the result.
 bool LaunchedWork::has_ended_well() const {
   return outcome_.ok() && ended_at_ != 0 && group_->device().ended_well(ended_at_);
 }
 
-/// Waits until it has ended on the device, or has failed.
+/// Waits until the collectives have ended on the device, or have failed.
 Status LaunchedWork::wait_there(std::chrono::milliseconds timeout) {
   const std::optional<Status> end = wait_on_device(
       *group_, [this] { return is_there(); }, Deadline::after(timeout));
@@ -76,7 +77,7 @@ std::exception_ptr LaunchedWork::exception() const {
   return status.ok() ? nullptr : exception_of(status);
 }
 
-/// A kernel's failure comes when the work is over as torch sees it.
+/// A kernel may fail after torch considers the work complete.
 Status LaunchedWork::failure() const {
   if (NvxWork::exception()) return NvxWork::failure();
   if (!closed_.load(std::memory_order_acquire)) return {};

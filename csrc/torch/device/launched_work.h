@@ -10,20 +10,20 @@
 
 namespace nvx {
 
-/// Collectives that kernels, or a delegate, carry out. The work has ended when they have been begun, or captured, and
-/// wait() has the caller's stream wait for them.
+/// The work of collectives that kernels or a delegate run. The work ends when they have been launched or captured, and
+/// wait() makes the caller's stream wait for them.
 class LaunchedWork final : public NvxWork {
  public:
   LaunchedWork(std::shared_ptr<KernelPath> path, std::shared_ptr<Group> group, Facts facts,
                std::vector<at::Tensor> outputs, const std::optional<std::vector<at::Tensor>>& recorded,
                std::unique_ptr<StagingCopies> staging);
-  /// For collectives that have been begun. ended_at: from KernelPath::launch(). Not in the constructor, because hooks
-  /// keep the work until they have been told.
+  /// For collectives that have been launched. ended_at: from KernelPath::launch(). Not in the constructor, because
+  /// hooks hold a reference until they have run.
   void begin(uint64_t ended_at) {
     ended_at_ = ended_at;
     end({}, Hooks::kWhenThere);
   }
-  /// For collectives that are put off: any question to this work has them begun. used: all their tensors.
+  /// For postponed collectives: any query of this work launches them. used: all their tensors.
   void put_off(TensorOperations collectives, std::vector<at::Tensor> used);
 
   bool wait(std::chrono::milliseconds timeout) override;
@@ -44,11 +44,11 @@ class LaunchedWork final : public NvxWork {
 
   const std::shared_ptr<KernelPath> path_;
   const std::shared_ptr<Group> group_;
-  TensorOperations collectives_;  // what was put off; this and used_ belong to the path until it has begun them
+  TensorOperations collectives_;  // postponed; the path owns this and `used_` until it has launched them
   std::vector<at::Tensor> used_;
-  Status outcome_;                  // this and ended_at_ are written before closed_
+  Status outcome_;                  // this and ended_at_ are visible to a thread that loads true from closed_
   uint64_t ended_at_ = 0;           // as for KernelPath::launch()
-  std::atomic<bool> closed_{true};  // the collectives have been begun, or could not be
+  std::atomic<bool> closed_{true};  // the collectives have been launched, or the launch failed
 };
 
 }  // namespace nvx

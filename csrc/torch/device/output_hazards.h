@@ -11,21 +11,22 @@
 
 namespace nvx {
 
-/// Memory that pending results will be written to, or that a delegated collective uses. Operations that touch it before
-/// anybody waited are ordered behind, as on one stream.
+/// Memory that pending results will be written to, or that a delegated collective uses. An operation that touches it
+/// before the caller has waited is ordered after that write or use, as on one stream.
 class OutputHazards {
  public:
   /// The results of one operation, and the memory that they will be written to.
   class Expected {
    public:
     Expected(const std::vector<at::Tensor>& outputs, c10::DeviceType device);
-    /// The stream has been given all that brings them; or as much of it as it will get, if the operation has failed.
+    /// The work that produces the results is on the stream; if the operation has failed, as much of it as will ever be.
     void set_out(const c10::Stream& stream);
     /// Whether they have arrived.
     bool is_over();
-    /// Has the stream wait for them. False, and it does not, if they have not set out.
+    /// Makes the stream wait for the results. Returns false, without a wait, if the work that produces them is not on
+    /// its stream yet.
     bool hold_back(const c10::Stream& stream);
-    /// Whether some will be written to memory of these tensors.
+    /// Whether some results will be written to memory of these tensors.
     bool meets(const std::vector<at::Tensor>& tensors) const;
 
    private:
@@ -36,15 +37,15 @@ class OutputHazards {
     static std::vector<Range> ranges_of(const std::vector<at::Tensor>& tensors);
 
     const std::vector<Range> ranges_;
-    c10::Event there_;  // recorded before is_out_ is set
+    c10::Event there_;  // recorded before `is_out_` is set, so a thread that loads true finds it recorded
     std::atomic<bool> is_out_{false};
   };
 
   std::shared_ptr<Expected> expect(const std::vector<at::Tensor>& outputs, c10::DeviceType device) EXCLUDES(mutex_);
-  /// Whether some will be written to memory of these tensors.
+  /// Whether some results will be written to memory of these tensors.
   bool awaited_in(const std::vector<at::Tensor>& tensors) EXCLUDES(mutex_);
-  /// Has the stream wait for those that will be written to memory of these tensors. False if some have not set out, so
-  /// that it does not wait for them.
+  /// Makes the stream wait for results that will be written to memory of these tensors. Returns false if the work that
+  /// produces some of them is not on its stream yet; the stream does not wait for those.
   bool follow(const std::vector<at::Tensor>& tensors, const c10::Stream& stream) EXCLUDES(mutex_);
 
  private:

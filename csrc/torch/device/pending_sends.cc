@@ -48,9 +48,9 @@ bool PendingSends::waits(const Message* message) {
                      [&](const Entry& entry) { return !message || entry.message.get() == message; });
 }
 
-/// One look at all messages: true if some went. In a group that has ended they go, too, and are refused there. The mail
-/// gets them in their order, under the lock. It is pushed when the lock has been let go, as the code that it tells of
-/// an end may wait for another message.
+/// Looks at all messages once; returns true if some went to the mail. If the group has ended they go as well, and the
+/// mail refuses them. The mail receives them in order, under the lock. It is pushed after the lock is released, because
+/// the completion callbacks that it runs may wait for another message.
 bool PendingSends::post() {
   MutexLock lock(mutex_);
   const size_t before = waiting_.size();

@@ -13,19 +13,19 @@
 
 namespace nvx {
 
-/// Messages whose data has yet to come from a device. Each is given to the mail when its data has come. Nobody waits
-/// for that but messages to the same peer with the same tag, so that these keep their order: neither the sender nor
-/// other messages.
+/// Messages whose data is still on its way from a device. Each goes to the mail when its data has arrived. This delays
+/// only later messages to the same peer with the same tag, which must keep their order. It blocks neither the sender
+/// nor other messages.
 class PendingSends {
  public:
   static std::shared_ptr<PendingSends> of(std::shared_ptr<Group> group);
 
-  /// Takes a message that is to be sent. staging: that of its data, null where the data is there already. The message
-  /// keeps both alive. False if no thread could be had that looks after it: then the caller must call see_off().
+  /// Accepts a message to send. staging: of its data, null if the data is in host memory already. The message keeps
+  /// both alive. Returns false if no thread is available to poll; the caller must then call see_off().
   bool add(const std::shared_ptr<Message>& message, StagingCopies* staging) EXCLUDES(mutex_);
-  /// Whether a message waits that was sent to the same peer with the same tag.
+  /// Whether an earlier message to the same peer with the same tag is waiting.
   bool any_before(const Message& message) EXCLUDES(mutex_);
-  /// Returns when the message, or for null every message, has been given to the mail, or at the deadline.
+  /// Returns when the message, or for null every message, has gone to the mail, or at the deadline.
   void see_off(const Message* message, const Deadline& deadline) EXCLUDES(mutex_);
 
  private:
@@ -44,7 +44,7 @@ class PendingSends {
   std::shared_ptr<Poller> poller_;
   std::atomic<size_t> count_{0};
   Mutex mutex_;
-  std::list<Entry> waiting_ GUARDED_BY(mutex_);  // in the order in which they were sent
+  std::list<Entry> waiting_ GUARDED_BY(mutex_);  // in the order of the sends
 };
 
 }  // namespace nvx

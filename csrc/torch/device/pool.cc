@@ -31,8 +31,7 @@ void PoolLender::take_back(void* at, size_t bytes, void* stream) {
   const BesideCaptures beside;
   MutexLock lock(mutex_);
   settle();
-  // A block that a graph may use again cannot be given to others, nor can one whose last use no stream tells the end
-  // of.
+  // A block that a graph may use again cannot be lent again, nor can one whose last use has no event to wait for.
   std::unique_ptr<kernel::Tail> tail = kernel::capture_of(stream) == 0 ? spare_tail() : nullptr;
   if (!tail || !tail->put_behind(stream, /*captured=*/false).ok()) {
     NVX_LOG(kInfo, "%zu KiB of the pool of GPU %d are not used again: nobody says when", bytes >> 10, pool_.device());
@@ -41,7 +40,7 @@ void PoolLender::take_back(void* at, size_t bytes, void* stream) {
   resting_.push_back({reinterpret_cast<DevicePtr>(at), bytes, std::move(tail)});
 }
 
-/// Blocks whose streams have come past their last use go back to the pool.
+/// Returns blocks to the pool whose streams have passed their last use.
 void PoolLender::settle() {
   for (auto one = resting_.begin(); one != resting_.end();) {
     if (!one->tail->passed()) {
@@ -61,8 +60,8 @@ std::unique_ptr<kernel::Tail> PoolLender::spare_tail() {
   return tail;
 }
 
-/// A block of just this length whose stream has not come past its last use: the new stream waits for that, the host
-/// does not.
+/// Returns a block of exactly this size whose stream has not passed its last use. The new stream waits for that; the
+/// host does not.
 DevicePtr PoolLender::take_resting(size_t bytes, void* stream) {
   if (kernel::capture_of(stream) != 0) return 0;
   for (auto one = resting_.begin(); one != resting_.end(); ++one) {
@@ -77,7 +76,7 @@ DevicePtr PoolLender::take_resting(size_t bytes, void* stream) {
 
 namespace {
 
-/// One a device, for as long as the process lives: torch may give memory back at its very end.
+/// One per device, never destroyed: torch may free memory at the very end of the process.
 PoolLender* lender_of(int device) {
   static Mutex mutex;
   static auto* const kLenders = new std::map<int, std::unique_ptr<PoolLender>>;
@@ -105,8 +104,8 @@ bool has_pool(c10::DeviceIndex device) {
 
 #pragma GCC visibility push(default)
 
-// By these torch's CUDAPluggableAllocator comes for memory, with a lock of its own held and maybe Python's, which must
-// not be let go of here: who has it may wait for the other.
+// torch's `CUDAPluggableAllocator` calls these with its own lock held, and perhaps the GIL. They must not release the
+// GIL: the thread that gets it may wait for the allocator's lock.
 extern "C" {
 
 void* nvx_pool_malloc(ssize_t bytes, int device, void* stream) {

@@ -1,4 +1,4 @@
-// Tensors of a pool, which torch makes: nvx/pool.py.
+// Asks `nvx/pool.py` for tensors of a pool, which torch makes.
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>

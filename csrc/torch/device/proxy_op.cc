@@ -15,7 +15,7 @@ void ProxyOp::expect(NvxWork::Pending pending, std::function<void(Code)> on_fail
   expected_ = std::make_unique<Expected>(group_.lock(), std::move(pending), std::move(on_failure));
 }
 
-/// One turn of the group's lane: of a call, or of a replay of one.
+/// One turn of the group's lane: a call, or one replay of it.
 class ProxyOp::Turn final : public Task {
  public:
   Turn(std::shared_ptr<ProxyOp> call, std::shared_ptr<Group> group)
@@ -28,8 +28,8 @@ class ProxyOp::Turn final : public Task {
                   status = {Code::kSystem, "nvx: carrying an operation out failed: " + words_of(error)};
                 });
     if (status.ok()) return;
-    called_off_ = group_->closed() && !group_->failed();  // this rank has left: what is replayed now does nothing
-    outcome_ = group_->fail_begun(status);                // what has been begun on the device waits for this
+    called_off_ = group_->closed() && !group_->failed();  // this rank has left: a replay does nothing
+    outcome_ = group_->fail_begun(status);                // the launched kernels wait for this
   }
   bool conclusion_may_block() override { return call_->expected_ && call_->expected_->on_failure; }
   void conclude() override {
@@ -55,7 +55,7 @@ bool ProxyOp::queue_early() {
 
 void ProxyOp::queue_from_stream(std::shared_ptr<ProxyOp> call) {
   const std::shared_ptr<Group> group = call->group_.lock();
-  if (!group) return;  // it has called off what graphs hold of it
+  if (!group) return;  // the group aborted the operations of graphs when it was destroyed
   std::shared_ptr<Task> turn = std::make_shared<Turn>(std::move(call), group);
   if (group->lane().submit_to_others(turn)) return;
   (void)group->fail({Code::kSystem, "this process can have no thread for the host's part of an operation of group " +

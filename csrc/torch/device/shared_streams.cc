@@ -43,7 +43,7 @@ SharedStreams::Claim SharedStreams::claim(const Call& call, const std::string& g
   return {this, call, before};
 }
 
-/// Unless another call has come meanwhile.
+/// Does nothing if another call has used the stream meanwhile.
 void SharedStreams::release(const c10::Stream& stream, const Last& mine, const Last& before) {
   MutexLock lock(mutex_);
   Last& last = last_[stream];

@@ -14,30 +14,30 @@
 
 namespace nvx {
 
-/// Keeps ranks that are threads of one process from blocking each other on a stream. A stream does one thing after the
-/// other, and the kernels of a collective wait for each other. So if a rank called a collective on a stream behind
-/// another rank's part of the same collective, or of a later one, its own part would never begin. Calls are known by
-/// their numbers in the group.
+/// Prevents deadlocks between ranks that are threads of one process and use the same stream. A stream runs its work in
+/// order, and the kernels of a collective wait for each other. If a rank called a collective on a stream after another
+/// rank's part of the same or a later collective, its own part would never begin. Calls are identified by their numbers
+/// in the group.
 class SharedStreams {
  public:
-  /// Those of a group, for one more of its ranks. group: its number in this process.
+  /// Returns the object of a group, for one more of its ranks. group: its number in this process.
   static std::shared_ptr<SharedStreams> join(uint64_t group) EXCLUDES(registry_mutex());
 
-  /// A rank's call, and the stream that it is made on.
+  /// A rank's call and its stream.
   struct Call {
     const c10::Stream& stream;
     int rank;
     uint64_t number;
   };
-  /// Raises if the call must not begin behind what the stream has been given.
+  /// Raises if the call would deadlock after the work that is already on the stream.
   void check(const Call& call, const std::string& group) EXCLUDES(mutex_);
-  /// Notes that what the stream is given from here on comes behind this call.
+  /// Notes that later work on the stream comes after this call.
   void note(const Call& call) EXCLUDES(mutex_);
   struct Last {
     int rank = -1;
     uint64_t number = 0;
   };
-  /// Notes a call on a stream before it has begun. If keep() is not called, as it did not begin, that is undone.
+  /// Notes a call on a stream before the call begins. The destructor removes the note unless keep() was called.
   class Claim {
    public:
     Claim() = default;
@@ -60,7 +60,7 @@ class SharedStreams {
     std::optional<c10::Stream> stream_;
     Last mine_, before_;
   };
-  /// check() and note() at once.
+  /// check(), then note(), under one lock.
   [[nodiscard]] Claim claim(const Call& call, const std::string& group) EXCLUDES(mutex_);
 
  private:
@@ -72,7 +72,7 @@ class SharedStreams {
 
   std::atomic<int> ranks_{0};
   Mutex mutex_;
-  std::unordered_map<c10::Stream, Last> last_ GUARDED_BY(mutex_);  // the latest call of each
+  std::unordered_map<c10::Stream, Last> last_ GUARDED_BY(mutex_);  // the latest call on each stream
 };
 
 }  // namespace nvx

@@ -15,7 +15,7 @@ IntrusiveWork StagedPath::issue(Call&& call) {
   const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
   auto staging = std::make_unique<StagingCopies>(CommStreams::of_caller(call.device()));
   context_.raise_if_failed(execute(call.collectives, *staging));
-  raise_interrupt();  // that was noticed while the operation still ended well
+  raise_interrupt();  // a handler may have raised while the operation still succeeded
   if (!heard) return nullptr;
   NvxWork::Facts facts = context_.facts(call.kind, context_.groups.of(call.collectives));
   facts.began = began;
@@ -27,7 +27,7 @@ IntrusiveWork StagedPath::issue_in_chunks(Call&& call) {
   return call.mode == Mode::kAsync ? enqueue(std::move(call)) : enqueue_and_wait(std::move(call));
 }
 
-/// On the caller's own stream: what that stream is given later comes behind anyway, and need not wait for another one.
+/// Uses the caller's own stream, so its later work is ordered without an event.
 Status StagedPath::execute(TensorOperations& collectives, StagingCopies& staging) {
   Group& group = *context_.groups.of(collectives);
   staging.bring(loads_of(collectives, &TensorOperation::bring));
@@ -49,22 +49,22 @@ Status StagedPath::execute(TensorOperations& collectives, StagingCopies& staging
   return {};
 }
 
-/// On the group's own streams.
+/// Uses the group's own streams.
 IntrusiveWork StagedPath::enqueue(Call&& call) {
   const std::shared_ptr<Group>& group = context_.groups.of(call.collectives);
   const CommStreams streams = context_.streams.of(call.device());
   auto staging = std::make_unique<StagingCopies>(streams);
   const Loads loads = loads_of(call.collectives, &TensorOperation::bring);
-  // What throws before number() has no effect on the other ranks: an operation without a number they do not wait for.
+  // An exception before number() does not affect the other ranks: they do not wait for an operation without a number.
   if (context_.comes_behind(call)) {
-    // These two are for results of a delegate or a proxy, which have a stream of their own; bring_behind() waits for
-    // the others.
+    // These two order the call after results of a delegate or a proxy, which have their own stream. bring_behind()
+    // orders it after all other results.
     (void)context_.hazards.follow(call.inputs, streams.down);
     (void)context_.hazards.follow(call.outputs, streams.up);
     staging->bring_behind(loads);
   } else {
     staging->bring(loads);
-    for (TensorOperation& c : call.collectives) {  // in the other case they set out when the operation's turn has come
+    for (TensorOperation& c : call.collectives) {  // otherwise carry_out() makes the pipeline, at its turn
       if (c.route() == Route::kChunks)
         c.chunks = std::make_unique<ChunkPipeline>(c.operation, group->rank(), group->plan_facts(), streams);
     }

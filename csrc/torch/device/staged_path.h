@@ -4,15 +4,14 @@
 
 namespace nvx {
 
-/// Carries out collectives of a device's tensors through host memory: as a whole, or chunk by chunk.
+/// Runs collectives of a device's tensors through host memory: as a whole, or chunk by chunk.
 class StagedPath {
  public:
   explicit StagedPath(CallContext& context) : context_(context) {}
 
-  /// As a whole. A synchronous one uses the caller's own stream, unless it must come behind results that are on their
-  /// way.
+  /// As a whole. A synchronous call uses the caller's stream, unless it must be ordered after pending results.
   IntrusiveWork issue(Call&& call);
-  /// On the group's own streams whether synchronous or not, as several of them are in use at once.
+  /// Always on the group's own streams, even for a synchronous call, because several streams are in use at once.
   IntrusiveWork issue_in_chunks(Call&& call);
 
  private:

@@ -28,7 +28,7 @@ bool serves(at::Device device) {
   return device.is_cpu() || (at::isAccelerator(device.type()) && c10::impl::hasDeviceGuardImpl(device.type()));
 }
 
-/// Asks nothing that would initialise CUDA, which a process that has yet to fork must not have done.
+/// Makes no query that would initialise CUDA: a process that has yet to fork must not initialise it.
 std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen) {
   const auto here = [&](at::Device current) {
     return chosen && chosen->type() == current.type() && chosen->has_index() ? *chosen : current;
@@ -36,7 +36,7 @@ std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen)
   if (c10::impl::hasDeviceGuardImpl(at::kCUDA)) {
     auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(at::kCUDA));
     if (allocator && allocator->initialized()) {
-      // A thread that has chosen no device is on the first one, which this process perhaps does not use.
+      // A thread that has chosen no device is on the first one, which this process may not use.
       const at::Device device = here(c10::impl::VirtualGuardImpl(at::kCUDA).getDevice());
       if (at::detail::getCUDAHooks().hasPrimaryContext(device.index())) return device;
     }
@@ -53,7 +53,7 @@ uint64_t capture_of(const c10::Stream& stream) {
   if (kernel::built_with_cuda() && stream.device_type() == kernel_device())
     return kernel::capture_of(guard.getStreamNativeHandle(stream));
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
-  if (guard.isStreamCapturing(stream)) return UINT64_MAX;  // which one, only kernels need to know
+  if (guard.isStreamCapturing(stream)) return UINT64_MAX;  // only kernels need the id
 #endif
   return 0;
 }
@@ -67,7 +67,7 @@ void refuse_capture(at::Device device) {
 }
 
 at::Tensor host_stand_in(const at::Tensor& tensor) {
-  const BesideCaptures beside;  // torch's pool of pinned memory asks for events
+  const BesideCaptures beside;  // torch's pool of pinned memory queries events
   return at::empty(tensor.sizes(), at::TensorOptions()
                                        .dtype(tensor.scalar_type())
                                        .device(at::kCPU)
@@ -102,16 +102,16 @@ void Leftovers::let_go(uint64_t place, const c10::Stream& owner) {
 
 namespace {
 
-/// The streams that this process has drawn from torch's pool. Kernels may wait for peers, and whatever else is put on
-/// their stream waits with them. If that is a peer's kernel, or something that a peer waits for, it waits for itself.
-/// And what is put on a stream that another group captures breaks the capture.
+/// The streams that this process has drawn from torch's pool. Kernels may wait for peers, and all other work on their
+/// stream waits with them. If that work is a peer's kernel, or a peer waits for it, the kernels deadlock. And work on a
+/// stream that another group captures invalidates the capture.
 class DrawnStreams {
  public:
   static DrawnStreams& here() {
     static auto* const kHere = new DrawnStreams;
     return *kHere;
   }
-  /// One where nobody is disturbed; where there is none, one that at least breaks no capture.
+  /// Returns a stream that disturbs no other user; if there is none, one that at least invalidates no capture.
   c10::Stream draw(at::Device device, StreamFor use) EXCLUDES(mutex_) {
     constexpr int kPool = 32;
     const c10::impl::VirtualGuardImpl guard(device.type());
@@ -228,8 +228,8 @@ void StagingCopies::fill(const Loads& loads, const c10::Stream& stream) {
   const BesideCaptures beside;
   const c10::StreamGuard on(stream);
   const Movement movement;
-  // A lazy conjugation or negation is resolved on the device first: else CUDA would do it in host memory, without
-  // waiting for the copy to arrive there.
+  // A lazy conjugation or negation is resolved on the device first. Otherwise CUDA would resolve it in host memory,
+  // without waiting for the copy to arrive there.
   for (const auto& [user, stand_in] : loads) {
     stand_in.copy_(user.resolve_conj().resolve_neg(), /*non_blocking=*/true);
     keep(stand_in, stream);
@@ -242,7 +242,7 @@ Status StagingCopies::arrive(Group& group, const Deadline& deadline) {
   const std::optional<Status> end = wait_on_device(
       group, [this] { return has_arrived(); }, deadline);
   if (!end) return late(group, deadline);
-  return end->ok() ? group.device().look() : *end;  // whose results may be what has just arrived
+  return end->ok() ? group.device().look() : *end;  // the arrived data may be results of a kernel that failed
 }
 
 std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline) {
@@ -251,7 +251,7 @@ std::optional<Status> StagingCopies::look(Group& group, const Deadline& deadline
   return deadline.passed(Clock::now()) ? std::optional<Status>(late(group, deadline)) : std::nullopt;
 }
 
-/// Begins what was put off, if the stream has come to the call.
+/// Enqueues the delayed copies, if the stream has reached the call.
 bool StagingCopies::has_arrived() {
   const BesideCaptures beside;
   if (later_ && called_.query()) {
@@ -283,8 +283,8 @@ void StagingCopies::take_back(const Loads& loads) {
   returned_.record(comm_streams_.up);
 }
 
-/// The user, or a call that has failed, may let go of the tensor at once, and the allocator knows only the stream that
-/// it was made on, not nvx's.
+/// The user, or a failed call, may free the tensor at once. The allocator knows only the stream that the tensor was
+/// allocated on, not nvx's.
 void StagingCopies::keep(const at::Tensor& tensor, const c10::Stream& stream) const {
   if (!comm_streams_.own || comm_streams_.capture != 0 || tensor.is_cpu() || !tensor.has_storage() ||
       !tensor.storage().data_ptr())
@@ -325,8 +325,8 @@ void StagingCopies::join_streams() {
         "wait for it before the capture");
   }
   if (caller != comm_streams_.up) returned_.block(caller);
-  // If it is the stream that the tensors belong to which waits, they may go: what it does next comes behind. If it is
-  // another one, they stay as long as this object does.
+  // If the waiting stream owns the tensors, they can be freed: its later work is ordered after their use. Otherwise
+  // they stay as long as this object.
   MutexLock lock(mutex_);
   const std::vector<at::Tensor> free = caller == caller_ ? std::exchange(kept_, {}) : std::vector<at::Tensor>();
   lock.unlock();

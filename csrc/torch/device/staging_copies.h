@@ -15,42 +15,41 @@
 #include "group/group.h"
 #include "torch/core/origin.h"
 
-/// How tensors of accelerators pass through host memory: they come to the host on a stream, go through the group as any
-/// tensor of the CPU, and go back on a stream. All of this uses only what c10 offers for every device, so no
-/// accelerator's own headers or libraries are needed.
+/// Stages device tensors in host memory: they are copied to the host on a stream, go through the group like CPU
+/// tensors, and are copied back on a stream. This uses only what c10 offers for every device, so it needs no headers or
+/// libraries of an accelerator.
 namespace nvx {
 
-/// Whether nvx takes tensors of this device.
+/// Whether nvx accepts tensors of this device.
 bool serves(at::Device device);
 
-/// The device whose current stream a barrier waits for: the chosen one, or else this thread's current one. None if the
+/// The device whose current stream a barrier waits for: `chosen`, or else this thread's current device. None if the
 /// process has not used that device.
 std::optional<at::Device> device_in_use(const std::optional<at::Device>& chosen = std::nullopt);
 
 /// This thread's current stream of the device.
 c10::Stream current_stream(at::Device device);
 
-/// The number of the capture that a stream is in, which makes a graph of what the stream is given; 0: none.
+/// The id of the graph capture that a stream is in; 0: none.
 uint64_t capture_of(const c10::Stream& stream);
 /// Raises if this thread's current stream of the device is in a capture. For operations that need the host.
 void refuse_capture(at::Device device);
 
-/// Host memory of the size of a device's tensor, contiguous. It is pinned, so that copies between the two need not
-/// block the host.
+/// Contiguous host memory of the size of a device's tensor. It is pinned, so that copies do not block the host.
 at::Tensor host_stand_in(const at::Tensor& tensor);
 
-/// (the user's tensor, the one in host memory that stands in for it).
+/// (the user's tensor, its stand-in in host memory).
 using Loads = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
-/// Memory that captured operations use although their works are gone. If it were let go of at once, another tensor of
-/// the same capture would get it. So it is kept until the stream that it belongs to waits for a later operation of the
-/// capture, or until the next capture begins.
+/// Keeps memory that captured operations use after their works are gone. If it were freed at once, another tensor of
+/// the same capture could get it. So it stays until its stream waits for a later operation of the capture, or until the
+/// next capture begins.
 class Leftovers {
  public:
-  /// The place of one more operation in this capture.
+  /// The position of the next operation in this capture.
   uint64_t next_place(uint64_t capture) EXCLUDES(mutex_);
   void add(uint64_t place, const c10::Stream& owner, std::vector<at::Tensor> tensors) EXCLUDES(mutex_);
-  /// The owner now waits for the operation of that place: what it and earlier ones left can go.
+  /// The owner stream now waits for the operation at that position: tensors of that and earlier operations are freed.
   void let_go(uint64_t place, const c10::Stream& owner) EXCLUDES(mutex_);
 
  private:
@@ -68,26 +67,25 @@ class Leftovers {
 /// The streams of one call.
 struct CommStreams {
   c10::Stream down;      ///< to the host
-  c10::Stream up;        ///< and back
+  c10::Stream up;        ///< to the device
   bool own;              ///< both are nvx's; otherwise both are the caller's
-  uint64_t capture = 0;  ///< the one that the caller's stream is in, and nvx's with it; 0: none. Only for kernels
+  uint64_t capture = 0;  ///< of the caller's stream, and therefore of nvx's; 0: none. Only for kernels
   std::optional<c10::Stream> more = std::nullopt;  ///< to the host, for bring_more()
-  std::shared_ptr<Leftovers> leftovers = nullptr;  ///< where tensors are kept that the capture uses
-  /// This thread's current stream, both ways: for synchronous calls.
+  std::shared_ptr<Leftovers> leftovers = nullptr;  ///< keeps tensors that the capture uses
+  /// This thread's current stream in both directions, for synchronous calls.
   static CommStreams of_caller(at::Device device);
 };
 
-/// What a stream of a group's own is given.
+/// The purpose of a group's own stream.
 enum class StreamFor { kCopies, kKernels, kCaptures };
 
-/// The streams that a group has of its own, of each device.
-/// - There is one down to the host and one up, so that what waits to go down does not hold up what comes back.
-/// - Kernels, which may wait for peers, have other streams, so that they hold up neither.
-/// - Messages have no common order. So no stream waits for what is to be sent, and what is received comes back on a
-/// stream
-///   for each of the callers' streams.
-/// torch's pool of streams is round-robin and repeats. As far as there are others, none of these is a stream that this
-/// process's kernels use.
+/// A group's own streams, for each device.
+/// - One stream copies to the host and one copies back, so that a copy that waits to start does not block results.
+/// - Kernels may wait for peers, so they have other streams and block neither of these.
+/// - Messages have no common order. So no stream waits for sends, and received data is copied back on one stream for
+/// each stream of the callers.
+/// torch's pool hands its streams out round-robin, and repeats them. As far as the pool has enough, none of these is a
+/// stream that this process's kernels use.
 class OwnCommStreams {
  public:
   OwnCommStreams() = default;
@@ -97,9 +95,9 @@ class OwnCommStreams {
 
   CommStreams of(at::Device device) EXCLUDES(mutex_);
   CommStreams of_messages(at::Device device) EXCLUDES(mutex_);
-  /// Captures have a stream of their own: on a shared one, a call that is not captured would break the capture.
+  /// Captures have their own stream: a call outside the capture would invalidate it on a shared stream.
   CommStreams of_kernels(at::Device device, uint64_t capture) EXCLUDES(mutex_);
-  /// For proxies, whose kernels wait for the host, too.
+  /// For proxies, whose kernels wait for the host as well.
   CommStreams of_proxies(at::Device device, uint64_t capture) EXCLUDES(mutex_);
 
  private:
@@ -108,7 +106,7 @@ class OwnCommStreams {
     if (use == Use::kCaptured || use == Use::kCapturedProxies) return StreamFor::kCaptures;
     return use == Use::kKernels || use == Use::kProxies ? StreamFor::kKernels : StreamFor::kCopies;
   }
-  /// key: the caller's stream, or, where all callers share one, any fixed stream of the device.
+  /// key: the caller's stream; if all callers share one, any fixed stream of the device.
   c10::Stream stream(Use use, const c10::Stream& key) REQUIRES(mutex_);
   struct Hash {
     size_t operator()(const std::pair<Use, c10::Stream>& of) const {
@@ -122,12 +120,12 @@ class OwnCommStreams {
   std::unordered_map<std::pair<Use, c10::Stream>, c10::Stream, Hash> streams_ GUARDED_BY(mutex_);
 };
 
-/// The copies and events of one call: to the host and back, or, where kernels carry it out, to contiguous stand-ins on
-/// the device and back. One of the bring...() begins it, on the caller's thread. The further steps are taken in the
-/// order of this list, each once (or once a chunk), on any thread.
+/// The copies and events of one call: to the host and back; or, for kernels, to contiguous stand-ins on the device and
+/// back. One of the bring...() functions begins it, on the caller's thread. The later steps run in the order of this
+/// list, each once (or once per chunk), on any thread.
 class StagingCopies {
  public:
-  /// timed: duration() will be asked for.
+  /// timed: duration() will be called.
   explicit StagingCopies(const CommStreams& streams, bool timed = false)
       : comm_streams_(streams),
         called_(streams.down.device_type()),
@@ -141,70 +139,70 @@ class StagingCopies {
   StagingCopies(const StagingCopies&) = delete;
   StagingCopies& operator=(const StagingCopies&) = delete;
 
-  /// Begins the copies to the host, behind all that the caller's current stream has been given so far.
+  /// Enqueues the copies to the host, after all work on the caller's current stream.
   void bring(const Loads& loads);
-  /// Begins more copies to the host, for the first chunks of a call that has been begun: behind what the stream has.
+  /// Enqueues more copies to the host, for the first chunks of a call that has begun, after all work on the stream.
   void bring_along(const Loads& loads);
-  /// Begins the copies of a further chunk, into host memory that an earlier chunk has used: behind the copies back of
-  /// that one, and on a stream that no later call holds up. Only once the device has come to the call. From any thread.
+  /// Enqueues the copies of a later chunk, into host memory of an earlier chunk, after the copies back of that one.
+  /// Uses a stream that no later call blocks. Only once the device has reached the call. May be called from any thread.
   void bring_more(const Loads& loads);
-  /// As bring(), but no stream waits for the caller's. The look() that finds that it has come to the call begins the
-  /// copies.
+  /// Like bring(), but no stream waits for the caller's. The first look() after the device has reached the call
+  /// enqueues the copies.
   void bring_later(const Loads& loads);
-  /// As bring_later(), and the copies come behind what is on its way back by then.
+  /// Like bring_later(), but the copies come after results that are being copied back by then.
   void bring_behind(const Loads& loads);
-  /// Waits until what is brought has arrived. Ends at the deadline, with the group's failure, or when the user
-  /// interrupts.
+  /// Waits until the copies to the host have arrived. Ends at the deadline, on the group's failure, or on Ctrl-C.
   Status arrive(Group& group, const Deadline& deadline);
-  /// One look whether it has arrived: what arrive() would end in, or nothing yet.
+  /// Polls once: the result of arrive(), or nothing if the copies have not arrived.
   std::optional<Status> look(Group& group, const Deadline& deadline);
-  /// Begins the copies back. None of them is done before the caller's stream has come to the call.
+  /// Enqueues the copies back. None of them runs before the caller's stream has reached the call.
   void take_back(const Loads& loads);
-  /// All that the stream has been given so far is what join_streams() has a stream wait for. The memory of these
-  /// tensors stays until it is done.
+  /// From now on join_streams() covers all work that is on the stream. The memory of these tensors stays allocated
+  /// until that work is done.
   void close(const std::vector<at::Tensor>& used) EXCLUDES(mutex_);
-  /// Has this thread's current stream wait for the copies back, or for all that was begun before close(). Raises if
+  /// Makes this thread's current stream wait for the copies back, or for all work enqueued before close(). Raises if
   /// that stream is in a capture and this call is not part of it. Does nothing if this call is part of a capture that
-  /// has ended, as nothing waits for a captured call any more then.
+  /// has ended: no event outside the capture completes with it.
   void join_streams() EXCLUDES(mutex_);
-  /// Whether the device has done all that join_streams() waits for. For what is captured always true: nobody can ask.
+  /// Whether the device has completed all work that join_streams() waits for. Always true in a capture, whose events
+  /// cannot be queried.
   bool is_over() const;
 
-  /// What the stream is given from here on until close() is what duration() measures.
+  /// duration() measures the work enqueued between this call and close().
   void start_clock();
   bool is_timed() const { return begun_.has_value(); }
-  /// Only when is_over() says so.
+  /// Call it only if is_over().
   std::chrono::duration<float, std::milli> duration() const;
 
   /// The stream on which the results arrive.
   const c10::Stream& stream() const { return comm_streams_.up; }
   const CommStreams& streams() const { return comm_streams_; }
-  /// The capture that it is part of; 0: none.
+  /// The capture that the call is part of; 0: none.
   uint64_t capture() const { return comm_streams_.capture; }
 
  private:
-  /// Notes the stream that the call is made on, and how far it has come.
+  /// Notes the caller's stream and its position.
   void call();
   void fill(const Loads& loads, const c10::Stream& stream);
   bool has_arrived();
   Status late(Group& group, const Deadline& deadline) const;
-  /// Has the allocator keep a tensor's memory until the stream has come past its use.
+  /// Makes the allocator keep a tensor's memory until the stream has passed its use.
   void keep(const at::Tensor& tensor, const c10::Stream& stream) const;
 
   const CommStreams comm_streams_;
-  c10::Event called_;           // the device has come to the call; recorded where the streams are nvx's
-  std::optional<Loads> later_;  // what look() has yet to begin to bring
-  bool behind_ = false;         // what is brought later comes behind what is on its way back
-  c10::Event arrived_;          // what was brought has arrived
-  c10::Event returned_;         // what was taken back has arrived; recorded only where something was, or by close()
-  std::optional<c10::Event> begun_;  // start_clock()
+  c10::Event called_;                // the device has reached the call; recorded if the streams are nvx's
+  std::optional<Loads> later_;       // copies that look() has yet to enqueue
+  bool behind_ = false;              // `later_` comes after results that are being copied back
+  c10::Event arrived_;               // the copies to the host have completed
+  c10::Event returned_;              // the copies back have completed; recorded only if there were any, or by close()
+  std::optional<c10::Event> begun_;  // recorded by start_clock()
 
-  // In a capture these tensors are kept. Elsewhere the allocator is told which stream uses them; told so in a capture,
-  // it would not use their memory again in it.
+  // Used in a capture only. Elsewhere the allocator records the stream's use; in a capture, a recorded use would keep
+  // it from reusing the memory within the capture.
   Mutex mutex_;
   std::vector<at::Tensor> kept_ GUARDED_BY(mutex_);
   uint64_t place_ = 0;                 // see Leftovers
-  std::optional<c10::Stream> caller_;  // the stream that the call was made on
+  std::optional<c10::Stream> caller_;  // the stream of the call
 };
 
 }  // namespace nvx

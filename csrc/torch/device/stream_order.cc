@@ -14,8 +14,7 @@ c10::Stream torch_stream(const LaunchStream& stream) {
   return c10::Stream::unpack3(id, c10::DeviceIndex(index), c10::DeviceType(type));
 }
 
-/// Where there are no kernels, all that is launched is a delegate's, and never in a capture: then c10's events are
-/// enough.
+/// Without kernels all launches are a delegate's, and never captured. c10's events suffice for these.
 bool may_have_kernels(const LaunchStream& stream) {
   return kernel::built_with_cuda() && torch_stream(stream).device_type() == kernel_device();
 }
@@ -43,8 +42,8 @@ Status TorchStreamOrder::put_behind(const LaunchStream& stream) {
   return {};
 }
 
-/// On another stream than the last one, kernels wait for what was begun there. Where there are graphs, kernels wait for
-/// what was replayed last.
+/// Kernels on another stream than the last launch wait for that launch. If there are graphs, kernels wait for the last
+/// replay.
 Status TorchStreamOrder::follow(const LaunchStream& stream) {
   MutexLock lock(mutex_);
   const c10::Stream there = torch_stream(stream);
