@@ -33,8 +33,8 @@ size_t count_of(const std::vector<at::Tensor>& tensors) {
   return count;
 }
 
-/// Whether the operation can use the tensor's own memory: its route does so, and the elements are there in order and as
-/// they are.
+/// Whether the operation can use the tensor's own memory: its route does so, and the tensor is contiguous and neither
+/// lazily conjugated nor negated.
 bool plain(const at::Tensor& tensor, const TensorOperation& c) {
   return uses_tensors(c.route()) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
@@ -44,7 +44,7 @@ at::Tensor empty_stand_in(const at::Tensor& tensor, const TensorOperation& c) {
   return at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-/// That of a device's tensor is filled later: when the operation is begun, on its stream.
+/// The stand-in of a device's tensor is filled later: when the operation begins, on its stream.
 at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   const Movement movement;
   at::Tensor copy = empty_stand_in(tensor, c);
@@ -56,14 +56,14 @@ at::Tensor stand_in_of(const at::Tensor& tensor, TensorOperation& c) {
   return copy;
 }
 
-/// Drops the copies, and keeps the stand-ins alive, whose memory the operation uses.
+/// Drops the copies, and keeps the stand-ins alive, because the operation uses their memory.
 void keep_only(TensorOperation& c, Loads& loads) {
   for (const auto& [user, stand_in] : loads) c.stand_ins.push_back(stand_in);
   loads.clear();
 }
 
-/// Zero where all pieces have one length, so that calls with one tensor and with a list of equal ones match on the
-/// ranks.
+/// 0 if all pieces have one length, so that a call with one tensor matches a call of another rank with a list of equal
+/// tensors.
 uint64_t shape_of(const Pieces& pieces) {
   Hash hash;
   bool alike = true;
@@ -99,7 +99,7 @@ void Arguments::check_tensor(const at::Tensor& tensor) const {
   if (tensor.layout() != at::kStrided)
     invalid("only supports dense tensors, not one of layout " + c10::str(tensor.layout()) + ": to_dense() it first");
   check_place(tensor);
-  // A storage may have been made smaller under its tensors, as FSDP does with parameters that it frees.
+  // The storage may have been shrunk under its tensors, as FSDP does with parameters that it frees.
   const size_t needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize(),
                                                          size_t(tensor.storage_offset()));
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
@@ -107,7 +107,7 @@ void Arguments::check_tensor(const at::Tensor& tensor) const {
   if (tensor.numel() != 0 && there < needed)
     invalid("a tensor of " + std::to_string(needed) + " bytes has a storage of " + std::to_string(there) +
             " bytes: it was freed or made smaller under the tensor; give it back first (untyped_storage().resize_)");
-  if (tensor.numel() != 0 && !storage.data())  // torch does not look for such tensors in lists of lists
+  if (tensor.numel() != 0 && !storage.data())  // torch does not check tensors in nested lists
     invalid("a tensor has no memory of its own, as one that wraps others or is a fake: hand over what it stands for");
 }
 
@@ -136,7 +136,7 @@ void Arguments::check_root(int64_t root) const {
   invalid("invalid root rank: " + std::to_string(root) + ", in a group of " + std::to_string(size_));
 }
 
-/// Each split is compared with what is left of dimension 0, and never summed with others: so nothing overflows.
+/// Compares each split with the rest of dimension 0 instead of summing the splits, so that no sum overflows.
 void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor,
                              const std::string& side) const {
   if (tensor.dim() == 0) invalid("the " + side + " tensor has no dimension 0 that could be split");
@@ -164,7 +164,7 @@ void Arguments::check_splits(const std::vector<int64_t>& splits, const at::Tenso
     invalid("Split sizes doesn't match total dim 0 size: " + name + " leaves " + std::to_string(left) + of_rows);
 }
 
-/// `whole` must have as many elements as all ranks' parts together. It divides, as a product might overflow.
+/// `whole` must have as many elements as all ranks' parts together. Divides, because a product might overflow.
 void Arguments::check_times_size(const at::Tensor& out, const at::Tensor& in, const at::Tensor& whole) const {
   const at::Tensor& part = whole.is_same(out) ? in : out;
   if (whole.numel() % size_ == 0 && whole.numel() / size_ == part.numel()) return;
@@ -196,7 +196,7 @@ TensorOperation Arguments::begin(kernel::Collective collective, const at::Tensor
   return c;
 }
 
-/// Comes before the first input() or output(), which ask for the route.
+/// Call it before the first input() or output(), which need the route.
 void Arguments::ask_delegate(TensorOperation& c, at::TensorList whole) const {
   if (delegate_ && c.facts.on_device) c.facts.delegate_serves = delegate_->agree_to_serve(c, bytes_of_all(whole));
 }
@@ -361,7 +361,7 @@ TensorOperation Arguments::reduce_scatter_base(at::Tensor& out, const at::Tensor
   return c;
 }
 
-/// Describes what each rank gives. Where that goes only the root knows.
+/// Describes each rank's input. Only the root knows the outputs.
 TensorOperation Arguments::begin_gather(const at::Tensor& in, int64_t root, bool apart) const {
   check_root(root);
   check_tensor(in);

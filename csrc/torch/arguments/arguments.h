@@ -14,12 +14,12 @@ class Delegate;
 class KernelPath;
 class HostProxyPath;
 
-/// Turns the tensors of a call into an operation on memory. Each function checks what torch's users expect to be
-/// checked, with the error classes and texts that they know. Tensors that are not contiguous get a stand-in.
+/// Turns the tensors of a call into an operation on memory. Each function makes the checks that torch's users expect,
+/// with torch's error classes and texts. Tensors that are not contiguous get a stand-in.
 class Arguments {
  public:
-  /// name: what error texts begin with, as "ProcessGroupNVX::allreduce". kernels, delegate, proxies: asked whether they
-  /// use a device's tensors where they are; null where they are not to be asked.
+  /// name: the prefix of error texts, such as "ProcessGroupNVX::allreduce". kernels, delegate, proxies: asked whether
+  /// they use a device's tensors in place; null if they must not be asked.
   Arguments(const char* name, int rank, int size, KernelPath* kernels = nullptr, Delegate* delegate = nullptr,
             HostProxyPath* proxies = nullptr)
       : name_(name), rank_(rank), size_(size), kernels_(kernels), delegate_(delegate), proxies_(proxies) {}
@@ -34,7 +34,7 @@ class Arguments {
                                  const c10d::ReduceOp& op) const;
   TensorOperation reduce_scatter_base(at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
   TensorOperation gather(std::vector<std::vector<at::Tensor>>& outputs, const at::Tensor& input, int64_t root) const;
-  /// The root's output gets all ranks' inputs, one after the other. Other ranks' outputs are ignored.
+  /// The root's output receives all ranks' inputs, one after the other. Other ranks' outputs are ignored.
   TensorOperation gather_base(at::Tensor& output, const at::Tensor& input, int64_t root) const;
   TensorOperation scatter(at::Tensor& output, const std::vector<std::vector<at::Tensor>>& inputs, int64_t root) const;
   TensorOperation all_to_all(std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
@@ -42,8 +42,8 @@ class Arguments {
                                   const std::vector<int64_t>& output_splits,
                                   const std::vector<int64_t>& input_splits) const;
 
-  /// Lists of any length, as gloo takes them: of CPU tensors, all of one type and size. They are treated as one tensor
-  /// a rank, for which they are reduced with each other first, or laid side by side. Each of them gets the result.
+  /// Lists of any length, which gloo accepts: CPU tensors of one type and size. A list is treated as one tensor: its
+  /// tensors are first reduced with each other, or concatenated. Each of them receives the result.
   TensorOperation all_reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) const;
   TensorOperation broadcast(std::vector<at::Tensor>& tensors, int64_t root, int64_t root_tensor) const;
   TensorOperation all_gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs) const;
@@ -59,14 +59,14 @@ class Arguments {
   void check_single(const std::vector<at::Tensor>& tensors, const std::string& side = "") const;
   void check_place(const at::Tensor& tensor) const;
 
-  /// The tensor of a list that must have exactly one.
+  /// The only tensor of a list; raises if there is not exactly one.
   at::Tensor& single(std::vector<at::Tensor>& tensors) const;
   void check_tensor(const at::Tensor& tensor) const;
   [[noreturn]] void invalid(const std::string& what) const;
   [[noreturn]] void invalid_type(const std::string& what) const;
 
  private:
-  /// count: the number of elements, as the fingerprint has it.
+  /// count: the number of elements for the fingerprint.
   TensorOperation begin(kernel::Collective collective, const at::Tensor& like, size_t count = 0) const;
   TensorOperation begin_reduce(kernel::Collective collective, at::Tensor& tensor, const c10d::ReduceOp& op,
                                bool apart) const;
@@ -83,8 +83,8 @@ class Arguments {
   /// Checks that there is one list, with a tensor for each rank. side: "input" or "output".
   void one_per_rank(const std::vector<std::vector<at::Tensor>>& lists, const std::string& side) const;
   void check_writable(const at::Tensor& tensor) const;
-  /// These three give the memory that the operation uses for a tensor: its own or a stand-in's. apart: an output uses
-  /// the tensor's memory, too, so it gets a stand-in.
+  /// These three return the memory that the operation uses for a tensor: its own or a stand-in's. apart: an output uses
+  /// the tensor's memory as well, so the tensor gets a stand-in.
   const std::byte* input(TensorOperation& c, const at::Tensor& tensor, bool apart = false) const;
   kernel::Piece give(TensorOperation& c, const at::Tensor& tensor, bool apart) const;
   std::byte* output(TensorOperation& c, at::Tensor& tensor, bool apart = false) const;
@@ -100,7 +100,7 @@ class Arguments {
 
 DType dtype_of(at::ScalarType type);
 inline DType dtype_of(const at::Tensor& tensor) { return dtype_of(tensor.scalar_type()); }
-/// The reverse. None for DType::kBytes, which stands for any type.
+/// The reverse. None for `DType::kBytes`, which stands for any type.
 std::optional<at::ScalarType> torch_type_of(DType dtype);
 
 }  // namespace nvx

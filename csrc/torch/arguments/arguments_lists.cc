@@ -14,7 +14,7 @@ std::string at_index(size_t index, const Wanted& wanted, const There& there) {
 
 }  // namespace
 
-/// In gloo's words.
+/// Raises with gloo's error texts.
 void Arguments::check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like) const {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i];
@@ -29,7 +29,7 @@ void Arguments::check_alike(const std::vector<at::Tensor>& tensors, const at::Te
   }
 }
 
-/// In gloo's words, which allow sizes that differ.
+/// Raises with gloo's error texts, and like gloo allows sizes that differ.
 void Arguments::check_reduced(const std::vector<at::Tensor>& tensors) const {
   if (tensors.empty()) invalid("requires non-empty tensor list");
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -83,8 +83,8 @@ TensorOperation Arguments::all_reduce(std::vector<at::Tensor>& tensors, const c1
     return all_reduce(tensors[0], op);
   check_list(tensors);
   const Movement movement;
-  // The rank's own tensors are reduced first, and that rounds once more. A mean of the ranks' means is the mean of all,
-  // as each is of the same number of tensors.
+  // The rank's own tensors are reduced first, which rounds once more. The mean of the ranks' means is the mean of all,
+  // because every rank has the same number of tensors.
   at::Tensor folded = at::empty(tensors[0].sizes(), tensors[0].options());
   TensorOperation c = all_reduce(folded, op);
   const ReduceOp inner = c.operation.op == ReduceOp::kPremulSum ? ReduceOp::kSum : c.operation.op;

@@ -58,7 +58,7 @@ std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors) {
     const at::Tensor& t = tensors[i];
     return begin(i) + at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
   };
-  // Of tensors that hang together, each overlapping one of the others, all but the first in the list.
+  // In each chain of overlapping tensors, marks all but the one that is first in the list.
   size_t first = by_address[0];
   const std::byte* reach = end(first);
   for (size_t k = 1; k < by_address.size(); ++k) {

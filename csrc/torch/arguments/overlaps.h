@@ -8,7 +8,7 @@
 
 namespace nvx {
 
-/// The memory of a contiguous tensor; empty for others, which get stand-ins.
+/// The memory of a contiguous tensor; empty for other tensors, which get stand-ins.
 struct MemorySpan {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -18,27 +18,27 @@ struct MemorySpan {
 };
 MemorySpan span_of(const at::Tensor& tensor);
 
-/// Whether an input shares memory with an output, so that receiving might overwrite it before it is sent. That cannot
-/// happen if the output is its counterpart and the very same piece, as in an in-place operation. counterparts: whether
-/// it is.
+/// Whether an input shares memory with an output, so that a receive might overwrite it before it is sent. That cannot
+/// happen if the output is the input's counterpart and the same memory, as in an in-place operation. counterparts:
+/// whether they are counterparts.
 bool clash(const at::Tensor& input, const at::Tensor& output, bool counterparts);
-/// The same for a list of outputs, against which several inputs are held.
+/// The same for a list of outputs, each compared with several inputs.
 class Outputs {
  public:
   explicit Outputs(const std::vector<at::Tensor>& tensors);
   bool clash(const at::Tensor& input, size_t counterpart) const;
-  /// Whether output p shares memory with one before it in the list. That memory holds in the end what the last of them
-  /// gets, on every rank. So p gets a stand-in, which is copied back when the operation has ended.
+  /// Whether output p shares memory with an earlier one in the list. On every rank that memory must finally hold the
+  /// data of the last of them. So p gets a stand-in, which is copied back when the operation has ended.
   bool meets_one_before(size_t p) const;
 
  private:
   c10::SmallVector<MemorySpan, 8> spans_;
 };
-/// The same for a rank's piece and the whole, one of which is the input. The counterpart is the rank's place in the
-/// whole.
+/// The same for a rank's piece and the whole, one of which is the input. The piece's counterpart is the rank's position
+/// in the whole.
 bool clash_within(const at::Tensor& piece, const at::Tensor& whole, int rank);
 
-/// For each tensor, whether it may share memory with one before it in the list.
+/// For each tensor, whether it may share memory with an earlier one in the list.
 std::vector<bool> use_memory_again(const std::vector<at::Tensor>& tensors);
 
 }  // namespace nvx

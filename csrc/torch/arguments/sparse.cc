@@ -9,7 +9,8 @@
 namespace nvx {
 namespace {
 
-/// The entries of all tensors in one. Their sum by operator+ would exclude types that coalesce() sums.
+/// Concatenates the entries of all tensors. operator+ would sum them as well, but does not support all types that
+/// coalesce() does.
 at::Tensor concatenated(const std::vector<at::Tensor>& tensors) {
   if (tensors.size() == 1) return tensors[0];
   std::vector<at::Tensor> indices, values;
@@ -29,11 +30,11 @@ bool can_coalesce(at::ScalarType type) {
   const Movement movement;
   contain_and(
       [&] {
-        const at::Tensor twice = at::zeros({1, 2}, at::kLong);  // torch only sums where there are two entries
+        const at::Tensor twice = at::zeros({1, 2}, at::kLong);  // torch sums only if an index has two entries
         (void)at::sparse_coo_tensor(twice, at::zeros({2}, type), {1}).coalesce();
         can = true;
       },
-      [](const std::exception*) {});  // an error is not remembered: memory may have been short
+      [](const std::exception*) {});  // a failure is not cached: it may be a lack of memory
   return can;
 }
 
@@ -64,7 +65,7 @@ Status SparseWork::gather(Group& group, Carrier carrier, const at::Tensor& in, a
 
 namespace {
 
-/// As a rank has described it.
+/// The shape that a rank has described.
 std::string shape_of(const Group& group, const at::Tensor& all, int64_t rank) {
   const auto number = [&](int64_t i) { return all[rank][i].item<int64_t>(); };
   std::string sizes;
@@ -75,7 +76,7 @@ std::string shape_of(const Group& group, const at::Tensor& all, int64_t rank) {
 
 }  // namespace
 
-/// How many entries each rank has, when all have the same shape.
+/// Gathers the number of entries of each rank, and checks that all have the same shape.
 Status SparseWork::gather_sizes(Group& group, Carrier carrier, const at::Tensor& mine, std::vector<int64_t>& entries) {
   std::vector<int64_t> described{mine._nnz(), mine.sparse_dim(), mine.dense_dim()};
   described.insert(described.end(), mine.sizes().begin(), mine.sizes().end());

@@ -5,13 +5,13 @@
 
 namespace nvx {
 
-/// Whether torch can sum entries of this type that share an index. Which types it cannot depends on its version, so
-/// this tries it, until it has worked once for the type.
+/// Whether torch can sum entries of this type that share an index. That depends on torch's version, so this tries it
+/// until it has worked once for the type.
 bool can_coalesce(at::ScalarType type);
 
-/// The all-reduce of a sparse tensor, or of several, which are summed first and each get the result. Ranks may hold
-/// different numbers of entries: so these numbers are gathered first, and then the indices and values of all ranks,
-/// which every rank sums in rank order.
+/// The all-reduce of sparse tensors. Several tensors are summed first, and each gets the result. Ranks may hold
+/// different numbers of entries. So these numbers are gathered first, then the indices and values of all ranks, which
+/// every rank sums in rank order.
 class SparseWork final : public LaneWork {
  public:
   struct Call {
@@ -31,7 +31,7 @@ class SparseWork final : public LaneWork {
 
   const Arguments arguments_;
   Call call_;
-  Whole whole_;  // the whole operation, which the ranks compare in each step
+  Whole whole_;  // the ranks compare it in each step
   std::vector<at::Tensor> tensors_;
 };
 
