@@ -56,7 +56,7 @@ Reconfigurable::Reconfigurable(c10::intrusive_ptr<c10d::Store> store, int rank, 
   init();
 }
 
-/// In a forked child the memory is the parent's, and not mapped: it is left as it is.
+/// In a forked child the memory belongs to the parent and is not mapped, so it is leaked.
 Reconfigurable::~Reconfigurable() {
   if (origin_.elsewhere()) new auto(std::move(neighbours_));
 }
@@ -138,7 +138,7 @@ Reconfigurable::Plan Reconfigurable::plan_of(const c10d::ReconfigureOptions& opt
   return plan;
 }
 
-/// Takes note that the ranks are about to meet.
+/// Notes that the ranks are about to meet.
 void Reconfigurable::enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) {
   MutexLock lock(mutex_);
   const bool busy = meeting_ != nullptr;
@@ -157,9 +157,10 @@ c10::intrusive_ptr<c10d::Store> Reconfigurable::store_of(const Plan& plan) const
   return c10::make_intrusive<c10d::PrefixStore>("nvx/reconfigure/" + std::to_string(plan.uuid), store_);
 }
 
-/// The first rank to come with a uuid says in the store what for. So nobody meets ranks that mean another group.
+/// The first rank with a uuid writes its list of members to the store. So ranks that mean another group never meet this
+/// one.
 void Reconfigurable::claim(const Plan& plan) const {
-  constexpr std::chrono::milliseconds kSpan{5000};  // who comes first says it at once
+  constexpr std::chrono::milliseconds kSpan{5000};  // the first rank writes it at once
   const std::string key = "members", mine = std::to_string(digest_of(plan.members));
   std::string claimed = mine;
   try {
@@ -218,7 +219,7 @@ void Reconfigurable::be(int rank, int size) {
   told_rank_ = rank;
 }
 
-/// On a thread of the pool. What has failed is told by the work, and by whoever asks for the group.
+/// Runs on a thread of the pool. The work reports a failure, and so does every later use of the group.
 void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::intrusive_ptr<ReconfigureWork>& work) {
   Standing next;
   std::exception_ptr error;
@@ -235,7 +236,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
     error = std::current_exception();
   }
   plan->processes.clear();
-  const bool wanted = work->hand_over();  // also where meet() has failed, whose group goes here, without the lock
+  const bool wanted = work->hand_over();  // also if meet() has failed: its group is destroyed here, without the lock
   MutexLock lock(mutex_);
   if (!error && !wanted) {
     why = "nvx: group " + plan->name + " was aborted while it was being made";
@@ -245,7 +246,7 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   if (error) {
     be(plan->old_rank, plan->old_size);
   } else {
-    if (timeout_was_set_) next->setTimeout(options_.timeout);  // perhaps since meet() has looked
+    if (timeout_was_set_) next->setTimeout(options_.timeout);  // it may have changed since meet() read it
     group_ = next;
     uuid_ = plan->uuid;
     handle_rank_ = plan->rank;
@@ -253,12 +254,12 @@ void Reconfigurable::carry_out(const std::shared_ptr<Plan>& plan, const c10::int
   meeting_.reset();
   lock.unlock();
   if (error && next) next->call_off(without_name(why));
-  if (!error) equip(*next);  // again, with hooks that have come in between
+  if (!error) equip(*next);  // again: hooks may have been added since
   work->end(error);
 }
 
-/// How the new ranks are numbered says nothing of how groups numbered them that were made before: so the new group's
-/// ranks are not known by numbers of the whole job.
+/// The new ranks are numbered independently of earlier groups' numbers of the job. So the new group's ranks have no
+/// global ranks.
 Reconfigurable::Standing Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
                                               const c10::intrusive_ptr<ReconfigureWork>& work) {
   MutexLock lock(mutex_);
@@ -285,13 +286,13 @@ Reconfigurable::Standing Reconfigurable::meet(const std::shared_ptr<Plan>& plan,
   auto next = c10::make_intrusive<ProcessGroupNVX>(store, group, options);
   next->setGroupUid(getGroupUid());
   next->setGroupDesc(getGroupDesc());
-  // Opening a device is a step of all ranks, and ends early only where the group is called off: by the work, from here
-  // on, or as one that was there when the process began to exit.
+  // Opening a device is a step of all ranks, and ends early only if the group is aborted: by the work, from here on, or
+  // because the process began to exit when the group was already registered.
   if (work->take_in(next) && device && !exiting.load()) next->eagerConnectSingleDevice(*device);
   return next;
 }
 
-/// Throws if a process that is to come has ended, as far as this one knows it from groups before.
+/// Throws if a future member has ended, as far as this process knows it from earlier groups.
 void Reconfigurable::look_at(const Plan& plan) {
   for (size_t r = 0; r < plan.processes.size(); ++r) {
     if (!plan.processes[r] || !plan.processes[r]->dead()) continue;
@@ -305,7 +306,7 @@ void Reconfigurable::look_at(const Plan& plan) {
   }
 }
 
-/// What has failed, and who has not come, by what is known of it.
+/// Describes the failure, and names the members that have not come, as far as this process knows them.
 Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
   constexpr int kMost = 8;
   std::string missing;
@@ -324,7 +325,7 @@ Status Reconfigurable::explain(const Error& error, const Plan& plan) const {
 c10::intrusive_ptr<c10d::Backend::Options> Reconfigurable::getBackendOptions() {
   origin_.check(told_rank_);
   MutexLock lock(mutex_);
-  return c10::make_intrusive<Options>(options_);  // a copy, as torch changes what it gets
+  return c10::make_intrusive<Options>(options_);  // a copy, because torch changes the options that it gets
 }
 
 void Reconfigurable::setTimeout(std::chrono::milliseconds timeout) {
@@ -332,7 +333,7 @@ void Reconfigurable::setTimeout(std::chrono::milliseconds timeout) {
   MutexLock lock(mutex_);
   options_.timeout = timeout;
   timeout_was_set_ = true;
-  if (group_) group_->setTimeout(timeout);  // with the lock, so that no group that is to stand is left out
+  if (group_) group_->setTimeout(timeout);  // under the lock, so that a group that is being installed gets it too
 }
 
 void Reconfigurable::enableCollectivesTiming() {
@@ -346,8 +347,8 @@ void Reconfigurable::waitForPendingWorks() {
   if (const Standing group = standing()) group->waitForPendingWorks();
 }
 
-/// Where no group stands yet, each opens the device when its ranks have met. A group whose ranks are meeting may have
-/// looked for one already, and is waited for.
+/// If no group stands, each device is opened when the ranks of the next group have met. A group whose ranks are meeting
+/// may have read the device already, so this waits for it.
 void Reconfigurable::eagerConnectSingleDevice(at::Device device) {
   origin_.check(told_rank_);
   MutexLock lock(mutex_);
@@ -373,7 +374,7 @@ uint64_t Reconfigurable::getSequenceNumberForGroup() {
   return group ? group->getSequenceNumberForGroup() : 0;
 }
 
-/// What meets is called off too. After that the group may be reconfigured.
+/// Aborts a meeting as well. After that the group may be reconfigured.
 void Reconfigurable::abort() {
   if (origin_.elsewhere()) return;
   MutexLock lock(mutex_);
@@ -395,12 +396,12 @@ void Reconfigurable::shutdown() {
   if (group) group->shutdown();
 }
 
-// Hooks. The group that stands is given ones that pass on to those here, as long as these are registered here: a group
-// may get one while it is being unregistered.
+// Hooks. The current group gets hooks that forward to those registered here, as long as they are registered here: a
+// group may get a hook while that is being unregistered.
 
 void Reconfigurable::registerOnCompletionHook(OnCompletionHook&& hook) {
   origin_.check(told_rank_);
-  OnCompletionHook seen = hook;  // only for torch to see that there is one
+  OnCompletionHook seen = hook;  // torch only checks that there is a hook
   auto kept = std::make_shared<const OnCompletionHook>(std::move(hook));
   MutexLock lock(mutex_);
   const bool first = on_completion_ == nullptr;
@@ -413,7 +414,7 @@ void Reconfigurable::registerOnCompletionHook(OnCompletionHook&& hook) {
   if (const Standing group = standing()) equip(*group);
 }
 
-/// Gives a group what was asked for before it was made. Twice is as good as once.
+/// Applies the hooks and settings that were requested before the group was made. Applying them twice is harmless.
 void Reconfigurable::equip(ProcessGroupNVX& group) {
   MutexLock lock(mutex_);
   const bool timed = timed_;
@@ -422,7 +423,7 @@ void Reconfigurable::equip(ProcessGroupNVX& group) {
   if (timed) group.enableCollectivesTiming();
   if (on_completion) {
     contain_and([&] { group.registerOnCompletionHook([on_completion](const auto& info) { (*on_completion)(info); }); },
-                [](const std::exception*) {});  // it has it already
+                [](const std::exception*) {});  // the group has it already
   }
 #ifdef C10D_BACKEND_HAS_HOOKS
   for (const auto& [id, hook] : abort_hooks_->by_number()) {

@@ -13,12 +13,11 @@
 
 namespace nvx {
 
-/// A group whose ranks may change, for enable_reconfigure=True: one group after the other, of which each is a
-/// ProcessGroupNVX of its own. To torch it is one backend. It passes on what it is asked to the group that stands, and
-/// keeps what lasts longer: options and hooks.
-///
-/// There is no group before the first reconfigure(), nor after one that has failed. While the ranks of the next group
-/// meet, whoever asks for it waits for them.
+/// A group whose ranks may change, for enable_reconfigure=True: a sequence of groups, each a ProcessGroupNVX of its
+/// own. torch sees one backend. It forwards calls to the current group, and keeps the state that outlives a group:
+/// options and hooks.
+/// There is no group before the first reconfigure(), nor after a failed one. While the ranks of the next group meet, a
+/// call that needs the group waits for them.
 class Reconfigurable final : public c10d::Backend {
  public:
   using Standing = c10::intrusive_ptr<ProcessGroupNVX>;
@@ -32,13 +31,13 @@ class Reconfigurable final : public c10d::Backend {
 
   bool supportsReconfigure() const override { return true; }
   std::string get_reconfigure_handle() const override;
-  /// Bad arguments, and a uuid that is used, raise at once and leave the group as it is. Otherwise the group that
-  /// stands is called off, rank() and size() are those of the next one, and the work tells when its ranks have met.
-  /// torch reads rank() and size() without a lock. They are written by this call and, where the meeting fails, set back
-  /// before the work ends: so whoever has waited for the work sees what holds, and a thread that asks while another is
-  /// in here, or while ranks meet, may see the numbers of either group.
+  /// Bad arguments, and a uuid that was used before, raise at once and leave the group unchanged. Otherwise the current
+  /// group is aborted, rank() and size() become those of the next group, and the work ends when its ranks have met.
+  /// torch reads rank() and size() without a lock. This call writes them, and a failed meeting restores them before the
+  /// work ends. So a thread that has waited for the work sees the valid numbers. A thread that reads them during this
+  /// call or the meeting may see the numbers of either group.
   IntrusiveWork reconfigure(const c10d::ReconfigureOptions& opts) override;
-  /// The group that stands, or null.
+  /// The current group, or null.
   Standing standing() const EXCLUDES(mutex_);
 
   const std::string getBackendName() const override { return "nvx"; }
@@ -70,7 +69,7 @@ class Reconfigurable final : public c10d::Backend {
   void unregisterCompletionHook(int64_t id) override;
 #endif
 
-  // What the group that stands does.
+  // Calls that the current group runs.
   IntrusiveWork broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override {
     return now()->broadcast(tensors, opts);
   }
@@ -164,22 +163,22 @@ class Reconfigurable final : public c10d::Backend {
 
  private:
   using OnCompletionHook = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
-  /// The next group, as reconfigure() was asked for it.
+  /// The next group, as requested by reconfigure().
   struct Plan {
     int64_t uuid = 0;
     std::string name;
     std::vector<MemberHandle> members;  ///< by their new ranks
     int rank = 0;
     std::chrono::milliseconds timeout{0};               ///< of the meeting
-    std::vector<std::shared_ptr<Neighbour>> processes;  ///< of the members, where this process knows them; else null
+    std::vector<std::shared_ptr<Neighbour>> processes;  ///< of the members that this process knows; otherwise null
     int old_rank = 0, old_size = 0;
   };
 
-  /// The group that stands; waits for it where its ranks are meeting. Raises where there is none.
+  /// The current group; waits for it if its ranks are meeting. Raises if there is none.
   Standing now() const EXCLUDES(mutex_);
   std::string name() const EXCLUDES(mutex_);
   MemberHandle own_handle() const REQUIRES(mutex_);
-  /// Writes what torch reads as rank() and size().
+  /// Writes the fields that torch reads as rank() and size().
   void be(int rank, int size) REQUIRES(mutex_);
   Plan plan_of(const c10d::ReconfigureOptions& opts) const EXCLUDES(mutex_);
   void enter(int64_t uuid, const c10::intrusive_ptr<ReconfigureWork>& work) EXCLUDES(mutex_);
@@ -193,21 +192,21 @@ class Reconfigurable final : public c10d::Backend {
 
   const Origin origin_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<Neighbours> neighbours_ = Neighbours::here();  // so that this process stays who it is
+  std::shared_ptr<Neighbours> neighbours_ = Neighbours::here();  // keeps this process's identity
   const uint64_t number_ = random_arena_id().low;
-  mutable Mutex mutex_;  // never held while a group is made or ended, or a hook runs, is copied or goes
+  mutable Mutex mutex_;  // never held while a group is made or ended, nor while a hook runs, is copied or is destroyed
   Options options_ GUARDED_BY(mutex_);
   bool timeout_was_set_ GUARDED_BY(mutex_) = false;
   bool timed_ GUARDED_BY(mutex_) = false;
-  bool ended_ GUARDED_BY(mutex_) = false;  // by shutdown()
+  bool ended_ GUARDED_BY(mutex_) = false;  // shutdown() was called
   std::optional<at::Device> device_ GUARDED_BY(mutex_);
   Standing group_ GUARDED_BY(mutex_);
-  c10::intrusive_ptr<ReconfigureWork> meeting_ GUARDED_BY(mutex_);  // null: there is none under way
+  c10::intrusive_ptr<ReconfigureWork> meeting_ GUARDED_BY(mutex_);  // null: no meeting
   std::set<int64_t> used_ GUARDED_BY(mutex_);
-  std::optional<int64_t> uuid_ GUARDED_BY(mutex_);  // of the last group that stood, as its rank
+  std::optional<int64_t> uuid_ GUARDED_BY(mutex_);  // of the last group that stood, for its rank's handle
   int handle_rank_ GUARDED_BY(mutex_);
-  std::atomic<int> told_rank_;              // rank_, for who asks without the mutex
-  std::string failure_ GUARDED_BY(mutex_);  // of the last reconfigure(), where it has failed
+  std::atomic<int> told_rank_;              // `rank_`, for readers without the mutex
+  std::string failure_ GUARDED_BY(mutex_);  // of the last reconfigure(), if it failed
   std::shared_ptr<const OnCompletionHook> on_completion_ GUARDED_BY(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
   const std::shared_ptr<Hooks<c10d::AbortHook>> abort_hooks_ = std::make_shared<Hooks<c10d::AbortHook>>();

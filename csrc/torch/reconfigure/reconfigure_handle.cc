@@ -15,9 +15,9 @@
 namespace nvx {
 namespace {
 
-// "nvx:<rank>:<uuid>:<pid>:<process>:<group>:<host>", the last two numbers in hexadecimal.
+// "nvx:<rank>:<uuid>:<pid>:<process>:<group>:<host>"; `process` and `group` are hexadecimal.
 constexpr std::string_view kName = "nvx";
-constexpr std::string_view kNone = "none";  // in place of a uuid
+constexpr std::string_view kNone = "none";  // replaces the uuid if there is none
 constexpr size_t kFields = 7;
 
 [[noreturn]] void refuse(const std::string& text) {
@@ -32,7 +32,7 @@ std::string hex(uint64_t number) {
   return text;
 }
 
-/// The fields between colons. The last one is all that is left.
+/// The fields between colons. The last field is the rest of the text.
 std::vector<std::string_view> fields_of(std::string_view text) {
   std::vector<std::string_view> fields;
   while (fields.size() + 1 < kFields) {
@@ -72,7 +72,7 @@ MemberHandle MemberHandle::parse(const std::string& text) {
                        read(fields[4].substr(kDigits), &handle.process.low, 16) && read(fields[5], &handle.group, 16);
   if (!numbers) refuse(text);
   handle.host = printable(std::string(fields[6]));
-  if (handle.text() != text) refuse(text);  // there is one way to write each
+  if (handle.text() != text) refuse(text);  // accepts only the canonical form
   return handle;
 }
 
@@ -81,7 +81,7 @@ std::vector<MemberHandle> members_of(const std::vector<std::string>& handles, Ra
   if (std::set<std::string>(handles.begin(), handles.end()).size() != handles.size())
     throw_argument_error("nvx: reconfigure was given a handle twice: each rank has one of its own");
   std::vector<MemberHandle> members;
-  std::map<std::tuple<ArenaId, uint64_t>, std::string> known;  // of each rank, what it was called
+  std::map<std::tuple<ArenaId, uint64_t>, std::string> known;  // the first handle of each rank
   for (const std::string& handle : handles) {
     const MemberHandle& member = members.emplace_back(MemberHandle::parse(handle));
     const auto [first, fresh] = known.emplace(std::tuple(member.process, member.group), handle);
