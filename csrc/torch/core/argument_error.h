@@ -6,7 +6,7 @@
 
 namespace nvx {
 
-/// A bad argument. gloo's users know it as RuntimeError, NCCL's as ValueError: in Python it is both.
+/// A bad argument. gloo raises RuntimeError for it, NCCL ValueError. In Python this error is both.
 class ArgumentError : public c10::ValueError {
  public:
   using c10::ValueError::ValueError;

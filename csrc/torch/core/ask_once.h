@@ -8,13 +8,13 @@
 
 namespace nvx {
 
-/// A question about the device that a rank uses, which the ranks of a group answer together, and once: "do kernels
-/// serve it?" Asking it is a step of all ranks. The first caller takes that step, and waits in it for the other ranks;
-/// other threads of this rank wait for the first caller.
+/// A question about the device that a rank uses, such as "do kernels serve it?". The ranks of a group answer it
+/// together, once. Asking it is a step of all ranks. The first caller takes that step, and waits in it for the other
+/// ranks; other threads of this rank wait for the first caller.
 class AskOnce {
  public:
-  /// The answer, which `ask` finds out where nobody has asked yet. If `ask` throws there is still no answer, and
-  /// whoever comes next asks again.
+  /// The answer; calls `ask` to find it if there is none. If `ask` throws there is still no answer, and the next caller
+  /// asks again.
   template <class Ask>
   bool answer(at::Device device, Ask&& ask) EXCLUDES(mutex_) {
     if (answer_ == Answer::kUnknown) find_out(device, ask);
@@ -23,7 +23,7 @@ class AskOnce {
 
   bool is_answered() const { return answer_ != Answer::kUnknown; }
   bool says_yes() const { return answer_ == Answer::kYes; }
-  /// The device that was asked about; only where the answer is yes.
+  /// The device that was asked about. Valid only if the answer is yes.
   at::Device device() const { return device_; }
 
  private:
@@ -40,7 +40,7 @@ class AskOnce {
 
   Mutex mutex_;
   std::atomic<Answer> answer_{Answer::kUnknown};
-  at::Device device_{at::kCPU};  // written before the answer is, and never again
+  at::Device device_{at::kCPU};  // written once, before `answer_`: a thread that loads the answer sees the device
 };
 
 }  // namespace nvx

@@ -13,7 +13,7 @@
 namespace nvx {
 namespace {
 
-/// How many threads with hooks there are in this process. They take turns, as if one thread ran all hooks.
+/// The number of threads with hooks in this process. They take turns, as if one thread ran all hooks.
 struct Count {
   Mutex mutex;
   std::condition_variable changed;
@@ -32,7 +32,7 @@ struct HooksBeside::Running {
 
 HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_shared<Running>()) {
   static thread_local bool is_at_it = false;
-  if (is_at_it) {  // a hook has called for hooks
+  if (is_at_it) {  // a hook runs hooks
     running_->ended = true;
     return;
   }
@@ -46,7 +46,7 @@ HooksBeside::HooksBeside(std::function<void()> hooks) : running_(std::make_share
       MutexLock turn(all.turn);
       is_at_it = true;
       hooks();
-      hooks = nullptr;  // with what it holds, before it counts as ended
+      hooks = nullptr;  // destroys its captures before it counts as ended
       is_at_it = false;
     }
     MutexLock lock(all.mutex);

@@ -14,11 +14,11 @@
 
 namespace nvx {
 
-/// Runs code of the user's where nobody could catch what it throws: on a thread of nvx's, or between other hooks. What
-/// it throws is logged the first time at each place in nvx's code, and goes no further.
+/// Runs user code at a place where no caller could catch its exception: on one of nvx's threads, or between other
+/// hooks. The exception is logged the first time at each place in nvx's code, and not rethrown.
 template <class Call>
 void run_hook(const char* whose, Call&& call) {
-  static std::atomic<bool> said{false};  // one for each place: each has a Call of its own
+  static std::atomic<bool> said{false};  // one for each place, because each has its own type Call
   contain_and(call, [&](const std::exception* error) {
     if (said.exchange(true)) return;
     if (error) {
@@ -29,15 +29,15 @@ void run_hook(const char* whose, Call&& call) {
   });
 }
 
-/// Hooks that may take long, as that of torch's flight recorder does. They run on a thread of their own, if one can be
-/// had, and await_moment() waits until they have ended, or a moment has passed.
+/// Hooks that may take long, such as that of torch's flight recorder. They run on their own thread if one can be
+/// created. await_moment() waits until they have ended, or a moment has passed.
 class HooksBeside {
  public:
   explicit HooksBeside(std::function<void()> hooks);
-  /// Returns when they have ended, or the moment has passed since they began.
+  /// Returns when they have ended, or when the moment has passed since they began.
   void await_moment() const;
-  /// Waits for all that have been begun in this process: if their threads were still in Python when it ends, it would
-  /// end badly. The wait is bounded, and Ctrl-C ends it.
+  /// Waits for all hooks that have begun in this process: a thread that is in Python when the process ends may crash
+  /// it. The wait is bounded, and Ctrl-C ends it.
   static void await_all();
 
  private:
@@ -46,12 +46,12 @@ class HooksBeside {
   std::shared_ptr<Running> running_;
 };
 
-/// Hooks of the user's, by number. None is made, copied or destroyed while the mutex is held: that may need Python's
-/// lock, and whoever has that may wait for the mutex.
+/// User hooks by number. None is made, copied or destroyed while the mutex is held: that may need the GIL, and the
+/// thread that holds the GIL may wait for the mutex.
 template <class Hook>
 class Hooks {
  public:
-  /// False if it takes the place of another one.
+  /// Returns false if it replaces another hook.
   bool put(int64_t id, Hook&& hook) EXCLUDES(mutex_) {
     auto kept = std::make_shared<const Hook>(std::move(hook));
     MutexLock lock(mutex_);

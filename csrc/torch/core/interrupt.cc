@@ -14,14 +14,14 @@
 namespace nvx {
 namespace {
 
-/// Touched on the main thread only, but for the flag, which makes asking cheap.
+/// Used on the main thread only, except the flag, which makes the check cheap.
 struct Kept {
   std::atomic<bool> something{false};
   std::exception_ptr raised;
 };
 
 Kept& kept() {
-  static Kept* here = new Kept;  // never destroyed: Python may be gone by then
+  static Kept* here = new Kept;  // never destroyed: the interpreter may have been finalized by then
   return *here;
 }
 
@@ -35,7 +35,7 @@ std::string name_of(const pybind11::object& type) {
 bool run_signal_handlers() {
   if (!Py_IsInitialized()) return false;
   pybind11::gil_scoped_acquire gil;
-  const pybind11::error_scope undisturbed;  // what somebody up the stack is about to raise
+  const pybind11::error_scope undisturbed;  // saves the exception that a caller up the stack is about to raise
   if (PyErr_CheckSignals() == 0) return false;
   const pybind11::error_already_set raised;
   kept().raised = std::make_exception_ptr(raised);

@@ -6,11 +6,11 @@
 
 namespace nvx {
 
-/// What a group of nvx is made with: pg_options, and what torch says of the group.
+/// The options of an nvx group: pg_options, and the properties that torch sets.
 struct NvxOptions final : c10d::Backend::Options {
   explicit NvxOptions(std::chrono::milliseconds timeout = kBackendDefaultTimeout)
       : c10d::Backend::Options("nvx", timeout) {}
-  /// Of a group that was merged out of several: nobody knows which ranks of the job these are.
+  /// For a group that was merged out of several: its ranks' global ranks are unknown.
   bool ranks_unknown = false;
 #ifdef C10D_BACKEND_HAS_HOOKS
   c10::intrusive_ptr<c10d::Backend::Options> clone() const override { return c10::make_intrusive<NvxOptions>(*this); }

@@ -7,8 +7,8 @@
 
 namespace nvx {
 
-/// Which process something was made in. A forked child has copies of its parent's groups and works, but neither the
-/// memory behind them nor the threads that held their locks at the fork: nothing of them may be touched there.
+/// The process in which an object was made. A forked child has copies of its parent's groups and works, but neither
+/// their memory nor the threads that held their locks at the fork. So the child must not touch them.
 class Origin {
  public:
   bool elsewhere() const { return generation_ != fork_generation(); }

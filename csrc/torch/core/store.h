@@ -14,7 +14,8 @@
 
 namespace nvx {
 
-/// What the store answers. torch's own words for one that is gone name neither the store nor who serves it.
+/// Calls the store. torch's errors for a lost store name neither the store nor its server, so this
+/// adds them.
 template <class Call>
 auto ask_store(Call call) {
   try {
@@ -28,7 +29,7 @@ auto ask_store(Call call) {
   }
 }
 
-/// A c10d store, as the group sees it.
+/// Adapts a c10d store to the group's interface.
 class TorchStore final : public Store {
  public:
   TorchStore(c10::intrusive_ptr<c10d::Store> store, int ranks)
@@ -41,7 +42,7 @@ class TorchStore final : public Store {
     ask_store([&] { store_->set(key, value); });
   }
   std::optional<std::vector<uint8_t>> get(const std::string& key, std::chrono::milliseconds span) override {
-    // Not Store::wait(): where that runs out of time, torch writes lines to stderr, and here it often does.
+    // Not Store::wait(): torch logs to stderr when that times out, and here it often times out.
     const auto end = Clock::now() + span;
     if (key != asked_for_) {
       asked_for_ = key;
@@ -68,7 +69,7 @@ class TorchStore final : public Store {
   void remove(const std::string& key) override {
     try {
       store_->deleteKey(key);
-    } catch (const std::exception&) {  // not every store can
+    } catch (const std::exception&) {  // not every store supports deleteKey()
     }
   }
 
@@ -77,8 +78,8 @@ class TorchStore final : public Store {
     auto* const prefixed = dynamic_cast<c10d::PrefixStore*>(store_.get());
     return prefixed ? prefixed->getUnderlyingNonPrefixStore() : store_;
   }
-  /// The value, if it is there. A store in another process is asked once: compareSet() with a value that nobody sets
-  /// answers with it where there is none, and changes nothing. check() and get() would ask three times.
+  /// The value, if it exists. A store in another process gets one request: compareSet() with a value that no rank sets
+  /// returns that value if the key does not exist, and changes nothing. check() and get() would need three.
   std::optional<std::vector<uint8_t>> look(const std::string& key) {
     if (!asks_afar_) return store_->check({key}) ? std::optional(store_->get(key)) : std::nullopt;
     static const std::vector<uint8_t> kNone = {'n', 'v', 'x', ':', ' ', 'n', 'o', 'n', 'e', 0};
@@ -87,7 +88,7 @@ class TorchStore final : public Store {
   }
 
   static constexpr std::chrono::microseconds kFirstPause{100}, kLongestPause{10'000};
-  static constexpr std::chrono::microseconds kPauseOfARank{200};  // so all together ask 5000 times a second
+  static constexpr std::chrono::microseconds kPauseOfARank{200};  // so all ranks together make 5000 requests a second
 
   c10::intrusive_ptr<c10d::Store> store_;
   const bool asks_afar_;
