@@ -1,4 +1,4 @@
-// A backend's beginning, sends and receives, and what is coalesced.
+// The constructor of a backend, sends and receives, and coalescing.
 
 #include "torch/backend.h"
 
@@ -20,8 +20,8 @@ ProcessGroupNVX::ProcessGroupNVX(c10::intrusive_ptr<c10d::Store> store, std::sha
   Registry::here().add(*this);
 }
 
-/// Where peers may write to this rank's memory at any time, a thread of the group's own waits for that. It would keep
-/// the group.
+/// If peers may write to this rank's memory, one of the group's threads waits for those writes. It would keep the group
+/// alive.
 ProcessGroupNVX::~ProcessGroupNVX() {
   Registry::here().remove(*this);
   if (has_memory_for_peers_) group().leave();
@@ -29,7 +29,7 @@ ProcessGroupNVX::~ProcessGroupNVX() {
 
 c10::intrusive_ptr<c10d::Backend::Options> ProcessGroupNVX::getBackendOptions() {
   (void)checked_group();
-  return c10::make_intrusive<Options>(context_.groups.options());  // a copy, as torch changes what it gets
+  return c10::make_intrusive<Options>(context_.groups.options());  // a copy, because torch changes its options
 }
 
 IntrusiveWork ProcessGroupNVX::send(Tensors& tensors, int peer, int tag) {

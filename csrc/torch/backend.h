@@ -21,7 +21,7 @@ namespace nvx {
 
 struct PoolStats;
 
-/// nvx as torch sees it: c10d's calls, each given to what carries it out.
+/// The torch interface of nvx: forwards c10d's calls to the classes that run them.
 class ProcessGroupNVX final : public c10d::Backend {
  public:
   using Options = NvxOptions;
@@ -85,17 +85,17 @@ class ProcessGroupNVX final : public c10d::Backend {
   void enableCollectivesTiming() override { context_.timed = true; }
   void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
-  /// For a group that is made with a device_id: opens that device, as the first collective would, on all ranks.
+  /// For a group that is made with a device_id: opens that device on all ranks, as the first collective would.
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
-  /// Whether allocateTensor() has memory that kernels need no staging for. Does not ask the other ranks.
+  /// Whether allocateTensor() returns memory that kernels use without staging. Does not ask the other ranks.
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;  // NOLINT: torch's type
   void abort() override;
   void shutdown() override;
-  /// abort() without its hooks: what is called off for this reason is no failure.
+  /// abort() without its hooks: an operation that is aborted for this reason has not failed.
   void call_off(const std::string& why);
-  /// Waits until all proxies have ended, and logs a failure of theirs that has not been raised.
+  /// Waits until all proxies have ended, and logs a failure that no call has raised.
   void see_off_proxies(const Deadline& deadline) { issuer_.see_off(deadline); }
   static constexpr std::chrono::seconds kMostForProxies{5};
 
@@ -106,12 +106,12 @@ class ProcessGroupNVX final : public c10d::Backend {
   void unregisterAbortHook(int64_t id) override;
 #endif
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-  /// These two say how to make a group that has them: see reconfigurable.h.
+  /// These two describe how to make a group that supports them: see `reconfigurable.h`.
   std::string get_reconfigure_handle() const override;
   IntrusiveWork reconfigure(const c10d::ReconfigureOptions& opts) override;
 #endif
 #ifdef C10D_BACKEND_HAS_WINDOW
-  /// One-sided writes to tensors of the CPU: see window.h.
+  /// One-sided writes to CPU tensors: see `window.h`.
   bool supportsWindow() const override { return true; }
   c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor>& tensor = std::nullopt) override;
 #endif
@@ -126,11 +126,11 @@ class ProcessGroupNVX final : public c10d::Backend {
   /// Raises in a forked child.
   Group& checked_group() const { return context_.checked_group(); }
   Messages& messages() { return messages_; }
-  /// Peers may write to this rank's memory from now on, at any time.
+  /// From now on peers may write to this rank's memory at any time.
   void has_memory_for_peers() { has_memory_for_peers_ = true; }
-  /// What the group's kernels say of the pools of memory; nothing where there are no kernels.
+  /// The statistics of the kernels' memory pools; none without kernels.
   std::optional<PoolStats> pool_stats();
-  /// group(), and the group of devices' tensors where there is one.
+  /// group(), and the group of devices' tensors if it exists.
   std::vector<std::shared_ptr<Group>> groups() const { return context_.groups.all(); }
 
  private:
@@ -141,7 +141,7 @@ class ProcessGroupNVX final : public c10d::Backend {
   Issuer issuer_{context_};
   Messages messages_{context_};
   Children children_;
-  std::atomic<bool> has_memory_for_peers_{false};  // a window is registered, or has been
+  std::atomic<bool> has_memory_for_peers_{false};  // a window is or was registered
 };
 
 }  // namespace nvx

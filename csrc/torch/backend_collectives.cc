@@ -1,4 +1,4 @@
-// c10d's collectives: from its tensors and options to operations, which the Issuer begins.
+// c10d's collectives: converts tensors and options to operations, which the Issuer begins.
 
 #include "torch/arguments/overlaps.h"
 #include "torch/backend.h"

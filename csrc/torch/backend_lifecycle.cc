@@ -1,5 +1,5 @@
-// What becomes of a backend after it was made: groups that are made out of it, timeouts, hooks, abort and end. And what
-// torch asks for of a device beside collectives.
+// The life of a backend after its construction: groups made from it, timeouts, hooks, abort and end. Also torch's
+// requests for a device other than collectives.
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kGrace{300};
 
-/// Those of a group that is made out of this one. override: torch's.
+/// The options of a group that is made from this one. override: torch's.
 NvxOptions options_of_child(const Group& group, const c10::intrusive_ptr<c10d::Backend::Options>& override,
                             std::vector<uint64_t> global_ranks) {
   NvxOptions options(override ? override->timeout : group.timeout());
@@ -37,7 +37,7 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
   const Group& group = checked_group();
   const auto me = std::find(ranks.begin(), ranks.end(), rank_);
   if (me == ranks.end()) return nullptr;
-  // The ranks in the options are this group's, or none: torch leaves them there.
+  // The ranks in the options are this group's, or none: torch does not update them.
   std::vector<uint64_t> global;
   if (const auto& mine = group.topology().global_ranks; !mine.empty()) {
     for (const int rank : ranks) global.push_back(mine.at(size_t(rank)));
@@ -45,14 +45,14 @@ c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::split(const c10::intrusive_pt
   return child(store, options_of_child(group, opts, std::move(global)), int(me - ranks.begin()), int(ranks.size()));
 }
 
-/// Makes a group of the ranks of several groups, which torch has numbered anew. They meet over a store of their own.
+/// Makes a group of the ranks of several groups, which torch has renumbered. They meet over a store of their own.
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::merge(const c10::intrusive_ptr<c10d::Store>& store,
                                                          const c10::intrusive_ptr<c10d::Backend::Options>& opts,
                                                          const int& rank, const int& size) {
   return child(store, options_of_child(checked_group(), opts, {}), rank, size);
 }
 
-/// Only the ranks that stay call this. They meet over the store of this group, whatever has become of the group itself.
+/// Only the remaining ranks call this. They meet over this group's store, whatever the state of the group.
 c10::intrusive_ptr<c10d::Backend> ProcessGroupNVX::shrink(const std::vector<int64_t>& excluded, int flags,
                                                           const c10::intrusive_ptr<c10d::Backend::Options>& override) {
   constexpr int kAbort = 1;  // torch.distributed.distributed_c10d.SHRINK_ABORT
@@ -94,8 +94,8 @@ void ProcessGroupNVX::setTimeout(std::chrono::milliseconds timeout) {
   context_.groups.set_timeout(timeout);
 }
 
-/// Waits for all that was issued before, sends and receives too, and for the callbacks and hooks of it. It does not
-/// wait for a work whose callback or hook calls this. Ctrl-C ends the waiting.
+/// Waits for all operations issued before, including sends and receives, and for their callbacks and hooks. It does not
+/// wait for a work whose callback or hook calls this. Ctrl-C ends the wait.
 void ProcessGroupNVX::waitForPendingWorks() {
   constexpr std::chrono::milliseconds kLookAround{50};
   Group& group = checked_group();
@@ -104,7 +104,7 @@ void ProcessGroupNVX::waitForPendingWorks() {
     if (context_.pending->load(std::memory_order_acquire) == NvxWork::told_here(context_.pending)) return true;
     if (group.lane().held_here()) raise(group.inside_itself());
     group.lane().settle(kLookAround);
-    group.mail().settle(kLookAround);  // returns at once where the group has failed
+    group.mail().settle(kLookAround);  // returns at once if the group has failed
     group.look_for_interrupt();
     raise_interrupt();
     return false;
@@ -127,7 +127,7 @@ c10d::ErrorType ProcessGroupNVX::getError() {
   }
 }
 
-/// abort() and shutdown() do nothing in a forked child: torch calls them when a group is destroyed there, which is
+/// abort() and shutdown() do nothing in a forked child. torch calls them when a group is destroyed there, which is
 /// allowed.
 void ProcessGroupNVX::abort() {
   if (context_.origin.elsewhere()) return;
@@ -140,15 +140,16 @@ void ProcessGroupNVX::call_off(const std::string& why) {
   (void)context_.listeners.fall_silent();
   context_.groups.abort(why);
   issuer_.abort();               // before catch_up(), whose lock a call of the delegate may hold
-  context_.kernels->catch_up();  // what was put off is refused now, and its works say so
+  context_.kernels->catch_up();  // refuses the postponed operations, and fails their works
 }
 
-/// Operations that the user never waited for get a moment to end well, as peers may wait for them. Then they are ended.
+/// Operations that the program never waited for get a moment to succeed, because peers may wait for them. Then they are
+/// aborted.
 void ProcessGroupNVX::shutdown() {
   if (context_.origin.elsewhere()) return;
   context_.kernels->catch_up();
   see_off_proxies(Deadline::after(kMostForProxies));
-  // What leaving calls off, here or on a peer that leaves too, is no failure.
+  // An operation that fails because this rank leaves, or a peer does, has not failed for the hooks.
   (void)context_.listeners.fall_silent();
   const Deadline moment = Deadline::after(kGrace);
   for (const auto& group : groups()) {
@@ -163,7 +164,7 @@ void ProcessGroupNVX::shutdown() {
 
 void ProcessGroupNVX::registerOnCompletionHook(Listeners::OnCompletion&& hook) {
   (void)checked_group();
-  Listeners::OnCompletion seen = hook;  // only for torch to see that there is one
+  Listeners::OnCompletion seen = hook;  // torch only checks that there is a hook
   const bool first = context_.listeners.set_on_completion(std::move(hook));
   if (first) onCompletionHook_.swap(seen);
   TORCH_CHECK(first, "ProcessGroupNVX OnCompletion hook already registered");
@@ -200,9 +201,9 @@ void ProcessGroupNVX::unregisterCompletionHook(int64_t id) {
 
 #endif
 
-/// torch calls this when the group has been made, where init_process_group or new_group was given a device_id. Nobody
-/// knows whether the other ranks were given one, too. So those that were meet first, and open the device only if all
-/// have come: otherwise they would wait until the others make their first call.
+/// torch calls this when the group has been made, if init_process_group or new_group got a device_id. This rank does
+/// not know whether the other ranks got one. So the ranks with a device_id meet first, and open the device only if all
+/// ranks have come: otherwise they would wait until the others make their first call.
 void ProcessGroupNVX::eagerConnectSingleDevice(at::Device device) {
   Group& group = checked_group();
   if (device.is_cpu() || !serves(device)) return;

@@ -31,7 +31,7 @@ CallContext::Term CallContext::term_of(std::chrono::milliseconds given) {
   if (share.extra.count() == 0) [[likely]]
     return {own, nullptr};
   const auto plain = own.count() != 0 ? own : group_->timeout();
-  if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // it has no timeout: nothing is longer
+  if (plain.count() <= 0) return {own, std::move(share.until_it_ends)};  // no timeout: no extension
   return {std::min(plain, Extensions::kMost) + share.extra, std::move(share.until_it_ends)};
 }
 

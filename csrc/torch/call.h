@@ -23,44 +23,42 @@ class KernelPath;
 using Tensors = std::vector<at::Tensor>;
 using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
 
-/// As what torch knows a call.
+/// The properties of a call that torch needs.
 struct Kind {
   c10d::OpType type;
   const char* title;          ///< "nvx:all_reduce"
-  size_t lists = 0;           ///< in how many lists of one length a future has the outputs; 0: in one, as they are
-  at::IntArrayRef give = {};  ///< the splits that the caller named, for the profiler
+  size_t lists = 0;           ///< number of lists, of one length each, in a future's value; 0: one list, not nested
+  at::IntArrayRef give = {};  ///< the splits that the caller passed, for the profiler
   at::IntArrayRef take = {};
 };
 
 enum class Mode { kAsync, kSync };
 
-/// What a call that is one operation asks for.
+/// The operations of a call that is one operation.
 inline TensorOperations one(TensorOperation&& operation) {
   TensorOperations all;
   all.push_back(std::move(operation));
   return all;
 }
 
-/// One call, on its way to its route. `collectives` are what it asks for: one operation, or several on tensors of one
-/// device.
+/// One call, on its way to its route. `collectives`: one operation, or several on tensors of one device.
 struct Call {
   const Kind& kind;
-  TensorOperations& collectives;  ///< the route takes them where it keeps them
+  TensorOperations& collectives;  ///< a route that keeps them takes them
   const Tensors& outputs;
   const Tensors& inputs;
   Mode mode;
 
   at::Device device() const { return device_of(collectives); }
   Tensors used() const { return all_tensors(collectives, outputs, inputs); }
-  /// What a work that begins on a device is recorded with, where anybody records. A synchronous call is a record
-  /// itself.
+  /// The tensors that a work on a device is recorded with, if a recorder is on. A synchronous call is a record itself.
   std::optional<Tensors> recorded() const;
 };
 
-/// What all calls of one backend share, whatever their route.
+/// The state that all calls of one backend share, whatever their route.
 class CallContext {
  public:
-  /// backend: outlives this.
+  /// backend: must outlive this.
   CallContext(c10d::Backend& backend, c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group,
               const NvxOptions& options);
 
@@ -72,31 +70,31 @@ class CallContext {
   }
 
   NvxWork::Facts facts(const Kind& kind) { return facts(kind, group_); }
-  /// group: whose lane carries it out.
+  /// group: its lane runs the call.
   NvxWork::Facts facts(const Kind& kind, const std::shared_ptr<Group>& group);
   struct Term {
     std::chrono::milliseconds timeout;  ///< 0: the group's
-    Extensions::Claim claim;            ///< what the operation keeps until it has ended
+    Extensions::Claim claim;            ///< keeps the timeout's extension until the operation has ended
   };
-  /// given: the timeout that an operation was called with, if any.
+  /// given: the timeout that the caller passed, if any.
   Term term_of(std::chrono::milliseconds given);
   void number(TensorOperations& collectives);
-  /// Whether a synchronous call, too, must return a work.
+  /// Whether even a synchronous call must return a work.
   bool needs_work() const;
-  /// The streams and events of a call whose operations use a device's tensors where they are. A synchronous one runs on
-  /// the caller's stream, so that nothing that this stream is given later need wait for it.
+  /// The streams and events of a call whose operations use a device's tensors in place. A synchronous call runs on the
+  /// caller's stream, so that later work on this stream needs no wait.
   std::unique_ptr<StagingCopies> on_device(const Call& call);
   /// Whether the call reads or writes memory that pending results will be written to, or that a delegate still uses.
   bool comes_behind(const Call& call) { return hazards.awaited_in(call.inputs) || hazards.awaited_in(call.outputs); }
-  /// Has the stream wait for results that will be written to memory of the call's tensors. The host waits until the
-  /// stream can: those that the lane has yet to bring have no stream yet.
+  /// Makes the stream wait for results that will be written to memory of the call's tensors. The host waits until the
+  /// stream can: results of operations that are still queued in the lane have no stream yet.
   void follow_hazards(const Call& call, const c10::Stream& stream);
 
-  /// Puts it into a group's lane, which keeps the work, and with it all tensors, until it has run.
+  /// Queues the work in a group's lane, which keeps it, and with it all tensors, until it has run.
   void enqueue(const c10::intrusive_ptr<LaneWork>& work, Lane& lane);
-  /// The work of a synchronous call, which has ended. staging: null where its tensors are the CPU's.
+  /// The work of a synchronous call, which has ended. staging: null for CPU tensors.
   static IntrusiveWork done(NvxWork::Facts facts, const Tensors& outputs, std::unique_ptr<StagingCopies> staging);
-  /// Of an operation that has ended on this thread, or that could not be begun.
+  /// For an operation that has ended on this thread, or could not begin.
   void raise_if_failed(const Status& status);
 
   c10d::Backend& backend;

@@ -12,13 +12,13 @@
 
 namespace nvx {
 
-/// The groups that a group was split or merged into. torch up to 2.13 asks once for each device type, with the same
-/// store and name: all of these get one group.
+/// The groups that were split off a group or merged. torch up to 2.13 asks once for each device type, with the same
+/// store and name: all of these requests get one group.
 class Children {
  public:
-  /// The one that was made of this store by this name, if it is there still.
+  /// The group that was made from this store and name, if it still exists.
   std::shared_ptr<Group> find(const std::string& name, const c10::intrusive_ptr<c10d::Store>& store) EXCLUDES(mutex_) {
-    c10::intrusive_ptr<c10d::Store> its_store;  // outlives the lock, under which it must not be destroyed
+    c10::intrusive_ptr<c10d::Store> its_store;  // destroyed after the lock's release: not under the lock
     MutexLock lock(mutex_);
     const auto known = children_.find(name);
     if (known != children_.end()) its_store = known->second.store.lock();

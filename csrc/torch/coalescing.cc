@@ -47,7 +47,7 @@ void CoalescingScopes::add(const c10::intrusive_ptr<NvxWork>& work) {
   CoalescingScope::Works gone;
   MutexLock lock(mutex_);
   const auto scope = scopes_.find(std::this_thread::get_id());
-  if (scope == scopes_.end()) return;  // the open ones are other threads'
+  if (scope == scopes_.end()) return;  // the open scopes belong to other threads
   scope->second.add(work, gone);
   lock.unlock();
 }

@@ -11,36 +11,36 @@
 
 namespace nvx {
 
-/// What a thread has issued since it began to coalesce. The operations run as ever, and the scope only remembers them,
-/// so that they can be waited for as one. Only kernels may be put off, until something else of the group is called, or
-/// somebody asks for one of them. An exception may leave a scope open for good: therefore it forgets works that have
-/// ended well and that somebody has asked for.
+/// The works that a thread has issued since it began to coalesce. The operations run as usual; the scope only keeps
+/// their works, so that one work can wait for all. Only kernels may be postponed, until another operation of the group
+/// is called, or one of their works is queried. An exception may leave a scope open for good, so the scope drops works
+/// that have succeeded and whose result has been requested.
 struct CoalescingScope {
   using Works = std::vector<c10::intrusive_ptr<NvxWork>>;
-  /// gone: gets the works that it forgets.
+  /// gone: receives the dropped works.
   void add(const c10::intrusive_ptr<NvxWork>& work, Works& gone);
 
   Works works;
   size_t issued = 0;
-  size_t most = 64;  ///< so many are kept before it looks which can be forgotten
+  size_t most = 64;  ///< the number of works at which it looks for works to drop
 };
 
-/// The scopes that threads have open in one backend.
+/// The open scopes of a backend's threads.
 class CoalescingScopes {
  public:
-  /// Opens one for this thread. Returns the scope that was open before, if there is one: an exception has left that
-  /// open, as torch does not close it then. All that was issued in it runs nevertheless.
+  /// Opens a scope for this thread. Returns the scope that was open before, if any: torch does not close a scope that
+  /// an exception left. Its operations run nevertheless.
   std::optional<CoalescingScope> open() EXCLUDES(mutex_);
-  /// Closes this thread's scope; none if none is open.
+  /// Closes this thread's scope and returns it; none if none is open.
   std::optional<CoalescingScope> close() EXCLUDES(mutex_);
-  /// Whether this thread has one open.
+  /// Whether this thread has an open scope.
   bool is_open() const EXCLUDES(mutex_);
-  /// To this thread's scope, if one is open.
+  /// Adds the work to this thread's scope, if one is open.
   void add(const c10::intrusive_ptr<NvxWork>& work) EXCLUDES(mutex_);
 
  private:
   std::atomic<int> open_{0};
-  mutable Mutex mutex_;  // never held while a work goes
+  mutable Mutex mutex_;  // never held while a work is destroyed
   std::map<std::thread::id, CoalescingScope> scopes_ GUARDED_BY(mutex_);
 };
 

@@ -53,15 +53,16 @@ c10::intrusive_ptr<c10d::Store> Groups::store_of_devices() const {
 }
 
 const std::shared_ptr<Group>& Groups::of_devices() {
-  if (has_device_group_.load(std::memory_order_acquire)) return device_group_;  // and with it what it points to
+  // The acquire load makes `device_group_`, and the group that it points to, visible to this thread.
+  if (has_device_group_.load(std::memory_order_acquire)) return device_group_;
   MutexLock lock(making_);
   if (device_group_) return device_group_;
   if (const Status status = group_->check_alive(); !status.ok()) raise(status);
   device_group_ = make_group(store_of_devices(), group_->rank(), group_->size(), options(),
                              [group = group_] { return group->failed() || group->closed(); });
-  // An abort or leave of group_ before this point did not see device_group_; repeat it here. Here the flag is stored,
-  // and then failed() and closed() are loaded. abort() and leave() store what these load, by ending group_, and then
-  // load the flag, in all(). All six are seq_cst, so at least one side sees the other's store.
+  // An abort or leave of `group_` before this point did not see `device_group_`; repeat it here. This thread stores the
+  // flag and then loads failed() and closed(). abort() and leave() end `group_`, which stores the values that these
+  // load, and then load the flag, in all(). All six accesses are seq_cst, so at least one side sees the other's store.
   has_device_group_.store(true, std::memory_order_seq_cst);
   if (group_->failed()) device_group_->abort("");
   if (group_->closed()) device_group_->leave();
@@ -74,12 +75,12 @@ std::vector<std::shared_ptr<Group>> Groups::all() const {
 }
 
 void Groups::abort(const std::string& why) {
-  group_->abort(why);  // before all() is asked: see of_devices()
+  group_->abort(why);  // before all() loads the flag: see of_devices()
   for (const auto& group : all()) group->abort(why);
 }
 
 void Groups::leave() {
-  group_->leave();  // before all() is asked: see of_devices()
+  group_->leave();  // before all() loads the flag: see of_devices()
   for (const auto& group : all()) group->leave();
 }
 

@@ -15,29 +15,29 @@
 
 namespace nvx {
 
-/// A step of all ranks. Raises if the ranks do not meet. unwanted: asked while they have not met.
+/// A step of all ranks. Raises if the ranks do not meet. unwanted: polled until they have met; true ends the wait.
 std::shared_ptr<Group> make_group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                   const NvxOptions& options, std::function<bool()> unwanted = {});
 
-/// The groups of one backend. Collectives of a device's tensors have an order of their own, as if they had another
-/// backend: those of a checkpoint's CPU tensors, say, may run beside them, on another thread. So they have a group of
-/// their own. The first such collective makes it, which is a step of all ranks.
+/// The groups of one backend. Collectives of device tensors have their own order, as if they had another backend. So
+/// they may run beside collectives of CPU tensors on another thread, such as those of a checkpoint. They have their own
+/// group, which the first such collective makes; that is a step of all ranks.
 class Groups {
  public:
   Groups(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<Group> group, const NvxOptions& options);
 
   const std::shared_ptr<Group>& of_cpu() const { return group_; }
   const std::shared_ptr<Group>& of_devices() EXCLUDES(making_, mutex_);
-  /// The group whose lane carries them out. A barrier belongs to the CPU's group, as torch sees it.
+  /// The group whose lane runs the collectives. A barrier belongs to the CPU's group, as in torch.
   const std::shared_ptr<Group>& of(const TensorOperations& collectives) EXCLUDES(making_, mutex_);
-  /// of_cpu(), and of_devices() where that has been made.
+  /// of_cpu(), and of_devices() if it exists.
   std::vector<std::shared_ptr<Group>> all() const;
 
   void abort(const std::string& why);
   void leave();
   void set_timeout(std::chrono::milliseconds timeout) EXCLUDES(mutex_);
   NvxOptions options() EXCLUDES(mutex_);
-  /// The first rank's number in the default group, and the step from each to the next; -1: the steps differ.
+  /// The first rank's global rank, and the step from each to the next; -1: the steps differ.
   std::pair<int64_t, int64_t> global_ranks() EXCLUDES(mutex_);
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
   c10::intrusive_ptr<c10d::Store> store_of_devices() const;
@@ -46,7 +46,7 @@ class Groups {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<Group> group_;
   Mutex making_;                         // held while the group of devices is made
-  std::shared_ptr<Group> device_group_;  // written once, before has_device_group_ says so
+  std::shared_ptr<Group> device_group_;  // written once, before the store to `has_device_group_`, which publishes it
   std::atomic<bool> has_device_group_{false};
   Mutex mutex_;
   NvxOptions options_ GUARDED_BY(mutex_);

@@ -22,7 +22,7 @@ py::dict link_of(PcieLink link) {
   return told;
 }
 
-/// None stands for what is not known.
+/// None stands for an unknown value.
 py::object positive(double value) { return value > 0 ? py::object(py::float_(value)) : py::none(); }
 
 py::list gpus_of(const GpuTopology& topology) {
@@ -79,7 +79,7 @@ py::list pairs_of(const GpuTopology& topology) {
   return pairs;
 }
 
-/// The GPUs of this machine; with the speed of each pair where that is asked for, for at most a minute.
+/// The GPUs of this machine; with `measure`, also the speed of each pair, which takes at most a minute.
 py::dict gpu_topology(bool measure) {
   GpuTopology topology;
   std::string unmeasured;
@@ -111,7 +111,7 @@ py::dict gpu_topology(bool measure) {
   return told;
 }
 
-/// What the driver says of memory that network cards can reach, or why it says nothing.
+/// The driver's answer about memory that network cards can reach, or why there is none.
 py::dict told_dma_bufs() {
   std::vector<DmaBuf> found;
   std::string none;
@@ -137,7 +137,7 @@ py::dict told_dma_bufs() {
   return told;
 }
 
-/// What goes between hosts: the UCX that would be loaded, and what it finds.
+/// The network between hosts: the UCX library that would be loaded, and the devices that it finds.
 py::dict network() {
   py::dict told;
   told["rdma_ports"] = net::rdma_ports();

@@ -4,7 +4,7 @@
 
 namespace nvx {
 
-/// What `nvx topo` asks of the core: the machine as it sees it, as plain Python objects.
+/// Exposes the core's view of the machine for `nvx topo`, as plain Python objects.
 void register_inspection(pybind11::module_& m);
 
 }  // namespace nvx

@@ -10,8 +10,8 @@
 namespace nvx {
 namespace {
 
-/// Whether all of a call's operations are proxied. One that is not keeps the others from it: those go in chunks, whose
-/// number may be one, as chunks use the same memory.
+/// Whether all operations of a call are proxied. If one is not, none is: the others go in chunks, possibly a single
+/// one, because chunks use the same memory.
 bool are_proxied(TensorOperations& collectives) {
   const auto is_proxied = [](const TensorOperation& c) { return c.route() == Route::kHostProxy; };
   if (std::all_of(collectives.begin(), collectives.end(), is_proxied)) return true;
@@ -32,7 +32,7 @@ int64_t elements_of(const Tensors& tensors) {
 Issuer::Issuer(CallContext& context) : context_(context) {
   if (config().delegate.empty() || context.size == 1) return;
   delegate_ = std::make_shared<Delegate>(context.groups.of_cpu(), context.groups.store(), [&context] {
-    context.kernels->catch_up();  // else the other ranks might wait for what was put off here, and this host for them
+    context.kernels->catch_up();  // other ranks may wait for postponed operations, and this host for these ranks
     return context.groups.of_devices();
   });
 }
@@ -58,8 +58,8 @@ IntrusiveWork Issuer::launch(const Kind& kind, TensorOperations&& collectives, T
   return C10_UNLIKELY(at::hasCallbacks()) ? issue_recorded(std::move(call)) : issue(std::move(call));
 }
 
-/// torch routes a barrier without a device to the CPU. But users of a device expect that it has done all that it was
-/// given before the barrier. In a group that is bound to a device, it is that one.
+/// torch routes a barrier without a device to the CPU. But users of a device expect that the device has completed all
+/// earlier work. In a group that is bound to a device, the barrier is for that device.
 IntrusiveWork Issuer::barrier(const c10d::BarrierOptions& opts, Mode mode) {
   TensorOperation c;
   c.operation.collective = kernel::Collective::kBarrier;
@@ -100,14 +100,14 @@ IntrusiveWork Issuer::issue_in_memory(Call&& call) {
   const Clock::time_point began = heard ? Clock::now() : Clock::time_point();
   for (TensorOperation& c : call.collectives) context_.raise_if_failed(group.execute(c.operation));
   copy_back(call.collectives);
-  raise_interrupt();  // that was noticed while the operation still ended well
+  raise_interrupt();  // a handler may have raised while the operation still succeeded
   if (!heard) return nullptr;
   NvxWork::Facts facts = context_.facts(call.kind);
   facts.began = began;
   return CallContext::done(std::move(facts), call.outputs, nullptr);
 }
 
-/// Who carries operations of a device's tensors out, and how, for profiles.
+/// The route of a device's operations, for profiles.
 std::string Issuer::profiled_as(TensorOperation& c) {
   switch (c.route()) {
     case Route::kDelegate: return "nvx:handed_over";
@@ -117,7 +117,7 @@ std::string Issuer::profiled_as(TensorOperation& c) {
   }
 }
 
-/// As issue, when a profiler or an observer is on.
+/// Like issue(), with a profiler or an observer on.
 IntrusiveWork Issuer::issue_recorded(Call&& call) {
   const Tensors &inputs = call.inputs, &outputs = call.outputs;
   const Kind& kind = call.kind;
@@ -134,7 +134,7 @@ IntrusiveWork Issuer::issue_recorded(Call&& call) {
     return issue(std::move(call));  // the work itself is a record
   at::RecordFunction record(at::RecordScope::FUNCTION);
   if (record.isActive()) {
-    record._setAsync();  // as torch has it of every collective
+    record._setAsync();  // torch marks every collective as asynchronous
     const std::vector<c10::IValue> shown(inputs.begin(), inputs.end());
     record.before(kind.title, c10::ArrayRef<const c10::IValue>(shown.data(), shown.size()));
   }

@@ -11,18 +11,19 @@
 
 namespace nvx {
 
-/// Begins the collectives of one backend, each by its route. Which route a collective takes is decided in
-/// group/plan/route.h, of facts that are found out by the Arguments.
+/// Begins the collectives of one backend, each by its route. `group/plan/route.h` chooses the route, from facts that
+/// the Arguments gather.
 class Issuer {
  public:
   explicit Issuer(CallContext& context);
 
-  /// Turn tensors into operations. name: "ProcessGroupNVX::allreduce".
+  /// Converts tensors to operations. name: "ProcessGroupNVX::allreduce".
   Arguments arguments(const char* name);
-  /// For a call that is several collectives. None of these is delegated, so that all of them begin alike.
+  /// For a call that consists of several collectives. None of these is delegated, so that all of them begin in the same
+  /// way.
   Arguments arguments_of_several(const char* name);
 
-  /// Every collective comes here. Null where a synchronous call has ended and no work is needed.
+  /// Begins every collective. Returns null if a synchronous call has ended and no work is needed.
   IntrusiveWork launch(const Kind& kind, TensorOperations&& collectives, Tensors& outputs, Tensors& inputs,
                        std::chrono::milliseconds timeout, Mode mode);
 
@@ -30,10 +31,11 @@ class Issuer {
 
   /// A step of all ranks: opens the device, as the first collective would.
   void connect(at::Device device);
-  /// Ends what a delegate has in flight; from any thread. And before the group leaves, after a time for it to end.
+  /// abort() aborts the delegate's collectives in flight, from any thread. part() does so before the group leaves,
+  /// after some time to end.
   void abort();
   void part();
-  /// Waits until all proxies have ended, and logs a failure of theirs that has not been raised.
+  /// Waits until all proxies have ended, and logs a failure that no call has raised.
   void see_off(const Deadline& deadline) { proxies_.see_off(deadline); }
 
  private:
@@ -41,13 +43,13 @@ class Issuer {
   IntrusiveWork issue_in_memory(Call&& call);
   IntrusiveWork issue_recorded(Call&& call);
   std::string profiled_as(TensorOperation& c);
-  /// Null where there are none beside a delegate.
+  /// Null if there is a delegate.
   HostProxyPath* proxies() { return delegate_ ? nullptr : &proxies_; }
 
   CallContext& context_;
   StagedPath staged_{context_};
   HostProxyPath proxies_{context_};     // for the group of devices' tensors
-  std::shared_ptr<Delegate> delegate_;  // null where NVX_DELEGATE names nothing
+  std::shared_ptr<Delegate> delegate_;  // null if NVX_DELEGATE is empty
 };
 
 }  // namespace nvx

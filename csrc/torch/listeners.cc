@@ -31,7 +31,7 @@ void Listeners::tell(NvxWork& work) {
   std::shared_ptr<const OnCompletion> on_completion;
   {
     MutexLock lock(mutex_);
-    if (work.began() >= hooked_at_) on_completion = on_completion_;  // a hook is not told of what began before it
+    if (work.began() >= hooked_at_) on_completion = on_completion_;  // not for works that began before the hook
   }
   if (on_completion) {
     run_hook("a completion hook", [&] {
@@ -63,20 +63,20 @@ void Listeners::tell_abort() {
   if (const auto hooks = begin_abort_hooks()) hooks->await_moment();
 }
 
-/// The hooks run on a thread of their own, as that of torch 2.15's flight recorder takes seconds: the exception for the
-/// caller does not wait for them.
+/// The hooks run on their own thread, because that of torch 2.15's flight recorder takes seconds: the caller's
+/// exception does not wait for them.
 std::optional<HooksBeside> Listeners::begin_abort_hooks() {
 #ifdef C10D_BACKEND_HAS_HOOKS
   auto hooks = abort_hooks_.all();
   if (hooks.empty()) return {};
-  const auto kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_);  // hooks may ask it
+  const auto kept = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&backend_);  // hooks may use it
   const auto run = [this, kept, hooks = std::move(hooks)] {
     for (const auto& hook : hooks) {
       if (abort_hooks_.has(hook)) run_hook("an abort hook", *hook);
     }
   };
   if (!exiting.load()) return std::optional<HooksBeside>(std::in_place, run);
-  run();  // at the end of the process a thread would not be waited for
+  run();  // at the end of the process the thread would not be joined
 #endif
   return {};
 }

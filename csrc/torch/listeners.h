@@ -15,8 +15,8 @@
 
 namespace nvx {
 
-/// Torch's hooks for the ends of a backend's operations. A hook never runs, is copied or goes while the mutex
-/// is held. It keeps the backend meanwhile, which it may ask.
+/// Runs torch's hooks for the ends of a backend's operations. No hook runs, is copied or is destroyed while the mutex
+/// is held. The backend stays alive while a hook runs, because the hook may call it.
 class Listeners {
  public:
   using OnCompletion = std::function<void(std::shared_ptr<c10d::WorkInfo>)>;
@@ -24,21 +24,21 @@ class Listeners {
   explicit Listeners(c10d::Backend& backend) : backend_(backend) {}
 
   bool any() const { return listeners_.load(std::memory_order_acquire) != 0; }
-  /// For operations that begin now: to be called at their end, and at a failure that comes without a work. Empty where
+  /// For operations that begin now: the functions to call at their end, and at a failure that no work reports. Empty if
   /// there are no hooks.
   std::function<void(NvxWork&)> of_ends();
   std::function<void(Code)> of_failures();
 
   void tell(NvxWork& work) EXCLUDES(mutex_);
-  /// Once: whatever fails after that fails of the same. A wrong argument and Ctrl-C are no failures of the group. Nor
-  /// is the end of the process, in which hooks that need Python are killed on its threads.
+  /// Acts once: later failures have the same cause. A wrong argument and Ctrl-C are no failures of the group. Neither
+  /// is the end of the process, where a thread in a hook that needs the GIL would be killed.
   void tell_failure(Code code);
   /// For an abort: runs the abort hooks, and waits a moment for them.
   void tell_abort();
-  /// No failure is told any more. False if one has been told, or this has been called.
+  /// No failure is reported from now on. Returns false if one has been reported, or this has been called before.
   bool fall_silent() { return !silent_.exchange(true); }
 
-  /// False if there is one already.
+  /// Returns false if there is a hook already.
   bool set_on_completion(OnCompletion&& hook) EXCLUDES(mutex_);
 #ifdef C10D_BACKEND_HAS_HOOKS
   void put_abort_hook(int64_t id, c10d::AbortHook hook) { count(abort_hooks_.put(id, std::move(hook)) ? 1 : 0); }

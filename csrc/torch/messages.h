@@ -13,14 +13,15 @@ class Messages {
   explicit Messages(CallContext& context)
       : context_(context), pending_sends_(PendingSends::of(context.groups.of_cpu())) {}
 
-  /// Of the one tensor in the list. called: "ProcessGroupNVX::send".
+  /// For the only tensor in the list. called: "ProcessGroupNVX::send".
   IntrusiveWork send(const char* called, Tensors& tensors, int peer, int tag);
   IntrusiveWork receive(const char* called, Tensors& tensors, int peer, int tag);
   IntrusiveWork receive_any(const char* called, Tensors& tensors, int tag);
-  /// Begins a message: its peer, tag and memory are there, the timeout is given here. The tensor is kept until the end.
+  /// Begins a message whose peer, tag and memory are set. The tensor is kept until the end.
   c10::intrusive_ptr<MessageWork> begin(const Kind& kind, const at::Tensor& tensor, std::shared_ptr<Message> message,
                                         std::chrono::milliseconds timeout, bool receives);
-  /// Gives what waits for a device's data to the mail, as far as the data comes by then, and waits for the mail.
+  /// Gives messages that wait for a device's data to the mail, if the data arrives before the deadline, and waits for
+  /// the mail.
   void settle(const Deadline& deadline);
 
  private:

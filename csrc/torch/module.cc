@@ -39,7 +39,7 @@ kernel::Collective collective_of(const std::string& called) {
   C10_THROW_ERROR(ValueError, "nvx: there is no collective " + called + "; there are " + known);
 }
 
-/// Ranks that are like this process, spread evenly: what a group of them would go by.
+/// Facts of a group of processes like this one, spread evenly over hosts.
 PlanFacts facts_of_some(size_t ranks, size_t hosts) {
   constexpr size_t kMost = 1 << 20;
   TORCH_CHECK_VALUE(ranks >= 1, "nvx: there must be a rank");
@@ -77,10 +77,10 @@ py::list listed(const std::vector<Way>& ways) {
   return told;
 }
 
-/// rdma_gb_s: of the port between hosts; 0: they have TCP.
+/// rdma_gb_s: of the port between hosts; 0: TCP.
 Medium carrier_of(double rdma_gb_s) { return rdma_gb_s > 0 ? rdma(rdma_gb_s) : tcp(); }
 
-/// Of tensors of the CPU. cores, l3_bytes: of another machine than this one; 0: of this one.
+/// For CPU tensors. cores, l3_bytes: of another machine; 0: of this one.
 py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, size_t hosts, double rdma_gb_s,
                      size_t cores, size_t l3_bytes) {
   PlanFacts facts = facts_of_some(ranks, hosts);
@@ -89,7 +89,7 @@ py::list ways_on_cpu(const std::string& collective, size_t bytes, size_t ranks, 
   return listed(ways_of(collective_of(collective), bytes, facts, carrier_of(rdma_gb_s)));
 }
 
-/// Of CUDA tensors, in the order in which they are asked.
+/// For CUDA tensors, in the order in which the paths are asked.
 py::list ways_on_device(const std::string& collective, size_t bytes, size_t ranks, size_t hosts,
                         const std::string& no_nccl, double rdma_gb_s) {
   const GpuTopology gpus = [] {
@@ -103,13 +103,13 @@ py::list ways_on_device(const std::string& collective, size_t bytes, size_t rank
 }
 
 std::vector<std::tuple<std::string, std::string, std::string, std::string>> config_table() {
-  (void)config();  // warns of what is set wrongly
+  (void)config();  // warns of invalid values
   std::vector<std::tuple<std::string, std::string, std::string, std::string>> rows;
   for (const Variable& v : variables()) rows.emplace_back(v.name, v.fallback, v.meaning, fault(v));
   return rows;
 }
 
-/// (name, what may have been meant).
+/// (name, likely intended name).
 std::vector<std::pair<std::string, std::string>> config_strays() {
   std::vector<std::pair<std::string, std::string>> told;
   for (const UnknownVariable& one : unknown_variables()) told.emplace_back(one.name, one.hint);
@@ -128,7 +128,7 @@ py::dict build_info() {
   return info;
 }
 
-/// Raises where the backend is not nvx's.
+/// Raises if the backend is not nvx.
 void check_is_nvx(const c10::intrusive_ptr<c10d::Backend>& backend, const char* asked) {
   const std::string name = backend ? backend->getBackendName() : "none";
   TORCH_CHECK_VALUE(name == "nvx", asked, ": the backend of this group is ", name, ", not nvx");
@@ -153,7 +153,7 @@ std::optional<PoolStats> pool_stats_of(const c10::intrusive_ptr<c10d::Backend>& 
   return dynamic_cast<ProcessGroupNVX&>(*backend).pool_stats();
 }
 
-/// {grown, used, mapped by rank, direct}, or None where no kernels serve the group.
+/// {grown, used, mapped by rank, direct}, or None if no kernels serve the group.
 py::object pool_stats(const c10::intrusive_ptr<c10d::Backend>& backend) {
   const std::optional<PoolStats> stats = pool_stats_of(backend);
   if (!stats) return py::none();
@@ -169,20 +169,21 @@ py::object mem_allocator() {
   return py::module_::import("nvx.pool").attr("allocator")(c10::DeviceTypeName(kernel_device(), /*lower_case=*/true));
 }
 
-/// How Python makes a group, and what it asks it beyond what it asks every backend.
+/// How Python makes a group, and the calls that only nvx has.
 template <class Group>
 void define_group(Class<Group, c10d::Backend>& group) {
   group
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                        const c10::intrusive_ptr<ProcessGroupNVX::Options>& options) {
-             const py::gil_scoped_release unlocked;  // a call_guard would last while pybind11 lists the object
+             // A call_guard would keep the GIL released while pybind11 registers the object.
+             const py::gil_scoped_release unlocked;
              return c10::make_intrusive<Group>(store, rank, size, options);
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("options") = py::none())
       .def_property_readonly(
           "options",
           [](Group& self) {
-            py::gil_scoped_release unlocked;  // Python's lock is taken last, or alone
+            py::gil_scoped_release unlocked;  // the GIL is taken last, or alone
             return c10::dynamic_intrusive_pointer_cast<ProcessGroupNVX::Options>(self.getBackendOptions());
           })
       .def("get_error", &Group::getError, py::call_guard<py::gil_scoped_release>())
@@ -195,7 +196,8 @@ void define_group(Class<Group, c10d::Backend>& group) {
           "Members of a split make a communicator of their own; the others have nothing to do.");
 }
 
-/// For the bench: the seconds of one round of a flag between two ranks, negative when the other one does not answer.
+/// For benchmarks: the seconds of one round trip of a flag between two ranks, negative if the other rank does not
+/// answer.
 double time_flag_round(const py::buffer& shared, int side, int rounds) {
   const py::buffer_info memory = shared.request(/*writable=*/true);
   TORCH_CHECK_VALUE(size_t(memory.size * memory.itemsize) >= kFlagRoundBytes, "nvx: too small for a flag round");
@@ -216,7 +218,7 @@ py::object shown(const ProcessGroupNVX::Options& options) {
       .format(options.timeout, options.group_desc, options.group_name, options.global_ranks_in_group);
 }
 
-/// A class that is both, made as Python makes classes.
+/// A class that derives from both, made like a class statement does.
 py::object new_error(const char* name, PyObject* kind) {
   const py::object type = py::module_::import("builtins").attr("type");
   py::dict body;
@@ -224,7 +226,7 @@ py::object new_error(const char* name, PyObject* kind) {
   return type(name, py::make_tuple(py::handle(kind), py::handle(PyExc_RuntimeError)), body);
 }
 
-/// Asked before torch's own translator, which would make them plain ValueError and TypeError.
+/// Registered so that it runs before torch's own translator, which would raise plain ValueError and TypeError.
 void register_errors(py::module_& m) {
   m.attr("ArgumentError") = new_error("ArgumentError", PyExc_ValueError);
   m.attr("ArgumentTypeError") = new_error("ArgumentTypeError", PyExc_TypeError);
@@ -241,14 +243,14 @@ void register_errors(py::module_& m) {
   });
 }
 
-/// UCX from PyPI is wherever Python finds its package, which need not be where this module is.
+/// UCX from PyPI is in the package's folder that Python finds, which may differ from this module's.
 void point_at_ucx_package() {
   try {
     const py::object package = py::module_::import("importlib.util").attr("find_spec")("libucx");
     if (package.is_none()) return;
     for (const py::handle folder : package.attr("submodule_search_locations"))
       net::add_ucx_place(folder.cast<std::string>() + "/lib");
-  } catch (const std::exception& error) {  // also Python's: whoever needs none of it is not to miss it
+  } catch (const std::exception& error) {  // also Python's: users without multiple hosts do not need UCX
     NVX_LOG(kInfo, "the Python package libucx is of no use: %s", error.what());
   }
 }

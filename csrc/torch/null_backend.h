@@ -4,7 +4,7 @@
 
 namespace nvx {
 
-/// A backend that moves nothing: the floor under every latency that is measured through torch.
+/// A backend that moves no data: the lower bound of every latency measured through torch.
 class NullBackend final : public c10d::Backend {
  public:
   using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;

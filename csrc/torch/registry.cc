@@ -30,9 +30,9 @@ void Registry::abort_all() {
   }
 }
 
-/// Threads of the pool must not run on while the process is torn down, with its stores. The longest that one takes is
-/// rank 0's, which has been told that the group it makes is unwanted: within a slice of its waiting for the store it
-/// sees that, and then it waits up to 1.5 s for the others to learn of it, as it may serve their store.
+/// Threads of the pool must not run while the process and its stores are torn down. The slowest thread is rank 0's
+/// while it makes a group: it notices within one slice of its wait for the store that the group is unwanted. Then it
+/// waits up to 1.5 s until the other ranks know, because it may serve their store.
 void stop_everything() {
   constexpr std::chrono::milliseconds kLast{2500};
   exiting.store(true);

@@ -9,10 +9,11 @@ namespace nvx {
 
 class ProcessGroupNVX;
 
-/// The groups of this process, for its end.
+/// The groups of this process, for use at its end.
 class Registry {
  public:
-  /// A forked child begins with one of its own: the parent's groups are not its own, and its lock was perhaps held.
+  /// A forked child gets a new registry: the parent's groups are not the child's, and another thread may have held the
+  /// lock.
   static Registry& here();
   void add(ProcessGroupNVX& group) EXCLUDES(mutex_);
   void remove(ProcessGroupNVX& group) EXCLUDES(mutex_);
@@ -24,8 +25,8 @@ class Registry {
   std::set<ProcessGroupNVX*> groups_ GUARDED_BY(mutex_);
 };
 
-/// When the interpreter exits: ends the pool's threads, aborting what blocks them, and sees off what was sent.
+/// At the interpreter's exit: ends the pool's threads, aborts the operations that block them, and completes sends.
 void stop_everything();
-inline std::atomic<bool> exiting{false};  ///< it has begun
+inline std::atomic<bool> exiting{false};  ///< the exit has begun
 
 }  // namespace nvx

@@ -8,7 +8,7 @@ namespace {
 
 constexpr Kind kSparse{c10d::OpType::_ALLREDUCE_SPARSE, "nvx:all_reduce"};
 
-/// Refuses tensors on which the operation would fail in the middle, while the other ranks wait for this one.
+/// Rejects tensors on which the operation would fail midway, while the other ranks wait for this one.
 void check_sparse(const Arguments& args, const Tensors& tensors) {
   const std::string type = c10::toString(tensors[0].scalar_type());
   if (!can_coalesce(tensors[0].scalar_type())) {

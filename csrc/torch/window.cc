@@ -11,7 +11,7 @@ namespace {
   throw_argument_error("nvx: " + called + ": " + why);
 }
 
-/// Why peers cannot write to it, or it cannot be written to them as it is; empty if they can.
+/// Why peers cannot write to this tensor, or it cannot be written to theirs; empty if they can.
 std::string why_unfit(const at::Tensor& tensor) {
   if (!tensor.defined()) return "needs a tensor";
   if (!tensor.is_cpu()) return "windows are of tensors of the CPU, this one is on " + tensor.device().str();
@@ -28,7 +28,7 @@ int peer_of(const char* called, int64_t rank, int size) {
   return int(rank);
 }
 
-/// A bad argument is one in Python too.
+/// Raises a bad argument as an argument error of Python.
 template <class Begin>
 auto as_argument(const char* called, Begin begin) {
   try {
@@ -49,7 +49,7 @@ c10::intrusive_ptr<c10d::Window> ProcessGroupNVX::new_window(const std::optional
   return window;
 }
 
-/// Raises unless the group can be used: it may be gone while its windows are not.
+/// Raises unless the group can be used: a window may outlive its group.
 TensorWindow::Backend TensorWindow::backend() const {
   Backend backend = backend_.lock();
   if (!backend) throw_argument_error("nvx: the group of this window has been destroyed");
@@ -63,7 +63,7 @@ TensorWindow::Registered TensorWindow::registered(const char* called) const {
   return registered_;
 }
 
-/// A tensor that is refused is told to all ranks, which wait for this one here.
+/// A rejected tensor is reported to all ranks, because they wait for this one here.
 void TensorWindow::tensor_register(const at::Tensor& tensor, bool /*owning*/) {
   const Backend backend = this->backend();
   std::string why = why_unfit(tensor);
@@ -153,7 +153,7 @@ at::Tensor TensorWindow::map_remote_tensor(int64_t rank) {
                                        std::to_string(rank) + " here. Next: put to it, or have it put to this rank");
 }
 
-/// What is in place is there for whoever looks: host memory has no other copy.
+/// Completed writes are visible to every reader: host memory has no other copy.
 c10d::WindowAttr TensorWindow::get_attr(int64_t rank) {
   const Backend backend = this->backend();
   (void)registered("get_attr");

@@ -8,9 +8,9 @@
 
 namespace nvx {
 
-/// What dist._new_window returns: tensors of the CPU, one a rank, that the other ranks write to. A tensor is kept from
-/// tensor_register() to tensor_deregister(), or to the end of the group, whatever `owning` says: peers write there
-/// without asking whether this object is still there.
+/// The window that dist._new_window returns: CPU tensors, one per rank, that the other ranks write to. A tensor is kept
+/// from tensor_register() to tensor_deregister(), or to the end of the group, whatever `owning` is: peers write to it
+/// without a check that this object still exists.
 class TensorWindow final : public c10d::Window {
  public:
   using IntrusiveWork = c10::intrusive_ptr<c10d::Work>;
@@ -23,13 +23,13 @@ class TensorWindow final : public c10d::Window {
                     const c10d::PutOptions& opts) override;
   IntrusiveWork signal(int64_t rank, bool async, const c10d::SignalOptions& opts) override;
   IntrusiveWork wait_signal(int64_t rank, bool async, const c10d::WaitSignalOptions& opts) override;
-  /// The tensor itself, for this rank. Nobody maps the others'.
+  /// Returns the tensor itself for this rank. Other ranks' tensors are not mapped.
   at::Tensor map_remote_tensor(int64_t rank) override;
   c10d::WindowAttr get_attr(int64_t rank) override;
 
  private:
   using Backend = c10::intrusive_ptr<ProcessGroupNVX>;
-  /// What is registered.
+  /// The registered tensor and its window.
   struct Registered {
     std::shared_ptr<nvx::Window> window;
     at::Tensor tensor;
@@ -41,7 +41,7 @@ class TensorWindow final : public c10d::Window {
                       std::shared_ptr<Message> message, std::chrono::milliseconds timeout, bool receives, bool async);
 
   const c10::weak_intrusive_ptr<ProcessGroupNVX> backend_;
-  mutable Mutex mutex_;  // never held while anything waits
+  mutable Mutex mutex_;  // never held during a wait
   Registered registered_ GUARDED_BY(mutex_);
 };
 

@@ -36,13 +36,14 @@ uint64_t next_completion_key() {
   return keys.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// Who learns of a failure: the program, by a call that raises it or by a future that it has asked for, or nobody yet.
+/// Whether the program learns of a failure, by a call that raises it or by a future that it has requested, or does not
+/// learn of it yet.
 enum class Heard { kByProgram, kByNobody };
 
-/// Whether NVX_ON_ERROR=abort has a failure end the process. What the user stops, and what this rank itself calls off
-/// by leaving a group or aborting it, is no failure of the process. A peer that has left in good order, or has told of
-/// a failure, is one only to who asks for what it was to do: else a receive that is left over when the program ends
-/// would end it badly.
+/// Whether `NVX_ON_ERROR=abort` makes a failure end the process. An operation that the user interrupts, or that this
+/// rank aborts by leaving or aborting a group, is no failure of the process. A peer that has left in good order, or has
+/// reported a failure, counts only if the program hears of it: otherwise a leftover receive at the program's end would
+/// abort the process.
 bool ends_process(Code code, Heard heard) {
   if (config().on_error != "abort") return false;
   switch (code) {
@@ -58,7 +59,7 @@ bool ends_process(Code code, Heard heard) {
 void end_process_if_wanted(const Status& status, Heard heard) {
   if (status.ok() || !ends_process(status.code(), heard)) return;
   log_line("%s (NVX_ON_ERROR=abort)", status.reason().c_str());
-  without_python_lock([] { HooksBeside::await_all(); });  // what they write is what such an end is for
+  without_python_lock([] { HooksBeside::await_all(); });  // they write the diagnostics that such an end is for
   std::abort();
 }
 
@@ -149,7 +150,7 @@ Loads loads_of(const TensorOperations& collectives, Loads TensorOperation::*whic
   return all;
 }
 
-/// The peers have done their part by now. So what goes wrong here fails this call alone, and not the group.
+/// The peers have done their part by now, so an error here fails only this call, and not the group.
 Status take_back(StagingCopies& staging, const Loads& loads) {
   try {
     staging.take_back(loads);
@@ -159,7 +160,8 @@ Status take_back(StagingCopies& staging, const Loads& loads) {
   }
 }
 
-/// Stands on the stack of a thread as long as that thread tells of a work's end. They form a list, innermost first.
+/// A stack object that exists while its thread reports a work's end. The objects of a thread form a list, innermost
+/// first.
 class NvxWork::Telling {
  public:
   explicit Telling(const NvxWork& work) : work_(work), outer_(std::exchange(innermost_, this)) {}
@@ -227,8 +229,8 @@ void NvxWork::ends_on(const std::vector<c10::Stream>& streams) {
   }
 }
 
-/// torch has whoever hears of the future wait for the streams that are current here, one of each device. So of several
-/// streams of a device one waits for the others, and is made the current one.
+/// torch makes users of the future wait for the current streams, one of each device. So if a device has several
+/// streams, one waits for the others and is made the current one.
 void NvxWork::complete(c10::ivalue::Future& future) {
   std::vector<c10::Stream> last;
   for (const c10::Stream& stream : streams_) {
@@ -259,7 +261,7 @@ void NvxWork::synchronize() {
   if (!streams_.empty()) wait(std::chrono::milliseconds(0));
 }
 
-/// torch's own waits until the future has ended, and knows nothing of streams.
+/// torch's version waits until the future has completed, and ignores streams.
 void NvxWork::blockCurrentStream() {
   if (streams_.empty() && at::hasCUDA()) return Work::blockCurrentStream();
   wait(std::chrono::milliseconds(0));
@@ -295,8 +297,8 @@ bool NvxWork::is_there() {
   return there;
 }
 
-/// Nobody can say any more when anything on the device has ended. That fails the group at once, as perhaps no later
-/// call would look at the device and tell the ranks that wait.
+/// The end of work on the device can no longer be detected. That fails the group at once, because no later call may
+/// query the device and tell the waiting ranks.
 void NvxWork::lose(const std::exception* error) {
   lost_.store(true, std::memory_order_release);
   if (const auto group = facts_.group.lock())
@@ -308,7 +310,8 @@ void NvxWork::tell_that_it_is_there() {
   tell_hooks();
 }
 
-/// The hook keeps the group alive. It goes with the call, so that a work that somebody holds on to does not keep it.
+/// The hook keeps the group alive. It is destroyed after the call, so that a work that the program keeps does not keep
+/// the group.
 void NvxWork::tell_hooks() {
   ended_ = Clock::now();
   clocked_.store(true, std::memory_order_release);
@@ -329,7 +332,7 @@ bool NvxWork::has_future() {
 
 bool NvxWork::settled() const { return over_ && asked_for_ && status_.ok(); }
 
-/// torch keeps works that may be an input of a graph that is being compiled, until they have been waited for.
+/// torch keeps works that may be an input of a graph that is being compiled until they have been waited for.
 void NvxWork::let_torch_forget() {
   if (C10_UNLIKELY(c10d::allow_inflight_collective_as_graph_input()))
     c10d::unregister_work(c10::intrusive_ptr<Work>::reclaim_copy(this));
@@ -340,7 +343,7 @@ void NvxWork::check() {
   asked_for_ = true;
   let_torch_forget();
   raise_interrupt();
-  if (staging_) staging_->join_streams();  // a failed one, too, may have some of its results on their way
+  if (staging_) staging_->join_streams();  // even a failed one may have results that are still being copied
   if (const std::exception_ptr error = exception()) {
     if (const auto group = facts_.group.lock()) group->note_heard();
     end_process_if_wanted(failure(), Heard::kByProgram);
@@ -353,7 +356,7 @@ void NvxWork::check() {
 float NvxWork::getDuration() const {
   TORCH_CHECK(facts_.timed, "nvx: getDuration needs _enable_collectives_timing() before the operation");
   TORCH_CHECK(over_, "nvx: getDuration of an operation that has not ended");
-  // Copies may have yet to end. A hook that is told of the end asks before the clock is set, and must not wait for
+  // Copies may be incomplete. A hook that is called at the end asks before the clock stops, and must not wait for
   // itself.
   (void)look_until([&] { return clocked_.load(std::memory_order_acquire) || told_here(); }, Deadline());
   return staging_ && staging_->is_timed() ? staging_->duration().count() : duration_here().count();
@@ -396,7 +399,7 @@ bool LaneWork::wait(std::chrono::milliseconds timeout) {
     const bool bounded = timeout.count() > 0;
     const Deadline limit = Deadline::after(timeout);
     const auto late = [&] {
-      group_->look_for_interrupt();  // which ends the operation
+      group_->look_for_interrupt();  // an interrupt ends the operation
       return bounded && limit.passed(Clock::now());
     };
     if (!group_->lane().wait(*this, bounded ? Lane::MayRun::kNo : Lane::MayRun::kYes, late)) {
@@ -435,18 +438,18 @@ Status CollectiveWork::carry_out_staged(Group& group, Carrier carrier) {
 
 Status CollectiveWork::copy(Group& group, Carrier carrier) {
   NVX_TRY(staging_->arrive(group, Deadline::after(group.span_of(collectives_.front().operation.timeout))));
-  for (TensorOperation& c : collectives_) {  // chunks that set out in their turn, behind results
+  for (TensorOperation& c : collectives_) {  // chunks that begin at their turn, after pending results
     if (c.route() == Route::kChunks && !c.chunks)
       c.chunks = std::make_unique<ChunkPipeline>(c.operation, group.rank(), group.plan_facts(), staging_->streams());
   }
-  const auto close = [&] {  // even of a failed one chunks may be on their way
+  const auto close = [&] {  // chunks of a failed operation, too, may still be copied
     if (goes_in_parts(route_of(collectives_))) staging_->close(all_tensors(collectives_, outputs_, {}));
   };
   auto after_all = c10::make_scope_exit([&] { contain("the end of an operation", close); });
   Status status = run_in_order(group, collectives_, carrier);
   if (status.ok()) status = take_back(*staging_, loads_of(collectives_, &TensorOperation::take_back));
   after_all.release();
-  close();  // if this throws, the operation fails: nothing would wait for its results
+  close();  // if this throws, the operation fails: otherwise no stream would wait for its results
   return status;
 }
 
@@ -480,7 +483,7 @@ void MessageWork::stage(OwnCommStreams& streams, bool receives) {
 }
 
 void MessageWork::begin(bool receives) {
-  // The message keeps this work, and with it the tensor, until it has ended: a send may never be waited for.
+  // The message keeps this work, and with it the tensor, until it has ended: the program may never wait for a send.
   auto self = c10::intrusive_ptr<MessageWork>::reclaim_copy(this);
   message_->finished = [self, receives](const Message& message) {
     Status status = message.status();
@@ -560,7 +563,7 @@ bool CoalescedWork::lost() const {
   return std::any_of(works_.begin(), works_.end(), [](const auto& work) { return work->lost(); });
 }
 
-/// The timeout is for all works together.
+/// The timeout applies to all works together.
 bool CoalescedWork::wait(std::chrono::milliseconds timeout) {
   const Deadline limit = Deadline::after(timeout);
   for (const auto& work : works_) {
