@@ -18,7 +18,7 @@
 namespace nvx::net {
 namespace {
 
-/// Empty where the address is of neither version of IP, or means nothing on other hosts.
+/// Empty for an address that is neither IPv4 nor IPv6, or has no meaning on other hosts.
 HostAddress address_at(const sockaddr* address, const char* interface) {
   HostAddress host;
   if (!address) return host;
@@ -54,7 +54,7 @@ bool is_loopback(const HostAddress& own) {
   return loopback;
 }
 
-/// Connecting a datagram socket sends nothing: it only asks the kernel for the route.
+/// connect() on a datagram socket sends nothing: it only makes the kernel look up the route.
 int connect_to(int fd, const HostAddress& host) {
   constexpr uint16_t kDiscard = 9;
   if (host.family == 4) {
@@ -71,8 +71,8 @@ int connect_to(int fd, const HostAddress& host) {
   return connect(fd, reinterpret_cast<const sockaddr*>(&in), sizeof in);
 }
 
-/// Whether an error says that there is no way. Others say nothing of that: no descriptor was free, or a filter forbids
-/// to ask.
+/// Whether an error means that there is no route. Other errors do not tell: the process has no free descriptor, or a
+/// filter forbids the call.
 bool says_no_way(int error) {
   return error == ENETUNREACH || error == EHOSTUNREACH || error == ENETDOWN || error == EADDRNOTAVAIL;
 }
@@ -133,8 +133,8 @@ Route route_to(const HostAddress& host) {
   socklen_t bytes = sizeof own;
   if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own), &bytes) != 0) return route;
   const HostAddress local = address_at(reinterpret_cast<const sockaddr*>(&own), "");
-  if (local.family == 0) return route;                   // an address that is not told, such as a link-local one
-  const bool to_itself = local.address == host.address;  // which goes past the interface
+  if (local.family == 0) return route;                   // not an exported address, such as a link-local one
+  const bool to_itself = local.address == host.address;  // such packets bypass the interface
   each_interface([&](const ifaddrs& entry) {
     const HostAddress here = address_at(entry.ifa_addr, entry.ifa_name);
     if (route.from.family != 0 || here.family != local.family || here.address != local.address) return;

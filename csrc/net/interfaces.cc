@@ -35,7 +35,7 @@ std::string about(const std::string& interface, const std::string& what) {
   return "/sys/class/net/" + interface + "/" + what;
 }
 
-/// Bonds, VLANs and bridges name what they are stacked on.
+/// A bond, a VLAN or a bridge lists its lower interfaces.
 bool is_hardware(const std::string& name, int deepest = 3) {
   if (access(about(name, "device").c_str(), F_OK) == 0) return true;
   constexpr std::string_view kLower = "lower_";
@@ -45,7 +45,7 @@ bool is_hardware(const std::string& name, int deepest = 3) {
   return false;
 }
 
-/// A bridge with a network card in it is the way to other hosts.
+/// A bridge that contains a network card leads to other hosts, so it does not count as one.
 bool is_bridge(const std::string& name) {
   return access(about(name, "bridge").c_str(), F_OK) == 0 && !is_hardware(name);
 }

@@ -13,9 +13,9 @@ namespace nvx::net {
 struct Interface {
   std::string name;
   bool loopback = false;
-  bool bridge = false;    ///< of containers or virtual machines: the other host has one with the same address
-  bool hardware = false;  ///< a network card's, or stacked on one
-  int64_t mbits = 0;      ///< a second; 0 where it does not say
+  bool bridge = false;    ///< of containers or virtual machines: another host has one with the same address
+  bool hardware = false;  ///< of a network card, or stacked on one
+  int64_t mbits = 0;      ///< per second; 0 if unknown
 };
 
 std::vector<Interface> interfaces();
@@ -25,21 +25,21 @@ bool has_rdma();
 
 /// The user's choice of interfaces, and the variable that contains it.
 struct InterfaceRule {
-  const char* variable = nullptr;  ///< null: nothing was said
+  const char* variable = nullptr;  ///< null: no variable is set
   std::string text;
-  /// False: NCCL's syntax, which is a list of prefixes, of whole names if it begins with '=', or of what to leave out
-  /// if it begins with '^'. True: names alone, as Gloo's is.
+  /// False: NCCL's syntax, a list of prefixes; with '=' in front a list of names, with '^' a list of prefixes to
+  /// exclude. True: Gloo's syntax, a list of names.
   bool exact = false;
-  bool own = false;  ///< said to nvx, and not to others
+  bool own = false;  ///< nvx's own variable
 };
 /// NVX_SOCKET_IFNAME, else GLOO_SOCKET_IFNAME, else NCCL_SOCKET_IFNAME.
 InterfaceRule interface_rule();
 
-/// The interfaces that the rule names. Where there is no rule: `towards` alone, an interface that is known to lead to
-/// the other hosts; where none is known, all but bridges, and the loopback only if there is nothing else.
+/// The interfaces that the rule names. Without a rule: only `towards`, an interface that is known to lead to the other
+/// hosts. If that is empty: all but bridges, and the loopback only if there is no other.
 std::vector<std::string> choose(const InterfaceRule& rule, std::span<const Interface> present,
                                 const std::string& towards = "");
-/// The interface that leads to the other hosts and its rails: those of network cards that are no slower.
+/// The interface that leads to the other hosts and its rails: interfaces of network cards that are at least as fast.
 std::vector<std::string> with_rails(const std::string& towards, std::span<const Interface> present);
 /// The failure for a rule that names none of the interfaces present.
 Failure none_named(const InterfaceRule& rule, std::span<const Interface> present);

@@ -21,17 +21,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// With its header, the largest message that UCX receives over TCP without putting it together from pieces. Measured,
-/// it is half as fast again as one of 256 KiB.
+/// With its header, the largest message that UCX receives over TCP without reassembly. In measurements it is 1.5 times
+/// as fast as one of 256 KiB.
 constexpr size_t kSegmentBytes = 63 << 10;
-/// The most that peers may make this side keep for messages that nobody gave a place.
+/// The limit of memory that peers can make this side allocate for messages that have no place.
 constexpr size_t kMostUnplaced = 64 << 20;
-/// Links kept in mind as they said hello before they were added; losses of others are noticed only by a post to them.
+/// Remembered links that said hello before add(). Only a post to it notices the loss of any further link.
 constexpr size_t kMostStrangers = 65536;
-/// How long posts to a peer may stay open when the peer is forgotten, and when it is lost or is being closed.
+/// How long posts to a peer may stay open after the peer is forgotten, and after it is lost or closed.
 constexpr milliseconds kPatienceWithOpen{250};
 constexpr milliseconds kPatienceWithUcx{1000};
-/// How long the rest of what was done() may take to go out after forget(), and in close().
+/// How long data of posts that are done() may take to leave this process after forget(), and in close().
 constexpr milliseconds kPatienceToFlush{10000};
 constexpr milliseconds kPatienceToClose{500};
 
@@ -44,7 +44,7 @@ class UcxLink final : public Link {
 
   void listen(Receiver& receiver) override { receiver_ = &receiver; }
   void close() override;
-  /// Asked for by every group that spans hosts, so this is where a second libucp is noticed.
+  /// Every group that spans hosts calls this, so a second libucp is noticed here.
   std::vector<std::byte> address() const override { return warn_of_second_ucx(ucx_), address_; }
   PeerId add(std::span<const std::byte> address) override;
   void admit(std::span<const AddressPrefix> addresses) override {
@@ -58,7 +58,7 @@ class UcxLink final : public Link {
   void sleep(std::chrono::microseconds span) override;
   void wake() override;
   size_t segment_bytes() const override { return kSegmentBytes; }
-  /// Over TCP a look is a system call on the very socket that the peer's segment comes through.
+  /// Over TCP, progress() is a system call on the socket that receives the peer's segment.
   std::chrono::nanoseconds between_looks() const override {
     return std::chrono::nanoseconds(worker_->has_rdma() ? 0 : 800);
   }
@@ -69,24 +69,24 @@ class UcxLink final : public Link {
     PeerId id;
     LinkNonce nonce;
     std::vector<std::byte> worker_address;
-    std::vector<HostAddress> reached_at;  // where it has to be reached by TCP
+    std::vector<HostAddress> reached_at;  // its TCP addresses, if TCP is needed
     ucp_ep_h endpoint = nullptr;
     uint32_t turn = 0;        // endpoints made so far
     uint32_t their_turn = 0;  // of the other side's latest hello
-    bool reached = false;     // something has gone out on a connection to it
+    bool reached = false;     // a send on a connection to it has completed
     bool lost = false;
-    ucs_status_t broken = UCS_OK;  // what UCX said in passing; dealt with when it may be called again
+    ucs_status_t broken = UCS_OK;  // an error that UCX reported in a callback; handled when UCX may be called again
   };
-  /// A post or a sign on its way out. Lives until UCX has called back, whatever became of the post meanwhile.
+  /// A post or a sign that UCX is sending. Lives until UCX's callback, even if the post has ended before.
   struct Sent {
     UcxLink* link;
     Post* post;
     PeerId peer;
     Sign sign;
-    ucp_ep_h closes;  // if set: when this has ended, the endpoint can be closed
-    size_t slot;      // in open_
+    ucp_ep_h closes;  // if set: the endpoint to close when this has ended
+    size_t slot;      // index in open_
   };
-  /// A large message on its way in.
+  /// A large message that is being received.
   struct Fetch {
     UcxLink* link;
     std::vector<std::byte> header;
@@ -96,7 +96,7 @@ class UcxLink final : public Link {
     std::vector<std::byte> own;
     ucs_status_t status;
   };
-  /// Something to be told in progress(): the end of a post, or without one the loss of a peer.
+  /// An event for progress() to report: the end of a post, or without a post the loss of a peer.
   struct News {
     Post* post;
     Status status;
@@ -148,19 +148,19 @@ class UcxLink final : public Link {
   Bell bell_;
   Receiver* receiver_ = nullptr;
   bool closed_ = false;
-  bool calling_ = false;  // UCX is on the stack, so endpoints cannot be made
+  bool calling_ = false;  // a UCX call is on the stack, so endpoints cannot be made
   bool breakage_ = false;
-  std::atomic<int> quiet_{0};  // calls of progress() since the last sleep, or since something last moved
+  std::atomic<int> quiet_{0};  // calls of progress() since the last sleep, or since UCX last made progress
 
   std::vector<std::unique_ptr<Peer>> peers_;  // by PeerId; null: forgotten
   std::multimap<LinkNonce, PeerId> by_nonce_;
   std::set<LinkNonce> strangers_;
   std::deque<Sent> sent_;
   std::vector<Sent*> free_, open_;
-  std::map<PeerId, Clock::time_point> overdue_;  // when what is open to a lost or forgotten peer ends in any case
+  std::map<PeerId, Clock::time_point> overdue_;  // when open posts to a lost or forgotten peer end at the latest
   std::vector<Fetch*> fetches_, fetched_;
   std::vector<Post*> waiting_;                        // for an endpoint
-  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's patience ends, which cannot say why
+  Unreached unreached_{config().liveness * 19 / 20};  // before the messenger's timeout, which cannot say why
   std::vector<PeerId> to_greet_;
   std::vector<Sign> signs_;
   std::vector<News> news_;
@@ -276,7 +276,7 @@ void UcxLink::send_sign(const Peer& peer, ucp_ep_h endpoint, Sign::Kind kind, uc
   begin(sent, endpoint, kSign, &sent.sign, sizeof sent.sign, nullptr, 0);
 }
 
-/// False if UCX refuses. The post has then ended, as it has if nothing is left to do.
+/// Returns false if UCX refuses; the post has then ended. It has also ended if UCX sent all of it at once.
 bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* header, size_t header_bytes,
                     const void* body, size_t bytes) {
   ucp_request_param_t param{};
@@ -285,7 +285,7 @@ bool UcxLink::begin(Sent& sent, ucp_ep_h endpoint, unsigned id, const void* head
   param.cb.send = on_sent;
   param.user_data = &sent;
   param.memory_type = UCS_MEMORY_TYPE_HOST;
-  // Over TCP a fetch costs a round trip and gains nothing; with RDMA, UCX knows from which size on it pays.
+  // Over TCP a rendezvous costs a round trip and gains nothing. With RDMA, UCX knows the size from which it pays.
   if (bytes > kSegmentBytes) {
     param.flags = UCP_AM_SEND_FLAG_RNDV;
   } else if (!worker_->has_rdma()) {
@@ -323,7 +323,7 @@ void UcxLink::on_sent(void* request, ucs_status_t status, void* argument) noexce
   link.ucx_.request_free(request);
   if (sent.post)
     link.end_post(*sent.post, status == UCS_OK ? Status() : Status(Code::kPeerDied, "nvx: " + link.why(status)));
-  // Canceled are the posts of an endpoint that this side has closed; any other failure means that something is missing.
+  // UCX cancels posts of an endpoint that this side has closed. Any other failure means that data was lost.
   Peer* peer = link.find(sent.peer);
   if (peer) peer->reached |= status == UCS_OK;
   if (status != UCS_OK && status != UCS_ERR_CANCELED && peer && peer->broken == UCS_OK) {
@@ -359,7 +359,7 @@ ucs_status_t UcxLink::fetch(std::span<const std::byte> header, void* descriptor,
   std::byte* place = receiver_->place(header, bytes);
   size_t unplaced = bytes;
   for (const Fetch* open : fetches_) unplaced += open->own.size();
-  if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // which is what its sender is told
+  if (!place && unplaced > kMostUnplaced) return UCS_ERR_EXCEEDS_LIMIT;  // the sender gets this status
   auto fetch = std::make_unique<Fetch>(
       Fetch{this, {header.begin(), header.end()}, place, bytes, place != nullptr, {}, UCS_INPROGRESS});
   if (!place) fetch->own.resize(std::max<size_t>(bytes, 1)), fetch->where = fetch->own.data();
@@ -414,7 +414,7 @@ void UcxLink::heed(const Sign& sign) {
     peer.their_turn = std::max(peer.their_turn, sign.turn);
     switch (sign.kind) {
       case Sign::kHello:
-        worker_->keep_sockets_to_itself();  // by now both sides' are there
+        worker_->keep_sockets_to_itself();  // by now the sockets of both directions exist
         greet(peer);
         return;  // one connection, one peer
       case Sign::kLeave:
@@ -431,7 +431,7 @@ std::string UcxLink::why(const Peer& peer, ucs_status_t status) const {
   return why(status) + (way.empty() ? "" : ", " + way);
 }
 
-/// With an endpoint of its own, this side too is told when the connection breaks.
+/// Connects back: with an endpoint of its own, this side is also notified when the connection breaks.
 void UcxLink::greet(Peer& peer) {
   if (!peer.endpoint && !peer.lost && !unreached_.holds(peer.id, peer.reached_at)) connect(peer);
 }
@@ -450,8 +450,8 @@ void UcxLink::drop(Peer& peer) {
   if (peer.endpoint) worker_->retire(std::exchange(peer.endpoint, nullptr), milliseconds(0));
 }
 
-/// The same with a last word, behind which everything goes out that was sent. It is said twice: UCX keeps at most one
-/// small message back per connection, so with the second one the first has left this process, and all before it.
+/// The same with a last sign, behind all earlier sends. It is sent twice: UCX holds back at most one small message per
+/// connection, so once the second is sent, the first and everything before it have left this process.
 void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds patience) {
   if (peer.broken != UCS_OK || !peer.endpoint) {
     drop(peer);
@@ -463,7 +463,7 @@ void UcxLink::part(Peer& peer, Sign::Kind last_word, milliseconds patience) {
   send_sign(peer, endpoint, last_word, /*closes=*/endpoint);
 }
 
-/// Ends posts that UCX should have ended by now. It has let go of their endpoints, so nothing reads the posts any more.
+/// Ends posts that UCX should have ended by now. UCX has closed their endpoints, so it no longer reads the posts.
 void UcxLink::end_overdue_posts() {
   const auto now = Clock::now();
   std::erase_if(overdue_, [&](const auto& entry) {
@@ -478,7 +478,7 @@ void UcxLink::end_overdue_posts() {
   });
 }
 
-/// Does what had to wait until UCX was off the stack.
+/// Does the work that had to wait until no UCX call was on the stack.
 void UcxLink::settle() {
   for (const Sign& sign : std::exchange(signs_, {})) heed(sign);
   if (std::exchange(breakage_, false)) {
@@ -502,7 +502,7 @@ void UcxLink::settle() {
 
 bool UcxLink::progress() {
   if (!usable()) return tell();
-  const bool told = tell();  // what ended while it was posted is over before what answers it comes
+  const bool told = tell();  // ends of posts are reported before the answers to these posts arrive
   calling_ = true;
   const bool moved = ucx_.worker_progress(worker_->get()) != 0;
   calling_ = false;
@@ -537,8 +537,8 @@ bool UcxLink::tell() {
   return true;
 }
 
-/// UCX deals with a broken connection in the calls that follow the one in which it noticed. That call does not count as
-/// moving anything, and the work that is left does not end a sleep.
+/// UCX handles a broken connection in the calls after the one that noticed it. That call does not count as progress,
+/// and the remaining work does not end a sleep.
 bool UcxLink::arm() {
   worker_->listeners().look_for_strangers();
   if (!news_.empty() || !fetched_.empty() || !waiting_.empty() || !to_greet_.empty() || breakage_) return false;
@@ -559,7 +559,7 @@ void UcxLink::wake() {
   if (worker_->mine()) bell_.ring();
 }
 
-/// Sends what is left, closes all endpoints and waits, but never for long.
+/// Sends the remaining messages, closes all endpoints and waits, for a bounded time.
 void UcxLink::drain() {
   for (const std::unique_ptr<Peer>& peer : peers_) {
     if (peer) part(*peer, Sign::kClose, kPatienceToClose);

@@ -12,10 +12,10 @@
 namespace nvx::net {
 namespace {
 
-/// Before UCX's own address. Little endian, as all of nvx's platforms are.
+/// Precedes UCX's own address. Little endian, like all of nvx's platforms.
 struct Head {
   static constexpr uint32_t kMagic = 0x5543584e;  // "NXCU"
-  static constexpr uint32_t kWire = 2;            // moves with this layout, with Sign, and with the size of segments
+  static constexpr uint32_t kWire = 2;  // increases with changes of this layout, of Sign, and of the segment size
 
   uint32_t magic;
   uint32_t wire_version;
@@ -23,7 +23,7 @@ struct Head {
   uint32_t worker_bytes;
   LinkNonce nonce;
   uint64_t addresses;
-  uint64_t checksum;  // of the host's addresses, which come first, and the worker's address
+  uint64_t checksum;  // of the host's addresses, which come first, and of the worker's address
 };
 static_assert(sizeof(Head) == 56);
 

@@ -19,40 +19,41 @@ struct UcxVersion {
   std::string text() const;
 };
 
-/// The oldest that has what a link uses.
+/// The oldest version that supports all features that a link uses.
 inline constexpr UcxVersion kOldestUcx{1, 13, 0};
 
-/// Tells links apart, also those of one process and of processes with recycled ids.
+/// Identifies a link, even among links of one process and of processes with recycled ids.
 using LinkNonce = std::array<uint64_t, 2>;
 LinkNonce fresh_nonce();
 
-/// What a UCX link tells the other side about itself.
+/// The address of a UCX link, for the other side.
 struct UcxAddress {
   UcxVersion version;
   LinkNonce nonce;
   std::span<const std::byte> worker;      ///< for ucp_ep_create
-  std::vector<HostAddress> reached_at{};  ///< at most kMostAddresses: where TCP reaches it, if nothing else does
+  std::vector<HostAddress> reached_at{};  ///< at most kMostAddresses: for TCP, if no other transport reaches it
 };
 
-/// What links say to each other, beside messages.
+/// Control messages between links.
 struct Sign {
   enum Kind : uint32_t {
-    kHello,  ///< the first word on a connection: who this is. The other side connects too, and so notices a death.
-    kLeave,  ///< the last one: this side needs the connection no more
-    kClose,  ///< the last one of all
+    kHello,  ///< the first: identifies this side. The other side connects too, to notice its death.
+    kLeave,  ///< this side no longer needs the connection
+    kClose,  ///< this side closes the link; the last message of all
   };
   Kind kind;
-  uint32_t turn;  ///< which connection to this peer it is
+  uint32_t turn;  ///< the number of the connection to this peer
   LinkNonce from;
 };
 
 std::vector<std::byte> encode_address(const UcxAddress& address);
 
-/// The address in these bytes, of which it keeps a view; nothing if they are not whole, or of another wire version.
-/// What UCX parses is covered by a checksum: its parser trusts its input.
+/// Decodes an address, as a view of these bytes. Returns nothing if they are incomplete or have another wire version. A
+/// checksum covers the part that UCX parses, because UCX's parser trusts its input.
 std::optional<UcxAddress> decode_address(std::span<const std::byte> bytes);
 
-/// Why these two could not talk, or empty: from 1.16 on UCX writes addresses that older ones misread.
+/// Why links of these two versions cannot communicate, or empty: from 1.16 on UCX writes addresses that older versions
+/// misread.
 std::string why_not_together(const UcxVersion& mine, const UcxVersion& theirs);
 
 }  // namespace nvx::net

@@ -15,7 +15,7 @@
 namespace nvx::net {
 namespace {
 
-/// UCX has an epoll of its interfaces' epolls.
+/// UCX nests the epolls of its interfaces in its own epoll.
 constexpr int kDeepest = 3;
 
 /// "/proc/self/fdinfo/17"
@@ -35,7 +35,7 @@ class InfoPath {
   char text_[32] = "/proc/self/fdinfo/";
 };
 
-/// The number behind a word of a line, in this base; -1 where the line has none.
+/// The number after `word` in a line, in this base; -1 if there is none.
 int64_t number_behind(const char* word, const char* line, int base) {
   const char* at = std::strstr(line, word);
   if (!at) return -1;
@@ -48,15 +48,16 @@ int64_t number_behind(const char* word, const char* line, int base) {
   }
 }
 
-/// What a line says of an epoll's descriptor: "tfd:  17 events: 19 data: 11  pos:0 ino:2f1c sdev:8". The number may be
-/// another file's in this process by now, or in the one that has the epoll too; newer kernels tell which file it was.
+/// Parses a descriptor's line of an epoll: "tfd:  17 events: 19 data: 11  pos:0 ino:2f1c sdev:8". The descriptor's
+/// number may refer to another file by now, here or in another process that has the epoll. Newer kernels give the
+/// inode, which identifies the file.
 bool is_still_there(int fd, const char* line, struct stat* what) {
   if (fd < 0 || fstat(fd, what) != 0) return false;
   const int64_t inode = number_behind(" ino:", line, 16);
   return inode < 0 || uint64_t(inode) == uint64_t(what->st_ino);
 }
 
-/// Calls act with each socket that an epoll, or an epoll in it, looks at.
+/// Calls `act` for each socket that an epoll, or a nested epoll, watches.
 void each_socket(int epoll, void (*act)(int socket), int depth) {
   const int info = open(InfoPath(epoll).text(), O_RDONLY | O_CLOEXEC);
   if (info < 0) return;
