@@ -8,7 +8,7 @@
 
 namespace nvx {
 
-/// The part for checks is not used for anything else while others may yet write to it.
+/// The part for checks is not reused while others may still write to it.
 Meeting::~Meeting() {
   if (!check_) return;
   if (touched_ || hung_) {
@@ -48,8 +48,8 @@ void Meeting::introduce() {
   share_.agreement_ = agree_on_kind(cards_, options_.name);
 }
 
-/// Where nobody outside this process can map the arena now, later groups may have members that can. So the arena is
-/// then made by the kind that most processes have.
+/// If no other process can map the arena now, later groups may have members that can. So the arena is then made by the
+/// kind that most processes have.
 ShareKind Meeting::kind_to_make() const {
   const ShareKind agreed = share_.agreement_.kind;
   if (agreed != ShareKind::kPointer && agreed != ShareKind::kHost) return agreed;
@@ -59,7 +59,7 @@ ShareKind Meeting::kind_to_make() const {
   return ShareKind::kPointer;
 }
 
-/// Puts this rank's pattern where the others will read it, and returns what they need to find it.
+/// Writes this rank's pattern where the others will read it, and returns the data that they need to find it.
 Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   const ShareKind kind = region->kind();
   Offer offer;
@@ -83,7 +83,8 @@ Offer Meeting::prepare(const std::shared_ptr<DeviceRegion>& region) {
   return offer;
 }
 
-/// Sends a descriptor to the doors of others. Their threads take it, so this waits only while another user floods one.
+/// Sends a descriptor to the doors of others. Their threads receive it, so this waits only while another user floods a
+/// door.
 void Meeting::send_fd(int fd, const std::vector<bool>& to) {
   const Deadline deadline = Deadline::after(options_.patience + std::chrono::milliseconds(1));
   for (size_t r = 0; r < ranks(); ++r) {
@@ -100,8 +101,8 @@ void Meeting::send_fd(int fd, const std::vector<bool>& to) {
   }
 }
 
-/// Has fill() complete this rank's offer, tells all ranks of it or of why that failed, and collects the descriptors
-/// that are sent with theirs. Nothing where a rank wants to agree anew.
+/// Calls fill() to complete this rank's offer, sends all ranks the offer or the reason of its failure, and collects the
+/// descriptors that come with the others' offers. Returns nothing if a rank wants to agree again.
 std::optional<std::vector<Fd>> Meeting::trade(Offer mine, const std::function<void(Offer&)>& fill,
                                               const std::vector<bool>& over_socket) {
   ++turn_;
@@ -139,13 +140,13 @@ bool Meeting::exchange_offers(const Offer& mine) {
   return !anew;
 }
 
-/// Of a connection to this rank's door, on the door's thread.
+/// Handles a connection to this rank's door, on the door's thread.
 void Meeting::receive_fd(const Fd& guest) {
   Handover handover;
   Fd fd;
   try {
     if (!receive_packet(guest.get(), &handover, sizeof handover, {&fd, 1})) return;
-  } catch (const Error& error) {  // no room for more descriptors
+  } catch (const Error& error) {  // the process has reached its descriptor limit
     MutexLock lock(mutex_);
     refused_ = error.failure();
     came_cv_.notify_all();
@@ -157,9 +158,10 @@ void Meeting::receive_fd(const Fd& guest) {
   came_cv_.notify_all();
 }
 
-/// The descriptors of these ranks, all of which have been sent by now. If one did not come, whoever needs it says so.
+/// The descriptors of these ranks, all of which have been sent by now. If one is missing, the code that needs it
+/// reports that.
 std::vector<Fd> Meeting::collect(const std::vector<bool>& from) {
-  constexpr std::chrono::milliseconds kNow{1000};  // enough, as all have been sent
+  constexpr std::chrono::milliseconds kNow{1000};  // enough, because all have been sent
   std::vector<Fd> fds(ranks());
   const Deadline deadline = Deadline::after(kNow);
   MutexLock lock(mutex_);

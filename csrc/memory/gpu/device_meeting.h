@@ -15,10 +15,10 @@
 #include "memory/gpu/device_share.h"
 #include "memory/gpu/served_door.h"
 
-/// How a DeviceShare is made: what the ranks say to each other, and in which order. For device_*.cc only.
+/// The protocol that makes a DeviceShare: the messages of the ranks, and their order. For `device_*.cc` only.
 namespace nvx {
 
-/// Memory that a rank offers to the others: its arena, or its fallback.
+/// Memory that a rank offers to the others: its arena or its fallback.
 struct Offer {
   static constexpr uint32_t kMagic = 0x4f78766e;
   static constexpr uint32_t kNone = 0, kHere = 1;
@@ -28,33 +28,33 @@ struct Offer {
   uint32_t kind = 0;
   int32_t rank = -1;
   ArenaId arena;
-  uint64_t base = 0;  // where its own process sees it
+  uint64_t base = 0;  // its address in its own process
   uint64_t bytes = 0;
-  uint64_t check = 0;  // offset of its part for checks: its own pattern, then a slot a rank
+  uint64_t check = 0;  // offset of its part for checks: its own pattern, then a slot per rank
   uint64_t seed = 0;
   HandleBytes handle{};
   char said[160] = {};
 };
 static_assert(sizeof(Offer) == 16 + 16 + 32 + 64 + 160);
 
-/// Goes with each descriptor.
+/// Accompanies each descriptor.
 struct Handover {
   static constexpr uint32_t kMagic = 0x4678766e;
   uint32_t magic = kMagic;
   int32_t rank = -1;
-  uint32_t turn = 0;  // which offer of that rank it belongs to
+  uint32_t turn = 0;  // number of that rank's offer
   uint32_t reserved = 0;
   ArenaId arena;
 };
 static_assert(sizeof(Handover) == 32);
 
-/// The result of a rank's use of another rank's memory.
+/// The result of a rank's access to another rank's memory.
 struct Finding {
   uint32_t state = 0;
   char why[124] = {};
 };
 
-/// The state that lives only while a DeviceShare is being made.
+/// The state that exists only while a DeviceShare is being made.
 class Meeting {
  public:
   Meeting(DeviceShare& share, DeviceHome& home, Exchange& exchange, const ShareOptions& options)
@@ -67,9 +67,9 @@ class Meeting {
         door_(door_name_, [this](const Fd& guest) { receive_fd(guest); }) {}
   ~Meeting();
 
-  /// Each rank says what it has, and all agree on a kind.
+  /// Each rank sends its properties, and all agree on a kind.
   void introduce();
-  /// False: the ranks have to introduce themselves again, as a rank's arena is by now of another kind.
+  /// Returns false if the ranks must introduce themselves again, because a rank's arena has become of another kind.
   bool share_arenas();
   void share_fallbacks();
 
@@ -79,7 +79,7 @@ class Meeting {
   const DeviceCard& own() const { return cards_[me()]; }
   bool same_process(size_t r) const { return cards_[r].home == own().home; }
   bool same_host(size_t r) const { return cards_[r].host == own().host; }
-  /// A driver that does not name its GPUs has them told apart by process.
+  /// If the driver does not identify its GPUs, compares the process and the device number.
   bool same_gpu(size_t r) const {
     if (own().uuid != decltype(own().uuid){}) return cards_[r].uuid == own().uuid;
     return same_process(r) && cards_[r].device == own().device;
@@ -117,21 +117,21 @@ class Meeting {
   Exchange& exchange_;
   const ShareOptions options_;
   const std::string door_name_;
-  std::optional<ShareProbe> found_;  // what this process can export ...
-  ShareProbe probe_;                 // ... less what its arena is not made by
+  std::optional<ShareProbe> found_;  // kinds that this process can export ...
+  ShareProbe probe_;                 // ... without those that its arena is not made by
   uint32_t turn_ = 0;                // of offers
   std::vector<DeviceCard> cards_;
   std::vector<Offer> offers_;
-  std::vector<PairVerdict> pairs_;  // rank by rank: how a pair fares with its arenas
+  std::vector<PairVerdict> pairs_;  // indexed by both ranks: whether each pair can use its arenas
   Span check_;
-  bool touched_ = false;  // others may be using check_ ...
+  bool touched_ = false;  // others may be using `check_` ...
   bool hung_ = false;     // ... and may never end
   Deadline budget_;
   Mutex mutex_;
   std::condition_variable came_cv_;
   std::vector<std::pair<Handover, Fd>> came_ GUARDED_BY(mutex_);
-  std::optional<Failure> refused_ GUARDED_BY(mutex_);  // why one that came could not be taken
-  ServedDoor door_;                                    // last, as its thread uses what stands before
+  std::optional<Failure> refused_ GUARDED_BY(mutex_);  // why a received descriptor could not be accepted
+  ServedDoor door_;                                    // last, because its thread uses the members above
 };
 
 }  // namespace nvx

@@ -16,7 +16,7 @@ namespace nvx {
 PoolDoor::PoolDoor(const std::string& name, Answer answer)
     : answer_(std::move(answer)), door_(name, [this](const Fd& guest) { hear(guest); }) {}
 
-/// Each guest asks one question only, so the answer is all that lies in its socket, and sending it never blocks.
+/// Each guest asks one question only, so its socket is empty before the answer, and sending the answer never blocks.
 void PoolDoor::hear(const Fd& guest) {
   PoolQuestion question;
   if (!receive_packet(guest.get(), &question, sizeof question, {})) return;

@@ -11,7 +11,8 @@
 
 namespace nvx {
 
-/// A question to a process about the pool of one of its devices. Fixed layout; comes from peers.
+/// A question to a process about the pool of one of its devices. The layout is fixed. Peers send it, so it is not
+/// trusted.
 struct PoolQuestion {
   static constexpr uint32_t kMagic = 0x7178766e;  // "nvxq"
   uint32_t magic = kMagic;
@@ -21,7 +22,7 @@ struct PoolQuestion {
 };
 static_assert(sizeof(PoolQuestion) == 32);
 
-/// One of the pool's segments; with it comes a descriptor where the kind is kFd.
+/// One segment of the pool. A descriptor comes with it if the kind is kFd.
 struct PoolAnswer {
   static constexpr uint32_t kMagic = 0x6178766e;  // "nvxa"
   static constexpr uint32_t kNone = 0, kHere = 1;
@@ -30,21 +31,21 @@ struct PoolAnswer {
   uint32_t kind = 0;
   uint32_t reserved = 0;
   ArenaId pool;
-  uint64_t room = 0;  ///< of the whole pool's addresses
+  uint64_t room = 0;  ///< size of the whole pool's address range
   uint64_t offset = 0;
   uint64_t bytes = 0;
   HandleBytes handle{};
-  char said[120] = {};  ///< of kNone: why
+  char said[120] = {};  ///< for kNone: the reason
 };
 static_assert(sizeof(PoolAnswer) == 32 + 24 + 64 + 120);
 
-/// Where this process hands its pools' memory to others of its host, at any time.
+/// The door at which this process passes its pools' memory to others of its host, at any time.
 class PoolDoor {
  public:
-  /// Answers a question, with a descriptor where there is one. May throw Error, which then is the answer.
+  /// Answers a question, with a descriptor if there is one. May throw Error, which then becomes the answer.
   using Answer = std::function<PoolAnswer(const PoolQuestion&, Fd*)>;
 
-  /// Throws Error where it cannot be opened.
+  /// Throws Error if the door cannot be opened.
   PoolDoor(const std::string& name, Answer answer);
 
  private:
@@ -54,7 +55,8 @@ class PoolDoor {
   ServedDoor door_;
 };
 
-/// Asks a process for its answer. It may have ended, be another one by now, or never say anything. Throws Error.
+/// Asks a process and returns its answer. The process may have ended, may have been replaced by another one, or may
+/// never answer. Throws Error.
 PoolAnswer ask_at_door(const std::string& name, const PoolQuestion& question, Fd* fd, const Deadline& deadline);
 
 }  // namespace nvx

@@ -33,7 +33,7 @@ ServedDoor::~ServedDoor() {
 
 void ServedDoor::serve() {
   const BesideCaptures beside;
-  constexpr int kRestMs = 100;  // where nobody can be let in, as there are no descriptors left
+  constexpr int kRestMs = 100;  // pause while the process has no free descriptors
   bool rests = false;
   for (;;) {
     std::vector<pollfd> asked{{end_.get(), POLLIN, 0}, {listener_.get(), short(rests ? 0 : POLLIN), 0}};
@@ -65,7 +65,7 @@ void ServedDoor::let_in() {
   accept_guests(listener_.get(), [this](Fd guest) {
     guests_.push_back(std::move(guest));
     if (guests_.size() <= kMostGuests) return;
-    hear(guests_.front());  // which may have sent its packet meanwhile
+    hear(guests_.front());  // its packet may have arrived meanwhile
     guests_.pop_front();
   });
 }

@@ -9,14 +9,14 @@
 
 namespace nvx {
 
-/// A listener that a thread of its own serves at any time, without a step of the process's: each connection of the same
-/// user sends one packet. The thread sleeps while nobody comes.
+/// A listener that its own thread serves at any time, without a call of the process. Each connection of the same user
+/// sends one packet. The thread sleeps between connections.
 class ServedDoor {
  public:
-  /// Reads the packet, and may answer, on the door's thread. What it throws is logged.
+  /// Reads the packet, and may answer, on the door's thread. Exceptions are logged.
   using Hear = std::function<void(const Fd& guest)>;
 
-  /// Throws Error where it cannot be opened.
+  /// Throws Error if the door cannot be opened.
   ServedDoor(const std::string& name, Hear hear);
   ~ServedDoor();
   ServedDoor(const ServedDoor&) = delete;
@@ -27,12 +27,12 @@ class ServedDoor {
   void let_in();
   void hear(const Fd& guest);
 
-  /// When there are more, those who came first and have not sent anything make room for others.
+  /// Above this number, the oldest guests that have sent nothing are closed to make room.
   static constexpr size_t kMostGuests = 64;
 
   const Hear hear_;
   Fd listener_;
-  Fd end_;  // readable when the thread is to end
+  Fd end_;  // readable when the thread must end
   std::list<Fd> guests_;
   std::thread thread_;
 };

@@ -33,7 +33,7 @@ Fd written(std::span<const uint8_t> sheet) {
   return fd;
 }
 
-/// Nothing if it is not what a handout gives.
+/// Returns nothing if the file is not one that a handout passes.
 std::optional<std::vector<uint8_t>> read_all(int fd) {
   struct stat facts {};
   const int seals = fcntl(fd, F_GET_SEALS);
@@ -63,8 +63,8 @@ void Handout::serve() {
     for (; guest.socket && guest.given < sheets_.size(); ++guest.given) {
       const int fd = sheets_[guest.given].get();
       if (send_packet(guest.socket.get(), &kMagic, sizeof kMagic, {&fd, 1})) continue;
-      if (errno == EAGAIN) break;  // it has yet to read the sheets before
-      guest.socket.reset();        // it has gone
+      if (errno == EAGAIN) break;  // it has yet to read earlier sheets
+      guest.socket.reset();        // it has ended
     }
   }
 }

@@ -11,19 +11,19 @@
 
 namespace nvx {
 
-/// Data that one process has read elsewhere and passes on to the others of its host, so that not each of them reads it
-/// there. It consists of sheets, which all processes get in the same order.
+/// Passes data that one process has read elsewhere to the others of its host, so that not each of them reads it from
+/// there. The data consists of sheets, which all processes receive in the same order.
 class Handout {
  public:
   Handout();
-  /// The name that a Receipt is made with.
+  /// The name for the constructor of a Receipt.
   const std::string& name() const { return name_; }
-  /// Readable when somebody has come to fetch.
+  /// Readable when a process has connected.
   int fd() const { return listener_.get(); }
 
   /// Adds the next sheet. Throws Error if there is no memory for it.
   void give(std::span<const uint8_t> sheet);
-  /// Accepts a bounded number of those who have come, and gives everybody the sheets that there are by now. Never
+  /// Accepts a bounded number of new connections, and sends all connected processes the sheets that exist by now. Never
   /// blocks.
   void serve();
 
@@ -39,11 +39,11 @@ class Handout {
   std::vector<Guest> guests_;
 };
 
-/// The other side: takes the sheets as they come.
+/// The receiving side: takes the sheets as they come.
 class Receipt {
  public:
   explicit Receipt(const std::string& name);
-  /// False once its handout is gone: sheets that have not come by then will not come.
+  /// False once its handout is gone: no further sheets will come.
   bool open() const { return open_; }
   /// The next sheet; nothing if none comes within the span.
   std::optional<std::vector<uint8_t>> next(std::chrono::milliseconds span);

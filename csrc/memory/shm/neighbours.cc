@@ -26,7 +26,7 @@
 namespace nvx {
 namespace {
 
-/// The message that goes through a doorway with the two descriptors.
+/// The message that passes through a doorway, with the two descriptors.
 struct Introduction {
   static constexpr uint32_t kMagic = 0x4e565831;  // "NVX1"
   uint32_t magic;
@@ -48,11 +48,10 @@ Home*& home() {
 
 void forget_after_fork() {
   forks.fetch_add(1, std::memory_order_relaxed);
-  home() = new Home;  // the parent's is left as it was, perhaps locked
+  home() = new Home;  // the parent's object stays as it is, because another thread may have held its lock
 }
 
-/// Whether a memfd is as large as an arena must be, and sealed so that it stays so: then touching it can never fail
-/// later.
+/// Whether a memfd is at least as large as an arena and sealed against shrinking: then no access to it can fault later.
 bool is_arena(int memfd) {
   struct stat facts {};
   const int seals = fcntl(memfd, F_GET_SEALS);
@@ -67,8 +66,8 @@ bool receive_introduction(int socket, Introduction* introduction, Fd* memfd, Fd*
   return introduction->magic == Introduction::kMagic && *memfd && is_arena(memfd->get());
 }
 
-/// The state of a process and what follows it in /proc's stat, as in "S 1 4711 ..."; empty where the process cannot be
-/// seen.
+/// The state of a process and the following fields of its `/proc/<pid>/stat`, such as "S 1 4711 ..."; empty if the
+/// process is not visible.
 std::string stat_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string stat((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -83,8 +82,8 @@ std::optional<int> status_of_unreaped(pid_t pid) {
   return std::atoi(stat.c_str() + stat.find_last_of(' ') + 1);
 }
 
-/// As linux/pidfd.h has it from 6.15 on, which other kernels' headers lack: who holds a descriptor learns how the
-/// process ended though its parent has reaped it.
+/// The kernel's `struct pidfd_info` from 6.15 on, which older headers lack. Through a pidfd it tells how the process
+/// ended, even after its parent has reaped it.
 struct PidfdInfo {
   static constexpr uint64_t kExit = 1 << 3;
   uint64_t mask = kExit;
@@ -121,7 +120,7 @@ Neighbour::Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid)
     : id_(id), mapping_(memfd, bytes), pidfd_(std::move(pidfd)), pid_(pid) {}
 
 bool Neighbour::dead() const {
-  // A kernel, or a sandbox, without pidfds: what nobody has reaped yet still has a place among the processes.
+  // A kernel or a sandbox without pidfds: an unreaped process still has an entry in the process table.
   if (!pidfd_) return (kill(pid_, 0) != 0 && errno == ESRCH) || ending().known();
   pollfd ask{pidfd_.get(), POLLIN, 0};
   return poll(&ask, 1, 0) == 1;
@@ -129,7 +128,7 @@ bool Neighbour::dead() const {
 
 bool Neighbour::stopped() const {
   pid_t pid = pid_;
-  if (pidfd_) {  // the number that it has in this process's namespace
+  if (pidfd_) {  // its pid in this process's namespace
     std::ifstream info("/proc/self/fdinfo/" + std::to_string(pidfd_.get()));
     std::string field;
     while (info >> field && field != "Pid:") continue;
@@ -176,7 +175,7 @@ void Neighbours::meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& ne
   MutexLock lock(mutex_);
   std::vector<Met>& met = met_[global_rank];
   std::erase_if(met, [&](const Met& m) {
-    return m.standing.expired() || m.neighbour.lock() != neighbour;  // another one's place has been taken
+    return m.standing.expired() || m.neighbour.lock() != neighbour;  // its place has been taken by another process
   });
   met.push_back({neighbour, std::move(standing)});
 }
@@ -236,8 +235,8 @@ std::map<ArenaId, std::shared_ptr<Neighbour>> Doorway::fetch(const std::vector<W
   return got;
 }
 
-/// Whether all are connected now. The backlog of the others is full, of connections of another user or of processes
-/// that came at once.
+/// Whether all are connected now. The backlog of the others is full of connections of another user, or of many
+/// processes that came at once.
 bool Doorway::connect(std::vector<Visit>& open) {
   bool all = true;
   for (Visit& visit : open) {

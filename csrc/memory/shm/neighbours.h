@@ -19,7 +19,7 @@ namespace nvx {
 
 class Handout;
 
-/// Another process of this host: its arena, mapped here, and a descriptor that tells when it has ended.
+/// Another process of this host: its arena, mapped here, and a descriptor that reports its end.
 class Neighbour {
  public:
   Neighbour(ArenaId id, int memfd, size_t bytes, Fd pidfd, pid_t pid);
@@ -28,9 +28,9 @@ class Neighbour {
   std::byte* at(size_t offset) const { return mapping_.base() + offset; }
   size_t size() const { return mapping_.size(); }
   bool dead() const;
-  /// Whether a signal or a debugger has stopped it, as far as /proc tells.
+  /// Whether a signal or a debugger has stopped it, according to /proc.
   bool stopped() const;
-  /// How it ended, as far as the kernel still tells.
+  /// How it ended, if the kernel still knows.
   Ending ending() const;
   pid_t pid() const { return pid_; }
 
@@ -41,8 +41,8 @@ class Neighbour {
   pid_t pid_;
 };
 
-/// The memory that this process shares with the others of its host: its own arena and the arenas of those it has met.
-/// Made with the first group, gone with the last one.
+/// The memory that this process shares with the others of its host: its own arena and the arenas of the processes it
+/// has met. Exists from the first group to the last.
 class Neighbours {
  public:
   static std::shared_ptr<Neighbours> here();
@@ -54,8 +54,8 @@ class Neighbours {
   std::shared_ptr<Neighbour> find(const ArenaId& id) EXCLUDES(mutex_);
   std::shared_ptr<Neighbour> adopt(std::shared_ptr<Neighbour> neighbour) EXCLUDES(mutex_);
 
-  /// Notes that this process is that rank of the whole job, as a group has shown, for as long as that group stands: a
-  /// job may number its ranks anew after a failure.
+  /// Notes that this process is that rank of the whole job, as long as the group `standing` exists: a job may renumber
+  /// its ranks after a failure.
   void meet(uint64_t global_rank, const std::shared_ptr<Neighbour>& neighbour, std::weak_ptr<void> standing)
       EXCLUDES(mutex_);
   std::shared_ptr<Neighbour> met(uint64_t global_rank) EXCLUDES(mutex_);
@@ -75,37 +75,37 @@ class Neighbours {
   std::map<uint64_t, std::vector<Met>> met_ GUARDED_BY(mutex_);  // in the order of their groups
 };
 
-/// A number that is higher by one in a forked child, which can so tell what was made before the fork and belongs to its
-/// parent.
+/// A number that increases by one in each forked child. It shows the child which objects were made before the fork and
+/// belong to the parent.
 uint32_t fork_generation();
 
-/// An abstract Unix socket on which this process hands its memfd and its pidfd to processes of the same user. Open
-/// during the set-up of one group only.
+/// An abstract Unix socket on which this process passes its memfd and its pidfd to processes of the same user. Open
+/// only during the set-up of one group.
 class Doorway {
  public:
   struct Wanted {
     ArenaId id;
     std::string door;  ///< the name of that process's doorway
     pid_t pid;
-    std::string who{};  ///< in words, for who cannot reach it
+    std::string who{};  ///< describes the process in errors
   };
 
   explicit Doorway(Neighbours& neighbours);
   const std::string& name() const { return name_; }
 
-  /// From here on, serves those who come for this handout too.
+  /// From now on, also serves the guests of this handout.
   void hand_out(Handout* handout) { handout_ = handout; }
 
-  /// Fetches what is wanted while serving those who want ours. Throws when the time is up.
+  /// Fetches the wanted neighbours and serves the requests of others meanwhile. Throws at the deadline.
   std::map<ArenaId, std::shared_ptr<Neighbour>> fetch(const std::vector<Wanted>& wanted, const Deadline& deadline);
 
-  /// Waits for at most this long, and serves those who ask by then.
+  /// Waits at most this long, and serves the requests that come meanwhile.
   void serve(std::chrono::microseconds span);
 
  private:
   struct Visit {
     Wanted want;
-    Fd socket;  // none while the other one's backlog is full
+    Fd socket;  // none while the other process's backlog is full
   };
 
   void answer();

@@ -33,7 +33,7 @@ sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
   return address;
 }
 
-/// The user of the process at the other end. False if the kernel does not tell.
+/// The user of the process at the other end. Returns false if the kernel does not tell.
 bool user_of(int socket, uid_t* user) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -96,7 +96,7 @@ void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers*
   for (int i = 0; i < kAcceptedAtOnce; ++i) {
     Fd guest(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!guest && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS))
-      throw system_error("cannot let in another process of this host");  // which would wait for it in vain
+      throw system_error("cannot let in another process of this host");  // it would wait until its timeout
     if (!guest) return;
     uid_t user = 0;
     if (!user_of(guest.get(), &user)) continue;
@@ -148,7 +148,7 @@ bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds) {
       if (i < fds.size()) fds[i] = std::move(owned);
     }
   }
-  if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds) {  // there was room in the message
+  if (got > 0 && (message.msg_flags & MSG_CTRUNC) != 0 && taken < kMostFds) {  // the message had room
     errno = EMFILE;
     throw system_error("cannot take the memory that another process of this host shares");
   }

@@ -8,24 +8,24 @@
 #include "base/deadline.h"
 #include "base/handle.h"
 
-/// Abstract Unix sockets between processes of one user. They leave no name behind. Other users can connect, and fill a
-/// listener's backlog, but get nothing and send nothing: so no call here blocks, and each deals with a bounded number
-/// of connections.
+/// Abstract Unix sockets between processes of one user. They leave no name in the file system. Other users can connect,
+/// and fill a listener's backlog, but they receive and send no data. So no call here blocks, and each handles a bounded
+/// number of connections.
 namespace nvx {
 
-/// A name that nobody else has.
+/// A name that no other socket has.
 std::string fresh_socket_name();
 
 /// A listening socket that never blocks. Throws Error if it cannot be made.
 Fd listen_on(const std::string& name);
 
-/// Nothing where nobody listens there, or a process of another user, or where the backlog is full; errno says why.
+/// Empty if no process listens there, if a process of another user does, or if the backlog is full; errno tells which.
 Fd connect_to(const std::string& name);
 
-/// Whether errno, as connect_to() left it, says that the backlog is full: another attempt may succeed.
+/// Whether errno after connect_to() means that the backlog is full: another attempt may succeed.
 bool backlog_is_full();
 
-/// Tries again while the backlog is full, until the deadline.
+/// Retries while the backlog is full, until the deadline.
 Fd connect_to(const std::string& name, const Deadline& deadline);
 
 /// The pause between attempts to connect to a listener whose backlog is full.
@@ -36,20 +36,21 @@ struct Strangers {
   uint64_t count = 0;
   uint32_t last_user = 0;
 };
-/// As ", and other users, such as 65534, have made 7 connections to that of this process"; empty where there were none.
+/// For example ", and other users, such as 65534, have made 7 connections to that of this process"; empty if there were
+/// none.
 std::string words_of(const Strangers& strangers);
 
-/// Accepts at most this many connections a call, so that a flood of them delays the caller by about a millisecond ...
+/// Accepts at most this many connections per call, so that a flood delays the caller by about a millisecond ...
 constexpr int kAcceptedAtOnce = 256;
-/// ... and gives those of the same user to take(). Throws Error where the process has no descriptors left for them.
+/// ... and passes those of the same user to take(). Throws Error if the process has no free descriptors for them.
 void accept_guests(int listener, const std::function<void(Fd)>& take, Strangers* strangers = nullptr);
 
-/// One packet, and up to two descriptors with it. False where there is no room for it now (errno is EAGAIN), or nobody
-/// takes it.
+/// Sends one packet with up to two descriptors. Returns false if there is no room for it now (errno is EAGAIN), or if
+/// the peer is gone.
 bool send_packet(int socket, const void* data, size_t bytes, std::span<const int> fds);
 
-/// True if a packet of this length has come. Descriptors that came are owned by `fds`, also when the packet is refused.
-/// Throws Error where this process may have no more of them.
+/// Returns true if a packet of this length has arrived. `fds` owns received descriptors, even if the packet is
+/// rejected. Throws Error if this process has reached its descriptor limit.
 bool receive_packet(int socket, void* data, size_t bytes, std::span<Fd> fds);
 
 }  // namespace nvx
