@@ -51,7 +51,7 @@ void forget_after_fork() {
   home() = new Home;  // the parent's object stays as it is, because another thread may have held its lock
 }
 
-/// Whether a memfd is at least as large as an arena and sealed against shrinking: then no access to it can fault later.
+/// Whether a memfd has the size of an arena and is sealed against shrinking: then no access to it can fault later.
 bool is_arena(int memfd) {
   struct stat facts {};
   const int seals = fcntl(memfd, F_GET_SEALS);

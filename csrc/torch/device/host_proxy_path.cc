@@ -120,7 +120,7 @@ std::unique_ptr<HostProxy> HostProxyPath::make(Group& group, ProxyOp& op, kernel
 
 Status HostProxyPath::launch(const Op& op, Group& group, StagingCopies& staging) {
   const bool captured = staging.capture() != 0;
-  const auto forget = c10::make_scope_exit([&] {  // a graph keeps the call, and keeps its tensors by other means
+  const auto forget = c10::make_scope_exit([&] {  // a graph keeps the call, and its tensors by itself
     for (TensorOperation& c : op->collectives) {
       if (captured) c.bring.clear(), c.take_back.clear(), c.stand_ins.clear(), c.claim.reset();
     }

@@ -46,7 +46,7 @@ class LaunchedWork final : public NvxWork {
   const std::shared_ptr<Group> group_;
   TensorOperations collectives_;  // postponed; the path owns this and `used_` until it has launched them
   std::vector<at::Tensor> used_;
-  Status outcome_;                  // this and ended_at_ are visible to a thread that loads true from closed_
+  Status outcome_;                  // of postponed collectives; this and ended_at_ are written before closed_
   uint64_t ended_at_ = 0;           // as for KernelPath::launch()
   std::atomic<bool> closed_{true};  // the collectives have been launched, or the launch failed
 };
