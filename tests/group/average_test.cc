@@ -1,5 +1,4 @@
-// Averages over several hosts: as on one host they are right wherever they fit their type, although the sums that they
-// are made of do not.
+// Averages over several hosts. As on one host, an average is right if it fits its type, even if the sum does not.
 
 #include <gtest/gtest.h>
 
@@ -43,7 +42,8 @@ struct Question {
 };
 void PrintTo(const Question& q, std::ostream* out) { *out << nvx::name(q.collective) << '_' << nvx::name(q.dtype); }
 
-/// What each rank has in the end that gets a result, where rank r has inputs[r]. Of a scattered one it is a part.
+/// The results of the ranks that get one, where the input of rank r is inputs[r]. For reduce_scatter: that rank's
+/// block.
 std::vector<std::vector<std::byte>> averages(const std::vector<int>& host_of, const Question& q,
                                              const std::vector<Values>& inputs) {
   const size_t ranks = host_of.size(), width = size_of(q.dtype), bytes = inputs[0].size() * width;
@@ -73,7 +73,7 @@ std::vector<std::vector<std::byte>> averages(const std::vector<int>& host_of, co
 
 class Averages : public testing::TestWithParam<Question> {
  protected:
-  /// Over hosts of several shapes, against one host.
+  /// Compares averages over hosts of several shapes with those on one host.
   static void expect_those_of_one_host(const std::function<std::vector<Values>(size_t ranks, size_t count)>& inputs) {
     for (const std::vector<int>& host_of : {std::vector<int>{0, 1}, {0, 0, 1, 1}, {0, 1, 2}, {0, 0, 0, 1}}) {
       const size_t ranks = host_of.size();
@@ -100,7 +100,7 @@ TEST_P(Averages, FitWhereSumsDoNot) {
       [&](size_t ranks, size_t count) { return std::vector<Values>(ranks, Values(count, large)); });
 }
 
-/// Multiplying by a power of two first changes no digit.
+/// Scaling by a power of two before the sum is exact.
 TEST_P(Averages, OfSmallWholeNumbersAreExact) {
   expect_those_of_one_host([](size_t ranks, size_t count) {
     std::minstd_rand random(7);
@@ -122,9 +122,9 @@ TEST(AveragesOfAnything, AreTheSameOnAllRanks) {
   for (const auto& result : results) EXPECT_EQ(result, results[0]);
 }
 
-/// What rank by rank is smaller than the type's least normal number is not lost in the sum.
+/// Terms below the smallest normal number of the type must not vanish from the sum.
 TEST(AveragesOfAnything, KeepWhatIsSmall) {
-  const float small = 0x1p-20f;  // of f16 the least normal number is 2^-14, the least of all 2^-24
+  const float small = 0x1p-20f;  // smallest normal number of f16: 2^-14; smallest subnormal: 2^-24
   const auto results = averages({0, 0, 1, 1}, {Collective::kAllReduce, DType::kF16}, std::vector<Values>(4, {small}));
   for (const auto& result : results) EXPECT_EQ(result, bytes_of(DType::kF16, {small}));
 }

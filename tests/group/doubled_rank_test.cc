@@ -1,4 +1,4 @@
-// Two processes that have been started as the same rank: all who wait for each other are told, and soon.
+// Two processes were started as the same rank: all ranks that wait for each other are told soon.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ constexpr int kWorld = 3;
 class Doubled : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Rank, Doubled, testing::Values(0, 1));
 
-/// The last rank is never there, so the group would be waited for to the end of its time.
+/// The last rank never comes, so without the check the others would wait until their timeout.
 TEST_P(Doubled, AreNamedToAllWhoMakeTheGroup) {
   MemoryStore store;
   as_threads(kWorld, [&](int thread) {
@@ -35,7 +35,7 @@ TEST_P(Doubled, AreNamedToAllWhoMakeTheGroup) {
   });
 }
 
-/// Whoever comes when the others have made the group without it cannot know whether they still use it.
+/// A duplicate that comes after set-up cannot know whether the others still use the group.
 TEST(Doubled, WhoComesTooLateIsToldWhoWasThere) {
   MemoryStore store;
   as_threads(2,

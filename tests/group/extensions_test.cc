@@ -1,4 +1,4 @@
-// Time that is added to timeouts until the first operation that has it ends.
+// Extensions of timeouts: each lasts until the first operation that has it ends.
 
 #include "group/extensions.h"
 

@@ -1,4 +1,4 @@
-// What a group says once it has failed, here or on another rank: that it has, why, and what to do.
+// Errors of a group after it has failed, here or on another rank: that it failed, why, and what to do.
 
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-/// Where ranks meet: on one host, or on one each.
+/// The ranks are on one host, or on one host each.
 class Near : public testing::TestWithParam<bool> {
  protected:
   GroupOptions options(const std::string& name, int rank) {
@@ -75,7 +75,7 @@ TEST_P(Near, CallsAfterTheFailureSayThatItWasEarlierAndWhatToDo) {
   });
 }
 
-/// Whatever a rank listens for after its time, what it says is how long it was willing to wait, once.
+/// An error names the timeout once, even if the rank listens for longer.
 TEST_P(Near, ATimeoutNamesOneDuration) {
   std::atomic<bool> over{false};
   as_threads(2, [&](int rank) {
@@ -93,7 +93,7 @@ TEST_P(Near, ATimeoutNamesOneDuration) {
   });
 }
 
-/// What its peer gave up, a late rank does not carry out alone: not a collective, nor a message.
+/// A late rank does not carry out alone an operation that its peer gave up: neither a collective nor a message.
 TEST_P(Near, WhoComesAfterAPeerHasGivenUpIsToldSo) {
   for (const char* what : {"all_reduce", "large", "broadcast", "send", "recv"}) {
     const std::string name = std::string("late at ") + what;
@@ -122,13 +122,13 @@ TEST_P(Near, WhoComesAfterAPeerHasGivenUpIsToldSo) {
       if (rank == 0) {
         group.set_timeout(milliseconds(200));
         Status status = call(group);
-        if (status.ok()) status = barrier(group);  // a send was on its way at once
+        if (status.ok()) status = barrier(group);  // a send completes at once
         EXPECT_SAYS(status, "timed out in");
         over = true;
         return;
       }
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return over.load(); }));
-      // Between hosts the word is on its way.
+      // Between hosts the notice takes a while to arrive.
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return !group.core().port || group.core().port->failed(); }));
       const Status late = call(group);
       ASSERT_FALSE(late.ok()) << what;
@@ -137,7 +137,7 @@ TEST_P(Near, WhoComesAfterAPeerHasGivenUpIsToldSo) {
   }
 }
 
-/// The same, when this very call is the first to hear of it.
+/// The same, if this call is the first to hear of the failure.
 TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
   MemoryStore store;
   std::atomic<bool> over{false};
@@ -163,7 +163,7 @@ TEST(LateRank, IsToldByItsCallWhoGaveUpAndWhat) {
   });
 }
 
-/// What goes on from a failure hangs on its facts, whatever its words sound like.
+/// Decisions after a failure depend on its facts, not on its text.
 TEST_P(Near, WordsOfAFailureAreNoFacts) {
   std::latch begun(2);
   std::atomic<bool> over{false};
@@ -211,8 +211,8 @@ TEST(Told, ByADamagedNoteAGroupFailsAllTheSame) {
   });
 }
 
-/// Of a rank of this host that is said to be lost, more may be known in a moment. Nobody else is kept waiting for that:
-/// neither who begins a message nor who pushes them while one is open.
+/// When a rank of this host is reported lost, its reason may arrive a moment later. Neither a rank that begins a
+/// message nor a rank that progresses messages waits for that reason.
 class Meanwhile : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(IsOpen, Meanwhile, testing::Bool());
 
@@ -251,19 +251,19 @@ TEST_P(Meanwhile, TheMailIsFreeForOthers) {
     });
     return longest;
   };
-  Clock::duration best = Clock::duration::max();  // of a machine that is busy, too
+  Clock::duration best = Clock::duration::max();  // the minimum, because the machine may be busy
   for (int tries = 0; tries < 20 && best >= FailureState::kClarity / 2; ++tries) best = std::min(best, try_once());
   EXPECT_LT(best, FailureState::kClarity / 2);
 }
 
-/// Where to look in the other one's program: after the call that it last made, whichever of the few kept that is.
+/// The error points into the other rank's program: after its last call, even if only a few calls are kept.
 TEST(LateRank, WhoIsWaitedForIsNamedWithItsLastCall) {
   for (int calls = 1; calls <= 6; ++calls) {
     MemoryStore store;
     std::atomic<bool> over{false};
     as_threads(2, [&](int rank) {
       GroupOptions given = test::options("behind", rank, 2);
-      given.first_epoch = uint32_t(-3);  // the counters wrap on the way
+      given.first_epoch = uint32_t(-3);  // the counters wrap during the test
       Group group(store, given);
       for (int i = 1; i < calls; ++i) EXPECT_TRUE(barrier(group).ok());
       ASSERT_TRUE(all_reduce(group, size_t(calls)).ok());
@@ -279,7 +279,7 @@ TEST(LateRank, WhoIsWaitedForIsNamedWithItsLastCall) {
   }
 }
 
-/// Two ranks of three have failed in a group of their own. That counts where one of them is waited for, and only there.
+/// Two of three ranks have failed in a group of their own. That matters only if a rank waits for one of them.
 class Elsewhere : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Absent, Elsewhere, testing::Values(1, 2));
 

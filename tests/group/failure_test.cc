@@ -1,4 +1,4 @@
-// What a group says and does when something goes wrong: who is named, how soon, and what still works.
+// Errors of a group: which rank is named, how soon, and which calls still work.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -136,7 +136,7 @@ TEST(Failure, ARankThatExitsWithoutDestroyIsNamed) {
   EXPECT_EQ(endings[1].exit_code, 3);
 }
 
-/// A queued call, as the torch layer makes them, of an operation whose memory the task owns.
+/// A queued call, as the torch layer makes it, of an operation whose memory the task owns.
 class Queued : public Task {
  public:
   Queued(Group& group, const Play& play)
@@ -156,7 +156,7 @@ class Queued : public Task {
   Status status_;
 };
 
-/// All that a group has to offer, none of which is there in a forked child.
+/// Makes every call of a group; each must be refused in a forked child.
 void use_in_child(Group& group) {
   const Status status = barrier(group);
   ASSERT_FALSE(status.ok());
@@ -184,7 +184,7 @@ void use_in_child(Group& group) {
   group.leave();
 }
 
-/// A forked child has the object, and must neither use the group nor harm it.
+/// A forked child has a copy of the object. It must neither use the group nor harm it.
 TEST(Failure, AForkedChildIsRefusedAndHarmsNobody) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
@@ -213,7 +213,7 @@ TEST(Failure, WhoLeavesWhileWaitedForIsNamed) {
   });
 }
 
-/// What a rank signalled before it left still counts: leaving right after one's last operation is no failure.
+/// Signals that a rank sent before it left still count: leaving right after the last operation is no failure.
 TEST(Failure, LeavingAfterTheLastOperationIsNone) {
   for (int round = 0; round < 30; ++round) {
     MemoryStore store;
@@ -226,7 +226,7 @@ TEST(Failure, LeavingAfterTheLastOperationIsNone) {
   }
 }
 
-/// Who has left in good order tells nobody of what becomes of it later.
+/// A rank that left in good order does not report its later end.
 TEST(Failure, WhoHasLeftFailsNobody) {
   MemoryStore store;
   std::atomic<bool> failed{false};
@@ -241,7 +241,7 @@ TEST(Failure, WhoHasLeftFailsNobody) {
     }
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return failed.load(); }));
     Bytes memory(10);
-    if (rank == 2) std::this_thread::sleep_for(milliseconds(300));  // the other one looks around meanwhile
+    if (rank == 2) std::this_thread::sleep_for(milliseconds(300));  // the other rank looks around meanwhile
     const auto mail = message(3 - rank, 0, memory.data(), memory.size());
     rank == 2 ? group.mail().send(mail, Carrier::kCaller) : group.mail().receive(mail, Carrier::kCaller);
     const Status status = group.mail().wait(*mail);
@@ -290,7 +290,7 @@ TEST(Failure, DestroyDoesNotWaitForPeers) {
   });
 }
 
-/// The group's memory must not go while its own operation on a pool thread still uses it.
+/// The group's memory must outlive its own operation that a pool thread still runs.
 TEST(Failure, DestroyEndsItsOwnOperationsInFlight) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -364,7 +364,7 @@ TEST(Failure, MonitoredBarrierNamesTheMissingAndTheGroupStaysUsable) {
     EXPECT_TRUE(rank < 2 || eventually(milliseconds(10'000), [&] { return over.load(); }));
     const Status status = group.monitored_barrier(milliseconds(rank == 0 ? 200 : 400), /*name_all=*/true);
     EXPECT_FALSE(status.ok());
-    const std::string where = group.topology().whereabouts(0);  // of all: they are threads
+    const std::string where = group.topology().whereabouts(0);  // the same for all ranks, because they are threads
     if (rank == 0) {
       EXPECT_SAYS(status, "nvx: Ranks 2, 3 failed to pass monitoredBarrier in 0.");
       EXPECT_SAYS(status, "; this is rank 0 in monitored_barrier of group monitored, waited for rank 2 " + where +
@@ -391,7 +391,7 @@ TEST(SetUp, ARankThatDoesNotComeEndsItInTime) {
       ADD_FAILURE() << "made without rank 2";
     } catch (const Error& error) {
       const std::string text = error.what();
-      const bool told = error.code() == Code::kPeerFailed;  // of what the other one said
+      const bool told = error.code() == Code::kPeerFailed;  // the failure that the other rank reported
       EXPECT_TRUE(told || error.code() == Code::kTimeout) << text;
       EXPECT_NE(text.find("did not all come in 0."), std::string::npos) << text;
       EXPECT_NE(text.find(" s: rank 2 has not; this is rank"), std::string::npos) << text;
@@ -401,7 +401,7 @@ TEST(SetUp, ARankThatDoesNotComeEndsItInTime) {
   });
 }
 
-/// As a rule rank 0 serves the store, and is not let out of it while a rank has not connected.
+/// Rank 0 usually serves the store and stays in the constructor of the store until all ranks have connected.
 TEST(SetUp, RankZeroIsNotBlamedWhereItMayWaitForTheOthers) {
   MemoryStore store;
   GroupOptions alone = options("middle", 1, 3);
@@ -416,7 +416,7 @@ TEST(SetUp, RankZeroIsNotBlamedWhereItMayWaitForTheOthers) {
   }
 }
 
-/// A store that fails or stalls a rank when everybody has come, and may have mapped everybody.
+/// A store that fails or stalls one rank after all ranks have come and may have mapped each other.
 class BadStore : public Store {
  public:
   BadStore(Store& good, std::function<void()> act) : good_(good), act_(std::move(act)) {}
@@ -435,7 +435,7 @@ class BadStore : public Store {
 
 [[noreturn]] void lose_the_store() { throw Error(Code::kSystem, "nvx: the store is gone"); }
 
-/// ... also on a rank that waits for somebody else, who is late.
+/// ... also on a rank that waits for another, late rank.
 TEST(SetUp, ARankThatFailsIsNamedWithTheReason) {
   MemoryStore store;
   std::atomic<int> told{0};
@@ -452,7 +452,7 @@ TEST(SetUp, ARankThatFailsIsNamedWithTheReason) {
   });
 }
 
-/// All of this process's arena that is free, while it lives.
+/// Fills the arena of this process for its lifetime.
 class FullArena {
  public:
   FullArena() {
@@ -473,7 +473,7 @@ class FullArena {
   std::vector<Span> spans_;
 };
 
-/// A rank that has not come as far as to write anything of itself into the store.
+/// A rank that fails before it writes anything into the store.
 TEST(SetUp, ARankThatFailsAtOnceIsNamedWithTheReason) {
   MemoryStore store;
   const auto neighbours = Neighbours::here();
@@ -491,7 +491,7 @@ TEST(SetUp, ARankThatFailsAtOnceIsNamedWithTheReason) {
   EXPECT_NE(error.find("full"), std::string::npos) << error;
 }
 
-/// True on the main thread from now on, as after Ctrl-C.
+/// Makes the main thread see an interrupt, as after Ctrl-C.
 class Interrupted {
  public:
   Interrupted() {
@@ -530,7 +530,7 @@ TEST(SetUp, AGroupCanBeMadeAgainAfterAFailure) {
   });
 }
 
-/// The store may be the same, with what the earlier group has written.
+/// The store may be the same, and may still hold the keys of the earlier group.
 TEST(SetUp, AGroupCanBeMadeAgainInTheSameStore) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
@@ -541,7 +541,7 @@ TEST(SetUp, AGroupCanBeMadeAgainInTheSameStore) {
   });
 }
 
-/// A rank that died in a set-up and comes back counts another generation than those who waited for it.
+/// A rank that died in a set-up and comes back counts another generation than the ranks that waited for it.
 TEST(SetUp, RanksThatAreBehindFollow) {
   for (int ahead = 0; ahead < 3; ++ahead) {
     MemoryStore store;
@@ -555,7 +555,7 @@ TEST(SetUp, RanksThatAreBehindFollow) {
   }
 }
 
-/// A table in which this rank is another one than it is now.
+/// A table in which this rank has other data than it has now.
 TEST(SetUp, ATableOfAnotherSetUpIsRefused) {
   MemoryStore store;
   const std::vector<Hello> old{describe_self(0), describe_self(1)};
@@ -571,7 +571,7 @@ TEST(SetUp, WhatIsNoHelloIsRefused) {
   }
 }
 
-/// A hello that is well formed and lies about where its memory is.
+/// A hello that is well formed but describes memory outside its bounds.
 TEST(SetUp, AHelloThatDescribesImpossibleMemoryIsRefused) {
   for (const uint64_t offset :
        {uint64_t(Arena::kBytes), uint64_t(Arena::kBytes) - 4096, ~uint64_t(0) - 4095, uint64_t(17)}) {

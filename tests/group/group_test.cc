@@ -1,5 +1,5 @@
-// Groups end to end: ranks that find each other through a store, as threads and as processes, and every collective
-// between them, through whatever the plan chooses.
+// Groups end to end: ranks, as threads and as processes, meet through a store and run every collective with the
+// algorithm that the plan chooses.
 
 #include "group/group.h"
 
@@ -40,7 +40,7 @@ TEST_P(Groups, OfThreadsRunEveryCollective) {
     Group group(store, options("threads", rank, GetParam(), uint32_t(-20)));
     for (const Play& play : plays) ASSERT_EQ(perform(group, play), "");
     EXPECT_EQ(group.sequence(), plays.size());
-    ASSERT_TRUE(barrier(group).ok());  // nobody leaves while others still run
+    ASSERT_TRUE(barrier(group).ok());  // no rank leaves while others still run
   });
 }
 
@@ -55,7 +55,7 @@ TEST_P(Groups, OfProcessesRunEveryCollective) {
   });
 }
 
-/// Many groups over the same ranks, used in an order that differs by rank: no group waits for another one.
+/// Many groups over the same ranks, used in an order that differs by rank: no group waits for another.
 TEST(Group, ManyAtOnceInAnyOrder) {
   constexpr int kRanks = 2, kGroups = 12;
   std::vector<MemoryStore> stores(kGroups);
@@ -80,7 +80,7 @@ TEST(Group, ManyAtOnceInAnyOrder) {
   });
 }
 
-/// Several threads of a rank may call into one group; what they call is the same on all ranks, so any order is right.
+/// Several threads of a rank may call one group. They make the same calls on all ranks, so any order is right.
 TEST(Group, ThreadsOfARankTakeTurns) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -128,14 +128,14 @@ TEST(Group, GivesBackAllItsMemory) {
       ASSERT_TRUE(group.mail().wait(*mail).ok());
       ASSERT_TRUE(barrier(group).ok());
     });
-    here->arena().free(here->arena().allocate(1));  // looks at what is buried
+    here->arena().free(here->arena().allocate(1));  // `allocate` collects buried memory
     EXPECT_EQ(here->arena().used(), before);
   }
 }
 
-/// Staging of all groups together stays within its bound, and whoever asks gets some.
+/// The staging of all groups together stays within its bound, and each group that asks gets a lease.
 TEST(Group, ManyGroupsShareTheStaging) {
-  constexpr size_t kCount = 1'500'000;  // each would like 8 MiB
+  constexpr size_t kCount = 1'500'000;  // each would take 8 MiB
   const size_t how_many = as_fast(24, 12);
   std::vector<MemoryStore> stores(how_many);
   const std::shared_ptr<Neighbours> here = Neighbours::here();
@@ -161,7 +161,7 @@ TEST(Group, ManyGroupsShareTheStaging) {
   });
 }
 
-/// The time that mailed and collective operations of one group take does not add up to a deadlock.
+/// The timeouts of mail and of collectives of one group do not combine into a deadlock.
 TEST(Group, CollectivesAndMailGoApart) {
   MemoryStore store;
   as_threads(2, [&](int rank) {

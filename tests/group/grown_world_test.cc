@@ -1,5 +1,5 @@
-// Worlds of different sizes that are made one after another over one store: ranks that join count fewer set-ups there
-// than the others, and find there what earlier ones have left.
+// Worlds of different sizes that are made one after another over one store. Ranks that join have counted fewer set-ups
+// than the others and find keys of earlier set-ups.
 
 #include <gtest/gtest.h>
 
@@ -13,10 +13,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::chrono::seconds kSoon{20};  // long before the time of a set-up is over
+constexpr std::chrono::seconds kSoon{20};  // far below the timeout of a set-up
 
-/// Each world in turn, by as many of the threads as it has ranks. Whoever has no part in one goes on at once to the
-/// next in which it has, so that it comes before the others have begun that.
+/// Makes the worlds in turn, each with as many of the threads as it has ranks. A thread without a rank in one world
+/// goes on to its next one at once, so it arrives before the others have begun that world.
 void make_worlds(const std::vector<int>& sizes, Store& store) {
   const auto began = Clock::now();
   as_threads(*std::max_element(sizes.begin(), sizes.end()), [&](int rank) {
@@ -41,7 +41,7 @@ TEST(Worlds, ShrinkAndGrowOverOneStore) {
   make_worlds({4, 1, 2, 4, 3}, store);
 }
 
-/// Of processes, so that nothing but the store ties them together.
+/// With processes, the ranks share nothing but the store.
 TEST(Worlds, GrowWithProcesses) {
   if (const char* why = why_no_processes()) GTEST_SKIP() << why;
   FolderStore store;
@@ -54,7 +54,7 @@ TEST(Worlds, GrowWithProcesses) {
   });
 }
 
-/// The store of a rank that fails before it has said anything of itself there.
+/// The store of a rank that fails before it writes anything of its own.
 class Refusing : public Store {
  public:
   explicit Refusing(Store& all) : all_(all) {}
@@ -72,14 +72,14 @@ class Refusing : public Store {
   Store& all_;
 };
 
-/// It counts as its first set-up what is the second one of the others.
+/// The first set-up of this rank is the second one of the others.
 TEST(Worlds, WhoJoinsAndFailsAtOnceIsNamedToTheOthers) {
   MemoryStore store;
   make_worlds({2}, store);
   const auto began = Clock::now();
   as_threads(3, [&](int rank) {
     const GroupOptions own = options("grown", rank, 3);
-    // Once the others have begun: else nobody could tell that this is of their set-up.
+    // The rank fails after the others have begun: earlier, the failure could not be attributed to this set-up.
     EXPECT_TRUE(rank != 2 || eventually(kSoon, [&] { return store.add("nvx/generation/0", 0) == 2; }));
     Refusing refusing(store);
     const std::string error = set_up_error(rank == 2 ? static_cast<Store&>(refusing) : store, own);
@@ -89,7 +89,7 @@ TEST(Worlds, WhoJoinsAndFailsAtOnceIsNamedToTheOthers) {
   EXPECT_LT(Clock::now() - began, kSoon);
 }
 
-/// Where the sizes differ in earnest, nobody begins another set-up: who finds that out says so soon.
+/// If the world sizes truly differ, no rank begins another set-up: the rank that notices reports it soon.
 TEST(Worlds, OfDifferentSizesAreRefusedSoon) {
   MemoryStore store;
   std::latch made(2);

@@ -1,4 +1,4 @@
-// The monitored barrier after a rank has missed one: ranks that try again meet, and it is a barrier as before.
+// The monitored barrier after a rank has missed one: ranks that try again meet, and it works as before.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 constexpr int kMembers = 3;
 constexpr int kMissing = 1;
 
-/// Where the ranks are: on one host, or rank 0 and another one on a host each.
+/// The ranks are on one host, or rank 0 and another rank are on one host each.
 class Monitored : public testing::TestWithParam<std::vector<int>> {
  protected:
   GroupOptions options(int rank) {
@@ -57,7 +57,7 @@ TEST_P(Monitored, WhoHasMissedOneMeetsTheOthersWhenTheyTryAgain) {
   });
 }
 
-/// Each that rank 0 begins while the others wait in one call is one that they are in.
+/// A rank that waits in one call takes part in each barrier that rank 0 begins meanwhile.
 TEST_P(Monitored, WhoWaitsIsInEachThatRank0Begins) {
   std::atomic<int> failed{0};
   as_threads(kMembers, [&](int rank) {

@@ -1,4 +1,4 @@
-// What a group takes of the arena: room for the ranks of its host, however many there are elsewhere.
+// A group takes room in the arena for the ranks of its own host only, for any number of ranks elsewhere.
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 namespace nvx::test {
 namespace {
 
-/// A store in which all ranks but 0 have come, all on another host: nothing stands behind them but an address.
+/// A store in which all ranks but 0 have come, on another host. They exist only as addresses.
 class Crowd : public MemoryStore {
  public:
   Crowd(int ranks, const std::vector<std::byte>& address) {
@@ -27,7 +27,7 @@ TEST(Pads, HaveRoomForTheRanksOfTheirHostOnly) {
   Crowd store(kRanks, hosts.options("crowd", 1).messenger()->address());
   const auto neighbours = Neighbours::here();
   Arena& arena = neighbours->arena();
-  arena.free(arena.allocate(1));  // which looks after what earlier groups have left
+  arena.free(arena.allocate(1));  // `allocate` collects memory that earlier groups have left
   const size_t before = arena.used();
   {
     GroupOptions own = hosts.options_of("crowd", 0, kRanks, 0);

@@ -30,7 +30,7 @@ TEST(Poller, LooksUntilNothingIsLeftAndAgainWhenWoken) {
   }
 }
 
-/// A look that has begun may have missed what it was woken for.
+/// A poll that has begun may have missed the event that it was woken for.
 TEST(Poller, LooksOnceMoreWhereItWasWokenInALook) {
   std::atomic<int> looks{0};
   std::barrier<> in_look(2), woken(2);
@@ -47,7 +47,7 @@ TEST(Poller, LooksOnceMoreWhereItWasWokenInALook) {
   EXPECT_TRUE(eventually(std::chrono::seconds(30), [&] { return looks == 2; }));
 }
 
-/// What acts may be held up by what another look would see.
+/// An action may be blocked until another poll sees an event.
 TEST(Poller, GoesOnLookingWhileAnActIsHeldUp) {
   std::atomic<int> looks{0};
   std::atomic<bool> acted{false};

@@ -1,4 +1,4 @@
-// Ranks that call a collective with different roots: what they are told, wherever they are.
+// Ranks that call a collective with different roots: their errors, on one host and on several.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ struct Case {
 
 class DifferentRoots : public testing::TestWithParam<Case> {};
 
-/// The ranks of a broadcast or scatter may not meet in it, and then learn of it from what they call next.
+/// The ranks of a broadcast or scatter may not meet in it. They then learn of it from their next calls.
 TEST_P(DifferentRoots, ThatDifferAreToldByTheNextOperations) {
   Hosts hosts(GetParam().hosts);
   MemoryStore store;
@@ -40,7 +40,7 @@ TEST_P(DifferentRoots, ThatDifferAreToldByTheNextOperations) {
   });
 }
 
-/// Where nothing is called next, whoever leaves last can still tell.
+/// If there is no next call, the rank that leaves last can still report it.
 TEST(Roots, ThatDifferInTheLastOperationAreWarnedOf) {
   for (const bool differ : {false, true}) {
     MemoryStore store;

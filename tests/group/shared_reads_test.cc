@@ -1,4 +1,4 @@
-// Where a group has many ranks, one of each host reads the store for all of it.
+// If a group has many ranks, one rank of each host reads the store for all ranks of that host.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Counts what is read of each key.
+/// Counts the reads of each key.
 class CountingStore : public MemoryStore {
  public:
   std::optional<std::vector<uint8_t>> get(const std::string& key, milliseconds span) override {
@@ -56,7 +56,7 @@ TEST(SharedReads, SmallGroupsDoWithout) {
   EXPECT_EQ(store.reads("nvx/1/table"), 2);
 }
 
-/// Whoever reads for others may end, or be a liar: then they read for themselves.
+/// If the rank that reads for others ends or lies, the others read for themselves.
 TEST(SharedReads, AReaderThatIsGoneIsDoneWithout) {
   CountingStore store;
   const std::string reader = "nvx/1/reader/" + std::to_string(describe_self(0, "host").host);

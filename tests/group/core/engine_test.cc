@@ -1,4 +1,4 @@
-// The lane's order and the pool's threads.
+// The order of a lane and the threads of the pool.
 
 #include "group/core/engine.h"
 
@@ -31,7 +31,7 @@ std::shared_ptr<Note> note(std::function<void(Carrier)> act) { return std::make_
 
 TEST(Lane, TasksRunOnceAndInOrder) {
   const auto lane = std::make_shared<Lane>();
-  std::vector<int> order;  // one at a time, so no lock
+  std::vector<int> order;  // the lane runs one task at a time, so no lock is needed
   std::vector<std::shared_ptr<Note>> tasks;
   for (int i = 0; i < 200; ++i) {
     tasks.push_back(note([&order, i](Carrier) { order.push_back(i); }));
@@ -74,7 +74,7 @@ TEST(Lane, KnowsTheThreadThatHoldsIt) {
   EXPECT_TRUE(lane->held_here());
   std::thread([&] { EXPECT_FALSE(lane->held_here()); }).join();
   const auto began = std::chrono::steady_clock::now();
-  lane->await_idle(std::chrono::seconds(10));  // neither waits for this thread itself
+  lane->await_idle(std::chrono::seconds(10));  // neither waits for this thread's own task
   lane->settle(std::chrono::seconds(10));
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
   lane->end_inline();
@@ -107,11 +107,11 @@ TEST(Lane, MayGoWhileATaskIsQueued) {
   auto lane = std::make_shared<Lane>();
   const auto task = note([](Carrier) {});
   lane->submit(task);
-  lane.reset();  // the pool's thread keeps it until it is drained
+  lane.reset();  // the pool's thread holds the lane until it is drained
   EXPECT_TRUE(eventually(milliseconds(10'000), [&] { return task->done(); }));
 }
 
-/// A task of one lane may wait for a task of any other: no two lanes share a thread.
+/// A task of one lane may wait for a task of any other lane: no two lanes share a thread.
 TEST(Engine, NoLaneWaitsForAnotherOnesThread) {
   constexpr int kLanes = 16;
   std::vector<std::shared_ptr<Lane>> lanes;
@@ -177,7 +177,7 @@ TEST(Lane, WhatThrowsHarmsNobody) {
   }
 }
 
-/// A process that has used up its threads.
+/// A process that cannot create another thread.
 class NoThreads : public testing::Test {
  protected:
   NoThreads() { Engine::here().limit(0); }
@@ -226,7 +226,7 @@ TEST_F(NoThreads, ComeBackWhenTheSystemHasSomeAgain) {
   EXPECT_GE(Engine::here().threads(), size_t(1));
 }
 
-/// Last, because the process has no pool that stays afterwards.
+/// This test is the last, because the process has no pool after it.
 TEST(EngineStop, EndsTheIdleThreadsAndRunsWhatComesLater) {
   const auto lane = std::make_shared<Lane>();
   const auto task = note([](Carrier) {});

@@ -1,4 +1,4 @@
-// What ranks hand out of their GPUs' memory comes to be mapped by the others beside the launches, or is staged.
+// Ranks map each other's GPU memory pools while launches go on; until a pool is mapped, its tensors are staged.
 
 #include "group/device/device_pools.h"
 
@@ -19,11 +19,11 @@ using std::chrono::milliseconds;
 
 kernel::PoolView view_of(const DeviceRank& one, int peer) {
   kernel::PoolView& view = one.side->end().pool_view(peer);
-  const uint64_t mapped = std::atomic_ref(view.mapped).load();  // written after the base
+  const uint64_t mapped = std::atomic_ref(view.mapped).load();  // `mapped` is written after the base
   return {std::atomic_ref(view.base).load(), mapped};
 }
 
-/// A group's ranks as threads: what its pads are to it, and calls that all of them make together.
+/// The ranks of a group as threads: the memory of their pads, and collective calls.
 class Together {
  public:
   explicit Together(int ranks) : ranks_(ranks), all_(ranks) {}
@@ -34,7 +34,7 @@ class Together {
   }
   void meet() { all_.arrive_and_wait(); }
 
-  /// Calls until this holds on every rank. Each must be right, wherever its memory is by then.
+  /// Repeats calls until `holds` is true on every rank. Each result must be right, whether its memory is mapped or not.
   bool call_until(DeviceRank& one, const std::function<bool()>& holds) {
     bool done = false;
     for (int i = 0; i < 5000 && !done; ++i) {
@@ -70,20 +70,20 @@ class Together {
   std::barrier<> all_;
 };
 
-/// Its ranks, with pools; each with a process of its own or all in one.
+/// Runs `body` on every rank of the group, with pools. The ranks are processes, or threads of one process.
 void with_pools(DeviceWorld& world, Together& together, const std::function<void(DeviceRank&)>& body) {
   with_sides(
       world,
       [&](DeviceRank& one) {
         body(one);
-        together.meet();  // nobody goes before all have looked
+        together.meet();  // no rank frees its memory before all have checked
       },
       [&](DeviceSideOptions& options) { options.pool_news = together.news_of(options.rank); });
 }
 
 TEST(DevicePools, AreMappedAsTheyGrow) {
   constexpr int kRanks = 3;
-  DeviceWorld world({.ranks = kRanks, .gpus = 2, .processes = true});  // two of the processes are on one GPU
+  DeviceWorld world({.ranks = kRanks, .gpus = 2, .processes = true});  // two of the processes share a GPU
   Together together(kRanks);
   with_pools(world, together, [&](DeviceRank& one) {
     DevicePool& mine = world.process(one.rank).home->pool(one.rank % 2);
@@ -103,7 +103,7 @@ TEST(DevicePools, AreMappedAsTheyGrow) {
 }
 
 TEST(DevicePools, OfOneProcessAreWhereTheirOwnersSeeThem) {
-  DeviceWorld world({.ranks = 3, .gpus = 2});  // ranks 0 and 2 are on one GPU, and have one pool
+  DeviceWorld world({.ranks = 3, .gpus = 2});  // ranks 0 and 2 share a GPU and a pool
   Together together(3);
   with_pools(world, together, [&](DeviceRank& one) {
     DeviceHome& home = *world.process(0).home;
@@ -151,7 +151,7 @@ TEST(DevicePools, ADriverThatHangsInMappingHoldsNobodyUp) {
     EXPECT_TRUE(together.call_until(one, [&] {
       return one.rank == 0 ? process.driver->calls_of("import_fd") > before : view_of(one, 0).mapped == 2 * M;
     }));
-    std::this_thread::sleep_for(milliseconds(700));  // as much and more as it is waited for
+    std::this_thread::sleep_for(milliseconds(700));  // longer than the wait for it
     (void)process.home->pool(one.rank).allocate(2 * M);
     EXPECT_TRUE(together.call_until(one, [&] { return one.rank == 0 || view_of(one, 0).mapped == 4 * M; }));
     if (one.rank == 0) {
@@ -173,7 +173,7 @@ TEST(DevicePools, GroupsShareWhatIsMappedAndTheLastOneGivesItBack) {
     EXPECT_TRUE(first.call_until_mapped(one, 2 * M));
     const int before = mapped();
     first.meet();
-    if (one.rank == 0) {  // the second group, of both ranks
+    if (one.rank == 0) {  // the second group has both ranks
       with_pools(world, second, [&](DeviceRank& other) {
         EXPECT_EQ(view_of(other, 1 - other.rank).mapped, 2 * M) << "from the beginning";
         EXPECT_TRUE(second.call_until_mapped(other, 2 * M));

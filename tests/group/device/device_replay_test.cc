@@ -1,5 +1,4 @@
-// A rank's operations on GPUs that are captured into a graph, which a test plays: kernels that it posts again and
-// again.
+// Operations on GPUs that are captured into a graph. The test plays the graph: it launches the captured kernels again.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +17,7 @@ using std::chrono::milliseconds;
 class DeviceReplays : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceReplays, testing::Values(1, 2, 3));
 
-/// What is counted as launched and finished is what was called, whatever is replayed between.
+/// Replays do not disturb the counts of launched and finished calls.
 TEST_P(DeviceReplays, FollowCallsAndAreFollowedByThem) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
@@ -41,10 +40,10 @@ TEST_P(DeviceReplays, FollowCallsAndAreFollowedByThem) {
           std::fill(large.begin(), large.end(), turn);
           one.replay();
           const Play play = play_of(Collective::kAllGather, 300, ranks, uint64_t(turn));
-          EXPECT_EQ(one.perform({play}), "") << turn;  // which comes behind it on the stream
+          EXPECT_EQ(one.perform({play}), "") << turn;  // this launch follows on the same stream
           EXPECT_EQ(one.side->finished(), one.side->launched());
           EXPECT_EQ(one.side->launched(), first + uint64_t(turn) + 1);
-          const auto done = uint32_t(first) + 4 * uint32_t(turn + 1);  // three of each replay
+          const auto done = uint32_t(first) + 4 * uint32_t(turn + 1);  // each replay has three operations
           EXPECT_EQ(one.side->begun_epoch(), done);
           EXPECT_EQ(one.side->ended_epoch(), done);
           EXPECT_EQ(small, std::vector<int32_t>(5, ranks * turn + ranks * (ranks - 1) / 2));
@@ -54,14 +53,14 @@ TEST_P(DeviceReplays, FollowCallsAndAreFollowedByThem) {
       [](DeviceSideOptions& options) { options.first_epoch = uint32_t(-7); });
 }
 
-/// A rank whose tensors lie in a pool, as its peers come to see it.
+/// A rank with tensors in a pool that its peers map.
 struct Pooled {
   static constexpr size_t kCount = 30'000;
   Pooled(DeviceRank& of, Pools& in)
       : one(of), pools(in), sum(take(kCount)), all(take(size_t(of.world.ranks()) * kCount)) {}
 
   int32_t* take(size_t n) { return reinterpret_cast<int32_t*>(pools.allocate(one.rank, 4 * n)); }
-  /// Its part of a sum in place, and that in the end of what all gather.
+  /// An all-reduce in place, and an all-gather of its result.
   std::vector<Operation> operations() {
     std::vector<Operation> list(2);
     for (Operation& o : list) o.dtype = DType::kI32, o.in = reinterpret_cast<std::byte*>(sum), o.count = kCount;
@@ -96,7 +95,7 @@ struct Pooled {
   int32_t *sum, *all;
 };
 
-/// What a graph keeps is where its tensors lie; how far the peers' pools are mapped its kernels see when they run.
+/// A graph records where its tensors lie. Its kernels read at run time which of the peers' pools are mapped.
 TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
   const int ranks = GetParam();
   DeviceWorld world({.ranks = ranks});
@@ -117,7 +116,7 @@ TEST_P(DeviceReplays, GoWithoutStagingOnceThePoolsAreMapped) {
           }
           EXPECT_EQ(one.perform({play_of(Collective::kBarrier, 0, ranks, 1)}), "");
           mine.expect(turn);
-          // Of each of the two, with each peer: what is taken of its input and written to its result, and what it does.
+          // Each of the two operations and each peer counts three: input read, result written, operation done.
           EXPECT_EQ(one.side->direct(), turn < 2 ? 0u : uint32_t(turn - 1) * 6 * uint32_t(ranks - 1));
         }
       },
@@ -192,7 +191,7 @@ TEST(DeviceReplay, WhatCannotBeCapturedLeavesTheGroupAsItWas) {
   });
 }
 
-/// Somebody may still have the graph: what it would use stays, and does nothing.
+/// A graph may outlive its group: the memory that it uses stays, and its kernels do nothing.
 TEST(DeviceReplay, WhatIsReplayedWhenItsGroupHasGoneDoesNothing) {
   DeviceWorld world({.ranks = 2});
   std::vector<int32_t> data[2] = {std::vector<int32_t>(100, 1), std::vector<int32_t>(100, 1)};

@@ -1,5 +1,5 @@
-// How ranks come to have a channel between their GPUs, and how they part from it: what fails on one is told to all, and
-// what a kernel may yet write to is never given back.
+// Set-up and teardown of a channel between GPUs: a failure on one rank is reported to all, and memory that a kernel may
+// still write to is never freed.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Why a side could not be made; nothing where it could.
+/// Why a `DeviceSide` could not be made; nothing if it could.
 std::optional<Error> failure_of(DeviceWorld& world, int rank, Exchange& exchange) {
   try {
     (void)world.make(rank, exchange, world.options(rank));
@@ -28,7 +28,7 @@ std::optional<Error> failure_of(DeviceWorld& world, int rank, Exchange& exchange
   }
 }
 
-/// Ranks that meet through a store, one of which is hindered: each must say that one's reason.
+/// Ranks meet through a store and one of them fails: each must report that rank's reason.
 void all_say(const std::string& reason, const DeviceWorld::Shape& shape,
              const std::function<void(DeviceWorld&)>& hinder) {
   DeviceWorld world(shape);
@@ -78,7 +78,7 @@ TEST(DeviceSetup, AGpuWithoutRoomIsNamedByAll) {
   });
 }
 
-/// Once a GPU, by the first rank there; processes have connections of their own.
+/// The first rank on a GPU connects once for all of them; each process has its own connections.
 TEST(DeviceSetup, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 3, .gpus = 1, .processes = processes});
@@ -107,7 +107,7 @@ TEST(DeviceSetup, RanksOfOneProcessOnOneGpuNeedConnectionsOfTheirOwn) {
   EXPECT_TRUE(contains(one, "Next: set CUDA_DEVICE_MAX_CONNECTIONS=32")) << one;
 }
 
-/// What the system's refusal, or another rank's end, has to say for itself.
+/// The advice comes from the rank that knows the cause: a refusal by the system, or the end of another rank.
 TEST(DeviceSetup, WhatHelpsIsSaidByWhoKnowsIt) {
   DeviceWorld world({.ranks = 1});
   world.launcher(0)->refusal = Failure{.code = Code::kPeerDied,
@@ -144,8 +144,8 @@ TEST(DeviceSetup, AFullArenaIsSaidAndStaysAsItWas) {
   EXPECT_FALSE(failure_of(world, 0, meet_third));
 }
 
-/// Each call of the driver fails in turn: a side is made or not, and everything is given back but what a device may yet
-/// touch, where nobody could be told of its end.
+/// Each call of the driver fails in turn. Set-up succeeds or fails. All memory is freed except memory that a device may
+/// still access because the rank could not tell the others that it ended.
 TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
   int tried = 0;
   for (std::string struck = "at first"; !struck.empty(); tried += int(as_fast(1, 5))) {
@@ -168,15 +168,16 @@ TEST(DeviceSetup, WhateverTheDriverRefusesAllIsGivenBack) {
       books = process.driver->open_books();
       return books.empty() || struck == "drained" || (struck == "copy" && contains(books, "1 queues"));
     };
-    // A thread that has made a call lets go of what it held a moment after its end was heard of.
+    // A thread that has made a call frees its resources shortly after its end is reported.
     EXPECT_TRUE(eventually(milliseconds(5000), settled)) << "call " << tried << ", " << struck << ": " << books;
   }
   EXPECT_GT(tried, 40);
 }
 
-/// The same with calls that do not return: set-up ends all the same, and nothing is given back that they may touch.
+/// The same with calls that do not return: set-up ends nevertheless and frees no memory that they may access.
 TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
-  static auto* const kKept = new std::vector<std::unique_ptr<DeviceHome>>;  // what comes back late may still use them
+  // A call that returns late may still use them.
+  static auto* const kKept = new std::vector<std::unique_ptr<DeviceHome>>;
   const milliseconds patience(as_fast(100, 1000));
   const auto set_up = [&](Process& process) {
     DeviceWorld world({.ranks = 1});
@@ -191,7 +192,7 @@ TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
   const SharedTable table(1);
   SharedExchange exchange(table, 0);
   { const DeviceShare share(*clean.home, exchange, options_of(0, 1, 0)); }
-  const int first = clean.driver->calls();  // those before have tests of their own
+  const int first = clean.driver->calls();  // earlier calls have their own tests
   for (int n = first, struck = 0; struck < 12; ++n, ++struck) {
     Process process(1, 2 * M, patience);
     process.driver->block_call(n);
@@ -206,7 +207,7 @@ TEST(DeviceSetup, WhateverTheDriverHangsInSetUpEnds) {
 
 TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
   const struct {
-    size_t size;  // of what is spoilt
+    size_t size;  // size of the spoilt field
     size_t at;
     uint8_t with;
     const char* reason;
@@ -214,9 +215,9 @@ TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
       {72, 0, 0, "rank 1 says of its GPU what another version of nvx would"},
       {72, 4, 9, "rank 1 says of its GPU what another version of nvx would"},
       {16, 0, 0, "rank 1 describes a pad that it cannot have"},
-      {16, 15, 0xff, "rank 1 describes a pad that it cannot have"},  // far outside, so that adding to it wraps
+      {16, 15, 0xff, "rank 1 describes a pad that it cannot have"},  // so far outside that the addition wraps
       {16, 11, 0x7f, "rank 1 describes a pad that it cannot have"},
-      {16, 8, 1, "rank 1 describes a pad that it cannot have"},  // not on a line
+      {16, 8, 1, "rank 1 describes a pad that it cannot have"},  // not aligned to a line
   };
   for (const auto& lie : kLies) {
     DeviceWorld world({.ranks = 2});
@@ -234,11 +235,11 @@ TEST(DeviceSetup, WhatPeersSayIsNotBelieved) {
   }
 }
 
-// ---- what kernels show
+// ---- trials of kernels
 
 using Truth = FakeDriver::Truth;
 
-/// A sum over all ranks of a world, as of a group's first collective.
+/// An all-reduce over all ranks of a world, as the first collective of a group.
 std::string first_sum(DeviceRank& one) { return one.perform({play_of(Collective::kAllReduce, 3000, 3, 1)}); }
 
 TEST(DeviceTrial, IsOneLaunchAndNoOperationOfTheGroup) {
@@ -252,9 +253,8 @@ TEST(DeviceTrial, IsOneLaunchAndNoOperationOfTheGroup) {
   });
 }
 
-/// Copies get through between two of three ranks, but of what kernels store there something is wrong. All learn of it
-/// in set-up, the two meet in host memory, and nobody's operation has to run into its timeout. Later groups know
-/// already.
+/// Copies between two of three ranks work, but stores by their kernels do not. All ranks learn of it in set-up and the
+/// pair uses host memory, so no operation runs into its timeout. Later groups reuse the finding.
 TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
   const struct {
     Truth truth;
@@ -267,7 +267,8 @@ TEST(DeviceTrial, APairWhoseKernelsDoNotGetThroughMeetsInHostMemory) {
   for (const auto& row : kRows) {
     for (const bool processes : {false, true}) {
       DeviceWorld world({.ranks = 3, .processes = processes});
-      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.truth);  // one direction is enough
+      // A failure in one direction is enough.
+      for (int r = 0; r < 3; ++r) world.process(r).driver->pair(0, 1, row.truth);
       for (const int trials : {2, 1}) {
         std::atomic<int> before[3];
         for (int r = 0; r < 3; ++r) before[r] = world.launcher(r)->trials.load();
@@ -310,7 +311,7 @@ TEST(DeviceTrial, ALaunchThatIsRefusedIsToldToAll) {
 
 // ---- several groups on one GPU
 
-/// A group of all ranks of a world, which each of them holds as one of several.
+/// A group of all ranks of a world. Each rank holds several such groups.
 std::unique_ptr<DeviceSide> make_group(DeviceWorld& world, int rank, const SharedTable& table, uint32_t blocks) {
   SharedExchange exchange(table, rank);
   DeviceSideOptions options = world.options(rank);
@@ -318,7 +319,7 @@ std::unique_ptr<DeviceSide> make_group(DeviceWorld& world, int rank, const Share
   return world.make(rank, exchange, options);
 }
 
-/// One all-reduce of a group whose ranks are the world's, on a stream of its own.
+/// One all-reduce of a group of all ranks of the world, on its own stream.
 struct InFlight {
   void begin(DeviceSide& side, int rank) {
     data.assign(100, rank + 1);
@@ -327,7 +328,7 @@ struct InFlight {
     const Operation* const list[] = {&operations[0]};
     begun = side.launch(list, {.native = &stream}, milliseconds(as_fast(2000, 20'000)));
   }
-  /// What is wrong with it; empty where nothing is.
+  /// The error of the operation; empty if there is none.
   std::string verdict(DeviceSide& side) {
     if (!begun.ok()) return begun.what();
     (void)eventually(std::chrono::seconds(60), [&] { return stream.idle(); });
@@ -341,8 +342,8 @@ struct InFlight {
   PlayedStream stream;
 };
 
-/// Each rank begins with the other group's kernel, which then holds the blocks that it was given. Had each group
-/// counted itself alone, the second ones would find no room, and all would wait for each other until their time is up.
+/// Each rank launches the kernel of the other group first, and it keeps the blocks that it was given. If each group
+/// counted only itself, the second kernels would find no room and all ranks would run into their timeout.
 TEST(DeviceRooms, GroupsWhoseKernelsCrossFindRoomBesideEachOther) {
   for (const bool processes : {false, true}) {
     DeviceWorld world({.ranks = 2, .gpus = 1, .processes = processes, .resident = 8});
@@ -397,7 +398,7 @@ TEST(DeviceRooms, LaterGroupsGetWhatIsLeftUntilOthersHaveGone) {
   });
 }
 
-/// Groups that are set up beside each other, in whatever order their ranks come, never get more than there is.
+/// Groups that are set up concurrently, in any order of their ranks, never get more blocks than there are.
 TEST(DeviceRooms, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
   constexpr int kGroups = 3, kResident = 5;
   for (size_t round = 0; round < as_fast(20, 5); ++round) {
@@ -422,7 +423,7 @@ TEST(DeviceRooms, GroupsThatAreSetUpAtTheSameTimeCountEachOther) {
   }
 }
 
-/// What a graph may replay later ends when it finds that it was called off: its blocks are free.
+/// A captured kernel that is replayed later ends when it finds its group aborted, so its blocks are free.
 TEST(DeviceRooms, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
   for (const bool captured : {false, true}) {
     DeviceWorld world({.ranks = 1, .resident = 4});
@@ -443,7 +444,7 @@ TEST(DeviceRooms, AKernelThatNeverEndsHoldsItsBlocksAndACapturedOneDoesNot) {
   }
 }
 
-// ---- parting
+// ---- teardown
 
 Operation barrier_operation() {
   Operation operation;
@@ -503,7 +504,7 @@ TEST(DeviceGoodbye, WhatIsInFlightEndsFirst) {
   EXPECT_FALSE(contains(world.process(0).driver->open_books(), "pinned")) << world.process(0).driver->open_books();
 }
 
-/// Who knows that the kernels of a group that failed have ended gets its memory back.
+/// A rank that knows that the kernels of a failed group have ended gets its memory back.
 TEST(DeviceGoodbye, WhatIsKnownToHaveEndedIsGivenBackThoughItFailed) {
   for (const bool knows : {false, true}) {
     DeviceWorld world({.ranks = 2});

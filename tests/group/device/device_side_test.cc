@@ -1,5 +1,5 @@
-// What a group does on GPUs, with GPUs and kernels that the host plays: ranks are threads, and so are the lanes of
-// their kernels.
+// Collectives on GPUs. The host plays the GPUs and the kernels: ranks are threads, and so are the lanes of their
+// kernels.
 
 #include "group/device/device_side.h"
 
@@ -24,7 +24,7 @@ constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kRedu
                                        Collective::kAllGather, Collective::kBroadcast, Collective::kAllToAll,
                                        Collective::kGather,    Collective::kScatter,   Collective::kBarrier};
 
-/// Every collective, of lengths that take every way.
+/// Runs every collective, with lengths that reach every algorithm.
 void run_all(DeviceRank& one, std::initializer_list<size_t> lengths) {
   uint64_t round = 0;
   for (const size_t n : lengths) {
@@ -94,8 +94,8 @@ TEST(DeviceSide, SeveralRanksMayShareAGpu) {
   });
 }
 
-/// As with CUDA_VISIBLE_DEVICES: numbers are a process's own. Ranks that call one GPU by two numbers share it, and
-/// ranks that call two GPUs by one number do not.
+/// With CUDA_VISIBLE_DEVICES, device numbers are local to a process. Ranks with two numbers for one GPU share it, and
+/// ranks with one number for two GPUs do not.
 TEST(DeviceSide, ProcessesMayNumberTheirGpusDifferently) {
   const struct {
     int devices[2];
@@ -158,7 +158,7 @@ TEST(DeviceSide, APadIsUsedAgainWhenAllHaveGone) {
   for (int rank = 0; rank < 2; ++rank) {
     DeviceArena& arena = world.arena(rank);
     EXPECT_GT(arena.used(), size_t(0));
-    arena.free(arena.allocate(1));  // which looks who has gone
+    arena.free(arena.allocate(1));  // `allocate` checks which peers have gone
     EXPECT_EQ(arena.used(), size_t(0));
   }
 }
@@ -179,8 +179,8 @@ TEST(DeviceSide, WhatDependsOnWhatGoesInLaunchesOfItsOwn) {
     for (size_t p = 0; p < 2; ++p) gather.recv[p] = {reinterpret_cast<std::byte*>(&both[p * kCount]), 4 * kCount};
     std::vector<Operation> operations;
     operations.push_back(all_reduce(a));
-    operations.push_back(all_reduce(b));  // apart from the first
-    operations.push_back(all_reduce(a));  // of what that has written
+    operations.push_back(all_reduce(b));  // independent of the first
+    operations.push_back(all_reduce(a));  // reads the result of the previous one
     operations.push_back(std::move(gather));
     ASSERT_TRUE(one.launch(operations).ok());
     ASSERT_TRUE(one.await().ok()) << one.side->verdict().what();
@@ -193,7 +193,7 @@ TEST(DeviceSide, WhatDependsOnWhatGoesInLaunchesOfItsOwn) {
   });
 }
 
-// ---- what goes wrong in operations
+// ---- failed operations
 
 TEST(DeviceSide, AMismatchIsNamedOnBothRanks) {
   DeviceWorld world({.ranks = 2});
@@ -276,7 +276,7 @@ TEST(DeviceSide, WhatNobodyCanServeIsRefusedAndTheGroupStays) {
     Side side(play, one.rank, 2);
     std::vector<Operation> operations;
     operations.push_back(operation_of(play, side, 2));
-    operations[0].op = ReduceOp::kBand;  // not of f32
+    operations[0].op = ReduceOp::kBand;  // not defined for f32
     EXPECT_EQ(one.launch(operations).code(), Code::kInvalid);
     EXPECT_EQ(one.perform({play}), "");
   });

@@ -7,7 +7,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// What wait_on_device asks of a group.
+/// Records the calls that `wait_on_device` makes to a group.
 struct AskedGroup {
   AskedGroup& device() { return *this; }
   Status look() { return on_device; }

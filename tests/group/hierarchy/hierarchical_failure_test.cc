@@ -1,5 +1,4 @@
-// What a group over several hosts says and does when something goes wrong: who is named, how soon, and what still
-// works.
+// Errors of a group over several hosts: which rank is named, how soon, and which calls still work.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +17,7 @@ Play play_of(Collective collective, size_t n, int ranks, int root = -1) {
       .collective = collective, .dtype = DType::kI32, .root = root, .counts = std::vector<size_t>(size_t(ranks), n)};
 }
 
-/// Takes the time of something, and fails if it was too long. Sanitizers and emulators get several times as long.
+/// Fails the test if a scope takes too long. Sanitizers and emulators get several times the limit.
 class Within {
  public:
   explicit Within(milliseconds most) : most_(why_no_processes() ? 5 * most : most) {}
@@ -30,7 +29,7 @@ class Within {
 };
 
 class FarSizes : public testing::TestWithParam<size_t> {};
-/// Large ones only where they do not take seconds: not under ThreadSanitizer, nor in an emulator.
+/// Large sizes are left out under ThreadSanitizer and in an emulator, where they take seconds.
 INSTANTIATE_TEST_SUITE_P(Elements, FarSizes,
                          testing::ValuesIn(why_no_processes() ? std::vector<size_t>{10}
                                                               : std::vector<size_t>{10, 400'000}));
@@ -42,7 +41,7 @@ TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
   as_threads(4, [&](int rank) {
     Group group(store, hosts.options("dies", rank));
     ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 4)), "");
-    ++past;  // what a rank has sent dies with it: all must have their sums
+    ++past;  // data that a rank has sent is lost with it, so all must have their sums
     if (rank == 3) {
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 4; }));
       hosts.net().kill(3);
@@ -70,7 +69,7 @@ TEST_P(FarSizes, ACutIsNamedAndTheProcessGoesOnInAnotherGroup) {
       Group group(store, hosts.options("cut", rank));
       ASSERT_EQ(perform(group, play_of(Collective::kBroadcast, GetParam(), 2, 0)), "");
       ASSERT_TRUE(barrier(group).ok());
-      ++past;  // what is on its way when the cut comes is gone: both must have heard of the barrier
+      ++past;  // data in flight at the cut is lost, so both must have passed the barrier
       if (rank == 0) {
         EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 2; }));
         hosts.net().cut(0, 1);
@@ -105,7 +104,7 @@ TEST_P(FarSizes, AMismatchNamesBothSidesOnAllHosts) {
   });
 }
 
-/// At this operation or, on a rank that had already returned, at its next.
+/// The error comes from this operation or, on a rank that has already returned, from its next one.
 TEST_P(FarSizes, AnotherRootIsAMismatchByTheNextOperation) {
   Hosts hosts({0, 1});
   MemoryStore store;
@@ -171,7 +170,7 @@ TEST_P(FarSizes, WhoLeavesWhileWaitedForIsNamed) {
   });
 }
 
-/// Leaving right after one's last operation is no failure, of anybody's.
+/// Leaving right after the last operation is no failure on any rank.
 TEST(HierarchicalFailure, LeavingAfterTheLastOperationIsNone) {
   Hosts hosts({0, 0, 1, 2});
   for (int round = 0; round < 15; ++round) {
@@ -208,7 +207,7 @@ TEST(HierarchicalFailure, AbortReachesAllRanksOfAllHosts) {
   });
 }
 
-/// Who waits for a rank of its own host, which is busy elsewhere, hears of it too.
+/// A rank that waits for a busy rank of its own host also hears of the abort.
 TEST(HierarchicalFailure, AbortReachesWhoWaitsForABusyNeighbour) {
   Hosts hosts(kTwoOfTwo);
   MemoryStore store;
@@ -259,7 +258,8 @@ TEST_P(FarSizes, ATimeoutNamesTheMissingAndItsHost) {
   });
 }
 
-/// Whose time is up first waits for a rank that waits itself, and whose time is not up: that one says for whom.
+/// The rank that times out first waits for a rank that itself waits, and whose time is not up. That rank reports for
+/// whom it waits.
 TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
   Hosts hosts({0, 1, 1});
   MemoryStore store;
@@ -270,7 +270,7 @@ TEST(HierarchicalFailure, ATimeoutDoesNotBlameWhoWaitsItself) {
       EXPECT_TRUE(eventually(milliseconds(60'000), [&] { return waiting == 0; }));
       return;
     }
-    // Long enough for a question of rank 0 and its answer.
+    // This leaves enough time for a question of rank 0 and its answer.
     group.set_timeout(rank == 0 ? milliseconds(4000) : milliseconds(60'000));
     const Status status = run(group, play_of(Collective::kAllReduce, 10, 3));
     --waiting;
@@ -303,7 +303,7 @@ TEST(HierarchicalFailure, SilenceIsLossAfterAWhile) {
   });
 }
 
-/// What runs still write to when an operation fails lives longer than they do. (A sanitizer sees it.)
+/// Buffers that runs still write to when an operation fails outlive the runs. AddressSanitizer checks it.
 TEST(HierarchicalFailure, LeavesNothingToWriteToFreedMemory) {
   Hosts hosts({0, 0, 0, 1});
   MemoryStore store;
@@ -313,7 +313,7 @@ TEST(HierarchicalFailure, LeavesNothingToWriteToFreedMemory) {
     ASSERT_TRUE(barrier(group).ok());
     ++past;
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 4; }));
-    if (rank == 2) return;  // leaves, while its host's rail stands for it
+    if (rank == 2) return;  // leaves, while the rail of its host carries data for it
     EXPECT_FALSE(run(group, play_of(Collective::kReduceScatter, 300'000, 4)).ok());
   });
 }
@@ -340,7 +340,7 @@ TEST(HierarchicalFailure, AMonitoredBarrierNamesTheMissingOfAllHosts) {
   });
 }
 
-/// A store that fails a rank when all have come.
+/// A store that fails one rank after all have come.
 class LostStore : public Store {
  public:
   explicit LostStore(Store& good) : good_(good) {}
@@ -370,7 +370,7 @@ TEST(FarSetUp, ARankThatFailsIsNamedOnAllHosts) {
   });
 }
 
-/// A store that its server takes with it, and that answers slowly.
+/// A store that ends with its server and answers slowly.
 class ServedStore : public Store {
  public:
   ServedStore(Store& kept, const std::atomic<bool>& gone) : kept_(kept), gone_(gone) {}
@@ -407,7 +407,7 @@ TEST(FarSetUp, TheStoreIsServedUntilAllKnowWhoFailed) {
   });
 }
 
-/// Ranks of another group know each other, and so whether one that does not come is still there.
+/// Ranks of another group already know each other, so they know whether a missing rank is alive.
 TEST(FarSetUp, ARankThatIsLostIsNotWaitedFor) {
   Hosts hosts({0, 1, 2});
   MemoryStore store, second;
@@ -417,7 +417,7 @@ TEST(FarSetUp, ARankThatIsLostIsNotWaitedFor) {
     first.global_ranks = then.global_ranks = {10, 11, 12};
     Group group(store, first);
     EXPECT_TRUE(barrier(group).ok());
-    ++past;  // what a rank has sent dies with it
+    ++past;  // data that a rank has sent is lost with it
     if (rank == 2) {
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 3; }));
       hosts.net().kill(2);

@@ -1,5 +1,4 @@
-// Messages between ranks of several hosts, operations in flight beside each other, and what the sums of several hosts
-// are.
+// Messages between ranks of several hosts, concurrent operations, and the sums over several hosts.
 
 #include <gtest/gtest.h>
 
@@ -47,7 +46,7 @@ TEST_P(Messages, ComeToAnotherHostWhole) {
   }
 }
 
-/// The same pair and tag: in order, whatever the net does and however long they are.
+/// Messages of one pair and tag keep their order for any length and any reordering by the network.
 TEST(HierarchicalMail, OfOneTagKeepsItsOrder) {
   constexpr int kCount = 300;
   Hosts hosts({0, 1}, disorderly());
@@ -185,7 +184,7 @@ TEST(HierarchicalMail, AFloodWaitsForItsReceiver) {
   });
 }
 
-/// Of what has been read, the latest news holds, in whatever order it comes, also when the counts wrap.
+/// Read reports carry counts: the latest count holds in any order of arrival, also when it wraps.
 TEST(HierarchicalMail, OldNewsChangeNothing) {
   net::Taken known{0xfffffff0u, 0xffffffffu};
   EXPECT_TRUE(known.full());
@@ -202,7 +201,7 @@ TEST(HierarchicalMail, OldNewsChangeNothing) {
   EXPECT_FALSE(known.full());
 }
 
-/// What fits into a letter needs no grant: one message over the net, and nothing back.
+/// A message that fits into a letter needs no grant: one message over the network and no reply.
 TEST(HierarchicalMail, WhatFitsIntoALetterIsSentAtOnce) {
   Hosts hosts({0, 1});
   MemoryStore store;
@@ -241,7 +240,7 @@ TEST(HierarchicalMail, ALostPeerEndsWhatIsOpen) {
   }
 }
 
-// --- beside each other
+// --- concurrent operations
 
 class QueuedPlay : public Task {
  public:
@@ -257,7 +256,7 @@ class QueuedPlay : public Task {
   Status status_;
 };
 
-/// Groups of all ranks and of some, used in another order by every rank, on pool threads, with mail in between.
+/// Groups of all and of some ranks, used on pool threads in an order that differs by rank, with mail in between.
 TEST(HierarchicalGroups, AreIndependent) {
   Hosts hosts({0, 0, 1, 1}, disorderly());
   MemoryStore stores[3];
@@ -292,11 +291,11 @@ TEST(HierarchicalGroups, AreIndependent) {
 
 // --- sums
 
-/// Whole numbers, small enough for their sums to be exact in every type: so that any order of adding is right.
+/// Whole numbers whose sums are exact in every type, so any order of addition gives the same bits.
 Bytes whole_numbers(DType dtype, size_t n, int rank) {
   Bytes bytes(n * size_of(dtype));
   for (size_t i = 0; i < n; ++i) {
-    const int value = int((i + size_t(rank)) % 3);  // of four ranks at most 8
+    const int value = int((i + size_t(rank)) % 3);  // at most 8 with four ranks
     std::byte* const at = bytes.data() + i * size_of(dtype);
     const auto put = [&](auto number) { std::memcpy(at, &number, sizeof number); };
     constexpr uint16_t kBF16[] = {0, 0x3f80, 0x4000}, kF16[] = {0, 0x3c00, 0x4000};
@@ -325,7 +324,7 @@ TEST(HierarchicalSums, OfWholeNumbersAreExact) {
       for (const DType dtype : {DType::kI32, DType::kF32, DType::kF64, DType::kC64, DType::kBF16, DType::kF16,
                                 DType::kF8E4M3FN, DType::kF8E5M2}) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum}) {
-          if (op == ReduceOp::kPremulSum && dtype == DType::kI32) continue;  // is not defined
+          if (op == ReduceOp::kPremulSum && dtype == DType::kI32) continue;  // not defined
           for (const size_t n : {size_t(13), as_fast(50'000, 10'000)}) {
             std::vector<Bytes> inputs;
             for (int r = 0; r < 4; ++r) inputs.push_back(whole_numbers(dtype, n, r));
@@ -377,7 +376,8 @@ TEST(HierarchicalSums, AreTheSameBitsOnAllRanks) {
   }
 }
 
-/// Every host sends its sum once and takes the others' in once: 2 (H - 1) / H of the tensor a host, and headers.
+/// Each host sends its sum once and receives those of the others once: 2 (H - 1) / H of the tensor a host, plus
+/// headers.
 TEST(HierarchicalSums, CrossBetweenHostsOnce) {
   const size_t elements = as_fast(1'000'000, 200'000), bytes = 4 * elements;
   for (const auto& [host_of, times] : {std::pair<std::vector<int>, size_t>{{0, 0, 1, 1}, 2}, {{0, 0, 1, 1, 2, 2}, 4}}) {

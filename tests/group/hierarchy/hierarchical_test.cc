@@ -1,5 +1,5 @@
-// Every collective over ranks of several hosts, of every shape: the hosts are threads' own, and the net between them is
-// as unkind as a net may be.
+// Every collective over ranks of several hosts of every shape. The hosts are played by threads, and the network between
+// them delays and reorders.
 
 #include "group/hierarchy/hierarchical.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 using kernel::Collective;
 
-/// Integers: their sums do not depend on who adds to whom first.
+/// Integers, because their sums do not depend on the order of addition.
 std::vector<Play> integer_plays_at(const std::vector<size_t>& sizes, int ranks) {
   std::vector<Play> plays;
   uint64_t round = 0;
@@ -62,7 +62,7 @@ TEST_P(Hierarchical, RunEveryCollective) {
   Hosts hosts(GetParam().host_of);
   MemoryStore store;
   std::vector<size_t> sizes{0, 1, 7, 3000, as_fast(60'001, 12'001)};
-  // Large ones only where they do not take minutes: not under ThreadSanitizer, nor in an emulator.
+  // Large sizes are left out under ThreadSanitizer and in an emulator, where they take minutes.
   if (!why_no_processes()) sizes.push_back(size_t(1'400'000 / hosts.ranks() / hosts.ranks()));
   const auto plays = integer_plays_at(sizes, hosts.ranks());
   as_threads(hosts.ranks(), [&](int rank) {
@@ -89,8 +89,8 @@ TEST_P(Hierarchical, RunEveryCollectiveOverASlowAndDisorderlyNet) {
   });
 }
 
-/// Every group that some of six ranks on three hosts can make, in turned orders: on one host and on several, with one
-/// rank a host and with several, with hosts of the job that have none.
+/// Every group that some of six ranks on three hosts can form, in rotated orders: on one and on several hosts, with one
+/// and with several ranks a host, and with hosts of the job that have none.
 TEST(HierarchicalSubgroups, OfEveryShapeRunEveryCollective) {
   const std::vector<int> host_of{2, 0, 1, 0, 2, 0};
   Hosts hosts(host_of);
@@ -118,7 +118,7 @@ TEST(HierarchicalSubgroups, OfEveryShapeRunEveryCollective) {
   });
 }
 
-/// Of two zeros of unlike sign MIN and MAX keep one by its position: the same one everywhere.
+/// Of two zeros of unlike sign, MIN and MAX keep one by its position: the same one on all ranks.
 TEST(HierarchicalZeros, AreTheSameOnAllRanks) {
   for (const std::vector<int>& host_of : {std::vector<int>{0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 1, 2, 3, 4}}) {
     for (const size_t n : {size_t(3), size_t(30'000)}) {

@@ -1,5 +1,5 @@
-// Collectives over several hosts whose steps inside a host are not the channel's: what a proxy is asked for, in which
-// order, that it waits where it must, and that the bits are those of the channel.
+// Collectives over several hosts with a host proxy instead of the channel: which steps it is asked for, in which order,
+// that it waits where it must, and that the bits are those of the channel.
 
 #include "group/hierarchy/host_proxy.h"
 
@@ -27,14 +27,14 @@ namespace {
 
 using kernel::Collective;
 
-/// The ranks of one host, as threads that read each other's memory where it is.
+/// The ranks of one host, as threads that read each other's memory directly.
 struct OneHost {
   explicit OneHost(size_t local_ranks) : meet(std::ptrdiff_t(local_ranks)), steps(local_ranks) {}
   std::barrier<> meet;
-  std::vector<const Operation*> steps;  // by local_rank: what each is at
+  std::vector<const Operation*> steps;  // by local_rank: its current step
 };
 
-/// A thread plays the device: it takes the steps in their order, and waits where they do.
+/// A thread plays the device: it takes the steps in their order and waits as they demand.
 class PlayedHostProxy final : public HostProxy {
  public:
   PlayedHostProxy(OneHost& host, size_t local_rank, Status end = {})
@@ -75,7 +75,7 @@ class PlayedHostProxy final : public HostProxy {
   size_t slices() const { return ended_ - kRounds - 1; }
   bool seen_home() const { return seen_home_; }
   bool has_begun() const { return ended_ != 0; }
-  /// Bytes that have come to host memory, and gone back.
+  /// Bytes copied to host memory, and back.
   size_t down() const { return down_; }
   size_t up() const { return up_; }
 
@@ -130,7 +130,7 @@ class PlayedHostProxy final : public HostProxy {
       std::memcpy(to.data, from.data, to.bytes);
     }
   }
-  /// What a rank brings of a sum: for this local_rank's part of it, or for the root's whole.
+  /// The term that a rank adds to a sum: this local_rank's part of it, or all of it for the root.
   static kernel::Piece term_of(const Operation& step, size_t local_rank) {
     if (step.collective == Collective::kReduceScatter) return step.send[local_rank];
     const size_t bytes = int(local_rank) == step.root ? step.count * size_of(step.dtype) : 0;
@@ -164,7 +164,7 @@ class PlayedHostProxy final : public HostProxy {
         EXPECT_EQ(there.recv[s].bytes, step.recv[s].bytes);
         EXPECT_EQ(nvx::describe(there.fingerprint()), nvx::describe(step.fingerprint()));
         const bool tells = step.collective == Collective::kAllGather || int(s) == step.root;
-        const bool in_place = step.recv[s].data == there.in;  // which the others read now
+        const bool in_place = step.recv[s].data == there.in;  // the other ranks read it now
         if (tells && step.recv[s].bytes != 0 && !in_place) std::memcpy(step.recv[s].data, there.in, step.recv[s].bytes);
       }
     });
@@ -183,7 +183,7 @@ class PlayedHostProxy final : public HostProxy {
   std::vector<std::byte> memory_;
   Stamp said_ = 0;
   std::mutex mutex_;
-  std::vector<std::vector<Operation>> begun_;  // rounds
+  std::vector<std::vector<Operation>> begun_;  // by round
   std::vector<Operation> playing_;
   std::atomic<size_t> ended_{0};
   std::atomic<bool> called_off_{false};
@@ -192,7 +192,7 @@ class PlayedHostProxy final : public HostProxy {
   std::jthread device_;
 };
 
-/// An operation from its call to its end.
+/// Runs an operation from its call to its end.
 Status proxy_of(Group& group, Operation& operation, HostProxy& proxy) {
   operation.proxy = &proxy;
   NVX_TRY(group.make_room(operation));
@@ -201,7 +201,7 @@ Status proxy_of(Group& group, Operation& operation, HostProxy& proxy) {
   return group.execute(operation);
 }
 
-/// One for each host.
+/// One `OneHost` for each host.
 std::vector<std::unique_ptr<OneHost>> played_hosts(const std::vector<int>& host_of) {
   std::vector<std::unique_ptr<OneHost>> played;
   for (int host = 0; host <= std::ranges::max(host_of); ++host)
@@ -231,7 +231,7 @@ std::vector<float> floats(size_t count, int rank) {
   return all;
 }
 
-/// The same of f16, two in the place of each.
+/// The same as f16, two in the place of each f32.
 std::vector<float> halves(size_t count, int rank) {
   std::vector<float> all = floats(count, rank);
   for (float& x : all) {
@@ -277,7 +277,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
-/// One rank's side of a reduce_scatter or an all_gather of blocks of these counts.
+/// One rank's side of a reduce_scatter or an all_gather with blocks of these counts.
 struct InBlocks {
   InBlocks(Collective collective, const std::vector<size_t>& counts, const Sum& sum, int rank) {
     const size_t width = size_of(sum.dtype);
@@ -348,7 +348,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelToBlocksOfAnySize) {
   expect_bits_of_the_channel({0, 1, 2}, {1000, n, 1}, sums);
 }
 
-/// Beyond eight hosts slices are shorter than the channel's.
+/// Beyond eight hosts, slices are shorter than those of the channel.
 TEST(HostProxy, GivesTheBitsOfTheChannelToManyHosts) {
   if (why_no_processes()) GTEST_SKIP() << "megabytes take minutes here";
   std::vector<int> host_of;
@@ -357,7 +357,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelToManyHosts) {
   expect_bits_of_the_channel(host_of, std::vector<size_t>(20, 150'000), sums);
 }
 
-/// What has no steps for kernels: all of it is the host's part, in chunks where it is large.
+/// Collectives without steps for kernels: the host carries them out, in chunks if they are large.
 struct ByTheHost {
   ByTheHost(Collective collective, size_t count, int rank, int ranks) : out(floats(count * size_t(ranks), 50 + rank)) {
     in = floats(count * size_t(ranks), rank);
@@ -422,7 +422,7 @@ TEST(HostProxy, GivesTheBitsOfTheChannelWhereTheHostDoesIt) {
   }
 }
 
-/// It has begun all that it was to begin, and cannot say when that is over: nothing that is there may be used.
+/// The proxy has begun all of its steps but cannot report their end: no result may be used.
 TEST(HostProxy, IsHeardWhereItsEndFails) {
   const std::vector<int> host_of{0, 0, 1, 1};
   Hosts hosts(host_of);
@@ -445,7 +445,7 @@ TEST(HostProxy, IsHeardWhereItsEndFails) {
   });
 }
 
-/// Its peers would wait for what it has not begun.
+/// The peers would wait for the steps that this rank has not begun.
 TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
   struct Broken final : HostProxy {
     Status make(const Room&) override { return {}; }
@@ -471,7 +471,7 @@ TEST(HostProxy, FailsTheGroupWhereItCannotBegin) {
   });
 }
 
-/// Ranks that call different things are told before anything has begun.
+/// Ranks that call different operations are told before any step begins.
 TEST(HostProxy, DoesNothingWhereRanksCallDifferentThings) {
   Hosts hosts({0, 0, 1, 1});
   MemoryStore store;
@@ -488,7 +488,7 @@ TEST(HostProxy, DoesNothingWhereRanksCallDifferentThings) {
 }
 
 TEST(HostProxy, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
-  const size_t large = kChunk / 4 + 1;  // elements of f32
+  const size_t large = kChunk / 4 + 1;  // in elements of f32
   const auto of = [](size_t ranks, size_t hosts, size_t rails, size_t world) {
     PlanFacts facts;
     facts.ranks = ranks, facts.hosts = hosts, facts.rails = rails, facts.world = world;
@@ -532,7 +532,7 @@ TEST(HostProxy, ServesWhatIsSummedOrGatheredOnSeveralHosts) {
   }
 }
 
-/// A slot holds a block's slice of every host, and no more than a chunk of those together where there are many.
+/// A slot holds a slice of every host's block. With many hosts, these together are at most a chunk.
 TEST(HostProxy, CutsBlocksAsThePlanDoesAndShorterForManyHosts) {
   for (const size_t hosts : {2, 8, 9, 100, 5000}) {
     PlanFacts facts;

@@ -1,4 +1,4 @@
-// What is made of what NVML tells: which way two GPUs take, what that should give, and what is wrong with it.
+// The GPU topology derived from NVML: the path between two GPUs, its expected bandwidth, and warnings.
 
 #include "group/meet/gpu_topology.h"
 
@@ -37,7 +37,7 @@ TEST(GpuTopology, ASwitchJoinsAllPairsAlike) {
   EXPECT_EQ(&topology.pair(5, 2), &topology.pair(2, 5));
 }
 
-/// Two bridged pairs on two sockets.
+/// Two NVLink-bridged pairs on two sockets.
 TEST(GpuTopology, BridgesJoinSomeAndPcieTheRest) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 4; ++gpu) nvml.add("A100");
@@ -94,8 +94,8 @@ TEST(GpuTopology, LanesThatTrainedAtHalfTheirRateAreNamed) {
   for (NvLinkLane& lane : nvml.all[0].lanes) lane.gb_s = 26.562;
   nvml.all[0].lane_gb_s = 26.562;
   for (const size_t slow : {2u, 17u}) nvml.all[0].lanes[slow].gb_s = 13.281;
-  nvml.all[0].lanes[17].number = 20;                              // a board may lack some of those in between
-  for (NvLinkLane& lane : nvml.all[1].lanes) lane.gb_s = 13.281;  // no other lane of it shows what it should be
+  nvml.all[0].lanes[17].number = 20;                              // a board may lack some numbers in between
+  for (NvLinkLane& lane : nvml.all[1].lanes) lane.gb_s = 13.281;  // no other lane of the GPU shows the expected speed
   const GpuTopology topology = look_at_gpus(nvml);
   ASSERT_EQ(names(topology), (std::vector<std::string>{"nvlink-rate-half", "nvlink-rate-half"}));
   EXPECT_EQ(topology.warnings[0].text, "GPU 0 (H100) has NVLinks that run at 13 GB/s, where one should give 27: 2, 20");
@@ -113,7 +113,7 @@ TEST(GpuTopology, WhatALaneShouldGiveGoesByItsGpu) {
   for (const auto& row : kTable) EXPECT_EQ(nvlink_lane_gb_s(row.major, row.minor), row.gb_s) << row.major;
 }
 
-/// An idle GPU lowers its PCIe generation, and a board for bridges without one has no lane up: nothing is wrong.
+/// An idle GPU lowers its PCIe generation, and a board for bridges without one has no lane up: neither is a warning.
 TEST(GpuTopology, WhatIsNormalIsNoWarning) {
   FakeNvml nvml;
   nvml.add("A100", 0, 12);
@@ -127,7 +127,7 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
   nvml.add("H100", 18, 18).lane_gb_s = 1e6;
   GpuTopology topology = look_at_gpus(nvml);
-  const auto driver = std::make_shared<FakeDriver>(2);  // the third one is hidden from CUDA
+  const auto driver = std::make_shared<FakeDriver>(2);  // the third GPU is hidden from CUDA
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(60'000));
   EXPECT_GT(topology.pair(0, 1).measured.gb_s, 0);
   EXPECT_GT(topology.pair(0, 1).measured.us, 0);
@@ -145,7 +145,7 @@ TEST(GpuTopology, MeasuredPairsAreHeldAgainstWhatTheyShouldGive) {
 
 TEST(GpuTopology, ASlowWayIsHeldAgainstACopyWithinTheGpu) {
   FakeNvml nvml;
-  for (int gpu = 0; gpu < 3; ++gpu) nvml.add("L40").pcie_most = {1, 1};  // whatever the host copies is fast enough
+  for (int gpu = 0; gpu < 3; ++gpu) nvml.add("L40").pcie_most = {1, 1};  // any host copy is fast enough
   nvml.paths[{0, 1}] = GpuPath::kSys;
   GpuTopology topology = look_at_gpus(nvml);
   EXPECT_EQ(topology.pair(0, 1).expected_us, 0) << "nobody has measured";
@@ -177,14 +177,14 @@ TEST(GpuTopology, TheLongerTheWayTheMoreItMayTake) {
   EXPECT_EQ(way_us(pair), 1.5);
 }
 
-/// A pair that does not end costs its own time, and no more than there is for all.
+/// A pair that hangs costs its own timeout, and at most the total for all pairs.
 TEST(GpuTopology, APairThatHangsIsNamedAndTheOthersAreMeasured) {
   FakeNvml nvml;
   for (int gpu = 0; gpu < 3; ++gpu) nvml.add("H100", 18, 18);
   GpuTopology topology = look_at_gpus(nvml);
   const auto driver = std::make_shared<FakeDriver>(3);
   driver->pair(0, 1, FakeDriver::Truth::kHangs);
-  const size_t quickly_copied = size_t(1) << 20;  // by the host, under any sanitizer
+  const size_t quickly_copied = size_t(1) << 20;  // a size that the host copies fast under any sanitizer
   measure_pairs(topology, driver, Deadline::after(milliseconds(60'000)), milliseconds(4000), quickly_copied);
   EXPECT_EQ(topology.pair(0, 1).measured.why_not, "GPU 0 to GPU 1: a copy did not end within 4000 ms");
   EXPECT_EQ(topology.pair(0, 1).measured_back.why_not, topology.pair(0, 1).measured.why_not);
@@ -226,7 +226,7 @@ TEST(GpuTopology, SaysWhyThereIsNone) {
   EXPECT_EQ(here.gpus.empty(), !here.none.empty());
 }
 
-/// A driver of a GPU that has fallen off its bus may keep whoever asks.
+/// The driver of a GPU that has fallen off its bus may block its callers.
 TEST(GpuTopology, WaitsForTheDriverForABoundedTime) {
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();

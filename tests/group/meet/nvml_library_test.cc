@@ -1,4 +1,4 @@
-// What nvx believes of NVML's ABI, against nvml.h where there is one.
+// Compares nvx's declarations of NVML's ABI with nvml.h, if that is installed.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ TEST(NvmlLibrary, LayoutsHaveNoGaps) {
 
 #ifdef NVML_API_VERSION
 
-/// Arguments go in the same registers: as many, of the same sizes, pointers where there are pointers.
+/// Arguments use the same registers: the same number, the same sizes, and pointers in the same places.
 template <class R, class... A, class S, class... B>
 constexpr bool same_shape(R (*)(A...), S (*)(B...)) {
   if constexpr (sizeof...(A) != sizeof...(B)) {

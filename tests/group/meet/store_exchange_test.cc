@@ -1,4 +1,4 @@
-// How ranks tell each other through the store what they need to share GPU memory.
+// Ranks exchange through the store the data that they need to share GPU memory.
 
 #include "group/meet/store_exchange.h"
 
@@ -33,7 +33,7 @@ void talk(Store& store, int rank, int ranks, int rounds) {
   }
 }
 
-/// How a rank ended that was to hear all.
+/// The error with which a rank ended that was to receive from all; nothing if it succeeded.
 std::optional<Error> failure_of(Exchange& exchange) {
   try {
     (void)exchange.all_gather({});
@@ -109,7 +109,7 @@ TEST(StoreExchange, WhoWatchesCanEndAWait) {
   EXPECT_STREQ(failure->what(), "nvx: rank 0 has ended");
 }
 
-/// Spoils what is written under one key.
+/// A store that corrupts the value of one key.
 class FalseStore : public MemoryStore {
  public:
   FalseStore(std::string key, std::function<void(std::vector<uint8_t>&)> spoil)
@@ -151,7 +151,7 @@ TEST(StoreExchange, GarbageIsNotBelieved) {
         } catch (const Error& error) {
           said = error.what();
         }
-        const bool fooled = table && rank == 0;  // it knows what it has written
+        const bool fooled = table && rank == 0;  // rank 0 wrote the table and knows it
         EXPECT_EQ(said.empty(), fooled) << name << ": " << said;
         if (!fooled && !table) {
           EXPECT_NE(said.find("what rank 1 says through the store"), std::string::npos) << name << ": " << said;
@@ -194,7 +194,7 @@ TEST(StoreExchange, ProcessesShareTheirGpusOverIt) {
   });
 }
 
-/// A rank fails where the others do not know of it: they are told, and do not wait to the end.
+/// A rank fails without the others' knowledge: they are told, and do not wait until their timeout.
 TEST(StoreExchange, AShareThatOneRankCannotMakeEndsOnAll) {
   MemoryStore store;
   as_threads(3, [&](int rank) {

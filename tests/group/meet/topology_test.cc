@@ -1,4 +1,4 @@
-// What ranks tell each other through the store, and what is made of it.
+// The data that ranks exchange through the store, and the topology derived from it.
 
 #include "group/meet/topology.h"
 
@@ -86,7 +86,7 @@ TEST(Topology, DamagedValuesAreRefused) {
   }
 }
 
-/// Of all that may stand in a store, what is most often there.
+/// A table of another world size is the most frequent wrong value in a store.
 TEST(Topology, RanksThatWereStartedWithAnotherWorldSizeAreTold) {
   try {
     (void)decode(encode(hellos(2)), 3);
@@ -106,7 +106,7 @@ TEST(Topology, RanksThatWereStartedWithAnotherWorldSizeAreTold) {
   }
 }
 
-/// A rank that cannot look would be put on a host of its own, and wait for a network.
+/// A rank that cannot look would be put on a host of its own, and would wait for a network.
 TEST(Topology, AProcessThatMayOpenNoFileIsNotTakenForAnotherHost) {
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -137,7 +137,7 @@ TEST(Topology, RanksThatDoNotBelongTogetherAreRefusedAndNamed) {
   expect_refused(otherwise, "differ in NVX_ONE_SHOT_BYTES and NVX_DELEGATE.");
 }
 
-/// For one line of a log, however many hosts there are.
+/// The description fits one line of a log for any number of hosts.
 TEST(Topology, DescribesItself) {
   const auto spread = [](std::vector<uint64_t> hosts) {
     std::vector<Hello> ranks = hellos(int(hosts.size()));

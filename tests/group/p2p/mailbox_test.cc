@@ -1,5 +1,5 @@
-// Sends and receives: any sizes, tags and orders, from anybody, beside each other; and what a mailbox makes of a peer
-// that ends, leaves, is late, or lies.
+// Sends and receives: any sizes, tags and orders, from any rank, concurrently; and the errors of a mailbox whose peer
+// ends, leaves, is late or sends false data.
 
 #include "group/p2p/mailbox.h"
 
@@ -19,9 +19,9 @@ namespace {
 using std::chrono::milliseconds;
 using Mail = std::shared_ptr<Message>;
 
-constexpr size_t kCarried = kernel::kEnvelopePayload;  // the longest message that its envelope carries
+constexpr size_t kCarried = kernel::kEnvelopePayload;  // the longest message that fits into its envelope
 
-/// What rank `from` sends to rank `to` as its number `n` of `bytes` bytes.
+/// Message number `n` of `bytes` bytes from rank `from` to rank `to`.
 Bytes letter(int from, int to, size_t n, size_t bytes) { return input(DType::kBytes, bytes, from * 64 + to, n); }
 
 TEST(Mailbox, MessagesOfAllSizesArriveWhole) {
@@ -58,7 +58,7 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
     std::vector<Bytes> memory;
     std::vector<Mail> mails;
     for (size_t i = 0; i < kEach * kTags; ++i) {
-      // The sender goes through the tags in turn; the receiver takes all of the last tag first.
+      // The sender goes through the tags in turn. The receiver takes all messages of the last tag first.
       const size_t tag = rank == 0 ? i % kTags : kTags - 1 - i / kEach;
       const size_t n = (rank == 0 ? i / kTags : i % kEach) * kTags + tag;
       memory.push_back(rank == 0 ? letter(0, 1, n, bytes_of(n)) : Bytes(bytes_of(n)));
@@ -77,7 +77,7 @@ TEST(Mailbox, TagsMatchInAnyOrderAndEachInOrder) {
   });
 }
 
-/// A place is taken before anything is pushed, and nobody is told before that.
+/// A message takes its place before it is pushed, and the peer is not told before that.
 TEST(Mailbox, WhatIsPostedKeepsItsPlaceUntilItIsPushed) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -150,8 +150,8 @@ TEST(Mailbox, ARankMayWriteToItself) {
   }
 }
 
-/// Random programs: every pair of ranks exchanges messages of random sizes and tags; everything is posted at once, in
-/// an order of each rank's own, and waited for in another. Every finished() is called once.
+/// Random programs: every pair of ranks exchanges messages of random sizes and tags. Each rank posts all of them at
+/// once in its own order and waits in another. Every finished() is called once.
 TEST(Mailbox, RandomProgramsArriveWhole) {
   struct MailMessage {
     int from, to;
@@ -200,7 +200,7 @@ TEST(Mailbox, RandomProgramsArriveWhole) {
   }
 }
 
-/// An asynchronous send and receive end without anybody waiting for them.
+/// An asynchronous send and receive end although no thread waits for them.
 TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -215,7 +215,7 @@ TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
   });
 }
 
-/// A callback that waits for what another message brings about, on whatever thread it runs.
+/// A callback waits for an effect of another message, on whatever thread it runs.
 TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
   for (const Carrier carrier : {Carrier::kPool, Carrier::kCaller}) {
     MemoryStore store;
@@ -233,7 +233,7 @@ TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
       if (rank == 0) {
         group.mail().receive(mails[1], carrier);
         group.mail().receive(mails[0], carrier);
-      } else {  // the one that is waited for comes only after the other
+      } else {  // the awaited message comes only after the other
         mails[0]->finished = nullptr;
         group.mail().send(mails[0], carrier);
         std::this_thread::sleep_for(milliseconds(100));
@@ -249,7 +249,7 @@ TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
   }
 }
 
-/// A callback may wait for its own message, which is done, and for others that are, but of which nobody was told yet.
+/// A callback may wait for its own message, which is done, and for others that are done but not yet reported.
 TEST(Mailbox, ACallbackMayWaitForMessages) {
   MemoryStore store;
   Group group(store, options("waits", 0, 1));
@@ -287,7 +287,7 @@ TEST(Mailbox, ACallbackThatThrowsHarmsNobody) {
   }
 }
 
-/// Where no thread can be made, mail is moved by whoever waits.
+/// If no thread can be created, the waiters progress the mail.
 TEST(Mailbox, GoesOnWithoutThreads) {
   MemoryStore store;
   Engine::here().limit(0);
@@ -309,7 +309,7 @@ TEST(Mailbox, GoesOnWithoutThreads) {
   Engine::here().limit(SIZE_MAX);
 }
 
-/// Staging that no message needs is there for other groups.
+/// Staging that no message needs is available to other groups.
 TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -329,7 +329,7 @@ TEST(Mailbox, StagingRestsWhenNothingIsOnItsWay) {
   });
 }
 
-/// What nobody receives is held by its sender, beyond some: and is received in its order when somebody does.
+/// Beyond a limit, the sender holds messages that have no receive. A later receive gets them in order.
 void flood(const std::function<GroupOptions(int)>& options_of) {
   constexpr size_t kFlood = 8000, kLetter = 900, kMostKept = 6 << 20;
   MemoryStore store;
@@ -367,7 +367,7 @@ TEST(Mailbox, AFloodFromAnotherHostIsBounded) {
   flood([&](int rank) { return hosts.options("far flood", rank); });
 }
 
-// ---- when something goes wrong
+// ---- failures
 
 TEST(MailFailure, SizesThatDifferAreNamed) {
   MemoryStore store;
@@ -406,7 +406,7 @@ TEST(MailFailure, ATimeoutNamesTheSender) {
   });
 }
 
-/// Time passes for a receive though other mail keeps coming.
+/// A receive times out although other mail keeps coming.
 TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
   MemoryStore store;
   std::atomic<bool> over{false};
@@ -424,7 +424,7 @@ TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
     }
     const Mail late = message(1, 0, memory.data(), memory.size());
     late->timeout = milliseconds(300);
-    group.mail().receive(late, Carrier::kPool);  // nobody waits for it
+    group.mail().receive(late, Carrier::kPool);  // no thread waits for it
     const auto began = Clock::now();
     while (!late->done() && Clock::now() - began < std::chrono::seconds(15)) {
       const Mail mail = message(1, 1, other.data(), other.size());
@@ -438,7 +438,7 @@ TEST(MailFailure, ATimeoutComesWhateverElseDoes) {
   });
 }
 
-/// With other ranks still there, one that has left in good order does not end a receive from anybody.
+/// While other ranks remain, a rank that left in good order does not end a receive from any source.
 TEST(MailFailure, AReceiveFromAnybodyOutlivesARankThatLeft) {
   MemoryStore store;
   as_threads(3, [&](int rank) {
@@ -473,7 +473,7 @@ TEST(MailFailure, AKilledSenderIsNamedWhateverItWasDoing) {
     FolderStore store;
     const auto endings = as_processes(2, [&](int rank) {
       Group group(store, options("killed", rank, 2));
-      Bytes memory(200'000'000);  // more than moves in the time until it is killed
+      Bytes memory(200'000'000);  // more than can be moved before the kill
       const Mail mail = message(1 - rank, 0, memory.data(), memory.size());
       if (rank == 1) {
         if (streams) {
@@ -497,7 +497,7 @@ TEST(MailFailure, AKilledSenderIsNamedWhateverItWasDoing) {
   }
 }
 
-/// Mail from a peer that lies: nothing is read or written where it must not be, and the receive ends.
+/// A peer sends false data: no memory out of bounds is read or written, and the receive ends.
 class Liar : public testing::Test {
  protected:
   Liar() : group_(impostor_, options("liar", 0, 2)) {}
@@ -506,7 +506,7 @@ class Liar : public testing::Test {
   kernel::Envelope& envelope() { return impostor_.pad().outbox(0).envelopes[0]; }
   void post(uint64_t posted) { signal(impostor_.pad().outbox(0).posted.flag, posted); }
 
-  /// A receive of some bytes from rank 1 that waits a little.
+  /// Receives some bytes from rank 1 with a short timeout.
   Status receive(size_t bytes, DType dtype = DType::kBytes) {
     Tensor memory(bytes);
     const Mail mail = message(1, 0, memory.data(), bytes);

@@ -1,4 +1,4 @@
-// Windows: what is written to a rank that calls nothing, what a signal promises, and what becomes of who waits for one.
+// Windows: writes to a rank that makes no call, the guarantee of a signal, and errors of a rank that waits for one.
 
 #include "group/p2p/window.h"
 
@@ -17,7 +17,7 @@ namespace {
 using std::chrono::milliseconds;
 using Mail = std::shared_ptr<Message>;
 
-/// A window of a rank, over memory of its own.
+/// A window of a rank over its own memory.
 struct Place {
   Place(Group& group, size_t elements, uint32_t element_bytes = 1)
       : group(group), memory(elements * element_bytes), window(open(elements, element_bytes)) {}
@@ -49,7 +49,7 @@ struct Place {
 
 Bytes filled(size_t bytes, int from, int round) { return input(DType::kBytes, bytes, from, size_t(round)); }
 
-/// Every rank writes to every rank, itself too, and signals; what it has written is there after the wait.
+/// Every rank writes to every rank, itself included, and signals. After the wait the data is visible.
 void all_write_to_all(Group& group, size_t each, int rounds) {
   const auto ranks = size_t(group.size());
   Place place(group, each * ranks);
@@ -100,7 +100,7 @@ TEST(Window, ServesRanksOfOtherHosts) {
   });
 }
 
-/// Neither side of a write waits for the other to call anything: here each writes before it looks.
+/// Neither side of a write waits for a call of the other: here each writes before it looks.
 TEST(Window, AWriteNeedsNothingOfItsTarget) {
   MemoryStore store;
   std::atomic<int> written{0};
@@ -110,7 +110,7 @@ TEST(Window, AWriteNeedsNothingOfItsTarget) {
     Place place(group, mine.size());
     ASSERT_TRUE(place.put(1 - rank, 0, mine).ok());
     ++written;
-    // The other one's is on its way until it is signalled, and no longer.
+    // The other rank's write is in flight until it is signalled, and no longer.
     EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return written == 2; }));
     ASSERT_TRUE(place.signal(1 - rank).ok());
     ASSERT_TRUE(place.wait_signal(1 - rank).ok());
@@ -119,7 +119,7 @@ TEST(Window, AWriteNeedsNothingOfItsTarget) {
   });
 }
 
-/// Many are counted, and each is waited for once; nothing is as deep as they are many.
+/// Signals are counted, not queued, and each is waited for once.
 TEST(Window, SignalsAreCountedByPair) {
   MemoryStore store;
   const auto of = [](int rank) { return rank == 1 ? int(as_fast(20'000, 2'000)) : 100; };
@@ -150,7 +150,7 @@ TEST(Window, SignalsAreCountedByPair) {
   });
 }
 
-/// Sizes, types and bounds are each rank's own.
+/// Sizes, types and bounds are local to each rank.
 TEST(Window, WritesStayWithinTheirTarget) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -178,7 +178,7 @@ TEST(Window, WritesStayWithinTheirTarget) {
     if (rank == 0) {
       ASSERT_TRUE(place.put(1, 9, Bytes(4, std::byte(5))).ok());
     }
-    EXPECT_TRUE(place.window->close().ok());  // and with it what was written
+    EXPECT_TRUE(place.window->close().ok());  // close also releases the written data
     if (rank == 1) {
       Bytes want(40);
       std::fill(want.begin() + 36, want.end(), std::byte(5));
@@ -204,7 +204,7 @@ TEST(Window, OneThatOffersNothingIsNamedAndTheGroupGoesOn) {
   });
 }
 
-/// Windows of one group are apart, and what they were given is let go of when they are closed.
+/// The windows of one group are independent, and a window releases its memory when it is closed.
 TEST(Window, SeveralAreApartAndAreLetGoOf) {
   MemoryStore store;
   as_threads(2, [&](int rank) {
@@ -231,7 +231,7 @@ TEST(Window, SeveralAreApartAndAreLetGoOf) {
   });
 }
 
-// --- when something goes wrong
+// --- failures
 
 TEST(WindowFailure, AWaitThatIsTooLongNamesThePeer) {
   MemoryStore store;
@@ -260,7 +260,7 @@ TEST(WindowFailure, AKilledPeerIsNamed) {
       ASSERT_TRUE(place.signal(0).ok());
       raise(SIGKILL);
     }
-    const Status first = place.wait_signal(1);  // that was sent while it lived
+    const Status first = place.wait_signal(1);  // the signal was sent while the peer lived
     EXPECT_TRUE(first.ok()) << first.what();
     const auto began = Clock::now();
     const Status status = place.wait_signal(1);
@@ -273,8 +273,8 @@ TEST(WindowFailure, AKilledPeerIsNamed) {
   EXPECT_EQ(endings[1].signal, SIGKILL);
 }
 
-/// What a rank did before it left in good order is there, though it left while the other one looked elsewhere; and it
-/// is missed by who waits for more.
+/// Writes of a rank that left in good order are visible, even if the target looked elsewhere when it left. A rank that
+/// waits for more gets an error.
 void leaves_behind(const std::function<GroupOptions(int)>& options_of) {
   MemoryStore store;
   std::atomic<bool> left{false};
@@ -289,7 +289,7 @@ void leaves_behind(const std::function<GroupOptions(int)>& options_of) {
       }
       place.reset();
       const auto began = Clock::now();
-      group.reset();  // with its window open, which keeps nobody
+      group.reset();  // its window is open, which blocks no rank
       EXPECT_LT(Clock::now() - began, std::chrono::seconds(2));
       left = true;
       return;
@@ -316,7 +316,7 @@ TEST(WindowFailure, WhatAPeerOfAnotherHostDidBeforeItLeftIsThere) {
   leaves_behind([&](int rank) { return hosts.options("leaves far", rank); });
 }
 
-/// Even where nobody has looked at the mail since: what has come is told before its sender is missed.
+/// Even if no rank has looked at the mail since: mail that has arrived is reported before its sender is missed.
 TEST(WindowFailure, WhatNobodyHasLookedAtYetIsThere) {
   MemoryStore store;
   std::atomic<bool> waits{false}, left{false};
@@ -345,7 +345,7 @@ TEST(WindowFailure, WhatNobodyHasLookedAtYetIsThere) {
   Engine::here().limit(SIZE_MAX);
 }
 
-/// A peer that has gone is nobody's failure while nobody waits for it, though memory stands open to it.
+/// A peer that has gone fails no rank that does not wait for it, though windows are open to it.
 TEST(WindowFailure, APeerThatHasGoneIsNoFailureByItself) {
   MemoryStore store;
   std::atomic<int> left{0};
@@ -389,7 +389,7 @@ TEST(WindowFailure, AnAbortEndsWhoWaits) {
   });
 }
 
-/// Notes that a peer must not write: nothing is written, and the group fails.
+/// Notes that a peer must not write: the group writes no data and fails.
 TEST(WindowFailure, ANoteThatLiesIsRefused) {
   struct Forged {
     uint32_t kind, unused;
@@ -414,7 +414,7 @@ TEST(WindowFailure, ANoteThatLiesIsRefused) {
   }
 }
 
-/// A receive of the user's that is late speaks of the user's messages only.
+/// The error of a late receive of the user's names only the user's messages.
 TEST(WindowFailure, OtherMailIsNotBlamed) {
   MemoryStore store;
   std::atomic<bool> over{false};
@@ -438,7 +438,7 @@ TEST(WindowFailure, OtherMailIsNotBlamed) {
   });
 }
 
-/// Where no thread can be made, writes come when their owner waits for something.
+/// If no thread can be created, writes arrive when the owner of the window waits.
 TEST(WindowFailure, GoesOnWithoutThreads) {
   MemoryStore store;
   Engine::here().limit(0);

@@ -1,4 +1,4 @@
-// How large operations are cut; and that the pieces give the bits of the whole, on whatever hosts.
+// Cutting of large operations: the chunks give the bits of the whole, on any hosts.
 
 #include "group/plan/chunks.h"
 
@@ -35,7 +35,7 @@ struct ExpectedCut {
   size_t slice, chunks;
 };
 
-// Between hosts: 8 messages of 63 KiB a host and rail, where the order of a sum goes by the place.
+// Between hosts: 8 messages of 63 KiB a host and rail. The order of a sum depends on the position.
 constexpr size_t kSlice = 504 * K;
 
 TEST(Chunks, AreEvenAndEndWhereSchedulesBegin) {
@@ -78,7 +78,7 @@ TEST(Chunks, AreOfWhatAllRanksKnowAlike) {
   EXPECT_FALSE(goes_in_chunks(Collective::kGather, DType::kF32, 100 * kChunk));
 }
 
-/// Sums of floats in chunks of this many bytes.
+/// Sums floats in chunks of this many bytes.
 Bytes in_chunks(Group& group, const Operation& o, size_t slice, std::chrono::milliseconds span) {
   const size_t bytes = o.count * size_of(o.dtype);
   Bytes out(bytes);
@@ -100,7 +100,7 @@ TEST(Chunks, GiveTheBitsOfTheWholeOnSeveralHosts) {
   MemoryStore store;
   as_threads(hosts.ranks(), [&](int rank) {
     Group group(store, hosts.options("chunks", rank));
-    const size_t count = (5 * M + 4 * K) / 4;  // so that what is over would be planned as a small one
+    const size_t count = (5 * M + 4 * K) / 4;  // so that the remainder would be planned as a small operation
     const Bytes in = input(DType::kF32, count, rank, 1);
     for (const Collective collective : {Collective::kAllReduce, Collective::kReduce}) {
       Bytes whole(in.size());
@@ -120,7 +120,7 @@ TEST(Chunks, GiveTheBitsOfTheWholeOnSeveralHosts) {
   });
 }
 
-/// Each chunk would have had time enough.
+/// Each chunk alone would have had enough time.
 TEST(Chunks, ShareTheTimeOfTheWhole) {
   MemoryStore store;
   as_threads(2, [&](int rank) {

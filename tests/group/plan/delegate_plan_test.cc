@@ -1,4 +1,4 @@
-// What is handed over to NCCL, as a table, and what `nvx explain --device cuda` says of it.
+// The collectives that nvx passes to NCCL, as a table, and the output of `nvx explain --device cuda` about them.
 
 #include "group/plan/delegate_plan.h"
 
@@ -89,7 +89,7 @@ TEST(DeviceExplain, OneWayRunsAndAllAreThere) {
   }
 }
 
-/// Bytes are what each rank puts in, as explain() has it: the pieces of what is scattered are shorter.
+/// Bytes are the input of each rank, as in explain(): a scattered piece is shorter.
 TEST(DeviceExplain, CountsBytesAsThePlansDo) {
   PlanFacts facts;
   facts.ranks = 8;

@@ -1,4 +1,4 @@
-// What is chosen for GPUs, as a table: a changed threshold is a changed line here.
+// The algorithms chosen for GPUs, as a table: a changed threshold is a changed line here.
 
 #include "group/plan/device_plan.h"
 
@@ -106,7 +106,7 @@ TEST(DevicePlan, WhatNotAllRanksKnowDecidesNothing) {
   }
 }
 
-/// Whether a launch would take a job of so many bytes a piece, by rank 0.
+/// Whether rank 0 would launch a job of so many bytes a piece.
 bool can_do(DeviceAlgorithm algorithm, Collective collective, size_t bytes, const DeviceShape& shape) {
   static std::byte memory;
   const std::vector<Piece> pieces(shape.ranks, Piece{&memory, bytes});
@@ -124,7 +124,7 @@ bool can_do(DeviceAlgorithm algorithm, Collective collective, size_t bytes, cons
   return kernel::can_do(algorithm, job, shape, table.data());
 }
 
-/// The limits here are those of the kernels, to the byte.
+/// The limits of the plan are those of the kernels, to the byte.
 TEST(DevicePlan, PacketsHoldWhatIsSaidAndNoMore) {
   for (const DeviceShape shape : {DeviceShape{2, 1, 64, 4096}, DeviceShape{3, 5, 30, 4096}, device_shape(8, 16, kPad),
                                   device_shape(7, 3, kPad)}) {
@@ -133,7 +133,7 @@ TEST(DevicePlan, PacketsHoldWhatIsSaidAndNoMore) {
       const DeviceChoice choice = plan(e.collective, e.bytes, {.shape = shape});
       EXPECT_TRUE(can_do(choice.algorithm, e.collective, e.bytes, shape)) << name(e.collective) << e.bytes;
       const DeviceAlgorithm packets = plan(e.collective, 0, {.shape = shape}).algorithm;
-      if (packets == DeviceAlgorithm::kExchangePieces) continue;  // which hold anything
+      if (packets == DeviceAlgorithm::kExchangePieces) continue;  // no limit on their size
       const size_t most = most_bytes(packets, shape);
       EXPECT_TRUE(can_do(packets, e.collective, most, shape)) << name(e.collective);
       EXPECT_FALSE(can_do(packets, e.collective, most + 1, shape)) << name(e.collective);
@@ -153,15 +153,15 @@ struct Measures {
 
 TEST(DevicePlan, CutsChannelsOutAsExpected) {
   constexpr Measures kMeasures[] = {
-      {1, 16, 8 * M, 4096, 32 << 10, 4102},  // nothing needs more
+      {1, 16, 8 * M, 4096, 32 << 10, 4102},  // the most that is ever needed
       {2, 16, 8 * M, 4096, 32 << 10, 8204},  //
       {3, 16, 8 * M, 2728, 21760, 8190},     //
       {8, 16, 8 * M, 1024, 8192, 8240},      // "a few MiB"
       {8, 2, 8 * M, 4096, 32 << 10, 4102},   // a full GPU
       {16, 16, 8 * M, 512, 4096, 8288},      //
       {72, 16, 8 * M, 112, 1024, 9072},      //
-      {8, 16, 512 * K, 64, 1024, 816},       // an arena that is nearly full
-      {512, 16, 512 * K, 16, 1024, 39936},   // does not fit, and the arena says so
+      {8, 16, 512 * K, 64, 1024, 816},       // a nearly full arena
+      {512, 16, 512 * K, 16, 1024, 39936},   // does not fit, and the arena reports it
   };
   for (const Measures& m : kMeasures) {
     const DeviceShape shape = device_shape(m.ranks, m.blocks, m.pad);

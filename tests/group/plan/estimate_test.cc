@@ -1,4 +1,4 @@
-// What estimates are made of. How near they come to what was measured: tests/bench/test_estimates.py.
+// The terms of estimates. tests/bench/test_estimates.py compares estimates with measured times.
 
 #include "group/plan/estimate.h"
 
@@ -32,7 +32,7 @@ TEST(Estimate, MovesWhatTheSchedulesMove) {
       const test::Simulated simulated = test::simulate(row, shape);
       ASSERT_EQ(simulated.error, "") << text;
       EXPECT_GE(moved.bytes * 5, simulated.most_sent * 4) << text;
-      // Who is sent to by several may be sent more than anybody sends.
+      // A rank that receives from several ranks may receive more than any rank sends.
       const size_t got = row.guarantee.messages(size) * moved.largest;
       EXPECT_LE(moved.bytes, std::max(row.guarantee.sent(shape.layout(0)), got)) << text;
       EXPECT_LE(moved.messages, row.guarantee.messages(size)) << text;
@@ -50,7 +50,8 @@ TEST(Estimate, LeavesOutWhatStaysInsideAHost) {
   EXPECT_EQ(moved_by(*pairwise, shape.layout(0), 8).bytes, 0u);
 }
 
-/// What runs takes no less for more bytes, but where the plan goes over to what moves less: there by little.
+/// An algorithm never takes less time for more bytes. Where the plan switches to one that moves less, the estimate may
+/// drop a little.
 TEST(Estimate, GrowsWithTheSize) {
   for (int c = int(Collective::kAllReduce); c < int(Collective::kBarrier); ++c) {
     for (const auto& [ranks, hosts] : {std::pair<size_t, size_t>{2, 1}, {4, 1}, {8, 1}, {1, 2}, {4, 2}, {8, 16}}) {
@@ -147,7 +148,7 @@ TEST(Estimate, OfDevicesOverHostsHoldsAProxyAgainstHostMemory) {
       before = proxy.seconds;
     }
   }
-  const double messenger = 256 * M / 8 / (0.8 * 50e9);  // an eighth of it over each rail, once each way
+  const double messenger = 256 * M / 8 / (0.8 * 50e9);  // each rail carries an eighth, once in each direction
   const double proxy = ways(Collective::kAllReduce, 256 * M, rdma(50))[1].estimate.seconds;
   EXPECT_GT(proxy, messenger);
   EXPECT_LT(proxy, 4 * messenger) << "the stages overlap";

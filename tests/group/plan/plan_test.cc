@@ -1,4 +1,4 @@
-// What is chosen, as a table: a changed threshold is a changed line here.
+// The algorithms chosen, as a table: a changed threshold is a changed line here.
 
 #include "group/plan/plan.h"
 
@@ -95,7 +95,7 @@ TEST(Plan, WritesPastTheCachesWhatDoesNotFitThemTogether) {
   EXPECT_EQ(keep(1, 0), kernel::CachePolicy::kCached);
 }
 
-/// Whatever fits the limit fits the slot, and every lease is at least the smallest: for any machine.
+/// On any machine, data within the limit fits the slot, and every lease has at least the smallest size.
 TEST(Plan, StaysWithinTheSlotsAndTheStaging) {
   for (const size_t ranks : {1, 2, 3, 8, 100}) {
     for (const size_t l3 : {1, 16, 1024}) {
@@ -187,8 +187,8 @@ TEST(PlanBetween, IsThisTable) {
   }
 }
 
-/// What is said of a group over hosts is what its plan is: the schedule and its reason, who carries it, slices, and
-/// what goes on inside.
+/// The explanation of a group over hosts matches its plan: the schedule and its reason, the carrier, the slices, and
+/// the steps inside a host.
 TEST(PlanBetween, ExplainsItself) {
   struct Row {
     Collective collective;
@@ -237,7 +237,7 @@ TEST(PlanBetween, ExplainsItself) {
   EXPECT_NE(text.find(" on 2 rails"), std::string::npos) << text;
 }
 
-/// Every collective of every inter_host has its steps inside the host named.
+/// The steps inside a host have a name for every collective between hosts.
 TEST(PlanBetween, NamesWhatGoesOnInsideForEveryQuestion) {
   for (int c = 0; c <= int(Across::kBarrier); ++c) {
     for (const size_t hosts : {2, 9}) {
@@ -252,7 +252,7 @@ TEST(PlanBetween, NamesWhatGoesOnInsideForEveryQuestion) {
   }
 }
 
-/// Blocks that differ in length go where lengths do not matter.
+/// Blocks of different lengths take a schedule that does not depend on lengths.
 TEST(PlanBetween, BlocksOfAnySizeTakeAScheduleThatServesThem) {
   PlanFacts facts = machine(2);
   facts.hosts = 5;
@@ -261,7 +261,7 @@ TEST(PlanBetween, BlocksOfAnySizeTakeAScheduleThatServesThem) {
   EXPECT_STREQ(plan_between(Across::kAllGather, 100, facts, nvx::Blocks::kOfAnySize).row->name, "ring");
 }
 
-/// Every collective has a way between any number of hosts, with slices that hold something, and says why.
+/// Every collective has a schedule between any number of hosts, with slices that are not empty, and a reason.
 TEST(PlanBetween, ServesEveryQuestion) {
   for (int c = 0; c <= int(Across::kBarrier); ++c) {
     for (const size_t hosts : {1, 2, 3, 8, 9, 10'000}) {

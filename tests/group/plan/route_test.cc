@@ -1,4 +1,4 @@
-// Which route a collective's tensors take, as a table.
+// The route of a collective's tensors, as a table.
 
 #include "group/plan/route.h"
 
@@ -81,7 +81,7 @@ TEST(Route, IsTheExpectedTable) {
   }
 }
 
-/// The ranks are asked about proxies, which is a step of all of them, exactly where that changes the route.
+/// The ranks agree on proxies, a collective step, exactly if the answer changes the route.
 TEST(Route, ProxiesAreAskedForWhereTheAnswerMatters) {
   for (unsigned bits = 0; bits < 1u << kFacts; ++bits) {
     RouteFacts without = facts_of(bits), with = without;
