@@ -16,15 +16,15 @@ using test::Play;
 
 namespace {
 
-constexpr uint64_t kMostFailures = 10;  // after which a group of cases is given up
+constexpr uint64_t kMostFailures = 10;  // a group of cases ends after this many failures
 
-/// Gathers operations into kernels, and begins anew on a fresh channel after one that failed.
+/// Collects operations into kernels, and opens a fresh channel after a kernel that failed.
 class Runner {
  public:
   Runner(const MakeStage& make, const CaseOptions& options, Report& report)
       : make_(make), options_(options), report_(report) {}
 
-  /// A channel of so many ranks; fewer blocks where the device does not hold as many at once.
+  /// A channel of this many ranks, with fewer blocks if the device cannot run as many at once.
   bool open(std::string name, StageShape shape) {
     const uint32_t most = options_.most_blocks / shape.device.ranks;
     if (most == 0) return false;
@@ -40,7 +40,7 @@ class Runner {
     waiting_.push_back(act);
     if (waiting_.size() >= options_.at_once) perform();
   }
-  /// What has been added goes into a kernel of its own.
+  /// Launches the operations added so far as one kernel.
   void flush() { perform(); }
   void close() {
     perform();
@@ -90,7 +90,7 @@ void every_count(Runner& run, uint32_t ranks, bool lean, uint32_t first_epoch, c
   run.close();
 }
 
-/// Chunks and packets as large as real ones, several blocks, messages of some hundred KiB.
+/// Chunks and packets of real size, several blocks, messages of some hundred KiB.
 void large_messages(Runner& run, uint32_t ranks) {
   if (!run.open("large", {{ranks, 4, 2048, 16 << 10}, 0, 0})) return;
   uint64_t round = 1000;
@@ -128,12 +128,12 @@ void every_type(Runner& run, uint32_t ranks, bool lean) {
   run.close();
 }
 
-/// Numbers that are not near one. Who flushes the subnormal ones makes other bits; and infinities, NaNs and sums that
-/// overflow come out as the host has them.
+/// Values far from one. Code that flushes subnormal numbers produces other bits. Infinities, NaNs and overflowing sums
+/// must match the host's.
 void odd_values(Runner& run, uint32_t ranks, Nature nature, const char* name) {
   if (!run.open(name, {{ranks, 1, 128, 256}, 0, 0})) return;
   uint64_t round = 3000 + 500 * uint64_t(nature);
-  for (size_t t = size_t(DType::kF16); t < kernel::kDTypeCount; ++t) {  // those behind the integers
+  for (size_t t = size_t(DType::kF16); t < kernel::kDTypeCount; ++t) {  // the types after the integers
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kPremulSum, ReduceOp::kMax, ReduceOp::kMin}) {
       if (!kernel::level().reduce(DType(t), op)) continue;
       Play play{.collective = Collective::kAllReduce, .dtype = DType(t), .op = op, .counts = {}, .round = ++round};

@@ -8,7 +8,7 @@
 #include "gpu/report.h"
 #include "support/ways.h"
 
-/// What must be right, whoever performs it: all ranks' kernels on a device, or threads that play them.
+/// Test cases for the kernels of all ranks, run on a device or by threads that play them.
 namespace nvx::gpu {
 
 /// One operation of all ranks.
@@ -24,16 +24,16 @@ struct StageShape {
   Stamp first_chunk = 0;
 };
 
-/// A channel, with all its ranks.
+/// A channel with all its ranks.
 class Stage {
  public:
   virtual ~Stage() = default;
-  /// All ranks run these, one after the other. Empty: every output is what it has to be.
+  /// Runs these on all ranks, one after the other. Empty: every output is correct.
   virtual std::string perform(const std::vector<Act>& acts) = 0;
 };
 using MakeStage = std::function<std::unique_ptr<Stage>(const StageShape&)>;
 
-/// Whether every rank may run it on such a channel.
+/// Whether every rank can run the operation on such a channel.
 bool fits(const Act& act, const kernel::DeviceShape& shape);
 
 struct CaseOptions {
@@ -43,14 +43,16 @@ struct CaseOptions {
   bool lean = false;          ///< a few of each: where every access is watched, or a thread plays every lane
 };
 
-/// Every algorithm x collective x type x operator, at odd counts and offsets, in and out of place, with values that are
-/// not normal, and with epochs about to wrap: each output bit for bit against what the host's loops make of the inputs.
+/// Every algorithm x collective x type x operator, at odd counts and offsets, in and out of place, with subnormal and
+/// non-finite values, and with epochs about to wrap. Each output must equal, bit for bit, the result of the host's
+/// loops.
 void run_cases(const MakeStage& make, const CaseOptions& options, Report& report);
 
-/// A few of every way, for a channel whose making is what matters.
+/// A few operations of every algorithm, for tests of channel set-up.
 std::vector<Act> some_acts(uint32_t ranks, const kernel::DeviceShape& shape, uint64_t first_round);
 
-/// The algorithms of CPU tensors on the very machine, at every level of its processor, against the same reference.
+/// The algorithms of CPU tensors on this machine, at every instruction-set level of its processor, against the same
+/// reference.
 void run_cpu_path(const CaseOptions& options, Report& report);
 
 }  // namespace nvx::gpu

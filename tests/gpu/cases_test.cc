@@ -1,5 +1,5 @@
-// What the GPU tests tries on a device, where there is none: its cases played by threads, its lines, and the hub over
-// which its processes meet.
+// Tests of the GPU tests' own code on a machine without a GPU: threads play the cases, and the tests check the JSON
+// lines and the hub over which processes meet.
 
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
-/// Plays the cases by threads. Spoiled, one lane loses its signals' order.
+/// Threads play the cases. A spoiled stage drops the memory order of one lane's signals.
 class TwinStage : public Stage {
  public:
   TwinStage(const StageShape& shape, std::set<std::string>* seen)
@@ -68,7 +68,7 @@ TEST(GpuCases, AllAreRightWhereThreadsPlayThem) {
   }
 }
 
-/// A stage that is wrong about every seventh kernel.
+/// A stage that reports an error for every seventh kernel.
 class WrongStage : public Stage {
  public:
   explicit WrongStage(int* kernels) : kernels_(kernels) {}
@@ -87,7 +87,7 @@ TEST(GpuCases, WhatIsWrongIsCountedAndTold) {
     EXPECT_EQ(report.finish(), 1);
   });
   EXPECT_EQ(report.failed(), uint64_t(kernels / 7));
-  EXPECT_GT(stages, kernels / 7);  // each failure is followed by a fresh channel
+  EXPECT_GT(stages, kernels / 7);  // a fresh channel follows each failure
   EXPECT_NE(said.find("\"why\": \"wrong output\""), std::string::npos);
   EXPECT_NE(said.find("\"end\": \"failed\""), std::string::npos);
 }
@@ -122,7 +122,7 @@ TEST(GpuCases, TheCpusPathAgrees) {
   EXPECT_GT(report.tried(), 20u);
 }
 
-/// Sums of tiny numbers have to be subnormal somewhere, or the case shows nothing.
+/// Some sums of tiny values must be subnormal; otherwise the case tests nothing.
 TEST(GpuCases, TinyValuesAreNotNormal) {
   size_t subnormal = 0;
   const test::Bytes bytes = test::input(DType::kF32, 64, 0, 1, test::Nature::kTiny);
@@ -151,7 +151,7 @@ std::vector<std::byte> bytes_of(const std::string& text) {
   return {at, at + text.size()};
 }
 
-/// Threads that play the processes of a part, over a hub.
+/// Threads play the processes of a part and meet over a hub.
 std::vector<std::string> meet(uint32_t members, const Hub::Rules& rules, const std::function<void(Member&)>& body) {
   Hub hub(members);
   std::vector<std::thread> threads;
@@ -208,7 +208,7 @@ TEST(GpuHub, TheOthersGoOnWhenOneIsKilled) {
   });
   EXPECT_EQ(kills, 1);
   EXPECT_EQ(ended[0] + ended[1], "");
-  EXPECT_NE(ended[2], "");  // a process would not be there any more; a thread loses the hub
+  EXPECT_NE(ended[2], "");  // a process would be gone; a thread loses the hub
 }
 
 }  // namespace

@@ -9,8 +9,9 @@ namespace {
 
 constexpr uint64_t kMost = 5'000'000'000;
 
-/// Until the flag has come so far. False: not within kMost. It looks at the clock as rarely as the waits of the
-/// operations do: one that looked more often would find a raised flag later, and so flatter what is held against it.
+/// Waits until the flag reaches `want`. False: it did not within kMost. It reads the clock as rarely as the waits of
+/// the operations do: more frequent reads would see a raised flag later and make the operations look faster in
+/// comparison.
 __device__ bool await(const kernel::CudaMachine& machine, const Stamp& flag, Stamp want) {
   uint64_t began = 0;
   for (uint32_t turn = 1; !reached(machine.acquire(flag), want); ++turn) {

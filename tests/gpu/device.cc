@@ -72,7 +72,7 @@ double Timer::us() const {
 double time_of(const Stream& stream, int times, int rounds, const std::function<void()>& launch) {
   constexpr std::chrono::milliseconds kMost{20'000};
   std::vector<double> us;
-  for (int round = -1; round < rounds; ++round) {  // the first one warms up
+  for (int round = -1; round < rounds; ++round) {  // the first round is warm-up
     Timer timer;
     timer.start(stream);
     for (int i = 0; i < times; ++i) launch();

@@ -11,13 +11,13 @@
 
 #include "base/deadline.h"
 
-/// CUDA's own things, checked, and given back. Nothing here waits without an end.
+/// RAII wrappers of CUDA objects, with checked calls. Every wait is bounded.
 namespace nvx::gpu {
 
-/// Throws Error with CUDA's words.
+/// Throws Error with CUDA's error text.
 void must(cudaError_t error, const char* what);
 
-/// Memory of the device or, pinned, of the host; zeroed.
+/// Zeroed memory of the device, or pinned memory of the host.
 class Memory {
  public:
   enum class Where { kDevice, kPinned };
@@ -33,12 +33,11 @@ class Memory {
   Where where_;
 };
 
-/// A memory handed out from its beginning, and all of it anew after a reset: what is asked for in the same order lies
-/// in the same place.
+/// A bump allocator. After a reset, the same sequence of requests gets the same addresses.
 class Heap {
  public:
   explicit Heap(size_t bytes) : memory_(bytes) {}
-  /// `phase` bytes behind a multiple of 256. Throws Error when it is full.
+  /// Memory `phase` bytes behind a multiple of 256. Throws Error when it is full.
   std::byte* take(size_t bytes, size_t phase = 0);
   void reset() { used_ = 0; }
 
@@ -47,14 +46,14 @@ class Heap {
   size_t used_ = 0;
 };
 
-/// Does not wait for others.
+/// A stream that does not synchronize with others.
 class Stream {
  public:
   Stream();
   ~Stream() { cudaStreamDestroy(stream_); }
   Stream(const Stream&) = delete;
   cudaStream_t get() const { return stream_; }
-  /// Empty: all that was begun has ended. Else why not; what has not may go on.
+  /// Empty: all work has ended. Otherwise the reason; unfinished work may continue.
   std::string wait(std::chrono::milliseconds most) const;
 
  private:
@@ -69,15 +68,15 @@ class Timer {
   Timer(const Timer&) = delete;
   void start(const Stream& stream) { must(cudaEventRecord(begin_, stream.get()), "cudaEventRecord"); }
   void stop(const Stream& stream) { must(cudaEventRecord(end_, stream.get()), "cudaEventRecord"); }
-  /// Once the stream has come past both.
+  /// Valid after the stream has passed both points.
   double us() const;
 
  private:
   cudaEvent_t begin_ = nullptr, end_ = nullptr;
 };
 
-/// One of several launches in a row, each of them `launch`ed on the stream: the median of rounds. Throws Error when one
-/// does not end.
+/// The time of one of several successive launches on the stream: the median of rounds. Throws Error if one does not
+/// end.
 double time_of(const Stream& stream, int times, int rounds, const std::function<void()>& launch);
 
 }  // namespace nvx::gpu

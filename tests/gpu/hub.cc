@@ -19,7 +19,7 @@ struct Header {
   uint32_t bytes;
 };
 constexpr uint32_t kMost = 1 << 20;
-constexpr std::chrono::milliseconds kSilence{90'000};  // after which a member gives the hub up
+constexpr std::chrono::milliseconds kSilence{90'000};  // after which a member gives up on the hub
 
 bool send_all(int fd, const void* data, size_t bytes) {
   const auto* at = static_cast<const char*>(data);
@@ -66,7 +66,7 @@ std::vector<Said> Member::gather(uint32_t kind, std::span<const std::byte> mine)
   Header header{};
   std::vector<std::byte> count;
   if (!receive_frame(fd_.get(), &header, &count)) throw lost();
-  std::vector<Said> all(header.member);  // of the first frame: how many follow
+  std::vector<Said> all(header.member);  // the header of the first frame holds the number of frames
   for (Said& said : all) {
     if (!receive_frame(fd_.get(), &header, &said.what)) throw lost();
     said.member = header.member;
@@ -109,7 +109,7 @@ void Hub::read_from(uint32_t member, const Rules& rules) {
   }
 }
 
-/// What all have said who are still there. Those who ended meanwhile are left out, which the others notice.
+/// Sends all members that remain the contributions of all. Members that have ended are left out, so the others notice.
 void Hub::answer_if_all_said(const Rules& rules) {
   std::vector<uint32_t> there;
   for (uint32_t m = 0; m < near_.size(); ++m) {

@@ -10,28 +10,28 @@
 #include "base/handle.h"
 #include "memory/gpu/device_share.h"
 
-/// How the processes of a part meet: each has one end of a socket pair, and who started them has the others.
+/// The meeting point of a part's processes: each has one end of a socket pair, and their parent has the others.
 namespace nvx::gpu {
 
-/// What one of them has said.
+/// The contribution of one member.
 struct Said {
   uint32_t member;
   std::vector<std::byte> what;
 };
 
-/// The end of a process.
+/// The end that a member process holds.
 class Member : public Exchange {
  public:
-  /// number: its own, which it keeps though others go; members: so many there are.
+  /// `number` is the member's own and stays the same when others end. `members` is the count at the start.
   Member(Fd fd, uint32_t number, uint32_t members) : fd_(std::move(fd)), number_(number), members_(members) {}
 
-  /// Each says one thing and hears all, in the order of their numbers. Throws Error where one has gone.
+  /// Each member sends one message and receives all, in the order of their numbers. Throws Error if a member has gone.
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> mine) override;
   void barrier() { (void)all_gather({}); }
-  /// Returns when the victim, which is one of them, has been killed; the others are as many fewer. Does not return in
-  /// the victim.
+  /// Returns after one of the members, the victim, has been killed; the others then count one fewer. It does not return
+  /// in the victim.
   void await_killing();
-  /// Tells whoever started this one.
+  /// Sends a text to the parent process.
   void say(const std::string& text);
 
   uint32_t members() const { return members_; }
@@ -45,21 +45,21 @@ class Member : public Exchange {
   uint32_t members_;
 };
 
-/// The end of who started them.
+/// The end that the parent process holds.
 class Hub {
  public:
   explicit Hub(uint32_t members);
 
-  /// For the member's process: to be handed over, then closed here.
+  /// The descriptor for the member's process, to be inherited and then closed here.
   Fd take(uint32_t member) { return std::move(far_[member]); }
 
   struct Rules {
     std::function<void(uint32_t member, const std::string& text)> hear;
-    /// Which one is killed when all have come to await_killing(), and how.
+    /// The member that is killed when all have reached await_killing(), and how.
     uint32_t victim = 0;
     std::function<void()> kill;
   };
-  /// Serves them until each has gone. False: not in time.
+  /// Serves the members until each has gone. False: the deadline passed first.
   bool serve(const Rules& rules, const Deadline& deadline);
 
  private:

@@ -1,5 +1,4 @@
-// nvx_gpu PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind host]: one part of what the GPU tests
-// runs.
+// nvx_gpu PART [--seconds N] [--ranks 2,4] [--lean] [--together] [--kind host]: runs one part of the GPU tests.
 
 #include <algorithm>
 #include <cstdio>
@@ -44,7 +43,7 @@ int usage() {
   return 2;
 }
 
-/// False: they cannot be read.
+/// False: the options are invalid.
 bool read_options(const std::vector<std::string>& arguments, PartOptions* options) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool has_value = i + 1 < arguments.size();
@@ -77,7 +76,7 @@ int run(const Part& part, const PartOptions& options) {
   const Report report(part.name, options.span);
   try {
     const bool asks_itself = part.run == processes || part.run == killed || part.run == bench_processes;
-    // Who starts processes must not touch a device before, so those ask in one of them.
+    // A process that forks must not have initialized CUDA, so these parts query the device in a child.
     if (const std::string none = asks_itself ? "" : no_device(); !none.empty()) return report.skip(none);
     return part.run(options);
   } catch (const std::exception& error) {
@@ -86,8 +85,8 @@ int run(const Part& part, const PartOptions& options) {
 }
 
 int run_command(std::vector<std::string> arguments) {
-  // Before the first call of CUDA. Kernels of several streams run at once only if each has a connection of its own; and
-  // one that is loaded when it is first launched may wait for those that wait for it.
+  // These are set before the first CUDA call. Kernels of several streams run concurrently only if each has its own
+  // connection. A kernel that is loaded lazily at its first launch may wait for kernels that wait for it.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   if (arguments.empty()) return usage();
@@ -108,5 +107,5 @@ int run_command(std::vector<std::string> arguments) {
 int main(int count, char** words) {
   const int code = nvx::gpu::run_command({words + 1, words + count});
   std::fflush(nullptr);
-  _Exit(code);  // what a kernel that hangs still uses is not given back: that would wait for it
+  _Exit(code);  // skips destructors: they would wait for a kernel that hangs
 }

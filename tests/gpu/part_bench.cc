@@ -1,5 +1,5 @@
-// Kernel time by size, ranks and algorithm, all ranks fused in a launch; beside it what the device takes for nothing,
-// for a round of flags, and for a plain copy.
+// Kernel time by size, ranks and algorithm, with all ranks fused in a launch. As baselines: an empty launch, a round of
+// flags, and a plain copy.
 
 #include <cuda_runtime_api.h>
 
@@ -21,11 +21,12 @@ using kernel::DeviceAlgorithm;
 using kernel::FusedRank;
 using kernel::Job;
 
-constexpr size_t kMost = size_t(64) << 20;  // bytes of the largest message
+constexpr size_t kMost = size_t(64) << 20;  // size of the largest message in bytes
 
 void must_launch(int error, const char* what) { must(cudaError_t(error), what); }
 
-/// All-reduces of floats in place, of all ranks, on one device. Zeros, so that repeating them changes nothing.
+/// In-place all-reduces of floats over all ranks on one device. The values are zero, so repetition does not change
+/// them.
 class FusedBench {
  public:
   FusedBench(const kernel::DeviceShape& shape, size_t most_bytes)
@@ -40,7 +41,7 @@ class FusedBench {
     return kernel::can_do(algorithm, job, world_.shape(), nullptr);
   }
 
-  /// Of one launch of `jobs` operations a rank.
+  /// The time of one launch of `jobs` operations a rank.
   double us(DeviceAlgorithm algorithm, size_t bytes, uint32_t jobs, int times) {
     world_.heap().reset();
     const uint32_t ranks = world_.shape().ranks;
@@ -84,7 +85,7 @@ class FusedBench {
   size_t most_bytes_;
 };
 
-/// What a launch of nothing and launches of flag rounds take, for as many ranks and blocks.
+/// The time of an empty launch and of launches of flag rounds, for as many ranks and blocks.
 void bench_control(Report& report, uint32_t ranks, uint32_t blocks) {
   const Stream stream;
   const Memory lines(control_bytes(ranks, blocks)), late(sizeof(uint32_t), Memory::Where::kPinned);
@@ -112,7 +113,7 @@ struct Spot {
   uint32_t chunk_bytes;
 };
 
-/// One channel: every size and algorithm that it can take.
+/// One channel, with every size and algorithm that it supports.
 void bench_channel(Report& report, uint32_t ranks, const Spot& spot, std::span<const size_t> sizes) {
   FusedBench bench({ranks, spot.blocks, spot.packets, spot.chunk_bytes}, sizes.back());
   for (const size_t bytes : sizes) {
@@ -149,7 +150,7 @@ int bench(const PartOptions& options) {
   std::vector<uint32_t> ranks = options.ranks.empty() ? std::vector<uint32_t>{8, 2, 4} : options.ranks;
   constexpr size_t kSmall[] = {8, 64, 512, 1024, 4096, 16384, 65536, 262144};
   constexpr size_t kLarge[] = {1 << 20, 4 << 20, 16 << 20, kMost};
-  // A block of a one-shot holds half a packet a byte from each rank: of the small ones, all up to 16 KiB fit.
+  // A block of a one-shot holds half a packet a byte from each rank. The small channels hold every size up to 16 KiB.
   const Spot small[] = {{1, 2048, 4096}, {2, 1024, 4096}, {4, 1024, 8192}, {8, 2048, 8192}};
   const Spot large[] = {
       {4, 64, 32 << 10}, {8, 64, 32 << 10}, {16, 64, 16 << 10}, {16, 64, 64 << 10}, {32, 64, 16 << 10}};
@@ -168,7 +169,7 @@ int bench(const PartOptions& options) {
 
 int product(const PartOptions& options) {
   Report report("product", options.span);
-  constexpr uint32_t kWanted = 16;  // a group's choice, where there is room
+  constexpr uint32_t kWanted = 16;  // the choice of a group, if the device has room
   constexpr size_t kArena = size_t(64) << 20;
   constexpr size_t kSizes[] = {8, 1024, 16 << 10, 128 << 10, 512 << 10, 4 << 20, kMost};
   const uint32_t resident = resident_blocks();
@@ -187,7 +188,7 @@ int product(const PartOptions& options) {
       }
       const int times = bytes <= (1 << 16) ? 100 : bytes <= (1 << 20) ? 20 : 5;
       const double us = bench.us(algorithm, bytes, 1, times);
-      // Of packets half is stamps; in one trip all of an input goes to each peer, in two a slice each time.
+      // Half of each packet is stamps. In one step, the whole input goes to each peer; in two, a slice in each step.
       const double sent = algorithm == DeviceAlgorithm::kReducePackets
                               ? 2.0 * bytes * (n - 1)
                               : 2.0 * bytes * (n - 1) / n * (algorithm == DeviceAlgorithm::kReduceChunks ? 1 : 2);

@@ -1,4 +1,5 @@
-// What there is, and whether the kernels are right: all ranks fused in a launch, and on streams of their own.
+// A description of the machine, and the correctness of the kernels: all ranks fused in a launch, and on separate
+// streams.
 
 #include <cuda_runtime_api.h>
 
@@ -107,8 +108,8 @@ int streams(const PartOptions& options) {
       }
       const uint32_t blocks = std::min(4u, resident / n);
       if (blocks == 0) continue;
-      // All of its operations are launched before any is waited for; several rounds go by without the host meeting
-      // them.
+      // All operations are launched before any is waited for, so the ranks run several rounds without the host in
+      // between.
       World world({{n, blocks, 256, 2048}, uint32_t(-20), 0}, how);
       const std::vector<Act> acts = some_acts(n, world.shape(), 100 * n);
       uint64_t done = 0;

@@ -1,5 +1,5 @@
-// A rank that never comes, and a host that calls off: kernels end in a verdict, no output is half written, and the
-// device works on.
+// A rank that never comes, and a host that aborts: kernels end with a verdict, no output is half written, and the
+// device remains usable.
 
 #include <atomic>
 #include <thread>
@@ -15,7 +15,7 @@ using kernel::DeviceAlgorithm;
 
 constexpr uint32_t kRanks = 3, kAbsent = 2;
 
-/// Whether a rank ends without having heard from the absent one. The root is rank 0.
+/// Whether a rank can finish without data from the absent one. The root is rank 0.
 bool ends_well(const Act& act, uint32_t rank) {
   const Collective c = act.play.collective;
   if (act.algorithm == DeviceAlgorithm::kReduceChunks) return false;
@@ -27,7 +27,7 @@ double ms_since(Clock::time_point began) {
   return std::chrono::duration<double, std::milli>(Clock::now() - began).count();
 }
 
-/// Empty: what ranks 0 and 1 were told names the absent one, for the reason expected.
+/// Empty: the verdicts of ranks 0 and 1 name the absent rank and the expected reason.
 std::string judge(const World& world, const Act& act, Waited how) {
   for (uint32_t r = 0; r < kAbsent; ++r) {
     const kernel::DeviceVerdict& v = world.control(r).verdict;
@@ -37,13 +37,13 @@ std::string judge(const World& world, const Act& act, Waited how) {
       continue;
     }
     if (v.state == 0) return told + "no verdict";
-    const bool names = v.peer == int(kAbsent) || how == Waited::kAlarmed;  // who calls off may come before the others
+    const bool names = v.peer == int(kAbsent) || how == Waited::kAlarmed;  // an abort may name a rank before the others
     if (v.cause != kernel::Verdict::Cause::kWait || v.how != how || !names) return told;
   }
   return "";
 }
 
-/// Whether a fresh channel on this device still gives right results.
+/// Empty: a fresh channel on this device still gives correct results.
 std::string works_on(World::How how) {
   World fresh({{kRanks, 2, 256, 2048}, 0, 0}, how);
   return fresh.perform(some_acts(kRanks, fresh.shape(), 900));
@@ -59,7 +59,7 @@ std::vector<Act> acts_to_miss() {
 constexpr World::How kHows[] = {World::How::kFused, World::How::kStreams};
 const char* name(World::How how) { return how == World::How::kFused ? "fused" : "streams"; }
 
-/// One operation of which the last rank does not come, and then one on the failed channel, which has to write nothing.
+/// Runs one operation without the last rank, and then one on the failed channel, which must write nothing.
 std::string miss(World& world, const Act& act, uint64_t patience_ns, Waited how, double* ms,
                  const std::function<void()>& meanwhile) {
   std::vector<Script> scripts = world.write({act}, patience_ns);
@@ -89,7 +89,7 @@ std::string miss(World& world, const Act& act, uint64_t patience_ns, Waited how,
 int absent(const PartOptions& options) {
   constexpr uint64_t kPatience = 200'000'000;
   Report report("absent", options.span);
-  resident_blocks();  // loads the kernels, whose loading is not to be timed
+  resident_blocks();  // loads the kernels, so that loading is not timed
   for (const World::How how : kHows) {
     double longest = 0;
     for (const Act& act : acts_to_miss()) {
@@ -128,7 +128,7 @@ int abort_word(const PartOptions& options) {
         std::this_thread::sleep_for(std::chrono::milliseconds(30));
         for (uint32_t r = 0; r < kAbsent; ++r) std::atomic_ref(world.control(r).abort).store(1);
       };
-      // No patience at all: only the word ends it.
+      // The patience is zero, so only the abort ends the kernel.
       report.check(std::string(name(how)) + ": " + describe(act), miss(world, act, 0, Waited::kAlarmed, &ms, raise));
       longest = std::max(longest, ms - 30);
     }

@@ -1,5 +1,5 @@
-// Captured operations: replayed with other inputs in the same tensors, between eager ones, on the same channel; and on
-// streams that know of each other only by the channel's tail.
+// Captured operations on one channel: replays with other inputs in the same tensors, between eager operations; and
+// streams that are ordered only by the tail of the channel.
 
 #include <cuda_runtime_api.h>
 
@@ -44,7 +44,7 @@ class Captured {
   cudaGraphExec_t ready_ = nullptr;
 };
 
-/// The same operations with inputs of another round; they lie where those of the first round lay.
+/// The same operations with the inputs of another round, at the addresses of the first round.
 std::vector<Act> acts_of(uint32_t ranks, const kernel::DeviceShape& shape, uint64_t round) {
   std::vector<Act> acts = some_acts(ranks, shape, 50);
   acts.resize(std::min<size_t>(acts.size(), 12));
@@ -52,7 +52,7 @@ std::vector<Act> acts_of(uint32_t ranks, const kernel::DeviceShape& shape, uint6
   return acts;
 }
 
-/// Eager, then replays and eager ones in turns.
+/// Runs eager operations, then replays and eager ones in turn.
 void mix(Report& report, const std::string& what, World& world,
          const std::function<void(const std::vector<Script>&)>& eager, const std::function<void()>& replay) {
   const uint32_t ranks = world.shape().ranks;
@@ -62,7 +62,7 @@ void mix(Report& report, const std::string& what, World& world,
     if (is_eager) {
       eager(scripts);
     } else {
-      world.fuse(scripts, ranks);  // the same list in the same place, as the capture left it
+      world.fuse(scripts, ranks);  // the same list at the same address as at the capture
       replay();
     }
     if (const std::string wrong = world.wait(std::chrono::seconds(30)); !wrong.empty())
@@ -76,7 +76,7 @@ void streams_of_their_own(Report& report, uint32_t ranks, uint32_t blocks) {
   World world({{ranks, blocks, 256, 2048}, 0, 0}, World::How::kBatches);
   std::vector<Script> first = world.write(acts_of(ranks, world.shape(), 1));
   std::vector<std::unique_ptr<Captured>> graphs;
-  // A capture runs nothing: the channel is where it was.
+  // A capture runs nothing, so the channel has not advanced.
   for (uint32_t r = 0; r < ranks; ++r) {
     graphs.push_back(std::make_unique<Captured>(world.stream(r), [&] {
       const Status status =
@@ -104,7 +104,7 @@ void fused(Report& report, uint32_t ranks, uint32_t blocks) {
       if (!status.ok()) throw Error(status.code(), status.what());
     });
   } catch (const Error& error) {
-    // Not nvx's to promise: only tests launch so.
+    // nvx does not guarantee this: only the tests launch so.
     report.say(Line().add("left_out", "a fused launch in a graph").add("why", error.reason()));
     return;
   }
@@ -113,8 +113,7 @@ void fused(Report& report, uint32_t ranks, uint32_t blocks) {
       [&] { graph->replay(world.stream(0)); });
 }
 
-/// What one rank has of three thirds of the operations: each on a stream of its own, two of them in graphs, and the
-/// last one eager.
+/// One rank's operations in three thirds, each on its own stream: two in graphs, the last one eager.
 class Thirds {
  public:
   Thirds(World& world, uint32_t rank, const Script& script) : world_(world), rank_(rank) {
@@ -125,7 +124,7 @@ class Thirds {
 
   const Stream& stream(size_t third) const { return third == 0 ? world_.stream(rank_) : more_[third - 1]; }
 
-  /// Each graph is replayed on the stream of the other one too.
+  /// Each graph is also replayed on the stream of the other.
   void begin(const Script& script, bool eager_first) {
     if (eager_first) put(script, 2, /*captured=*/false);
     for (size_t i = 0; i < graphs_.size(); ++i) graphs_[i]->replay(stream(eager_first ? 1 - i : i));
@@ -151,8 +150,8 @@ class Thirds {
   std::array<std::unique_ptr<Captured>, 2> graphs_;
 };
 
-/// One rank's first stream is busy, and still what it was given first comes first: else that rank would meet the others
-/// in another operation than theirs.
+/// One rank's first stream is busy. Its operations still run in the order of their calls; otherwise that rank would
+/// meet the others in a different operation.
 void across_streams(Report& report, uint32_t ranks, uint32_t blocks) {
   World world({{ranks, blocks, 256, 2048}, 0, 0}, World::How::kBatches);
   std::vector<Script> first = world.write(acts_of(ranks, world.shape(), 1));

@@ -1,4 +1,4 @@
-// With several GPUs: what a copy moves between each two, and how long a flag takes there and back.
+// Several GPUs: the bandwidth of copies between each pair, and the round-trip time of a flag.
 
 #include <cuda_runtime_api.h>
 
@@ -12,7 +12,8 @@
 namespace nvx::gpu {
 namespace {
 
-/// One flag there and back, by kernels of both devices; negative where they cannot. broken: they should, and do not.
+/// Flag round-trip time by kernels of both devices; negative if they cannot. `broken` is set if they should work and do
+/// not.
 double flag_round_us(int a, int b, std::string* why_not, std::string* broken) {
   int there = 0, back = 0;
   must(cudaDeviceCanAccessPeer(&there, a, b), "cudaDeviceCanAccessPeer");
@@ -87,7 +88,7 @@ int pairs(const PartOptions& options) {
       std::string broken;
       if (a < b && why_not.empty()) line.add("flag_round_us", flag_round_us(a, b, &why_not, &broken));
       if (!why_not.empty()) line.add("why_not", why_not);
-      report.check(pair, broken);  // what a pair says it cannot do is a fact of the machine
+      report.check(pair, broken);  // a pair that reports no support is a fact of the machine
       report.say(line);
     }
   }

@@ -1,5 +1,5 @@
-// Ranks as processes: on one GPU, where the device takes turns between them unless MPS lets them run together, or on
-// one each. Who starts them never touches CUDA, which does not outlive a fork.
+// Ranks as processes: on one GPU each, or sharing one, where the device time-slices them unless MPS runs them
+// concurrently. The parent never initializes CUDA, because CUDA does not survive a fork.
 
 #include <fcntl.h>
 #include <sys/prctl.h>
@@ -21,10 +21,10 @@ namespace {
 using kernel::Collective;
 using kernel::DeviceAlgorithm;
 
-// What a rank tells: a letter, then what it is about.
+// The messages of a rank: a letter, then the content.
 constexpr char kCheck = 'C', kCacheLine = 'L', kSkip = 'S';
 
-/// The rank's voice, to the report of who started it.
+/// Sends a rank's results to the report of the parent.
 class Voice {
  public:
   explicit Voice(Member& member) : member_(member) {}
@@ -44,7 +44,7 @@ pid_t spawn(const std::vector<std::string>& words, int kept) {
   const pid_t child = fork();
   if (child != 0) return child;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  fcntl(kept, F_SETFD, 0);  // the one descriptor that goes with it
+  fcntl(kept, F_SETFD, 0);  // the one descriptor that the child inherits
   std::vector<char*> arguments;
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -66,7 +66,7 @@ struct Cast {
   int victim = -1;
 };
 
-/// Starts the ranks, hears what they find, and sees them end. Not empty: why they did not even begin.
+/// Starts the ranks, collects their results, and waits for them to end. Not empty: the reason why they could not begin.
 std::string perform(Report& report, const Cast& cast) {
   Hub hub(cast.ranks);
   std::vector<pid_t> children;
@@ -103,7 +103,7 @@ std::string perform(Report& report, const Cast& cast) {
   return skipped;
 }
 
-// ---- in the processes
+// ---- in the ranks' processes
 
 std::string as_told(Rank& rank, Script& script) {
   if (const std::string told = verdict_of(rank.control()); !told.empty()) return told;
@@ -141,7 +141,7 @@ void play(Member& member, Voice& voice, const Place& place) {
     for (size_t at = 0; at < acts.size(); at += 8) {
       const std::vector<Act> some(acts.begin() + long(at), acts.begin() + long(std::min(at + 8, acts.size())));
       Script script = rank.write(some, kPatienceNs);
-      member.barrier();  // or the first to launch waits for the slowest upload
+      member.barrier();  // otherwise the first launch would wait for the slowest upload
       const auto began = Clock::now();
       rank.launch(script, at_once);
       std::string wrong = rank.wait(std::chrono::seconds(45));
@@ -159,9 +159,9 @@ void play(Member& member, Voice& voice, const Place& place) {
   }
 }
 
-/// The last rank is killed while its kernel and another one's wait for rank 0, which comes when it is dead.
+/// The last rank is killed while its kernel and another rank's wait for rank 0. Rank 0 launches after the kill.
 void outlive(Member& member, Voice& voice, const Place& place) {
-  constexpr uint64_t kPatience = 6'000'000'000;  // and more than it takes to end a process with a device
+  constexpr uint64_t kPatience = 6'000'000'000;  // longer than the end of a process with a device takes
   const uint32_t ranks = member.members();
   const int victim = int(ranks) - 1;
   StartTimes times;
@@ -203,7 +203,7 @@ void outlive(Member& member, Voice& voice, const Place& place) {
   voice.check("a group of those who are left", wrong.empty() ? as_told(again, after) : wrong);
 }
 
-/// What each of them says.
+/// The value of each rank.
 std::vector<double> of_all(Member& member, double mine) {
   std::vector<double> all;
   for (const std::vector<std::byte>& one : member.all_gather(std::as_bytes(std::span(&mine, 1))))
@@ -211,15 +211,15 @@ std::vector<double> of_all(Member& member, double mine) {
   return all;
 }
 
-/// The time that is left to the one that has least of it.
+/// The least time left of all ranks.
 double agreed_us_left(Member& member, const Deadline& deadline) {
   const std::chrono::duration<double, std::micro> left = deadline.end - Clock::now();
   const std::vector<double> all = of_all(member, left.count());
   return *std::min_element(all.begin(), all.end());
 }
 
-/// The slowest rank's time of what all of them launch, over launches in a row: as many as half of the time that is left
-/// allows, by what a first one takes. None: not even one a round.
+/// The slowest rank's time of a collective launch, over successive launches. Their number fills half of the time left,
+/// estimated from a first launch. None: the time does not allow one launch a round.
 std::optional<double> agreed_us(Member& member, const Stream& stream, int most, const Deadline& deadline,
                                 const std::function<void()>& launch) {
   constexpr int kRounds = 5;
@@ -234,7 +234,7 @@ std::optional<double> agreed_us(Member& member, const Stream& stream, int most, 
   return slowest(int(std::min(fit, double(most))), kRounds);
 }
 
-/// The slowest rank's time of an all-reduce, over launches in a row.
+/// The slowest rank's time of an all-reduce, over successive launches.
 void measure(Member& member, Voice& voice, const Place& place, const Deadline& deadline) {
   const uint32_t ranks = member.members(), resident = resident_blocks();
   struct Spot {
@@ -315,7 +315,7 @@ int be_rank(const std::vector<std::string>& arguments) {
 
 namespace {
 
-/// One role by so many ranks after the other; skipped where none of them could.
+/// Runs one role for each number of ranks; skipped if none of them could run.
 int perform_all(Report& report, const char* role, const PartOptions& options, const std::vector<uint32_t>& usual) {
   std::string skipped;
   for (const uint32_t ranks : options.ranks.empty() ? usual : options.ranks) {

@@ -7,7 +7,7 @@
 #include "gpu/report.h"
 #include "memory/driver/device_driver.h"
 
-/// The parts, one function each. What they return is the exit code; what breaks, they throw.
+/// The parts, one function each. A part returns the exit code and throws Error if it cannot continue.
 namespace nvx::gpu {
 
 struct PartOptions {
@@ -18,14 +18,14 @@ struct PartOptions {
   std::string kind{};             ///< of memory that processes share, a word of kKindWords; empty: the best there is
 };
 
-/// What a kind of shared memory is called on the command line.
+/// The name of a kind of shared memory on the command line.
 struct KindWord {
   const char* word;
   ShareKind kind;
 };
 inline constexpr KindWord kKindWords[] = {
     {"fabric", ShareKind::kFabric}, {"fd", ShareKind::kFd}, {"ipc", ShareKind::kIpc}, {"host", ShareKind::kHost}};
-/// None for an empty word. Throws Error for one that it does not know.
+/// None for an empty word. Throws Error for an unknown one.
 std::optional<ShareKind> kind_of(const std::string& word);
 
 int facts(const PartOptions& options);
@@ -43,10 +43,10 @@ int processes(const PartOptions& options);
 int killed(const PartOptions& options);
 int bench_processes(const PartOptions& options);
 
-/// What a process of `processes`, `killed` and `bench_processes` does; arguments: behind its own name.
+/// Runs a rank of `processes`, `killed` or `bench_processes`. The arguments follow the part's name.
 int be_rank(const std::vector<std::string>& arguments);
 
-/// Why no part can be run here; empty where there is a device.
+/// The reason why no part can run here; empty if there is a device.
 std::string no_device();
 
 }  // namespace nvx::gpu

@@ -13,14 +13,14 @@
 namespace nvx::gpu {
 namespace {
 
-constexpr uint64_t kThisHost = 1;  // all ranks are on one
+constexpr uint64_t kThisHost = 1;  // all ranks are on one host
 
 double ms_since(Clock::time_point* then) {
   const auto now = Clock::now();
   return std::chrono::duration<double, std::milli>(now - std::exchange(*then, now)).count();
 }
 
-/// What a member says of its device, as though it had one kind of memory alone to share.
+/// A member's description of its device, reduced to one kind of memory to share.
 class OneKind : public Exchange {
  public:
   OneKind(Exchange& exchange, std::optional<ShareKind> kind) : exchange_(exchange), kind_(kind) {}
@@ -57,8 +57,8 @@ std::optional<ShareKind> kind_of(const std::string& word) {
 
 Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTimes* times)
     : shape_(shape.device), rank_(member.number()) {
-  (void)resident_blocks();  // loads them
-  member.barrier();         // or the slowest one's context would be timed
+  (void)resident_blocks();  // loads the kernels
+  member.barrier();         // otherwise the slowest rank's context creation would be timed
   auto then = Clock::now();
   OneKind exchange(member, place.kind);
   share_ = std::make_unique<DeviceShare>(
@@ -72,7 +72,7 @@ Rank::Rank(Member& member, const StageShape& shape, const Place& place, StartTim
   member.barrier();
 }
 
-/// Wherever a peer writes for this rank there is a pad.
+/// Each place where a peer writes for this rank holds a pad.
 void Rank::format(const StageShape& shape, Member& member) {
   const kernel::DevicePad pad{shape_};
   const kernel::DeviceState state{shape_};
@@ -108,7 +108,7 @@ Rank::~Rank() {
   for (auto* kept : {&state_, &control_}) (void)kept->release();
   (void)stream_.release();
   (void)heap_.release();
-  (void)share_.release();  // a kernel that hangs writes to what is mapped of others
+  (void)share_.release();  // a kernel that hangs writes to the peers' mapped memory
 }
 
 Script Rank::write(const std::vector<Act>& acts, uint64_t patience_ns) {

@@ -8,7 +8,7 @@
 
 namespace nvx::gpu {
 
-/// How long the steps of a start took, in ms, when the device's context is there and the kernels are loaded.
+/// Durations of the set-up steps in ms. The device's context exists and the kernels are loaded before the first step.
 struct StartTimes {
   double share = 0;    ///< agreement, arena, handing over, trying every pair
   double channel = 0;  ///< the pad and what belongs to it
@@ -19,19 +19,19 @@ struct Place {
   std::optional<ShareKind> kind{};  ///< of the memory that the ranks share; none: the best there is
 };
 
-/// One rank in a process of its own: its end of a channel in memory that the ranks share through DeviceShare.
+/// One rank in its own process: its end of a channel in memory that the ranks share through DeviceShare.
 class Rank {
  public:
-  /// A step of all ranks together. Throws Error.
+  /// A collective call of all ranks. Throws Error.
   Rank(Member& member, const StageShape& shape, const Place& place, StartTimes* times);
   ~Rank();
 
   /// This rank's side of operations, on the device.
   Script write(const std::vector<Act>& acts, uint64_t patience_ns);
-  /// So many of its operations in each launch.
+  /// Launches the operations, `at_once` of them in each launch.
   void launch(const Script& script, size_t at_once);
   void launch(std::span<const kernel::Job> jobs);
-  /// Empty: they have ended, well or in a verdict.
+  /// Empty: the operations have ended, with a result or a verdict.
   std::string wait(std::chrono::milliseconds most);
 
   kernel::Control& control() { return *reinterpret_cast<kernel::Control*>(control_->data()); }

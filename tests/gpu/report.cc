@@ -8,7 +8,7 @@
 namespace nvx::gpu {
 namespace {
 
-constexpr uint64_t kShown = 20;  // failures that are told in full
+constexpr uint64_t kShown = 20;  // failures that are printed in full
 
 std::string quoted(const std::string& text) {
   std::string out = "\"";
@@ -46,7 +46,7 @@ Report::Report(std::string part, std::chrono::milliseconds span)
 
 void Report::proxy(const std::string& object) const {
   const std::string text = object + "\n";
-  for (size_t at = 0; at < text.size();) {  // in one call where that can be: several processes may speak
+  for (size_t at = 0; at < text.size();) {  // in one write if possible, because several processes may print
     const ssize_t written = ::write(STDOUT_FILENO, text.data() + at, text.size() - at);
     if (written <= 0) return;
     at += size_t(written);

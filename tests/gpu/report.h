@@ -6,8 +6,8 @@
 
 #include "base/deadline.h"
 
-/// What the GPU tests runs on a machine with GPUs. One part of it a process; a part says what it finds in JSON, one
-/// object a line, as it goes.
+/// Output of the GPU tests on a machine with GPUs. Each part is a process that prints its findings as JSON, one object
+/// a line, as it runs.
 namespace nvx::gpu {
 
 /// One object, field by field.
@@ -27,25 +27,25 @@ class Line {
   std::string fields_;
 };
 
-/// How a part goes, on standard output. It ends in exactly one line with "end": passed, failed or skipped; a part that
-/// ends without one has broken down.
+/// Reports the progress of a part on standard output. The output ends in exactly one line with "end": passed, failed or
+/// skipped. A part without that line has crashed.
 class Report {
  public:
   Report(std::string part, std::chrono::milliseconds span);
 
   void say(const Line& line) const { proxy(line.text()); }
-  /// An object that another process has written.
+  /// Prints an object that another process has written.
   void proxy(const std::string& object) const;
-  /// One thing that was tried; wrong: empty where it went well. Failures are printed, the first of them.
+  /// Counts one check; `wrong` is empty if it passed. Only the first failures are printed.
   bool check(const std::string& what, const std::string& wrong);
   bool has_time() const { return Clock::now() < end_; }
   std::chrono::milliseconds time_left() const;
-  /// Something was left out because time ran out.
+  /// Records that a check was left out because time ran out.
   void cut_short(const std::string& what);
   uint64_t tried() const { return tried_; }
   uint64_t failed() const { return failed_; }
 
-  /// The exit code. Nothing tried is a failure.
+  /// The exit code. A part without checks has failed.
   int finish() const;
   int skip(const std::string& why) const;
   int break_down(const std::string& why) const;

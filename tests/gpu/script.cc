@@ -28,7 +28,7 @@ void demand(const Status& status) {
 void Script::Image::bring() const { move_bytes(device, host, bytes); }
 void Script::Image::fetch() const { move_bytes(host, device, bytes); }
 
-/// Lies as far from a multiple of 16 as on the host, and so for every input where it lay for the last one.
+/// The device copy has the alignment modulo 16 of the host tensor. Later inputs reuse the address of the first one.
 Script::Image Script::image_of(std::byte* tensor, size_t bytes) {
   const size_t all = bytes + 2 * kAround;
   std::byte* const at = heap_.take(all, reinterpret_cast<uintptr_t>(tensor) % 16);
@@ -82,7 +82,7 @@ Status Script::launch(const kernel::DeviceChannel& channel, size_t at_once, cuda
   return {};
 }
 
-/// A launch carries no more of the list than its jobs name.
+/// A launch carries only the part of the list that its jobs name.
 Status Script::launch_some(const kernel::DeviceChannel& channel, size_t first, size_t count,
                            cudaStream_t stream) const {
   const size_t pieces = 2 * size_t(ranks_);
@@ -156,7 +156,7 @@ World::World(const StageShape& shape, How how, size_t heap_bytes)
 
 World::~World() {
   if (!hangs_) return;
-  // A kernel that does not end may still use it all, and giving it back would wait for that kernel.
+  // A kernel that does not end may still use this memory, and freeing it would wait for that kernel.
   for (auto* kept : {&pads_, &states_, &controls_}) {
     for (auto& memory : *kept) (void)memory.release();
   }
@@ -249,7 +249,7 @@ std::string World::verdict(std::vector<Script>& scripts) {
 std::string World::perform(const std::vector<Act>& acts) {
   std::vector<Script> scripts = write(acts);
   launch(scripts, shape_.ranks);
-  // Each operation may take as long as its patience, and ends then.
+  // Each operation ends after its patience at the latest.
   if (const std::string wrong = wait(std::chrono::seconds(60)); !wrong.empty())
     throw Error(Code::kSystem, "nvx: " + wrong);
   return verdict(scripts);

@@ -14,31 +14,30 @@ namespace nvx::gpu {
 
 inline constexpr uint64_t kPatienceNs = 20'000'000'000;
 
-/// One rank's side of operations that a kernel runs: its tensors on the device, with painted bytes around them, and
-/// the jobs that say so.
+/// One rank's operations for a kernel: its tensors on the device, between guard bytes, and the jobs that describe them.
 class Script {
  public:
   Script(uint32_t rank, uint32_t ranks, Heap& heap) : rank_(rank), ranks_(ranks), heap_(heap) {}
 
   void add(const Act& act, uint64_t patience_ns = kPatienceNs);
-  /// Returns when it is there.
+  /// Returns after the copy has completed.
   void upload() const;
   const std::vector<kernel::Job>& jobs() const { return jobs_; }
   const std::vector<kernel::Piece>& table() const { return table_; }
 
-  /// So many operations in each launch.
+  /// Launches the operations, `at_once` of them in each launch.
   Status launch(const kernel::DeviceChannel& channel, size_t at_once, cudaStream_t stream) const;
   /// The operations [first, first + count), in one launch.
   Status launch_some(const kernel::DeviceChannel& channel, size_t first, size_t count, cudaStream_t stream) const;
 
-  /// After the kernel. Empty: every output is what it has to be, and nothing else has changed.
+  /// Call it after the kernel. Empty: every output is correct, and no other byte has changed.
   std::string verdict();
-  /// After a kernel that failed before it met the others. Empty: no output was touched, except where a rank may put its
-  /// own piece without having met anybody.
+  /// Call it after a kernel that failed before it met its peers. Empty: no output was written, except where a rank may
+  /// write its own piece without its peers.
   std::string untouched() const;
 
  private:
-  /// A tensor of the host's, with its surroundings, and where that is on the device.
+  /// A tensor of the host with its guard bytes, and its address on the device.
   struct Image {
     std::byte* host;
     std::byte* device;
@@ -65,13 +64,13 @@ class Script {
   std::vector<kernel::Piece> table_;
 };
 
-/// What a rank's kernel said when it gave up; empty: it has not.
+/// The verdict of a rank's kernel that gave up; empty if it did not.
 std::string verdict_of(const kernel::Control& control);
 
 /// The ranks of a channel in one process and on one device.
 class World : public Stage {
  public:
-  /// How kernels of several ranks come to run at once.
+  /// The way in which kernels of several ranks run concurrently.
   enum class How {
     kFused,    ///< in one cooperative launch
     kStreams,  ///< each on a stream of its own, an operation a launch
@@ -83,11 +82,11 @@ class World : public Stage {
 
   std::string perform(const std::vector<Act>& acts) override;
 
-  // What perform() consists of, for who does something in between.
+  // The steps of perform(), for tests that act in between.
   std::vector<Script> write(const std::vector<Act>& acts, uint64_t patience_ns = kPatienceNs);
-  /// Those of the ranks [0, present); throws Error where a launch is refused.
+  /// Launches the scripts of the ranks [0, present). Throws Error if a launch is refused.
   void launch(const std::vector<Script>& scripts, uint32_t present);
-  /// Empty: all kernels have ended. What does not end is left alone from then on, with all its memory.
+  /// Empty: all kernels have ended. Otherwise the running kernels and all their memory are leaked.
   std::string wait(std::chrono::milliseconds most);
   std::string verdict(std::vector<Script>& scripts);
 
@@ -98,7 +97,7 @@ class World : public Stage {
   Heap& heap() { return *heap_; }
   size_t pad_bytes() const { return pads_[0]->bytes(); }
 
-  /// Several ranks' jobs where a fused launch finds them.
+  /// Copies the jobs of several ranks to where a fused launch reads them.
   const kernel::FusedRank* fuse(const std::vector<Script>& scripts, uint32_t present);
 
  private:
@@ -110,13 +109,13 @@ class World : public Stage {
   bool hangs_ = false;
 };
 
-/// What tables call a reducing algorithm.
+/// The name of a reducing algorithm in tables.
 inline const char* short_name(kernel::DeviceAlgorithm algorithm) {
   if (algorithm == kernel::DeviceAlgorithm::kReducePackets) return "one_shot";
   return algorithm == kernel::DeviceAlgorithm::kReducePacketsTwoShot ? "two_shot" : "chunks";
 }
 
-/// Blocks of the largest kernel that the device runs at once. Loads all kernels. Throws Error.
+/// The number of blocks of the largest kernel that the device runs at once. Loads all kernels. Throws Error.
 uint32_t resident_blocks();
 
 }  // namespace nvx::gpu

@@ -1,6 +1,6 @@
-// Plays the runtime and the kernels by threads of the host, so that the parts of nvx_gpu themselves are tried
-// where there is no device: streams run beside each other, captures are kept and replayed, and memory is memory.
-// Control kernels do nothing.
+// Host threads play the CUDA runtime and the kernels, so that the parts of `nvx_gpu` can be tested without a device.
+// Streams run concurrently, captures are recorded and replayed, and device memory is host memory. Control kernels do
+// nothing.
 
 #include <cuda_runtime_api.h>
 
@@ -24,7 +24,7 @@
 
 using Launch = std::function<void()>;
 
-/// What becomes a launch when it is put on a stream: at once, or at each replay of a graph.
+/// Makes a launch when it is put on a stream: at once, or at each replay of a graph.
 using Begin = std::function<Launch()>;
 
 struct CUgraph_st {
@@ -34,7 +34,7 @@ struct CUgraphExec_st {
   std::vector<Begin> begins;
 };
 
-/// Who waits, waits for what was recorded last when the wait was begun.
+/// A waiter waits for the latest record at the time when the wait began.
 struct CUevent_st {
   Launch record() {
     const std::lock_guard lock(mutex);
@@ -220,8 +220,8 @@ Status call_host(void* stream, void (*what)(void*), void* with) {
   return {};
 }
 
-/// As launch_cuda.cu has it, over these events; a graph records and waits at each of its replays, as events do that
-/// CUDA calls external.
+/// The counterpart of launch_cuda.cu over these events. A graph records and waits at each of its replays, as with
+/// CUDA's external events.
 Status Tail::make() {
   if (!event_) event_ = new CUevent_st;
   return {};
