@@ -1,5 +1,5 @@
-"""What the ranks of tests/hosts do. Run as a program: the body's name, the folder to meet in, its arguments as
-JSON. HOST is the namespace that it goes to."""
+"""The bodies of the ranks of tests/hosts. Run as a program: the body's name, the folder to meet in, its arguments as
+JSON. HOST is the network namespace that it enters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def come_to(name):
 
 
 def begin(timeout=60.0, name="store", served_at=""):
-    """served_at: the address at which rank 0 serves the store; else it is a file."""
+    """`served_at`: the address at which rank 0 serves the store. Without it the store is a file."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if served_at:
         store = dist.TCPStore(served_at, 29_400, world, is_master=rank == 0)
@@ -35,7 +35,8 @@ def begin(timeout=60.0, name="store", served_at=""):
 
 
 def check_collectives(rank, world, rounds=3, sizes=(1, 1000, 300_000)):
-    """A few of each kind, exactly right; returns what must be the same on all ranks."""
+    """A few collectives of each kind, compared with exact results. Returns values that must be the same on all
+    ranks."""
     total = world * (world + 1) // 2
     for _ in range(rounds):
         for size in sizes:
@@ -72,7 +73,7 @@ def collectives(rounds=3, sizes=(1, 1000, 300_000), served_at=""):
 
 
 def endure(seconds):
-    """Collectives one after the other while the network is shaken, from a given moment on."""
+    """Runs collectives one after the other while the test disturbs the network."""
     rank, world = begin()
     check_collectives(rank, world, 1)
     come_to("ready")
@@ -88,8 +89,8 @@ def endure(seconds):
 
 
 def until_failure(what="all_reduce", timeout=60.0, again=0):
-    """Collectives until one fails: its words and when. Then the first ranks, `again` of them, make a new group in the
-    same processes, which works."""
+    """Runs collectives until one fails and returns its error and the time. Then the first `again` ranks make a new
+    group in the same processes, which must work."""
     rank, world = begin(timeout)
     check_collectives(rank, world, 1, (1,))
     come_to("ready")
@@ -117,7 +118,7 @@ def until_failure(what="all_reduce", timeout=60.0, again=0):
 
 
 def reduce_some(count, times):
-    """All-reduces, and nothing else from the moment it is ready until it is done."""
+    """Runs only all-reduces between the marks `ready` and `done`."""
     rank, world = begin()
     x = torch.zeros(count)
     dist.all_reduce(x)
@@ -135,8 +136,8 @@ def reduce_some(count, times):
 
 
 def meet_all():
-    """What a process pays to be connected to every other one: descriptors and bytes for each of the second half. The
-    first half also costs what is there once, as the pools of buffers of UCX that grow by hundreds of kilobytes."""
+    """The cost of a connection to every other process: descriptors and bytes for each peer of the second half. The
+    first half also pays costs of once a process, such as UCX's buffer pools, which grow by hundreds of kilobytes."""
     rank, world = begin(300.0)
     half = world // 2
     halves = [dist.new_group(list(range(first, first + half))) for first in (0, half)]
@@ -144,7 +145,7 @@ def meet_all():
     def held():
         dist.barrier()
         seen = resources()
-        for _ in range(20):  # of two connections that meet, UCX keeps one
+        for _ in range(20):  # if two ranks connect to each other at once, UCX keeps one connection
             time.sleep(0.25)
             last, seen = seen, resources()
             if last[0] == seen[0]:
@@ -166,7 +167,7 @@ def meet_all():
 
 
 def end_at_once(count):
-    """Rank 0 has nothing to wait for, and ends when its data has only begun to go."""
+    """Rank 0 waits for no data and ends when its send has only begun."""
     rank, _ = begin()
     dist.barrier()
     come_to("ready")
@@ -179,7 +180,7 @@ def end_at_once(count):
 
 
 def be_late(count, seconds):
-    """Rank 1 comes when the other one's data has long been on its way."""
+    """Rank 1 joins after the other rank has been sending for a while."""
     rank, _ = begin()
     dist.barrier()
     come_to("ready")
@@ -192,7 +193,8 @@ def be_late(count, seconds):
 
 
 def wait_apart(groups, waits, stay=0.0, killed=()):
-    """Groups, and for each rank in which one it waits, and for whom, or nothing: its words, and when."""
+    """For each rank, the group in which it waits and the rank it waits for, or nothing. Returns its error and the
+    time."""
     rank, _ = begin()
     made = [dist.new_group(ranks) for ranks in groups]
     for group, ranks in zip(made, groups, strict=True):
@@ -211,14 +213,14 @@ def wait_apart(groups, waits, stay=0.0, killed=()):
         told = {"words": str(error), "when": time.time()}
     if rank in killed:
         write_result(told)
-        time.sleep(0.5)  # as a launcher leaves it
+        time.sleep(0.5)  # as a launcher ends the process
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(stay)
     return told
 
 
 def keep_a_tensor(seconds, served_at=""):
-    """Says where a tensor is that nobody should write to, before anything else is done: what is in it at the end."""
+    """Prints the address of a tensor that no peer may write to, and returns its contents at the end."""
     x = torch.arange(16.0)
     (FOLDER / f"tensor{os.environ['RANK']}").write_text(str(x.data_ptr()))
     rank, world = begin(10.0, served_at=served_at)
@@ -234,7 +236,7 @@ def keep_a_tensor(seconds, served_at=""):
 
 
 def regroup():
-    """Groups of all and of two, and then the same world anew."""
+    """Makes groups of all ranks and of two, and then the same world again."""
     rank, world = begin()
     check_collectives(rank, world, 1, (1,))
     pair = dist.new_group([0, world - 1])
@@ -250,7 +252,7 @@ def regroup():
 
 
 def speak_first():
-    """The second host connects to the first, and is answered."""
+    """The second host connects to the first and gets a reply."""
     rank, _ = begin()
     x = torch.full((4,), float(rank))
     try:
@@ -267,7 +269,7 @@ def speak_first():
 
 
 def talk_late():
-    """The first word between the hosts comes when the link is as the test has it."""
+    """The hosts first communicate after the test has set the state of the link."""
     rank, world = begin()
     come_to("ready")
     while not (FOLDER / "go").exists():
@@ -281,7 +283,7 @@ def talk_late():
 
 
 def leave_somebody():
-    """Rank 0 ends while the other one stands still."""
+    """Rank 0 ends while the other rank is stopped."""
     rank, _ = begin()
     dist.barrier()
     come_to("ready")
@@ -306,13 +308,13 @@ def mismatched():
 
 
 def resources():
-    """This process's open descriptors and resident bytes."""
+    """Open descriptors and resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return len(os.listdir("/proc/self/fd")), pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def many_groups(count):
-    """Made and dropped: descriptors and memory before and after."""
+    """Makes and drops groups; returns descriptors and memory before and after."""
     rank, world = begin()
     check_collectives(rank, world, 1)
 
@@ -332,7 +334,8 @@ def many_groups(count):
 
 
 def training(kind):
-    """A few steps of a small model; the weights' sum must be the same on all ranks, and that of one process."""
+    """A few steps of a small model. The sum of the weights must be the same on all ranks and equal that of one
+    process."""
     rank, world = begin()
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))

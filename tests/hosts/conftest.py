@@ -1,5 +1,5 @@
-"""Hosts for a file's tests, and what a test starts on them. Nothing is imported before a test asks: this file is read
-where there is no torch, too."""
+"""The hosts of a file's tests, and the programs that a test starts on them. Imports wait until a test needs them:
+pytest also reads this file where torch is missing."""
 
 from __future__ import annotations
 

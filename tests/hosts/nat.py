@@ -1,5 +1,5 @@
-"""Two hosts, the second one of which is behind address translation: its packets come from another address, and nothing
-reaches it under its own.
+"""Two hosts, the second behind address translation: its packets arrive from another address, and it cannot be reached
+at its own address.
 
     python -m tests.hosts.nat host0 host1
 """

@@ -1,5 +1,5 @@
-"""Two hosts joined by a program that carries each packet from one to the other, and may lose it, delay it, or fall
-silent: what tc netem does, where the kernel has none.
+"""Two hosts joined by a program that carries packets between them, and may drop, delay or stop them. It replaces
+`tc netem` on kernels without it.
 
     python -m tests.hosts.shaker host0 host1 loss jitter_ms      (SIGUSR1: silence from now on)
 """

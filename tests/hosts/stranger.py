@@ -1,10 +1,10 @@
-"""A stranger at the port where UCX takes connections over TCP: it tries to write to a rank's memory, and sends what
-makes no sense.
+"""A stranger at the port where UCX accepts TCP connections: it tries to write to a rank's memory, and sends
+malformed data.
 
     python -m tests.hosts.stranger <pid of a rank> <its address> <own address, or ""> <file with an address of a tensor>
 
-Runs where it is started until it is told to end by SIGTERM, from the moment at which the rank listens; prints how many
-connections it tried to make, and how many it has made."""
+Starts when the rank listens, and runs until SIGTERM. Prints the number of connections that it tried to make, and has
+made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks on several hosts say when a process dies, a link is down, or hosts are mistaken for one."""
+"""The errors of ranks on several hosts when a process dies, a link is down, or two hosts have one identity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def kill_the_last(cluster, groups, waits, **more):
     return time.time()
 
 
-# Rank 3 dies. Whoever waits for it fails; the others wait for each other in groups without it.
+# Rank 3 dies. A rank that waits for it fails; the others wait for each other in groups without it.
 CHAINS = {
     "its neighbour": ([[2, 3], [0, 2], [0, 1]], [[1, 2], [2, 0], [0, 3], None]),
     "a rank of the other host": ([[1, 3], [0, 1], [0, 2]], [[1, 1], [0, 3], [2, 0], None]),
@@ -38,7 +38,7 @@ def test_who_failed_for_another_one_is_not_blamed_in_its_other_groups(cluster, f
 
 
 def test_a_dead_process_fails_all_groups_that_it_is_in_at_once(cluster):
-    """Rank 0 waits for rank 2, which has heard of the death in a group of two, and goes on living."""
+    """Rank 0 waits for rank 2, which learns of the death in a group of two and stays alive."""
     dead = kill_the_last(cluster, [[2, 3], [0, 2, 3]], [[1, 2], None, [0, 3], None], stay=5)
     cluster.send(1, signal.SIGKILL)
     told = cluster.results(without=(1, 3))[0]

@@ -1,5 +1,5 @@
-"""nvx between hosts: network namespaces joined by veth, whose link is cut and shaken, and whose ranks are stopped and
-killed. Needs root; `make test-hosts` runs it."""
+"""nvx between hosts: network namespaces joined by veth. The tests cut and disturb the link, and stop and kill ranks.
+Needs root; `make test-hosts` runs it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_three_hosts(tmp_path):
             cluster.end()
 
 
-@pytest.mark.parametrize("name", ["eth5", "wg7"])  # UCX before 1.16 chooses by an order that follows from names
+@pytest.mark.parametrize("name", ["eth5", "wg7"])  # UCX before 1.16 selects an interface by its name
 def test_an_interface_that_leads_nowhere_is_not_used(tmp_path, name):
     with Hosts(2) as hosts:
         hosts.add_idle_interface(name)
@@ -59,7 +59,7 @@ def test_training_over_two_hosts_of_two(cluster, kind):
 
 
 def test_torchs_distributed_test_with_ranks_on_both_hosts(hosts, tmp_path):
-    """All passes of tests/conformance, ranks on the hosts by turns."""
+    """All passes of tests/conformance, with the ranks on the hosts in turn."""
     import nvx
 
     environment = dict(
@@ -130,7 +130,8 @@ def test_a_host_that_falls_silent_is_named_in_time(tmp_path, bound, set_to):
 
 
 def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(cluster):
-    """It is the first of its host, so it is not the one that tells the others there. When it goes on it is told."""
+    """The rank is the first of its host, so another rank of that host reports it there. When it continues, it is
+    told."""
     cluster.start("until_failure", 4, environment={"NVX_LIVENESS_S": 3})
     cluster.wait_for("ready")
     cluster.send(2, signal.SIGSTOP)
@@ -142,7 +143,7 @@ def test_a_rank_that_stands_still_for_good_is_given_up_by_its_neighbours_too(clu
         assert "rank 2 (pid" in told[rank]["words"], told[rank]["words"]
         assert told[rank]["when"] - stopped < 8, f"rank {rank} heard after {told[rank]['when'] - stopped:.2f} s"
     assert re.search(r"global rank 2 \(pid \d+, host .*\) gives no sign of life for", cluster.logs()), cluster.logs()
-    # It may see first that its connections have been closed.
+    # The rank may first see that its connections have been closed.
     assert "was this process stopped" in told[2]["words"] or " is lost: " in told[2]["words"], told[2]["words"]
 
 
@@ -167,7 +168,7 @@ def test_a_link_that_is_down_for_three_seconds(cluster, hosts):
 
 @contextlib.contextmanager
 def slow_link(hosts, rate):
-    """What goes out of each host goes no faster."""
+    """Limits the rate at which each host sends."""
     command = ["tc", "qdisc", "add", "dev", "nvx0", "root", "tbf", "rate", rate, "burst", "16kbit", "latency", "400ms"]
     for host in range(hosts.count):
         made = subprocess.run(hosts.inside(host, command), capture_output=True, text=True, check=False)
@@ -202,7 +203,7 @@ def test_loss_and_jitter_change_no_bit(tmp_path):
 
 
 def test_after_a_failure_a_new_group_works(cluster, hosts):
-    """Both ranks live on; what ends is the time, as one of them is late."""
+    """Both ranks live on: the failure is a timeout, because one of them is late."""
     cluster.start("until_failure", 2, timeout=2.0, again=2)
     cluster.wait_for("ready")
     cluster.send(1, signal.SIGSTOP)
@@ -212,7 +213,7 @@ def test_after_a_failure_a_new_group_works(cluster, hosts):
 
 
 def test_a_sum_of_two_hosts_of_two_crosses_once_each_way(cluster, hosts):
-    """What the interfaces count, which is what is sent, headers of the kernel's packets and all."""
+    """Reads the interface counters, which include the headers of the kernel's packets."""
     count, times = 4 << 20, 5
     cluster.start("reduce_some", 4, count=count, times=times)
     cluster.wait_for("ready")
@@ -227,7 +228,7 @@ def test_a_sum_of_two_hosts_of_two_crosses_once_each_way(cluster, hosts):
 
 
 def test_a_connected_peer_costs_little_among_64_ranks(cluster):
-    """Each on a host of its own, by name, so that each process is connected to 63 others."""
+    """Each rank is on a host of its own, by name, so each process connects to 63 others."""
     cluster.start("meet_all", 64, by_name=True)
     costs = cluster.results(300)
     descriptors, memory = (statistics.median(cost[i] for cost in costs) for i in (0, 1))

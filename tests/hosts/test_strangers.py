@@ -1,5 +1,5 @@
-"""Only the hosts of a job connect to its ranks over TCP, by all of their addresses, and those of NVX_ALLOW_FROM.
-Each test runs with both versions of UCX where there are two."""
+"""Only the hosts of a job, with all of their addresses, and the addresses of `NVX_ALLOW_FROM` connect to its ranks
+over TCP. Each test runs with both versions of UCX if two are installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def clustered(hosts, folder):
 
 @contextlib.contextmanager
 def stranger(cluster, host, rank, own=""):
-    """At a rank's door from now on. The number of connections that it tried to make, and has made."""
+    """Starts a stranger that attacks a rank's port. Yields the number of connections that it tried to make and has
+    made."""
     command = [sys.executable, "-m", "tests.hosts.stranger", str(cluster.ranks[rank].pid), cluster.hosts.address(rank)]
     command += [own, str(cluster.folder / f"tensor{rank}")]
     process = subprocess.Popen(cluster.hosts.inside(host, command), cwd=ROOT, stdout=subprocess.PIPE, text=True)

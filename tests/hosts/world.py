@@ -1,4 +1,4 @@
-"""Ranks on hosts of this machine's own making: network namespaces joined by veth. Needs root."""
+"""Ranks on hosts that the test makes on this machine: network namespaces joined by veth. Needs root."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Cluster:
-    """Processes that run one body of bodies.py each, on their hosts. What they return is in `results`."""
+    """Processes that each run one body of bodies.py on their hosts. `results` returns their return values."""
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts, self.folder = hosts, folder
@@ -26,7 +26,7 @@ class Cluster:
     def start(
         self, body: str, ranks: int, environment: dict | None = None, by_name: bool = False, **arguments: object
     ) -> Cluster:
-        """by_name: every rank is on a host of its own, by NVX_HOST_ID."""
+        """`by_name`: every rank is on a host of its own, by `NVX_HOST_ID`."""
         for rank in range(ranks):
             variables = {
                 **os.environ,
@@ -45,7 +45,7 @@ class Cluster:
         return self
 
     def wait_for(self, name: str, seconds: float = 60) -> None:
-        """Until every rank that lives has come to that place in its body."""
+        """Waits until every live rank has reached that mark in its body."""
         end = time.monotonic() + seconds
         while any(not (self.folder / f"{name}{rank}").exists() for rank in range(len(self.ranks))):
             assert time.monotonic() < end, f"not all ranks came to {name}\n{self.logs()}"
@@ -56,7 +56,7 @@ class Cluster:
         os.kill(self.ranks[rank].pid, number)
 
     def results(self, seconds: float = 120, without: tuple[int, ...] = ()) -> list:
-        """What the ranks returned; those in `without` must have ended badly."""
+        """The return values of the ranks. The ranks in `without` must have failed."""
         end = time.monotonic() + seconds
         values = []
         for rank, process in enumerate(self.ranks):
