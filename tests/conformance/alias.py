@@ -1,9 +1,8 @@
-"""Lets the tests say one backend's name and get another.
+"""Lets the tests use one backend's name and get another.
 
-`init_process_group` and `new_group` map the name on the way in, and `get_backend` maps it back on
-the way out. Everything below them is untouched: the process group is of type CUSTOM as for any
-plugin, and what torch itself builds out of gloo (the helper of the DETAIL wrapper) stays gloo.
-"""
+`init_process_group` and `new_group` map the name on the way in, and `get_backend` maps it back. The layers below do
+not change: the process group is of type CUSTOM as for any plugin, and the parts that torch itself builds from gloo
+(such as the wrapper of the DETAIL debug level) stay gloo."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-# Tests in which the name is no alias but the subject, and so is told as it is.
+# The name is the subject of these tests, so it is not aliased.
 TRUTHFUL = {
     "test_ddp_logging_data_cpu": "where the name is gloo it reads the thread count of gloo itself",
 }
 
 
 class Alias:
-    """`believed` is what the tests say, `real` what they get, there and for the names in `also`."""
+    """The tests use the name `believed` and get `real`, for that name and for the names in `also`."""
 
     def __init__(self, believed: str, real: str, also: tuple[str, ...] = ()):
         self.believed, self.real = believed, real
@@ -31,7 +30,7 @@ class Alias:
 
     @property
     def title(self) -> str:
-        """What the backend calls itself in the profiler's event names."""
+        """The backend's name in the profiler's event names."""
         return self.real
 
     def inward(self, name):
@@ -56,7 +55,7 @@ class Alias:
 
 
 def install(alias: Alias) -> None:
-    """Patches this process's torch. Call it before the test module is imported."""
+    """Patches this process's torch. Call it before the import of the test module."""
     for name in ("init_process_group", "new_group"):
         _export(name, _mapping_backend(getattr(c10d, name), alias))
     get_backend = c10d.get_backend
@@ -79,7 +78,7 @@ def install_in(tests, alias: Alias) -> None:
         if not colon or head != alias.believed:
             return find(event_name, *args, **kwargs)
         events = find(f"{alias.title}:{rest}", *args, **kwargs)
-        for event in events:  # some tests compare the name once more
+        for event in events:  # some tests compare the name again
             event.name = event_name
         return events
 
@@ -107,7 +106,7 @@ def _mapping_backend(function, alias: Alias):
 
 
 def _name_plugin_in_ddp_log(alias: Alias) -> None:
-    """DDP's log calls every plugin "custom", and the tests compare it with `get_backend`."""
+    """DDP's log calls every plugin "custom", and the tests compare that with `get_backend`."""
     ddp = torch.nn.parallel.DistributedDataParallel
     read = ddp._get_ddp_logging_data
 

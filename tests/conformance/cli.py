@@ -62,7 +62,7 @@ def parse(argv) -> argparse.Namespace:
 
 
 def selector(words, exact):
-    """All tests where nothing is asked for."""
+    """All tests if none are selected."""
 
     def selected(test: str) -> bool:
         if test in exact or not (words or exact):
@@ -81,7 +81,7 @@ def work(options) -> list:
 
 
 def _import_once() -> None:
-    """What every pass imports and none of them reads the backend's name in."""
+    """Imports the modules that every pass needs and that do not read the backend's name."""
     from tests.conformance import expected
 
     expected.stand_in()
@@ -99,7 +99,7 @@ def _host(spec, pipe) -> None:
 
 
 def run_pass(spec, report) -> bool:
-    """In a process of its own. False where that process did not come to its end."""
+    """Runs the pass in its own process. False if that process did not finish."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_host, args=(spec, theirs))
@@ -125,9 +125,9 @@ def main(argv=None) -> int:
     if options.list:
         print("\n".join(f"{p.name:8} {p.purpose}" for p in PASSES.values()))
         return 0
-    os.environ["OMP_NUM_THREADS"] = "1"  # the ranks already outnumber the cores
+    os.environ["OMP_NUM_THREADS"] = "1"  # there are more ranks than cores
     if options.device != "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else every test is skipped for want of 4 GPUs
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise every test is skipped for lack of 4 GPUs
     if options.debug:
         os.environ["TORCH_DISTRIBUTED_DEBUG"] = options.debug
     _import_once()

@@ -1,4 +1,4 @@
-"""Torch's DistributedTest, the suite in its wheel."""
+"""Torch's DistributedTest, the suite in the torch wheel."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class DistributedSuite(Suite):
         return verdict
 
     def _in_group(self, case, name: str) -> Verdict:
-        """Torch's `TestDistBackend._run`, for a process that goes on afterwards."""
+        """Torch's `TestDistBackend._run`, for a process that continues afterwards."""
         import torch.distributed as dist
         from torch.testing._internal import common_utils
 
@@ -86,7 +86,7 @@ class DistributedSuite(Suite):
 
 def _case(tests) -> type:
     class ConformanceTest(tests.TestDistBackend, tests.DistributedTest._DistTestBase):
-        """Torch's class as it is, save for a barrier that does not sleep 0.1 s between looks."""
+        """Torch's class, unchanged except for a barrier that does not sleep 0.1 s between polls."""
 
         def _barrier(self, wait_for=None, timeout=10):
             import torch.distributed as dist

@@ -1,8 +1,7 @@
-"""What torch's test utilities take from the package expecttest, for machines that do not have it.
+"""Replaces the package expecttest, which torch's test utilities import, on machines without it.
 
-They derive every test case from its `TestCase` and read its `ACCEPT`. This one compares texts as the package does; what
-it leaves out is rewriting a test's source with the text that was found, which nobody asks for here.
-"""
+The utilities derive every test case from its `TestCase` and read its `ACCEPT`. This module compares texts as the
+package does. It does not rewrite a test's source with the actual text, because no test here needs that."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any
 
 NAME = "expecttest"
 ACCEPT = False
-CPP_STACK = "\nException raised from"  # torch's errors go on with it, and it differs from machine to machine
+CPP_STACK = "\nException raised from"  # the trailer of torch's errors, which differs between machines
 
 
 class TestCase(unittest.TestCase):
@@ -32,7 +31,7 @@ class TestCase(unittest.TestCase):
 
 
 def stand_in() -> None:
-    """Answers to the package's name where it is missing. Before torch's test utilities are imported, in every process
-    that imports them."""
+    """Registers a module under the package's name if the package is missing. Call it before the import of torch's
+    test utilities, in every process that imports them."""
     if importlib.util.find_spec(NAME) is None:
         sys.modules[NAME] = sys.modules[__name__]

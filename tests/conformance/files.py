@@ -1,8 +1,7 @@
-"""Any file of tests written upon torch's multi-process test classes, unchanged, in ranks that stay alive.
+"""Runs any file of tests based on torch's multi-process test classes, unchanged, in ranks that stay alive.
 
-Such a file names its backend in a literal, so it is run under the alias. What it calls `dist.ProcessGroupGloo`
-is the backend under test as well.
-"""
+Such a file names its backend in a literal, so it runs under the alias. Its `dist.ProcessGroupGloo` is the backend
+under test as well."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ class FileSuite(Suite):
             return _run_alone(case, method) if rank == 0 else Verdict(ABSENT)
         with _no_processes(case):
             one = case(method)
-            one.setUp()  # its environment is what started processes would inherit
+            one.setUp()  # sets the environment that started processes would inherit
         if rank >= int(one.world_size):
             return Verdict(ABSENT)
         if int(one.world_size) > self.world_size:
@@ -104,7 +103,7 @@ def _tests_in(module) -> list[tuple[type, str]]:
 
 
 def _run_alone(case: type, method: str) -> Verdict:
-    """A test of one process."""
+    """Runs a test of one process."""
     result = unittest.TestResult()
     unittest.TestSuite([case(method)]).run(result)
     if result.skipped:
@@ -114,7 +113,7 @@ def _run_alone(case: type, method: str) -> Verdict:
 
 
 class _no_processes:  # noqa: N801  (reads as a statement)
-    """While it holds, a case's setUp starts nothing: the ranks are there."""
+    """Within this context, a case's setUp starts no processes, because the ranks already exist."""
 
     def __init__(self, case: type):
         self.case = case
@@ -127,7 +126,7 @@ class _no_processes:  # noqa: N801  (reads as a statement)
 
 
 def _stand_in_for_gloo(backend: str) -> None:
-    """`torch.distributed.ProcessGroupGloo(...)` makes the backend under test; torch's own use of gloo stays."""
+    """Makes `torch.distributed.ProcessGroupGloo(...)` the backend under test. Torch's own use of gloo is unchanged."""
     import torch
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
@@ -151,5 +150,5 @@ def _stand_in_for_gloo(backend: str) -> None:
             return plugin.creator_fn(given, None)
 
     dist.ProcessGroupGloo = ProcessGroupGloo
-    # Tests call it on a group and let go of what it makes.
+    # Tests call it on a group and drop the device that it makes.
     torch._C._distributed_c10d.Backend.create_device = gloo.create_device

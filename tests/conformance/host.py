@@ -1,7 +1,6 @@
-"""The process of one pass: imports the tests once, forks the ranks, hands them one test at a time.
+"""The process of one pass: imports the tests once, forks the ranks, and gives them one test at a time.
 
-A rank that hangs or dies costs new ranks, which are a fork and not an import.
-"""
+A rank that hangs or dies is replaced together with the other ranks, by a fork without another import."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ from tests.conformance.passes import Pass
 from tests.conformance.place import Place
 from tests.conformance.rank import ABSENT, FAILED, NO_TEST, SKIPPED, Verdict, serve
 
-IMPORTS = 60.0  # seconds more for ranks that import all by themselves
-GRACE = 5.0  # seconds the other ranks have to say their part once one has failed
+IMPORTS = 60.0  # additional seconds for ranks that import the tests themselves
+GRACE = 5.0  # seconds that the other ranks have to report after one has failed
 
 
 @dataclass
 class Spec:
-    """What a host is asked to do. `room` is its own empty folder."""
+    """The task of a host. `room` is its own empty folder."""
 
     one: Pass
     backend: str
@@ -40,13 +39,13 @@ class Spec:
     room: str
     logs: str
     selected: object  # str -> bool
-    done: set = field(default_factory=set)  # what earlier passes ran
+    done: set = field(default_factory=set)  # tests that earlier passes ran
     imports: tuple = ()
     fresh: bool = False
     file: str = ""  # tests to run in place of torch's DistributedTest
-    place: Place = Place()  # of what tests ask CUDA for; off the CPU, those tests alone are run
-    module: str = ""  # of nvx, in the place of its own
-    end: float = float("inf")  # by time.monotonic(): what has not begun by then is not run
+    place: Place = Place()  # of tensors for which tests ask CUDA; if it is not the CPU, only those tests run
+    module: str = ""  # path of an nvx module to load in place of the installed one
+    end: float = float("inf")  # by time.monotonic(): tests that have not begun by then do not run
 
 
 @dataclass
@@ -59,8 +58,8 @@ class Result:
 
 
 class Ranks:
-    """The live ranks of one host. `start` forks them, `stop` ends exactly these. Where devices may have been looked at,
-    as imports do, a fork would be of no use: there each rank is a process that imports all by itself."""
+    """The live ranks of one host. `start` forks them, `stop` ends exactly these. If the imports may have initialized
+    a device, a fork could not use it, so each rank is then a process that imports the tests itself."""
 
     def __init__(self, suite, spec: Spec):
         self.suite, self.logs = suite, spec.logs
@@ -81,7 +80,7 @@ class Ranks:
             self.members.append((process, ours))
 
     def _child(self, rank: int, pipe, others) -> None:
-        for other in others:  # else a rank would keep the host's ends open, and never see it go
+        for other in others:  # otherwise a rank would keep the host's pipe ends open and never see them close
             other.close()
         spread(rank)
         serve(self.suite, rank, pipe, self.log(rank))
@@ -99,7 +98,7 @@ class Ranks:
         self.members = []
 
     def run(self, test: str, room: str, timeout: float) -> list[Verdict]:
-        """One verdict a rank. After a verdict that is FAILED these ranks are not to be used."""
+        """One verdict a rank. After a verdict that is FAILED, these ranks must not be used again."""
         if not self.members:
             self.start()
             timeout += IMPORTS if self.anew else 0
@@ -130,7 +129,7 @@ class Ranks:
             return Verdict(FAILED, f"the process ended: {how}\n{self.tail(rank)}")
 
     def _trace(self, missing, verdicts: dict, timeout: float) -> None:
-        """Has the ranks that said nothing write where they are, and takes that as their verdict."""
+        """Makes the ranks that did not report write their stacks, and uses that as their verdict."""
         for rank in missing:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.members[rank][0].pid, signal.SIGUSR1)
@@ -153,7 +152,8 @@ def _fresh(spec: Spec, rank: int, pipe, log: str) -> None:
 
 
 def spread(rank: int) -> None:
-    """NVX_TEST_NETNS=a,b: ranks are in these network namespaces by turns. NVX_TEST_HOSTS=2: they only say so."""
+    """With NVX_TEST_NETNS=a,b the ranks enter these network namespaces in turn. With NVX_TEST_HOSTS=2 they only
+    claim to be on two hosts."""
     names = [name for name in os.environ.get("NVX_TEST_NETNS", "").split(",") if name]
     count = int(os.environ.get("NVX_TEST_HOSTS", "1"))
     if names:
@@ -173,13 +173,13 @@ def load(spec: Spec):
 
 
 def host(spec: Spec, say) -> None:
-    """Runs the pass; `say` is given the count first, then every Result."""
+    """Runs the pass; `say` gets the count first, then every Result."""
     suite = load(spec)
     names = [n for n in suite.names() if spec.selected(n) and n not in spec.done and spec.one.admits(n)]
     if spec.place.kind != "cpu":
         names = [n for n in names if suite.asks_gpu(n)]
     gc.collect()
-    gc.freeze()  # what is imported stays: a rank's collections need not look at it
+    gc.freeze()  # imported objects stay, so a rank's garbage collector need not visit them
     ranks = Ranks(suite, spec)
     try:
         hello = _run(ranks, NO_TEST, spec)
@@ -216,7 +216,7 @@ def _run(ranks: Ranks, name: str, spec: Spec) -> Result:
 
 
 def _judge(verdicts: list[Verdict]) -> tuple[str, str]:
-    """A test passes where all ranks pass it, and is skipped where all skip it."""
+    """A test passes if all ranks pass it, and is skipped if all ranks skip it."""
     verdicts = [v for v in verdicts if v.outcome != ABSENT]
     count = Counter(v.outcome for v in verdicts)
     if len(count) == 1 and FAILED not in count:
@@ -228,7 +228,7 @@ def _judge(verdicts: list[Verdict]) -> tuple[str, str]:
 
 
 def _merge(verdicts: list[Verdict]) -> str:
-    """What the ranks said, ranks that said the same together."""
+    """The ranks' reports; equal ones are merged."""
     who = defaultdict(list)
     for rank, verdict in enumerate(verdicts):
         said = verdict.text.rstrip() if verdict.outcome == FAILED else verdict.outcome

@@ -1,8 +1,6 @@
-"""Takes away gates that a test has for another reason than what it communicates.
+"""Removes skip conditions of tests that are not about communication.
 
-All of it works by replacing decorators in `common_distributed`, so it must run before the test
-module is imported.
-"""
+It replaces decorators in `common_distributed`, so it must run before the import of the test module."""
 
 from __future__ import annotations
 
@@ -22,29 +20,29 @@ def _keep(function):
 
 
 def world_size() -> None:
-    """Torch skips the subgroup tests below 8 ranks: a habit of its machines, 4 ranks do."""
+    """Torch skips the subgroup tests below 8 ranks. They work with 4."""
     common.skip_if_small_worldsize = _keep
 
 
 def asks_gpu(test: Callable) -> bool:
-    """Whether the test had a gate that gpu() took away."""
+    """Whether the test had a skip condition that gpu() removed."""
     return getattr(test, "asked_for_gpu", False)
 
 
 def _keep_and_note(function):
-    function.asked_for_gpu = True  # what wraps it takes it along
+    function.asked_for_gpu = True  # decorators of the function copy this attribute
     return function
 
 
 def gpu(place: Place) -> None:
-    """Tests that ask for CUDA tensors run with those of the place."""
+    """Tests that ask for CUDA tensors run with tensors of `place`."""
     common.skip_if_no_gpu = _keep_and_note
     for name in ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend"):
         setattr(common, name, lambda *_args, **_kwargs: _keep_and_note)
     common.init_multigpu_helper = lambda world, _backend: {rank: [rank % place.count] for rank in range(world)}
     if place.kind == "cpu":
         common.init_multigpu_helper = lambda world, _backend: {rank: [rank] for rank in range(world)}
-    torch.cuda.nccl.version = lambda: (2, 99, 0)  # torch's logger asks where the name is nccl
+    torch.cuda.nccl.version = lambda: (2, 99, 0)  # torch's logger asks for it if the backend's name is nccl
     _tensors(place)
     _modules(place)
     _streams(place)
@@ -75,7 +73,7 @@ def _modules(place: Place) -> None:
     @functools.wraps(init)
     def init_here(self, *args, **kwargs):
         ids, output = kwargs.pop("device_ids", None), kwargs.pop("output_device", None)
-        if place.kind == "cuda":  # DDP refuses device ids for a module of the CPU, and knows no other devices'
+        if place.kind == "cuda":  # DDP refuses device ids for a CPU module, and knows only CUDA's
             kwargs["device_ids"] = None if ids is None else [place.here(one) for one in ids]
             kwargs["output_device"] = place.here(output)
         init(self, *args, **kwargs)
@@ -100,7 +98,7 @@ def _index(device: torch.device) -> int:
 
 
 class Elsewhere(TorchFunctionMode):
-    """Reads `device=0`, `device="cuda"` and `.to(0)` as the place."""
+    """Reads `device=0`, `device="cuda"` and `.to(0)` as `place`."""
 
     def __init__(self, place: Place):
         super().__init__()

@@ -1,8 +1,7 @@
-"""What is run: a pass is one reading of torch's tests under one name.
+"""The passes. A pass is one run of torch's tests under one backend name.
 
-Torch's tests read the backend's name once, at import, and unlock themselves by it. So one pass is
-one process that imports them afresh. A later pass runs only what no earlier one has run.
-"""
+Torch's tests read the backend's name once, at import, and select themselves by it. So each pass is a process that
+imports them afresh. A later pass runs only tests that no earlier pass has run."""
 
 from __future__ import annotations
 
@@ -15,26 +14,27 @@ from tests.conformance.place import Place
 @dataclass(frozen=True)
 class Pass:
     name: str
-    believes: str  # the name the tests think they run over; "" is the real one
+    believes: str  # the backend name that the tests see; "" is the real one
     purpose: str
-    lift_world_size: bool = False  # run what torch keeps for 8 ranks and more
-    lift_gpu: bool = False  # put CPU tensors where a test asks for CUDA ones
+    lift_world_size: bool = False  # run tests that torch skips below 8 ranks
+    lift_gpu: bool = False  # use CPU tensors where a test asks for CUDA tensors
     only: str = ""  # a pattern the test's name must match
-    without: tuple[tuple[str, str], ...] = ()  # patterns of what needs a GPU after all, and why
-    of_one_gpu: tuple[tuple[str, str], ...] = ()  # ... of what ranks that share a GPU cannot run, and why
+    without: tuple[tuple[str, str], ...] = ()  # patterns of tests that need a GPU, with the reasons
+    # ... of tests that ranks that share a GPU cannot run, with the reasons.
+    of_one_gpu: tuple[tuple[str, str], ...] = ()
 
     def admits(self, test: str) -> bool:
         return not self.only or re.search(self.only, test) is not None
 
     def needs_more(self, test: str, place: Place) -> str | None:
-        """What the test lacks where its CUDA tensors are those of the place, or None."""
+        """The reason why the test cannot run with the tensors of `place` as its CUDA tensors, or None."""
         for pattern, why in self.without if place.kind == "cpu" else self.of_one_gpu:
             if re.search(pattern, test):
                 return why
         return None
 
 
-# Communication tests that ask for CUDA only because NCCL does: nothing in them needs a GPU.
+# Communication tests that ask for CUDA only because NCCL does: none of them needs a GPU.
 _MOVES_ONLY = (
     r"^test_(batch_isend_irecv_.*|send_recv_nccl.*|all_to_all.*_cuda.*"
     r"|(broadcast|all_reduce_sum|all_reduce_sum_cuda|all_reduce_result_cuda|reduce_sum)(_twice)?_cuda"
@@ -42,7 +42,7 @@ _MOVES_ONLY = (
     r"|broadcast_cuda|all_reduce_.*cuda.*|.*_object.*|barrier.*_cuda|nccl_high_priority_stream)"
 )
 
-# What stays with GPUs when CPU tensors stand in for theirs. None of it is about the backend.
+# Tests that need a GPU even when CPU tensors replace CUDA ones. None of them is about the backend.
 _GPU_AFTER_ALL = (
     (r"SyncBatchNorm|sync_bn|test_ddp_inference", "SyncBatchNorm has no CPU kernel"),
     (r"test_ddp_native_mixed_precision", "DDP's mixed precision records CUDA events"),

@@ -1,4 +1,4 @@
-"""Where the tensors are that a test asks CUDA for."""
+"""The device of the tensors for which a test asks CUDA."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Where tensors are that a test asks CUDA for: on the CPU, or on devices that the ranks share."""
+    """The device of the tensors for which a test asks CUDA: the CPU, or devices that the ranks share."""
 
     kind: str = "cpu"
     count: int = 1
 
     def here(self, device):
-        """`device`, or what stands for it where it is a GPU's number or name."""
+        """`device`, or its replacement if it is a GPU's number or name."""
         import torch
 
         if isinstance(device, bool) or device is None:

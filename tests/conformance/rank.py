@@ -1,4 +1,4 @@
-"""One rank: a process that stays alive and runs the test it is told."""
+"""One rank: a process that stays alive and runs the tests that the host sends."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import sys
 from dataclasses import dataclass
 
 PASSED, SKIPPED, FAILED = "passed", "skipped", "failed"
-ABSENT = "absent"  # of a rank that the test does not want
+ABSENT = "absent"  # the verdict of a rank that the test does not use
 NO_TEST = "runTest"  # a case of this name has no test: its group is made and destroyed
 
 
 @dataclass
 class Verdict:
-    """What one rank says of one test."""
+    """The result of one test on one rank."""
 
     outcome: str
     text: str = ""
@@ -53,7 +53,7 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def _restoring_process():
-    """Tests leave environment, debug level and default dtype behind; the next must not see it."""
+    """Tests change the environment, debug level and default dtype; the next test must not see that."""
     import torch
     import torch.distributed as dist
 

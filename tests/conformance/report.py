@@ -1,4 +1,4 @@
-"""Says what happened: a line a test, a table at the end, JSON and JUnit XML on request."""
+"""Reports results: a line a test, a table at the end, JSON and JUnit XML on request."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Report:
         return {r.test for r in self.results if r.outcome != SKIPPED}
 
     def final(self) -> list:
-        """One result a test: a pass where it failed, else one where it passed, else why it was skipped first."""
+        """One result a test: a failed pass if there is one, else a passed one, else the first reason for the skip."""
         best: dict = {}
         for result in self.results:
             held = best.setdefault(result.test, result)

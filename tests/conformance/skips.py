@@ -1,13 +1,12 @@
-"""Tests that are not run, each with its reason. Only tests of gloo itself may stand here.
+"""Tests that do not run, each with its reason. Only tests of gloo itself are allowed here.
 
-A name alone stands for all passes, `pass:name` for one.
-"""
+A plain name applies to all passes, `pass:name` to one."""
 
 from __future__ import annotations
 
 SKIPS: dict[str, str] = {}
 
-# Tests that need a process nobody has used: what they look at, torch sets once a process.
+# Tests that need a fresh process: torch sets the state that they check once a process.
 NEEDS_NEW_RANKS: dict[str, str] = {}
 
 

@@ -1,4 +1,4 @@
-"""What the suites share: how this process comes to believe a backend's name, and how a test's end is read."""
+"""Common parts of the suites: how this process adopts a backend's name, and how a test's end becomes a verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.conformance.rank import FAILED, PASSED, SKIPPED, Verdict
 
 
 def load_module(file: str) -> None:
-    """A torch module of nvx in the place of its own, for the life of the process. Before the first group is made."""
+    """Loads an nvx torch module in place of the installed one, for the life of the process. Call it before the first
+    group."""
     spec = importlib.util.spec_from_file_location("nvx._C", file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no module")
@@ -21,7 +22,7 @@ def load_module(file: str) -> None:
 
 
 class Suite:
-    """Tests of one pass, imported in this process. Ranks are forked from it."""
+    """The tests of one pass, imported in this process. Ranks are forked from it."""
 
     world_size: int
 
@@ -29,20 +30,20 @@ class Suite:
         raise NotImplementedError
 
     def why_not(self, name: str) -> str | None:
-        """Why the test cannot run, where that is known without running it."""
+        """The reason why the test cannot run, if it is known without running it."""
         raise NotImplementedError
 
     def asks_gpu(self, name: str) -> bool:
-        """Whether the test wants CUDA, which the pass gives it."""
+        """Whether the test asks for CUDA and the pass removed that condition."""
         return False
 
     def run(self, rank: int, name: str, room: str) -> Verdict:
-        """In a rank. `room` is a folder that all ranks have for this test alone."""
+        """Runs in a rank. `room` is a folder that all ranks share for this test only."""
         raise NotImplementedError
 
 
 def pretend(spec):
-    """Readies this process for tests that read the backend's name at import, and returns the alias."""
+    """Prepares this process for tests that read the backend's name at import, and returns the alias."""
     believed = spec.one.believes or spec.backend
     os.environ.update(
         BACKEND=believed,
@@ -78,7 +79,7 @@ def pretend(spec):
 
 
 def declare(backend: str) -> None:
-    """Tells the tests what the backend can do; what they do not know, they skip."""
+    """Tells the tests the backend's features; tests skip a backend that they do not know."""
     from torch.testing._internal.common_distributed import DistTestCases
 
     features = DistTestCases.backend_feature
@@ -95,7 +96,7 @@ def skipped_at_import(test) -> str | None:
 
 
 def verdict_of_exit(code) -> Verdict:
-    """Torch's decorators skip by leaving the process with a code."""
+    """Torch's decorators skip a test by leaving the process with an exit code."""
     from torch.testing._internal.common_distributed import TEST_SKIPS
 
     for skip in TEST_SKIPS.values():
@@ -105,7 +106,7 @@ def verdict_of_exit(code) -> Verdict:
 
 
 def from_test_on(error: BaseException, file_name: str) -> str:
-    """The traceback from the first frame of that file on: what is above is the same in every one."""
+    """The traceback from the first frame of that file; the frames above are the same in every test."""
     frames = traceback.extract_tb(error.__traceback__)
     inner = [i for i, frame in enumerate(frames) if frame.filename.endswith(file_name)]
     for _ in range(inner[0] if inner else 0):

@@ -1,7 +1,6 @@
-"""Bad arguments get the texts torch users know, before anything is sent, and the group goes on.
+"""Bad arguments raise the texts that torch users know, before any data is sent, and the group remains usable.
 
-The backend is called as torch's dispatcher calls it, below the checks torch.distributed makes in Python.
-"""
+The tests call the backend as torch's dispatcher does, below the Python checks of torch.distributed."""
 
 import threading
 from datetime import timedelta
@@ -17,7 +16,7 @@ SIZE = 2
 
 
 def in_ranks(body):
-    """`body(rank)` in a thread for each rank; its results, or the first thing raised."""
+    """Runs `body(rank)` in a thread for each rank; returns the results, or raises the first exception."""
     results, raised = [None] * SIZE, []
 
     def run(rank):
@@ -39,7 +38,7 @@ def in_ranks(body):
 
 @pytest.fixture(scope="module")
 def groups():
-    """The backends of two ranks of this process."""
+    """The backends of two ranks in this process."""
     store = dist.HashStore()
 
     def make(rank):
@@ -140,7 +139,7 @@ def recv(tensors, source=1, tag=0):
 SAME_LENGTH = "requires input/output tensor lists to have the same length"
 OTHER_TYPE = "must have the same type|invalid tensor type"
 
-# What is called on rank 0 of 2, and a piece of the text.
+# The call on rank 0 of 2, and a part of the error text.
 BAD = {
     "broadcast: root below 0": (broadcast([dense()], root=-1), "invalid root rank: -1"),
     "broadcast: root too big": (broadcast([dense()], root=SIZE), "invalid root rank: 2"),
@@ -290,7 +289,7 @@ def test_text(groups, name):
     assert isinstance(told.value, RuntimeError), "gloo raises this for any bad argument"
 
 
-# Behind the words that are known: what was given and what would do.
+# Additions to torch's text: the given value and the accepted ones.
 ALSO_SAYS = {
     "broadcast: root too big": "invalid root rank: 2, in a group of 2",
     "broadcast: root tensor too big": "invalid root tensor: 1, in a list of 1",
@@ -318,7 +317,7 @@ def test_text_has_the_numbers(groups, name):
         BAD[name][0](groups[0])
 
 
-# Torch's own check of splits, which raises the same from every backend.
+# Torch's own check of splits, which raises the same text for every backend.
 BAD_SPLITS = {
     "does not divide": (
         all_to_all_base(dense(5), dense(5)),
@@ -353,7 +352,7 @@ def test_error_begins_with_who_raised_it(groups):
 
 
 def test_group_goes_on(groups):
-    """After all of the above, on the rank that was told off and on the one that knows of nothing."""
+    """The group works after all calls above, on the rank that got the errors and on the other one."""
     for call, _ in (BAD | BAD_SPLITS).values():
         with pytest.raises(RuntimeError):
             call(groups[0]).wait()

@@ -1,4 +1,4 @@
-"""What answers to expecttest's name where that is missing."""
+"""The stand-in for a missing expecttest."""
 
 import subprocess
 import sys
