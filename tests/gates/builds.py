@@ -1,5 +1,5 @@
-"""Gates that compile. Every variant is a CMake build of the core and its tests (no torch), in a folder of its
-own, so that a second run compiles only what changed."""
+"""Gates that compile. Every variant is a CMake build of the core and its tests (no torch) in a folder of its own, so
+a second run compiles only changed files."""
 
 import concurrent.futures
 import dataclasses
@@ -19,8 +19,8 @@ CLANG = ("-DCMAKE_CXX_COMPILER=clang++-14", "-DCMAKE_C_COMPILER=clang-14")
 
 
 def _gcc():
-    """gcc, by the name that CMake calls it where nobody says: ccache knows an object by its compiler's name too, and so
-    nothing that `make test` has compiled is compiled again."""
+    """gcc, under the name that CMake uses by default: ccache hashes the compiler's name too, so files that `make
+    test` has compiled are not compiled again."""
     try:
         said = subprocess.run(["c++", "--version"], capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
@@ -30,7 +30,7 @@ def _gcc():
 
 GCC = (f"-DCMAKE_CXX_COMPILER={_gcc()}", "-DCMAKE_C_COMPILER=gcc")
 
-# No suppressions: what a sanitizer says of our code is mended, not muted.
+# There are no suppressions: a sanitizer's finding in our code is fixed, not muted.
 SANITIZER_RULES = {
     "TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1",
     "ASAN_OPTIONS": "detect_stack_use_after_return=1:strict_string_checks=1:detect_leaks=1",
@@ -62,8 +62,8 @@ def build(context, variant, *options, targets=()):
 
 
 def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
-    """Runs the gtest programs of a build, or of some of its rooms, and says how many tests passed. What
-    fails, fails with the program's last words."""
+    """Runs the gtest programs of a build, or of some of its rooms, and reports how many tests passed. A failure
+    includes the program's last output."""
     programs = sorted(p for p in folder.glob("*_test") if os.access(p, os.X_OK) and p.is_file())
     programs = [p for p in programs if not rooms or p.name.removesuffix("_test") in rooms]
     if not programs:
@@ -103,7 +103,7 @@ def run_tests(context, folder, wrapper=(), minutes=20, rooms=()):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One of the parts in which a test program runs."""
+    """One of the shards in which a test program runs."""
 
     program: pathlib.Path
     number: int
@@ -111,44 +111,44 @@ class Part:
 
 
 def parts_of(program, cores):
-    """The program that takes longest fills all cores, so that none is idle at the end."""
+    """The program that takes longest is split over all cores, so no core is idle at the end."""
     of = cores if program.name == "group_test" else 1
     return [Part(program, number, of) for number in range(of)]
 
 
 def telling_lines(output):
-    """What a failed program said when it first complained, and its last words."""
+    """A failed program's first complaint and its last output."""
     lines = [line for line in output.splitlines() if line.strip() and "Skipped" not in line]
     complaint = re.compile(r": Failure|Sanitizer|runtime error|terminate called|Assertion")
     first = next((i for i, line in enumerate(lines) if complaint.search(line)), len(lines))
     return "\n".join(lines[first : first + 70] + ["..."] + lines[max(first + 70, len(lines) - 10) :])
 
 
-# `make test` runs what gcc makes of the tests. clang compiles them all for asan, with the same warnings as errors.
+# `make test` runs the tests that gcc compiled. clang compiles them all for asan, with the same warnings as errors.
 def gcc(context):
     build(context, "gcc", *GCC)
     return "no warning"
 
 
-# Half the time to compile of -O2 -g, and as many accesses seen.
+# These options compile in half the time of -O2 -g, and the sanitizer sees as many accesses.
 QUICK = ("-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1 -DNDEBUG")
 
 
-# Grids of seven and eight ranks take half of the time, and show a sanitizer, or another processor, nothing that smaller
-# ones do not.
+# Grids of seven and eight ranks take half of the time and show a sanitizer, or another processor, no more than smaller
+# ones do.
 LARGEST_GRIDS = "Ranks/*/7_from_*:Ranks/*/8_from_*"
 
 
-# Numbers that one thread makes: `make test` has them all, and the mutations try the same functions here.
+# These tests run on one thread: `make test` runs them all, and the mutation tests run the same functions here.
 PROOFS = "Catalog/Proof.*:Simulation.*"
 
 
 def without(*filters):
-    """The wrapper that leaves tests out."""
+    """The wrapper that excludes tests."""
     return ("env", f"GTEST_FILTER=-{':'.join(filters)}")
 
 
-# A proof, as a reduction, is one thread's: nothing to see.
+# A proof and a reduction run on one thread, so TSan has nothing to check.
 def tsan(context):
     rooms = tested_rooms(context)
     programs = [f"{room}_test" for room in rooms]
@@ -157,11 +157,11 @@ def tsan(context):
 
 
 def tested_rooms(context):
-    """The rooms that have C++ tests, a program each."""
+    """The rooms that have C++ tests, one program each."""
     return sorted({f.parent.name for f in context.sources(".cc", under=("tests",)) if f.stem.endswith("_test")})
 
 
-# One build for the tests and for the fuzz targets, as the core is most of both.
+# One build serves the tests and the fuzz targets, because the core is most of both.
 SANITIZED = ("-DNVX_SANITIZE=address,undefined", "-DNVX_FUZZ=ON", *QUICK)
 
 
@@ -173,7 +173,7 @@ def asan(context):
 
 
 def look_for_torch(context):
-    """What there is of torch for this interpreter, as find_torch.py writes it; empty where there is none."""
+    """The torch of this interpreter, as find_torch.py writes it; empty without torch."""
     found = subprocess.run(
         [sys.executable, context.root / "cmake" / "find_torch.py"],
         capture_output=True,
@@ -184,7 +184,7 @@ def look_for_torch(context):
 
 
 def played(context):
-    """The kernels behind torch's own interface, on a device that the tests play."""
+    """The kernels behind torch's own interface, on a simulated device."""
     if not look_for_torch(context):
         raise Skipped("this python has no torch")
     if importlib.util.find_spec("pytest") is None:
@@ -205,8 +205,9 @@ def played(context):
 
 
 def alone(context):
-    """Other builds read files of a room together. Here clang looks at each by itself, so that nothing hangs on what a
-    neighbour includes; only the module's become objects, as they share torch's headers as a compiled one."""
+    """Other builds compile files of a room together. Here clang checks each file alone, so no file depends on the
+    includes of a neighbour. Only the module's files become objects, because they share torch's headers in a
+    precompiled one."""
     if not shutil.which("ninja"):
         raise Skipped("not installed: ninja")
     torch = look_for_torch(context)
@@ -234,7 +235,7 @@ def alone(context):
 
 
 def no_cuda(context):
-    """As on a machine without nvcc. Where this interpreter has torch, the module is built too."""
+    """A build as on a machine without nvcc. If this interpreter has torch, the module is built too."""
     found = look_for_torch(context)
     output = context.build_dir / "no_cuda" / "module"
     python = (f"-DPython_EXECUTABLE={sys.executable}", f"-DNVX_OUTPUT_DIR={output}")
@@ -256,7 +257,8 @@ def no_cuda(context):
 
 
 def no_ucx(context):
-    """As on a machine without UCX's headers: one host is served, several are refused with the line to type."""
+    """A build as on a machine without UCX's headers: one host works, and several are refused with the command to
+    type."""
     folder = configure(context, "no_ucx", *GCC, "-DNVX_UCX=OFF", "-DNVX_TESTS=ON")
     compile_all(context, folder, "nvx_core", "net_test")
     symbols = context.run(["nm", folder / "libnvx_core.a"], "nm")
@@ -265,7 +267,7 @@ def no_ucx(context):
 
 
 def fuzz(context):
-    """Every target for FUZZ_SECONDS, as many beside each other as there are cores."""
+    """Runs every target for `FUZZ_SECONDS`, as many at once as there are cores."""
     sources = context.sources(".cc", under=("tests",))
     targets = [f.stem for f in sources if f.stem.endswith("_fuzz")]
     if not targets:
@@ -304,13 +306,13 @@ def aarch64(context):
     targets = ("nvx_core", *(f"{room}_test" for room in rooms))
     folder = build(context, "aarch64", f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", targets=targets)
     emulator = (context.tool("qemu-aarch64"), "-L", "/usr/aarch64-linux-gnu")
-    # Tests of links and hosts bound times that no emulator keeps. There is no UCX to cross-build with.
+    # Tests of links and hosts have time limits that an emulator does not meet. There is no UCX to cross-build with.
     wrapper = (*without("*Spread*", "*Far*", LARGEST_GRIDS, PROOFS), "NVX_TEST_EMULATED=1", *emulator)
     return run_tests(context, folder, wrapper=wrapper, rooms=rooms)
 
 
 def docs(context):
-    """docs/environment.md holds the table that the registry prints; nothing reads a variable beside it."""
+    """docs/environment.md holds the table that the registry prints, and the code reads no other variable."""
     folder = configure(context, "gcc", *GCC, "-DNVX_TESTS=ON")
     compile_all(context, folder, "nvx_core")
     program = folder / "print_variables"
@@ -348,7 +350,7 @@ def docs(context):
 
 
 def strays(context, known):
-    """Environment variables of nvx that are read or promised somewhere but not in the registry."""
+    """Environment variables of nvx that the tree reads or documents but the registry does not list."""
     asks = re.compile(r"""(?:getenv\(|environ(?:\.get)?[\[(]|setdefault\()\s*["'](NVX_\w+)["']""")
     found = []
     for f in context.sources(".cc", ".h", ".cu", ".py", under=("csrc", "python")):

@@ -1,4 +1,4 @@
-"""What every gate is given, and how it answers."""
+"""The context that every gate receives, and its results."""
 
 import dataclasses
 import functools
@@ -12,19 +12,19 @@ from collections.abc import Callable
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# The wheels that bring a tool which Debian has not.
+# Wheels that bring a tool that Debian does not package.
 WHEELS = {
     "ruff": ("ruff",),
     "cuobjdump": ("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm"),
 }
-# The Debian package that brings a tool, where its name differs.
+# The Debian package that brings a tool, if its name differs.
 PACKAGES = {
     "ctags": "universal-ctags",
     "clang++-14": "clang-14",
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
     "qemu-aarch64": "qemu-user",
 }
-# What the builds need and no tool's name stands for.
+# Libraries that the builds need beside the tools.
 LIBRARIES = (
     "libgtest-dev",
     "libgmock-dev",
@@ -35,7 +35,7 @@ LIBRARIES = (
     "llvm-14",
 )
 
-# Macros that ctags must not take for names: a + swallows their arguments too.
+# Macros that ctags must not take for names. With a +, it ignores their arguments too.
 IGNORED_MACROS = [
     word
     for macro in (
@@ -67,7 +67,7 @@ SKIPPED_FOLDERS = {
 
 
 class Failed(Exception):
-    """The gate is shut: a line for the table, and what to look at."""
+    """The gate failed: a line for the table, and the details."""
 
     def __init__(self, summary, details=""):
         super().__init__(summary)
@@ -76,7 +76,7 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """The gate could not be tried, and why."""
+    """The gate could not run, and the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +84,9 @@ class Gate:
     name: str
     check: Callable  # Context -> a note for the table, or nothing; raises Failed or Skipped
     asks: str
-    tools: tuple = ()  # without which it is skipped
-    extras: tuple = ()  # with which it sees more
-    usual: bool = True  # else it runs only where it is named
+    tools: tuple = ()  # the gate is skipped without them
+    extras: tuple = ()  # the gate checks more with them
+    usual: bool = True  # if false, the gate runs only by name
 
 
 def shut_if(breaches, what):
@@ -97,7 +97,7 @@ def shut_if(breaches, what):
 
 
 class Context:
-    """The tree under test and the means to test it."""
+    """The tree under test, and the means to test it."""
 
     def __init__(self, jobs=2, fix=False, build_dir=None, root=ROOT):
         self.root = root
@@ -107,7 +107,8 @@ class Context:
 
     @functools.cached_property
     def files(self):
-        """Paths of the tree, relative to the root: what git tracks or would, else what is not built."""
+        """Paths of the tree, relative to the root: tracked and unignored files if git is there, otherwise all but
+        build outputs."""
         listed = subprocess.run(
             ["git", "-C", self.root, "ls-files", "-z", "-co", "--exclude-standard"],
             capture_output=True,
@@ -132,14 +133,14 @@ class Context:
         return (self.root / path).read_text(encoding="utf-8", errors="replace")
 
     def tool(self, name):
-        """Where a tool is, or None. This interpreter's own scripts come first."""
+        """The path of a tool, or None. This interpreter's own scripts come first."""
         beside = pathlib.Path(sys.executable).with_name(name)
         home = self.build_dir / "tools"
         private = [home / "bin" / name, *home.glob(f"lib/python*/site-packages/nvidia/*/bin/{name}")]
         return next((str(p) for p in (beside, *private) if p.exists()), None) or shutil.which(name)
 
     def tags(self, paths, kinds):
-        """What ctags finds in C++ and Python files: dictionaries with name, path, line, end, kind, scope."""
+        """Tags that ctags finds in C++ and Python files: dictionaries with name, path, line, end, kind, scope."""
         command = [
             self.tool("ctags"),
             "--languages=C++,Python",
@@ -174,7 +175,7 @@ class Context:
         return done.stdout
 
     def install(self, tools):
-        """Installs what is missing. Says what it does, and what it cannot do."""
+        """Installs missing tools. Reports its actions and the tools that it cannot install."""
         missing = [tool for tool in tools if not self.tool(tool)]
         wheels = [wheel for tool in missing for wheel in WHEELS.get(tool, ())]
         if wheels:

@@ -1,8 +1,8 @@
-"""Which room may include what, and which folder inside a room."""
+"""The includes that are allowed between rooms, and between folders of a room."""
 
 import re
 
-# Rooms that a room may include, itself apart. stubs stand in for files of the rooms they name.
+# Rooms that a room may include beside itself. `stubs` replace files of the rooms that they name.
 ROOMS = {
     "base": set(),
     "kernel": {"base"},
@@ -13,7 +13,7 @@ ROOMS = {
     "torch": {"base", "kernel", "memory", "net", "schedule", "group"},
     "stubs": {"base", "kernel", "memory", "net"},
 }
-# Folders of its own room that a folder may include, itself apart. The table has no circle.
+# Folders of its own room that a folder may include beside itself. The table has no cycle.
 FOLDERS = {
     "base": set(),
     "schedule": set(),
@@ -41,22 +41,22 @@ FOLDERS = {
     "torch/device": {"torch", "torch/arguments", "torch/core"},
     "torch/reconfigure": {"torch", "torch/arguments", "torch/core"},
 }
-# Rooms whose folders still include each other: work.h of torch is at the top and at the bottom.
+# Rooms whose folders still include each other: `work.h` of torch is at the top and at the bottom.
 IN_CIRCLES = {"torch"}
-# Single files that a folder may include though the folder or room of the file is shut to it: the loops of level.h, the
+# Single files that a folder may include although their folder or room is not allowed to it: the loops of `level.h`, the
 # factory of the UCX link, and the layouts that the verbs of a tile write to.
 HATCHES = {
     "net": {"kernel/reduce/level.h", "net/ucx/ucx.h"},
     "kernel": {"kernel/gpu/device_pad.h"},
 }
-# Units (a stem: .h, .cc and .cu together) that a folder may hold.
+# The number of units (a stem: .h, .cc and .cu together) that a folder may hold.
 MOST_UNITS = 20
 
-# Headers of others: what they look like, and the files that may include them.
+# Headers of other projects: their pattern, and the files that may include them.
 OUTSIDERS = (
     ("torch and Python", r"(ATen|c10|torch|pybind11|caffe2)/|Python\.h$", r"torch/"),
     ("UCX", r"(ucp|uct|ucs|ucm)/", r"net/ucx/(?!ucx\.h$)"),
-    ("NCCL", r"nccl\.h$", r"(?!)"),  # of no file: NCCL comes from Python
+    ("NCCL", r"nccl\.h$", r"(?!)"),  # no file may: NCCL is used from Python
     (
         "CUDA",
         r"cuda(_\w+)?\.h$|cuda/|cooperative_groups|cub/|nvml\.h$|mma\.h$",
@@ -71,7 +71,7 @@ CUDA_MACRO = re.compile(r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b.*__CUDA(?:CC|_ARCH)
 
 
 def breaches(path, text):
-    """path: relative to csrc. One sentence for each include that no door of the room or folder leads to."""
+    """`path` is relative to csrc. One sentence for each include that the tables do not allow."""
     room, folder = path.split("/")[0], path.rpartition("/")[0]
     if room not in ROOMS:
         return [f"csrc/{path}: {room} is not a room"]
@@ -116,7 +116,7 @@ def circles(folders, ignored=()):
 
 
 def crowded(paths):
-    """paths: relative to csrc."""
+    """`paths` are relative to csrc."""
     units = {}
     for path in paths:
         folder, _, name = path.rpartition("/")

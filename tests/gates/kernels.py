@@ -1,5 +1,5 @@
-"""The CUDA kernels, as far as a machine without a device can judge them: they compile for every architecture, and
-their code has the accesses that the protocol stands on."""
+"""Checks of the CUDA kernels that need no device: they compile for every architecture, and their code has the memory
+accesses that the protocol relies on."""
 
 import concurrent.futures
 import json
@@ -11,7 +11,7 @@ import shutil
 from builds import GCC, compile_all, configure
 from common import Failed, Skipped, shut_if
 
-# What PTX must have, and why.
+# Patterns that PTX must have, and the reasons.
 WANTED = (
     (r"\bld\.relaxed\.sys\.v2\.u64\b", "packets are read in one access of 16 bytes"),
     (r"\bst\.relaxed\.sys\.v2\.u64\b", "packets are written in one access of 16 bytes"),
@@ -28,7 +28,7 @@ UNWANTED = (
     (r"\b(ld|st)\.volatile\b", "order travels on the flag, not on volatile"),
     (r"\bld\.global\.nc\b", "what peers write is not constant while a kernel runs"),
 )
-# What the machine code must have of it, after all optimisation.
+# Patterns that the machine code must have after all optimisation.
 WANTED_CODE = (
     (r"\bLDG?\.E\.128\.STRONG\.SYS\b", "reads of packets"),
     (r"\bSTG?\.E\.128\.STRONG\.SYS\b", "writes of packets"),
@@ -38,19 +38,19 @@ WANTED_CODE = (
     (r"\bSTG?\.E\.128(?!\.STRONG)", "writes of chunks"),
     (r"\bMEMBAR\.\S*\.SYS\b", "fences"),
 )
-# All that a wheel has machine code for. Whatever else there is gets what the driver makes of the PTX of the oldest.
+# The architectures for which a wheel has machine code. On others the driver compiles the PTX of the oldest.
 ARCHITECTURES = ("80", "90", "100", "120")
 PTX = "80"
-OLDEST = "75"  # that TORCH_CUDA_ARCH_LIST may name, and CUDA 13 compiles for; what it uses is not looked into
+OLDEST = "75"  # the oldest that TORCH_CUDA_ARCH_LIST may name and CUDA 13 compiles for; its resources are not checked
 MOST_REGISTERS = 128  # 512 lanes a block
-BUILT_FOR = "9.0"  # by CMake: each other one would take as long again, and is looked into below
+BUILT_FOR = "9.0"  # CMake builds this one only: each other one would take as long again, and is compiled below
 
 FIGURES = "bench/results/kernels.json"
 BEGIN, END = "<!-- made by tests/gates/run cuda --fix -->\n", "<!-- end of the table -->\n"
 
 
 def text_breaches(ptx):
-    """What is wrong with PTX, a sentence each."""
+    """The faults of PTX, a sentence each."""
     found = [f"nowhere {pattern}: {why}" for pattern, why in WANTED if not re.search(pattern, ptx)]
     for pattern, why in UNWANTED:
         hit = re.search(pattern, ptx, re.MULTILINE)
@@ -60,13 +60,13 @@ def text_breaches(ptx):
 
 
 def code_breaches(code):
-    """What is wrong with machine code, a sentence each."""
+    """The faults of machine code, a sentence each."""
     return [f"nowhere {pattern}: {what}" for pattern, what in WANTED_CODE if not re.search(pattern, code)]
 
 
 def resources(log):
-    """What ptxas -v tells of each kernel: a dictionary with its name, architecture, registers and stack, and the bytes
-    that it spills, together with the functions that it calls."""
+    """The resources of each kernel from ptxas -v: a dictionary with its name, architecture, registers and stack, and
+    the bytes that it and the functions that it calls spill."""
     entries = []
     for line in log.splitlines():
         if begin := re.search(r"Compiling entry function '\w*?\d(run_[a-z]+)\w*' for 'sm_(\w+)'", line):
@@ -79,7 +79,7 @@ def resources(log):
 
 
 def resource_breaches(entries):
-    """What is wrong with what the kernels use, a sentence each."""
+    """The kernels' excesses of resources, a sentence each."""
     found = []
     for one in entries:
         name = f"{one['kernel']} for sm_{one['architecture']}"
@@ -96,7 +96,7 @@ def find_nvcc():
 
 
 def cuda(context):
-    """Built by CMake for one architecture; compiled for every one, to look into."""
+    """CMake builds the kernels for one architecture; the gate compiles and inspects them for every one."""
     nvcc = find_nvcc()
     folder = context.build_dir / "cuda"
     told = [by_cmake(context, folder)]
@@ -125,7 +125,8 @@ def by_cmake(context, folder):
 
 
 def assemble(context, folder, nvcc, arch):
-    """The kernels' PTX for an architecture, judged; and what ptxas makes of it: the file, and what its kernels use."""
+    """Checks the kernels' PTX for an architecture and assembles it; returns the file and the resources of its
+    kernels."""
     source = context.root / "csrc" / "kernel" / "launch_cuda.cu"
     ptx, cubin = folder / f"launch_cuda_{arch}.ptx", folder / f"launch_cuda_{arch}.cubin"
     flags = ["-std=c++20", "-O3", "--fmad=false", "--expt-relaxed-constexpr", f"-I{context.root / 'csrc'}"]
@@ -140,7 +141,7 @@ def assemble(context, folder, nvcc, arch):
 
 
 def figures_table(figures):
-    """What the kernels use, as docs/gpu-evidence.md has it."""
+    """The kernels' resources, as the table of docs/gpu-evidence.md."""
     rows = [
         f"| `{one['kernel']}` | sm_{one['architecture']} | {one['registers']} | {one['stack']} | {one['spilled']} |\n"
         for one in sorted(figures["kernels"], key=lambda one: (one["kernel"], int(one["architecture"])))
@@ -150,8 +151,8 @@ def figures_table(figures):
 
 
 def keep_figures(context, nvcc, entries):
-    """The file and the table that is made from it say what this compiler makes of the kernels; what another one makes
-    of them is not held against them."""
+    """The figures file and the table made from it hold the resources under this compiler. Another compiler's figures
+    are not compared."""
     version = re.search(r"\bV([\d.]+)", context.run([nvcc, "--version"], "nvcc"))
     figures = {"schema": 1, "what": "kernels", "command": "tests/gates/run cuda --fix", "nvcc": version[1]}
     figures |= {"kernels": entries}
@@ -171,7 +172,7 @@ def keep_figures(context, nvcc, entries):
 
 
 def start_program(context, program, *parts):
-    """The program of the GPU tests links, starts, and says so where there is no GPU, also of processes."""
+    """The program of the GPU tests links and starts. Without a GPU it reports that, for processes too."""
     for part in parts:
         said = context.run([program, part, "--seconds", "20"], f"nvx_gpu {part}")
         if not re.search(r'"end": "(skipped|passed)"', said):
@@ -179,11 +180,12 @@ def start_program(context, program, *parts):
 
 
 def sass(context, cubins):
-    """What the machine code itself says, where cuobjdump can show it."""
+    """Checks the machine code itself, if cuobjdump can print it."""
     tool = context.tool("cuobjdump")
     if not tool:
         return "machine code not looked into: no cuobjdump (pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)"
-    helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")  # by nvdisasm beside it
+    # Cuobjdump calls nvdisasm, which is beside it.
+    helped = dict(os.environ, PATH=f"{pathlib.Path(tool).parent}:{os.environ['PATH']}")
     told = []
     for cubin, arch in zip(cubins, ARCHITECTURES, strict=True):
         code = context.run([tool, "-sass", cubin], "cuobjdump", env=helped)

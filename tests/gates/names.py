@@ -1,8 +1,8 @@
-"""How things are called."""
+"""Rules for names."""
 
 import re
 
-# Files that tools look for under these very names.
+# Files that tools look for under these names.
 FIXED_FILES = {
     "Makefile",
     "CMakeLists.txt",
@@ -15,29 +15,30 @@ FIXED_FILES = {
     "MANIFEST.in",
 }
 FILE = re.compile(r"_{0,2}[a-z][a-z0-9]*(_[a-z0-9]+)*(__)?(\.[a-z0-9_]+)*$")
-LOOSE_FOLDERS = {"docs", "cmake", ".ci", ".github"}  # where dashes are the custom
+LOOSE_FOLDERS = {"docs", "cmake", ".ci", ".github"}  # dashes are usual in these
 
 VAGUE = re.compile(r"\w*?(Impl|Manager|Helper|Helpers|Util|Utils|Base)$")
 CAMEL = re.compile(r"[A-Z][A-Za-z0-9]*$")
 SNAKE = re.compile(r"~?[a-z][a-z0-9_]*_?$")
 
-# Every macro, and the files that may define it. A macro more is a line here, with its reason.
+# Every macro, and the files that may define it. A new macro needs a line here, with its reason.
 MACROS = {
     "NVX_CHECK": ("csrc/base/error.h",),
     "NVX_TRY": ("csrc/base/error.h",),
     "NVX_LOG": ("csrc/base/log.h",),
     "NVX_HD": ("csrc/kernel/exec.h", "csrc/kernel/reduce/float_bits.h"),
-    "NVX_RECORD_COMMS": ("csrc/torch/core/recorded.h",),  # torch's macro of that, whose name and arguments changed
+    "NVX_RECORD_COMMS": ("csrc/torch/core/recorded.h",),  # torch's macro for it, whose name and arguments changed
     "NVX_NOINLINE": ("csrc/kernel/exec.h",),  # CUDA spells noinline in its own way
-    "NVX_RULE": ("csrc/kernel/reduce/float_bits.h",),  # what every level compiles for itself must be inlined
-    "NVX_LEVEL": ("csrc/kernel/reduce/float_bits.h",),  # the build's, where the build gives none
+    # Every level compiles this code for itself, so it must be inlined.
+    "NVX_RULE": ("csrc/kernel/reduce/float_bits.h",),
+    "NVX_LEVEL": ("csrc/kernel/reduce/float_bits.h",),  # the default if the build does not define it
     "NVX_INDEPENDENT": ("csrc/kernel/reduce/levels/level.cc",),  # one pragma, two compilers
     "NVX_SCALAR": ("csrc/kernel/reduce/levels/level.cc",),
     "NVX_NAME": ("csrc/kernel/reduce/levels/level.cc",),  # the level's name as text
     "NVX_NAME_": ("csrc/kernel/reduce/levels/level.cc",),
 }
 ANNOTATIONS = "csrc/base/mutex.h"  # names clang's thread-safety attributes
-# Names that another library gives, to functions that it calls.
+# Functions that another library calls by these names.
 FOREIGN_FUNCTIONS = {
     "LLVMFuzzerTestOneInput",
     "LLVMFuzzerInitialize",
@@ -49,7 +50,7 @@ FOREIGN_FUNCTIONS = {
     "PrintTo",
     "TestBody",
 }
-# Names of CUDA's runtime, in what plays it for tests.
+# Names of CUDA's runtime, in the code that plays it for tests.
 PLAYED_CUDA = "tests/gpu/twin/"
 CUDA_NAME = re.compile(r"(cuda[A-Z][A-Za-z]+|CU[A-Za-z]+_st)$")
 OVERRIDES = ("csrc/torch/", "tests/torch/fake_device/", "tests/torch/fake_nccl/")
@@ -79,7 +80,7 @@ def tag_breaches(tag):
     if name.startswith("__anon") or re.search(
         rf"\b(?:struct|union|enum) \w+ {re.escape(name)}\b", tag.get("pattern", "")
     ):
-        return []  # nameless, or a variable whose type is written with its tag
+        return []  # unnamed, or a variable whose type is written with its tag
     if kind == "macro":
         return _macro(name, path, where)
     if path.startswith(PLAYED_CUDA) and CUDA_NAME.match(name):
@@ -87,7 +88,8 @@ def tag_breaches(tag):
     if kind in ("class", "struct", "union", "enum", "typedef"):
         if VAGUE.match(name):
             return [where + f"{name} says nothing: no Impl, Manager, Helper, Utils"]
-        lower_case_alias = kind == "typedef" and SNAKE.match(name)  # a concept of the standard library's: value_type
+        # A name that the standard library's concepts require: value_type.
+        lower_case_alias = kind == "typedef" and SNAKE.match(name)
         return [] if CAMEL.match(name) or lower_case_alias else [where + f"{name}: types are CamelCase"]
     if kind == "function":
         return _function(tag, where)
@@ -111,7 +113,7 @@ def _function(tag, where):
     constructor = name.lstrip("~") == scope.split("::")[-1]
     if constructor or name in GTEST or name in FOREIGN_FUNCTIONS or name.startswith("operator"):
         return []
-    if tag["path"].startswith(OVERRIDES):  # these keep the names that torch gives them
+    if tag["path"].startswith(OVERRIDES):  # overrides keep torch's names
         return [] if re.match(r"~?_?[a-z]\w*$", name) else [where + f"{name}(): functions begin small"]
     return [] if SNAKE.match(name) else [where + f"{name}(): functions are snake_case"]
 

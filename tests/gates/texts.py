@@ -1,5 +1,5 @@
-"""Gates over the text of the tree. Each rule is a function of (path, text) or of what ctags found, so that
-selftest can hand it a breach."""
+"""Gates over the text of the tree. Each rule is a function of (path, text) or of the output of ctags, so selftest
+can pass it a breach."""
 
 import pathlib
 import re
@@ -31,7 +31,7 @@ def ruff(context):
 
 
 def shell(context):
-    """Pieces that a script sources are seen through it, as they use its variables."""
+    """A script's sourced pieces are checked through it, because they use its variables."""
     scripts = [f for f in context.files if re.match(r"#!.*\b(ba)?sh\n", context.read(f))]
     context.run([context.tool("shellcheck"), "-x", *scripts], "shellcheck", cwd=context.root)
     return f"{len(scripts)} scripts"
@@ -63,7 +63,7 @@ def sizes(context):
 
 
 def long_functions(functions):
-    """None over 100 lines; over 80, at most one in a hundred."""
+    """No function has over 100 lines; at most one in a hundred has over 80."""
 
     def say(n, tag, most):
         return f"{tag['path']}:{tag['line']}: {tag['name']}() has {n} lines (at most {most})"
@@ -95,7 +95,7 @@ def words(context):
 
 
 def selftest(context):
-    """A rule that cannot fail is no rule: each is shown one breach and one near miss."""
+    """Each rule must be able to fail: it is shown one breach and one near miss."""
     cases = [
         *[(door_rules.breaches(p, t), bad, f"doors: {p}: {t}") for p, t, bad in door_rules.EXAMPLES],
         *[(door_rules.circles(f), bad, f"doors: {f}") for f, bad in door_rules.CIRCLE_EXAMPLES],

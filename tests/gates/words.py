@@ -1,5 +1,5 @@
-"""What must not stand in the tree: where a machine keeps its files, hosts that not everybody can reach, and the
-private words of whoever runs this (a regular expression a line, in git's info/private-words)."""
+"""Text that must not be in the tree: paths of a machine, hosts that are not public, and private words (a regular
+expression a line, in git's info/private-words)."""
 
 import pathlib
 import re
@@ -15,7 +15,7 @@ PUBLIC = re.compile(
 
 
 def private_words(root):
-    """The listed expressions, and a word on where they are from."""
+    """The listed expressions, and a note on their origin."""
     git = ["git", "-C", str(root), "rev-parse", "--git-common-dir"]
     found = subprocess.run(git, capture_output=True, text=True, check=False)
     listed = pathlib.Path(root) / found.stdout.strip() / "info" / "private-words"
