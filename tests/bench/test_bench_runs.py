@@ -1,4 +1,4 @@
-"""The bench as a user starts it, briefly, over backends that every torch has."""
+"""The bench as a user starts it, with short runs, over the backends of every torch build."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BRIEF = ("--blocks", "2", "--iters", "4", "-w", "1")
 
 
 def bench(*arguments, launcher=()):
-    """Runs the bench in processes of its own, on the nvx that this process imports."""
+    """Runs the bench in its own processes, on the nvx that this process imports."""
     return run([*(launcher or (sys.executable,)), "-m", "nvx.bench", *arguments])
 
 
@@ -40,7 +40,7 @@ def run(command, timeout=180):
 
 
 def bench_of(ranks, *arguments):
-    """The same, from where a launcher has started its ranks: what rank 0 says."""
+    """The same from a launcher that has started the ranks; returns the output of rank 0."""
     if "nvx" not in sys.modules:
         return bench(*arguments, "-n", str(ranks))
     from nvx.bench import world
@@ -49,7 +49,7 @@ def bench_of(ranks, *arguments):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     places = [world.rank_environment(rank, ranks, port) for rank in range(ranks)]
     for place in places:
-        place.pop("PYTHONPATH")  # they find nvx as this process does
+        place.pop("PYTHONPATH")  # the ranks find nvx as this process does
     started = [warm.Popen(command, env=os.environ | place, **pipes) for place in places]
     try:
         said = [rank.communicate(timeout=180) for rank in started]
@@ -125,7 +125,7 @@ def test_what_a_backend_refuses_is_said_and_not_fatal(tmp_path):
 
 
 def test_a_wrong_result_is_counted_and_fails(tmp_path):
-    """The do-nothing backend, measured as if it were a real one, gets every element wrong."""
+    """The no-op backend, measured as if it were a real one, gets every element wrong."""
     script = tmp_path / "lying.py"
     script.write_text(
         "import sys, nvx.bench.peers as peers, nvx.bench.world as world\n"
@@ -233,7 +233,7 @@ def test_init_and_memory(tmp_path):
 def test_a_signal_ends_the_ranks(number):
     paths = [str(WHERE), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths).rstrip(os.pathsep)}
-    # A shell's background jobs ignore Ctrl-C, and what they start does so too.
+    # A shell's background jobs ignore Ctrl-C, and their children inherit that.
     before = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); signal.signal(signal.SIGHUP, 0)"
     code = f"import sys; {before}; from nvx.bench import cli; sys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "all_reduce", "--backend", "gloo", "--sizes", "8", "--iters", "100000000"]

@@ -75,14 +75,14 @@ def test_scan_by_factor_and_by_step():
     assert sizes.scan(8, 64 << 10, factor=8) == [8, 64, 512, 4096, 32768]
     assert sizes.scan(1 << 20, 4 << 20, step=1 << 20) == [n << 20 for n in (1, 2, 3, 4)]
     assert sizes.scan(8, 8, factor=2) == [8]
-    assert sizes.scan(2, 9, factor=1.1) == [2, 3, 4, 5, 6, 7, 8, 9]  # always onwards
+    assert sizes.scan(2, 9, factor=1.1) == [2, 3, 4, 5, 6, 7, 8, 9]  # each step advances
     with pytest.raises(ValueError, match="above the largest"):
         sizes.scan(16, 8, factor=2)
     with pytest.raises(ValueError, match="factor"):
         sizes.scan(8, 16, factor=1)
 
 
-# Copied from nccl-tests' documentation, not computed: name, ranks, busbw / algbw.
+# Copied from the documentation of nccl-tests, not computed: name, ranks, busbw / algbw.
 FACTORS = [
     ("all_reduce", 2, 1.0),
     ("all_reduce", 4, 1.5),
@@ -103,7 +103,7 @@ FACTORS = [
 @pytest.mark.parametrize("name, ranks, factor", FACTORS)
 def test_bus_bandwidth_factors(name, ranks, factor):
     algbw, busbw = collectives.bandwidth(collectives.find(name), 1 << 20, ranks, 1e-3)
-    moved = 2 if name == "sendrecv" else 1  # there and back
+    moved = 2 if name == "sendrecv" else 1  # a ping-pong moves the message twice
     assert algbw == pytest.approx(moved * (1 << 20) / 1e-3 / 1e9)
     assert busbw == pytest.approx(algbw * factor)
 
@@ -121,7 +121,7 @@ def test_a_message_of_parts_holds_at_least_one_element_a_rank():
 
 
 def exact_reduction(op, rows):
-    """One element at a time in Python's own numbers, which are exact."""
+    """Reduces one element at a time in Python's exact numbers."""
     out = []
     for column in zip(*rows, strict=True):
         result = column[0]
@@ -151,7 +151,7 @@ def test_the_promised_result_is_the_exact_one(name, op, ranks):
     got = payload.reduced(op, dtype, ranks, salt=3)[:500]
     wide = got.real if dtype.is_complex else got
     assert wide.double().tolist() == exact_reduction(op, rows)
-    for rank, row in enumerate(rows):  # and the inputs themselves are exact in the dtype
+    for rank, row in enumerate(rows):  # the inputs themselves are exact in the dtype
         held = payload.as_dtype(payload.pattern(op, dtype, ranks, rank, salt=3), dtype)[:500]
         assert (held.real if dtype.is_complex else held).double().tolist() == row
 
@@ -188,7 +188,7 @@ def test_nothing_is_promised_where_torch_promises_nothing():
 
     assert expected("reduce", 0) is None and expected("reduce", 1) is not None
     assert expected("gather", 2) is None and len(expected("gather", 1)) == 3
-    assert expected("sendrecv", 2) is None  # no neighbour
+    assert expected("sendrecv", 2) is None  # the rank has no neighbour
     assert expected("barrier", 0) is None
 
 
@@ -272,7 +272,7 @@ def test_command_lines_that_make_no_sense_end_with_2_and_say_why(capsys, line, s
 
 
 def test_a_wrong_contender_is_told_which_there_are_and_which_are_installed(monkeypatch):
-    """Not the backend under test, nor what serves no tensors of the CPU."""
+    """The list leaves out the backend under test and backends without CPU tensors."""
     find_spec = contenders.importlib.util.find_spec
     monkeypatch.setattr(contenders.importlib.util, "find_spec", lambda name: name == "mpi4py" or find_spec(name))
     monkeypatch.setattr(contenders.dist, "is_gloo_available", lambda: False)
@@ -313,7 +313,7 @@ def test_verdicts():
 
 
 def test_every_goal_can_be_met_by_what_the_parts_measure():
-    """No goal asks for a size or a peer that no part of bench/targets.py measures."""
+    """bench/targets.py measures every size and peer of every goal."""
     parser = cli._sweep_parser()
     measured = set()
     for part in ("all_reduce", "others", "four", "far", "far_others", "far_four"):
@@ -364,7 +364,7 @@ def test_idle_time_is_of_the_threads_that_are_not_others(counted):
 
 
 def test_results_take_the_place_of_files_alone(tmp_path):
-    """Not of a pipe, nor of a link."""
+    """A pipe or a link is not replaced."""
     pipe, link = tmp_path / "pipe", tmp_path / "link.json"
     os.mkfifo(pipe)
     reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""What `nvx explain` estimates, against the figures that are committed: of the machine that they are of."""
+"""The estimates of `nvx explain` against the committed results, for the machine that produced them."""
 
 import json
 import pathlib
@@ -9,9 +9,10 @@ RESULTS = pathlib.Path(__file__).parents[2] / "bench" / "results"
 
 
 def figures():
-    """(collective, bytes a rank puts in, ranks, hosts, microseconds) of tensors of the CPU."""
+    """(collective, input bytes a rank, ranks, hosts, microseconds) of CPU tensors."""
     report = json.loads((RESULTS / "targets.json").read_text())
-    # In far_four two hosts of two ranks share two cores, so that ranks of different hosts wait for each other's.
+    # far_four is left out: two hosts of two ranks share two cores, so ranks of different hosts wait for each other's
+    # cores.
     for part in ("all_reduce", "others", "four", "far", "far_others"):
         found = report["parts"][part]
         for row in found["results"]:

@@ -1,4 +1,4 @@
-"""bench/gpu_targets.py: a target is met, missed, or not measured, whatever a file says."""
+"""bench/gpu_targets.py: a target is met, missed, or not measured, for any contents of the file."""
 
 import json
 
@@ -88,7 +88,7 @@ def test_an_all_reduce_reads_and_writes_at_least_its_tensors():
 
 @pytest.mark.parametrize("odd", [None, "x", [], {}, True, float("inf"), float("nan"), "absent"])
 def test_an_odd_figure_counts_as_not_measured(odd):
-    """In any place of any row."""
+    """The odd figure may be in any place of any row."""
     for part, found in GOOD.items():
         for at, row in enumerate(found):
             for name in row:
