@@ -9,10 +9,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Interpreter:
-    """Runs code in a fresh process, with `path` in front of what this process finds its modules by."""
+    """Runs code in a fresh process, with `path` in front of this process's module path."""
 
     def __call__(self, code, *, path=None, flags=(), **environment):
-        # What a plugin or torchrun left in this process is not the user's environment.
+        # Variables that a plugin or torchrun set in this process are not the user's environment.
         env = {key: value for key, value in os.environ.items() if not key.startswith(("NVX_", "TORCH_"))}
         if path is not None:
             env["PYTHONPATH"] = os.pathsep.join([str(path), env.get("PYTHONPATH", "")]).rstrip(os.pathsep)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plays nvx_gpu for tests: NVX_STAND_IN says how each part goes, as JSON; parts that it does not name pass."""
+"""Stands in for `nvx_gpu`: NVX_STAND_IN gives each part's outcome, as JSON; parts that it does not name pass."""
 
 import json
 import os

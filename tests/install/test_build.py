@@ -1,4 +1,5 @@
-"""An sdist builds, a wheel builds from it, and what it installs works by itself. Without torch, the line to type."""
+"""An sdist builds, a wheel builds from it, and the installed package works alone. Without torch, the error names the
+command to type."""
 
 import configparser
 import email
@@ -42,7 +43,7 @@ def work(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sdist(root, work):
-    """Made from a copy: setuptools writes beside its input."""
+    """Made from a copy, because setuptools writes beside its input."""
     copy = work / "checkout"
     built = ("build", "build-*", "dist", "*.egg-info", "__pycache__")
     ignored = shutil.ignore_patterns(".git", ".venv", ".hypothesis", *built)
@@ -64,7 +65,7 @@ def wheel(unpacked, work):
 
 @pytest.fixture(scope="module")
 def installed(wheel, work):
-    """A folder that holds what the wheel installs and nothing else."""
+    """A folder that holds only the files that the wheel installs."""
     target = work / "site"
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(target)
@@ -104,7 +105,7 @@ def test_wheel_has_both_entry_points_and_the_command(wheel):
 
 
 def test_module_exports_what_is_looked_up_alone_and_carries_no_path(installed):
-    """Python's entry, and by what name torch's allocator asks for memory of a pool."""
+    """The exports are Python's entry point and the functions by which torch's allocator asks a pool for memory."""
     (module,) = (installed / "nvx").glob("_C.*.so")
     names = run(["nm", "-D", "--defined-only", module], cwd=installed).stdout.split("\n")
     assert sorted(line.split()[-1] for line in names if line) == ["PyInit__C", "nvx_pool_free", "nvx_pool_malloc"]
@@ -126,7 +127,7 @@ print(nvx.__file__, value.tolist())
 
 
 def test_build_type_and_cmake_arguments_are_honoured(unpacked, work):
-    """Configures only: a compiler that does not exist ends it early, and the cache shows what arrived."""
+    """Configures only: a compiler that does not exist ends the build early, and the cache shows the arguments."""
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", work / "x", "--build-temp", work / "y"]
     ended = run(command, cwd=unpacked, CMAKE_ARGS="-DCMAKE_CXX_COMPILER=no-such-compiler", CMAKE_BUILD_TYPE="Debug")
     assert ended.returncode != 0
@@ -135,7 +136,7 @@ def test_build_type_and_cmake_arguments_are_honoured(unpacked, work):
 
 
 def test_jobs_cuda_and_architectures_are_honoured(unpacked, work, tmp_path):
-    """Runs a cmake that does nothing: what it is asked for is printed."""
+    """Runs a cmake that only prints its arguments."""
     (tmp_path / "cmake").write_text("#!/bin/sh\n")
     (tmp_path / "cmake").chmod(0o755)
     command = [sys.executable, "setup.py", "build_ext", "--build-lib", work / "x", "--build-temp", work / "z"]

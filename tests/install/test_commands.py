@@ -231,7 +231,7 @@ def test_python_m_nvx_is_the_command():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_explain_says_so_where_there_is_nothing_to_choose(capsys, device):
-    """A barrier has no size, whatever is said."""
+    """A barrier has no size, even if a size is given."""
     for arguments in (["barrier"], ["barrier", "8"]):
         assert cli.main(["explain", *arguments, "-n", "4", "--device", device]) == 0
         told = capsys.readouterr().out
@@ -252,7 +252,7 @@ def test_explain_knows_the_names_that_bench_knows(capsys):
 
 
 def explained(monkeypatch, capsys, *arguments, why_no_nccl=""):
-    """The lines of an answer, and those that run."""
+    """The lines of an answer, and the lines that are marked as run."""
     monkeypatch.setattr("nvx.delegate.obstacle", lambda: why_no_nccl)
     assert cli.main(["explain", *arguments, "--device", "cuda"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -278,7 +278,8 @@ def test_explain_says_plainly_that_there_is_no_nccl(monkeypatch, capsys):
 
 
 def test_explain_follows_nvx_delegate():
-    """Which is read once in a process. Its sizes are those of the whole, and the answer says what that is."""
+    """nvx reads `NVX_DELEGATE` once in a process. Its sizes are those of the whole message, and the answer defines
+    them."""
     script = (
         "import nvx.delegate, nvx.cli, sys; nvx.delegate.obstacle = lambda: ''; "
         "sys.exit(nvx.cli.main(['explain', sys.argv[1], '4K', '1M', '-n', '4', '--device', 'cuda']))"

@@ -1,4 +1,4 @@
-"""scripts/gpu_evidence.py: whatever a part does, the file says so and the next part runs; and a dry run of all."""
+"""scripts/gpu_evidence.py: the file records the outcome of each part, and the next part runs; and a dry run of all."""
 
 import contextlib
 import importlib.util
@@ -43,7 +43,7 @@ def gone(pid):
 
 
 class Evidence:
-    """Dry runs of the driver in this process, or in one of their own, with a stand-in for the twin."""
+    """Dry runs of the driver in this process or in their own, with a stand-in for the twin."""
 
     def __init__(self, monkeypatch, folder):
         self.driver, self.monkeypatch = load(), monkeypatch
@@ -56,7 +56,7 @@ class Evidence:
         return ["--dry-run", "--from", str(self.folder), "-J", str(self.file), *words]
 
     def run(self, how, *words, limit=None):
-        """The exit status, the states by part, and what was run."""
+        """The exit status, the states by part, and the programs that ran."""
         self.monkeypatch.setenv("NVX_STAND_IN", json.dumps(how))
         if limit:
             parts = tuple(part._replace(seconds=limit) for part in self.driver.PARTS)
@@ -218,7 +218,7 @@ def test_a_dry_run_has_every_part(tmp_path):
     found = json.loads(file.read_text())["parts"]
     assert list(found) == load().NAMES, told.stdout + told.stderr
     bad = {name: part["why"] for name, part in found.items() if part["state"] != "passed"}
-    assert set(bad) <= {"pairs"}, bad  # which needs two GPUs
+    assert set(bad) <= {"pairs"}, bad  # it needs two GPUs
     assert all(part["rows"] or part["said"] for name, part in found.items() if name not in bad)
     with contextlib.suppress(ImportError):
         import gpu_targets

@@ -1,4 +1,4 @@
-"""What `import torch` does where nvx is installed: registers it, quickly, once, without C++, and whatever happens."""
+"""`import torch` with nvx installed registers the backend: quickly, once, without loading C++, and always."""
 
 import importlib.util
 import pathlib
@@ -21,7 +21,7 @@ dist.destroy_process_group()
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the installed package, first on the path, to spoil."""
+    """A copy of the installed package, first on the path, which a test may break."""
     installed = pathlib.Path(importlib.util.find_spec("nvx").origin).parent
     shutil.copytree(installed, tmp_path / "nvx", ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
@@ -98,7 +98,7 @@ start = time.process_time()
 import nvx; nvx._autoload()
 print(1e3 * (time.process_time() - start))
 """
-    # Of processor time, the best of three fresh processes: the machine may be busy, the hook must not be.
+    # Processor time, the minimum of three fresh processes, because the machine may be busy.
     assert min(float(python.output(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0")) for _ in range(3)) < 5.0
 
 

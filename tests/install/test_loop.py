@@ -1,4 +1,4 @@
-"""A contributor's loop: which tests `make test T=...` selects, the hook for subjects, and the minutes of CI."""
+"""A contributor's tools: the tests that `make test T=...` selects, the hook for subjects, and the timing of CI."""
 
 import re
 import runpy
@@ -16,7 +16,7 @@ def select(root):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Two rooms: C++ tests of which some have parameters, and Python tests of which one is made by assignment."""
+    """Two rooms: C++ tests, some of them with parameters, and Python tests, one of them made by assignment."""
     net, torch = tmp_path / "tests" / "net", tmp_path / "tests" / "torch"
     net.mkdir(parents=True)
     torch.mkdir()
@@ -73,7 +73,7 @@ def test_a_selection_that_matches_nothing_says_what_there_is(root, tmp_path):
     )
     assert ended.returncode != 0
     assert "nvx: no test matches T=NoSuchTestAnywhere[0]. T is a folder of tests (base bench " in ended.stderr
-    assert "What is here" not in ended.stdout  # before anything is installed or built
+    assert "What is here" not in ended.stdout  # before any install or build
 
 
 def test_what_is_no_regular_expression_is_named(root):
@@ -126,7 +126,7 @@ def test_the_parts_of_ci_are_targets_and_fit(root):
 
 @pytest.fixture
 def ci(root, tmp_path):
-    """.ci/run over parts that are here in a moment: (table, recipe of `test`) -> how it ended."""
+    """Runs .ci/run over parts that need no time: (table, recipe of `test`) -> its outcome."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(root / ".ci" / "run", tmp_path / ".ci" / "run")
 

@@ -1,4 +1,4 @@
-"""The pages say what is true: their programs run, and their commands, links, files and error texts exist."""
+"""The pages are correct: their programs run, and their commands, links, files and error texts exist."""
 
 import re
 import subprocess
@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-OTHERS = {"gpucheck.md", "gpu-evidence.md", "environment.md"}  # pages with made tables, or of what is being replaced
+# Pages with generated tables, and pages that will be replaced.
+OTHERS = {"gpucheck.md", "gpu-evidence.md", "environment.md"}
 MOST_LINES = {"README.md": 100, "architecture.md": 200}
 
 
@@ -35,7 +36,7 @@ def test_the_example_trains_over_nvx(root, tmp_path):
     (program,) = blocks(root / "docs" / "getting-started.md", "python")
     assert len(program.strip().splitlines()) <= 25
     loss = float(re.search(r"^nvx: loss ([\d.]+)$", run_on_two_ranks(program, tmp_path), re.MULTILINE)[1])
-    assert loss < 1.0  # it starts near 64
+    assert loss < 1.0  # the loss is near 64 at the start
 
 
 def test_the_commands_they_name_exist(root):
@@ -60,7 +61,7 @@ def has_target(makefile, name):
 
 
 def anchors(page):
-    """What GitHub makes of the headings."""
+    """The anchors that GitHub makes from the headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -76,7 +77,7 @@ def test_the_pages_they_link_exist(root):
 
 
 def test_the_files_they_name_exist(root):
-    """In text, tables and diagrams; from the root, from csrc, from the results, or from where the page is."""
+    """In text, tables and diagrams; relative to the root, to csrc, to the results, or to the page."""
     kinds = r"cc|h|cu|py|json|md|cmake|sh"
     missing = []
     for page in (*pages(root), *sorted((root / "csrc").glob("*/README.md"))):
@@ -90,7 +91,7 @@ def test_the_files_they_name_exist(root):
 
 
 def literals(root):
-    """The text of all strings of the sources, without the quotes at which a long one is broken."""
+    """The text of all strings of the sources, with adjacent parts joined."""
     sources = [p for folder in ("csrc", "python", "cmake") for p in (root / folder).rglob("*") if p.is_file()]
     text = "\n".join(p.read_text() for p in (*sources, root / "setup.py") if p.suffix in (".cc", ".h", ".py", ".cmake"))
     return re.sub(r'"\s*\n\s*f?"', "", text)

@@ -1,4 +1,4 @@
-"""`nvx topo`: on this machine, and over an NVML that plays one with GPUs."""
+"""`nvx topo`: on this machine, and over a fake NVML with GPUs."""
 
 import json
 import os
