@@ -1,7 +1,7 @@
-"""nvx's speed goals, in one table, and the judgement of measured figures against them.
+"""nvx's speed goals in one table, and their evaluation against measured figures.
 
-A goal is a time that nvx should not exceed, made of what others took in the same run: ratios hold on any
-machine, times on none. "The call" is what torch itself takes over a backend that does nothing."""
+A goal limits nvx's time relative to other backends in the same run: ratios hold on any machine, absolute times do
+not. "The call" is torch's own overhead, measured over a backend that does nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Find = Callable[[str], float | None]  # a contender's time in microseconds, None
 
 @dataclass(frozen=True)
 class Bound:
-    """call + plus_us + share x (the fastest of peers)."""
+    """The limit: call + plus_us + share x (the fastest of peers)."""
 
     share: float = 0.0
     peers: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Bound:
         return " + ".join(terms)
 
     def reached(self, measured: float | None, find: Find) -> str:
-        """The measured time in the bound's own terms."""
+        """The measured time in the terms of the bound."""
         there = [time for time in map(find, self.peers) if time is not None]
         call = find("null") if self.call else 0.0
         if measured is None or call is None or (self.peers and not there):
@@ -50,7 +50,7 @@ class Bound:
         return " + ".join(terms)
 
     def microseconds(self, find: Find) -> tuple[float | None, str]:
-        """(the limit, who was missing); None where it cannot be said."""
+        """(the limit, the missing contenders); None if the limit is not known."""
         total = self.plus_us
         if self.call:
             null = find("null")
@@ -67,7 +67,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Goal:
-    """One line of the verdict."""
+    """One goal, a line of the verdict."""
 
     what: str
     ranks: int
@@ -114,7 +114,7 @@ COLLECTIVE_GOALS: tuple[Goal, ...] = (
     *_against_gloo(("barrier",), 4, {0: 15}),
 )  # fmt: skip
 
-# Between hosts the kernel's TCP is the bound: what a raw socket moves, in both directions at once, over one connection.
+# Between hosts the kernel's TCP is the bound: a raw socket's rate over one connection, in both directions at once.
 SOCKET = ("socket",)
 HOST_GOALS: tuple[Goal, ...] = (
     *(Goal("all_reduce", 2, size, Bound(call=True, plus_us=15), 2) for size in (8, KI)),
@@ -127,17 +127,16 @@ HOST_GOALS: tuple[Goal, ...] = (
     *_against_gloo(("all_reduce",), 4, {8: 4, KI: 4, 64 * KI: 4, 16 * MI: 1.5}, 2),
 )  # fmt: skip
 
-STEP_SHARE = 1 / 2  # of gloo's, for a DDP and an FSDP2 step
-INIT_SHARE = 1.0  # of gloo's, for init_process_group and the first collective
-GROUP_BYTES = MI  # resident a rank and group, before use, and after it when many share the staging
-IDLE_CPU_SHARE = 0.001  # of a core: what reading the clock at both ends may cost
-SLOWED_ALLOWANCE = 0.0  # beyond what a matrix product slows beside gloo's all_reduce
+STEP_SHARE = 1 / 2  # of gloo's time, for a DDP and an FSDP2 step
+INIT_SHARE = 1.0  # of gloo's time, for init_process_group and the first collective
+GROUP_BYTES = MI  # resident a rank and group, before use, and after it when many groups share the staging
+IDLE_CPU_SHARE = 0.001  # of a core: the error of reading the clock at both ends
+SLOWED_ALLOWANCE = 0.0  # beyond the slowdown of a matrix product beside gloo's all_reduce
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was asked, what came out. ``measured`` and ``limit`` carry ``unit``; ok is None where it
-    cannot be judged."""
+    """A goal and its result. `measured` and `limit` are in `unit`; `ok` is None if the goal cannot be judged."""
 
     title: str
     bound: str
@@ -188,11 +187,11 @@ def _verdict(title: str, bound: Bound, find: Find, subject: str) -> Verdict:
 def judge_collectives(
     results: list[dict[str, Any]], subject: str = NVX, table: tuple[Goal, ...] = COLLECTIVE_GOALS
 ) -> list[Verdict]:
-    """Every goal of a table of collectives against the results of the sweeps."""
+    """Judges every goal of a table of collectives by the results of the sweeps."""
     times: dict[tuple[str, int, int, str], float] = {}
     for result in results:
         key = (result["collective"], result["ranks"], result["size"], result["backend"])
-        times.setdefault(key, result["time_us"])  # the first variant is torch's usual one
+        times.setdefault(key, result["time_us"])  # the first variant is torch's usual call
     verdicts = []
     for goal in table:
 
@@ -204,7 +203,7 @@ def judge_collectives(
 
 
 def _real_size(goal: Goal) -> int:
-    """8 bytes are two floats: over four ranks a message made of parts holds one each."""
+    """8 bytes are two floats. With four ranks, a message in blocks holds at least one float a rank."""
     return max(goal.size, 4 * goal.ranks) if goal.what in ("all_gather", "reduce_scatter") else goal.size
 
 
@@ -214,7 +213,7 @@ def _by_backend(results: list[dict[str, Any]], value: str, **where: str) -> Call
 
 
 def judge_steps(results: list[dict[str, Any]], subject: str = NVX) -> list[Verdict]:
-    """Training steps against gloo's."""
+    """Judges training steps against gloo's."""
     out = []
     for kind in ("ddp", "fsdp2"):
         find = _by_backend(results, "time_us", kind=kind)

@@ -1,4 +1,4 @@
-"""nvx's targets on one GPU, judged by the figures of scripts/gpu_evidence.py: `python bench/gpu_targets.py FILE`."""
+"""nvx's targets on one GPU, judged by the results of scripts/gpu_evidence.py: `python bench/gpu_targets.py FILE`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 RANKS = 8
-SMALL = (8, 16 << 10)  # bytes, from and to
+SMALL = (8, 16 << 10)  # bytes: the least and the most
 LARGE = 16 << 20
 HBM_SHARE = 0.8
 ARENA_BYTES = 64 << 20
@@ -31,7 +31,7 @@ def number(value: Any) -> bool:
 
 
 def rows_of(document: Document, part: str, *numbers: str, **same: Any) -> Rows:
-    """The rows of a part that have these numbers and say the same. A row without one counts as not measured."""
+    """The rows of a part that have these numbers and these values. A row without one of them counts as not measured."""
     found = document["parts"].get(part, {}).get("rows", [])
     found = [row for row in found if all(number(row.get(name)) for name in numbers)]
     return [row for row in found if all(row.get(name) == value for name, value in same.items())]
@@ -42,7 +42,7 @@ def passed(document: Document, part: str) -> bool:
 
 
 def least(rows: Rows, by: str, named: str) -> dict[int, float]:
-    """The least of a figure, by size: each size on its best channel."""
+    """The minimum of a figure, by size: each size on its best channel."""
     found: dict[int, float] = {}
     for row in rows:
         found[row[by]] = min(row[named], found.get(row[by], math.inf))
@@ -54,11 +54,11 @@ def verdict(target: str, good: bool, measured: str, how: str = "") -> Verdict:
 
 
 def moved_bytes(size: int, ranks: int) -> tuple[float, float]:
-    """Of an all-reduce by chunks between ranks of one device: what its kernels load and store, each byte once; and the
-    floor for any algorithm, every input read and every output written."""
+    """Bytes of an all-reduce by chunks between ranks of one device: the loads and stores of its kernels, and the
+    minimum for any algorithm, which reads every input and writes every output once."""
     others = (ranks - 1) / ranks
-    loads = others + 1 + others  # the slices sent out, all of my slice, the sums of the others
-    stores = others + 1 / ranks + others + others  # chunks, my sums, my sums to the others, theirs
+    loads = others + 1 + others  # the slices sent to peers, all of my slice, the sums of the others
+    stores = others + 1 / ranks + others + others  # chunks, my sums, my sums for the others, their sums
     return size * ranks * (loads + stores), 2.0 * size * ranks
 
 
@@ -141,7 +141,8 @@ def host_time(document: Document) -> Verdict:
 
 
 def beside(target: str, ours: dict[int, float], theirs: dict[int, float], how: str, good: float = 1.0) -> Verdict:
-    """At each size that both have; that which suits nvx least. good: the largest share of torch's time that is."""
+    """Compares at each size that both have, and judges the one with the largest ratio. `good`: the largest ratio
+    allowed."""
     sizes = [size for size in ours if size in theirs]
     if not sizes:
         return Verdict(target, "not measured")
@@ -172,7 +173,8 @@ def replayed(document: Document) -> Verdict:
 
 
 def copies_ms(document: Document, size: int) -> float:
-    """Of so many bytes to the host and back, at the speed of the largest copies; 0 where none was measured."""
+    """The time to copy so many bytes to the host and back, at the speed of the largest copies; 0 if none was
+    measured."""
     ways = [largest_copy(document, way) for way in ("device_to_host", "host_to_device")]
     return sum(size / way["gb_s"] / 1e6 for way in ways if way) if all(ways) else 0.0
 

@@ -60,7 +60,7 @@ def read_arguments(given: list[str]) -> argparse.Namespace:
 
 
 def measured(part: str, backend: str, quick: bool) -> dict[str, Any] | None:
-    """One part's results file; None if it failed, which it has said itself."""
+    """The results of one part; None if it failed, which the part has printed."""
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
         line = [*PARTS[part].split(), *(_QUICK[part].split() if quick else ()), "--backend", backend]
         if part == "all_reduce" and not _has_mpi():
@@ -94,7 +94,7 @@ def _has_mpi() -> bool:
 
 
 def judged(parts: dict[str, Any], subject: str) -> list[goals.Verdict]:
-    """Every goal that the measured parts allow to judge; those of parts that were not run are left out."""
+    """Judges every goal that the measured parts cover; goals of parts that did not run are left out."""
     verdicts: list[goals.Verdict] = []
     for names, table in (
         (("all_reduce", "others", "four"), goals.COLLECTIVE_GOALS),
@@ -120,7 +120,7 @@ def judged(parts: dict[str, Any], subject: str) -> list[goals.Verdict]:
 
 
 def show(document: dict[str, Any], verdicts: list[goals.Verdict]) -> int:
-    """Prints the table; 1 if a goal was missed, unless it was a quick run, or a result was wrong."""
+    """Prints the table; returns 1 if a goal was missed and the run was not quick, or if a result was wrong."""
     rounds = [value for part in document["parts"].values() for value in part.get("flag_round_us") or () if value]
     span = f"{min(rounds):.3f} to {max(rounds):.3f} us" if rounds else "not measured"
     print(f"\n# {document['command']}, {document['when']}")

@@ -1,5 +1,4 @@
-"""`nvx bench`: what collectives and training steps take over nvx and over others, side by side in the
-same processes."""
+"""`nvx bench`: times collectives and training steps over nvx and over other backends, in the same processes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ examples:
 """
 
 _OF_A_RANK = "a rank is a process here: -n is how many to start"
-# nccl-tests' letters that have no meaning here, and why.
+# nccl-tests' letters that have no meaning here, and the reasons.
 _NOT_HERE = {
     "-t --nthreads": _OF_A_RANK,
     "-g --ngpus": _OF_A_RANK,
@@ -48,7 +48,7 @@ class _NotHere(argparse.Action):
 
 
 def _argument(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A converter whose ValueError text reaches the user."""
+    """A converter that shows the text of its ValueError to the user."""
 
     def checked(text: str) -> Any:
         try:
@@ -90,7 +90,7 @@ def _roots(text: str) -> list[int] | str:
 
 
 def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
-    """What every benchmark with ranks takes."""
+    """The options of every benchmark with ranks."""
     parser.add_argument("-n", "--ranks", type=_above(1), default=2, help="ranks to start (default 2)")
     parser.add_argument(
         "--hosts", type=_above(1), default=1,
@@ -108,7 +108,7 @@ def common(parser: argparse.ArgumentParser, versus: str = "") -> None:
 
 
 def _check_common(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> None:
-    """Ends with 2 where the ranks could only do something else than was asked for."""
+    """Exits with 2 if the ranks could not do as asked."""
     from . import contenders
 
     if why := world.why_no(parsed.device):
@@ -202,7 +202,7 @@ def _sweep(arguments: list[str]) -> tuple[argparse.Namespace, Callable]:
 
 
 def _command(name: str, arguments: list[str]) -> int:
-    """train, overlap: in ranks. init, memory: start their own. plot: neither."""
+    """train, overlap: run in ranks. init, memory: start their own ranks. plot: neither."""
     module = importlib.import_module(f".{COMMANDS[name]}", __package__)
     about = (module.__doc__ or "").strip()
     parser = argparse.ArgumentParser(prog=f"nvx bench {name}", description=about)
@@ -224,7 +224,7 @@ def _command(name: str, arguments: list[str]) -> int:
 
 
 def _worker(module: Any, parsed: argparse.Namespace) -> int:
-    """A rank of a benchmark that starts fresh ones."""
+    """A rank of a benchmark that starts fresh ranks."""
     if module.__name__.endswith("startup"):
         return module.work(parsed)
     me = world.join(parsed.rendezvous, parsed.timeout, parsed.device)
@@ -234,7 +234,7 @@ def _worker(module: Any, parsed: argparse.Namespace) -> int:
 
 
 def _in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -> int:
-    """Inside a rank: runs. Outside: starts the ranks, which come here again."""
+    """Inside a rank: runs the benchmark. Outside: starts the ranks, which come here again."""
     if world.placed() is None:
         if "deepspeed" in parsed.vs:
             _build_deepspeed()
@@ -246,7 +246,7 @@ def _in_ranks(parsed: argparse.Namespace, run: Callable, arguments: list[str]) -
 
 
 def _build_deepspeed() -> None:
-    """Once, before the ranks start and would wait for each other's compiler."""
+    """Compiles the op once before the ranks start; otherwise they would wait for each other's compiler."""
     from . import direct
     from .peers import Unsupported
 
@@ -258,7 +258,7 @@ def _build_deepspeed() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one benchmark; 0 all well, 1 a wrong result, 2 a usage or start-up error."""
+    """Runs one benchmark; 0 success, 1 a wrong result, 2 a usage or start-up error."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if given and given[0] in COMMANDS:

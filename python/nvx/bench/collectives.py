@@ -1,4 +1,4 @@
-"""What each collective moves: one row says how its buffers are laid out and what counts as its bandwidth."""
+"""The collectives of the bench: one row gives the layout of the buffers and the bytes that count as bandwidth."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Extent = Literal["whole", "block", "nothing"]  # all of the message, one rank's part of it, or no data at all
+Extent = Literal["whole", "block", "nothing"]  # the whole message, one rank's part of it, or no data
 Variant = Literal["out-of-place", "in-place"]
 
 
@@ -20,7 +20,7 @@ def _one(ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Collective:
-    """One row of the table. ``moved`` turns a message's bytes into what crosses in one timed exchange."""
+    """One row of the table. `moved` turns a message's bytes into the bytes that one timed exchange moves."""
 
     name: str
     sends: Extent
@@ -33,13 +33,12 @@ class Collective:
 
     @property
     def in_blocks(self) -> bool:
-        """The message is made of one part a rank, so its count is rounded to a multiple of the ranks."""
+        """Whether the message has one part a rank, so its count is rounded to a multiple of the ranks."""
         return "block" in (self.sends, self.receives) or self.name == "all_to_all"
 
 
-# Factors are those of nccl-tests. Its sendrecv is a shift round a ring; ours is a ping-pong between
-# neighbours (one send and one recv on each side), so an exchange moves the message twice and algbw is still
-# the rate of one direction.
+# The factors are those of nccl-tests. Its sendrecv is a shift in a ring; ours is a ping-pong between neighbours (one
+# send and one recv on each side). An exchange moves the message twice, so algbw is still the rate of one direction.
 COLLECTIVES: dict[str, Collective] = {
     row.name: row
     for row in (
@@ -70,7 +69,7 @@ ALIASES = {
 
 
 def find(name: str) -> Collective:
-    """The row called ``name``, by torch's name or nccl-tests'."""
+    """The row called `name`, by torch's name or nccl-tests'."""
     key = ALIASES.get(name, name)
     if key not in COLLECTIVES:
         raise ValueError(f"no collective '{name}': there are {', '.join(COLLECTIVES)}")
@@ -78,7 +77,7 @@ def find(name: str) -> Collective:
 
 
 def elements(row: Collective, nbytes: int, itemsize: int, ranks: int) -> int:
-    """Elements in the larger of input and output: at least one a rank where the message is made of parts."""
+    """Elements in the larger of input and output: at least one a rank if the message has one part a rank."""
     if row.sends == "nothing":
         return 0
     count = nbytes // itemsize

@@ -1,4 +1,4 @@
-"""Contenders by name: who takes part, and why others cannot."""
+"""Contenders by name: the ones that take part, and the reasons why others cannot."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import torch.distributed as dist
 from .peers import NULL, Contender, TorchContender, Unsupported, torch_backend
 from .world import World
 
-OWN = ("nvx", NULL, "deepspeed", "mpi", "socket", "symm_mem")  # what has a name here, whatever torch knows
+OWN = ("nvx", NULL, "deepspeed", "mpi", "socket", "symm_mem")  # contenders of this package, which torch may not know
 
 
 def known() -> list[str]:
-    """Every name that could take part, whether or not it can on this machine."""
+    """Every name that could take part, whether or not this machine has it."""
     torchs = [name for name in dist.Backend.backend_list if name != dist.Backend.UNDEFINED]
     return list(dict.fromkeys([*OWN, *torchs]))
 
 
 def _is_here(name: str) -> bool:
-    """As far as that can be told without starting it."""
+    """Whether the contender is installed, without starting it."""
     package = {"deepspeed": "deepspeed", "mpi": "mpi4py"}.get(name)
     if package:
         return importlib.util.find_spec(package) is not None
-    of_torch = getattr(dist, f"is_{name}_available", None)  # none for what somebody else has registered
+    of_torch = getattr(dist, f"is_{name}_available", None)  # third-party backends have no such function
     return of_torch is None or of_torch()
 
 
 def peers_of(backend: str) -> str:
-    """The names of what `backend` can be measured beside, for people: those that are here, and those that are not."""
+    """The names of contenders to measure beside `backend`, as text: those installed here and those that are not."""
     serving_cpu = dist.Backend.backend_capability
     names = [name for name in known() if name in OWN or ("cpu" in serving_cpu.get(name, ()) and name != "fake")]
     here = [name for name in names if name != backend and _is_here(name)]
@@ -37,7 +37,7 @@ def peers_of(backend: str) -> str:
 
 
 def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contender], dict[str, str]]:
-    """The contenders by name, and for each that cannot take part the reason. The same on every rank."""
+    """The contenders by name, and the reason for each that cannot take part. The same on every rank."""
     able: list[Contender] = []
     refused: dict[str, str] = {}
     for position, base in enumerate(names):
@@ -58,7 +58,7 @@ def enlist(names: list[str], world: World, timeout: float) -> tuple[list[Contend
 
 
 def _make(base: str, name: str, world: World, timeout: float) -> Contender:
-    """Each is loaded when it is asked for, as some need what is not installed."""
+    """Each contender is imported when it is used, because some need packages that are not installed."""
     if base == "symm_mem":
         from .symmetric import SymmetricContender
 

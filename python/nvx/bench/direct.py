@@ -1,5 +1,5 @@
-"""Contenders that torch does not drive, called directly: DeepSpeed's shared-memory all-reduce, Open MPI, and
-(in sockets.py) a raw socket."""
+"""Contenders that the bench calls without torch.distributed: DeepSpeed's shared-memory all-reduce, Open MPI, and (in
+sockets.py) a raw socket."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _deepspeed_sources() -> Path:
 
 
 def load_deepspeed() -> Any:
-    """DeepSpeed's op, compiled from the installed package's own sources with the package's own flags (once;
-    then cached).
+    """DeepSpeed's op, compiled from the installed package's own sources with the package's own flags (once; then
+    cached).
 
-    The package itself is not imported: it would bring its whole runtime into every rank."""
+    The package itself is not imported: it would load its whole runtime into every rank."""
     from torch.utils import cpp_extension
 
     folder = _deepspeed_sources()
@@ -44,16 +44,16 @@ def load_deepspeed() -> Any:
 
 
 class DeepSpeedContender(Contender):
-    """torch.ops.deepspeed.inference_all_reduce_: sums in place, three dtypes."""
+    """`torch.ops.deepspeed.inference_all_reduce_`: sums in place, three dtypes."""
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name)
         os.environ["LOCAL_SIZE"] = str(world.size)
-        # Its segments are named after the port and keep their contents: a number of this run's own.
+        # DeepSpeed's segments are named after the port and keep their contents, so each run uses its own number.
         os.environ["MASTER_PORT"] = str(int(world.from_first(os.getpid())))
         load_deepspeed().initialize(world.size, world.rank)
         self.op = torch.ops.deepspeed.inference_all_reduce_.default
-        # It leaves its segment behind, 69 MB a rank, in memory that stays taken when the process has ended.
+        # It leaves its segment behind, 69 MB a rank, which stays allocated when the process has ended.
         self.left_behind = f"deepspeed_*_{os.environ['MASTER_PORT']}_{world.rank}"
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class DeepSpeedContender(Contender):
 
 
 class MpiContender(Contender):
-    """MPI by mpi4py, on buffer views made beforehand, in place where torch's call is in place."""
+    """MPI by mpi4py, on buffer views made beforehand, in place if torch's call is in place."""
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name)
@@ -95,7 +95,7 @@ class MpiContender(Contender):
         return repeat(once, times)
 
     def _buffer(self, case: Case, tensor: torch.Tensor) -> list:
-        """[memory, MPI datatype]; mpi4py divides the memory among the ranks where the call wants that."""
+        """[memory, MPI datatype]; mpi4py divides the memory among the ranks if the call needs that."""
         m = self.mpi
         types = {
             torch.float32: m.FLOAT, torch.float64: m.DOUBLE, torch.int8: m.INT8_T, torch.uint8: m.UINT8_T,

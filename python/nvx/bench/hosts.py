@@ -1,6 +1,6 @@
 """Several hosts on one machine: network namespaces, each with one interface, joined by a bridge.
 
-Needs root and iproute2; without them ranks only say that they are on different hosts (NVX_HOST_ID), and meet on the
+Needs root and iproute2. Without them the ranks only claim to be on different hosts (`NVX_HOST_ID`), and meet on the
 loopback interface."""
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import subprocess
 from collections.abc import Sequence
 
 INTERFACE = "nvx0"
-_NEW_NETWORK, _NEW_MOUNTS = 0x40000000, 0x00020000  # clone(2)'s flags
+_NEW_NETWORK, _NEW_MOUNTS = 0x40000000, 0x00020000  # flags of clone(2)
 _SLAVE_ALL, _DETACH = 0x4000 | 0x80000, 2  # MS_REC | MS_SLAVE, and MNT_DETACH
-LAYOUT = "BENCH_HOSTS"  # tells the ranks how many hosts there are, and of what kind
+LAYOUT = "BENCH_HOSTS"  # gives the ranks the number and the kind of the hosts
 
 
 def why_no_namespaces() -> str | None:
-    """None where namespaces can be made here."""
+    """None if this process can make namespaces."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -42,7 +42,7 @@ def _ip(*arguments: str, inside: str | None = None) -> None:
 
 
 def _remove_orphans() -> None:
-    """What processes have left behind that were killed while they had hosts."""
+    """Removes the namespaces of processes that were killed."""
     try:
         names = os.listdir("/run/netns")
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def _remove_orphans() -> None:
 
 
 class Hosts:
-    """Namespaces host0, host1 ... with addresses 10.77.0.1, 10.77.0.2 ...; gone when the context ends."""
+    """Namespaces host0, host1 ... with addresses 10.77.0.1, 10.77.0.2 ...; removed when the context ends."""
 
     _made = itertools.count()
 
@@ -81,15 +81,15 @@ class Hosts:
         return f"10.77.0.{host + 1}"
 
     def inside(self, host: int, command: Sequence[str]) -> list[str]:
-        """The command line that runs a command on that host."""
+        """The command line that runs `command` on that host."""
         return ["ip", "netns", "exec", self.name(host), *command]
 
     def environment(self) -> dict[str, str]:
-        """What makes every backend use the interface between the hosts."""
+        """Variables that make every backend use the interface between the hosts."""
         return {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
 
     def add_idle_interface(self, name: str) -> None:
-        """Gives each host one more interface: it is up, with an address of a network of its own, and leads nowhere."""
+        """Gives each host one more interface: it is up, has an address in its own network, and leads nowhere."""
         for host in range(self.count):
             inside = self.name(host)
             _ip("link", "add", name, "type", "veth", "peer", "name", f"{name}-far", inside=inside)
@@ -98,22 +98,22 @@ class Hosts:
             _ip("link", "set", f"{name}-far", "up", inside=inside)
 
     def add_address(self, host: int, address: str) -> None:
-        """One more, as "10.77.0.9/24", on the interface between the hosts."""
+        """Adds an address, such as "10.77.0.9/24", to the interface between the hosts."""
         _ip("address", "add", address, "dev", INTERFACE, *(["nodad"] if ":" in address else []), inside=self.name(host))
 
     def route_from(self, host: int, network: str, address: str) -> None:
-        """What leaves a host for that network comes from that address of its own."""
+        """Makes the host use `address`, one of its own, as source of packets to `network`."""
         _ip("route", "replace", network, "dev", INTERFACE, "src", address, inside=self.name(host))
 
     def remove_address(self, host: int, address: str) -> None:
         _ip("address", "del", address, "dev", INTERFACE, inside=self.name(host))
 
     def set_link(self, host: int, state: str) -> None:
-        """state: up or down."""
+        """`state`: up or down."""
         _ip("link", "set", INTERFACE, state, inside=self.name(host))
 
     def sent_bytes(self, host: int) -> int:
-        """What has gone out of a host's interface, as the kernel counts it."""
+        """Bytes sent from a host's interface, by the kernel's counter."""
         shown = subprocess.run(
             ["ip", "-n", self.name(host), "-s", "-j", "link", "show", "dev", INTERFACE],
             capture_output=True,
@@ -132,7 +132,7 @@ class Hosts:
             _ip("link", "set", "lo", "up", inside=self.name(host))
 
     def _join(self) -> None:
-        """Gives each host its interface. Two are joined by one veth pair, more by a bridge."""
+        """Gives each host its interface: two hosts are joined by a veth pair, more by a bridge."""
         if self.count == 2:
             _ip("link", "add", INTERFACE, "type", "veth", "peer", "name", "peer0", inside=self.name(0))
             _ip("link", "set", "peer0", "netns", self.name(1), inside=self.name(0))
@@ -154,12 +154,12 @@ class Hosts:
 
 
 def enter(name: str) -> None:
-    """Moves this process to a namespace, which makes it a rank of that host. Threads that run already stay."""
+    """Moves this process to a namespace, which makes it a rank of that host. Existing threads stay behind."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{name}") as namespace:
         if libc.setns(namespace.fileno(), _NEW_NETWORK) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter the namespace {name}")
-    # As `ip netns exec` does: /sys is to show this host's interfaces, which is where UCX looks for them.
+    # Remounts /sys, as `ip netns exec` does: UCX looks there for this host's interfaces.
     if libc.unshare(_NEW_MOUNTS) == 0 and libc.mount(b"none", b"/", None, _SLAVE_ALL, None) == 0:
         libc.umount2(b"/sys", _DETACH)
         libc.mount(b"sysfs", b"/sys", b"sysfs", 0, None)
@@ -171,7 +171,7 @@ def host_of(rank: int, ranks: int, hosts: int) -> int:
 
 
 def layout() -> str:
-    """For a rank: how its ranks are spread, in words; nothing where they are on one host."""
+    """In a rank: the layout of the ranks on hosts, as text; empty if they are on one host."""
     count, _, kind = os.environ.get(LAYOUT, "").partition(" ")
     if not count:
         return ""

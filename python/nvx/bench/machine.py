@@ -1,4 +1,4 @@
-"""What a figure stands on: the machine, the versions and the state the two cores are in at this minute."""
+"""The context of a figure: the machine, the versions, and the present state of the cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from .._version import __version__
 
 SCHEMA = 1
-NVX = __version__  # in a checkout too, which no package database knows
+NVX = __version__  # also in a checkout, which has no package metadata
 
 
 def _first_line(path: str) -> str:
@@ -51,7 +51,7 @@ def cpu_model() -> str:
 
 
 def describe() -> dict[str, Any]:
-    """The machine, without anything that names it."""
+    """Describes the machine, without names or addresses."""
     flags = _field("/proc/cpuinfo", "flags").split()
     return {
         "cpu": cpu_model(),
@@ -76,7 +76,7 @@ def _version(package: str) -> str | None:
 
 
 def versions() -> dict[str, Any]:
-    """Everything whose version decides a figure; what is absent is left out."""
+    """Every version that affects a figure; missing packages are left out."""
     import torch
 
     found: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
@@ -94,7 +94,7 @@ def versions() -> dict[str, Any]:
 
 
 def head(what: str, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The head that every results file has, but for what has to be imported to be known."""
+    """The head that every results file has, without the parts that need imports."""
     now = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0)
     return {
         "schema": SCHEMA,
@@ -113,7 +113,7 @@ def document(what: str, command: str, arguments: dict[str, Any], **rest: Any) ->
 
 
 def as_text(value: Any, depth: int = 0) -> str:
-    """JSON with one row of a table a line: what holds no list of objects is not broken."""
+    """JSON with one row of a table a line: a value without a list of objects stays on one line."""
     if not _holds_rows(value):
         return json.dumps(value)
     inner, outer = "\n" + " " * (depth + 1), "\n" + " " * depth
@@ -130,8 +130,8 @@ def _holds_rows(value: Any) -> bool:
 
 
 def write(path: str, contents: dict[str, Any]) -> None:
-    """Whole or not at all: a reader never sees half a file. What is no file, as a pipe or /dev/stdout, is written to,
-    and a link leads to what is written."""
+    """Writes atomically: a reader never sees half a file. A pipe or a device such as /dev/stdout is written to
+    directly, and a link stays a link to the written file."""
     target = Path(path)
     text = as_text(contents) + "\n"
     if target.exists() and not target.is_file():
@@ -150,7 +150,7 @@ def write(path: str, contents: dict[str, Any]) -> None:
 
 
 def read(path: str) -> dict[str, Any]:
-    """A results file; ValueError says what is wrong with another file."""
+    """Reads a results file; ValueError gives the fault of any other file."""
     try:
         contents = json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:

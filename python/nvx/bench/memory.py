@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def resident() -> dict[str, int]:
-    """Bytes: all that is mapped and present, less files (libraries); the part of it in shared memory;
-    proportional share."""
+    """Bytes: resident memory without file pages (libraries); the part of it in shared memory; the proportional
+    share."""
     rollup = _kilobytes("/proc/self/smaps_rollup")
     status = _kilobytes("/proc/self/status")
     return {
@@ -42,7 +42,7 @@ def resident() -> dict[str, int]:
 
 
 def on_device(device: Any) -> dict[str, int]:
-    """Bytes of the GPU's memory that are taken, by all processes."""
+    """Bytes of the GPU's memory that all processes use."""
     if device.type != "cuda":
         return {}
     import torch
@@ -61,28 +61,28 @@ def _kilobytes(path: str) -> dict[str, int]:
 
 
 def cpu_by_thread() -> dict[int, float]:
-    """Seconds that each thread of this process has run, to the nanosecond."""
+    """CPU seconds of each thread of this process, in nanosecond resolution."""
     found: dict[int, float] = {}
     for task in Path("/proc/self/task").iterdir():
         try:
             found[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended, or this kernel does not say
+            continue  # the thread has ended, or the kernel has no schedstat
     return found
 
 
 def idle_cpu(seconds: float, others: set[int]) -> float:
-    """CPU seconds that threads take while the caller sleeps, without those of others: the caller's own, and what keeps
-    the bench together, wake up now and then whatever is measured."""
+    """CPU seconds of the process while the caller sleeps, without the threads in `others`: the caller and the
+    bench's own threads wake up now and then in any measurement."""
     before, process_before = cpu_by_thread(), time.process_time()
     time.sleep(seconds)
-    if not before.get(threading.get_native_id()):  # this kernel does not count by thread
+    if not before.get(threading.get_native_id()):  # the kernel does not count by thread
         return time.process_time() - process_before
     return sum(now - before.get(thread, 0.0) for thread, now in cpu_by_thread().items() if thread not in others)
 
 
 def work(me: World, arguments: argparse.Namespace) -> int:
-    """One rank: the stages in order, each figure the worst of the ranks."""
+    """One rank: runs the stages in order; each figure is the worst of the ranks."""
     import torch
     import torch.distributed as dist
 
@@ -123,7 +123,7 @@ def work(me: World, arguments: argparse.Namespace) -> int:
 
 
 def figures(name: str, stages: dict[str, dict[str, float]], groups: int) -> dict[str, Any]:
-    """What the stages say of one group. The first group also pays for what is there once a process."""
+    """The figures of one group, from the stages. The first group also pays costs of once a process."""
 
     def grew(after: str, before: str) -> float:
         return stages[after]["resident"] - stages[before]["resident"]
@@ -182,8 +182,8 @@ _COLUMNS = (
 
 
 def _show(results: list[dict[str, Any]], used: str, idle: float) -> None:
-    """KiB resident a rank, and milliseconds of CPU while it sleeps. What two ranks map counts in both, but in
-    the last column of memory each has its share."""
+    """Prints resident KiB a rank, and milliseconds of CPU while it sleeps. Memory that two ranks map counts in both,
+    but in the last column of memory each has its share."""
     names = [*(name.format(used) for name, _ in _COLUMNS), "idle CPU", "after use"]
     units = [*("(KiB)" for _ in _COLUMNS), *[f"(ms in {idle:g} s)"] * 2]
     print(f"# {'backend':>12}  " + "  ".join(f"{name:>15}" for name in names))

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Round:
-    """One round over one contender (None: nothing runs beside it), and what its products took."""
+    """One round over one contender (None: no collective runs), and the times of its products."""
 
     def __init__(self, group: dist.ProcessGroup | None, tensor: torch.Tensor, multiply: Callable[[], None]) -> None:
         self.group, self.tensor, self.multiply = group, tensor, multiply
@@ -66,8 +66,8 @@ def products(device: torch.device, side: int, times: int) -> Callable[[], None]:
 
 
 def enough_products(world: World, side: int, tensor: torch.Tensor, usable: list[TorchContender]) -> tuple[int, dict]:
-    """How many products last as long as the slowest contender's all_reduce, agreed; and what each takes
-    by itself."""
+    """The number of products that last as long as the slowest contender's all_reduce, the same on all ranks; and the
+    time of each alone."""
     calls: list[Callable[[], object]] = [products(tensor.device, side, 1)]
     calls += [functools.partial(dist.all_reduce, tensor, group=each.group) for each in usable]
     timings = measure(world, calls, Effort(blocks=3, iterations=9))

@@ -1,9 +1,7 @@
-"""Inputs whose result is known exactly, whatever order a backend adds in, and the count of elements that
-differ from it.
+"""Inputs whose result is known exactly in any order of addition, and the count of elements that differ from it.
 
-Values are small whole numbers, so few that any sum of them is exact in the dtype: a result is right or
-wrong, there is no tolerance. They repeat with a prime period, so data that landed in the wrong place, or
-a chunk that stayed behind, shows."""
+The values are small whole numbers, few enough that any sum of them is exact in the dtype, so no tolerance is needed.
+They repeat with a prime period, so data in the wrong place or a missing chunk is detected."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ DTYPE_ALIASES |= {"fp32": "float", "fp64": "double", "fp16": "half", "bf16": "bf
 OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool)
 
-# The largest whole number below which every whole number is exact, and the largest power of two that is
-# finite.
+# The largest whole number below which every whole number is exact, and the largest finite power of two.
 _EXACT = {
     torch.float32: 1 << 24, torch.float64: 1 << 53, torch.float16: 2048, torch.bfloat16: 256,
     torch.float8_e4m3fn: 16, torch.float8_e5m2: 8, torch.int8: 127, torch.uint8: 255, torch.int16: 32767,
@@ -52,7 +49,7 @@ def dtype_of(name: str) -> tuple[str, torch.dtype]:
 
 
 def meaningful(op: str, dtype: torch.dtype) -> bool:
-    """Whether torch defines this reduction for this dtype at all (a backend may still refuse it)."""
+    """Whether torch defines this reduction for this dtype (a backend may still refuse it)."""
     if op in ("band", "bor", "bxor"):
         return dtype in INTEGERS
     if dtype.is_complex:
@@ -61,7 +58,7 @@ def meaningful(op: str, dtype: torch.dtype) -> bool:
 
 
 def _noise(rank: int, salt: int) -> torch.Tensor:
-    """PERIOD whole numbers that look random, the same on every rank that asks for ``rank``'s."""
+    """PERIOD pseudo-random whole numbers, the same on every rank that asks for those of `rank`."""
     word = 0xFFFFFFFF
     mixed = torch.arange(PERIOD, dtype=torch.int64) * 0x1E3779B1
     mixed = (mixed + (rank + 1) * 0x05EBCA6B + salt * 0x42B2AE35) & word
@@ -70,8 +67,7 @@ def _noise(rank: int, salt: int) -> torch.Tensor:
 
 
 def pattern(op: str, dtype: torch.dtype, ranks: int, rank: int, salt: int = 0) -> torch.Tensor:
-    """One period of what ``rank`` contributes, as int64: few enough values that ``op`` over all ranks
-    stays exact."""
+    """One period of the input of `rank`, as int64: few enough values that `op` over all ranks stays exact."""
     noise = _noise(rank, salt)
     exact = _EXACT.get(dtype, 1 << 31)
     if op == "prod":
@@ -85,7 +81,7 @@ def pattern(op: str, dtype: torch.dtype, ranks: int, rank: int, salt: int = 0) -
 
 
 def reduced(op: str, dtype: torch.dtype, ranks: int, salt: int = 0) -> torch.Tensor:
-    """One period of what reducing every rank's pattern must give, in ``dtype``."""
+    """One period of the exact reduction of every rank's pattern, in `dtype`."""
     rows = torch.stack([pattern(op, dtype, ranks, rank, salt) for rank in range(ranks)])
     if op in ("sum", "avg"):
         total = rows.sum(0)
@@ -104,17 +100,17 @@ def reduced(op: str, dtype: torch.dtype, ranks: int, salt: int = 0) -> torch.Ten
 
 
 def as_dtype(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rounded once to ``dtype`` (fp8 by way of float32, which holds these values exactly)."""
+    """Rounds once to `dtype` (fp8 by way of float32, which holds these values exactly)."""
     return values.float().to(dtype) if dtype.itemsize == 1 and dtype.is_floating_point else values.to(dtype)
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Bits that may be compared: torch has no comparison for fp8."""
+    """A view that can be compared: torch has no comparison for fp8."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def _spread(tensor: torch.Tensor, period: torch.Tensor, offset: int):
-    """Pairs of (part of the tensor, what belongs there): the body as rows of one period, then the tail."""
+    """Pairs of (part of the tensor, its expected values): the body as rows of one period, then the tail."""
     turned = torch.roll(period, -(offset % PERIOD))
     rows = tensor.numel() // PERIOD
     body = tensor[: rows * PERIOD]
@@ -125,19 +121,19 @@ def _spread(tensor: torch.Tensor, period: torch.Tensor, offset: int):
 
 
 def fill(tensor: torch.Tensor, period: torch.Tensor, offset: int = 0) -> None:
-    """Element i becomes period[(i + offset) mod PERIOD]."""
+    """Sets element i to period[(i + offset) mod PERIOD]."""
     for part, values in _spread(_raw(tensor), _raw(period), offset):
         part.copy_(values.expand_as(part))
 
 
 def wrong(tensor: torch.Tensor, period: torch.Tensor, offset: int = 0) -> int:
-    """How many elements are not what ``fill`` would have put there."""
+    """The number of elements that differ from the values of `fill`."""
     pairs = _spread(_raw(tensor), _raw(period), offset)
     return sum(int((part != values.to(part.device)).sum()) for part, values in pairs)
 
 
 def spoil(tensor: torch.Tensor) -> None:
-    """Overwrite with a value that no pattern holds, so that an output nobody wrote counts as wrong."""
+    """Overwrites the tensor with a value that no pattern holds, so an unwritten output counts as wrong."""
     if tensor.dtype == torch.bool:
         tensor.logical_not_()
     else:
@@ -147,10 +143,9 @@ def spoil(tensor: torch.Tensor) -> None:
 def expected(
     row: Collective, op: str, dtype: torch.dtype, ranks: int, rank: int, root: int, block: int, salt: int
 ) -> list[tuple[int, int, torch.Tensor, int]] | None:
-    """What ``rank`` must hold afterwards: (first element, elements, period, offset), or None where nothing
-    is promised.
+    """The expected output of `rank`: (first element, elements, period, offset), or None if its contents are undefined.
 
-    ``block`` is one rank's part of the message, in elements; a count of -1 means to the end."""
+    `block` is one rank's part of the message, in elements; a count of -1 means to the end."""
 
     def sent(source: int) -> torch.Tensor:
         return as_dtype(pattern(op, dtype, ranks, source, salt), dtype)

@@ -1,4 +1,4 @@
-"""The contenders: each turns a case into a call that runs it once. Those that torch drives are here, the
+"""The contenders: each turns a case into a call that runs it once. Backends of torch.distributed are here, the
 others in direct.py and sockets.py."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NULL_BACKEND = "nvx_null"
 
 
 class Unsupported(Exception):
-    """This contender cannot run this case, and why."""
+    """This contender cannot run this case; the text gives the reason."""
 
 
 @dataclass
@@ -61,24 +61,24 @@ class Case:
 
     @property
     def shown_count(self) -> int:
-        """nccl-tests' count: elements a rank contributes where the message is made of parts."""
+        """nccl-tests' count: the elements that a rank contributes if the message has one part a rank."""
         return self.block if self.row.in_blocks else self.count
 
     def parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         return [tensor[k * self.block : (k + 1) * self.block] for k in range(self.world.size)]
 
     def prepare(self, salt: int) -> None:
-        """Inputs that make the result known, outputs that no result equals."""
+        """Sets inputs with a known result, and outputs that differ from every result."""
         payload.spoil(self.receive)
         mine = payload.pattern(self.op, self.dtype, self.world.size, self.world.rank, salt)
         payload.fill(self.send, payload.as_dtype(mine, self.dtype))
 
     def rest(self) -> None:
-        """Inputs that stay what they are however often an in-place reduction is repeated."""
+        """Sets inputs that repeated in-place reductions do not change."""
         self.send.zero_()
 
     def count_wrong(self, salt: int) -> int:
-        """Wrong elements of this rank's output, against the exact result."""
+        """The number of wrong elements of this rank's output, compared with the exact result."""
         world = self.world
         want = payload.expected(self.row, self.op, self.dtype, world.size, world.rank, self.root, self.block, salt)
         return sum(
@@ -88,7 +88,7 @@ class Case:
 
 
 class Contender:
-    """Something that can run cases. ``exact`` is false for what moves nothing."""
+    """A library that can run cases. `exact` is false for one that moves no data."""
 
     exact = True
 
@@ -96,20 +96,19 @@ class Contender:
         self.name = name
 
     def call(self, case: Case, times: int = 1) -> Call:
-        """Runs the case ``times`` times, to their end, started together where that is possible; raises
-        Unsupported."""
+        """Runs the case `times` times to completion, started together if possible; raises Unsupported."""
         raise NotImplementedError
 
     def checked(self, case: Case) -> Call:
-        """Runs the case once on its own buffers, whose results are then looked at."""
+        """Runs the case once on its own buffers, so that the results can be checked."""
         return self.call(case)
 
     def close(self) -> None:
-        """Gives back what the contender holds."""
+        """Releases the contender's resources."""
 
 
 class TorchContender(Contender):
-    """A torch.distributed backend, over a process group of its own."""
+    """A torch.distributed backend, over its own process group."""
 
     def __init__(self, name: str, backend: str, world: World, timeout: float) -> None:
         super().__init__(name)
@@ -139,8 +138,8 @@ class TorchContender(Contender):
 
 
 def captured(call: Call) -> Call:
-    """The call in a CUDA graph that is replayed; raises Unsupported where it cannot be captured."""
-    call()  # the set-up of a first call cannot be captured
+    """The call as a replayed CUDA graph; raises Unsupported if it cannot be captured."""
+    call()  # set-up in a first call cannot be captured
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
@@ -169,7 +168,7 @@ def _reduce_op(op: str) -> dist.ReduceOp:
 
 
 def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -> Callable[[], dist.Work | None]:
-    """The torch call of a case, with nothing left to decide when it runs."""
+    """The torch call of a case, with all choices made before it runs."""
     send, receive, root, a = case.send, case.receive, case.root, async_op
     name, at_root = case.row.name, case.world.rank == case.root
     if name == "sendrecv":
@@ -178,7 +177,7 @@ def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -
     parts = None
     if at_root and name in ("gather", "scatter"):
         parts = case.parts(receive if name == "gather" else send)
-    # torch 2.13 renamed two calls and makes the old names warn at every call.
+    # torch 2.13 renamed two calls; the old names warn at every call.
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
     return {
@@ -195,8 +194,7 @@ def _torch_calls(case: Case, group: dist.ProcessGroup, async_op: bool = False) -
 
 
 def _ping_pong(case: Case, group: dist.ProcessGroup) -> Callable[[], None]:
-    """A send and a recv on each of two neighbours, one after the other; a rank without a neighbour
-    stands by."""
+    """A send and a recv on each of two neighbours, one after the other; a rank without a neighbour does nothing."""
     send, receive, peer = case.send, case.receive, case.world.rank ^ 1
 
     def first() -> None:
@@ -213,7 +211,7 @@ def _ping_pong(case: Case, group: dist.ProcessGroup) -> Callable[[], None]:
 
 
 def native() -> Any:
-    """nvx's C++ module, or None where it is not built (or is built for another torch)."""
+    """nvx's C++ module, or None if it is not built (or is built for another torch)."""
     import nvx
 
     try:
@@ -227,8 +225,7 @@ def _native_null(store: dist.Store, rank: int, size: int, timeout: timedelta) ->
 
 
 def null_backend() -> str:
-    """The backend that does nothing: nvx's, or torch's fake one (which copies in some calls) where nvx
-    is not built."""
+    """The backend that does nothing: nvx's, or torch's fake one (which copies in some calls) if nvx is not built."""
     if not hasattr(native(), "NullBackend"):
         import torch.testing._internal.distributed.fake_pg  # noqa: F401
 
@@ -239,7 +236,7 @@ def null_backend() -> str:
 
 
 def torch_backend(name: str) -> str:
-    """torch's name for a contender's base name, registered if it needs to be."""
+    """torch's name for a contender's base name; registers the backend if necessary."""
     if name == NULL:
         return null_backend()
     if name == "nvx":

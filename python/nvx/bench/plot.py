@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sweeps(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The results of every sweep in the file, in the variant that torch's usual call is."""
+    """The results of every sweep in the file, in the variant of torch's usual call."""
     if document["what"] == "targets":
         parts = [part for part in document["parts"].values() if part["what"] == "sweep"]
     elif document["what"] == "sweep":
@@ -41,8 +41,7 @@ def sweeps(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def lines(results: list[dict[str, Any]], collective: str) -> dict[str, list[dict[str, Any]]]:
-    """Each backend's points of one collective, by size; of the first dtype, operation and root that were
-    run."""
+    """Each backend's points of one collective, by size, for the first dtype, operation and root that were run."""
     chosen = [result for result in results if result["collective"] == collective and result["size"] > 0]
     found: dict[str, list[dict[str, Any]]] = {}
     for result in chosen:
@@ -80,7 +79,7 @@ def _axes(axes: Any, title: str, label: str, sizes: list[int], log: bool) -> Non
 
 
 def draw(document: dict[str, Any], results: list[dict[str, Any]], names: list[str], ranks: int) -> Any:
-    """The figure: one collective as time and bandwidth, several as a grid of times."""
+    """Draws the figure: one collective as time and bandwidth, several as a grid of times."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -114,7 +113,7 @@ def draw(document: dict[str, Any], results: list[dict[str, Any]], names: list[st
 
 
 def caption(document: dict[str, Any]) -> str:
-    """The machine under every plot."""
+    """The description of the machine under every plot."""
     about, versions = document["machine"], document["versions"]
     kind = ", virtual" if about["virtual"] else ""
     return (
@@ -124,7 +123,7 @@ def caption(document: dict[str, Any]) -> str:
 
 
 def alone(arguments: argparse.Namespace, command: str) -> int:
-    """Writes the two files and says where."""
+    """Writes the two files and prints their names."""
     try:
         document = machine.read(arguments.results)
         results = sweeps(document)

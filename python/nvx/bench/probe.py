@@ -1,4 +1,4 @@
-"""How far apart the cores are right now: the time a flag takes from one rank to another and back."""
+"""The present latency between cores: the round-trip time of a flag between two ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ ROUNDS, TRIES = 200, 9
 
 
 def flag_round(world: World) -> float | None:
-    """Seconds for one round between ranks 0 and 1 (the median of some tries), None where nvx's C++ part is
-    not built."""
+    """Seconds for one round between ranks 0 and 1 (the median of some tries); None if nvx's C++ part is not built."""
     bounce = getattr(native(), "flag_round", None)
     if world.agreed("" if bounce else "not built") or world.size < 2 or bounce is None:
         return None
@@ -26,7 +25,7 @@ def flag_round(world: World) -> float | None:
 
 
 def _shared_page(world: World) -> mmap.mmap:
-    """A page that all ranks map; its name is gone before this returns."""
+    """A page that all ranks map; its file is unlinked before this returns."""
     import torch.distributed as dist
 
     name: list[str | None] = [None]

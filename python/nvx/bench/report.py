@@ -1,5 +1,4 @@
-"""The printed table: nccl-tests' header and columns, then p50 and p99, then every peer's time and how
-many times ours it is."""
+"""The printed table: nccl-tests' header and columns, then p50 and p99, then every peer's time and its ratio to ours."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _PER_ITERATION = (("i_min", "(us)", 7), ("i_max", "(us)", 7), ("i_p99", "(us)", 
 
 
 def number(value: float | None, width: int) -> str:
-    """As many decimals as fit, as nccl-tests prints its figures."""
+    """Formats with as many decimals as fit, as nccl-tests does."""
     if value is None:
         return NOT_APPLICABLE.rjust(width)
     for decimals in (2, 1, 0):
@@ -89,7 +88,7 @@ class Table:
 
 
 def opening(command: str, document: dict[str, Any], effort: str, contenders: list[str]) -> str:
-    """What the figures stand on, before any of them."""
+    """The context of the figures, printed before them."""
     machine, versions = document["machine"], document["versions"]
     cores = f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"
     where = [machine["cpu"], cores, *(["virtual"] if machine["virtual"] else []), machine["kernel"]]
@@ -104,7 +103,7 @@ def opening(command: str, document: dict[str, Any], effort: str, contenders: lis
 
 
 def state(round_trip: float | None) -> str:
-    """The distance between the cores in this minute, which decides what small messages can take."""
+    """The present latency between the cores, which limits small messages."""
     if round_trip is None:
         return "# flag round between ranks 0 and 1: not measured (one rank, or nvx's C++ part is not built)"
     return f"# flag round between ranks 0 and 1: {round_trip * 1e6:.3f} us"

@@ -1,7 +1,6 @@
-"""How time is taken. Contenders take turns, block by block, in the same processes, so that a minute in
-which the machine is slow is slow for all; a block begins at a barrier of the control group and with
-calls that are not timed; a call costs what it cost its slowest rank; a contender's time is the median
-over its blocks."""
+"""Time measurement. Contenders take turns, block by block, in the same processes, so a slow phase of the machine
+affects all of them. A block begins with a barrier of the control group and with calls that are not timed. The time
+of a call is that of its slowest rank. A contender's time is the median over its blocks."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ import torch
 from .peers import Call
 from .world import World
 
-FEWEST, MOST = 3, 2000  # calls in one block, where the run chooses
+FEWEST, MOST = 3, 2000  # calls in one block, if the bench chooses
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. ``iterations`` is what each contender does in all; 0 lets a block last
-    ``block_seconds``."""
+    """How long to measure. `iterations` is each contender's total number of calls; with 0 a block lasts
+    `block_seconds`."""
 
     blocks: int = 7
     iterations: int = 0
@@ -46,10 +45,10 @@ class Timing:
     cv: float
     calls: int
     blocks: list[float] = field(default_factory=list)
-    fullest_core: list[int] = field(default_factory=list)  # how many ranks it had at the end of each block
+    fullest_core: list[int] = field(default_factory=list)  # the number of ranks on it at the end of each block
 
     def in_microseconds(self) -> dict[str, float | int | list[float] | list[int]]:
-        """As the results file has it."""
+        """The form of the results file."""
         return {
             "time_us": _us(self.time), "p50_us": _us(self.p50), "p99_us": _us(self.p99), "min_us":
             _us(self.least), "max_us": _us(self.most), "cv_percent": round(100 * self.cv, 2), "calls":
@@ -67,7 +66,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def summarize(blocks: Sequence[float], calls: Sequence[float]) -> Timing:
-    """Figures from each block's mean and every single call."""
+    """Computes the figures from each block's mean and every single call."""
     ordered = sorted(calls)
     mean = statistics.fmean(ordered)
     spread = statistics.pstdev(ordered) / mean if mean else 0.0
@@ -78,7 +77,7 @@ def summarize(blocks: Sequence[float], calls: Sequence[float]) -> Timing:
 
 
 def timed(call: Call, stamps: list[int]) -> None:
-    """Runs ``call`` once between each two stamps."""
+    """Runs `call` once between each two stamps."""
     clock = time.perf_counter_ns
     stamps[0] = clock()
     for i in range(1, len(stamps)):
@@ -87,8 +86,8 @@ def timed(call: Call, stamps: list[int]) -> None:
 
 
 class Clock:
-    """Marks between calls. On CUDA they are events of the current stream, so that calls in a row do not wait for the
-    host; other accelerators are waited for at each mark."""
+    """Marks between calls. On CUDA they are events of the current stream, so successive calls do not wait for the
+    host; on other accelerators each mark synchronizes the device."""
 
     def __init__(self, device: torch.device) -> None:
         self.by_events = device.type == "cuda"
@@ -111,7 +110,7 @@ class Clock:
 
 
 def timed_by(clock: Clock, call: Call, stamps: list[int]) -> None:
-    """As timed(), where calls only put work on a device."""
+    """timed() for calls that only enqueue work on a device."""
     marks = [clock.mark()]
     for _ in stamps[1:]:
         call()
@@ -149,7 +148,8 @@ def _this_core() -> int:
 
 
 def _ranks_on_the_fullest(world: World, cores: Sequence[int]) -> list[int]:
-    """For each block, from the core that this rank ended it on. Nothing where ranks may be on several machines."""
+    """The number of ranks on the fullest core for each block, from the core on which this rank ended it. Empty if
+    ranks may be on several machines."""
     count = round(world.largest([max(cores, default=0)])[0]) + 1
     if world.size > 1 and int(os.environ.get("LOCAL_WORLD_SIZE", world.size)) != world.size:
         return []
@@ -174,7 +174,7 @@ def _one_block(world: World, call: Call, warmup: int, stamps: list[int]) -> None
 
 
 def _calls_per_block(world: World, call: Call, effort: Effort) -> int:
-    """How many calls fill a block, agreed by all ranks."""
+    """The number of calls that fill a block, the same on all ranks."""
     if effort.iterations:
         return max(1, round(effort.iterations / effort.blocks))
     call()

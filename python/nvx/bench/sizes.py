@@ -1,5 +1,4 @@
-"""Message sizes as nccl-tests takes them: "8", "64K", "1M", "2G" (powers of 1024), scanned by factor or
-by step."""
+"""Message sizes in nccl-tests' form: "8", "64K", "1M", "2G" (powers of 1024), scanned by factor or by step."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """The bytes that ``text`` names; raises ValueError with what would have been right."""
+    """The bytes that `text` names; raises ValueError with the accepted form."""
     body = text.strip().lower().removesuffix("ib").removesuffix("b")
     unit = body[-1:] if body[-1:] in ("k", "m", "g") else ""
     try:
@@ -20,8 +19,7 @@ def parse_size(text: str) -> int:
 
 
 def scan(smallest: int, largest: int, factor: float = 0, step: int = 0) -> list[int]:
-    """Every size from ``smallest`` to ``largest``, multiplied by ``factor`` or, where that is 0, raised
-    by ``step``."""
+    """Every size from `smallest` to `largest`, multiplied by `factor` or, if that is 0, increased by `step`."""
     if smallest > largest:
         raise ValueError(f"the smallest size ({smallest}) is above the largest ({largest})")
     if factor and (factor <= 1 or smallest < 1):
@@ -38,14 +36,14 @@ def scan(smallest: int, largest: int, factor: float = 0, step: int = 0) -> list[
 
 
 def missed_end(scanned: list[int], largest: int) -> str:
-    """What to say where the steps do not end on the largest size asked for; nothing where they do."""
+    """A note that the steps do not end on the largest size asked for; empty if they do."""
     if scanned[-1] == largest:
         return ""
     return f"{_whole(largest)} is no step of this scan: the largest size is {_whole(scanned[-1])}"
 
 
 def _whole(size: int) -> str:
-    """To the byte, in the largest unit that can."""
+    """The exact size, in the largest unit that can express it."""
     unit = next((name for name in "gmk" if size and size % _UNITS[name] == 0), "")
     return f"{size // _UNITS[unit]}{unit.upper()}"
 
@@ -59,5 +57,5 @@ def show_size(size: int) -> str:
 
 
 def short_size(size: int) -> str:
-    """As ``parse_size`` takes it, for where there is little room: 8, 64K, 16M."""
+    """The form that `parse_size` accepts, for narrow places: 8, 64K, 16M."""
     return show_size(size).replace("iB", "").replace(" B", "").replace(" ", "")

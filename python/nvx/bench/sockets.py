@@ -1,4 +1,4 @@
-"""What the kernel's TCP moves between two ranks: the bound for everything that goes over it."""
+"""A raw TCP socket between two ranks: the bound for every backend that uses the kernel's TCP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def _own_address() -> str:
-    """Of the interface that the ranks are told to use; of loopback where they are told nothing."""
+    """The address of the interface that the ranks are configured to use; of loopback without configuration."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "lo").split(",")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         asked = struct.pack("256s", interface.encode()[:15])
@@ -25,8 +25,8 @@ def _own_address() -> str:
 
 
 class SocketContender(Contender):
-    """One connection, over which both ranks send their message at once, and nothing is computed. Both poll: a rank
-    that slept would pay for being woken."""
+    """One connection, over which both ranks send their message at once, without computation. Both poll, because a
+    sleeping rank would pay for its wake-up."""
 
     exact = False
 
@@ -40,7 +40,7 @@ class SocketContender(Contender):
         self.socket.setblocking(False)
 
     def _meet(self) -> socket.socket:
-        """Rank 0 listens for one connection, and says where over the group that steers the run."""
+        """Rank 0 listens for one connection, and sends its address over the control group."""
         with socket.create_server((_own_address(), 0)) as server:
             named = [server.getsockname()]
             dist.broadcast_object_list(named, src=0)

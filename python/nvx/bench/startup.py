@@ -18,8 +18,8 @@ from typing import Any
 
 from . import machine, world
 
-AGAIN = 3  # re-initialisations in each set of processes
-LOADED = "nvx, loaded"  # a contender: nvx, whose module has been loaded before the clock starts
+AGAIN = 3  # re-initializations in each set of processes
+LOADED = "nvx, loaded"  # a contender: nvx, with its module loaded before the clock starts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Meeting:
-    """Barriers and numbers over a file store: no process group may exist before the one that is timed."""
+    """Barriers and numbers over a file store: no process group may exist before the timed one."""
 
     def __init__(self, path: str, rank: int, ranks: int) -> None:
         import torch.distributed as dist
@@ -39,21 +39,21 @@ class Meeting:
         self.rank, self.ranks, self.count = rank, ranks, 0
 
     def largest(self, value: float) -> float:
-        """Also a barrier."""
+        """The largest value over the ranks; also a barrier."""
         self.count += 1
         self.store.set(f"{self.count}/{self.rank}", repr(value))
         return max(float(self.store.get(f"{self.count}/{rank}")) for rank in range(self.ranks))
 
     def start_together(self) -> None:
-        """Returns at the same moment on all ranks, to some microseconds. A file store is looked at now and then only:
-        after a barrier over it some would wait for others by milliseconds."""
+        """Returns at the same time on all ranks, to some microseconds. Ranks poll a file store only now and then, so
+        after a barrier over it they would differ by milliseconds."""
         moment = self.largest(time.monotonic()) + 0.2
         while time.monotonic() < moment:
             pass
 
     def store_server(self, timeout: timedelta) -> tuple[Any, int]:
-        """A store that listens before anybody connects, as torchrun's does, and its port. Who comes before a store
-        listens tries again only half a second later, which would be all that is measured."""
+        """A store that listens before any rank connects, as torchrun's does, and its port. A client that comes
+        before the store listens retries only after half a second, which would dominate the measurement."""
         import torch.distributed as dist
 
         server = None
@@ -63,7 +63,7 @@ class Meeting:
 
 
 def work(arguments: argparse.Namespace) -> int:
-    """One rank of one set: start, time, once fresh and then again."""
+    """One rank of one set: starts, and times one fresh initialization and then repeated ones."""
     import torch
     import torch.distributed as dist
 
@@ -79,10 +79,10 @@ def work(arguments: argparse.Namespace) -> int:
     meeting = Meeting(arguments.rendezvous.removeprefix("file://"), rank, ranks)
     took: list[float] = []
     timeout = timedelta(seconds=arguments.timeout)
-    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")  # all ranks are clients
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")  # makes every rank a client
     for _ in range(1 + AGAIN):
         server, port = meeting.store_server(timeout)
-        # From 2.15 on, torch believes in the agent's store at this address only.
+        # Since 2.15, torch uses the agent's store only at this address.
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         tensor = torch.ones(2)
         meeting.start_together()
@@ -105,7 +105,7 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 def alone(arguments: argparse.Namespace, command: str) -> int:
-    """Starts the sets one after the other and prints what they took."""
+    """Starts the sets one after the other and prints their times."""
     names = [arguments.backend, *arguments.vs, *([LOADED] if arguments.loaded else [])]
     fresh: dict[str, list[float]] = {name: [] for name in names}
     again: dict[str, list[float]] = {name: [] for name in names}

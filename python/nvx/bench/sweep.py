@@ -1,5 +1,5 @@
-"""`nvx bench <collective>`: every size, dtype, operation and root asked for, every contender, checked
-and timed."""
+"""`nvx bench <collective>`: every requested size, dtype, operation and root, over every contender, checked and
+timed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = dict[str, Any]
 
 
 class Sweep:
-    """One run of the bench, on every rank alike."""
+    """One run of the bench, the same on every rank."""
 
     def __init__(self, world: World, arguments: argparse.Namespace, command: str) -> None:
         self.world, self.arguments, self.command = world, arguments, command
@@ -125,7 +125,7 @@ class Sweep:
         return table.row(shared, found)
 
     def _case(self, case: Case, shared: Result) -> list[Result]:
-        """Every contender on one case: first right, then fast."""
+        """Runs every contender on one case: first checked, then timed."""
         calls: list[tuple[Contender, Call, int | None]] = []
         for contender in self.contenders:
             call, wrong, reason = self._tried(contender, case)
@@ -148,7 +148,7 @@ class Sweep:
         return out
 
     def _tried(self, contender: Contender, case: Case) -> tuple[Call | None, int | None, str]:
-        """(the call, wrong elements over all ranks or None where nothing is checked, why it cannot take
+        """(the call, wrong elements over all ranks or None if results are not checked, the reason why it cannot take
         part)."""
         wrong, call, reason = 0, None, ""
         try:

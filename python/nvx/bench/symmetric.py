@@ -8,11 +8,11 @@ import torch.distributed as dist
 from .peers import Call, Case, Contender, Unsupported, repeat
 from .world import World
 
-TWO_SHOT_BYTES = 64 << 10  # from which on the two-shot is asked
+TWO_SHOT_BYTES = 64 << 10  # the two-shot is used from this size
 
 
 class SymmetricContender(Contender):
-    """The kernels work in buffers of their own, which are not copied to or from while time is taken."""
+    """The kernels use their own buffers. Copies to and from these are not timed."""
 
     def __init__(self, name: str, world: World) -> None:
         super().__init__(name)
@@ -44,7 +44,7 @@ class SymmetricContender(Contender):
         def copied() -> None:
             buffer.copy_(case.send)
             torch.cuda.synchronize()
-            dist.barrier()  # a peer reads what was copied
+            dist.barrier()  # a peer reads the copied data
             case.receive.copy_(once())
 
         return copied

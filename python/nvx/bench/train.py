@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def model() -> nn.Sequential:
-    """The same weights wherever it is made."""
+    """Makes the same weights on every rank."""
     torch.manual_seed(20)
     layers: list[nn.Module] = []
     for narrow, wide in itertools.pairwise(WIDTHS):
@@ -60,12 +60,12 @@ def wrapped(kind: str, contender: TorchContender) -> nn.Module:
 
 
 def silent(kind: str, contender: TorchContender) -> nn.Module:
-    """The model with nothing sent: DDP as it is but for a hook that hands each bucket back, FSDP2's
-    without the wrapper, as that cannot be told to keep silent."""
+    """The model without communication: DDP with a hook that returns each bucket unchanged; for FSDP2 the bare model,
+    because FSDP2 cannot skip its communication."""
     if kind != "ddp":
         return model().to(contender.world.device)
 
-    def hand_back(_, bucket):  # torch refuses annotations that are not its own classes, as postponed ones are
+    def hand_back(_, bucket):  # torch refuses postponed annotations
         whole: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         whole.set_result(bucket.buffer())
         return whole
@@ -76,7 +76,7 @@ def silent(kind: str, contender: TorchContender) -> nn.Module:
 
 
 def stepper(trained: nn.Module, rank: int, device: torch.device) -> Callable[[], None]:
-    """One step: forward, backward, SGD. Every rank has data of its own, the same for every contender."""
+    """One step: forward, backward, SGD. Every rank has its own data, the same for every contender."""
     shape = torch.Generator().manual_seed(rank + 1)
     inputs = torch.randn(BATCH, WIDTHS[0], generator=shape).to(device)
     wanted = torch.randint(WIDTHS[-1], (BATCH,), generator=shape).to(device)
@@ -101,7 +101,7 @@ def weights(trained: nn.Module) -> torch.Tensor:
 
 
 def run(world: World, arguments: argparse.Namespace, command: str) -> int:
-    """Times the steps, checks that all contenders end in the same weights; 1 if they do not."""
+    """Times the steps, checks that all contenders end with the same weights; 1 if they do not."""
     contenders, refused = enlist([arguments.backend, *arguments.vs], world, arguments.timeout)
     usable = [each for each in contenders if isinstance(each, TorchContender) and each.exact]
     for each in contenders:

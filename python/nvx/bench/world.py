@@ -1,8 +1,7 @@
-"""The ranks of a benchmark: started by itself, by torchrun or by mpirun, and the gloo group that steers
-them.
+"""The ranks of a benchmark, started by the bench, by torchrun or by mpirun, and the gloo control group.
 
-Steering never goes over what is being measured: barriers between blocks, agreed iteration counts and the
-slowest rank's time all travel over a gloo group of their own."""
+Control data never uses the backend under test: barriers between blocks, agreed iteration counts and the slowest
+rank's time use a separate gloo group."""
 
 from __future__ import annotations
 
@@ -33,12 +32,11 @@ _RANK_NAMES = (
 
 
 class LaunchError(RuntimeError):
-    """The ranks could not be started, with what to do about it."""
+    """The ranks could not be started; the text says what to do."""
 
 
 def placed() -> tuple[int, int] | None:
-    """(rank, ranks) if a launcher already made this process one of several, by torchrun's or MPI's
-    variables."""
+    """(rank, ranks) if a launcher made this process one of several, from the variables of torchrun or MPI."""
     for rank, size in _RANK_NAMES:
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
@@ -50,8 +48,7 @@ def under_mpi() -> bool:
 
 
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What a rank finds in its environment. One thread a rank: the ranks share the cores with each
-    other's helpers."""
+    """The environment of a rank. One thread a rank: the ranks share the cores with each other's helper threads."""
     import nvx
 
     source = str(Path(next(iter(nvx.__path__))).parent)
@@ -71,8 +68,7 @@ def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def launch(arguments: Sequence[str], ranks: int, mpi: bool = False, hosts: int = 1) -> int:
-    """Runs the command line again in every rank and returns the worst exit status. Nothing outlives the
-    call."""
+    """Runs the command line again in every rank and returns the worst exit status. No process outlives the call."""
     with tempfile.TemporaryDirectory(prefix="nvx-bench-") as folder:
         meeting = f"file://{folder}/store"
         command = [sys.executable, "-m", MODULE, *arguments, RENDEZVOUS, meeting]
@@ -90,7 +86,7 @@ def _run_mpi(command: list[str], ranks: int) -> int:
         environment.pop(name)
     crowd = ["--oversubscribe"] if ranks > len(os.sched_getaffinity(0)) else []
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    # Unbound: a binding would also hold the helper threads of every other contender to their rank's core.
+    # No binding: it would also hold the helper threads of every other contender on their rank's core.
     start = [mpirun, "-n", str(ranks), "--bind-to", "none", *crowd, *root, *command]
     return _wait_all([subprocess.Popen(start, env=environment)])
 
@@ -101,7 +97,7 @@ def _run_ranks(command: list[str], ranks: int) -> int:
 
 
 def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
-    """The ranks on so many hosts of this machine's own making."""
+    """Runs the ranks on so many hosts, which the bench makes on this machine."""
     port = _name_port()
     why = hosts.why_no_namespaces()
     with ExitStack() as stack:
@@ -126,12 +122,12 @@ def _run_on_hosts(command: list[str], ranks: int, count: int) -> int:
 
 
 def _name_port() -> int:
-    """A number that tells runs apart (nobody listens on it: the ranks meet in a file)."""
+    """A number that distinguishes runs (no process listens on it: the ranks meet in a file)."""
     return 20000 + os.getpid() % 40000
 
 
 def _wait_all(children: list[subprocess.Popen]) -> int:
-    """The first failure ends all; so does an exception or a signal here."""
+    """The first failure ends all ranks; so does an exception or a signal here."""
     with interrupts.heeded():
         try:
             while True:
@@ -157,7 +153,7 @@ def _end(children: list[subprocess.Popen]) -> None:
 
 
 def shown_command(arguments: Sequence[str]) -> str:
-    """The command line as a person would type it, without what the launcher added."""
+    """The command line as a user would type it, without the launcher's additions."""
     kept = list(arguments)
     if RENDEZVOUS in kept:
         at = kept.index(RENDEZVOUS)
@@ -167,14 +163,14 @@ def shown_command(arguments: Sequence[str]) -> str:
 
 @dataclass
 class World:
-    """This rank among the others, and the control group. Needs torch; made by ``join``."""
+    """This rank and the control group. Needs torch; made by `join`."""
 
     rank: int
     size: int
-    device: Any = "cpu"  # torch's, of the tensors that are measured
+    device: Any = "cpu"  # torch's device of the measured tensors
 
     def synchronize(self) -> None:
-        """Waits for what this rank has put on its device."""
+        """Waits for the work that this rank has enqueued on its device."""
         if str(self.device) != "cpu":
             import torch
 
@@ -214,7 +210,7 @@ class World:
         return float(number.item())
 
     def agreed(self, reason: str) -> str:
-        """The first rank's non-empty reason, on every rank: what one could not do, none does."""
+        """The first rank's non-empty reason, on every rank: if one rank cannot take part, none does."""
         import torch.distributed as dist
 
         reasons: list[str] = [""] * self.size
@@ -222,7 +218,7 @@ class World:
         return next((f"rank {rank}: {text}" for rank, text in enumerate(reasons) if text), "")
 
     def say(self, text: str = "", end: str = "\n") -> None:
-        """Prints on rank 0 alone."""
+        """Prints on rank 0 only."""
         if self.rank == 0:
             print(text, end=end, flush=True)
 
@@ -235,7 +231,7 @@ class World:
 
 
 def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
-    """Becomes one of the ranks: the default process group is the gloo control group."""
+    """Joins the ranks: the default process group is the gloo control group."""
     import torch
     import torch.distributed as dist
 
@@ -257,7 +253,7 @@ def join(rendezvous: str | None, timeout: float, device: str = "cpu") -> World:
 
 
 def place_on(device: str) -> Any:
-    """The torch device of this rank: ranks of one machine take its devices by turns."""
+    """The torch device of this rank: ranks of one machine use its devices in turn."""
     import torch
 
     if device == "cpu":
@@ -268,7 +264,7 @@ def place_on(device: str) -> Any:
 
 
 def why_no(device: str) -> str:
-    """Empty where ranks can have tensors of it."""
+    """The reason why ranks cannot have tensors on it; empty if they can."""
     import torch
 
     if device == "cpu":
@@ -279,7 +275,7 @@ def why_no(device: str) -> str:
 
 
 def _meet_over_mpi() -> str:
-    """A bare mpirun gives no address to meet at: rank 0 names a file."""
+    """A bare mpirun gives no rendezvous address: rank 0 names a file."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
