@@ -13,7 +13,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OTHER_ROOMS = {"build", "ci", "readme"}
 MADE_BY_GIT = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
-# Imperatives that end as the others do.
+# Imperatives that have the ending of another form.
 IMPERATIVES = {"bias", "bring", "embed", "focus", "ping", "ring", "shed", "string"}
 
 
@@ -23,7 +23,7 @@ def rooms_of(root):
 
 
 def complaint(subject, rooms):
-    """Why the subject is refused, and what to do; empty if it is not."""
+    """Why the subject is refused, and what to do; empty if it is accepted."""
     if subject.startswith(MADE_BY_GIT):
         return ""
     if len(subject) >= 72:

@@ -1,4 +1,4 @@
-"""count_tests.py DIRECTORY: for each JUnit file in it, how many tests passed, failed, were skipped, in what time."""
+"""count_tests.py DIRECTORY: for each JUnit file in it, the number of tests passed, failed and skipped, and the time."""
 
 import pathlib
 import sys

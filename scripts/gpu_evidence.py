@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("nvx_gpu", "nvx_gpu_bare")
 KERNELS = ["-DNVX_CUDA=ON", "-DNVX_GPU_TESTS=ON", "-DTORCH_CUDA_ARCH_LIST=9.0+PTX", "-DCMAKE_BUILD_TYPE=Release"]
-WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # beside torch, CMake and nvcc
-KEPT = ("passed", "failed", "timed out", "died")  # what a further call does not run again
+WHEELS = ("libucx-cu13", "pytest", "pluggy", "iniconfig", "packaging")  # in addition to torch, CMake and nvcc
+KEPT = ("passed", "failed", "timed out", "died")  # states of parts that a further call does not run again
 MPS = "nvidia-cuda-mps-control"
 TOOL_PLACES = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")
 TESTED = re.compile(r"::(\S.*?) (PASSED|FAILED|SKIPPED|ERROR)(?: \((.*)\))?\s*(?:\[ *\d+%\])?$")
@@ -43,11 +43,11 @@ print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "nccl"
 
 
 class Lacking(Exception):
-    """A part cannot run here, and why."""
+    """A part cannot run here; the text gives the reason."""
 
 
 class Stopped(Lacking):
-    """By a signal, which is its text."""
+    """A signal stopped the run; the text names it."""
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Signals:
-    """The first of Ctrl-C, SIGTERM and SIGHUP, which every loop here looks at: nothing is broken off in between."""
+    """The first of Ctrl-C, SIGTERM and SIGHUP. Every loop here checks it, so no step is interrupted halfway."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -77,7 +77,7 @@ class Signals:
 
 
 def start(command: list[str], out: Any, env: dict[str, str]) -> subprocess.Popen:
-    """In a session of its own, which ends with this process however that ends."""
+    """Starts the command in its own session. The kernel kills it when this process ends for any reason."""
     me = os.getpid()
 
     def with_me() -> None:
@@ -90,7 +90,8 @@ def start(command: list[str], out: Any, env: dict[str, str]) -> subprocess.Popen
 
 
 def end(process: subprocess.Popen) -> None:
-    """It and all of its session. What is stuck in the driver cannot be killed and is left behind."""
+    """Kills the process and all of its session. A process that is stuck in the driver cannot be killed and is left
+    behind."""
     session = process.pid
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -104,7 +105,7 @@ def end(process: subprocess.Popen) -> None:
 def run(
     command: list[str], seconds: float, signals: Signals | None, env: dict[str, str], leave: bool = False
 ) -> Outcome:
-    """Ends after so many seconds at the latest, with all that it has started unless that is to be left."""
+    """Runs the command for at most `seconds`, then kills its session unless `leave` is set."""
     began, state, why = time.monotonic(), "", ""
     with tempfile.TemporaryFile("w+", errors="replace") as out:
         try:
@@ -134,7 +135,7 @@ def run(
 
 
 def read(outcome: Outcome, text: str) -> Outcome:
-    """The rows among what was said: JSON objects, and pytest's lines."""
+    """Collects the rows in the output: JSON objects, and pytest's lines."""
     said = []
     for line in text.splitlines():
         row = None
@@ -161,11 +162,11 @@ def read(outcome: Outcome, text: str) -> Outcome:
 class Part(NamedTuple):
     name: str
     group: str
-    seconds: float  # the most
-    kind: str  # program, bare, sanitizer; tests, bench: of torch's module; tool
+    seconds: float  # the time limit
+    kind: str  # program, bare, sanitizer; tests, bench: of the torch module; tool
     words: str
-    dry: str = ""  # for a dry run: more words, or other ones of tests
-    together: bool = False  # its processes share the GPU at once, under MPS
+    dry: str = ""  # for a dry run: additional words, or other words for tests
+    together: bool = False  # its processes run on the GPU concurrently, under MPS
 
 
 FEW, SOON, BRIEF = "--ranks 2 --seconds 4", "--seconds 4", "--blocks 1 --iters 2"
@@ -216,7 +217,7 @@ NAMES = [part.name for part in PARTS]
 
 
 class Run:
-    """A call: what its parts run with, and the file that they become. dry: over what the tests play."""
+    """One call of the script: the tools of its parts, and the results file. `dry`: on the simulated device."""
 
     def __init__(self, arguments: argparse.Namespace, signals: Signals) -> None:
         self.given, self.signals, self.file = arguments, signals, Path(arguments.json).absolute()
@@ -247,7 +248,7 @@ class Run:
         raise Lacking(f"{name} is not here")
 
     def begin_build(self, wanted: list[Part]) -> None:
-        """torch's module, in the background, once the packages that were carried are there."""
+        """Builds the torch module in the background once the carried packages are installed."""
         if self.dry or not any(part.kind in ("tests", "bench") for part in wanted):
             return
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", f"{self.work}/site"]
@@ -280,7 +281,7 @@ class Run:
             pytest = ["env", f"NVX_TEST_MODULE={staged}", sys.executable, "-m", "pytest"]
             return [*pytest, "-v", "-p", "no:cacheprovider", f"tests/torch/{file}", "-k", chosen]
         if part.kind == "bench":
-            if self.dry:  # tensors of the CPU, over gloo alone
+            if self.dry:  # CPU tensors, over gloo only
                 words = [word for word in words if word not in ("symm_mem", "nccl", "--vs", "gloo", "-G")]
             place = ["--backend", "gloo"] if self.dry else ["--device", "cuda"]
             return [sys.executable, "-m", "nvx.bench", *words, *place, "-J", f"{self.work}/bench.json"]
@@ -303,9 +304,9 @@ class Run:
 
     @contextlib.contextmanager
     def mps(self) -> Iterator[dict[str, str]]:
-        """The environment of its clients. Lacking where it cannot be started."""
+        """The environment of MPS clients. Raises Lacking if MPS cannot be started."""
         place = dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(self.work))
-        tool = self.tool(MPS)  # without it the processes would take turns on the GPU
+        tool = self.tool(MPS)  # without MPS, the GPU time-slices the processes
         started = run([tool, "-d"], 20, self.signals, self.env | place, leave=True)
         try:
             if started.state != "passed":
@@ -362,7 +363,8 @@ def commit() -> str:
 
 
 def bundle(folder: Path) -> int:
-    """What is carried to a machine with a GPU and no network: the programs, for sm_90 and as PTX, and the packages."""
+    """Makes the bundle for a machine with a GPU and no network: the programs, for sm_90 and as PTX, and the
+    packages."""
     build = folder / "build"
     subprocess.run(["cmake", "-S", str(ROOT), "-B", str(build), *KERNELS, "-DNVX_PYTHON=OFF"], check=True)
     subprocess.run(["cmake", "--build", str(build), "--parallel", "--target", *PROGRAMS], check=True)

@@ -21,12 +21,12 @@ class NothingMatches(Exception):
 
 
 def room_of(root, path):
-    """The folder of `tests` that holds a path. One test program is built from all its C++ tests."""
+    """The folder of `tests` that holds a path. One test program is built from all of its C++ tests."""
     return root / "tests" / path.relative_to(root / "tests").parts[0]
 
 
 def cpp_tests(root, folder):
-    """(name, file) of the C++ tests in a folder and below. The names are ctest's, up to the parameter."""
+    """(name, file) of the C++ tests in a folder and below. The names are those of ctest, up to the parameter."""
     room = room_of(root, folder)
     texts = {path: path.read_text() for path in sorted(room.rglob("*_test.cc"))}
     prefixes = {}
@@ -85,10 +85,10 @@ def of_name(root, text):
 
 
 def select(root, text):
-    """The lines for a selection. Raises NothingMatches with what to do."""
+    """The lines for a selection. Raises NothingMatches, which says what to do."""
     file, colons, name = text.partition("::")
     path = next((p for p in (root / file, root / "tests" / file) if p.exists() and p.parent != root), None)
-    if path is None:  # suites are called Mailbox, where others write MailboxTest
+    if path is None:  # the suite is called Mailbox, and MailboxTest is a common guess
         lines = list(of_name(root, text)) or list(of_name(root, text.removesuffix("Test")))
     elif path.is_dir():
         lines = list(of_folder(root, path))
