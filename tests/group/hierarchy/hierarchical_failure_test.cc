@@ -41,7 +41,7 @@ TEST_P(FarSizes, ARankThatDiesIsNamedOnAllHosts) {
   as_threads(4, [&](int rank) {
     Group group(store, hosts.options("dies", rank));
     ASSERT_EQ(perform(group, play_of(Collective::kAllReduce, GetParam(), 4)), "");
-    ++past;  // data that a rank has sent is lost with it, so all must have their sums
+    ++past;  // a rank that dies loses the data it has in flight, so all must have their sums
     if (rank == 3) {
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 4; }));
       hosts.net().kill(3);
@@ -417,7 +417,7 @@ TEST(FarSetUp, ARankThatIsLostIsNotWaitedFor) {
     first.global_ranks = then.global_ranks = {10, 11, 12};
     Group group(store, first);
     EXPECT_TRUE(barrier(group).ok());
-    ++past;  // data that a rank has sent is lost with it
+    ++past;  // a rank that dies loses the data it has in flight
     if (rank == 2) {
       EXPECT_TRUE(eventually(milliseconds(20'000), [&] { return past == 3; }));
       hosts.net().kill(2);

@@ -215,7 +215,7 @@ TEST(Mailbox, AnAttendantFinishesWhatNobodyWaitsFor) {
   });
 }
 
-/// A callback waits for an effect of another message, on whatever thread it runs.
+/// A callback waits for an effect of another message, on any thread.
 TEST(Mailbox, ACallbackThatBlocksKeepsNoMailWaiting) {
   for (const Carrier carrier : {Carrier::kPool, Carrier::kCaller}) {
     MemoryStore store;
